@@ -1,0 +1,61 @@
+# Everything here builds and uses .venv in this folder. `make help` lists the targets.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check --quiet --quiet
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-fast bench notebooks readme lock wheel clean
+
+# Packages lying on these paths would stand in front of the locked ones.
+unexport PYTHONPATH PYTHONHOME
+export PYTHONNOUSERSITE := 1
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo "  make TARGET PYTHON=python3.12 chooses the Python that .venv is built with (3.11 or newer)"
+
+# Two stamps: a changed lock rebuilds the environment, a changed pyproject.toml only installs this package anew.
+$(VENV)/.lock-installed: requirements-dev.lock
+	@command -v "$(PYTHON)" >/dev/null || { echo "There is no '$(PYTHON)' here. Install Python 3.11 or newer, or name one: make PYTHON=python3.12"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "spectrakit needs Python 3.11 or newer, and $(PYTHON) is $$("$(PYTHON)" -V 2>&1). Name a newer one: make PYTHON=python3.12"; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "Building $(VENV) with the packages of requirements-dev.lock: once, a minute or two, torch is the large one."
+	@"$(PYTHON)" -m venv --clear $(VENV)
+	@$(PIP) install -r requirements-dev.lock
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.lock-installed pyproject.toml
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(VENV)/.installed  ## train on real spectra; prints how good it got and where the runs are
+	@$(RUN) -m spectrakit.examples
+
+test: $(VENV)/.installed  ## every check: notebooks in step, their cells, pytest
+	@$(RUN) tools/check.py
+
+test-fast: $(VENV)/.installed  ## the same without what is marked slow, for daily work
+	@$(RUN) tools/check.py --fast
+
+bench: $(VENV)/.installed  ## measure import times and the loop's cost per step
+	@for script in bench/*.py; do echo "=== $$script"; $(RUN) $$script || exit 1; done
+
+notebooks: $(VENV)/.installed  ## execute all notebooks and keep their outputs
+	@$(RUN) tools/notebooks.py run
+
+readme: $(VENV)/.installed  ## render README.md from nbs/index.ipynb
+	@$(RUN) tools/readme.py
+
+lock:  ## resolve requirements-dev.in anew into requirements-dev.lock
+	@"$(PYTHON)" tools/lock.py
+
+wheel: $(VENV)/.installed  ## build dist/spectrakit-*-py3-none-any.whl
+	@rm -rf build
+	@$(RUN) -m build --wheel --no-isolation --outdir dist .
+	@rm -rf build
+
+clean:  ## remove .venv and everything built; runs/ stays
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache
+	@find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +

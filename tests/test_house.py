@@ -1,0 +1,220 @@
+"""The rules that hold the project together: one version of every fact, floors, light imports, notebooks that teach."""
+import ast
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import sync
+
+root = Path(__file__).resolve().parent.parent
+MAX_LINES = 420
+HEAVY = {"torch", "accelerate", "transformers"}
+LIGHT_FLOORS = {0, 1, 2, 3, 4, 20, 21, 60}
+
+settings = ConfigParser(interpolation=None)
+settings.read(root / "settings.ini", encoding="utf-8")
+settings = settings["DEFAULT"]
+pyproject = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def read_notebook(path: Path) -> list[dict]:
+    "The cells of a notebook, `source` as one string."
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return [{**cell, "source": "".join(cell["source"])} for cell in cells]
+
+
+def exported_modules() -> dict[str, int]:
+    "Module name, such as `spectrakit.events` → number of its notebook, lowest floor first."
+    found = {}
+    for path in sorted((root / "nbs").glob("[0-9]*.ipynb")):
+        code = "\n".join(cell["source"] for cell in read_notebook(path) if cell["cell_type"] == "code")
+        if name := re.search(r"^#\|\s*default_exp\s+(\S+)", code, re.M):
+            found[f"spectrakit.{name[1]}"] = int(re.match(r"\d+", path.name)[0])
+    return found
+
+
+def module_path(name: str) -> Path:
+    "The file of a module of this package."
+    base = root / Path(*name.split("."))
+    return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+
+
+MODULES = exported_modules()
+EXPORTED = [name for name in MODULES if module_path(name).exists()]
+NOTEBOOKS = sorted((root / "nbs").rglob("*.ipynb"))
+
+
+def imports_of(name: str) -> set[str]:
+    "Every module that the source of module `name` imports, at its top or inside a function, as absolute dotted names."
+    here, found = name.split("."), set()
+    for node in ast.walk(ast.parse(module_path(name).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import): found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(here[: len(here) - node.level] if node.level else []) + ("." if node.level and node.module else "")
+            full = base + (node.module or "")
+            found |= {full} | {f"{full}.{alias.name}" for alias in node.names}
+    return found
+
+
+def loaded_by(statement: str) -> set[str]:
+    "The top-level packages that a fresh interpreter has loaded once `statement` has run."
+    code = f"{statement}\nimport sys\nprint('\\n'.join(sorted({{name.partition('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=root)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+# --- settings.ini serves nbdev, pyproject.toml serves pip ---------------------------------------------------------------
+
+def test_the_two_settings_files_state_the_same_project():
+    project = pyproject["project"]
+    assert settings["lib_name"] == settings["lib_path"] == project["name"]
+    assert project["requires-python"] == f">={settings['min_python']}"
+    assert project["description"] == settings["description"]
+    assert set(map(str, map(Requirement, settings["requirements"].split()))) == set(map(str, map(Requirement, project["dependencies"])))
+    assert settings["console_scripts"].split() == [f"{name}={target}" for name, target in project["scripts"].items()]
+    table = pyproject["tool"]["nbdev"]
+    assert {key: settings[key] for key in ("tst_flags", "nbs_path", "lib_path")} == table
+
+
+def test_there_is_one_version():
+    import spectrakit
+    from importlib.metadata import version
+
+    assert pyproject["project"]["dynamic"] == ["version"]
+    assert spectrakit.__version__ == settings["version"] == version("spectrakit")
+    newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", (root / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert newest[1] == settings["version"], "the newest section of CHANGELOG.md names another version"
+
+
+def test_the_lock_satisfies_what_the_package_asks_for():
+    pins = {}
+    for line in (root / "requirements-dev.lock").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            pin = Requirement(line)
+            pins[pin.name.lower().replace("_", "-")] = str(pin.specifier).removeprefix("==")
+    asked = [*pyproject["project"]["dependencies"], *pyproject["project"]["optional-dependencies"]["demo"]]
+    asked += [line for line in (root / "requirements-dev.in").read_text(encoding="utf-8").splitlines() if re.match(r"\w", line)]
+    for requirement in map(Requirement, asked):
+        assert requirement.name.lower() in pins, f"{requirement.name} is not in the lock: run `make lock`"
+        assert pins[requirement.name.lower()] in requirement.specifier, f"the lock breaks {requirement}: run `make lock`"
+
+
+# --- floors --------------------------------------------------------------------------------------------------------------
+
+def test_every_numbered_notebook_has_its_module():
+    assert MODULES and set(MODULES) == set(EXPORTED), "run `nbdev_export`"
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_a_module_imports_only_from_lower_floors(name):
+    order = list(MODULES)
+    higher = [other for other in imports_of(name) if other in MODULES and order.index(other) >= order.index(name)]
+    assert not higher, f"{name} imports {higher}: a module imports only from notebooks with lower numbers"
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_a_module_keeps_the_rules_of_the_house(name):
+    path = module_path(name)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    stars = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and any(a.name == "*" for a in node.names)]
+    assert not stars, f"`import *` in lines {stars}"
+    assert not {other.partition(".")[0] for other in imports_of(name)} & {"nbdev", "fastcore", "execnb"}
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES, "is it one thing?"
+    public = [node for node in tree.body
+              if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not node.name.startswith("_")]
+    assert not [node.name for node in public if not ast.get_docstring(node)], "public, and without a docstring"
+
+
+@pytest.mark.parametrize("name", [name for name in EXPORTED if MODULES[name] in LIGHT_FLOORS])
+def test_a_light_module_loads_nothing_heavy(name):
+    assert not loaded_by(f"import {name}") & HEAVY
+
+
+def test_importing_the_package_loads_next_to_nothing():
+    assert not loaded_by("import spectrakit") & (HEAVY | {"hydra", "omegaconf", "numpy", "matplotlib", "yaml"})
+
+
+@pytest.mark.skipif(importlib.util.find_spec("spectrakit.cli") is None, reason="spectrakit.cli is not written yet")
+@pytest.mark.parametrize("words", [["--help"], ["info"]])
+def test_help_and_info_open_without_torch(words):
+    statement = f"import sys; sys.argv = ['spectrakit', *{words}]\nfrom spectrakit.cli import main\ntry: main()\nexcept SystemExit: pass"
+    assert not loaded_by(statement) & HEAVY
+
+
+# --- notebooks -----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if re.match(r"\d", p.name)], ids=lambda p: p.stem)
+def test_a_notebook_teaches(path):
+    cells = read_notebook(path)
+    assert re.match(r"# \S.*\n\n> \S", cells[0]["source"]), "the first cell is `# name`, an empty line, `> caption`"
+    headings = [cell["source"] for cell in cells if cell["cell_type"] == "markdown"]
+    assert any(re.search(r"^## What can go wrong", text, re.M) for text in headings)
+    assert not [cell for cell in cells if "nbdev_export()" in cell["source"]], "a stray cell that exports"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_outputs_hold_no_error_and_no_path_of_a_machine(path):
+    for cell in read_notebook(path):
+        for output in cell.get("outputs", []):
+            assert output["output_type"] != "error", cell["source"]
+            shown = {key: value for key, value in output.get("data", {}).items() if not key.startswith("image/png")}
+            text = json.dumps([output.get("text"), shown])
+            assert not (found := re.search(r"/(?:home|root|work|tmp|Users|var/folders)/[\w.-]+", text)), f"{found[0]} in the output of:\n{cell['source']}"
+
+
+def test_no_committed_file_names_a_folder_of_somebodys_machine():
+    private = re.compile(r"(?<![\w.~}/-])/(?:home|root|work|Users)/[\w.-]+")
+    told = []
+    for name in sync.tree_files():
+        try: text = (root / name).read_text(encoding="utf-8")
+        except UnicodeDecodeError: continue  # a picture
+        told += [f"{name}: {found[0]}" for found in private.finditer(text)]
+    assert not told
+
+
+# --- the checks of tools/ notice what they are there for -----------------------------------------------------------------
+
+def test_a_tree_without_git_has_the_same_files(tmp_path):
+    assert sync.tree_files(sync.copy_tree(tmp_path / "tree")) == sync.tree_files()
+
+
+def test_a_module_edited_by_hand_is_noticed_and_left_alone(tmp_path):
+    top = sync.copy_tree(tmp_path / "tree")
+    module = top / "spectrakit" / "events.py"
+    module.write_text(module.read_text(encoding="utf-8") + "\nEDITED = True\n", encoding="utf-8")
+    before = sync.fingerprint(top)
+    told = "\n".join(sync.check(top))
+    assert "nbdev_export changes the tree" in told and "spectrakit/events.py: differs" in told and "EDITED" in told
+    assert sync.fingerprint(top) == before, "the check altered the tree it looked at"
+
+
+def test_a_notebook_that_was_not_cleaned_is_noticed(tmp_path):
+    top = sync.copy_tree(tmp_path / "tree")
+    path = top / "nbs" / "01_events.ipynb"
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")["execution_count"] = 7
+    path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    told = "\n".join(sync.check(top))
+    assert "nbdev_clean changes the tree" in told and "nbs/01_events.ipynb: differs" in told
+
+
+def test_a_readme_edited_by_hand_is_noticed(tmp_path):
+    top = sync.copy_tree(tmp_path / "tree")
+    (top / "README.md").write_text("# another\n", encoding="utf-8")
+    told = "\n".join(sync.check(top))
+    assert "README.md" in told and "make readme" in told
+
+
+def test_a_module_without_a_notebook_is_noticed(tmp_path):
+    top = sync.copy_tree(tmp_path / "tree")
+    (top / "spectrakit" / "stray.py").write_text("x = 1\n", encoding="utf-8")
+    assert "spectrakit/stray.py: was not exported from a notebook" in sync.orphans(top)

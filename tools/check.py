@@ -1,0 +1,35 @@
+"""Every check, cheapest first, stopping at the first that fails: `python tools/check.py [--fast]`, or `make test`.
+
+`--fast` leaves out what is marked slow: pytest tests with `@pytest.mark.slow`, notebook cells with `#| slow`.
+"""
+import argparse, os, subprocess, sys, time
+from pathlib import Path
+
+root = Path(__file__).resolve().parent.parent
+
+
+def steps(fast: bool) -> list[tuple[str, list[str]]]:
+    "Heading and command of each step, in order."
+    workers = str(min(4, os.cpu_count() or 1))
+    notebooks = ["-c", "from nbdev.test import nbdev_test; nbdev_test()", "--n_workers", workers, "--timing"]
+    return [
+        ("notebooks, modules and README agree", ["tools/sync.py"]),
+        ("the cells of the notebooks", notebooks if fast else [*notebooks, "--flags", "slow"]),
+        ("pytest", ["-m", "pytest", "-q", *(["-m", "not slow"] if fast else [])]),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fast", action="store_true", help="leave out what is marked slow")
+    todo = steps(parser.parse_args().fast)
+    for number, (heading, command) in enumerate(todo, 1):
+        print(f"\n=== {number}/{len(todo)}: {heading}", flush=True)
+        began = time.monotonic()
+        status = subprocess.run([sys.executable, *command], cwd=root).returncode
+        if status: sys.exit(f"=== {number}/{len(todo)} failed: {heading}")
+        # pytest's own closing line stays the last one
+        if number < len(todo): print(f"=== passed in {time.monotonic() - began:.0f} s", flush=True)
+
+
+if __name__ == "__main__": main()
