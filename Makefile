@@ -18,9 +18,13 @@ help:  ## list the targets
 
 # Two stamps: a changed lock rebuilds the environment, a changed pyproject.toml only installs this package anew.
 $(VENV)/.lock-installed: requirements-dev.lock
-	@command -v "$(PYTHON)" >/dev/null || { echo "There is no '$(PYTHON)' here. Install Python 3.11 or newer, or name one: make PYTHON=python3.12"; exit 1; }
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "spectrakit needs Python 3.11 or newer, and $(PYTHON) is $$("$(PYTHON)" -V 2>&1). Name a newer one: make PYTHON=python3.12"; exit 1; }
-	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@command -v "$(PYTHON)" >/dev/null || \
+	  { echo "There is no '$(PYTHON)' here. Install Python 3.11 or newer, or name one: make PYTHON=python3.12"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "spectrakit needs Python 3.11 or newer, and $(PYTHON) is $$("$(PYTHON)" -V 2>&1)." \
+	    "Name a newer one: make PYTHON=python3.12"; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	@echo "Building $(VENV) with the packages of requirements-dev.lock: once, a minute or two, torch is the large one."
 	@"$(PYTHON)" -m venv --clear $(VENV)
 	@$(PIP) install -r requirements-dev.lock

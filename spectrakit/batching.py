@@ -9,7 +9,7 @@ __all__ = ['BatchPlan', 'plan_batches', 'total_steps', 'warmup_length', 'lr_fact
 import math
 from dataclasses import dataclass
 
-from .config import Config, RequestError, SchedulerConfig
+from .schema import Config, RequestError, SchedulerConfig
 
 # %% ../nbs/03_batching.ipynb #23a2fc01
 @dataclass(frozen=True)

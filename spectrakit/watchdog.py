@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Callable
 
-from .config import Config
+from .schema import Config
 from .platforms import Platform, format_duration, parse_duration
 
 # %% ../nbs/04_watchdog.ipynb #23a2fc01

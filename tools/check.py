@@ -10,12 +10,14 @@ root = Path(__file__).resolve().parent.parent
 
 def steps(fast: bool) -> list[tuple[str, list[str]]]:
     "Heading and command of each step, in order."
-    workers = str(min(4, os.cpu_count() or 1))
-    notebooks = ["-c", "from nbdev.test import nbdev_test; nbdev_test()", "--n_workers", workers, "--timing"]
+    workers = min(4, os.cpu_count() or 1)
+    # nbdev's functions look at the command line only where they were started as a script: say it in Python
+    arguments = f"flags={'' if fast else 'slow'!r}, n_workers={workers}, timing=True"
+    notebooks = f"from nbdev.test import nbdev_test; nbdev_test({arguments})"
     return [
         ("notebooks, modules and README agree", ["tools/sync.py"]),
-        ("the cells of the notebooks", notebooks if fast else [*notebooks, "--flags", "slow"]),
-        ("pytest", ["-m", "pytest", "-q", *(["-m", "not slow"] if fast else [])]),
+        ("the cells of the notebooks", ["-c", notebooks]),
+        ("pytest", ["-m", "pytest", *(["-m", "not slow"] if fast else [])]),
     ]
 
 
@@ -27,9 +29,9 @@ def main() -> None:
         print(f"\n=== {number}/{len(todo)}: {heading}", flush=True)
         began = time.monotonic()
         status = subprocess.run([sys.executable, *command], cwd=root).returncode
+        if number == len(todo): sys.exit(status)  # pytest's own closing line stays the last one
         if status: sys.exit(f"=== {number}/{len(todo)} failed: {heading}")
-        # pytest's own closing line stays the last one
-        if number < len(todo): print(f"=== passed in {time.monotonic() - began:.0f} s", flush=True)
+        print(f"=== passed in {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__": main()

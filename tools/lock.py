@@ -1,6 +1,6 @@
 """Resolve requirements-dev.in anew and write requirements-dev.lock: `python tools/lock.py`, or `make lock`.
 
-The packages are installed into a fresh environment, which is thrown away, and what `pip freeze` finds there is the lock.
+The packages are installed into a fresh environment, which is thrown away; what `pip freeze` finds there is the lock.
 It has to be made with the lowest Python that the package supports, because newer ones may get releases it cannot run.
 """
 import os, re, subprocess, sys, tempfile
@@ -23,7 +23,8 @@ def lock_lines(frozen: str) -> list[str]:
     lines = []
     for line in frozen.splitlines():
         name, equals, version = line.partition("==")
-        if not equals or line.startswith(("#", "-e")) or name.lower() == "pip" or FROM_TORCH.match(name.lower()): continue
+        if not equals or line.startswith(("#", "-e")): continue
+        if name.lower() == "pip" or FROM_TORCH.match(name.lower()): continue
         lines.append(f"{name}=={version.split('+')[0]}")
     return sorted(lines, key=lambda line: line.split("==")[0].lower())
 
@@ -33,13 +34,15 @@ def main() -> None:
     settings.read(root / "settings.ini", encoding="utf-8")
     lowest = settings["DEFAULT"]["min_python"]
     if "%d.%d" % sys.version_info[:2] != lowest:
-        sys.exit(f"The lock is made with Python {lowest}, and this is {sys.version.split()[0]}. Run `make lock PYTHON=python{lowest}`.")
+        sys.exit(f"The lock is made with Python {lowest}, and this is {sys.version.split()[0]}. "
+                 f"Run `make lock PYTHON=python{lowest}`.")
     with tempfile.TemporaryDirectory() as folder:
         python = Path(folder) / "bin" / "python"
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--quiet", "-r", "requirements-dev.in"], check=True, cwd=root)
-        subprocess.run([python, "-m", "pip", "check"], check=True)
-        frozen = subprocess.run([python, "-m", "pip", "freeze", "--all"], check=True, capture_output=True, text=True).stdout
+        pip = [python, "-m", "pip", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "--quiet", "--quiet", "-r", "requirements-dev.in"], check=True, cwd=root)
+        subprocess.run([*pip, "check"], check=True)
+        frozen = subprocess.run([*pip, "freeze", "--all"], check=True, capture_output=True, text=True).stdout
     path = root / "requirements-dev.lock"
     temporary = path.with_suffix(".tmp")
     temporary.write_text(HEADER + "\n".join(lock_lines(frozen)) + "\n", encoding="utf-8")

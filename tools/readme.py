@@ -16,8 +16,9 @@ def text_of(value: str | list[str]) -> str:
 
 def output_text(output: dict) -> str:
     "What a reader of plain text sees of one output: printed text or a value; '' for a picture or an error."
+    data = output.get("data", {})
     if output["output_type"] == "stream": text = text_of(output["text"])
-    else: text = text_of(output.get("data", {}).get("text/plain", "")) if "image/png" not in output.get("data", {}) else ""
+    else: text = "" if "image/png" in data else text_of(data.get("text/plain", ""))
     return re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip("\n")
 
 
@@ -50,7 +51,8 @@ def main() -> None:
     path = root / "README.md"
     text = render(json.loads((root / "nbs" / "index.ipynb").read_text(encoding="utf-8")))
     if path.exists() and path.read_text(encoding="utf-8") == text: print("README.md is what nbs/index.ipynb gives")
-    elif check: sys.exit("README.md is not what nbs/index.ipynb gives. Edit the notebook, not README.md, and run `make readme`.")
+    elif check:
+        sys.exit("README.md is not what nbs/index.ipynb gives. Edit the notebook, not README.md; run `make readme`.")
     else:
         path.write_text(text, encoding="utf-8")
         print("README.md written")
