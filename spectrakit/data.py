@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from .batching import BatchPlan
+from .config import override
 from .schema import Config, RequestError
 
 # %% ../nbs/08_data.ipynb #23a2fc01
@@ -147,7 +148,7 @@ def eval_batches(dataset: Any, device: Any, config: Config, collate: Callable | 
     plan = BatchPlan(len(dataset), size, max_batches=max_batches)
     tensors = resident_tensors(dataset, config.data.resident_gib) if collate is None else None
     if tensors is not None: return ResidentBatches(tensors, device, plan, config.seed, shuffle=False)
-    return LoadedBatches(dataset, device, plan, config.override("data.shuffle=false", "dataloader.persistent_workers=false"), collate)
+    return LoadedBatches(dataset, device, plan, override(config, "data.shuffle=false", "dataloader.persistent_workers=false"), collate)
 
 # %% ../nbs/08_data.ipynb #23a2fc07
 def limit_samples(dataset: Any, config: Config) -> Any:

@@ -165,7 +165,7 @@ class RunConfig:
 # %% ../nbs/02a_schema.ipynb #23a2fc07
 @dataclass(frozen=True)
 class Config:
-    "All settings of a run, checked. Make one with `compose`, change one with `override`; it cannot be changed in place."
+    "All settings of a run, checked. Made by `config.compose`; it cannot be changed in place."
     profile: str = setting("defaults", "the trainer profile that was chosen (recorded; choose with trainer=NAME)")
     task: dict[str, Any] = setting({}, "what to train: `name`, and the task's own options")
     seed: int = setting(0, "seed of everything random", minimum=0, maximum=2**32 - 1)
@@ -186,11 +186,6 @@ class Config:
 
     def __post_init__(self):
         for key, spec in settings().items(): check_setting(key, spec, get(self, key))
-
-    def override(self, *overrides: str) -> "Config":
-        "A new Config with `overrides` such as 'optimizer.lr=3e-4' on top of this one. RequestError where one is wrong."
-        from spectrakit.config import override
-        return override(self, *overrides)
 
 # %% ../nbs/02a_schema.ipynb #23a2fc08
 @dataclass(frozen=True)

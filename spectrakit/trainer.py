@@ -26,7 +26,7 @@ from .data import (check_finite_dataset, dataset_length, eval_batches, find_non_
 from .distributed import RunContext
 from .events import EventLog
 from .schema import Config, RequestError, did_you_mean
-from .task import Task, build_optimizer, check_loss, check_task, evaluate, repeatable, seed_everything
+from .task import build_optimizer, check_loss, check_task, evaluate, repeatable, seed_everything
 from .watchdog import Budget
 
 # %% ../nbs/09b_trainer.ipynb #23a2fc01
