@@ -1,0 +1,6 @@
+"""`python -m spectrakit` does what the command `spectrakit` does."""
+import sys
+
+from spectrakit.cli import main
+
+if __name__ == "__main__": sys.exit(main())
