@@ -53,7 +53,7 @@ class EventLog:
     """Appends events to `path`; `t` counts seconds from the first event, and goes on where an earlier writer stopped.
 
     The clock is monotonic, so a wall clock that is set back cannot make `t` run backwards. Raises OSError where the file
-    cannot be written.
+    cannot be opened. A full disk later on ends nothing: lines wait in memory and go out when there is room.
     """
 
     def __init__(self, path: Path | str):
@@ -64,6 +64,7 @@ class EventLog:
             self._offset_s = max((e.get("t", 0.0) for e in read_events(self.path)), default=0.0)
         self._began = time.monotonic()
         self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._size, self._waiting = os.fstat(self._file).st_size, b""
 
     def seconds(self) -> float:
         "Seconds since the run began, over all its sessions."
@@ -72,7 +73,11 @@ class EventLog:
     def write(self, type: str, **fields) -> None:
         "Append one event. A `start` event also carries the schema's number."
         if type == "start": fields = {"schema": SCHEMA, **fields}
-        os.write(self._file, encode_event(self.seconds(), type, fields))
+        self._waiting += encode_event(self.seconds(), type, fields)
+        try: written = os.write(self._file, self._waiting)
+        except OSError: return
+        if written == len(self._waiting): self._size, self._waiting = self._size + written, b""
+        else: os.ftruncate(self._file, self._size)  # half a line must not be glued to the next one
 
     def close(self) -> None:
         "Close the file; the log can be opened again and goes on."

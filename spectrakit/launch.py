@@ -21,7 +21,7 @@ from typing import Any, Callable
 
 from .checkpoint import write_atomic
 from .config import from_dict
-from .events import EventLog, last_event, read_events
+from .events import EventLog
 from .platforms import Platform, detect
 from .schema import Config, RequestError, did_you_mean, to_dict
 from .watchdog import Budget, time_limit
@@ -149,6 +149,7 @@ def child_main(folder: str) -> int:
         import traceback
         write_atomic(Path(folder) / "error.txt", traceback.format_exc())
         raise
+    write_atomic(Path(folder) / "outcome.json", json.dumps([status, reason]))
     return 1 if status == "failed" else 0
 
 
@@ -211,9 +212,7 @@ def _kill(child: subprocess.Popen) -> None:
 def _outcome(returncode: int, job: Job, folder: Path) -> Outcome:
     "What the child left behind, as an Outcome. RequestError where it refused."
     if (folder / "refused.txt").is_file(): raise RequestError((folder / "refused.txt").read_text())
-    if job.kind == "predict" and returncode == 0: return Outcome("completed", "predictions written")
-    end = last_event(read_events(job.run_dir / "events.jsonl"), "end") if job.kind != "predict" else None
-    if end is not None and returncode in (0, 1): return Outcome(end["status"], end["reason"])
+    if (folder / "outcome.json").is_file(): return Outcome(*json.loads((folder / "outcome.json").read_text()))
     if returncode < 0: reason = _killed_by(-returncode)
     else: reason = _last_line(folder / "error.txt") or f"the training process ended with exit status {returncode}; see logs/rank-0.log"
     status = "interrupted" if stop_file(job.run_dir).exists() and returncode == -signal.SIGKILL else "failed"

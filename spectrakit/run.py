@@ -259,9 +259,9 @@ def fit(task: Any, config: Config | None = None, *, predict: str | Path | None =
 def _train(run: Run, kind: str, config: Config, platform: Platform, task: Any, show: bool) -> None:
     "Have the job done, show it, and write what is left at the end."
     view = TextView(run.path, every_s=10.0 if "ipykernel" in sys.modules else 60.0, only_new=kind == "resume") if show else None
-    if view and kind == "train": print(f"run {run.path}", flush=True)
     launch(Job(kind, run.path, config, platform), task, view.update if view else lambda: None)
-    summarize(run)
+    try: summarize(run)
+    except OSError as error: print(f"{run.path.name}: the summary was not written ({error.strerror}); the run itself is as its log says", file=sys.stderr)
 
 # %% ../nbs/22_run.ipynb #23a2fc08
 def resume(run: Run | Path | str, task: Any = None, *, show: bool = True) -> Run:

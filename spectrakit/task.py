@@ -70,7 +70,8 @@ def check_task(task: Any, cfg: Config) -> None:
     if missing: raise RequestError(f"{name} is not a task: it has no `{'`, `'.join(missing)}`. Write {'them' if len(missing) > 1 else 'it'}.")
     for option in set(cfg.task) - {"name"} - set(getattr(task, "options", {})):
         known = list(getattr(task, "options", {}))
-        raise RequestError(f"The task {name} has no option {option!r}.{did_you_mean(option, known) or f' It has: {known}.'}")
+        hint = did_you_mean(option, known) or (f" It has {', '.join(known)}." if known else " It has none.")
+        raise RequestError(f"The task {name} has no option {option!r}.{hint}")
 
 # %% ../nbs/09a_task.ipynb #23a2fc03
 def check_loss(task: Any, result: Any) -> None:

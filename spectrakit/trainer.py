@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Progress', 'Session', 'update_ema', 'ema_weights', 'train_loop', 'scale_gradients', 'lr_rule', 'set_lr', 'not_finite',
            'next_due', 'at_step_edge', 'start_interval', 'log_step', 'run_evaluation', 'save_due', 'save',
-           'session_state', 'restore_session', 'check_first_batches', 'resolve_monitor', 'prepare', 'train_run',
-           'finish', 'write_start']
+           'save_weights', 'session_state', 'restore_session', 'check_first_batches', 'resolve_monitor', 'prepare',
+           'train_run', 'finish', 'write_start']
 
 # %% ../nbs/09b_trainer.ipynb #23a2fcf4
 import contextlib
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from .batching import BatchPlan, lr_factor, plan_batches, total_steps, warmup_length
-from .checkpoint import (CheckpointError, find_checkpoint, load_state, load_weights, prune, random_state,
+from .checkpoint import (find_checkpoint, load_state, load_weights, prune, random_state,
                                    restore_random_state, save_checkpoint, write_atomic)
 from .data import (check_finite_dataset, dataset_length, eval_batches, find_non_finite, limit_samples, mix,
                              train_batches)
@@ -261,29 +261,36 @@ def save_due(s: Session, now: float, epoch_end: bool) -> bool:
 
 def save(s: Session, best: bool = False) -> None:
     "Write a checkpoint of this step edge, point BEST to it where it is the best, and delete what is no longer kept."
-    import torch
-    p, c, began = s.progress, s.config.checkpoint, time.monotonic()
+    p, c = s.progress, s.config.checkpoint
     if not c.enabled: return
-    if p.saved_step != p.step:
-        if not all(torch.isfinite(n).item() for n in torch._foreach_norm([q.detach() for q in s.params])):
-            s.log.write("message", text=f"step {p.step} was not saved: its weights are not finite")
-            return
-        before, p.saved_step = p.saved_step, p.step
-        module = s.context.unwrap(s.model)
-        try:
-            with ema_weights(s): averaged = {k: v.cpu().clone() for k, v in module.state_dict().items()} if s.ema is not None else None
-            saved = save_checkpoint(s.checkpoints, p.step, module.state_dict(), averaged, session_state(s), random_state())
-        except CheckpointError as error:
-            p.saved_step = before
-            s.log.write("message", text=f"not saved: {error}")
-            return
-        seconds = time.monotonic() - began
-        s.interval["paused_s"] += seconds
-        s.budget.observe("save", seconds)
-        s.saved_at = time.monotonic()
-        s.log.write("checkpoint", step=p.step, path=saved.path.name, bytes=saved.bytes, seconds=round(seconds, 3))
-    if best or (s.valid is None): write_atomic(s.checkpoints / "BEST", f"step-{p.step:08d}\n")
-    prune(s.checkpoints, c.keep_last)
+    try:
+        if p.saved_step != p.step and not save_weights(s): return
+        if best or s.valid is None: write_atomic(s.checkpoints / "BEST", f"step-{p.step:08d}\n")
+        prune(s.checkpoints, c.keep_last)
+    except OSError as error: s.log.write("message", text=f"not saved: {error}")
+
+
+def save_weights(s: Session) -> bool:
+    "Write the checkpoint of this step edge; False where the weights are not finite. OSError where it cannot be written."
+    import torch
+    p, began = s.progress, time.monotonic()
+    if not all(torch.isfinite(n).item() for n in torch._foreach_norm([q.detach() for q in s.params])):
+        s.log.write("message", text=f"step {p.step} was not saved: its weights are not finite")
+        return False
+    before, p.saved_step = p.saved_step, p.step
+    module = s.context.unwrap(s.model)
+    try:
+        with ema_weights(s): averaged = {k: v.cpu().clone() for k, v in module.state_dict().items()} if s.ema is not None else None
+        saved = save_checkpoint(s.checkpoints, p.step, module.state_dict(), averaged, session_state(s), random_state())
+    except OSError:
+        p.saved_step = before
+        raise
+    s.saved_at = time.monotonic()
+    seconds = s.saved_at - began
+    s.interval["paused_s"] += seconds
+    s.budget.observe("save", seconds)
+    s.log.write("checkpoint", step=p.step, path=saved.path.name, bytes=saved.bytes, seconds=round(seconds, 3))
+    return True
 
 
 def session_state(s: Session) -> dict:
@@ -382,8 +389,10 @@ def train_run(task: Any, config: Config, context: RunContext, run_dir: Path, bud
             status, reason = train_loop(s)
         except RequestError: raise
         except Exception as error:
-            (run_dir / "logs").mkdir(exist_ok=True)
-            write_atomic(run_dir / "logs" / "error-rank-0.txt", traceback.format_exc())
+            traceback.print_exc()  # in a child: into logs/rank-0.log
+            with contextlib.suppress(OSError):
+                (run_dir / "logs").mkdir(exist_ok=True)
+                write_atomic(run_dir / "logs" / "error-rank-0.txt", traceback.format_exc())
             status, reason = "failed", f"{type(error).__name__}: {error}"
         if s is not None and s.progress.step > 0: finish(s, status)
         log.write("end", status=status, reason=reason, step=s.progress.step if s else 0, metrics=s.progress.metrics if s else {})

@@ -43,7 +43,7 @@ class TextView:
         self.out = sys.stdout if out is None else out
         self.redraw = bool(getattr(self.out, "isatty", lambda: False)()) if redraw is None else redraw
         self.every_s, self._clock = every_s, clock
-        self._reader = EventReader(run_dir / "events.jsonl")
+        self.run_dir, self._reader = run_dir, EventReader(run_dir / "events.jsonl")
         self._start: dict = {}
         self._first: tuple[int, float] | None = None
         self._spoken, self._line_length = clock(), 0
@@ -60,6 +60,7 @@ class TextView:
         kind = event["type"]
         if kind == "start":
             self._start = event
+            self._say(f"run {self.run_dir}")
             for line in start_lines(event): self._say(line)
         elif kind == "budget" and event.get("left_s") is not None: self._say(event["told"])
         elif kind == "restart":
