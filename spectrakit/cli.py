@@ -80,6 +80,13 @@ def table_text(rows: list[tuple]) -> str:
 _STATUS = {"failed": 1, "interrupted": 130}
 
 
+def _stop_softly() -> None:
+    "Let SIGTERM, which schedulers and `docker stop` send, do what Ctrl-C does: stop at the next step and save."
+    import signal
+    def interrupt(*_) -> None: raise KeyboardInterrupt
+    signal.signal(signal.SIGTERM, interrupt)
+
+
 def train(arguments: Sequence[str]) -> int:
     "Train a task; the exit status says how it ended."
     parser = make_parser("train", "Train TASK with overrides in Hydra's grammar. TASK is a built-in name (coffee, fermentation, digits), "
@@ -100,6 +107,7 @@ def train(arguments: Sequence[str]) -> int:
     config = compose(*overrides, config=options.config)
     task = task or config.task.get("name")
     if not task: raise RequestError("No task was named. Write one first, such as spectrakit train coffee, or set task.name=coffee.")
+    _stop_softly()
     return report(fit(task, config, predict=options.predict, show=not options.quiet))
 
 
@@ -111,6 +119,7 @@ def resume(arguments: Sequence[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="print only how it ended")
     options = parser.parse_args(arguments)
     from spectrakit.run import open_run, resume as resume_run
+    _stop_softly()
     run = open_run(options.run_dir)
     if run.status in ("completed", "early_stopped"): print(f"{run.path.name} is {run.status}: there is nothing to go on with.")
     return report(resume_run(run, show=not options.quiet))

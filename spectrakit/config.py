@@ -208,8 +208,8 @@ def profile_intent(name: str, group: str = "trainer") -> str:
 _hydra_lock = threading.RLock()
 
 
-def _compose_profiles(folder: Path, name: str, chosen: dict[str, str]) -> dict:
-    "The tree that Hydra composes from `folder/name.yaml` and the chosen profiles, `${…}` kept."
+def _compose_profiles(file: Path, chosen: dict[str, str]) -> dict:
+    "The tree that Hydra composes from `file` and the chosen profiles, `${…}` kept, with the name of the trainer profile."
     from hydra import compose as hydra_compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
@@ -217,19 +217,24 @@ def _compose_profiles(folder: Path, name: str, chosen: dict[str, str]) -> dict:
     from omegaconf.errors import OmegaConfBaseException
     import yaml
     search = ",".join("'file://" + str(f).replace("\\", "\\\\").replace("'", "\\'") + "'" for f in profile_folders())
-    words = [f"{group}={profile}" for group, profile in chosen.items()] + [f"hydra.searchpath=[{search}]"]
+    listed = {key.split("@")[0].split()[-1] for entry in load_yaml(file)["defaults"] if isinstance(entry, dict) for key in entry}
+    words = [f"{'' if group in listed else '+'}{group}={profile}" for group, profile in chosen.items()] + [f"hydra.searchpath=[{search}]"]
     with _hydra_lock:
         before = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
         try:
-            with initialize_config_dir(str(folder), version_base="1.3"):
-                return OmegaConf.to_container(hydra_compose(name, overrides=words), resolve=False)
+            with initialize_config_dir(str(file.parent), version_base="1.3"):
+                composed = hydra_compose(file.stem, overrides=words, return_hydra_config=True)
+            choice = composed.hydra.runtime.choices.get("trainer") or "none"
+            OmegaConf.set_struct(composed, False)
+            del composed["hydra"]
+            return {**OmegaConf.to_container(composed, resolve=False), "profile": choice}
         except yaml.YAMLError as error: raise yaml_error(error) from None
         except (HydraException, OmegaConfBaseException) as error:
             cause: BaseException = error
             while cause.__cause__ is not None and not isinstance(cause, yaml.YAMLError): cause = cause.__cause__
             if isinstance(cause, yaml.YAMLError): raise yaml_error(cause) from None
-            raise RequestError(f"The profiles {', '.join(words[:-1]) or name} cannot be composed: {' '.join(str(cause).split())}") from None
+            raise RequestError(f"The profiles {', '.join(words[:-1]) or file.name} cannot be composed: {' '.join(str(cause).split())}") from None
         finally:
             GlobalHydra.instance().hydra = before
 
@@ -247,27 +252,33 @@ def yaml_error(error: Any, file: str | None = None) -> RequestError:
 def compose(*overrides: str, config: Path | str | None = None) -> Config:
     """The Config for `overrides` in Hydra's grammar: profiles (`trainer=kaggle_safe`) and values (`trainer.max_epochs=30`).
 
-    `config`: a YAML file to start from, such as a run's config.yaml; with a `defaults:` list it composes profiles itself.
+    `config`: a YAML file to start from, such as a run's config.yaml; with a `defaults:` list it composes profiles itself. Without
+    it a train.yaml of your own is taken, where this folder has one with a `defaults:` list, else ours.
     An override beats the file and the profile. RequestError, in one sentence with the nearest right name, on anything wrong.
     """
     groups = profiles()
     asked = parse_overrides(overrides, groups)
-    if config is None: return _from_profiles(_package_profiles(), "train", asked)
+    if config is None: return _from_profiles(_train_file(), asked)
     file = Path(config)
     if file.is_dir(): file = file / "config.yaml"
     tree = load_yaml(file)
-    if "defaults" in tree: return _from_profiles(file.resolve().parent, file.stem, asked)
+    if "defaults" in tree: return _from_profiles(file.resolve(), asked)
     if asked.groups:
         group, name = next(iter(asked.groups.items()))
         raise RequestError(f"{group}={name} would replace what {file.name} says. Leave it out, or override single keys, such as trainer.max_epochs=3.")
     return _build(_canonical_tree(tree, f" in {file.name}"), asked.values)
 
 
-def _from_profiles(folder: Path, name: str, asked: Overrides) -> Config:
-    tree = _compose_profiles(folder, name, asked.groups)
+def _train_file() -> Path:
+    "The file that is composed: a train.yaml of the user's with a `defaults:` list, in this folder or beside the profiles, or ours."
+    own = [Path("train.yaml").resolve(), *(folder / "train.yaml" for folder in profile_folders()[:-1])]
+    return next((f for f in own if f.is_file() and "defaults" in load_yaml(f)), _package_profiles() / "train.yaml")
+
+
+def _from_profiles(file: Path, asked: Overrides) -> Config:
     said = ", ".join(f"{g}={n}" for g, n in asked.groups.items())
-    config = _canonical_tree(tree, f" in the profile {said}" if said else f" in {name}.yaml or its profiles")
-    return _build({**config, "profile": asked.groups.get("trainer", config.get("profile", "defaults"))}, asked.values)
+    where = f" in the profile {said}" if said else f" in {file.name} or its profiles"
+    return _build(_canonical_tree(_compose_profiles(file, asked.groups), where), asked.values)
 
 
 def _canonical_tree(tree: dict, where: str) -> dict:

@@ -24,6 +24,7 @@ from .config import from_dict
 from .events import EventLog
 from .platforms import Platform, detect
 from .schema import Config, RequestError, did_you_mean, to_dict
+from .task import PlainTask
 from .watchdog import Budget, time_limit
 
 # %% ../nbs/10_launch.ipynb #23a2fc01
@@ -69,7 +70,8 @@ def load_task(name: str) -> Any:
 
 
 def name_of(task: Any) -> str:
-    "The name under which `task` could be found again: a built-in name, or module:Name."
+    "The name under which `task` could be found again: a built-in name, or module:Name; `__main__:…` where it could not."
+    if isinstance(task, PlainTask): return "__main__:PlainTask"
     path = f"{type(task).__module__}:{type(task).__qualname__}"
     return next((name for name, target in BUILT_IN.items() if target == path), path)
 

@@ -15,12 +15,12 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .checkpoint import find_checkpoint, write_atomic
-from .config import compose, override, sha256, snapshot
+from .config import compose, sha256, snapshot
 from .events import effective_events, last_event, read_events, write_metrics_csv
 from .launch import Job, Outcome, check_task_name, launch, load_task, name_of
 from .platforms import Platform, detect, format_duration, writable_bytes
@@ -240,7 +240,7 @@ def fit(task: Any, config: Config | None = None, *, predict: str | Path | None =
     if not isinstance(config, Config): raise RequestError(f"fit was given a {type(config).__name__} for its config. Make one with compose('trainer=kaggle_safe').")
     if isinstance(task, str): check_task_name(task)
     else: check_task(task, config)
-    config = override(config, f"task.name='{task if isinstance(task, str) else name_of(task)}'")
+    config = replace(config, task={**config.task, "name": task if isinstance(task, str) else name_of(task)})
     platform = detect()
     path = new_run_dir(config, config.task["name"])
     run = Run(path, None if isinstance(task, str) else task)

@@ -2,36 +2,122 @@
 import json
 import os
 import re
+import shutil
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-# What says on which platform, in which job or under which launcher a process runs: a test states its own.
-PREFIXES = ("KAGGLE_", "COLAB_", "SPECTRAKIT_", "ACCELERATE_", "TORCHELASTIC_", "MASTER_", "SLURM_", "HYDRA_")
-NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "IN_TEST", "PYTHONPATH", "MPLBACKEND", "COLUMNS"}
+import helpers
+
+# The run that other tests look at, repeat, interrupt and resume: 20 optimizer steps in 4 epochs, two micro batches each.
+SETTINGS = ("trainer.max_epochs=4", "data.batch_size=4", "accumulate_grad_batches=2", "training.ema_decay=0.9",
+            "checkpoint.every_n_steps=3", "checkpoint.every_n_epochs=null", "checkpoint.keep_last=3",
+            "trainer.log_every_n_steps=1", "optimizer.lr=0.01")
 
 
 @pytest.fixture
 def clean_env() -> dict[str, str]:
     "This process's environment without what would tell spectrakit about the machine it is on."
-    return {key: value for key, value in os.environ.items() if not key.startswith(PREFIXES) and key not in NAMES}
+    return helpers.clean_environ()
 
 
 @pytest.fixture
-def run_cli(tmp_path, clean_env):
+def run_cli(tmp_path):
     """A function that runs `python -m spectrakit WORD…` in the test's own folder and returns the CompletedProcess.
 
     `env` adds variables, `cwd` chooses another folder, `timeout_s` ends a command that hangs.
     """
-    def run(*words, env=None, cwd=tmp_path, timeout_s=180) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, "-m", "spectrakit", *map(str, words)], cwd=cwd, timeout=timeout_s,
-                              env={**clean_env, **(env or {})}, stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True)
-
+    def run(*words, cwd=tmp_path, **keywords) -> subprocess.CompletedProcess: return helpers.run_cli(cwd, *words, **keywords)
     return run
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    "An empty folder to work in, with nothing in the environment that says where this is."
+    for name in filter(helpers.foreign, list(os.environ)): monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def settings() -> tuple[str, ...]:
+    "The overrides of the run `trained`."
+    return SETTINGS
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> subprocess.CompletedProcess:
+    "`spectrakit train …/tasks.py:Tested …`, done once, in a child process; `.folder` is where, `.run` its run. Not to be changed."
+    folder = tmp_path_factory.mktemp("trained")
+    done = helpers.run_cli(folder, "train", helpers.task("Tested"), *SETTINGS, "--predict", "table.csv")
+    assert done.returncode == 0, done.stderr
+    done.folder, done.run = folder, helpers.only_run(folder)
+    return done
+
+
+@pytest.fixture
+def trained_copy(trained, tmp_path) -> Path:
+    "A copy of that run, to be spoiled."
+    return Path(shutil.copytree(trained.run, tmp_path / "copies" / trained.run.name))
+
+
+@pytest.fixture
+def start_cli(tmp_path):
+    "A function that starts a command and returns its Popen; what is still alive at the end of the test is killed."
+    started = []
+
+    def start(*words, cwd=tmp_path, **keywords) -> subprocess.Popen:
+        started.append(helpers.start_cli(cwd, *words, **keywords))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None: process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    "A folder on a disk of 24 MiB of its own."
+    yield from mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=24m", "tmpfs")
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    "A function that makes a folder read-only, for root as well."
+    folders = []
+
+    def make(folder: Path) -> Path:
+        if os.geteuid():
+            folders.append(folder)
+            for path in [folder, *folder.rglob("*")]: path.chmod(0o555 if path.is_dir() else 0o444)
+        else:
+            mount("--bind", folder, folder)
+            folders.append(folder)
+            mount("-o", "remount,bind,ro", folder)
+        return folder
+
+    yield make
+    for folder in folders:
+        if os.geteuid():
+            for path in [folder, *folder.rglob("*")]: path.chmod(0o755)
+        else: subprocess.run(["umount", folder], check=True)
+
+
+def mount(*words) -> None:
+    "Mount something, or skip the test where this user may not."
+    if shutil.which("mount") is None: pytest.skip("there is no mount command")
+    done = subprocess.run(["mount", *map(str, words)], capture_output=True, text=True)
+    if done.returncode: pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+
+
+def mounted(folder: Path, *words):
+    folder.mkdir()
+    mount(*words, folder)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
 
 
 def pytest_terminal_summary(terminalreporter):

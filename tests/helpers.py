@@ -1,0 +1,65 @@
+"""What several test modules share: a clean environment, the command line as a process, waiting, looking at files."""
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+TASKS = Path(__file__).with_name("tasks.py")
+
+# What says on which platform, in which job or under which launcher a process runs: a test states its own.
+PREFIXES = ("KAGGLE_", "COLAB_", "SPECTRAKIT_", "ACCELERATE_", "TORCHELASTIC_", "MASTER_", "SLURM_", "HYDRA_", "TINY_")
+NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "IN_TEST", "PYTHONPATH", "MPLBACKEND", "COLUMNS"}
+
+
+def foreign(name: str) -> bool:
+    "Whether an environment variable would tell spectrakit about the machine it is on."
+    return name.startswith(PREFIXES) or name in NAMES
+
+
+def clean_environ() -> dict[str, str]:
+    "This process's environment without what is `foreign`."
+    return {key: value for key, value in os.environ.items() if not foreign(key)}
+
+
+def task(name: str) -> str:
+    "The word that names a task of tasks.py on the command line."
+    return f"{TASKS}:{name}"
+
+
+def run_cli(cwd: Path, *words: Any, env: dict | None = None, timeout_s: float = 180,
+            command: tuple = ("-m", "spectrakit")) -> subprocess.CompletedProcess:
+    "Run `python -m spectrakit WORD…` in `cwd`; `timeout_s` ends a command that hangs."
+    return subprocess.run([sys.executable, *command, *map(str, words)], cwd=cwd, timeout=timeout_s, capture_output=True,
+                          text=True, env={**clean_environ(), **(env or {})}, stdin=subprocess.DEVNULL)
+
+
+def start_cli(cwd: Path, *words: Any, env: dict | None = None) -> subprocess.Popen:
+    "The same without waiting, in a process group of its own, as a shell starts it."
+    return subprocess.Popen([sys.executable, "-m", "spectrakit", *map(str, words)], cwd=cwd, stdin=subprocess.DEVNULL,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                            env={**clean_environ(), **(env or {})})
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 90) -> Any:
+    "The first true value of `condition()`; an AssertionError that names `what` where it does not come."
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if value := condition(): return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {timeout_s} s in vain for {what}")
+
+
+def only_run(folder: Path) -> Path:
+    "The one run below `folder`/runs."
+    found = [path for path in (folder / "runs").iterdir() if path.is_dir()]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def tree_hashes(folder: Path) -> dict[str, str]:
+    "Every file below `folder` with its content's hash."
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -1,0 +1,211 @@
+"""Tiny tasks for the tests: a linear fit that can be held in the middle of its run, and all that can be wrong with a task.
+
+They are loaded as `tests/tasks.py:Name` by the command line, and imported by tests.
+"""
+import os
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from spectrakit.task import Task
+
+SAMPLES, VALIDATION = 40, 12
+Weighted = namedtuple("Weighted", "total weight")
+
+
+def tensors() -> tuple[torch.Tensor, torch.Tensor]:
+    "Inputs [52, 3] and targets [52]."
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(SAMPLES + VALIDATION, 3, generator=generator)
+    return x, x @ torch.tensor([1.0, -2.0, 0.5]) + 0.1 * torch.randn(len(x), generator=generator)
+
+
+def rows(dataset: TensorDataset) -> list:
+    "A data set of tensors as a list of samples, which the kit reads with a loader."
+    return list(zip(*dataset.tensors))
+
+
+class Line(Task):
+    """A linear relation, learned by a net whose dropout makes the random state matter.
+
+    With TINY_HOLD=N:FOLDER in the environment the N-th training loss makes the file FOLDER/held and waits for FOLDER/go,
+    so that a test can act in the middle of a run without racing it.
+    """
+
+    options = {"width": 8}
+    losses = 0
+
+    def datasets(self, cfg):
+        x, y = tensors()
+        return TensorDataset(x[:SAMPLES], y[:SAMPLES]), TensorDataset(x[SAMPLES:], y[SAMPLES:])
+
+    def model(self, cfg):
+        width = self.option(cfg, "width")
+        return nn.Sequential(nn.Linear(3, width), nn.Dropout(0.2), nn.Linear(width, 1), nn.Flatten(0))
+
+    def loss(self, model, batch):
+        if model.training:
+            self.losses += 1
+            self.during(self.losses)
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    def metrics(self, outputs, batch):
+        return {"mae": ((outputs - batch[1]).abs().sum(), len(outputs))}
+
+    def during(self, number):
+        "Called before the `number`-th training loss."
+        when, _, folder = os.environ.get("TINY_HOLD", "").partition(":")
+        if when != str(number): return
+        (Path(folder) / "held").touch()
+        end = time.monotonic() + 120
+        while not (Path(folder) / "go").exists():
+            if time.monotonic() > end: raise TimeoutError("nobody let this run go on")
+            time.sleep(0.01)
+
+
+class Listed(Line):
+    "The same samples, read by a loader."
+
+    def datasets(self, cfg): return tuple(rows(part) for part in super().datasets(cfg))
+
+
+class Tested(Line):
+    "With a test set of five samples and a table of its own."
+
+    def test_dataset(self, cfg): return TensorDataset(tensors()[0][:5])
+
+    def submission(self, predictions): return {"id": [f"s{i}" for i in range(len(predictions))], "y": predictions}
+
+
+# wrong from the start
+
+class NoLoss:
+    "It lacks `loss`."
+
+    datasets, model = Line.datasets, Line.model
+
+
+class EmptyTraining(Line):
+    def datasets(self, cfg): return TensorDataset(*(t[:0] for t in tensors())), super().datasets(cfg)[1]
+
+
+class EmptyValidation(Line):
+    def datasets(self, cfg): return super().datasets(cfg)[0], []
+
+
+class OneDataset(Line):
+    def datasets(self, cfg): return super().datasets(cfg)[0]
+
+
+class Stream(Line):
+    def datasets(self, cfg): return iter(rows(super().datasets(cfg)[0])), None
+
+
+class NotAModel(Line):
+    def model(self, cfg): return "resnet"
+
+
+class Frozen(Line):
+    def model(self, cfg): return super().model(cfg).requires_grad_(False)
+
+
+def spoiled(dataset: TensorDataset, value: float, row: int) -> TensorDataset:
+    "A copy whose sample `row` holds `value`."
+    x = dataset.tensors[0].clone()
+    x[row, 1] = value
+    return TensorDataset(x, *dataset.tensors[1:])
+
+
+class NanTraining(Line):
+    def datasets(self, cfg):
+        train, valid = super().datasets(cfg)
+        return spoiled(train, float("nan"), 11), valid
+
+
+class InfiniteValidation(Line):
+    def datasets(self, cfg):
+        train, valid = super().datasets(cfg)
+        return train, spoiled(valid, float("inf"), 3)
+
+
+class NanTrainingListed(Line):
+    "One sample of a data set that is no tensor is NaN: seen only when it is read."
+
+    def datasets(self, cfg):
+        train, valid = super().datasets(cfg)
+        return rows(spoiled(train, float("nan"), 11)), valid
+
+
+class NanValidationListed(Line):
+    def datasets(self, cfg):
+        train, valid = super().datasets(cfg)
+        return train, rows(spoiled(valid, float("nan"), 3))
+
+
+class LossIsNone(Line):
+    def loss(self, model, batch): return None
+
+
+class LossIsVector(Line):
+    def loss(self, model, batch): return (model(batch[0]) - batch[1]) ** 2
+
+
+class LossIsNumber(Line):
+    def loss(self, model, batch): return super().loss(model, batch).item()
+
+
+class LossIsDetached(Line):
+    def loss(self, model, batch): return super().loss(model, batch).detach()
+
+
+class LossIsMapping(Line):
+    def loss(self, model, batch): return {"loss": super().loss(model, batch)}
+
+
+class LossIsTriple(Line):
+    def loss(self, model, batch): return super().loss(model, batch), 1, 2
+
+
+class LossWithoutWeight(Line):
+    def loss(self, model, batch): return super().loss(model, batch), None
+
+
+class LossWithTextWeight(Line):
+    def loss(self, model, batch): return super().loss(model, batch), "4"
+
+
+class LossIsNamedPair(Line):
+    "(sum, weight) as a named tuple, which is a tuple of two."
+
+    def loss(self, model, batch): return Weighted(super().loss(model, batch) * len(batch[0]), len(batch[0]))
+
+
+# wrong later on: each raises in the middle of its run, or before
+
+class RaisesInModel(Line):
+    def model(self, cfg): raise FileNotFoundError("weights.bin is not here")
+
+
+class RaisesInDatasets(Line):
+    def datasets(self, cfg): raise PermissionError("the spectra are locked")
+
+
+class RaisesInLoss(Line):
+    def during(self, number):
+        if number == 7: raise ZeroDivisionError("in the seventh loss")
+
+
+class Exits(Line):
+    def during(self, number):
+        if number == 7: raise SystemExit(0)
+
+
+class Vanishes(Line):
+    "The process ends without a word, as native code can make it."
+
+    def during(self, number):
+        if number == 7: os._exit(0)
