@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 
 from spectrakit import Config, Task, compose, detect, override
 from spectrakit.data import epoch_order
-from spectrakit.distributed import create_run_context
+from spectrakit.distributed import RunContext, create_run_context
 from spectrakit.launch import stop_file
 from spectrakit.task import build_optimizer
 from spectrakit.trainer import train_run
@@ -108,13 +108,11 @@ def by_hand(task: Tiny, config: Config, steps: int, watched: bool, draw: Callabl
         epoch += 1
 
 
-def by_kit(task: Tiny, config: Config, steps: int, folder: Path) -> None:
-    "Train with the kit's own loop for `steps` optimizer steps, in a new run folder below `folder`."
-    config = override(config, f"trainer.max_steps={steps}")
-    run_dir = Path(tempfile.mkdtemp(dir=folder))
+def by_kit(task: Tiny, config: Config, context: RunContext, folder: Path) -> None:
+    "Train with the kit's own loop for trainer.max_steps optimizer steps, in a new run folder below `folder`."
+    steps, run_dir = config.trainer.max_steps, Path(tempfile.mkdtemp(dir=folder))
     budget = Budget(TimeLimit(9 * 3600.0, time.time(), "a limit for the benchmark"))
-    status, reason = train_run(task, config, create_run_context(config, detect()), run_dir, budget,
-                               lambda: stop_file(run_dir).exists())
+    status, reason = train_run(task, config, context, run_dir, budget, lambda: stop_file(run_dir).exists())
     if (status, reason) != ("completed", f"all {steps} optimizer steps done"): raise SystemExit(f"{status}: {reason}")
 
 

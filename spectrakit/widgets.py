@@ -6,6 +6,7 @@
 __all__ = ['estimate_left_s', 'bar', 'show_metrics', 'TextView', 'start_lines']
 
 # %% ../nbs/21_widgets.ipynb #23a2fcf4
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -76,6 +77,7 @@ class TextView:
         if self._first is None: self._first = (event["step"], event["t"])
         line = self._progress(event)
         if self.redraw:
+            line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line cannot be drawn over
             self.out.write("\r" + line.ljust(self._line_length))
             self._line_length = len(line)
         elif self._clock() - self._spoken >= self.every_s: self._say(line)
