@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 
 import helpers
-
-# The run that other tests look at, repeat, interrupt and resume: 20 optimizer steps in 4 epochs, two micro batches each.
-SETTINGS = ("trainer.max_epochs=4", "data.batch_size=4", "accumulate_grad_batches=2", "training.ema_decay=0.9",
-            "checkpoint.every_n_steps=3", "checkpoint.every_n_epochs=null", "checkpoint.keep_last=3",
-            "trainer.log_every_n_steps=1", "optimizer.lr=0.01")
+from helpers import SETTINGS
 
 
 @pytest.fixture
@@ -29,7 +25,9 @@ def run_cli(tmp_path):
 
     `env` adds variables, `cwd` chooses another folder, `timeout_s` ends a command that hangs.
     """
-    def run(*words, cwd=tmp_path, **keywords) -> subprocess.CompletedProcess: return helpers.run_cli(cwd, *words, **keywords)
+    def run(*words, cwd=tmp_path, **keywords) -> subprocess.CompletedProcess:
+        return helpers.run_cli(cwd, *words, **keywords)
+
     return run
 
 
@@ -42,16 +40,10 @@ def here(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def settings() -> tuple[str, ...]:
-    "The overrides of the run `trained`."
-    return SETTINGS
-
-
-@pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> subprocess.CompletedProcess:
-    "`spectrakit train …/tasks.py:Tested …`, done once, in a child process; `.folder` is where, `.run` its run. Not to be changed."
+    "`spectrakit train …/tasks.py:Submitting …`, once, in a child; `.folder` is where, `.run` its run. Not to be changed."
     folder = tmp_path_factory.mktemp("trained")
-    done = helpers.run_cli(folder, "train", helpers.task("Tested"), *SETTINGS, "--predict", "table.csv")
+    done = helpers.run_cli(folder, "train", helpers.task("Submitting"), *SETTINGS, "--predict", "table.csv")
     assert done.returncode == 0, done.stderr
     done.folder, done.run = folder, helpers.only_run(folder)
     return done

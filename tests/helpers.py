@@ -9,9 +9,15 @@ from typing import Any, Callable
 
 TASKS = Path(__file__).with_name("tasks.py")
 
+# The run that tests look at, repeat, interrupt and resume: 20 optimizer steps in 4 epochs, two micro batches each.
+SETTINGS = ("trainer.max_epochs=4", "data.batch_size=4", "accumulate_grad_batches=2", "training.ema_decay=0.9",
+            "checkpoint.every_n_steps=3", "checkpoint.every_n_epochs=null", "checkpoint.keep_last=3",
+            "trainer.log_every_n_steps=1", "optimizer.lr=0.01")
+
 # What says on which platform, in which job or under which launcher a process runs: a test states its own.
 PREFIXES = ("KAGGLE_", "COLAB_", "SPECTRAKIT_", "ACCELERATE_", "TORCHELASTIC_", "MASTER_", "SLURM_", "HYDRA_", "TINY_")
-NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "IN_TEST", "PYTHONPATH", "MPLBACKEND", "COLUMNS"}
+NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "IN_TEST", "PYTHONPATH", "MPLBACKEND", "COLUMNS",
+         "PYTHONUNBUFFERED", "PYTHONWARNINGS"}
 
 
 def foreign(name: str) -> bool:

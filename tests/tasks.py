@@ -1,4 +1,4 @@
-"""Tiny tasks for the tests: a linear fit that can be held in the middle of its run, and all that can be wrong with a task.
+"""Tiny tasks for the tests: a linear fit that can be held in the middle of its run, and what can be wrong with a task.
 
 They are loaded as `tests/tasks.py:Name` by the command line, and imported by tests.
 """
@@ -32,8 +32,8 @@ def rows(dataset: TensorDataset) -> list:
 class Line(Task):
     """A linear relation, learned by a net whose dropout makes the random state matter.
 
-    With TINY_HOLD=N:FOLDER in the environment the N-th training loss makes the file FOLDER/held and waits for FOLDER/go,
-    so that a test can act in the middle of a run without racing it.
+    With TINY_HOLD=N:FOLDER in the environment the N-th training loss makes the file FOLDER/held and waits for
+    FOLDER/go, so that a test can act in the middle of a run without racing it.
     """
 
     options = {"width": 8}
@@ -73,7 +73,7 @@ class Listed(Line):
     def datasets(self, cfg): return tuple(rows(part) for part in super().datasets(cfg))
 
 
-class Tested(Line):
+class Submitting(Line):
     "With a test set of five samples and a table of its own."
 
     def test_dataset(self, cfg): return TensorDataset(tensors()[0][:5])

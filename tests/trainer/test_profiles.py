@@ -1,0 +1,173 @@
+"The four profiles of the group `trainer`: what they promise, that they take overrides, that they explain each key."
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import spectrakit
+from spectrakit.config import (RequestError, compose, diff, from_dict, load_yaml, profile_intent, profiles, sha256,
+                               snapshot)
+from spectrakit.platforms import parse_duration
+from spectrakit.schema import get, to_dict
+
+NAMES = ("ci_fast", "defaults", "kaggle", "kaggle_safe")
+FOLDER = Path(spectrakit.__file__).parent / "profiles"
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def test_these_profiles_are_there_and_say_what_they_are_for():
+    assert profiles()["trainer"] == list(NAMES)
+    assert all(len(profile_intent(name)) > 20 for name in NAMES) and len({profile_intent(name) for name in NAMES}) == 4
+
+
+@pytest.mark.parametrize("name, key, value", [
+    ("defaults", "distributed.world_size", 1),
+    ("defaults", "distributed.mixed_precision", "fp16"),
+    ("defaults", "trainer.deterministic", True),
+    ("defaults", "trainer.check_val_every_n_epoch", 1),
+    ("defaults", "watchdog.limit", None),
+    ("defaults", "checkpoint.enabled", True),
+    *((name, key, value) for name in ("kaggle", "kaggle_safe") for key, value in (
+        ("distributed.world_size", 1), ("dataloader.num_workers", 2), ("data.micro_batch_size", 64),
+        ("training.gradient_accumulation_steps", 2), ("distributed.mixed_precision", "fp16"),
+        ("checkpoint.enabled", True))),
+    ("kaggle_safe", "watchdog.limit", "8h30m"),
+    ("kaggle_safe", "trainer.deterministic", True),
+    ("kaggle_safe", "early_stopping.enabled", True),
+    ("ci_fast", "distributed.world_size", 1),
+    ("ci_fast", "data.micro_batch_size", 8),
+    ("ci_fast", "training.gradient_accumulation_steps", 1),
+    ("ci_fast", "checkpoint.enabled", False),
+    ("ci_fast", "trainer.deterministic", True),
+])
+def test_a_profile_keeps_its_promise(name, key, value):
+    config = compose(f"trainer={name}")
+    assert config.profile == name and get(config, key) == value
+
+
+def test_the_walls_leave_time():
+    wall = {name: parse_duration(limit) for name in NAMES if (limit := compose(f"trainer={name}").watchdog.limit)}
+    assert wall == {"kaggle": 9 * 3600, "kaggle_safe": 8.5 * 3600, "ci_fast": 20 * 60}
+
+
+def test_a_run_without_a_choice_is_that_of_defaults():
+    assert diff(compose(), compose("trainer=defaults")) == {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_overrides_beat_the_profile_in_any_spelling_and_order(name):
+    words = [f"trainer={name}", "data.batch_size=5", "trainer.accumulate_grad_batches=7", "trainer.max_epochs=3",
+             "trainer.precision=bf16",
+             "+limits.train_frac=0.25", "watchdog.limit=1h"]
+    wanted = {"data.micro_batch_size": 5, "training.gradient_accumulation_steps": 7, "trainer.max_epochs": 3,
+              "distributed.mixed_precision": "bf16", "limits.train_frac": 0.25, "watchdog.limit": "1h"}
+    config = compose(*words)
+    assert {key: get(config, key) for key in wanted} == wanted
+    assert compose(*words[::-1]) == config
+    assert set(diff(compose(f"trainer={name}"), config)) <= set(wanted)  # and nothing else has moved
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_profile_survives_its_snapshot(name, tmp_path):
+    config = compose(f"trainer={name}", "trainer.max_epochs=3")
+    (tmp_path / "config.yaml").write_text(snapshot(config))
+    again = compose(config=tmp_path / "config.yaml")
+    assert again == config == from_dict(to_dict(config)) and sha256(again) == sha256(config)
+
+
+def test_profiles_differ_in_what_they_compose():
+    assert len({sha256(compose(f"trainer={name}")) for name in NAMES}) == 4
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.yaml")), ids=lambda file: file.stem)
+def test_every_key_of_a_profile_is_explained_where_it_is_first_set(file):
+    "A key that an included profile has explained needs no second comment; only `defaults:` lists have none."
+    text = file.read_text(encoding="utf-8")
+    assert "\t" not in text and re.match(r"(# @package _global_\n)?# \S", text)
+    tree = yaml.safe_load(text)
+    explained = set()
+    for parent in tree.get("defaults") or []:
+        if isinstance(parent, str) and parent != "_self_": explained |= commented(file.with_name(f"{parent}.yaml"))
+    missing = set(leaves({k: v for k, v in tree.items() if k != "defaults"})) - commented(file) - explained
+    assert not missing, f"{file.name}: no comment says what {', '.join(sorted(missing))} is for"
+
+
+def leaves(tree: dict, prefix: str = "") -> list[str]:
+    "Dotted keys of all values."
+    return [leaf for key, value in tree.items() for leaf in
+            (leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"])]
+
+
+def commented(file: Path) -> set[str]:
+    "Dotted keys of a two-level file whose line ends in a comment, those of the profiles it includes too."
+    found, block = set(), ""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if match := re.match(r"(\w+):", line): block = match[1]
+        if match := re.match(r"  (\w+):.*\S +# \S", line): found.add(f"{block}.{match[1]}")
+        elif match := re.match(r"  - (\w+)$", line):
+            if block == "defaults" and match[1] != "_self_": found |= commented(file.with_name(f"{match[1]}.yaml"))
+    return found
+
+
+# profiles of one's own, and broken ones
+
+def profile(folder: Path, text: str, name: str = "mine") -> Path:
+    "A file profiles/trainer/NAME.yaml below `folder`."
+    file = folder / "profiles" / "trainer" / f"{name}.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_a_profile_of_ones_own_builds_on_ours(here):
+    profile(here, "# @package _global_\n# mine\ndefaults:\n  - kaggle\n"
+                  "data:\n  batch_size: 48\ntask:\n  name: digits\n")
+    assert profiles()["trainer"] == sorted((*NAMES, "mine")) and profile_intent("mine") == "mine"
+    config = compose("trainer=mine")
+    assert config.profile == "mine" and config.task == {"name": "digits"}
+    assert set(diff(config, compose("trainer=kaggle"))) == {"profile", "data.micro_batch_size", "task.name"}
+
+
+@pytest.mark.parametrize("text, words", [
+    ("# @package _global_\ndata:\n\tmicro_batch_size: 8\n", ("mine.yaml", "line 3", "tab", "spaces")),
+    ("# @package _global_\ndata:\n  micro_batch_size: 8\n  micro_batch_size: 9\n",
+     ("mine.yaml", "duplicate key", "micro_batch_size", "Keep one")),
+    ("# @package _global_\ndata:\n  micro_batch_sise: 8\n", ("data.micro_batch_sise", "mine", "data.micro_batch_size")),
+    ("# @package _global_\ntrainer:\n  max_epochs: many\n", ("trainer.max_epochs=many", "whole number")),
+    ("# @package _global_\ntrainer:\n  max_epochs: 0\n", ("trainer.max_epochs=0", "from 1 up")),
+    ("# @package _global_\nscheduler:\n  name: cosinus\n", ("scheduler.name=cosinus", "'cosine'")),
+    ("# @package _global_\ndata: [1\n", ("mine.yaml",)),
+    ("# @package _global_\ndefaults:\n  - kagle\n", ("kagle",)),
+    ("# @package _global_\ndata: 8\n", ("data",)),
+    ("- 1\n- 2\n", ("mine",)),
+    ("# @package _global_\nseed: ${nothing.there}\n", ("nothing",)),
+])
+def test_a_broken_profile_is_one_clear_sentence(here, text, words):
+    profile(here, text)
+    with pytest.raises(RequestError) as caught: compose("trainer=mine")
+    said = str(caught.value)
+    assert all(word in said for word in words) and "\n" not in said, said
+
+
+@pytest.mark.parametrize("broken", ["\tx: 1\n", "data:\n  seed: 1\n", "a: [\n"])
+def test_a_broken_profile_does_not_stop_the_others(here, broken):
+    profile(here, broken)
+    assert compose("trainer=kaggle").data.micro_batch_size == 64
+
+
+def test_a_file_with_a_list_of_profiles_composes_them(here):
+    (here / "train.yaml").write_text("defaults:\n  - trainer: kaggle_safe\n  - _self_\n"
+                                    "task: coffee\ntrainer:\n  max_epochs: 4\n")
+    config = compose(config=here / "train.yaml")
+    assert (config.watchdog.limit, config.trainer.max_epochs, config.task) == ("8h30m", 4, {"name": "coffee"})
+    assert compose("trainer=ci_fast", config=here / "train.yaml").data.micro_batch_size == 8
+
+
+def test_a_yaml_file_runs_nothing(here):
+    (here / "evil.yaml").write_text(f"seed: !!python/object/apply:os.mkdir ['{here}/ran']\n")
+    for read in (lambda: compose(config=here / "evil.yaml"), lambda: load_yaml(here / "evil.yaml")):
+        with pytest.raises(RequestError, match="evil.yaml"): read()
+    profile(here, f"seed: !!python/object/apply:os.mkdir ['{here}/ran']\n")
+    with pytest.raises(RequestError): compose("trainer=mine")
+    assert not (here / "ran").exists()
