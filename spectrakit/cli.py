@@ -77,7 +77,7 @@ def table_text(rows: list[tuple]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 # %% ../nbs/60_cli.ipynb #23a2fc03
-_STATUS = {"failed": 1, "interrupted": 130}
+_STATUS = {"completed": 0, "early_stopped": 0, "out_of_time": 0, "interrupted": 130}
 
 
 def _stop_softly() -> None:
@@ -127,10 +127,17 @@ def resume(arguments: Sequence[str]) -> int:
 
 def report(run) -> int:
     "Say where the run is and how good it got; returns the exit status."
-    print(run)
     if run.error: print(f"{run.error}\nsee {run.path / 'logs'}", file=sys.stderr)
-    print(f"in {run.path}: curves.png, metrics.csv, summary.json" + (", checkpoints" if (run.path / "checkpoints").is_dir() else ""))
-    return _STATUS.get(run.status, 0)
+    try:
+        print(run)
+        print(f"in {run.path}: curves.png, metrics.csv, summary.json" + (", checkpoints" if (run.path / "checkpoints").is_dir() else ""), flush=True)
+    except BrokenPipeError: _mute()  # the reader has left; how the run ended is still the status
+    return _STATUS.get(run.status, 1)
+
+
+def _mute() -> None:
+    "Send what is still printed nowhere: the reader of our output, such as head, has left."
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 # %% ../nbs/60_cli.ipynb #23a2fc04
 def runs(arguments: Sequence[str]) -> int:
@@ -227,18 +234,10 @@ def usage() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     "Run one command; returns the exit status."
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0
-    if words[0] == "--version":
-        from spectrakit import __version__
-        print(__version__)
-        return 0
     try:
-        if words[0] not in COMMANDS:
-            from spectrakit.schema import RequestError, did_you_mean
-            raise RequestError(f"There is no command {words[0]!r}. There are {', '.join(COMMANDS)}.{did_you_mean(words[0], COMMANDS)}")
-        return COMMANDS[words[0]](words[1:])
+        status = _dispatch(words)
+        sys.stdout.flush()
+        return status
     except ValueError as error:  # RequestError, and the platform's own refusals
         if not _is_request(error): raise
         print(f"spectrakit: {error}", file=sys.stderr)
@@ -247,9 +246,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"spectrakit: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt: return 130
-    except BrokenPipeError:  # the reader, such as head, has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        _mute()
         return 0
+
+
+def _dispatch(words: list[str]) -> int:
+    "Run the command that `words` name."
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if words[0] == "--version":
+        from spectrakit import __version__
+        print(__version__)
+        return 0
+    if words[0] not in COMMANDS:
+        from spectrakit.schema import RequestError, did_you_mean
+        raise RequestError(f"There is no command {words[0]!r}. There are {', '.join(COMMANDS)}.{did_you_mean(words[0], COMMANDS)}")
+    try: return COMMANDS[words[0]](words[1:])
+    except SystemExit as end:  # argparse's --help and its errors
+        return end.code if isinstance(end.code, int) else 0
 
 
 def _is_request(error: ValueError) -> bool:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
@@ -56,17 +57,23 @@ def load_task(name: str) -> Any:
         spec = importlib.util.spec_from_file_location(Path(source).stem, source)
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(spec.name, module)
-        spec.loader.exec_module(module)
-    else:
-        try: module = importlib.import_module(source)
-        except ModuleNotFoundError as error:
-            if error.name and source.startswith(error.name): raise RequestError(f"There is no module {error.name!r} for the task {name!r}. Check its spelling, and where you start from.") from None
-            raise
-    if not hasattr(module, attribute):
-        public = [n for n in dir(module) if not n.startswith("_")]
-        raise RequestError(f"{source} has no {attribute!r}.{did_you_mean(attribute, public)}")
-    task = getattr(module, attribute)
-    return task() if isinstance(task, type) else task
+        load = lambda: spec.loader.exec_module(module) or module
+    else: load = lambda: importlib.import_module(source)
+    try:
+        module = load()
+        if hasattr(module, attribute):
+            task = getattr(module, attribute)
+            return task() if isinstance(task, type) else task
+    except RequestError: raise
+    except ModuleNotFoundError as error:
+        if error.name and source.startswith(error.name):
+            raise RequestError(f"There is no module {error.name!r} for the task {name!r}. Check its spelling, and where you start from.") from None
+        raise RequestError(f"The task {name!r} needs the module {error.name!r}, which is not installed. Install it.") from None
+    except Exception as error:
+        traceback.print_exc()
+        raise RequestError(f"The task {name!r} cannot be loaded: {type(error).__name__}: {error}. Mend {source}.") from None
+    public = [n for n in dir(module) if isinstance(getattr(module, n), type) and not n.startswith("_")]
+    raise RequestError(f"{source} has no {attribute!r}.{did_you_mean(attribute, public) or f' It has the classes: {chr(44).join(public)}.'}")
 
 
 def name_of(task: Any) -> str:
@@ -84,6 +91,7 @@ class Job:
     config: Config
     platform: Platform
     out: str | None = None  # predict: where the table goes
+    weights_from: Path | None = None  # predict: the run with the checkpoints, where that is not run_dir
 
 
 def write_job(job: Job, task: Any) -> Path:
@@ -91,6 +99,7 @@ def write_job(job: Job, task: Any) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="spectrakit-job-"))
     try:
         content = {"kind": job.kind, "run_dir": str(job.run_dir.resolve()), "config": to_dict(job.config), "out": job.out,
+                   "weights_from": str(job.weights_from.resolve()) if job.weights_from else None,
                    "task": task if isinstance(task, str) else None, "path": sys.path, "parent": os.getpid()}
         if not isinstance(task, str):
             import cloudpickle
@@ -111,7 +120,8 @@ def read_job(folder: Path) -> tuple[Job, Any]:
     import pickle
     content = json.loads((folder / "job.json").read_text())
     sys.path[:] = content["path"] + [p for p in sys.path if p not in content["path"]]
-    job = Job(content["kind"], Path(content["run_dir"]), from_dict(content["config"]), detect(), content["out"])
+    weights_from = Path(content["weights_from"]) if content["weights_from"] else None
+    job = Job(content["kind"], Path(content["run_dir"]), from_dict(content["config"]), detect(), content["out"], weights_from)
     task = load_task(content["task"]) if content["task"] else pickle.loads((folder / "task.pkl").read_bytes())
     return job, task
 
@@ -124,7 +134,7 @@ def work(job: Job, task: Any, stop_asked: Callable[[], bool]) -> tuple[str, str]
     context = create_run_context(job.config, job.platform)
     if job.kind == "predict":
         from spectrakit.prediction import predict_run
-        return predict_run(task, job.config, context, job.run_dir, job.out)
+        return predict_run(task, job.config, context, job.weights_from or job.run_dir, job.run_dir, job.out)
     from spectrakit.trainer import train_run
     budget = Budget(time_limit(job.config, job.platform))
     return train_run(task, job.config, context, job.run_dir, budget, stop_asked, resume=job.kind == "resume")
@@ -148,7 +158,6 @@ def child_main(folder: str) -> int:
         write_atomic(Path(folder) / "refused.txt", str(error))
         return 2
     except BaseException:
-        import traceback
         write_atomic(Path(folder) / "error.txt", traceback.format_exc())
         raise
     write_atomic(Path(folder) / "outcome.json", json.dumps([status, reason]))

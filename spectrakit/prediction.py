@@ -86,8 +86,8 @@ def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context
     return {key: torch.cat(values).numpy() for key, values in parts.items()}
 
 
-def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, out: str | None) -> tuple[str, str]:
-    """Predict with the best checkpoint of `run_dir`, write `predictions.npz` there and, where `out` is given, the table.
+def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, folder: Path, out: str | None) -> tuple[str, str]:
+    """Predict with the best checkpoint of `run_dir`, write `predictions.npz` to `folder` and, where `out` is given, the table.
 
     RequestError where there is no checkpoint or nothing to predict on.
     """
@@ -100,7 +100,7 @@ def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, o
             raise RequestError(f"{type(task).__name__} has nothing to predict on. Write `test_dataset(cfg)`, or return a validation set.")
         model, name = trained_model(task, config, run_dir)
         arrays = predict_dataset(task, context.prepare(model).eval(), dataset, config, context)
-    save_arrays(run_dir / "predictions.npz", arrays)
+    save_arrays(folder / "predictions.npz", arrays)
     if out is not None: write_table(submission_table(task, arrays), Path(out))
     return "completed", f"{len(dataset)} predictions from {name}"
 

@@ -197,6 +197,14 @@ def _task_of(run: Run, task: Any) -> Any:
         raise RequestError(f"The task of {run.path.name} was defined in a notebook or script ({name}). Pass it along, such as Coffee().")
     return load_task(name) if task is None else load_task(task) if isinstance(task, str) else task
 
+def _named_or_given(run: Run, task: Any, config: Config) -> Any:
+    "The task for a child, an object or a name, checked. RequestError where the run's own can only be passed along."
+    task = task or run.task or config.task.get("name")
+    if task is None or (isinstance(task, str) and task.startswith("__main__:")): _task_of(run, None)
+    if isinstance(task, str): check_task_name(task)
+    else: check_task(task, config)
+    return task
+
 # %% ../nbs/22_run.ipynb #23a2fc05
 def open_run(path: Path | str) -> Run:
     "The run in the folder `path`, which may be read-only. RequestError where it is not a run."
@@ -241,6 +249,7 @@ def fit(task: Any, config: Config | None = None, *, predict: str | Path | None =
     if isinstance(task, str): check_task_name(task)
     else: check_task(task, config)
     config = replace(config, task={**config.task, "name": task if isinstance(task, str) else name_of(task)})
+    if predict is not None: _check_folder(Path(predict))
     platform = detect()
     path = new_run_dir(config, config.task["name"])
     run = Run(path, None if isinstance(task, str) else task)
@@ -272,11 +281,7 @@ def resume(run: Run | Path | str, task: Any = None, *, show: bool = True) -> Run
     run = run if isinstance(run, Run) else open_run(run)
     config = run.config
     if run.status in ("completed", "early_stopped"): return run
-    task = task or run.task or config.task.get("name")
-    if isinstance(task, str):
-        if task.startswith("__main__:"): _task_of(run, None)
-        check_task_name(task)
-    else: check_task(task, config)
+    task = _named_or_given(run, task, config)
     with locked(run.path):
         if find_checkpoint(run.path / "checkpoints")[0] is None:
             raise RequestError(f"{run.path.name} has no whole checkpoint to go on from. Start it again: spectrakit train --config {run.path / 'config.yaml'}")
@@ -315,11 +320,17 @@ def predict(task: Any, run: Run | Path | str, *, out: str | Path | None = None) 
 def _predict(task: Any, run: Run, out: str | Path | None) -> Predictions:
     import numpy
     config = run.config
-    if task is None: task = run.task or config.task.get("name")
-    if isinstance(task, str): check_task_name(task)
-    else: check_task(task, config)
+    task = _named_or_given(run, task, config)
     out = None if out is None else Path(out)
-    if out is not None and not out.parent.is_dir(): raise RequestError(f"There is no folder {str(out.parent)!r} for {out.name}. Make it first.")
-    outcome: Outcome = launch(Job("predict", run.path, config, detect(), None if out is None else str(out)), task, lambda: None)
+    if out is not None: _check_folder(out)
+    # a run on a read-only disk, such as Kaggle's input: what is made of it goes beside the other runs
+    folder = run.path if os.access(run.path, os.W_OK) else new_run_dir(config, f"{run.path.name}-predictions")
+    job = Job("predict", folder, config, detect(), None if out is None else str(out), run.path)
+    outcome: Outcome = launch(job, task, lambda: None)
     if outcome.status != "completed": raise RuntimeError(f"Predicting with {run.path.name} failed: {outcome.reason}")
-    with numpy.load(run.path / "predictions.npz", allow_pickle=False) as stored: return Predictions(dict(stored), run.path / "predictions.npz", out)
+    with numpy.load(folder / "predictions.npz", allow_pickle=False) as stored: return Predictions(dict(stored), folder / "predictions.npz", out)
+
+
+def _check_folder(out: Path) -> None:
+    "RequestError where the file `out` cannot be written because there is no such folder."
+    if not out.parent.is_dir(): raise RequestError(f"There is no folder {str(out.parent)!r} for {out.name}. Make it first.")

@@ -82,6 +82,8 @@ def check_loss(task: Any, result: Any) -> None:
     if not torch.is_tensor(scalar) or scalar.numel() != 1 or scalar.dim() > 0:
         got = f"a tensor of shape {list(scalar.shape)}" if torch.is_tensor(scalar) else f"{type(result).__name__}"
         raise RequestError(f"{name} returned {got}. It has to return a scalar tensor, the mean over the batch's samples, or a tuple (sum, weight).")
+    if isinstance(result, tuple) and not (isinstance(result[1], (int, float)) or torch.is_tensor(result[1]) and result[1].numel() == 1):
+        raise RequestError(f"{name} returned the weight {result[1]!r}. In (sum, weight) the weight has to be a number or a tensor of one element.")
     if not scalar.requires_grad:
         raise RequestError(f"{name} returned a number that does not depend on the model's weights. Do not detach it, and do not use .item().")
 

@@ -6,6 +6,7 @@
 __all__ = ['estimate_left_s', 'bar', 'show_metrics', 'TextView', 'start_lines']
 
 # %% ../nbs/21_widgets.ipynb #23a2fcf4
+import io
 import shutil
 import sys
 import time
@@ -52,10 +53,12 @@ class TextView:
 
     def update(self) -> None:
         "Show what is new in the log."
-        for event in self._reader.poll():
-            try: self._show(event)
-            except (KeyError, TypeError, ValueError): continue  # a log of another version
-        self.out.flush()
+        try:
+            for event in self._reader.poll():
+                try: self._show(event)
+                except (KeyError, TypeError): continue  # a log of another version
+            self.out.flush()
+        except (OSError, ValueError): self.out = io.StringIO()  # nobody reads any more; the run goes on
 
     def _show(self, event: dict) -> None:
         kind = event["type"]
