@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FLAVOURS', 'HOSTED', 'SAGEMAKER_FILES', 'MODES', 'LIMITS', 'MENUS', 'parse_duration', 'format_duration', 'Platform',
-           'detect', 'input_folders', 'writable_bytes']
+           'input_folders', 'detect', 'writable_bytes']
 
 # %% ../nbs/00b_platforms.ipynb #23a2fcf4
 import json
@@ -304,6 +304,30 @@ def _rows(platform: Platform, now: float | None) -> list[tuple[str, str, str]]:
                    ("scratch", p.scratch_dir, f"may vanish; {free[1]}")]
 
 # %% ../nbs/00b_platforms.ipynb #23a2fc13
+def input_folders(environ: Mapping[str, str], root: str) -> list[tuple[str, str]]:
+    "Folders in which data sets may lie, best first: as the machine calls them, and where they are under `root`."
+    told = [os.path.expanduser(part) for part in environ.get("SPECTRAKIT_INPUT", "").split(os.pathsep) if part]
+    try: here = os.getcwd()
+    except FileNotFoundError: here = None
+    shown = [part if os.path.isabs(part) or not here else os.path.join(here, part) for part in told]
+    found = [(path, under_root(root, path)) for path in (*shown, "/kaggle/input")]
+    # the current folder is this process's own, also on a faked machine
+    return found + [(path, path) for path in (os.path.join(here, name) for name in ("data", "input") if here)]
+
+# %% ../nbs/00b_platforms.ipynb #23a2fc14
+def _folders(environ: Mapping[str, str], root: str, name: str) -> tuple[str | None, str, str]:
+    "Input (or None), working and scratch folder, as the machine calls them."
+    candidates = filter(None, (environ.get("TMPDIR"), "/tmp"))
+    scratch_dir = next((f for f in candidates if os.path.isdir(under_root(root, f))), None) or tempfile.gettempdir()
+    input_dir = next((shown for shown, real in input_folders(environ, root) if os.path.isdir(real)), None)
+    working_dir = {"kaggle": "/kaggle/working", "colab": "/content"}.get(name)
+    # Colab Enterprise need not have /content
+    if name == "kaggle" or (name == "colab" and os.path.isdir(under_root(root, working_dir))):
+        return input_dir, working_dir, scratch_dir
+    try: return input_dir, os.getcwd(), scratch_dir
+    except FileNotFoundError: return input_dir, scratch_dir, scratch_dir  # the current folder was deleted under us
+
+# %% ../nbs/00b_platforms.ipynb #23a2fc15
 MENUS = {"kaggle": "Settings > Accelerator in Kaggle's editor", "colab": "Runtime > Change runtime type"}
 
 
@@ -320,7 +344,7 @@ def _advice(name: str, mode: str, gpus: tuple[Gpu, ...], missing: bool, tpu: str
                      "a saved version (Save Version > Save & Run All) keeps it for certain.")
     return notes
 
-# %% ../nbs/00b_platforms.ipynb #23a2fc14
+# %% ../nbs/00b_platforms.ipynb #23a2fc16
 def detect(environ: Mapping[str, str] | None = None, root: str | os.PathLike = "/", *, shell: str | None = None,
            now: float | None = None) -> Platform:
     """Find out where this process runs, without touching CUDA.
@@ -353,7 +377,7 @@ def detect(environ: Mapping[str, str] | None = None, root: str | os.PathLike = "
         flavour_source=flavour_source, tpu=tpu, working_bytes=free_bytes(working_dir, root, name == "kaggle"),
         scratch_bytes=free_bytes(scratch_dir, root, name == "kaggle"))
 
-# %% ../nbs/00b_platforms.ipynb #23a2fc15
+# %% ../nbs/00b_platforms.ipynb #23a2fc17
 def _session_start(environ: Mapping[str, str], root: str, name: str, told: dict | None, now: float, cap_s: float,
                    scratch_dir: str) -> tuple[float, str]:
     "Unix time at which the session began, and who says so: the user, the parent, or the earliest credible source."
@@ -366,31 +390,7 @@ def _session_start(environ: Mapping[str, str], root: str, name: str, told: dict 
         sources["a note from earlier in this session"] = _marker(under_root(root, scratch_dir), first_s, now, cap_s)
     return _earliest(sources, now, cap_s)
 
-
-def input_folders(environ: Mapping[str, str], root: str) -> list[tuple[str, str]]:
-    "Folders in which data sets may lie, best first: as the machine calls them, and where they are under `root`."
-    told = [os.path.expanduser(part) for part in environ.get("SPECTRAKIT_INPUT", "").split(os.pathsep) if part]
-    try: here = os.getcwd()
-    except FileNotFoundError: here = None
-    shown = [part if os.path.isabs(part) or not here else os.path.join(here, part) for part in told]
-    found = [(path, under_root(root, path)) for path in (*shown, "/kaggle/input")]
-    # the current folder is this process's own, also on a faked machine
-    return found + [(path, path) for path in (os.path.join(here, name) for name in ("data", "input") if here)]
-
-
-def _folders(environ: Mapping[str, str], root: str, name: str) -> tuple[str | None, str, str]:
-    "Input (or None), working and scratch folder, as the machine calls them."
-    candidates = filter(None, (environ.get("TMPDIR"), "/tmp"))
-    scratch_dir = next((f for f in candidates if os.path.isdir(under_root(root, f))), None) or tempfile.gettempdir()
-    input_dir = next((shown for shown, real in input_folders(environ, root) if os.path.isdir(real)), None)
-    working_dir = {"kaggle": "/kaggle/working", "colab": "/content"}.get(name)
-    # Colab Enterprise need not have /content
-    if name == "kaggle" or (name == "colab" and os.path.isdir(under_root(root, working_dir))):
-        return input_dir, working_dir, scratch_dir
-    try: return input_dir, os.getcwd(), scratch_dir
-    except FileNotFoundError: return input_dir, scratch_dir, scratch_dir  # the current folder was deleted under us
-
-# %% ../nbs/00b_platforms.ipynb #23a2fc16
+# %% ../nbs/00b_platforms.ipynb #23a2fc18
 def writable_bytes(path: str | os.PathLike, environ: Mapping[str, str] | None = None,
                    root: str | os.PathLike = "/") -> int:
     "Bytes that may still be written at `path` (which need not exist yet), at most; 0 where writing is not allowed."

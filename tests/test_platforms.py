@@ -3,16 +3,21 @@ import json
 import math
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
+from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from spectrakit import hardware, platforms
+from spectrakit import hardware, inputs, platforms
 from spectrakit.hardware import Gpu, choose_precision
+from spectrakit.inputs import find_input, has_internet
 from spectrakit.platforms import detect, format_duration, parse_duration, writable_bytes
 
 NOW = 1_800_000_000.0
@@ -121,8 +126,185 @@ def test_folders(root, monkeypatch, tmp_path):
     assert on(root, {RUN: "Batch"}).input_dir == "/kaggle/input"
     assert on(root, {"TMPDIR": "/scratch"}).scratch_dir == "/scratch"
     assert on(root, {"TMPDIR": "/nowhere"}).scratch_dir == "/tmp"
-    assert on(root, shell=COLAB_SHELL).working_dir == "/content" and on(root, shell=COLAB_SHELL).input_dir is None
+    assert on(root, shell=COLAB_SHELL).working_dir == str(tmp_path)  # Colab Enterprise without /content
+    put(root, {"/content/sample_data/x": ""})
+    assert on(root, shell=COLAB_SHELL).working_dir == "/content"
     assert on(root).working_dir == str(tmp_path)
+
+
+def test_the_input_folder(root, monkeypatch, tmp_path):
+    at_home = tmp_path / "project"
+    at_home.mkdir()
+    monkeypatch.chdir(at_home)
+    assert on(root).input_dir is None is on(root, shell=COLAB_SHELL).input_dir
+    (at_home / "input").mkdir()
+    assert on(root).input_dir == str(at_home / "input")
+    (at_home / "data").mkdir()
+    assert on(root).input_dir == str(at_home / "data")
+    put(root, {"/kaggle/input/x": "", "/mine/x": ""})
+    assert on(root, shell=COLAB_SHELL).input_dir == "/kaggle/input"  # where a download cache of Kaggle's lies on Colab
+    assert on(root, {RUN: "Batch", "SPECTRAKIT_INPUT": "/mine"}).input_dir == "/mine"
+    assert on(root, {RUN: "Batch", "SPECTRAKIT_INPUT": f"/nowhere{os.pathsep}/mine"}).input_dir == "/mine"
+    assert on(root, {RUN: "Batch", "SPECTRAKIT_INPUT": "/nowhere"}).input_dir == "/kaggle/input"
+
+
+# flavours
+
+RELEASE, ENTERPRISE = "/proc/sys/kernel/osrelease", {"VERTEX_PRODUCT": "COLAB_ENTERPRISE"}
+WSL2 = {RELEASE: "5.15.167.4-microsoft-standard-WSL2\n"}
+
+
+@pytest.mark.parametrize("environ, files, shell, name, flavour", [
+    ({}, {}, "", "local", "plain"),
+    ({}, {RELEASE: "6.8.0-45-generic\n"}, KERNEL, "local", "plain"),
+    ({}, WSL2, "", "local", "wsl2"),
+    ({}, {RELEASE: "4.19.67-microsoft-standard\n"}, "", "local", "wsl2"),
+    ({}, {RELEASE: "4.4.0-19041-Microsoft\n"}, "", "local", "wsl1"),
+    ({"MODAL_TASK_ID": "ta-1"}, {}, "", "local", "modal"),
+    ({"MODAL_IS_REMOTE": "1"}, {}, "", "local", "modal"),
+    ({"SM_TRAINING_ENV": "{}"}, {}, "", "local", "sagemaker"),
+    ({}, {"/opt/ml/input/config/hyperparameters.json": "{}"}, "", "local", "sagemaker"),
+    ({}, {"/opt/ml/metadata/resource-metadata.json": "{}"}, KERNEL, "local", "sagemaker"),
+    ({"DATABRICKS_RUNTIME_VERSION": "16.4"}, {}, KERNEL, "local", "databricks"),
+    ({"VERTEX_PRODUCT": "WORKBENCH_INSTANCE"}, {}, KERNEL, "local", "vertex_workbench"),
+    (ENTERPRISE, {}, COLAB_SHELL, "colab", "colab_enterprise"),
+    (ENTERPRISE, {}, "", "colab", "colab_enterprise"),  # its child processes
+    ({}, {}, COLAB_SHELL, "colab", "plain"),
+    ({"MODAL_TASK_ID": "ta-1"}, WSL2, "", "local", "modal"),  # whoever rents is asked before the kernel
+    ({RUN: "Batch", "MODAL_TASK_ID": "x", **ENTERPRISE}, WSL2, KERNEL, "kaggle", "plain"),
+    ({"MODAL_TASK_ID": "", "SM_TRAINING_ENV": ""}, {}, "", "local", "plain"),
+])
+def test_flavour(root, environ, files, shell, name, flavour):
+    found = on(put(root, files), environ, shell)
+    assert (found.name, found.flavour) == (name, flavour) and flavour in platforms.FLAVOURS
+    assert f"flavour        {flavour}" in found.table() and found.to_dict()["flavour"] == flavour
+    assert ("flavour=" in found.line()) == (flavour != "plain")
+    assert bool(found.flavour_source) == (name == "local" or flavour != "plain")
+
+
+def pretend_shell(monkeypatch, **names):
+    shell = SimpleNamespace(user_ns=names)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+
+
+def here(root, environ=None): return detect({"PATH": "", **(environ or {})}, root, now=NOW)  # in the shell that runs
+
+
+def test_vs_code_is_known_by_its_shell(root, monkeypatch):
+    pretend_shell(monkeypatch, __vsc_ipynb_file__="a.ipynb")
+    assert here(root).flavour == "vscode" and here(root).mode == "interactive"
+    assert here(put(root, WSL2)).flavour == "wsl2"  # its kernel matters more than its editor
+    assert here(root, {RUN: "Interactive"}).flavour == "plain"
+    assert on(root).flavour == "wsl2" and on(root, {"MODAL_TASK_ID": "x"}).flavour == "modal"
+
+
+@pytest.mark.parametrize("app, flavour", [("Databricks Shell", "databricks"), ("another", "plain")])
+def test_databricks_is_known_by_its_tools(root, monkeypatch, app, flavour):
+    pretend_shell(monkeypatch)
+    tools = SimpleNamespace(shell=SimpleNamespace(sc=SimpleNamespace(appName=app)))
+    monkeypatch.setitem(sys.modules, "dbutils", tools)
+    assert here(root).flavour == flavour
+    monkeypatch.setitem(sys.modules, "dbutils", SimpleNamespace())  # another module of that name
+    assert here(root).flavour == "plain"
+
+
+@pytest.mark.parametrize("environ", [{"MODAL_TASK_ID": "ta-1"}, {"SM_TRAINING_ENV": "{}"},
+                                     {"DATABRICKS_RUNTIME_VERSION": "16.4"}])
+def test_a_rented_machine_has_a_limit_that_nothing_tells(root, environ):
+    found = on(root, environ)
+    assert found.limit_s is None and "SPECTRAKIT_TIME_LIMIT" in found.limit_source
+    assert "time_left=unknown" in found.line() and "no limit" not in found.table()
+    told = on(root, {**environ, "SPECTRAKIT_TIME_LIMIT": "1h"})
+    assert told.limit_s == HOUR and "time_left=0:55:00" in told.line(NOW)
+
+
+def test_the_flavour_is_inherited(root, tmp_path):
+    parent = on(root, {"MODAL_TASK_ID": "ta-1"})
+    child = on(root, parent.child_environ())
+    assert (child.flavour, child.flavour_source) == ("modal", "the parent process")
+    without = json.dumps({"name": "kaggle", "mode": "batch", "session_start": NOW - 60})
+    assert on(root, {"SPECTRAKIT_PLATFORM": without}).flavour == "plain"
+
+
+# what a person should know
+
+EMPTY_SMI = "echo 'No devices were found'"
+MENU = {"kaggle": "Settings > Accelerator", "colab": "Runtime > Change runtime type"}
+KAGGLE, COLAB = {RUN: "Batch"}, {"TBE_RUNTIME_ADDR": "x"}
+
+
+@pytest.mark.parametrize("environ, name", [(KAGGLE, "kaggle"), (COLAB, "colab"), ({RERUN: "1"}, "kaggle")])
+def test_no_accelerator_names_the_menu_to_change(root, smi, environ, name):
+    for path in ("", smi(EMPTY_SMI)):
+        note, = on(root, {**environ, "PATH": path}).notes
+        assert note.startswith("This session has no GPU") and MENU[name] in note and note.count(".") == 1
+    assert not on(root, {**environ, "PATH": smi(TWO)}).notes
+
+
+def test_no_menu_is_named_where_it_would_not_help(root, smi):
+    assert not on(root).notes  # at home there is none
+    assert not on(root, {**KAGGLE, "PATH": smi(TWO), "CUDA_VISIBLE_DEVICES": ""}).notes  # hidden on purpose
+    note, = on(root, {**KAGGLE, "PATH": smi("exit 9")}).notes  # a broken driver is another matter
+    assert "nvidia-smi failed" in note
+
+
+PCI = "/sys/bus/pci/devices/0000:00:0"
+
+
+@pytest.mark.parametrize("environ, files, tpu", [
+    ({}, {}, None),
+    ({"TPU_ACCELERATOR_TYPE": "v5litepod-8"}, {}, "v5litepod-8"),
+    ({"COLAB_TPU_ADDR": "10.0.0.2:8470"}, {}, "unknown kind"),
+    ({}, {"/dev/accel0": ""}, "unknown kind"),
+    ({}, {PCI + "4.0/vendor": "0x1ae0\n", PCI + "4.0/device": "0x0063\n"}, "v5e"),
+    ({}, {PCI + "3.0/vendor": "0x8086\n", PCI + "3.0/device": "0x0063\n",
+          PCI + "5.0/vendor": "0x1ae0\n", PCI + "5.0/device": "0x0027\n"}, "v2 or v3"),
+    ({}, {PCI + "4.0/vendor": "0x1ae0\n", PCI + "4.0/device": "0x0042\n"}, None),  # Google's network card
+    ({}, {PCI + "4.0/vendor": "0x8086\n", PCI + "4.0/device": "0x0063\n"}, None),  # another maker's
+    ({}, {"/sys/bus/pci/devices": "not a folder"}, None),
+])
+@pytest.mark.parametrize("where", [{}, KAGGLE, COLAB])
+def test_a_tpu_is_seen_and_said(root, environ, files, tpu, where):
+    found = on(put(root, files), {**where, **environ})
+    assert found.tpu == tpu and found.to_dict()["tpu"] == tpu and found.gpus == ()
+    notes = [note for note in found.notes if "TPU" in note]
+    assert ("seen, and not used" in found.table()) == bool(tpu) == bool(notes)
+    if tpu:
+        assert notes == list(found.notes) and notes[0].count(".") == 1 and "trains on the CPU" in notes[0]
+        assert not where or MENU[found.name] in notes[0]
+
+
+def test_a_gpu_beside_a_tpu_needs_no_advice(root, smi):
+    found = on(root, {"TPU_ACCELERATOR_TYPE": "v5e-1", "PATH": smi(TWO)})
+    assert found.tpu == "v5e-1" and not found.notes
+
+
+@pytest.mark.parametrize("environ, menu", [(KAGGLE, "Settings > Accelerator"), (COLAB, "Runtime > Change"), ({}, None)])
+def test_a_p100_says_it_is_available_and_is_not_believed(root, smi, environ, menu):
+    found = on(root, {**environ, "PATH": smi("echo Tesla P100-PCIE-16GB, 16384, 6.0, GPU-p")})
+    assert [gpu.short for gpu in found.gpus] == ["P100"]  # it is there, and listed
+    note, = found.notes
+    for words in ("P100 says that it is available", "no kernels", "6.0", "accelerator=auto", "CPU", "fp32",
+                  "accelerator=gpu is refused"): assert words in note
+    assert (menu in note) if menu else ("Choose" not in note)
+    assert f"note: {note}" in found.table()
+    assert choose_precision("auto", found.gpus)[0] == "no"
+
+
+def test_old_and_unknown_gpus():
+    def note(*capability): return hardware.dead_gpu_note([A100, Gpu("X", 8.0, capability or None)])
+    assert "5.2" in note(5, 2) and "6.1" in note(6, 1) and note(7, 0) is None and note() is None
+    assert hardware.dead_gpu_note([]) is None
+
+
+@pytest.mark.parametrize("environ, shell, warned", [
+    ({RUN: "Interactive"}, KERNEL, True), ({RUN: "Batch"}, KERNEL, False),
+    ({RUN: "Interactive", RERUN: "1"}, KERNEL, False), ({}, KERNEL, False), ({}, COLAB_SHELL, False)])
+def test_the_editor_warns_that_the_working_folder_may_vanish(root, smi, environ, shell, warned):
+    found = on(root, {**environ, "PATH": smi(TWO)}, shell)
+    told = [note for note in found.notes if "/kaggle/working may vanish" in note]
+    assert bool(told) == warned == bool(found.notes)
+    if warned: assert "Save & Run All" in told[0]
 
 
 def test_a_deleted_current_folder_is_survived(root, tmp_path, monkeypatch):
@@ -231,6 +413,8 @@ def test_a_child_process_inherits(root, tmp_path):
 @pytest.mark.parametrize("text", [
     "{", "[]", "3", '{"name": "kaggle"}', '{"name": "moon", "mode": "batch", "session_start": 1.8e9}',
     '{"name": "kaggle", "mode": [], "session_start": 1.8e9}',
+    '{"name": "kaggle", "mode": "batch", "flavour": "vanilla", "session_start": 1.8e9}',
+    '{"name": "kaggle", "mode": "batch", "flavour": [], "session_start": 1.8e9}',
     '{"name": "kaggle", "mode": "batch", "session_start": NaN}'])
 def test_a_broken_inheritance_is_noted_and_left(root, text):
     found = on(root, {RUN: "Batch", "SPECTRAKIT_PLATFORM": text})
@@ -472,9 +656,9 @@ def test_the_working_folder_ends_at_20_gb(root):
 
 def test_a_full_working_folder(root, monkeypatch):
     put(root, {"/kaggle/working/model.bin": "x" * 5000})
-    monkeypatch.setattr(platforms, "WORKING_BYTES", 6000)
+    monkeypatch.setattr(hardware, "WORKING_BYTES", 6000)
     assert writable_bytes("/kaggle/working", {RUN: "Batch"}, root) == 1000
-    monkeypatch.setattr(platforms, "WORKING_BYTES", 4000)
+    monkeypatch.setattr(hardware, "WORKING_BYTES", 4000)
     assert writable_bytes("/kaggle/working", {RUN: "Batch"}, root) == 0
     assert writable_bytes("/tmp", {RUN: "Batch"}, root) > 6000  # only the working folder is full
 
@@ -482,14 +666,39 @@ def test_a_full_working_folder(root, monkeypatch):
 def test_a_link_out_of_the_working_folder(root, monkeypatch):
     put(root, {"/kaggle/working/x": "", "/tmp/x": ""})
     (root / "kaggle/working/out").symlink_to(root / "tmp")
-    monkeypatch.setattr(platforms, "WORKING_BYTES", 1000)
+    monkeypatch.setattr(hardware, "WORKING_BYTES", 1000)
     assert writable_bytes("/kaggle/working/out", {RUN: "Batch"}, root) > 1000
 
 
 def test_a_child_on_kaggle_knows_the_limit_too(root, monkeypatch):
     put(root, {"/kaggle/working/x": ""})
-    monkeypatch.setattr(platforms, "WORKING_BYTES", 1000)
+    monkeypatch.setattr(hardware, "WORKING_BYTES", 1000)
     assert writable_bytes("/kaggle/working", on(root, {RUN: "Batch"}).child_environ(), root) == 1000
+
+
+def test_the_hosts_disk_is_not_ours(root, monkeypatch):
+    "On Kaggle `disk_usage('/')` shows the host's eight terabytes."
+    put(root, {"/kaggle/working/model.bin": "x" * 5000})
+    host = namedtuple("usage", "total used free")(8 * 10**12, 10**12, 7 * 10**12)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: host)
+    found = on(root, {RUN: "Batch"})
+    assert found.working_bytes == 20_000_000_000 - 5000 and found.scratch_bytes == 60 * 1024**3
+    assert found.to_dict()["working_bytes"] == found.working_bytes
+    assert "is kept; 18.6 GiB may be written" in found.table() and "may vanish; 60.0 GiB" in found.table()
+    assert on(root).working_bytes == on(root, COLAB).scratch_bytes == 7 * 10**12
+    # /kaggle/temp is not there until somebody makes it
+    assert writable_bytes("/kaggle/temp/cache", {RUN: "Batch"}, root) == 60 * 1024**3
+
+
+def test_the_working_folder_before_it_is_made(root):
+    (root / "kaggle").mkdir()
+    assert 0 < on(root, {RUN: "Batch"}).working_bytes <= 20_000_000_000
+
+
+def test_a_mount_that_went_away(root, monkeypatch):
+    def stale(folder): raise OSError(116, "Stale file handle")
+    monkeypatch.setattr(shutil, "disk_usage", stale)
+    assert on(root).working_bytes == 0 == writable_bytes("/tmp", {}, root)
 
 
 def test_a_folder_that_may_not_be_written(root, monkeypatch):
@@ -497,12 +706,239 @@ def test_a_folder_that_may_not_be_written(root, monkeypatch):
     assert writable_bytes("/tmp", {}, root) == 0
 
 
+# where the data lie
+
+K = "/kaggle/input"
+NEWER = {f"{K}/datasets/ada/coffee-spectra/train.csv": "", f"{K}/datasets/bob/wheels/kit.whl": "",
+         f"{K}/datasets/ada/nested/nested/deep/spectra.h5": "",
+         f"{K}/competitions/soil/train.csv": "", f"{K}/competitions/soil/train/a.csv": "",
+         f"{K}/notebooks/ada/features/features.npy": "",
+         f"{K}/models/ada/resnet/pytorch/small/1/model.safetensors": ""}
+OLDER = {f"{K}/coffee-spectra/train.csv": "", f"{K}/soil/train.csv": "", f"{K}/features/features.npy": "",
+         f"{K}/resnet/pytorch/small/1/model.safetensors": ""}
+
+
+@pytest.fixture
+def away(tmp_path, monkeypatch) -> Path:
+    "An empty folder to be in, so that ./data and ./input are nobody's."
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir(tmp_path / "away")
+    return tmp_path / "away"
+
+
+def found_at(root, slug, marker=None, **environ):
+    return find_input(slug, marker, environ=environ, root=root).relative_to(root).as_posix()
+
+
+@pytest.mark.parametrize("slug, newer, older", [
+    ("coffee-spectra", "datasets/ada/coffee-spectra", "coffee-spectra"),
+    ("ada/coffee-spectra", "datasets/ada/coffee-spectra", "coffee-spectra"),
+    ("datasets/ada/coffee-spectra", "datasets/ada/coffee-spectra", "coffee-spectra"),
+    ("soil", "competitions/soil", "soil"),
+    ("competitions/soil", "competitions/soil", "soil"),
+    ("features", "notebooks/ada/features", "features"),
+    ("ada/features", "notebooks/ada/features", "features"),
+    ("resnet", "models/ada/resnet", "resnet"),
+    ("ada/resnet/pytorch/small/1", "models/ada/resnet/pytorch/small/1", "resnet/pytorch/small/1"),
+    ("models/ada/resnet/pytorch/small/1", "models/ada/resnet/pytorch/small/1", "resnet/pytorch/small/1"),
+    ("resnet/pytorch/small/1", "models/ada/resnet/pytorch/small/1", "resnet/pytorch/small/1"),
+])
+def test_both_layouts_of_the_mounts(root, away, slug, newer, older):
+    one, two = root / "one", root / "two"
+    assert found_at(put(one, NEWER), slug) == f"kaggle/input/{newer}"
+    assert found_at(put(two, OLDER), slug) == f"kaggle/input/{older}"
+    # where both are mounted, the newer is meant
+    assert found_at(put(one, OLDER), slug) == f"kaggle/input/{newer}"
+
+
+def test_an_owner_or_a_subfolder_is_not_a_data_set(root, away):
+    put(root, NEWER)
+    for slug in ("ada", "train", "bob/coffee-spectra"):
+        with pytest.raises(FileNotFoundError): find_input(slug, environ={}, root=root)
+
+
+def test_at_home_the_same_notebook_works(root, away):
+    put(away, {"input/coffee-spectra/x": "", "data/soil/x": ""})
+    def find(slug, **environ): return find_input(slug, environ=environ, root=root)
+    assert find("ada/coffee-spectra") == away / "input" / "coffee-spectra"
+    put(away, {"data/coffee-spectra/x": ""})
+    assert find("ada/coffee-spectra") == away / "data" / "coffee-spectra"
+    put(away, {"data/datasets/ada/coffee-spectra/x": ""})  # a copy of Kaggle's tree
+    assert find("coffee-spectra") == away / "data" / "datasets" / "ada" / "coffee-spectra"
+    put(root, OLDER)
+    assert find("ada/coffee-spectra") == root / "kaggle/input/coffee-spectra"
+    put(root, {"/mine/coffee-spectra/x": "", "/other/soil/x": ""})
+    mine = {"SPECTRAKIT_INPUT": f"/nowhere{os.pathsep}/mine{os.pathsep}/other/soil/"}
+    assert find("coffee-spectra", **mine) == root / "mine/coffee-spectra"
+    assert os.path.samefile(find("soil", **mine), root / "other/soil")  # the variable may name the data set itself
+    put(away, {"here/wood/x": ""})
+    assert find("wood", SPECTRAKIT_INPUT="here") == away / "here" / "wood"
+
+
+def test_the_real_environment_is_the_default(away, monkeypatch):
+    put(away, {"spectra/coffee/x": ""})
+    monkeypatch.setenv("SPECTRAKIT_INPUT", str(away / "spectra"))
+    assert find_input("coffee") == away / "spectra" / "coffee"
+
+
+def test_a_deleted_current_folder_has_no_data(root, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert found_at(put(root, OLDER), "soil") == "kaggle/input/soil"
+
+
+def test_a_marker_finds_the_folder_that_holds_it(root, away):
+    put(root, NEWER)
+    assert found_at(root, "ada/resnet", "*.safetensors") == "kaggle/input/models/ada/resnet/pytorch/small/1"
+    assert found_at(root, "nested", "deep/*.h5") == "kaggle/input/datasets/ada/nested/nested"
+    assert found_at(root, "soil", "*.csv") == "kaggle/input/competitions/soil"  # not soil/train below it
+    with pytest.warns(UserWarning, match="No input is called 'renamed'.*kit.whl"):
+        assert found_at(root, "renamed", "kit.whl") == "kaggle/input/datasets/bob/wheels"
+    with pytest.warns(UserWarning):  # the name leads to a folder, but to the wrong one
+        assert found_at(root, "soil", "spectra.h5") == "kaggle/input/datasets/ada/nested/nested/deep"
+    with pytest.raises(FileNotFoundError, match="nor a folder with 'no.csv'"): found_at(root, "coffee", "no.csv")
+
+
+def test_a_marker_in_two_places_decides_nothing(root, away):
+    put(root, {f"{K}/datasets/ada/a/train.csv": "", f"{K}/datasets/ada/b/train.csv": ""})
+    with pytest.raises(ValueError, match="ada/a, .*ada/b.*only one of them has"): find_input("c", "train.csv",
+                                                                                       environ={}, root=root)
+
+
+def test_the_search_for_a_marker_ends(root, away, monkeypatch):
+    put(root, {f"{K}/a/b/c/d/e/f/g/h/i/j/deep.csv": "", f"{K}/z/wide.csv": ""})
+    (root / "kaggle/input/a/loop").symlink_to(root / "kaggle/input")
+    with pytest.raises(FileNotFoundError): find_input("x", "deep.csv", environ={}, root=root)
+    monkeypatch.setattr(inputs, "MAX_FOLDERS", 2)  # the top and its first folder
+    with pytest.raises(FileNotFoundError): find_input("x", "wide.csv", environ={}, root=root)
+
+
+@pytest.mark.parametrize("marker", ["", "/etc/passwd", "../x", "**/x.csv", "a//b", 3])
+def test_a_wrong_marker_is_refused(root, away, marker):
+    with pytest.raises(ValueError, match="marker.*'train.csv'"): find_input("coffee", marker, environ={}, root=root)
+
+
+def test_two_owners_of_one_name(root, away):
+    put(root, {**NEWER, f"{K}/datasets/eve/coffee-spectra/x": "", f"{K}/datasets/eve/soil/x": ""})
+    with pytest.raises(ValueError, match="ada/coffee-spectra, .*eve/coffee-spectra.*Write more") as caught:
+        find_input("coffee-spectra", environ={}, root=root)
+    assert not isinstance(caught.value, OSError)
+    assert found_at(root, "eve/coffee-spectra") == "kaggle/input/datasets/eve/coffee-spectra"
+    with pytest.raises(ValueError, match="competitions/soil"): find_input("soil", environ={}, root=root)
+    assert found_at(root, "competitions/soil") == "kaggle/input/competitions/soil"
+    assert found_at(root, "coffee-spectra", "train.csv") == "kaggle/input/datasets/ada/coffee-spectra"
+
+
+def test_one_folder_with_two_names_is_one(root, away):
+    put(root, NEWER)
+    (root / "kaggle/input/datasets/eve").mkdir()
+    (root / "kaggle/input/datasets/eve/coffee-spectra").symlink_to(root / "kaggle/input/datasets/ada/coffee-spectra")
+    assert found_at(root, "coffee-spectra") == "kaggle/input/datasets/ada/coffee-spectra"
+
+
+@pytest.mark.parametrize("slug, near", [
+    ("cofee-spectra", "ada/coffee-spectra"), ("Coffee Spectra", "ada/coffee-spectra"),
+    ("coffee_spectra", "ada/coffee-spectra"), ("eve/coffee-spectra", "ada/coffee-spectra"), ("Soil", "soil"),
+    ("feature", "ada/features"), ("ResNet", "ada/resnet")])
+def test_a_wrong_name_gets_the_right_one(root, away, slug, near):
+    with pytest.raises(FileNotFoundError, match=f"Did you mean '{near}'") as caught:
+        find_input(slug, environ={}, root=put(root, NEWER))
+    assert found_at(root, near)  # and what it proposes works
+    assert repr(slug) in str(caught.value)
+
+
+def test_a_failure_says_what_was_looked_at(root, away):
+    put(root, OLDER)
+    put(away, {"data/wood/x": ""})
+    with pytest.raises(FileNotFoundError) as caught: find_input("q", environ={"SPECTRAKIT_INPUT": "/mine"}, root=root)
+    told = str(caught.value)
+    assert "/mine (there is no such folder)" in told and "/kaggle/input (it holds coffee-spectra, features" in told
+    assert f"{away / 'data'} (it holds wood)" in told and f"{away / 'input'} (there is no such folder)" in told
+    assert "Did you mean" not in told
+    for way_out in ("Add Input", "./data/q", "SPECTRAKIT_INPUT"): assert way_out in told
+
+
+def test_a_long_list_is_cut(root, away):
+    put(root, {f"{K}/number-{i:02d}/x": "" for i in range(40)})
+    with pytest.raises(FileNotFoundError, match="number-11, and 28 more"): find_input("q", environ={}, root=root)
+
+
+@pytest.mark.parametrize("slug", ["", " ", "/kaggle/input/coffee", "../coffee", "ada/../coffee", "ada//coffee", "coffee/",
+                                  "https://www.kaggle.com/datasets/ada/coffee", "C:/data", "a\0b", None, 3])
+def test_what_is_no_name_is_refused(root, away, slug):
+    with pytest.raises(ValueError, match="is not the name of an input.*'ada/coffee-spectra'"):
+        find_input(slug, environ={}, root=root)
+
+
+# internet, only when asked
+
+@pytest.fixture
+def server():
+    with socket.create_server(("127.0.0.1", 0)) as listening: yield listening
+
+
+def test_internet_is_there(server):
+    assert has_internet(10, "127.0.0.1", server.getsockname()[1]) is True
+    server.settimeout(10)
+    connection, _ = server.accept()
+    with connection:
+        connection.settimeout(10)
+        assert connection.recv(100) == b""  # nothing was sent
+
+
+def test_nobody_answers(server):
+    port = server.getsockname()[1]
+    server.close()
+    assert has_internet(10, "127.0.0.1", port) is False
+
+
+@pytest.mark.parametrize("error", [socket.gaierror(-3, "Temporary failure in name resolution"),
+                                   OSError(101, "Network is unreachable"), TimeoutError()])
+def test_offline_is_an_answer_and_no_error(monkeypatch, error):
+    def offline(*args, **kwargs): raise error
+    monkeypatch.setattr(socket, "getaddrinfo", offline)
+    assert has_internet(10) is False
+
+
+def test_a_name_lookup_that_hangs_does_not_hold_anybody(monkeypatch):
+    released = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: released.wait(60) and [])
+    began = time.monotonic()
+    assert has_internet(0.2) is False
+    took_s = time.monotonic() - began
+    released.set()
+    assert 0.15 < took_s < 5
+
+
+@pytest.mark.parametrize("host", ["", "no such host.invalid", "x" * 300, "..", "é" * 80])
+def test_a_strange_host_is_not_there(host, monkeypatch):
+    ask = socket.getaddrinfo
+    def local_only(name, *rest, **more):
+        if name and name != "localhost": str(name).encode("idna")  # as the real one does, and asks nobody
+        if name: raise socket.gaierror(-2, "Name or service not known")
+        return ask(name, *rest, **more)
+    monkeypatch.setattr(socket, "getaddrinfo", local_only)
+    assert has_internet(5, host, 9) is False
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, math.inf, math.nan, True, "2", None])
+def test_a_time_out_that_is_none(timeout_s):
+    with pytest.raises(ValueError, match="no time to wait"): has_internet(timeout_s)
+
+
+def test_detect_asks_nobody(root, monkeypatch, smi):
+    def forbidden(*args, **kwargs): raise AssertionError("the network was touched")
+    for name in ("getaddrinfo", "create_connection", "socket"): monkeypatch.setattr(socket, name, forbidden)
+    assert on(root, {**KAGGLE, "PATH": smi(TWO)}).table() and on(root, COLAB).line()
+
+
 # the house
 
 def test_the_import_is_light_and_detect_is_quick():
     code = """if True:
         import sys, time
-        import spectrakit.hardware, spectrakit.platforms as p
+        import spectrakit.hardware, spectrakit.inputs, spectrakit.platforms as p
         heavy = {"torch", "accelerate", "psutil", "pynvml", "numpy", "yaml", "IPython"} & set(sys.modules)
         assert not heavy, heavy
         environ, spectrakit.hardware._nvml = {"PATH": ""}, lambda: []  # the driver takes its own time
