@@ -54,20 +54,32 @@ def profiles(arguments: Sequence[str]) -> int:
     parser = make_parser("profiles", "The profiles that trainer=NAME chooses; with NAME, all its settings with their help.", """
   spectrakit profiles
   spectrakit profiles kaggle_safe
+  spectrakit profiles --compare kaggle kaggle_safe
   spectrakit profiles kaggle_safe > my.yaml && spectrakit train coffee --config my.yaml""")
     parser.add_argument("name", nargs="?", help="a profile")
+    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="the settings in which two profiles differ")
     options = parser.parse_args(arguments)
-    from spectrakit.config import compose, describe, profile_intent, profiles as all_profiles
+    from spectrakit.advice import notable_settings, recommended_profile
+    from spectrakit.config import compose, describe, diff, profile_intent, profiles as all_profiles
+    from spectrakit.platforms import detect
+    from spectrakit.schema import shown
+    if options.compare:
+        a, b = (compose(f"trainer={name}") for name in options.compare)
+        print(table_text([("setting", *options.compare), *((k, shown(x), shown(y)) for k, (x, y) in diff(a, b).items() if k != "profile")]))
+        return 0
     if options.name:
         intent = profile_intent(options.name)
         print(f"# {intent}\n{describe(compose(f'trainer={options.name}'))}")
         return 0
-    rows = [("profile", "devices", "batch", "accumulation", "precision", "time limit", "intent")]
+    fits, why = recommended_profile(detect())
+    base, rows = compose(), [("profile", "devices", "batch", "precision", "time limit", "notable", "intent")]
     for name in all_profiles()["trainer"]:
         c = compose(f"trainer={name}")
-        rows.append((name, str(c.distributed.world_size), str(c.data.micro_batch_size), str(c.training.gradient_accumulation_steps),
-                     c.distributed.mixed_precision, c.watchdog.limit or "none", profile_intent(name)))
+        batch = f"{c.data.micro_batch_size} × {c.training.gradient_accumulation_steps}"
+        rows.append((f"{name} ←" if name == fits else name, str(c.distributed.world_size), batch, c.distributed.mixed_precision,
+                     c.watchdog.limit or "none", notable_settings(c, base), profile_intent(name)))
     print(table_text(rows))
+    print(f"← fits this machine: {why}. Other groups: {', '.join(g for g in all_profiles() if g != 'trainer')}.")
     return 0
 
 
@@ -145,7 +157,7 @@ def runs(arguments: Sequence[str]) -> int:
     parser = make_parser("runs", "The runs in DIR, newest first.", """
   spectrakit runs
   spectrakit runs /kaggle/working/runs""")
-    parser.add_argument("folder", nargs="?", default="runs", metavar="DIR", help="default: runs")
+    parser.add_argument("folder", nargs="?", metavar="DIR", help="default: where this platform keeps them, such as ./runs")
     options = parser.parse_args(arguments)
     from spectrakit.platforms import format_duration
     from spectrakit.run import list_runs
@@ -155,7 +167,7 @@ def runs(arguments: Sequence[str]) -> int:
         step = max((e.get("step") or 0 for e in events), default=0)
         rows.append((run.path.name, run.status, str(step), format_duration(events[-1]["t"]) if events else "–",
                      f"{best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else "–"))
-    print(table_text(rows) if len(rows) > 1 else f"There are no runs in {options.folder} yet: spectrakit train coffee")
+    print(table_text(rows) if len(rows) > 1 else "There are no runs yet: spectrakit train coffee")
     return 0
 
 

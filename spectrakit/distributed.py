@@ -63,7 +63,8 @@ class RunContext:
 
     def unwrap(self, model: Any) -> Any:
         "The task's own module inside a prepared model."
-        return self.accelerator.unwrap_model(model)
+        module = self.accelerator.unwrap_model(model)
+        return getattr(module, "_orig_mod", module)  # what torch.compile wraps
 
 # %% ../nbs/06_distributed.ipynb #23a2fc03
 def create_run_context(config: Config, platform: Platform) -> RunContext:

@@ -25,8 +25,8 @@ from torch.utils.data import TensorDataset
 
 from .events import last_event, read_events
 from .example_data import (ORIGINS, MissingExtra, coffee_data, demo_package, derivative, draw_views,
-                                     fermentation_data, fold_of_samples, linear_correction, nearest_spectrum, online_data,
-                                     split, standard_normal_variate, whole_number)
+                                     fermentation_data, fold_of_samples, linear_correction, nearest_spectrum,
+                                     online_data, split, standard_normal_variate, whole_number)
 from .schema import Config
 from .task import Task
 
@@ -231,7 +231,7 @@ BRIEF = {"coffee": ("trainer.max_epochs=5",), "fermentation": ()}  # settings of
 
 
 def quick_metrics(task: str, *overrides: str) -> dict[str, float]:
-    "Train in this process and return the metrics after the last step. RuntimeError where the run did not come to its end."
+    "Train in this process; the metrics after the last step. RuntimeError where the run did not come to its end."
     from spectrakit.config import compose
     from spectrakit.launch import Job, launch
     from spectrakit.platforms import detect
@@ -286,8 +286,8 @@ def fermentation_hplc(seed: int) -> float:
     from spectrakit.config import compose
     from spectrakit.run import fit, predict
     with tempfile.TemporaryDirectory(prefix="spectrakit-") as folder:
-        run = fit("fermentation", compose("task.fold=-1", "launch.mode=inline", f"run.dir={folder}", f"seed={seed}"), show=False)
-        found = predict("fermentation", run.raise_for_status())
+        config = compose("task.fold=-1", "launch.mode=inline", f"run.dir='{folder}'", f"seed={seed}")
+        found = predict("fermentation", fit("fermentation", config, show=False).raise_for_status())
     return rmse(found.values, found.targets)
 
 # %% ../nbs/24b_examples.ipynb #23a2fc11
@@ -305,7 +305,8 @@ def _kept_run(task: str, runs: str, *overrides: str) -> tuple:
     "A run in a child process, and its predictions; RuntimeError where it failed."
     from spectrakit.config import compose
     from spectrakit.run import fit, predict
-    run = fit(task, compose(f"run.dir='{runs}'", "trainer.log_every_n_steps=10", *BRIEF[task], *overrides)).raise_for_status()
+    config = compose(f"run.dir='{runs}'", "trainer.log_every_n_steps=10", *BRIEF[task], *overrides)
+    run = fit(task, config).raise_for_status()
     return run, predict(task, run, out=run.path / "predictions.csv")
 
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .advice import ignored_settings, resolve_env
 from .checkpoint import find_checkpoint, write_atomic
 from .config import compose, sha256, snapshot
 from .events import effective_events, last_event, read_events, write_metrics_csv
@@ -64,14 +65,14 @@ def _check_writable(path: Path) -> None:
 _RECORDED = ("spectrakit", "torch", "accelerate", "hydra-core", "omegaconf", "numpy", "safetensors")
 
 
-def environment(config: Config, platform: Platform) -> dict:
-    "Platform, hardware, versions, git commit, config hash and time limit, as plain values."
+def environment(config: Config, platform: Platform, auto: dict[str, str]) -> dict:
+    "Platform, hardware, versions, git commit, config hash, time limit, what `auto` became and what has no effect, as plain values."
     from importlib.metadata import PackageNotFoundError, version
     versions = {"python": sys.version.split()[0]}
     for name in _RECORDED:
         with contextlib.suppress(PackageNotFoundError): versions[name] = version(name)
     return {"platform": platform.to_dict(), "versions": versions, "git_commit": _git_commit(), "config_sha256": sha256(config),
-            "time_limit": asdict(time_limit(config, platform))}
+            "time_limit": asdict(time_limit(config, platform)), "auto": auto, "ignored": ignored_settings(config)}
 
 
 def _git_commit() -> str | None:
@@ -215,9 +216,9 @@ def open_run(path: Path | str) -> Run:
     return Run(path)
 
 
-def list_runs(folder: Path | str = "runs") -> list[Run]:
-    "The runs in `folder`, newest first. RequestError where there is no such folder."
-    folder = Path(folder)
+def list_runs(folder: Path | str | None = None) -> list[Run]:
+    "The runs in `folder` (None: where this platform keeps them), newest first. RequestError where there is no such folder."
+    folder = Path(resolve_env(compose(), detect())[0].run.dir if folder is None else folder)
     if not folder.is_dir(): raise RequestError(f"There is no folder {str(folder)!r}. Runs go to ./runs, or to where run.dir says.")
     found = [Run(p) for p in folder.iterdir() if (p / "config.yaml").is_file() and (p / "events.jsonl").is_file()]
     return sorted(found, key=lambda run: (run.path / "config.yaml").stat().st_mtime, reverse=True)
@@ -251,12 +252,11 @@ def fit(task: Any, config: Config | None = None, *, predict: str | Path | None =
     config = replace(config, task={**config.task, "name": task if isinstance(task, str) else name_of(task)})
     if predict is not None: _check_folder(Path(predict))
     platform = detect()
-    path = new_run_dir(config, config.task["name"])
+    path = new_run_dir(resolve_env(config, platform)[0], config.task["name"])
     run = Run(path, None if isinstance(task, str) else task)
     try:
         with locked(path):
             (path / "config.yaml").write_text(snapshot(config), encoding="utf-8")
-            write_atomic(path / "environment.json", json.dumps(environment(config, platform), indent=1) + "\n")
             _train(run, "train", config, platform, task, show)
     except RequestError:
         shutil.rmtree(path, ignore_errors=True)
@@ -267,6 +267,8 @@ def fit(task: Any, config: Config | None = None, *, predict: str | Path | None =
 
 def _train(run: Run, kind: str, config: Config, platform: Platform, task: Any, show: bool) -> None:
     "Have the job done, show it, and write what is left at the end."
+    config, auto = resolve_env(config, platform)
+    if kind == "train": write_atomic(run.path / "environment.json", json.dumps(environment(run.config, platform, auto), indent=1) + "\n")
     view = TextView(run.path, every_s=10.0 if "ipykernel" in sys.modules else 60.0, only_new=kind == "resume") if show else None
     launch(Job(kind, run.path, config, platform), task, view.update if view else lambda: None)
     try: summarize(run)
@@ -324,8 +326,10 @@ def _predict(task: Any, run: Run, out: str | Path | None) -> Predictions:
     out = None if out is None else Path(out)
     if out is not None: _check_folder(out)
     # a run on a read-only disk, such as Kaggle's input: what is made of it goes beside the other runs
+    platform = detect()
+    config, _ = resolve_env(config, platform)
     folder = run.path if os.access(run.path, os.W_OK) else new_run_dir(config, f"{run.path.name}-predictions")
-    job = Job("predict", folder, config, detect(), None if out is None else str(out), run.path)
+    job = Job("predict", folder, config, platform, None if out is None else str(out), run.path)
     outcome: Outcome = launch(job, task, lambda: None)
     if outcome.status != "completed": raise RuntimeError(f"Predicting with {run.path.name} failed: {outcome.reason}")
     with numpy.load(folder / "predictions.npz", allow_pickle=False) as stored: return Predictions(dict(stored), folder / "predictions.npz", out)

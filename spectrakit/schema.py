@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['RequestError', 'did_you_mean', 'setting', 'DataConfig', 'DataloaderConfig', 'OptimizerConfig', 'SchedulerConfig',
            'TrainingConfig', 'TrainerConfig', 'EarlyStoppingConfig', 'CheckpointConfig', 'DistributedConfig',
-           'LimitsConfig', 'WatchdogConfig', 'LaunchConfig', 'RunConfig', 'Config', 'Setting', 'settings', 'get',
-           'to_dict', 'wants', 'shown', 'check_setting']
+           'StageConfig', 'LimitsConfig', 'WatchdogConfig', 'LaunchConfig', 'RunConfig', 'Config', 'Setting',
+           'settings', 'get', 'to_dict', 'wants', 'shown', 'check_setting']
 
 # %% ../nbs/02a_schema.ipynb #23a2fcf4
 import dataclasses
@@ -45,6 +45,20 @@ def _auto_or_count(value: Any) -> None:
         raise ValueError("it needs 'auto' or a whole number from 1 up")
 
 
+def _auto_or_workers(value: Any) -> None:
+    if value != "auto" and not (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        raise ValueError("it needs 'auto' or a whole number from 0 up")
+
+
+def _auto_or_flag(value: Any) -> None:
+    if value != "auto" and not isinstance(value, bool): raise ValueError("it needs auto, true or false")
+
+
+def _auto_or_seconds(value: Any) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    if value != "auto" and not number: raise ValueError("it needs 'auto' or a number of seconds above 0")
+
+
 def _duration(value: Any) -> None:
     if value is not None: parse_duration(value)
 
@@ -62,9 +76,10 @@ class DataConfig:
 @dataclass(frozen=True)
 class DataloaderConfig:
     "How samples are read where the data set is not held as tensors."
-    num_workers: int = setting(0, "processes that read samples; 0: the training process itself", minimum=0)
+    num_workers: Any = setting("auto", "processes that read samples; 0: the training process itself; auto: as env/ says",
+                               check=_auto_or_workers)
     prefetch_factor: int = setting(2, "batches that each worker reads ahead", minimum=1)
-    pin_memory: bool = setting(True, "page-locked host memory, for faster copies to a GPU")
+    pin_memory: Any = setting("auto", "page-locked host memory, for faster copies to a GPU; auto: as env/ says", check=_auto_or_flag)
     persistent_workers: bool = setting(False, "keep the workers from one epoch to the next")
 
 # %% ../nbs/02a_schema.ipynb #23a2fc04
@@ -106,6 +121,7 @@ class TrainerConfig:
     check_val_every_n_steps: int | None = setting(None, "evaluate also after every n-th optimizer step", minimum=1)
     log_every_n_steps: int = setting(50, "optimizer steps between two log points; the device is only waited for there", minimum=1)
     deterministic: bool = setting(False, "only deterministic algorithms: same hardware, same bits")
+    compile: bool = setting(False, "torch.compile the model: a slow first step, faster ones after it")
 
 
 @dataclass(frozen=True)
@@ -130,9 +146,27 @@ class CheckpointConfig:
 # %% ../nbs/02a_schema.ipynb #23a2fc06
 @dataclass(frozen=True)
 class DistributedConfig:
-    "Processes and precision."
-    world_size: Any = setting("auto", "processes that train together; auto: one for each GPU", check=_auto_or_count)
-    mixed_precision: str = setting("auto", "number format of the forward pass; auto: what the GPU does well", choices=("auto", "no", "fp16", "bf16"))
+    "Processes and precision: the one block in which multi-process behaviour lives."
+    enabled: Any = setting("auto", "train in several processes; auto: where world_size is more than one", check=_auto_or_flag)
+    world_size: Any = setting("auto", "processes that train together, on all machines; auto: one for each GPU", check=_auto_or_count)
+    num_nodes: int = setting(1, "machines that train together", minimum=1)
+    strategy: str = setting("auto", "how processes share the work; auto: ddp", choices=("auto", "ddp", "fsdp"))
+    backend: str = setting("auto", "how they talk; auto: nccl on GPUs, gloo on CPUs", choices=("auto", "nccl", "gloo"))
+    mixed_precision: str = setting("auto", "number format of the forward pass; auto: what the GPU does well",
+                                   choices=("auto", "no", "fp16", "bf16"))
+    sync_batchnorm: bool = setting(False, "batch norm over the batches of all processes")
+    static_graph: bool = setting(False, "promise that every step uses the same parameters: less overhead")
+    find_unused_parameters: bool = setting(False, "look for parameters without gradient in each step: slower")
+    gradient_as_bucket_view: bool = setting(True, "gradients live in the communication buckets: less memory")
+    bucket_cap_mb: int = setting(25, "size of a communication bucket in MB", minimum=1)
+    timeout_s: Any = setting("auto", "seconds until a collective that hangs is given up; auto: as env/ says", check=_auto_or_seconds)
+    env: dict[str, Any] = setting({}, "environment variables for the processes, such as NCCL_DEBUG; what you exported wins")
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    "A stage without gradients."
+    gradient_accumulation_steps: int = setting(1, "recorded for symmetry; nothing is accumulated without gradients", minimum=1)
 
 
 @dataclass(frozen=True)
@@ -159,7 +193,7 @@ class LaunchConfig:
 @dataclass(frozen=True)
 class RunConfig:
     "Where the run's folder goes."
-    dir: str = setting("runs", "folder that holds the runs")
+    dir: str = setting("auto", "folder that holds the runs; auto: where env/ keeps what must stay")
     name: str | None = setting(None, "start of the run folder's name; null: the task's name")
 
 # %% ../nbs/02a_schema.ipynb #23a2fc07
@@ -167,6 +201,7 @@ class RunConfig:
 class Config:
     "All settings of a run, checked. Made by `config.compose`; it cannot be changed in place."
     profile: str = setting("defaults", "the trainer profile that was chosen (recorded; choose with trainer=NAME)")
+    env: str = setting("auto", "the env profile that was chosen (recorded; choose with env=NAME); auto: the platform's")
     task: dict[str, Any] = setting({}, "what to train: `name`, and the task's own options")
     seed: int = setting(0, "seed of everything random", minimum=0, maximum=2**32 - 1)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -177,6 +212,8 @@ class Config:
     trainer: TrainerConfig = dataclasses.field(default_factory=TrainerConfig)
     early_stopping: EarlyStoppingConfig = dataclasses.field(default_factory=EarlyStoppingConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    eval: StageConfig = dataclasses.field(default_factory=StageConfig)
+    test: StageConfig = dataclasses.field(default_factory=StageConfig)
     distributed: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
     limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
     watchdog: WatchdogConfig = dataclasses.field(default_factory=WatchdogConfig)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['train_loop', 'scale_gradients', 'lr_rule', 'step_scheduler', 'set_lr', 'not_finite', 'next_due', 'at_step_edge',
-           'start_interval', 'log_step', 'run_evaluation', 'check_first_batches', 'resolve_monitor', 'prepare',
-           'train_run', 'finish', 'write_start']
+           'start_interval', 'log_step', 'run_evaluation', 'check_first_batches', 'resolve_monitor', 'compiled',
+           'prepare', 'train_run', 'finish', 'write_start']
 
 # %% ../nbs/09c_trainer.ipynb #23a2fcf4
 import contextlib
@@ -216,6 +216,19 @@ def resolve_monitor(config: Config, names: list[str]) -> tuple[str | None, str]:
     return found, mode if mode != "auto" else ("max" if larger_is_better else "min")
 
 # %% ../nbs/09c_trainer.ipynb #23a2fc06
+def compiled(task: Any, model: Any, train: Any, log: EventLog) -> Any:
+    "The model compiled and tried on one batch; where that fails, as without a C++ compiler, the model as it is, with a message."
+    import torch
+    result = torch.compile(model)
+    try:
+        check_first_batches(task, result, train, None)
+        return result
+    except RequestError: raise
+    except Exception as error:
+        log.write("message", text=f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+        return model
+
+
 def prepare(task: Any, config: Config, context: RunContext, run_dir: Path, log: EventLog, budget: Budget,
             stop_asked: Callable[[], bool]) -> Session:
     "Data, model and optimizer, checked, at step 0. RequestError where the request cannot work."
@@ -237,6 +250,7 @@ def prepare(task: Any, config: Config, context: RunContext, run_dir: Path, log: 
     collate = task.collate if callable(getattr(task, "collate", None)) else None
     batches = train_batches(train, context.device, plan, config, collate)
     checks = valid and eval_batches(valid, context.device, config, collate, config.limits.max_val_batches)
+    if config.trainer.compile: model = compiled(task, model, batches, log)
     monitor, mode = resolve_monitor(config, list(check_first_batches(task, model, batches, checks)))
     steps = total_steps(config, plan)
     optimizer = task.optimizer(model, config) if callable(getattr(task, "optimizer", None)) else build_optimizer(model, config)
@@ -294,14 +308,19 @@ def write_start(s: Session, resume: bool, notes: list[str]) -> None:
     "Say what was decided, in the log and in environment.json; a run that goes on writes a `restart` besides."
     import torch
     c, p = s.config, s.progress
+    file = s.run_dir / "environment.json"
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    lr, plan = s.base_lrs[0], s.plan
     decided = {"task": c.task.get("name") or type(s.task).__name__, "device": str(s.context.device), "mixed_precision": s.context.mixed_precision,
                "reasons": s.context.reasons, "micro_batch_size": s.plan.micro_batch_size, "gradient_accumulation_steps": s.plan.gradient_accumulation_steps,
                "world_size": s.plan.world_size, "effective_batch_size": s.plan.effective_batch_size, "train_samples": s.plan.samples,
-               "steps_per_epoch": s.plan.steps_per_epoch, "total_steps": s.total_steps, "base_lr": s.base_lrs[0], "monitor": s.monitor, "mode": s.mode,
+               "steps_per_epoch": s.plan.steps_per_epoch, "total_steps": s.total_steps, "base_lr": lr,
+               # the rule of thumb of the linear scaling rule: what the same rate amounts to, compared with one micro batch a step
+               "effective_lr": lr * plan.gradient_accumulation_steps * plan.world_size,
+               "config_sha256": known.get("config_sha256"), "git_commit": known.get("git_commit"), "versions": known.get("versions"),
+               "auto": known.get("auto", {}), "ignored": known.get("ignored", []), "monitor": s.monitor, "mode": s.mode,
                "parameters": sum(q.numel() for q in s.params), "threads": torch.get_num_threads(), "torch": torch.__version__}
     if resume: s.log.write("restart", step=p.step, epoch=p.epoch, notes=notes)
     else: s.log.write("start", **decided)
     s.log.write("budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), told=s.budget.told())
-    file = s.run_dir / "environment.json"
-    known = json.loads(file.read_text()) if file.is_file() else {}
     write_atomic(file, json.dumps({**known, "decided": decided}, indent=1) + "\n")

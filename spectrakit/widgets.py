@@ -107,4 +107,4 @@ def start_lines(event: dict) -> list[str]:
     batch = f"{event['micro_batch_size']} × {event['gradient_accumulation_steps']} × {event['world_size']}"
     return [f"{event['task']}: {event['train_samples']} samples, {event['parameters']:,} parameters, {event['total_steps']} optimizer steps in {epochs:.4g} epochs",
             f"effective batch {event['effective_batch_size']} (micro batch × accumulation × processes = {batch})",
-            *(reason for reason in event.get("reasons", {}).values())]
+            *event.get("reasons", {}).values(), *(f"note: {sentence}" for sentence in event.get("ignored") or [])]
