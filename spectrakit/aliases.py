@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from .schema import CheckpointConfig, DataloaderConfig, RequestError, did_you_mean, settings
+from .schema import TRACKERS, CheckpointConfig, DataloaderConfig, RequestError, did_you_mean, settings
 
 # %% ../nbs/02b_aliases.ipynb #23a2fc01
 _DDP = ("static_graph", "find_unused_parameters", "gradient_as_bucket_view", "bucket_cap_mb", "sync_batchnorm")
@@ -35,6 +35,9 @@ ALIASES = {
     **dict.fromkeys(("training.epochs", "trainer.epochs"), "trainer.max_epochs"),
     **dict.fromkeys(("training.compile_model", "trainer.compile_model"), "trainer.compile"),
     "training.grad_clip_norm": "trainer.gradient_clip_val",
+    **dict.fromkeys(("trainer.logger", "trainer.loggers", "training.log_with", "trainer.log_with", "training.report_to", "trainer.report_to",
+                     "report_to", "log_with"), "tracking.names"),
+    **dict.fromkeys(("console", "trainer.console"), "run.console"),
     "trainer.seed": "seed",
     "trainer.monitor": "checkpoint.monitor",
     "trainer.mode": "checkpoint.mode",
@@ -56,6 +59,7 @@ def _canonical_value(key: str, value: Any) -> Any:
     if target == "distributed.mixed_precision":
         if str(value).lower() not in _PRECISIONS: raise RequestError(f"{key}={value} is not possible: it needs 16, bf16, 32 or auto.")
         return _PRECISIONS[str(value).lower()]
+    if target == "tracking.names": return _tracker_names(value)
     if key in ("trainer.strategy", "trainer.strategy.class_path"):
         name = str(value).rsplit(".", 1)[-1].lower()
         return next((kind for kind in ("fsdp", "ddp") if name.startswith(kind)), name)
@@ -64,6 +68,15 @@ def _canonical_value(key: str, value: Any) -> Any:
             raise RequestError(f"{key}={value} names GPUs, and this takes their number. Choose them with CUDA_VISIBLE_DEVICES, and write trainer.devices=2.")
         return "auto" if value in (-1, "-1") else value
     return value
+
+
+def _tracker_names(value: Any) -> Any:
+    "Names of trackers as a list; Lightning's classes, and `all`, `none`, true and false, are understood too."
+    whole = {"all": list(TRACKERS), **dict.fromkeys(("none", "null", "false", ""), ["csv"]), "true": ["csv", "tensorboard"]}
+    if value is None or isinstance(value, (str, bool)) and str(value).lower() in whole: return whole["none" if value is None else str(value).lower()]
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)): return value
+    return list(dict.fromkeys(str(n).strip().rsplit(".", 1)[-1].lower().removesuffix("logger") for n in names))
 
 # %% ../nbs/02b_aliases.ipynb #23a2fc03
 def resolve_aliases(pairs: typing.Iterable[tuple[str, Any]], explicit: bool, base: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -149,7 +162,8 @@ def parse_overrides(overrides: typing.Iterable[str], groups: dict[str, list[str]
             elif "/" in key:
                 hint = did_you_mean(key, groups) or f" There are: {', '.join(groups)}."
                 raise RequestError(f"There is no group of profiles {key!r}.{hint}")
-            elif key in ("profile", "env"): raise RequestError(f"{text!r} is no setting: choose a profile with {'env' if key == 'env' else 'trainer'}=NAME.")
+            elif key in ("profile", "env"):
+                raise RequestError(f"{text!r} only records a choice. Choose a profile with {'trainer' if key == 'profile' else key}={value}.")
             else: pairs += _values("task.name" if key == "task" and isinstance(value, str) else key, value)
     return Overrides(chosen, tuple(pairs), tuple(notes))
 

@@ -39,13 +39,18 @@ def info(arguments: Sequence[str]) -> int:
   spectrakit info
   spectrakit info --json | python -m json.tool""")
     parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--internet", action="store_true", help="try also whether there is internet (2 s at most)")
     options = parser.parse_args(arguments)
+    from spectrakit.inputs import has_internet
     from spectrakit.platforms import detect
     platform = detect()
+    internet = {"internet": has_internet()} if options.internet else {}
     if options.json:
         import json
-        print(json.dumps(platform.to_dict()))
-    else: print(platform.table())
+        print(json.dumps({**platform.to_dict(), **internet}))
+        return 0
+    print(platform.table())
+    if internet: print(f"{'internet':14} {'yes' if internet['internet'] else 'no'}")
     return 0
 
 

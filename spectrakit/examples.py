@@ -120,10 +120,10 @@ class CalibrationNet(nn.Module):
         nn.init.zeros_(self.line.weight)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(inputs.device.type, enabled=False):  # the small components would be lost in half precision
+        with torch.autocast(inputs.device.type, enabled=False):  # half precision would lose the small components
             scores = (inputs.float() - self.mean) @ self.axes
-        # 50 lets the linear part arrive within a few dozen steps of the usual learning rate; 0.1 keeps the bend small
-        return self.centre + self.spread * (self.line(50 * scores) + 0.1 * self.bend(scores))[:, 0]
+            # 50: the linear part arrives within a few dozen steps of the usual learning rate; 0.1: the bend stays small
+            return self.centre + self.spread * (self.line(50 * scores) + 0.1 * self.bend(scores))[:, 0]
 
 # %% ../nbs/24b_examples.ipynb #23a2fc06
 class Fermentation(Task):

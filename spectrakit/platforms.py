@@ -308,11 +308,12 @@ def input_folders(environ: Mapping[str, str], root: str) -> list[tuple[str, str]
     "Folders in which data sets may lie, best first: as the machine calls them, and where they are under `root`."
     told = [os.path.expanduser(part) for part in environ.get("SPECTRAKIT_INPUT", "").split(os.pathsep) if part]
     try: here = os.getcwd()
-    except FileNotFoundError: here = None
-    shown = [part if os.path.isabs(part) or not here else os.path.join(here, part) for part in told]
-    found = [(path, under_root(root, path)) for path in (*shown, "/kaggle/input")]
-    # the current folder is this process's own, also on a faked machine
-    return found + [(path, path) for path in (os.path.join(here, name) for name in ("data", "input") if here)]
+    except FileNotFoundError: here = None  # the current folder was deleted under us
+    found = []
+    for path in (*told, "/kaggle/input", "data", "input"):
+        if os.path.isabs(path): found.append((path, under_root(root, path)))
+        elif here: found.append((os.path.join(here, path),) * 2)  # this process's own, also on a faked machine
+    return found
 
 # %% ../nbs/00b_platforms.ipynb #23a2fc14
 def _folders(environ: Mapping[str, str], root: str, name: str) -> tuple[str | None, str, str]:

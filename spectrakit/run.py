@@ -29,7 +29,7 @@ from .plots import Picture, plot_curves, save_figure
 from .schema import Config, RequestError, to_dict
 from .task import check_task
 from .watchdog import time_limit
-from .widgets import TextView, show_metrics
+from .widgets import make_view, show_metrics
 
 # %% ../nbs/22_run.ipynb #23a2fc01
 def new_run_dir(config: Config, label: str, now: float | None = None) -> Path:
@@ -269,8 +269,11 @@ def _train(run: Run, kind: str, config: Config, platform: Platform, task: Any, s
     "Have the job done, show it, and write what is left at the end."
     config, auto = resolve_env(config, platform)
     if kind == "train": write_atomic(run.path / "environment.json", json.dumps(environment(run.config, platform, auto), indent=1) + "\n")
-    view = TextView(run.path, every_s=10.0 if "ipykernel" in sys.modules else 60.0, only_new=kind == "resume") if show else None
-    launch(Job(kind, run.path, config, platform), task, view.update if view else lambda: None)
+    every_s = 10.0 if "ipykernel" in sys.modules else 60.0
+    view = make_view(config.run.console if show else "none", run.path, every_s=every_s, only_new=kind == "resume")
+    try: launch(Job(kind, run.path, config, platform), task, view.update if view else lambda: None)
+    finally:
+        if view: view.close()
     try: summarize(run)
     except OSError as error: print(f"{run.path.name}: the summary was not written ({error.strerror}); the run itself is as its log says", file=sys.stderr)
 

@@ -19,6 +19,7 @@ from .checkpoint import (find_checkpoint, load_state, load_weights, prune, rando
 from .distributed import RunContext
 from .events import EventLog
 from .schema import Config, RequestError
+from .trackers import Trackers
 from .watchdog import Budget
 
 # %% ../nbs/09b_session.ipynb #23a2fc01
@@ -61,6 +62,7 @@ class Session:
     monitor: str | None
     mode: str
     progress: Progress = field(default_factory=Progress)
+    trackers: Trackers = field(default_factory=Trackers)
     look_at: float = 0.0
     saved_at: float = 0.0
     interval: dict = field(default_factory=lambda: {"began": 0.0, "step": 0, "samples": 0, "loss": 0.0, "paused_s": 0.0})

@@ -25,6 +25,7 @@ from .events import EventLog
 from .schema import Config, RequestError, did_you_mean
 from .session import Session, ema_weights, restore_session, save, save_due, update_ema
 from .task import build_optimizer, check_loss, check_task, evaluate, repeatable, seed_everything
+from .trackers import check_trackers, start_trackers
 from .watchdog import Budget
 
 # %% ../nbs/09c_trainer.ipynb #23a2fc01
@@ -163,8 +164,10 @@ def log_step(s: Session) -> tuple[str, str] | None:
     if s.context.device.type == "cuda":
         import torch
         memory = {"gpu_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3)}
-    s.log.write("step", step=p.step, epoch=round(p.step / s.plan.steps_per_epoch, 4), loss=loss, lr=s.optimizer.param_groups[0]["lr"],
-                samples_per_s=round(i["samples"] / seconds, 1), **memory)
+    point = {"epoch": round(p.step / s.plan.steps_per_epoch, 4), "loss": loss, "lr": s.optimizer.param_groups[0]["lr"],
+             "samples_per_s": round(i["samples"] / seconds, 1), **memory}
+    s.log.write("step", step=p.step, **point)
+    s.trackers.log(p.step, point)
     start_interval(s)
     return None
 
@@ -188,6 +191,7 @@ def run_evaluation(s: Session) -> bool:
     if better: p.best_value, p.best_step, p.best_metrics = value, p.step, dict(p.metrics)
     p.bad_evals = 0 if enough else p.bad_evals + 1
     s.log.write("eval", step=p.step, epoch=round(p.step / s.plan.steps_per_epoch, 4), metrics=p.metrics, best=better, seconds=round(seconds, 3))
+    s.trackers.log(p.step, p.metrics)
     return better
 
 # %% ../nbs/09c_trainer.ipynb #23a2fc05
@@ -234,6 +238,7 @@ def prepare(task: Any, config: Config, context: RunContext, run_dir: Path, log: 
     "Data, model and optimizer, checked, at step 0. RequestError where the request cannot work."
     import torch
     check_task(task, config)
+    check_trackers(config)
     seed_everything(config.seed)
     sets = task.datasets(config)
     if not isinstance(sets, (tuple, list)) or len(sets) != 2:
@@ -278,8 +283,12 @@ def train_run(task: Any, config: Config, context: RunContext, run_dir: Path, bud
             s = prepare(task, config, context, run_dir, log, budget, stop_asked)
             notes = restore_session(s) if resume else []
             write_start(s, resume, notes)
+            s.trackers = start_trackers(config, run_dir, lambda text: log.write("message", text=text), context.is_main,
+                                        s.progress.step if resume else None)
             status, reason = train_loop(s)
-        except RequestError: raise
+        except RequestError:
+            if s is not None: s.trackers.close(failed=True)
+            raise
         except (Exception, SystemExit) as error:  # a task that calls exit() must not take the notebook along
             traceback.print_exc()  # in a child: into logs/rank-0.log
             with contextlib.suppress(OSError):
@@ -288,6 +297,7 @@ def train_run(task: Any, config: Config, context: RunContext, run_dir: Path, bud
             status, reason = "failed", f"{type(error).__name__}: {error}"
         if s is not None and s.progress.step > 0: finish(s, status)
         log.write("end", status=status, reason=reason, step=s.progress.step if s else 0, metrics=s.progress.metrics if s else {})
+        if s is not None: s.trackers.close(failed=status == "failed")  # last: a slow one keeps nothing waiting
         log.close()
         return status, reason
 

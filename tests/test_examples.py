@@ -127,15 +127,15 @@ except ImportError as error: print(error)
 sys.exit(demo())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=clean_environ())
-    lines = done.stdout.splitlines()
+    sentence, *again = done.stdout.splitlines()
     assert done.returncode == 2 and not done.stderr, done.stderr
-    assert len(lines) == 2 and lines[0] == lines[1] and package in lines[0] and 'pip install "spectrakit[demo]"' in lines[0]
+    assert again == [sentence] and package in sentence and 'pip install "spectrakit[demo]"' in sentence
 
 
 def test_the_command_line_refuses_a_task_whose_data_are_not_installed(tmp_path):
     hidden = tmp_path / "hidden" / "chemotools"
     hidden.mkdir(parents=True)
-    (hidden / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'chemotools'\", name='chemotools')\n")
+    (hidden / "__init__.py").write_text("raise ModuleNotFoundError('no module', name='chemotools')\n")
     done = run_cli(tmp_path, "train", "coffee", env={"PYTHONPATH": str(hidden.parent)})
     assert done.returncode == 2 and 'pip install "spectrakit[demo]"' in done.stderr and "Traceback" not in done.stderr
     assert not list((tmp_path / "runs").glob("*")), "a run folder was left behind"

@@ -864,8 +864,8 @@ def test_a_long_list_is_cut(root, away):
     with pytest.raises(FileNotFoundError, match="number-11, and 28 more"): find_input("q", environ={}, root=root)
 
 
-@pytest.mark.parametrize("slug", ["", " ", "/kaggle/input/coffee", "../coffee", "ada/../coffee", "ada//coffee", "coffee/",
-                                  "https://www.kaggle.com/datasets/ada/coffee", "C:/data", "a\0b", None, 3])
+@pytest.mark.parametrize("slug", ["", " ", "/kaggle/input/coffee", "../coffee", "ada/../coffee", "ada//coffee",
+                                  "coffee/", "https://www.kaggle.com/datasets/ada/coffee", "C:/data", "a\0b", None, 3])
 def test_what_is_no_name_is_refused(root, away, slug):
     with pytest.raises(ValueError, match="is not the name of an input.*'ada/coffee-spectra'"):
         find_input(slug, environ={}, root=root)

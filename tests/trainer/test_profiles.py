@@ -1,4 +1,4 @@
-"The four profiles of the group `trainer`: what they promise, that they take overrides, that they explain each key."
+"The profiles of the group `trainer`: what they promise, that they take overrides, that they explain each key."
 import re
 from pathlib import Path
 
@@ -11,14 +11,15 @@ from spectrakit.config import (RequestError, compose, diff, from_dict, load_yaml
 from spectrakit.platforms import parse_duration
 from spectrakit.schema import get, to_dict
 
-NAMES = ("ci_fast", "defaults", "kaggle", "kaggle_safe")
+NAMES = ("a100", "ci_fast", "ddp", "defaults", "gpu", "h100_bf16", "kaggle", "kaggle_2xt4", "kaggle_safe", "local_safe", "multi_gpu",
+         "smoke")
 FOLDER = Path(spectrakit.__file__).parent / "profiles"
 pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_these_profiles_are_there_and_say_what_they_are_for():
     assert profiles()["trainer"] == list(NAMES)
-    assert all(len(profile_intent(name)) > 20 for name in NAMES) and len({profile_intent(name) for name in NAMES}) == 4
+    assert all(len(profile_intent(name)) > 20 for name in NAMES) and len({profile_intent(name) for name in NAMES}) == len(NAMES)
 
 
 @pytest.mark.parametrize("name, key, value", [
@@ -40,6 +41,19 @@ def test_these_profiles_are_there_and_say_what_they_are_for():
     ("ci_fast", "training.gradient_accumulation_steps", 1),
     ("ci_fast", "checkpoint.enabled", False),
     ("ci_fast", "trainer.deterministic", True),
+    *((name, key, value) for name, promised in {
+        "kaggle_2xt4": {"distributed.world_size": 2, "early_stopping.enabled": True, "trainer.deterministic": True},
+        "multi_gpu": {"distributed.world_size": "auto", "distributed.static_graph": True, "distributed.backend": "nccl",
+                      "distributed.sync_batchnorm": True, "distributed.bucket_cap_mb": 50},
+        "gpu": {"distributed.world_size": "auto", "distributed.strategy": "ddp", "distributed.static_graph": False},
+        "ddp": {"distributed.world_size": 16, "distributed.num_nodes": 2, "distributed.timeout_s": 3600},
+        "local_safe": {"data.micro_batch_size": 8, "dataloader.num_workers": 0, "dataloader.pin_memory": False,
+                       "dataloader.persistent_workers": False, "checkpoint.every_n_epochs": 5},
+        "a100": {"data.micro_batch_size": 64, "dataloader.num_workers": 8, "dataloader.pin_memory": True,
+                 "dataloader.persistent_workers": True, "trainer.compile": True},
+        "h100_bf16": {"distributed.mixed_precision": "bf16", "distributed.world_size": "auto"},
+        "smoke": {"limits.max_train_batches": 20, "trainer.max_epochs": 1},
+    }.items() for key, value in promised.items()),
 ])
 def test_a_profile_keeps_its_promise(name, key, value):
     config = compose(f"trainer={name}")
@@ -48,7 +62,7 @@ def test_a_profile_keeps_its_promise(name, key, value):
 
 def test_the_walls_leave_time():
     wall = {name: parse_duration(limit) for name in NAMES if (limit := compose(f"trainer={name}").watchdog.limit)}
-    assert wall == {"kaggle": 9 * 3600, "kaggle_safe": 8.5 * 3600, "ci_fast": 20 * 60}
+    assert wall == {"kaggle": 9 * 3600, "kaggle_safe": 8.5 * 3600, "kaggle_2xt4": 8.5 * 3600, "ci_fast": 20 * 60, "smoke": 10 * 60}
 
 
 def test_a_run_without_a_choice_is_that_of_defaults():
@@ -77,7 +91,7 @@ def test_a_profile_survives_its_snapshot(name, tmp_path):
 
 
 def test_profiles_differ_in_what_they_compose():
-    assert len({sha256(compose(f"trainer={name}")) for name in NAMES}) == 4
+    assert len({sha256(compose(f"trainer={name}")) for name in NAMES}) == len(NAMES)
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.yaml")), ids=lambda file: file.stem)
@@ -104,6 +118,9 @@ def commented(file: Path) -> set[str]:
     found, block = set(), ""
     for line in file.read_text(encoding="utf-8").splitlines():
         if match := re.match(r"(\w+):", line): block = match[1]
+        if match := re.match(r"(\w+): \S+ # \S", line): found.add(match[1])
+        if match := re.match(r"  (\w+): +# \S", line): inner = f"{block}.{match[1]}"
+        if match := re.match(r"    (\w+):.*\S +# \S", line): found.add(f"{inner}.{match[1]}")
         if match := re.match(r"  (\w+):.*\S +# \S", line): found.add(f"{block}.{match[1]}")
         elif match := re.match(r"  - (\w+)$", line):
             if block == "defaults" and match[1] != "_self_": found |= commented(file.with_name(f"{match[1]}.yaml"))

@@ -1,0 +1,115 @@
+"Lines as people type them, and what each has to compose to; wrong words and the right ones that are proposed."
+import pytest
+
+from spectrakit.advice import ignored_settings
+from spectrakit.aliases import ALIASES
+from spectrakit.config import RequestError, compose, diff, profiles
+from spectrakit.schema import get
+
+pytestmark = pytest.mark.usefixtures("here")
+
+LINES = {
+    "trainer=kaggle_safe": {"profile": "kaggle_safe", "watchdog.limit": "8h30m"},
+    "trainer.max_epochs=30 trainer.check_val_every_n_epoch=1": {"trainer.max_epochs": 30, "trainer.check_val_every_n_epoch": 1},
+    "trainer.precision=16 trainer.accelerator=gpu trainer.devices=4":
+        {"distributed.mixed_precision": "fp16", "trainer.accelerator": "gpu", "distributed.world_size": 4},
+    "trainer.strategy.init_args.static_graph=false": {"distributed.static_graph": False},
+    "trainer.sync_batchnorm=true": {"distributed.sync_batchnorm": True},
+    "trainer.accumulate_grad_batches=2 trainer.gradient_clip_val=1.0":
+        {"training.gradient_accumulation_steps": 2, "trainer.gradient_clip_val": 1.0},
+    "trainer.dataloader.num_workers=8 trainer.dataloader.prefetch_factor=2":
+        {"dataloader.num_workers": 8, "dataloader.prefetch_factor": 2},
+    "+limits.train_frac=0.5 +limits.max_train_batches=300": {"limits.train_frac": 0.5, "limits.max_train_batches": 300},
+    "limits.train_frac=0.5 limits.max_train_batches=300": {"limits.train_frac": 0.5, "limits.max_train_batches": 300},
+    "trainer=kaggle_safe +limits.train_frac=0.5 +limits.max_train_batches=400 trainer.max_epochs=16":
+        {"profile": "kaggle_safe", "limits.train_frac": 0.5, "limits.max_train_batches": 400, "trainer.max_epochs": 16},
+    "trainer=multi_gpu trainer.devices=8 trainer.precision=bf16-mixed trainer.strategy.init_args.bucket_cap_mb=50":
+        {"profile": "multi_gpu", "distributed.world_size": 8, "distributed.mixed_precision": "bf16", "distributed.bucket_cap_mb": 50},
+    "trainer=ddp trainer.devices=8 trainer.num_nodes=2 trainer.strategy.init_args.static_graph=true":
+        {"profile": "ddp", "distributed.world_size": 16, "distributed.num_nodes": 2, "distributed.static_graph": True},
+    "trainer=ddp trainer.devices=4": {"distributed.world_size": 8, "distributed.num_nodes": 2},
+    "local/accumulate_grad_batches=high": {"training.gradient_accumulation_steps": 4},
+    "local/accumulate_grad_batches=train": {"training.gradient_accumulation_steps": 2},
+    "local/accumulate_grad_batches=default": {"training.gradient_accumulation_steps": 2},
+    "local/accumulate_grad_batches=debug trainer=kaggle": {"training.gradient_accumulation_steps": 1, "profile": "kaggle"},
+    "accumulate_grad_batches=4": {"training.gradient_accumulation_steps": 4},
+    "local/accumulate_grad_batches@val_loader=val": {"eval.gradient_accumulation_steps": 1},
+    "local/accumulate_grad_batches@val_loader=high": {"eval.gradient_accumulation_steps": 4, "training.gradient_accumulation_steps": 1},
+    "local/accumulate_grad_batches@test_loader=test": {"test.gradient_accumulation_steps": 1},
+    "local/accumulate_grad_batches=train@accumulate_grad_batches=4": {"training.gradient_accumulation_steps": 4},
+    "local/accumulate_grad_batches=train@accumulate_grad_batches=1": {"training.gradient_accumulation_steps": 1},
+    "distributed.fp16=true": {"distributed.mixed_precision": "fp16"},
+    "distributed.grad_accumulation=3": {"training.gradient_accumulation_steps": 3},
+    "distributed.enabled=false": {"distributed.enabled": False},
+    "distributed.world_size=auto distributed.backend=gloo": {"distributed.world_size": "auto", "distributed.backend": "gloo"},
+    "distributed.env.NCCL_DEBUG=INFO": {"distributed.env": {"NCCL_DEBUG": "INFO"}},
+    "trainer.strategy=ddp_find_unused_parameters_true": {"distributed.strategy": "ddp"},
+    "model_checkpoint.every_n_epochs=5": {"checkpoint.every_n_epochs": 5},
+    "trainer.log_every_n_steps=20": {"trainer.log_every_n_steps": 20},
+    "trainer.monitor=val_accuracy trainer.mode=max": {"checkpoint.monitor": "val_accuracy", "checkpoint.mode": "max"},
+    "trainer.dataloader.pin_memory=false trainer.dataloader.persistent_workers=true":
+        {"dataloader.pin_memory": False, "dataloader.persistent_workers": True},
+    "env=kaggle": {"env": "kaggle", "run.dir": "/kaggle/working/runs", "dataloader.num_workers": 2},
+    "env=wsl2": {"env": "wsl2", "dataloader.num_workers": 0, "dataloader.pin_memory": False},
+    "env=cloud trainer=local_safe": {"env": "cloud", "dataloader.num_workers": 0},
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_as_it_is_typed(line):
+    config = compose(*line.split())
+    assert {key: get(config, key) for key in LINES[line]} == LINES[line]
+
+
+def test_a_line_moves_nothing_else():
+    assert set(diff(compose(), compose("trainer.sync_batchnorm=true"))) == {"distributed.sync_batchnorm"}
+    assert set(diff(compose(), compose("local/accumulate_grad_batches=high"))) == {"training.gradient_accumulation_steps"}
+
+
+def test_the_joined_line_is_noted(capsys):
+    compose("local/accumulate_grad_batches=train@accumulate_grad_batches=4")
+    assert "read as two overrides" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("profile", profiles()["trainer"])
+def test_limit_files_counts_in_smoke_and_ci_fast_only(profile, monkeypatch):
+    monkeypatch.setenv("SPECTRAKIT_LIMIT_FILES", "2")
+    assert compose(f"trainer={profile}").limits.max_files == (2 if profile in ("smoke", "ci_fast") else None)
+
+
+@pytest.mark.parametrize("alias", sorted(ALIASES))
+def test_every_other_word_reaches_its_setting(alias):
+    config = compose()
+    target = ALIASES[alias]
+    value = {"distributed.mixed_precision": "bf16", "distributed.strategy": "fsdp", "distributed.backend": "gloo",
+             "checkpoint.monitor": "val_x", "checkpoint.mode": "max", "optimizer.lr": 0.5, "distributed.timeout_s": 7,
+             "trainer.gradient_clip_val": 7.5, "checkpoint.every_minutes": 7.5, "run.console": "none",
+             "tracking.names": ["csv"], "tracking.mode": "offline", "tracking.project": "mine"}.get(target)
+    if value is None:
+        now = get(config, target)
+        value = not now if isinstance(now, bool) else True if target == "dataloader.pin_memory" else 7
+    typed = str(value).replace("'", "") if isinstance(value, list) else value
+    assert get(compose(f"{alias}={typed}"), target) == value
+
+
+@pytest.mark.parametrize("wrong, right", [
+    ("trainer=kagle_safe", "kaggle_safe"), ("env=kagle", "kaggle"), ("local/accumulate_grad_batches=hihg", "high"),
+    ("local/accumulate_grad_batch=high", "local/accumulate_grad_batches"), ("trainer.max_epoch=3", "trainer.max_epochs"),
+    ("distributed.sync_batch_norm=true", "distributed.sync_batchnorm"), ("data.batchsize=3", "data.batch_size"),
+    ("dataloader.num_worker=3", "num_workers"), ("optimizer.weightdecay=3", "optimizer.weight_decay"),
+    ("scheduler.warmup_step=3", "scheduler.warmup_steps"), ("training.ema=3", "training.ema_decay"),
+    ("early_stopping.patiens=3", "early_stopping.patience"), ("checkpoint.every_epochs=3", "every_n_epochs"),
+    ("limits.train_fraction=0.5", "limits.train_frac"), ("watchdog.limits=9h", "watchdog.limit"), ("launch.mod=inline", "launch.mode"),
+    ("run.direction=x", "run.dir"), ("distributed.backend=ncll", "nccl"), ("distributed.strategy=fdsp", "fsdp"),
+    ("trainer.strategy.init_args.static_grap=true", "static_graph"),
+])
+def test_a_wrong_word_in_every_group_gives_the_right_one(wrong, right):
+    with pytest.raises(RequestError) as caught: compose(wrong)
+    said = str(caught.value)
+    assert "Did you mean" in said and right in said and "\n" not in said, said
+
+
+def test_what_has_no_effect_is_named():
+    said = ignored_settings(compose("trainer=multi_gpu", "scheduler.power=3"))
+    assert any("distributed.sync_batchnorm=true" in s and "one process" in s for s in said)
+    assert any("scheduler.power=3" in s for s in said) and ignored_settings(compose("trainer=kaggle_safe")) == []
