@@ -112,9 +112,10 @@ class LoadedBatches:
         loader, self.plan, self.device = config.dataloader, plan, device
         self.samples, self.seed, self.shuffle = len(dataset), config.seed, config.data.shuffle
         self._keys: list[list[tuple[int, int]]] = []
-        workers = {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers} if loader.num_workers else {}
+        workers_asked = 0 if loader.num_workers == "auto" else loader.num_workers  # `fit` has turned auto into a number
+        workers = {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers} if workers_asked else {}
         # a generator of its own, so that starting an epoch draws nothing from the global one
-        self._loader = DataLoader(SeededSamples(dataset, config.seed), batch_sampler=_Listed(self._keys), num_workers=loader.num_workers,
+        self._loader = DataLoader(SeededSamples(dataset, config.seed), batch_sampler=_Listed(self._keys), num_workers=workers_asked,
                                   collate_fn=collate, pin_memory=loader.pin_memory and torch.device(device).type == "cuda",
                                   generator=torch.Generator().manual_seed(config.seed), **workers)
 

@@ -19,7 +19,7 @@ from spectrakit.config import RequestError, compose
 from spectrakit.distributed import create_run_context
 from spectrakit.events import EventLog, effective_events, read_events
 from spectrakit.platforms import detect
-from spectrakit.trackers import hyperparameters, mlflow_uri, start_trackers, wandb_mode
+from spectrakit.trackers import Trackers, hyperparameters, mlflow_uri, start_trackers, wandb_mode
 from spectrakit.trainer import train_run
 from spectrakit.watchdog import Budget, TimeLimit
 from spectrakit.widgets import RichView, TextView, TqdmView, make_view
@@ -27,8 +27,6 @@ from tasks import Line
 
 SETTINGS = ("trainer.accelerator=cpu", "launch.mode=inline", "trainer.max_epochs=3", "data.batch_size=8", "trainer.log_every_n_steps=1",
             "checkpoint.every_n_steps=4", "checkpoint.every_n_epochs=null")
-# third parties' libraries import and close in their own way; the rule that a warning is an error is for this package
-pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture(autouse=True)
@@ -264,6 +262,20 @@ def test_a_tracker_that_fails_on_the_way_is_dropped_with_one_message(tmp_path, m
     assert max(from_tensorboard(tmp_path / "run")["loss"]) == 4 and max(from_mlflow(tmp_path / "run")["loss"]) == 15
 
 
+def test_the_message_about_a_failure_holds_no_secret(monkeypatch):
+    class Dead:
+        def log(self, values, step): raise ConnectionError("https://me:geheim@lab/api does not answer to the key 0123456789")
+
+        def finish(self): raise OSError("nor does it end")
+
+    monkeypatch.setenv("LAB_API_KEY", "0123456789")
+    said = []
+    trackers = Trackers({"mlflow": Dead()}, said.append)
+    for step in (1, 2): trackers.log(step, {"loss": 1.0})
+    trackers.close()
+    assert said == ["mlflow is no longer written: ConnectionError: https://…@lab/api does not answer to the key …; the run's own log goes on"]
+
+
 def test_a_mlflow_run_of_ones_own_stays_open(tmp_path):
     import mlflow
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mine.db'}")
@@ -277,11 +289,15 @@ def test_a_mlflow_run_of_ones_own_stays_open(tmp_path):
 
 
 BLOCKED = """
-import sys
-class Blocker:
+import os, sys
+class Without:
+    "A finder that does not see some installed packages; folders of their names in this place it sees."
+    def __init__(self, finder): self.finder = finder
+    def __getattr__(self, name): return getattr(self.finder, name)
     def find_spec(self, name, path=None, target=None):
-        if name.partition('.')[0] in {blocked!r}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
-sys.meta_path.insert(0, Blocker())
+        if name.partition('.')[0] in {blocked!r}: path = [os.getcwd()]
+        return self.finder.find_spec(name, path, target)
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 """
 
 
@@ -294,22 +310,35 @@ def in_a_fresh_process(code: str, cwd: Path, blocked: tuple[str, ...]) -> str:
 
 
 def test_a_missing_package_is_told_before_training_and_leaves_no_run(tmp_path):
-    for name in ("wandb", "tensorboard", "mlflow", "rich", "tqdm"): (tmp_path / name).mkdir()  # a folder of that name is no package
+    for name in ("wandb", "tensorboard", "mlflow"): (tmp_path / name).mkdir()  # a folder of that name is no package
     told = in_a_fresh_process(f"""
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from spectrakit.config import RequestError, compose
 from spectrakit.run import fit
 from tasks import Line
-for word in ("report_to=wandb", "report_to=tensorboard", "trainer.logger=mlflow", "run.console=rich", "run.console=tqdm"):
+for word in ("report_to=wandb", "report_to=tensorboard", "trainer.logger=mlflow", "run.console=rich"):
     try: fit(Line(), compose("launch.mode=inline", "trainer.accelerator=cpu", "run.dir=runs", word))
     except RequestError as error: print(error)
     assert not any(Path("runs").glob("*"))
 print(fit(Line(), compose("launch.mode=inline", "trainer.accelerator=cpu", "run.dir=runs", "report_to=csv"), show=False).status)
 print(Path(next(Path("runs").glob("*/metrics.csv"))).name)
-""", tmp_path, ("wandb", "tensorboard", "mlflow", "rich", "tqdm")).splitlines()
-    assert [re.search(r"spectrakit\[(\w+)\]", line)[1] for line in told[:5]] == ["wandb", "tensorboard", "mlflow", "console", "console"]
-    assert told[5:] == ["completed", "metrics.csv"]
+""", tmp_path, ("wandb", "tensorboard", "mlflow", "rich")).splitlines()
+    assert [re.search(r'Run: pip install "spectrakit\[(\w+)\]"', line)[1] for line in told[:4]] == ["wandb", "tensorboard", "mlflow", "console"]
+    assert told[4:] == ["completed", "metrics.csv"]
+
+
+def test_a_missing_bar_is_told(tmp_path):
+    told = in_a_fresh_process("""
+from pathlib import Path
+from spectrakit.schema import RequestError
+from spectrakit.widgets import make_view
+for console in ("rich", "tqdm"):
+    try: make_view(console, Path())
+    except RequestError as error: print(error)
+""", tmp_path, ("rich", "tqdm"))
+    assert [line.split()[0] for line in told.splitlines()] == ["run.console=rich", "run.console=tqdm"]
+    assert told.count("spectrakit[console]") == 2
 
 
 def test_only_rank_zero_has_trackers(tmp_path):
@@ -318,7 +347,7 @@ def test_only_rank_zero_has_trackers(tmp_path):
 
 
 def test_nothing_is_said_to_a_network(tmp_path):
-    "With every way out cut, offline trackers still write."
+    "No address is looked up and none is called from Python: files are all that offline trackers need."
     told = in_a_fresh_process(f"""
 import socket
 real = socket.socket.connect
