@@ -16,7 +16,7 @@ from spectrakit.launch import check_task_name, load_task, name_of
 from spectrakit.run import fit, is_locked, open_run, resume
 from tasks import Line
 
-slow = pytest.mark.slow
+pytestmark = pytest.mark.slow  # every test here starts processes
 
 
 class Held:
@@ -68,7 +68,6 @@ def here_and_now(run) -> None:
 
 # killed
 
-@slow
 def test_a_killed_training_process_is_a_failed_run_that_goes_on_bit_for_bit(hold, trained):
     held = hold()
     child, = held.children
@@ -87,7 +86,6 @@ def test_a_killed_training_process_is_a_failed_run_that_goes_on_bit_for_bit(hold
     assert all(verify(path) == [] for path in checkpoints(held.run / "checkpoints"))
 
 
-@slow
 def test_no_orphan_is_left_when_the_parent_is_killed(hold):
     "Neither the training process nor its loader's worker; the run is unfinished, free, and goes on."
     held = hold("dataloader.num_workers=1", name="Listed")
@@ -103,7 +101,6 @@ def test_no_orphan_is_left_when_the_parent_is_killed(hold):
 
 # stopped
 
-@slow
 @pytest.mark.parametrize("to, words", [("group", ()), ("alone", ()), ("alone", ("launch.mode=inline",))],
                          ids=["group", "alone", "inline"])
 def test_an_interrupt_saves_the_model_and_the_run_goes_on(hold, trained, to, words):
@@ -127,7 +124,6 @@ def test_an_interrupt_saves_the_model_and_the_run_goes_on(hold, trained, to, wor
     assert (ends[0] / "model.safetensors").read_bytes() == (ends[1] / "model.safetensors").read_bytes()
 
 
-@slow
 def test_the_second_interrupt_kills_and_the_older_checkpoint_stays(hold):
     held = hold()
     held.process.send_signal(signal.SIGINT)
@@ -140,7 +136,6 @@ def test_the_second_interrupt_kills_and_the_older_checkpoint_stays(hold):
     assert find_checkpoint(held.run / "checkpoints")[0].name in ("step-00000009", "step-00000010")
 
 
-@slow
 def test_an_interrupt_while_the_training_process_still_starts_is_not_lost(start_cli, tmp_path):
     process = start_cli("train", task("Line"), *SETTINGS, "trainer.max_epochs=4000")
     def started() -> bool:
@@ -154,7 +149,6 @@ def test_an_interrupt_while_the_training_process_still_starts_is_not_lost(start_
     assert open_run(run).status == "interrupted" and find_checkpoint(run / "checkpoints")[0] is not None
 
 
-@slow
 def test_while_a_run_trains_it_can_be_looked_at_and_not_be_resumed(hold, trained):
     held = hold()
     before = tree_hashes(held.run)
@@ -172,7 +166,6 @@ def test_while_a_run_trains_it_can_be_looked_at_and_not_be_resumed(hold, trained
 
 # failed and refused, through a child process
 
-@slow
 @pytest.mark.parametrize("name, words", [
     ("RaisesInLoss", "ZeroDivisionError: in the seventh loss"),
     ("Exits", "SystemExit"),
@@ -188,7 +181,6 @@ def test_a_task_that_breaks_is_a_failed_run_with_a_readable_reason(tmp_path, nam
     if name == "RaisesInLoss": assert find_checkpoint(run.path / "checkpoints")[0].name == "step-00000003"
 
 
-@slow
 def test_a_request_that_the_child_refuses_leaves_nothing(tmp_path):
     done = run_cli(tmp_path, "train", task("LossIsMapping"), *SETTINGS)
     assert done.returncode == 2 and done.stderr.startswith("spectrakit: LossIsMapping.loss returned dict")
@@ -196,7 +188,6 @@ def test_a_request_that_the_child_refuses_leaves_nothing(tmp_path):
     assert not list((tmp_path / "runs").iterdir())
 
 
-@slow
 def test_a_task_object_is_carried_to_the_child_and_back_to_the_notebook(here):
     "A class that no module holds, as a cell makes it, with a value of its own; called from a thread."
     class Cell(Line):

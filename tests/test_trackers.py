@@ -25,6 +25,8 @@ from spectrakit.watchdog import Budget, TimeLimit
 from spectrakit.widgets import RichView, TextView, TqdmView, make_view
 from tasks import Line
 
+pytestmark = pytest.mark.slow  # half a minute of W&B and MLflow
+
 SETTINGS = ("trainer.accelerator=cpu", "launch.mode=inline", "trainer.max_epochs=3", "data.batch_size=8", "trainer.log_every_n_steps=1",
             "checkpoint.every_n_steps=4", "checkpoint.every_n_epochs=null")
 

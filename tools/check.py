@@ -1,6 +1,7 @@
 """Every check, cheapest first, stopping at the first that fails: `python tools/check.py [--fast]`, or `make test`.
 
-`--fast` leaves out what is marked slow: pytest tests with `@pytest.mark.slow`, notebook cells with `#| slow`.
+`--fast` leaves out what is slow: pytest tests with `@pytest.mark.slow`, notebook cells with `#| slow`, and the notebooks
+that train whole models (the tutorials and the examples).
 """
 import argparse, os, subprocess, sys, time
 from pathlib import Path
@@ -13,6 +14,8 @@ def steps(fast: bool) -> list[tuple[str, list[str]]]:
     workers = min(4, os.cpu_count() or 1)
     # nbdev's functions look at the command line only where they were started as a script: say it in Python
     arguments = f"flags={'' if fast else 'slow'!r}, n_workers={workers}, timing=True"
+    # these train whole models, a minute each
+    if fast: arguments += ", skip_folder_re='^[_.]|tutorials', skip_file_re='^[_.]|examples'"
     notebooks = f"from nbdev.test import nbdev_test; nbdev_test({arguments})"
     return [
         ("notebooks, modules and README agree", ["tools/sync.py"]),
