@@ -94,6 +94,7 @@ def test_info_for_people_and_for_programs(call):
     assert (status, err) == (0, "") and "CPU cores" in out and "session began" in out
 
 
+@slow
 def test_profiles_are_compared_and_one_is_shown_with_the_help_of_every_key(call, here):
     status, out, err = call("profiles")
     rows = {line.split()[0]: line for line in out.splitlines()}
@@ -365,6 +366,7 @@ def test_a_failed_run_is_exit_status_1_with_its_reason_on_stderr(call, here):
 @pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("words", [("--help",), ("train", "--help"), ("info",), ("profiles",), ("runs", "RUNS"),
                                    ("show", "RUN")], ids=" ".join)
+@slow
 def test_output_to_a_closed_pipe_is_no_error(tmp_path, trained, words, buffered):
     "Buffered, the text meets the closed pipe only when Python ends."
     reader, writer = os.pipe()

@@ -20,6 +20,8 @@ from spectrakit.launch import BUILT_IN, load_task, name_of
 from spectrakit.schema import RequestError
 from spectrakit.task import check_loss, check_task
 
+pytestmark = pytest.mark.slow  # each process reads 17 MB of tables
+
 TASKS = {"coffee": (examples.Coffee, 1841, 60), "fermentation": (examples.Fermentation, 410, 21),
          "digits": (examples.Digits, 64, 1797)}
 TARGETS = {"coffee": lambda: coffee_data()[1], "fermentation": lambda: fermentation_data()[1],
