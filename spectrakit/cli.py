@@ -124,8 +124,18 @@ def train(arguments: Sequence[str]) -> int:
     config = compose(*overrides, config=options.config)
     task = task or config.task.get("name")
     if not task: raise RequestError("No task was named. Write one first, such as spectrakit train coffee, or set task.name=coffee.")
+    typed = [w for w in overrides if w.lstrip("+").startswith(("task=", "task.name="))]
+    if typed and config.task.get("name") != task: raise RequestError(f"{task} and {typed[-1]} name two tasks. Keep one of them.")
+    from pathlib import Path
+    from spectrakit.run import check_prediction, predict as predict_run
+    if options.predict: check_prediction(config, Path(options.predict))
     _stop_softly()
-    return report(fit(task, config, predict=options.predict, show=not options.quiet))
+    run = fit(task, config, show=not options.quiet)
+    status = report(run)
+    if options.predict and run.status != "failed":
+        found = predict_run(task, run, out=options.predict)
+        print(f"predictions in {found.path}, table in {found.table}")
+    return status
 
 
 def resume(arguments: Sequence[str]) -> int:

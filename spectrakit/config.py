@@ -211,7 +211,9 @@ def snapshot(config: Config) -> str:
     "The canonical form as YAML text, with the command that repeats the run."
     import yaml
     name = config.task.get("name") or "TASK"
-    header = f"# what was asked for; `spectrakit train {name} --config config.yaml` repeats it\n# sha256 of the canonical form: {sha256(config)}\n"
+    again = f"spectrakit train {name} --config config.yaml"
+    if name.startswith("__main__:"): again = f"sk.fit({name[9:]}(), sk.compose(config='config.yaml'))"  # only its notebook has the task
+    header = f"# what was asked for; `{again}` repeats it\n# sha256 of the canonical form: {sha256(config)}\n"
     return header + yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
 
 

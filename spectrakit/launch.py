@@ -206,6 +206,7 @@ def _wait(child: subprocess.Popen, job: Job, tick: Callable[[], None], every_s: 
                 time.sleep(every_s)
             except KeyboardInterrupt:
                 interrupts += 1
+                if job.kind == "predict": raise  # nothing to save: the child is ended below
                 if interrupts == 1: stop_file(job.run_dir).touch()
                 else: _kill(child)
         tick()
@@ -250,7 +251,7 @@ def _last_line(file: Path) -> str:
 def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
     "Do `job` where launch.mode says: in a child process, or in this one. RequestError where the request cannot work."
     job.run_dir.mkdir(parents=True, exist_ok=True)
-    stop_file(job.run_dir).unlink(missing_ok=True)
+    if job.kind != "predict": stop_file(job.run_dir).unlink(missing_ok=True)
     if job.config.launch.mode != "inline": return run_in_child(job, task, tick)
     with _interrupt_as_flag() as interrupted:
         status, reason = work(job, load_task(task) if isinstance(task, str) else task,

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['new_run_dir', 'environment', 'locked', 'is_locked', 'Best', 'Run', 'open_run', 'list_runs', 'summarize', 'fit',
-           'resume', 'Predictions', 'predict']
+           'resume', 'Predictions', 'predict', 'check_prediction']
 
 # %% ../nbs/22_run.ipynb #23a2fcf4
 import contextlib
@@ -218,7 +218,8 @@ def open_run(path: Path | str) -> Run:
 
 def list_runs(folder: Path | str | None = None) -> list[Run]:
     "The runs in `folder` (None: where this platform keeps them), newest first. RequestError where there is no such folder."
-    folder = Path(resolve_env(compose(), detect())[0].run.dir if folder is None else folder)
+    if folder is None and not Path(folder := resolve_env(compose(), detect())[0].run.dir).is_dir(): return []
+    folder = Path(folder)
     if not folder.is_dir(): raise RequestError(f"There is no folder {str(folder)!r}. Runs go to ./runs, or to where run.dir says.")
     found = [Run(p) for p in folder.iterdir() if (p / "config.yaml").is_file() and (p / "events.jsonl").is_file()]
     return sorted(found, key=lambda run: (run.path / "config.yaml").stat().st_mtime, reverse=True)
@@ -250,18 +251,20 @@ def fit(task: Any, config: Config | None = None, *, predict: str | Path | None =
     if isinstance(task, str): check_task_name(task)
     else: check_task(task, config)
     config = replace(config, task={**config.task, "name": task if isinstance(task, str) else name_of(task)})
-    if predict is not None: _check_folder(Path(predict))
+    if predict is not None: check_prediction(config, Path(predict))
     platform = detect()
     path = new_run_dir(resolve_env(config, platform)[0], config.task["name"])
     run = Run(path, None if isinstance(task, str) else task)
     try:
         with locked(path):
-            (path / "config.yaml").write_text(snapshot(config), encoding="utf-8")
+            write_atomic(path / "config.yaml", snapshot(config))
             _train(run, "train", config, platform, task, show)
     except RequestError:
         shutil.rmtree(path, ignore_errors=True)
         raise
-    if predict is not None and run.status != "failed": _predict(task, run, predict)
+    if predict is not None and run.status != "failed":
+        try: _predict(task, run, predict)
+        except (RequestError, RuntimeError) as error: print(f"{run.path.name} is trained, but not predicted: {error}", file=sys.stderr)
     return run
 
 
@@ -338,6 +341,14 @@ def _predict(task: Any, run: Run, out: str | Path | None) -> Predictions:
     with numpy.load(folder / "predictions.npz", allow_pickle=False) as stored: return Predictions(dict(stored), folder / "predictions.npz", out)
 
 
+def check_prediction(config: Config, out: Path) -> None:
+    "RequestError where predictions after training cannot work: no checkpoint will be there, or `out` cannot be written."
+    if not config.checkpoint.enabled: raise RequestError("Predictions need a checkpoint, and checkpoint.enabled is false. Turn it on, or do not predict.")
+    _check_folder(out)
+
+
 def _check_folder(out: Path) -> None:
-    "RequestError where the file `out` cannot be written because there is no such folder."
+    "RequestError where the file `out` cannot be written."
+    if out.is_dir(): raise RequestError(f"{str(out)!r} is a folder. Name a file in it, such as {out / 'submission.csv'}.")
+    if out.parent.is_dir() and not os.access(out.parent, os.W_OK): raise RequestError(f"Nothing can be written to {str(out.parent)!r}. Choose another folder.")
     if not out.parent.is_dir(): raise RequestError(f"There is no folder {str(out.parent)!r} for {out.name}. Make it first.")

@@ -84,6 +84,8 @@ def check_loss(task: Any, result: Any) -> None:
         raise RequestError(f"{name} returned {got}. It has to return a scalar tensor, the mean over the batch's samples, or a tuple (sum, weight).")
     if isinstance(result, tuple) and not (isinstance(result[1], (int, float)) or torch.is_tensor(result[1]) and result[1].numel() == 1):
         raise RequestError(f"{name} returned the weight {result[1]!r}. In (sum, weight) the weight has to be a number or a tensor of one element.")
+    if isinstance(result, tuple) and not 0 <= float(result[1]) < float("inf"):
+        raise RequestError(f"{name} returned the weight {float(result[1]):g}. In (sum, weight) the weight has to be a number from 0 up.")
     if not scalar.requires_grad:
         raise RequestError(f"{name} returned a number that does not depend on the model's weights. Do not detach it, and do not use .item().")
 

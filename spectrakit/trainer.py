@@ -308,7 +308,11 @@ def finish(s: Session, status: str) -> None:
     try:
         if status != "failed":
             log_step(s)
-            if s.valid is not None and s.progress.eval_step != s.progress.step: improved = run_evaluation(s)
+            if s.valid is not None and s.progress.eval_step != s.progress.step:
+                patience = s.progress.bad_evals
+                improved = run_evaluation(s)
+                s.progress.bad_evals = min(patience, s.progress.bad_evals)  # an evaluation that the plan did not ask for
+                s.progress.saved_step = -1  # a checkpoint of this step lacks its result: write it again
         save(s, best=improved)
     except Exception as error:  # the task's own code may fail here again, and the end has to be written
         s.log.write("message", text=f"at the end: {type(error).__name__}: {error}")
