@@ -95,8 +95,8 @@ class TextView:
         total = self._start.get("total_steps") or 0
         left = estimate_left_s(event["step"], total, *self._first, event["t"]) if total else None
         loss = "–" if event.get("loss") is None else f"{event['loss']:.4g}"
-        return (f"loss {loss} · lr {event['lr']:.3g} · {event['samples_per_s']:.0f} samples/s · {format_duration(event['t'])} gone"
-                + (f", {format_duration(left)} to go" if left is not None else ""))
+        return (f"{format_duration(event['t'])} gone" + (f", {format_duration(left)} to go" if left is not None else "")
+                + f" · loss {loss} · lr {event['lr']:.3g} · {event['samples_per_s']:.0f} samples/s")  # a narrow terminal cuts the end
 
     def _say(self, line: str) -> None:
         if self.redraw and self._line_length:
