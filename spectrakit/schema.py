@@ -59,6 +59,12 @@ def _auto_or_seconds(value: Any) -> None:
     if value != "auto" and not number: raise ValueError("it needs 'auto' or a number of seconds above 0")
 
 
+def _endpoint(value: Any) -> None:
+    if value is None: return
+    host, colon, port = str(value).rpartition(":")
+    if not (colon and host and port.isdigit() and 0 < int(port) < 65536): raise ValueError("it needs host:port, such as 10.0.0.1:29500")
+
+
 def _duration(value: Any) -> None:
     if value is not None: parse_duration(value)
 
@@ -174,6 +180,9 @@ class DistributedConfig:
     gradient_as_bucket_view: bool = setting(True, "gradients live in the communication buckets: less memory")
     bucket_cap_mb: int = setting(25, "size of a communication bucket in MB", minimum=1)
     timeout_s: Any = setting("auto", "seconds until a collective that hangs is given up; auto: as env/ says", check=_auto_or_seconds)
+    fallback: bool = setting(True, "train in one process, with the same effective batch, where several cannot be had; false: an error")
+    node_rank: int | None = setting(None, "which machine this is, from 0; only where you start each machine yourself", minimum=0)
+    rdzv_endpoint: str | None = setting(None, "host:port of machine 0, where the machines meet", check=_endpoint)
     env: dict[str, Any] = setting({}, "environment variables for the processes, such as NCCL_DEBUG; what you exported wins")
 
 
@@ -201,7 +210,12 @@ class WatchdogConfig:
 @dataclass(frozen=True)
 class LaunchConfig:
     "Where the loop runs."
-    mode: str = setting("auto", "auto: a child process, so that the notebook never holds the GPU; inline: this process", choices=("auto", "inline"))
+    mode: str = setting("auto", "auto: a child process, and one more for each GPU; inline: this process, for debugging; the others name the launcher",
+                        choices=("auto", "inline", "notebook_launcher", "torchrun"))
+    max_restarts: int = setting(2, "new starts from the last checkpoint after a process was killed or stuck", minimum=0)
+    start_timeout_s: float = setting(60.0, "seconds for the processes to find each other and add up one number", above=0)
+    hang_factor: float = setting(20.0, "a process is stuck after so many times the p99 of its steps without a sign of life", minimum=2)
+    hang_floor_s: float = setting(300.0, "but never before so many seconds", above=0)
 
 
 @dataclass(frozen=True)
