@@ -28,7 +28,7 @@ from torch.utils.data import TensorDataset
 from spectrakit import Config, Task, compose, detect, override
 from spectrakit.data import epoch_order
 from spectrakit.distributed import RunContext, create_run_context
-from spectrakit.launch import stop_file
+from spectrakit.worker import stop_file
 from spectrakit.task import build_optimizer
 from spectrakit.trainer import train_run
 from spectrakit.watchdog import Budget, TimeLimit

@@ -13,7 +13,8 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from .schema import TRACKERS, CheckpointConfig, DataloaderConfig, RequestError, did_you_mean, settings
+from .schema import (TRACKERS, CheckpointConfig, DataloaderConfig, RequestError, did_you_mean, settings,
+                               shown)
 
 # %% ../nbs/02b_aliases.ipynb #23a2fc01
 _DDP = ("static_graph", "find_unused_parameters", "gradient_as_bucket_view", "bucket_cap_mb", "sync_batchnorm")
@@ -23,32 +24,36 @@ ALIASES = {
                     "training.gradient_accumulation_steps"),
     "val_loader.accumulate_grad_batches": "eval.gradient_accumulation_steps",
     "test_loader.accumulate_grad_batches": "test.gradient_accumulation_steps",
-    **dict.fromkeys(("trainer.precision", "distributed.fp16", "training.mixed_precision"), "distributed.mixed_precision"),
+    **dict.fromkeys(("trainer.precision", "distributed.fp16", "training.mixed_precision"),
+                    "distributed.mixed_precision"),
     "trainer.devices": "distributed.world_size",
     "trainer.num_nodes": "distributed.num_nodes",
     "trainer.sync_batchnorm": "distributed.sync_batchnorm",
     **dict.fromkeys(("trainer.strategy", "trainer.strategy.class_path"), "distributed.strategy"),
     **{f"trainer.strategy.{word}{name}": f"distributed.{name}" for name in _DDP for word in ("init_args.", "")},
     **dict.fromkeys(("trainer.strategy.init_args.timeout", "trainer.strategy.timeout"), "distributed.timeout_s"),
-    **dict.fromkeys(("trainer.strategy.init_args.process_group_backend", "trainer.strategy.process_group_backend"), "distributed.backend"),
+    **dict.fromkeys(("trainer.strategy.init_args.process_group_backend", "trainer.strategy.process_group_backend"),
+                    "distributed.backend"),
     **dict.fromkeys(("lr", "training.lr", "trainer.lr", "optimizer.learning_rate"), "optimizer.lr"),
     **dict.fromkeys(("training.epochs", "trainer.epochs"), "trainer.max_epochs"),
     **dict.fromkeys(("training.compile_model", "trainer.compile_model"), "trainer.compile"),
     "training.grad_clip_norm": "trainer.gradient_clip_val",
-    **dict.fromkeys(("trainer.logger", "trainer.loggers", "training.log_with", "trainer.log_with", "training.report_to", "trainer.report_to",
-                     "report_to", "log_with"), "tracking.names"),
+    **dict.fromkeys(("trainer.logger", "trainer.loggers", "training.log_with", "trainer.log_with", "log_with",
+                     "training.report_to", "trainer.report_to", "report_to"), "tracking.names"),
     **dict.fromkeys(("console", "trainer.console"), "run.console"),
     "trainer.seed": "seed",
     "trainer.monitor": "checkpoint.monitor",
     "trainer.mode": "checkpoint.mode",
     **{f"{block}.{f.name}": f"checkpoint.{f.name}" for block in ("model_checkpoint", "trainer.checkpoint")
        for f in dataclasses.fields(CheckpointConfig)},
-    **{f"{block}.{f.name}": f"dataloader.{f.name}" for block in ("trainer.dataloader", "data") for f in dataclasses.fields(DataloaderConfig)},
+    **{f"{block}.{f.name}": f"dataloader.{f.name}" for block in ("trainer.dataloader", "data")
+       for f in dataclasses.fields(DataloaderConfig)},
 }
 OPEN = ("extra.", "task.", "distributed.env.")  # blocks that take keys of your own
 
 # %% ../nbs/02b_aliases.ipynb #23a2fc02
-_PRECISIONS = {**dict.fromkeys(("16", "fp16", "16-mixed", "half", "true"), "fp16"), **dict.fromkeys(("bf16", "bf16-mixed", "bfloat16"), "bf16"),
+_PRECISIONS = {**dict.fromkeys(("16", "fp16", "16-mixed", "half", "true"), "fp16"),
+               **dict.fromkeys(("bf16", "bf16-mixed", "bfloat16"), "bf16"),
                **dict.fromkeys(("32", "32-true", "fp32", "no", "none", "false"), "no"), "auto": "auto"}
 
 
@@ -57,7 +62,8 @@ def _canonical_value(key: str, value: Any) -> Any:
     target = ALIASES.get(key, key)
     if str(value).startswith("${"): return value
     if target == "distributed.mixed_precision":
-        if str(value).lower() not in _PRECISIONS: raise RequestError(f"{key}={value} is not possible: it needs 16, bf16, 32 or auto.")
+        if str(value).lower() not in _PRECISIONS:
+            raise RequestError(f"{key}={shown(value)} is not possible: it needs 16, bf16, 32 or auto.")
         return _PRECISIONS[str(value).lower()]
     if target == "tracking.names": return _tracker_names(value)
     if key in ("trainer.strategy", "trainer.strategy.class_path"):
@@ -65,21 +71,24 @@ def _canonical_value(key: str, value: Any) -> Any:
         return next((kind for kind in ("fsdp", "ddp") if name.startswith(kind)), name)
     if key == "trainer.devices":
         if isinstance(value, (list, tuple)) or (isinstance(value, str) and "," in value):
-            raise RequestError(f"{key}={value} names GPUs, and this takes their number. Choose them with CUDA_VISIBLE_DEVICES, and write trainer.devices=2.")
+            raise RequestError(f"{key}={shown(value)} names GPUs, and this takes their number. "
+                               "Choose them with CUDA_VISIBLE_DEVICES, and write trainer.devices=2.")
         return "auto" if value in (-1, "-1") else value
     return value
 
 
 def _tracker_names(value: Any) -> Any:
     "Names of trackers as a list; Lightning's classes, and `all`, `none`, true and false, are understood too."
-    whole = {"all": list(TRACKERS), **dict.fromkeys(("none", "null", "false", ""), ["csv"]), "true": ["csv", "tensorboard"]}
-    if value is None or isinstance(value, (str, bool)) and str(value).lower() in whole: return whole["none" if value is None else str(value).lower()]
+    whole = {"all": list(TRACKERS), "true": ["csv", "tensorboard"],
+             **dict.fromkeys(("none", "null", "false", ""), ["csv"])}
+    if value is None or isinstance(value, (str, bool)) and str(value).lower() in whole: return whole[str(value).lower()]
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)): return value
     return list(dict.fromkeys(str(n).strip().rsplit(".", 1)[-1].lower().removesuffix("logger") for n in names))
 
 # %% ../nbs/02b_aliases.ipynb #23a2fc03
-def resolve_aliases(pairs: typing.Iterable[tuple[str, Any]], explicit: bool, base: dict[str, Any] | None = None) -> dict[str, Any]:
+def resolve_aliases(pairs: typing.Iterable[tuple[str, Any]], explicit: bool,
+                    base: dict[str, Any] | None = None) -> dict[str, Any]:
     """Canonical key → value for (key, value) pairs in any spelling; a later pair of the same spelling wins.
 
     Two spellings of one setting with different values are an error where they were typed (`explicit`); in a profile the
@@ -93,7 +102,8 @@ def resolve_aliases(pairs: typing.Iterable[tuple[str, Any]], explicit: bool, bas
     for key, value in sorted(typed.items(), key=lambda kv: kv[0] in ALIASES):
         target = ALIASES.get(key, key)
         if explicit and target in found and found[target] != value:
-            raise RequestError(f"{said_by[target]} and {said.get(key, key)} set the same thing ({target}) to different values. Keep one of them.")
+            raise RequestError(f"{said_by[target]} and {said.get(key, key)} set the same thing ({target}) to different "
+                               "values. Keep one of them.")
         found[target], said_by[target] = value, said.get(key, key)
     return found
 
@@ -104,7 +114,8 @@ def _count_processes(typed: dict[str, Any], base: dict[str, Any]) -> dict[str, A
     nodes = typed.get("trainer.num_nodes", typed.get("distributed.num_nodes", nodes_beneath))
     beneath = size_beneath // nodes_beneath if isinstance(size_beneath, int) else size_beneath
     devices = typed.get("trainer.devices", beneath)
-    counted = devices * nodes if all(isinstance(n, int) and not isinstance(n, bool) for n in (devices, nodes)) else devices
+    numbers = all(isinstance(n, int) and not isinstance(n, bool) for n in (devices, nodes))
+    counted = devices * nodes if numbers else devices
     return {**typed, "trainer.devices": counted, "trainer.num_nodes": nodes}
 
 # %% ../nbs/02b_aliases.ipynb #23a2fc04
@@ -116,7 +127,7 @@ def canonical_interpolations(value: Any) -> Any:
 # %% ../nbs/02b_aliases.ipynb #23a2fc05
 @dataclass(frozen=True)
 class Overrides:
-    "What was typed, sorted: profile choices by group (`group` or `group@package`), (key, value) pairs, and notes on how it was read."
+    "What was typed: profiles by group (`group` or `group@package`), (key, value) pairs, and notes on how it was read."
     groups: dict[str, str]
     pairs: tuple[tuple[str, Any], ...]
     notes: tuple[str, ...] = ()
@@ -127,13 +138,15 @@ def is_known(key: str) -> bool:
     return key in settings() or key in ALIASES or key.startswith(OPEN)
 
 
-def unknown_key(key: str, where: str = "") -> RequestError:
+def unknown_key(key: str) -> RequestError:
     "The error for a key that is not in the schema, with the nearest right one."
     names = [*settings(), *ALIASES]
     inside = [n for n in names if n.startswith(key + ".")]
-    if inside: return RequestError(f"{key!r} is a block of settings{where}, not one setting. Set one of its keys, such as {inside[0]}.")
+    if inside:
+        return RequestError(f"{key!r} is a block of settings, not one setting. "
+                            f"Set one of its keys, such as {inside[0]}.")
     hint = did_you_mean(key, names) or " `spectrakit profiles defaults` lists them all; your own keys go under extra."
-    return RequestError(f"There is no setting {key!r}{where}.{hint}")
+    return RequestError(f"There is no setting {key!r}.{hint}")
 
 
 def flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -143,14 +156,14 @@ def flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 # %% ../nbs/02b_aliases.ipynb #23a2fc06
 def split_joined(text: str) -> tuple[list[str], str | None]:
-    "`group=name@key=value`, which is no Hydra grammar but is typed, as two overrides with a note; other texts as they are."
+    "`group=name@key=value`, which is typed but is no Hydra grammar, as two overrides with a note; else `text` alone."
     joined = re.fullmatch(r"([\w/]+=\w+)@([\w.]+=.+)", text)
     if not joined: return [text], None
     return [joined[1], joined[2]], f"{text!r} was read as two overrides: {joined[1]} and {joined[2]}"
 
 
 def parse_overrides(overrides: typing.Iterable[str], groups: dict[str, list[str]]) -> Overrides:
-    "Sort overrides into profile choices (`groups`: the profiles of each group) and values. RequestError where one is wrong."
+    "Sort overrides into profile choices (`groups`: the profiles of each) and values. RequestError where one is wrong."
     chosen, pairs, notes = {}, [], []
     for whole in overrides:
         texts, note = split_joined(str(whole))
@@ -163,31 +176,43 @@ def parse_overrides(overrides: typing.Iterable[str], groups: dict[str, list[str]
                 hint = did_you_mean(key, groups) or f" There are: {', '.join(groups)}."
                 raise RequestError(f"There is no group of profiles {key!r}.{hint}")
             elif key in ("profile", "env"):
-                raise RequestError(f"{text!r} only records a choice. Choose a profile with {'trainer' if key == 'profile' else key}={value}.")
+                group = "trainer" if key == "profile" else key
+                raise RequestError(f"{text!r} only records a choice. Choose a profile with {group}={shown(value)}.")
             else: pairs += _values("task.name" if key == "task" and isinstance(value, str) else key, value)
     return Overrides(chosen, tuple(pairs), tuple(notes))
 
 # %% ../nbs/02b_aliases.ipynb #23a2fc07
 def _parse(text: str) -> Any:
-    "One override as Hydra reads it. RequestError where it cannot, and for deletions and sweeps, which a run cannot use."
+    "One override as Hydra reads it. RequestError where it cannot, and for deletions and sweeps, which no run can use."
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     try: parsed = OverridesParser.create().parse_override(text)
-    except HydraException as error:
+    except (HydraException, ValueError) as error:
         cause = str(error).splitlines()[0]
-        raise RequestError(f"{text!r} cannot be read as key=value ({cause}). Put a value with spaces or special signs into quotes.") from None
-    if not parsed.key_or_group: raise RequestError(f"{text!r} has no key. Write key=value, such as trainer.max_epochs=3.")
-    if parsed.is_delete():
-        raise RequestError(f"{text!r} would delete a setting. Every setting has a value: write {parsed.key_or_group}=null, or leave it out.")
+        raise RequestError(f"{text!r} cannot be read as key=value ({cause}). "
+                           "Put a value with spaces or special signs into quotes.") from None
+    if not parsed.key_or_group:
+        raise RequestError(f"{text!r} has no key. Write key=value, such as trainer.max_epochs=3.")
+    if parsed.is_delete(): raise _deletion(text, parsed.key_or_group)
     if parsed.is_sweep_override():
-        raise RequestError(f"{text!r} gives several values, and a run takes one. Write a list in brackets, or quote the text.")
+        raise RequestError(f"{text!r} gives several values, and a run takes one. "
+                           "Write a list in brackets, or quote the text.")
     return parsed
+
+
+def _deletion(text: str, key: str) -> RequestError:
+    "The error for `~key`, with the default that was probably meant."
+    spec = settings().get(ALIASES.get(key, key))
+    if spec is None: return RequestError(f"{text!r} would delete something, which nothing here needs. Leave it out.")
+    return RequestError(f"{text!r} would delete a setting, and every setting has a value. "
+                        f"Leave it out for what the profile says, or write {key}={shown(spec.default)}, its default.")
 
 
 def _profile(group: str, name: Any, groups: dict[str, list[str]]) -> str:
     "`name`, where the group has that profile."
     if name in groups[group]: return name
-    raise RequestError(f"There is no profile {group}={name}. There are: {', '.join(groups[group])}.{did_you_mean(str(name), groups[group])}")
+    raise RequestError(f"There is no profile {group}={shown(name)}. There are: {', '.join(groups[group])}."
+                       f"{did_you_mean(str(name), groups[group])}")
 
 
 def _values(key: str, value: Any) -> list[tuple[str, Any]]:

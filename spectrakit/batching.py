@@ -44,6 +44,11 @@ class BatchPlan:
         start = index * self.effective_batch_size
         return start, min(start + self.effective_batch_size, self.samples_per_epoch)
 
+    def share(self, start: int, stop: int, rank: int) -> tuple[int, int]:
+        "First position and number of samples of `rank` where all processes together read the positions from `start` to `stop`."
+        each, more = divmod(stop - start, self.world_size)
+        return start + rank * each + min(rank, more), each + (rank < more)
+
     def __str__(self) -> str:
         return (f"effective batch {self.effective_batch_size} = {self.micro_batch_size} × {self.gradient_accumulation_steps} "
                 f"accumulated × {self.world_size} process{'es' if self.world_size > 1 else ''}; "
@@ -57,13 +62,14 @@ def plan_batches(config: Config, samples: int, world_size: int = 1) -> BatchPlan
     batch stays what was asked for. RequestError where the data set is empty or smaller than a micro batch.
     """
     size, steps = config.data.micro_batch_size, config.training.gradient_accumulation_steps
-    asked = config.distributed.world_size
-    if isinstance(asked, int) and asked > world_size and asked % world_size == 0: steps *= asked // world_size
+    asked, limit = config.distributed.world_size, config.limits.max_train_batches
+    if isinstance(asked, int) and asked > world_size and asked % world_size == 0 and config.distributed.enabled is not False:
+        steps, limit = steps * (asked // world_size), limit and limit * (asked // world_size)
     if samples == 0: raise RequestError("The training data set has no samples. Check what the task's `datasets` returns, and limits.train_frac.")
     if size > samples:
         raise RequestError(f"data.micro_batch_size={size} is larger than the training data set, which has {samples} samples. "
                            f"Use data.micro_batch_size={samples} or less.")
-    plan = BatchPlan(samples, size, steps, world_size, config.data.drop_last, config.limits.max_train_batches)
+    plan = BatchPlan(samples, size, steps, world_size, config.data.drop_last, limit)
     if plan.steps_per_epoch == 0:
         raise RequestError(f"data.drop_last leaves no optimizer step: an effective batch of {plan.effective_batch_size} does not fit into "
                            f"{samples} samples. Turn data.drop_last off, or lower training.gradient_accumulation_steps.")

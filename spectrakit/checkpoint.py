@@ -75,10 +75,10 @@ class Saved:
     bytes: int
 
 
-def save_checkpoint(folder: Path, step: int, model: dict, ema: dict | None, state: dict, rank_state: dict) -> Saved:
+def save_checkpoint(folder: Path, step: int, model: dict, ema: dict | None, state: dict, ranks: list[dict]) -> Saved:
     """Write checkpoint `step` below `folder` and point LATEST to it.
 
-    `model`, `ema`: state dicts of tensors. `state`: what all ranks share (optimizer, counters). `rank_state`: what one rank
+    `model`, `ema`: state dicts of tensors. `state`: what all ranks share (optimizer, counters). `ranks`: what each rank
     alone knows (random states). CheckpointError, with nothing of the older ones touched, where it cannot be written.
     """
     target = folder / f"step-{step:08d}"
@@ -89,10 +89,11 @@ def save_checkpoint(folder: Path, step: int, model: dict, ema: dict | None, stat
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         if free < need * 1.05 + 2**20:
-            raise CheckpointError(f"{target.name} needs {need / 2**20:.0f} MiB and {free / 2**20:.0f} MiB are free. Older checkpoints are kept.")
+            raise CheckpointError(f"{target.name} needs {need / 2**20 + 1:.1f} MiB and {free / 2**20:.1f} MiB are free. "
+                                  "Older checkpoints are kept.")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        _write_files(temporary, step, model, ema, state, rank_state)
+        _write_files(temporary, step, model, ema, state, ranks)
         shutil.rmtree(aside, ignore_errors=True)
         if target.exists(): os.rename(target, aside)  # the same step again, after a resume: replaced only by a whole one
         os.rename(temporary, target)
@@ -107,19 +108,19 @@ def save_checkpoint(folder: Path, step: int, model: dict, ema: dict | None, stat
     return Saved(target, sum(f.stat().st_size for f in target.iterdir()))
 
 # %% ../nbs/05_checkpoint.ipynb #23a2fc04
-def _write_files(folder: Path, step: int, model: dict, ema: dict | None, state: dict, rank_state: dict) -> None:
+def _write_files(folder: Path, step: int, model: dict, ema: dict | None, state: dict, ranks: list[dict]) -> None:
     "The files of one checkpoint, flushed, with a manifest of their sizes and hashes written last."
     import torch
     from safetensors.torch import save_file
     save_file(_storable(model), folder / "model.safetensors")
     if ema is not None: save_file(_storable(ema), folder / "ema.safetensors")
     torch.save(state, folder / "state.pt")
-    torch.save(rank_state, folder / "rank-00000.pt")
+    for rank, own in enumerate(ranks): torch.save(own, folder / f"rank-{rank:05d}.pt")
     files = {}
     for path in sorted(folder.iterdir()):
         fsync_path(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-    write_atomic(folder / "manifest.json", json.dumps({"schema": SCHEMA, "step": step, "files": files}, indent=1) + "\n")
+    write_atomic(folder / "manifest.json", json.dumps({"schema": SCHEMA, "step": step, "world_size": len(ranks), "files": files}, indent=1) + "\n")
 
 # %% ../nbs/05_checkpoint.ipynb #23a2fc05
 def read_manifest(path: Path) -> dict:
@@ -184,16 +185,20 @@ def load_weights(path: Path, ema: bool = True) -> dict:
     return load_file(file if ema and file.is_file() else path / "model.safetensors")
 
 
-def load_state(path: Path) -> tuple[dict, dict]:
-    "`(state, rank_state)` of the checkpoint at `path`. CheckpointError where a file holds more than tensors and plain values."
+def load_state(path: Path, rank: int = 0) -> tuple[dict, dict | None]:
+    """`(state, rank_state)` of the checkpoint at `path`; the second is None where it was made without such a rank.
+
+    CheckpointError where a file holds more than tensors and plain values.
+    """
+    return _load(path / "state.pt"), _load(own) if (own := path / f"rank-{rank:05d}.pt").is_file() else None
+
+
+def _load(file: Path) -> dict:
     import pickle
     import torch
-    loaded = []
-    for name in ("state.pt", "rank-00000.pt"):
-        try: loaded.append(torch.load(path / name, map_location="cpu", weights_only=True))
-        except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-            raise CheckpointError(f"{path.name}/{name} is refused: {str(error).splitlines()[0]}") from None
-    return loaded[0], loaded[1]
+    try: return torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        raise CheckpointError(f"{file.parent.name}/{file.name} is refused: {str(error).splitlines()[0]}") from None
 
 # %% ../nbs/05_checkpoint.ipynb #23a2fc08
 def random_state() -> dict:

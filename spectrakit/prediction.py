@@ -14,22 +14,26 @@ from typing import Any
 
 from .checkpoint import find_checkpoint, load_weights
 from .data import dataset_length, eval_batches
-from .distributed import RunContext
+from .distributed import RunContext, gather_by_index
 from .schema import Config, RequestError
 from .task import check_task, predict_batch, repeatable, seed_everything
 
 # %% ../nbs/09d_prediction.ipynb #23a2fc01
-def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str]:
-    "The task's model with the weights of the best checkpoint, on the CPU, in eval mode; and the checkpoint's name. RequestError where there is none."
+def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, list[str]]:
+    """The task's model with the weights of the best checkpoint, on the CPU, in eval mode; the checkpoint's name; and what was wrong on the way.
+
+    RequestError where there is no whole checkpoint, or its weights do not fit.
+    """
     path, notes = find_checkpoint(run_dir / "checkpoints", "BEST")
     if path is None: raise RequestError(f"{run_dir.name} has no whole checkpoint. {' '.join(notes) or 'Train with checkpoint.enabled=true first.'}")
+    if notes: notes = [*notes, f"{path.name} is used in place of the best one"]
     seed_everything(config.seed)
     model = task.model(config)
     try: model.load_state_dict(load_weights(path))
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise RequestError(f"The weights of {path.name} do not fit the model of {type(task).__name__} ({reason}). Use the task that trained this run.") from None
-    return model.eval(), path.name
+    return model.eval(), path.name, notes
 
 # %% ../nbs/09d_prediction.ipynb #23a2fc02
 def submission_table(task: Any, arrays: dict[str, Any]) -> Any:
@@ -70,20 +74,27 @@ def write_table(table: Any, out: Path) -> None:
         raise RequestError(f"{str(out)!r} cannot be written ({error.strerror}). The predictions are in the run's predictions.npz; choose another file.") from None
 
 # %% ../nbs/09d_prediction.ipynb #23a2fc03
-def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context: RunContext) -> dict[str, Any]:
-    "Arrays by name, each [samples, …], in the data set's order: `predictions` (or the names of a mapping), and `targets` where samples have them."
+def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context: RunContext) -> dict[str, Any] | None:
+    """Arrays by name, each [samples, …], in the data set's order: `predictions` (or the names of a mapping), and `targets` where samples have them.
+
+    Every rank predicts its share; rank 0 gets the arrays, the others None.
+    """
     import torch
     collate = task.collate if callable(getattr(task, "collate", None)) else None
-    parts: dict[str, list] = {}
+    batches = eval_batches(dataset, context.device, config, collate, rank=context.rank, world_size=context.world_size)
+    mine: dict[int, dict] = {}
     with torch.inference_mode():
-        for batch in eval_batches(dataset, context.device, config, collate).epoch(0):
+        for place, batch in enumerate(batches.epoch(0)):
+            context.pulse.beat()
+            if batch.samples == 0: continue
             outputs = predict_batch(task, model, batch.data)
             outputs = outputs if isinstance(outputs, dict) else {"predictions": outputs}
             if isinstance(batch.data, (tuple, list)) and len(batch.data) > 1: outputs = {**outputs, "targets": batch.data[-1]}
-            for key, value in outputs.items():
-                value = value.float() if value.is_floating_point() else value  # NumPy has no bf16
-                parts.setdefault(key, []).append(value.cpu())
-    return {key: torch.cat(values).numpy() for key, values in parts.items()}
+            # NumPy has no bf16
+            mine[place * context.world_size + context.rank] = {k: (v.float() if v.is_floating_point() else v).cpu() for k, v in outputs.items()}
+    together = gather_by_index(context, mine)
+    if together is None: return None
+    return {key: torch.cat([part[key] for part in together.values()]).numpy() for key in next(iter(together.values()))}
 
 
 def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, folder: Path, out: str | None) -> tuple[str, str]:
@@ -92,17 +103,21 @@ def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, f
     RequestError where there is no checkpoint or nothing to predict on.
     """
     check_task(task, config)
+    context.pulse.beat("preparing")
     with repeatable(config.trainer.deterministic):
         seed_everything(config.seed)
         has_test = callable(getattr(task, "test_dataset", None))
         dataset = task.test_dataset(config) if has_test else task.datasets(config)[1]
         if dataset is None or dataset_length(dataset, "test") == 0:
             raise RequestError(f"{type(task).__name__} has nothing to predict on. Write `test_dataset(cfg)`, or return a validation set.")
-        model, name = trained_model(task, config, run_dir)
-        arrays = predict_dataset(task, context.prepare(model).eval(), dataset, config, context)
-    save_arrays(folder / "predictions.npz", arrays)
-    if out is not None: write_table(submission_table(task, arrays), Path(out))
-    return "completed", f"{len(dataset)} predictions from {name}"
+        model, name, notes = trained_model(task, config, run_dir)
+        context.pulse.beat("predicting")
+        model = context.accelerator.prepare_model(model, evaluation_mode=True).eval()  # no gradients: nothing to wrap or to shard
+        arrays = predict_dataset(task, model, dataset, config, context)
+    if arrays is not None:
+        save_arrays(folder / "predictions.npz", arrays)
+        if out is not None: write_table(submission_table(task, arrays), Path(out))
+    return "completed", f"{len(dataset)} predictions from {name}" + "".join(f"; {note}" for note in notes)
 
 
 def save_arrays(path: Path, arrays: dict[str, Any]) -> None:

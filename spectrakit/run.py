@@ -23,7 +23,8 @@ from .advice import ignored_settings, resolve_env
 from .checkpoint import find_checkpoint, write_atomic
 from .config import compose, sha256, snapshot
 from .events import effective_events, last_event, read_events, write_metrics_csv
-from .launch import Job, Outcome, check_task_name, launch, load_task, name_of
+from .job import Job, check_task_name, load_task, name_of, settled_name
+from .launch import Outcome, launch
 from .platforms import Platform, detect, format_duration, writable_bytes
 from .plots import Picture, plot_curves, save_figure
 from .schema import Config, RequestError, to_dict
@@ -155,6 +156,8 @@ class Run:
         "The best evaluation; None before the first."
         events = self.events
         start, found = last_event(events, "start") or {}, [e for e in events if e["type"] == "eval" and e.get("best")]
+        kept = _best_kept(self.path)
+        found = [e for e in found if e["step"] == kept] or found  # where the disk was full, an older one is all there is
         if not found: return None
         event, monitor = found[-1], start.get("monitor") or "val_loss"
         return Best(monitor, event["metrics"].get(monitor), event["step"], event["epoch"], event["metrics"])
@@ -176,13 +179,21 @@ class Run:
     def load_model(self, task: Any = None) -> Any:
         "The trained model on the CPU, in eval mode. `task` where the run's own cannot be found by its name. RequestError where it cannot be loaded."
         from spectrakit.prediction import trained_model
-        return trained_model(_task_of(self, task), self.config, self.path)[0]
+        model, _, notes = trained_model(_task_of(self, task), self.config, self.path)
+        for note in notes: print(f"{self.path.name}: {note}", file=sys.stderr)
+        return model
 
     def __str__(self) -> str:
         best = self.best
         return f"{self.path.name}: {self.status}" + (f", best {best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else "")
 
     def __repr__(self) -> str: return f"Run({str(self)!r})"
+
+
+def _best_kept(path: Path) -> int | None:
+    "The optimizer step of the checkpoint that BEST names; None where there is none."
+    try: return int((path / "checkpoints" / "BEST").read_text().strip().removeprefix("step-"))
+    except (OSError, ValueError): return None
 
 
 def _end(events: list[dict]) -> dict | None:
@@ -225,6 +236,13 @@ def list_runs(folder: Path | str | None = None) -> list[Run]:
     return sorted(found, key=lambda run: (run.path / "config.yaml").stat().st_mtime, reverse=True)
 
 # %% ../nbs/22_run.ipynb #23a2fc06
+def _launch_facts(path: Path) -> dict:
+    "What environment.json says of the processes: launcher, how many, restarts, fallback."
+    try: facts = json.loads((path / "environment.json").read_text(encoding="utf-8")).get("launch", {})
+    except (OSError, ValueError, AttributeError): return {}
+    return {name: facts.get(name) for name in ("launcher", "world_size", "restarts", "fallback") if name in facts}
+
+
 def summarize(run: Run) -> dict:
     "Write metrics.csv, curves.png and summary.json of a run; returns the summary."
     events = run.events
@@ -233,7 +251,7 @@ def summarize(run: Run) -> dict:
     summary = {"status": run.status, "reason": (_end(events) or {}).get("reason"), "task": start.get("task"), "best": asdict(best) if best else None,
                "metrics": run.metrics, "steps": steps[-1]["step"] if steps else 0, "epochs": steps[-1]["epoch"] if steps else 0,
                "seconds": events[-1]["t"] if events else 0, "effective_batch_size": start.get("effective_batch_size"),
-               "checkpoints": {which.lower(): path.name for which in ("LATEST", "BEST") if (path := find_checkpoint(folder, which)[0])}}
+               "launch": _launch_facts(run.path), "checkpoints": {which.lower(): path.name for which in ("LATEST", "BEST") if (path := find_checkpoint(folder, which)[0])}}
     write_atomic(run.path / "summary.json", json.dumps(summary, indent=1) + "\n")
     write_metrics_csv(events, run.path / "metrics.csv")
     save_figure(plot_curves(events, str(run)), run.path / "curves.png")
@@ -250,7 +268,7 @@ def fit(task: Any, config: Config | None = None, *, predict: str | Path | None =
     if not isinstance(config, Config): raise RequestError(f"fit was given a {type(config).__name__} for its config. Make one with compose('trainer=kaggle_safe').")
     if isinstance(task, str): check_task_name(task)
     else: check_task(task, config)
-    config = replace(config, task={**config.task, "name": task if isinstance(task, str) else name_of(task)})
+    config = replace(config, task={**config.task, "name": settled_name(task) if isinstance(task, str) else name_of(task)})
     if predict is not None: check_prediction(config, Path(predict))
     platform = detect()
     path = new_run_dir(resolve_env(config, platform)[0], config.task["name"])
@@ -337,6 +355,7 @@ def _predict(task: Any, run: Run, out: str | Path | None) -> Predictions:
     folder = run.path if os.access(run.path, os.W_OK) else new_run_dir(config, f"{run.path.name}-predictions")
     job = Job("predict", folder, config, platform, None if out is None else str(out), run.path)
     outcome: Outcome = launch(job, task, lambda: None)
+    if "in place of the best" in outcome.reason: print(f"{run.path.name}: {outcome.reason}", file=sys.stderr)
     if outcome.status != "completed": raise RuntimeError(f"Predicting with {run.path.name} failed: {outcome.reason}")
     with numpy.load(folder / "predictions.npz", allow_pickle=False) as stored: return Predictions(dict(stored), folder / "predictions.npz", out)
 

@@ -16,7 +16,7 @@ from spectrakit import example_data, examples
 from spectrakit.config import compose
 from spectrakit.example_data import (MINUTES_BETWEEN_SPECTRA, coffee_data, fermentation_data, nearest_spectrum,
                                      online_data, split)
-from spectrakit.launch import BUILT_IN, load_task, name_of
+from spectrakit.job import BUILT_IN, load_task, name_of
 from spectrakit.schema import RequestError
 from spectrakit.task import check_loss, check_task
 

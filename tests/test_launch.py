@@ -12,7 +12,7 @@ from helpers import SETTINGS, only_run, run_cli, task, tree_hashes, wait_for
 from spectrakit.checkpoint import checkpoints, find_checkpoint, verify
 from spectrakit.config import RequestError, compose
 from spectrakit.events import columns, last_event
-from spectrakit.launch import check_task_name, load_task, name_of
+from spectrakit.job import check_task_name, load_task, name_of
 from spectrakit.run import fit, is_locked, open_run, resume
 from tasks import Line
 
@@ -69,7 +69,7 @@ def here_and_now(run) -> None:
 # killed
 
 def test_a_killed_training_process_is_a_failed_run_that_goes_on_bit_for_bit(hold, trained):
-    held = hold()
+    held = hold("launch.max_restarts=0")
     child, = held.children
     assert is_locked(held.run) and open_run(held.run).status == "running"
     child.kill()
@@ -84,6 +84,19 @@ def test_a_killed_training_process_is_a_failed_run_that_goes_on_bit_for_bit(hold
     assert done.returncode == 0 and f"goes on from optimizer step {int(newest.name[5:])}" in done.stdout, done.stderr
     assert same_result(held.run, trained.run)
     assert all(verify(path) == [] for path in checkpoints(held.run / "checkpoints"))
+
+
+def test_a_killed_training_process_starts_again_and_ends_as_if_nothing_had_been(hold, trained):
+    held = hold()
+    child, = held.children
+    held.go()  # so that the second start is not held
+    child.kill()
+    status, out, err = held.end()
+    assert status == 0 and "completed" in out and "killed by SIGKILL" in out and "starting again (1 of 2)" in out, (out, err)
+    assert same_result(held.run, trained.run)
+    run = open_run(held.run)
+    assert last_event(run.events, "restart")["notes"][0].startswith("the training process was killed by SIGKILL")
+    assert json.loads((held.run / "summary.json").read_text())["launch"]["restarts"] == 1
 
 
 def test_no_orphan_is_left_when_the_parent_is_killed(hold):
@@ -139,7 +152,7 @@ def test_the_second_interrupt_kills_and_the_older_checkpoint_stays(hold):
 def test_an_interrupt_while_the_training_process_still_starts_is_not_lost(start_cli, tmp_path):
     process = start_cli("train", task("Line"), *SETTINGS, "trainer.max_epochs=4000")
     def started() -> bool:
-        return any("child_main" in " ".join(child.cmdline()) for child in psutil.Process(process.pid).children())
+        return any("spectrakit.worker" in " ".join(child.cmdline()) for child in psutil.Process(process.pid).children())
 
     wait_for(started, "the training process to be started")
     process.send_signal(signal.SIGINT)
@@ -239,4 +252,4 @@ def test_a_task_file_may_lie_in_any_folder(here, folder):
     name = f"{folder}/my_task.py:Mine"
     (here / folder / "my_task.py").write_text("from tasks import Line\nclass Mine(Line): pass\n")
     run = fit(name, compose("launch.mode=inline", "trainer.max_steps=1", "checkpoint.enabled=false"), show=False)
-    assert run.status == "completed" and run.config.task["name"] == name
+    assert run.status == "completed" and run.config.task["name"] == str(here / name)
