@@ -30,8 +30,8 @@ def resolve_env(config: Config, platform: Platform) -> tuple[Config, dict[str, s
     for key in settings():
         if get(config, key) != "auto" or get(values, key) == "auto" or key == "env": continue
         value, reason = get(values, key), f"env/{name}"
-        if key == "dataloader.num_workers" and value > platform.cores - 1:
-            value, reason = max(0, platform.cores - 1), f"env/{name} has {value}, and {platform.cores} cores leave {max(0, platform.cores - 1)}"
+        if key == "dataloader.num_workers" and value > (left := max(0, platform.cores - 1)):
+            value, reason = left, f"env/{name} has {value}, and {platform.cores} cores leave {left}"
         reasons[key] = f"{key}={shown(value)}: {reason}"
         config = _with(config, key, value)
     return config, reasons
@@ -47,7 +47,8 @@ def recommended_profile(platform: Platform) -> tuple[str, str]:
     "The trainer profile that fits this platform, and why."
     gpus = platform.gpus
     if platform.name == "kaggle":
-        return ("kaggle_2xt4", f"{len(gpus)} GPUs on Kaggle") if len(gpus) > 1 else ("kaggle_safe", "a Kaggle session ends by the clock")
+        if len(gpus) > 1: return "kaggle_2xt4", f"{len(gpus)} GPUs on Kaggle"
+        return "kaggle_safe", "a Kaggle session ends by the clock"
     if platform.name == "colab": return "kaggle_safe", "a Colab session ends by the clock, too"
     if env_name(platform) == "wsl2": return "local_safe", "memory is scarce under WSL2"
     hopper = [g for g in gpus if (g.compute_capability or (0, 0)) >= (9, 0)]
@@ -57,11 +58,12 @@ def recommended_profile(platform: Platform) -> tuple[str, str]:
     return "defaults", "one device"
 
 # %% ../nbs/02d_advice.ipynb #23a2fc03
-_NOTABLE = {"trainer.deterministic": "deterministic", "early_stopping.enabled": "early stop", "trainer.compile": "compiled",
-            "distributed.static_graph": "static graph", "distributed.sync_batchnorm": "sync BN", "distributed.strategy": "{}",
-            "distributed.backend": "{}", "distributed.bucket_cap_mb": "{} MB buckets", "distributed.num_nodes": "{} nodes",
-            "checkpoint.enabled": "checkpoints", "checkpoint.every_n_epochs": "saves every {} epochs", "dataloader.num_workers": "{} workers",
-            "limits.max_train_batches": "{} batches"}
+_NOTABLE = {
+    "trainer.deterministic": "deterministic", "early_stopping.enabled": "early stop", "trainer.compile": "compiled",
+    "distributed.static_graph": "static graph", "distributed.sync_batchnorm": "sync BN", "distributed.strategy": "{}",
+    "distributed.backend": "{}", "distributed.bucket_cap_mb": "{} MB buckets", "distributed.num_nodes": "{} nodes",
+    "checkpoint.enabled": "checkpoints", "checkpoint.every_n_epochs": "saves every {} epochs",
+    "dataloader.num_workers": "{} workers", "limits.max_train_batches": "{} batches"}
 
 
 def notable_settings(config: Config, base: Config) -> str:
@@ -70,33 +72,50 @@ def notable_settings(config: Config, base: Config) -> str:
     for key, text in _NOTABLE.items():
         value = get(config, key)
         if value == get(base, key): continue
-        words.append(("" if value is not False else "not " if key == "trainer.deterministic" else "no ") + text.format(value))
+        negation = "not " if key == "trainer.deterministic" else "no "
+        words.append((negation if value is False else "") + text.format(value))
     return ", ".join(words)
 
 # %% ../nbs/02d_advice.ipynb #23a2fc04
-_PROCESSES = tuple(f"distributed.{n}" for n in ("num_nodes", "strategy", "backend", "sync_batchnorm", "static_graph", "bucket_cap_mb",
-                                                "find_unused_parameters", "gradient_as_bucket_view"))
-_RULES = (
-    (_PROCESSES, lambda c, world: world == 1, "one process trains"),
+_PROCESSES = tuple(f"distributed.{name}" for name in (
+    "num_nodes", "strategy", "backend", "sync_batchnorm", "static_graph", "bucket_cap_mb", "find_unused_parameters",
+    "gradient_as_bucket_view", "timeout_s", "env"))
+_WATCHED = ("launch.max_restarts", "launch.hang_factor", "launch.hang_floor_s")
+_KEPT = tuple(key for key in settings() if key.startswith("checkpoint.")
+              and key not in ("checkpoint.enabled", "checkpoint.monitor", "checkpoint.mode"))
+_RULES = (  # settings, when they have no effect in a run of `world` processes, and why
+    ((*_PROCESSES, "launch.start_timeout_s"), lambda c, world: world == 1, "one process trains"),
+    (("distributed.node_rank", "distributed.rdzv_endpoint"),
+     lambda c, world: world == 1 or c.distributed.num_nodes == 1, "one machine trains"),
+    (("launch.mode",), lambda c, world: world == 1 and c.launch.mode != "inline", "one process needs no launcher"),
+    (_WATCHED, lambda c, world: c.launch.mode == "inline", "with launch.mode=inline nobody watches the process"),
     (("scheduler.power",), lambda c, world: c.scheduler.name != "polynomial", "only scheduler.name=polynomial has it"),
-    (("scheduler.peak_at",), lambda c, world: c.scheduler.name != "one_cycle" or c.scheduler.warmup_steps or c.scheduler.warmup_epochs,
+    (("scheduler.peak_at",), lambda c, world: c.scheduler.name != "one_cycle" or _warms_up(c),
      "only scheduler.name=one_cycle without a warm-up has it"),
-    (("scheduler.final_lr_fraction",), lambda c, world: c.scheduler.name == "constant", "scheduler.name=constant stays where it is"),
-    (("early_stopping.patience", "early_stopping.min_delta"), lambda c, world: not c.early_stopping.enabled, "early_stopping.enabled is false"),
-    (tuple(k for k in settings() if k.startswith("checkpoint.") and k not in ("checkpoint.enabled", "checkpoint.monitor", "checkpoint.mode")),
-     lambda c, world: not c.checkpoint.enabled, "checkpoint.enabled is false"),
-    (("dataloader.prefetch_factor", "dataloader.persistent_workers"), lambda c, world: c.dataloader.num_workers == 0, "there are no workers"),
-    (("eval.gradient_accumulation_steps", "test.gradient_accumulation_steps"), lambda c, world: True, "nothing is accumulated without gradients; it counts as 1"),
+    (("scheduler.final_lr_fraction",), lambda c, world: c.scheduler.name == "constant",
+     "scheduler.name=constant stays where it is"),
+    (("early_stopping.patience", "early_stopping.min_delta"), lambda c, world: not c.early_stopping.enabled,
+     "early_stopping.enabled is false"),
+    (_KEPT, lambda c, world: not c.checkpoint.enabled, "checkpoint.enabled is false"),
+    (("dataloader.prefetch_factor", "dataloader.persistent_workers"), lambda c, world: c.dataloader.num_workers == 0,
+     "there are no workers"),
+    (("eval.gradient_accumulation_steps", "test.gradient_accumulation_steps"), lambda c, world: True,
+     "nothing is accumulated without gradients; it counts as 1"),
     (("trainer.max_epochs",), lambda c, world: c.trainer.max_steps is not None, "trainer.max_steps is the total"),
     (("distributed.world_size",), lambda c, world: c.distributed.enabled is False, "distributed.enabled is false"),
 )
 
 
+def _warms_up(config: Config) -> bool: return bool(config.scheduler.warmup_steps or config.scheduler.warmup_epochs)
+
+# %% ../nbs/02d_advice.ipynb #23a2fc05
 def ignored_settings(config: Config, world_size: int = 1) -> list[str]:
     "A sentence for each reason that leaves settings of `config` without effect in a run of `world_size` processes."
     sentences = []
     for keys, applies, why in _RULES:
         changed = [k for k in keys if get(config, k) != settings()[k].default]
         if changed and applies(config, world_size):
-            sentences.append(f"{', '.join(f'{k}={shown(get(config, k))}' for k in changed)}: no effect here, because {why}")
+            values = {k: get(config, k) for k in changed}
+            said = ", ".join(k if isinstance(value, dict) else f"{k}={shown(value)}" for k, value in values.items())
+            sentences.append(f"{said}: no effect here, because {why}")
     return sentences

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -18,12 +19,13 @@ from pathlib import Path
 from typing import Any, Callable
 
 from .checkpoint import find_checkpoint, write_atomic
+from .distributed import BROKEN
 from .events import EventLog
 from .job import CannotCarry, Job, load_task, write_job
 from .platforms import Platform
-from .processes import Processes, plan_processes, process_environ, rank_of
+from .processes import Processes, Rank, plan_processes, process_environ, rank_of
 from .schema import Config, RequestError
-from .supervise import Ended, interrupts, run_once
+from .supervise import Ended, first_error, interrupts, run_once
 from .watchdog import Budget, time_limit
 from .worker import stop_file, work
 
@@ -189,14 +191,31 @@ def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
     if job.kind != "predict": stop_file(job.run_dir).unlink(missing_ok=True)
     place = rank_of(os.environ)
     if place is None and job.config.launch.mode != "inline": return run_supervised(job, task, tick)
+    story = _Story(job, {})
+    if place is not None and place.rank == 0:
+        story.keep(launcher="external", world_size=place.world_size, restarts=0, fallback=None, env={},
+                   reasons={"world_size": f"{place.world_size} processes: as the launcher that started this one says"})
     if place is None:
         plan = plan_processes(job.config, job.platform)
-        story = _Story(job, {})
         story.keep(launcher="inline", world_size=1, restarts=0, fallback=plan.reason if plan.fallback else None, env={},
                    reasons={"world_size": plan.reason})
         if plan.fallback and job.kind == "train": story.tell(plan.reason)
-    with interrupts(second_raises=True) as heard:
-        status, reason = work(job, load_task(task) if isinstance(task, str) else task,
-                              lambda: bool(tick()) or bool(heard) or stop_file(job.run_dir).exists())
+    return _in_this_process(job, load_task(task) if isinstance(task, str) else task, tick, place)
+
+
+def _in_this_process(job: Job, task: Any, tick: Callable[[], None], place: Rank | None) -> Outcome:
+    "Train here: alone, or as the rank that a launcher made of this process."
+    folder: list[Path] = []
+    with interrupts(second_raises=True) as heard, interrupts(number=signal.SIGTERM) as ended:
+        def asked() -> bool: return bool(tick()) or bool(heard) or bool(ended) or stop_file(job.run_dir).exists()
+        status, reason = work(job, task, asked, told=folder.append)
+    if reason.startswith(BROKEN):
+        time.sleep(1.0)  # another rank may be writing what came first
+        rank, said, _ = first_error(folder[0] / "logs") or (place.rank, reason.removeprefix(BROKEN), True)
+        status, reason = "failed", f"rank {rank}: {said}"
+        if place.rank == 0 and job.kind != "predict":
+            log = EventLog(folder[0] / "events.jsonl")
+            log.write("end", status=status, reason=reason)
+            log.close()
     tick()
-    return Outcome(status, reason)
+    return Outcome(status, reason, {"run_dir": str(folder[0])})

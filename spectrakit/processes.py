@@ -56,6 +56,9 @@ def plan_processes(config: Config, platform: Platform) -> Processes:
     d, nodes = config.distributed, config.distributed.num_nodes
     gpus = 0 if config.trainer.accelerator == "cpu" else len(platform.gpus)
     there, what = (gpus, f"{gpus} GPU{'s' * (gpus != 1)}") if gpus else (max(2, platform.cores), f"no GPU and {platform.cores} CPU cores")
+    if d.node_rank is not None and d.node_rank >= nodes:
+        raise RequestError(f"distributed.node_rank={d.node_rank} is not one of distributed.num_nodes={nodes} machines, which count from 0. "
+                           "Use trainer.num_nodes to say how many there are.")
     if d.enabled is False: return Processes(1, 1, "1 process: distributed.enabled is false")
     asked = (gpus or 1) * nodes if d.world_size == "auto" else d.world_size
     if asked % nodes:

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from .events import effective_events, last_event, read_events, write_metrics_csv
 from .job import Job, check_task_name, load_task, name_of, settled_name
 from .launch import Outcome, launch
 from .platforms import Platform, detect, format_duration, writable_bytes
+from .processes import plan_processes, rank_of
 from .plots import Picture, plot_curves, save_figure
 from .schema import Config, RequestError, to_dict
 from .task import check_task
@@ -73,7 +75,13 @@ def environment(config: Config, platform: Platform, auto: dict[str, str]) -> dic
     for name in _RECORDED:
         with contextlib.suppress(PackageNotFoundError): versions[name] = version(name)
     return {"platform": platform.to_dict(), "versions": versions, "git_commit": _git_commit(), "config_sha256": sha256(config),
-            "time_limit": asdict(time_limit(config, platform)), "auto": auto, "ignored": ignored_settings(config)}
+            "time_limit": asdict(time_limit(config, platform)), "auto": auto, "ignored": ignored_settings(config, _world_size(config, platform))}
+
+
+def _world_size(config: Config, platform: Platform) -> int:
+    "How many processes will train."
+    place = rank_of(os.environ)
+    return place.world_size if place else plan_processes(config, platform).world_size
 
 
 def _git_commit() -> str | None:
@@ -271,6 +279,7 @@ def fit(task: Any, config: Config | None = None, *, predict: str | Path | None =
     config = replace(config, task={**config.task, "name": settled_name(task) if isinstance(task, str) else name_of(task)})
     if predict is not None: check_prediction(config, Path(predict))
     platform = detect()
+    if not _writes(config): return _as_peer("train", config, platform, task, predict)
     path = new_run_dir(resolve_env(config, platform)[0], config.task["name"])
     run = Run(path, None if isinstance(task, str) else task)
     try:
@@ -284,6 +293,27 @@ def fit(task: Any, config: Config | None = None, *, predict: str | Path | None =
         try: _predict(task, run, predict)
         except (RequestError, RuntimeError) as error: print(f"{run.path.name} is trained, but not predicted: {error}", file=sys.stderr)
     return run
+
+
+def _writes(config: Config) -> bool:
+    "Whether this process, or this machine, is the one that writes the run's folder."
+    place = rank_of(os.environ)
+    d = config.distributed
+    return place.rank == 0 if place else not (d.node_rank and d.rdzv_endpoint and d.num_nodes > 1)
+
+
+def _as_peer(kind: str, config: Config, platform: Platform, task: Any, predict: Any = None, path: Path | None = None) -> Run:
+    "Take part in a run whose folder another rank, or another machine, writes. RuntimeError where it failed."
+    scratch = Path(tempfile.mkdtemp(prefix="spectrakit-peer-"))
+    try:
+        resolved = resolve_env(config, platform)[0]
+        outcome = launch(Job(kind, path or scratch, resolved, platform), task, lambda: None)
+        if outcome.status == "failed": raise RuntimeError(f"This part of the run failed: {outcome.reason}")
+        run = Run(Path(outcome.launch.get("run_dir", scratch)), None if isinstance(task, str) else task)
+        if predict is not None and rank_of(os.environ):
+            launch(Job("predict", scratch, resolved, platform, None if predict is None else str(predict), run.path), task, lambda: None)
+        return run
+    finally: shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _train(run: Run, kind: str, config: Config, platform: Platform, task: Any, show: bool) -> None:
@@ -308,6 +338,7 @@ def resume(run: Run | Path | str, task: Any = None, *, show: bool = True) -> Run
     config = run.config
     if run.status in ("completed", "early_stopped"): return run
     task = _named_or_given(run, task, config)
+    if not _writes(config): return _as_peer("resume", config, detect(), task, path=run.path)
     with locked(run.path):
         if find_checkpoint(run.path / "checkpoints")[0] is None:
             raise RequestError(f"{run.path.name} has no whole checkpoint to go on from. Start it again: spectrakit train --config {run.path / 'config.yaml'}")

@@ -96,8 +96,8 @@ class Forked:
 
 # %% ../nbs/10c_supervise.ipynb #23a2fc03
 @contextlib.contextmanager
-def interrupts(second_raises: bool = False):
-    "Within this block Ctrl-C adds to the list instead of raising (the second one may raise); only the main thread can hear it."
+def interrupts(second_raises: bool = False, number: int = signal.SIGINT):
+    "Within this block Ctrl-C, or signal `number`, adds to the list instead of raising (the second may raise); only the main thread hears it."
     heard: list[float] = []
 
     def hear(*_: Any) -> None:
@@ -105,9 +105,9 @@ def interrupts(second_raises: bool = False):
         if second_raises and len(heard) > 1: raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread(): yield heard; return
-    before = signal.signal(signal.SIGINT, hear)
+    before = signal.signal(number, hear)
     try: yield heard
-    finally: signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
+    finally: signal.signal(number, before if before is not None else signal.SIG_DFL)
 
 
 def kill_tree(pid: int) -> None:

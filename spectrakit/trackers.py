@@ -48,10 +48,12 @@ def check_trackers(config: Config) -> list[str]:
 
 # %% ../nbs/08b_trackers.ipynb #23a2fc02
 def wandb_mode(config: Config, environ: Mapping[str, str], platform: str) -> tuple[str, str]:
-    "W&B's mode, 'online' or 'offline', and the reason. `platform`: a Platform's name."
-    asked = config.tracking.mode
+    "W&B's mode, 'online', 'offline' or 'disabled', and the reason. `platform`: a Platform's name."
+    asked, said = config.tracking.mode, environ.get("WANDB_MODE", "").lower()
+    if environ.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes"): return "disabled", "WANDB_DISABLED is set"  # an opt-out always wins
+    if said == "disabled": return "disabled", "WANDB_MODE=disabled"
     if asked != "auto": return asked, f"tracking.mode={asked}"
-    if environ.get("WANDB_MODE") in ("online", "offline"): return environ["WANDB_MODE"], f"WANDB_MODE={environ['WANDB_MODE']}"
+    if said in ("online", "offline", "dryrun"): return "online" if said == "online" else "offline", f"WANDB_MODE={said}"
     if platform in ("kaggle", "colab"): return "offline", f"{platform} may have no network"
     if not environ.get("WANDB_API_KEY"): return "offline", "there is no WANDB_API_KEY"
     return "online", "there is a WANDB_API_KEY"

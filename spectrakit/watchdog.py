@@ -23,12 +23,18 @@ class TimeLimit:
 
 
 def time_limit(config: Config, platform: Platform) -> TimeLimit:
-    "The limit of a run: watchdog.limit, or else what the platform allows."
-    if config.watchdog.limit is not None:
-        return TimeLimit(parse_duration(config.watchdog.limit), platform.session_start,
+    """The limit of a run: watchdog.limit, or else what the platform allows.
+
+    A limit that the user has set for the whole session, in SPECTRAKIT_TIME_LIMIT, is never exceeded by a profile's.
+    """
+    asked = None if config.watchdog.limit is None else parse_duration(config.watchdog.limit)
+    own = platform.limit_s if platform.limit_source.startswith("SPECTRAKIT_TIME_LIMIT") else None
+    if asked is not None and (own is None or asked <= own):
+        return TimeLimit(asked, platform.session_start,
                          f"watchdog.limit={config.watchdog.limit}, from the session's start ({platform.session_start_source})")
-    if platform.limit_s is not None:
-        return TimeLimit(platform.limit_s, platform.session_start, f"{platform.name}: {platform.limit_source}")
+    if own is not None and asked is not None:
+        return TimeLimit(own, platform.session_start, f"{platform.limit_source}, which is less than watchdog.limit={config.watchdog.limit}")
+    if platform.limit_s is not None: return TimeLimit(platform.limit_s, platform.session_start, f"{platform.name}: {platform.limit_source}")
     return TimeLimit(None, platform.session_start, f"no limit on {platform.name}")
 
 # %% ../nbs/04_watchdog.ipynb #23a2fc02

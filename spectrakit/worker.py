@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from .checkpoint import write_atomic
+from .distributed import BROKEN
 from .heartbeat import FAILED, Board, Pulse, raise_flag
 from .job import Job, read_job, read_job_head
 from .processes import rank_of
@@ -25,20 +26,27 @@ from .schema import RequestError
 from .watchdog import Budget, time_limit
 
 # %% ../nbs/10b_worker.ipynb #23a2fc01
-def work(job: Job, task: Any, stop_asked: Callable[[], bool], pulse: Pulse | None = None) -> tuple[str, str]:
-    "Do `job` in this process: (status, reason). RequestError where the request cannot work."
+def work(job: Job, task: Any, stop_asked: Callable[[], bool], pulse: Pulse | None = None,
+         told: Callable[[Path], None] | None = None) -> tuple[str, str]:
+    """Do `job` in this process: (status, reason). `told` learns the run's folder, which is that of rank 0.
+
+    RequestError where the request cannot work.
+    """
     import torch
-    from spectrakit.distributed import create_run_context, leave
+    from spectrakit.distributed import broadcast, create_run_context, leave
     context = create_run_context(job.config, job.platform, pulse)
+    job = replace(job, run_dir=Path(broadcast(context, str(job.run_dir))))  # rank 0 alone writes there
+    if told: told(job.run_dir)
     threads = job.extra.get("threads", max(1, job.platform.cores // context.world_size))
     if torch.get_num_threads() != threads: torch.set_num_threads(threads)
     if job.kind == "predict":
         from spectrakit.prediction import predict_run
         status, reason = predict_run(task, job.config, context, job.weights_from or job.run_dir, job.run_dir, job.out)
     else:
-        from spectrakit.trainer import BROKEN, train_run
+        from spectrakit.trainer import train_run
         budget = Budget(time_limit(job.config, job.platform))
-        status, reason = train_run(task, job.config, context, job.run_dir, budget, stop_asked, job.kind == "resume", job.extra.get("again"))
+        logs = Path(job.extra["logs"]) if "logs" in job.extra else None
+        status, reason = train_run(task, job.config, context, job.run_dir, budget, stop_asked, job.kind == "resume", job.extra.get("again"), logs)
         if reason.startswith(BROKEN): return status, reason  # the others are not there to say goodbye to
     leave(context)
     return status, reason
@@ -66,7 +74,7 @@ def rank_main(folder: str, task: Any = None) -> int:
             raise RuntimeError(f"{extra['world_size']} processes were to be started, and the launcher made it {found}")
         job, task = read_job(folder, task)
         job = replace(job, kind=extra.get("kind", job.kind))  # a new start after a fault goes on
-        asks = lambda: bool(asked) or (rank == 0 and stop_file(job.run_dir).exists())
+        asks = lambda: bool(asked) or (pulse.rank == 0 and stop_file(job.run_dir).exists())
         status, reason = work(job, task, asks, pulse)
     except RequestError as error:
         raise_flag(pulse, FAILED)
@@ -82,10 +90,9 @@ def rank_main(folder: str, task: Any = None) -> int:
 
 def _leave_word(folder: Path, rank: int, status: str, reason: str, pulse: Pulse) -> int:
     "Say how it ended; the run's own log has it, too, so a full temporary folder changes nothing."
-    from spectrakit.trainer import BROKEN
     if reason.startswith(BROKEN): return 1
     try:
-        if rank == 0: write_atomic(folder / "outcome.json", json.dumps([status, reason]))
+        if pulse.rank == 0: write_atomic(folder / "outcome.json", json.dumps([status, reason]))
     except OSError: pass
     pulse.beat("done")
     return 1 if status == "failed" and pulse.board.ranks == 1 else 0

@@ -1,0 +1,82 @@
+"Tasks for tests of several processes: no dropout and no batch norm, so that one process and two compute the same."
+import random
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from spectrakit.task import Task
+
+TRAINING, VALIDATION = 37, 13  # neither divides by two processes, nor by micro batches of four
+
+
+class Curve(Task):
+    "A smooth function of three numbers, learned by a small net of blocks."
+
+    def datasets(self, cfg):
+        generator = torch.Generator().manual_seed(5)
+        x = torch.randn(TRAINING + VALIDATION, 3, generator=generator)
+        data = TensorDataset(x, torch.sin(x.sum(1, keepdim=True)), torch.arange(len(x)))
+        return TensorDataset(*(t[:TRAINING] for t in data.tensors)), TensorDataset(*(t[TRAINING:] for t in data.tensors))
+
+    def model(self, cfg): return Blocks()
+
+    def loss(self, model, batch): return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    def metrics(self, outputs, batch): return {"mae": ((outputs - batch[1]).abs().sum(), len(outputs))}
+
+    def metrics_all(self, predictions, targets):
+        "`targets` are the samples' numbers: in their order, each once."
+        assert targets.tolist() == list(range(TRAINING, TRAINING + VALIDATION))
+        return {"last": predictions[-1], "middle": predictions.median()}
+
+    def test_dataset(self, cfg): return self.datasets(cfg)[1]
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks: x = x + block(x)
+        return self.last(x)
+
+
+class Weighted(Curve):
+    "A loss of (sum, weight), some samples without weight."
+
+    def loss(self, model, batch):
+        weight = (batch[2] % 3).float()
+        return (weight * (model(batch[0]) - batch[1]).square()[:, 0]).sum(), weight.sum()
+
+
+class Noisy(Dataset):
+    "Samples with noise from the global generators, which the kit seeds for each sample."
+
+    def __init__(self, data): self.data = data
+
+    def __len__(self): return len(self.data)
+
+    def __getitem__(self, index):
+        x, y, number = self.data[index]
+        return x + 0.1 * torch.randn(3) + 0.1 * random.random(), y, number
+
+
+class Augmented(Curve):
+    def datasets(self, cfg):
+        train, valid = super().datasets(cfg)
+        return Noisy(train), valid
+
+
+class NanOnOneRank(Curve):
+    "A sample without a number, seen by one rank only."
+
+    def datasets(self, cfg):
+        train, valid = super().datasets(cfg)
+        rows = [list(train[i]) for i in range(len(train))]
+        rows[20][0] = rows[20][0] * float("nan")
+        return rows, valid
