@@ -56,7 +56,7 @@ def info(arguments: Sequence[str]) -> int:
 # %% ../nbs/60_cli.ipynb #23a2fc03
 def profiles(arguments: Sequence[str]) -> int:
     "List the profiles, or print one composed."
-    parser = make_parser("profiles", "The profiles that trainer=NAME chooses; with NAME, its settings and their help.", """
+    parser = make_parser("profiles", "The profiles that trainer=NAME chooses; with NAME, all its settings.", """
   spectrakit profiles
   spectrakit profiles kaggle_safe
   spectrakit profiles --compare kaggle kaggle_safe
@@ -140,14 +140,15 @@ def train(arguments: Sequence[str]) -> int:
     if typed and config.task.get("name") != task:
         raise RequestError(f"{task} and {typed[-1]} name two tasks. Keep one of them.")
     from pathlib import Path
+    from spectrakit.processes import rank_of
     from spectrakit.run import check_prediction, predict as predict_run
     if options.predict: check_prediction(config, Path(options.predict))
     _stop_softly()
     run = fit(task, config, show=not options.quiet)
     status = report(run)
-    if options.predict and run.status != "failed":
+    if options.predict and run.status != "failed" and (run.ended is None or rank_of(os.environ)):
         found = predict_run(task, run, out=options.predict)
-        print(f"predictions in {found.path}, table in {found.table}")
+        if run.ended is None: print(f"predictions in {found.path}, table in {found.table}")
     return status
 
 # %% ../nbs/60_cli.ipynb #23a2fc06
@@ -167,7 +168,8 @@ def resume(arguments: Sequence[str]) -> int:
 
 
 def report(run) -> int:
-    "Say where the run is and how good it got; returns the exit status."
+    "Say where the run is and how good it got; returns the exit status. A process that does not write says nothing."
+    if run.ended is not None: return _STATUS.get(run.ended, 1)
     if run.error: print(f"{run.error}\nsee {run.path / 'logs'}", file=sys.stderr)
     files = "curves.png, metrics.csv, summary.json" + (", checkpoints" if (run.path / "checkpoints").is_dir() else "")
     try:

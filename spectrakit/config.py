@@ -152,14 +152,15 @@ def profile_intent(name: str, group: str = "trainer") -> str:
 _loaded: list[tuple[Path, dict, Any]] = []  # file, settings, `defaults:` of each profile in the composition under way
 
 
-def package_of(text: str, tree: dict, group: str) -> str | None:
-    "Where a profile's keys belong: what its head says; else the top, unless all are keys of its `group` (then None)."
+def package_of(text: str, tree: dict, group: str) -> str:
+    "Where a profile's keys belong: what its head says; else the top, unless all of them are keys of its `group`."
     head = itertools.takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), text.splitlines())
     stated = re.search(r"#\s*@package\s+(\S+)", "\n".join(head))
     if stated: return stated[1]
     keys = [key for key, _ in flat({k: v for k, v in tree.items() if k != "defaults"})]
-    inside = all(is_known(f"{group.replace('/', '.')}.{key}") for key in keys)
-    return None if inside and not all(map(is_known, keys)) else "_global_"
+    block = group.replace("/", ".")
+    inside = all(is_known(f"{block}.{key}") for key in keys) and not all(map(is_known, keys))
+    return f"_global_.{block}" if inside else "_global_"
 
 
 @functools.cache
@@ -178,8 +179,8 @@ def _profile_source() -> type:
             text, tree = _read(file), load_yaml(file)
             package = package_of(text, tree, group)
             own = {k: v for k, v in tree.items() if k != "defaults"}
-            below = own if package == "_global_" else _nested(package or group.replace("/", "."), own)
-            _loaded.append((file, below, tree.get("defaults")))
+            block = package.removeprefix("_global_").lstrip(".")
+            _loaded.append((file, _nested(block, own) if block else own, tree.get("defaults")))
             return ConfigResult(self.provider, self.full_path(), OmegaConf.create(tree), {"package": package})
 
         def is_group(self, config_path: str) -> bool: return (Path(self.path) / config_path).is_dir()
@@ -212,6 +213,7 @@ def _compose_profiles(file: Path, chosen: dict[str, str]) -> tuple[dict, list[tu
     with _hydra_lock:
         before = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
+        tree["defaults"] = tree["defaults"] or []
         _loaded[:] = [(file, {k: v for k, v in tree.items() if k != "defaults"}, tree["defaults"])]
         try:
             ConfigStore.instance().store("spectrakit", tree)  # in no folder, so that no profile beside it comes first
@@ -227,8 +229,9 @@ def _compose_profiles(file: Path, chosen: dict[str, str]) -> tuple[dict, list[tu
         except Exception as error:  # Hydra has many kinds
             cause: BaseException = error
             while cause.__cause__ is not None: cause = cause.__cause__
-            told = " ".join(str(cause).split())
-            if isinstance(error, RecursionError): told = "a list `defaults:` leads back to its own file."
+            told = " ".join(str(cause).split()).replace("'spectrakit'", f"'{file.name}'")
+            if isinstance(error, RecursionError):
+                told = "a list `defaults:` leads back to its own file. Name one of the same group alone: '- kaggle'."
             raise RequestError(f"The profiles {', '.join(words) or _place(file)} cannot be composed: {told}") from None
         finally:
             GlobalHydra.instance().hydra = before

@@ -69,6 +69,7 @@ class RunContext:
     strategy: str = "single"  # single, ddp or fsdp
     backend: str | None = None  # nccl or gloo
     sync_batchnorm: bool = False
+    static_graph: bool = False
     pulse: Pulse = field(default_factory=_no_pulse, repr=False)  # signs of life, and the agenda of this machine
     together: bool = True  # whether all ranks share one agenda; else they agree at log points
     group: Any = field(default=None, repr=False)  # the processes, talking through the CPU
@@ -115,7 +116,13 @@ class RunContext:
         if self.strategy == "single": return None
         module = getattr(model, "_orig_mod", model)
         if is_sharded(module): return module.set_requires_gradient_sync
-        return lambda now: setattr(module, "require_backward_grad_sync", now)  # what DDP.no_sync does
+        first = [True] * self.static_graph  # a static graph is learned in the first step, and fails where that one does not exchange
+
+        def exchange(now: bool) -> None:
+            module.require_backward_grad_sync = now or bool(first)  # what DDP.no_sync sets
+            if now: first.clear()
+
+        return exchange
 
 # %% ../nbs/06_distributed.ipynb #23a2fc03
 def gather(context: RunContext, value: Any) -> list:
@@ -234,7 +241,7 @@ def _joined(config: Config, place: Rank, device: str, precision: str, reasons: d
     if accelerator.num_processes != place.world_size:
         raise RuntimeError(f"{place.world_size} processes were started, and Accelerate counts {accelerator.num_processes}")
     group = _cpu_group(config, backend)
-    context = RunContext(accelerator, precision, reasons, place.rank, place.world_size, place.local_rank, strategy, backend, sync,
+    context = RunContext(accelerator, precision, reasons, place.rank, place.world_size, place.local_rank, strategy, backend, sync, d.static_graph,
                          pulse or _no_pulse(), pulse is not None and place.local_world_size == place.world_size, group)
     if (total := sum(row[0] for row in gather_numbers(context, [1.0]))) != place.world_size:
         raise RuntimeError(f"{place.world_size} processes were started, and {total:g} answered")

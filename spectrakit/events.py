@@ -97,7 +97,7 @@ def _or_none(kind: Callable) -> Callable: return lambda value: value is None or 
 _COUNTS = ("train_samples", "parameters", "total_steps", "steps_per_epoch", "effective_batch_size", "micro_batch_size",
            "gradient_accumulation_steps", "world_size")
 _FIELDS = {
-    "start": {"task": _or_none(_text), "monitor": _or_none(_text), "reasons": _or_none(_mapping),
+    "start": {"schema": _whole, "task": _or_none(_text), "monitor": _or_none(_text), "reasons": _or_none(_mapping),
               "ignored": _or_none(_listing), **dict.fromkeys(_COUNTS, _or_none(_whole))},
     "step": {"step": _whole, "epoch": _number, **dict.fromkeys(("loss", "lr", "samples_per_s"), _or_none(_number))},
     "eval": {"step": _whole, "epoch": _number, "metrics": _metrics},

@@ -209,13 +209,17 @@ def _in_this_process(job: Job, task: Any, tick: Callable[[], None], place: Rank 
     with interrupts(second_raises=True) as heard, interrupts(number=signal.SIGTERM) as ended:
         def asked() -> bool: return bool(tick()) or bool(heard) or bool(ended) or stop_file(job.run_dir).exists()
         status, reason = work(job, task, asked, told=folder.append)
-    if reason.startswith(BROKEN):
-        time.sleep(1.0)  # another rank may be writing what came first
-        rank, said, _ = first_error(folder[0] / "logs") or (place.rank, reason.removeprefix(BROKEN), True)
-        status, reason = "failed", f"rank {rank}: {said}"
-        if place.rank == 0 and job.kind != "predict":
-            log = EventLog(folder[0] / "events.jsonl")
-            log.write("end", status=status, reason=reason)
-            log.close()
+        if reason.startswith(BROKEN): status, reason = "failed", _tell_what_broke(job, folder[0], place, reason)
     tick()
     return Outcome(status, reason, {"run_dir": str(folder[0])})
+
+
+def _tell_what_broke(job: Job, run_dir: Path, place: Rank, reason: str) -> str:
+    "The error that came first on any rank that this one can see; rank 0 writes it to the run's log."
+    time.sleep(1.0)  # another rank may be writing it
+    rank, said, _ = first_error(run_dir / "logs") or (place.rank, reason.removeprefix(BROKEN), True)
+    if place.rank == 0 and job.kind != "predict":
+        log = EventLog(run_dir / "events.jsonl")
+        log.write("end", status="failed", reason=f"rank {rank}: {said}")
+        log.close()
+    return f"rank {rank}: {said}"

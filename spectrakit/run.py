@@ -22,7 +22,7 @@ from typing import Any
 
 from .advice import ignored_settings, resolve_env
 from .checkpoint import find_checkpoint, write_atomic
-from .config import compose, sha256, snapshot
+from .config import compose, override, sha256, snapshot
 from .events import effective_events, last_event, read_events, write_metrics_csv
 from .job import Job, check_task_name, load_task, name_of, settled_name
 from .launch import Outcome, launch
@@ -136,6 +136,7 @@ class Run:
     "A run's folder. `status` is completed, early_stopped, out_of_time, interrupted or failed; running or unfinished before its end."
     path: Path
     task: Any = None  # the object that `fit` was called with, for `load_model`
+    ended: str | None = None  # how it ended, in a process that took part and does not write; its folder may be on another machine
 
     @property
     def events(self) -> list[dict]:
@@ -150,6 +151,7 @@ class Run:
     @property
     def status(self) -> str:
         "How the run ended, or that it has not."
+        if self.ended: return self.ended
         end = _end(self.events)
         return end["status"] if end else ("running" if is_locked(self.path) else "unfinished")
 
@@ -309,9 +311,8 @@ def _as_peer(kind: str, config: Config, platform: Platform, task: Any, predict: 
         resolved = resolve_env(config, platform)[0]
         outcome = launch(Job(kind, path or scratch, resolved, platform), task, lambda: None)
         if outcome.status == "failed": raise RuntimeError(f"This part of the run failed: {outcome.reason}")
-        run = Run(Path(outcome.launch.get("run_dir", scratch)), None if isinstance(task, str) else task)
-        if predict is not None and rank_of(os.environ):
-            launch(Job("predict", scratch, resolved, platform, None if predict is None else str(predict), run.path), task, lambda: None)
+        run = Run(Path(outcome.launch.get("run_dir", scratch)), None if isinstance(task, str) else task, outcome.status)
+        if predict is not None and rank_of(os.environ): launch(Job("predict", scratch, resolved, platform, str(predict), run.path), task, lambda: None)
         return run
     finally: shutil.rmtree(scratch, ignore_errors=True)
 
@@ -380,9 +381,15 @@ def _predict(task: Any, run: Run, out: str | Path | None) -> Predictions:
     task = _named_or_given(run, task, config)
     out = None if out is None else Path(out)
     if out is not None: _check_folder(out)
+    if (place := rank_of(os.environ)) and place.rank:  # rank 0 writes
+        launch(Job("predict", run.path, resolve_env(config, detect())[0], detect(), str(out), run.path), task, lambda: None)
+        return Predictions({}, run.path / "predictions.npz", out)
     # a run on a read-only disk, such as Kaggle's input: what is made of it goes beside the other runs
     platform = detect()
     config, _ = resolve_env(config, platform)
+    if config.distributed.num_nodes > 1 and not rank_of(os.environ):  # the machine that holds the run predicts alone
+        here = plan_processes(config, platform).per_node
+        config = override(config, f"distributed.world_size={here}", "distributed.num_nodes=1", "distributed.node_rank=null", "distributed.rdzv_endpoint=null")
     folder = run.path if os.access(run.path, os.W_OK) else new_run_dir(config, f"{run.path.name}-predictions")
     job = Job("predict", folder, config, platform, None if out is None else str(out), run.path)
     outcome: Outcome = launch(job, task, lambda: None)

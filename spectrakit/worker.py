@@ -48,7 +48,7 @@ def work(job: Job, task: Any, stop_asked: Callable[[], bool], pulse: Pulse | Non
         logs = Path(job.extra["logs"]) if "logs" in job.extra else None
         status, reason = train_run(task, job.config, context, job.run_dir, budget, stop_asked, job.kind == "resume", job.extra.get("again"), logs)
         if reason.startswith(BROKEN): return status, reason  # the others are not there to say goodbye to
-    leave(context)
+    if pulse is not None: leave(context)  # a user's own launcher may want the group again
     return status, reason
 
 

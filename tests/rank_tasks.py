@@ -1,5 +1,6 @@
 "Tasks for tests of several processes: no dropout and no batch norm, so that one process and two compute the same."
 import random
+import time
 
 import torch
 from torch import nn
@@ -80,3 +81,11 @@ class NanOnOneRank(Curve):
         rows = [list(train[i]) for i in range(len(train))]
         rows[20][0] = rows[20][0] * float("nan")
         return rows, valid
+
+
+class Slow(Curve):
+    "A tenth of a second for each training batch, so that a test can act in the middle."
+
+    def loss(self, model, batch):
+        if model.training: time.sleep(0.1)
+        return super().loss(model, batch)

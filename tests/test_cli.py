@@ -14,6 +14,7 @@ from helpers import SETTINGS, clean_environ, only_run, run_cli, task, tree_hashe
 from spectrakit.checkpoint import checkpoints, find_checkpoint, verify
 from spectrakit.cli import COMMANDS, main
 from spectrakit.events import columns, read_events
+from spectrakit.plots import plot_curves
 from spectrakit.run import open_run
 
 COMMANDS = list(COMMANDS)
@@ -98,7 +99,8 @@ def test_info_for_people_and_for_programs(call):
 def test_profiles_are_compared_and_one_is_shown_with_the_help_of_every_key(call, here):
     status, out, err = call("profiles")
     rows = {line.split()[0]: line for line in out.splitlines()}
-    assert (status, err) == (0, "") and {"profile", "ci_fast", "defaults", "kaggle", "kaggle_2xt4", "kaggle_safe", "←"} <= set(rows)
+    assert (status, err) == (0, "")
+    assert {"profile", "ci_fast", "defaults", "kaggle", "kaggle_2xt4", "kaggle_safe", "←"} <= set(rows)
     assert "8h30m" in rows["kaggle_safe"] and "64" in rows["kaggle_safe"].split() and "20m" in rows["ci_fast"]
     status, out, err = call("profiles", "kaggle_safe")
     assert (status, err) == (0, "") and all("  # " in line for line in out.splitlines()[1:] if line.startswith("  "))
@@ -124,7 +126,9 @@ def test_profiles_are_compared_and_one_is_shown_with_the_help_of_every_key(call,
     (("train", "LINE", "trainer.max_epoch=3"), ("'trainer.max_epoch'", "'trainer.max_epochs'")),
     (("train", "LINE", "+unknown=1"), ("'unknown'", "extra.")),
     (("train", "LINE", "+trainer.patience=1"), ("'trainer.patience'",)),
-    (("train", "LINE", "~seed"), ("~seed", "delete")),
+    (("train", "LINE", "~seed"), ("~seed", "delete", "seed=0")),
+    (("train", "LINE", "extra=5"), ("extra=5", "extra.note=5")),
+    (("train", "LINE", "task.name=5"), ("task",)),
     (("train", "LINE", "seed=1,2"), ("seed=1,2", "one")),
     (("train", "LINE", "seed='1"), ("seed='1", "quotes")),
     (("train", "LINE", "=3"), ("no key", "key=value")),
@@ -193,7 +197,26 @@ def test_a_broken_file_of_settings_is_one_line(refused, here, text, says, where)
     words = ("--config", "mine.yaml") if where == "config" else ("trainer=mine",)
     line = refused("train", task("Line"), *words)
     says = [word.replace("line 2", "line 3") if where == "profile" else word for word in says]
-    assert all(word in line for word in says), line
+    assert all(word in line for word in [*says, "mine.yaml"]), line
+
+
+@pytest.mark.parametrize("text, says", [
+    (b"# \xe9\nseed: 1\n", ("broken.yaml", "UTF-8")),
+    (b"defaults: [kagle]\n", ("broken.yaml", "trainer/kagle", "'kaggle'")),
+    (b"trainer:\n  max_epochs: many\n", ("broken.yaml", "trainer.max_epochs=many", "whole number")),
+    (b"trainer:\n\tmax_epochs: 1\n", ("broken.yaml", "tab")),
+    (b"defaults: [broken]\n", ("trainer=broken", "its own file")),
+])
+def test_a_broken_profile_is_one_line_in_the_list_and_hides_no_other(call, here, text, says):
+    folder = here / "profiles" / "trainer"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("# my own\ndefaults: [kaggle]\ntrainer:\n  max_epochs: 7\n")
+    (folder / "broken.yaml").write_bytes(text)
+    status, out, err = call("profiles")
+    rows = {line.split()[0]: line for line in out.splitlines()}
+    assert (status, err) == (0, "") and {"ci_fast", "kaggle", "kaggle_safe", "mine"} <= set(rows)
+    assert "my own" in rows["mine"]
+    assert rows["broken"].startswith("broken cannot be used: ") and all(word in rows["broken"] for word in says), out
 
 
 def test_a_wrong_time_limit_in_the_environment_is_one_line(tmp_path):
@@ -313,11 +336,69 @@ def test_show_names_a_damaged_checkpoint(call, trained_copy):
     assert (status, err) == (0, "") and f"{newest.name}/model.safetensors has another size" in out
 
 
+@pytest.mark.parametrize("points, label", [(1, "training"), (24, "training"), (25, "training (smoothed)"),
+                                           (80, "training (smoothed)"), (2000, "training (smoothed)")])
+def test_the_curve_of_the_training_loss_is_not_late(points, label):
+    "A loss that falls to a hundredth: the line that stands for it stays within a tenth of it."
+    losses = [0.01 ** (i / points) for i in range(points)]
+    steps = [{"t": i, "type": "step", "step": i, "epoch": i, "loss": loss} for i, loss in enumerate(losses)]
+    line = next(line for line in plot_curves(steps).axes[0].lines if line.get_label().startswith("training"))
+    drawn = dict(zip(*line.get_data()))
+    assert line.get_label() == label
+    assert all(value <= losses[step] * 1.1 and (points >= 25 or value == losses[step]) for step, value in drawn.items())
+
+
 @pytest.mark.parametrize("ending, begins", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_plot_draws_into_a_file(call, trained, here, ending, begins):
     status, out, err = call("plot", trained.run, "--out", f"picture.{ending}")
     assert (status, err) == (0, "") and out.strip() == f"picture.{ending}"
     assert (here / out.strip()).read_bytes().startswith(begins)
+
+
+def test_show_keeps_the_best_evaluation_among_the_newest(call, trained_copy):
+    log = trained_copy / "events.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    later = [json.dumps({"t": 99.0, "type": "eval", "step": 20, "epoch": 4.0 + i, "metrics": {"val_loss": 9.0}})
+             for i in range(12)]
+    log.write_text("".join(lines[:-1]) + "\n".join(later) + "\n" + lines[-1])
+    status, out, err = call("show", trained_copy)
+    assert (status, err) == (0, "") and "★ best" in out and "11 of 16 evaluations" in out
+
+
+FOREIGN = [
+    '{"t": 1.0, "type": "eval"}', '{"type": "step", "step": 3, "epoch": 1}', '{"t": 1.0, "type": "end"}',
+    '{"t": "soon", "type": "message", "text": "x"}', '{"t": 1.0, "type": "step", "epoch": 1}',
+    '{"t": 1.0, "type": "step", "step": "3", "epoch": 1, "loss": 1}', '{"t": NaN, "type": "end"}',
+    '{"t": 1.0, "type": "step", "step": 3, "epoch": 1, "loss": "low"}', '{"t": 1.0, "type": "restart"}',
+    '{"t": 1.0, "type": "eval", "step": 3, "epoch": 1, "metrics": [1], "best": true}', '{"t": 1.0, "type": "start"}',
+    '{"t": 1.0, "type": "eval", "step": 3, "epoch": 1, "metrics": {"val_loss": "low"}, "best": true}',
+    '{"t": 1.0, "type": "start", "total_steps": "many"}', '{"t": 1e999, "type": "message"}',
+    '{"t": 1.0, "type": "of somebody else", "step": "three"}', '{"t": 1.0, "type": "message"}', "[" * 99999]
+
+
+def test_lines_of_somebody_else_in_the_log_break_no_command(call, trained, trained_copy):
+    log = trained_copy / "events.jsonl"
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join([FOREIGN[0], *lines[:4], *FOREIGN, *lines[4:], *FOREIGN]) + "\n")
+    for command, where in (("show", trained_copy), ("runs", trained_copy.parent), ("plot", trained_copy),
+                           ("resume", trained_copy)):
+        status, out, err = call(command, where)
+        assert (status, err) == (0, ""), (command, err)
+    assert open_run(trained_copy).best == open_run(trained.run).best
+    assert [row.split()[1:3] for row in call("runs", trained_copy.parent)[1].splitlines()[1:]] == [["completed", "20"]]
+
+
+def test_a_cut_snapshot_of_a_run_is_refused_and_says_why(refused, trained_copy):
+    file, log = trained_copy / "config.yaml", trained_copy / "events.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))  # it has not ended
+    text = file.read_text()
+    for cut in (text[:len(text) // 2], text.rpartition("optimizer:")[0], text[:-5], text[:40], ""):
+        file.write_text(cut)
+        for words in (("resume", trained_copy), ("predict", trained_copy), ("train", "--config", file)):
+            line = refused(*words)
+            assert "config.yaml" in line and "cut off" in line and "Copy it again" in line, line
+    file.write_text(text.partition("\n")[2].replace("# end of the snapshot\n", ""))  # one that an older version wrote
+    assert open_run(trained_copy).config.trainer.max_epochs == 4
 
 
 def test_plot_draws_into_the_run_and_refuses_what_it_cannot_write(call, refused, trained_copy, here):

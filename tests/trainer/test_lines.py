@@ -10,7 +10,8 @@ pytestmark = pytest.mark.usefixtures("here")
 
 LINES = {
     "trainer=kaggle_safe": {"profile": "kaggle_safe", "watchdog.limit": "8h30m"},
-    "trainer.max_epochs=30 trainer.check_val_every_n_epoch=1": {"trainer.max_epochs": 30, "trainer.check_val_every_n_epoch": 1},
+    "trainer.max_epochs=30 trainer.check_val_every_n_epoch=1":
+        {"trainer.max_epochs": 30, "trainer.check_val_every_n_epoch": 1},
     "trainer.precision=16 trainer.accelerator=gpu trainer.devices=4":
         {"distributed.mixed_precision": "fp16", "trainer.accelerator": "gpu", "distributed.world_size": 4},
     "trainer.strategy.init_args.static_graph=false": {"distributed.static_graph": False},
@@ -24,24 +25,28 @@ LINES = {
     "trainer=kaggle_safe +limits.train_frac=0.5 +limits.max_train_batches=400 trainer.max_epochs=16":
         {"profile": "kaggle_safe", "limits.train_frac": 0.5, "limits.max_train_batches": 400, "trainer.max_epochs": 16},
     "trainer=multi_gpu trainer.devices=8 trainer.precision=bf16-mixed trainer.strategy.init_args.bucket_cap_mb=50":
-        {"profile": "multi_gpu", "distributed.world_size": 8, "distributed.mixed_precision": "bf16", "distributed.bucket_cap_mb": 50},
+        {"profile": "multi_gpu", "distributed.world_size": 8, "distributed.mixed_precision": "bf16",
+         "distributed.bucket_cap_mb": 50},
     "trainer=ddp trainer.devices=8 trainer.num_nodes=2 trainer.strategy.init_args.static_graph=true":
         {"profile": "ddp", "distributed.world_size": 16, "distributed.num_nodes": 2, "distributed.static_graph": True},
     "trainer=ddp trainer.devices=4": {"distributed.world_size": 8, "distributed.num_nodes": 2},
     "local/accumulate_grad_batches=high": {"training.gradient_accumulation_steps": 4},
     "local/accumulate_grad_batches=train": {"training.gradient_accumulation_steps": 2},
     "local/accumulate_grad_batches=default": {"training.gradient_accumulation_steps": 2},
-    "local/accumulate_grad_batches=debug trainer=kaggle": {"training.gradient_accumulation_steps": 1, "profile": "kaggle"},
+    "local/accumulate_grad_batches=debug trainer=kaggle":
+        {"training.gradient_accumulation_steps": 1, "profile": "kaggle"},
     "accumulate_grad_batches=4": {"training.gradient_accumulation_steps": 4},
     "local/accumulate_grad_batches@val_loader=val": {"eval.gradient_accumulation_steps": 1},
-    "local/accumulate_grad_batches@val_loader=high": {"eval.gradient_accumulation_steps": 4, "training.gradient_accumulation_steps": 1},
+    "local/accumulate_grad_batches@val_loader=high":
+        {"eval.gradient_accumulation_steps": 4, "training.gradient_accumulation_steps": 1},
     "local/accumulate_grad_batches@test_loader=test": {"test.gradient_accumulation_steps": 1},
     "local/accumulate_grad_batches=train@accumulate_grad_batches=4": {"training.gradient_accumulation_steps": 4},
     "local/accumulate_grad_batches=train@accumulate_grad_batches=1": {"training.gradient_accumulation_steps": 1},
     "distributed.fp16=true": {"distributed.mixed_precision": "fp16"},
     "distributed.grad_accumulation=3": {"training.gradient_accumulation_steps": 3},
     "distributed.enabled=false": {"distributed.enabled": False},
-    "distributed.world_size=auto distributed.backend=gloo": {"distributed.world_size": "auto", "distributed.backend": "gloo"},
+    "distributed.world_size=auto distributed.backend=gloo":
+        {"distributed.world_size": "auto", "distributed.backend": "gloo"},
     "distributed.env.NCCL_DEBUG=INFO": {"distributed.env": {"NCCL_DEBUG": "INFO"}},
     "trainer.strategy=ddp_find_unused_parameters_true": {"distributed.strategy": "ddp"},
     "model_checkpoint.every_n_epochs=5": {"checkpoint.every_n_epochs": 5},
@@ -63,7 +68,8 @@ def test_a_line_as_it_is_typed(line):
 
 def test_a_line_moves_nothing_else():
     assert set(diff(compose(), compose("trainer.sync_batchnorm=true"))) == {"distributed.sync_batchnorm"}
-    assert set(diff(compose(), compose("local/accumulate_grad_batches=high"))) == {"training.gradient_accumulation_steps"}
+    high = compose("local/accumulate_grad_batches=high")
+    assert set(diff(compose(), high)) == {"training.gradient_accumulation_steps"}
 
 
 def test_the_joined_line_is_noted(capsys):
@@ -94,12 +100,17 @@ def test_every_other_word_reaches_its_setting(alias):
 
 @pytest.mark.parametrize("wrong, right", [
     ("trainer=kagle_safe", "kaggle_safe"), ("env=kagle", "kaggle"), ("local/accumulate_grad_batches=hihg", "high"),
-    ("local/accumulate_grad_batch=high", "local/accumulate_grad_batches"), ("trainer.max_epoch=3", "trainer.max_epochs"),
+    ("local/accumulate_grad_batch=high", "local/accumulate_grad_batches"),
+    ("trainer.max_epoch=3", "trainer.max_epochs"), ("distributed.fall_back=false", "distributed.fallback"),
+    ("distributed.noderank=1", "distributed.node_rank"), ("distributed.rdzv_endpint=a:1", "distributed.rdzv_endpoint"),
+    ("launch.max_restart=1", "launch.max_restarts"), ("launch.mode=torchrunn", "torchrun"),
+    ("launch.start_timeout=9", "launch.start_timeout_s"), ("launch.mode=notebook_luncher", "notebook_launcher"),
     ("distributed.sync_batch_norm=true", "distributed.sync_batchnorm"), ("data.batchsize=3", "data.batch_size"),
     ("dataloader.num_worker=3", "num_workers"), ("optimizer.weightdecay=3", "optimizer.weight_decay"),
     ("scheduler.warmup_step=3", "scheduler.warmup_steps"), ("training.ema=3", "training.ema_decay"),
     ("early_stopping.patiens=3", "early_stopping.patience"), ("checkpoint.every_epochs=3", "every_n_epochs"),
-    ("limits.train_fraction=0.5", "limits.train_frac"), ("watchdog.limits=9h", "watchdog.limit"), ("launch.mod=inline", "launch.mode"),
+    ("limits.train_fraction=0.5", "limits.train_frac"), ("watchdog.limits=9h", "watchdog.limit"),
+    ("launch.mod=inline", "launch.mode"),
     ("run.direction=x", "run.dir"), ("distributed.backend=ncll", "nccl"), ("distributed.strategy=fdsp", "fsdp"),
     ("trainer.strategy.init_args.static_grap=true", "static_graph"),
 ])
@@ -113,3 +124,40 @@ def test_what_has_no_effect_is_named():
     said = ignored_settings(compose("trainer=multi_gpu", "scheduler.power=3"))
     assert any("distributed.sync_batchnorm=true" in s and "one process" in s for s in said)
     assert any("scheduler.power=3" in s for s in said) and ignored_settings(compose("trainer=kaggle_safe")) == []
+
+
+@pytest.mark.parametrize("words, world_size, says", [
+    ("distributed.node_rank=1 distributed.rdzv_endpoint=10.0.0.1:29500", 1,
+     "distributed.node_rank=1, distributed.rdzv_endpoint=10.0.0.1:29500: no effect here, because one machine trains"),
+    ("distributed.node_rank=1", 2, "distributed.node_rank=1: no effect here, because one machine trains"),
+    ("distributed.node_rank=1 distributed.num_nodes=2", 2, None),
+    ("distributed.timeout_s=9", 1, "distributed.timeout_s=9: no effect here, because one process trains"),
+    ("distributed.env.NCCL_DEBUG=INFO", 1, "distributed.env: no effect here, because one process trains"),
+    ("distributed.env.NCCL_DEBUG=INFO distributed.timeout_s=9", 2, None),
+    ("launch.start_timeout_s=9", 1, "launch.start_timeout_s=9.0: no effect here, because one process trains"),
+    ("launch.start_timeout_s=9 launch.mode=torchrun launch.max_restarts=0", 2, None),
+    ("launch.mode=torchrun", 1, "launch.mode=torchrun: no effect here, because one process needs no launcher"),
+    ("launch.mode=inline", 1, None),
+    ("launch.max_restarts=0 launch.hang_factor=9 launch.hang_floor_s=9", 1, None),
+    ("launch.mode=inline launch.max_restarts=0", 1,
+     "launch.max_restarts=0: no effect here, because with launch.mode=inline nobody watches the process"),
+    ("distributed.fallback=false", 1, None), ("distributed.fallback=false", 2, None),
+])
+def test_what_has_no_effect_in_one_process_is_named(words, world_size, says):
+    assert ignored_settings(compose(*words.split()), world_size) == ([says] if says else [])
+
+
+@pytest.mark.parametrize("wrong, says", [
+    ("distributed.fallback=maybe", "true or false"), ("distributed.fallback=null", "true or false"),
+    ("distributed.node_rank=-1", "from 0 up"), ("distributed.node_rank=1.5", "a whole number"),
+    ("distributed.rdzv_endpoint=machine0", "host:port"), ("distributed.rdzv_endpoint=machine0:99999", "host:port"),
+    ("distributed.rdzv_endpoint='a b:29500'", "host:port"), ("distributed.rdzv_endpoint=:29500", "host:port"),
+    ("distributed.env=5", "distributed.env.NCCL_DEBUG=INFO"), ("launch.mode=fork", "notebook_launcher, torchrun"),
+    ("launch.max_restarts=-1", "from 0 up"), ("launch.max_restarts=null", "a whole number"),
+    ("launch.start_timeout_s=0", "above 0"), ("launch.start_timeout_s=soon", "a number above 0"),
+    ("launch.hang_factor=1", "from 2 up"), ("launch.hang_floor_s=0", "above 0"), ("launch.hang_floor_s=inf", "above 0"),
+])
+def test_a_wrong_value_for_several_processes_is_one_sentence(wrong, says):
+    with pytest.raises(RequestError) as caught: compose(wrong)
+    said = str(caught.value)
+    assert said.startswith(wrong.partition("=")[0]) and says in said and "\n" not in said, said

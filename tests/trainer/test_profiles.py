@@ -11,15 +11,16 @@ from spectrakit.config import (RequestError, compose, diff, from_dict, load_yaml
 from spectrakit.platforms import parse_duration
 from spectrakit.schema import get, to_dict
 
-NAMES = ("a100", "ci_fast", "ddp", "defaults", "gpu", "h100_bf16", "kaggle", "kaggle_2xt4", "kaggle_safe", "local_safe", "multi_gpu",
-         "smoke")
+NAMES = ("a100", "ci_fast", "ddp", "defaults", "gpu", "h100_bf16", "kaggle", "kaggle_2xt4", "kaggle_safe", "local_safe",
+         "multi_gpu", "smoke")
 FOLDER = Path(spectrakit.__file__).parent / "profiles"
 pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_these_profiles_are_there_and_say_what_they_are_for():
     assert profiles()["trainer"] == list(NAMES)
-    assert all(len(profile_intent(name)) > 20 for name in NAMES) and len({profile_intent(name) for name in NAMES}) == len(NAMES)
+    intents = {profile_intent(name) for name in NAMES}
+    assert len(intents) == len(NAMES) and min(map(len, intents)) > 20
 
 
 @pytest.mark.parametrize("name, key, value", [
@@ -62,7 +63,8 @@ def test_a_profile_keeps_its_promise(name, key, value):
 
 def test_the_walls_leave_time():
     wall = {name: parse_duration(limit) for name in NAMES if (limit := compose(f"trainer={name}").watchdog.limit)}
-    assert wall == {"kaggle": 9 * 3600, "kaggle_safe": 8.5 * 3600, "kaggle_2xt4": 8.5 * 3600, "ci_fast": 20 * 60, "smoke": 10 * 60}
+    assert wall == {"kaggle": 9 * 3600, "kaggle_safe": 8.5 * 3600, "kaggle_2xt4": 8.5 * 3600, "ci_fast": 20 * 60,
+                    "smoke": 10 * 60}
 
 
 def test_a_run_without_a_choice_is_that_of_defaults():
@@ -144,6 +146,88 @@ def test_a_profile_of_ones_own_builds_on_ours(here):
     config = compose("trainer=mine")
     assert config.profile == "mine" and config.task == {"name": "digits"}
     assert set(diff(config, compose("trainer=kaggle"))) == {"profile", "data.micro_batch_size", "task.name"}
+
+
+@pytest.mark.parametrize("head", ["# @package _global_\n# mine\n", "# mine\n# @package _global_\n", "# mine\n", "",
+                                  "\n\n#@package _global_\n# mine\n"], ids=repr)
+def test_a_profile_of_ones_own_needs_no_header(here, head):
+    profile(here, head + "defaults:\n  - kaggle\ntrainer:\n  max_epochs: 7\ndata:\n  batch_size: 48\n")
+    config = compose("trainer=mine")
+    assert set(diff(config, compose("trainer=kaggle"))) == {"profile", "trainer.max_epochs", "data.micro_batch_size"}
+    assert profile_intent("mine") == ("mine" if "mine" in head else "")
+
+
+@pytest.mark.parametrize("head", ["", "# @package trainer\n"])
+def test_keys_of_the_group_alone_stay_in_the_group(here, head):
+    profile(here, head + "max_epochs: 7\nprecision: bf16\n")
+    config = compose("trainer=mine")
+    assert config.trainer.max_epochs == 7 and config.distributed.mixed_precision == "bf16"
+
+
+def test_a_group_of_ones_own_needs_no_header_either(here):
+    file = here / "profiles" / "optimizer" / "fast.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("name: sgd\nlr: 0.5\n")
+    (here / "profiles" / "optimizer" / "whole.yaml").write_text("optimizer:\n  lr: 0.25\nseed: 3\n")
+    assert compose("optimizer=fast").optimizer.lr == 0.5 and compose("optimizer=fast").optimizer.name == "sgd"
+    assert compose("optimizer=whole").optimizer.lr == 0.25 and compose("optimizer=whole").seed == 3
+
+
+def test_a_profile_of_ones_own_goes_before_ours_of_the_same_name(here):
+    profile(here, "# mine\ndata:\n  micro_batch_size: 5\n", "kaggle")
+    assert compose("trainer=kaggle").data.micro_batch_size == 5 and profile_intent("kaggle") == "mine"
+    assert compose("trainer=kaggle_safe").data.micro_batch_size == 5  # which builds on it
+
+
+def test_a_profile_from_windows_is_read(here):
+    profile(here, "").write_bytes("# größer\r\ndefaults: [kaggle]\r\nseed: 4\r\n".encode("utf-8-sig"))
+    assert compose("trainer=mine").seed == 4 and profiles()["trainer"].count("mine") == 1
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_profile_that_is_not_utf8_is_one_sentence(here, encoding):
+    profile(here, "").write_bytes("# größer\nseed: 4\n".encode(encoding))
+    for read in (lambda: compose("trainer=mine"), lambda: profile_intent("mine")):
+        with pytest.raises(RequestError, match=r"^profiles/trainer/mine.yaml is not text in UTF-8.*Save it") as caught:
+            read()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("entry, says", [
+    ("kagle", "Did you mean 'kaggle'"), ("/env: kagle", "Did you mean 'kaggle'"), ("/trainr: kaggle", "'trainer'"),
+    ("trainer: kaggle", "named alone: '- kaggle'"), ("env: kaggle", "needs a slash: '- /env: kaggle'"),
+    ("override /env: kagle", "Did you mean 'kaggle'"), ("xyzzy", "There are: a100, ci_fast"),
+])
+def test_a_list_that_names_no_profile_is_one_sentence(here, entry, says):
+    profile(here, f"defaults:\n  - {entry}\n")
+    with pytest.raises(RequestError) as caught: compose("trainer=mine")
+    said = str(caught.value)
+    assert said.startswith("The list `defaults:` in profiles/trainer/mine.yaml names ") and says in said, said
+    assert "\n" not in said and "search path" not in said.lower() and "provider" not in said
+
+
+@pytest.mark.parametrize("text", ["defaults: kaggle\n", "defaults: [5]\n", "defaults: [{1: x}]\n", "defaults: [mine]\n",
+                                  "defaults: [{/env: kaggle, /trainer: x}]\n", "defaults: {trainer: kaggle}\n",
+                                  "defaults: [{/trainer: kaggle}]\n"])
+def test_a_list_that_is_none_is_one_sentence(here, text):
+    profile(here, text)
+    with pytest.raises(RequestError, match="mine") as caught: compose("trainer=mine")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text, says", [
+    ("trainer:\n  max_epochs: many\n", "trainer.max_epochs=many"), ("max_epochs: 0\n", "trainer.max_epochs=0"),
+    ("trainer:\n  precision: 17\n", "trainer.precision=17"), ("seed: ${nothing.there}\n", "nothing.there"),
+    ("trainer:\n  max_epoch: 3\n", "'trainer.max_epoch'"), ("data: 5\n", "'data'"), ("task:\n  name: 5\n", "task="),
+])
+def test_a_wrong_value_names_the_file_that_it_stands_in(here, text, says):
+    profile(here, text, "base")
+    profile(here, "defaults: [base]\nextra:\n  n: 1\n", "mine")
+    with pytest.raises(RequestError) as caught: compose("trainer=mine")
+    said = str(caught.value)
+    assert says in said and said.endswith("It stands in profiles/trainer/base.yaml.") and "\n" not in said, said
+    with pytest.raises(RequestError) as caught: compose("trainer=kaggle", "trainer.max_epochs=0")
+    assert "stands in" not in str(caught.value)  # it was typed
 
 
 @pytest.mark.parametrize("text, words", [

@@ -1,0 +1,193 @@
+"A Jupyter kernel for tests: cells go in, and what they say is kept with its cell; and Colab's kernel in an environment of its own."
+import ast
+import fcntl
+import json
+import os
+import signal
+import site
+import subprocess
+import sys
+import time
+import uuid
+import venv
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty
+from typing import Any, Callable
+
+import psutil
+from jupyter_client import KernelManager
+from jupyter_client.kernelspec import KernelSpecManager
+
+import helpers
+import spectrakit
+
+# Colab's and Kaggle's kernel with what it was released for; everything else comes from the environment that runs the tests.
+COLAB = ("ipykernel==6.17.1", "ipython==7.34.0", "jupyter_client==7.4.9", "traitlets==5.7.1", "tornado==6.5.1", "pyzmq==26.2.1",
+         "nest-asyncio==1.6.0", "entrypoints==0.4.2", "jedi==0.20.1", "parso==0.8.7", "decorator==5.3.1", "backcall==0.2.0",
+         "pickleshare==0.7.5", "matplotlib-inline==0.2.2", "prompt_toolkit==3.0.53", "pexpect==4.9.0", "ptyprocess==0.7.0")
+SHOWN = ("stream", "display_data", "update_display_data", "execute_result", "comm_msg")  # messages that a person sees
+
+
+class CannotInstall(RuntimeError):
+    "The packages cannot be had here."
+
+
+def python_with(packages: tuple[str, ...], folder: Path) -> str:
+    """The Python of an environment in `folder` with `packages`, pinned, in front of everything that this environment has.
+
+    Made once; CannotInstall where pip reaches no index.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    python, ready = folder / "bin" / "python", folder / "ready.json"
+    wanted = json.dumps([sys.version, *packages])
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other workers of the tests wait here
+        if ready.is_file() and ready.read_text() == wanted: return str(python)
+        ready.unlink(missing_ok=True)
+        venv.create(folder, clear=False, symlinks=True, with_pip=True)
+        done = subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", *packages],
+                              capture_output=True, text=True, timeout=240, env=helpers.clean_environ(), stdin=subprocess.DEVNULL)
+        if done.returncode: raise CannotInstall((done.stderr.strip().splitlines() or ["pip said nothing"])[-1])
+        own = Path(subprocess.check_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True).strip())
+        there = [*site.getsitepackages(), str(Path(spectrakit.__file__).parent.parent)]
+        # addsitedir adds at the end of the path, and reads the .pth files of what it adds
+        (own / "the-tests-environment.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in there))
+        ready.write_text(wanted)
+    return str(python)
+
+
+@dataclass
+class Cell:
+    "A cell that was sent: what it has shown so far, as (message type, text), and its reply."
+    id: str
+    frames: list[tuple[str, str]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    warned: str = ""  # stderr
+    reply: dict | None = None
+    idle: bool = False
+
+    @property
+    def text(self) -> str:
+        "All that it has shown."
+        return "".join(text for _, text in self.frames)
+
+
+class Notebook:
+    "A kernel that runs in `folder`, whose processes are all known by a mark in their environment. To be used with `with`."
+
+    def __init__(self, python: str, folder: Path):
+        self.folder, self.mark, self.cells = folder, uuid.uuid4().hex, []
+        self.strays: list[tuple[str, str]] = []  # shown, and not in the cell that was running
+        spec = folder / "kernels" / "tested"
+        spec.mkdir(parents=True)
+        (spec / "kernel.json").write_text(json.dumps({
+            "argv": [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": "tested", "language": "python"}))
+        (folder / "temporary").mkdir()
+        self.temporary = folder / "temporary"
+        self._manager = KernelManager(kernel_name="tested", kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(spec.parent)]),
+                                      connection_file=str(folder / "connection.json"))
+
+    def __enter__(self) -> "Notebook":
+        folders = {name: str(self.folder / name.lower()) for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")}
+        environ = {**helpers.clean_environ(), **folders, "NOTEBOOK_MARK": self.mark, "TMPDIR": str(self.temporary)}
+        try:
+            self._manager.start_kernel(cwd=str(self.folder), env=environ)
+            self._client = self._manager.blocking_client()
+            self._client.start_channels()
+            self._client.wait_for_ready(timeout=60)
+            self.pid = self.ask("__import__('os').getpid()")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for process in self.processes(): process.kill()
+        if hasattr(self, "_client"): self._client.stop_channels()
+        if self._manager.has_kernel: self._manager.shutdown_kernel(now=True)
+        self._manager.cleanup_resources()
+        self._manager.context.destroy(linger=0)
+
+    def processes(self) -> list[psutil.Process]:
+        "Every living process that comes from this notebook, also one that has lost its parent; the kernel is one."
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("NOTEBOOK_MARK") == self.mark and process.status() != psutil.STATUS_ZOMBIE: found.append(process)
+            except psutil.Error: pass
+        return found
+
+    def below(self) -> list[psutil.Process]:
+        "The same without the kernel; and its zombies, which it should have buried."
+        children = psutil.Process(self.pid).children(recursive=True)
+        return list({process.pid: process for process in (*self.processes(), *children) if process.pid != self.pid}.values())
+
+    # cells
+
+    def send(self, code: str, **asked: str) -> Cell:
+        "Start a cell."
+        assert not self.cells or self.cells[-1].reply is not None, "the last cell still runs"
+        self.cells.append(Cell(self._client.execute(code, user_expressions=asked)))
+        return self.cells[-1]
+
+    def wait(self, cell: Cell, timeout_s: float = 60) -> Cell:
+        "Wait for the end of a cell."
+        self.until(lambda: cell.reply is not None and cell.idle, "the cell's end", timeout_s)
+        return cell
+
+    def run(self, code: str, timeout_s: float = 60) -> Cell:
+        "A cell from beginning to end. AssertionError where it fails or warns."
+        return whole(self.wait(self.send(code), timeout_s))
+
+    def ask(self, expression: str) -> Any:
+        "What a plain expression is worth in the notebook."
+        found = whole(self.wait(self.send("", found=expression))).reply["user_expressions"]["found"]
+        assert found["status"] == "ok", found
+        return ast.literal_eval(found["data"]["text/plain"])
+
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60) -> Any:
+        "The first true value of `condition()` while messages come in; an AssertionError with what was said where it does not come."
+        end = time.monotonic() + timeout_s
+        while True:
+            self._listen()
+            if value := condition(): return value
+            if not self._manager.is_alive(): raise AssertionError(f"the kernel died before {what}: {self.cells[-1]}")
+            if time.monotonic() > end: raise AssertionError(f"waited {timeout_s} s in vain for {what}: {self.cells[-1]}")
+
+    def _listen(self) -> None:
+        "Take what the kernel has said by now; waits a moment where it is silent."
+        while True:
+            try: self._heard(self._client.get_iopub_msg(timeout=0.02))
+            except Empty: break
+        try: reply = self._client.get_shell_msg(timeout=0)
+        except Empty: return
+        for cell in self.cells:
+            if reply["parent_header"].get("msg_id") == cell.id: cell.reply = reply["content"]
+
+    def _heard(self, message: dict) -> None:
+        kind, content = message["msg_type"], message["content"]
+        cell = next((c for c in self.cells if c.id == message["parent_header"].get("msg_id")), None)
+        if kind in SHOWN:
+            text = content["text"] if kind == "stream" else json.dumps(content["data"], sort_keys=True)
+            if cell is None or cell is not self.cells[-1] or cell.idle: self.strays.append((kind, text))
+            elif content.get("name") == "stderr": cell.warned += text
+            else: cell.frames.append((kind, text))
+        elif cell is not None and kind == "error": cell.errors.append("\n".join(content["traceback"]))
+        elif cell is not None and kind == "status" and content["execution_state"] == "idle": cell.idle = True
+
+    # signals
+
+    def interrupt(self, how: str) -> None:
+        "The stop button: as Jupyter does it (`group`: the kernel's process group), as VS Code (`tree`), or to the kernel `alone`."
+        if how == "group": self._manager.interrupt_kernel()
+        elif how == "alone": os.kill(self.pid, signal.SIGINT)
+        else:
+            for process in self.processes(): process.send_signal(signal.SIGINT)
+
+
+def whole(cell: Cell) -> Cell:
+    "The cell, which went well and said nothing on stderr."
+    assert cell.reply["status"] == "ok" and not cell.errors, cell
+    assert cell.warned == "", cell
+    return cell
