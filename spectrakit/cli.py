@@ -219,10 +219,13 @@ def show(arguments: Sequence[str]) -> int:
     start, end = last_event(events, "start"), last_event(events, "end")
     for line in start_lines(start) if start else []: print(f"  {line}")
     evaluations = [e for e in events if e["type"] == "eval"]
-    shown = [e for e in evaluations[:-10] if e.get("best")][-1:] + evaluations[-10:]  # the best, and the newest
+    shown = evaluations[-10:]
+    if not any(e.get("best") for e in shown): shown = [e for e in evaluations if e.get("best")][-1:] + shown
     if len(evaluations) > len(shown): print(f"  {len(shown)} of {len(evaluations)} evaluations:")
     for e in shown: print(f"  {evaluation_line(e)}")
-    for e in [e for e in events if e["type"] == "message"]: print(f"  {e['text']}")
+    for e in events:
+        if e["type"] == "restart": print(f"  went on from optimizer step {e['step']}")
+        elif e["type"] == "message": print(f"  {e['text']}")
     for path in checkpoints(run.path / "checkpoints"):
         problems = verify(path)
         print(f"  {path.name}: {'; '.join(problems) if problems else 'verified'}")

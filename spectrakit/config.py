@@ -7,6 +7,7 @@ __all__ = ['override', 'load_yaml', 'yaml_error', 'profile_folders', 'profiles',
            'from_dict', 'snapshot', 'sha256', 'diff', 'describe']
 
 # %% ../nbs/02c_config.ipynb #23a2fcf4
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -15,7 +16,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,8 @@ def _profile_source() -> type:
 
         def load_config(self, config_path: str) -> ConfigResult:
             file, group = self._file(config_path), config_path.rpartition("/")[0]
-            text, tree = _read(file), load_yaml(file)
+            text = _read(file)
+            tree = _parse(text, file)
             package = package_of(text, tree, group)
             own = {k: v for k, v in tree.items() if k != "defaults"}
             block = package.removeprefix("_global_").lstrip(".")
@@ -197,51 +199,62 @@ def _profile_source() -> type:
 _hydra_lock = threading.RLock()
 
 
+@contextlib.contextmanager
+def _own_hydra() -> Iterator[None]:
+    "A Hydra without the state that a notebook may have, which is put back afterwards; RequestErrors pass."
+    from hydra import initialize
+    from hydra.core.global_hydra import GlobalHydra
+    with _hydra_lock:
+        before = GlobalHydra.instance().hydra
+        GlobalHydra.instance().clear()
+        try:
+            _profile_source()
+            with initialize(config_path=None, version_base="1.3", job_name="spectrakit"): yield
+        finally: GlobalHydra.instance().hydra = before
+
+
 def _compose_profiles(file: Path, chosen: dict[str, str]) -> tuple[dict, list[tuple[Path, dict]]]:
     """The tree that Hydra composes from `file` and the chosen profiles, `${…}` kept, and every file that went into it.
 
     The tree also names the trainer and env profiles. RequestError where they cannot be composed."""
-    from hydra import compose as hydra_compose, initialize
+    from hydra import compose as hydra_compose
     from hydra.core.config_store import ConfigStore
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import MissingConfigException
     from omegaconf import OmegaConf
     tree = load_yaml(file)
-    listed = {str(key).split()[-1] for entry in tree["defaults"] or [] if isinstance(entry, dict) for key in entry}
+    tree["defaults"] = tree["defaults"] or []
+    listed = {str(key).split()[-1] for entry in tree["defaults"] if isinstance(entry, dict) for key in entry}
     words = [f"{'' if group in listed else '+'}{group}={profile}" for group, profile in chosen.items()]
-    _profile_source()
-    with _hydra_lock:
-        before = GlobalHydra.instance().hydra
-        GlobalHydra.instance().clear()
-        tree["defaults"] = tree["defaults"] or []
+    with _own_hydra():
         _loaded[:] = [(file, {k: v for k, v in tree.items() if k != "defaults"}, tree["defaults"])]
         try:
             ConfigStore.instance().store("spectrakit", tree)  # in no folder, so that no profile beside it comes first
-            with initialize(config_path=None, version_base="1.3", job_name="spectrakit"):
-                composed = hydra_compose("spectrakit", [*words, _search_path(file)], return_hydra_config=True)
+            composed = hydra_compose("spectrakit", [*words, _search_path(file)], return_hydra_config=True)
             choices = composed.hydra.runtime.choices
             names = {"profile": choices.get("trainer") or "none", "env": choices.get("env") or "auto"}
             OmegaConf.set_struct(composed, False)
             del composed["hydra"]
             return {**OmegaConf.to_container(composed, resolve=False), **names}, [entry[:2] for entry in _loaded]
         except RequestError: raise
-        except MissingConfigException as error: raise _missing_profile(error) from None
-        except Exception as error:  # Hydra has many kinds
-            cause: BaseException = error
-            while cause.__cause__ is not None: cause = cause.__cause__
-            told = " ".join(str(cause).split()).replace("'spectrakit'", f"'{file.name}'")
-            if isinstance(error, RecursionError):
-                told = "a list `defaults:` leads back to its own file. Name one of the same group alone: '- kaggle'."
-            raise RequestError(f"The profiles {', '.join(words) or _place(file)} cannot be composed: {told}") from None
-        finally:
-            GlobalHydra.instance().hydra = before
+        except Exception as error: raise _not_composed(error, words, file) from None  # Hydra has many kinds
 
-
+# %% ../nbs/02c_config.ipynb #23a2fc07
 def _search_path(file: Path) -> str:
     "Hydra's override for where profiles are searched: beside the user's own `file`, too."
     folders = [] if file.parent == _package_profiles() else [file.parent]
     quoted = (str(folder).replace("\\", "\\\\").replace("'", "\\'") for folder in folders + profile_folders())
     return "hydra.searchpath=[" + ",".join(f"'spectrakit://{folder}'" for folder in quoted) + "]"
+
+
+def _not_composed(error: Exception, words: list[str], file: Path) -> RequestError:
+    "Hydra's error as a sentence."
+    from hydra.errors import MissingConfigException
+    if isinstance(error, MissingConfigException): return _missing_profile(error)
+    cause: BaseException = error
+    while cause.__cause__ is not None: cause = cause.__cause__
+    told = " ".join(str(cause).split()).replace("'spectrakit'", f"'{file.name}'")
+    if isinstance(error, RecursionError):
+        told = "a list `defaults:` leads back to its own file. Name one of the same group alone: '- kaggle'."
+    return RequestError(f"The profiles {', '.join(words) or _place(file)} cannot be composed: {told}")
 
 
 def _missing_profile(error: Any) -> RequestError:
@@ -258,7 +271,7 @@ def _missing_profile(error: Any) -> RequestError:
     said = f"The list `defaults:` in {_place(file)} names {group}/{name}, and there is no such profile."
     return RequestError(said + hint)
 
-# %% ../nbs/02c_config.ipynb #23a2fc07
+# %% ../nbs/02c_config.ipynb #23a2fc08
 def compose(*overrides: str, config: Path | str | None = None) -> Config:
     """The Config for `overrides` in Hydra's grammar: profiles (`trainer=kaggle_safe`), values (`trainer.max_epochs=3`).
 
@@ -295,7 +308,7 @@ def _from_profiles(file: Path, asked: Overrides) -> Config:
     tree, files = _compose_profiles(file, asked.groups)
     return _from_files(tree, asked, files)
 
-# %% ../nbs/02c_config.ipynb #23a2fc08
+# %% ../nbs/02c_config.ipynb #23a2fc09
 def _from_files(tree: dict, asked: Overrides, files: list[tuple[Path, dict]]) -> Config:
     "The Config of `tree`, made of `files`, with what was typed. RequestError names the file that is to blame."
     try: return _build(_canonical_tree(tree), asked.pairs)
@@ -322,7 +335,7 @@ def _canonical_tree(tree: dict) -> dict:
         node[last] = value
     return result
 
-# %% ../nbs/02c_config.ipynb #23a2fc09
+# %% ../nbs/02c_config.ipynb #23a2fc10
 def from_dict(tree: dict) -> Config:
     "The Config of a canonical form."
     return _build(_canonical_tree(tree), ())
@@ -360,7 +373,7 @@ def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     one, other = ({k: v for k, v in flat(to_dict(c)) if v != {}} for c in (a, b))
     return {k: (one.get(k), other.get(k)) for k in dict.fromkeys([*one, *other]) if one.get(k) != other.get(k)}
 
-# %% ../nbs/02c_config.ipynb #23a2fc10
+# %% ../nbs/02c_config.ipynb #23a2fc11
 def describe(config: Config, only: set[str] | None = None) -> str:
     "The Config as commented YAML; `only`: just these keys."
     import yaml

@@ -60,11 +60,12 @@ def _shard_units(model: Any, mesh: Any, mixed_precision: str) -> None:
     from torch.nn.modules.batchnorm import _BatchNorm
     exact = (_BatchNorm,) if mixed_precision in _HALF else ()
     for unit in _units(model, apart=exact):
-        fully_shard(unit, mesh=mesh, mp_policy=_policy("no" if isinstance(unit, exact) else mixed_precision, root=False))
+        precision = "no" if isinstance(unit, exact) else mixed_precision
+        fully_shard(unit, mesh=mesh, mp_policy=_policy(precision, root=False))
 
 # %% ../nbs/05b_sharding.ipynb #23a2fc04
 def same_on_all_ranks(tensors: Iterable[Any], device: Any = None) -> None:
-    "Give these tensors the values that rank 0 has, in place. `device`: where the processes talk, if not where the tensors are."
+    "Give these tensors rank 0's values, in place. `device`: where the processes talk, if not where the tensors are."
     import torch.distributed as dist
     for tensor in tensors:
         values = tensor.detach().to(device or tensor.device).contiguous()
@@ -83,10 +84,10 @@ def _ready(model: Any, device: Any = None) -> None:
 
 # %% ../nbs/05b_sharding.ipynb #23a2fc05
 def shard(model: Any, mesh: Any = None, mixed_precision: str = "no") -> Any:
-    """`model`, changed in place: each rank of `mesh` (one of all ranks where None) keeps a part of it. All ranks call it.
+    """`model`, changed in place: each rank keeps a part of it. All ranks call it; build the optimizer afterwards.
 
-    `mixed_precision`: no, bf16 or fp16. Build the optimizer afterwards. RequestError where the model cannot be cut, or where
-    this torch cannot do it on a CPU.
+    `mesh`: a DeviceMesh of all ranks, made where None. `mixed_precision`: no, bf16 or fp16. RequestError where the
+    model cannot be cut, or where this torch cannot do it on a CPU.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -117,7 +118,8 @@ def _check_torch(kind: str) -> None:
     import torch
     from torch.distributed.fsdp import FSDPModule
     if kind != "cpu" or hasattr(FSDPModule, "set_force_sum_reduction_for_comms"): return
-    raise RequestError(f"torch {torch.__version__} cannot share out a model on CPUs. Use distributed.strategy=ddp, or a newer torch.")
+    raise RequestError(f"torch {torch.__version__} cannot share out a model on CPUs. "
+                       "Use distributed.strategy=ddp, or a newer torch.")
 
 # %% ../nbs/05b_sharding.ipynb #23a2fc07
 def shard_by_accelerate(accelerator: Any, model: Any) -> Any:
@@ -141,7 +143,7 @@ def shard_by_accelerate(accelerator: Any, model: Any) -> Any:
 def whole(tree: Any, keep: bool = True) -> Any:
     """The same nested dicts, lists and tuples, every tensor whole, on the CPU, and with memory of its own.
 
-    All ranks call it together. With `keep=False` a rank gets None in place of tensors, and needs memory for one at a time.
+    All ranks call it together. With `keep=False` a rank gets None in place of tensors, and needs room for one only.
     """
     import torch
     if isinstance(tree, dict): return {key: whole(value, keep) for key, value in tree.items()}
@@ -161,34 +163,39 @@ def whole_optimizer_state(optimizer: Any, keep: bool = True) -> dict:
 
 # %% ../nbs/05b_sharding.ipynb #23a2fc09
 def _part(tensor: Any, parameter: Any) -> Any:
-    "This rank's part of a whole tensor, cut as `parameter` is. All ranks call it together; what rank 0 has counts."
+    "A copy of a whole tensor, on the device of `parameter` and cut as it is. All ranks call it; rank 0's counts."
+    values = tensor.detach().to(parameter.device, copy=True)
+    if not _is_dtensor(parameter): return values
     from torch.distributed.tensor import distribute_tensor
-    return distribute_tensor(tensor.detach().to(parameter.device, copy=True), parameter.device_mesh, parameter.placements)
+    return distribute_tensor(values, parameter.device_mesh, parameter.placements)
 
 
 def like(tensors: list, params: list) -> list:
-    "Copies of whole tensors, such as averages of the weights, each shared out as its parameter is, on its device."
-    return [_part(tensor, p) if _is_dtensor(p) else tensor.detach().to(p.device, copy=True) for tensor, p in zip(tensors, params)]
+    "Copies of whole tensors, such as averages of the weights, each shared out as its parameter is. All ranks call it."
+    return [_part(tensor, parameter) for tensor, parameter in zip(tensors, params, strict=True)]
 
-
+# %% ../nbs/05b_sharding.ipynb #23a2fc10
 def load_whole_optimizer(optimizer: Any, state: dict) -> None:
-    "Load what `whole_optimizer_state` gave, into an optimizer of whole or of sharded parameters. All ranks call it together."
+    """Load what `whole_optimizer_state` gave, into an optimizer of whole or of sharded parameters. All ranks call it.
+
+    ValueError, from torch, where the groups of parameters differ.
+    """
     import torch
     ids = [number for group in state["param_groups"] for number in group["params"]]
     params = dict(zip(ids, [p for group in optimizer.param_groups for p in group["params"]]))
 
     def placed(value: Any, parameter: Any) -> Any:
         if not torch.is_tensor(value): return value
-        return _part(value, parameter) if _is_dtensor(parameter) and value.shape == parameter.shape else value.detach().clone()
-    parts = {number: {name: placed(value, params.get(number)) for name, value in values.items()} for number, values in state["state"].items()}
+        cut = _is_dtensor(parameter) and value.shape == parameter.shape
+        return _part(value, parameter) if cut else value.detach().clone()
+    parts = {number: {name: placed(value, params.get(number)) for name, value in values.items()}
+             for number, values in state["state"].items()}
     optimizer.load_state_dict({**state, "state": parts})
 
-# %% ../nbs/05b_sharding.ipynb #23a2fc10
+# %% ../nbs/05b_sharding.ipynb #23a2fc11
 def load_whole_model(module: Any, state: dict | None, broadcast_from_main: bool = False) -> None:
-    """Load a whole state dict into a plain or a sharded model. All ranks call it together.
-
-    With `broadcast_from_main` the others pass None. RuntimeError, on every rank, where names or shapes do not fit: then nothing
-    is loaded.
+    """Load a whole state dict into a plain or a sharded model. All ranks call it; with `broadcast_from_main` all but
+    rank 0 may pass None. RuntimeError, on every rank, where names or shapes do not fit: then nothing is loaded.
     """
     import torch
     if broadcast_from_main: state = _announced(state)
@@ -203,14 +210,17 @@ def load_whole_model(module: Any, state: dict | None, broadcast_from_main: bool 
         else: parts[name] = tensor
     module.load_state_dict(parts)
 
-
+# %% ../nbs/05b_sharding.ipynb #23a2fc12
 def _check_fit(own: dict, state: dict) -> None:
-    "RuntimeError that names all that does not fit. Torch's own check comes when half of it is loaded."
+    "RuntimeError that says what does not fit. Torch's own check comes when half of it is loaded."
     wrong = [f"{name} is missing" for name in own if name not in state]
     wrong += [f"{name} is not in the model" for name in state if name not in own]
-    wrong += [f"{name} has the shape {tuple(state[name].shape)}, and in the model {tuple(value.shape)}" for name, value in own.items()
-              if name in state and hasattr(value, "shape") and value.shape != state[name].shape]
-    if wrong: raise RuntimeError("These weights do not fit the model: " + "; ".join(wrong) + ".")
+    shapes = {name: (tuple(state[name].shape), tuple(value.shape)) for name, value in own.items()
+              if name in state and hasattr(value, "shape")}
+    wrong += [f"{name} has the shape {saved}, and in the model {there}"
+              for name, (saved, there) in shapes.items() if saved != there]
+    more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+    if wrong: raise RuntimeError(f"These weights do not fit the model: {'; '.join(wrong[:5])}{more}.")
 
 
 def _announced(state: dict | None) -> dict:
@@ -219,9 +229,10 @@ def _announced(state: dict | None) -> dict:
     import torch.distributed as dist
     told = [None if state is None else {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}]
     dist.broadcast_object_list(told, 0)
-    return state if dist.get_rank() == 0 else {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in told[0].items()}
+    if dist.get_rank() == 0: return state
+    return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in told[0].items()}
 
-# %% ../nbs/05b_sharding.ipynb #23a2fc11
+# %% ../nbs/05b_sharding.ipynb #23a2fc13
 def gradient_norm_clip(params: list, limit: float) -> Any:
     "Shorten the gradient of all parameters together to the norm `limit`; returns the norm that it had, a 0-dim tensor."
     from torch.nn.utils import clip_grad_norm_
@@ -234,7 +245,7 @@ def scale(grads: list, factor: Any) -> None:
     import torch
     with torch.no_grad(): torch._foreach_mul_([g.to_local() if _is_dtensor(g) else g for g in grads], factor)
 
-
+# %% ../nbs/05b_sharding.ipynb #23a2fc14
 def all_finite(params: Iterable[Any], group: Any = None) -> bool:
     """Whether every weight is a finite number. Ranks of a sharded model call it together and get the same answer.
 

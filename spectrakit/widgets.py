@@ -122,6 +122,10 @@ class TextView:
         "Leave the screen in order: nothing is drawn after this."
 
 
+_DECIDED = ("task", "train_samples", "parameters", "total_steps", "steps_per_epoch", "micro_batch_size",
+            "gradient_accumulation_steps", "world_size", "effective_batch_size")
+
+
 def start_lines(event: dict) -> list[str]:
     "What was decided before the first step, with the reasons; what a log of another version lacks is left out."
     said = [*(event.get("reasons") or {}).values(), *(f"note: {sentence}" for sentence in event.get("ignored") or [])]
@@ -132,10 +136,6 @@ def start_lines(event: dict) -> list[str]:
             f"{event['total_steps']} optimizer steps in {epochs:.4g} epochs",
             f"effective batch {event['effective_batch_size']} (micro batch × accumulation × processes = {batch})",
             *said]
-
-
-_DECIDED = ("task", "train_samples", "parameters", "total_steps", "steps_per_epoch", "micro_batch_size",
-            "gradient_accumulation_steps", "world_size", "effective_batch_size")
 
 # %% ../nbs/21_widgets.ipynb #23a2fc03
 class BarView(TextView):

@@ -19,7 +19,7 @@ from typing import Any, Callable
 
 from .checkpoint import write_atomic
 from .distributed import BROKEN
-from .heartbeat import FAILED, Board, Pulse, raise_flag
+from .heartbeat import FAILED, STOP, Board, Pulse, asked, raise_flag
 from .job import Job, read_job, read_job_head
 from .processes import rank_of
 from .schema import RequestError
@@ -62,45 +62,59 @@ def rank_main(folder: str, task: Any = None) -> int:
     folder, place = Path(folder), rank_of(os.environ)
     head = read_job_head(folder)
     extra, rank = head["extra"], place.rank if place else 0
-    _die_with_parent(head["parent"] if extra["launcher"] is None else None)
+    _die_with_parent(head["parent"] if extra["launcher"] is None else int(os.environ[_SUPERVISOR]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher turns Ctrl-C into a stop that saves
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
     _write_to(Path(extra["logs"]), rank)
-    pulse = Pulse(Board(extra["board"], extra["per_node"]), place.local_rank if place else 0)
+    board = Board(extra["board"], extra["per_node"])
+    pulse = Pulse(board, place.local_rank if place else 0)
     try:
-        if extra["launcher"] is not None: _one_thread()
+        if extra["launcher"] is not None or task is not None: _one_thread()
         if (found := place.world_size if place else 1) != extra["world_size"]:
             raise RuntimeError(f"{extra['world_size']} processes were to be started, and the launcher made it {found}")
+        if task is not None: _check_fork(head["config"]["trainer"]["accelerator"])
         job, task = read_job(folder, task)
         job = replace(job, kind=extra.get("kind", job.kind))  # a new start after a fault goes on
-        asks = lambda: bool(asked) or (pulse.rank == 0 and stop_file(job.run_dir).exists())
+        asks = lambda: bool(told) or bool(asked(board) & STOP) or (pulse.rank == 0 and stop_file(job.run_dir).exists())
         status, reason = work(job, task, asks, pulse)
     except RequestError as error:
+        _note(folder / f"refused-{rank}.txt", str(error))
         raise_flag(pulse, FAILED)
-        write_atomic(folder / f"refused-{rank}.txt", str(error))
         return 2
     except BaseException:
+        _note(Path(extra["logs"]) / f"error-rank-{rank}.txt", traceback.format_exc())
         raise_flag(pulse, FAILED)
-        write_atomic(Path(extra["logs"]) / f"error-rank-{rank}.txt", traceback.format_exc())
         traceback.print_exc()
         return 1
-    return _leave_word(folder, rank, status, reason, pulse)
+    return _leave_word(folder, status, reason, pulse)
 
-
-def _leave_word(folder: Path, rank: int, status: str, reason: str, pulse: Pulse) -> int:
-    "Say how it ended; the run's own log has it, too, so a full temporary folder changes nothing."
+# %% ../nbs/10b_worker.ipynb #23a2fc03
+def _leave_word(folder: Path, status: str, reason: str, pulse: Pulse) -> int:
+    "Say how it ended; returns the exit status."
     if reason.startswith(BROKEN): return 1
-    try:
-        if pulse.rank == 0: write_atomic(folder / "outcome.json", json.dumps([status, reason]))
-    except OSError: pass
+    if pulse.rank == 0: _note(folder / "outcome.json", json.dumps([status, reason]))
     pulse.beat("done")
     return 1 if status == "failed" and pulse.board.ranks == 1 else 0
 
-# %% ../nbs/10b_worker.ipynb #23a2fc03
+
+def _note(file: Path, text: str) -> None:
+    "Leave a word. Where the disk has no room for it, it goes to this process's log; the run's own log has the end, too."
+    try: write_atomic(file, text)
+    except OSError as error: print(f"{file.name} could not be written ({error.strerror}): {text}", file=sys.stderr)
+
+
 def _one_thread() -> None:
     import torch
     torch.set_num_threads(1)
+
+
+def _check_fork(accelerator: str) -> None:
+    "RequestError where this process was forked from one that had asked CUDA anything: it can never use a GPU."
+    import torch
+    if accelerator == "cpu" or not getattr(torch.cuda, "_is_in_bad_fork", lambda: False)(): return
+    raise RequestError("CUDA was in use in the notebook before this start, and a process that is forked from it cannot use a GPU. Restart the "
+                       "notebook and touch no GPU before the training (torch.cuda.is_available() is enough), or use launch.mode=inline.")
 
 
 def _write_to(logs: Path, rank: int) -> None:
@@ -114,15 +128,16 @@ def _write_to(logs: Path, rank: int) -> None:
         faulthandler.register(signal.SIGUSR1, open(logs / f"stacks-rank-{rank}.txt", "a"), all_threads=True)
 
 
-def _die_with_parent(parent: int | None) -> None:
+def _die_with_parent(parent: int) -> None:
     "Ask Linux to kill this process when its parent is gone: no orphan holds the GPU after a kernel has died."
     if not sys.platform.startswith("linux"): return
     import ctypes
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() == 1 or parent not in (None, os.getppid()): os._exit(1)
+    if os.getppid() != parent: os._exit(1)  # it was gone already; in a container the parent may well be process 1
 
 # %% ../nbs/10b_worker.ipynb #23a2fc04
 START = "import sys; from spectrakit.worker import start; sys.exit(start(sys.argv[1]))"
+_SUPERVISOR = "SPECTRAKIT_SUPERVISOR"  # tells ranks the process that they must not survive
 
 
 def start(folder: str, task: Any = None) -> int:
@@ -131,10 +146,15 @@ def start(folder: str, task: Any = None) -> int:
     if head["extra"]["launcher"] is None or rank_of(os.environ): return rank_main(folder, task)
     _die_with_parent(head["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ[_SUPERVISOR] = str(os.getpid())
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     try: (_by_notebook_launcher if head["extra"]["launcher"] == "notebook_launcher" else _by_torchrun)(folder, head["extra"], task)
     except ChildFailedError as error:
-        write_atomic(Path(folder) / "exits.json", json.dumps({str(rank): f.exitcode for rank, f in error.failures.items()}))
+        _note(Path(folder) / "exits.json", json.dumps({str(rank): f.exitcode for rank, f in error.failures.items()}))
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        _note(Path(folder) / "launcher-error.txt", " ".join(f"{type(error).__name__}: {error}".split()))
         return 1
     return 0
 

@@ -40,7 +40,8 @@ def python_with(packages: tuple[str, ...], folder: Path) -> str:
     """
     folder.mkdir(parents=True, exist_ok=True)
     python, ready = folder / "bin" / "python", folder / "ready.json"
-    wanted = json.dumps([sys.version, *packages])
+    there = [*site.getsitepackages(), str(Path(spectrakit.__file__).parent.parent)]
+    wanted = json.dumps([sys.version, sys.base_prefix, there, packages])
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # other workers of the tests wait here
         if ready.is_file() and ready.read_text() == wanted: return str(python)
@@ -50,7 +51,6 @@ def python_with(packages: tuple[str, ...], folder: Path) -> str:
                               capture_output=True, text=True, timeout=240, env=helpers.clean_environ(), stdin=subprocess.DEVNULL)
         if done.returncode: raise CannotInstall((done.stderr.strip().splitlines() or ["pip said nothing"])[-1])
         own = Path(subprocess.check_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True).strip())
-        there = [*site.getsitepackages(), str(Path(spectrakit.__file__).parent.parent)]
         # addsitedir adds at the end of the path, and reads the .pth files of what it adds
         (own / "the-tests-environment.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in there))
         ready.write_text(wanted)

@@ -3,6 +3,7 @@
 They are loaded as `tests/tasks.py:Name` by the command line, and imported by tests.
 """
 import os
+import signal
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -209,3 +210,94 @@ class Vanishes(Line):
 
     def during(self, number):
         if number == 7: os._exit(0)
+
+
+# ranks that come to grief
+
+class Troubled(Line):
+    """Without dropout, so that a run that was disturbed can equal one that was not. What TINY_TROUBLE says goes wrong.
+
+    `RANK NUMBER WHAT`, divided by `;`: before the NUMBER-th training loss of a process that is rank RANK (0 where there is
+    only one). It happens once, in all starts together, unless WHAT ends with `!`. What happened is a file `trouble-RANK-NUMBER`.
+    """
+
+    def model(self, cfg): return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+
+    def during(self, number):
+        super().during(number)
+        for trouble in filter(None, os.environ.get("TINY_TROUBLE", "").split(";")):
+            rank, when, what = trouble.split()
+            mark = Path(f"trouble-{rank}-{when}")
+            if (rank, when) != (os.environ.get("RANK", "0"), str(number)) or (mark.exists() and not what.endswith("!")): continue
+            mark.write_text(str(os.getpid()))
+            getattr(self, what.rstrip("!"))()
+
+    def divide(self): return 1 / 0
+
+    def kill(self): os.kill(os.getpid(), signal.SIGKILL)
+
+    def stop(self): os.kill(os.getpid(), signal.SIGSTOP)
+
+    def sleep(self): time.sleep(600)
+
+    def vanish(self): os._exit(0)
+
+    def refuse(self):
+        from spectrakit.config import RequestError
+        raise RequestError("this came late. Mend it.")
+
+    def lost(self):
+        "Waits in gloo for what nobody sends, while the others wait in gloo for this rank's gradients."
+        torch.distributed.recv(torch.zeros(1), src=0)
+
+    def fill(self):
+        "Leaves no room in the folder for temporary files."
+        with open(Path(os.environ["TMPDIR"]) / "filled", "wb", buffering=0) as file:
+            try:
+                while True: file.write(bytes(2**16))
+            except OSError: pass
+
+    def linger(self):
+        "A thread that keeps its process from ending."
+        import threading
+        threading.Thread(target=time.sleep, args=(600,)).start()
+
+
+class Steady(Troubled):
+    "Each training loss takes 0.3 s, and each process counts its own in a file."
+
+    def during(self, number):
+        super().during(number)
+        time.sleep(0.3)
+        Path(f"seen-{os.environ.get('RANK', '0')}").write_text(str(number))
+
+
+class Late(Troubled):
+    "Rank 1 does not meet the others: it sleeps in its first start and is killed in those that follow."
+
+    def __init__(self):
+        if os.environ.get("RANK") != "1": return
+        first = not Path("late").exists()
+        Path("late").touch()
+        self.sleep() if first else self.kill()
+
+
+class Waiting(Troubled):
+    "Waits for a file `go`: rank 1 before it meets the others, or all where they prepare their data."
+
+    def __init__(self):
+        if os.environ.get("RANK") == "1" and os.environ["TINY_WAIT"] == "meeting": self.wait()
+
+    def datasets(self, cfg):
+        if os.environ["TINY_WAIT"] == "preparing": self.wait()
+        return super().datasets(cfg)
+
+    def wait(self):
+        Path("waits").touch()
+        while not Path("go").exists(): time.sleep(0.02)
+
+
+class RefusedOnRank1(Troubled):
+    def loss(self, model, batch):
+        result = super().loss(model, batch)
+        return {"loss": result} if os.environ.get("RANK") == "1" else result

@@ -339,13 +339,13 @@ def test_show_names_a_damaged_checkpoint(call, trained_copy):
 @pytest.mark.parametrize("points, label", [(1, "training"), (24, "training"), (25, "training (smoothed)"),
                                            (80, "training (smoothed)"), (2000, "training (smoothed)")])
 def test_the_curve_of_the_training_loss_is_not_late(points, label):
-    "A loss that falls to a hundredth: the line that stands for it stays within a tenth of it."
+    "A loss that falls to a hundredth: the line that stands for it stays within a seventh of it."
     losses = [0.01 ** (i / points) for i in range(points)]
     steps = [{"t": i, "type": "step", "step": i, "epoch": i, "loss": loss} for i, loss in enumerate(losses)]
     line = next(line for line in plot_curves(steps).axes[0].lines if line.get_label().startswith("training"))
     drawn = dict(zip(*line.get_data()))
     assert line.get_label() == label
-    assert all(value <= losses[step] * 1.1 and (points >= 25 or value == losses[step]) for step, value in drawn.items())
+    assert all(losses[step] <= value <= losses[step] * (8 / 7 if points >= 25 else 1) for step, value in drawn.items())
 
 
 @pytest.mark.parametrize("ending, begins", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
@@ -360,9 +360,11 @@ def test_show_keeps_the_best_evaluation_among_the_newest(call, trained_copy):
     lines = log.read_text().splitlines(keepends=True)
     later = [json.dumps({"t": 99.0, "type": "eval", "step": 20, "epoch": 4.0 + i, "metrics": {"val_loss": 9.0}})
              for i in range(12)]
+    later.append('{"t": 99.5, "type": "restart", "step": 20, "epoch": 4}')
     log.write_text("".join(lines[:-1]) + "\n".join(later) + "\n" + lines[-1])
     status, out, err = call("show", trained_copy)
-    assert (status, err) == (0, "") and "★ best" in out and "11 of 16 evaluations" in out
+    assert (status, err) == (0, "") and out.count("★ best") == 1 and "11 of 16 evaluations" in out
+    assert "went on from optimizer step 20" in out
 
 
 FOREIGN = [

@@ -84,7 +84,7 @@ def test_two_machines_train_one_run_that_one_of_them_writes(machines, tmp_path):
 
 
 def test_a_machine_that_is_cut_off_leaves_a_clear_error_and_a_whole_checkpoint(machines, tmp_path):
-    pair = start_both(machines, tmp_path, "Slow", "trainer.max_epochs=40", "distributed.timeout_s=8", "checkpoint.every_n_steps=2")
+    pair = start_both(machines, tmp_path, "Slow", "trainer.max_epochs=40", "distributed.timeout_s=5", "checkpoint.every_n_steps=2")
     family = []
     try:
         run = Path(wait_for(lambda: next(iter((tmp_path / "machine-0").glob("runs/*/checkpoints/step-*/manifest.json")), None), "a checkpoint")).parents[2]

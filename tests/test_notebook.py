@@ -1,6 +1,7 @@
 "A real Jupyter kernel trains on two ranks, cell after cell: watched, stopped, broken, killed. Today's kernel, and Colab's."
 import json
 import os
+import re
 import signal
 import sys
 
@@ -58,7 +59,15 @@ def config(name, *words):
 
 large = torch.exp(torch.randn(4_000_000))  # by now torch has its threads, which a fork would not take along
 """
+# A task that cannot be pickled, so that a fork of the kernel itself has to take it along.
+LOCKED = """
+class Locked(Tiny):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+"""
 STEPS = 24  # 3 epochs of 64 samples, 8 in each optimizer step
+HANDLER = "repr(signal.getsignal(signal.SIGINT))"
 
 
 @pytest.fixture
@@ -84,9 +93,9 @@ def test_todays_kernel_trains_on_two_ranks_whatever_happens(todays_kernel):
     for how in ("group", "tree"): an_interrupt_ends_fit_with_a_usable_model(notebook, how)
     fit_again(notebook, "after-interrupts")
     a_rank_that_raises_is_named(notebook)
-    fit_again(notebook, "after-an-error", "launch.mode=notebook_launcher", task="Forked()")
+    fit_again(notebook, "after-an-error", "launch.mode=notebook_launcher", task="Locked()")
     a_killed_rank_is_replaced(notebook)
-    fit_again(notebook, "after-a-kill")
+    fit_again(notebook, "after-a-kill", "launch.mode=torchrun", launcher="torchrun")
     a_rank_that_hangs_is_replaced(notebook)
     no_process_survives_the_kernel(notebook)
 
@@ -105,8 +114,7 @@ def test_colabs_kernel_trains_on_two_ranks_whatever_happens(colabs_kernel):
 # what happens, one after the other, in one kernel
 
 def begin(notebook):
-    notebook.run(BEGIN)
-    notebook.run("class Forked(Tiny):\n    def __init__(self):\n        super().__init__()\n        self.lock = threading.Lock()  # only a fork takes it along\n")
+    for code in (BEGIN, LOCKED): notebook.run(code)
 
 
 def fit_shows_frames_while_it_runs(notebook, name):
@@ -130,7 +138,7 @@ def an_interrupt_ends_fit_with_a_usable_model(notebook, how):
                          "after = signal.getsignal(signal.SIGINT)")
     notebook.until(lambda: steps(notebook, name) > 2 and cell.frames, "some steps", 90)
     notebook.interrupt(how)
-    notebook.wait(cell)
+    notebook.wait(cell, 15)  # two steps of 0.05 s and a save; a launcher that waits for its ranks in vain takes 30 s
     assert cell.errors == [] and cell.warned == "" and "Traceback" not in cell.text, cell
     assert cell.reply["status"] == "ok" and "interrupted" in cell.text
     run = the_run(notebook, name, "interrupted")
@@ -146,9 +154,10 @@ def an_interrupt_ends_fit_with_a_usable_model(notebook, how):
     assert cell.reply["status"] == "error" and cell.reply["ename"] == "KeyboardInterrupt"
 
 
-def fit_again(notebook, name, *words, task="Tiny()"):
+def fit_again(notebook, name, *words, task="Tiny()", launcher="notebook_launcher"):
     cell = notebook.send(f"run = fit({task}, config({', '.join(map(repr, [name, *words]))}))")
-    whole_run(notebook, cell, name)
+    run = whole_run(notebook, cell, name)
+    assert launched(run)["launcher"] == launcher
 
 
 def a_rank_that_raises_is_named(notebook):
@@ -156,9 +165,8 @@ def a_rank_that_raises_is_named(notebook):
     assert cell.reply["status"] == "ok" and cell.errors == [], cell  # fit returns the run that failed
     run = the_run(notebook, "raises", "failed")
     assert run.error == "rank 1: ValueError: no luck with black-cat" == notebook.ask("run.error")
-    assert "no luck with black-cat" in cell.text and not (notebook.folder / "runs" / "black-cat").exists()
     said = (run.path / "logs" / "error-rank-1.txt").read_text()
-    assert "in happen" in said and launched(run)["restarts"] == 0  # an error of the task is not tried again
+    assert "no luck with black-cat" in cell.text and "in happen" in said and launched(run)["restarts"] == 0  # an error of the task is not tried again
 
 
 def a_killed_rank_is_replaced(notebook):
@@ -167,7 +175,7 @@ def a_killed_rank_is_replaced(notebook):
     assert number in {process.pid for process in notebook.below()}
     os.kill(number, signal.SIGKILL)
     run = whole_run(notebook, cell, "killed", restarts=1)
-    assert "rank 1 was killed by SIGKILL" in cell.text and "starting again (1 of 2)" in cell.text
+    assert re.search("rank 1 (was killed by SIGKILL|disappeared)", cell.text) and "starting again (1 of 2)" in cell.text
     assert last_event(run.events, "restart")["step"] in (8, 9)  # the last even step, or what the other rank could still save
 
 
@@ -194,9 +202,6 @@ def no_process_survives_the_kernel(notebook):
 
 
 # what is looked at
-
-HANDLER = "repr(signal.getsignal(signal.SIGINT))"
-
 
 def texts(cell) -> list[str]:
     return [text for _, text in cell.frames if text.strip()]
@@ -230,7 +235,7 @@ def the_run(notebook, name, status) -> Run:
     run = open_run(the_folder(notebook, name))
     assert run.status == status == notebook.ask("run.status"), run.error
     assert notebook.ask("str(run.path.resolve())") == str(run.path.resolve())
-    assert launched(run)["world_size"] == 2 and launched(run)["launcher"] == "notebook_launcher" and not launched(run)["fallback"]
+    assert launched(run)["world_size"] == 2 and not launched(run)["fallback"]
     assert notebook.below() == [] and notebook.strays == []
     assert [path.name for path in notebook.temporary.iterdir() if path.name.startswith("spectrakit-job")] == []
     return run
