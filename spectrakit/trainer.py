@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['train_loop', 'scale_gradients', 'lr_rule', 'step_scheduler', 'set_lr', 'bad_loss', 'not_finite', 'next_due',
-           'look_around', 'at_step_edge', 'start_interval', 'log_step', 'device_load', 'run_evaluation',
+           'look_around', 'at_step_edge', 'start_interval', 'log_step', 'device_load', 'same_buffers', 'run_evaluation',
            'check_first_batches', 'resolve_monitor', 'compiled', 'prepare', 'train_run', 'leave_traceback', 'Silent',
            'finish', 'write_start']
 
@@ -25,7 +25,7 @@ from .distributed import BROKEN, RunContext, gather, gather_numbers, reduce_tens
 from .events import EventLog
 from .heartbeat import FAILED, SAVE, STOP, TIME, agreed, announce, asked, raise_flag
 from .schema import Config, RequestError, did_you_mean
-from .sharding import gradient_norm_clip, scale
+from .sharding import gradient_norm_clip, same_on_all_ranks, scale
 from .session import Session, ema_weights, restore_session, save, save_due, update_ema
 from .task import build_optimizer, check_loss, check_task, evaluate, repeatable, seed_everything
 from .trackers import check_trackers, start_trackers
@@ -217,10 +217,16 @@ def device_load(s: Session, seconds: float) -> tuple[float, float]:
     return round(psutil.Process().memory_info().rss / 2**30, 3), round((time.process_time() - s.interval["busy_s"]) / seconds, 2)
 
 # %% ../nbs/09c_trainer.ipynb #23a2fc05
+def same_buffers(s: Session) -> None:
+    "Give every rank rank 0's buffers, such as the running statistics of batch norm: they are what a checkpoint holds."
+    if s.context.world_size > 1: same_on_all_ranks(s.context.unwrap(s.model).buffers())
+
+
 def run_evaluation(s: Session) -> bool:
     "Evaluate, write the event, and tell whether this is the best result so far."
     p, began = s.progress, time.monotonic()
     s.context.pulse.beat("evaluating")
+    same_buffers(s)
     with ema_weights(s): p.metrics = evaluate(s.task, s.context.plain(s.model), s.valid, s.context)
     s.context.pulse.beat("training")
     p.eval_step = p.step

@@ -180,7 +180,7 @@ def a_killed_rank_is_replaced(notebook):
 
 
 def a_rank_that_hangs_is_replaced(notebook):
-    cell = notebook.send("run = fit(Tiny({10: 'sleep hangs'}), config('hangs', 'launch.hang_floor_s=3'))")
+    cell = notebook.send("run = fit(Tiny({10: 'sleep hangs'}), config('hangs', 'launch.hang_floor_s=5'))")
     number = held(notebook, "hangs")
     run = whole_run(notebook, cell, "hangs", restarts=1)
     assert "no sign of life" in cell.text and "starting again (1 of 2)" in cell.text

@@ -1,0 +1,176 @@
+"""Two ranks over gloo, side by side with what a person writes: `python bench/distributed.py [--pairs N] [--json FILE]`.
+
+- steps/s: `spectrakit` with `trainer.devices=2` and a DDP loop by hand under `torchrun`, both over the same network, data,
+  batch and optimizer. They take turns; the ratio is the median over pairs. Aim: 0.98 or more.
+- time to the first step: from the call to the end of the first optimizer step, for `spectrakit`, `torchrun`, and a script
+  that calls `accelerate.notebook_launcher`. Each starts from a fresh interpreter, but for spectrakit, whose caller runs.
+- what the signs of life cost a step: writing the page, looking at the other rank, keeping the step's time. Aim: < 2 µs.
+"""
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from spectrakit import Task, compose, detect
+from spectrakit.heartbeat import Board, Pace, Pulse
+from spectrakit.job import Job
+from spectrakit.launch import launch
+
+BATCH, SAMPLES, WIDTH, WARM, STEPS = 64, 6400, 768, 20, 220
+
+
+class Net(Task):
+    "An MLP of about 1.2 million weights. Rank 0 writes the times at which its steps end, as the loops by hand do."
+
+    def __init__(self, file): self.file, self.times = str(file), []
+
+    def datasets(self, cfg):
+        x = torch.randn(SAMPLES, 256, generator=torch.Generator().manual_seed(0))
+        return TensorDataset(x, x[:, :1]), None
+
+    def model(self, cfg): return network()
+
+    def loss(self, model, batch):
+        if model.training and os.environ["RANK"] == "0":
+            self.times.append(time.time())
+            if len(self.times) in (2, STEPS): Path(self.file).write_text(json.dumps(self.times))
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def network(): return nn.Sequential(nn.Linear(256, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+
+
+BY_HAND = '''
+import json, os, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+sys.path.insert(0, {folder!r})
+
+def train(file, steps):
+    torch.set_num_threads(1)
+    from distributed import BATCH, SAMPLES, network
+    if not dist.is_initialized(): dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(network(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    x = torch.randn(SAMPLES, 256, generator=torch.Generator().manual_seed(0))
+    y, times, total = x[:, :1], [], 0.0
+    while len(times) < steps:
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(len(times)))
+        for index in order.split(2 * BATCH):
+            mine = index[rank * BATCH:(rank + 1) * BATCH]
+            times.append(time.time())
+            if rank == 0 and len(times) in (2, steps): open(file, "w").write(json.dumps(times))
+            if len(times) == steps: break
+            loss = nn.functional.mse_loss(model(x[mine]), y[mine])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            total += loss.item()
+    dist.destroy_process_group()
+'''
+UNDER_TORCHRUN = BY_HAND + "\ntrain(sys.argv[1], int(sys.argv[2]))\n"
+UNDER_NOTEBOOK_LAUNCHER = BY_HAND + '''
+from accelerate import notebook_launcher
+notebook_launcher(train, (sys.argv[1], int(sys.argv[2])), num_processes=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", rdzv_id="bench")
+'''
+
+
+def by_kit(folder: Path, steps: int) -> list[float]:
+    "[when it was called, then the beginnings of steps]"
+    words = ("trainer.accelerator=cpu", "trainer.devices=2", f"data.micro_batch_size={BATCH}", f"trainer.max_steps={steps}",
+             "checkpoint.enabled=false", "scheduler.name=constant", "optimizer.weight_decay=0")
+    called = time.time()
+    outcome = launch(Job("train", folder / "run", compose(*words), detect()), Net(folder / "times.json"), lambda: None)
+    assert outcome.status == "completed", outcome
+    return [called, *json.loads((folder / "times.json").read_text())]
+
+
+def by_hand(folder: Path, steps: int, script: str) -> list[float]:
+    "The same for a script."
+    (folder / "by_hand.py").write_text(script.format(folder=str(Path(__file__).resolve().parent)))
+    start = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"] if script is UNDER_TORCHRUN else []
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    called = time.time()
+    done = subprocess.run([sys.executable, *start, "by_hand.py", str(folder / "times.json"), str(steps)], cwd=folder, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [called, *json.loads((folder / "times.json").read_text())]
+
+
+WAYS = {"spectrakit": by_kit, "torchrun": lambda f, n: by_hand(f, n, UNDER_TORCHRUN),
+        "notebook_launcher": lambda f, n: by_hand(f, n, UNDER_NOTEBOOK_LAUNCHER)}
+
+
+def measured(way: str, steps: int) -> list[float]:
+    folder = Path(tempfile.mkdtemp())
+    try: return WAYS[way](folder, steps)
+    finally: shutil.rmtree(folder, ignore_errors=True)
+
+
+def steps_per_s(pairs: int) -> dict:
+    "Steady steps per second of both, by pairs that take turns."
+    rates: dict[str, list[float]] = {"spectrakit": [], "torchrun": []}
+    for pair in range(pairs):
+        for way in (list(rates) if pair % 2 else list(rates)[::-1]):
+            times = measured(way, STEPS)[1:]
+            rates[way].append((STEPS - WARM - 1) / (times[-1] - times[WARM]))
+    ratios = [a / b for a, b in zip(rates["spectrakit"], rates["torchrun"])]
+    return {"spectrakit": statistics.median(rates["spectrakit"]), "by hand": statistics.median(rates["torchrun"]),
+            "ratio": statistics.median(ratios), "ratios": [round(r, 3) for r in ratios]}
+
+
+def first_step(rounds: int) -> dict:
+    "Seconds from the call to the end of the first optimizer step (the beginning of the second)."
+    found = {way: [] for way in WAYS}
+    for _ in range(rounds):
+        for way in WAYS:
+            called, _, second = measured(way, 2)[:3]
+            found[way].append(second - called)
+    return {way: statistics.median(values) for way, values in found.items()}
+
+
+def signs_of_life_us(steps: int = 200_000) -> float:
+    "Microseconds a step of what the loop does for heartbeat and agreement, the other rank being ahead."
+    board = Board(None, 2)
+    pulse, other, pace = Pulse(board, 0), Pulse(board, 1), Pace()
+    other.begin(10 * steps)
+    pulse.begin(0)
+    step, add, best = pulse.step, pace.add, float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        for number in range(1, steps + 1): pass
+        empty = time.perf_counter() - began
+        began = time.perf_counter()
+        for number in range(1, steps + 1):
+            add(0.001)
+            step(number)
+        best = min(best, (time.perf_counter() - began - empty) / steps)
+    return 1e6 * best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    rate, first, sign = steps_per_s(options.pairs), first_step(max(1, options.pairs // 2)), signs_of_life_us()
+    print(f"2-rank DDP, {os.cpu_count()} cores, torch {torch.__version__}")
+    print(f"  steps/s: spectrakit {rate['spectrakit']:.1f}, by hand {rate['by hand']:.1f}, ratio {rate['ratio']:.3f} (pairs: {rate['ratios']})")
+    print("  seconds to the end of the first step: " + ", ".join(f"{way} {seconds:.2f}" for way, seconds in first.items()))
+    print(f"  signs of life: {sign:.2f} µs a step")
+    if options.json: Path(options.json).write_text(json.dumps({"steps_per_s": rate, "first_step_s": first, "signs_of_life_us": sign}, indent=1))
+
+
+if __name__ == "__main__": main()
