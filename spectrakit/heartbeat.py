@@ -199,23 +199,30 @@ class Stuck:
 
 
 class Watch:
-    "Looks for ranks that are stuck. `start_s`: seconds of silence allowed at the start (None: as in QUIET phases); `clock` is replaced in tests."
+    """Looks for ranks that are stuck. `start_s`: seconds of silence allowed at the start (None: as in QUIET phases).
 
-    def __init__(self, board: Board, factor: float, floor_s: float, start_s: float | None = None, clock=time.monotonic):
-        self.board, self.factor, self.floor_s, self._clock = board, factor, floor_s, clock
+    `first`: the rank of this machine's first row; what is told about ranks counts on all machines. `clock` is replaced in tests.
+    """
+
+    def __init__(self, board: Board, factor: float, floor_s: float, start_s: float | None = None, first: int = 0, clock=time.monotonic):
+        self.board, self.factor, self.floor_s, self.first, self._clock = board, factor, floor_s, first, clock
         self.start_s = 10 * floor_s if start_s is None else start_s
         self._seen = [(-1, clock())] * board.ranks
 
     def _cell(self, rank: int, which: int) -> int: return self.board.cells[self.board.row(rank) + which]
 
     def phase(self, rank: int) -> str:
-        "What `rank` is doing."
+        "What `rank`, counted on this machine, is doing."
         return PHASES[self._cell(rank, _PHASE)]
+
+    def phases(self) -> dict[int, str]:
+        "What each rank is doing."
+        return {self.first + r: self.phase(r) for r in range(self.board.ranks)}
 
     def limit_s(self) -> float:
         "Seconds of silence that are still allowed."
         ranks = range(self.board.ranks)
-        phases = {self.phase(r) for r in ranks}
+        phases = set(self.phases().values())
         patience = 10 if phases & set(QUIET) - {"starting"} else 1
         starting = self.start_s if "starting" in phases else 0.0
         return max(starting, patience * self.floor_s, self.factor * max(self._cell(r, _P99_US) for r in ranks) / 1e6)
@@ -227,7 +234,7 @@ class Watch:
             beats = self._cell(rank, _BEATS)
             if beats != self._seen[rank][0] or self.phase(rank) == "done": self._seen[rank] = (beats, now)
             elif now - self._seen[rank][1] > limit:
-                found.append(Stuck(rank, now - self._seen[rank][1], self.phase(rank), self._cell(rank, _STEP)))
+                found.append(Stuck(self.first + rank, now - self._seen[rank][1], self.phase(rank), self._cell(rank, _STEP)))
         return min(found, key=lambda s: (s.step, -s.silent_s)) if found else None
 
     def all_met(self) -> bool:
@@ -244,7 +251,7 @@ class Watch:
 
     def pids(self) -> dict[int, int]:
         "Process ids by rank, of the ranks that have started."
-        return {r: pid for r in range(self.board.ranks) if (pid := self._cell(r, _PID))}
+        return {self.first + r: pid for r in range(self.board.ranks) if (pid := self._cell(r, _PID))}
 
     def steps(self) -> int:
         "The furthest optimizer step of any rank; -1 before training."

@@ -214,13 +214,13 @@ def _gone_wrong(seen: _Seen, child: Any, job: Job, watch: Watch, folder: Path, n
     "Look at the page, and end the processes where nothing good can come any more."
     import psutil
     c, several, nodes = job.config.launch, watch.board.ranks > 1, job.config.distributed.num_nodes
-    phases = [watch.phase(rank) for rank in range(watch.board.ranks)]
+    phases = watch.phases()
     refused = any(folder.glob("refused-*.txt"))
     if not seen.gone: seen.gone = tuple(r for r, pid in watch.pids().items() if phases[r] != "done" and not psutil.pid_exists(pid))
     if refused or watch.failed() or (several and seen.gone):
         seen.failed_at = seen.failed_at or now
-        grace = 1 if refused and watch.steps() < 0 else 2 if seen.asked else 15
-        if "saving" in phases: grace = max(grace, 10 * c.hang_floor_s)
+        grace = 2 if seen.asked or watch.steps() < 0 else 15  # before the first step there is nothing to save
+        if "saving" in phases.values(): grace = max(grace, 10 * c.hang_floor_s)
         if now - seen.failed_at > grace: _end(seen, child, "alone", "")
     elif stuck := watch.look():
         apart = several and not watch.all_met()
@@ -230,7 +230,7 @@ def _gone_wrong(seen: _Seen, child: Any, job: Job, watch: Watch, folder: Path, n
         seen.meeting_at = seen.meeting_at or now
         what = f"the processes did not find each other within launch.start_timeout_s={c.start_timeout_s:g}"
         if now - seen.meeting_at > c.start_timeout_s * (4 if nodes > 1 else 1): _end(seen, child, "apart", what, gently=watch)
-    elif set(phases) == {"done"}:
+    elif set(phases.values()) == {"done"}:
         seen.done_at = seen.done_at or now
         if now - seen.done_at > (10 if nodes == 1 else 60): _end(seen, child, "late", "")  # a thread of the task does not end
     return bool(seen.killed)
@@ -277,7 +277,8 @@ def run_once(job: Job, folder: Path, plan: Processes, launcher: str | None, tick
             with unheard(): child = _start(job, folder, plan, launcher, logs, task, threads)
         except OSError as error: return Ended("failed", f"no process could be started: {error}")
         c = job.config.launch
-        watch = Watch(board, c.hang_factor, c.hang_floor_s, max(c.hang_floor_s, 5 * c.start_timeout_s) if launcher else None)
+        watch = Watch(board, c.hang_factor, c.hang_floor_s, max(c.hang_floor_s, 5 * c.start_timeout_s) if launcher else None,
+                      first=plan.per_node * (job.config.distributed.node_rank or 0))
         seen = watch_over(child, job, watch, folder, tick, heard)
         return _how_it_ended(child.returncode, seen, job, folder, logs, watch, plan, log_size)
     finally:
@@ -350,18 +351,23 @@ def _how_it_ended(returncode: int | None, seen: _Seen, job: Job, folder: Path, l
     error = first_error(logs)
     if error and not error[2]: return Ended("failed", f"rank {error[0]}: {error[1]}" if several else error[1], met=met, again=not met)
     if seen.killed in ("stuck", "apart"): return Ended("failed", seen.what, again=True, met=seen.killed == "stuck")
-    exits = {int(r): code for r, code in (_read(folder / "exits.json") or {}).items()}
-    killed = sorted((code == -signal.SIGTERM, r, code) for r, code in exits.items() if code < 0)
-    if killed and not (error and (killed[0][0] or plan.num_nodes > 1)): return Ended("failed", f"rank {killed[0][1]} {_killed_by(-killed[0][2])}", again=True, met=met)
-    here = sorted(set(watch.pids()) - {int(f.stem.rpartition("-")[2]) for f in logs.glob("error-rank-*.txt")}) if plan.num_nodes == 1 else []
-    gone = seen.gone or (here if error else ())
-    if several and gone: return Ended("failed", f"rank {gone[0]} disappeared without a word{_MEMORY}", again=True, met=met)
-    if error: return Ended("failed", f"rank {error[0]}: {error[1]}", again=plan.num_nodes == 1, met=met)
-    if (folder / "launcher-error.txt").is_file(): return Ended("failed", f"the launcher failed: {(folder / 'launcher-error.txt').read_text()}", again=True, met=met)
     what = "the process that starts the ranks" if several else "the training process"
     if returncode is not None and returncode < 0 and not seen.killed: return Ended("failed", f"{what} {_killed_by(-returncode)}", again=True, met=met)
+    if several and (left := _who_left(seen, watch, folder, logs)): return Ended("failed", left, again=True, met=met)
+    if error: return Ended("failed", f"rank {error[0]}: {error[1]}", again=plan.num_nodes == 1, met=met)
+    if (folder / "launcher-error.txt").is_file(): return Ended("failed", f"the launcher failed: {(folder / 'launcher-error.txt').read_text()}", again=True, met=met)
     if seen.killed: return Ended("failed", f"a rank failed without a word; see {job.run_dir.name}/logs", again=True, met=met)
     return Ended("failed", f"{what} ended with exit status {returncode}; see {job.run_dir.name}/logs", met=met, again=not met)
+
+
+def _who_left(seen: _Seen, watch: Watch, folder: Path, logs: Path) -> str | None:
+    "The rank that left the others without a word, and how: the first one, but one that was told to end (SIGTERM) only where there is no other."
+    spoke = {int(f.stem.rpartition("-")[2]) for f in logs.glob("error-rank-*.txt")} | {r for r, phase in watch.phases().items() if phase == "done"}
+    exits = [(int(rank), code) for rank, code in (_read(folder / "exits.json") or {}).items() if int(rank) not in spoke]
+    for rank, code in sorted(exits, key=lambda exit: exit[1] == -15):
+        return f"rank {rank} {_killed_by(-code)}" if code < 0 else f"rank {rank} ended with exit status {code}, without a word"
+    gone = [rank for rank in seen.gone if rank not in spoke]
+    return f"rank {gone[0]} disappeared without a word{_MEMORY}" if gone else None
 
 
 def _read(file: Path) -> Any:

@@ -89,3 +89,9 @@ class Slow(Curve):
     def loss(self, model, batch):
         if model.training: time.sleep(0.1)
         return super().loss(model, batch)
+
+
+class Normed(Curve):
+    "With batch norm, whose running statistics differ from rank to rank."
+
+    def model(self, cfg): return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))

@@ -5,14 +5,16 @@ import shutil
 import numpy
 import pytest
 
-from rank_tasks import Augmented, Curve, NanOnOneRank, Weighted
+from rank_tasks import Augmented, Curve, NanOnOneRank, Normed, Weighted
 from spectrakit.checkpoint import find_checkpoint, load_weights, read_manifest, verify
 from spectrakit.config import compose
+from spectrakit.data import eval_batches
 from spectrakit.events import columns, last_event, read_events
 from spectrakit.job import Job
 from spectrakit.launch import launch
 from spectrakit.platforms import detect
 from spectrakit.run import fit, predict
+from spectrakit.task import evaluate
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 
@@ -142,3 +144,14 @@ def test_fit_and_predict_use_both_ranks(tmp_path):
     assert summary["launch"] == {"launcher": "notebook_launcher", "world_size": 2, "restarts": 0, "fallback": None}
     writers = {file.name.split(".")[-2] for file in (run.path / "trackers").rglob("events.out.tfevents*")}
     assert len(writers) == 1  # process ids
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_what_was_evaluated_is_what_was_saved(tmp_path, strategy):
+    "Batch norm: each rank has seen other samples, and the checkpoint holds the statistics of rank 0."
+    words = [*BASE, "accumulate_grad_batches=2", "trainer.max_epochs=2", "training.ema_decay=null", f"run.dir={tmp_path}"]
+    run = fit(Normed(), compose(*words, "trainer.devices=2", f"distributed.strategy={strategy}"), show=False)
+    assert run.status == "completed", run.error
+    config = compose(*words)
+    found = evaluate(Normed(), run.load_model(), eval_batches(Normed().datasets(config)[1], "cpu", config))
+    assert found == pytest.approx(run.metrics, rel=1e-5)

@@ -111,9 +111,9 @@ def calm(tmp_path_factory):
         for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
             patch.setenv(name, value)
         run = fit(task("Troubled"), compose(*TWO), show=False)
-    assert run.status == "completed" and facts(run) == {"launcher": "notebook_launcher", "world_size": 2, "restarts": 0, "fallback": None}
-    assert len(losses(run)) == 20
-    return losses(run)
+        assert run.status == "completed" and facts(run) == {"launcher": "notebook_launcher", "world_size": 2, "restarts": 0, "fallback": None}
+        assert len(losses(run)) == 20
+        return losses(run)
 
 
 # a rank fails
@@ -152,7 +152,7 @@ def test_a_late_refusal_and_a_silent_exit_lose_nothing(monkeypatch, nothing_left
     "os._exit in rank 1 leaves no word; then a RequestError comes when there is something to lose."
     run = troubled(monkeypatch, "1 7 vanish;1 9 refuse")
     assert run.status == "failed" and run.error == "this came late. Mend it." and intact(run)
-    assert "rank 1 disappeared without a word" in said(run)
+    assert "rank 1 ended with exit status 0, without a word; starting again" in said(run)
 
 
 # a rank hangs
