@@ -9,7 +9,7 @@ __all__ = ['mix', 'epoch_order', 'SeededSamples', 'MicroBatch', 'Cut', 'train_cu
 
 # %% ../nbs/08_data.ipynb #23a2fcf4
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
@@ -113,18 +113,28 @@ def resident_tensors(dataset: Any, limit_gib: float) -> tuple | None:
 class ResidentBatches:
     "Batches of tensors that live on the device."
 
-    def __init__(self, tensors: Sequence[Any], device: Any, cuts: Callable[..., Iterator[Cut]], seed: int, shuffle: bool):
+    def __init__(self, tensors: Sequence[Any], device: Any, cuts: Callable[..., Iterator[Cut]], seed: int, shuffle: bool, shared: bool = False):
         self.tensors = [t.to(device) for t in tensors]
-        self.cuts, self.seed, self.shuffle = cuts, seed, shuffle
+        self.cuts, self.seed, self.shuffle, self.shared = cuts, seed, shuffle, shared
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
-        order = epoch_order(len(self.tensors[0]), self.seed, epoch, self.shuffle).to(self.tensors[0].device)
-        columns = [t.index_select(0, order) for t in self.tensors] if self.shuffle else self.tensors
+        order = epoch_order(len(self.tensors[0]), self.seed, epoch, self.shuffle)
         cuts = self.cuts(first_step=first_step) if first_step else self.cuts()
+        if self.shared: order, cuts = _own(order, list(cuts))  # a copy of this rank's samples alone
+        order = order.to(self.tensors[0].device)
+        columns = [t.index_select(0, order) for t in self.tensors] if self.shuffle or self.shared else self.tensors
         while block := list(islice(cuts, 64)):  # views made in one go cost a third of views made one by one
             yield from [MicroBatch(tuple([c[start:stop] for c in columns]), samples, window, last)
                         for start, stop, samples, window, last in block]
+
+
+def _own(order: Any, cuts: list[Cut]) -> tuple[Any, Iterator[Cut]]:
+    "The part of `order` that `cuts` cover, and the cuts of that part."
+    import torch
+    ends = list(accumulate(cut.stop - cut.start for cut in cuts))
+    mine = (cut._replace(start=end - cut.stop + cut.start, stop=end) for cut, end in zip(cuts, ends))
+    return torch.cat([order[cut.start:cut.stop] for cut in cuts]), mine
 
 # %% ../nbs/08_data.ipynb #23a2fc05
 class LoadedBatches:
@@ -165,7 +175,7 @@ def train_batches(dataset: Any, device: Any, plan: BatchPlan, config: Config, co
     "Batches for training on `rank`: an object whose `epoch(epoch, first_step)` yields `MicroBatch`es."
     cuts = partial(train_cuts, plan, rank)
     tensors = resident_tensors(dataset, config.data.resident_gib) if collate is None else None
-    if tensors is not None: return ResidentBatches(tensors, device, cuts, config.seed, config.data.shuffle)
+    if tensors is not None: return ResidentBatches(tensors, device, cuts, config.seed, config.data.shuffle, plan.world_size > 1)
     return LoadedBatches(dataset, device, cuts, config, collate)
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['choose_launcher', 'failed_launchers', 'remember_failed', 'without_launchers', 'Outcome', 'run_supervised', 'tidy',
-           'launch']
+           'sweep_jobs', 'launch']
 
 # %% ../nbs/10d_launch.ipynb #23a2fcf4
 import contextlib
@@ -23,6 +23,7 @@ from typing import Any, Callable
 from .checkpoint import find_checkpoint, write_atomic
 from .distributed import BROKEN
 from .events import EventLog, read_events
+from .heartbeat import hold
 from .job import CannotCarry, Job, load_task, write_job
 from .platforms import Platform
 from .processes import Processes, Rank, plan_processes, process_environ, rank_of
@@ -127,10 +128,9 @@ def run_supervised(job: Job, task: Any, tick: Callable[[], None], heard: list[fl
     story.keep(launcher=launcher, world_size=plan.world_size, restarts=0, fallback=plan.reason if plan.fallback else None,
                env=process_environ(job.config, os.environ) if launcher else {}, reasons={"world_size": plan.reason, "launcher": f"{launcher}: {why}"})
     folder, by_fork = _packed(job, task)
-    try:
+    with _held(folder):
         if plan.fallback and job.kind == "train": story.tell(plan.reason)
         ended = _see_through(job, folder, plan, launcher, tick, heard, by_fork, story)
-    finally: shutil.rmtree(folder, ignore_errors=True)
     if not ended.written:
         story.write("end", status=ended.status, reason=ended.reason)
         tick()
@@ -219,6 +219,30 @@ def _packed(job: Job, task: Any) -> tuple[Path, Any]:
             raise RequestError(f"{error} launch.mode=notebook_launcher would fork, and CUDA is in use in this process, which a fork does not "
                                "survive. Restart the notebook and touch no GPU before the training.") from None
         return write_job(job, None), task
+
+
+@contextlib.contextmanager
+def _held(folder: Path):
+    "Hold the job's folder, which is removed afterwards, and remove those beside it whose holder was killed: their arrays may be large."
+    with contextlib.suppress(OSError): sweep_jobs(folder.parent)
+    lock = None
+    try:
+        with contextlib.suppress(OSError): hold(lock := os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600))
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None: os.close(lock)
+
+
+def sweep_jobs(parent: Path) -> None:
+    "Remove this user's job folders in `parent` that somebody held once and nobody holds now."
+    for folder in parent.glob("spectrakit-job-*"):
+        with contextlib.suppress(OSError):
+            if hasattr(os, "getuid") and os.lstat(folder).st_uid != os.getuid(): continue
+            handle = os.open(folder / "lock", os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+            try:
+                if hold(handle): shutil.rmtree(folder)
+            finally: os.close(handle)
 
 
 def _kind_now(job: Job) -> str:

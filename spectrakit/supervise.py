@@ -205,11 +205,14 @@ def watch_over(child: Any, job: Job, watch: Watch, folder: Path, tick: Callable[
         return seen
     finally:
         if child.poll() is None: kill_tree(child.pid)  # the view failed, or this thread is being ended
-        _kill_group(child.pid)
+        elif child.poll(): _kill_group(child.pid)
         end = time.monotonic() + 30
         while child.poll() is None and time.monotonic() < end: time.sleep(0.01)  # a driver that hangs can keep it longer
 
 # %% ../nbs/10c_supervise.ipynb #23a2fc06
+_LEAVE_S = 10.0  # for a process to end once all is done
+
+
 def _gone_wrong(seen: _Seen, child: Any, job: Job, watch: Watch, folder: Path, now: float) -> bool:
     "Look at the page, and end the processes where nothing good can come any more."
     import psutil
@@ -232,7 +235,7 @@ def _gone_wrong(seen: _Seen, child: Any, job: Job, watch: Watch, folder: Path, n
         if now - seen.meeting_at > c.start_timeout_s * (4 if nodes > 1 else 1): _end(seen, child, "apart", what, gently=watch)
     elif set(phases.values()) == {"done"}:
         seen.done_at = seen.done_at or now
-        if now - seen.done_at > (10 if nodes == 1 else 60): _end(seen, child, "late", "")  # a thread of the task does not end
+        if now - seen.done_at > (_LEAVE_S if nodes == 1 else 60): _end(seen, child, "late", "")  # a thread of the task does not end
     return bool(seen.killed)
 
 

@@ -13,7 +13,8 @@ from spectrakit.checkpoint import checkpoints, find_checkpoint, verify
 from spectrakit.config import RequestError, compose
 from spectrakit.events import columns, last_event
 from spectrakit.job import check_task_name, load_task, name_of
-from spectrakit.run import fit, is_locked, open_run, resume
+from spectrakit.folder import is_locked
+from spectrakit.run import fit, open_run, resume
 from tasks import Line
 
 pytestmark = pytest.mark.slow  # every test here starts processes

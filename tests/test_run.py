@@ -15,7 +15,8 @@ from spectrakit.cli import report
 from spectrakit.checkpoint import checkpoints, find_checkpoint, load_weights, verify
 from spectrakit.config import RequestError, compose, sha256
 from spectrakit.events import columns, last_event, read_events
-from spectrakit.run import Run, fit, is_locked, list_runs, locked, open_run, predict, resume
+from spectrakit.folder import is_locked, locked
+from spectrakit.run import Run, fit, list_runs, open_run, predict, resume
 from spectrakit.task import Task
 from tasks import Line, Listed, Submitting
 
