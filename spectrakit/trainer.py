@@ -199,7 +199,9 @@ def log_step(s: Session) -> tuple[str, str] | None:
              "samples_per_s": round(i["samples"] / seconds, 1)}
     if s.context.device.type == "cuda": point["gpu_gib"] = max(row[1] for row in rows)
     s.trackers.log(p.step, point)
-    if len(rows) > 1: point["ranks"] = [{"memory_gib": row[1], "busy": row[2]} for row in rows]
+    if len(rows) > 1:
+        point["ranks"] = [{"memory_gib": row[1], "busy": row[2]} for row in rows]
+        print(f"step {p.step}: {rows[s.context.rank][1]:.2f} GiB, busy {rows[s.context.rank][2]:.0%}", flush=True)  # into logs/rank-N.log
     s.log.write("step", step=p.step, **point)
     start_interval(s)
     return None
