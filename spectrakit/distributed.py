@@ -231,7 +231,8 @@ def _joined(config: Config, place: Rank, device: str, precision: str, reasons: d
     d = config.distributed
     backend = ("nccl" if device == "cuda" else "gloo") if d.backend == "auto" else d.backend
     if backend == "nccl" and device == "cpu":
-        raise RequestError("distributed.backend=nccl needs GPUs, and this run is on the CPU. Use distributed.backend=auto.")
+        if not d.fallback: raise RequestError("distributed.backend=nccl needs GPUs, and this run is on the CPU. Use distributed.backend=auto.")
+        backend, reasons["backend"] = "gloo", "gloo: distributed.backend=nccl needs GPUs, and this run is on the CPU"
     strategy = "fsdp" if d.strategy == "fsdp" else "ddp"
     sync = d.sync_batchnorm and device == "cuda" and strategy == "ddp"
     if d.sync_batchnorm and not sync: reasons["sync_batchnorm"] = "batch norm of each process alone: torch synchronises it on GPUs with ddp only"

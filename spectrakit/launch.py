@@ -90,6 +90,11 @@ class Outcome:
     launch: dict[str, Any] = field(default_factory=dict)
 
 
+def _writes(job: Job) -> bool:
+    "Whether this machine writes the run's folder, as the one with rank 0 does."
+    return job.kind != "predict" and not job.config.distributed.node_rank
+
+
 @dataclass
 class _Story:
     "What happened so far, for environment.json, for the log, and for the person."
@@ -98,7 +103,7 @@ class _Story:
 
     def write(self, type: str, **fields: Any) -> None:
         "One event in the run's log, which the view reads. Only while no rank writes it; a disk that is full ends nothing."
-        if self.job.kind == "predict" or self.job.config.distributed.node_rank: return
+        if not _writes(self.job): return
         with contextlib.suppress(OSError):
             log = EventLog(self.job.run_dir / "events.jsonl")
             log.write(type, **fields)
@@ -131,6 +136,7 @@ def run_supervised(job: Job, task: Any, tick: Callable[[], None], heard: list[fl
     with _held(folder):
         if plan.fallback and job.kind == "train": story.tell(plan.reason)
         ended = _see_through(job, folder, plan, launcher, tick, heard, by_fork, story)
+    if _writes(job): tidy(job.run_dir / "checkpoints")
     if not ended.written:
         story.write("end", status=ended.status, reason=ended.reason)
         tick()
@@ -143,6 +149,7 @@ def _see_through(job: Job, folder: Path, plan: Processes, launcher: str | None, 
     again, faults, restarts, most = None, 0, 0, job.config.launch.max_restarts
     while True:
         if len(heard) > 1: return Ended("interrupted", "interrupted a second time before a start")
+        if _writes(job): tidy(job.run_dir / "checkpoints")
         try: ended = run_once(job, folder, plan, launcher, tick, heard, by_fork, again if _has_start(job) else None)
         except RequestError as error:
             if not restarts: raise
@@ -150,7 +157,6 @@ def _see_through(job: Job, folder: Path, plan: Processes, launcher: str | None, 
         if ended.again and plan.num_nodes > 1:
             return replace(ended, again=False, reason=f"{ended.reason}; the other machines cannot be started again from here: "
                                                       "start the run on each of them once more, with `spectrakit resume`")
-        if job.kind != "predict" and not job.config.distributed.node_rank: tidy(job.run_dir / "checkpoints")
         if not ended.again or job.kind == "predict" and faults: return ended
         if heard or job.kind != "predict" and stop_file(job.run_dir).exists():
             return Ended("interrupted", f"a stop was asked for; before it was done, {ended.reason}")

@@ -233,7 +233,7 @@ def test_what_ranks_refuse_is_refused_here(name, nothing_left, here):
 @slow
 def test_nccl_on_cpus_is_refused_in_a_sentence(nothing_left, here):
     with pytest.raises(RequestError, match="nccl needs GPUs.*backend=auto") as caught:
-        fit(task("Troubled"), compose(*TWO, "distributed.backend=nccl"), show=False)
+        fit(task("Troubled"), compose(*TWO, "distributed.backend=nccl", "distributed.fallback=false"), show=False)
     assert "\n" not in str(caught.value) and not list((here / "runs").iterdir())
 
 
