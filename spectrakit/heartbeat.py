@@ -23,7 +23,7 @@ STOP, TIME, SAVE, FAILED = 1, 2, 4, 8  # what a rank asks for, and what all agre
 
 _WIDTH, _HEAD = 8, 8  # cells of a row, and of the head
 _WANTED, _AGENDA_STEP, _AGENDA_CODE = 0, 1, 2
-_STEP, _BEATS, _PHASE, _FLAGS, _PID, _P99_US, _MET = range(7)
+_STEP, _BEATS, _PHASE, _FLAGS, _PID, _P99_US, _MET, _PARTS = range(8)
 
 
 class Board:
@@ -106,7 +106,8 @@ class Pulse:
         "Optimizer step `step` is done. True where the ranks have agreed to act at this one."
         cells, mine = self._cells, self._mine
         cells[mine] = step
-        cells[mine + 1] += 1
+        cells[mine + _BEATS] += 1
+        cells[mine + _PARTS] = 0
         for row in self._others:
             if cells[row] < step - 1: self._wait_for(row, step - 1)
         return cells[_AGENDA_STEP] == step
@@ -117,6 +118,11 @@ class Pulse:
             if self._cells[row + _FLAGS] & FAILED: raise RuntimeError("another process of this run has failed")
             waited += 1
             time.sleep(0 if waited < 50 else min(0.001, 1e-5 * (waited - 49)))
+
+    def part(self) -> None:
+        "Within a step: the loss of one micro batch is there. It tells a rank that is stuck from one that waits for it."
+        self._cells[self._mine + _BEATS] += 1
+        self._cells[self._mine + _PARTS] += 1
 
     def beat(self, phase: str | None = None) -> None:
         "A sign of life within a step or between two; `phase` says what begins."
@@ -224,7 +230,7 @@ class Watch:
         ranks = range(self.board.ranks)
         phases = set(self.phases().values())
         patience = 10 if phases & set(QUIET) - {"starting"} else 1
-        starting = self.start_s if "starting" in phases else 0.0
+        starting = self.start_s if phases & {"starting", "meeting"} else 0.0
         return max(starting, patience * self.floor_s, self.factor * max(self._cell(r, _P99_US) for r in ranks) / 1e6)
 
     def look(self) -> Stuck | None:
@@ -235,7 +241,7 @@ class Watch:
             if beats != self._seen[rank][0] or self.phase(rank) == "done": self._seen[rank] = (beats, now)
             elif now - self._seen[rank][1] > limit:
                 found.append(Stuck(self.first + rank, now - self._seen[rank][1], self.phase(rank), self._cell(rank, _STEP)))
-        return min(found, key=lambda s: (s.step, -s.silent_s)) if found else None
+        return min(found, key=lambda s: (s.step, self._cell(s.rank - self.first, _PARTS), -s.silent_s)) if found else None
 
     def all_met(self) -> bool:
         "Whether every rank has found the others."

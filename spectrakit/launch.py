@@ -30,7 +30,7 @@ from .processes import Processes, Rank, plan_processes, process_environ, rank_of
 from .schema import Config, RequestError
 from .supervise import Ended, first_error, interrupts, run_once
 from .watchdog import Budget, time_limit
-from .worker import stop_file, work
+from .worker import die_with_parent, stop_file, work
 
 # %% ../nbs/10d_launch.ipynb #23a2fc01
 def choose_launcher(config: Config, platform: Platform, plan: Processes, failed: dict[str, str]) -> tuple[str | None, str]:
@@ -285,6 +285,7 @@ def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
 def _in_this_process(job: Job, task: Any, tick: Callable[[], None], place: Rank | None) -> Outcome:
     "Train here: alone, or as the rank that a launcher made of this process."
     folder: list[Path] = []
+    if place is not None: die_with_parent(os.getppid())  # with torchrun's agent: a rank alone would wait for ever
     with interrupts(second_raises=True) as heard, interrupts(number=signal.SIGTERM) as ended:
         def asked() -> bool: return bool(tick()) or bool(heard) or bool(ended) or stop_file(job.run_dir).exists()
         status, reason = work(job, task, asked, told=folder.append)

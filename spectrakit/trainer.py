@@ -46,6 +46,7 @@ def train_loop(s: Session) -> tuple[str, str]:
         for batch in s.train.epoch(p.epoch, p.window):
             if exchange is not None: exchange(batch.last)  # gradients travel once a step
             result, share = task.loss(model, batch.data), batch.window_samples / ranks  # DDP takes the mean over ranks
+            pulse.part()
             if isinstance(result, tuple):  # (sum, weight): the window's weight is known at its end
                 total, weight = result if batch.samples else (result[0] * 0, result[1] * 0)
                 loss = total / share

@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 from helpers import TASKS, only_run, task, wait_for
-from spectrakit import launch as launching
+from spectrakit import launch as launching, supervise as supervising
 from spectrakit.checkpoint import checkpoints, find_checkpoint, read_manifest, verify
 from spectrakit.config import RequestError, compose
 from spectrakit.events import columns, last_event, read_events
 from spectrakit.hardware import Gpu
-from spectrakit.heartbeat import Watch, new_board
+from spectrakit.heartbeat import Watch, new_board, sweep
 from spectrakit.job import Job
 from spectrakit.launch import Outcome, choose_launcher, failed_launchers, launch, remember_failed
 from spectrakit.platforms import detect
@@ -93,6 +93,11 @@ def losses(run: Run) -> list[tuple[int, float]]:
     return list(zip(found["step"], found["loss"]))
 
 
+def close(found: list, expected: list) -> bool:
+    "Whether two runs saw the same losses, up to the order in which numbers are added."
+    return [s for s, _ in found] == [s for s, _ in expected] and [x for _, x in found] == pytest.approx([x for _, x in expected], rel=1e-5)
+
+
 def facts(run: Run) -> dict: return json.loads((run.path / "summary.json").read_text())["launch"]
 def said(run: Run) -> str: return "\n".join(e["text"] for e in run.events if e["type"] == "message")
 def log_of(run: Run, name: str) -> str: return (run.path / "logs" / name).read_text()
@@ -133,7 +138,7 @@ def test_an_error_on_rank_1_is_told_as_its_own(monkeypatch, nothing_left):
 @slow
 def test_killed_ranks_are_replaced_and_nothing_is_lost(monkeypatch, nothing_left, calm):
     "First rank 1, then rank 0, which writes the log."
-    run = troubled(monkeypatch, "1 13 kill;0 9 kill")
+    run = troubled(monkeypatch, "1 7 kill;0 9 kill")
     assert run.status == "completed" and losses(run) == calm and intact(run)
     notes = [e["notes"][0] for e in read_events(run.path / "events.jsonl") if e["type"] == "restart"]
     assert len(notes) == facts(run)["restarts"] == 2
@@ -160,10 +165,10 @@ def test_a_late_refusal_and_a_silent_exit_lose_nothing(monkeypatch, nothing_left
 @slow
 def test_ranks_that_hang_are_replaced_and_nothing_is_lost(monkeypatch, nothing_left, calm):
     "One sleeps for ever, then the other is stopped from outside: the places are in the stacks."
-    run = troubled(monkeypatch, "1 9 sleep;0 7 stop", *SOON)
+    run = troubled(monkeypatch, "1 7 sleep;0 9 stop", *SOON)
     assert run.status == "completed" and losses(run) == calm and intact(run)
     assert "rank 1 has given no sign of life for" in said(run) and "rank 0 has given no sign of life for" in said(run)
-    assert "training, after optimizer step 4" in said(run) and "logs/stacks-rank-*.txt" in said(run)
+    assert "training, after optimizer step 3" in said(run) and "logs/stacks-rank-*.txt" in said(run)
     assert " in sleep" in log_of(run, "stacks-rank-1.txt") and " in stop" in log_of(run, "stacks-rank-0.txt")
     assert "in backward" in log_of(run, "stacks-rank-0.txt")
 
@@ -172,7 +177,7 @@ def test_ranks_that_hang_are_replaced_and_nothing_is_lost(monkeypatch, nothing_l
 def test_ranks_that_hang_in_every_start_become_one_process(monkeypatch, nothing_left, calm):
     "Both are stuck in gloo: rank 1 waits for something else than rank 0."
     run = troubled(monkeypatch, "1 5 lost!", *SOON, "launch.max_restarts=1")
-    assert run.status == "completed" and losses(run) == pytest.approx(calm, rel=1e-5)
+    assert run.status == "completed" and close(losses(run), calm)
     assert " in recv" in log_of(run, "stacks-rank-1.txt") and "in backward" in log_of(run, "stacks-rank-0.txt")
     known = facts(run)
     assert (known["world_size"], known["launcher"], known["restarts"]) == (1, None, 2) and "going on in one process" in known["fallback"]
@@ -189,9 +194,9 @@ def test_one_process_that_hangs_ends_with_what_there_is(monkeypatch, nothing_lef
 
 @slow
 def test_a_thread_that_never_ends_does_not_keep_a_run(monkeypatch, nothing_left):
-    began = time.monotonic()
+    monkeypatch.setattr(supervising, "_LEAVE_S", 1.0)
     run = troubled(monkeypatch, "0 13 linger", "trainer.devices=1", "checkpoint.enabled=false")
-    assert run.status == "completed" and time.monotonic() - began < 40
+    assert run.status == "completed" and facts(run)["restarts"] == 0
 
 
 # a start fails
@@ -200,7 +205,7 @@ def test_a_thread_that_never_ends_does_not_keep_a_run(monkeypatch, nothing_left)
 def test_ranks_that_do_not_meet_get_another_launcher_then_one_process(nothing_left, calm):
     config = compose(*TWO, "launch.start_timeout_s=3")
     run = fit(task("Late"), config, show=False)
-    assert run.status == "completed" and losses(run) == pytest.approx(calm, rel=1e-5)
+    assert run.status == "completed" and close(losses(run), calm)
     first, second = said(run).splitlines()
     assert first == "the processes did not find each other within launch.start_timeout_s=3 (notebook_launcher); trying torchrun"
     assert second.startswith("rank 1 was killed by SIGKILL") and second.endswith("training in one process, with the same effective batch")
@@ -222,19 +227,14 @@ def test_without_a_fallback_a_failed_start_is_a_failed_run(nothing_left, here):
 # refused
 
 @slow
-@pytest.mark.parametrize("name", ["LossIsMapping", "RefusedOnRank1"])
-def test_what_ranks_refuse_is_refused_here(name, nothing_left, here):
+@pytest.mark.parametrize("name, words, sentence", [
+    ("Troubled", ["distributed.backend=nccl", "distributed.fallback=false"], "distributed.backend=nccl needs GPUs.*Use distributed.backend=auto"),  # by both
+    ("RefusedOnRank1", [], "RefusedOnRank1.loss returned dict")])
+def test_what_ranks_refuse_is_refused_here(name, words, sentence, nothing_left, here):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(RequestError, match=f"^{name}.loss returned dict") as caught: fit(task(name), compose(*TWO), show=False)
+    with pytest.raises(RequestError, match=sentence) as caught: fit(task(name), compose(*TWO, *words), show=False)
     assert "\n" not in str(caught.value) and not list((here / "runs").iterdir())
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-
-
-@slow
-def test_nccl_on_cpus_is_refused_in_a_sentence(nothing_left, here):
-    with pytest.raises(RequestError, match="nccl needs GPUs.*backend=auto") as caught:
-        fit(task("Troubled"), compose(*TWO, "distributed.backend=nccl", "distributed.fallback=false"), show=False)
-    assert "\n" not in str(caught.value) and not list((here / "runs").iterdir())
 
 
 # interrupted
@@ -371,16 +371,15 @@ def test_a_fork_takes_along_what_cannot_be_carried(nothing_left):
 
 
 @slow
-def test_in_a_container_the_command_may_be_process_1(cli, here, start_cli):
-    "Process 1 is nobody's orphan; and where it buries no dead, zombies hold nobody up."
+def test_in_a_container_the_command_may_be_process_1(nothing_left, here):
+    "Its children are no orphans; and where it buries no dead, zombies hold nobody up."
     words = ("--kill-child", "--pid", "--fork", "--mount-proc", sys.executable, "-m", "spectrakit", "train", task("Troubled"), *TWO, *SOON)
     if subprocess.run(["unshare", *words[:4], "true"], capture_output=True).returncode: pytest.skip("no container can be made here")
-    done = subprocess.run(["unshare", *words], cwd=here, capture_output=True, text=True, timeout=90, stdin=subprocess.DEVNULL,
-                          env={**os.environ, "TINY_TROUBLE": "1 5 sleep"})
-    assert done.returncode == 0 and "starting again (1 of 2)" in done.stdout, (done.stdout, done.stderr)
-    events = read_events(only_run(here) / "events.jsonl")
-    told, again = last_event(events, "message"), last_event(events, "restart")
-    assert again["t"] - told["t"] < 15
+    done = subprocess.run(["unshare", *words, "launch.max_restarts=0"], cwd=here, capture_output=True, text=True, timeout=90,
+                          env={**os.environ, "TINY_TROUBLE": "1 5 sleep"}, stdin=subprocess.DEVNULL)
+    assert done.returncode == 1 and "no sign of life" in done.stderr, (done.stdout, done.stderr)
+    ended = (only_run(here) / "summary.json").stat().st_mtime
+    assert ended - (here / "trouble-1-5").stat().st_mtime < 13  # 3 s until it is noticed, and not 10 s for zombies
 
 
 # what can be known without starting a process
@@ -582,6 +581,40 @@ def test_the_handlers_that_were_there_are_put_back():
         thread.start(), thread.join()
         assert found == [[]] and signal.getsignal(signal.SIGINT) is mine
     finally: signal.signal(signal.SIGINT, before)
+
+
+def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
+    "A job folder that is held, one that is not, one that never was, and a page of memory."
+    script = ("import os, sys; from pathlib import Path; from spectrakit.heartbeat import new_board; from spectrakit.launch import _held\n"
+              "board = new_board(2, (sys.argv[1],)); folder = Path(sys.argv[1], 'spectrakit-job-' + sys.argv[2]); folder.mkdir()\n"
+              "(folder / 'array-0.npy').touch()\nwith _held(folder):\n    print('held', flush=True)\n    input()")
+    start = lambda name: subprocess.Popen([sys.executable, "-c", script, tmp_path, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with start("held") as held:
+        held.stdout.readline()
+        with start("left") as killed:
+            killed.stdout.readline()
+            killed.kill()
+        (tmp_path / "spectrakit-job-new").mkdir()
+        names = lambda: sorted(path.name.rpartition("-")[0 if "page" in path.name else 2] for path in tmp_path.iterdir())
+        assert names() == sorted(["held", "left", "new", f"spectrakit-page-{held.pid}", f"spectrakit-page-{killed.pid}"])
+        launching.sweep_jobs(tmp_path)
+        assert sweep(tmp_path) == []  # young ones may not be locked yet
+        assert len(sweep(tmp_path, older_s=-1)) == 1
+        assert names() == ["held", "new", f"spectrakit-page-{held.pid}"]
+        held.communicate("go on\n")
+    assert names() == ["new", f"spectrakit-page-{held.pid}"]
+
+
+@slow
+def test_a_full_memory_for_pages_is_an_error_and_not_a_dead_kernel(small_disk, tmp_path):
+    "A hole in a full memory file system kills the process that fills it."
+    with open(small_disk / "filled", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True: file.write(bytes(4096))
+    with pytest.raises(OSError, match="No space|no room"): new_board(2, (str(small_disk),))
+    assert [path.name for path in small_disk.iterdir()] == ["filled"]
+    board = new_board(2, (str(small_disk), str(tmp_path)))
+    assert board.path.parent == tmp_path and board.cells[board.row(1)] == -1
+    board.close()
 
 
 def test_a_whole_family_ends_at_once():
