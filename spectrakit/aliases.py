@@ -73,7 +73,8 @@ def _canonical_value(key: str, value: Any) -> Any:
     if target == "tracking.names": return _tracker_names(value)
     if key in ("trainer.strategy", "trainer.strategy.class_path"):
         name = str(value).rsplit(".", 1)[-1].lower()
-        return next((kind for kind in ("fsdp", "ddp") if name.startswith(kind)), name)
+        lightnings = re.fullmatch(r"(fsdp|ddp)(strategy|_\w+)", name)
+        return lightnings[1] if lightnings else name
     if key == "trainer.devices":
         if isinstance(value, (list, tuple)) or (isinstance(value, str) and "," in value):
             raise RequestError(f"{key}={shown(value)} names GPUs, and this takes their number. "
@@ -151,7 +152,7 @@ def _count_processes(typed: dict[str, Any], base: dict[str, Any]) -> dict[str, A
     whole = _is_whole(size_beneath) and _is_whole(nodes_beneath) and nodes_beneath > 0
     beneath = max(1, size_beneath // nodes_beneath) if whole else size_beneath
     devices = typed.get("trainer.devices", beneath)
-    counted = devices * nodes if _is_whole(devices) and _is_whole(nodes) else devices
+    counted = devices * max(1, nodes) if _is_whole(devices) and _is_whole(nodes) else devices
     return {**typed, "trainer.devices" if "trainer.devices" in typed else "distributed.world_size": counted}
 
 
@@ -193,7 +194,7 @@ def unknown_key(key: str) -> RequestError:
     "The error for a key that is not in the schema, with the nearest right one."
     names = [*settings(), *ALIASES]
     if key.lower() in _MEANT: return RequestError(f"There is no setting {key!r}. Did you mean {_MEANT[key.lower()]!r}?")
-    if key in _ELSEWHERE: return RequestError(f"{key!r} means nothing here: {_ELSEWHERE[key]}.")
+    if key in _ELSEWHERE: return RequestError(f"{key!r} means nothing here; {_ELSEWHERE[key]}.")
     inside = [n for n in names if n.startswith(key + ".")]
     if inside:
         return RequestError(f"{key!r} is a block of settings, not one setting. "

@@ -101,7 +101,7 @@ def other_ending(group: str, name: str) -> str:
     "The end of an error sentence where a profile is there under another ending than .yaml, else nothing."
     for folder in profile_folders():
         for file in sorted((folder / group).glob("*")):
-            if file.stem.lower() == name.lower() and file.suffix.lower() in (".yml", ".yaml"):
+            if file.stem.lower() == name.lower() and file.suffix.lower() in (".yml", ".yaml") and file.suffix != ".yaml":
                 return f" {place(file)} is there: name it {name}.yaml."
     return ""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from .checkpoint import find_checkpoint, load_weights
 from .data import dataset_length, eval_batches
-from .distributed import RunContext, gather_by_index
+from .distributed import RunContext
 from .schema import Config, RequestError
 from .task import check_task, predict_batch, repeatable, seed_everything
 
@@ -92,7 +92,7 @@ def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context
             if isinstance(batch.data, (tuple, list)) and len(batch.data) > 1: outputs = {**outputs, "targets": batch.data[-1]}
             # NumPy has no bf16
             mine[place * context.world_size + context.rank] = {k: (v.float() if v.is_floating_point() else v).cpu() for k, v in outputs.items()}
-    together = gather_by_index(context, mine)
+    together = context.gather_by_index(mine)
     if together is None: return None
     return {key: torch.cat([part[key] for part in together.values()]).numpy() for key in next(iter(together.values()))}
 

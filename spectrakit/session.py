@@ -18,7 +18,7 @@ from .batching import BatchPlan
 from .checkpoint import (find_checkpoint, load_state, load_weights, prune, random_state, restore_random_state,
                                    save_checkpoint, write_atomic)
 from .data import mix
-from .distributed import RunContext, broadcast, gather, gather_on_main
+from .distributed import RunContext
 from .events import EventLog
 from .heartbeat import Pace
 from .schema import Config, RequestError
@@ -127,7 +127,7 @@ def save(s: Session, best: bool = False, alone: bool = False) -> None:
     if not c.enabled or (alone and (s.context.strategy == "fsdp" or not s.context.is_main)): return
     s.context.pulse.beat("saving")
     ok = p.saved_step == p.step or save_weights(s, alone)
-    if not alone: ok = broadcast(s.context, ok)
+    if not alone: ok = s.context.broadcast(ok)
     if ok: p.saved_step = p.step
     s.context.pulse.beat("training")
     if not ok or not s.context.is_main: return
@@ -174,7 +174,7 @@ def _gathered(s: Session, alone: bool) -> tuple:
     model = whole(module.state_dict(), keep=keep) if together else None
     with ema_weights(s): averaged = whole(module.state_dict(), keep=keep) if s.ema is not None and together else None
     state = session_state(s, keep) if together else None
-    ranks = [random_state()] if alone else gather_on_main(s.context, random_state())
+    ranks = [random_state()] if alone else s.context.gather_on_main(random_state())
     return model, averaged, state, ranks
 
 
@@ -188,7 +188,7 @@ def session_state(s: Session, keep: bool = True) -> dict:
 # %% ../nbs/09b_session.ipynb #23a2fc05
 def restore_session(s: Session) -> list[str]:
     "Bring a session to its newest whole checkpoint; returns notes for the person. RequestError where there is none."
-    path, notes = broadcast(s.context, find_checkpoint(s.checkpoints) if s.context.is_main else None)
+    path, notes = s.context.broadcast(find_checkpoint(s.checkpoints) if s.context.is_main else None)
     if path is None: raise RequestError(f"There is no whole checkpoint to go on from in {s.checkpoints}. {' '.join(notes)} Start a new run.")
     weights, state, rank_state = _read(s, path)
     load_whole_model(s.context.unwrap(s.model), weights)
@@ -208,8 +208,8 @@ def restore_session(s: Session) -> list[str]:
 
 def _read(s: Session, path: Path) -> tuple[dict, dict, dict | None]:
     "Weights, shared state and this rank's own state; from rank 0 where another machine does not see its disk."
-    if all(gather(s.context, (path / "manifest.json").is_file())):
+    if all(s.context.gather((path / "manifest.json").is_file())):
         state, rank_state = load_state(path, s.context.rank)
         return load_weights(path, ema=False), state, rank_state
-    weights, state = broadcast(s.context, (load_weights(path, ema=False), load_state(path)[0]) if s.context.is_main else None)
+    weights, state = s.context.broadcast((load_weights(path, ema=False), load_state(path)[0]) if s.context.is_main else None)
     return weights, state, load_state(path)[1] if s.context.is_main else None

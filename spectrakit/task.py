@@ -11,7 +11,7 @@ import contextlib
 from typing import Any, Callable
 
 from .checkpoint import random_state, restore_random_state
-from .distributed import RunContext, broadcast, gather, gather_by_index
+from .distributed import RunContext
 from .schema import Config, RequestError, did_you_mean
 from .sharding import is_sharded
 
@@ -200,7 +200,7 @@ def evaluate(task: Any, model: Any, batches: Any, context: RunContext | None = N
                 rows[index] = found
                 if wants_all: parts[index] = (outputs.float().cpu(), batch.data[-1].cpu())
             rows = on_host(rows)
-            if context: rows = {index: row for part in gather(context, rows) for index, row in part.items()}
+            if context: rows = {index: row for part in context.gather(rows) for index, row in part.items()}
             metrics = averages(rows)
             if wants_all: metrics.update(_on_all_samples(task, parts, context))
     finally:
@@ -214,7 +214,7 @@ def _on_all_samples(task: Any, parts: dict[int, tuple], context: RunContext | No
     import torch
     if context:
         context.pulse.beat("scoring")
-        parts = gather_by_index(context, parts)
+        parts = context.gather_by_index(parts)
     found: Any = None
     if parts is not None:
         predictions, targets = zip(*(parts[index] for index in sorted(parts)))
@@ -222,4 +222,4 @@ def _on_all_samples(task: Any, parts: dict[int, tuple], context: RunContext | No
         if not isinstance(found, dict):
             raise RequestError(f"{type(task).__name__}.metrics_all returned {type(found).__name__}. It has to return {{name: value}}.")
         found = {f"val_{name}": float(value) for name, value in found.items()}
-    return broadcast(context, found) if context else found
+    return context.broadcast(found) if context else found

@@ -21,7 +21,7 @@ from .batching import lr_factor, plan_batches, total_steps, warmup_length
 from .checkpoint import random_state, restore_random_state, write_atomic
 from .data import (check_finite_dataset, dataset_length, eval_batches, find_non_finite, limit_samples, mix,
                              train_batches)
-from .distributed import BROKEN, RunContext, gather, gather_numbers, reduce_tensor
+from .distributed import BROKEN, RunContext
 from .events import EventLog
 from .heartbeat import FAILED, SAVE, STOP, TIME, agreed, announce, asked, raise_flag
 from .schema import Config, RequestError, did_you_mean
@@ -90,7 +90,7 @@ def train_loop(s: Session) -> tuple[str, str]:
 def scale_gradients(s: Session, samples: int, weight: Any) -> Any:
     "Turn gradients of sum / samples into gradients of sum / weight; returns the factor. A window without weight has none."
     import torch
-    if s.context.world_size > 1: weight = reduce_tensor(s.context, torch.as_tensor(weight, dtype=torch.float32, device=s.context.device))
+    if s.context.world_size > 1: weight = s.context.reduce_tensor(torch.as_tensor(weight, dtype=torch.float32, device=s.context.device))
     factor = samples / (weight.detach().clamp(min=1e-12) if torch.is_tensor(weight) else max(weight, 1e-12))
     grads = [q.grad for q in s.params if q.grad is not None]
     if grads: scale(grads, factor)
@@ -189,9 +189,9 @@ def log_step(s: Session) -> tuple[str, str] | None:
     if steps == 0: return None
     loss = float(i["loss"])  # on a GPU the one place where the host waits for the device
     seconds = max(1e-9, time.monotonic() - i["began"] - i["paused_s"])
-    rows = gather_numbers(s.context, [loss / s.context.world_size, *device_load(s, seconds), float(s.wish)])
+    rows = s.context.gather_numbers([loss / s.context.world_size, *device_load(s, seconds), float(s.wish)])
     loss = sum(row[0] for row in rows) / steps
-    if not math.isfinite(loss): return not_finite(s, loss, next(filter(None, gather(s.context, s.bad)), None))
+    if not math.isfinite(loss): return not_finite(s, loss, next(filter(None, s.context.gather(s.bad)), None))
     for row in rows: s.agenda |= int(row[3])
     s.wish = 0
     s.context.pulse.pace(pace_s)

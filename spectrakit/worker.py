@@ -33,9 +33,9 @@ def work(job: Job, task: Any, stop_asked: Callable[[], bool], pulse: Pulse | Non
     RequestError where the request cannot work.
     """
     import torch
-    from spectrakit.distributed import broadcast, create_run_context, leave
+    from spectrakit.distributed import create_run_context
     context = create_run_context(job.config, job.platform, pulse)
-    job = replace(job, run_dir=Path(broadcast(context, str(job.run_dir))))  # rank 0 alone writes there
+    job = replace(job, run_dir=Path(context.broadcast(str(job.run_dir))))  # rank 0 alone writes there
     if told: told(job.run_dir)
     threads = job.extra.get("threads", max(1, job.platform.cores // context.world_size))
     if torch.get_num_threads() != threads: torch.set_num_threads(threads)
@@ -44,11 +44,11 @@ def work(job: Job, task: Any, stop_asked: Callable[[], bool], pulse: Pulse | Non
         status, reason = predict_run(task, job.config, context, job.weights_from or job.run_dir, job.run_dir, job.out)
     else:
         from spectrakit.trainer import train_run
-        budget = Budget(time_limit(job.config, job.platform))
+        budget = Budget(time_limit(job.config, job.platform, job.extra.get("began")))
         logs = Path(job.extra["logs"]) if "logs" in job.extra else None
         status, reason = train_run(task, job.config, context, job.run_dir, budget, stop_asked, job.kind == "resume", job.extra.get("again"), logs)
         if reason.startswith(BROKEN): return status, reason  # the others are not there to say goodbye to
-    if pulse is not None: leave(context)  # a user's own launcher may want the group again
+    if pulse is not None: context.leave()  # a user's own launcher may want the group again
     return status, reason
 
 
