@@ -84,7 +84,8 @@ _PROCESSES = tuple(f"distributed.{name}" for name in (
     "num_nodes", "strategy", "backend", "sync_batchnorm", "static_graph", "bucket_cap_mb", "find_unused_parameters",
     "gradient_as_bucket_view", "timeout_s", "env"))
 _WATCHED = ("launch.max_restarts", "launch.hang_factor", "launch.hang_floor_s")
-_KEPT = tuple(k for k in _block("checkpoint") if k not in ("checkpoint.enabled", "checkpoint.monitor", "checkpoint.mode"))
+_KEPT = tuple(key for key in _block("checkpoint")
+              if key not in ("checkpoint.enabled", "checkpoint.monitor", "checkpoint.mode"))
 _RULES = (  # settings, when they have no effect in a run of `world` processes, and why
     ((*_PROCESSES, "launch.start_timeout_s"), lambda c, world: world == 1, "one process trains"),
     (("distributed.node_rank", "distributed.rdzv_endpoint"),
@@ -155,5 +156,5 @@ def platform_notes(config: Config, platform: Platform) -> list[str]:
     "A sentence for each setting that works here but is likely to be regretted."
     workers = config.dataloader.num_workers
     if env_name(platform) != "wsl2" or workers in ("auto", 0): return []
-    return [f"dataloader.num_workers={workers}: each worker is a copy of this process, and memory is scarce under WSL2; "
-            "if the run is killed, write dataloader.num_workers=0"]
+    return [f"dataloader.num_workers={workers}: each worker is a copy of this process, and memory is scarce under "
+            "WSL2; if the run is killed, write dataloader.num_workers=0"]

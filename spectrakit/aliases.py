@@ -135,7 +135,7 @@ def _with_meaning(key: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _not_fp16(typed: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
-    "`typed` without distributed.fp16=false where the precision is another one anyway: it only says that it is not fp16."
+    "`typed` without distributed.fp16=false where the precision is bf16: the word only says that it is not fp16."
     key = "distributed.mixed_precision"
     others = [value for word, value in typed.items() if ALIASES.get(word, word) == key and word != _FP16]
     if typed.get(_FP16) == "no" and ("bf16" in others or not others and base.get(key) == "bf16"):

@@ -87,13 +87,15 @@ def profiles(arguments: Sequence[str]) -> int:
 
 def show_profile(name: str) -> None:
     "Print a trainer profile with all its settings, another one with what it sets, or the profiles of a group."
-    from spectrakit.config import compose, describe, from_dict, profile_intent, profile_settings, profiles as all_profiles
+    from spectrakit.config import compose, describe, from_dict, profile_intent, profile_settings
+    from spectrakit.config import profiles as all_profiles
     from spectrakit.schema import RequestError, did_you_mean
     found = all_profiles()
     group, _, alone = name.rpartition("/")
     holding = [g for g in found if alone in found[g] and group in ("", g)]
     if name in found and name != "trainer":
-        print(table_text([("profile", "intent"), *((f"{name}={one}", profile_intent(one, name)) for one in found[name])]))
+        rows = [(f"{name}={one}", profile_intent(one, name)) for one in found[name]]
+        print(table_text([("profile", "intent"), *rows]))
     elif name == "trainer": list_profiles()
     elif "trainer" in holding: print(f"# {profile_intent(alone)}\n{describe(compose(f'trainer={alone}'))}")
     elif holding:

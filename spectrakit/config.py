@@ -114,7 +114,8 @@ def _recorded(config: Config, typed: Iterable[str]) -> Config:
     return dataclasses.replace(config, typed=sorted(typed))
 
 # %% ../nbs/02c_config.ipynb #23a2fc03
-_loaded: dict[str, tuple[Path, dict, Any]] = {}  # by group/name: file, settings, `defaults:`, of the composition under way
+# by group/name: file, settings and `defaults:` of each profile in the composition under way
+_loaded: dict[str, tuple[Path, dict, Any]] = {}
 
 
 @functools.cache
@@ -178,7 +179,7 @@ def _compose_profiles(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
-    own, defaults = {k: v for k, v in tree.items() if k != "defaults"}, tree["defaults"] or []
+    own, defaults = {k: v for k, v in tree.items() if k not in ("defaults", "hydra")}, tree["defaults"] or []
     listed = {str(key).split()[-1] for entry in defaults if isinstance(entry, dict) for key in entry}
     words = [f"~{group}" if name is None else f"{'' if group in listed else '+'}{group}={name}"
              for group, name in chosen.items() if name is not None or group in listed]
@@ -200,7 +201,7 @@ def _compose_profiles(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
 
 
 def _policies_last(chain: list[Any], chosen: dict[str, str | None]) -> list[Any]:
-    "Entries of Hydra's list with accumulation policies above the profiles, and chosen ones above all: they are special."
+    "Entries of Hydra's list, with accumulation policies above the profiles and chosen ones above all."
     trainers = [i for i, entry in enumerate(chain) if entry.config_path.startswith("trainer/")]
     own_is_last = bool(trainers) and chain.index(next(e for e in chain if e.primary)) > trainers[-1]
 
@@ -305,10 +306,11 @@ def _words_of(layers: list[_Layer]) -> dict[str, str]:
 
 
 def _stacked(layers: Iterable[_Layer]) -> dict[str, Any]:
-    "Canonical key → value of `layers`, undermost first: each one's words are resolved before it is laid on the others."
+    "Canonical key → value of `layers`, undermost first: the words of each are resolved before it is laid on others."
     blocks, leaves = {key.rpartition(".")[0] for key in settings()}, {}
     for layer in layers:
-        tree = {**layer.tree, "task": {"name": layer.tree["task"]}} if isinstance(layer.tree.get("task"), str) else layer.tree
+        tree, task = layer.tree, layer.tree.get("task")
+        if isinstance(task, str): tree = {**tree, "task": {"name": task}}
         pairs = [(k, v) for k, v in flat(tree) if not (v == {} or v is None and k in blocks)]
         for key, _ in pairs:
             if not is_known(key): raise unknown_key(key)
@@ -317,14 +319,14 @@ def _stacked(layers: Iterable[_Layer]) -> dict[str, Any]:
 
 
 def profile_settings(name: str, group: str, beneath: Config | None = None) -> dict[str, Any]:
-    """What a profile and those that it builds on set, canonical key → value of its type. RequestError where it is broken.
+    """What a profile and those that it builds on set, canonical key → value of its type.
 
-    `beneath`: settings that its `${…}` may point at; the schema's defaults where it is left out."""
-    tree = {"defaults": [{group: name}]}
-    layers, _ = _compose_profiles(_train_file(), tree, {})
-    leaves = _stacked(layers)
-    config = _build({**(dict(flat(to_dict(beneath))) if beneath and "${" in str(leaves) else {}), **leaves}, ())
-    return {key: get(config, key) for key in _keys(leaves.items())}
+    `beneath`: settings that its `${…}` may point at; the schema's defaults where it is left out. RequestError where the
+    profile is broken."""
+    layers, _ = _compose_profiles(_train_file(), {"defaults": [{group: name}]}, {})
+    under = [_Layer(package_profiles(), to_dict(beneath))] if beneath and "${" in str(layers) else []
+    config = _from_layers([*under, *layers], Overrides({}, ()), {})
+    return {key: get(config, key) for key in _keys(_stacked(layers).items())}
 
 # %% ../nbs/02c_config.ipynb #23a2fc08
 def from_dict(tree: dict) -> Config:

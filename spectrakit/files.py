@@ -64,8 +64,9 @@ def profile_folders() -> list[Path]:
     "Folders that are searched for profiles, first one first; ours is the last."
     users = [Path(own) for own in os.environ.get("SPECTRAKIT_PROFILES", "").split(os.pathsep) if own]
     for own in users:
-        if not own.is_dir(): raise RequestError(f"SPECTRAKIT_PROFILES={own} is not a folder. Point it at your folder of "
-                                                f"profiles, or at several with {os.pathsep!r} between, or unset it.")
+        if not own.is_dir():
+            raise RequestError(f"SPECTRAKIT_PROFILES={own} is not a folder. Point it at your folder of profiles, "
+                               f"or at several with {os.pathsep!r} between, or unset it.")
     if Path("profiles").is_dir(): users.append(Path("profiles"))
     return list(dict.fromkeys(folder.resolve() for folder in users)) + [package_profiles()]
 
@@ -101,8 +102,8 @@ def other_ending(group: str, name: str) -> str:
     "The end of an error sentence where a profile is there under another ending than .yaml, else nothing."
     for folder in profile_folders():
         for file in sorted((folder / group).glob("*")):
-            if file.stem.lower() == name.lower() and file.suffix.lower() in (".yml", ".yaml") and file.suffix != ".yaml":
-                return f" {place(file)} is there: name it {name}.yaml."
+            misnamed = file.suffix != ".yaml" and file.suffix.lower() in (".yml", ".yaml")
+            if misnamed and file.stem.lower() == name.lower(): return f" {place(file)} is there: name it {name}.yaml."
     return ""
 
 # %% ../nbs/02b_files.ipynb #23a2fc04

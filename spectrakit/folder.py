@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from .advice import ignored_settings
+from .advice import ignored_settings, platform_notes
 from .config import sha256
 from .platforms import Platform, writable_bytes
 from .processes import plan_processes, rank_of
@@ -64,7 +64,7 @@ def environment(config: Config, platform: Platform, auto: dict[str, str]) -> dic
     for name in _RECORDED:
         with contextlib.suppress(PackageNotFoundError): versions[name] = version(name)
     return {"platform": platform.to_dict(), "versions": versions, "git_commit": _git_commit(), "config_sha256": sha256(config),
-            "time_limit": asdict(time_limit(config, platform)), "auto": auto, "ignored": ignored_settings(config, _world_size(config, platform))}
+            "time_limit": asdict(time_limit(config, platform)), "auto": auto, "ignored": [*ignored_settings(config, _world_size(config, platform)), *platform_notes(config, platform)]}
 
 
 def _world_size(config: Config, platform: Platform) -> int:

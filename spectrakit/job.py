@@ -127,7 +127,7 @@ def write_job(job: Job, task: Any, folder_parent: Path | str | None = None,
         check_private(folder)
         if by_value: write_task(folder, task, type(task).__name__, mapped_from_bytes)
         write_atomic(folder / "job.json", json.dumps({
-            "kind": job.kind, "run_dir": str(job.run_dir.resolve()), "config": to_dict(job.config), "out": job.out,
+            "kind": job.kind, "run_dir": str(job.run_dir.resolve()), "config": {**to_dict(job.config), "typed": job.config.typed}, "out": job.out,
             "weights_from": str(job.weights_from.resolve()) if job.weights_from else None,
             "task": settled_name(task) if isinstance(task, str) else None,
             "task_class": type(task).__name__ if by_value else None, "extra": job.extra,

@@ -125,7 +125,7 @@ class _Story:
 def run_supervised(job: Job, task: Any, tick: Callable[[], None], heard: list[float]) -> Outcome:
     "Do `job` in child processes and see it through; `heard`: interrupts. RequestError where the request is wrong, or a rank refused it."
     plan = plan_processes(job.config, job.platform)
-    job = replace(job, config=_counted(job.config, plan))
+    job = replace(job, config=_counted(job.config, plan), extra={**job.extra, "began": time.time()})  # all starts share the time
     failed = failed_launchers(job.platform)
     plan = without_launchers(job.config, plan, failed)
     launcher, why = choose_launcher(job.config, job.platform, plan, failed)
@@ -257,7 +257,7 @@ def _kind_now(job: Job) -> str:
 
 
 def _left_s(job: Job) -> float | None:
-    return Budget(time_limit(job.config, job.platform)).left_s()
+    return Budget(time_limit(job.config, job.platform, job.extra.get("began"))).left_s()
 
 # %% ../nbs/10d_launch.ipynb #23a2fc07
 def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:

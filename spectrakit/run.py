@@ -29,6 +29,7 @@ from .processes import plan_processes, rank_of
 from .plots import Picture, plot_curves, save_figure
 from .schema import Config, RequestError
 from .task import check_task
+from .watchdog import check_time
 from .widgets import make_view, show_metrics
 
 # %% ../nbs/22_run.ipynb #23a2fc01
@@ -192,6 +193,7 @@ def fit(task: Any, config: Config | None = None, *, predict: str | Path | None =
     config = replace(config, task={**config.task, "name": settled_name(task) if isinstance(task, str) else name_of(task)})
     if predict is not None: check_prediction(config, Path(predict))
     platform = detect()
+    check_time(config, platform)
     if not _writes(config): return _as_peer("train", config, platform, task, predict)
     path = new_run_dir(resolve_env(config, platform)[0], config.task["name"])
     run = Run(path, None if isinstance(task, str) else task)
@@ -244,8 +246,8 @@ def _ticking(run: Run, view: Any) -> Callable[[], None]:
 
 def _train(run: Run, kind: str, config: Config, platform: Platform, task: Any, show: bool) -> None:
     "Have the job done, show it, and write what is left at the end."
-    config, auto = resolve_env(config, platform)
-    if kind == "train": write_atomic(run.path / "environment.json", json.dumps(environment(run.config, platform, auto), indent=1) + "\n")
+    asked, (config, auto) = config, resolve_env(config, platform)
+    if kind == "train": write_atomic(run.path / "environment.json", json.dumps(environment(asked, platform, auto), indent=1) + "\n")
     every_s = 10.0 if "ipykernel" in sys.modules else 60.0
     view = make_view(config.run.console if show else "none", run.path, every_s=every_s, only_new=kind == "resume")
     try: launch(Job(kind, run.path, config, platform), task, _ticking(run, view))
@@ -272,6 +274,7 @@ def resume(run: Run | Path | str, task: Any = None, *, show: bool = True) -> Run
     config = run.config
     if run.status in ("completed", "early_stopped"): return run
     task = _named_or_given(run, task, config)
+    check_time(config, detect())
     if not _writes(config): return _as_peer("resume", config, detect(), task, path=run.path)
     with locked(run.path):
         if find_checkpoint(run.path / "checkpoints")[0] is None:

@@ -248,7 +248,7 @@ def _end(seen: _Seen, child: Any, why: str, what: str, gently: Watch | None = No
         dump_stacks(ranks)
         for pid in ranks:
             with contextlib.suppress(OSError): os.kill(pid, signal.SIGTERM)
-        end = time.monotonic() + 2
+        end = time.monotonic() + 1
         while child.poll() is None and time.monotonic() < end: time.sleep(0.05)
     kill_tree(child.pid)
     return seen
@@ -357,17 +357,18 @@ def _how_it_ended(returncode: int | None, seen: _Seen, job: Job, folder: Path, l
     what = "the process that starts the ranks" if several else "the training process"
     if returncode is not None and returncode < 0 and not seen.killed: return Ended("failed", f"{what} {_killed_by(-returncode)}", again=True, met=met)
     if several and (left := _who_left(seen, watch, folder, logs)): return Ended("failed", left, again=True, met=met)
-    if error: return Ended("failed", f"rank {error[0]}: {error[1]}", again=plan.num_nodes == 1, met=met)
+    if error: return Ended("failed", f"rank {error[0]}: {error[1]}", again=True, met=met)
     if (folder / "launcher-error.txt").is_file(): return Ended("failed", f"the launcher failed: {(folder / 'launcher-error.txt').read_text()}", again=True, met=met)
     if seen.killed: return Ended("failed", f"a rank failed without a word; see {job.run_dir.name}/logs", again=True, met=met)
     return Ended("failed", f"{what} ended with exit status {returncode}; see {job.run_dir.name}/logs", met=met, again=not met)
 
 
 def _who_left(seen: _Seen, watch: Watch, folder: Path, logs: Path) -> str | None:
-    "The rank that left the others without a word, and how: the first one, but one that was told to end (SIGTERM) only where there is no other."
-    spoke = {int(f.stem.rpartition("-")[2]) for f in logs.glob("error-rank-*.txt")} | {r for r, phase in watch.phases().items() if phase == "done"}
+    "The rank that was the first to leave the others without a word, and how. One that was told to end (SIGTERM) counts where nobody spoke."
+    errors = {int(f.stem.rpartition("-")[2]) for f in logs.glob("error-rank-*.txt")}
+    spoke = errors | {rank for rank, phase in watch.phases().items() if phase == "done"}
     exits = [(int(rank), code) for rank, code in (_read(folder / "exits.json") or {}).items() if int(rank) not in spoke]
-    for rank, code in sorted(exits, key=lambda exit: exit[1] == -15):
+    for rank, code in sorted((exit for exit in exits if exit[1] != -15 or not errors), key=lambda exit: exit[1] == -15):
         return f"rank {rank} {_killed_by(-code)}" if code < 0 else f"rank {rank} ended with exit status {code}, without a word"
     gone = [rank for rank in seen.gone if rank not in spoke]
     return f"rank {gone[0]} disappeared without a word{_MEMORY}" if gone else None

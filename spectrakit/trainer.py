@@ -5,30 +5,28 @@
 # %% auto #0
 __all__ = ['train_loop', 'scale_gradients', 'lr_rule', 'step_scheduler', 'set_lr', 'bad_loss', 'not_finite', 'next_due',
            'look_around', 'at_step_edge', 'start_interval', 'log_step', 'device_load', 'same_buffers', 'run_evaluation',
-           'check_first_batches', 'resolve_monitor', 'compiled', 'prepare', 'train_run', 'leave_traceback', 'Silent',
-           'finish', 'write_start']
+           'train_run', 'leave_traceback', 'Silent', 'finish']
 
 # %% ../nbs/09c_trainer.ipynb #23a2fcf4
 import contextlib
-import json
 import math
 import os
 import time
 from pathlib import Path
 from typing import Any, Callable
 
-from .batching import lr_factor, plan_batches, total_steps, warmup_length
-from .checkpoint import random_state, restore_random_state, write_atomic
-from .data import (check_finite_dataset, dataset_length, eval_batches, find_non_finite, limit_samples, mix,
-                             train_batches)
+from .batching import lr_factor, warmup_length
+from .checkpoint import write_atomic
+from .data import find_non_finite
 from .distributed import BROKEN, RunContext
 from .events import EventLog
 from .heartbeat import FAILED, SAVE, STOP, TIME, agreed, announce, asked, raise_flag
-from .schema import Config, RequestError, did_you_mean
+from .prepare import prepare, write_start
+from .schema import Config, RequestError
 from .sharding import gradient_norm_clip, same_on_all_ranks, scale
 from .session import Session, ema_weights, restore_session, save, save_due, update_ema
-from .task import build_optimizer, check_loss, check_task, evaluate, repeatable, seed_everything
-from .trackers import check_trackers, start_trackers
+from .task import evaluate, repeatable
+from .trackers import start_trackers
 from .watchdog import Budget
 
 # %% ../nbs/09c_trainer.ipynb #23a2fc01
@@ -251,79 +249,6 @@ def run_evaluation(s: Session) -> bool:
     return better
 
 # %% ../nbs/09c_trainer.ipynb #23a2fc06
-def check_first_batches(task: Any, model: Any, train: Any, valid: Any, context: RunContext | None = None) -> dict[str, float]:
-    "Try the loss on one training batch and the metrics on the validation batches; returns these. Leaves no trace on the model."
-    generators = random_state()
-    model.eval()
-    batch = next(iter(train.epoch(0)))
-    if found := find_non_finite(batch.data, "The first training batch"): raise RequestError(f"{found}. Clean or fill them before training.")
-    check_loss(task, task.loss(model, batch.data))
-    metrics = evaluate(task, model, valid, context) if valid is not None else {}
-    if not math.isfinite(metrics.get("val_loss", 0.0)):
-        found = next((f for i, b in enumerate(valid.epoch(0)) if (f := find_non_finite(b.data, f"Batch {i} of the validation data"))), None)
-        if found: raise RequestError(f"{found}. Clean or fill them before training.")
-    restore_random_state(generators)
-    return metrics
-
-
-def resolve_monitor(config: Config, names: list[str]) -> tuple[str | None, str]:
-    "The metric to watch and its direction ('min' or 'max'). RequestError where nobody computes it."
-    wanted, mode = config.checkpoint.monitor, config.checkpoint.mode
-    if not names: return None, "min"
-    found = next((n for n in (wanted, f"val_{wanted}") if n in names), None)
-    if found is None: raise RequestError(f"checkpoint.monitor={wanted} is not computed; there are {', '.join(names)}.{did_you_mean(wanted, names)}")
-    larger_is_better = any(word in found.lower() for word in ("acc", "auc", "f1", "r2", "score", "precision", "recall", "map", "iou", "dice", "kappa"))
-    return found, mode if mode != "auto" else ("max" if larger_is_better else "min")
-
-# %% ../nbs/09c_trainer.ipynb #23a2fc07
-def compiled(task: Any, model: Any, train: Any, log: EventLog) -> Any:
-    "The model compiled and tried on one batch; where that fails, as without a C++ compiler, the model as it is, with a message."
-    import torch
-    result = torch.compile(model)
-    try:
-        check_first_batches(task, result, train, None)
-        return result
-    except RequestError: raise
-    except Exception as error:
-        log.write("message", text=f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
-        return model
-
-
-def prepare(task: Any, config: Config, context: RunContext, run_dir: Path, log: EventLog, budget: Budget,
-            stop_asked: Callable[[], bool]) -> Session:
-    "Data, model and optimizer, checked, at step 0. RequestError where the request cannot work."
-    import torch
-    check_task(task, config)
-    check_trackers(config)
-    seed_everything(config.seed)
-    sets = task.datasets(config)
-    if not isinstance(sets, (tuple, list)) or len(sets) != 2:
-        raise RequestError(f"{type(task).__name__}.datasets returned {type(sets).__name__}. It has to return two data sets: (train, valid).")
-    train, valid = limit_samples(sets[0], config), sets[1]
-    plan = plan_batches(config, len(train), context.world_size)
-    if valid is not None and dataset_length(valid, "validation") == 0:
-        raise RequestError("The validation data set has no samples. Return None in its place for a run without validation.")
-    for dataset, what in ((train, "training"), (valid, "validation")): check_finite_dataset(dataset, what)
-    seed_everything(config.seed)
-    model = task.model(config)
-    if not isinstance(model, torch.nn.Module): raise RequestError(f"{type(task).__name__}.model returned {type(model).__name__}. It has to return a torch Module.")
-    model = context.prepare(model)
-    collate = task.collate if callable(getattr(task, "collate", None)) else None
-    batches = train_batches(train, context.device, plan, config, collate, context.rank)
-    checks = valid and eval_batches(valid, context.device, config, collate, config.limits.max_val_batches, context.rank, context.world_size)
-    if config.trainer.compile: model = compiled(task, model, batches, log)
-    monitor, mode = resolve_monitor(config, list(check_first_batches(task, context.plain(model), batches, checks, context)))
-    steps = total_steps(config, plan)
-    optimizer = task.optimizer(model, config) if callable(getattr(task, "optimizer", None)) else build_optimizer(model, config)
-    scheduler = task.scheduler(optimizer, config, steps) if callable(getattr(task, "scheduler", None)) else None
-    params = [q for q in model.parameters() if q.requires_grad]
-    seed_everything(mix(config.seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
-    return Session(task, config, context, run_dir, log, budget, stop_asked, model, params, optimizer,
-                   [g["lr"] for g in optimizer.param_groups], scheduler,
-                   [q.detach().clone() for q in params] if config.training.ema_decay is not None else None,
-                   plan, steps, batches, checks, monitor, mode, saved_at=time.monotonic())
-
-# %% ../nbs/09c_trainer.ipynb #23a2fc08
 def train_run(task: Any, config: Config, context: RunContext, run_dir: Path, budget: Budget, stop_asked: Callable[[], bool],
               resume: bool = False, again: str | None = None, logs: Path | None = None) -> tuple[str, str]:
     """Train in this process and write the run's folder: (status, reason). Every end but a wrong request returns.
@@ -374,7 +299,7 @@ class Silent:
     def write(self, type: str, **fields: Any) -> None: pass
     def close(self) -> None: pass
 
-# %% ../nbs/09c_trainer.ipynb #23a2fc09
+# %% ../nbs/09c_trainer.ipynb #23a2fc07
 def finish(s: Session, status: str, alone: bool = False) -> None:
     "The last log point, evaluation and save of a run that ends before its last step. After a failure the save, of this rank `alone`."
     improved = False
@@ -389,30 +314,3 @@ def finish(s: Session, status: str, alone: bool = False) -> None:
         save(s, best=improved, alone=alone)
     except Exception as error:  # the task's own code may fail here again, and the end has to be written
         s.log.write("message", text=f"at the end: {type(error).__name__}: {error}")
-
-# %% ../nbs/09c_trainer.ipynb #23a2fc10
-def write_start(s: Session, resume: bool, notes: list[str]) -> None:
-    "Say what was decided, in the log and in environment.json; a run that goes on writes a `restart` besides."
-    import torch
-    c, p = s.config, s.progress
-    if s.context.world_size > 1:  # into logs/rank-N.log
-        print(f"rank {s.context.rank} of {s.context.world_size}: process {os.getpid()} on {s.context.device}, "
-              f"{torch.get_num_threads()} threads", flush=True)
-    if not s.context.is_main: return
-    file = s.run_dir / "environment.json"
-    known = json.loads(file.read_text()) if file.is_file() else {}
-    lr, plan = s.base_lrs[0], s.plan
-    decided = {"task": c.task.get("name") or type(s.task).__name__, "device": str(s.context.device), "mixed_precision": s.context.mixed_precision,
-               "reasons": {**s.context.reasons, **known.get("launch", {}).get("reasons", {})}, "strategy": s.context.strategy,
-               "backend": s.context.backend, "micro_batch_size": s.plan.micro_batch_size, "gradient_accumulation_steps": s.plan.gradient_accumulation_steps,
-               "world_size": s.plan.world_size, "effective_batch_size": s.plan.effective_batch_size, "train_samples": s.plan.samples,
-               "steps_per_epoch": s.plan.steps_per_epoch, "total_steps": s.total_steps, "base_lr": lr,
-               # the rule of thumb of the linear scaling rule: what the same rate amounts to, compared with one micro batch a step
-               "effective_lr": lr * plan.gradient_accumulation_steps * plan.world_size,
-               "config_sha256": known.get("config_sha256"), "git_commit": known.get("git_commit"), "versions": known.get("versions"),
-               "auto": known.get("auto", {}), "ignored": known.get("ignored", []), "monitor": s.monitor, "mode": s.mode,
-               "parameters": sum(q.numel() for q in s.params), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    if resume: s.log.write("restart", step=p.step, epoch=p.epoch, notes=notes)
-    else: s.log.write("start", **decided)
-    s.log.write("budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), told=s.budget.told())
-    write_atomic(file, json.dumps({**known, "decided": decided}, indent=1) + "\n")

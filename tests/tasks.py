@@ -236,7 +236,9 @@ class Troubled(Line):
 
     def kill(self): os.kill(os.getpid(), signal.SIGKILL)
 
-    def stop(self): os.kill(os.getpid(), signal.SIGSTOP)
+    def stop(self):
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self.sleep()  # it is woken up to say where it is
 
     def sleep(self): time.sleep(600)
 

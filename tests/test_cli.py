@@ -109,6 +109,32 @@ def test_profiles_are_compared_and_one_is_shown_with_the_help_of_every_key(call,
     assert open_run(only_run(here)).config.watchdog.limit == "8h30m"
 
 
+def test_every_group_of_profiles_is_listed_with_its_intents(call):
+    groups = {"env": ("auto", "kaggle", "wsl2"), "local/accumulate_grad_batches": ("high", "train", "val")}
+    for group, names in groups.items():
+        status, out, err = call("profiles", group)
+        rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in out.splitlines()}
+        assert (status, err) == (0, "") and {f"{group}={name}" for name in names} < set(rows)
+        assert min(map(len, rows.values())) > 5
+    assert call("profiles", "trainer") == call("profiles")
+
+
+@pytest.mark.parametrize("name, says", [("env/kaggle", "dir: /kaggle/working/runs"), ("wsl2", "num_workers: 0"),
+                                        ("high", "gradient_accumulation_steps: 4"),
+                                        ("local/accumulate_grad_batches/high", "gradient_accumulation_steps: 4")])
+def test_a_profile_of_another_group_is_shown_with_what_it_sets(call, name, says):
+    status, out, err = call("profiles", name)
+    assert (status, err) == (0, "") and says in out and out.startswith("# ") and "max_epochs" not in out
+
+
+def test_the_list_of_profiles_says_auto_and_survives_a_wrong_variable(call, monkeypatch):
+    monkeypatch.setenv("SPECTRAKIT_LIMIT_FILES", "abc")
+    status, out, err = call("profiles")
+    rows = {line.split()[0]: line.split() for line in out.splitlines()}
+    assert (status, err) == (0, "") and rows["multi_gpu"][1] == rows["gpu"][1] == "auto" and rows["ddp"][1] == "16"
+    assert "kaggle_safe" in rows and "smoke cannot be used: SPECTRAKIT_LIMIT_FILES=abc is not possible" in out
+
+
 # a wrong request: exit status 2, one line, nothing lost
 
 @pytest.mark.parametrize("words, says", [
@@ -116,7 +142,10 @@ def test_profiles_are_compared_and_one_is_shown_with_the_help_of_every_key(call,
     (("train",), ("No task", "spectrakit train coffee")),
     (("train", "coffe"), ("'coffe'", "'coffee'")),
     (("train", "nowhere.py:Name"), ("'nowhere.py'",)),
-    (("train", "LINE", "LINE"), ("key=value",)),
+    (("train", "LINE", "LINE"), ("two tasks", "key=value")),
+    (("train", "coffee", "fermentation"), ("coffee and fermentation", "two tasks")),
+    (("train", "trainer=smoke", "cofee"), ("'cofee'", "'coffee'")),
+    (("train", "LINE", "seed", "3"), ("'seed'", "seed=")),
     (("train", "LINE", "--cofnig", "x"), ("--cofnig", "--help")),
     (("train", "LINE", "--config"), ("--config",)),
     (("train", "LINE", "--config", "nowhere.yaml"), ("nowhere.yaml",)),
@@ -170,6 +199,9 @@ def test_profiles_are_compared_and_one_is_shown_with_the_help_of_every_key(call,
     (("runs", "nowhere"), ("nowhere",)),
     (("runs", "a_file"), ("a_file",)),
     (("profiles", "kagle"), ("'kagle'", "'kaggle'")),
+    (("profiles", "envv"), ("'envv'", "'env'")),
+    (("profiles", "env/kagle"), ("'kagle'", "'kaggle'")),
+    (("profiles", "KAGGLE_SAFE"), ("'kaggle_safe'",)),
     (("info", "--jsno"), ("--jsno",)),
 ], ids=lambda value: " ".join(value) if isinstance(value, tuple) else None)
 def test_a_wrong_request_is_one_line_and_loses_nothing(refused, here, words, says):

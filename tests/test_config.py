@@ -83,10 +83,11 @@ def test_a_plain_form_is_a_copy_to_change():
     tree["task"]["fold"], tree["extra"]["note"]["deep"], tree["distributed"]["env"]["X"] = 9, 9, "9"
     assert {key: get(config, key) for key in BLOCKS} == BLOCKS
     mine = {"note": {"deep": [1]}}
-    config = Config(extra=mine, distributed=DistributedConfig(env=mine["note"]))
+    variables = {"A": "1"}
+    config = Config(extra=mine, distributed=DistributedConfig(env=variables))
     mine["note"]["deep"].append(2)
-    mine["note"]["x"] = 1
-    assert config.extra == {"note": {"deep": [1]}} and config.distributed.env == {"deep": [1]}
+    mine["note"]["x"] = variables["B"] = 1
+    assert config.extra == {"note": {"deep": [1]}} and config.distributed.env == {"A": "1"}
     assert type(config.extra["note"]) is ReadOnly
 
 
@@ -159,6 +160,46 @@ def test_a_deletion_of_something_else_is_refused_without_a_proposal(word):
 @pytest.mark.parametrize("digits", [400, 5000])
 def test_a_number_too_large_for_the_machine_is_refused(key, digits):
     assert key in refused(compose, f"{key}={'9' * digits}")
+
+
+@pytest.mark.parametrize("word, says", [
+    ("gradient_accumulation_steps=2", "Did you mean 'training.gradient_accumulation_steps'?"),
+    ("grad_accum=2", "Did you mean 'training.gradient_accumulation_steps'?"),
+    ("checkpoint_interval=3", "Did you mean 'checkpoint.every_n_steps'?"),
+    ("output_dir=x", "Did you mean 'run.dir'?"),
+    ("trainer.benchmark=true", "write trainer.deterministic=false"),
+    ("trainer.enable_progress_bar=false", "write run.console=none"),
+    ("distributed.env=NCCL", "it needs names and values of variables, such as distributed.env.NCCL_DEBUG=INFO."),
+    ("distributed.env.A.B=1", "the variable A needs one value, such as distributed.env.A=1."),
+    ("trainer=KAGGLE_SAFE", "Did you mean 'kaggle_safe' or 'kaggle'?"),
+    ("OPTIMIZER.LR=3", "Did you mean 'optimizer.lr'"), ("optimizer.name=SGD", "Did you mean 'sgd'?"),
+    ("trainer.precision=bf61", "Did you mean 'bf16'?"), ("distributed.world_size=aut", "Did you mean 'auto'?"),
+    ("distributed.enabled=aut", "Did you mean 'auto'?"), ("trainer.deterministic=treu", "Did you mean 'true'?"),
+    ("trainer.deterministic=flase", "Did you mean 'false'?"), ("trainer.strategy=ddpp", "Did you mean 'ddp'"),
+    ("trainer.devices=0", "trainer.devices=0 is not possible: it needs 'auto' or a whole number from 1 up."),
+    ("trainer.num_nodes=0", "trainer.num_nodes=0 is out of range"),
+    ("data.batch_size=0", "data.batch_size=0 is out of range"),
+    ("trainer.strategy=null", "trainer.strategy=null is not possible: it needs one of auto, ddp, fsdp."),
+    ("watchdog.limit=0s", "watchdog.limit=0s is not possible: it needs a time above 0"),
+    ("watchdog.since=start", "it needs one of session, run."),
+])
+def test_what_people_type_by_mistake_is_told_what_they_meant(word, says):
+    assert says in refused(compose, word)
+
+
+# what was typed
+
+def test_a_config_knows_what_was_typed_and_is_the_same_without_it(here):
+    config = compose("trainer=kaggle", "trainer.epochs=10", "distributed.env.A=1")
+    assert config.typed == ["distributed.env", "trainer.max_epochs"]
+    assert compose().typed == [] and Config().typed is None
+    assert config == compose("trainer=kaggle", "distributed.env.A=1") and "typed" not in snapshot(config)
+    assert override(config, "seed=0").typed == ["distributed.env", "seed", "trainer.max_epochs"]
+    assert dataclasses.replace(config, seed=3).typed == config.typed
+    assert from_dict({**to_dict(config), "typed": config.typed}).typed == config.typed
+    assert from_dict(to_dict(config)).typed is None
+    (here / "my.yaml").write_text("trainer:\n  max_epochs: 10\n  max_steps: 3\n")
+    assert compose(config="my.yaml").typed == ["trainer.max_steps"]  # a whole file says what is default, too
 
 
 # a cut file

@@ -1,10 +1,13 @@
 "Lines as people type them, and what each has to compose to; wrong words and the right ones that are proposed."
+from dataclasses import replace
+
 import pytest
 
-from spectrakit.advice import ignored_settings
+from spectrakit.advice import ignored_settings, platform_notes
 from spectrakit.aliases import ALIASES
-from spectrakit.config import RequestError, compose, diff, profiles
-from spectrakit.schema import get
+from spectrakit.config import RequestError, compose, diff, from_dict, profiles
+from spectrakit.platforms import detect
+from spectrakit.schema import get, to_dict
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -48,7 +51,27 @@ LINES = {
     "distributed.world_size=auto distributed.backend=gloo":
         {"distributed.world_size": "auto", "distributed.backend": "gloo"},
     "distributed.env.NCCL_DEBUG=INFO": {"distributed.env": {"NCCL_DEBUG": "INFO"}},
-    "trainer.strategy=ddp_find_unused_parameters_true": {"distributed.strategy": "ddp"},
+    "trainer.strategy=ddp_find_unused_parameters_true":
+        {"distributed.strategy": "ddp", "distributed.find_unused_parameters": True},
+    "trainer=ddp trainer.num_nodes=4": {"distributed.world_size": 32, "distributed.num_nodes": 4},
+    "trainer=ddp distributed.num_nodes=4": {"distributed.world_size": 32, "distributed.num_nodes": 4},
+    "trainer=ddp distributed.num_nodes=4 distributed.world_size=8":
+        {"distributed.world_size": 8, "distributed.num_nodes": 4},
+    "trainer=gpu distributed.num_nodes=4": {"distributed.world_size": "auto", "distributed.num_nodes": 4},
+    "distributed.fp16=false trainer.precision=bf16": {"distributed.mixed_precision": "bf16"},
+    "trainer=a100 distributed.fp16=false": {"distributed.mixed_precision": "bf16"},
+    "distributed.fp16=false": {"distributed.mixed_precision": "no"},
+    "training.gradient_accumulation_steps=${accumulate_grad_batches}": {"training.gradient_accumulation_steps": 1},
+    "training.gradient_accumulation_steps=${accumulate_grad_batches} local/accumulate_grad_batches=high":
+        {"training.gradient_accumulation_steps": 4},
+    "training.gradient_accumulation_steps=${accumulate_grad_batches} accumulate_grad_batches=3":
+        {"training.gradient_accumulation_steps": 3},
+    "eval.gradient_accumulation_steps=${val_loader.accumulate_grad_batches}": {"eval.gradient_accumulation_steps": 1},
+    "test.gradient_accumulation_steps=${test_loader.accumulate_grad_batches}": {"test.gradient_accumulation_steps": 1},
+    "local/accumulate_grad_batches=null": {"training.gradient_accumulation_steps": 1},
+    "local/accumulate_grad_batches=null trainer=kaggle": {"training.gradient_accumulation_steps": 2},
+    "local/accumulate_grad_batches@val_loader=null env=null": {"eval.gradient_accumulation_steps": 1, "env": "auto"},
+    "trainer=smoke": {"watchdog.since": "run"}, "trainer=ci_fast": {"watchdog.since": "run"},
     "model_checkpoint.every_n_epochs=5": {"checkpoint.every_n_epochs": 5},
     "trainer.log_every_n_steps=20": {"trainer.log_every_n_steps": 20},
     "trainer.monitor=val_accuracy trainer.mode=max": {"checkpoint.monitor": "val_accuracy", "checkpoint.mode": "max"},
@@ -81,6 +104,19 @@ def test_the_joined_line_is_noted(capsys):
 def test_limit_files_counts_in_smoke_and_ci_fast_only(profile, monkeypatch):
     monkeypatch.setenv("SPECTRAKIT_LIMIT_FILES", "2")
     assert compose(f"trainer={profile}").limits.max_files == (2 if profile in ("smoke", "ci_fast") else None)
+
+
+@pytest.mark.parametrize("profile", ["smoke", "ci_fast"])
+def test_limit_files_may_be_empty_and_a_wrong_one_is_one_sentence(profile, monkeypatch):
+    for empty in ("", " "):
+        monkeypatch.setenv("SPECTRAKIT_LIMIT_FILES", empty)
+        assert compose(f"trainer={profile}").limits.max_files is None
+    for wrong, says in (("abc", "is not possible: it needs a whole number from 1 up"), ("0", "is out of range"),
+                        ("2.5", "is not possible")):
+        monkeypatch.setenv("SPECTRAKIT_LIMIT_FILES", wrong)
+        with pytest.raises(RequestError) as caught: compose(f"trainer={profile}")
+        assert str(caught.value).startswith(f"SPECTRAKIT_LIMIT_FILES={wrong} {says}") and "\n" not in str(caught.value)
+        assert "stands in" not in str(caught.value) and compose(f"trainer={profile}", "limits.max_files=3")
 
 
 @pytest.mark.parametrize("alias", sorted(ALIASES))
@@ -145,6 +181,56 @@ def test_what_has_no_effect_is_named():
 ])
 def test_what_has_no_effect_in_one_process_is_named(words, world_size, says):
     assert ignored_settings(compose(*words.split()), world_size) == ([says] if says else [])
+
+
+@pytest.mark.parametrize("words, says", [
+    ("trainer.max_epochs=10 trainer.max_steps=3", "trainer.max_epochs=10: no effect here, because trainer"),
+    ("trainer.max_steps=3", None), ("scheduler.power=2", "scheduler.power=2.0: no effect here"),
+    ("tracking.project=spectrakit", "tracking.project=spectrakit: no effect here, because csv"),
+    ("tracking.project=mine tracking.mode=offline", "tracking.project=mine, tracking.mode=offline: no effect here"),
+    ("tracking.project=mine tracking.names=[csv,wandb]", None),
+    ("distributed.timeout_s=auto", "distributed.timeout_s=auto: no effect here, because one process trains"),
+    ("watchdog.since=run", "watchdog.since=run: no effect here, because watchdog.limit is null"),
+])
+def test_a_typed_setting_that_is_ignored_is_named_though_it_is_the_default(words, says):
+    told = ignored_settings(compose(*words.split()))
+    assert len(told) == 1 and told[0].startswith(says) if says else told == []
+
+
+FACTS = {"has_valid": True, "resident": False, "own_optimizer": False, "own_scheduler": False}
+
+
+@pytest.mark.parametrize("fact, value, words, says", [
+    ("resident", True, "dataloader.num_workers=2", "dataloader.num_workers=2: no effect here, because the samples are"),
+    ("own_optimizer", True, "optimizer.lr=0.5 optimizer.name=sgd", "optimizer.name=sgd, optimizer.lr=0.5: no effect"),
+    ("own_scheduler", True, "scheduler.warmup_steps=3", "scheduler.warmup_steps=3: no effect here, because the task"),
+    *(("has_valid", False, word, f"{word}: no effect here, because the task has no validation data") for word in (
+        "early_stopping.enabled=true", "early_stopping.patience=10", "checkpoint.monitor=val_x", "checkpoint.mode=max",
+        "trainer.check_val_every_n_epoch=1", "trainer.check_val_every_n_steps=7", "data.eval_batch_size=7",
+        "limits.max_val_batches=7")),
+])
+def test_what_has_no_effect_by_the_facts_of_the_data_is_named(fact, value, words, says):
+    config = compose(*words.split())
+    told = ignored_settings(config, facts={**FACTS, fact: value})
+    assert len(told) == 1 and told[0].startswith(says), told
+    assert ignored_settings(config, facts=FACTS) == [] == ignored_settings(config, facts={})
+    assert ignored_settings(compose("trainer=kaggle_safe"), facts={**FACTS, fact: value}) == []  # nobody asked for it
+    with pytest.raises(TypeError, match="hasvalid"): ignored_settings(config, facts={"hasvalid": True})
+
+
+def test_by_the_facts_a_config_of_unknown_words_goes_by_its_values():
+    config = from_dict(to_dict(compose("trainer=kaggle", "dataloader.num_workers=2", "optimizer.lr=0.5")))
+    facts = {"resident": True, "own_optimizer": True}
+    assert [told.partition(":")[0] for told in ignored_settings(config, facts=facts)] == [
+        "dataloader.persistent_workers=true", "optimizer.lr=0.5"]  # env/ may have filled in the workers
+
+
+def test_workers_under_wsl2_are_noted():
+    wsl2 = replace(detect(environ={}), name="local", flavour="wsl2")
+    assert "dataloader.num_workers=4" in platform_notes(compose("dataloader.num_workers=4"), wsl2)[0]
+    assert "memory is scarce under WSL2" in platform_notes(compose("trainer=a100"), wsl2)[0]
+    assert platform_notes(compose(), wsl2) == [] == platform_notes(compose("dataloader.num_workers=0"), wsl2)
+    assert platform_notes(compose("dataloader.num_workers=4"), replace(wsl2, flavour=None)) == []
 
 
 @pytest.mark.parametrize("wrong, says", [

@@ -1,15 +1,22 @@
 "The profiles of the group `trainer`: what they promise, that they take overrides, that they explain each key."
+import os
 import re
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 import spectrakit
+from spectrakit.advice import resolve_env
 from spectrakit.config import (RequestError, compose, diff, from_dict, load_yaml, profile_intent, profiles, sha256,
                                snapshot)
-from spectrakit.platforms import parse_duration
+from spectrakit.hardware import Gpu, choose_precision
+from spectrakit.platforms import detect, parse_duration
+from spectrakit.processes import plan_processes
 from spectrakit.schema import get, to_dict
+from spectrakit.watchdog import Budget, check_time, time_limit
 
 NAMES = ("a100", "ci_fast", "ddp", "defaults", "gpu", "h100_bf16", "kaggle", "kaggle_2xt4", "kaggle_safe", "local_safe",
          "multi_gpu", "smoke")
@@ -65,6 +72,83 @@ def test_the_walls_leave_time():
     wall = {name: parse_duration(limit) for name in NAMES if (limit := compose(f"trainer={name}").watchdog.limit)}
     assert wall == {"kaggle": 9 * 3600, "kaggle_safe": 8.5 * 3600, "kaggle_2xt4": 8.5 * 3600, "ci_fast": 20 * 60,
                     "smoke": 10 * 60}
+
+
+# what `auto` becomes
+
+def machine(gpus: int = 0, name: str = "Tesla T4", capability: tuple = (7, 5), **changes):
+    return replace(detect(environ={}), gpus=(Gpu(name, 15.0, capability),) * gpus, cores=8, **changes)
+
+
+@pytest.mark.parametrize("words", ["trainer=multi_gpu", "trainer=gpu", "trainer.devices=auto", "trainer.devices=-1",
+                                   "distributed.world_size=auto", "trainer=h100_bf16"])
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+@pytest.mark.parametrize("platform", ["kaggle", "local"])
+def test_all_gpus_are_all_gpus_once_env_has_been_looked_up(words, gpus, platform):
+    found = machine(gpus, name=platform)
+    config, reasons = resolve_env(compose(*words.split()), found)
+    assert plan_processes(config, found).world_size == max(1, gpus) and "distributed.world_size" not in reasons
+    assert config.run.dir != "auto" and config.distributed.timeout_s != "auto"
+
+
+@pytest.mark.parametrize("gpus, capability, precision", [(2, (8, 0), "bf16"), (2, (7, 5), "fp16"), (0, (7, 5), "no")])
+def test_precision_auto_is_what_the_gpus_do_well(gpus, capability, precision):
+    found = machine(gpus, "NVIDIA A100-SXM4-40GB", capability)
+    config, _ = resolve_env(compose("trainer.precision=auto"), found)
+    assert config.distributed.mixed_precision == "auto"
+    assert choose_precision(config.distributed.mixed_precision, found.gpus)[0] == precision
+
+
+def test_what_env_fills_in_is_what_its_own_files_set(here):
+    (here / "train.yaml").write_text("defaults:\n  - env: auto\n  - trainer: defaults\n  - _self_\n"
+                                    "run:\n  dir: elsewhere\ndistributed:\n  backend: gloo\n  timeout_s: 7\n")
+    config, reasons = resolve_env(from_dict({}), machine(name="local", flavour=None))
+    assert (config.run.dir, config.distributed.backend, config.distributed.timeout_s) == ("runs", "auto", 600)
+    assert set(reasons) == {"run.dir", "dataloader.num_workers", "dataloader.pin_memory", "distributed.timeout_s"}
+    (here / "profiles" / "env").mkdir(parents=True)
+    (here / "profiles" / "env" / "local.yaml").write_text(
+        "# mine\ndefaults: [cloud]\nrun:\n  dir: ${extra.base}/runs\ntrainer:\n  precision: bf16\n")
+    config, reasons = resolve_env(from_dict({"extra": {"base": "/disk"}}), machine(name="local", flavour=None))
+    assert (config.run.dir, config.distributed.timeout_s) == ("/disk/runs", 1800)
+    assert config.distributed.mixed_precision == "bf16"
+    assert config.distributed.world_size == "auto" and "env/local" in reasons["distributed.mixed_precision"]
+    (here / "profiles" / "env" / "local.yaml").write_text("dataloader:\n  num_workers: many\n")
+    with pytest.raises(RequestError, match="num_workers=many.*It stands in profiles/env/local.yaml."):
+        resolve_env(from_dict({}), machine(name="local", flavour=None))
+
+
+# the clock
+
+@pytest.mark.parametrize("name", ["smoke", "ci_fast"])
+def test_a_short_limit_counts_from_the_run(name):
+    old = machine(session_start=time.time() - 7200, limit_s=None, limit_source="no limit")
+    limit = time_limit(compose(f"trainer={name}"), old)
+    assert not Budget(limit).should_stop() and "from the start of the run" in limit.reason
+    check_time(compose(f"trainer={name}"), old)
+    again = time_limit(compose(f"trainer={name}"), old, began=5.0)  # a restart does not begin anew
+    assert again.session_start == 5.0 and again.limit_s == limit.limit_s
+    own = replace(old, limit_s=7260.0, limit_source="SPECTRAKIT_TIME_LIMIT=2h1m")
+    assert time_limit(compose(f"trainer={name}"), own).end == own.session_start + 7260  # never exceeded
+
+
+@pytest.mark.parametrize("words, limit_s, source, says", [
+    ("watchdog.limit=1h", None, "", "watchdog.limit=1h counts from the session's start, and it is over"),
+    ("watchdog.limit=1h", None, "", "watchdog.since=run"),
+    ("watchdog.limit=2h1m", None, "", "are held back for the end"),
+    ("trainer.max_epochs=3", 3600.0, "a session lasts an hour", "Set watchdog.limit if you know"),
+    ("trainer=smoke", 3600.0, "SPECTRAKIT_TIME_LIMIT=1h", "SPECTRAKIT_TIME_LIMIT=1h counts from the session's start"),
+    ("watchdog.limit=3s watchdog.since=run", None, "", "counts from the start of the run"),
+])
+def test_a_limit_that_is_over_is_refused_before_anything_is_trained(words, limit_s, source, says):
+    old = machine(session_start=time.time() - 7200, session_start_source="a test", limit_s=limit_s, limit_source=source)
+    with pytest.raises(RequestError) as caught: check_time(compose(*words.split()), old)
+    said = str(caught.value)
+    assert says in said and "2:00:00 old (a test)" in said and "start a new session" in said and "\n" not in said, said
+
+
+@pytest.mark.parametrize("words", ["watchdog.limit=3h", "trainer=defaults", "trainer=kaggle_safe", "trainer=smoke"])
+def test_a_limit_with_time_left_is_none_to_complain_of(words):
+    check_time(compose(words), machine(session_start=time.time() - 7200, limit_s=None, limit_source=""))
 
 
 def test_a_run_without_a_choice_is_that_of_defaults():
@@ -177,6 +261,81 @@ def test_a_profile_of_ones_own_goes_before_ours_of_the_same_name(here):
     profile(here, "# mine\ndata:\n  micro_batch_size: 5\n", "kaggle")
     assert compose("trainer=kaggle").data.micro_batch_size == 5 and profile_intent("kaggle") == "mine"
     assert compose("trainer=kaggle_safe").data.micro_batch_size == 5  # which builds on it
+
+
+def test_the_upper_file_wins_whatever_its_words(here):
+    profile(here, "trainer:\n  accumulate_grad_batches: 4\n  precision: 32\n  epochs: 9\n", "base")
+    profile(here, "defaults: [base]\ntraining:\n  gradient_accumulation_steps: 8\n"
+                  "distributed:\n  mixed_precision: bf16\ntrainer:\n  max_epochs: 7\n")
+    config = compose("trainer=mine")
+    assert config.training.gradient_accumulation_steps == 8 and config.distributed.mixed_precision == "bf16"
+    assert config.trainer.max_epochs == 7 and compose("trainer=base").distributed.mixed_precision == "no"
+    (here / "train.yaml").write_text("defaults:\n  - trainer: base\n  - _self_\ntrainer:\n  max_epochs: 5\n"
+                                    "training:\n  gradient_accumulation_steps: 2\n")
+    assert compose().trainer.max_epochs == 5 and compose().training.gradient_accumulation_steps == 2
+    (here / "train.yaml").write_text("defaults:\n  - _self_\n  - trainer: base\ntrainer:\n  max_epochs: 5\n")
+    assert compose().trainer.max_epochs == 9  # as its list says
+
+
+@pytest.mark.parametrize("text, size, nodes", [
+    ("trainer:\n  num_nodes: 4\n", 32, 4), ("distributed:\n  num_nodes: 4\n", 32, 4),
+    ("trainer:\n  devices: 3\n", 6, 2),
+    ("trainer:\n  devices: 3\n  num_nodes: 5\n", 15, 5), ("distributed:\n  num_nodes: 4\n  world_size: 8\n", 8, 4),
+])
+def test_machines_and_devices_in_a_file_count_as_on_the_command_line(here, text, size, nodes):
+    profile(here, "defaults: [ddp]\n" + text)
+    config = compose("trainer=mine")
+    assert (config.distributed.world_size, config.distributed.num_nodes) == (size, nodes)
+
+
+def test_a_typed_policy_beats_every_file(here):
+    profile(here, "trainer:\n  accumulate_grad_batches: 8\nval_loader:\n  accumulate_grad_batches: 3\n")
+    assert compose("trainer=mine").training.gradient_accumulation_steps == 8
+    assert compose("trainer=mine").eval.gradient_accumulation_steps == 3
+    assert compose("trainer=mine", "local/accumulate_grad_batches=high").training.gradient_accumulation_steps == 4
+    config = compose("trainer=mine", "local/accumulate_grad_batches@val_loader=high")
+    assert config.eval.gradient_accumulation_steps == 4
+    (here / "train.yaml").write_text("defaults:\n  - trainer: mine\n  - _self_\naccumulate_grad_batches: 6\n")
+    assert compose().training.gradient_accumulation_steps == 6
+    assert compose("local/accumulate_grad_batches=high").training.gradient_accumulation_steps == 4
+    config = compose("local/accumulate_grad_batches=high", "accumulate_grad_batches=5")
+    assert config.training.gradient_accumulation_steps == 5
+
+
+@pytest.mark.parametrize("policy, steps", [("high", 4), (None, 1)])
+def test_the_steps_may_point_at_the_policy(here, policy, steps):
+    listed = f"  - local/accumulate_grad_batches: {policy}\n" if policy else ""
+    (here / "train.yaml").write_text(f"defaults:\n{listed}  - trainer: defaults\n  - _self_\n"
+                                    "training:\n  gradient_accumulation_steps: ${accumulate_grad_batches}\n"
+                                    "eval:\n  gradient_accumulation_steps: ${val_loader.accumulate_grad_batches}\n")
+    assert compose().training.gradient_accumulation_steps == steps and compose().eval.gradient_accumulation_steps == 1
+    assert compose("local/accumulate_grad_batches=train").training.gradient_accumulation_steps == 2
+
+
+def test_what_a_train_yaml_tells_hydra_itself_is_left_alone(here):
+    (here / "train.yaml").write_text("defaults:\n  - trainer: kaggle\n  - _self_\nhydra:\n  run:\n    dir: x\nseed: 3\n")
+    assert compose().seed == 3 and compose().profile == "kaggle"
+
+
+def test_several_folders_of_profiles(here, monkeypatch):
+    for folder, seed in (("one", 1), ("two", 2)):
+        (here / folder / "trainer").mkdir(parents=True)
+        (here / folder / "trainer" / "both.yaml").write_text(f"seed: {seed}\n")
+        (here / folder / "trainer" / f"{folder}.yaml").write_text("defaults: [both]\n")
+    monkeypatch.setenv("SPECTRAKIT_PROFILES", os.pathsep.join([str(here / "one"), str(here / "two"), ""]))
+    assert (compose("trainer=one").seed, compose("trainer=two").seed) == (1, 1)
+    monkeypatch.setenv("SPECTRAKIT_PROFILES", os.pathsep.join([str(here / "one"), "nowhere"]))
+    with pytest.raises(RequestError, match="SPECTRAKIT_PROFILES=nowhere is not a folder"): profiles()
+
+
+def test_another_ending_is_hinted_at(here):
+    profile(here, "seed: 4\n").rename(here / "profiles" / "trainer" / "mine.yml")
+    hint = "profiles/trainer/mine.yml is there: name it mine.yaml."
+    with pytest.raises(RequestError) as caught: compose("trainer=mine")
+    assert str(caught.value).endswith(hint)
+    profile(here, "defaults: [mine]\n", "other")
+    with pytest.raises(RequestError) as caught: compose("trainer=other")
+    assert str(caught.value).endswith(hint) and "other.yaml names trainer/mine" in str(caught.value)
 
 
 def test_a_profile_from_windows_is_read(here):
