@@ -15,6 +15,7 @@ from spectrakit.launch import launch
 from spectrakit.platforms import detect
 from spectrakit.run import fit, predict
 from spectrakit.task import evaluate
+from spectrakit.widgets import each_rank
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 
@@ -69,6 +70,7 @@ def test_two_ranks_learn_what_one_process_learns(alone, halves, strategy):
     assert start["effective_batch_size"] == last_event(reference, "start")["effective_batch_size"] == 16
     for mine, other in zip(columns(events, "eval", "metrics")["metrics"], columns(reference, "eval", "metrics")["metrics"]):
         assert mine == pytest.approx(other, rel=1e-4) and set(mine) == {"val_loss", "val_mae", "val_last", "val_middle"}
+    assert "rank 0" in each_rank(last_event(events, "step")) and "rank 1" in each_rank(last_event(events, "step"))
     assert [len(e["ranks"]) for e in events if e["type"] == "step"] == [2] * 6 and last_event(events, "step")["ranks"][1]["memory_gib"] > 0
 
 
