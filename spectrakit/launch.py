@@ -132,23 +132,26 @@ def run_supervised(job: Job, task: Any, tick: Callable[[], None], heard: list[fl
     story = _Story(job, {})
     story.keep(launcher=launcher, world_size=plan.world_size, restarts=0, fallback=plan.reason if plan.fallback else None,
                env=process_environ(job.config, os.environ) if launcher else {}, reasons={"world_size": plan.reason, "launcher": f"{launcher}: {why}"})
-    folder, by_fork = _packed(job, task)
-    with _held(folder):
-        if plan.fallback and job.kind == "train": story.tell(plan.reason)
-        ended = _see_through(job, folder, plan, launcher, tick, heard, by_fork, story)
+    ended = Ended("interrupted", "interrupted a second time before the start")
+    folder = None
+    with contextlib.suppress(KeyboardInterrupt), interrupts(second_raises=True): folder, by_fork = _packed(job, task)  # large arrays take their time
+    if folder is not None:
+        with _held(folder):
+            if plan.fallback and job.kind == "train": story.tell(plan.reason)
+            ended = _see_through(job, folder, plan, launcher, tick, heard, by_fork, story)
     if _writes(job): tidy(job.run_dir / "checkpoints")
     if not ended.written:
         story.write("end", status=ended.status, reason=ended.reason)
         tick()
     return Outcome(ended.status, ended.reason, story.facts)
 
-
+# %% ../nbs/10d_launch.ipynb #23a2fc05
 def _see_through(job: Job, folder: Path, plan: Processes, launcher: str | None, tick: Callable[[], None], heard: list[float],
                  by_fork: Any, story: _Story) -> Ended:
     "Start the job, and again after a fault, until it ends or nothing is left to try."
     again, faults, restarts, most = None, 0, 0, job.config.launch.max_restarts
     while True:
-        if len(heard) > 1: return Ended("interrupted", "interrupted a second time before a start")
+        if len(heard) > 1: return Ended("interrupted", "interrupted a second time before the start")
         if _writes(job): tidy(job.run_dir / "checkpoints")
         try: ended = run_once(job, folder, plan, launcher, tick, heard, by_fork, again if _has_start(job) else None)
         except RequestError as error:
@@ -177,7 +180,7 @@ def _see_through(job: Job, folder: Path, plan: Processes, launcher: str | None, 
         story.keep(restarts=restarts)
         story.tell(again)
 
-
+# %% ../nbs/10d_launch.ipynb #23a2fc06
 def _another_way(job: Job, plan: Processes, launcher: str | None, ended: Ended, story: _Story) -> tuple | None:
     "(plan, launcher, why) after processes could not meet: the other launcher, then one process; None where nothing is left."
     if launcher is not None: remember_failed(job.platform, launcher, ended.reason)
@@ -192,7 +195,7 @@ def _another_way(job: Job, plan: Processes, launcher: str | None, ended: Ended, 
     story.tell(why)
     return Processes(1, 1, why, True), None, why
 
-# %% ../nbs/10d_launch.ipynb #23a2fc05
+# %% ../nbs/10d_launch.ipynb #23a2fc07
 def tidy(checkpoints: Path) -> None:
     "Remove what a killed process left half written in `checkpoints`, and put back what it had put aside. Nobody may be writing there."
     for half in checkpoints.glob(".writing-*"): shutil.rmtree(half, ignore_errors=True)
@@ -207,7 +210,7 @@ def _has_start(job: Job) -> bool:
     "Whether the run's log has its beginning; if not, the next start is the first one."
     return job.kind == "predict" or any(event["type"] == "start" for event in read_events(job.run_dir / "events.jsonl"))
 
-# %% ../nbs/10d_launch.ipynb #23a2fc06
+# %% ../nbs/10d_launch.ipynb #23a2fc08
 def _counted(config: Config, plan: Processes) -> Config:
     "`config` with the number of processes that the effective batch is made of, so that fewer of them accumulate more."
     if config.distributed.world_size != "auto": return config
@@ -259,7 +262,7 @@ def _kind_now(job: Job) -> str:
 def _left_s(job: Job) -> float | None:
     return Budget(time_limit(job.config, job.platform, job.extra.get("began"))).left_s()
 
-# %% ../nbs/10d_launch.ipynb #23a2fc07
+# %% ../nbs/10d_launch.ipynb #23a2fc09
 def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
     "Do `job` where launch.mode says: in child processes, or in this one. RequestError where the request cannot work."
     job.run_dir.mkdir(parents=True, exist_ok=True)

@@ -184,7 +184,7 @@ class _Seen:
     done_at: float | None = None
     looked_at: float = 0.0
 
-
+# %% ../nbs/10c_supervise.ipynb #23a2fc06
 def watch_over(child: Any, job: Job, watch: Watch, folder: Path, tick: Callable[[], None], heard: list[float], every_s: float = 0.1) -> _Seen:
     "Wait for `child`; end it where it is interrupted twice, stuck, left alone by a rank that failed, or cannot meet the others."
     seen = _Seen()
@@ -209,7 +209,7 @@ def watch_over(child: Any, job: Job, watch: Watch, folder: Path, tick: Callable[
         end = time.monotonic() + 30
         while child.poll() is None and time.monotonic() < end: time.sleep(0.01)  # a driver that hangs can keep it longer
 
-# %% ../nbs/10c_supervise.ipynb #23a2fc06
+# %% ../nbs/10c_supervise.ipynb #23a2fc07
 _LEAVE_S = 10.0  # for a process to end once all is done
 
 
@@ -238,7 +238,7 @@ def _gone_wrong(seen: _Seen, child: Any, job: Job, watch: Watch, folder: Path, n
         if now - seen.done_at > (_LEAVE_S if nodes == 1 else 60): _end(seen, child, "late", "")  # a thread of the task does not end
     return bool(seen.killed)
 
-
+# %% ../nbs/10c_supervise.ipynb #23a2fc08
 def _end(seen: _Seen, child: Any, why: str, what: str, gently: Watch | None = None) -> _Seen:
     "End the processes. Gently: stacks first, then SIGTERM, which a rank may still hear, then SIGKILL."
     seen.killed, seen.what = why, what
@@ -262,7 +262,7 @@ def dump_stacks(ranks: list[int], wait_s: float = 0.5) -> None:
             with contextlib.suppress(OSError): os.kill(pid, number)
     time.sleep(wait_s)
 
-# %% ../nbs/10c_supervise.ipynb #23a2fc07
+# %% ../nbs/10c_supervise.ipynb #23a2fc09
 def run_once(job: Job, folder: Path, plan: Processes, launcher: str | None, tick: Callable[[], None], heard: list[float],
              task: Any = None, again: str | None = None) -> Ended:
     """Start the job in `folder` as `plan` says and wait for its end. `launcher`: None for one process, else notebook_launcher or
@@ -306,7 +306,7 @@ def _set_aside(logs: Path, folder: Path) -> None:
     for pattern in ("refused-*.txt", "outcome.json", "exits.json", "launcher-error.txt"):
         for old in folder.glob(pattern): old.unlink()
 
-# %% ../nbs/10c_supervise.ipynb #23a2fc08
+# %% ../nbs/10c_supervise.ipynb #23a2fc10
 def _start(job: Job, folder: Path, plan: Processes, launcher: str | None, logs: Path, task: Any, threads: int) -> Any:
     "Start the one process, or the supervisor of several."
     environ = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS and not name.startswith("TORCHELASTIC_")}
@@ -341,7 +341,7 @@ def _network(job: Job) -> dict[str, str]:
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return {n: card for n in names if card and n not in os.environ and n not in job.config.distributed.env}
 
-# %% ../nbs/10c_supervise.ipynb #23a2fc09
+# %% ../nbs/10c_supervise.ipynb #23a2fc11
 def _how_it_ended(returncode: int | None, seen: _Seen, job: Job, folder: Path, logs: Path, watch: Watch, plan: Processes, log_size: int) -> Ended:
     "One sentence about an end. RequestError where a rank refused the request before it had trained."
     several, met = plan.world_size > 1, watch.all_met() or plan.world_size == 1
@@ -362,7 +362,7 @@ def _how_it_ended(returncode: int | None, seen: _Seen, job: Job, folder: Path, l
     if seen.killed: return Ended("failed", f"a rank failed without a word; see {job.run_dir.name}/logs", again=True, met=met)
     return Ended("failed", f"{what} ended with exit status {returncode}; see {job.run_dir.name}/logs", met=met, again=not met)
 
-
+# %% ../nbs/10c_supervise.ipynb #23a2fc12
 def _who_left(seen: _Seen, watch: Watch, folder: Path, logs: Path) -> str | None:
     "The rank that was the first to leave the others without a word, and how. One that was told to end (SIGTERM) counts where nobody spoke."
     errors = {int(f.stem.rpartition("-")[2]) for f in logs.glob("error-rank-*.txt")}

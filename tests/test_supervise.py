@@ -23,7 +23,7 @@ from spectrakit.checkpoint import checkpoints, find_checkpoint, read_manifest, v
 from spectrakit.config import RequestError, compose
 from spectrakit.events import columns, last_event, read_events
 from spectrakit.hardware import Gpu
-from spectrakit.heartbeat import Watch, new_board, sweep
+from spectrakit.heartbeat import FAILED, STOP, Pulse, Watch, asked, new_board, raise_flag, sweep
 from spectrakit.job import Job
 from spectrakit.launch import Outcome, choose_launcher, failed_launchers, launch, remember_failed
 from spectrakit.platforms import detect
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(not sys.platform.star
 # Twenty optimizer steps in four epochs: two ranks, two micro batches of two each.
 TWO = ("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=2", "accumulate_grad_batches=2", "trainer.max_epochs=4", "optimizer.lr=0.01",
        "checkpoint.every_n_steps=2", "checkpoint.every_n_epochs=null", "trainer.log_every_n_steps=1")
-SOON = ("launch.hang_floor_s=2",)
+SOON = ("launch.hang_floor_s=3",)
 
 
 @pytest.fixture
@@ -167,8 +167,8 @@ def test_ranks_that_hang_are_replaced_and_nothing_is_lost(monkeypatch, nothing_l
     run = troubled(monkeypatch, "1 7 sleep;0 9 stop", *SOON)
     assert run.status == "completed" and losses(run) == calm and intact(run)
     first, second = said(run).splitlines()
-    assert first.startswith("rank 1 has given no sign of life for 2 s (training, after optimizer step 3); the stacks of all ranks are in")
-    assert second.startswith("rank 0 has given no sign of life for 2 s") and second.endswith("/logs/stacks-rank-*.txt; starting again (2 of 2)")
+    assert first.startswith("rank 1 has given no sign of life for 3 s (training, after optimizer step 3); the stacks of all ranks are in")
+    assert second.startswith("rank 0 has given no sign of life for 3 s") and second.endswith("/logs/stacks-rank-*.txt; starting again (2 of 2)")
     assert " in sleep" in log_of(run, "stacks-rank-1.txt") and " in stop" in log_of(run, "stacks-rank-0.txt")
     assert "in backward" in log_of(run, "stacks-rank-0.txt")
 
@@ -379,7 +379,7 @@ def test_in_a_container_the_command_may_be_process_1(nothing_left, here):
                           env={**os.environ, "TINY_TROUBLE": "1 5 sleep"}, stdin=subprocess.DEVNULL)
     assert done.returncode == 1 and "no sign of life" in done.stderr, (done.stdout, done.stderr)
     ended = (only_run(here) / "summary.json").stat().st_mtime
-    assert ended - (here / "trouble-1-5").stat().st_mtime < 11  # 2 s until it is noticed, 2 s for stacks and SIGTERM, none for zombies
+    assert ended - (here / "trouble-1-5").stat().st_mtime < 14  # 3 s until it is noticed, 2 s for stacks and SIGTERM, none for zombies
 
 
 # what can be known without starting a process
@@ -545,6 +545,19 @@ def test_who_asks_for_a_stop_gets_no_other_start(story):
     assert story(heard=[1.0, 2.0])[0].status == "interrupted"
 
 
+def test_two_interrupts_while_a_large_task_is_written_end_the_run(here, monkeypatch):
+    "Each is sent by the task itself, where it is pickled; what comes after is as for any run."
+    class Large(Troubled):
+        def __getstate__(self):
+            for _ in range(2): os.kill(os.getpid(), signal.SIGINT)
+            return {}
+
+    before = signal.getsignal(signal.SIGINT)
+    run = fit(Large(), compose(*TWO), show=False)
+    assert (run.status, last_event(run.events, "end")["reason"]) == ("interrupted", "interrupted a second time before the start")
+    assert (run.path / "summary.json").is_file() and not is_locked(run.path) and signal.getsignal(signal.SIGINT) == before
+
+
 def test_no_start_in_the_last_half_minute_and_no_refusal_after_the_first(story, here):
     outcome, _ = story(FAULT, words=["watchdog.limit=1s"])
     assert outcome.status == "failed" and outcome.reason.endswith("no time is left to start again")
@@ -565,6 +578,24 @@ def test_a_view_that_fails_ends_the_processes_and_is_told(tmp_path):
     job = Job("train", tmp_path, compose(), HERE)
     with pytest.raises(KeyError, match="the view"): watch_over(child, job, Watch(board, 20, 60), tmp_path, tick, [])
     assert child.returncode == -signal.SIGKILL
+    board.close()
+    board.path.unlink()
+
+
+def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_path):
+    "Rank 1 has failed; rank 0 would have a quarter of a minute to notice by itself."
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    board = new_board(2)
+    pulse = Pulse(board, 1)
+    pulse.begin(3), raise_flag(pulse, FAILED)
+    heard, began = [], time.monotonic()
+
+    def tick():
+        if not heard and time.monotonic() - began > 0.5: heard.append(time.monotonic())
+
+    seen = watch_over(child, Job("train", tmp_path, compose(), HERE), Watch(board, 20, 60), tmp_path, tick, heard)
+    assert seen.killed == "alone" and child.returncode == -signal.SIGKILL and time.monotonic() - began < 5
+    assert asked(board) == STOP and stop_file(tmp_path).exists()
     board.close()
     board.path.unlink()
 
