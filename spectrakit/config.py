@@ -114,18 +114,18 @@ def _recorded(config: Config, typed: Iterable[str]) -> Config:
     return dataclasses.replace(config, typed=sorted(typed))
 
 # %% ../nbs/02c_config.ipynb #23a2fc03
-# by group/name: file, settings and `defaults:` of each profile in the composition under way
-_loaded: dict[str, tuple[Path, dict, Any]] = {}
-
-
 @functools.cache
 def _profile_source() -> type:
-    "The class that reads a folder of profiles for Hydra, registered with it."
+    "The class that reads a folder of profiles for Hydra, registered with it: the first one, where this module was loaded twice."
+    from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
     from hydra.plugins.config_source import ConfigResult, ConfigSource
     from omegaconf import OmegaConf
 
     class ProfileSource(ConfigSource):
+        # by group/name: file, settings and `defaults:` of each profile in the composition under way
+        loaded: dict[str, tuple[Path, dict, Any]] = {}
+
         @staticmethod
         def scheme() -> str: return "spectrakit"
 
@@ -135,7 +135,7 @@ def _profile_source() -> type:
             tree = parse_yaml(text, file)
             package = package_of(text, tree, group)
             own = {k: v for k, v in tree.items() if k != "defaults"}
-            _loaded[config_path.removesuffix(".yaml")] = file, own, tree.get("defaults")
+            self.loaded[config_path.removesuffix(".yaml")] = file, own, tree.get("defaults")
             return ConfigResult(self.provider, self.full_path(), OmegaConf.create(tree), {"package": package})
 
         def is_group(self, config_path: str) -> bool: return (Path(self.path) / config_path).is_dir()
@@ -146,7 +146,7 @@ def _profile_source() -> type:
         def _file(self, config_path: str) -> Path: return Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
 
     Plugins.instance().register(ProfileSource)
-    return ProfileSource
+    return SourcesRegistry.instance().resolve(ProfileSource.scheme())
 
 # %% ../nbs/02c_config.ipynb #23a2fc04
 _hydra_lock = threading.RLock()
@@ -184,8 +184,9 @@ def _compose_profiles(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
     words = [f"~{group}" if name is None else f"{'' if group in listed else '+'}{group}={name}"
              for group, name in chosen.items() if name is not None or group in listed]
     with _own_hydra():
-        _loaded.clear()
-        _loaded["spectrakit"] = file, own, defaults
+        loaded = _profile_source().loaded
+        loaded.clear()
+        loaded["spectrakit"] = file, own, defaults
         try:
             store = {**own, "defaults": defaults}  # in no folder, so that no profile beside it comes first
             ConfigStore.instance().store("spectrakit", store)
@@ -193,9 +194,9 @@ def _compose_profiles(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
                 "spectrakit", [*words, _search_path(file)], RunMode.RUN)
         except RequestError: raise
         except Exception as error: raise _not_composed(error, words, file) from None  # Hydra has many kinds
-        chain = [entry for entry in found.defaults if entry.config_path in _loaded]
-        layers = [_Layer(_loaded[e.config_path][0], nested(e.package, _loaded[e.config_path][1]) if e.package else
-                         _loaded[e.config_path][1]) for e in _policies_last(chain, chosen)]
+        chain = [entry for entry in found.defaults if entry.config_path in loaded]
+        layers = [_Layer(loaded[e.config_path][0], nested(e.package, loaded[e.config_path][1]) if e.package else
+                         loaded[e.config_path][1]) for e in _policies_last(chain, chosen)]
         choices = found.overrides.known_choices
         return layers, {"profile": choices.get("trainer") or "none", "env": choices.get("env") or "auto"}
 
@@ -236,8 +237,9 @@ def _not_composed(error: Exception, words: list[str], file: Path) -> RequestErro
 def _missing_profile(error: Any) -> RequestError:
     "A `defaults:` entry that names no profile, as a sentence."
     group, _, name = str(error.missing_cfg_file).rpartition("/")
-    file = next(file for file, _, defaults in [*reversed(_loaded.values()), *_loaded.values()]
-                if name in str(defaults) or defaults is _loaded["spectrakit"][2])
+    loaded = _profile_source().loaded
+    file = next(file for file, _, defaults in [*reversed(loaded.values()), *loaded.values()]
+                if name in str(defaults) or defaults is loaded["spectrakit"][2])
     groups, parent = profiles(), re.match(r"In '([^']+)/", str(error))  # 'trainer' where trainer/mine.yaml names it
     inner = group.removeprefix(f"{parent[1]}/") if parent else group
     names = [n for n in groups.get(group, []) if n != file.stem]

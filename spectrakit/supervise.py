@@ -222,7 +222,7 @@ def _gone_wrong(seen: _Seen, child: Any, job: Job, watch: Watch, folder: Path, n
     if not seen.gone: seen.gone = tuple(r for r, pid in watch.pids().items() if phases[r] != "done" and not psutil.pid_exists(pid))
     if refused or watch.failed() or (several and seen.gone):
         seen.failed_at = seen.failed_at or now
-        grace = 2 if seen.asked or watch.steps() < 0 else 15  # before the first step there is nothing to save
+        grace = 1 if watch.steps() < 0 else 2 if seen.asked else 15  # before the first step there is nothing to save
         if "saving" in phases.values(): grace = max(grace, 10 * c.hang_floor_s)
         if now - seen.failed_at > grace: _end(seen, child, "alone", "")
     elif stuck := watch.look():

@@ -1,4 +1,6 @@
 "Settings: that they are of their type and stay as they are, that a cut file is noticed, and what a wrong word is told."
+import subprocess
+import sys
 import copy
 import dataclasses
 import json
@@ -277,3 +279,11 @@ def test_threads_compose_each_their_own(here):
         said = list(pool.map(lambda n: refused(compose, f"trainer=wrong{n % 4}"), range(12)))
     assert all(f"max_epochs=-{n % 4} " in text or n % 4 == 0 for n, text in enumerate(said))
     assert all(text.endswith(f"It stands in profiles/trainer/wrong{n % 4}.yaml.") for n, text in enumerate(said))
+
+
+def test_a_module_that_was_loaded_twice_still_reads_profiles(here):
+    "As %autoreload does it: Hydra keeps the class that it saw first."
+    code = ("import importlib, spectrakit.config as c; c.compose('trainer=kaggle_safe'); c = importlib.reload(c); "
+            "print(c.compose('trainer=kaggle_safe').watchdog.limit)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=here)
+    assert done.stdout.strip() == "8h30m", done.stderr
