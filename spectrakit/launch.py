@@ -183,7 +183,7 @@ def _see_through(job: Job, folder: Path, plan: Processes, launcher: str | None, 
 # %% ../nbs/10d_launch.ipynb #23a2fc06
 def _another_way(job: Job, plan: Processes, launcher: str | None, ended: Ended, story: _Story) -> tuple | None:
     "(plan, launcher, why) after processes could not meet: the other launcher, then one process; None where nothing is left."
-    if launcher is not None: remember_failed(job.platform, launcher, ended.reason)
+    if launcher is not None and ended.launcher_failed: remember_failed(job.platform, launcher, ended.reason)
     if launcher == "notebook_launcher" and job.config.launch.mode == "auto":
         why = f"{ended.reason} (notebook_launcher); trying torchrun"
         story.keep(launcher="torchrun")

@@ -90,7 +90,7 @@ def prepare(task: Any, config: Config, context: RunContext, run_dir: Path, log: 
     if config.trainer.compile: model = compiled(task, model, batches, log)
     monitor, mode = resolve_monitor(config, list(check_first_batches(task, context.plain(model), batches, checks, context)))
     steps = total_steps(config, plan)
-    optimizer = task.optimizer(model, config) if callable(getattr(task, "optimizer", None)) else build_optimizer(model, config)
+    optimizer = task.optimizer(context.unwrap(model), config) if callable(getattr(task, "optimizer", None)) else build_optimizer(model, config)
     scheduler = task.scheduler(optimizer, config, steps) if callable(getattr(task, "scheduler", None)) else None
     params = [q for q in model.parameters() if q.requires_grad]
     seed_everything(mix(config.seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)

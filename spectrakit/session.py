@@ -126,9 +126,10 @@ def save(s: Session, best: bool = False, alone: bool = False) -> None:
     p, c = s.progress, s.config.checkpoint
     if not c.enabled or (alone and (s.context.strategy == "fsdp" or not s.context.is_main)): return
     s.context.pulse.beat("saving")
-    ok = p.saved_step == p.step or save_weights(s, alone)
-    if not alone: ok = s.context.broadcast(ok)
-    if ok: p.saved_step = p.step
+    before = p.saved_step
+    ok = before == p.step or save_weights(s, alone)
+    if not alone: ok = s.context.broadcast(ok)  # whether this step is saved is one fact on all ranks, or they would part here
+    p.saved_step = p.step if ok else before
     s.context.pulse.beat("training")
     if not ok or not s.context.is_main: return
     try:
@@ -183,7 +184,8 @@ def session_state(s: Session, keep: bool = True) -> dict:
     return {"progress": asdict(s.progress), "optimizer": whole_optimizer_state(s.optimizer, keep=keep),
             "ema": whole(s.ema, keep=keep) if s.ema is not None else None,
             "scaler": s.context.scaler.state_dict() if s.context.scaler else None,
-            "scheduler": s.scheduler.state_dict() if s.scheduler else None, "monitor": s.monitor, "mode": s.mode}
+            "scheduler": s.scheduler.state_dict() if s.scheduler else None, "monitor": s.monitor, "mode": s.mode,
+            "effective_batch_size": s.plan.effective_batch_size}
 
 # %% ../nbs/09b_session.ipynb #23a2fc05
 def restore_session(s: Session) -> list[str]:
@@ -191,6 +193,10 @@ def restore_session(s: Session) -> list[str]:
     path, notes = s.context.broadcast(find_checkpoint(s.checkpoints) if s.context.is_main else None)
     if path is None: raise RequestError(f"There is no whole checkpoint to go on from in {s.checkpoints}. {' '.join(notes)} Start a new run.")
     weights, state, rank_state = _read(s, path)
+    kept, here = state.get("effective_batch_size", s.plan.effective_batch_size), s.plan.effective_batch_size
+    if kept != here:
+        raise RequestError(f"The run had an effective batch of {kept} samples, and would go on with {here} ({s.plan}). "
+                           "Choose trainer.devices or training.gradient_accumulation_steps so that it stays.")
     load_whole_model(s.context.unwrap(s.model), weights)
     load_whole_optimizer(s.optimizer, state["optimizer"])
     if s.ema is not None:

@@ -35,10 +35,21 @@ class Ended:
     again: bool = False
     met: bool = True
     written: bool = False  # whether the run's log has its end
+    launcher_failed: bool = False  # the processes were there, and the launcher could not bring them together
 
 
-_TALK = re.compile(r"Connection (closed|reset|refused|was likely closed)|Broken pipe|gloo|NCCL|ncclCommAbort|Timed out waiting|Dist\w+Error|"
-                   r"recvValue failed|another process of this run has failed|Socket Timeout|store->get|collective operation timeout", re.I)
+# what torch says where it loses another process; a task's own ConnectionError is none of these
+_TALK = re.compile(r"^(torch\.\S*\.)?Dist(Backend|Network|Store)?Error\b|^RuntimeError: .*(gloo/|NCCL|Connection (closed|reset) by peer|"
+                   r"Connection was likely closed|Timed out waiting|recvValue failed|another process of this run has failed|"
+                   r"Socket Timeout|Broken pipe|store->get|collective operation timeout)", re.I | re.S)
+
+# what torch says of models that DDP cannot take as they are, and what to do
+_HINTS = {
+    "Expected to have finished reduction in the prior iteration": "RuntimeError: some parameters have no part in the loss of every step. "
+        "Set distributed.find_unused_parameters=true, or freeze them with requires_grad_(False)",
+    "'DistributedDataParallel' object has no attribute": "In several processes the task's `loss` gets the model inside DDP, which has only `forward`: "
+        "compute there what the loss needs, or train in one process (trainer.devices=1)",
+}
 
 
 def first_error(logs: Path) -> tuple[int, str, bool] | None:
@@ -49,6 +60,8 @@ def first_error(logs: Path) -> tuple[int, str, bool] | None:
         found.append((bool(_TALK.search(said)), file.stat().st_mtime_ns, int(file.stem.rpartition("-")[2]), said))
     if not found: return None
     talk, _, rank, said = min(found)
+    for sign, hint in _HINTS.items():
+        if sign in said: said = hint if hint.startswith("RuntimeError") else f"{said}. {hint}"
     return rank, said, talk
 
 
@@ -311,8 +324,9 @@ def _start(job: Job, folder: Path, plan: Processes, launcher: str | None, logs: 
     "Start the one process, or the supervisor of several."
     environ = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS and not name.startswith("TORCHELASTIC_")}
     environ |= {**job.platform.child_environ(), "PYTHONUNBUFFERED": "1"}
+    wanted = process_environ(job.config, environ)  # what the user exported is not among them
+    environ |= wanted | _network(job) if launcher is not None else {n: v for n, v in wanted.items() if n in job.config.distributed.env}
     environ.setdefault("OMP_NUM_THREADS", str(threads))
-    if launcher is not None: environ |= process_environ(job.config, environ) | _network(job)
     if job.config.trainer.deterministic: environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
     if job.config.trainer.accelerator == "cpu": environ["ACCELERATE_USE_CPU"] = "true"
     log = logs / ("rank-0.log" if launcher is None else "launcher.log")
@@ -353,12 +367,12 @@ def _how_it_ended(returncode: int | None, seen: _Seen, job: Job, folder: Path, l
     if seen.killed == "interrupted": return Ended("interrupted", seen.what)
     error = first_error(logs)
     if error and not error[2]: return Ended("failed", f"rank {error[0]}: {error[1]}" if several else error[1], met=met, again=not met)
-    if seen.killed in ("stuck", "apart"): return Ended("failed", seen.what, again=True, met=seen.killed == "stuck")
+    if seen.killed in ("stuck", "apart"): return Ended("failed", seen.what, again=True, met=seen.killed == "stuck", launcher_failed=seen.killed == "apart")
     what = "the process that starts the ranks" if several else "the training process"
     if returncode is not None and returncode < 0 and not seen.killed: return Ended("failed", f"{what} {_killed_by(-returncode)}", again=True, met=met)
     if several and (left := _who_left(seen, watch, folder, logs)): return Ended("failed", left, again=True, met=met)
     if error: return Ended("failed", f"rank {error[0]}: {error[1]}", again=True, met=met)
-    if (folder / "launcher-error.txt").is_file(): return Ended("failed", f"the launcher failed: {(folder / 'launcher-error.txt').read_text()}", again=True, met=met)
+    if (folder / "launcher-error.txt").is_file(): return Ended("failed", f"the launcher failed: {(folder / 'launcher-error.txt').read_text()}", again=True, met=met, launcher_failed=True)
     if seen.killed: return Ended("failed", f"a rank failed without a word; see {job.run_dir.name}/logs", again=True, met=met)
     return Ended("failed", f"{what} ended with exit status {returncode}; see {job.run_dir.name}/logs", met=met, again=not met)
 

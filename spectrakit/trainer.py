@@ -275,7 +275,8 @@ def train_run(task: Any, config: Config, context: RunContext, run_dir: Path, bud
             leave_traceback(context, logs or run_dir / "logs")
             status, reason, broken = "failed", f"{type(error).__name__}: {error}", True
         alone = broken and context.world_size > 1
-        if s is not None and s.progress.step > 0: finish(s, status, alone)
+        if s is not None and s.progress.step > 0 and not finish(s, status, alone, logs) and not alone:
+            status, reason, alone = "failed", "the last evaluation failed", True
         if not alone: log.write("end", status=status, reason=reason, step=s.progress.step if s else 0, metrics=s.progress.metrics if s else {})
         context.pulse.beat("ending")
         if s is not None: s.trackers.close(failed=status == "failed")  # last: a slow one keeps nothing waiting
@@ -300,17 +301,23 @@ class Silent:
     def close(self) -> None: pass
 
 # %% ../nbs/09c_trainer.ipynb #23a2fc07
-def finish(s: Session, status: str, alone: bool = False) -> None:
-    "The last log point, evaluation and save of a run that ends before its last step. After a failure the save, of this rank `alone`."
-    improved = False
+def finish(s: Session, status: str, alone: bool = False, logs: Path | None = None) -> bool:
+    """The last log point, save and evaluation of a run that ends before its last step; after a failure the save, of this rank `alone`.
+
+    False where the task's own code failed once more on a rank of several: the others then wait for it in vain.
+    """
+    p = s.progress
     try:
-        if status != "failed":
-            log_step(s)
-            if s.valid is not None and s.progress.eval_step != s.progress.step:
-                patience = s.progress.bad_evals
-                improved = run_evaluation(s)
-                s.progress.bad_evals = min(patience, s.progress.bad_evals)  # an evaluation that the plan did not ask for
-                s.progress.saved_step = -1  # a checkpoint of this step lacks its result: write it again
-        save(s, best=improved, alone=alone)
-    except Exception as error:  # the task's own code may fail here again, and the end has to be written
+        if status != "failed": log_step(s)
+        save(s, alone=alone)  # first: what comes now may fail
+        if status == "failed" or s.valid is None or p.eval_step == p.step: return True
+        patience = p.bad_evals
+        improved = run_evaluation(s)
+        p.bad_evals = min(patience, p.bad_evals)  # an evaluation that the plan did not ask for
+        p.saved_step = -1  # a checkpoint of this step lacks its result: write it again
+        save(s, best=improved)
+    except Exception as error:  # the end has to be written
         s.log.write("message", text=f"at the end: {type(error).__name__}: {error}")
+        if s.context.world_size > 1 and not alone: leave_traceback(s.context, logs or s.run_dir / "logs")
+        return s.context.world_size == 1
+    return True
