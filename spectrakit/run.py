@@ -28,6 +28,7 @@ from .platforms import Platform, detect
 from .processes import plan_processes, rank_of
 from .plots import Picture, plot_curves, save_figure
 from .schema import Config, RequestError
+from .supervise import interrupts
 from .task import check_task
 from .watchdog import check_time
 from .widgets import make_view, show_metrics
@@ -202,7 +203,7 @@ def fit(task: Any, config: Config | None = None, *, predict: str | Path | None =
             write_atomic(path / "config.yaml", snapshot(config))
             _train(run, "train", config, platform, task, show)
     except RequestError:
-        shutil.rmtree(path, ignore_errors=True)
+        if not (path / "checkpoints").is_dir(): shutil.rmtree(path, ignore_errors=True)  # else there is something to lose
         raise
     if predict is not None and run.status != "failed":
         try: _predict(task, run, predict)
@@ -244,6 +245,7 @@ def _ticking(run: Run, view: Any) -> Callable[[], None]:
     return tick
 
 
+@interrupts()
 def _train(run: Run, kind: str, config: Config, platform: Platform, task: Any, show: bool) -> None:
     "Have the job done, show it, and write what is left at the end."
     asked, (config, auto) = config, resolve_env(config, platform)

@@ -498,7 +498,7 @@ def story(monkeypatch, tmp_path):
 
 
 DONE = Ended("completed", "all done")
-FAULT, UNMET, ERROR = Ended("failed", "rank 1 was killed", again=True), Ended("failed", "apart", again=True, met=False), Ended("failed", "KeyError")
+FAULT, UNMET, ERROR = Ended("failed", "rank 1 was killed", again=True), Ended("failed", "apart", again=True, met=False, launcher_failed=True), Ended("failed", "KeyError")
 PAIRED, ALONE = ("notebook_launcher", 2, "train"), (None, 1, "train")
 
 
@@ -513,6 +513,12 @@ def test_faults_are_repeated_then_degraded_then_final(story):
     assert story(FAULT, FAULT, FAULT, words=["distributed.fallback=false"])[1] == [PAIRED] * 3
     assert story(ERROR) == (Outcome("failed", "KeyError", outcome.launch | {"restarts": 0, "world_size": 2, "launcher": "notebook_launcher", "fallback": None}), [PAIRED])
     assert story(FAULT, FAULT, kind="predict")[1] == [("notebook_launcher", 2, "predict")] * 2
+
+
+def test_a_rank_that_was_killed_before_the_others_met_it_says_nothing_about_the_launcher(story):
+    torchrun, killed = ("torchrun", 2, "train"), replace(UNMET, reason="rank 1 was killed", launcher_failed=False)
+    assert story(killed, DONE)[1] == [PAIRED, torchrun]
+    assert story(DONE)[1] == [PAIRED]  # not remembered
 
 
 def test_ranks_that_cannot_meet_get_what_works(story):
