@@ -1,4 +1,5 @@
 "Tasks for tests of several processes: no dropout and no batch norm, so that one process and two compute the same."
+import os
 import random
 import time
 
@@ -95,3 +96,34 @@ class Normed(Curve):
     "With batch norm, whose running statistics differ from rank to rank."
 
     def model(self, cfg): return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+
+
+class Named(Curve):
+    "Its own optimizer, with a rate by the parameters' names; and a variable from distributed.env."
+
+    def optimizer(self, model, cfg):
+        assert os.environ["MINE"] == "7" and os.environ["OMP_NUM_THREADS"] == "2"
+        last = [p for n, p in model.named_parameters() if n.startswith("last")]
+        assert len(last) == 2 and model.first.weight.requires_grad  # the task's own module, not a wrapper
+        rest = [p for n, p in model.named_parameters() if not n.startswith("last")]
+        return torch.optim.SGD([{"params": rest, "lr": 0.1}, {"params": last, "lr": 0.01}])
+
+
+class NoRoom(Curve):
+    "A file stands where the checkpoints should go."
+
+    def __init__(self, run_dir): self.run_dir = run_dir
+
+    def model(self, cfg):
+        (self.run_dir / "checkpoints").touch()
+        return super().model(cfg)
+
+
+class FailsAtTheEnd(Slow):
+    "A metric that fails on rank 1 once somebody has asked for a stop."
+
+    def __init__(self, run_dir): self.run_dir = run_dir
+
+    def metrics(self, outputs, batch):
+        if os.environ.get("RANK") == "1" and (self.run_dir / "STOP").exists(): raise ArithmeticError("at the end")
+        return super().metrics(outputs, batch)

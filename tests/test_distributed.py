@@ -5,7 +5,7 @@ import shutil
 import numpy
 import pytest
 
-from rank_tasks import Augmented, Curve, NanOnOneRank, Normed, Weighted
+from rank_tasks import Augmented, Curve, FailsAtTheEnd, Named, NanOnOneRank, NoRoom, Normed, Weighted
 from spectrakit.checkpoint import find_checkpoint, load_weights, read_manifest, verify
 from spectrakit.config import compose
 from spectrakit.data import eval_batches
@@ -14,6 +14,7 @@ from spectrakit.job import Job
 from spectrakit.launch import launch
 from spectrakit.platforms import detect
 from spectrakit.run import fit, predict
+from spectrakit.schema import RequestError
 from spectrakit.task import evaluate
 from spectrakit.widgets import each_rank
 
@@ -157,3 +158,35 @@ def test_what_was_evaluated_is_what_was_saved(tmp_path, strategy):
     config = compose(*words)
     found = evaluate(Normed(), run.load_model(), eval_batches(Normed().datasets(config)[1], "cpu", config))
     assert found == pytest.approx(run.metrics, rel=1e-5)
+
+
+def test_a_task_sees_its_own_module_and_the_variables_that_were_asked_for(tmp_path):
+    words = ("+distributed.env.MINE=7", "+distributed.env.OMP_NUM_THREADS=2", "trainer.max_steps=3", "checkpoint.enabled=false")
+    two = train(tmp_path / "two", Named(), *TWO, *words)
+    one = train(tmp_path / "one", Named(), "accumulate_grad_batches=4", *words)
+    assert_equal_losses(losses(two), losses(one))
+
+
+def test_ranks_do_not_part_where_nothing_can_be_saved(tmp_path):
+    events = train(tmp_path / "run", NoRoom(tmp_path / "run"), *TWO, "trainer.max_steps=7", "launch.max_restarts=0", "launch.hang_floor_s=5")
+    assert [e["text"] for e in events if e["type"] == "message" and "not saved" in e["text"]]
+    assert last_event(events, "end")["status"] == "completed"
+
+
+def test_a_last_evaluation_that_fails_on_one_rank_costs_no_checkpoint(tmp_path):
+    folder, asked = tmp_path / "run", []
+
+    def stop_after_a_while():
+        steps = [e["step"] for e in read_events(folder / "events.jsonl") if e["type"] == "step"]
+        if steps and steps[-1] >= 4 and not asked: asked.append((folder / "STOP").touch())
+
+    config = compose(*BASE, *TWO, "trainer.max_epochs=40", "checkpoint.every_n_steps=1000", "checkpoint.every_n_epochs=null", "trainer.check_val_every_n_epoch=100")
+    outcome = launch(Job("train", folder, config, detect(environ={})), FailsAtTheEnd(folder), stop_after_a_while)
+    assert (outcome.status, outcome.reason) == ("failed", "rank 1: ArithmeticError: at the end")
+    assert verify(find_checkpoint(folder / "checkpoints")[0]) == []
+
+
+def test_another_effective_batch_is_refused_on_resume(halves, tmp_path):
+    folder = shutil.copytree(halves / "one", tmp_path / "run")
+    with pytest.raises(RequestError, match="effective batch of 16 samples, and would go on with 8"):
+        train(folder, Curve(), "launch.mode=inline", "accumulate_grad_batches=2", "trainer.max_steps=12", kind="resume")

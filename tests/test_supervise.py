@@ -697,3 +697,22 @@ print(supervise._killed_by(9), worker.stop_file(run.Path("x")))
 def test_nothing_here_needs_linux_to_be_imported():
     done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("said, own", [
+    ("ConnectionError: HTTPSConnectionPool(host='hub'): Connection refused", True), ("ValueError: igloo class index 7 out of range", True),
+    ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
+    ("RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:18623", False),
+    ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77", False), ("RuntimeError: another process of this run has failed", False),
+])
+def test_only_what_torch_says_of_another_process_is_talk_about_a_connection(tmp_path, said, own):
+    (tmp_path / "error-rank-1.txt").write_text(f"Traceback (most recent call last):\n  File \"x.py\", line 1, in f\n{said}\n")
+    assert first_error(tmp_path) == (1, said, not own)
+
+
+def test_what_ddp_cannot_take_is_told_with_what_to_do(tmp_path):
+    lines = ("RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error …",
+             "AttributeError: 'DistributedDataParallel' object has no attribute 'encode'")
+    for said, words in zip(lines, ("distributed.find_unused_parameters=true", "trainer.devices=1")):
+        (tmp_path / "error-rank-0.txt").write_text(f"Traceback (most recent call last):\n  File \"x.py\", line 1, in f\n{said}\n")
+        assert words in first_error(tmp_path)[1]
