@@ -8,10 +8,10 @@ __all__ = ['BROKEN', 'detect_hardware', 'usable_gpu', 'choose_device', 'Objects'
 # %% ../nbs/06_distributed.ipynb #23a2fcf4
 import contextlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
-from .heartbeat import Board, Pulse
+from .heartbeat import Board, Pulse, new_board
 from .platforms import Gpu, Platform, choose_precision, detect
 from .processes import Rank, rank_of
 from .schema import Config, RequestError
@@ -247,7 +247,18 @@ def _joined(config: Config, place: Rank, device: str, precision: str, reasons: d
         raise RuntimeError(f"{place.world_size} processes were started, and {total:g} answered")
     context.reduce_tensor(_one(accelerator.device))
     context.pulse.met()
-    return context
+    return context if pulse or place.local_world_size != place.world_size else _on_one_page(context)
+
+
+def _on_one_page(context: RunContext) -> RunContext:
+    "Ranks of one machine that the user's own launcher has started get a page as well, so that a stop need not wait for a log point."
+    try: page = new_board(context.world_size) if context.is_main else None
+    except OSError: page = None
+    if (path := context.broadcast(str(page.path) if page else None)) is None: return context
+    pulse = Pulse(page or Board(path, context.world_size), context.rank)
+    context.barrier()
+    if page: page.path.unlink(missing_ok=True)  # all have it open
+    return replace(context, pulse=pulse, together=True)
 
 # %% ../nbs/06_distributed.ipynb #23a2fc06
 def _handlers(config: Config, backend: str, strategy: str, device: str) -> dict[str, Any]:

@@ -138,3 +138,17 @@ def test_a_rank_that_fails_under_torchrun_is_named(tmp_path):
     assert done.returncode == 1
     run = open_run(only_run(tmp_path))
     assert run.status == "failed" and run.error == "rank 1: ArithmeticError: seven"
+
+
+def test_an_interrupt_of_torchrun_does_not_wait_for_a_log_point(tmp_path):
+    command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "spectrakit",
+               "train", f"{TASKS}:Slow", *WORDS, "trainer.devices=2", "trainer.max_epochs=400", "trainer.log_every_n_steps=100000", "trainer.check_val_every_n_epoch=400",
+               "checkpoint.every_n_steps=5")
+    process = subprocess.Popen(command, cwd=tmp_path, env=clean_environ(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        run = Path(wait_for(lambda: next(iter(tmp_path.glob("runs/*/checkpoints/step-*/manifest.json")), None), "a checkpoint")).parents[2]
+        process.send_signal(signal.SIGINT)
+        ended(process)
+    finally: os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+    assert open_run(run).status == "interrupted"
+    assert find_checkpoint(run / "checkpoints")[0].name == f"step-{last_event(read_events(run / 'events.jsonl'), 'end')['step']:08d}"
