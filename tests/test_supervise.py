@@ -218,10 +218,9 @@ def test_ranks_that_do_not_meet_get_another_launcher_then_one_process(nothing_le
     assert second.startswith("rank 1 was killed by SIGKILL") and second.endswith("training in one process, with the same effective batch")
     assert last_event(run.events, "start")["effective_batch_size"] == 8 and last_event(run.events, "restart") is None
     assert (facts(run)["launcher"], facts(run)["world_size"], facts(run)["fallback"]) == (None, 1, second)
-    began = time.monotonic()
-    run = fit(task("Late"), config, show=False)  # it is remembered
-    assert run.status == "completed" and "no launcher works in this session" in said(run) and time.monotonic() - began < 20
-    assert list((run.path / "logs").glob("rank-*.log")) == [run.path / "logs" / "rank-0.log"]
+    run = fit(task("Late"), config, show=False)  # the launcher that failed is remembered; a killed rank says nothing about the other
+    assert run.status == "completed" and said(run).startswith("rank 1 was killed by SIGKILL") and len(said(run).splitlines()) == 1
+    assert "notebook_launcher failed in this session" in last_event(run.events, "start")["reasons"]["launcher"]
 
 
 @slow
