@@ -108,6 +108,8 @@ _RULES = (  # settings, when they have no effect in a run of `world` processes, 
     (("distributed.world_size",), lambda c, world: c.distributed.enabled is False, "distributed.enabled is false"),
     (("tracking.project", "tracking.mode"), lambda c, world: set(c.tracking.names) <= {"csv"},
      "csv, the only tracker of tracking.names, has none"),
+    (("training.max_rollbacks", "training.rollback_lr_factor"), lambda c, world: c.training.nan_policy != "rollback",
+     "only training.nan_policy=rollback has it"),
     (("watchdog.since",), lambda c, world: c.watchdog.limit is None, "watchdog.limit is null"),
 )
 
@@ -119,6 +121,7 @@ _OWN = "unless it reads them itself"
 _FACTS = (  # settings, the fact that leaves them without effect, and why
     (_block("dataloader"), ("resident", True), "the samples are held as tensors"),
     (_block("optimizer"), ("own_optimizer", True), f"the task makes its own optimizer, {_OWN}"),
+    (("watchdog.plan",), ("own_scheduler", True), "the task's own scheduler cannot be planned anew; the run is stopped in time"),
     (_block("scheduler"), ("own_scheduler", True), f"the task makes its own scheduler, {_OWN}"),
     ((*_block("early_stopping"), "checkpoint.monitor", "checkpoint.mode", "trainer.check_val_every_n_epoch",
       "trainer.check_val_every_n_steps", "data.eval_batch_size", "limits.max_val_batches"), ("has_valid", False),

@@ -71,6 +71,8 @@ def _canonical_value(key: str, value: Any) -> Any:
                                f"{did_you_mean(str(value), _PRECISIONS)}")
         return _PRECISIONS[str(value).lower()]
     if target == "tracking.names": return _tracker_names(value)
+    if target == "resume.allow" and isinstance(value, str): value = [value]
+    if target == "resume.allow" and isinstance(value, (list, tuple)): return [ALIASES.get(name, name) if isinstance(name, str) else name for name in value]
     if key in ("trainer.strategy", "trainer.strategy.class_path"):
         name = str(value).rsplit(".", 1)[-1].lower()
         lightnings = re.fullmatch(r"(fsdp|ddp)(strategy|_\w+)", name)

@@ -102,7 +102,7 @@ _FIELDS = {
     "step": {"step": _whole, "epoch": _number, **dict.fromkeys(("loss", "lr", "samples_per_s"), _or_none(_number))},
     "eval": {"step": _whole, "epoch": _number, "metrics": _metrics},
     "checkpoint": {"step": _whole, "path": _text},
-    "budget": {"left_s": _or_none(_number), "reserve_s": _or_none(_number), "told": _or_none(_text)},
+    "budget": {"left_s": _or_none(_number), "reserve_s": _or_none(_number), "told": _or_none(_text), "held": _or_none(_mapping)},
     "nan": {"step": _whole},
     "restart": {"step": _whole, "notes": _or_none(_listing)},
     "message": {"text": _text},

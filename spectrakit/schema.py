@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['TRACKERS', 'DataConfig', 'DataloaderConfig', 'OptimizerConfig', 'SchedulerConfig', 'TrainingConfig', 'TrainerConfig',
            'EarlyStoppingConfig', 'CheckpointConfig', 'DistributedConfig', 'StageConfig', 'LimitsConfig',
-           'WatchdogConfig', 'LaunchConfig', 'RunConfig', 'TrackingConfig', 'Config', 'settings', 'get', 'to_dict']
+           'WatchdogConfig', 'ResumeConfig', 'LaunchConfig', 'RunConfig', 'TrackingConfig', 'Config', 'settings', 'get',
+           'to_dict']
 
 # %% ../nbs/02a_schema.ipynb #23a2fcf4
 import dataclasses
@@ -16,9 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from .platforms import parse_duration
-from .rules import (ReadOnly, RequestError, Setting, check_setting, did_you_mean, frozen, has_kind, meant,
+from .rules import (SECRET_NAME, ReadOnly, RequestError, Setting, check_setting, did_you_mean, frozen, has_kind, meant,
                               setting, shown, wants)
+from .units import parse_bytes, parse_duration, parse_moment
 
 # %% ../nbs/02a_schema.ipynb #23a2fc01
 def _auto_or_whole(value: Any, minimum: int) -> None:
@@ -46,9 +47,43 @@ def _duration(value: Any) -> None:
     if value is not None and parse_duration(value) <= 0: raise ValueError("it needs a time above 0, such as 8h30m")
 
 
+def _limit(value: Any) -> None:
+    if value != "none": _duration(value)
+    if value not in (None, "none") and parse_duration(value) > 10 * 365 * 86400: raise ValueError("it needs a time of less than ten years, or none")
+
+
+def _bytes(value: Any) -> None:
+    if value is None or value == "auto": return
+    try: size = parse_bytes(value)
+    except ValueError: size = 0
+    if size <= 0: raise ValueError("it needs a size above 0 with its unit, such as 12GB")
+
+
+def _folder(value: Any) -> None:
+    if value is not None and not value.strip(): raise ValueError("it needs the name of a folder, or null")
+
+
+def _moment(value: Any) -> None:
+    if value is not None: parse_moment(value)
+
+
+def _keys(value: Any) -> None:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(key, str) for key in value):
+        raise ValueError("it needs keys in brackets, such as [optimizer.lr]")
+    blocks = {key.partition(".")[0] for key in settings() if "." in key}
+    known = [*settings(), *sorted(blocks), "data.train", "data.valid"]
+    for key in value:
+        if key in known or key.startswith(("task.", "extra.", "distributed.env.")): continue
+        raise ValueError(f"it needs keys of settings, and there is no {key!r}.{did_you_mean(key, known)}")
+
+
+_SECRET = re.compile(SECRET_NAME, re.I)
+
+
 def _variables(value: dict) -> None:
     for name, text in value.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name): raise ValueError(f"{name!r} cannot be a variable's name")
+        if _SECRET.search(name): raise ValueError(f"{name} looks like a secret, and settings are written to disk; export it before the start instead")
         if isinstance(text, (dict, list)):
             raise ValueError(f"the variable {name} needs one value, such as distributed.env.{name}=1")
 
@@ -122,6 +157,10 @@ class TrainingConfig:
     gradient_accumulation_steps: int = setting(1, "micro batches in one optimizer step", minimum=1)
     ema_decay: float | None = setting(
         None, "keep an exponential moving average of the weights, used for evaluation", minimum=0, maximum=0.999999)
+    nan_policy: str = setting("stop", "where the loss is not finite: stop the run; skip the step; rollback: back to the last "
+                              "checkpoint with a smaller learning rate", choices=("stop", "skip", "rollback"))
+    max_rollbacks: int = setting(3, "so many rollbacks, then the run stops", minimum=1)
+    rollback_lr_factor: float = setting(0.5, "what each rollback multiplies the learning rate by", above=0, maximum=1)
 
 # %% ../nbs/02a_schema.ipynb #23a2fc04
 @dataclass(frozen=True)
@@ -155,7 +194,15 @@ class CheckpointConfig:
     every_n_steps: int | None = setting(None, "save after every n-th optimizer step", minimum=1)
     every_n_epochs: int | None = setting(1, "save after every n-th epoch", minimum=1)
     every_minutes: float | None = setting(None, "save when so many minutes have gone since the last save", above=0)
+    first_within_minutes: float | None = setting(
+        10.0, "the first one is written so many minutes after training began at the latest", above=0)
     keep_last: int = setting(2, "newest checkpoints that are kept; the best one is kept besides", minimum=1)
+    max_bytes: Any = setting("auto", "size of all checkpoints together, such as 12GB; the best and the last are always "
+                             "kept; null: no bound; auto: as env/ says", check=_bytes, words=("auto",))
+    mirror: str | None = setting(None, "a second folder, such as Drive's, that gets a copy of each verified checkpoint", check=_folder)
+    background: bool = setting(True, "copy the state, go on, and let a thread write it; false: training waits for the disk")
+    max_share: float = setting(
+        0.05, "saving may take this share of the time; on a slow disk it happens less often", above=0, maximum=1)
     monitor: str = setting("val_loss", "the metric that says which checkpoint is best")
     mode: str = setting("auto", "which way is better; auto goes by the metric's name", choices=("auto", "min", "max"))
 
@@ -210,9 +257,33 @@ class LimitsConfig:
 class WatchdogConfig:
     "The clock."
     limit: str | None = setting(
-        None, "longest time, such as 8h30m, counted from where `since` says; null: the platform's own", check=_duration)
+        None, "longest time, such as 8h30m, counted from where `since` says; null: the platform's own; none: no limit",
+        check=_limit)
     since: str = setting("session", "what the limit counts from: the session's start, or the start of this run",
                          choices=("session", "run"))
+    deadline: str | None = setting(
+        None, "a moment at which all has to be done, such as 2026-11-21T17:30; the earlier of it and the limit counts",
+        check=_moment)
+    plan: str = setting("stop", "stop: train until time is up; anneal: the learning rate reaches its end by then; "
+                        "fit_epochs: as many epochs as fit", choices=("stop", "anneal", "fit_epochs"))
+    whole_epochs: bool = setting(False, "begin no epoch that would not end in time; false: the last one may be cut short")
+    reserve: str | None = setting(
+        None, "time held back for what comes after training, such as 20m; null: measured as the run goes", check=_duration)
+    grace: str | None = setting(None, "time that training has to end by itself once it should have, before it is killed; "
+                                "null: 2 % of the limit, from 2 s to 1 min", check=_duration)
+    after_sigterm: str = setting("10s", "time that the system leaves between SIGTERM and the end, as docker stop does",
+                                 check=_duration)
+
+
+@dataclass(frozen=True)
+class ResumeConfig:
+    "Going on with an earlier run."
+    source: str | None = setting(
+        None, "auto: an unfinished run of this task, here or in an earlier session's output; a run's folder; a checkpoint; "
+        "null: start anew", check=_folder)
+    allow: Any = setting(
+        [], "settings, or data.train, data.valid, that may differ from the run that is resumed, such as [optimizer.lr]",
+        check=_keys)
 
 
 @dataclass(frozen=True)
@@ -266,6 +337,7 @@ class Config:
     distributed: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
     limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
     watchdog: WatchdogConfig = dataclasses.field(default_factory=WatchdogConfig)
+    resume: ResumeConfig = dataclasses.field(default_factory=ResumeConfig)
     launch: LaunchConfig = dataclasses.field(default_factory=LaunchConfig)
     run: RunConfig = dataclasses.field(default_factory=RunConfig)
     tracking: TrackingConfig = dataclasses.field(default_factory=TrackingConfig)
