@@ -157,6 +157,7 @@ def train(arguments: Sequence[str]) -> int:
   spectrakit train coffee optimizer.lr=3e-4 data.batch_size=16 +limits.train_frac=0.5
   spectrakit train my_task.py:Mine trainer=ci_fast
   spectrakit train --config runs/coffee-20261120-101500/config.yaml
+  spectrakit train coffee resume.source=auto
   spectrakit train coffee --predict submission.csv""")
     parser.add_argument("words", nargs="*", metavar="TASK | key=value", help="the task, then overrides and profiles")
     parser.add_argument("--config", metavar="FILE", help="start from this YAML file, such as a run's config.yaml")
@@ -189,17 +190,25 @@ def train(arguments: Sequence[str]) -> int:
 # %% ../nbs/60_cli.ipynb #23a2fc06
 def resume(arguments: Sequence[str]) -> int:
     "Go on with a run from its newest whole checkpoint."
-    parser = make_parser("resume", "Go on with a run from its newest whole checkpoint, in its own folder.", """
-  spectrakit resume runs/coffee-20261120-101500""")
+    parser = make_parser("resume", "Go on with a run from its newest whole checkpoint: in its own folder, or in a copy "
+                         "where that cannot be written. Settings that change what is learned have to be allowed. "
+                         "`spectrakit train TASK resume.source=auto` finds the run by itself.", """
+  spectrakit resume runs/coffee-20261120-101500
+  spectrakit resume runs/coffee-20261120-101500 watchdog.limit=2h
+  spectrakit resume runs/coffee-20261120-101500 trainer.max_epochs=40 'resume.allow=[trainer.max_epochs]'""")
     parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that are to be others now")
     parser.add_argument("--quiet", action="store_true", help="print only how it ended")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
+    from spectrakit.config import RequestError
     from spectrakit.run import open_run, resume as resume_run
+    for word in options.overrides:
+        if "=" not in word: raise RequestError(f"{word!r} is no setting. Write RUN_DIR once, and settings as key=value.")
     _stop_softly()
     run = open_run(options.run_dir)
-    if run.status in ("completed", "early_stopped"):
+    if run.status in ("completed", "early_stopped") and not options.overrides:
         print(f"{run.path.name} is {run.status}: there is nothing to go on with.")
-    return report(resume_run(run, show=not options.quiet))
+    return report(resume_run(run, None, *options.overrides, show=not options.quiet))
 
 
 def report(run) -> int:
@@ -226,7 +235,7 @@ def runs(arguments: Sequence[str]) -> int:
   spectrakit runs /kaggle/working/runs""")
     parser.add_argument("folder", nargs="?", metavar="DIR", help="default: this platform's folder, such as ./runs")
     options = parser.parse_args(arguments)
-    from spectrakit.platforms import format_duration
+    from spectrakit.units import format_duration
     from spectrakit.run import list_runs
     rows = [("run", "status", "step", "time", "best")]
     for run in list_runs(options.folder):
@@ -290,7 +299,7 @@ def plot(arguments: Sequence[str]) -> int:
                            "Choose another file with --out.") from None
     return 0
 
-# %% ../nbs/60_cli.ipynb #23a2fc10
+# %% ../nbs/60_cli.ipynb #23a2fc0a
 def predict(arguments: Sequence[str]) -> int:
     "Predict the task's test data with a run's best checkpoint."
     parser = make_parser("predict", "Predict the task's test data, or else its validation data, with the best "
@@ -307,7 +316,7 @@ def predict(arguments: Sequence[str]) -> int:
     print(f"{len(next(iter(found.arrays.values())))} predictions in {found.path}{table}")
     return 0
 
-# %% ../nbs/60_cli.ipynb #23a2fc11
+# %% ../nbs/60_cli.ipynb #23a2fc0b
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "info": info, "profiles": profiles, "train": train, "resume": resume, "runs": runs, "show": show, "plot": plot,
     "predict": predict}

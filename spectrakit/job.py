@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BUILT_IN', 'check_task_name', 'settled_name', 'load_task', 'name_of', 'Job', 'write_job', 'read_job_head',
-           'with_extra', 'read_job']
+           'with_extra', 'with_config', 'read_job']
 
 # %% ../nbs/10a_job.ipynb #23a2fcf4
 import importlib.util
@@ -157,6 +157,11 @@ def with_extra(folder: Path | str, **values: Any) -> dict[str, Any]:
     head["extra"] = {**head["extra"], **values}
     write_atomic(Path(folder) / "job.json", json.dumps(head))
     return head
+
+
+def with_config(folder: Path | str, config: Config) -> None:
+    "Let the job in `folder` be done with `config` from its next start on."
+    write_atomic(Path(folder) / "job.json", json.dumps({**read_job_head(folder), "config": {**to_dict(config), "typed": config.typed}}))
 
 
 def read_job(folder: Path | str, task: Any = None) -> tuple[Job, Any]:

@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['choose_launcher', 'failed_launchers', 'remember_failed', 'without_launchers', 'Outcome', 'run_supervised', 'tidy',
-           'sweep_jobs', 'launch']
+           'sweep_jobs', 'clock_of', 'promote', 'launch']
 
 # %% ../nbs/10d_launch.ipynb #23a2fcf4
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -23,13 +22,14 @@ from typing import Any, Callable
 from .checkpoint import find_checkpoint, write_atomic
 from .distributed import BROKEN
 from .events import EventLog, read_events
-from .heartbeat import hold
-from .job import CannotCarry, Job, load_task, write_job
+from .heartbeat import HURRY, STOP, hold
+from .job import CannotCarry, Job, load_task, with_config, write_job
 from .platforms import Platform
-from .processes import Processes, Rank, plan_processes, process_environ, rank_of
+from .processes import NCCL_DEFAULTS, Processes, Rank, plan_processes, process_environ, rank_of
 from .schema import Config, RequestError
-from .supervise import Ended, first_error, interrupts, run_once
-from .watchdog import Budget, time_limit
+from .signals import interrupts
+from .supervise import Ended, first_error, run_once
+from .watchdog import time_limit
 from .worker import die_with_parent, stop_file, work
 
 # %% ../nbs/10d_launch.ipynb #23a2fc01
@@ -122,16 +122,16 @@ class _Story:
             write_atomic(file, json.dumps({**json.loads(file.read_text(encoding="utf-8")), "launch": self.facts}, indent=1) + "\n")
 
 # %% ../nbs/10d_launch.ipynb #23a2fc04
-def run_supervised(job: Job, task: Any, tick: Callable[[], None], heard: list[float]) -> Outcome:
+def run_supervised(job: Job, task: Any, tick: Callable[[], None], heard: list[int]) -> Outcome:
     "Do `job` in child processes and see it through; `heard`: interrupts. RequestError where the request is wrong, or a rank refused it."
     plan = plan_processes(job.config, job.platform)
-    job = replace(job, config=_counted(job.config, plan), extra={**job.extra, "began": time.time()})  # all starts share the time
+    job = replace(job, config=_counted(job.config, plan), extra=_clocked(job))
     failed = failed_launchers(job.platform)
     plan = without_launchers(job.config, plan, failed)
     launcher, why = choose_launcher(job.config, job.platform, plan, failed)
     story = _Story(job, {})
     story.keep(launcher=launcher, world_size=plan.world_size, restarts=0, fallback=plan.reason if plan.fallback else None,
-               env=process_environ(job.config, os.environ) if launcher else {}, reasons={"world_size": plan.reason, "launcher": f"{launcher}: {why}"})
+               env=_variables(job.config) if launcher else {}, reasons={"world_size": plan.reason, **({"launcher": f"{launcher}: {why}"} if launcher else {})})
     ended = Ended("interrupted", "interrupted a second time before the start")
     folder = None
     with contextlib.suppress(KeyboardInterrupt), interrupts(second_raises=True): folder, by_fork = _packed(job, task)  # large arrays take their time
@@ -141,12 +141,13 @@ def run_supervised(job: Job, task: Any, tick: Callable[[], None], heard: list[fl
             ended = _see_through(job, folder, plan, launcher, tick, heard, by_fork, story)
     if _writes(job): tidy(job.run_dir / "checkpoints")
     if not ended.written:
+        for note in promote(job.run_dir / "checkpoints") if _writes(job) else (): story.tell(note)
         story.write("end", status=ended.status, reason=ended.reason)
         tick()
     return Outcome(ended.status, ended.reason, story.facts)
 
 # %% ../nbs/10d_launch.ipynb #23a2fc05
-def _see_through(job: Job, folder: Path, plan: Processes, launcher: str | None, tick: Callable[[], None], heard: list[float],
+def _see_through(job: Job, folder: Path, plan: Processes, launcher: str | None, tick: Callable[[], None], heard: list[int],
                  by_fork: Any, story: _Story) -> Ended:
     "Start the job, and again after a fault, until it ends or nothing is left to try."
     again, faults, restarts, most = None, 0, 0, job.config.launch.max_restarts
@@ -157,30 +158,63 @@ def _see_through(job: Job, folder: Path, plan: Processes, launcher: str | None, 
         except RequestError as error:
             if not restarts: raise
             return Ended("failed", str(error))  # the run has something to lose
+        if ended.launcher_failed and "EADDRINUSE" in ended.reason and plan.num_nodes > 1:
+            return replace(ended, again=False, reason=f"distributed.rdzv_endpoint={job.config.distributed.rdzv_endpoint} cannot be the meeting place: "
+                                                      "another program on this machine uses that port. Choose another one, the same on all machines")
         if ended.again and plan.num_nodes > 1:
             return replace(ended, again=False, reason=f"{ended.reason}; the other machines cannot be started again from here: "
                                                       "start the run on each of them once more, with `spectrakit resume`")
         if not ended.again or job.kind == "predict" and faults: return ended
         if heard or job.kind != "predict" and stop_file(job.run_dir).exists():
             return Ended("interrupted", f"a stop was asked for; before it was done, {ended.reason}")
-        if (left := _left_s(job)) is not None and left < 30: return replace(ended, reason=f"{ended.reason}; no time is left to start again")
         if not ended.met:
             other = _another_way(job, plan, launcher, ended, story)
             if other is None: return ended
             plan, launcher, again = other
             continue
-        faults, restarts = faults + 1, restarts + 1
-        if faults > most:
+        restarts += 1
+        smaller = _smaller(job, folder, ended)
+        faults = faults if smaller else faults + 1
+        if ended.oom and smaller is None: return replace(ended, again=False)
+        if smaller: job, again = smaller, _tell_smaller(smaller, ended, story)
+        elif faults > most:
             if plan.world_size == 1 or plan.num_nodes > 1 or not job.config.distributed.fallback or most == 0: return ended
             plan, launcher, faults = Processes(1, 1, "", True), None, most
             again = f"{ended.reason}; going on in one process, with the same effective batch"
-            story.keep(fallback=again, world_size=1, launcher=None)
+            story.keep(fallback=again, world_size=1, launcher=None, reasons=_alone(story, again))
         else: again = f"{ended.reason}; starting again ({faults} of {most})"
         job = replace(job, kind=_kind_now(job))
         story.keep(restarts=restarts)
         story.tell(again)
 
 # %% ../nbs/10d_launch.ipynb #23a2fc06
+def _smaller(job: Job, folder: Path, ended: Ended) -> Job | None:
+    "The job with half the micro batch and twice the accumulation, where a device ran out of memory; None where that is not so, or cannot be."
+    c, size = job.config, job.config.data.micro_batch_size
+    if not ended.oom or size % 2 or job.config.distributed.num_nodes > 1: return None
+    evaluation = c.data.eval_batch_size and max(1, c.data.eval_batch_size // 2)
+    limits = replace(c.limits, max_train_batches=c.limits.max_train_batches and 2 * c.limits.max_train_batches)  # as many samples
+    config = replace(c, data=replace(c.data, micro_batch_size=size // 2, eval_batch_size=evaluation), limits=limits,
+                     training=replace(c.training, gradient_accumulation_steps=2 * c.training.gradient_accumulation_steps))
+    with_config(folder, config)
+    return replace(job, config=config)
+
+
+def _tell_smaller(job: Job, ended: Ended, story: _Story) -> str:
+    "Say, and write down, that the run goes on with smaller micro batches."
+    size, accumulated = job.config.data.micro_batch_size, job.config.training.gradient_accumulation_steps
+    story.write("oom", reason=ended.reason, micro_batch_size=size, gradient_accumulation_steps=accumulated)
+    story.keep(micro_batch_size=size, gradient_accumulation_steps=accumulated)
+    return (f"the memory ran out with data.micro_batch_size={2 * size} ({ended.reason[:120]}); going on with {size} and "
+            f"training.gradient_accumulation_steps={accumulated}, the same effective batch")
+
+
+def _alone(story: _Story, why: str) -> dict[str, str]:
+    "The reasons of a run that goes on in one process."
+    tried = story.facts["reasons"].get("launcher", "")
+    return {"world_size": f"1 process: {why}", "launcher": f"none, for one process; tried before: {tried}"}
+
+
 def _another_way(job: Job, plan: Processes, launcher: str | None, ended: Ended, story: _Story) -> tuple | None:
     "(plan, launcher, why) after processes could not meet: the other launcher, then one process; None where nothing is left."
     if launcher is not None and ended.launcher_failed: remember_failed(job.platform, launcher, ended.reason)
@@ -191,14 +225,23 @@ def _another_way(job: Job, plan: Processes, launcher: str | None, ended: Ended, 
         return plan, "torchrun", why
     if plan.world_size == 1 or plan.num_nodes > 1 or not job.config.distributed.fallback: return None
     why = f"{ended.reason}; training in one process, with the same effective batch"
-    story.keep(launcher=None, world_size=1, fallback=why)
+    story.keep(launcher=None, world_size=1, fallback=why, reasons=_alone(story, why))
     story.tell(why)
     return Processes(1, 1, why, True), None, why
 
 # %% ../nbs/10d_launch.ipynb #23a2fc07
+def _alive(pid: int) -> bool:
+    import psutil
+    return psutil.pid_exists(pid)
+
+
 def tidy(checkpoints: Path) -> None:
     "Remove what a killed process left half written in `checkpoints`, and put back what it had put aside. Nobody may be writing there."
-    for half in checkpoints.glob(".writing-*"): shutil.rmtree(half, ignore_errors=True)
+    for pattern in (".writing-*", ".gone-*"):
+        for half in checkpoints.glob(pattern): shutil.rmtree(half, ignore_errors=True)
+    for half in (*checkpoints.glob(".[LB][AE]*.[0-9]*"), *checkpoints.parent.glob(".*.[0-9]*")):  # of write_atomic
+        with contextlib.suppress(OSError, ValueError):
+            if half.is_file() and not _alive(int(half.suffix[1:])): half.unlink()
     for aside in checkpoints.glob(".old-*"):
         target = checkpoints / aside.name.removeprefix(".old-")
         with contextlib.suppress(OSError):
@@ -215,6 +258,12 @@ def _counted(config: Config, plan: Processes) -> Config:
     "`config` with the number of processes that the effective batch is made of, so that fewer of them accumulate more."
     if config.distributed.world_size != "auto": return config
     return replace(config, distributed=replace(config.distributed, world_size=plan.world_size))
+
+
+def _variables(config: Config) -> dict[str, str]:
+    "The variables of process_environ with the values that count: what the user exported wins."
+    names = {*NCCL_DEFAULTS, *config.distributed.env, *process_environ(config, os.environ)}
+    return {name: value for name, value in sorted({**process_environ(config, os.environ), **os.environ}.items()) if name in names}
 
 
 def _packed(job: Job, task: Any) -> tuple[Path, Any]:
@@ -259,8 +308,33 @@ def _kind_now(job: Job) -> str:
     return "resume" if job.kind == "train" and find_checkpoint(job.run_dir / "checkpoints")[0] else job.kind
 
 
-def _left_s(job: Job) -> float | None:
-    return Budget(time_limit(job.config, job.platform, job.extra.get("began"))).left_s()
+def clock_of(config: Config, platform: Platform, began: float | None = None) -> dict[str, Any]:
+    """What all processes of a run share, as a job's `extra`: when it began (unix seconds), and when its time is over (monotonic; None: never).
+
+    A wall clock that is set later changes nothing.
+    """
+    began = time.time() if began is None else began
+    left = time_limit(config, platform, began).end - time.time()
+    return {"began": began, "ends": None if left == float("inf") else time.monotonic() + left}
+
+
+def _clocked(job: Job) -> dict[str, Any]:
+    "The job's `extra` with a clock. Predictions that are asked for when the time is over may still work."
+    if "ends" in job.extra: return job.extra
+    clock = clock_of(job.config, job.platform, job.extra.get("began"))
+    if job.kind == "predict" and clock["ends"] is not None and clock["ends"] < time.monotonic(): clock["ends"] = None
+    return {**job.extra, **clock}
+
+
+def promote(checkpoints: Path) -> list[str]:
+    "Let LATEST and BEST name whole checkpoints again, after processes were ended from outside; returns what was wrong."
+    found = []
+    for which in ("LATEST", "BEST"):
+        path, notes = find_checkpoint(checkpoints, which)
+        if path is None or not notes: continue
+        with contextlib.suppress(OSError): write_atomic(checkpoints / which, path.name + "\n")
+        found += notes
+    return found
 
 # %% ../nbs/10d_launch.ipynb #23a2fc09
 def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
@@ -269,13 +343,11 @@ def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
     if job.kind != "predict": stop_file(job.run_dir).unlink(missing_ok=True)
     place = rank_of(os.environ)
     if place is None and job.config.launch.mode != "inline":
-        # SIGTERM counts as Ctrl-C where this program wants to hear it, as the command line does
-        softly = callable(signal.getsignal(signal.SIGTERM))
-        with interrupts() as heard, interrupts(number=signal.SIGTERM, into=heard) if softly else contextlib.nullcontext():
+        with interrupts() as heard, interrupts(number=signal.SIGTERM, into=heard):  # SIGTERM counts as Ctrl-C, in a hurry
             return run_supervised(job, task, tick, heard)
     story = _Story(job, {})
     if place is not None and place.rank == 0:
-        story.keep(launcher="external", world_size=place.world_size, restarts=0, fallback=None, env={},
+        story.keep(launcher="external", world_size=place.world_size, restarts=0, fallback=None, env=_variables(job.config),
                    reasons={"world_size": f"{place.world_size} processes: as the launcher that started this one says"})
     if place is None:
         plan = plan_processes(job.config, job.platform)
@@ -288,9 +360,14 @@ def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
 def _in_this_process(job: Job, task: Any, tick: Callable[[], None], place: Rank | None) -> Outcome:
     "Train here: alone, or as the rank that a launcher made of this process."
     folder: list[Path] = []
-    if place is not None: die_with_parent(os.getppid())  # with torchrun's agent: a rank alone would wait for ever
-    with interrupts(second_raises=True) as heard, interrupts(number=signal.SIGTERM) as ended:
-        def asked() -> bool: return bool(tick()) or bool(heard) or bool(ended) or stop_file(job.run_dir).exists()
+    if place is not None:
+        die_with_parent(os.getppid())  # with torchrun's agent: a rank alone would wait for ever
+        os.environ.update(process_environ(job.config, os.environ))  # before NCCL reads them
+    job = replace(job, extra=_clocked(job))
+    with interrupts(second_raises=True) as heard, interrupts(number=signal.SIGTERM, into=(ended := [])):
+        def asked() -> int:
+            tick()
+            return STOP | HURRY if ended else STOP if heard or stop_file(job.run_dir).exists() else 0
         status, reason = work(job, task, asked, told=folder.append)
         if reason.startswith(BROKEN): status, reason = "failed", _tell_what_broke(job, folder[0], place, reason)
     tick()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Sequence
 
-from .events import columns, effective_events, last_event
+from .events import effective_events
 
 # %% ../nbs/20_plots.ipynb #23a2fc01
 def decimate(x: Sequence[float], y: Sequence[float], points: int = 800) -> tuple[list, list]:

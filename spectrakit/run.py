@@ -19,19 +19,20 @@ from typing import Any, Callable
 
 from .advice import resolve_env
 from .checkpoint import find_checkpoint, write_atomic
-from .config import compose, override, snapshot
+from .config import compose, override
 from .events import effective_events, last_event, read_events, write_metrics_csv
-from .folder import environment, is_locked, locked, new_run_dir
+from .folder import check_mirror, is_locked, look_at, new_run_dir
 from .job import Job, check_task_name, load_task, name_of, settled_name
-from .launch import Outcome, launch
+from .launch import Outcome, clock_of, launch
 from .platforms import Platform, detect
 from .processes import plan_processes, rank_of
 from .plots import Picture, plot_curves, save_figure
 from .schema import Config, RequestError
-from .supervise import interrupts
+from .signals import ends_softly, interrupts
+from .source import as_before, begun, choose
 from .task import check_task
 from .watchdog import check_time
-from .widgets import make_view, show_metrics
+from .widgets import make_view
 
 # %% ../nbs/22_run.ipynb #23a2fc01
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def list_runs(folder: Path | str | None = None) -> list[Run]:
     if folder is None and not Path(folder := resolve_env(compose(), detect())[0].run.dir).is_dir(): return []
     folder = Path(folder)
     if not folder.is_dir(): raise RequestError(f"There is no folder {str(folder)!r}. Runs go to ./runs, or to where run.dir says.")
-    found = [Run(p) for p in folder.iterdir() if (p / "config.yaml").is_file() and (p / "events.jsonl").is_file()]
+    found = [Run(p) for p in folder.iterdir() if p.name[0] != "." and (p / "config.yaml").is_file() and (p / "events.jsonl").is_file()]
     return sorted(found, key=lambda run: (run.path / "config.yaml").stat().st_mtime, reverse=True)
 
 # %% ../nbs/22_run.ipynb #23a2fc03
@@ -163,7 +164,16 @@ def _launch_facts(path: Path) -> dict:
     "What environment.json says of the processes: launcher, how many, restarts, fallback."
     try: facts = json.loads((path / "environment.json").read_text(encoding="utf-8")).get("launch", {})
     except (OSError, ValueError, AttributeError): return {}
-    return {name: facts.get(name) for name in ("launcher", "world_size", "restarts", "fallback") if name in facts}
+    names = ("launcher", "world_size", "restarts", "fallback", "micro_batch_size", "gradient_accumulation_steps")
+    return {name: facts.get(name) for name in names if name in facts}
+
+
+def _clock_facts(events: list[dict]) -> dict | None:
+    "What the clock did: seconds left at the start and at the end of training, and what was held back for what; None without a limit."
+    told = [e for e in events if e["type"] == "budget" and e.get("left_s") is not None]
+    if not told: return None
+    return {"told": next((e["told"] for e in told if e.get("told")), None), "left_at_start_s": round(told[0]["left_s"], 1), "left_at_end_s": round(told[-1]["left_s"], 1),
+            "reserve_s": round(told[-1]["reserve_s"], 1), "held_back_s": {name: round(s, 1) for name, s in (told[-1].get("held") or {}).items()}}
 
 
 def summarize(run: Run) -> dict:
@@ -174,40 +184,65 @@ def summarize(run: Run) -> dict:
     summary = {"status": run.status, "reason": (_end(events) or {}).get("reason"), "task": start.get("task"), "best": asdict(best) if best else None,
                "metrics": run.metrics, "steps": steps[-1]["step"] if steps else 0, "epochs": steps[-1]["epoch"] if steps else 0,
                "seconds": events[-1]["t"] if events else 0, "effective_batch_size": start.get("effective_batch_size"),
-               "launch": _launch_facts(run.path), "checkpoints": {which.lower(): path.name for which in ("LATEST", "BEST") if (path := find_checkpoint(folder, which)[0])}}
+               "clock": _clock_facts(events), "launch": _launch_facts(run.path), "checkpoints": {which.lower(): path.name for which in ("LATEST", "BEST") if (path := find_checkpoint(folder, which)[0])}}
     write_atomic(run.path / "summary.json", json.dumps(summary, indent=1) + "\n")
     write_metrics_csv(events, run.path / "metrics.csv")
     save_figure(plot_curves(events, str(run)), run.path / "curves.png")
     return summary
 
 # %% ../nbs/22_run.ipynb #23a2fc04
-def fit(task: Any, config: Config | None = None, *, predict: str | Path | None = None, show: bool = True) -> Run:
+def fit(task: Any, config: Config | None = None, *, resume: str | Path | Run | None = None, predict: str | Path | None = None, show: bool = True) -> Run:
     """Train `task` (an object, or a name such as 'coffee') with `config`, and return the run, also one that failed.
 
-    `predict`: write test predictions as a table to this file afterwards. `show`: print how it goes. RequestError, with nothing left
-    behind, where the request is wrong.
+    `resume`: 'auto', a run or a checkpoint to go on with, in place of the setting resume.source. `predict`: write test predictions
+    as a table to this file afterwards. `show`: print how it goes. RequestError, with nothing left behind, where the request is wrong.
     """
     config = compose() if config is None else config
     if not isinstance(config, Config): raise RequestError(f"fit was given a {type(config).__name__} for its config. Make one with compose('trainer=kaggle_safe').")
     if isinstance(task, str): check_task_name(task)
     else: check_task(task, config)
     config = replace(config, task={**config.task, "name": settled_name(task) if isinstance(task, str) else name_of(task)})
+    if resume is not None: config = _from(config, resume)
     if predict is not None: check_prediction(config, Path(predict))
-    platform = detect()
-    check_time(config, platform)
-    if not _writes(config): return _as_peer("train", config, platform, task, predict)
-    path = new_run_dir(resolve_env(config, platform)[0], config.task["name"])
-    run = Run(path, None if isinstance(task, str) else task)
+    with ends_softly() as told:
+        clock = clock_of(config, detect())
+        run = _train(task, config, show, predict, clock)
+        if predict is not None and run.ended is None: _predict_in_time(task, run, predict, clock, bool(told))
+    return run
+
+
+def _predict_in_time(task: Any, run: Run, out: str | Path, clock: dict, hurried: bool) -> None:
+    "Predict after training, also where that has failed and left a checkpoint; what cannot be done is told."
+    failed, best = run.status == "failed", find_checkpoint(run.path / "checkpoints", "BEST")[0]
+    if failed and best is None: return
+    left = None if clock["ends"] is None else clock["ends"] - time.monotonic()
     try:
-        with locked(path):
-            write_atomic(path / "config.yaml", snapshot(config))
-            _train(run, "train", config, platform, task, show)
-    except RequestError:
-        if not (path / "checkpoints").is_dir(): shutil.rmtree(path, ignore_errors=True)  # else there is something to lose
-        raise
-    if predict is not None and run.status != "failed":
-        try: _predict(task, run, predict)
-        except (RequestError, RuntimeError) as error: print(f"{run.path.name} is trained, but not predicted: {error}", file=sys.stderr)
+        if hurried: raise RuntimeError("the system asked this process to end (SIGTERM)")
+        if left is not None and left <= 0: raise RuntimeError("the time is over")
+        _predict(task, run, out, clock)
+        if failed: print(f"{run.path.name} failed; {out} was made with its best checkpoint, of step {int(best.name[5:])}", file=sys.stderr)
+    except (RequestError, RuntimeError) as error: print(f"{run.path.name} is {'not ' * failed}trained, {'and' if failed else 'but'} not predicted: {error}", file=sys.stderr)
+
+
+def _from(config: Config, source: str | Path | Run) -> Config:
+    "`config` with this resume.source."
+    return replace(config, resume=replace(config.resume, source="auto" if str(source).strip().lower() == "auto" else str(getattr(source, "path", source))))
+
+
+def _train(task: Any, config: Config, show: bool, predict: Any = None, clock: dict | None = None) -> Run:
+    "Begin a run, or go on with the one that resume.source leads to, and see it through. A run that is done is returned as it is."
+    platform, given, peer = detect(), None if isinstance(task, str) else task, not _writes(config)
+    resolved = resolve_env(config, platform)
+    choice = choose(resolved[0], platform, peer)
+    if show and choice.told and not peer and config.run.console != "none": print(choice.told, flush=True)
+    if choice.kind == "done": return Run(choice.run, given)
+    check_time(config, platform)
+    check_mirror(resolved[0])
+    kind = "resume" if choice.goes_on else "train"
+    if peer: return _as_peer(kind, as_before(resolved[0], choice.facts, platform), platform, task, predict)
+    with begun(choice, config, resolved, platform) as (path, settled):
+        run = Run(path, given)
+        _see_through(run, kind, settled, platform, task, show, {**(clock or {}), "predicts": predict is not None})
     return run
 
 
@@ -218,12 +253,11 @@ def _writes(config: Config) -> bool:
     return place.rank == 0 if place else not (d.node_rank and d.rdzv_endpoint and d.num_nodes > 1)
 
 
-def _as_peer(kind: str, config: Config, platform: Platform, task: Any, predict: Any = None, path: Path | None = None) -> Run:
+def _as_peer(kind: str, resolved: Config, platform: Platform, task: Any, predict: Any = None) -> Run:
     "Take part in a run whose folder another rank, or another machine, writes. RuntimeError where it failed."
     scratch = Path(tempfile.mkdtemp(prefix="spectrakit-peer-"))
     try:
-        resolved = resolve_env(config, platform)[0]
-        outcome = launch(Job(kind, path or scratch, resolved, platform), task, lambda: None)
+        outcome = launch(Job(kind, scratch, resolved, platform), task, lambda: None)
         if outcome.status == "failed": raise RuntimeError(f"This part of the run failed: {outcome.reason}")
         run = Run(Path(outcome.launch.get("run_dir", scratch)), None if isinstance(task, str) else task, outcome.status)
         if predict is not None and rank_of(os.environ): launch(Job("predict", scratch, resolved, platform, str(predict), run.path), task, lambda: None)
@@ -246,43 +280,28 @@ def _ticking(run: Run, view: Any) -> Callable[[], None]:
 
 
 @interrupts()
-def _train(run: Run, kind: str, config: Config, platform: Platform, task: Any, show: bool) -> None:
+def _see_through(run: Run, kind: str, config: Config, platform: Platform, task: Any, show: bool, extra: dict) -> None:
     "Have the job done, show it, and write what is left at the end."
-    asked, (config, auto) = config, resolve_env(config, platform)
-    if kind == "train": write_atomic(run.path / "environment.json", json.dumps(environment(asked, platform, auto), indent=1) + "\n")
     every_s = 10.0 if "ipykernel" in sys.modules else 60.0
     view = make_view(config.run.console if show else "none", run.path, every_s=every_s, only_new=kind == "resume")
-    try: launch(Job(kind, run.path, config, platform), task, _ticking(run, view))
+    try: launch(Job(kind, run.path, config, platform, extra=extra), task, _ticking(run, view))
     finally:
         if view: view.close()
     try: summarize(run)
     except OSError as error: print(f"{run.path.name}: the summary was not written ({error.strerror}); the run itself is as its log says", file=sys.stderr)
 
 # %% ../nbs/22_run.ipynb #23a2fc05
-def _as_before(run: Run, config: Config) -> Config:
-    "`config` with the number of processes that the run began with, so that fewer or more of them keep the effective batch."
-    if config.distributed.world_size != "auto": return config
-    try: decided = json.loads((run.path / "environment.json").read_text(encoding="utf-8")).get("decided", {})
-    except (OSError, ValueError): return config
-    return override(config, f"distributed.world_size={decided['world_size']}") if decided.get("world_size", 1) > 1 else config
+def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool = True) -> Run:
+    """Go on with a run from its newest whole checkpoint, in its own folder, or in a copy where that cannot be written.
 
-
-def resume(run: Run | Path | str, task: Any = None, *, show: bool = True) -> Run:
-    """Go on with a run from its newest whole checkpoint, in its own folder. A run that is done is returned as it is.
-
-    `task`: needed where the run's own was defined in a notebook. RequestError where the run cannot go on.
+    A run that is done is returned as it is. `task`: needed where the run's own was defined in a notebook. `overrides`: settings that
+    are to be others now, such as 'trainer.max_epochs=40', with 'resume.allow=[trainer.max_epochs]'. RequestError where it cannot go on.
     """
+    if isinstance(task, str) and "=" in task: task, overrides = None, (task, *overrides)
     run = run if isinstance(run, Run) else open_run(run)
-    config = run.config
-    if run.status in ("completed", "early_stopped"): return run
-    task = _named_or_given(run, task, config)
-    check_time(config, detect())
-    if not _writes(config): return _as_peer("resume", config, detect(), task, path=run.path)
-    with locked(run.path):
-        if find_checkpoint(run.path / "checkpoints")[0] is None:
-            raise RequestError(f"{run.path.name} has no whole checkpoint to go on from. Start it again: spectrakit train --config {run.path / 'config.yaml'}")
-        _train(Run(run.path, None if isinstance(task, str) else task), "resume", _as_before(run, config), detect(), task, show)
-    return Run(run.path, None if isinstance(task, str) else task)
+    config = _from(override(run.config, *overrides), run)
+    if not overrides and look_at(run.path).done: return run
+    with ends_softly(): return _train(_named_or_given(run, task, config), config, show)
 
 # %% ../nbs/22_run.ipynb #23a2fc06
 @dataclass(frozen=True)
@@ -310,10 +329,10 @@ def predict(task: Any, run: Run | Path | str, *, out: str | Path | None = None) 
     The arrays go to the run's predictions.npz; `out` takes the task's table as CSV. RequestError where that cannot be done;
     RuntimeError where predicting failed.
     """
-    return _predict(task, run if isinstance(run, Run) else open_run(run), out)
+    with ends_softly(): return _predict(task, run if isinstance(run, Run) else open_run(run), out)
 
 
-def _predict(task: Any, run: Run, out: str | Path | None) -> Predictions:
+def _predict(task: Any, run: Run, out: str | Path | None, clock: dict | None = None) -> Predictions:
     import numpy
     config = run.config
     task = _named_or_given(run, task, config)
@@ -329,7 +348,7 @@ def _predict(task: Any, run: Run, out: str | Path | None) -> Predictions:
         here = plan_processes(config, platform).per_node
         config = override(config, f"distributed.world_size={here}", "distributed.num_nodes=1", "distributed.node_rank=null", "distributed.rdzv_endpoint=null")
     folder = run.path if os.access(run.path, os.W_OK) else new_run_dir(config, f"{run.path.name}-predictions")
-    job = Job("predict", folder, config, platform, None if out is None else str(out), run.path)
+    job = Job("predict", folder, config, platform, None if out is None else str(out), run.path, clock or {})
     outcome: Outcome = launch(job, task, lambda: None)
     if "in place of the best" in outcome.reason: print(f"{run.path.name}: {outcome.reason}", file=sys.stderr)
     if outcome.status != "completed": raise RuntimeError(f"Predicting with {run.path.name} failed: {outcome.reason}")

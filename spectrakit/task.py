@@ -180,33 +180,44 @@ def averages(rows: dict[int, dict[str, tuple[float, float]]]) -> dict[str, float
     return {f"val_{name}": value / count if count else float("nan") for name, (value, count) in sums.items()}
 
 # %% ../nbs/09a_task.ipynb #23a2fc07
-def evaluate(task: Any, model: Any, batches: Any, context: RunContext | None = None) -> dict[str, float]:
+def evaluate(task: Any, model: Any, batches: Any, context: RunContext | None = None, over: Callable[[], bool] | None = None,
+             partial: bool = False) -> dict[str, float] | None:
     """Metrics over the `batches` of all processes, named `val_…`, equal on every rank; `val_loss` is always there.
 
-    The model's mode and the random states are restored, so that how often a run evaluates does not change what it learns.
+    `over` is asked before each batch but the first: where it says so on any rank, the evaluation ends there, with None, or with the metrics of what
+    was seen (`partial`). The model's mode and the random states are restored, so that how often a run evaluates does not change
+    what it learns.
     """
     import torch
     rank, world_size = (context.rank, context.world_size) if context else (0, 1)
-    rows, parts, wants_all = {}, {}, callable(getattr(task, "metrics_all", None))
-    was_training, generators = model.training, random_state()
+    rows, parts, cut, sharded = {}, {}, False, is_sharded(model)
+    was_training, generators, wants_all = model.training, random_state(), callable(getattr(task, "metrics_all", None))
     model.eval()
     try:
-        with torch.no_grad() if is_sharded(model) else torch.inference_mode():
+        with torch.no_grad() if sharded else torch.inference_mode():
             for place, batch in enumerate(batches.epoch(0)):
                 if context: context.pulse.beat()
+                if over is not None and place and (cut := _cut_here(over, context if sharded else None)): break
                 found, outputs = score_batch(task, model, batch)
-                if batch.samples == 0: continue  # borrowed, so that all ranks make equally many passes
-                index = place * world_size + rank
-                rows[index] = found
-                if wants_all: parts[index] = (outputs.float().cpu(), batch.data[-1].cpu())
+                if batch.samples > 0:  # a borrowed one is there so that all ranks make equally many passes
+                    index = place * world_size + rank
+                    rows[index] = found
+                    if wants_all: parts[index] = (outputs.float().cpu(), batch.data[-1].cpu())
             rows = on_host(rows)
-            if context: rows = {index: row for part in context.gather(rows) for index, row in part.items()}
-            metrics = averages(rows)
+            told = context.gather((rows, cut)) if context else [(rows, cut)]
+            if any(cut for _, cut in told) and not partial: return None
+            metrics = averages({index: row for part, _ in told for index, row in part.items()})
             if wants_all: metrics.update(_on_all_samples(task, parts, context))
     finally:
         model.train(was_training)
         restore_random_state(generators)
     return metrics
+
+
+def _cut_here(over: Callable[[], bool], context: RunContext | None) -> bool:
+    "Whether an evaluation ends here. The ranks of a sharded model, which exchange weights in every batch, end at the same one."
+    mine = bool(over())
+    return mine if context is None else context.reduce([float(mine)])[0] > 0
 
 
 def _on_all_samples(task: Any, parts: dict[int, tuple], context: RunContext | None) -> dict[str, float]:

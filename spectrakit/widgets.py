@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from .events import EventReader
-from .platforms import format_duration
+from .units import format_duration
 from .schema import RequestError
 
 # %% ../nbs/21_widgets.ipynb #23a2fc01
@@ -62,6 +62,7 @@ class TextView:
         self.run_dir, self._reader = run_dir, EventReader(run_dir / "events.jsonl")
         self._start: dict = {}
         self._first: tuple[int, float] | None = None
+        self._ends: float | None = None  # when the session's time is over, on the run's clock
         self._spoken, self._line_length = clock(), 0
         if only_new: self._start = next((e for e in self._reader.poll() if e["type"] == "start"), {})
 
@@ -80,7 +81,9 @@ class TextView:
             self._start = event
             self._say(f"run {self.run_dir}")
             for line in start_lines(event): self._say(line)
-        elif kind == "budget" and event.get("left_s") is not None: self._say(event["told"])
+        elif kind == "budget":
+            self._ends = event["t"] + event["left_s"] if event.get("left_s") is not None else None
+            if event.get("told"): self._say(event["told"])
         elif kind == "restart":
             self._first = None
             self._say(f"goes on from optimizer step {event['step']}")
@@ -109,7 +112,8 @@ class TextView:
         loss, lr, speed = (number(event.get(name), form) for name, form in
                            (("loss", ".4g"), ("lr", ".3g"), ("samples_per_s", ".0f")))
         to_go = f", {format_duration(left)} to go" if left is not None else ""  # early: a narrow terminal cuts the end
-        return f"{format_duration(event['t'])} gone{to_go} · loss {loss} · lr {lr} · {speed} samples/s{each_rank(event)}"
+        clock = f", {format_duration(max(0, self._ends - event['t']))} on the clock" if self._ends is not None else ""
+        return f"{format_duration(event['t'])} gone{to_go}{clock} · loss {loss} · lr {lr} · {speed} samples/s{each_rank(event)}"
 
     def _say(self, line: str) -> None:
         if self.redraw and self._line_length:

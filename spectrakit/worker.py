@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 import uuid
 from dataclasses import replace
@@ -19,14 +20,15 @@ from typing import Any, Callable
 
 from .checkpoint import write_atomic
 from .distributed import BROKEN
-from .heartbeat import FAILED, STOP, Board, Pulse, Watch, asked, raise_flag
+from .heartbeat import FAILED, HURRY, STOP, Board, Pulse, Watch, asked, raise_flag
 from .job import Job, read_job, read_job_head
 from .processes import rank_of
+from .rules import masked
 from .schema import RequestError
-from .watchdog import Budget, time_limit
+from .watchdog import make_budget, time_limit
 
 # %% ../nbs/10b_worker.ipynb #23a2fc01
-def work(job: Job, task: Any, stop_asked: Callable[[], bool], pulse: Pulse | None = None,
+def work(job: Job, task: Any, stop_asked: Callable[[], int], pulse: Pulse | None = None,
          told: Callable[[Path], None] | None = None) -> tuple[str, str]:
     """Do `job` in this process: (status, reason). `told` learns the run's folder, which is that of rank 0.
 
@@ -35,7 +37,8 @@ def work(job: Job, task: Any, stop_asked: Callable[[], bool], pulse: Pulse | Non
     import torch
     from spectrakit.distributed import create_run_context
     context = create_run_context(job.config, job.platform, pulse)
-    job = replace(job, run_dir=Path(context.broadcast(str(job.run_dir))))  # rank 0 alone writes there
+    run_dir, kind = context.broadcast((str(job.run_dir), job.kind))  # rank 0 alone writes there, and knows whether it goes on
+    job = replace(job, run_dir=Path(run_dir), kind=kind)
     if told: told(job.run_dir)
     threads = job.extra.get("threads", max(1, job.platform.cores // context.world_size))
     if torch.get_num_threads() != threads: torch.set_num_threads(threads)
@@ -44,7 +47,9 @@ def work(job: Job, task: Any, stop_asked: Callable[[], bool], pulse: Pulse | Non
         status, reason = predict_run(task, job.config, context, job.weights_from or job.run_dir, job.run_dir, job.out)
     else:
         from spectrakit.trainer import train_run
-        budget = Budget(time_limit(job.config, job.platform, job.extra.get("began")))
+        budget = make_budget(job.config, time_limit(job.config, job.platform, job.extra.get("began")), job.extra.get("ends"))
+        budget.predictions = bool(job.extra.get("predicts"))
+        if "launched" in job.extra: budget.starts_s = time.monotonic() - job.extra["launched"]  # as long as predicting will take to start
         logs = Path(job.extra["logs"]) if "logs" in job.extra else None
         status, reason = train_run(task, job.config, context, job.run_dir, budget, stop_asked, job.kind == "resume", job.extra.get("again"), logs)
         if reason.startswith(BROKEN): return status, reason  # the others are not there to say goodbye to
@@ -77,16 +82,18 @@ def rank_main(folder: str, task: Any = None) -> int:
         if task is not None: _check_fork(head["config"]["trainer"]["accelerator"])
         job, task = read_job(folder, task)
         job = replace(job, kind=extra.get("kind", job.kind))  # a new start after a fault goes on
-        asks = lambda: bool(told) or bool(asked(board) & STOP) or (pulse.rank == 0 and stop_file(job.run_dir).exists())
+        def asks() -> int:
+            here = STOP if pulse.rank == 0 and stop_file(job.run_dir).exists() else 0
+            return here | asked(board) & (STOP | HURRY) | (STOP | HURRY if told else 0)
         status, reason = work(job, task, asks, pulse)
     except RequestError as error:
         _note(folder / f"refused-{rank}.txt", str(error))
         raise_flag(pulse, FAILED)
         return 2
     except BaseException:
-        _note(Path(extra["logs"]) / f"error-rank-{rank}.txt", traceback.format_exc())
+        _note(Path(extra["logs"]) / f"error-rank-{rank}.txt", masked(traceback.format_exc()))
         raise_flag(pulse, FAILED)
-        traceback.print_exc()
+        print(masked(traceback.format_exc()), file=sys.stderr)
         return 1
     return _leave_word(folder, status, reason, pulse)
 

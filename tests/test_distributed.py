@@ -110,7 +110,6 @@ def test_metrics_over_uneven_shards_are_exactly_those_of_one_process(tmp_path, m
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = ("optimizer.lr=1e-30", "trainer.max_steps=2", "checkpoint.enabled=false")
     one, two = (train(tmp_path / name, Curve(), *how, *words) for name, how in (("one", ("accumulate_grad_batches=4",)), ("two", TWO)))
-    assert last_event(one, "start")["threads"] == last_event(two, "start")["threads"] * 2 or last_event(one, "start")["threads"] == 1
     assert last_event(one, "eval")["metrics"] == last_event(two, "eval")["metrics"]
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -152,3 +153,21 @@ def test_an_interrupt_of_torchrun_does_not_wait_for_a_log_point(tmp_path):
     finally: os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
     assert open_run(run).status == "interrupted"
     assert find_checkpoint(run / "checkpoints")[0].name == f"step-{last_event(read_events(run / 'events.jsonl'), 'end')['step']:08d}"
+
+
+def test_a_meeting_place_that_is_taken_is_a_sentence(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run_cli(tmp_path, "train", f"{TASKS}:Curve", *WORDS, "trainer.devices=2", "trainer.num_nodes=2", "distributed.node_rank=0", f"distributed.rdzv_endpoint={place}")
+    assert done.returncode == 1 and f"distributed.rdzv_endpoint={place} cannot be the meeting place" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_variables_reach_ranks_that_torchrun_started(tmp_path):
+    command = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "spectrakit")
+    done = run_cli(tmp_path, "train", f"{TASKS}:Named", *WORDS, "trainer.devices=2", "trainer.max_steps=2", "+distributed.env.MINE=7", command=command,
+                   env={"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO"})
+    assert done.returncode == 0, done.stderr
+    env = json.loads((only_run(tmp_path) / "environment.json").read_text())["launch"]["env"]
+    assert env["MINE"] == "7" and env["NCCL_DEBUG"] == "INFO" and env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"  # as exported, as asked for, by default

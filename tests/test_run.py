@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tasks
-from helpers import tree_hashes
+from helpers import task, tree_hashes
 from spectrakit.cli import report
 from spectrakit.checkpoint import checkpoints, find_checkpoint, load_weights, verify
 from spectrakit.config import RequestError, compose, sha256
@@ -413,13 +413,15 @@ def test_a_run_that_is_worked_on_is_not_resumed(broken_off):
     assert not is_locked(broken_off.path) and resume(broken_off, Line(), show=False).status == "completed"
 
 
-def test_a_read_only_run_can_be_looked_at_and_is_not_resumed(broken_off, read_only, here):
+def test_a_read_only_run_can_be_looked_at_and_is_resumed_in_a_copy(broken_off, read_only, here):
     read_only(broken_off.path)
     with pytest.raises(OSError): (broken_off.path / "proof").touch()
     run = open_run(broken_off.path)
     assert run.status == "failed" and run.best and run.plot() and run.load_model(Line())
     assert run.config.trainer.max_epochs == 3
-    with pytest.raises(RequestError, match="cannot be written"): resume(run, Line(), show=False)
+    before = tree_hashes(run.path)
+    on = resume(run, Line(), show=False)  # in a copy
+    assert on.status == "completed" and on.path != run.path and tree_hashes(run.path) == before
 
 
 @pytest.mark.parametrize("mode", ["inline", pytest.param("auto", marks=pytest.mark.slow)])
@@ -493,3 +495,13 @@ def fill(folder: Path, left: int) -> None:
         finally:
             try: file.close()
             except OSError: pass
+
+
+def test_no_secret_of_the_environment_reaches_the_runs_folder(here, monkeypatch, capsys):
+    secret = "sesame-4711"
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "KAGGLE_KEY", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD"): monkeypatch.setenv(name, secret)
+    run = fit(task("Line"), compose("trainer.max_steps=3", "trainer.accelerator=cpu", "trainer.devices=1", "+distributed.env.MINE=7"))
+    assert run.status == "completed" and secret not in capsys.readouterr().out
+    assert not [path for path in run.path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    with pytest.raises(RequestError, match="HF_TOKEN looks like a secret") as caught: compose(f"+distributed.env.HF_TOKEN={secret}")
+    assert secret not in str(caught.value)

@@ -30,7 +30,8 @@ from spectrakit.launch import Outcome, choose_launcher, failed_launchers, launch
 from spectrakit.platforms import detect
 from spectrakit.processes import Processes
 from spectrakit.run import Run, fit, is_locked, open_run, resume
-from spectrakit.supervise import Ended, first_error, interrupts, kill_tree, watch_over
+from spectrakit.signals import interrupts, kill_tree
+from spectrakit.supervise import Ended, first_error, watch_over
 from spectrakit.worker import _check_fork, stop_file
 from tasks import Line, Troubled
 
@@ -510,7 +511,8 @@ def test_faults_are_repeated_then_degraded_then_final(story):
     assert (outcome.status, outcome.reason, starts) == ("failed", "rank 1 was killed", [PAIRED] * 3 + [ALONE])
     assert story(FAULT, words=["launch.max_restarts=0"])[1] == [PAIRED]
     assert story(FAULT, FAULT, FAULT, words=["distributed.fallback=false"])[1] == [PAIRED] * 3
-    assert story(ERROR) == (Outcome("failed", "KeyError", outcome.launch | {"restarts": 0, "world_size": 2, "launcher": "notebook_launcher", "fallback": None}), [PAIRED])
+    assert "going on in one process" in outcome.launch["reasons"]["world_size"] and outcome.launch["reasons"]["launcher"].startswith("none, for one process; tried before: notebook_launcher: ")
+    assert story(ERROR) == (Outcome("failed", "KeyError", story(DONE)[0].launch), [PAIRED])
     assert story(FAULT, FAULT, kind="predict")[1] == [("notebook_launcher", 2, "predict")] * 2
 
 
@@ -558,14 +560,58 @@ def test_two_interrupts_while_a_large_task_is_written_end_the_run(here, monkeypa
     assert (run.path / "summary.json").is_file() and not is_locked(run.path) and signal.getsignal(signal.SIGINT) == before
 
 
-def test_no_start_in_the_last_half_minute_and_no_refusal_after_the_first(story, here):
-    outcome, _ = story(FAULT, words=["watchdog.limit=1s"])
-    assert outcome.status == "failed" and outcome.reason.endswith("no time is left to start again")
+def test_memory_that_ran_out_halves_the_micro_batch_and_keeps_the_effective_one(story):
+    oom = replace(FAULT, reason="OutOfMemoryError: CUDA out of memory.", oom=True)
+    outcome, starts = story(oom, oom, DONE, words=["data.micro_batch_size=12", "launch.max_restarts=0"])
+    assert outcome.status == "completed" and starts == [PAIRED] * 3 and outcome.launch["restarts"] == 2
+    assert (outcome.launch["micro_batch_size"], outcome.launch["gradient_accumulation_steps"]) == (3, 4)
+    outcome, starts = story(oom, oom, oom, words=["data.micro_batch_size=12"])  # 3 cannot be halved
+    assert (outcome.status, len(starts)) == ("failed", 3)
+
+
+HUNGRY = """
+import os
+import torch
+from rank_tasks import Curve
+
+class Hungry(Curve):
+    "Runs out of memory with more than two samples, on the last rank alone, {where}."
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        last = int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1
+        if not model.training or len(batch[0]) <= 2 or not last: return loss
+        if {forward}: raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        loss.register_hook(lambda grad: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")))
+        return loss
+"""
+
+
+@slow
+@pytest.mark.parametrize("where, devices", [("forward", 1), ("backward", 2)])
+def test_a_run_whose_device_runs_out_of_memory_goes_on_with_smaller_micro_batches(nothing_left, here, where, devices):
+    (here / "hungry.py").write_text(HUNGRY.format(where=where, forward=where == "forward"))
+    words = ("trainer.accelerator=cpu", "trainer.max_epochs=2", "data.micro_batch_size=8", f"trainer.devices={devices}", "trainer.log_every_n_steps=1")
+    run = fit(f"{here / 'hungry.py'}:Hungry", compose(*words), show=False)
+    assert run.status == "completed", run.error
+    ooms = [e for e in read_events(run.path / "events.jsonl") if e["type"] == "oom"]
+    assert [e["micro_batch_size"] for e in ooms] == [4, 2]
+    launched = json.loads((run.path / "environment.json").read_text())["launch"]
+    assert (launched["micro_batch_size"], launched["gradient_accumulation_steps"], launched["restarts"]) == (2, 4, 2)
+    alike = fit(f"{Path(__file__).with_name('rank_tasks.py')}:Curve", compose(*words), show=False)
+    assert close(losses(run), losses(alike))  # the effective batch, and so what is learned, stayed
+
+
+def test_no_start_that_the_time_is_too_short_for_and_no_refusal_after_the_first(story, here):
+    job = Job("train", here, compose("watchdog.limit=2m", "watchdog.since=run"), HERE, extra={"began": time.time() - 100})
+    shared = launching._clocked(job)
+    assert shared["ends"] - time.monotonic() == pytest.approx(20, abs=5) and launching._clocked(replace(job, extra=shared)) == shared  # all starts share the time
+    late = supervising._with_the_time_there_is(FAULT, job, time.monotonic() + 15, 10.0)
+    assert (late.again, late.status) == (False, "failed") and late.reason.endswith("no time is left to start again")
+    assert supervising._with_the_time_there_is(FAULT, job, time.monotonic() + 30, 10.0) == FAULT == supervising._with_the_time_there_is(FAULT, job, None, 10.0)
     outcome, _ = story(FAULT, RequestError("There is no GPU."))
     assert (outcome.status, outcome.reason) == ("failed", "There is no GPU.")
     with pytest.raises(RequestError): story(RequestError("There is no GPU."))
-    job = Job("train", here, compose("watchdog.limit=2m", "watchdog.since=run"), HERE, extra={"began": time.time() - 100})
-    assert launching._left_s(job) == pytest.approx(20, abs=5)  # all starts share the run's time
 
 
 def test_a_view_that_fails_ends_the_processes_and_is_told(tmp_path):
@@ -663,7 +709,7 @@ def test_a_whole_family_ends_at_once():
 
 ZOMBIES = """
 import subprocess, sys, time
-from spectrakit.supervise import family_of, kill_tree
+from spectrakit.signals import family_of, kill_tree
 top = subprocess.Popen([sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '60'])"], start_new_session=True)
 while len(family_of(top.pid)) < 2: time.sleep(0.01)
 began = time.monotonic()

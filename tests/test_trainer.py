@@ -477,23 +477,13 @@ def test_an_overflow_skips_one_step_and_halves_the_scale(train, when):
 
 
 def test_a_resumed_run_goes_on_with_its_scale(train):
-    first = train(Overflowing(5), *WINDOWS, context=scaled(CountedScaler()), stop=stop_at(3))
+    task = Overflowing(5)
+    first = train(task, *WINDOWS, context=scaled(CountedScaler()), stop=lambda: len(task.weights) >= 9)  # in the third window
     assert first.status == "interrupted", first.reason
     scaler = CountedScaler()
     rest = train(OwnSchedule(), *WINDOWS, context=scaled(scaler), resume=True)
     assert rest.status == "completed", rest.reason
     assert scaler.get_scale() == 512.0 and scaler.calls.count("update") == 3
-
-
-def stop_at(look: int):
-    "A stop request that is seen at the `look`-th look."
-    looks = []
-
-    def asked() -> bool:
-        looks.append(1)
-        return len(looks) >= look
-
-    return asked
 
 
 class Watched(Line):

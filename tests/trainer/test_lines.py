@@ -126,6 +126,7 @@ def test_every_other_word_reaches_its_setting(alias):
     value = {"distributed.mixed_precision": "bf16", "distributed.strategy": "fsdp", "distributed.backend": "gloo",
              "checkpoint.monitor": "val_x", "checkpoint.mode": "max", "optimizer.lr": 0.5, "distributed.timeout_s": 7,
              "trainer.gradient_clip_val": 7.5, "checkpoint.every_minutes": 7.5, "run.console": "none",
+             "checkpoint.mirror": "elsewhere", "checkpoint.max_share": 0.5,
              "tracking.names": ["csv"], "tracking.mode": "offline", "tracking.project": "mine"}.get(target)
     if value is None:
         now = get(config, target)

@@ -13,9 +13,10 @@ from spectrakit.advice import resolve_env
 from spectrakit.config import (RequestError, compose, diff, from_dict, load_yaml, profile_intent, profiles, sha256,
                                snapshot)
 from spectrakit.hardware import Gpu, choose_precision
-from spectrakit.platforms import detect, parse_duration
+from spectrakit.platforms import detect
 from spectrakit.processes import plan_processes
 from spectrakit.schema import get, to_dict
+from spectrakit.units import parse_duration
 from spectrakit.watchdog import Budget, check_time, time_limit
 
 NAMES = ("a100", "ci_fast", "ddp", "defaults", "gpu", "h100_bf16", "kaggle", "kaggle_2xt4", "kaggle_safe", "local_safe",
