@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast bench notebooks readme lock wheel clean
+.PHONY: help demo test test-fast faults bench notebooks readme lock wheel clean
 
 # Packages lying on these paths would stand in front of the locked ones.
 unexport PYTHONPATH PYTHONHOME
@@ -42,6 +42,9 @@ test: $(VENV)/.installed  ## every check: notebooks in step, their cells, pytest
 
 test-fast: $(VENV)/.installed  ## the same without what is marked slow, for daily work
 	@$(RUN) tools/check.py --fast
+
+faults: $(VENV)/.installed  ## kill, hang, fill and break runs in every way, 200 times at random; an hour or two
+	@$(RUN) tools/faults.py $(FAULTS)
 
 bench: $(VENV)/.installed  ## measure import times and the loop's cost per step
 	@for script in bench/*.py; do echo "=== $$script"; $(RUN) $$script || exit 1; done
