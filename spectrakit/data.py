@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['mix', 'epoch_order', 'SeededSamples', 'MicroBatch', 'Cut', 'train_cuts', 'eval_cuts', 'resident_tensors',
-           'ResidentBatches', 'LoadedBatches', 'train_batches', 'eval_batches', 'limit_samples', 'limit_files',
-           'dataset_length', 'find_non_finite', 'check_finite_dataset']
+           'ResidentBatches', 'short_sockets', 'LoadedBatches', 'train_batches', 'eval_batches', 'limit_samples',
+           'limit_files', 'dataset_length', 'find_non_finite', 'check_finite_dataset']
 
 # %% ../nbs/08_data.ipynb #23a2fcf4
 from functools import partial
@@ -136,7 +136,26 @@ def _own(order: Any, cuts: list[Cut]) -> tuple[Any, Iterator[Cut]]:
     mine = (cut._replace(start=end - cut.stop + cut.start, stop=end) for cut, end in zip(cuts, ends))
     return torch.cat([order[cut.start:cut.stop] for cut in cuts]), mine
 
-# %% ../nbs/08_data.ipynb #23a2fc05
+# %% ../nbs/08_data.ipynb #fe3679ca
+_SOCKET = len("/pymp-12345678/listener-12345678")  # what multiprocessing appends
+_LONGEST = 103  # bytes in the path of a socket: 107 on Linux, 103 on macOS
+
+
+def short_sockets() -> None:
+    "Let the processes of this one exchange tensors through sockets below /tmp where the folder for temporary files has too long a name for them."
+    import os
+    import tempfile
+    from multiprocessing import current_process, util
+    if os.name == "nt" or len(os.fsencode(tempfile.gettempdir())) + _SOCKET <= _LONGEST: return
+    config = current_process()._config
+    if len(os.fsencode(config.get("tempdir") or "x" * _LONGEST)) + len("/listener-12345678") <= _LONGEST: return
+    before, tempfile.tempdir = tempfile.tempdir, "/tmp"
+    config.pop("tempdir", None)  # there is no public way: it is made once for a process and those that it forks
+    try: util.get_temp_dir()
+    except OSError: pass  # no /tmp to write in: the long one may be all there is
+    finally: tempfile.tempdir = before
+
+# %% ../nbs/08_data.ipynb #c76842cd
 class LoadedBatches:
     "Batches read by a DataLoader, with any number of workers."
 
@@ -148,6 +167,7 @@ class LoadedBatches:
         self._keys: list[list[tuple[int, int]]] = []
         workers_asked = 0 if loader.num_workers == "auto" else loader.num_workers  # `fit` has turned auto into a number
         workers = {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers} if workers_asked else {}
+        if workers_asked: short_sockets()
         # a generator of its own, so that starting an epoch draws nothing from the global one
         self._loader = DataLoader(SeededSamples(dataset, config.seed), batch_sampler=_Listed(self._keys), num_workers=workers_asked,
                                   collate_fn=collate, pin_memory=loader.pin_memory and torch.device(device).type == "cuda",
