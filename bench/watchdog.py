@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from spectrakit.heartbeat import Board, Pace, Pulse
-from spectrakit.watch import Agreement, Watchdog
+from spectrakit.standalone import Agreement, Watchdog
 
 CALLS = 200_000
 

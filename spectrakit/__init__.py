@@ -8,7 +8,7 @@ _NAMES = {
     "Config": "config", "RequestError": "config", "compose": "config", "diff": "config", "override": "config", "profiles": "config",
     "Platform": "platforms", "detect": "platforms", "find_input": "inputs", "has_internet": "inputs",
     "Run": "run", "fit": "run", "list_runs": "run", "open_run": "run", "predict": "run", "resume": "run",
-    "Task": "task", "Watchdog": "watch",
+    "Task": "task", "Watchdog": "standalone", "watch": "live",
 }
 __all__ = ["__version__", *_NAMES]
 

@@ -115,12 +115,14 @@ def is_event(value: Any) -> bool:
     if type(value) is not dict or not _text(value.get("type")) or not _number(value.get("t")): return False
     return all(kind(value.get(name)) for name, kind in _FIELDS.get(value["type"], {}).items())
 
-# %% ../nbs/01_events.ipynb #23a2fc06
+# %% ../nbs/01_events.ipynb #59e1783c
 class EventReader:
-    "Follows the log at `path`: every `poll` returns the events written since the last one."
+    """Follows the log at `path`: every `poll` returns the events written since the last one.
 
-    def __init__(self, path: Path | str):
-        self.path, self._position = Path(path), 0
+    `most`: read about so many bytes at a time. `strict`: leave out what `is_event` does not know; else any mapping is returned."""
+
+    def __init__(self, path: Path | str, most: int | None = None, strict: bool = True):
+        self.path, self.most, self.strict, self._position = Path(path), most, strict, 0
 
     def poll(self) -> list[dict]:
         "New whole events, oldest first; an empty list where there are none yet, or no file."
@@ -128,19 +130,19 @@ class EventReader:
             with open(self.path, "rb") as file:
                 if file.seek(0, os.SEEK_END) < self._position: self._position = 0  # replaced by a shorter file
                 file.seek(self._position)
-                data = file.read()
+                data = file.read(self.most)
+                while self.most and b"\n" not in data[-self.most:] and (more := file.read(self.most)): data += more
         except FileNotFoundError:
             return []
         data = data[: data.rfind(b"\n") + 1]
         self._position += len(data)
-        return [event for event in map(_decode, data.splitlines()) if event is not None]
+        return [event for event in map(_decode, data.splitlines()) if isinstance(event, dict) and (is_event(event) or not self.strict)]
 
 
-def _decode(line: bytes) -> dict | None:
-    "The event on a line, or None."
-    try: event = json.loads(line)
+def _decode(line: bytes) -> Any:
+    "What is on a line; None where it is no JSON."
+    try: return json.loads(line)
     except (ValueError, RecursionError): return None
-    return event if is_event(event) else None
 
 
 def read_events(path: Path | str) -> list[dict]:

@@ -6,7 +6,7 @@
 __all__ = ['choose_launcher', 'failed_launchers', 'remember_failed', 'without_launchers', 'Outcome', 'run_supervised', 'tidy',
            'sweep_jobs', 'clock_of', 'promote', 'launch']
 
-# %% ../nbs/10d_launch.ipynb #23a2fcf4
+# %% ../nbs/10d_launch.ipynb #e463e137
 import contextlib
 import json
 import os
@@ -22,7 +22,7 @@ from typing import Any, Callable
 from .checkpoint import find_checkpoint, write_atomic
 from .distributed import BROKEN
 from .events import EventLog, read_events
-from .heartbeat import HURRY, STOP, hold
+from .heartbeat import HURRY, STOP, checkpoint_file, hold, stop_file, wanted_by_files
 from .job import CannotCarry, Job, load_task, with_config, write_job
 from .platforms import Platform
 from .processes import NCCL_DEFAULTS, Processes, Rank, plan_processes, process_environ, rank_of
@@ -30,7 +30,7 @@ from .schema import Config, RequestError
 from .signals import interrupts
 from .supervise import Ended, first_error, run_once
 from .watchdog import time_limit
-from .worker import die_with_parent, stop_file, work
+from .worker import die_with_parent, work
 
 # %% ../nbs/10d_launch.ipynb #23a2fc01
 def choose_launcher(config: Config, platform: Platform, plan: Processes, failed: dict[str, str]) -> tuple[str | None, str]:
@@ -336,11 +336,12 @@ def promote(checkpoints: Path) -> list[str]:
         found += notes
     return found
 
-# %% ../nbs/10d_launch.ipynb #23a2fc09
+# %% ../nbs/10d_launch.ipynb #49f63089
 def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
     "Do `job` where launch.mode says: in child processes, or in this one. RequestError where the request cannot work."
     job.run_dir.mkdir(parents=True, exist_ok=True)
-    if job.kind != "predict": stop_file(job.run_dir).unlink(missing_ok=True)
+    if job.kind != "predict":
+        for file in (stop_file(job.run_dir), checkpoint_file(job.run_dir)): file.unlink(missing_ok=True)
     place = rank_of(os.environ)
     if place is None and job.config.launch.mode != "inline":
         with interrupts() as heard, interrupts(number=signal.SIGTERM, into=heard):  # SIGTERM counts as Ctrl-C, in a hurry
@@ -367,7 +368,8 @@ def _in_this_process(job: Job, task: Any, tick: Callable[[], None], place: Rank 
     with interrupts(second_raises=True) as heard, interrupts(number=signal.SIGTERM, into=(ended := [])):
         def asked() -> int:
             tick()
-            return STOP | HURRY if ended else STOP if heard or stop_file(job.run_dir).exists() else 0
+            files = wanted_by_files(job.run_dir) & (~0 if place is None or place.rank == 0 else STOP)  # rank 0 saves
+            return STOP | HURRY if ended else STOP * bool(heard) | files
         status, reason = work(job, task, asked, told=folder.append)
         if reason.startswith(BROKEN): status, reason = "failed", _tell_what_broke(job, folder[0], place, reason)
     tick()

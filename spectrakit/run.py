@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Best', 'Run', 'open_run', 'list_runs', 'summarize', 'fit', 'resume', 'Predictions', 'predict', 'check_prediction']
 
-# %% ../nbs/22_run.ipynb #23a2fcf4
+# %% ../nbs/22_run.ipynb #e463e137
 import contextlib
 import json
 import os
@@ -24,6 +24,7 @@ from .events import effective_events, last_event, read_events, write_metrics_csv
 from .folder import check_mirror, is_locked, look_at, new_run_dir
 from .job import Job, check_task_name, load_task, name_of, settled_name
 from .launch import Outcome, clock_of, launch
+from .live import make_view, watch
 from .platforms import Platform, detect
 from .processes import plan_processes, rank_of
 from .plots import Picture, plot_curves, save_figure
@@ -32,9 +33,8 @@ from .signals import ends_softly, interrupts
 from .source import as_before, begun, choose
 from .task import check_task
 from .watchdog import check_time
-from .widgets import make_view
 
-# %% ../nbs/22_run.ipynb #23a2fc01
+# %% ../nbs/22_run.ipynb #fea97f29
 @dataclass(frozen=True)
 class Best:
     "The best evaluation of a run."
@@ -99,6 +99,10 @@ class Run:
     def plot(self) -> Picture:
         "The curves, as a picture that a notebook shows."
         return Picture(plot_curves(self.events, f"{self.path.name} · {self.status}"))
+
+    def show(self, log: bool | None = None) -> None:
+        "The live view of the run in this cell, until it ends. `log`: a logarithmic axis for the loss; None: as its values ask for."
+        watch(self.path, log=log)
 
     def load_model(self, task: Any = None) -> Any:
         "The trained model on the CPU, in eval mode. `task` where the run's own cannot be found by its name. RequestError where it cannot be loaded."
@@ -190,7 +194,7 @@ def summarize(run: Run) -> dict:
     save_figure(plot_curves(events, str(run)), run.path / "curves.png")
     return summary
 
-# %% ../nbs/22_run.ipynb #23a2fc04
+# %% ../nbs/22_run.ipynb #dd544863
 def fit(task: Any, config: Config | None = None, *, resume: str | Path | Run | None = None, predict: str | Path | None = None, show: bool = True) -> Run:
     """Train `task` (an object, or a name such as 'coffee') with `config`, and return the run, also one that failed.
 
@@ -284,11 +288,12 @@ def _see_through(run: Run, kind: str, config: Config, platform: Platform, task: 
     "Have the job done, show it, and write what is left at the end."
     every_s = 10.0 if "ipykernel" in sys.modules else 60.0
     view = make_view(config.run.console if show else "none", run.path, every_s=every_s, only_new=kind == "resume")
-    try: launch(Job(kind, run.path, config, platform, extra=extra), task, _ticking(run, view))
+    try:
+        launch(Job(kind, run.path, config, platform, extra=extra), task, _ticking(run, view))
+        try: summarize(run)
+        except OSError as error: print(f"{run.path.name}: the summary was not written ({error.strerror}); the run itself is as its log says", file=sys.stderr)
     finally:
-        if view: view.close()
-    try: summarize(run)
-    except OSError as error: print(f"{run.path.name}: the summary was not written ({error.strerror}); the run itself is as its log says", file=sys.stderr)
+        if view: view.close()  # the last frame has the curves that the summary drew
 
 # %% ../nbs/22_run.ipynb #23a2fc05
 def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool = True) -> Run:

@@ -206,7 +206,7 @@ class CheckpointConfig:
     monitor: str = setting("val_loss", "the metric that says which checkpoint is best")
     mode: str = setting("auto", "which way is better; auto goes by the metric's name", choices=("auto", "min", "max"))
 
-# %% ../nbs/02a_schema.ipynb #23a2fc05
+# %% ../nbs/02a_schema.ipynb #fea97f29
 @dataclass(frozen=True)
 class DistributedConfig:
     "Processes and precision: the one block in which multi-process behaviour lives."
@@ -304,7 +304,7 @@ class RunConfig:
     "Where the run's folder goes."
     dir: str = setting("auto", "folder that holds the runs; auto: where env/ keeps what must stay")
     name: str | None = setting(None, "start of the run folder's name; null: the task's name")
-    console: str = setting("auto", "how progress shows; auto: text", choices=("auto", "text", "tqdm", "rich", "none"))
+    console: str = setting("auto", "how progress shows; auto: live in a notebook, text elsewhere", choices=("auto", "live", "text", "tqdm", "rich", "none"))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Ended', 'first_error', 'Forked', 'watch_over', 'dump_stacks', 'run_once']
 
-# %% ../nbs/10c_supervise.ipynb #23a2fcf4
+# %% ../nbs/10c_supervise.ipynb #e463e137
 import contextlib
 import json
 import math
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, Callable
 
 from .checkpoint import find_checkpoint
-from .heartbeat import HURRY, STOP, Board, Watch, end_of, new_board, request, set_end
+from .heartbeat import HURRY, STOP, Board, Watch, end_of, new_board, request, set_end, stop_file
 from .job import Job, with_extra
 from .processes import Processes, process_environ
 from .schema import RequestError
 from .signals import family_of, kill_group, kill_tree, unheard
 from .watchdog import kill_at, make_budget, time_limit
-from .worker import START, start, stop_file
+from .worker import START, start
 
 # %% ../nbs/10c_supervise.ipynb #23a2fc01
 @dataclass(frozen=True)

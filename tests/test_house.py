@@ -147,6 +147,12 @@ def test_a_light_module_loads_nothing_heavy(name):
     assert not loaded_by(f"import {name}") & HEAVY
 
 
+def test_no_public_name_is_that_of_a_module():
+    import spectrakit
+    modules = {path.stem for path in (root / "spectrakit").glob("*.py")}
+    assert not modules & set(spectrakit.__all__)  # importing the module would put it in the place of the function
+
+
 def test_importing_the_package_loads_next_to_nothing():
     assert not loaded_by("import spectrakit") & (HEAVY | {"hydra", "omegaconf", "numpy", "matplotlib", "yaml"})
 

@@ -24,7 +24,7 @@ from spectrakit.checkpoint import checkpoints, find_checkpoint, read_manifest, v
 from spectrakit.config import RequestError, compose
 from spectrakit.events import columns, last_event, read_events
 from spectrakit.hardware import Gpu
-from spectrakit.heartbeat import FAILED, STOP, Pulse, Watch, asked, new_board, raise_flag, sweep
+from spectrakit.heartbeat import FAILED, STOP, Pulse, Watch, asked, new_board, raise_flag, stop_file, sweep
 from spectrakit.job import Job
 from spectrakit.launch import Outcome, choose_launcher, failed_launchers, launch, remember_failed
 from spectrakit.platforms import detect
@@ -32,7 +32,7 @@ from spectrakit.processes import Processes
 from spectrakit.run import Run, fit, is_locked, open_run, resume
 from spectrakit.signals import interrupts, kill_tree
 from spectrakit.supervise import Ended, first_error, watch_over
-from spectrakit.worker import _check_fork, stop_file
+from spectrakit.worker import _check_fork
 from tasks import Line, Troubled
 
 slow = pytest.mark.slow
@@ -735,7 +735,7 @@ board = heartbeat.new_board(2)
 board.close(), board.path.unlink()
 supervise.dump_stacks([1])
 with supervise.unheard(): pass
-print(supervise._killed_by(9), worker.stop_file(run.Path("x")))
+print(supervise._killed_by(9), heartbeat.stop_file(run.Path("x")))
 """
 
 

@@ -22,7 +22,7 @@ from spectrakit.platforms import detect
 from spectrakit.trackers import Trackers, hyperparameters, mlflow_uri, start_trackers, wandb_mode
 from spectrakit.trainer import train_run
 from spectrakit.watchdog import Budget, TimeLimit
-from spectrakit.widgets import RichView, TextView, TqdmView, make_view
+from spectrakit.widgets import RichView, TextView, TqdmView, make_text_view
 from tasks import Line
 
 pytestmark = pytest.mark.slow  # half a minute of W&B and MLflow
@@ -334,9 +334,9 @@ def test_a_missing_bar_is_told(tmp_path):
     told = in_a_fresh_process("""
 from pathlib import Path
 from spectrakit.schema import RequestError
-from spectrakit.widgets import make_view
+from spectrakit.widgets import make_text_view
 for console in ("rich", "tqdm"):
-    try: make_view(console, Path())
+    try: make_text_view(console, Path())
     except RequestError as error: print(error)
 """, tmp_path, ("rich", "tqdm"))
     assert [line.split()[0] for line in told.splitlines()] == ["run.console=rich", "run.console=tqdm"]
@@ -424,7 +424,7 @@ def test_a_bar_is_drawn_four_times_a_second_at_most(tmp_path, monkeypatch, conso
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")
     now, out, log = [0.0], Terminal(), written(tmp_path, 1000)
-    view = make_view(console, tmp_path, out=out, clock=lambda: now[0])
+    view = make_text_view(console, tmp_path, out=out, clock=lambda: now[0])
     assert type(view) is kind
     for step in range(1, 1001):  # a hundred steps a second, ten seconds
         log.write("step", step=step, epoch=step / 5, loss=1 / step, lr=1e-3, samples_per_s=800.0)
@@ -446,7 +446,7 @@ def test_a_bar_writes_lines_where_nothing_can_be_drawn_over(tmp_path, console):
     log, one, two = written(tmp_path, 3), io.StringIO(), io.StringIO()
     for step in (1, 2, 3): log.write("step", step=step, epoch=step / 5, loss=1 / step, lr=1e-3, samples_per_s=800.0)
     log.write("message", text="a [note] :with: signs")
-    for view in (make_view(console, tmp_path, out=one, every_s=0), TextView(tmp_path, two, every_s=0)):
+    for view in (make_text_view(console, tmp_path, out=one, every_s=0), TextView(tmp_path, two, every_s=0)):
         view.update()
         view.close()
     assert one.getvalue() == two.getvalue() and "3/3" in one.getvalue() and "\r" not in one.getvalue()
@@ -454,7 +454,7 @@ def test_a_bar_writes_lines_where_nothing_can_be_drawn_over(tmp_path, console):
 
 @pytest.mark.parametrize("console, kind", [("auto", TextView), ("text", TextView), ("none", type(None))])
 def test_text_is_the_default(tmp_path, console, kind):
-    assert type(make_view(console, tmp_path)) is kind
+    assert type(make_text_view(console, tmp_path)) is kind
 
 
 def test_the_choice_reaches_the_command_line(tmp_path):

@@ -19,7 +19,7 @@ from spectrakit.platforms import detect
 from spectrakit.run import fit, open_run
 from spectrakit import trainer
 from spectrakit.trainer import train_run
-from spectrakit.watch import Watchdog
+from spectrakit.standalone import Watchdog
 from spectrakit.watchdog import Budget, TimeLimit, fits, make_budget, time_limit
 
 SETTINGS = ("trainer.accelerator=cpu", "data.micro_batch_size=8", "trainer.max_epochs=4", "trainer.log_every_n_steps=1", "run.console=none")
