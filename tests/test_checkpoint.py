@@ -30,6 +30,7 @@ from spectrakit.events import EventLog, last_event, read_events
 from spectrakit.keeper import Buffers, Keeper
 from spectrakit.launch import tidy
 from spectrakit.platforms import detect
+from spectrakit.run import fit
 from spectrakit.schema import CheckpointConfig
 from spectrakit.session import Session, end_mirror, end_saving, keeper_of, save, save_wanted
 from spectrakit.trainer import train_run
@@ -717,3 +718,35 @@ def test_a_session_leaves_its_run_in_the_second_folder(tmp_path):
     end_mirror(s)
     there = tmp_path / "drive" / "coffee-1"
     assert find_checkpoint(there / "checkpoints", "BEST")[0].name == "step-00000003" and last_event(read_events(there / "events.jsonl"), "end")["status"] == "completed"
+
+
+# --- a checkpoint that a person asks for -------------------------------------------------------------------------------
+
+ASKING = ("trainer.accelerator=cpu", "data.batch_size=4", "trainer.max_epochs=100000", "optimizer.lr=0.001", "checkpoint.every_n_epochs=null",
+          "checkpoint.first_within_minutes=null", "trainer.check_val_every_n_epoch=100000")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux is the home of several processes")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_file_checkpoint_saves_at_once_and_the_run_goes_on(start_cli, here, devices):
+    process = start_cli("train", helpers.task("Troubled"), *ASKING, f"trainer.devices={devices}")
+    run_dir = helpers.wait_for(lambda: next(here.glob("runs/*/events.jsonl"), None), "a run").parent
+    def step() -> int: return (last_event(read_events(run_dir / "events.jsonl"), "step") or {"step": 0})["step"]
+    helpers.wait_for(lambda: step() > 0, "training")
+    assert checkpoints(run_dir / "checkpoints") == []
+    for number in (1, 2):
+        (run_dir / "CHECKPOINT").touch()
+        helpers.wait_for(lambda: not (run_dir / "CHECKPOINT").exists(), "the checkpoint")
+        there, now = checkpoints(run_dir / "checkpoints"), step()
+        assert len(there) == number and verify(there[-1]) == []
+        helpers.wait_for(lambda: step() > now, "training to go on")
+    (run_dir / "STOP").touch()
+    out, err = process.communicate(timeout=60)
+    assert "interrupted" in out and process.returncode == 130, out + err
+
+
+def test_where_no_checkpoints_are_kept_the_one_who_asks_is_told(here, monkeypatch):
+    monkeypatch.setattr(Line, "during", lambda self, number: (time.sleep(0.05), number == 1 and (helpers.only_run(here) / "CHECKPOINT").touch()))
+    run = fit(Line(), compose(*ASKING, "launch.mode=inline", "trainer.max_epochs=8", "checkpoint.enabled=false"), show=False)
+    assert run.status == "completed" and not (run.path / "CHECKPOINT").exists()
+    assert [e["text"] for e in run.events if e["type"] == "message"] == ["a checkpoint was asked for, and checkpoint.enabled=false: nothing was saved"]
