@@ -89,7 +89,7 @@ def test_an_evaluation_is_stopped_inside_and_its_half_result_is_nobodys(train):
     status, reason, events, folder = train(task, "data.eval_batch_size=4", budget=clock.budget(60.0, save=1.0))
     assert status == "out_of_time" and "was stopped after" in texts(events)
     assert columns(events, "eval", "step")["step"] == [] and saved(folder) == f"step-{events[-1]['step']:08d}"
-    assert not (folder / "checkpoints" / "BEST").exists() or clock.now < 200
+    assert not (folder / "checkpoints" / "BEST").exists()
 
 
 def test_no_epoch_is_begun_that_would_not_end_where_that_is_wanted(train, monkeypatch):
@@ -188,9 +188,7 @@ def test_a_deadline_that_is_no_moment_is_refused(said):
 
 def test_a_deadline_in_yaml_needs_no_quotes(tmp_path):
     (tmp_path / "mine.yaml").write_text("watchdog:\n  deadline: 2099-11-21T17:30:00\n")
-    try: config = compose(config=tmp_path / "mine.yaml")
-    except RequestError as error: assert "2026-11-21T17:30" in str(error)  # or a sentence that says how to write it
-    else: assert config.watchdog.deadline.startswith("2099-11-21")
+    assert compose(config=tmp_path / "mine.yaml").watchdog.deadline.startswith("2099-11-21")
 
 
 # SIGTERM
