@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MOST_METRICS', 'Curve', 'back_to', 'drawn', 'smoothed', 'estimate_left_s', 'number', 'plain_number', 'RunState',
-           'take']
+           'take', 'as_events']
 
 # %% ../nbs/20a_curves.ipynb #8bd3f84d
 import math
@@ -21,7 +21,7 @@ _LARGEST = 1e150  # so that differences and ratios stay finite
 class Curve:
     "Points in order of x. What is kept is bounded: the lowest, the highest and the mean value of at most 2 `slices` slices."
 
-    def __init__(self, slices: int = 300):
+    def __init__(self, slices: int = 150):
         self.slices, self.width = slices, 1  # points of a full slice
         self.count, self.odd = 0, 0  # finite points, and those that were none
         self.last: float | None = None
@@ -201,3 +201,12 @@ def take(state: RunState, event: Any) -> None:
     if plain_number(event.get("t")): state.t = max(state.t, event["t"])
     try: _TAKERS.get(event["type"], _take_other)(state, event)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError): return  # a log of another version
+
+# %% ../nbs/20a_curves.ipynb #518ed9bc
+def as_events(s: RunState) -> list[dict]:
+    "Events from which `plots.plot_curves` draws what is kept of the run."
+    curves = [(s.loss, "loss"), (s.lr, "lr"), (s.speed, "samples_per_s")]
+    steps = [{"type": "step", "step": x, name: y} for curve, name in curves for x, y in zip(*drawn(curve))]
+    evals = [{"type": "eval", "step": x, "metrics": {name: y}} for name, curve in s.valid.items() for x, y in zip(*drawn(curve))]
+    best = {n: v for n, v in s.best["metrics"].items() if plain_number(v)} if s.best else {}
+    return steps + evals + ([{"type": "eval", "step": s.best["step"], "metrics": best, "best": True}] if best else [])

@@ -14,8 +14,8 @@ from typing import Any, Callable
 
 from .buttons import Buttons
 from .checkpoint import write_atomic
-from .curves import RunState, take
-from .events import EventReader, effective_events, read_events
+from .curves import RunState, as_events, take
+from .events import EventReader
 from .folder import is_locked
 from .frame import body, escaped, final, header, page, phase
 from .plots import Picture, plot_curves
@@ -159,7 +159,7 @@ def _last_picture(view: LiveView) -> bytes | None:
     try:
         if there.stat().st_size and there.stat().st_mtime >= log.stat().st_mtime: return there.read_bytes()
     except OSError: pass
-    return Picture(plot_curves(effective_events(read_events(log)), f"{view.state.name} · {phase(view.state, False)}"))._repr_png_()
+    return Picture(plot_curves(as_events(view.state), f"{view.state.name} · {phase(view.state, False)}"))._repr_png_()
 
 
 def _close(view: LiveView) -> None:
