@@ -22,8 +22,8 @@ from .checkpoint import find_checkpoint, write_atomic
 from .config import compose, override
 from .events import effective_events, last_event, read_events, write_metrics_csv
 from .folder import check_mirror, is_locked, look_at, new_run_dir
-from .job import Job, check_task_name, load_task, name_of, settled_name
-from .launch import Outcome, clock_of, launch
+from .job import Job, check_task_name, job_parent, load_task, name_of, settled_name
+from .launch import Outcome, clock_of, launch, sweep_jobs
 from .live import make_view, watch
 from .platforms import Platform, detect
 from .processes import plan_processes, rank_of
@@ -239,7 +239,7 @@ def _train(task: Any, config: Config, show: bool, predict: Any = None, clock: di
     resolved = resolve_env(config, platform)
     choice = choose(resolved[0], platform, peer)
     if show and choice.told and not peer and config.run.console != "none": print(choice.told, flush=True)
-    if choice.kind == "done": return Run(choice.run, given)
+    if choice.kind == "done": return _as_done(Run(choice.run, given))
     check_time(config, platform)
     check_mirror(resolved[0])
     kind = "resume" if choice.goes_on else "train"
@@ -247,6 +247,16 @@ def _train(task: Any, config: Config, show: bool, predict: Any = None, clock: di
     with begun(choice, config, resolved, platform) as (path, settled):
         run = Run(path, given)
         _see_through(run, kind, settled, platform, task, show, {**(clock or {}), "predicts": predict is not None})
+    return run
+
+
+def _as_done(run: Run) -> Run:
+    "A run that is done. What its process had still to write, and to clear away, when it was killed at the very end is done now."
+    log, left = run.path / "events.jsonl", [run.path / name for name in ("summary.json", "metrics.csv", "curves.png")]
+    with contextlib.suppress(OSError):
+        if is_locked(run.path) or all(file.is_file() and file.stat().st_mtime_ns >= log.stat().st_mtime_ns for file in left): return run
+        summarize(run)
+        sweep_jobs(Path(job_parent()))
     return run
 
 
@@ -295,7 +305,7 @@ def _see_through(run: Run, kind: str, config: Config, platform: Platform, task: 
     finally:
         if view: view.close()  # the last frame has the curves that the summary drew
 
-# %% ../nbs/22_run.ipynb #23a2fc05
+# %% ../nbs/22_run.ipynb #54db8d82
 def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool = True) -> Run:
     """Go on with a run from its newest whole checkpoint, in its own folder, or in a copy where that cannot be written.
 
@@ -305,7 +315,7 @@ def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool 
     if isinstance(task, str) and "=" in task: task, overrides = None, (task, *overrides)
     run = run if isinstance(run, Run) else open_run(run)
     config = _from(override(run.config, *overrides), run)
-    if not overrides and look_at(run.path).done: return run
+    if not overrides and look_at(run.path).done: return _as_done(run)
     with ends_softly(): return _train(_named_or_given(run, task, config), config, show)
 
 # %% ../nbs/22_run.ipynb #23a2fc06

@@ -201,7 +201,7 @@ def tell_once(s: Session, text: str) -> None:
     if kind != s.told: s.log.write("message", text=text)
     s.told = kind
 
-# %% ../nbs/09b_session.ipynb #23a2fc05
+# %% ../nbs/09b_session.ipynb #3c3209f6
 def save_weights(s: Session, kind: str = "last", best: bool = False, alone: bool = False, began: float | None = None) -> bool:
     "Bring this step edge together and give it to the keeper; False, on all ranks, where the disk, or a look at the weights, said no at once."
     p, sharded = s.progress, s.context.strategy == "fsdp"
@@ -226,7 +226,9 @@ def _gathered(s: Session, alone: bool) -> tuple:
         with ema_weights(s): averaged = module.state_dict() if s.ema is not None else None
         state = session_state(s)
     else: model = averaged = state = None
-    own = {**_edge_state(s), "interval": {"step": s.interval["step"], "loss": float(s.interval["loss"])}}
+    # alone, the others' share of the loss since the last log point is lost: the next line begins here
+    interval = {"step": s.progress.step, "loss": 0.0} if alone and s.context.world_size > 1 else {"step": s.interval["step"], "loss": float(s.interval["loss"])}
+    own = {**_edge_state(s), "interval": interval}
     ranks = [own] if alone else s.context.gather_on_main(own)
     return model, averaged, state, ranks
 

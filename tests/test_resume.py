@@ -537,3 +537,15 @@ def test_the_same_words_in_a_shell(run_cli, tmp_path):
     assert refused.returncode == 2 and "resume.allow=[trainer.max_epochs]" in refused.stderr and refused.stderr.count("\n") == 1
     assert run_cli("resume", run, "trainer.max_epochs=3", "resume.allow=[trainer.max_epochs]").returncode == 0
     assert open_run(run).config.trainer.max_epochs == 3 and all(verify(p) == [] for p in checkpoints(run / "checkpoints"))
+
+
+def test_what_a_run_still_had_to_write_when_it_was_killed_at_its_end_is_written_by_whoever_asks_for_it(here, monkeypatch):
+    monkeypatch.setattr("spectrakit.run.save_figure", lambda figure, path: path.write_bytes(b"a picture"))
+    run = fit(Tiny(), settings(), show=False)
+    whole = json.loads((run.path / "summary.json").read_text())
+    for name in ("summary.json", "curves.png"): (run.path / name).unlink()
+    again = resume(run, Tiny(), show=False)
+    assert json.loads((again.path / "summary.json").read_text()) == whole and (again.path / "curves.png").read_bytes() == b"a picture"
+    before = (run.path / "summary.json").stat().st_mtime_ns
+    assert fit(Tiny(), settings(), resume=run.path, show=False).path == run.path
+    assert (run.path / "summary.json").stat().st_mtime_ns == before  # what is there already stays
