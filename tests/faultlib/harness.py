@@ -316,19 +316,13 @@ def compare(place: Place, run: Run, task: str, *words: str) -> Run:
     "Whether a run that is done equals the one to which nothing happened; every line of its log does, also those that were taken back."
     reference, mine, events = calm(place, task, *words), trace(run), read_events(run.path / "events.jsonl")
     untold = {event["step"] for event in events if event["type"] == "restart" and event["step"] not in mine.losses} if place.ranks > 1 else set()
-    for step in untold: _as_one_line(mine.losses, reference.losses, step)
+    for step in untold: mine.losses[step] = reference.losses.get(step)  # a rank that dies while they add up their losses takes that line along
     differences = reference.differences(mine)
-    lines = [event for event in events if event["type"] == "step" and event["step"] - 1 not in untold]
+    lines = [event for event in events if event["type"] == "step"]
     differences += [f"a line about step {e['step']} that counts no more" for e in lines if e["loss"] != reference.losses.get(e["step"])][:3]
     place.facts["same"] = not differences
     place.want(not differences, f"other bits than without the fault: {', '.join(list(dict.fromkeys(differences))[:5])}")
     return run
-
-
-def _as_one_line(mine: dict[int, float], reference: dict[int, float], step: int) -> None:
-    "A rank that dies while the ranks add up their losses takes the line about that step along; the next line may then be the mean of both steps."
-    mine[step], both = reference.get(step), (reference.get(step, 0.0) + reference.get(step + 1, 0.0)) / 2
-    if math.isclose(mine.get(step + 1, math.inf), both, rel_tol=1e-12): mine[step + 1] = reference[step + 1]
 
 
 def close(place: Place, run: Run, task: str) -> Run:
