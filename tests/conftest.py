@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 import helpers
 from helpers import SETTINGS
+from kernels import COLAB, CannotInstall, Notebook, python_with
 
 
 @pytest.fixture
@@ -96,6 +98,22 @@ def read_only(tmp_path):
         if os.geteuid():
             for path in [folder, *folder.rglob("*")]: path.chmod(0o755)
         else: subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
+def todays_kernel(tmp_path):
+    "The kernel of the environment that runs the tests."
+    with Notebook(sys.executable, tmp_path) as notebook: yield notebook
+
+
+@pytest.fixture
+def colabs_kernel(request, tmp_path, tmp_path_factory):
+    "ipykernel 6.17 with IPython 7.34, in front of everything else that the tests have; made once."
+    cache = getattr(request.config, "cache", None)
+    folder = cache.mkdir("colab-kernel") if cache else tmp_path_factory.getbasetemp() / "colab-kernel"
+    try: python = python_with(COLAB, folder)
+    except CannotInstall as error: pytest.skip(f"pip cannot get Colab's kernel: {error}")
+    with Notebook(python, tmp_path) as notebook: yield notebook
 
 
 def mount(*words) -> None:

@@ -25,7 +25,59 @@ import spectrakit
 # Colab's and Kaggle's kernel with what it was released for; everything else comes from the environment that runs the tests.
 COLAB = ("ipykernel==6.17.1", "ipython==7.34.0", "jupyter_client==7.4.9", "traitlets==5.7.1", "tornado==6.5.1", "pyzmq==26.2.1",
          "nest-asyncio==1.6.0", "entrypoints==0.4.2", "jedi==0.20.1", "parso==0.8.7", "decorator==5.3.1", "backcall==0.2.0",
-         "pickleshare==0.7.5", "matplotlib-inline==0.2.2", "prompt_toolkit==3.0.53", "pexpect==4.9.0", "ptyprocess==0.7.0")
+         "pickleshare==0.7.5", "matplotlib-inline==0.2.2", "prompt_toolkit==3.0.53", "pexpect==4.9.0", "ptyprocess==0.7.0",
+         "ipywidgets==7.7.1", "ipython-genutils==0.2.0")
+BEGIN = """
+import os, signal, threading, time
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from spectrakit.config import compose
+from spectrakit.run import fit
+from spectrakit.task import Task
+
+HERE = Path.cwd()
+
+class Tiny(Task):
+    "A line through 64 points. Something happens on rank 1 in some of its training steps, each time once."
+    def __init__(self, happens=None): self.happens, self.calls = happens or {}, 0
+
+    def datasets(self, cfg):
+        x = torch.linspace(-1, 1, 64)[:, None]
+        return TensorDataset(x, 2 * x + 1), TensorDataset(x[::4], 2 * x[::4] + 1)
+
+    def model(self, cfg): return nn.Linear(1, 1)
+
+    def loss(self, model, batch):
+        self.calls += model.training
+        if model.training and os.environ["RANK"] == "1":
+            if "slow" in self.happens: time.sleep(0.05)
+            if self.calls in self.happens: self.happen(self.happens[self.calls])
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    def happen(self, what):
+        verb, name = what.split()
+        if (HERE / name).exists(): return
+        (HERE / name).write_text(str(os.getpid()))
+        if verb == "raise": raise ValueError(f"no luck with {name}")
+        while verb == "sleep" or not (HERE / f"go-{name}").exists(): time.sleep(0.01)  # hold: until it may go on
+
+def config(name, *words):
+    return compose("trainer.accelerator=cpu", "trainer.devices=2", "data.micro_batch_size=4", "accumulate_grad_batches=1",
+                   "trainer.max_epochs=3", "trainer.log_every_n_steps=1", "checkpoint.every_n_steps=2", "optimizer.lr=0.1",
+                   f"run.name={name}", *words)
+
+large = torch.exp(torch.randn(4_000_000))  # by now torch has its threads, which a fork would not take along
+"""
+# A task that cannot be pickled, so that a fork of the kernel itself has to take it along.
+LOCKED = """
+class Locked(Tiny):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+"""
+
 SHOWN = ("stream", "display_data", "update_display_data", "execute_result", "comm_msg")  # messages that a person sees
 
 
@@ -57,11 +109,22 @@ def python_with(packages: tuple[str, ...], folder: Path) -> str:
     return str(python)
 
 
+@dataclass(frozen=True)
+class Heard:
+    "A message that a person sees: when it came, its type, the bytes of its content as JSON, and the display that it belongs to."
+    at: float
+    kind: str
+    size: int
+    display: str | None
+
+
 @dataclass
 class Cell:
     "A cell that was sent: what it has shown so far, as (message type, text), and its reply."
     id: str
     frames: list[tuple[str, str]] = field(default_factory=list)
+    heard: list[Heard] = field(default_factory=list)
+    replied_at: float | None = None
     errors: list[str] = field(default_factory=list)
     warned: str = ""  # stderr
     reply: dict | None = None
@@ -163,12 +226,13 @@ class Notebook:
         try: reply = self._client.get_shell_msg(timeout=0)
         except Empty: return
         for cell in self.cells:
-            if reply["parent_header"].get("msg_id") == cell.id: cell.reply = reply["content"]
+            if reply["parent_header"].get("msg_id") == cell.id: cell.reply, cell.replied_at = reply["content"], time.monotonic()
 
     def _heard(self, message: dict) -> None:
         kind, content = message["msg_type"], message["content"]
         cell = next((c for c in self.cells if c.id == message["parent_header"].get("msg_id")), None)
         if kind in SHOWN:
+            if cell: cell.heard.append(Heard(time.monotonic(), kind, len(json.dumps(content).encode()), content.get("transient", {}).get("display_id")))
             text = content["text"] if kind == "stream" else json.dumps(content["data"], sort_keys=True)
             if cell is None or cell is not self.cells[-1] or cell.idle: self.strays.append((kind, text))
             elif content.get("name") == "stderr": cell.warned += text

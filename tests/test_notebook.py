@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from helpers import wait_for
-from kernels import COLAB, CannotInstall, Notebook, python_with
+from kernels import BEGIN, LOCKED
 from spectrakit.checkpoint import find_checkpoint, verify
 from spectrakit.events import last_event
 from spectrakit.run import Run, open_run
@@ -17,74 +17,8 @@ from spectrakit.run import Run, open_run
 pytestmark = [pytest.mark.slow,
               pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes die with their kernel on Linux only")]
 
-BEGIN = """
-import os, signal, threading, time
-from pathlib import Path
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from spectrakit.config import compose
-from spectrakit.run import fit
-from spectrakit.task import Task
-
-HERE = Path.cwd()
-
-class Tiny(Task):
-    "A line through 64 points. Something happens on rank 1 in some of its training steps, each time once."
-    def __init__(self, happens=None): self.happens, self.calls = happens or {}, 0
-
-    def datasets(self, cfg):
-        x = torch.linspace(-1, 1, 64)[:, None]
-        return TensorDataset(x, 2 * x + 1), TensorDataset(x[::4], 2 * x[::4] + 1)
-
-    def model(self, cfg): return nn.Linear(1, 1)
-
-    def loss(self, model, batch):
-        self.calls += model.training
-        if model.training and os.environ["RANK"] == "1":
-            if "slow" in self.happens: time.sleep(0.05)
-            if self.calls in self.happens: self.happen(self.happens[self.calls])
-        return nn.functional.mse_loss(model(batch[0]), batch[1])
-
-    def happen(self, what):
-        verb, name = what.split()
-        if (HERE / name).exists(): return
-        (HERE / name).write_text(str(os.getpid()))
-        if verb == "raise": raise ValueError(f"no luck with {name}")
-        while verb == "sleep" or not (HERE / f"go-{name}").exists(): time.sleep(0.01)  # hold: until it may go on
-
-def config(name, *words):
-    return compose("trainer.accelerator=cpu", "trainer.devices=2", "data.micro_batch_size=4", "accumulate_grad_batches=1",
-                   "trainer.max_epochs=3", "trainer.log_every_n_steps=1", "checkpoint.every_n_steps=2", "optimizer.lr=0.1",
-                   f"run.name={name}", *words)
-
-large = torch.exp(torch.randn(4_000_000))  # by now torch has its threads, which a fork would not take along
-"""
-# A task that cannot be pickled, so that a fork of the kernel itself has to take it along.
-LOCKED = """
-class Locked(Tiny):
-    def __init__(self):
-        super().__init__()
-        self.lock = threading.Lock()
-"""
 STEPS = 24  # 3 epochs of 64 samples, 8 in each optimizer step
 HANDLER = "repr(signal.getsignal(signal.SIGINT))"
-
-
-@pytest.fixture
-def todays_kernel(tmp_path):
-    "The kernel of the environment that runs the tests."
-    with Notebook(sys.executable, tmp_path) as notebook: yield notebook
-
-
-@pytest.fixture
-def colabs_kernel(request, tmp_path, tmp_path_factory):
-    "ipykernel 6.17 with IPython 7.34, in front of everything else that the tests have; made once."
-    cache = getattr(request.config, "cache", None)
-    folder = cache.mkdir("colab-kernel") if cache else tmp_path_factory.getbasetemp() / "colab-kernel"
-    try: python = python_with(COLAB, folder)
-    except CannotInstall as error: pytest.skip(f"pip cannot get Colab's kernel: {error}")
-    with Notebook(python, tmp_path) as notebook: yield notebook
 
 
 def test_todays_kernel_trains_on_two_ranks_whatever_happens(todays_kernel):

@@ -1,0 +1,200 @@
+"JupyterLab in headless Chromium for tests: a server, a page in it, its notebook's model, and what the eye would see of an output."
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import helpers
+
+PICTURES = Path(__file__).resolve().parent.parent / "build" / "screenshots"  # not in git
+SETTINGS = {
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/docmanager-extension:plugin": {"autosave": False},
+    "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # every cell is drawn, wherever the page is scrolled
+}
+NOTEBOOK = "window.jupyterapp.shell.currentWidget"
+
+
+def chromium() -> str:
+    "Debian's Chromium. Without it the test is skipped, but fails in continuous integration, which installs it."
+    if found := shutil.which("chromium") or shutil.which("chromium-browser"): return found
+    if os.environ.get("CI") == "true": pytest.fail("chromium is missing: .ci/run installs it")
+    pytest.skip("there is no chromium here: apt-get install chromium")
+
+
+class Server:
+    "A JupyterLab server for `folder`, with settings of its own. To be used with `with`."
+
+    def __init__(self, folder: Path):
+        self.folder, self.url = folder, ""
+        self.own = folder.parent / f"{folder.name}-of-jupyter"
+
+    def __enter__(self) -> "Server":
+        (self.own / "config" / "labconfig").mkdir(parents=True)
+        (self.own / "config" / "labconfig" / "default_setting_overrides.json").write_text(json.dumps(SETTINGS))
+        folders = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime", "IPYTHONDIR": "ipython",
+                   "JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
+        environ = {**helpers.clean_environ(), **{name: str(self.own / place) for name, place in folders.items()}, "JUPYTER_PLATFORM_DIRS": "1"}
+        words = ["--allow-root", "--no-browser", "--ServerApp.port=0", "--IdentityProvider.token=", "--ServerApp.password=", "--ServerApp.use_redirect_file=False",
+                 "--ServerApp.terminals_enabled=False", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None",
+                 "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", f"--ServerApp.root_dir={self.folder}"]
+        self._log = open(self.own / "server.log", "wb")
+        self._process = subprocess.Popen([sys.executable, "-m", "jupyterlab", *words], cwd=self.folder, env=environ, stdin=subprocess.DEVNULL,
+                                         stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True)
+        try: self.url = helpers.wait_for(self._address, "JupyterLab's address")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _address(self) -> str:
+        said = (self.own / "server.log").read_text(errors="replace")
+        assert self._process.poll() is None, said
+        found = re.search(r"http://(?:localhost|127\.0\.0\.1):[1-9]\d*/lab", said)
+        return found[0] if found else ""
+
+    def __exit__(self, *_: Any) -> None:
+        self._process.send_signal(signal.SIGTERM)  # it shuts its kernels down
+        try: self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._log.close()
+
+
+@dataclass(frozen=True)
+class Seen:
+    "What the eye saw of an output, over `frames` of the screen from its first content on."
+    frames: int
+    blank: int  # frames without any of it
+    heights: tuple[int, ...]  # in pixels, one after the other, each other than the one before
+    texts: int  # different contents, one after the other
+
+
+class Page:
+    "A page of JupyterLab with one notebook open."
+
+    def __init__(self, browser: Any, server: Server, dark: bool = False):
+        self.context = browser.new_context(viewport={"width": 1280, "height": 1000}, color_scheme="dark" if dark else "light")
+        self.page, self.server, self.dark = self.context.new_page(), server, dark
+        self.received: list[tuple[float, int]] = []  # when, and bytes of the kernel's messages
+        self.problems: list[str] = []  # exceptions in the page
+        self.page.on("websocket", lambda socket: socket.on("framereceived", self._count))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+
+    def __enter__(self) -> "Page": return self
+
+    def __exit__(self, *_: Any) -> None: self.context.close()
+
+    def _count(self, payload: str | bytes) -> None:
+        self.received.append((time.monotonic(), len(payload if isinstance(payload, bytes) else payload.encode())))
+
+    def open(self, name: str, theme: str | None = None) -> None:
+        "Open a notebook of the server's folder in a fresh page, and wait for its kernel."
+        self.page.goto(f"{self.server.url}/tree/{name}?reset")
+        self._ready()
+
+    def reload(self) -> None:
+        "The browser's reload."
+        self.page.reload()
+        self._ready()
+
+    def _ready(self) -> None:
+        self.page.wait_for_function(f"() => window.jupyterapp && {NOTEBOOK}?.sessionContext?.session?.kernel && {NOTEBOOK}.content.widgets.length", timeout=90_000)
+        self.page.evaluate(f"() => {NOTEBOOK}.context.ready")
+        if self.dark: self.page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+        self.command("application:toggle-left-area") if self.page.locator("#jp-left-stack:visible").count() else None
+
+    def command(self, name: str, wait: bool = True) -> None:
+        "One of JupyterLab's commands; `wait` for it to be done."
+        self.page.evaluate(f"() => {{ const done = window.jupyterapp.commands.execute('{name}'); {'return done.then(() => null)' if wait else ''} }}")
+
+    # the kernel
+
+    def run_all(self) -> None:
+        "Begin to run every cell, as the menu does."
+        self.command("notebook:run-all-cells", wait=False)
+
+    def run(self, cell: int) -> None:
+        "Begin to run one cell."
+        self.page.evaluate(f"() => {{ {NOTEBOOK}.content.activeCellIndex = {cell}; }}")
+        self.command("notebook:run-cell", wait=False)
+
+    def press_stop(self) -> None:
+        "Click ■ in the notebook's toolbar."
+        self.page.locator('.jp-NotebookPanel-toolbar [data-jp-item-name="interrupt"]').locator("visible=true").first.click()
+
+    def until_idle(self, timeout_s: float = 120) -> None:
+        "Wait until every cell that was sent has its reply."
+        self.until(f"{NOTEBOOK}.sessionContext.session.kernel.status === 'idle' && "
+                   "![...document.querySelectorAll('.jp-InputPrompt')].some(p => p.textContent.includes('*'))", "the kernel to be idle", timeout_s)
+
+    def until(self, condition: str, what: str, timeout_s: float = 90) -> None:
+        "Wait until a JavaScript expression is true."
+        try: self.page.wait_for_function(f"() => {condition}", timeout=timeout_s * 1000)
+        except Exception as error: raise AssertionError(f"waited {timeout_s} s in vain for {what}; the page shows: {self.page.inner_text('.jp-Notebook')[-3000:]}") from error
+
+    # the notebook
+
+    def model(self) -> dict:
+        "The notebook as it would be saved."
+        return self.page.evaluate(f"() => {NOTEBOOK}.context.model.toJSON()")
+
+    def save(self, name: str) -> dict:
+        "Save; the notebook `name` as it is on disk."
+        self.command("docmanager:save")
+        return json.loads((self.server.folder / name).read_text(encoding="utf-8"))
+
+    def output(self, cell: int) -> Any:
+        "What a cell shows, to be looked at with Playwright's words."
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".jp-Cell-outputWrapper")
+
+    # the eye
+
+    def watch(self, cell: int) -> None:
+        "From now on look at a cell's output in every frame of the screen: `seen` tells."
+        self.page.evaluate(SAMPLER, cell)
+
+    def seen(self) -> Seen:
+        "What there was to see since `watch`."
+        found = self.page.evaluate("() => { window.sampling.on = false; return window.sampling }")
+        return Seen(found["frames"], found["blank"], tuple(found["heights"]), found["texts"])
+
+    def picture(self, name: str, cell: int | None = None) -> Path:
+        "A screenshot of the page, or of a cell, among those that a run of the tests leaves behind."
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        path = PICTURES / f"{name}-{'dark' if self.dark else 'light'}.png"
+        if cell is None: self.page.screenshot(path=path)
+        else: self.page.locator(".jp-Notebook .jp-Cell").nth(cell).screenshot(path=path)
+        return path
+
+
+# One look a frame: the output's height, and whether anything in it is there to be seen. It begins with the first content.
+SAMPLER = """cell => {
+  const s = window.sampling = {on: true, frames: 0, blank: 0, heights: [], texts: 0}
+  let last = ''
+  const look = () => {
+    if (!s.on) return
+    const area = document.querySelectorAll('.jp-Notebook .jp-Cell')[cell]?.querySelector('.jp-OutputArea')
+    const shown = area && [...area.querySelectorAll('svg, img, table, pre, div[role]')].some(e => e.getBoundingClientRect().height > 4)
+    if (shown || s.frames) {
+      s.frames += 1
+      if (!shown) s.blank += 1
+      const height = area ? Math.round(area.getBoundingClientRect().height) : 0
+      if (s.heights[s.heights.length - 1] !== height) s.heights.push(height)
+      if (area && area.innerHTML !== last) { s.texts += 1; last = area.innerHTML }
+    }
+    requestAnimationFrame(look)
+  }
+  requestAnimationFrame(look)
+}"""
