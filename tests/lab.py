@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 
 import helpers
@@ -30,6 +30,13 @@ def chromium() -> str:
     if found := shutil.which("chromium") or shutil.which("chromium-browser"): return found
     if os.environ.get("CI") == "true": pytest.fail("chromium is missing: .ci/run installs it")
     pytest.skip("there is no chromium here: apt-get install chromium")
+
+
+def write_notebook(path: Path, *cells: str) -> Path:
+    "A notebook of code cells, not run yet."
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells], metadata={"kernelspec": kernel}), path)
+    return path
 
 
 class Server:
@@ -99,7 +106,7 @@ class Page:
     def _count(self, payload: str | bytes) -> None:
         self.received.append((time.monotonic(), len(payload if isinstance(payload, bytes) else payload.encode())))
 
-    def open(self, name: str, theme: str | None = None) -> None:
+    def open(self, name: str) -> None:
         "Open a notebook of the server's folder in a fresh page, and wait for its kernel."
         self.page.goto(f"{self.server.url}/tree/{name}?reset")
         self._ready()
@@ -113,7 +120,7 @@ class Page:
         self.page.wait_for_function(f"() => window.jupyterapp && {NOTEBOOK}?.sessionContext?.session?.kernel && {NOTEBOOK}.content.widgets.length", timeout=90_000)
         self.page.evaluate(f"() => {NOTEBOOK}.context.ready")
         if self.dark: self.page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
-        self.command("application:toggle-left-area") if self.page.locator("#jp-left-stack:visible").count() else None
+        if self.page.locator("#jp-left-stack").is_visible(): self.command("application:toggle-left-area")
 
     def command(self, name: str, wait: bool = True) -> None:
         "One of JupyterLab's commands; `wait` for it to be done."
@@ -155,9 +162,17 @@ class Page:
         self.command("docmanager:save")
         return json.loads((self.server.folder / name).read_text(encoding="utf-8"))
 
+    def trusted(self) -> bool:
+        "Whether JupyterLab shows all of it."
+        return self.page.evaluate(f"() => [...{NOTEBOOK}.content.model.cells].filter(cell => cell.type === 'code').every(cell => cell.trusted)")
+
     def output(self, cell: int) -> Any:
         "What a cell shows, to be looked at with Playwright's words."
-        return self.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".jp-Cell-outputWrapper")
+        return self.page.locator(".jp-Notebook:visible .jp-Cell").nth(cell).locator(".jp-OutputArea")
+
+    def said(self, cell: int) -> str:
+        "The text of what a cell shows."
+        return "\n".join(self.output(cell).locator(".jp-OutputArea-output").all_inner_texts()).strip()
 
     # the eye
 
@@ -175,7 +190,8 @@ class Page:
         PICTURES.mkdir(parents=True, exist_ok=True)
         path = PICTURES / f"{name}-{'dark' if self.dark else 'light'}.png"
         if cell is None: self.page.screenshot(path=path)
-        else: self.page.locator(".jp-Notebook .jp-Cell").nth(cell).screenshot(path=path)
+        else: self.page.locator(".jp-Notebook:visible .jp-Cell").nth(cell).screenshot(path=path)
+        print(f"a screenshot: {path}")
         return path
 
 

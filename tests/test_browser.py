@@ -1,0 +1,162 @@
+"The notebook as people use it: JupyterLab in headless Chromium, two ranks that train, a person who clicks, reloads and saves."
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import wait_for
+from kernels import BEGIN
+from lab import Page, Server, chromium, write_notebook
+from spectrakit.checkpoint import find_checkpoint, verify
+from spectrakit.events import last_event
+from spectrakit.run import open_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the browser of a Linux distribution")]
+
+ROOT = Path(__file__).resolve().parent.parent
+TRAIN = "run = fit(Tiny({{'slow': True}}), config('{name}', 'trainer.max_epochs=2000', 'run.console=auto'))"
+PNG, TABLE, SVG = "img[src^='data:image/png']", "table[aria-label=evaluations]", "svg[aria-label^='curves']"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def server(browser, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lab") / "notebooks"
+    folder.mkdir()
+    with Server(folder) as started: yield started
+
+
+@pytest.fixture
+def light(browser, server):
+    with Page(browser, server) as page: yield page
+
+
+@pytest.fixture
+def dark(browser, server):
+    with Page(browser, server, dark=True) as page: yield page
+
+
+def test_frames_arrive_while_two_ranks_train_and_the_stop_button_ends_the_run(light, browser, server):
+    write_notebook(server.folder / "stopped.ipynb", BEGIN, TRAIN.format(name="stopped"), "run.status, run.best.step > 0")
+    light.open("stopped.ipynb")
+    light.watch(1)
+    light.run_all()
+    steps = frames(light, 1, 4)
+    light.picture("training", 1)
+    light.press_stop()
+    light.until_idle()
+    seen, run = light.seen(), the_run(server, "stopped")
+    assert steps == sorted(set(steps)) and run.status == "interrupted"
+    assert light.said(2) == "('interrupted', True)"
+    assert verify(find_checkpoint(run.path / "checkpoints")[0]) == []
+    assert seen.texts > 4 and seen.blank == 0 and len(seen.heights) <= 3, seen
+    stays(light, 1)
+    light.picture("stopped", 1)
+    saved = light.save("stopped.ipynb")
+    assert all(output["output_type"] != "error" for cell in saved["cells"] for output in cell["outputs"])
+    assert len(json.dumps(saved["cells"][1])) < 300_000 and "widgets" not in saved["metadata"]
+    # and by somebody else, whose JupyterLab does not trust it
+    saved["cells"].append({**saved["cells"][2], "id": "another", "source": "1"})
+    (server.folder / "sent.ipynb").write_text(json.dumps(saved))
+    with Page(browser, server, dark=True) as other:
+        other.open("sent.ipynb")
+        assert not other.trusted()
+        stays(other, 1)
+        assert other.said(2) == "('interrupted', True)"
+        other.picture("untrusted", 1)
+
+
+def test_after_a_reload_the_run_is_watched_from_elsewhere_and_goes_on(light, server):
+    write_notebook(server.folder / "reloaded.ipynb", BEGIN, TRAIN.format(name="reloaded"), "run.show(); run.status")
+    write_notebook(server.folder / "watching.ipynb", "import spectrakit as sk\nsk.watch(sorted(__import__('pathlib').Path('runs').glob('reloaded-2*'))[-1])", "'free again'")
+    light.open("reloaded.ipynb")
+    light.run_all()
+    frames(light, 1, 1)
+    light.reload()
+    light.open("watching.ipynb")
+    light.run_all()
+    steps = frames(light, 0, 2)
+    light.press_stop()
+    light.until_idle()
+    run = the_run(server, "reloaded")
+    assert run.status == "running" and light.said(1) == "'free again'"
+    assert "goes on by itself" in light.said(0)
+    stays(light, 0)
+    light.open("reloaded.ipynb")
+    light.press_stop()
+    wait_for(lambda: run.status != "running", "the run to end")
+    assert run.status == "interrupted" and last_event(run.events, "end")["step"] >= steps[-1]
+    light.until_idle()
+    light.run(2)  # what the reload has cut off is shown again
+    light.until(f"!!document.querySelectorAll('.jp-Notebook .jp-Cell')[2].querySelector(\"{PNG}\")", "the run to be shown")
+    stays(light, 2)
+    assert light.said(2).endswith("'interrupted'")
+
+
+def test_the_buttons_save_a_checkpoint_and_stop_the_run(dark, server):
+    write_notebook(server.folder / "clicked.ipynb", BEGIN, TRAIN.format(name="clicked").replace("'run.console", "'checkpoint.every_n_steps=null', 'run.console"), "run.status")
+    dark.open("clicked.ipynb")
+    dark.watch(1)
+    dark.run_all()
+    frames(dark, 1, 2)
+    run = the_run(server, "clicked")
+    kept = find_checkpoint(run.path / "checkpoints")[0]
+    dark.page.get_by_role("button", name="Checkpoint now").click()
+    wait_for(lambda: find_checkpoint(run.path / "checkpoints")[0] != kept, "a checkpoint")
+    dark.page.get_by_role("button", name="Checkpoint now").wait_for()  # it can be pressed again
+    assert run.status == "running"
+    dark.picture("training", 1)
+    dark.page.get_by_role("button", name="Stop").click()
+    dark.until_idle()
+    seen = dark.seen()
+    assert run.status == "interrupted" and dark.said(2) == "'interrupted'"
+    assert seen.blank == 0 and len(seen.heights) <= 3, seen
+    stays(dark, 1)
+    dark.picture("stopped", 1)
+
+
+def test_the_quickstart_runs_from_top_to_bottom(light, server):
+    shutil.copy(ROOT / "nbs" / "tutorials" / "quickstart.ipynb", server.folder)
+    light.open("quickstart.ipynb")
+    light.run_all()
+    light.until_idle(240)
+    saved = light.save("quickstart.ipynb")
+    assert len(open_run(max((server.folder / "runs").glob("coffee-*"))).metrics) and light.problems == []
+    for cell in saved["cells"]:
+        assert cell["cell_type"] == "markdown" or (cell["execution_count"] and not any(o["output_type"] == "error" for o in cell["outputs"])), cell
+    assert len(json.dumps([cell.get("outputs") for cell in saved["cells"]])) < 300_000
+
+
+# what is looked at
+
+def frames(page, cell, count) -> list[int]:
+    "The steps that `count` different pictures of the curves were drawn at."
+    steps = []
+    for _ in range(count):
+        page.until(f"(l => l && Number(l.match(/step (\\d+)/)?.[1]) > {steps[-1] if steps else 0})"
+                   f"(document.querySelectorAll('.jp-Notebook .jp-Cell')[{cell}].querySelector(\"{SVG}\")?.getAttribute('aria-label'))", "a new picture of the curves")
+        steps.append(int(re.search(r"step (\d+)", page.output(cell).locator(SVG).get_attribute("aria-label"))[1]))
+    return steps
+
+
+def the_run(server, name):
+    found = [path for path in (server.folder / "runs").glob(f"{name}-*") if path.name[len(name) + 1:][:8].isdigit()]
+    assert len(found) == 1, found
+    return open_run(found[0])
+
+
+def stays(page, cell) -> None:
+    "The end of a run in a cell: a picture and a table, and nothing that would not survive."
+    assert page.output(cell).locator(PNG).is_visible() and page.output(cell).locator(TABLE).is_visible()
+    assert page.output(cell).locator("svg, button").count() == 0 and page.problems == []
