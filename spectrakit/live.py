@@ -59,7 +59,7 @@ class Pacer:
 
     def __init__(self, clock: Callable[[], float], share: float = SHARE):
         self._clock, self._share, self._next = clock, share, 0.0
-        self.spent_s = 0.0
+        self.spent_s = self._cost = 0.0
 
     def due(self) -> bool:
         "Whether it is time."
@@ -67,9 +67,9 @@ class Pacer:
 
     def did(self, began: float, least_s: float) -> None:
         "It was done, since `began`."
-        cost = self._clock() - began
-        self.spent_s += cost
-        self._next = self._clock() + max(least_s, cost / self._share)
+        before, self._cost = self._cost, self._clock() - began
+        self.spent_s += self._cost
+        self._next = self._clock() + max(least_s, min(before, self._cost) / self._share)
 
 
 def plots_every_s(age_s: float) -> float:
@@ -165,14 +165,18 @@ def _last_picture(view: LiveView) -> bytes | None:
 def _close(view: LiveView) -> None:
     "The last frame."
     while view._read(): pass
-    if view._buttons: view._buttons.close()
     if view.writes and view.state.start: _write_page(view, running=False)
-    if view._top._handle is None and not view.state.start: return  # nothing has begun
-    said = f"{view.run_dir.name}: {phase(view.state, False)}" + f": {view.state.reason}" * bool(view.state.reason)
-    if not view.state.start: view._top.show(said)
-    else: view._top.show(said, text_html=final(view.state, view.now_t))
-    picture = _last_picture(view)
+    try: picture = _last_picture(view)  # takes long, so all that changes the output's height comes after it, at once
+    finally: _close_header(view)
     if picture or view._below._handle: view._below.show("curves" if picture else "", image_png=picture)
+
+
+def _close_header(view: LiveView) -> None:
+    "The numbers and the table, and no more buttons."
+    said = f"{view.run_dir.name}: {phase(view.state, False)}" + f": {view.state.reason}" * bool(view.state.reason)
+    if view.state.start: view._top.show(said, text_html=final(view.state, view.now_t))
+    elif view._top._handle: view._top.show(said)  # it has not begun
+    if view._buttons: view._buttons.close()
 
 
 def _give_up(view: LiveView, error: Exception) -> None:
