@@ -57,8 +57,8 @@ class Screen:
 class Pacer:
     "When something that takes time is done again: not before `least_s` have gone, and so that it costs no more than a `share` of the time."
 
-    def __init__(self, clock: Callable[[], float], share: float = SHARE):
-        self._clock, self._share, self._next = clock, share, 0.0
+    def __init__(self, clock: Callable[[], float], work: Callable[[], float] = time.thread_time, share: float = SHARE):
+        self._clock, self.work, self._share, self._next = clock, work, share, 0.0
         self.spent_s = self._cost = 0.0
 
     def due(self) -> bool:
@@ -66,8 +66,8 @@ class Pacer:
         return self._clock() >= self._next
 
     def did(self, began: float, least_s: float) -> None:
-        "It was done, since `began`."
-        before, self._cost = self._cost, self._clock() - began
+        "It was done, and `work` was `began` before."
+        before, self._cost = self._cost, self.work() - began
         self.spent_s += self._cost
         self._next = self._clock() + max(least_s, min(before, self._cost) / self._share)
 
@@ -84,13 +84,13 @@ class LiveView:
     that is updated as well, for a batch run whose log people read. `goes_on`: the log has the end of an earlier session."""
 
     def __init__(self, run_dir: Path, *, log: bool | None = None, writes: bool = True, goes_on: bool = False, echo: TextView | None = None,
-                 controls: bool = False, clock: Callable[[], float] = time.monotonic):
+                 controls: bool = False, clock: Callable[[], float] = time.monotonic, work: Callable[[], float] = time.thread_time):
         self.run_dir, self.log, self.writes, self.echo, self._clock = run_dir, log, writes, echo, clock
         self.state, self._reader = RunState(run_dir.name), EventReader(run_dir / "events.jsonl", _PIECE, strict=False)
         self._top, self._below = Screen(), Screen()
         self._buttons = Buttons(run_dir, kernel()) if controls else None
         self._began, self._anchor, self._fresh = clock(), (0.0, clock()), True
-        self._head, self._plots, self._page = Pacer(clock, SHARE / 4), Pacer(clock, SHARE / 2), Pacer(clock, SHARE / 4)
+        self._head, self._plots, self._page = Pacer(clock, work, SHARE / 4), Pacer(clock, work, SHARE / 2), Pacer(clock, work, SHARE / 4)
         self.broken: str | None = None
         while self._read(): pass  # what is there already
         if goes_on: self.state.status, self.state.reason, self.state.pace_from = "", "", None
@@ -129,7 +129,7 @@ class LiveView:
 # %% ../nbs/21d_live.ipynb #1a7b92e2
 def _draw_header(view: LiveView) -> None:
     "The header, once a second."
-    began = view._clock()
+    began = view._head.work()
     view._top.show(f"{view.run_dir.name}: {phase(view.state)}, step {view.state.step}", text_html=header(view.state, view.now_t))
     if view._buttons: view._buttons.show()
     view._head.did(began, 1.0)
@@ -137,7 +137,7 @@ def _draw_header(view: LiveView) -> None:
 
 def _draw_plots(view: LiveView) -> None:
     "Plots, table and messages."
-    began = view._clock()
+    began = view._plots.work()
     view._below.show("", text_html=body(view.state, view.log))
     view._plots.did(began, plots_every_s(view.now_t))
     view._fresh = False
@@ -145,7 +145,7 @@ def _draw_plots(view: LiveView) -> None:
 
 def _write_page(view: LiveView, running: bool) -> None:
     "dashboard.html, at once or not at all; a folder that takes no file is left alone from then on."
-    began, every_s = view._clock(), max(10.0, plots_every_s(view.now_t))
+    began, every_s = view._page.work(), max(10.0, plots_every_s(view.now_t))
     if not view.state.start and running: return
     try: write_atomic(view.run_dir / "dashboard.html", page(view.state, view.now_t, running, every_s))
     except OSError: view.writes = False
