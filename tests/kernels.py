@@ -40,8 +40,8 @@ from spectrakit.task import Task
 HERE = Path.cwd()
 
 class Tiny(Task):
-    "A line through 64 points. Something happens on rank 1 in some of its training steps, each time once."
-    def __init__(self, happens=None): self.happens, self.calls = happens or {}, 0
+    "A line through 64 points. Something happens on one rank in some of its training steps, each time once."
+    def __init__(self, happens=None, rank=1): self.happens, self.rank, self.calls = happens or {}, rank, 0
 
     def datasets(self, cfg):
         x = torch.linspace(-1, 1, 64)[:, None]
@@ -51,7 +51,7 @@ class Tiny(Task):
 
     def loss(self, model, batch):
         self.calls += model.training
-        if model.training and os.environ["RANK"] == "1":
+        if model.training and int(os.environ.get("RANK", 0)) == self.rank:
             if "slow" in self.happens: time.sleep(0.05)
             if self.calls in self.happens: self.happen(self.happens[self.calls])
         return nn.functional.mse_loss(model(batch[0]), batch[1])
@@ -142,6 +142,7 @@ class Notebook:
     def __init__(self, python: str, folder: Path):
         self.folder, self.mark, self.cells = folder, uuid.uuid4().hex, []
         self.strays: list[tuple[str, str]] = []  # shown, and not in the cell that was running
+        self.opened: dict[str, dict] = {}  # the state that a widget began with, by the name of its comm
         spec = folder / "kernels" / "tested"
         spec.mkdir(parents=True)
         (spec / "kernel.json").write_text(json.dumps({
@@ -237,8 +238,15 @@ class Notebook:
             if cell is None or cell is not self.cells[-1] or cell.idle: self.strays.append((kind, text))
             elif content.get("name") == "stderr": cell.warned += text
             else: cell.frames.append((kind, text))
+        elif kind == "comm_open": self.opened[content["comm_id"]] = content["data"].get("state", {})
         elif cell is not None and kind == "error": cell.errors.append("\n".join(content["traceback"]))
         elif cell is not None and kind == "status" and content["execution_state"] == "idle": cell.idle = True
+
+    def click(self, label: str) -> None:
+        "Press the button with this label, as a page does whose kernel listens to nothing but its main channel."
+        comm = next(comm for comm, state in reversed(self.opened.items()) if state.get("description") == label)
+        content = {"comm_id": comm, "data": {"method": "custom", "content": {"event": "click"}}}
+        self._client.shell_channel.send(self._client.session.msg("comm_msg", content))
 
     # signals
 
