@@ -209,4 +209,5 @@ def as_events(s: RunState) -> list[dict]:
     steps = [{"type": "step", "step": x, name: y} for curve, name in curves for x, y in zip(*drawn(curve))]
     evals = [{"type": "eval", "step": x, "metrics": {name: y}} for name, curve in s.valid.items() for x, y in zip(*drawn(curve))]
     best = {n: v for n, v in s.best["metrics"].items() if plain_number(v)} if s.best else {}
-    return steps + evals + ([{"type": "eval", "step": s.best["step"], "metrics": best, "best": True}] if best else [])
+    if best: evals.append({"type": "eval", "step": s.best["step"], "metrics": best, "best": True})
+    return steps + sorted(evals, key=lambda event: event["step"])

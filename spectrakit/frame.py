@@ -261,13 +261,15 @@ def body(s: RunState, log: bool | None = None) -> str:
             f'<div style="height:{TABLE_HEIGHT}px;display:flex;gap:16px;overflow:hidden"><div style="flex:none;max-width:65%;overflow:auto">{table(s)}</div>'
             f'<div style="flex:1;overflow:auto">{said(s)}</div></div></div>')
 
-# %% ../nbs/20b_frame.ipynb #dc6b5c29
-def final(s: RunState, now_t: float) -> str:
-    "The end of a run as HTML that survives being saved, opened without trust, and shown on GitHub: how it ended, the numbers, the evaluations."
+# %% ../nbs/20b_frame.ipynb #f0378108
+def final(s: RunState, now_t: float, running: bool = False) -> str:
+    """The end of a run as HTML that survives being saved, opened without trust, and shown on GitHub: how it ended, the numbers, the evaluations.
+
+    `running`: it has not ended, and is only not looked at any more."""
     why = f'<div>{escaped(s.reason, 600)}</div>' if s.reason else ""
     notes = f"<details><summary>{len(s.messages)} messages</summary>{said(s, 40)}</details>" if s.messages else ""
-    return (f'<div style="font:13px/1.5 sans-serif;font-variant-numeric:tabular-nums;max-width:{WIDTH}px"><div><b>{escaped(phase(s, False))}</b> · {escaped(s.name)} · '
-            f'step {s.step} of {s.total_steps or "?"} · {escaped(times(s, now_t, False))}</div>{why}<div>{escaped(figures(s), 600)}</div>{table(s, 12)}{notes}</div>')
+    return (f'<div style="font:13px/1.5 sans-serif;font-variant-numeric:tabular-nums;max-width:{WIDTH}px"><div><b>{escaped(phase(s, running))}</b> · {escaped(s.name)} · '
+            f'step {s.step} of {s.total_steps or "?"} · {escaped(times(s, now_t, running))}</div>{why}<div>{escaped(figures(s), 600)}</div>{table(s, 12)}{notes}</div>')
 
 # %% ../nbs/20b_frame.ipynb #d65ba8ec
 def page(s: RunState, now_t: float, running: bool, every_s: float = 10.0) -> str:

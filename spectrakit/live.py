@@ -92,6 +92,7 @@ class LiveView:
         self._began, self._anchor, self._fresh = clock(), (0.0, clock()), True
         self._head, self._plots, self._page = Pacer(clock, work, SHARE / 4), Pacer(clock, work, SHARE / 2), Pacer(clock, work, SHARE / 4)
         self.broken: str | None = None
+        self.left = False  # nobody looks any more, and the run goes on
         while self._read(): pass  # what is there already
         if goes_on: self.state.status, self.state.reason, self.state.pace_from = "", "", None
 
@@ -159,7 +160,7 @@ def _last_picture(view: LiveView) -> bytes | None:
     try:
         if there.stat().st_size and there.stat().st_mtime >= log.stat().st_mtime: return there.read_bytes()
     except OSError: pass
-    return Picture(plot_curves(as_events(view.state), f"{view.state.name} · {phase(view.state, False)}"))._repr_png_()
+    return Picture(plot_curves(as_events(view.state), f"{view.state.name} · {phase(view.state, view.left)}"))._repr_png_()
 
 
 def _close(view: LiveView) -> None:
@@ -173,8 +174,8 @@ def _close(view: LiveView) -> None:
 
 def _close_header(view: LiveView) -> None:
     "The numbers and the table, and no more buttons."
-    said = f"{view.run_dir.name}: {phase(view.state, False)}" + f": {view.state.reason}" * bool(view.state.reason)
-    if view.state.start: view._top.show(said, text_html=final(view.state, view.now_t))
+    said = f"{view.run_dir.name}: {phase(view.state, view.left)}" + f": {view.state.reason}" * bool(view.state.reason)
+    if view.state.start: view._top.show(said, text_html=final(view.state, view.now_t, view.left))
     elif view._top._handle: view._top.show(said)  # it has not begun
     if view._buttons: view._buttons.close()
 
@@ -200,7 +201,9 @@ def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
             view.update()
             time.sleep(poll_s)
         view.update()
-    except KeyboardInterrupt: print(f"not watched any more; {folder.name} goes on by itself", file=sys.stderr)
+    except KeyboardInterrupt:
+        view.left = is_locked(folder)
+        print(f"not watched any more; {folder.name} goes on by itself" if view.left else f"{folder.name} has ended", file=sys.stderr)
     finally: view.close()
 
 # %% ../nbs/21d_live.ipynb #a185e888

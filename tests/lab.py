@@ -119,7 +119,8 @@ class Page:
     def _ready(self) -> None:
         self.page.wait_for_function(f"() => window.jupyterapp && {NOTEBOOK}?.sessionContext?.session?.kernel && {NOTEBOOK}.content.widgets.length", timeout=90_000)
         self.page.evaluate(f"() => {NOTEBOOK}.context.ready")
-        if self.dark: self.page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+        theme = f"JupyterLab {'Dark' if self.dark else 'Light'}"  # the server keeps the last page's
+        self.page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
         if self.page.locator("#jp-left-stack").is_visible(): self.command("application:toggle-left-area")
 
     def command(self, name: str, wait: bool = True) -> None:
