@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['choose_launcher', 'failed_launchers', 'remember_failed', 'without_launchers', 'Outcome', 'run_supervised', 'tidy',
-           'sweep_jobs', 'clock_of', 'promote', 'launch']
+           'held_folder', 'sweep_jobs', 'clock_of', 'promote', 'launch']
 
 # %% ../nbs/10d_launch.ipynb #e463e137
 import contextlib
@@ -121,7 +121,7 @@ class _Story:
         with contextlib.suppress(OSError):
             write_atomic(file, json.dumps({**json.loads(file.read_text(encoding="utf-8")), "launch": self.facts}, indent=1) + "\n")
 
-# %% ../nbs/10d_launch.ipynb #23a2fc04
+# %% ../nbs/10d_launch.ipynb #0de8f16a
 def run_supervised(job: Job, task: Any, tick: Callable[[], None], heard: list[int]) -> Outcome:
     "Do `job` in child processes and see it through; `heard`: interrupts. RequestError where the request is wrong, or a rank refused it."
     plan = plan_processes(job.config, job.platform)
@@ -136,8 +136,8 @@ def run_supervised(job: Job, task: Any, tick: Callable[[], None], heard: list[in
     folder = None
     with contextlib.suppress(KeyboardInterrupt), interrupts(second_raises=True): folder, by_fork = _packed(job, task)  # large arrays take their time
     if folder is not None:
-        with _held(folder):
-            if plan.fallback and job.kind == "train": story.tell(plan.reason)
+        with held_folder(folder):
+            if plan.fallback and job.kind in ("train", "find_lr"): story.tell(plan.reason)
             ended = _see_through(job, folder, plan, launcher, tick, heard, by_fork, story)
     if _writes(job): tidy(job.run_dir / "checkpoints")
     if not ended.written:
@@ -253,7 +253,7 @@ def _has_start(job: Job) -> bool:
     "Whether the run's log has its beginning; if not, the next start is the first one."
     return job.kind == "predict" or any(event["type"] == "start" for event in read_events(job.run_dir / "events.jsonl"))
 
-# %% ../nbs/10d_launch.ipynb #23a2fc08
+# %% ../nbs/10d_launch.ipynb #9e15f3a0
 def _counted(config: Config, plan: Processes) -> Config:
     "`config` with the number of processes that the effective batch is made of, so that fewer of them accumulate more."
     if config.distributed.world_size != "auto": return config
@@ -280,13 +280,13 @@ def _packed(job: Job, task: Any) -> tuple[Path, Any]:
 
 
 @contextlib.contextmanager
-def _held(folder: Path):
+def held_folder(folder: Path):
     "Hold the job's folder, which is removed afterwards, and remove those beside it whose holder was killed: their arrays may be large."
     with contextlib.suppress(OSError): sweep_jobs(folder.parent)
     lock = None
     try:
         with contextlib.suppress(OSError): hold(lock := os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600))
-        yield
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None: os.close(lock)
@@ -354,7 +354,7 @@ def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
         plan = plan_processes(job.config, job.platform)
         story.keep(launcher="inline", world_size=1, restarts=0, fallback=plan.reason if plan.fallback else None, env={},
                    reasons={"world_size": plan.reason})
-        if plan.fallback and job.kind == "train": story.tell(plan.reason)
+        if plan.fallback and job.kind in ("train", "find_lr"): story.tell(plan.reason)
     return _in_this_process(job, load_task(task) if isinstance(task, str) else task, tick, place)
 
 

@@ -56,7 +56,7 @@ def resolve_monitor(config: Config, names: list[str]) -> tuple[str | None, str]:
     larger_is_better = any(word in found.lower() for word in ("acc", "auc", "f1", "r2", "score", "precision", "recall", "map", "iou", "dice", "kappa"))
     return found, mode if mode != "auto" else ("max" if larger_is_better else "min")
 
-# %% ../nbs/09ba_prepare.ipynb #23a2fc02
+# %% ../nbs/09ba_prepare.ipynb #b11a7a7e
 def compiled(task: Any, model: Any, train: Any, context: RunContext, log: EventLog) -> Any:
     "The model compiled and tried on one batch; where that fails, as without a C++ compiler, the model as it is, with a message."
     import torch
@@ -71,8 +71,11 @@ def compiled(task: Any, model: Any, train: Any, context: RunContext, log: EventL
 
 
 def prepare(task: Any, config: Config, context: RunContext, run_dir: Path, log: EventLog, budget: Budget,
-            stop_asked: Callable[[], bool]) -> Session:
-    "Data, model and optimizer, checked, at step 0. RequestError where the request cannot work."
+            stop_asked: Callable[[], bool], training_only: bool = False, made: Callable[[Any], None] | None = None) -> Session:
+    """Data, model and optimizer, checked, at step 0. RequestError where the request cannot work.
+
+    `training_only`: for a look at the training alone, without validation, predictions and a scheduler. `made` sees the task's model first.
+    """
     import torch
     check_task(task, config)
     check_trackers(config)
@@ -80,16 +83,17 @@ def prepare(task: Any, config: Config, context: RunContext, run_dir: Path, log: 
     sets = task.datasets(config)
     if not isinstance(sets, (tuple, list)) or len(sets) != 2:
         raise RequestError(f"{type(task).__name__}.datasets returned {type(sets).__name__}. It has to return two data sets: (train, valid).")
-    train, valid = limit_samples(sets[0], config), sets[1]
+    train, valid = limit_samples(sets[0], config), None if training_only else sets[1]
     plan = plan_batches(config, len(train), context.world_size)
     parts = (("train", train), ("valid", valid))
-    prints = {name: part if part is None else dataset_fingerprint(part, config.seed, bool(config.dataloader.num_workers not in (0, "auto"))) for name, part in parts} if context.is_main else None
+    prints = {name: part if part is None else dataset_fingerprint(part, config.seed, bool(config.dataloader.num_workers not in (0, "auto"))) for name, part in parts} if context.is_main and not training_only else None
     if valid is not None and dataset_length(valid, "validation") == 0:
         raise RequestError("The validation data set has no samples. Return None in its place for a run without validation.")
     for dataset, what in ((train, "training"), (valid, "validation")): check_finite_dataset(dataset, what)
     seed_everything(config.seed)
     model = task.model(config)
     if not isinstance(model, torch.nn.Module): raise RequestError(f"{type(task).__name__}.model returned {type(model).__name__}. It has to return a torch Module.")
+    if made is not None: made(model)
     model = context.prepare(model)
     collate = task.collate if callable(getattr(task, "collate", None)) else None
     batches = train_batches(train, context.device, plan, config, collate, context.rank)
@@ -101,15 +105,15 @@ def prepare(task: Any, config: Config, context: RunContext, run_dir: Path, log: 
     context.pulse.beat("preparing")
     monitor, mode = resolve_monitor(config, list(metrics))
     budget.observe("eval", evaluation_s)
-    expect_predictions(task, context.plain(model), valid, config, context, budget, log)
+    if not training_only: expect_predictions(task, context.plain(model), valid, config, context, budget, log)
     steps = total_steps(config, plan)
     optimizer = (task.optimizer(context.unwrap(model), config) if callable(getattr(task, "optimizer", None)) else None) or build_optimizer(model, config)
-    scheduler = task.scheduler(optimizer, config, steps) if callable(getattr(task, "scheduler", None)) else None
+    scheduler = task.scheduler(optimizer, config, steps) if callable(getattr(task, "scheduler", None)) and not training_only else None
     params = [q for q in model.parameters() if q.requires_grad]
     seed_everything(mix(config.seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
     return Session(task, config, context, run_dir, log, budget, stop_asked, model, params, optimizer,
                    [g["lr"] for g in optimizer.param_groups], scheduler,
-                   [q.detach().clone() for q in params] if config.training.ema_decay is not None else None,
+                   [q.detach().clone() for q in params] if config.training.ema_decay is not None and not training_only else None,
                    plan, steps, batches, checks, monitor, mode, saved_at=time.monotonic(), asked_steps=steps, fingerprints=prints)
 
 

@@ -131,7 +131,7 @@ class _Seen:
     looked_at: float = 0.0
     trained_at: float | None = None  # when the first rank began to train
 
-# %% ../nbs/10c_supervise.ipynb #23a2fc04
+# %% ../nbs/10c_supervise.ipynb #5f0502d3
 def watch_over(child: Any, job: Job, watch: Watch, folder: Path, tick: Callable[[], None], heard: list[int], every_s: float = 0.1) -> _Seen:
     "Wait for `child`; end it where it is interrupted twice, stuck, left alone by a rank that failed, or cannot meet the others."
     seen = _Seen()
@@ -143,7 +143,7 @@ def watch_over(child: Any, job: Job, watch: Watch, folder: Path, tick: Callable[
                 if job.kind == "predict": return _end(seen, child, "interrupted", "interrupted")  # nothing to save
                 request(watch.board, STOP | HURRY if signal.SIGTERM in heard else STOP)
                 with contextlib.suppress(OSError): stop_file(job.run_dir).touch()  # seen from outside, too
-            if len(heard) > 1: return _end(seen, child, "interrupted", "interrupted a second time; the last checkpoint is kept")
+            if len(heard) > 1: return _end(seen, child, "interrupted", "interrupted a second time" + "; the last checkpoint is kept" * (job.kind != "find_lr"))
             if (now := time.monotonic()) - seen.looked_at >= 0.25:
                 seen.looked_at = now
                 if _gone_wrong(seen, child, job, watch, folder, now): return seen
@@ -343,12 +343,12 @@ def _how_it_ended(returncode: int | None, seen: _Seen, job: Job, folder: Path, l
     if seen.killed: return Ended("failed", f"a rank failed without a word; see {job.run_dir.name}/logs", again=True, met=met)
     return Ended("failed", f"{what} ended with exit status {returncode}; see {job.run_dir.name}/logs", met=met, again=not met)
 
-# %% ../nbs/10c_supervise.ipynb #23a2fc0a
+# %% ../nbs/10c_supervise.ipynb #85e3bf4a
 def _overdue(seen: _Seen, job: Job) -> Ended:
     "What is left of processes that were ended because the time was up."
-    kept = None if job.kind == "predict" else find_checkpoint(job.run_dir / "checkpoints")[0]
-    if kept is None: return Ended("failed", f"{seen.what}; nothing was saved before. Its stacks are in {job.run_dir.name}/logs/stacks-rank-*.txt"
-                                  if job.kind != "predict" else seen.what)
+    if job.kind in ("predict", "find_lr"): return Ended("failed", seen.what)
+    kept = find_checkpoint(job.run_dir / "checkpoints")[0]
+    if kept is None: return Ended("failed", f"{seen.what}; nothing was saved before. Its stacks are in {job.run_dir.name}/logs/stacks-rank-*.txt")
     return Ended("out_of_time", f"{seen.what}, so it was ended from outside; {kept.name} is what is kept. "
                                 f"The stacks of all ranks are in {job.run_dir.name}/logs/stacks-rank-*.txt")
 

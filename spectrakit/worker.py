@@ -46,12 +46,16 @@ def work(job: Job, task: Any, stop_asked: Callable[[], int], pulse: Pulse | None
         from spectrakit.prediction import predict_run
         status, reason = predict_run(task, job.config, context, job.weights_from or job.run_dir, job.run_dir, job.out)
     else:
-        from spectrakit.trainer import train_run
         budget = make_budget(job.config, time_limit(job.config, job.platform, job.extra.get("began")), job.extra.get("ends"))
         budget.predictions = bool(job.extra.get("predicts"))
         if "launched" in job.extra: budget.starts_s = time.monotonic() - job.extra["launched"]  # as long as predicting will take to start
         logs = Path(job.extra["logs"]) if "logs" in job.extra else None
-        status, reason = train_run(task, job.config, context, job.run_dir, budget, stop_asked, job.kind == "resume", job.extra.get("again"), logs)
+        if job.kind == "find_lr":
+            from spectrakit.range_test import Sweep, range_run
+            status, reason = range_run(task, job.config, context, Path(job.extra["folder"]), budget, stop_asked, Sweep(**job.extra["sweep"]), pulse is None, logs)
+        else:
+            from spectrakit.trainer import train_run
+            status, reason = train_run(task, job.config, context, job.run_dir, budget, stop_asked, job.kind == "resume", job.extra.get("again"), logs)
         if reason.startswith(BROKEN): return status, reason  # the others are not there to say goodbye to
     if pulse is not None: context.leave()  # a user's own launcher may want the group again
     return status, reason
