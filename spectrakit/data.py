@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['mix', 'epoch_order', 'SeededSamples', 'MicroBatch', 'Cut', 'train_cuts', 'eval_cuts', 'resident_tensors',
-           'ResidentBatches', 'short_sockets', 'LoadedBatches', 'train_batches', 'eval_batches', 'limit_samples',
-           'limit_files', 'dataset_length', 'find_non_finite', 'check_finite_dataset']
+           'ResidentBatches', 'short_sockets', 'LoadedBatches', 'end_with', 'train_batches', 'eval_batches',
+           'limit_samples', 'limit_files', 'dataset_length', 'find_non_finite', 'check_finite_dataset']
 
-# %% ../nbs/08_data.ipynb #23a2fcf4
+# %% ../nbs/08_data.ipynb #89ed1aae
+import os
 from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
@@ -143,7 +144,6 @@ _LONGEST = 103  # bytes in the path of a socket: 107 on Linux, 103 on macOS
 
 def short_sockets() -> None:
     "Let the processes of this one exchange tensors through sockets below /tmp where the folder for temporary files has too long a name for them."
-    import os
     import tempfile
     from multiprocessing import current_process, util
     if os.name == "nt" or len(os.fsencode(tempfile.gettempdir())) + _SOCKET <= _LONGEST: return
@@ -171,7 +171,7 @@ class LoadedBatches:
         # a generator of its own, so that starting an epoch draws nothing from the global one
         self._loader = DataLoader(SeededSamples(dataset, config.seed), batch_sampler=_Listed(self._keys), num_workers=workers_asked,
                                   collate_fn=collate, pin_memory=loader.pin_memory and torch.device(device).type == "cuda",
-                                  generator=torch.Generator().manual_seed(config.seed), worker_init_fn=_die_with_its_rank, **workers)
+                                  generator=torch.Generator().manual_seed(config.seed), worker_init_fn=partial(end_with, os.getpid()), **workers)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
@@ -183,13 +183,14 @@ class LoadedBatches:
             yield MicroBatch(send_to_device(data, self.device, non_blocking=True), samples, window, last)
 
 
-def _die_with_its_rank(worker: int) -> None:
-    "A worker that is busy reading would outlive a process that was killed."
+def end_with(parent: int, worker: int) -> None:
+    "Let this loader worker end with the process `parent`, which started it: one that is busy reading, or just begins, would outlive it."
     import signal
     import sys
     if not sys.platform.startswith("linux"): return
     import ctypes
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent: os._exit(1)  # it was killed before this worker came so far; torch would take its new parent for the old one
 
 
 class _Listed:

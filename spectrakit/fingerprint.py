@@ -5,12 +5,14 @@
 # %% auto #0
 __all__ = ['WHOLE_BYTES', 'PATIENCE_S', 'content_hash', 'dataset_fingerprint', 'fingerprint_change']
 
-# %% ../nbs/08a_fingerprint.ipynb #23a2fcf4
+# %% ../nbs/08a_fingerprint.ipynb #ae609321
 import hashlib
+import os
 import time
+from functools import partial
 from typing import Any
 
-from .data import SeededSamples
+from .data import SeededSamples, end_with
 
 # %% ../nbs/08a_fingerprint.ipynb #23a2fc01
 class _Unknown(Exception):
@@ -52,7 +54,7 @@ def content_hash(value: Any) -> str | None:
     except (_Unknown, TypeError, RuntimeError, RecursionError): return None
     return digest.hexdigest()[:16]
 
-# %% ../nbs/08a_fingerprint.ipynb #23a2fc02
+# %% ../nbs/08a_fingerprint.ipynb #7d64c29d
 WHOLE_BYTES, PATIENCE_S = 2**26, 2.0
 
 
@@ -90,7 +92,8 @@ def _in_a_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
     import torch
     from torch.utils.data import DataLoader
     before = torch.get_rng_state()
-    try: return next(iter(DataLoader(_Told(dataset, seed, samples), batch_size=None, num_workers=1, timeout=10 * PATIENCE_S, generator=torch.Generator())))
+    try: return next(iter(DataLoader(_Told(dataset, seed, samples), batch_size=None, num_workers=1, timeout=10 * PATIENCE_S, generator=torch.Generator(),
+                                      worker_init_fn=partial(end_with, os.getpid()))))
     except Exception: return {}
     finally: torch.set_rng_state(before)
 

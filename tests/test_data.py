@@ -3,7 +3,10 @@ import os
 import subprocess
 import sys
 
+import psutil
 import pytest
+
+from helpers import wait_for
 
 READ = """
 from functools import partial
@@ -27,3 +30,36 @@ def test_a_folder_for_temporary_files_with_a_long_name_stops_no_worker(tmp_path,
     done = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, timeout=90, env={**os.environ, "TMPDIR": str(folder)})
     assert done.stdout.strip() == "[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]", done.stderr
     assert not list(folder.iterdir())
+
+
+ORPHAN = """
+import os, sys, time
+from functools import partial
+from torch.utils.data import DataLoader
+from spectrakit.data import end_with
+
+def late(parent, worker):
+    print(os.getpid(), flush=True)
+    while os.getppid() == parent: time.sleep(0.01)  # until the parent is gone
+    end_with(parent, worker)
+
+class Endless:
+    def __len__(self): return 10**9
+    def __getitem__(self, index): return index
+
+iter(DataLoader(Endless(), num_workers=1, worker_init_fn=partial(late, os.getpid())))
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent has ended")
+def test_a_worker_whose_process_was_killed_while_it_began_ends(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True)
+    worker = psutil.Process(int(process.stdout.readline()))
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    def ended() -> bool: return not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    try: wait_for(ended, "the worker to end")
+    finally:
+        if not ended(): worker.kill()
