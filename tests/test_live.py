@@ -43,7 +43,7 @@ def a_run_is_drawn_while_it_goes_on(notebook, ranks) -> Cell:
         notebook.until((notebook.folder / f"{ranks}-{held}").exists, "the run to be held", 120)
         before = len(cell.frames)
         notebook.until(lambda: any("<polyline" in text for _, text in cell.frames[before:]), "curves")
-        notebook.until(lambda: any("progressbar" in text and "rank " in text for _, text in cell.frames[before:]), "a header with the ranks' load")
+        notebook.until(lambda: any("progressbar" in text and ("samples/s", "rank 1 ")[ranks - 1] in text for _, text in cell.frames[before:]), "figures in the header")
         assert cell.reply is None
         (notebook.folder / f"go-{ranks}-{held}").touch()
     notebook.wait(cell, 120)
