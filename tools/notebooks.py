@@ -41,7 +41,7 @@ def execute(path: Path, flags: set[str]) -> None:
         if cell.cell_type == "code": cell.outputs, cell.execution_count = [], None
     kernel = {"name": "python3", "display_name": "python3", "language": "python"}
     runnable = nbformat.v4.new_notebook(cells=chosen, metadata={"kernelspec": kernel})
-    NotebookClient(runnable, timeout=900, kernel_name="python3", coalesce_streams=True,
+    NotebookClient(runnable, timeout=900, kernel_name="python3", coalesce_streams=True, store_widget_state=False,
                    resources={"metadata": {"path": str(path.parent)}}).execute()
     notebook.metadata = runnable.metadata
     nbformat.write(notebook, path)
