@@ -7,7 +7,7 @@ __all__ = ['BRIEF', 'Standardize', 'coffee_net', 'Coffee', 'last_metrics', 'Cali
            'Digits', 'coffee_baseline', 'fermentation_baseline', 'rmse', 'quick_metrics', 'coffee_accuracy',
            'fermentation_loo', 'demo', 'fermentation_hplc', 'table']
 
-# %% ../nbs/24b_examples.ipynb #23a2fcf4
+# %% ../nbs/24b_examples.ipynb #f720cee5
 import functools
 import importlib
 import math
@@ -27,6 +27,8 @@ from .events import last_event, read_events
 from .example_data import (ORIGINS, MissingExtra, coffee_data, demo_package, derivative, draw_views,
                                      fermentation_data, fold_of_samples, linear_correction, nearest_spectrum,
                                      online_data, split, standard_normal_variate, whole_number)
+from .pictures import plot_confusion, plot_predictions
+from .plots import Picture
 from .schema import Config
 from .task import Task
 
@@ -53,7 +55,7 @@ def coffee_net(channels: int, classes: int = 3, width: int = 16) -> nn.Module:
     with torch.no_grad(): found = features(torch.zeros(1, channels)).shape[1]
     return nn.Sequential(features, nn.Linear(found, classes))
 
-# %% ../nbs/24b_examples.ipynb #23a2fc03
+# %% ../nbs/24b_examples.ipynb #0a170d4f
 class Coffee(Task):
     "The country that a coffee comes from, by its infrared spectrum. Held out: fold `fold` of `folds`; -1: none."
 
@@ -94,6 +96,10 @@ class Coffee(Task):
         return {"origin": [ORIGINS[i] for i in odds.argmax(axis=1)],
                 **{name: odds[:, i].round(4) for i, name in enumerate(ORIGINS)}}
 
+    def pictures(self, predictions: Any) -> dict[str, Picture]:
+        "Which origin was taken for which."
+        return {"origins": plot_confusion(predictions.values, predictions.targets, ORIGINS)}
+
 # %% ../nbs/24b_examples.ipynb #23a2fc04
 def last_metrics(run: Any) -> dict[str, float]:
     "The metrics of a run's last evaluation, which nobody has chosen."
@@ -125,7 +131,7 @@ class CalibrationNet(nn.Module):
             # 50: the linear part arrives within a few dozen steps of the usual learning rate; 0.1: the bend stays small
             return self.centre + self.spread * (self.line(50 * scores) + 0.1 * self.bend(scores))[:, 0]
 
-# %% ../nbs/24b_examples.ipynb #23a2fc06
+# %% ../nbs/24b_examples.ipynb #557225fb
 class Fermentation(Task):
     """Glucose in g/l by an infrared spectrum. Held out: fold `fold` of `folds`; -1: none.
 
@@ -169,6 +175,10 @@ class Fermentation(Task):
     def submission(self, predictions: np.ndarray) -> dict:
         "Hours since the start, and glucose in g/l."
         return {"hours": online_data()[1].round(3), "glucose": predictions.round(3)}
+
+    def pictures(self, predictions: Any) -> dict[str, Picture]:
+        "Glucose as it was predicted against what HPLC found."
+        return {"glucose": plot_predictions(predictions.values, predictions.targets, name="glucose", unit="g/l")}
 
 # %% ../nbs/24b_examples.ipynb #23a2fc07
 @functools.cache

@@ -130,7 +130,7 @@ def expect_predictions(task: Any, model: Any, valid: Any, config: Config, contex
     budget.observe("predict", made_s + 1.1 * predictions_s(task, model, dataset, config, context))
     if budget.starts_s: budget.observe("start", 1.5 * budget.starts_s + 1)  # as this process took to start; a machine that others use as well may be slower by then
 
-# %% ../nbs/09ba_prepare.ipynb #23a2fc03
+# %% ../nbs/09ba_prepare.ipynb #e7d7a664
 def write_start(s: Session, resume: bool, notes: list[str]) -> None:
     "Say what was decided, in the log and in environment.json; a run that goes on writes a `restart` besides."
     import torch
@@ -150,11 +150,11 @@ def write_start(s: Session, resume: bool, notes: list[str]) -> None:
                # the rule of thumb of the linear scaling rule: what the same rate amounts to, compared with one micro batch a step
                "effective_lr": lr * plan.gradient_accumulation_steps * plan.world_size,
                "config_sha256": known.get("config_sha256"), "git_commit": known.get("git_commit"), "versions": known.get("versions"),
-               "auto": known.get("auto", {}), "ignored": [*known.get("ignored", []), *_ignored(s)], "monitor": s.monitor, "mode": s.mode,
+               "auto": known.get("auto", {}), "ignored": [*known.get("ignored", []), *_ignored(s)], "monitor": s.monitor, "mode": s.mode, "data": s.fingerprints,
                "parameters": sum(q.numel() for q in s.params), "threads": torch.get_num_threads(), "torch": torch.__version__}
     if not resume or last_event(read_events(s.run_dir / "events.jsonl"), "start") is None: s.log.write("start", **decided)
     facts = known.get("resumed", {})
-    if resume: s.log.write("restart", step=p.step, epoch=p.epoch, notes=notes, **{name: facts.get(name) for name in ("source", "session", "changed")})
+    if resume: s.log.write("restart", step=p.step, epoch=p.epoch, notes=notes, effective_batch_size=s.plan.effective_batch_size, **{name: facts.get(name) for name in ("source", "session", "changed")})
     s.log.write("budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), told=told(s.budget), held=held_back(s.budget))
     write_atomic(file, json.dumps({**known, "decided": decided}, indent=1) + "\n")
 

@@ -15,7 +15,7 @@ from .distributed import RunContext
 from .schema import Config, RequestError, did_you_mean
 from .sharding import is_sharded
 
-# %% ../nbs/09a_task.ipynb #23a2fc01
+# %% ../nbs/09a_task.ipynb #fd627859
 class Task:
     """What to train. Write `datasets`, `model` and `loss`; override the rest where the default does not fit.
 
@@ -25,10 +25,11 @@ class Task:
     - `metrics(outputs, batch)` → {name: (sum, count)}, or `metrics_all(predictions, targets)` → {name: value} on all samples in order
     - `optimizer(model, cfg)`, `scheduler(optimizer, cfg, total_steps)` → torch's; None: the ones that the settings name
     - `collate(samples)`, `test_dataset(cfg)`, `submission(predictions)` → a table
+    - `pictures(predictions)` → {name: picture} of what `predict` returned; without it the shapes say what is drawn
     """
 
     options: dict[str, Any] = {}  # what cfg.task may set, with defaults
-    optimizer = scheduler = collate = metrics = metrics_all = test_dataset = submission = None
+    optimizer = scheduler = collate = metrics = metrics_all = test_dataset = submission = pictures = None
 
     def option(self, cfg: Config, name: str) -> Any:
         "The task option `name`: what cfg.task says, or the default in `options`."
