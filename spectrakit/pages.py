@@ -13,7 +13,7 @@ import io
 import re
 from typing import Any, Iterable, Sequence
 
-from .plots import GRID, INK
+from .plots import GRID, INK, RATE, SPEED, TRAIN, VALID
 from .rules import SECRET_NAME, masked
 
 # %% ../nbs/20d_pages.ipynb #f03ebcb9
@@ -45,7 +45,7 @@ _CELL = "padding:0.25em 0.8em 0.25em 0;text-align:left;vertical-align:top;border
 def cell(value: Any) -> str:
     "A cell's text: a dash where there is nothing, numbers in a few digits, '★' at its end kept."
     if value is None or value == "": return "–"
-    if isinstance(value, float): return f"{value:.4g}"
+    if isinstance(value, float): return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
     text = plain(value)
     return text if len(text) <= 600 else text[:600] + "…"
 
@@ -56,7 +56,8 @@ def table_html(rows: Sequence[Sequence[Any]], head: bool = True, caption: str = 
     for number, row in enumerate(rows):
         tag = "th" if head and number == 0 else "td"
         texts = [html.escape(cell(value)).replace("\n", "<br>") for value in row]
-        cells = [f'<th scope="row" style="{_CELL};font-weight:600">{texts[0]}</th>' if tag == "td" else f'<th scope="col" style="{_CELL};font-weight:600">{texts[0]}</th>']
+        whole = ";white-space:nowrap" if len(texts[0]) <= 40 else ""
+        cells = [f'<th scope="{"row" if tag == "td" else "col"}" style="{_CELL};font-weight:600{whole}">{texts[0]}</th>']
         cells += [f'<{tag}{" scope=col" if tag == "th" else ""} style="{_CELL};font-weight:{600 if tag == "th" or text.endswith("★") else 400}">{text}</{tag}>' for text in texts[1:]]
         lines.append(f"<tr style=\"background:none\">{''.join(cells)}</tr>")
     named = f' aria-label="{safe(caption)}"' if caption else ""
@@ -75,6 +76,7 @@ def _cut(text: str, width: int) -> str: return text if len(text) <= width else f
 
 # %% ../nbs/20d_pages.ipynb #a0313133
 MOST_SVG = 300_000  # bytes; a larger picture is smaller, and quicker to show, as PNG
+_THEMED = {INK: "currentColor", "#000000": "currentColor", GRID: "var(--line)", TRAIN: "var(--train)", VALID: "var(--valid)", RATE: "var(--rate)", SPEED: "var(--speed)"}
 
 
 def figure_svg(figure: Any, prefix: str) -> str:
@@ -86,7 +88,7 @@ def figure_svg(figure: Any, prefix: str) -> str:
     head, _, text = text[text.index("<svg") :].partition(">")
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.S).replace("xlink:href", "href")
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
-    for color, variable in ((INK, "currentColor"), ("#000000", "currentColor"), (GRID, "var(--line)")): text = text.replace(color, variable)
+    for color, variable in _THEMED.items(): text = text.replace(color, variable)
     return re.sub(r' (?:width|height|xmlns|xmlns:xlink|version)="[^"]*"', "", head) + ">" + re.sub(r"\n\s*", "\n", text)
 
 
@@ -106,12 +108,12 @@ def figure_html(figure: Any, prefix: str, told: str) -> str:
 
 # %% ../nbs/20d_pages.ipynb #ca56c627
 _STYLE = """
-:root{color-scheme:light dark;--paper:#ffffff;--ink:#222222;--soft:#666666;--line:#d9d9d9;--block:#f5f5f5}
-@media(prefers-color-scheme:dark){:root{--paper:#181a1b;--ink:#dddddd;--soft:#a0a0a0;--line:#4a4d50;--block:#232627}}
+:root{color-scheme:light dark;--paper:#ffffff;--ink:#222222;--soft:#666666;--line:#d9d9d9;--block:#f5f5f5;--train:#0072b2;--valid:#d55e00;--rate:#117733;--speed:#7a5195}
+@media(prefers-color-scheme:dark){:root{--paper:#181a1b;--ink:#dddddd;--soft:#a0a0a0;--line:#4a4d50;--block:#232627;--train:#56a9e0;--valid:#f08a3c;--rate:#4fb477;--speed:#b08fd0}}
 *{box-sizing:border-box}
 body{margin:0 auto;padding:1.5em 1.2em 4em;max-width:62em;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif;font-variant-numeric:tabular-nums}
 h1{font-size:1.5em;margin:0 0 .2em;overflow-wrap:anywhere}h2{font-size:1.15em;margin:2em 0 .5em;padding-top:.6em;border-top:1px solid var(--line)}h3{font-size:1em;margin:1.2em 0 .3em}
-p{margin:.4em 0}.soft{color:var(--soft)}td,th{overflow-wrap:anywhere;min-width:5em}table{max-width:100%}
+p{margin:.4em 0}.soft{color:var(--soft)}td{overflow-wrap:break-word;min-width:4em}
 figure{margin:.6em 0}figure svg,figure img{width:100%;height:auto;display:block}figure img{background:#fff}svg{fill:currentColor}svg text{font-family:system-ui,sans-serif!important}
 details{margin:.5em 0}summary{cursor:pointer;color:var(--soft)}details[open]>summary{margin-bottom:.4em}
 pre{overflow-x:auto;padding:.8em;background:var(--block);font-size:12.5px;line-height:1.4;white-space:pre-wrap;overflow-wrap:anywhere}

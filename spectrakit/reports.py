@@ -11,6 +11,7 @@ __all__ = ['MOST_LINES', 'MOST_HASHED', 'MOST_READ', 'size_text', 'time_text', '
 import contextlib
 import re
 import shlex
+import time
 import zipfile
 from pathlib import Path
 from typing import Any, Callable, Sequence
@@ -65,8 +66,7 @@ def run_figure(d: Digest) -> Any:
     "A matplotlib Figure of one run: loss, what it was judged by, learning rate, speed."
     names = [n for n in dict.fromkeys([d.monitor, *(n for e in d.all("eval")[-1:] for n in e["metrics"])]) if n != "val_loss"][:2]
     names = [n for n in names if len(curve(d, n)[0])]
-    figure = plot_runs([d], [d.path.name], ["loss", *names, "lr", "samples_per_s"])
-    for legend in list(figure.legends): legend.remove()
+    figure = plot_runs([d], [""], ["loss", *names, "lr", "samples_per_s"])
     x, y = curve(d, "val_loss")
     if len(y):
         ax = figure.axes[0]
@@ -74,7 +74,7 @@ def run_figure(d: Digest) -> Any:
         draw(ax, x, y, "val_loss", VALID, "--")
         best = d.best
         if best and best["metrics"].get("val_loss") is not None: ax.plot(best["step"], best["metrics"]["val_loss"], "o", markersize=9, markerfacecolor="none", markeredgecolor=INK)
-        frame(ax, "training loss, and validation loss (dashed)", AXES["step"], [curve(d, "loss")[1], y])
+        frame(ax, "loss (validation dashed)", AXES["step"], [curve(d, "loss")[1], y])
     return figure
 
 # %% ../nbs/22b_reports.ipynb #d3f93865
@@ -100,7 +100,7 @@ def clock_html(d: Digest) -> str:
     if told:
         rows += [("left when training began", time_text(told[0]["left_s"])), ("left when it ended" if d.end else "left at the last word", time_text(told[-1]["left_s"])),
                  ("held back at the last word", time_text(told[-1].get("reserve_s")))]
-        rows += [(f"… for {name}", f"{s:.1f} s") for name, s in mapping(told[-1].get("held")).items() if isinstance(s, (int, float))]
+        rows += [(f"… for {name}", f"{s:.1f} s") for name, s in mapping(told[-1].get("held")).items() if isinstance(s, (int, float)) and s >= 0.05]
         rows.append(("did it end the run?", "yes: " + str(d.end.get("reason")) if d.end.get("status") == "out_of_time" else "no" if d.end else "not yet"))
     return (f"<p>{safe(sentence)}</p>" if sentence else "") + (table_html(rows, head=False, caption="clock") if rows else "" if sentence else "<p>No time limit is known.</p>")
 
@@ -127,7 +127,7 @@ def faults_html(d: Digest, status: str) -> str:
     lines, logs, parts = story(d), d.path / "logs", []
     bad = status in ("failed", "unfinished")
     counts = {word: len(d.all(kind)) for word, kind in (("restarts", "restart"), ("out of memory", "oom"), ("losses that were not finite", "nan"))}
-    parts.append(f"<p>{safe(', '.join(f'{n} {word}' for word, n in counts.items() if n) or 'No restart, no lack of memory, no loss that was not finite.')}</p>")
+    parts.append(f"<p>{safe('; '.join(f'{word}: {n}' for word, n in counts.items() if n) or 'No restart, no lack of memory, no loss that was not finite.')}</p>")
     if lines: parts.append(fold(f"what happened ({len(lines)})", table_html([("time", "step", "what"), *lines], caption="what happened"), len(lines) <= 12 or bad))
     try: files = sorted(logs.glob("error-rank-*.txt"))[:8] + sorted(logs.glob("earlier-error-rank-*.txt"))[:8]
     except OSError: files = []
@@ -147,7 +147,7 @@ def checkpoints_html(d: Digest) -> str:
     try: found = checkpoints(folder)
     except OSError: found = []
     best, latest = pointed(folder, "BEST"), pointed(folder, "LATEST")
-    rows: list[tuple] = [("checkpoint", "epoch", "size", "whole?", "")]
+    rows: list[tuple] = [("checkpoint", "epoch", "size", "whole?", "used as")]
     epochs = {e["step"]: e["epoch"] for e in d.all("eval")}
     for path in found:
         try: size = checkpoint_bytes(path)
@@ -180,7 +180,7 @@ def array_row(name: str, values: np.ndarray) -> tuple:
     if values.dtype.kind not in "fiub" or not values.size: return (*row, None, None, None, None)
     numbers = values.astype(float)
     whole = numbers[np.isfinite(numbers)]
-    told = (float(whole.min()), float(whole.mean()), float(whole.max())) if whole.size else (None,) * 3
+    with np.errstate(all="ignore"): told = (float(whole.min()), float(whole.mean()), float(whole.max())) if whole.size else (None,) * 3
     return (*row, *told, int(numbers.size - whole.size))
 
 
@@ -201,7 +201,7 @@ def predictions_html(run: Run, d: Digest, task: Any) -> str:
     parts = [table_html([("array", "shape", "type", "lowest", "mean", "highest", "not finite"), *(array_row(k, v) for k, v in list(found.arrays.items())[:50])], caption="predictions")]
     try: pictures, said = pictures_of(found, task_of(run, task, d)), ""
     except Exception as error:  # the task's own code
-        pictures, said = {}, f'<p class="soft">The task has drawn nothing: {safe(f"{type(error).__name__}: {error}", 500)}</p>'
+        pictures, said = {}, f'<p class="soft">The task has drawn nothing: {safe(error if isinstance(error, RequestError) else f"{type(error).__name__}: {error}", 500)}</p>'
         with contextlib.suppress(Exception): pictures = pictures_of(found)
     for number, (name, picture) in enumerate(list(pictures.items())[:20]):
         try: parts.append(f"<h3>{safe(name, 200)}</h3>{figure_html(picture.figure, f'picture{number}', f'picture of the predictions: {name}')}")
@@ -229,7 +229,7 @@ def environment_html(d: Digest) -> str:
     f, p, launch = d.facts, mapping(d.facts.get("platform")), mapping(d.facts.get("launch"))
     gpus = ", ".join(str(mapping(g).get("name", g)) for g in p.get("gpus") or []) if isinstance(p.get("gpus"), list) else None
     memory = p.get("memory_gib")
-    rows = [("platform", " ".join(str(p[k]) for k in ("name", "mode") if p.get(k))), ("GPUs", gpus or "none"), ("CPU cores", p.get("cores")),
+    rows = [("platform", " ".join(str(p[k]) for k in ("name", "mode") if p.get(k))), ("GPUs", gpus or ("none" if p else None)), ("CPU cores", p.get("cores")),
             ("memory", f"{memory:.1f} GiB" if isinstance(memory, (int, float)) else None), ("device", d.start.get("device")), ("precision", d.start.get("mixed_precision")),
             ("processes", launch.get("world_size") or d.start.get("world_size")), ("launcher", launch.get("launcher")), ("fallback", launch.get("fallback")),
             ("batch", " × ".join(str(d.start.get(k)) for k in ("micro_batch_size", "gradient_accumulation_steps", "world_size")) if d.start.get("micro_batch_size") else None)]
@@ -238,7 +238,7 @@ def environment_html(d: Digest) -> str:
     said = "".join(f"<p>{safe(n, 600)}</p>" for n in [*reasons, *(f"note: {n}" for n in notes)])
     sessions = [mapping(s) for s in f["sessions"]] if isinstance(f.get("sessions"), list) else []
     list_of = table_html([("session", "platform", "went on from"), *((s.get("session"), s.get("platform"), s.get("source")) for s in sessions)], caption="sessions") if len(sessions) > 1 else ""
-    known = [r for r in rows if r[1] not in (None, "")] if p or d.start else []
+    known = [r for r in rows if r[1] not in (None, "")]
     return (table_html(known, head=False, caption="environment") if known else "<p>environment.json is missing, or cannot be read.</p>") + list_of + (fold("what was decided, and why", said) if said else "")
 
 # %% ../nbs/22b_reports.ipynb #e74a18b5
@@ -271,7 +271,7 @@ def report_page(run: Run, task: Any = None) -> str:
     status = run.ended or d.status
     started = f" · {safe(d.start.get('task'))}" if d.start.get("task") else ""
     parts = [f'<h1>{safe(run.path.name or run.path)} <span class="state">{safe(status)}</span></h1>',
-             f'<p class="soft">{time_text(d.seconds)}{started} · made by spectrakit from {safe(run.path.name)}</p>',
+             f'<p class="soft">{time_text(d.seconds)}{started} · as of {time.strftime("%Y-%m-%d %H:%M")}</p>',
              "<nav aria-label=\"parts\">" + " ".join(f'<a href="#{name.lower()}">{name}</a>' for name in _PARTS) + "</nav>"]
     for name, make in _PARTS.items():
         try: body = make(run, d, task)

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 from helpers import only_run, task, tree_hashes
 from spectrakit.checkpoint import checkpoints, find_checkpoint, verify
 from spectrakit.config import compose
+from spectrakit.digest import digest, samples_at
 from spectrakit.events import columns, last_event, read_events
 from spectrakit.folder import find_runs, locked
 from spectrakit.run import Run, fit, list_runs, open_run, predict, resume
@@ -405,6 +406,7 @@ def test_another_effective_batch_is_carried_over_by_samples(here):
     with pytest.raises(RequestError, match="data.micro_batch_size was 4 and is 8"): resume(run, Tiny(), "data.batch_size=8", show=False)
     again = resume(run, Tiny(), "data.batch_size=8", "resume.allow=[data.micro_batch_size]", show=False)
     assert again.status == "completed" and last_event(again.events, "end")["step"] == 10  # 2 of 6 steps of epoch 2 are 1 of 3
+    assert samples_at(digest(run.path), [8, 10]).tolist() == [32, 48]  # the last two steps are twice as large
     rates = columns(again.events, "step", "lr")["lr"]
     assert rates == sorted(rates, reverse=True) and rates[-1] < 0.1 * rates[0]
     more = resume(run, Tiny(), show=False)
