@@ -361,6 +361,20 @@ def test_show_tells_how_it_ended_and_what_is_kept(call, trained):
     assert out.count("verified") == len(checkpoints(trained.run / "checkpoints")) >= 3
 
 
+def test_watch_follows_a_run_from_another_terminal_until_it_ends(call, start_cli, here, trained):
+    assert call("watch", trained.run)[1].rstrip().endswith("completed: all 20 optimizer steps done")
+    process = start_cli("train", task("Line"), "trainer.accelerator=cpu", "trainer.max_epochs=100000", "data.batch_size=8",
+                        "trainer.check_val_every_n_epoch=100000", "checkpoint.every_n_epochs=null")
+    run_dir = wait_for(lambda: next((p.parent for p in here.glob("runs/*/events.jsonl")), None), "a run")
+    watching = start_cli("watch", run_dir)
+    wait_for(lambda: (run_dir / "config.yaml").exists() and read_events(run_dir / "events.jsonl"), "training")
+    (run_dir / "STOP").touch()
+    assert "interrupted: a stop was asked for" in watching.communicate(timeout=60)[0] and watching.returncode == 0
+    process.communicate(timeout=60)
+    status, out, err = call("watch", here)
+    assert (status, out, err.count("\n")) == (2, "", 1) and "is no run" in err
+
+
 def test_show_names_a_damaged_checkpoint(call, trained_copy):
     newest = find_checkpoint(trained_copy / "checkpoints")[0]
     (newest / "model.safetensors").write_bytes(b"")
