@@ -6,6 +6,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "Config": "config", "RequestError": "config", "compose": "config", "diff": "config", "override": "config", "profiles": "config",
+    "ProfilePicker": "picker",
     "Platform": "platforms", "detect": "platforms", "find_input": "inputs", "has_internet": "inputs",
     "FoundLr": "lr_finder", "find_lr": "lr_finder",
     "Run": "run", "fit": "run", "list_runs": "run", "open_run": "run", "predict": "run", "resume": "run",

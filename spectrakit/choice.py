@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['VARIABLES', 'value_text', 'word', 'Said', 'said', 'told_outside', 'Held', 'settle', 'hidden', 'python_line',
-           'shell_line', 'yaml_text', 'read_choice']
+           'shell_line', 'profiles_alone', 'yaml_text', 'read_choice']
 
 # %% ../nbs/21da_choice.ipynb #f2f4a123
 import json
@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,23 +114,30 @@ class Held:
     aside: tuple[Said, ...] = ()
 
     def __str__(self) -> str:
-        over = "".join(f"; {hidden(s.word)} of {s.source} is set aside" for s in self.aside if s.word != self.said.word)
+        over = "".join(f"; {hidden(s.word)}, {s.source}, is set aside" for s in self.aside if s.word != self.said.word and not s.source.startswith("suggested"))
         return f"{hidden(self.said.word)}: {self.said.source}{over}"
 
 
-def settle(*layers: Iterable[Said]) -> dict[str, Held]:
-    "What holds, by setting or group, profiles first. `layers`: the weakest first."
+def settle(*layers: Iterable[Said], sets: Callable[[str, str], Iterable[str]] = profile_settings) -> dict[str, Held]:
+    "What holds, by setting or group, profiles first. `layers`: the weakest first; `sets`: the settings of a profile, by its name and group."
     held: dict[str, Held] = {}
+    under: dict[str, str | None] = {}  # single setting → the trainer profile that was named beside it
     for layer in map(list, layers):
+        beside = next((s.value for s in reversed(layer) if s.key == "trainer"), None)
         for s in (s for s in layer if s.is_profile):
-            name = s.value
-            sets = set(profile_settings(name, s.key)) if name not in ("", "null") and any(not h.said.is_profile for h in held.values()) else set()
-            beaten = [k for k, h in held.items() if k == s.key or not h.said.is_profile and k in sets]
-            held[s.key] = Held(s, tuple(a for k in beaten for a in (held.pop(k).said,)))
+            rivals = [k for k, h in held.items() if not h.said.is_profile and (s.key != "trainer" or under[k] not in (None, s.value))]
+            own = set(sets(s.value, s.key)) if rivals and s.value not in ("", "null") else set()
+            held[s.key] = Held(s, _aside(held, [k for k in held if k == s.key or k in own and k in rivals]))
         for s in (s for s in layer if not s.is_profile):
             beaten = [k for k, h in held.items() if not h.said.is_profile and (k == s.key or k.startswith(s.key + ".") or s.key.startswith(k + "."))]
-            held[s.key] = Held(s, tuple(a for k in beaten for a in (held.pop(k).said,)))
+            held[s.key], under[s.key] = Held(s, _aside(held, beaten)), beside
     return dict(sorted(held.items(), key=lambda kv: not kv[1].said.is_profile))
+
+
+def _aside(held: dict[str, Held], beaten: list[str]) -> tuple[Said, ...]:
+    "Take these keys out, and return all that was said of them."
+    gone = [held.pop(key) for key in beaten]
+    return tuple(s for one in gone for s in (one.said, *one.aside))
 
 
 def hidden(text: str) -> str:
@@ -149,21 +156,25 @@ def shell_line(words: Iterable[str], task: str | None = None) -> str:
     return " ".join(["spectrakit train", shlex.quote(task) if task else "TASK", *(shlex.quote(hidden(w)) for w in words)])
 
 
-def yaml_text(words: list[str], config: Config, header: str = "") -> str:
-    "YAML of a choice: its profiles in a list `defaults:`, and the settings in which `config`, what the words compose to, differs from them."
+def profiles_alone(words: Iterable[str]) -> Config:
+    "What a file that only names the profiles among `words` composes to."
+    import yaml
+    groups = parse_overrides(words, profiles(), other_ending).groups
+    with tempfile.TemporaryDirectory(prefix="spectrakit-") as folder:
+        file = Path(folder) / "profiles.yaml"
+        file.write_text(yaml.safe_dump({"defaults": [*({group: name} for group, name in groups.items()), "_self_"]}))
+        return compose(config=file)
+
+
+def yaml_text(words: list[str], config: Config, beneath: Config | None = None) -> str:
+    "YAML of a choice: its profiles in a list `defaults:`, and the settings of `config`, what the words compose to, that differ from theirs (`beneath`)."
     import yaml
     parsed = parse_overrides(words, profiles(), other_ending)
     tree: dict = {"defaults": [*({group: name} for group, name in parsed.groups.items()), "_self_"]}
-    with tempfile.TemporaryDirectory(prefix="spectrakit-") as folder:
-        file = Path(folder) / "profiles.yaml"
-        file.write_text(yaml.safe_dump(tree))
-        beneath = compose(config=file)
     own = [ALIASES.get(key, key) for key, _ in parsed.pairs]
-    keys = dict.fromkeys([*diff(beneath, config), *own])
-    for key in keys:
-        if key in ("profile", "env"): continue
-        _lay(tree, nested(key, get(config, key)))
-    return header + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    for key in dict.fromkeys([*diff(beneath or profiles_alone(words), config), *own]):
+        if key not in ("profile", "env"): _lay(tree, nested(key, get(config, key)))
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
 def _lay(tree: dict, more: dict) -> None:
