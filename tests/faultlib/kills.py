@@ -172,7 +172,9 @@ def run_chain(kind: Kind, seed: int, folder: Path, quota: Quota, most: int = 10*
             chain.in_a_start += not follow.look()
             follow.killed()
             chain.kills[who] = chain.kills.get(who, 0) + 1
-            if who == "kernel": place.kill(kernel)
+            if who == "kernel":
+                _go_on(place)  # a process that has only just begun learns by itself that it is alone
+                place.kill(kernel)
             newest = _look(chain, run.path / "checkpoints", newest)
             if who == "kernel": kernel = place.start(kind.task, resume=run.path, TINY_STEP_S=STEP_S)
             else: _go_on(place)
