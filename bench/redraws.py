@@ -1,8 +1,8 @@
 """What it costs to look at a run: `python bench/redraws.py [--rounds N] [--seconds S] [--pairs N] [--json FILE]`.
 
-- redraws: milliseconds of the kernel's main thread, and bytes that leave the kernel, for one redraw of a run with 10³ and with 10⁶ steps: the live
-  view, and what people use else: livelossplot, fastprogress with its graph, and a loop with `clear_output(wait=True)` and `plt.show()`. All draw
-  in one kernel of Jupyter, in turn; each redraw comes after a new step. The ratios are medians over rounds.
+- redraws: milliseconds of processor time of the kernel's main thread, and bytes that leave the kernel, for one redraw of a run with 10³ and with 10⁶ steps: the
+  live view, and what people use else: livelossplot, fastprogress with its graph, and a loop with `clear_output(wait=True)` and `plt.show()`. All
+  draw in one kernel of Jupyter, in turn; each redraw comes after a new step. The ratios are medians over rounds.
 - a run: two ranks over gloo train for S seconds, with and without the view, in pairs. Aim: the view takes at most 1 % of the time, and the ranks
   make as many steps.
 
@@ -50,10 +50,9 @@ class LiveFrame:
         self.log = EventLog(folder / "events.jsonl")
         self.log.write("start", schema=1, task="coffee", total_steps=2_000_000, monitor="val_loss", effective_batch_size=64, reasons={"device": "cpu: as asked"})
         self.view = LiveView(folder, writes=False, clock=lambda: self.now, work=lambda: 0.0)
-        began = time.perf_counter()
-        for _ in range(points):
-            for event in self._events(): take(self.view.state, event)
-        self.us_an_event = (time.perf_counter() - began) / points * 1e6
+        made, began = [event for _ in range(points) for event in self._events()], time.thread_time()
+        for event in made: take(self.view.state, event)
+        self.us_an_event = (time.thread_time() - began) / len(made) * 1e6
 
     def _events(self) -> list[dict]:
         self.step += 1
@@ -148,12 +147,14 @@ def make(way: str, points: int) -> float:
     return getattr(made[way], "us_an_event", 0.0)
 
 
-def redraw(way: str) -> float:
-    "One more step, and the milliseconds of a redraw."
-    made[way].more()
-    began = time.perf_counter()
+def more(way: str) -> None: made[way].more()
+
+
+def redraw(way: str) -> tuple[float, float]:
+    "Milliseconds of a redraw, by the processor and by the wall."
+    began = time.thread_time(), time.perf_counter()
     made[way].redraw()
-    return 1000 * (time.perf_counter() - began)
+    return 1000 * (time.thread_time() - began[0]), 1000 * (time.perf_counter() - began[1])
 
 
 def train(steps: int, shown: bool) -> dict:
@@ -249,26 +250,28 @@ def fetch_peers() -> list[str]:
 def measure_redraws(kernel: Kernel, ways: list[str], points: int, rounds: int) -> tuple[dict, float]:
     "For each way its milliseconds and bytes, round by round; and what an event takes."
     took = {way: kernel.ask(f"redraws.make({way!r}, {points})")[0] for way in ways}
-    for way in ways: kernel.ask(f"redraws.redraw({way!r})")  # the first one imports, and finds fonts
     found = {way: [] for way in ways}
-    for turn in range(rounds):
-        for way in ways[turn % len(ways):] + ways[:turn % len(ways)]: found[way].append(kernel.ask(f"redraws.redraw({way!r})"))
+    for turn in range(rounds + 1):
+        for way in ways[turn % len(ways):] + ways[:turn % len(ways)]:
+            kernel.ask(f"redraws.more({way!r})")
+            (cpu, wall), size = kernel.ask(f"redraws.redraw({way!r})")
+            if turn: found[way].append((cpu, size, wall))  # the first one imports, and finds fonts
     return found, took["live view"]
 
 
 def show_redraws(results: dict[int, dict]) -> dict:
     "Print the table; the figures for --json."
     figures = {}
-    print(f"\n{'':18}" + "".join(f"{points:>9} steps {'':28}" for points in results))
-    print(f"{'':18}" + f"{'ms':>9} {'KiB':>7} {'× ms':>8} {'× bytes':>8}   " * len(results))
+    print(f"\n{'':17}" + "".join(f"   │ {f'{points:,} steps':40}" for points in results))
+    print(f"{'':17}" + f"   │ {'ms':>8} {'KiB':>7} {'× ms':>7} {'× bytes':>7} {'wall ms':>8}" * len(results))
     for way in next(iter(results.values())):
-        line, figures[way] = f"{way:18}", {}
+        line, figures[way] = f"{way:17}", {}
         for points, found in results.items():
             mine, ours = found[way], found["live view"]
-            ms, size = (statistics.median(column) for column in zip(*mine))
-            ratio, more = (statistics.median(a[i] / b[i] for a, b in zip(mine, ours)) for i in (0, 1))
-            figures[way][points] = {"ms": ms, "bytes": size, "ms_ratio": ratio, "bytes_ratio": more}
-            line += f"{ms:9.1f} {size / 1024:7.1f} {ratio:8.1f} {more:8.1f}   "
+            ms, size, wall = (statistics.median(column) for column in zip(*mine))
+            ratio, bytes_ratio = (statistics.median(a[i] / b[i] for a, b in zip(mine, ours)) for i in (0, 1))
+            figures[way][points] = {"ms": ms, "bytes": size, "wall_ms": wall, "ms_ratio": ratio, "bytes_ratio": bytes_ratio}
+            line += f"   │ {ms:8.1f} {size / 1024:7.1f} {ratio:7.1f} {bytes_ratio:7.2f} {wall:8.1f}"
         print(line)
     return figures
 
