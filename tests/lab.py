@@ -191,7 +191,11 @@ class Page:
         PICTURES.mkdir(parents=True, exist_ok=True)
         path = PICTURES / f"{name}-{'dark' if self.dark else 'light'}.png"
         if cell is None: self.page.screenshot(path=path)
-        else: self.page.locator(".jp-Notebook:visible .jp-Cell").nth(cell).screenshot(path=path)
+        else:
+            shown, size = self.page.locator(".jp-Notebook:visible .jp-Cell").nth(cell), self.page.viewport_size
+            self.page.set_viewport_size({**size, "height": int(max(size["height"], shown.bounding_box()["height"] + 200))})  # as high as the cell
+            shown.screenshot(path=path)
+            self.page.set_viewport_size(size)
         print(f"a screenshot: {path}")
         return path
 
