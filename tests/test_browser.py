@@ -129,6 +129,39 @@ def test_the_buttons_save_a_checkpoint_and_stop_the_run(dark, server):
     dark.picture("stopped", 1)
 
 
+def test_a_profile_is_picked_by_clicking_and_stays_in_the_notebook(browser, server, dark):
+    cells = 'import spectrakit as sk\npicker = sk.ProfilePicker("trainer.accelerator=cpu", samples=6400)\npicker', "picker.freeze()", "picker.config.profile"
+    write_notebook(server.folder / "picked.ipynb", *cells)
+    dark.open("picked.ipynb")
+    dark.run(0)
+    option = "option[value^='kaggle_safe']"
+    profile = dark.output(0).locator(f"select:has({option})")
+    profile.wait_for()
+    before = dark.said(0)
+    profile.select_option(profile.locator(option).get_attribute("value"))
+    wait_for(lambda: dark.said(0) != before, "the consequences of another profile")
+    dark.picture("picker", 0)
+    dark.run(1)
+    dark.until_idle()
+    saved = dark.save("picked.ipynb")
+    source = "".join(saved["cells"][1]["source"])
+    assert source.startswith("picker.choose(") and "kaggle_safe" in source, source
+    assert "widgets" not in saved["metadata"]
+    # a new session needs no click, and somebody whose JupyterLab does not trust the notebook reads what was there
+    saved["cells"].append({**saved["cells"][2], "id": "another", "source": "1", "outputs": []})
+    (server.folder / "picked-copy.ipynb").write_text(json.dumps(saved))
+    (server.folder / "picked.yaml").unlink(missing_ok=True)
+    with Page(browser, server) as other:
+        other.open("picked-copy.ipynb")
+        assert not other.trusted() and "effective batch" in other.said(0)
+        other.picture("picker-untrusted", 0)
+        other.run_all()
+        other.until_idle()
+        assert other.said(2) == "'kaggle_safe'"
+        other.output(0).locator("select").first.wait_for()  # the form is there again
+        other.picture("picker", 0)
+
+
 def test_the_quickstart_runs_from_top_to_bottom(light, server):
     shutil.copy(ROOT / "nbs" / "tutorials" / "quickstart.ipynb", server.folder)
     light.open("quickstart.ipynb")
