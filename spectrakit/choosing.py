@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CHOSEN', 'MORE', 'HEADER', 'Choice', 'profile_words', 'group_base', 'pick', 'pick_more', 'problems', 'run_folder',
-           'told_consequences', 'profile_line', 'is_secret', 'written', 'as_text', 'as_html']
+           'told_consequences', 'profile_line', 'is_secret', 'written', 'as_text', 'told_sources', 'as_html']
 
 # %% ../nbs/21dc_choosing.ipynb #a1777b0d
 import shlex
@@ -178,12 +178,16 @@ def _intent(name: str) -> str:
     except RequestError as error: return f"{WARNING} {error}"
 
 
-def as_html(choice: Choice) -> str:
-    "The choice as a page that stays when the form is gone: in an untrusted copy, on GitHub, in a viewer."
+def told_sources(choice: Choice) -> list[tuple[str, str]]:
+    "Each word, and who said it."
+    return [(hidden(h.said.word), str(h)[len(hidden(h.said.word)) + 2:]) for h in choice.held.values()]
+
+
+def as_html(choice: Choice, note: str = "") -> str:
+    "The choice as a page that stays when the form is gone: in an untrusted copy, on GitHub, in a viewer. `note` stands at its end."
     words = [h.said.word for h in choice.held.values()]
-    sources = [(hidden(h.said.word), str(h).partition(": ")[2]) for h in choice.held.values()]
     names = [(f"{'→ ' if name == choice.config_shown.profile else ''}{name}", _intent(name)) for name in profiles().get("trainer", [])]
-    return ('<div style="max-width:72em">' + rows_html(platform_rows(choice.platform), "platform") + rows_html(sources, "what was chosen, and by whom")
+    return ('<div style="max-width:72em">' + rows_html(platform_rows(choice.platform), "platform") + rows_html(told_sources(choice), "what was chosen, and by whom")
             + note_html(profile_line(choice)) + rows_html(told_consequences(choice), "what this choice will do")
             + copy_html(python_line(words), "Python") + copy_html(shell_line(words, choice.task), "shell")
-            + section_html("YAML", copy_html(written(choice)[1], "YAML")) + section_html("profiles", rows_html(names, "profiles")) + "</div>")
+            + section_html("YAML", copy_html(written(choice)[1], "YAML")) + section_html("profiles", rows_html(names, "profiles")) + (note_html(note) if note else "") + "</div>")

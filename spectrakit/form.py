@@ -49,7 +49,7 @@ class Field:
         return self.key.rpartition(".")[2]
 
 
-_NO_FIELD = {"profile", "env"}  # recorded only; profiles have lists of their own
+_NO_FIELD = {"profile", "env", "eval.gradient_accumulation_steps", "test.gradient_accumulation_steps"}  # recorded only; profiles have lists of their own
 
 
 def fields() -> dict[str, Field]:
@@ -223,15 +223,16 @@ def rows_html(rows: list[tuple[str, ...]], label: str, head: tuple[str, ...] = (
     "Rows as a table, with `label` for those who hear it."
     def line(row: tuple[str, ...], tag: str) -> str:
         alert = f"color:{ALERT};font-weight:600;" if row[0] == WARNING else ""
-        return "<tr>" + "".join(f'<{tag} style="{alert}{_CELL}">{escaped(cell)}</{tag}>' for cell in row) + "</tr>"
+        short = ["white-space:nowrap;" if len(str(cell)) < 24 else "" for cell in row]
+        return "<tr>" + "".join(f'<{tag} style="{alert}{nowrap}{_CELL}">{escaped(cell)}</{tag}>' for cell, nowrap in zip(row, short)) + "</tr>"
     return (f'<table aria-label="{html.escape(label)}" style="border-collapse:collapse;border:0;font-variant-numeric:tabular-nums;line-height:1.35;margin:.2em 0">'
             + (line(head, "th") if head else "") + "".join(line(row, "td") for row in rows) + "</table>")
 
 
 def note_html(text: str, alert: bool = False) -> str:
     "A sentence beside a field; an alert is told at once by a screen reader."
-    if alert: return f'<span role="alert" style="color:{ALERT};font-weight:600;line-height:1.3">{WARNING} {escaped(text)}</span>'
-    return f'<span style="opacity:.75;line-height:1.3">{escaped(text)}</span>'
+    if alert: return f'<div role="alert" style="color:{ALERT};font-weight:600;line-height:1.3">{WARNING} {escaped(text)}</div>'
+    return f'<div style="opacity:.75;line-height:1.3">{escaped(text)}</div>'
 
 
 def copy_html(text: str, label: str) -> str:
