@@ -10,7 +10,7 @@ _NAMES = {
     "Platform": "platforms", "detect": "platforms", "find_input": "inputs", "has_internet": "inputs",
     "FoundLr": "lr_finder", "find_lr": "lr_finder",
     "Run": "run", "fit": "run", "list_runs": "run", "open_run": "run", "predict": "run", "resume": "run",
-    "Comparison": "comparison", "compare": "comparison", "report": "reports",
+    "compare": "comparison", "report": "reports",
     "Task": "task", "Watchdog": "standalone", "watch": "live",
 }
 __all__ = ["__version__", *_NAMES]

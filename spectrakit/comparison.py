@@ -7,10 +7,7 @@ __all__ = ['AXES', 'LOGGED', 'TITLES', 'COLORS', 'ALONE', 'LINES', 'find_run', '
            'averaged', 'draw', 'frame', 'time_unit', 'plot_runs', 'panels_of', 'results', 'differing', 'Comparison',
            'compare']
 
-# %% ../nbs/22a_comparison.ipynb #e622868b
-import html
-import math
-import re
+# %% ../nbs/22a_comparison.ipynb #409f8559
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Sequence

@@ -4,29 +4,29 @@
 
 # %% auto #0
 __all__ = ['MOST_LINES', 'MOST_HASHED', 'MOST_READ', 'size_text', 'time_text', 'tail', 'mapping', 'run_figure', 'results_html',
-           'clock_html', 'story', 'faults_html', 'checkpoints_html', 'read_predictions', 'array_row', 'task_of',
-           'predictions_html', 'settings_html', 'environment_html', 'repeat_html', 'report_page', 'report']
+           'evaluations_html', 'clock_html', 'story', 'faults_html', 'checkpoints_html', 'read_predictions',
+           'array_row', 'task_of', 'predictions_html', 'settings_html', 'environment_html', 'repeat_html',
+           'report_page', 'report']
 
 # %% ../nbs/22b_reports.ipynb #e463e137
 import contextlib
-import re
 import shlex
 import time
 import zipfile
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any, Callable
 
 import numpy as np
 
-from .checkpoint import CheckpointError, checkpoint_bytes, checkpoints, pointed, verify, write_atomic
-from .comparison import AXES, curve, draw, find_run, frame, plot_runs, results, time_unit
-from .digest import Digest, digest
-from .config import compose
 from .aliases import flat
+from .checkpoint import CheckpointError, checkpoint_bytes, checkpoints, pointed, verify, write_atomic
+from .comparison import AXES, curve, draw, find_run, frame, plot_runs, results
+from .config import compose
+from .digest import Digest, digest
 from .job import BUILT_IN, load_task
 from .pages import HIDDEN, cell, figure_html, fold, is_secret, page, plain, safe, table_html
 from .pictures import pictures_of
-from .plots import RATE, SPEED, TRAIN, VALID, INK
+from .plots import INK, VALID
 from .rules import shown
 from .run import Predictions, Run
 from .schema import RequestError, settings, to_dict
@@ -77,7 +77,10 @@ def run_figure(d: Digest) -> Any:
         frame(ax, "loss (validation dashed)", AXES["step"], [curve(d, "loss")[1], y])
     return figure
 
-# %% ../nbs/22b_reports.ipynb #d3f93865
+# %% ../nbs/22b_reports.ipynb #62034a2d
+MOST_LINES = 200  # of what happened, and of evaluations
+
+
 def results_html(d: Digest, status: str) -> str:
     "How it ended, how good it got, how far it came."
     told, best = results(d, d.path.name, [], status), d.best
@@ -88,7 +91,16 @@ def results_html(d: Digest, status: str) -> str:
              ("effective batch", d.start.get("effective_batch_size")), ("restarts", told["restarts"])]
     notes = "".join(f'<p class="soft">{safe(note, 600)}</p>' for note in d.notes)
     strange = fold("what the log holds besides", f"<pre>{safe(chr(10).join(d.strange[1]))}</pre>") if d.strange[1] else ""
-    return (f"<p>{safe(d.end['reason'], 2000)}</p>" if d.end.get("reason") else "") + table_html(rows, head=False, caption="results") + notes + strange
+    return (f"<p>{safe(d.end['reason'], 2000)}</p>" if d.end.get("reason") else "") + table_html(rows, head=False, caption="results") + evaluations_html(d) + notes + strange
+
+
+def evaluations_html(d: Digest) -> str:
+    "The evaluations, folded: of very many the last ones."
+    found, best = d.all("eval"), d.best
+    names = list(dict.fromkeys([d.monitor, *(n for e in found[-1:] for n in e["metrics"])]))[:8]
+    rows = [(e["step"], e["epoch"], *(e["metrics"].get(n) for n in names), "★" if e is best else "") for e in found[-MOST_LINES:]]
+    told = f"{len(found)} evaluation{'s' * (len(found) != 1)}" + (f", the last {MOST_LINES}" if len(found) > MOST_LINES else "")
+    return fold(told, table_html([("step", "epoch", *names, "best"), *rows], caption="evaluations")) if found else ""
 
 
 def clock_html(d: Digest) -> str:
@@ -104,10 +116,7 @@ def clock_html(d: Digest) -> str:
         rows.append(("did it end the run?", "yes: " + str(d.end.get("reason")) if d.end.get("status") == "out_of_time" else "no" if d.end else "not yet"))
     return (f"<p>{safe(sentence)}</p>" if sentence else "") + (table_html(rows, head=False, caption="clock") if rows else "" if sentence else "<p>No time limit is known.</p>")
 
-# %% ../nbs/22b_reports.ipynb #1da61add
-MOST_LINES = 200
-
-
+# %% ../nbs/22b_reports.ipynb #b2bff6eb
 def story(d: Digest) -> list[tuple[str, str, str]]:
     "(time, step, what happened) of all that is no log point and no evaluation; of very many the first and the last ones."
     told = []

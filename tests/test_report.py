@@ -1,7 +1,6 @@
 """`report` and `spectrakit report`: one page that opens offline, of a run in any condition, without secrets and without running its code."""
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -137,7 +136,7 @@ def test_what_is_no_run_is_refused(here):
 
 def test_pictures_are_the_tasks_own_or_go_by_the_shapes(here, page):
     class Own:
-        def pictures(self, predictions): return {"my <own>": plot_predictions(predictions.values, predictions.targets)}
+        def pictures(self, predictions): return {"my <own>": plot_predictions(predictions.values["predictions"], predictions.targets)}
 
     class Broken:
         def pictures(self, predictions): raise KeyError("not <mine>")
@@ -172,6 +171,7 @@ def test_predictions_of_any_kind_are_listed(here, page):
 def test_the_command_writes_the_page(here, trained_copy, capsys):
     assert main(["report", str(trained_copy)]) == 0 and capsys.readouterr().out.strip() == str(trained_copy / "report.html")
     assert main(["report", str(trained_copy), "--out", "mine.html"]) == 0 and Path("mine.html").stat().st_size > 50_000
+    capsys.readouterr()
     for words in (["report", "nowhere"], ["report", str(trained_copy), "--out", "x.doc"], ["report"]):
         try: status = main(words)
         except SystemExit as ending: status = ending.code
