@@ -270,9 +270,9 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _winner(digests: Sequence[Digest]) -> tuple[str, int] | None:
-    "The metric and the place of the best run, where all were judged by the same metric."
-    judged = {(d.monitor, d.start.get("mode")) for d in digests if d.start}
-    (monitor, mode), = judged if len(judged) == 1 else [(None, None)]
+    "The metric and the place of the best run, where all learned the same task and were judged by the same metric."
+    judged = {(d.monitor, d.start.get("mode"), d.start.get("task")) for d in digests if d.start}
+    (monitor, mode, _), = judged if len(judged) == 1 else [(None, None, None)]
     values = [(v, i) for i, d in enumerate(digests) if d.best and (v := d.best["metrics"].get(monitor)) is not None]
     if mode not in ("min", "max") or len(values) < 2: return None
     best = (min if mode == "min" else max)(v for v, _ in values)

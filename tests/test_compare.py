@@ -108,6 +108,7 @@ def test_the_table_has_what_differs_and_what_came_of_it(two):
     assert (one["status"], one["val_loss"], one["best_step"], one["steps"], one["seconds"], one["samples_per_s"], one["restarts"]) == ("completed", 0.1, 20, 20, 2, 80, 0)
     assert (one["effective_batch_size"], other["effective_batch_size"]) == (8, 16) and "seed" not in one
     assert "0.06667 ★" in str(comparison) and comparison.winner == ("val_loss", 1)
+    assert sk.compare(*two, plain_run(two[0].parent / "other", task="digits")).winner is None  # of another task
     assert len(sk.compare(*two, *(plain_run(two[0].parent / f"more-{n}") for n in range(6))).rows()) == 9  # a row for each of many runs
 
 
