@@ -198,7 +198,8 @@ def range_run(task: Any, config: Config, context: RunContext, folder: Path, budg
     """
     log, broken = EventLog(folder / "events.jsonl") if inline or context.pulse.rank == 0 else Silent(), False
     context.pulse.beat("preparing")
-    with repeatable(config.trainer.deterministic), (untouched(task) if inline else contextlib.nullcontext()) as keep:
+    kept = inline and context.strategy != "fsdp"  # what FSDP has cut up is nobody's model any more
+    with repeatable(config.trainer.deterministic), (untouched(task) if kept else contextlib.nullcontext()) as keep:
         try:
             s = prepare(task, config, context, folder, log, budget, stop_asked, training_only=True, made=keep)
             unit = unit_of(s)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
+import tasks
 from helpers import clean_environ, task, wait_for
 from rank_tasks import Curve, Weighted
 from spectrakit.checkpoint import random_state
@@ -271,9 +272,11 @@ def test_what_is_no_task_is_refused(wrong, words):
     assert words in str(caught.value)
 
 
-def test_what_a_run_would_refuse_is_refused():
-    for words in ("data.batch_size=513", "task.widht=3"):
-        with pytest.raises(RequestError): find_lr(Held(), inline(words), show=False)
+@pytest.mark.parametrize("name, word, said", [("Line", "data.batch_size=41", "40 samples"), ("Line", "task.widht=3", "'width'"), ("NanTraining", "seed=1", "not finite"),
+                                              ("LossIsVector", "seed=1", "scalar"), ("Frozen", "seed=1", "detach"), ("OneDataset", "seed=1", "(train, valid)")])
+def test_what_a_run_would_refuse_is_refused(here, name, word, said):
+    with pytest.raises(RequestError) as caught: find_lr(getattr(tasks, name)(), compose("launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=8", word), show=False)
+    assert said in str(caught.value) and list(here.iterdir()) == []
 
 
 # the command
