@@ -66,7 +66,8 @@ def find_valley(points: list[Point], steps: int) -> Valley | None:
     averages = [p.smoothed for p in points]
     half = next(i for i in range(SURE - 1, lowest + 1) if averages[i] <= level - fall / 2)
     begins = max((i for i in range(half) if averages[i] > level - fall / 10), default=0)
-    steepest = min(range(begins, lowest), key=lambda i: averages[i + 1] - averages[i], default=half)
+    around = max(1, steps // 20)  # one step to the next would be noise
+    steepest = min(range(begins, lowest), key=lambda i: averages[min(i + around, lowest)] - averages[max(i - around, 0)], default=half)
     before = next(p.smoothed for p in points if p.lr >= points[-1].lr / 10.001)
     return Valley(half, steepest, lowest, level, (before - averages[lowest]) / fall if lowest >= len(points) - 2 else 0.0)
 
@@ -133,7 +134,7 @@ class FoundLr:
         others = f"steepest at {self.steepest:g}, lowest loss at {self.lowest_loss:g}"
         return f"learning rate {self.suggestion:g} ({others})" + (f"\nnote: {self.reason}" if self.reason else "") + f"\nnext: {self.next}"
 
-    def __repr__(self) -> str: return f"FoundLr({str(self)!r})"
+    def __repr__(self) -> str: return str(self)  # a console shows it with its lines
 
 # %% ../nbs/22c_lr_finder.ipynb #f0d627c7
 def plot_sweep(found: FoundLr) -> Any:
