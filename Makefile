@@ -46,7 +46,7 @@ test-fast: $(VENV)/.installed  ## the same without what is marked slow, for dail
 faults: $(VENV)/.installed  ## kill, hang, fill and break runs in every way, 200 times at random; an hour or two
 	@$(RUN) tools/faults.py $(FAULTS)
 
-bench: $(VENV)/.installed  ## measure import times and the loop's cost per step
+bench: $(VENV)/.installed  ## measure imports, the loop, saving, the clock, redraws
 	@for script in bench/*.py; do echo "=== $$script"; $(RUN) $$script || exit 1; done
 
 notebooks: $(VENV)/.installed  ## execute all notebooks and keep their outputs
