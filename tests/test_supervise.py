@@ -664,9 +664,9 @@ def test_the_handlers_that_were_there_are_put_back():
 
 def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
     "A job folder that is held, one that is not, one that never was, and a page of memory."
-    script = ("import os, sys; from pathlib import Path; from spectrakit.heartbeat import new_board; from spectrakit.launch import _held\n"
+    script = ("import os, sys; from pathlib import Path; from spectrakit.heartbeat import new_board; from spectrakit.launch import held_folder\n"
               "board = new_board(2, (sys.argv[1],)); folder = Path(sys.argv[1], 'spectrakit-job-' + sys.argv[2]); folder.mkdir()\n"
-              "(folder / 'array-0.npy').touch()\nwith _held(folder):\n    print('held', flush=True)\n    input()")
+              "(folder / 'array-0.npy').touch()\nwith held_folder(folder):\n    print('held', flush=True)\n    input()")
     start = lambda name: subprocess.Popen([sys.executable, "-c", script, tmp_path, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with start("held") as held:
         held.stdout.readline()

@@ -292,7 +292,9 @@ def test_a_training_that_hangs_is_ended_from_outside_and_predicted_in_time(tmp_p
     run = fit(Stuck(), compose(*SETTINGS, "watchdog.limit=40s", "watchdog.since=run", "checkpoint.every_n_steps=1"), predict=tmp_path / "table.csv", show=False)
     assert time.monotonic() - began < 40 and run.status == "out_of_time", run.error
     reason = last_event(run.events, "end")["reason"]
-    assert "did not end by itself" in reason and "step-0000000" in reason and (tmp_path / "table.csv").is_file()
+    # whichever comes first: that it gives no sign of life, or that its time is over
+    assert "did not end by itself" in reason and "step-0000000" in reason or "no time is left to start again" in reason
+    assert find_checkpoint(run.path / "checkpoints")[0].name.startswith("step-0000000") and (tmp_path / "table.csv").is_file()
     assert "time.sleep(3600)" in (run.path / "logs" / "stacks-rank-0.txt").read_text() or "loss" in (run.path / "logs" / "stacks-rank-0.txt").read_text()
 
 
