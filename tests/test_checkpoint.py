@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 import helpers
-from spectrakit import checkpoint, keeper, session
+from spectrakit import checkpoint, keeper
 from spectrakit.batching import BatchPlan
 from spectrakit.checkpoint import (CheckpointError, checkpoints, file_sha256, find_checkpoint, load_state, load_weights, mirror_checkpoint, pointed, prune,
-                                   read_manifest, save_checkpoint, verify, write_atomic, write_tensors)
+                                   read_manifest, save_checkpoint, verify, write_tensors)
 from spectrakit.config import compose
 from spectrakit.distributed import create_run_context
 from spectrakit.events import EventLog, last_event, read_events

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import spectrakit as sk
 import tasks
 from helpers import clean_environ, task, wait_for
-from rank_tasks import Curve, Weighted
+from rank_tasks import Curve
 from spectrakit.checkpoint import random_state
 from spectrakit.cli import main
 from spectrakit.config import RequestError, compose

@@ -16,14 +16,11 @@ from nbclient.exceptions import CellExecutionError
 
 import helpers
 import spectrakit as sk
-from kernels import COLAB, CannotInstall, Notebook, python_with
 from spectrakit import choosing, form as forms, picker as pickers
-from spectrakit.choice import hidden, read_choice, said, settle, told_outside, word, yaml_text
+from spectrakit.choice import read_choice, word, yaml_text
 from spectrakit.config import RequestError, compose, diff, profiles
 from spectrakit.platforms import detect
 from spectrakit.schema import get
-
-WIDGETS_7 = ("ipywidgets==7.7.1", "widgetsnbextension==3.6.10", "jupyterlab-widgets==1.1.11", "ipython-genutils==0.2.0")
 
 
 @pytest.fixture(autouse=True)
@@ -357,21 +354,6 @@ def test_a_notebook_that_is_run_by_a_program_needs_no_click(tmp_path):
 
 
 # --- a real kernel ----------------------------------------------------------------------------------------------------
-
-@pytest.fixture
-def todays_kernel(tmp_path):
-    with Notebook(sys.executable, tmp_path) as notebook: yield notebook
-
-
-@pytest.fixture
-def colabs_kernel(request, tmp_path, tmp_path_factory):
-    "ipykernel 6.17, IPython 7.34 and ipywidgets 7.7.1, made once."
-    cache = getattr(request.config, "cache", None)
-    folder = cache.mkdir("colab-widgets") if cache else tmp_path_factory.getbasetemp() / "colab-widgets"
-    try: python = python_with((*COLAB, *WIDGETS_7), folder)
-    except CannotInstall as error: pytest.skip(f"pip cannot get Colab's kernel: {error}")
-    with Notebook(python, tmp_path) as notebook: yield notebook
-
 
 @pytest.mark.slow
 def test_the_form_in_todays_kernel(todays_kernel):

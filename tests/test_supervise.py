@@ -13,7 +13,6 @@ import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -26,7 +25,7 @@ from spectrakit.events import columns, last_event, read_events
 from spectrakit.hardware import Gpu
 from spectrakit.heartbeat import FAILED, STOP, Pulse, Watch, asked, new_board, raise_flag, stop_file, sweep
 from spectrakit.job import Job
-from spectrakit.launch import Outcome, choose_launcher, failed_launchers, launch, remember_failed
+from spectrakit.launch import Outcome, choose_launcher, failed_launchers, remember_failed
 from spectrakit.platforms import detect
 from spectrakit.processes import Processes
 from spectrakit.run import Run, fit, is_locked, open_run, resume

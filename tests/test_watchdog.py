@@ -1,10 +1,7 @@
 """The clock of a run: what is held back, what is not begun, what is stopped inside, and what a bad loss leads to."""
-import json
 import math
 import os
-import signal
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +13,10 @@ from spectrakit.distributed import create_run_context
 from spectrakit.events import columns, last_event, read_events
 from spectrakit.heartbeat import HURRY, STOP
 from spectrakit.platforms import detect
-from spectrakit.run import fit, open_run
+from spectrakit.run import fit
 from spectrakit import trainer
 from spectrakit.trainer import train_run
-from spectrakit.standalone import Watchdog
-from spectrakit.watchdog import Budget, TimeLimit, fits, make_budget, time_limit
+from spectrakit.watchdog import Budget, TimeLimit, make_budget, time_limit
 
 SETTINGS = ("trainer.accelerator=cpu", "data.micro_batch_size=8", "trainer.max_epochs=4", "trainer.log_every_n_steps=1", "run.console=none")
 pytestmark = pytest.mark.usefixtures("here")

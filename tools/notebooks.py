@@ -4,7 +4,7 @@
 wants its pictures and values to be the ones that today's code gives. Cells marked with a flag of `tst_flags` other than
 `slow` need what is not everywhere: without `--flags` they are not run, and keep the outputs they have.
 """
-import argparse, os, re, subprocess, sys
+import argparse, re, subprocess, sys
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -55,8 +55,6 @@ def main() -> None:
     parser.add_argument("notebooks", nargs="*", type=Path, help="all of nbs/ where none is named")
     parser.add_argument("--flags", default="slow", help="run cells with these flags as well; %(default)r unless given")
     arguments = parser.parse_args()
-    # tqdm says that ipywidgets is not installed, with the path of its own file, into the outputs that people read
-    os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
     for path in arguments.notebooks or all_notebooks():
         print(f"executing {path.resolve().relative_to(root)}", flush=True)
         execute(path.resolve(), set(arguments.flags.split()))

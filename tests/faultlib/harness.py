@@ -20,7 +20,7 @@ import psutil
 import spectrakit
 from helpers import clean_environ, wait_for
 from spectrakit.checkpoint import checkpoints, find_checkpoint, load_state, load_weights, verify
-from spectrakit.events import columns, effective_events, last_event, read_events
+from spectrakit.events import columns, last_event, read_events
 from spectrakit.run import Run, is_locked, open_run
 
 HERE = Path(__file__).resolve().parent

@@ -19,7 +19,7 @@ from spectrakit.checkpoint import checkpoints, verify
 from spectrakit.events import EventReader
 
 from .crashes import BALLAST
-from .harness import Kernel, Place, compare, ended, lost, whole
+from .harness import Kernel, Place, compare, ended, lost
 
 
 @dataclass(frozen=True)
