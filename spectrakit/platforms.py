@@ -6,11 +6,10 @@
 __all__ = ['FLAVOURS', 'HOSTED', 'SAGEMAKER_FILES', 'MODES', 'LIMITS', 'MENUS', 'Platform', 'input_folders', 'detect',
            'writable_bytes']
 
-# %% ../nbs/00b_platforms.ipynb #23a2fcf4
+# %% ../nbs/00b_platforms.ipynb #f2f4a123
 import json
 import math
 import os
-import re
 import stat
 import sys
 import tempfile

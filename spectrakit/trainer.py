@@ -10,7 +10,6 @@ __all__ = ['train_loop', 'scale_gradients', 'lr_rule', 'step_scheduler', 'set_lr
 # %% ../nbs/09c_trainer.ipynb #e463e137
 import contextlib
 import math
-import os
 import sys
 import time
 from dataclasses import replace
