@@ -39,12 +39,13 @@ def a_run_is_drawn_while_it_goes_on(notebook, ranks) -> Cell:
     "It is held twice on the way: what comes until then cannot have come at its end."
     name, happens = f"of-{ranks}", {10: f"hold {ranks}-a", 20: f"hold {ranks}-b"}
     cell = notebook.send(f"run = fit(Tiny({happens}, rank={ranks - 1}), config('{name}', 'trainer.devices={ranks}', 'trainer.max_epochs={3 * ranks}'))")
+    before = 0  # what is unchanged is not drawn again: the plots may have come just before it is seen that the run is held
     for held in ("a", "b"):
         notebook.until((notebook.folder / f"{ranks}-{held}").exists, "the run to be held", 120)
-        before = len(cell.frames)
         notebook.until(lambda: any("<polyline" in text for _, text in cell.frames[before:]), "curves")
         notebook.until(lambda: any("progressbar" in text and ("samples/s", "rank 1 ")[ranks - 1] in text for _, text in cell.frames[before:]), "figures in the header")
         assert cell.reply is None
+        before = len(cell.frames)
         (notebook.folder / f"go-{ranks}-{held}").touch()
     notebook.wait(cell, 120)
     weigh(cell)
