@@ -11,6 +11,7 @@ _NAMES = {
     "FoundLr": "lr_finder", "find_lr": "lr_finder",
     "Run": "run", "fit": "run", "list_runs": "run", "open_run": "run", "predict": "run", "resume": "run",
     "compare": "comparison", "report": "reports",
+    "make_wheelhouse": "wheelhouse",
     "Task": "task", "Watchdog": "standalone", "watch": "live",
 }
 __all__ = ["__version__", *_NAMES]
