@@ -6,7 +6,7 @@
 __all__ = ['SECRET_NAME', 'RequestError', 'did_you_mean', 'ReadOnly', 'frozen', 'setting', 'Setting', 'masked', 'wants', 'meant',
            'shown', 'has_kind', 'check_setting']
 
-# %% ../nbs/02a_rules.ipynb #23a2fcf4
+# %% ../nbs/02a_rules.ipynb #2aeb64b6
 import dataclasses
 import difflib
 import math
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+
+from .secrets import hidden
 
 # %% ../nbs/02a_rules.ipynb #23a2fc01
 class RequestError(ValueError):
@@ -74,12 +76,13 @@ class Setting:
     help: str
     limits: dict
 
-# %% ../nbs/02a_rules.ipynb #23a2fc04
+# %% ../nbs/02a_rules.ipynb #c06d9b9a
 SECRET_NAME = r"(^|_)KEY(_|$)|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL"  # of a variable that holds what nobody may read
 
 
 def masked(text: str) -> str:
-    "`text` without the values of environment variables that look like secrets: an error's message may hold one, and is written to disk."
+    "`text` without secrets, those of `secret` and of variables that look like one: an error's message may hold one, and is written to disk."
+    text = hidden(text)
     for name, value in os.environ.items():
         if len(value) >= 8 and value in text and re.search(SECRET_NAME, name, re.I): text = text.replace(value, f"<{name}>")
     return text

@@ -25,6 +25,7 @@ from .folder import check_mirror, is_locked, look_at, new_run_dir
 from .job import Job, check_task_name, job_parent, load_task, name_of, settled_name
 from .launch import Outcome, clock_of, launch, sweep_jobs
 from .live import make_view, watch
+from .outputs import seal_after
 from .platforms import Platform, detect
 from .processes import plan_processes, rank_of
 from .plots import Picture, plot_curves, save_figure
@@ -32,6 +33,7 @@ from .schema import Config, RequestError
 from .signals import ends_softly, interrupts
 from .source import as_before, begun, choose
 from .task import check_task
+from .trackers import lent_key
 from .watchdog import check_time
 
 # %% ../nbs/22_run.ipynb #fea97f29
@@ -209,9 +211,11 @@ def fit(task: Any, config: Config | None = None, *, resume: str | Path | Run | N
     if resume is not None: config = _from(config, resume)
     if predict is not None: check_prediction(config, Path(predict))
     with ends_softly() as told:
-        clock = clock_of(config, detect())
+        platform = detect()
+        clock = clock_of(config, platform)
         run = _train(task, config, show, predict, clock)
         if predict is not None and run.ended is None: _predict_in_time(task, run, predict, clock, bool(told))
+        if run.ended is None: seal_after(run.path, platform, show)
     return run
 
 
@@ -299,7 +303,8 @@ def _see_through(run: Run, kind: str, config: Config, platform: Platform, task: 
     every_s = 10.0 if "ipykernel" in sys.modules else 60.0
     view = make_view(config.run.console if show else "none", run.path, every_s=every_s, only_new=kind == "resume")
     try:
-        launch(Job(kind, run.path, config, platform, extra=extra), task, _ticking(run, view))
+        with lent_key(config, platform.name, lambda text: print(text, file=sys.stderr)):
+            launch(Job(kind, run.path, config, platform, extra=extra), task, _ticking(run, view))
         try: summarize(run)
         except OSError as error: print(f"{run.path.name}: the summary was not written ({error.strerror}); the run itself is as its log says", file=sys.stderr)
     finally:
@@ -316,7 +321,10 @@ def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool 
     run = run if isinstance(run, Run) else open_run(run)
     config = _from(override(run.config, *overrides), run)
     if not overrides and look_at(run.path).done: return _as_done(run)
-    with ends_softly(): return _train(_named_or_given(run, task, config), config, show)
+    with ends_softly():
+        done = _train(_named_or_given(run, task, config), config, show)
+        if done.ended is None: seal_after(done.path, detect(), show)
+    return done
 
 # %% ../nbs/22_run.ipynb #23a2fc06
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ def dump_stacks(ranks: list[int], wait_s: float = 0.5) -> None:
             with contextlib.suppress(OSError): os.kill(pid, number)
     time.sleep(wait_s)
 
-# %% ../nbs/10c_supervise.ipynb #23a2fc07
+# %% ../nbs/10c_supervise.ipynb #7545f79c
 def run_once(job: Job, folder: Path, plan: Processes, launcher: str | None, tick: Callable[[], None], heard: list[int],
              task: Any = None, again: str | None = None) -> Ended:
     """Start the job in `folder` as `plan` says and wait for its end. `launcher`: None for one process, else notebook_launcher or
@@ -240,7 +240,10 @@ def run_once(job: Job, folder: Path, plan: Processes, launcher: str | None, tick
         return _with_the_time_there_is(ended, job, end_of(board), (seen.trained_at or began + 10) - began)
     finally:
         board.close()
-        with contextlib.suppress(OSError): board.path.unlink()
+        with contextlib.suppress(OSError):
+            board.path.unlink()
+            for unused in logs.glob("stacks-rank-*.txt"):  # made for a rank that is asked for its stacks; Kaggle counts files
+                if not unused.stat().st_size: unused.unlink()
 
 
 def _first_end(job: Job) -> float | None:
