@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast faults bench notebooks readme lock wheel clean
+.PHONY: help demo test test-fast faults bench notebooks readme lock wheel release clean
 
 # Packages lying on these paths would stand in front of the locked ones.
 unexport PYTHONPATH PYTHONHOME
@@ -62,6 +62,9 @@ wheel: $(VENV)/.installed  ## build dist/spectrakit-*-py3-none-any.whl
 	@rm -rf build
 	@$(RUN) -m build --wheel --no-isolation --outdir dist .
 	@rm -rf build
+
+release: $(VENV)/.installed  ## wheel, source archive, wheelhouse and SHA256SUMS of the last commit, in dist/, reproducibly
+	@$(RUN) tools/release.py $(RELEASE)
 
 clean:  ## remove .venv and everything built; runs/ stays
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache
