@@ -3,8 +3,11 @@
 `nbdev_test` runs the same cells and throws the outputs away; this is for the person who has edited a notebook and
 wants its pictures and values to be the ones that today's code gives. Cells marked with a flag of `tst_flags` other than
 `slow` need what is not everywhere: without `--flags` they are not run, and keep the outputs they have.
+
+The notebooks of kaggle/ run as sessions in a temporary folder, with the table of coffee, and before the one that predicts the one that
+trains; a cell that begins with MACHINE keeps no output.
 """
-import argparse, re, subprocess, sys
+import argparse, contextlib, os, re, shutil, subprocess, sys, tempfile
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -16,7 +19,36 @@ root = Path(__file__).resolve().parent.parent
 
 def all_notebooks() -> list[Path]:
     "Every notebook that people read, tutorials last: they use what the numbered ones export."
-    return sorted((root / "nbs").glob("*.ipynb")) + sorted((root / "nbs" / "tutorials").glob("*.ipynb"))
+    return [path for folder in ("nbs", "nbs/tutorials", "kaggle/*") for path in sorted(root.glob(f"{folder}/*.ipynb"))]
+
+
+MACHINE = "# differs from machine to machine"
+
+
+@contextlib.contextmanager
+def session(path: Path):
+    "The folder in which a notebook runs, and what is set in its environment."
+    if not path.is_relative_to(root / "kaggle"):
+        yield path.parent, {}
+        return
+    import coffee_table
+    with tempfile.TemporaryDirectory() as folder:
+        inputs, working = Path(folder) / "input", Path(folder) / "working"
+        coffee_table.write(inputs / "datasets" / "ada" / "coffee-table")
+        working.mkdir()
+        told = {"SPECTRAKIT_INPUT": str(inputs), "SPECTRAKIT_OVERRIDES": "env=local trainer.accelerator=cpu", "PYTHONPATH": str(root / "kaggle" / "utility")}
+        if path.parent.name == "infer":
+            played(nbformat.read(root / "kaggle" / "train" / "train.ipynb", as_version=4), working, told)
+            shutil.copytree(working, inputs / "notebooks" / "ada" / "spectrakit-train")
+            for entry in working.iterdir(): shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        yield working, told
+
+
+def played(notebook: nbformat.NotebookNode, folder: Path, told: dict[str, str]) -> nbformat.NotebookNode:
+    "Execute a notebook in `folder`; it holds its outputs afterwards."
+    NotebookClient(notebook, timeout=900, kernel_name="python3", coalesce_streams=True, store_widget_state=False,
+                   resources={"metadata": {"path": str(folder)}}).execute(env={**os.environ, **told})
+    return notebook
 
 
 def test_flags() -> set[str]:
@@ -34,15 +66,16 @@ def runs(source: str, flags: set[str]) -> bool:
 
 
 def execute(path: Path, flags: set[str]) -> None:
-    "Run `path` from its own folder and write it back with its outputs, in the form that `nbdev_clean` leaves alone."
+    "Run `path` and write it back with its outputs, in the form that `nbdev_clean` leaves alone."
     notebook = nbformat.read(path, as_version=4)
     chosen = [cell for cell in notebook.cells if cell.cell_type != "code" or runs(cell.source, flags)]
     for cell in chosen:
         if cell.cell_type == "code": cell.outputs, cell.execution_count = [], None
     kernel = {"name": "python3", "display_name": "python3", "language": "python"}
     runnable = nbformat.v4.new_notebook(cells=chosen, metadata={"kernelspec": kernel})
-    NotebookClient(runnable, timeout=900, kernel_name="python3", coalesce_streams=True, store_widget_state=False,
-                   resources={"metadata": {"path": str(path.parent)}}).execute()
+    with session(path) as (folder, told): played(runnable, folder, told)
+    for cell in chosen:
+        if cell.cell_type == "code" and cell.source.startswith(MACHINE): cell.outputs = []
     notebook.metadata = runnable.metadata
     nbformat.write(notebook, path)
     clean = "import sys; from nbdev.clean import nbdev_clean; nbdev_clean(fname=sys.argv[1])"
@@ -52,7 +85,7 @@ def execute(path: Path, flags: set[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["run"])
-    parser.add_argument("notebooks", nargs="*", type=Path, help="all of nbs/ where none is named")
+    parser.add_argument("notebooks", nargs="*", type=Path, help="all of nbs/ and kaggle/ where none is named")
     parser.add_argument("--flags", default="slow", help="run cells with these flags as well; %(default)r unless given")
     arguments = parser.parse_args()
     for path in arguments.notebooks or all_notebooks():

@@ -12,7 +12,7 @@ root = Path(__file__).resolve().parent.parent
 SKIPPED = {".git", ".venv", "__pycache__", ".ipynb_checkpoints", ".pytest_cache",
            "build", "dist", "runs", "_docs", "_proc"}
 MEND = {
-    "nbdev_clean": "run `nbdev_clean`",
+    "nbdev_clean": "run `nbdev_clean`, and `nbdev_clean --fname kaggle` for what lies there",
     "nbdev_export": "after an edit of a notebook run `nbdev_export`, after one of a module `nbdev_update`",
 }
 
@@ -79,8 +79,9 @@ def orphans(top: Path) -> list[str]:
 
 def nbdev(command: str, where: Path) -> None:
     "Run `nbdev.clean`'s or `nbdev.doclinks`' `command` in the tree `where`, without the person's own nbdev settings."
-    module = {"nbdev_clean": "nbdev.clean", "nbdev_export": "nbdev.doclinks"}[command]
-    subprocess.run([sys.executable, "-c", f"from {module} import {command}; {command}()"], check=True, cwd=where,
+    code = {"nbdev_clean": "from nbdev.clean import nbdev_clean; nbdev_clean(); nbdev_clean(fname='kaggle')",
+            "nbdev_export": "from nbdev.doclinks import nbdev_export; nbdev_export()"}[command]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=where,
                    env={**os.environ, "XDG_CONFIG_HOME": str(where.parent / "config")})
 
 
