@@ -4,10 +4,6 @@ A source SLUG is the folder DATASETS/SLUG: files for a data set, competition, mo
 kernel-metadata.json of its own for a utility script. One that is not there is left out, as Kaggle leaves it out, and told.
 """
 import json
-import os
-import re
-import shutil
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,7 +106,8 @@ def smi(names: list[str]) -> str:
 
 def run_kernel(folder: Path, datasets: Path, out: Path, *, layout: str = "new", limit_s: float = 120, tell_limit: bool = True, working_mib: int = 512,
                rerun: bool = False, run_type: str = "Batch", gpus: list[str] | None = None, real_gpus: bool = False, instead: list[str] | None = None,
-               kill_after: tuple[str, float] | None = None, owner: str = OWNER, quiet: bool = False, python: Environment | None = None) -> Session:
+               kill_after: tuple[str, float] | None = None, environ: dict[str, str] | None = None, owner: str = OWNER, quiet: bool = False,
+               python: Environment | None = None) -> Session:
     """Run a kernel folder as Kaggle would; what it left in /kaggle/working is then in `out`, and `out`/../SLUG.log is its log.
 
     `tell_limit`: the kit knows that the session lasts `limit_s` and not nine hours, which nothing on Kaggle tells; without it the
@@ -119,7 +116,7 @@ def run_kernel(folder: Path, datasets: Path, out: Path, *, layout: str = "new", 
     kernel, python = read_kernel(folder, owner), python or environment("kaggle")
     if layout not in LAYOUTS: raise BadKernel(f"There is no layout {layout!r}. Write one of {', '.join(LAYOUTS)}.")
     binds, utilities = mounts(kernel, datasets, layout)
-    environ = {**ENVIRON, "KAGGLE_KERNEL_RUN_TYPE": run_type, "PATH": f"{python.python.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    environ = {**ENVIRON, **(environ or {}), "KAGGLE_KERNEL_RUN_TYPE": run_type, "PATH": f"{python.python.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     if rerun: environ["KAGGLE_IS_COMPETITION_RERUN"] = "1"
     if tell_limit: environ["SPECTRAKIT_TIME_LIMIT"] = f"{limit_s:g}s"
     tree = Tree("/kaggle/working", environ, binds=binds, gpus=real_gpus, sealed=["/kaggle/input"],

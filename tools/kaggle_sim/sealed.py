@@ -61,14 +61,15 @@ class Session:
 
 
 def run(command: list[str], tree: Tree, environment: Environment, keep: str, out: Path, log: Path, limit_s: float, quiet: bool = False,
-        kill_after: tuple[str, float] | None = None) -> Session:
+        kill_after: tuple[str, float] | None = None, watched: str | None = None) -> Session:
     """Run `command` as a session of at most `limit_s` seconds; the folder `keep` of it is then in `out`, also after a failure.
 
-    `kill_after`: a pattern below `keep`, and how many seconds after the first such file the session is killed, as at its limit.
+    `kill_after`: a pattern below `watched` (or `keep`), and how many seconds after the first such file the session is killed, as at
+    its limit.
     """
     out.mkdir(parents=True, exist_ok=True)
     plan = {**asdict(tree), "command": command, "limit_s": limit_s, "keep": [(keep, str(out.resolve()))], "log": str(log.resolve()), **_python(environment),
-            "kill_after": kill_after and {"below": keep, "pattern": kill_after[0], "after_s": kill_after[1]}}
+            "kill_after": kill_after and {"below": watched or keep, "pattern": kill_after[0], "after_s": kill_after[1]}}
     told = _start(plan, quiet)
     if told["how"] == "broken": raise Broken(f"The session could not be built: {told['error']}.")
     return Session(told["how"], told["status"], told["seconds"], tuple(json.loads(log.read_text(encoding="utf-8"))), out)
