@@ -17,8 +17,7 @@ import numpy as np
 from .checkpoint import write_atomic
 from .digest import HUGE, Digest, digest, samples_at
 from .pages import HIDDEN, cell, figure_html, figure_png, is_secret, page, plain, safe, table_html, table_text
-from .pictures import label
-from .plots import GRID, INK, RATE, SPEED, TRAIN, VALID, Picture, save_figure, smooth as smoothed, smoothing_weight
+from .plots import GRID, INK, RATE, SPEED, TRAIN, VALID, Picture, label, save_figure, smooth as smoothed, smoothing_weight
 from .rules import shown
 from .run import Run, list_runs, open_run
 from .schema import RequestError, did_you_mean, settings

@@ -6,8 +6,7 @@
 __all__ = ['MOST_METRICS', 'Curve', 'back_to', 'drawn', 'smoothed', 'estimate_left_s', 'number', 'plain_number', 'RunState',
            'take', 'as_events']
 
-# %% ../nbs/20a_curves.ipynb #8bd3f84d
-import math
+# %% ../nbs/20a_curves.ipynb #3f55d706
 from collections import deque
 from typing import Any
 
@@ -89,19 +88,23 @@ def estimate_left_s(step: int, total: int, first_step: int, first_t: float, t: f
 def number(value: Any, form: str) -> str:
     "A number in the format `form`; a dash where it is missing, and what is none as the text that it is."
     if value is None: return "–"
-    return format(value, form) if isinstance(value, (int, float)) else str(value)[:40]
+    try: return format(value, form) if isinstance(value, (int, float)) else str(value)[:40]
+    except OverflowError: return str(value)[:40]  # JSON may hold whole numbers of any length
 
 
 def plain_number(value: Any) -> bool:
-    "Whether `value` is a finite number, and no bool."
-    return type(value) in (int, float) and math.isfinite(value)
+    "Whether `value` is a number that can be drawn, and no bool."
+    return type(value) in (int, float) and abs(value) < _LARGEST
 
 # %% ../nbs/20a_curves.ipynb #d788e4d1
 MOST_METRICS = 12  # of an evaluation; the others are counted
 _ROWS, _MESSAGES = 400, 40
 
 
-def _whole(value: Any, default: int = 0) -> int: return value if type(value) is int and value >= 0 else default
+def _whole(value: Any, default: int = 0) -> int: return value if type(value) is int and 0 <= value < 2**63 else default
+
+
+def _is_time(value: Any) -> bool: return plain_number(value) and abs(value) < 1e12  # seconds; nothing takes longer
 
 
 class RunState:
@@ -176,8 +179,8 @@ def _take_restart(s: RunState, e: dict) -> None:
 
 
 def _take_budget(s: RunState, e: dict) -> None:
-    s.ends = s.t + e["left_s"] if plain_number(e.get("left_s")) else None
-    if plain_number(e.get("reserve_s")): s.reserve_s = e["reserve_s"]
+    s.ends = s.t + e["left_s"] if _is_time(e.get("left_s")) else None
+    if _is_time(e.get("reserve_s")): s.reserve_s = e["reserve_s"]
     if e.get("told"):
         s.told = str(e["told"])[:600]
         s.messages.append((s.t, s.told))
@@ -198,7 +201,7 @@ _TAKERS = {"start": _take_start, "step": _take_step, "eval": _take_eval, "restar
 def take(state: RunState, event: Any) -> None:
     "Let `state` know of one more event of the log. Whatever it is, it raises nothing."
     if not isinstance(event, dict) or not isinstance(event.get("type"), str): return
-    if plain_number(event.get("t")): state.t = max(state.t, event["t"])
+    if _is_time(event.get("t")): state.t = max(state.t, event["t"])
     try: _TAKERS.get(event["type"], _take_other)(state, event)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError): return  # a log of another version
 

@@ -306,7 +306,8 @@ def _see_through(run: Run, kind: str, config: Config, platform: Platform, task: 
         with lent_key(config, platform.name, lambda text: print(text, file=sys.stderr)):
             launch(Job(kind, run.path, config, platform, extra=extra), task, _ticking(run, view))
         try: summarize(run)
-        except OSError as error: print(f"{run.path.name}: the summary was not written ({error.strerror}); the run itself is as its log says", file=sys.stderr)
+        except Exception as error:  # a full disk, a matplotlib that is broken: what was trained is there all the same
+            print(f"{run.path.name}: the summary was not written ({getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'}); the run itself is as its log says", file=sys.stderr)
     finally:
         if view: view.close()  # the last frame has the curves that the summary drew
 

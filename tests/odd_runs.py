@@ -8,7 +8,7 @@ from spectrakit.config import compose, snapshot
 START = {"t": 0.0, "type": "start", "schema": 1, "task": "coffee", "monitor": "val_loss", "mode": "min", "effective_batch_size": 8,
          "micro_batch_size": 8, "gradient_accumulation_steps": 1, "world_size": 1}
 SCRIPT = "<script>alert(1)</script>"
-ODD = ("empty", "torn", "newer", "words", "nan", "huge", "many", "script", "facts")  # names of what `odd_run` makes
+ODD = ("empty", "torn", "newer", "words", "nan", "huge", "many", "script", "vast", "signs", "facts")  # names of what `odd_run` makes
 
 
 def step(number: int, **fields: Any) -> dict:
@@ -64,6 +64,14 @@ def odd_run(folder: Path, kind: str) -> Path:
     if kind == "script":
         told = [START | {"monitor": f"{SCRIPT}$\\x$", "task": SCRIPT}, {"t": 1, "type": "message", "text": f"{SCRIPT}\x1b[31m\ud800"}, {"t": 1, "type": "restart", "step": 0, "notes": [SCRIPT, 5, None]}]
         return write_run(folder / f"{SCRIPT.replace('/', '_')}$\\frac$", [*told, step(1), evaluation(1, **{f"{SCRIPT}$\\x$": 1.0, "_u": 2.0, "run": 3.0}), end(1, SCRIPT, SCRIPT)])
+    if kind == "vast":  # JSON has whole numbers of any length, and two floats may have no sum
+        big = 10**400
+        return write_run(folder / kind, [START | {"total_steps": 2**62, "steps_per_epoch": 1}, step(1), step(2, loss=big), step(3) | {"step": big}, step(4) | {"epoch": big}, step(5) | {"t": big},
+                                         {"t": 1e300, "type": "budget", "left_s": 1e308, "reserve_s": 1e308, "told": "x"}, step(6, ranks=[{"memory_gib": big, "busy": big}, 5]) | {"t": 1.5e308},
+                                         evaluation(6, val_loss=big), evaluation(7, val_loss=1.0) | {"epoch": big}, evaluation(8), step(9), {"t": 9, "type": "nan", "step": big}])
+    if kind == "signs":  # names that are formulas, text that no terminal can write
+        told = {"t": 1, "type": "message", "text": "broken \ud800, \x1b[2J and \x07"}
+        return write_run(folder / kind, [START | {"monitor": "$\\x$"}, told, step(1), evaluation(1, **{"$\\x$": 1.0, "$\\frac$": 2.0, "m" * 100_000: 3.0}), step(2), end(2)])
     path = plain_run(folder / kind)
     (path / "environment.json").write_text('{"platform": 3, "launch": [1], "versions": "x", "sessions": [1, 2], "decided": 5, "time_limit": 7, "auto": 1}')
     return path

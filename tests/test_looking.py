@@ -1,0 +1,83 @@
+"A run of any condition is shown as what it is, by each view, and no picture that cannot be drawn ends what was trained."
+import io
+
+import pytest
+
+import spectrakit as sk
+import spectrakit.live
+import spectrakit.run
+from odd_runs import ODD, SCRIPT, odd_run
+from spectrakit.cli import main
+from spectrakit.live import LiveView
+from spectrakit.run import Run, summarize
+from spectrakit.widgets import TextView
+from tasks import Line
+
+INLINE = ("launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=20", "trainer.max_epochs=1")
+
+
+@pytest.fixture
+def sent(monkeypatch) -> list[dict]:
+    "What the live view sends to its cell."
+    found: list[dict] = []
+
+    class Sheet:
+        _handle = None
+
+        def show(self, text: str, **data) -> None:
+            self._handle = self
+            found.append(data)
+
+    monkeypatch.setattr(spectrakit.live, "Screen", Sheet)
+    return found
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_run_of_any_condition_is_drawn(here, sent, kind):
+    now = [0.0]
+    view = LiveView(odd_run(here, kind), clock=lambda: now[0])
+    for now[0] in (1.0, 100.0, 200.0): view.update()
+    view.close()
+    assert view.broken is None
+    frames = [frame["text_html"] for frame in sent if frame.get("text_html")]
+    assert frames and all("<script" not in frame and len(frame) < 200_000 for frame in frames)
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_run_of_any_condition_is_told_as_text(here, kind):
+    path = odd_run(here, kind)
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    view = TextView(path, terminal, redraw=False, every_s=0)
+    view.update()
+    assert view.out is terminal
+    terminal.seek(0)
+    text = terminal.read()
+    assert "\x1b" not in text and len(text) < 50_000
+    if kind != "empty": assert text.startswith("run ")
+    if kind in ("script", "signs", "facts"): assert text.splitlines()[-1].startswith(("<script>", "completed: "))  # all of it was told
+
+
+@pytest.mark.parametrize("kind", ["huge", "script", "signs", "vast"])
+def test_the_summary_of_an_odd_run_has_its_picture(here, kind):
+    run = Run(odd_run(here, kind))
+    summarize(run)
+    assert (run.path / "curves.png").stat().st_size and (run.path / "summary.json").is_file()
+
+
+class Formula(Line):
+    "Its metric is named as no formula may be."
+
+    def metrics(self, outputs, batch): return {"$\\x$": ((outputs - batch[1]).abs().sum(), len(outputs)), SCRIPT: (outputs.sum(), len(outputs))}
+
+
+def test_a_metric_of_any_name_ends_no_run(here):
+    run = sk.fit(Formula(), sk.compose(*INLINE, "run.name=formula"), show=False)
+    assert run.status == "completed" and "val_$\\x$" in run.metrics and (run.path / "curves.png").is_file()
+    assert "<script" not in sk.report(run).read_text()
+
+
+def test_a_picture_that_cannot_be_drawn_ends_no_run(here, monkeypatch, capsys):
+    def broken(*_): raise ImportError("numpy.core.multiarray failed to import")
+    monkeypatch.setattr(spectrakit.run, "plot_curves", broken)
+    run = sk.fit(Line(), sk.compose(*INLINE, "run.name=bare"), show=False)
+    assert run.status == "completed" and run.load_model() is not None and "ImportError: numpy.core" in capsys.readouterr().err
