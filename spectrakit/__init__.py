@@ -9,6 +9,7 @@ _NAMES = {
     "ProfilePicker": "picker",
     "Platform": "platforms", "detect": "platforms", "find_input": "inputs", "has_internet": "inputs",
     "FoundLr": "lr_finder", "find_lr": "lr_finder",
+    "check_kernel": "kernel_check", "init_kernel": "kernel_init", "push_kernel": "kernel_push",
     "seal_output": "outputs", "secret": "secrets",
     "Run": "run", "fit": "run", "list_runs": "run", "open_run": "run", "predict": "run", "resume": "run",
     "compare": "comparison", "report": "reports",

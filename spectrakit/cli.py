@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Callable, Sequence
 
+from .kaggle import kaggle
 from .looking import check_picture, compare, make_parser, plot, report_page, runs, save_picture, show, table_text, watch_run
 from .offline import wheelhouse
 
@@ -261,7 +262,8 @@ def find_lr(arguments: Sequence[str]) -> int:
 # %% ../nbs/60_cli.ipynb #ab7f5803
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "info": info, "profiles": profiles, "train": train, "resume": resume, "runs": runs, "show": show, "watch": watch_run,
-    "plot": plot, "compare": compare, "report": report_page, "predict": predict, "find-lr": find_lr, "wheelhouse": wheelhouse}
+    "plot": plot, "compare": compare, "report": report_page, "predict": predict, "find-lr": find_lr,
+    "wheelhouse": wheelhouse, "kaggle": kaggle}
 
 
 def usage() -> str:

@@ -17,7 +17,7 @@ import sync
 root = Path(__file__).resolve().parent.parent
 MAX_LINES = 420
 HEAVY = {"torch", "accelerate", "transformers"}
-LIGHT_FLOORS = {0, 1, 2, 3, 4, 20, 21, 50, 59, 60}
+LIGHT_FLOORS = {0, 1, 2, 3, 4, 20, 21, 50, 51, 59, 60}
 
 settings = ConfigParser(interpolation=None)
 settings.read(root / "settings.ini", encoding="utf-8")
