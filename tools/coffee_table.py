@@ -37,8 +37,9 @@ def tables() -> dict[str, Any]:
 
 def metadata(owner: str = OWNER) -> dict[str, Any]:
     "What dataset-metadata.json says."
-    return {"title": "coffee table", "id": f"{owner}/coffee-table", "licenses": [{"name": "CC-BY-4.0"}],
-            "subtitle": "Infrared spectra of 60 coffees from three origins"}
+    return {"title": "coffee table", "id": f"{owner}/coffee-table", "licenses": [{"name": "other"}],
+            "subtitle": "Infrared spectra of 60 coffees from three origins",
+            "description": "ATR-FTIR spectra from the Python package chemotools, under its MIT licence, as the tables of a small competition."}
 
 
 def write(folder: Path, parquet: bool = False, owner: str = OWNER) -> list[Path]:

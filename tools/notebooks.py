@@ -36,7 +36,8 @@ def session(path: Path):
         inputs, working = Path(folder) / "input", Path(folder) / "working"
         coffee_table.write(inputs / "datasets" / "ada" / "coffee-table")
         working.mkdir()
-        told = {"SPECTRAKIT_INPUT": str(inputs), "SPECTRAKIT_OVERRIDES": "env=local trainer.accelerator=cpu", "PYTHONPATH": str(root / "kaggle" / "utility")}
+        told = {"SPECTRAKIT_INPUT": str(inputs), "SPECTRAKIT_OVERRIDES": "env=local trainer.accelerator=cpu",
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(root / "kaggle" / "utility"), os.environ.get("PYTHONPATH")]))}
         if path.parent.name == "infer":
             played(nbformat.read(root / "kaggle" / "train" / "train.ipynb", as_version=4), working, told)
             shutil.copytree(working, inputs / "notebooks" / "ada" / "spectrakit-train")

@@ -29,7 +29,7 @@ if importlib.util.find_spec("spectrakit") is None:
 
 import json
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,8 @@ def find_folder(data: str) -> Path:
     "The folder that holds the tables: a path, or the slug of an input on Kaggle, Colab or at home. RequestError where there is none."
     path = Path(str(data)).expanduser()
     if path.is_dir(): return path
-    if path.is_absolute() or str(data).startswith((".", "~")): raise sk.RequestError(f"task.data={data} is no folder. Name one, or the slug of an input.")
+    if path.is_absolute() or str(data).startswith((".", "~")):
+        raise sk.RequestError(f"task.data={data} is no folder. Name one, or the slug of an input.")
     try:
         folder = sk.find_input(str(data))
         return folder if _file(folder, "train") else sk.find_input(str(data), "train.*")
@@ -84,12 +85,15 @@ def read_table(path: Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pandas.errors.DtypeWarning)  # mixed columns are looked at below
             table = pandas.read_parquet(path) if path.suffix == ".parquet" else pandas.read_csv(path)
-    except ImportError: raise sk.RequestError(f"{path.name} needs pyarrow, which is not installed. Install it, or write the table as CSV.") from None
+    except ImportError: raise sk.RequestError(f"{path.name} needs pyarrow, which is not installed. Install it, or write CSV.") from None
     except pandas.errors.EmptyDataError: raise sk.RequestError(f"{path.name} is empty. Look at how it was written.") from None
     except (ValueError, OSError) as error:  # a parser's error is a ValueError, and so is Arrow's
-        raise sk.RequestError(f"{path.name} cannot be read as a table: {' '.join(str(error).split())[:200]}. Look at how it was written.") from None
+        reason = " ".join(str(error).split())[:200]
+        raise sk.RequestError(f"{path.name} cannot be read as a table: {reason}. Look at how it was written.") from None
     if len(table) == 0: raise sk.RequestError(f"{path.name} has no rows. Look at how it was written.")
     table.columns = [str(name) for name in table.columns]
+    if doubled := table.columns[table.columns.duplicated()].tolist():
+        raise sk.RequestError(f"{path.name} has the column {doubled[0]!r} twice. Rename one of them.")
     return table.reset_index(drop=True)
 
 
@@ -114,20 +118,23 @@ def ask(train: Any, test: Any, sample: Any, options: dict[str, Any]) -> Question
     ids = _ids(columns, test, options["id"])
     if not ids:
         if len(sample) != len(test):
-            raise sk.RequestError(f"No column of the sample submission ({_few(columns)}) is in the test table, which has {len(test)} rows to its {len(sample)}. "
-                                  "Name the column that both have: task.id=COLUMN.")
+            raise sk.RequestError(f"No column of the sample submission ({_few(columns)}) is in the test table, which has {len(test)} rows "
+                                  f"to its {len(sample)}. Name the column that both have: task.id=COLUMN.")
         ids = columns[:1]
         notes.append(f"the test table has no {ids[0]!r}; its rows are taken to be in the sample submission's order")
     asked = [name for name in columns if name not in ids]
     if not asked: raise sk.RequestError(f"The sample submission asks for nothing: it has no column besides {_few(ids)}. Look at the file.")
     targets, classes = _targets(train, test, asked, options["target"])
+    unknown = [one for one in classes if one not in {_plain(value) for value in train[targets[0]].dropna().unique()}]
+    if unknown: notes.append(f"no row of the training table is of class {_few(unknown)}")
     return _settled(Question(columns, ids, asked, targets, "", classes, notes=notes), train, sample, options)
 
 
 def _ids(columns: list[str], test: Any, told: str | None) -> list[str]:
     if told is not None:
         if told in columns: return [told]
-        raise sk.RequestError(f"task.id={told} is no column of the sample submission.{did_you_mean(told, columns) or ' It has ' + _few(columns) + '.'}")
+        hint = did_you_mean(told, columns) or f" It has {_few(columns)}."
+        raise sk.RequestError(f"task.id={told} is no column of the sample submission.{hint}")
     found = [name for name in columns if name in test.columns]
     return found if len(found) < len(columns) else columns[:1]  # a test table with an empty target column
 
@@ -135,16 +142,20 @@ def _ids(columns: list[str], test: Any, told: str | None) -> list[str]:
 def _targets(train: Any, test: Any, asked: list[str], told: str | None) -> tuple[list[str], list]:
     "The columns of train that answer, and the classes where `asked` has a column for each."
     if told is not None and told not in train.columns:
-        raise sk.RequestError(f"task.target={told} is no column of the training table.{did_you_mean(told, list(train.columns))}")
+        raise sk.RequestError(f"task.target={told} is no column of the training table.{_hint(told, train)}")
     if told is None and all(name in train.columns for name in asked): return asked, []
     own = [name for name in train.columns if name not in test.columns]
     for name in [told] if told is not None else own:
         if classes := _class_columns(train[name], name, asked): return [name], classes
     if told is not None and len(asked) == 1: return [told], []
     missing = [name for name in asked if name not in train.columns]
-    hint = f" It has {_few(own)}, which the test table has not: if that is the target, say task.target={own[0]}." if len(own) == 1 else ""
-    raise sk.RequestError(f"The training table has no target: the sample submission asks for {_few(missing)}, which is neither a column of it nor a "
-                          f"class in one.{hint or ' Name the target: task.target=COLUMN.'}")
+    hint = " Name the target: task.target=COLUMN."
+    if len(own) == 1: hint = f" It has {own[0]!r}, which the test table has not: if that is the target, say task.target={own[0]}."
+    raise sk.RequestError(f"The training table has no target: the sample submission asks for {_few(missing)}, which is neither a column "
+                          f"of it nor a class in one.{hint}")
+
+
+def _hint(name: Any, table: Any) -> str: return did_you_mean(str(name), list(table.columns)) or f" It has {_few(table.columns)}."
 
 
 def _class_columns(column: Any, name: str, asked: list[str]) -> list:
@@ -165,29 +176,37 @@ def _plain(value: Any) -> Any:
 
 def _settled(q: Question, train: Any, sample: Any, options: dict[str, Any]) -> Question:
     "The question with its kind and the form of its answer."
-    from dataclasses import replace
     from pandas.api.types import is_float_dtype
     kind, answer = (_choice(options, name, known) for name, known in (("kind", KINDS), ("answer", ANSWERS)))
     if q.classes: return replace(q, kind="classes", answer="classes")
     floats = all(is_float_dtype(sample[name]) for name in q.asked)
-    columns = [train[name] for name in q.targets]
-    numeric = [_is_number(column) for column in columns]
-    if len(columns) > 1:
-        if not all(numeric): raise sk.RequestError(f"Several targets have to be numbers, and {q.targets[numeric.index(False)]!r} is text. Choose one: task.target=COLUMN.")
-        flags = all(set(column.dropna().unique()) <= {0, 1} for column in columns)
-        if kind == "numbers" or kind == "auto" and not flags: return replace(q, kind="numbers")
-        if not flags: raise sk.RequestError("task.kind=classes is not possible for several targets unless each is 0 or 1. Use task.kind=numbers.")
-        return replace(q, kind="labels", answer=answer if answer != "auto" else "probability" if floats else "label")
-    values = sorted({_plain(value) for value in columns[0].dropna().unique()}, key=lambda value: (isinstance(value, str), value))
-    rows = int(columns[0].notna().sum())
-    whole = numeric[0] and all(isinstance(value, (bool, int)) for value in values) and len(values) <= min(FEW, rows / 3)
-    if kind == "numbers" and not numeric[0]: raise sk.RequestError(f"task.kind=numbers is not possible: the target {q.targets[0]!r} holds text, such as {values[0]!r}.")
-    if kind == "numbers" or kind == "auto" and numeric[0] and not whole: return replace(q, kind="numbers")
-    if len(values) < 2: raise sk.RequestError(f"The target {q.targets[0]!r} has {'only one value' if values else 'no value'}. There is nothing to learn from it.")
-    if len(values) > max(2, rows / 2): raise sk.RequestError(f"The target {q.targets[0]!r} has {len(values)} different values in {rows} rows, which are no classes. Name another: task.target=COLUMN.")
-    if answer == "probability" and len(values) != 2: raise sk.RequestError(f"task.answer=probability needs two classes, and {q.targets[0]!r} has {len(values)}.")
+    if len(q.targets) > 1: return _settled_several(q, train, kind, answer, floats)
+    name, column = q.targets[0], train[q.targets[0]]
+    values = sorted({_plain(value) for value in column.dropna().unique()}, key=lambda value: (isinstance(value, str), value))
+    rows, numeric = int(column.notna().sum()), _is_number(column)
+    whole = numeric and all(isinstance(value, int) for value in values) and len(values) <= min(FEW, rows / 3)
+    if kind == "numbers" and not numeric:
+        raise sk.RequestError(f"task.kind=numbers is not possible: the target {name!r} holds {_few(values[:1]) or 'nothing'}. Use task.kind=classes.")
+    if kind == "numbers" or kind == "auto" and numeric and values and not whole: return replace(q, kind="numbers")
+    if len(values) < 2:
+        raise sk.RequestError(f"The target {name!r} has {'only one value' if values else 'no value'}. There is nothing to learn from it.")
+    if len(values) > max(2, rows / 2):
+        raise sk.RequestError(f"The target {name!r} has {len(values)} different values in {rows} rows, which are no classes. "
+                              "Name another: task.target=COLUMN.")
+    if answer == "probability" and len(values) != 2:
+        raise sk.RequestError(f"task.answer=probability needs two classes, and {name!r} has {len(values)}. Use task.answer=label.")
     if answer == "auto": answer = "probability" if floats and len(values) == 2 else "label"
     return replace(q, kind="classes", classes=values, answer=answer)
+
+
+def _settled_several(q: Question, train: Any, kind: str, answer: str, floats: bool) -> Question:
+    "The same for several targets: numbers, or several yes or no."
+    if text := [name for name in q.targets if not _is_number(train[name])]:
+        raise sk.RequestError(f"Several targets have to be numbers, and {text[0]!r} is not. Choose one: task.target=COLUMN.")
+    flags = all(set(train[name].dropna().unique()) <= {0, 1} for name in q.targets)
+    if kind == "numbers" or kind == "auto" and not flags: return replace(q, kind="numbers")
+    if not flags: raise sk.RequestError("task.kind=classes is not possible for several targets unless each is 0 or 1. Use task.kind=numbers.")
+    return replace(q, kind="labels", answer=answer if answer != "auto" else "probability" if floats else "label")
 
 
 def _choice(options: dict[str, Any], name: str, known: tuple[str, ...]) -> str:
@@ -230,17 +249,25 @@ class Columns:
 
     def encode(self, table: Any, where: str, notes: list[str]) -> np.ndarray:
         "Inputs float32 [rows, numbers + gaps + levels]: in standard deviations, 0 for what is missing; then flags; then codes, 0 for what is new."
-        values = np.empty((len(table), len(self.numbers)))
+        gaps = {name: len(self.numbers) + place for place, name in enumerate(self.gaps)}
+        out = np.empty((len(table), len(self.numbers) + len(gaps) + len(self.levels)), np.float32)
         for place, name in enumerate(self.numbers):
-            values[:, place], wrong = as_numbers(table[name])
-            if len(wrong): notes.append(f"{name!r} of {where} has {len(wrong)} texts in place of numbers, such as {str(wrong.iloc[0])!r}, which count as missing")
-            if len(wrong) == table[name].notna().sum() > 0:
-                raise sk.RequestError(f"{name!r} of {where} holds text, such as {str(wrong.iloc[0])!r}, and numbers in the other table. Mend it, or leave it out: task.drop=[{name}].")
-        absent = np.isnan(values)
-        flags = absent[:, [self.numbers.index(name) for name in self.gaps]]
-        scaled = np.where(absent, 0, np.clip((values - self.centre) / self.spread, -FURTHEST, FURTHEST))
-        codes = [table[name].map(_as_text).map({level: code for code, level in enumerate(known, 1)}).fillna(0) for name, known in self.levels.items()]
-        return np.column_stack([scaled, flags, *codes]).astype(np.float32)
+            values, wrong = as_numbers(table[name])
+            if len(wrong): _tell_wrong(name, table[name], wrong, where, notes)
+            absent = np.isnan(values)
+            if name in gaps: out[:, gaps[name]] = absent
+            out[:, place] = np.where(absent, 0, np.clip((values - self.centre[place]) / self.spread[place], -FURTHEST, FURTHEST))
+        for place, (name, known) in enumerate(self.levels.items(), len(self.numbers) + len(gaps)):
+            out[:, place] = table[name].map(_as_text).map({level: code for code, level in enumerate(known, 1)}).fillna(0)
+        return out
+
+
+def _tell_wrong(name: str, column: Any, wrong: Any, where: str, notes: list[str]) -> None:
+    "Note that texts count as missing numbers; RequestError where the whole column is text."
+    example = f"such as {str(wrong.iloc[0])!r}"
+    if len(wrong) == column.notna().sum():
+        raise sk.RequestError(f"{name!r} of {where} holds text, {example}, and numbers in the other table. Mend it, or leave it out: task.drop=[{name}].")
+    notes.append(f"{name!r} of {where} has {len(wrong)} text{'s' * (len(wrong) > 1)} among its numbers, {example}, which count as missing")
 
 
 def _as_text(value: Any) -> str | None:
@@ -249,38 +276,43 @@ def _as_text(value: Any) -> str | None:
 
 def look_at_columns(table: Any, rows: np.ndarray, names: list[str], options: dict[str, Any], notes: list[str]) -> Columns:
     "Decide from the training `rows` how the columns `names` become inputs. RequestError where numbers are mixed with text, or nothing is left."
-    numbers, centre, spread, gaps, levels = [], [], [], [], {}
+    numbers, gaps, levels = {}, [], {}
+    refuse = _choice(options, "bad_numbers", ("refuse", "missing")) == "refuse"
     for name in names:
         values, wrong = as_numbers(table[name])
         given = int(table[name].notna().sum())
         is_text = not _is_number(table[name]) and len(wrong) > (1 - MOSTLY) * given
-        if len(wrong) and not is_text and _choice(options, "bad_numbers", ("refuse", "missing")) == "refuse":
-            raise sk.RequestError(f"Column {name!r} of the training table holds text where numbers are: {str(wrong.iloc[0])!r} in row {wrong.index[0] + 1} ({len(wrong)} of "
-                                  f"{given}). Mend it, leave it out with task.drop=[{name}], or let it count as missing: task.bad_numbers=missing.")
+        if len(wrong) and not is_text and refuse:
+            example = f"{str(wrong.iloc[0])!r} in row {wrong.index[0] + 1} ({len(wrong)} of {given})"
+            raise sk.RequestError(f"Column {name!r} of the training table holds text where numbers are: {example}. Mend it, leave it out with "
+                                  f"task.drop=[{name}], or let it count as missing: task.bad_numbers=missing.")
         if given == 0 or not is_text and np.isnan(values[rows]).all(): notes.append(f"{name!r} is left out: it has no value in training")
         elif is_text:
-            known = sorted(set(filter(None, table[name].iloc[rows].map(_as_text))))
-            if len(known) > options["max_categories"]: notes.append(f"{name!r} is left out: {len(known)} different texts are more than task.max_categories={options['max_categories']}")
-            else: levels[name] = known
+            levels[name] = sorted(set(filter(None, table[name].iloc[rows].map(_as_text))))
+            if (found := len(levels[name])) > options["max_categories"]:
+                del levels[name]
+                notes.append(f"{name!r} is left out: it has {found} different texts, more than task.max_categories={options['max_categories']}")
         else:
-            seen = values[rows]
+            seen, some = values[rows], np.isnan(values[rows]).any()
             middle, width = np.nanmean(seen), np.nanstd(seen)
-            if width <= 1e-12 * max(1.0, abs(middle)) and not np.isnan(seen).any(): notes.append(f"{name!r} is left out: it is {middle:g} throughout")
+            flat = width <= 1e-12 * max(1.0, abs(middle))
+            if flat and not some: notes.append(f"{name!r} is left out: it is {middle:g} throughout")
             else:
-                numbers.append(name), centre.append(middle), spread.append(width if width > 1e-12 * max(1.0, abs(middle)) else 1.0)
-                if np.isnan(seen).any(): gaps.append(name)
+                numbers[name] = middle, 1.0 if flat else width
+                if some: gaps.append(name)
     if not numbers and not levels:
-        raise sk.RequestError(f"No column is left to learn from. {' '.join(note[0].upper() + note[1:] + '.' for note in notes[:5]) or 'Train and test have none in common.'}")
-    return Columns(numbers, np.array(centre), np.array(spread), gaps, levels)
+        raise sk.RequestError(f"No column is left to learn from. {' '.join(note[0].upper() + note[1:] + '.' for note in notes[:5])}")
+    centre, spread = np.array(list(numbers.values())).reshape(-1, 2).T
+    return Columns(list(numbers), centre, spread, gaps, levels)
 
 
 def folds_of(targets: np.ndarray, groups: np.ndarray | None, folds: int) -> np.ndarray:
     "The fold of each row. Equal targets are dealt out evenly; rows of one group stay together, and large groups are dealt out first."
     if groups is None: return fold_of_samples(targets, folds)
     _, group = np.unique(groups.astype(str), return_inverse=True)
-    if group.max() + 1 < folds: raise sk.RequestError(f"There are {group.max() + 1} groups, too few for task.folds={folds}. Use fewer folds.")
-    # classes count by themselves; numbers by the fifth in which they lie
-    part = np.unique(targets, return_inverse=True)[1] if len(np.unique(targets)) <= FEW else np.digitize(targets, np.quantile(targets, [0.2, 0.4, 0.6, 0.8]))
+    if group.max() + 1 < folds: raise sk.RequestError(f"task.folds={folds} is not possible: the rows are of {group.max() + 1} group{'s' * (group.max() > 0)} only. Use fewer folds.")
+    values, part = np.unique(targets, return_inverse=True)
+    if len(values) > FEW: part = np.digitize(targets, np.quantile(targets, [0.2, 0.4, 0.6, 0.8]))  # numbers count by the fifth in which they lie
     counts = np.zeros((group.max() + 1, part.max() + 1))
     np.add.at(counts, (group, part), 1)
     order = np.random.default_rng(0).permutation(len(counts))
@@ -310,7 +342,8 @@ class Net(nn.Module):
             blocks += [nn.Linear(width, options["hidden"]), nn.LayerNorm(options["hidden"]), nn.GELU(), nn.Dropout(options["dropout"])]
             width = options["hidden"]
         self.head = nn.Sequential(*blocks, nn.Linear(width, outputs))
-        told = {"columns": columns.numbers, "missing values": columns.gaps, "categories": columns.levels, "targets": question.targets, "classes": question.classes}
+        told = {"columns": columns.numbers, "missing values": columns.gaps, "categories": columns.levels, "targets": question.targets,
+                "classes": question.classes}
         self.register_buffer("made_for", torch.tensor(list(json.dumps(told, default=str).encode()), dtype=torch.uint8))
         self.register_buffer("centre", torch.tensor(columns.centre, dtype=torch.float32))
         self.register_buffer("spread", torch.tensor(columns.spread, dtype=torch.float32))
@@ -332,17 +365,21 @@ class Net(nn.Module):
         for name in then:
             if then[name] == now.get(name): continue
             gone, new = [[repr(n) for n in one if n not in other] for one, other in ((then[name], now[name]), (now[name], then[name]))]
-            return f"the tables have other {name} than in training" + f": {', '.join(gone[:3])} gone" * bool(gone) + f"; {', '.join(new[:3])} new" * bool(new)
+            words = [f"{', '.join(names[:3])} {what}" for names, what in ((gone, "gone"), (new, "new")) if names]
+            return f"the tables have other {name} than in training: {'; '.join(words) or 'in another order'}"
         same = all(torch.allclose(state[prefix + name].cpu(), getattr(self, name).cpu(), rtol=1e-3) for name in ("centre", "spread"))
         return "" if same else "the training table, or its split, is not the one of the run"
 
 
 def _signal_net(channels: int, width: int = 16) -> nn.Module:
     "A small 1-D convolutional network: [batch, channels] → features [batch, …]."
-    if channels < 16: raise sk.RequestError(f"task.net=conv is for ordered columns, such as a spectrum's, and there are only {channels} numbers. Use task.net=mlp.")
+    if channels < 16:
+        raise sk.RequestError(f"task.net=conv is for ordered columns, such as a spectrum's, and there are only {channels} numbers. Use task.net=mlp.")
     def block(inputs: int, kernel: int, stride: int) -> list[nn.Module]:
         return [nn.Conv1d(inputs, width, kernel, stride=stride, padding=kernel // 2), nn.GroupNorm(4, width), nn.GELU()]
-    return nn.Sequential(nn.Unflatten(1, (1, -1)), *block(1, 15, 2), *block(width, 9, 4 if channels >= 64 else 1), *block(width, 5, 4 if channels >= 256 else 1), nn.Flatten())
+    strides = 2, 4 if channels >= 64 else 1, 4 if channels >= 256 else 1
+    layers = [layer for kernel, stride, inputs in zip((15, 9, 5), strides, (1, width, width)) for layer in block(inputs, kernel, stride)]
+    return nn.Sequential(nn.Unflatten(1, (1, -1)), *layers, nn.Flatten())
 
 
 # --- the task ---------------------------------------------------------------------------------------------------------
@@ -409,12 +446,12 @@ class Table(sk.Task):
     def describe(self, cfg: sk.Config) -> str:
         "What was found in the tables, and what was left out, as lines for people."
         k, q = self.known(cfg), self._now.question
-        what = {"classes": f"{len(q.classes)} classes: {_few(q.classes)}", "labels": f"{len(q.targets)} yes or no", "numbers": f"{len(q.targets)} number{'s' * (len(q.targets) > 1)}"}[q.kind]
+        what = {"classes": f"{len(q.classes)} classes, {_few(q.classes)}", "labels": "yes or no", "numbers": "as a number"}[q.kind]
         answer = {"classes": "a probability for each class", "label": "the label", "numbers": "the number",
                   "probability": f"the probability of {q.classes[1]!r}" if q.classes else "a probability each"}[q.answer]
-        return "\n".join([f"rows      {len(k.y)} to learn from, of which {int(k.held_out.sum())} are held out; {len(k.x_test)} to answer",
-                          f"target    {_few(q.targets)}: {what}",
-                          f"inputs    {len(k.columns.numbers)} numbers, {len(k.columns.gaps)} of them with gaps; {len(k.columns.levels)} categories",
+        rows = f"{len(k.y)} to learn from, of which {int(k.held_out.sum())} are held out; {len(k.x_test)} to answer"
+        inputs = f"columns of numbers: {len(k.columns.numbers)}, with gaps: {len(k.columns.gaps)}; of text: {len(k.columns.levels)}"
+        return "\n".join([f"rows      {rows}", f"target    {_few(q.targets)}: {what}", f"inputs    {inputs}",
                           f"answer    {_few(q.columns)}: by {_few(q.ids)}, {answer}", *(f"note      {note}" for note in k.notes)])
 
     def datasets(self, cfg: sk.Config) -> tuple:
@@ -426,11 +463,12 @@ class Table(sk.Task):
     def model(self, cfg: sk.Config) -> nn.Module:
         "A small network, with or without convolutions in front."
         k = self.known(cfg)
-        options = {"net": _choice(self._known[0], "net", NETS), "hidden": whole_number(self, cfg, "hidden", 1, 16_384), "layers": whole_number(self, cfg, "layers", 0, 64)}
-        dropout = self.option(cfg, "dropout")
-        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1: raise sk.RequestError(f"task.dropout={dropout} is not possible. It needs a number from 0 to below 1.")
+        net, dropout = _choice(self._known[0], "net", NETS), self.option(cfg, "dropout")
+        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+            raise sk.RequestError(f"task.dropout={dropout} is not possible. It needs a number from 0 to below 1.")
         outputs = len(k.question.classes) if k.question.kind == "classes" else k.y.shape[1]
-        return Net(k.columns, k.question, outputs, {**options, "dropout": float(dropout)})
+        hidden, layers = whole_number(self, cfg, "hidden", 1, 16_384), whole_number(self, cfg, "layers", 0, 64)
+        return Net(k.columns, k.question, outputs, {"net": net, "hidden": hidden, "layers": layers, "dropout": float(dropout)})
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         "Cross-entropy, or the squared error in standard deviations of the targets."
@@ -455,9 +493,9 @@ class Table(sk.Task):
         "accuracy, macro_f1 and, for two classes, auc; or rmse, mae and r2, the mean over the targets."
         if self._now.question.kind == "classes":
             chosen, found = predictions.argmax(dim=1), {}
-            hits = [(float(((chosen == c) & (targets == c)).sum()), float((chosen == c).sum() + (targets == c).sum())) for c in range(predictions.shape[1])]
             found["accuracy"] = float((chosen == targets).double().mean())
-            found["macro_f1"] = float(np.mean([2 * hit / both for hit, both in hits if both]))
+            pairs = [((chosen == c) & (targets == c), (chosen == c).sum() + (targets == c).sum()) for c in range(predictions.shape[1])]
+            found["macro_f1"] = float(np.mean([2 * float(both.sum() / either) for both, either in pairs if either]))
             if predictions.shape[1] == 2: found["auc"] = _auc(predictions[:, 1], targets)
             return found
         if self._now.question.kind == "labels":
@@ -497,7 +535,8 @@ def read(task: Table, cfg: sk.Config, options: dict[str, Any]) -> Known:
     files = {"train": _file(folder, "train"), "test": _file(folder, "test"), "sample submission": _sample_file(folder)}
     if missing := [name for name, path in files.items() if path is None]:
         there = sorted(path.name for path in folder.iterdir())
-        raise sk.RequestError(f"{folder.name} has no table {missing[0]!r} as CSV or Parquet. It holds {_few(there) or 'nothing'}. Name another folder: task.data=FOLDER.")
+        raise sk.RequestError(f"{folder.name} has no table {missing[0]!r} as CSV or Parquet. It holds {_few(there) or 'nothing'}. "
+                              "Name another folder: task.data=FOLDER.")
     train, test, sample = (read_table(path) for path in files.values())
     q = ask(train, test, sample, options)
     notes, where = list(q.notes), [files["train"].name, files["test"].name]
@@ -508,18 +547,19 @@ def read(task: Table, cfg: sk.Config, options: dict[str, Any]) -> Known:
     held_out = folds_of(y if y.ndim == 1 else y[:, 0], groups, folds) == fold
     drop = options["drop"] if isinstance(options["drop"], (list, tuple)) else [options["drop"]]
     for name in drop:
-        if name not in train.columns: raise sk.RequestError(f"task.drop names {name!r}, which is no column of {where[0]}.{did_you_mean(str(name), list(train.columns))}")
+        if name not in train.columns: raise sk.RequestError(f"task.drop names {name!r}, which is no column of {where[0]}.{_hint(name, train)}")
     left_out = {*q.ids, *q.targets, *drop, options["group"]}
     names = [name for name in train.columns if name in test.columns and name not in left_out]
     if only := [name for name in train.columns if name not in test.columns and name not in left_out]:
-        notes.append(f"{_few(only)} {'is' if len(only) == 1 else 'are'} left out: only {where[0]} has {'it' if len(only) == 1 else 'them'}, and not {where[1]}")
+        notes.append(f"left out, because {where[1]} has no such column: {_few(only)}")
     if not names: raise sk.RequestError(f"{where[0]} and {where[1]} have no column in common to learn from. Look at the two files.")
     columns = look_at_columns(train, np.flatnonzero(~held_out), names, options, notes)
     ids, order = _ordered(test, sample, q, notes, where[1])
     numbers = y[~held_out] if y.ndim == 2 else np.zeros((1, 1))
     spread = numbers.std(axis=0)
-    return Known(q, columns, columns.encode(train, where[0], []), y.astype(np.int64 if y.ndim == 1 else np.float32), held_out, columns.encode(test, where[1], notes),
-                 ids, order, numbers.mean(axis=0), np.where(spread > 0, spread, 1.0), notes)
+    x, x_test = columns.encode(train, where[0], notes), columns.encode(test, where[1], notes)
+    return Known(q, columns, x, y.astype(np.int64 if y.ndim == 1 else np.float32), held_out, x_test, ids, order,
+                 numbers.mean(axis=0), np.where(spread > 0, spread, 1.0), notes)
 
 
 def _with_targets(train: Any, q: Question, notes: list[str], where: str) -> tuple[Any, np.ndarray]:
@@ -532,14 +572,15 @@ def _with_targets(train: Any, q: Question, notes: list[str], where: str) -> tupl
         code = {value: place for place, value in enumerate(q.classes)}
         return train, np.array([code[_plain(value)] for value in train[q.targets[0]]])
     y = train[q.targets].to_numpy(np.float64)
-    if not np.isfinite(y).all(): raise sk.RequestError(f"The target {_few(q.targets)} is infinite in {int((~np.isfinite(y)).any(axis=1).sum())} rows of {where}. Mend them.")
+    if wrong := int((~np.isfinite(y)).any(axis=1).sum()):
+        raise sk.RequestError(f"The target {_few(q.targets)} is infinite in {wrong} of the rows of {where}. Mend them.")
     return train, y
 
 
 def _groups(train: Any, q: Question, options: dict[str, Any]) -> np.ndarray | None:
     "What stays together in the split: the column that was named, or rows of one id; None where all ids differ."
     if (name := options["group"]) is not None:
-        if name not in train.columns: raise sk.RequestError(f"task.group={name} is no column of the training table.{did_you_mean(str(name), list(train.columns))}")
+        if name not in train.columns: raise sk.RequestError(f"task.group={name} is no column of the training table.{_hint(name, train)}")
         return train[name].to_numpy(object)
     ids = [name for name in q.ids if name in train.columns]
     if not ids or not train.duplicated(ids).any(): return None
@@ -551,8 +592,8 @@ def _ordered(test: Any, sample: Any, q: Question, notes: list[str], where: str) 
     if any(name not in test.columns for name in q.ids): return sample[q.ids], np.arange(len(test))
     ids = test[q.ids]
     if (doubled := ids.duplicated()).any():
-        raise sk.RequestError(f"{int(doubled.sum())} ids of {where} are there twice, such as {_few(ids[doubled].iloc[0].tolist())}. An answer needs ids that differ; mend the table, "
-                              "or name the column of the ids: task.id=COLUMN.")
+        raise sk.RequestError(f"{int(doubled.sum())} ids of {where} are there twice, such as {_few(ids[doubled].iloc[0].tolist())}. "
+                              "An answer needs ids that differ; mend the table, or name the column of the ids: task.id=COLUMN.")
     row = {key: place for place, key in enumerate(ids.itertuples(index=False, name=None))}
     wanted = [row.get(key) for key in sample[q.ids].itertuples(index=False, name=None)]
     if None not in wanted and len(set(wanted)) == len(row) == len(wanted): return ids, np.array(wanted)
