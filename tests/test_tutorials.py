@@ -45,15 +45,17 @@ def test_links_between_tutorials_lead_somewhere():
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    "A function that runs the first cell where /kaggle/input is the test's own folder: the commands it starts."
+    "A function that runs the first cell where /kaggle/input and Drive are the test's own folders: the commands it starts."
     def run(*attached: str, there: bool = False) -> list[list[str]]:
         for name in attached:
+            name = name if name.startswith("drive/") else f"input/{name}"
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).touch()
+            told = f"import pathlib\ndef install(): pathlib.Path({str(tmp_path)!r}, 'told').write_text(__file__)\n"
+            (tmp_path / name).write_text(told if name.endswith("install.py") else "")
         started = []
         monkeypatch.setattr(subprocess, "run", lambda words, check: started.append(words) or SimpleNamespace(returncode=0))
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if there else None)
-        exec(first_code(TUTORIALS[0]).replace("/kaggle/input", str(tmp_path)), {})
+        exec(first_code(TUTORIALS[0]).replace("/kaggle/input", str(tmp_path / "input")).replace("/content/drive/MyDrive", str(tmp_path / "drive")), {})
         return [words[1:] for words in started]
 
     return run
@@ -68,7 +70,24 @@ def test_attached_wheels_are_installed_without_the_network(install, tmp_path, fo
     "In both layouts in which Kaggle mounts inputs; everything that lies beside the kit's wheel comes along."
     (words,) = install(f"{folder}/spectrakit-0.1.0-py3-none-any.whl", f"{folder}/hydra_core-1.3.8-py3-none-any.whl", "other/torch-2.6-py3-none-any.whl")
     assert words[:6] == ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-    assert words[6:] == [str(tmp_path / folder / f"{name}-py3-none-any.whl") for name in ("hydra_core-1.3.8", "spectrakit-0.1.0")]
+    assert words[6:] == [str(tmp_path / "input" / folder / f"{name}-py3-none-any.whl") for name in ("hydra_core-1.3.8", "spectrakit-0.1.0")]
+
+
+@pytest.mark.parametrize("folder", ["input/wheels", "input/datasets/ada/spectrakit-wheels", "drive/spectrakit-wheels"])
+def test_a_wheelhouse_installs_itself(install, tmp_path, folder):
+    "Its own install.py checks the hashes and leaves alone what is there; plain wheels beside it do not count."
+    assert install(*(f"{folder.removeprefix('input/')}/{name}" for name in ("install.py", "wheelhouse.json", "spectrakit-0.1.0-py3-none-any.whl"))) == []
+    assert (tmp_path / "told").read_text() == str(tmp_path / folder / "install.py")
+
+
+def test_somebody_elses_install_py_is_not_run(install, tmp_path):
+    (words,) = install("tools/install.py", "wheels/spectrakit-0.1.0-py3-none-any.whl")
+    assert "--no-index" in words and not (tmp_path / "told").exists()
+
+
+def test_wheels_on_drive_are_installed_without_the_network(install, tmp_path):
+    (words,) = install("drive/spectrakit-wheels/spectrakit-0.1.0-py3-none-any.whl")
+    assert words[-1] == str(tmp_path / "drive" / "spectrakit-wheels" / "spectrakit-0.1.0-py3-none-any.whl") and "--no-index" in words
 
 
 def test_without_wheels_it_comes_from_the_network(install):
