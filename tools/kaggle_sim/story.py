@@ -1,0 +1,125 @@
+"""From an empty folder to submission.csv: wheels, data set and kernels as they are pushed, then sessions of the sealed Kaggle.
+
+Twice: a fresh session that finishes, in the newer layout of mounts; and one that is cut short, whose output is the next one's input,
+in the older layout. Both end with the submission, checked against the sample; the second must say what the first says.
+"""
+import csv
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from kaggle_sim.environment import Environment, environment, root
+from kaggle_sim.kernels import MOST_FILES, OWNER, PLACEHOLDER, run_kernel
+from kaggle_sim.sealed import Session
+
+KERNELS = ("utility", "train", "train-on", "infer")
+CHECKPOINT = "runs/*/checkpoints/step-*/manifest.json"
+REAL = """What you would do on the real site, with NAME your name there:
+  1. spectrakit wheelhouse wheels --owner NAME            then: kaggle datasets create -p wheels
+  2. python tools/coffee_table.py data --owner NAME       then: kaggle datasets create -p data
+  3. spectrakit kaggle push kaggle/utility --owner NAME   once, and so the task is there
+  4. spectrakit kaggle push kaggle/train --owner NAME     and kaggle/train-on, as often as its log says that it is not done
+  5. spectrakit kaggle push kaggle/infer --owner NAME     then: spectrakit kaggle pull kaggle/infer gives submission.csv"""
+
+
+class Failed(RuntimeError):
+    "The story did not end as it should."
+
+
+def say(text: str) -> None: print(f"\n=== {text}", flush=True)
+
+
+def build(folder: Path) -> Path:
+    "The data sets of the story: wheels, the table, and the utility script; the folder that holds them by their slugs."
+    datasets = folder / "datasets"
+    tool(["-m", "spectrakit", "wheelhouse", datasets / "spectrakit-wheels", "--for", "kaggle", "--owner", OWNER])
+    tool([root / "tools" / "coffee_table.py", datasets / "coffee-table", "--owner", OWNER])
+    shutil.copytree(staged("utility", folder), datasets / "spectrakit-table")
+    return datasets
+
+
+def tool(words: list) -> None:
+    "One of the kit's own commands, from the checkout."
+    print("$ " + " ".join(["spectrakit" if words[:2] == ["-m", "spectrakit"] else "python", *(str(word) for word in (words[2:] if words[0] == "-m" else words))]), flush=True)
+    if subprocess.run([sys.executable, *map(str, words)], cwd=root, stdin=subprocess.DEVNULL).returncode: raise Failed(f"{words[1]} failed")
+
+
+def staged(name: str, folder: Path) -> Path:
+    "The kernel folder as a push takes it: its owner filled in, its code beside its metadata."
+    source, place = root / "kaggle" / name, folder / "pushed" / name
+    told = json.loads((source / "kernel-metadata.json").read_text(encoding="utf-8").replace(PLACEHOLDER, OWNER))
+    code = source / told["code_file"]
+    place.mkdir(parents=True)
+    shutil.copy(code, place / code.name)
+    (place / "kernel-metadata.json").write_text(json.dumps({**told, "code_file": code.name}, indent=2), encoding="utf-8")
+    return place
+
+
+def session(title: str, name: str, folder: Path, datasets: Path, out: Path, expect: str, **options) -> Session:
+    "One session of the story. Failed where it does not end with Kaggle's word `expect`."
+    say(title)
+    done = run_kernel(folder / "pushed" / name, datasets, out, **options)
+    files = done.files()
+    size_mib = sum((done.out / file).stat().st_size for file in files) / 2**20
+    print(f"--- {done.verdict} after {done.seconds:.0f} s: {len(files)} of {MOST_FILES} files, {size_mib:.1f} MiB", flush=True)
+    if done.verdict != expect: raise Failed(f"{title}: {done.verdict} instead of {expect}; its log is {out.parent}")
+    if len(files) > MOST_FILES: raise Failed(f"{title}: {len(files)} files are more than Kaggle keeps")
+    return done
+
+
+def checked(file: Path, sample: Path) -> list[list[str]]:
+    "The submission's rows. Failed where columns, ids or numbers are not as the sample submission has them."
+    if not file.is_file(): raise Failed(f"there is no {file}")
+    with open(file, newline="", encoding="utf-8") as first, open(sample, newline="", encoding="utf-8") as second: rows, wanted = list(csv.reader(first)), list(csv.reader(second))
+    if rows[0] != wanted[0]: raise Failed(f"the submission has the columns {rows[0]}, not {wanted[0]}")
+    if [row[0] for row in rows] != [row[0] for row in wanted]: raise Failed("the submission has other ids than the sample")
+    for row in rows[1:]:
+        if not all(0 <= float(text) <= 1 for text in row[1:]): raise Failed(f"the submission has the row {row}")
+    return rows
+
+
+def chain(folder: Path, datasets: Path, layout: str, limit_s: float, cut: bool, python: Environment, quiet: bool = False) -> list[list[str]]:
+    "Training, in one session or cut short and gone on with, and the submission of it."
+    name, here = ("chained" if cut else "fresh"), folder / ("chained" if cut else "fresh")
+    mine = here / "datasets"
+    shutil.copytree(datasets, mine)
+    options = {"layout": layout, "limit_s": limit_s, "python": python, "quiet": quiet}
+    if cut:  # nobody tells a session of Kaggle that it will be cut
+        first = session(f"{name}, session 1: train, cut short after its first checkpoint ({layout} layout)", "train", folder, mine, here / "train" / "working",
+                        "CANCEL_ACKNOWLEDGED", **options, tell_limit=False, kill_after=(CHECKPOINT, 1.0))
+        shutil.copytree(first.out, mine / "spectrakit-train")
+        second = session(f"{name}, session 2: train-on, with the output of session 1 as its input", "train-on", folder, mine, here / "train-on" / "working", "COMPLETE", **options)
+        if "goes on from step" not in second.text: raise Failed("session 2 began anew")
+        shutil.copytree(second.out, mine / "spectrakit-train-on")
+    else:
+        first = session(f"{name}, session 1: train ({layout} layout)", "train", folder, mine, here / "train" / "working", "COMPLETE", **options)
+        shutil.copytree(first.out, mine / "spectrakit-train")
+    last = session(f"{name}, the last session: infer", "infer", folder, mine, here / "infer" / "working", "COMPLETE", **options)
+    return checked(last.out / "submission.csv", datasets / "coffee-table" / "sample_submission.csv")
+
+
+def difference(first: list[list[str]], second: list[list[str]]) -> float:
+    "How far two submissions are from each other, at most."
+    return max(abs(float(a) - float(b)) for one, two in zip(first[1:], second[1:]) for a, b in zip(one[1:], two[1:]))
+
+
+def tell(folder: Path, limit_s: float = 300, layouts: tuple[str, str] = ("new", "legacy"), quiet: bool = False) -> None:
+    "The whole story below `folder`, which is emptied. Failed where it does not end well."
+    began = time.monotonic()
+    shutil.rmtree(folder, ignore_errors=True)
+    say("what a person makes at home")
+    datasets = build(folder)
+    for name in KERNELS[1:]: staged(name, folder)
+    say("the Python of the sealed Kaggle")
+    python = environment("kaggle")
+    print(*(f"  differs: {line}" for line in python.differences), sep="\n")
+    fresh = chain(folder, datasets, layouts[0], limit_s, False, python, quiet)
+    chained = chain(folder, datasets, layouts[1], limit_s, True, python, quiet)
+    apart = difference(fresh, chained)
+    if apart > 1e-4: raise Failed(f"the chained submission differs from the fresh one by {apart}")
+    say(f"submission.csv, twice, {len(fresh) - 1} rows each, {'the same to the last digit' if not apart else f'at most {apart:.1g} apart'}; {time.monotonic() - began:.0f} s in all")
+    for name in ("fresh", "chained"): print(f"  {folder / name / 'infer' / 'working' / 'submission.csv'}")
+    print(f"\n{REAL}")
