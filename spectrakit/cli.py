@@ -278,6 +278,7 @@ def usage() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     "Run one command; returns the exit status."
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if hasattr(sys.stdout, "reconfigure"): sys.stdout.reconfigure(errors="replace")  # × and ★ are no reason to fail where a terminal lacks them
     try:
         status = _dispatch(words)
         sys.stdout.flush()

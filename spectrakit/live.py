@@ -81,11 +81,11 @@ class LiveView:
     """The run in `run_dir` as a live frame: `update` while it runs, `close` at its end.
 
     `log`: whether the axis of the loss is logarithmic (None: by the values). `writes`: whether dashboard.html is kept in the run's folder. `echo`: a text view
-    that is updated as well, for a batch run whose log people read. `goes_on`: the log has the end of an earlier session."""
+    that is updated as well, for a log that people read. `draws`: False where there is no cell. `goes_on`: the log has the end of an earlier session."""
 
     def __init__(self, run_dir: Path, *, log: bool | None = None, writes: bool = True, goes_on: bool = False, echo: TextView | None = None,
-                 controls: bool = False, clock: Callable[[], float] = time.monotonic, work: Callable[[], float] = time.thread_time):
-        self.run_dir, self.log, self.writes, self.echo, self._clock = run_dir, log, writes, echo, clock
+                 draws: bool = True, controls: bool = False, clock: Callable[[], float] = time.monotonic, work: Callable[[], float] = time.thread_time):
+        self.run_dir, self.log, self.writes, self.echo, self.draws, self._clock = run_dir, log, writes, echo, draws, clock
         self.state, self._reader = RunState(run_dir.name), EventReader(run_dir / "events.jsonl", _PIECE, strict=False)
         self._top, self._below = Screen(), Screen()
         self._buttons = Buttons(run_dir, kernel()) if controls else None
@@ -93,7 +93,9 @@ class LiveView:
         self._head, self._plots, self._page = Pacer(clock, work, SHARE / 4), Pacer(clock, work, SHARE / 2), Pacer(clock, work, SHARE / 4)
         self.broken: str | None = None
         self.left = False  # nobody looks any more, and the run goes on
-        while self._read(): pass  # what is there already
+        try:
+            while self._read(): pass  # what is there already
+        except OSError as error: _give_up(self, error)  # a log that nobody may read
         if goes_on: self.state.status, self.state.reason, self.state.pace_from = "", "", None
 
     def _read(self) -> bool:
@@ -115,8 +117,8 @@ class LiveView:
         try:
             self._read()
             if self._buttons: self._buttons.poll()
-            if self._head.due(): _draw_header(self)
-            if self._fresh and self._plots.due(): _draw_plots(self)
+            if self.draws and self._head.due(): _draw_header(self)
+            if self.draws and self._fresh and self._plots.due(): _draw_plots(self)
             if self.writes and self._page.due(): _write_page(self, running=True)
         except Exception as error: _give_up(self, error)
 
@@ -167,6 +169,7 @@ def _close(view: LiveView) -> None:
     "The last frame."
     while view._read(): pass
     if view.writes and view.state.start: _write_page(view, running=False)
+    if not view.draws: return
     try: picture = _last_picture(view)  # takes long, so all that changes the output's height comes after it, at once
     finally: _close_header(view)
     if picture or view._below._handle: view._below.show("curves" if picture else "", image_png=picture)
@@ -191,7 +194,9 @@ def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
 
     `log`: a logarithmic axis for the loss; None: as its values ask for. RequestError where the folder holds no run.
     """
-    folder = Path(getattr(run, "path", run)).expanduser()
+    folder = getattr(run, "path", run)
+    if not isinstance(folder, (str, Path)): raise RequestError(f"{type(run).__name__} is no run. Give a Run, or its folder.")
+    folder = Path(folder).expanduser()
     if not folder.is_dir(): raise RequestError(f"There is no run in {folder}. list_runs() shows those that are there.")
     if not any((folder / name).exists() for name in ("events.jsonl", "config.yaml")):
         raise RequestError(f"{folder} is no run: it has no events.jsonl. A run's folder is named like coffee-20261120-120000; list_runs() shows them.")
@@ -201,6 +206,7 @@ def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
             view.update()
             time.sleep(poll_s)
         view.update()
+        if not folder.is_dir(): print(f"{folder} is not there any more: it was moved or deleted", file=sys.stderr)
     except KeyboardInterrupt:
         view.left = is_locked(folder)
         print(f"not watched any more; {folder.name} goes on by itself" if view.left else f"{folder.name} has ended", file=sys.stderr)
@@ -208,9 +214,10 @@ def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
 
 # %% ../nbs/21d_live.ipynb #a185e888
 def make_view(console: str, run_dir: Path, **options: Any) -> Any:
-    "The view for `run.console`: None for 'none', text where nothing else can be shown. RequestError where its package is missing."
+    "The view for `run.console`: None for 'none', text where nothing else can be shown; dashboard.html is kept by each. RequestError where its package is missing."
     if console == "none": return None
-    if console not in ("auto", "live") or not can_display(): return make_text_view(console, run_dir, **options)
+    if console not in ("auto", "live") or not can_display():
+        return LiveView(run_dir, goes_on=options.get("only_new", False), echo=make_text_view(console, run_dir, **options), draws=False)
     batch = os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch"
     echo = make_text_view("text", run_dir, **{**options, "every_s": 60.0}) if batch else None
     return LiveView(run_dir, goes_on=options.get("only_new", False), echo=echo, controls=True)

@@ -1,14 +1,15 @@
 "A run of any condition is shown as what it is, by each view, and no picture that cannot be drawn ends what was trained."
 import io
+import shutil
 
 import pytest
 
 import spectrakit as sk
 import spectrakit.live
 import spectrakit.run
-from odd_runs import ODD, SCRIPT, odd_run
+from odd_runs import ODD, SCRIPT, odd_run, plain_run
 from spectrakit.cli import main
-from spectrakit.live import LiveView
+from spectrakit.live import LiveView, watch
 from spectrakit.run import Run, summarize
 from spectrakit.widgets import TextView
 from tasks import Line
@@ -81,3 +82,44 @@ def test_a_picture_that_cannot_be_drawn_ends_no_run(here, monkeypatch, capsys):
     monkeypatch.setattr(spectrakit.run, "plot_curves", broken)
     run = sk.fit(Line(), sk.compose(*INLINE, "run.name=bare"), show=False)
     assert run.status == "completed" and run.load_model() is not None and "ImportError: numpy.core" in capsys.readouterr().err
+
+
+def test_a_run_in_a_shell_has_a_page_too(here, capsys):
+    run = sk.fit(Line(), sk.compose(*INLINE, "run.name=paged"))
+    page = (run.path / "dashboard.html").read_text()
+    assert "<b>completed</b>" in page and "<polyline" in page and "http-equiv" not in page
+    assert "completed: " in capsys.readouterr().out  # and the text is there as before
+
+
+def test_a_folder_that_vanishes_while_it_is_watched_is_told(here, monkeypatch, capsys):
+    path, asked = plain_run(here / "gone"), []
+
+    def held(folder):
+        asked.append(folder)
+        if len(asked) > 1: shutil.rmtree(folder)
+        return len(asked) == 1
+
+    monkeypatch.setattr(spectrakit.live, "is_locked", held)
+    watch(path, poll_s=0)
+    assert "gone is not there any more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [None, 7, ["runs"]])
+def test_what_is_no_run_is_not_watched(wrong):
+    with pytest.raises(sk.RequestError, match="is no run. Give a Run, or its folder"): watch(wrong)
+
+
+def test_a_log_that_cannot_be_read_breaks_no_view(here, capsys):
+    (here / "odd" / "events.jsonl").mkdir(parents=True)
+    view = LiveView(here / "odd")
+    view.update(), view.close()
+    assert "cannot be drawn (IsADirectoryError" in capsys.readouterr().err
+
+
+def test_a_command_writes_to_a_terminal_that_knows_few_letters(here, monkeypatch):
+    plain_run(here / "few", train_samples=8, parameters=9, total_steps=20, steps_per_epoch=10)
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", terminal)
+    for command in ("show", "watch"): assert main([command, "few"]) == 0
+    terminal.seek(0)
+    assert terminal.read().count("? accumulation ?") == 2
