@@ -172,8 +172,9 @@ def panels_of(digests: Sequence[Digest], metric: str | Sequence[str] | None) -> 
     if metric is None:
         watched = list(dict.fromkeys(d.monitor for d in digests if d.monitor in known))[:3]
         return ["loss", *(watched or [n for n in ("val_loss", *known) if n in known][:1])]
-    found = []
-    for name in [metric] if isinstance(metric, str) else metric:
+    found, names = [], [metric] if isinstance(metric, str) else metric
+    if not isinstance(names, (list, tuple)) or not names: raise RequestError(f"metric={metric!r} is not possible: it needs a name, or a list of names, such as 'val_loss'.")
+    for name in names:
         right = next((n for n in (name, f"val_{name}") if n in known or n in LOGGED), None)
         if right is None:
             some = ", ".join(plain(n)[:40] for n in [*LOGGED, *known][:12])
@@ -286,7 +287,7 @@ def compare(*runs: Any, x: str = "step", metric: str | Sequence[str] | None = No
     runs were judged by. `smooth`: the weight of the past in the curves of log points, from 0, below 1; None: as much as fits their number.
     Metrics in the table are those of the best checkpoint. RequestError where something is no run, or no run has the metric.
     """
-    if x not in AXES: raise RequestError(f"x={x!r} is not possible: it needs one of {', '.join(AXES)}.{did_you_mean(str(x), AXES)}")
+    if not isinstance(x, str) or x not in AXES: raise RequestError(f"x={x!r} is not possible: it needs one of {', '.join(AXES)}.{did_you_mean(str(x), AXES)}")
     if smooth is not None and not (isinstance(smooth, (int, float)) and 0 <= smooth < 1): raise RequestError(f"smooth={smooth!r} is not possible: it needs a number from 0, below 1.")
     found = find_all(runs)
     digests, names = [digest(run.path) for run in found], _names(found)

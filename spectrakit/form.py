@@ -260,6 +260,6 @@ def colab_form(profile: str, chosen: dict[str, str], more: str = "", picker: str
     for key, name in names.items():
         options = list(known[key].options) or (["true", "false"] if known[key].kind == "flag" else [])
         lines.append(f"{name} = {json.dumps(chosen.get(key, ''))}  # @param " + (json.dumps(["", *options]) if options else '{type:"string"}'))
-    lines += [f"more = {json.dumps(more)}  # @param {{type:\"string\"}}", "import shlex", "import spectrakit as sk", f"{picker} = sk.ProfilePicker()",
-              f"{picker}.choose(f\"trainer={{profile}}\", *shlex.split(more), settings={{{', '.join(f'{json.dumps(key)}: {name}' for key, name in names.items())}}})"]
+    lines += [f"more = {json.dumps(more)}  # @param {{type:\"string\"}}", "import spectrakit as sk", f"{picker} = sk.ProfilePicker()",
+              f"{picker}.choose(f\"trainer={{profile}}\", more=more, settings={{{', '.join(f'{json.dumps(key)}: {name}' for key, name in names.items())}}})"]
     return "\n".join(lines)

@@ -16,8 +16,8 @@ from typing import Any, Iterable, Sequence
 from .plots import GRID, INK, RATE, SPEED, TRAIN, VALID
 from .rules import SECRET_NAME, masked
 
-# %% ../nbs/20d_pages.ipynb #f03ebcb9
-_NAMED = re.compile(r"""([\w.-]+)(["']?\s*[=:]\s*["']?(?:Bearer\s+)?)([^\s"'`,;&]{6,})""", re.I)
+# %% ../nbs/20d_pages.ipynb #b23cc830
+_NAMED = re.compile(r"""(?<![\w.-])([\w.-]+)(["']?\s*[=:]\s*["']?(?:Bearer\s+)?)([^\s"'`,;&]{6,})""", re.I)
 HIDDEN = "<hidden>"
 
 

@@ -299,13 +299,16 @@ class ProfilePicker:
         if self._why_not: return page
         return {**page, "application/vnd.jupyter.widget-view+json": {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}}
 
-    def choose(self, *overrides: str, settings: dict[str, Any] | None = None) -> None:
+    def choose(self, *overrides: str, settings: dict[str, Any] | None = None, more: str = "") -> None:
         """Put these words in place of what was chosen before, and tell for each one who said it: this is what a frozen cell does.
 
-        `settings`: key → value; an empty one leaves the setting to the profile. RequestError on anything wrong, and nothing is changed."""
+        `settings`: key → value; an empty one leaves the setting to the profile. `more`: words in one text, parted as a shell does.
+        RequestError on anything wrong, and nothing is changed."""
         known = fields()
-        more = [typed_word(known[k], v) if k in known else word(k, v) for k, v in (settings or {}).items() if v is not None and v != ""]
-        self._choice.start_anew(said([*overrides, *more], "frozen in the notebook"))
+        try: words = [*overrides, *shlex.split(str(more or ""))]
+        except ValueError: raise RequestError(f"more={more!r} cannot be read: a quote is not closed. Put quotes around a word with spaces.") from None
+        words += [typed_word(known[k], v) if k in known else word(k, v) for k, v in (settings or {}).items() if v is not None and v != ""]
+        self._choice.start_anew(said(words, "frozen in the notebook"))
         told = keep(self._choice, self._file)
         if self._form: self._form.show(told)
         print(*self.sources, sep="\n")

@@ -88,7 +88,8 @@ def test_a_run_that_does_not_tell_its_batch_is_named(two, here):
 
 
 def test_wrong_words_are_refused(two):
-    for wrong, words in (({"x": "tiem"}, "Did you mean 'time'"), ({"metric": "val_los"}, "Did you mean 'val_loss'"), ({"smooth": 1.5}, "below 1"), ({"metric": "auc"}, "No run has the metric")):
+    for wrong, words in (({"x": "tiem"}, "Did you mean 'time'"), ({"metric": "val_los"}, "Did you mean 'val_loss'"), ({"smooth": 1.5}, "below 1"), ({"metric": "auc"}, "No run has the metric"),
+                         ({"metric": []}, "needs a name, or a list of names"), ({"metric": 5}, "needs a name, or a list of names"), ({"x": ["step"]}, "needs one of step")):
         with pytest.raises(RequestError, match=words): sk.compare(*two, **wrong)
 
 

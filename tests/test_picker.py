@@ -424,3 +424,7 @@ def test_the_cell_for_colab_does_what_was_chosen():
     assert known["picker"].config == picker.config and isinstance(ast.parse(cell), ast.Module)
     exec(cell.replace('lr = "0.5"', 'lr = ""').replace('profile = "smoke"', 'profile = "kaggle"'), known)
     assert (known["picker"].config.profile, known["picker"].config.optimizer.lr) == ("kaggle", 1e-3)
+    wrong = next(line for line in cell.splitlines() if line.startswith("more = "))
+    assert "a quote is not closed" in refused(exec, cell.replace(wrong, 'more = "it\'s"'), {})
+    exec(cell.replace(wrong, "more = None"), known)
+    assert "note" not in known["picker"].config.extra
