@@ -60,24 +60,25 @@ def show(arguments: Sequence[str]) -> int:
     from spectrakit.checkpoint import checkpoints, verify
     from spectrakit.events import last_event
     from spectrakit.run import open_run
-    from spectrakit.widgets import evaluation_line, start_lines
+    from spectrakit.widgets import evaluation_line, sayable, start_lines
     run = open_run(options.run_dir)
     events = run.events
-    print(run)
+    def say(line) -> None: print(sayable(line, sys.stdout))  # a message may hold what moves a terminal's cursor
+    say(run)
     start, end = last_event(events, "start"), last_event(events, "end")
-    for line in start_lines(start) if start else []: print(f"  {line}")
+    for line in start_lines(start) if start else []: say(f"  {line}")
     evaluations = [e for e in events if e["type"] == "eval"]
     shown = evaluations[-10:]
     if not any(e.get("best") for e in shown): shown = [e for e in evaluations if e.get("best")][-1:] + shown
-    if len(evaluations) > len(shown): print(f"  {len(shown)} of {len(evaluations)} evaluations:")
-    for e in shown: print(f"  {evaluation_line(e)}")
+    if len(evaluations) > len(shown): say(f"  {len(shown)} of {len(evaluations)} evaluations:")
+    for e in shown: say(f"  {evaluation_line(e)}")
     for e in events:
-        if e["type"] == "restart": print(f"  went on from optimizer step {e['step']}")
-        elif e["type"] == "message": print(f"  {e['text']}")
+        if e["type"] == "restart": say(f"  went on from optimizer step {e['step']}")
+        elif e["type"] == "message": say(f"  {e['text']}")
     for path in checkpoints(run.path / "checkpoints"):
         problems = verify(path)
-        print(f"  {path.name}: {'; '.join(problems) if problems else 'verified'}")
-    if end: print(f"  {end['reason']}")
+        say(f"  {path.name}: {'; '.join(problems) if problems else 'verified'}")
+    if end: say(f"  {end['reason']}")
     return 0
 
 # %% ../nbs/59_looking.ipynb #009de5f6

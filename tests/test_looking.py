@@ -123,3 +123,9 @@ def test_a_command_writes_to_a_terminal_that_knows_few_letters(here, monkeypatch
     for command in ("show", "watch"): assert main([command, "few"]) == 0
     terminal.seek(0)
     assert terminal.read().count("? accumulation ?") == 2
+
+
+def test_a_message_does_not_steer_the_terminal(here, capsys):
+    for command in ("show", "watch"): assert main([command, str(odd_run(here / command, "signs"))]) == 0
+    told = capsys.readouterr().out
+    assert told.count("broken �, �[2J and �") == 2 and "\x1b" not in told
