@@ -6,7 +6,7 @@
 __all__ = ['BUILT_IN', 'check_task_name', 'settled_name', 'load_task', 'name_of', 'Job', 'job_parent', 'private_folder',
            'write_job', 'read_job_head', 'with_extra', 'with_config', 'read_job']
 
-# %% ../nbs/10a_job.ipynb #23a2fcf4
+# %% ../nbs/10a_job.ipynb #bd7be0a8
 import importlib.util
 import json
 import os
@@ -23,6 +23,7 @@ from .carry import MAPPED_FROM_BYTES, CannotCarry, check_private, read_task, wri
 from .checkpoint import write_atomic
 from .config import from_dict
 from .platforms import Platform, detect
+from .processes import launch_folder
 from .schema import Config, RequestError, did_you_mean, to_dict
 from .task import PlainTask
 
@@ -141,7 +142,7 @@ def write_job(job: Job, task: Any, folder_parent: Path | str | None = None,
             "weights_from": str(job.weights_from.resolve()) if job.weights_from else None,
             "task": settled_name(task) if isinstance(task, str) else None,
             "task_class": type(task).__name__ if by_value else None, "extra": job.extra,
-            "path": [entry for entry in sys.path if isinstance(entry, str)], "cwd": _cwd(), "parent": os.getpid()}))
+            "path": [*map(str, filter(None, [launch_folder(os.environ)])), *(e for e in sys.path if isinstance(e, str))], "cwd": _cwd(), "parent": os.getpid()}))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -25,14 +25,14 @@ from .events import EventLog, read_events
 from .heartbeat import HURRY, STOP, checkpoint_file, hold, stop_file, wanted_by_files
 from .job import CannotCarry, Job, load_task, with_config, write_job
 from .platforms import Platform
-from .processes import NCCL_DEFAULTS, Processes, Rank, plan_processes, process_environ, rank_of
+from .processes import NCCL_DEFAULTS, Processes, Rank, launch_packages, plan_processes, process_environ, rank_of
 from .schema import Config, RequestError
 from .signals import interrupts
 from .supervise import Ended, first_error, run_once
 from .watchdog import time_limit
 from .worker import die_with_parent, work
 
-# %% ../nbs/10d_launch.ipynb #23a2fc01
+# %% ../nbs/10d_launch.ipynb #3fd4e271
 def choose_launcher(config: Config, platform: Platform, plan: Processes, failed: dict[str, str]) -> tuple[str | None, str]:
     "The launcher for `plan` (None: one process needs none), and why. `failed`: those that did not work in this session, and how."
     if plan.world_size == 1 and not (config.launch.mode == "torchrun" and plan.num_nodes > 1): return None, "one process needs no launcher"
@@ -44,16 +44,19 @@ def choose_launcher(config: Config, platform: Platform, plan: Processes, failed:
     if not linux: return "torchrun", "processes are forked on Linux only"
     if "notebook_launcher" in failed: return "torchrun", f"notebook_launcher failed in this session: {failed['notebook_launcher']}"
     if platform.gpus and (old := _breaks_forks()): return "torchrun", old
-    return "notebook_launcher", "ranks are forked from a process that has not touched a GPU"
+    own = launch_packages(os.environ).get("accelerate")
+    return "notebook_launcher", "ranks are forked from a process that has not touched a GPU" + (f"; they have an Accelerate of their own, {own}" if own else "")
 
 
 def _breaks_forks() -> str | None:
     "Accelerate before 1.14 with a torch that binds processes to memory nodes initialises CUDA before the fork (accelerate#4059)."
     from importlib.metadata import PackageNotFoundError, version
-    try: accelerate, torch = (tuple(int(part) for part in version(name).split("+")[0].split(".")[:2]) for name in ("accelerate", "torch"))
-    except (PackageNotFoundError, ValueError): return None
+    try: seen = [launch_packages(os.environ).get(name) or version(name) for name in ("accelerate", "torch")]  # as launch processes see them
+    except PackageNotFoundError: return None
+    try: accelerate, torch = (tuple(int(part) for part in text.split("+")[0].split(".")[:2]) for text in seen)
+    except ValueError: return None
     if accelerate >= (1, 14) or torch < (2, 9): return None
-    return f"Accelerate {version('accelerate')} with torch {version('torch')} breaks forks on GPUs"
+    return f"Accelerate {seen[0]} with torch {seen[1]} breaks forks on GPUs"
 
 # %% ../nbs/10d_launch.ipynb #23a2fc02
 def _memory_file() -> Path:
@@ -130,6 +133,7 @@ def run_supervised(job: Job, task: Any, tick: Callable[[], None], heard: list[in
     plan = without_launchers(job.config, plan, failed)
     launcher, why = choose_launcher(job.config, job.platform, plan, failed)
     story = _Story(job, {})
+    if packages := launch_packages(os.environ): story.facts["packages"] = packages
     story.keep(launcher=launcher, world_size=plan.world_size, restarts=0, fallback=plan.reason if plan.fallback else None,
                env=_variables(job.config) if launcher else {}, reasons={"world_size": plan.reason, **({"launcher": f"{launcher}: {why}"} if launcher else {})})
     ended = Ended("interrupted", "interrupted a second time before the start")

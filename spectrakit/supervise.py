@@ -22,7 +22,7 @@ from typing import Any, Callable
 from .checkpoint import find_checkpoint
 from .heartbeat import HURRY, STOP, Board, Watch, end_of, new_board, request, set_end, stop_file
 from .job import Job, with_extra
-from .processes import Processes, process_environ
+from .processes import Processes, process_environ, python_path
 from .schema import RequestError
 from .signals import family_of, kill_group, kill_tree, unheard
 from .watchdog import kill_at, make_budget, time_limit
@@ -284,11 +284,11 @@ def _set_aside(logs: Path, folder: Path) -> None:
     for pattern in ("refused-*.txt", "outcome.json", "exits.json", "launcher-error.txt"):
         for old in folder.glob(pattern): old.unlink()
 
-# %% ../nbs/10c_supervise.ipynb #23a2fc08
+# %% ../nbs/10c_supervise.ipynb #52f55270
 def _start(job: Job, folder: Path, plan: Processes, launcher: str | None, logs: Path, task: Any, threads: int) -> Any:
     "Start the one process, or the supervisor of several."
     environ = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS and not name.startswith("TORCHELASTIC_")}
-    environ |= {**job.platform.child_environ(), "PYTHONUNBUFFERED": "1"}
+    environ |= {**job.platform.child_environ(), "PYTHONUNBUFFERED": "1", **python_path(environ)}
     wanted = process_environ(job.config, environ)  # what the user exported is not among them
     environ |= wanted | _network(job) if launcher is not None else {n: v for n, v in wanted.items() if n in job.config.distributed.env}
     environ.setdefault("OMP_NUM_THREADS", str(threads))

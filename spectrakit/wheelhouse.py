@@ -36,7 +36,7 @@ from pathlib import Path
 
 found = [f for depth in ("*", "*/*", "*/*/*", "*/*/*/*") for f in sorted(Path("/kaggle/input").glob(f"{depth}/wheelhouse.json"))]
 found += Path("/content/drive/MyDrive").glob("spectrakit-wheels/wheelhouse.json")
-if not found: raise SystemExit("Attach the dataset spectrakit-wheels to this notebook (Add Input).")
+if not found: raise FileNotFoundError("Attach the dataset spectrakit-wheels to this notebook (Add Input).")
 runpy.run_path(str(found[0].with_name("install.py")))["install"]()'''
 
 

@@ -121,7 +121,7 @@ def run_pip(*words: str, epoch: bool = False) -> subprocess.CompletedProcess:
 def last_words(done: subprocess.CompletedProcess) -> str:
     "The line in which pip says what went wrong."
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    return next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "pip said nothing").removeprefix("ERROR: ")[:400]
+    return next((line for line in lines if line.startswith("ERROR") and not line.endswith(":")), lines[-1] if lines else "pip said nothing").removeprefix("ERROR: ")[:400]
 
 # %% ../nbs/50b_wheels.ipynb #4e9a01e0
 def platform_words(shipped: Shipped) -> list[str]:
