@@ -27,7 +27,7 @@ from pathlib import Path
 
 if importlib.util.find_spec("spectrakit") is None:
     places = [Path("/kaggle/input"), Path("/content/drive/MyDrive/spectrakit-wheels")]
-    near = [path for place in places for depth in (".", "*", "*/*", "*/*/*", "*/*/*/*") for path in sorted(place.glob(depth)) if path.is_dir()]
+    near = [path for place in places for depth in ("*", "*/*", "*/*/*", "*/*/*/*") for path in [place, *sorted(place.glob(depth))] if path.is_dir()]
     houses = [path for path in near if (path / "install.py").is_file() and (path / "wheelhouse.json").is_file()]
     wheels = [wheel for path in near if any(path.glob("spectrakit-*.whl")) for wheel in sorted(map(str, path.glob("*.whl")))]
     if houses: runpy.run_path(str(houses[-1] / "install.py"))["install"]()
