@@ -34,7 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
     mishaps.add_argument("--wheels", type=Path, default=BUILD / "story" / "datasets", help="a folder with spectrakit-wheels; default: the story's")
     mishaps.add_argument("--verbose", action="store_true", help="the log of each as well")
     for each in (tale, one, mishaps): each.add_argument("--layout", choices=kernels.LAYOUTS, help="how inputs are mounted; the story takes both in turn")
-    for each, limit_s in ((tale, 300), (one, 120), (page, 120)): each.add_argument("--limit", type=float, default=limit_s, help="seconds that a session lasts; default: %(default)s")
+    for each, limit_s in ((tale, 600), (one, 120), (page, 120)): each.add_argument("--limit", type=float, default=limit_s, help="seconds that a session lasts; default: %(default)s")
     which = words.add_parser("python", help="the Python of a platform, and how it differs from the platform's own")
     which.add_argument("platform", choices=sorted(environment.ONLY))
     return parser

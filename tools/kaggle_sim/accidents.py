@@ -102,7 +102,7 @@ def play(accident: Accident, datasets: Path, folder: Path, layout: str = "new", 
     options = dict(accident.options)
     if "instead" in options: options["instead"] = [str(wheel_of(text)) for text in options["instead"]]
     return run_kernel(PROBE, here, folder / "working", layout=layout, environ={"PROBE": json.dumps(accident.probe)}, quiet=quiet, python=python, owner=OWNER,
-                      **{"limit_s": 120, **options})
+                      **{"limit_s": 300, **options})
 
 
 def complaints(accident: Accident, session: Session) -> list[str]:

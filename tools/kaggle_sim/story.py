@@ -32,10 +32,10 @@ class Failed(RuntimeError):
 def say(text: str) -> None: print(f"\n=== {text}", flush=True)
 
 
-def build(folder: Path) -> Path:
-    "The data sets of the story: wheels, the table, and the utility script; the folder that holds them by their slugs."
+def build(folder: Path, *words: str) -> Path:
+    "The data sets of the story: wheels, the table, and the utility script; the folder that holds them by their slugs. `words`: more for `wheelhouse`."
     datasets = folder / "datasets"
-    tool(["-m", "spectrakit", "wheelhouse", datasets / "spectrakit-wheels", "--for", "kaggle", "--owner", OWNER])
+    tool(["-m", "spectrakit", "wheelhouse", datasets / "spectrakit-wheels", "--for", "kaggle", "--owner", OWNER, *words])
     tool([root / "tools" / "coffee_table.py", datasets / "coffee-table", "--owner", OWNER])
     shutil.copytree(staged("utility", folder), datasets / "spectrakit-table")
     return datasets
@@ -106,7 +106,7 @@ def difference(first: list[list[str]], second: list[list[str]]) -> float:
     return max(abs(float(a) - float(b)) for one, two in zip(first[1:], second[1:]) for a, b in zip(one[1:], two[1:]))
 
 
-def tell(folder: Path, limit_s: float = 300, layouts: tuple[str, str] = ("new", "legacy"), quiet: bool = False) -> None:
+def tell(folder: Path, limit_s: float = 600, layouts: tuple[str, str] = ("new", "legacy"), quiet: bool = False) -> None:
     "The whole story below `folder`, which is emptied. Failed where it does not end well."
     began = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
