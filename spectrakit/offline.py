@@ -39,8 +39,9 @@ where freeze.txt was written on the platform itself: pip freeze --all > freeze.t
 
 def _left_to_do(house) -> str:
     "What a person does with the folder."
-    from spectrakit.wheelhouse import NOBODY
     import json
+    from spectrakit.wheelhouse import NOBODY
+    if house.manifest["for"].startswith("python"): return f"On that machine: python {house.path.name}/install.py"
     name = json.loads((house.path / "dataset-metadata.json").read_text(encoding="utf-8"))["id"]
     owner = f"write your Kaggle user name into {house.path / 'dataset-metadata.json'} (or give --owner), and\n" if name.startswith(NOBODY) else ""
     return (f"For Kaggle: {owner}kaggle datasets create -p {house.path} (the next time: kaggle datasets version -p {house.path} -m again).\n"
