@@ -201,7 +201,9 @@ def install(folder=None, anyway=False):
     wheels, later = choose(manifest, "session"), choose(manifest, "launch")
     paths, later_paths = [check_file(folder, w) for w in wheels], [check_file(folder, w) for w in later]
     problems = unmet(wheels, paths, manifest.get("extras", ()))
-    if problems and not anyway: raise Refused("%s. Nothing was installed, and what is here stays as it is. %s" % ("; ".join(problems), ANEW))
+    if problems and not anyway:
+        raise Refused("%s. Nothing was installed, and what is here stays as it is. %s. To install it all the same: install(anyway=True), or install.py --anyway"
+                      % ("; ".join(problems), ANEW))
     if wheels:
         check_writable()
         _pip(*paths)

@@ -18,13 +18,12 @@ def wheelhouse(arguments: Sequence[str]) -> int:
   spectrakit wheelhouse wheels
   spectrakit wheelhouse wheels --for colab --extras demo,mlflow --owner ada
   spectrakit wheelhouse wheels --with "accelerate>=1.14"
-  spectrakit wheelhouse wheels --packages freeze.txt
-where freeze.txt was written on the platform itself: pip freeze --all > freeze.txt""")
+  spectrakit wheelhouse wheels --packages freeze.txt""")
     parser.add_argument("out", metavar="OUT", help="the folder to make; an earlier wheelhouse there is replaced")
     parser.add_argument("--for", dest="target", default="kaggle", metavar="WHERE", help="kaggle, colab, or any machine with torch: python==3.12; default: kaggle")
     parser.add_argument("--extras", action="append", default=[], metavar="NAMES", help="extras of the kit, such as demo,mlflow")
     parser.add_argument("--with", dest="launch", action="append", default=[], metavar="WHAT", help="a newer package for launch processes alone; may be repeated")
-    parser.add_argument("--packages", metavar="FILE", help="what the platform has: its own pip freeze, instead of the list that comes with spectrakit")
+    parser.add_argument("--packages", metavar="FILE", help="what the platform has, as written there: pip freeze --all > FILE; default: the list that comes with spectrakit")
     parser.add_argument("--owner", metavar="NAME", help="your Kaggle user name, for dataset-metadata.json")
     parser.add_argument("--wheel", metavar="FILE", help="the kit's own wheel, where it is built already")
     parser.add_argument("--no-check", action="store_true", help="do not try it")
