@@ -134,12 +134,7 @@ def test_a_profile_is_picked_by_clicking_and_stays_in_the_notebook(browser, serv
     write_notebook(server.folder / "picked.ipynb", *cells)
     dark.open("picked.ipynb")
     dark.run(0)
-    option = "option[value^='kaggle_safe']"
-    profile = dark.output(0).locator(f"select:has({option})")
-    profile.wait_for()
-    before = dark.said(0)
-    profile.select_option(profile.locator(option).get_attribute("value"))
-    wait_for(lambda: dark.said(0) != before, "the consequences of another profile")
+    picks(dark, 0, "kaggle_safe")
     dark.picture("picker", 0)
     dark.run(1)
     dark.until_idle()
@@ -168,12 +163,7 @@ def test_the_quickstart_picked_by_clicking_and_run_from_top_to_bottom(light, ser
     sources = ["".join(cell["source"]) for cell in light.model()["cells"]]
     form, fit = (next(i for i, source in enumerate(sources) if source.startswith(start)) for start in ("picker = ", "run = sk.fit("))
     for index in range(form + 1): light.run(index)
-    option = light.output(form).locator("option[value^='kaggle_safe']")
-    profile = light.output(form).locator("select").filter(has=option)
-    profile.wait_for(timeout=90_000)
-    before = light.said(form)
-    profile.select_option(option.get_attribute("value"))
-    wait_for(lambda: light.said(form) != before, "the consequences of another profile")
+    picks(light, form, "kaggle_safe")
     light.run_all()
     light.until_idle(240)
     saved = light.save("quickstart.ipynb")
@@ -206,6 +196,16 @@ def the_run(server, name):
     found = [path for path in (server.folder / "runs").glob(f"{name}-*") if path.name[len(name) + 1:][:8].isdigit()]
     assert len(found) == 1, found
     return open_run(found[0])
+
+
+def picks(page, cell, name) -> None:
+    "Click another profile in the form, and see what it means."
+    option = f"option[value^='{name}']"
+    profile = page.output(cell).locator(f"select:has({option})")
+    profile.wait_for(timeout=90_000)
+    before = page.said(cell)
+    profile.select_option(profile.locator(option).get_attribute("value"))
+    wait_for(lambda: page.said(cell) != before, "the consequences of another profile")
 
 
 def stays(page, cell) -> None:
