@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 from .kernel_code import UNKNOWN, Use
 from .kernel_needs import Kernel, broken_findings, import_findings, level_of, offline_findings, open_kernel, source_findings
-from .kernels import DATASET_FILE, KERNEL_FILE, LEVELS, PLACEHOLDER, Finding, dataset_findings, is_on, kernel_findings, read_metadata, worst
+from .kernels import DATASET_FILE, KERNEL_FILE, LEVELS, PLACEHOLDER, Finding, dataset_findings, is_on, kernel_findings, read_metadata, with_owner, worst
 from .leaks import Leak, leak_in_value, leaks_in
 from .platforms import LIMITS
 from .rules import RequestError
@@ -161,13 +161,14 @@ def size_findings(kernel: Kernel) -> list[Finding]:
     return [Finding("warning", "size", f"The code has {bytes_text(size)}, and Kaggle has refused more than {bytes_text(SOURCE_BYTES)}. Move what is large into a data set.", large.at())]
 
 
-def data_findings(folder: Path | str) -> list[Finding]:
-    "What is wrong with a folder that is to be a data set. RequestError where it is none."
+def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]:
+    "What is wrong with a folder that is to be a data set; `owner` in place of the placeholder. RequestError where it is no folder."
     folder = Path(folder)
     if not folder.is_dir(): raise RequestError(f"There is no folder {str(folder)!r} for the data set. Check --data.")
     def told(level: str, about: str, text: str) -> Finding: return Finding(level, about, text, folder.name)
     if not (folder / DATASET_FILE).is_file(): return [told("error", "data", f"There is no {DATASET_FILE} in {folder.name}. Write one: title, id, licenses.")]
-    found = [replace(f, where=f"{folder.name}/{f.where}") for f in dataset_findings(read_metadata(folder / DATASET_FILE), folder)]
+    values = read_metadata(folder / DATASET_FILE)
+    found = [replace(f, where=f"{folder.name}/{f.where}") for f in dataset_findings(with_owner(values, owner) if owner else values, folder)]
     files = [path for path in sorted(folder.iterdir()) if path.name != DATASET_FILE]
     folders, packed = [p.name for p in files if p.is_dir()], [p.name for p in files if p.name.lower().endswith(ARCHIVES)]
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -219,7 +220,8 @@ class Checked:
         widths = [max(len(f.about) for f in self.findings), max(len(f.where) for f in self.findings)]
         lines = [f"{f.level:7}  {f.about:{widths[0]}}  {f.where:{widths[1]}}  {f.text}" for f in self.findings]
         counts = {level: sum(f.level == level for f in self.findings) for level in LEVELS}
-        return "\n".join([*lines, f"{counts['error']} errors, {counts['warning']} warnings: {'mend the errors before a push' if counts['error'] else 'it can be pushed'}"])
+        told = [f"{counts[level]} {level}{'s' * (counts[level] != 1)}" for level in ("error", "warning")]
+        return "\n".join([*lines, f"{', '.join(told)}: {'mend the errors before a push' if counts['error'] else 'it can be pushed'}"])
 
     def __repr__(self) -> str: return str(self)
 
@@ -237,5 +239,5 @@ def check_kernel(folder: Path | str, *, data: Path | str | None = None, wheels: 
     for about, (good, check) in CHECKS.items():
         told = time_findings(kernel, timeout_s) if about == "time" else check(kernel)
         found += told or ([Finding("ok", about, good)] if good else [])
-    if data is not None: found += data_findings(data)
+    if data is not None: found += data_findings(data, owner)
     return Checked(Path(folder), tuple(sorted(found, key=_order)))

@@ -233,8 +233,9 @@ def _missing(kernel: Kernel, module: str, use: Use) -> Finding:
     if kernel.facts.sys_path: return Finding("warning", "imports", f"{module} is not on {kernel.platform}; it may come from the folders that are put on sys.path.", use.where)
     unseen = " If the wheels that are attached bring it, show them: --wheels OUT." if kernel.house is None and _attached(kernel) else ""
     if not kernel.offline: return Finding("warning", "imports", f"{module} is not on {kernel.platform}, and the notebook does not say how to install it.", use.where)
+    words = "--extras demo" if module == "chemotools" else f"--with {module.replace('_', '-')}"
     return Finding(level_of(use), "imports", f"{module} is not on {kernel.platform}, in the wheels, or attached. Make wheels with it: "
-                   f"spectrakit wheelhouse OUT --with {module.replace('_', '-')}{'.' + unseen if unseen else ''}", use.where)
+                   f"spectrakit wheelhouse OUT {words}{'.' + unseen if unseen else ''}", use.where)
 
 
 SPECTRA = (("coffee",), ("fermentation",))  # built-in tasks whose data lie in the package chemotools

@@ -229,7 +229,7 @@ def _owner_findings(values: Mapping[str, Any], file: str) -> list[Finding]:
     named = [values.get("id"), *(name for key in ("dataset_sources", "kernel_sources", "model_sources") if isinstance(values.get(key), list) for name in values[key])]
     waiting = [name for name in named if isinstance(name, str) and re.match(rf"{PLACEHOLDER}/|INSERT_", name)]
     if not waiting: return []
-    return [Finding("error", "owner", f"{', '.join(waiting)}: the owner is still a placeholder. Write your Kaggle name for it, or push with --owner NAME.", file)]
+    return [Finding("error", "owner", f"{', '.join(waiting)}: the owner is still a placeholder. Write your Kaggle name for it, or give --owner NAME.", file)]
 
 
 def is_on(values: Mapping[str, Any], key: str) -> bool | None:

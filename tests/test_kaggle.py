@@ -297,7 +297,7 @@ def test_what_would_fail_offline_is_told_with_its_cell(call, here):
                  r"error\s+offline\s+cell 3, line 1\s+pip needs the network", r"error\s+imports\s+cell 2, line 1\s+spectrakit .*'ada/spectrakit-wheels' to dataset_sources",
                  r"error\s+metadata\s+kernel-metadata.json\s+title: 'abc' has 3 characters"):
         assert re.search(line, out), (line, out)
-    assert out.splitlines()[-1].startswith("5 errors, 0 warnings") or "errors" in out.splitlines()[-1]
+    assert re.match(r"\d errors, 0 warnings: mend", out.splitlines()[-1])
 
 
 @pytest.mark.parametrize("cell, expected", [
@@ -424,6 +424,8 @@ def test_a_folder_that_is_to_be_a_data_set(here):
     assert levels(folder, "data", data=data) == [("error", "data")]
     (data / DATASET_FILE).write_text('{"id": "ada/my-data", "title": "My data", "licenses": [{"name": "other"}]}')
     text = str(check_kernel(folder, data=data))
+    (data / DATASET_FILE).write_text(json.dumps({"id": f"{PLACEHOLDER}/my-data", "title": "My data", "licenses": [{"name": "other"}]}))
+    assert "placeholder" in str(check_kernel(folder, data=data)) and "placeholder" not in str(check_kernel(folder, data=data, owner="ada"))
     assert "53 files" in text and "leaves out folders: deep" in text and "unpacks x.tar.gz" in text
 
 
