@@ -358,6 +358,8 @@ def test_internet_changes_what_is_asked(here):
 def test_a_notebook_that_nobody_could_run(here):
     for source, level in (("x = = 1", "error"), ("if x:\nprint(1)", "error"), ("print 'x'", "error"), ("x = 1\0", "error"), ("%%html\n<b> x = = 1", "ok"), ("!echo 'unbalanced", "ok")):
         assert levels(kernel(here / "k", source), "code")[0][0] == level, source
+    for source in ("x = " + "-" * 5000 + "1", "x = " + " + ".join(["'a'"] * 3000), "!\n%\n!!\n%pip\n!sudo\n!python -m", "\r\nimport os\r\n!ls\r\n", "%%writefile", ""):
+        assert levels(kernel(here / "k", source), "code")[0][0] in ("ok", "warning"), source[:40]
     newer = levels(kernel(here / "k", "print(f\"{d[\"a\"]}\")"), "code")[0][0]
     assert newer == ("ok" if sys.version_info >= (3, 12) else "warning")
 
