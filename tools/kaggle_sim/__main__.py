@@ -15,6 +15,8 @@ def make_parser() -> argparse.ArgumentParser:
     words = parser.add_subparsers(dest="what", metavar="WHAT")
     tale = words.add_parser("story", help="from an empty folder to submission.csv, fresh and chained; what is done without a word")
     tale.add_argument("--out", type=Path, default=BUILD / "story", help="the folder, emptied first; default: %(default)s")
+    pages = words.add_parser("colab-story", help="kaggle/colab/train on two machines of Colab with one Drive")
+    pages.add_argument("--out", type=Path, default=BUILD / "colab-story", help="the folder, emptied first; default: %(default)s")
     one = words.add_parser("run", help="one kernel folder as a session of Kaggle")
     one.add_argument("kernel", type=Path, help="the folder with kernel-metadata.json")
     one.add_argument("--datasets", type=Path, required=True, help="the folder that holds the kernel's sources by their slugs")
@@ -34,7 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     mishaps.add_argument("--wheels", type=Path, default=BUILD / "story" / "datasets", help="a folder with spectrakit-wheels; default: the story's")
     mishaps.add_argument("--verbose", action="store_true", help="the log of each as well")
     for each in (tale, one, mishaps): each.add_argument("--layout", choices=kernels.LAYOUTS, help="how inputs are mounted; the story takes both in turn")
-    for each, limit_s in ((tale, 600), (one, 120), (page, 120)): each.add_argument("--limit", type=float, default=limit_s, help="seconds that a session lasts; default: %(default)s")
+    for each, limit_s in ((tale, 600), (pages, 600), (one, 120), (page, 120)): each.add_argument("--limit", type=float, default=limit_s, help="seconds that a session lasts; default: %(default)s")
     which = words.add_parser("python", help="the Python of a platform, and how it differs from the platform's own")
     which.add_argument("platform", choices=sorted(environment.ONLY))
     return parser
@@ -60,6 +62,7 @@ def main() -> int:
     try:
         if reason := sealed.why_not(): raise sealed.NotPermitted(reason)
         if options.what == "story": story.tell(options.out.resolve(), options.limit, (options.layout,) * 2 if options.layout else kernels.LAYOUTS)
+        elif options.what == "colab-story": story.tell_colab(options.out.resolve(), options.limit)
         elif options.what == "accidents": return play(options.names, options.wheels, options.layout or "new", options.verbose)
         elif options.what == "python":
             found = environment.environment(options.platform)

@@ -68,7 +68,7 @@ ACCIDENTS = (
              left=(), gone=("runs",), options={"instead": ["accelerate==1.12.0"]}),
     Accident("full-at-start", "/kaggle/working has no room", ("Nothing can be written to '/kaggle/working/runs'", "Make room"), 1, left=(), gone=("submission.csv",),
              options={"working_mib": 1}),
-    Accident("fills-up", "/kaggle/working fills up while it trains", ("failed|disk|room",), 1, left=("runs/*/events.jsonl",), options={"working_mib": 48}, probe={"mib": 20}),
+    Accident("fills-up", "/kaggle/working fills up while it trains", ("failed|disk|room",), 1, left=("runs/*/events.jsonl",), options={"working_mib": 34}, probe={"mib": 20}),
     Accident("p100", "Kaggle gave a P100", ("The P100 says that it is available, but", "cpu: no GPU that this torch can use", "probe: completed"),
              options={"gpus": ["P100"]}, probe={"words": INLINE}),
     Accident("one-gpu", "one T4, and the profile is for two", ("1 process: 2 were asked for, and there is 1 GPU; accumulation keeps the effective batch", "probe: completed"),

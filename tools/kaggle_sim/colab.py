@@ -17,12 +17,13 @@ ENVIRON = {
 
 
 def run_colab(notebook: Path, drive: Path, out: Path, *, limit_s: float = 120, tell_limit: bool = True, content_mib: int = 512, gpus: list[str] | None = None,
-              secrets: dict[str, str | None] | None = None, kill_after: tuple[str, float] | None = None, environ: dict[str, str] | None = None, quiet: bool = False,
-              python: Environment | None = None) -> Session:
+              secrets: dict[str, str | None] | None = None, kill_after: tuple[str, float] | None = None, environ: dict[str, str] | None = None, mounted: bool = False,
+              quiet: bool = False, python: Environment | None = None) -> Session:
     """Run a notebook on a fresh machine of Colab. `drive`: the folder that is Drive, kept from session to session, as nothing else is.
 
     `out` then holds the page: notebook.ipynb with its outputs, and the journal of what was asked of Drive and of the page.
-    `kill_after`: a pattern below Drive; so many seconds after the first such file the machine is taken away.
+    `kill_after`: a pattern below Drive; so many seconds after the first such file the machine is taken away. `mounted`: Drive is there
+    before the first cell, as by the button in the panel of files.
     """
     python = python or environment("colab")
     path = f"{python.python.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -32,6 +33,7 @@ def run_colab(notebook: Path, drive: Path, out: Path, *, limit_s: float = 120, t
     site = str(python.python.parent.parent / next((python.layers[-1] / "lib").glob("python*")).relative_to(python.layers[-1]) / "site-packages")
     tree.binds = [(str(drive.resolve()), "/opt/drive", True), (str(STAND_IN / "google"), f"{site}/google", False), (str(STAND_IN / "page.py"), "/opt/page.py", False),
                   (str(STAND_IN / "colab_kernel_launcher.py"), f"{site}/colab_kernel_launcher.py", False)]
+    if mounted: tree.binds.append((str(drive.resolve()), "/content/drive/MyDrive", True))
     tree.disks = [("/content", content_mib * MIB), ("/opt/page", 64 * MIB)]
     kernel = {"argv": [str(python.python), "-m", "colab_kernel_launcher", "-f", "{connection_file}"], "display_name": "Python 3", "language": "python"}
     tree.files = {"/var/colab/hostname": ("colab\n", 0o644), "/content/sample_data/README.md": ("", 0o644), "/opt/page/notebook.ipynb": (stripped(notebook), 0o644),

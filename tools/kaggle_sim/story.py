@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from kaggle_sim.environment import Environment, environment, root
+from kaggle_sim.colab import run_colab
 from kaggle_sim.kernels import MOST_FILES, OWNER, PLACEHOLDER, run_kernel
 from kaggle_sim.sealed import Session
 
@@ -99,6 +100,40 @@ def chain(folder: Path, datasets: Path, layout: str, limit_s: float, cut: bool, 
         shutil.copytree(first.out, mine / "spectrakit-train")
     last = session(f"{name}, the last session: infer", "infer", folder, mine, here / "infer" / "working", "COMPLETE", **options)
     return checked(last.out / "submission.csv", datasets / "coffee-table" / "sample_submission.csv")
+
+
+def tell_colab(folder: Path, limit_s: float = 600, quiet: bool = False) -> None:
+    "kaggle/colab/train on two machines of Colab with one Drive: the first is taken away, the second goes on. Failed where it does not."
+    shutil.rmtree(folder, ignore_errors=True)
+    say("what a person puts on Drive: wheels, the task, the table")
+    datasets, drive = build(folder), folder / "drive"
+    for name, place in (("spectrakit-wheels", "spectrakit-wheels"), ("spectrakit-table", "spectrakit"), ("coffee-table", "spectrakit/tables")):
+        shutil.copytree(datasets / name, drive / place, dirs_exist_ok=True)
+    python, page = environment("colab"), folder / "train.ipynb"
+    print(*(f"  differs: {line}" for line in python.differences), sep="\n")
+    page.write_text(filled(root / "kaggle" / "colab" / "train.ipynb"), encoding="utf-8")
+    say("machine 1: taken away after the first checkpoint has reached Drive")
+    first = run_colab(page, drive, folder / "1" / "page", limit_s=limit_s, kill_after=("spectrakit/**/step-*/manifest.json", 1.0), mounted=True, python=python, quiet=quiet)
+    print(f"--- {first.verdict} after {first.seconds:.0f} s")
+    if first.verdict != "CANCEL_ACKNOWLEDGED": raise Failed("machine 1 was not taken away: no checkpoint reached Drive")
+    say("machine 2: a fresh /content, the same Drive, Runtime > Run all")
+    second = run_colab(page, drive, folder / "2" / "page", limit_s=limit_s, mounted=True, python=python, quiet=quiet)
+    print(f"--- {second.verdict} after {second.seconds:.0f} s")
+    if second.verdict != "COMPLETE" or "goes on from step" not in second.text: raise Failed("machine 2 did not go on")
+    if "drive: flushed and unmounted" not in (second.out / "journal").read_text(): raise Failed("Drive was not flushed")
+    rows = checked(drive / "spectrakit" / "predictions.csv", datasets / "coffee-table" / "sample_submission.csv")
+    say(f"predictions.csv on Drive, {len(rows) - 1} rows")
+
+
+def filled(notebook: Path) -> str:
+    "The notebook with its form filled in: the task and the tables that lie on Drive."
+    place, text = "/content/drive/MyDrive/spectrakit", notebook.read_text(encoding="utf-8")
+    told = json.loads(text)
+    values = {"TASK": f"{place}/spectrakit_table.py:Table", "MORE": f"task.data={place}/tables trainer.max_epochs=40 data.micro_batch_size=8 checkpoint.every_n_steps=10"}
+    for cell in told["cells"]:
+        lines = "".join(cell["source"]).split("\n")
+        cell["source"] = "\n".join(next((f'{name} = "{value}"  # @param' for name, value in values.items() if line.startswith(f"{name} = ")), line) for line in lines)
+    return json.dumps(told)
 
 
 def difference(first: list[list[str]], second: list[list[str]]) -> float:
