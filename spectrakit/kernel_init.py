@@ -21,19 +21,20 @@ from .rules import RequestError, did_you_mean
 
 # %% ../nbs/51c_kernel_init.ipynb #4bbdb483
 INSTALL_CELL = '''\
-# Installs spectrakit where it is missing: from wheels that are attached to the notebook or lie in Drive, or else from the network.
-import importlib, importlib.util, runpy, subprocess, sys
+# Installs spectrakit where it is missing: from wheels that are attached to the notebook or lie on Drive, or else from the network.
+import importlib.util, runpy, subprocess, sys
 from pathlib import Path
 
 if importlib.util.find_spec("spectrakit") is None:
-    places = [Path("/kaggle/input"), Path("/content/drive/MyDrive/spectrakit-wheels")]
-    near = [path for place in places for depth in ("*", "*/*", "*/*/*", "*/*/*/*") for path in [place, *sorted(place.glob(depth))] if path.is_dir()]
-    houses = [path for path in near if (path / "install.py").is_file() and (path / "wheelhouse.json").is_file()]
-    wheels = [wheel for path in near if any(path.glob("spectrakit-*.whl")) for wheel in sorted(map(str, path.glob("*.whl")))]
-    if houses: runpy.run_path(str(houses[-1] / "install.py"))["install"]()
-    else:
-        what = ["--no-index", "--no-deps", *wheels] if wheels else ["spectrakit[demo] @ git+https://github.com/spectrakit/spectrakit"]
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *what], check=True)
+    def attached(name):
+        inputs = [file for depth in ("*", "*/*", "*/*/*", "*/*/*/*") for file in sorted(Path("/kaggle/input").glob(f"{depth}/{name}"))]
+        return inputs + sorted(Path("/content/drive/MyDrive/spectrakit-wheels").glob(name))
+    houses = [file for file in attached("install.py") if file.with_name("wheelhouse.json").is_file()]
+    wheels = attached("spectrakit-*.whl")
+    what = ["--no-index", "--no-deps", *sorted(map(str, wheels[-1].parent.glob("*.whl")))] if wheels else []
+    what = what or ["spectrakit[demo] @ git+https://github.com/spectrakit/spectrakit"]
+    if houses: runpy.run_path(str(houses[0]))["install"]()
+    else: subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *what], check=True)
     importlib.invalidate_caches()'''
 
 # %% ../nbs/51c_kernel_init.ipynb #7d2dfd9e
