@@ -90,7 +90,7 @@ def chain(folder: Path, datasets: Path, layout: str, limit_s: float, cut: bool, 
     options = {"layout": layout, "limit_s": limit_s, "python": python, "quiet": quiet}
     if cut:  # nobody tells a session of Kaggle that it will be cut
         first = session(f"{name}, session 1: train, cut short after its first checkpoint ({layout} layout)", "train", folder, mine, here / "train" / "working",
-                        "CANCEL_ACKNOWLEDGED", **options, tell_limit=False, kill_after=(CHECKPOINT, 1.0))
+                        "CANCEL_ACKNOWLEDGED", **options, tell_limit=False, kill_after=(CHECKPOINT, 0))
         shutil.copytree(first.out, mine / "spectrakit-train")
         second = session(f"{name}, session 2: train-on, with the output of session 1 as its input", "train-on", folder, mine, here / "train-on" / "working", "COMPLETE", **options)
         if "goes on from step" not in second.text: raise Failed("session 2 began anew")
@@ -113,7 +113,7 @@ def tell_colab(folder: Path, limit_s: float = 600, quiet: bool = False) -> None:
     print(*(f"  differs: {line}" for line in python.differences), sep="\n")
     page.write_text(filled(root / "kaggle" / "colab" / "train.ipynb"), encoding="utf-8")
     say("machine 1: taken away after the first checkpoint has reached Drive")
-    first = run_colab(page, drive, folder / "1" / "page", limit_s=limit_s, kill_after=("spectrakit/**/step-*/manifest.json", 1.0), mounted=True, python=python, quiet=quiet)
+    first = run_colab(page, drive, folder / "1" / "page", limit_s=limit_s, kill_after=("spectrakit/**/step-*/manifest.json", 0.2), mounted=True, python=python, quiet=quiet)
     print(f"--- {first.verdict} after {first.seconds:.0f} s")
     if first.verdict != "CANCEL_ACKNOWLEDGED": raise Failed("machine 1 was not taken away: no checkpoint reached Drive")
     say("machine 2: a fresh /content, the same Drive, Runtime > Run all")
@@ -129,7 +129,7 @@ def filled(notebook: Path) -> str:
     "The notebook with its form filled in: the task and the tables that lie on Drive."
     place, text = "/content/drive/MyDrive/spectrakit", notebook.read_text(encoding="utf-8")
     told = json.loads(text)
-    values = {"TASK": f"{place}/spectrakit_table.py:Table", "MORE": f"task.data={place}/tables trainer.max_epochs=40 data.micro_batch_size=8 checkpoint.every_n_steps=10"}
+    values = {"TASK": f"{place}/spectrakit_table.py:Table", "MORE": f"task.data={place}/tables trainer.max_epochs=60 data.micro_batch_size=8 checkpoint.every_n_steps=10"}
     for cell in told["cells"]:
         lines = "".join(cell["source"]).split("\n")
         cell["source"] = "\n".join(next((f'{name} = "{value}"  # @param' for name, value in values.items() if line.startswith(f"{name} = ")), line) for line in lines)
