@@ -184,7 +184,8 @@ def test_cut_short_gone_on_with_and_predicted_for_a_hidden_test(kaggles, pushed,
     "Three sessions, each with the output of the one before, in both layouts; the last is a competition's rerun with more to predict."
     sources = tmp_path / "sources"
     shutil.copytree(pushed / "datasets", sources)
-    options = {"limit_s": LIMIT_S, "python": kaggles, "quiet": True}
+    # 15 epochs of 40, for the tests' time; the first session is killed after the first of them
+    options = {"limit_s": LIMIT_S, "python": kaggles, "quiet": True, "environ": {"SPECTRAKIT_OVERRIDES": "trainer.max_epochs=15"}}
     first = run_kernel(pushed / "pushed" / "train", sources, tmp_path / "1" / "working", tell_limit=False, kill_after=(story.CHECKPOINT, 0), **options)
     assert first.verdict == "CANCEL_ACKNOWLEDGED" and re.search("spectrakit: installed .*hydra-core", first.text), first.text
     stored = tree_hashes(shutil.copytree(first.out, sources / "spectrakit-train"))

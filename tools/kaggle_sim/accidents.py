@@ -73,7 +73,7 @@ ACCIDENTS = (
     Accident("p100", "Kaggle gave a P100", ("The P100 says that it is available, but", "cpu: no GPU that this torch can use", "probe: completed"),
              options={"gpus": ["P100"]}, probe={"words": INLINE}),
     Accident("one-gpu", "one T4, and the profile is for two", ("1 process: 2 were asked for, and there is 1 GPU; accumulation keeps the effective batch", "probe: completed"),
-             options={"gpus": ["T4"]}, probe={"words": ["trainer=kaggle_2xt4", *INLINE]}),
+             options={"gpus": ["T4"]}, probe={"words": ["trainer=kaggle_2xt4"]}),
     Accident("told-limit", "the session is too short, and the kit knows it", ("out_of_time: the time is up", "probe: out_of_time"), left=("submission.csv", CHECKPOINT),
              options={"limit_s": 40}, probe={"step_s": 0.5, "words": ["trainer.max_epochs=200"]}),
     Accident("cut-short", "the session is killed, and nobody was told", ("epoch 1",), None, "limit", left=(CHECKPOINT,), gone=("submission.csv",),
