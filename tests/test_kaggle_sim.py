@@ -118,7 +118,7 @@ def test_what_a_session_sees_and_what_is_left_of_it(kaggles, tmp_path, soil, lay
     assert facts["working"] == 20 << 20 and facts["found"] == ["torch", "omegaconf"] and not {"jupyter", "pytest"} & set(facts["others"]) and len(facts["others"]) == 2
     assert facts["seen"] == []
     assert facts["environ"] == {"KAGGLE_KERNEL_RUN_TYPE": "Batch", "KAGGLE_KERNEL_INTEGRATIONS": "", "COLAB_RELEASE_TAG": kernels.ENVIRON["COLAB_RELEASE_TAG"],
-                                "PYTHONPATH": "/kaggle/lib/kagglegym:/kaggle/lib", "PYTHONUSERBASE": "/root/.local", "SPECTRAKIT_TIME_LIMIT": f"{LIMIT_S}s",
+                                "PYTHONPATH": "/kaggle/lib/kagglegym:/kaggle/lib", "PYTHONUSERBASE": kernels.ENVIRON["PYTHONUSERBASE"], "SPECTRAKIT_TIME_LIMIT": f"{LIMIT_S}s",
                                 **({"KAGGLE_IS_COMPETITION_RERUN": "1"} if layout == "legacy" else {})}
     assert not [p for p in psutil.process_iter() if _sleeps(p, mark)], "somebody lives on"
     assert [(entry["stream_name"], entry["data"]) for entry in done.log] == [("stderr", "on its way\n")] and done.log[0]["time"] > 0

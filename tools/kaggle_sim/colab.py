@@ -3,7 +3,7 @@ import json
 from pathlib import Path
 
 from kaggle_sim.environment import Environment, environment
-from kaggle_sim.kernels import smi, stripped
+from kaggle_sim.kernels import HOME, smi, stripped
 from kaggle_sim.sealed import MIB, Session, Tree, run
 
 STAND_IN = Path(__file__).with_name("stand_in")
@@ -11,7 +11,7 @@ ENVIRON = {
     "COLAB_RELEASE_TAG": "release-colab_20260819-060047_RC00", "COLAB_GPU": "", "COLAB_JUPYTER_IP": "172.28.0.12", "COLAB_JUPYTER_TRANSPORT": "ipc",
     "COLAB_KERNEL_MANAGER_PROXY_HOST": "172.28.0.12", "COLAB_KERNEL_MANAGER_PROXY_PORT": "6000", "COLAB_WARMUP_DEFAULTS": "1",
     "TBE_RUNTIME_ADDR": "172.28.0.1:8011", "TBE_EPHEM_CREDS_ADDR": "172.28.0.1:8009", "CLOUDSDK_CONFIG": "/content/.config", "PYTHONPATH": "/env/python",
-    "PYTHONWARNINGS": "ignore:::pip._internal.cli.base_command", "HOME": "/root", "ENV": "/root/.bashrc", "PWD": "/", "HOSTNAME": "colab", "LANG": "en_US.UTF-8",
+    "PYTHONWARNINGS": "ignore:::pip._internal.cli.base_command", "HOME": HOME, "ENV": f"{HOME}/.bashrc", "PWD": "/", "HOSTNAME": "colab", "LANG": "en_US.UTF-8",
     "SHELL": "/bin/bash", "TERM": "xterm-color", "PAGER": "cat", "GIT_PAGER": "cat", "CLICOLOR": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline",
 }
 
@@ -37,7 +37,7 @@ def run_colab(notebook: Path, drive: Path, out: Path, *, limit_s: float = 120, t
     tree.disks = [("/content", content_mib * MIB), ("/opt/page", 64 * MIB)]
     kernel = {"argv": [str(python.python), "-m", "colab_kernel_launcher", "-f", "{connection_file}"], "display_name": "Python 3", "language": "python"}
     tree.files = {"/var/colab/hostname": ("colab\n", 0o644), "/content/sample_data/README.md": ("", 0o644), "/opt/page/notebook.ipynb": (stripped(notebook), 0o644),
-                  "/opt/account/secrets.json": (json.dumps(secrets or {}), 0o600), "/root/.local/share/jupyter/kernels/colab/kernel.json": (json.dumps(kernel), 0o644)}
+                  "/opt/account/secrets.json": (json.dumps(secrets or {}), 0o600), f"{HOME}/.local/share/jupyter/kernels/colab/kernel.json": (json.dumps(kernel), 0o644)}
     if gpus: tree.files["/opt/bin/nvidia-smi"] = (smi(gpus), 0o755)
     out.parent.mkdir(parents=True, exist_ok=True)
     return run([str(python.python), "/opt/page.py"], tree, python, "/opt/page", out, out.parent / f"{notebook.stem}.log", limit_s, quiet, kill_after, "/opt/drive")

@@ -13,11 +13,12 @@ from kaggle_sim.sealed import MIB, Session, Tree, run
 LAYOUTS = ("new", "legacy")
 OWNER = "ada"
 PLACEHOLDER = "INSERT-YOUR-NAME"
+HOME = "/root"
 ENVIRON = {
     "KAGGLE_KERNEL_RUN_TYPE": "Batch", "KAGGLE_URL_BASE": "https://www.kaggle.com", "KAGGLE_DATA_PROXY_URL": "https://dp.kaggle.net",
     "KAGGLE_DATA_PROXY_PROJECT": "kaggle-161607", "KAGGLE_DATA_PROXY_TOKEN": "sealed", "KAGGLE_USER_SECRETS_TOKEN": "sealed", "KAGGLE_KERNEL_INTEGRATIONS": "",
     "KAGGLE_CONTAINER_NAME": "kaggle-sealed-00000000", "COLAB_RELEASE_TAG": "release-colab-external-images_20260514-060047",
-    "PYTHONPATH": "/kaggle/lib/kagglegym:/kaggle/lib", "PYTHONUSERBASE": "/root/.local", "HOME": "/root", "PWD": "/kaggle/working", "HOSTNAME": "kaggle",
+    "PYTHONPATH": "/kaggle/lib/kagglegym:/kaggle/lib", "PYTHONUSERBASE": f"{HOME}/.local", "HOME": HOME, "PWD": "/kaggle/working", "HOSTNAME": "kaggle",
     "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TERM": "xterm-color", "PAGER": "cat", "GIT_PAGER": "cat", "CLICOLOR": "1", "MPLBACKEND": "agg",
     "GIT_COMMIT": "fc61d5c", "BUILD_DATE": "20260629-000000",
 }
@@ -139,6 +140,6 @@ def _command(kernel: Kernel, tree: Tree, utilities: list[str], python: str) -> l
         return [python, "/kaggle/src/script.py"]
     tree.files["/kaggle/working/__notebook__.ipynb"] = (stripped(kernel.code), 0o644)
     # notebooks find utility scripts on sys.path, scripts do not
-    tree.files["/root/.ipython/profile_default/startup/00-utilities.py"] = (f"import sys\nsys.path += {utilities!r}\ndel sys\n", 0o644)
+    tree.files[f"{HOME}/.ipython/profile_default/startup/00-utilities.py"] = (f"import sys\nsys.path += {utilities!r}\ndel sys\n", 0o644)
     return [python, "-m", "papermill", "__notebook__.ipynb", "__notebook__.ipynb", "--kernel", "python3", "--no-progress-bar",
             "--stdout-file", "/dev/stdout", "--stderr-file", "/dev/stderr"]
