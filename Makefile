@@ -13,7 +13,7 @@ unexport PYTHONPATH PYTHONHOME
 export PYTHONNOUSERSITE := 1
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "  make TARGET PYTHON=python3.12 chooses the Python that .venv is built with (3.11 or newer)"
 
 # Two stamps: a changed lock rebuilds the environment, a changed pyproject.toml only installs this package anew.
@@ -62,9 +62,9 @@ lock:  ## resolve requirements-dev.in anew into requirements-dev.lock
 	@"$(PYTHON)" tools/lock.py
 
 wheel: $(VENV)/.installed  ## build dist/spectrakit-*-py3-none-any.whl
-	@rm -rf build
+	@rm -rf build/lib build/bdist.*
 	@$(RUN) -m build --wheel --no-isolation --outdir dist .
-	@rm -rf build
+	@rm -rf build/lib build/bdist.*
 
 release: $(VENV)/.installed  ## wheel, source archive, wheelhouse and SHA256SUMS of the last commit, in dist/, reproducibly
 	@$(RUN) tools/release.py $(RELEASE)
