@@ -184,7 +184,7 @@ def steps() -> list[dict]: return [step for _, job in jobs() for step in job.get
 def test_every_supported_python_is_tested_on_every_change():
     on = WORKFLOWS["test"][True]  # YAML reads the word `on` as a yes
     assert WORKFLOWS["test"]["jobs"]["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"] and {"push", "pull_request", "workflow_call"} == set(on)
-    assert WORKFLOWS["test"]["jobs"]["test"]["env"] == {"PIP_EXTRA_INDEX_URL": "https://download.pytorch.org/whl/cpu"}
+    assert WORKFLOWS["test"]["jobs"]["test"]["env"] == {"PIP_EXTRA_INDEX_URL": "${{ vars.TORCH_INDEX_URL }}"}
     assert WORKFLOWS["release"][True] == {"push": {"tags": ["v[0-9]*"]}}
 
 

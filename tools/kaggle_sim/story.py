@@ -23,7 +23,7 @@ REAL = """What you would do on the real site, with NAME your name there:
   2. python tools/coffee_table.py data --owner NAME       then: kaggle datasets create -p data
   3. spectrakit kaggle push kaggle/utility --owner NAME   once, and so the task is there
   4. spectrakit kaggle push kaggle/train --owner NAME     and kaggle/train-on, as often as its log says that it is not done
-  5. spectrakit kaggle push kaggle/infer --owner NAME     then: spectrakit kaggle pull kaggle/infer gives submission.csv"""
+  5. spectrakit kaggle push kaggle/infer --owner NAME     then: spectrakit kaggle output kaggle/infer brings submission.csv"""
 
 
 class Failed(RuntimeError):
