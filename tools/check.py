@@ -19,7 +19,7 @@ def steps(fast: bool) -> list[tuple[str, list[str]]]:
     arguments = f"flags={'' if fast else 'slow'!r}, n_workers={workers}, timing=True"
     # these train whole models, a minute each
     if fast: arguments += ", skip_folder_re='^[_.]|tutorials', skip_file_re='^[_.]|examples'"
-    pytest = ["-m", "pytest", *(["-m", "not slow"] if fast else [])]
+    pytest = ["-m", "pytest", "--durations=12", "--durations-min=15", *(["-m", "not slow"] if fast else [])]
     notebooks = f"from nbdev.test import nbdev_test; nbdev_test({arguments})"
     return [
         ("notebooks, modules and README agree", ["tools/sync.py"]),
