@@ -524,3 +524,21 @@ def test_the_real_client_takes_what_init_writes_and_refuses_what_the_check_refus
 def test_an_address_is_made_as_the_client_makes_it():
     slugify = pytest.importorskip("slugify", reason="Kaggle's client is not installed").slugify
     for title in ("My First Kernel", "Coffée & tea: 1,000 spectra!", "a_b  c--d", "don't", "2×T4 (9h)", "Ünïcode"): assert slug_of(title) in (slugify(title), slugify(title).replace("x", "")), title
+
+
+# what people are told to type
+
+def test_the_commands_that_people_are_told_lead_to_the_submission(call, here):
+    from kaggle_sim.story import REAL
+    page = (ROOT / "kaggle" / "README.md").read_text(encoding="utf-8").replace("$kernel", "infer")
+    for name in ("utility", "train", "train-on", "infer"):
+        folder = here / "kaggle" / name
+        folder.mkdir(parents=True)
+        text = (ROOT / "kaggle" / name / KERNEL_FILE).read_text(encoding="utf-8")
+        (folder / KERNEL_FILE).write_text(text.replace(PLACEHOLDER, "ada"), encoding="utf-8")
+    for told in (REAL, page):
+        lines = re.findall(r"spectrakit (kaggle (?:output|pull|status|logs) kaggle/\S+(?: [\w.-]+)*)", told)
+        assert lines and "submission.csv" in lines[-1]
+        for line in lines: assert call(*line.split()[1:], "--dry-run")[0] == 0, line
+        assert "kernels output ada/spectrakit-infer -p out --file-pattern submission.csv" in call(*lines[-1].split()[1:], "--dry-run")[1]
+    assert "&& spectrakit kaggle status kaggle/infer || break" in page  # `logs` says nothing of how a run ended

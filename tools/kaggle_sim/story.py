@@ -22,8 +22,8 @@ REAL = """What you would do on the real site, with NAME your name there:
   1. spectrakit wheelhouse wheels --owner NAME            then: kaggle datasets create -p wheels
   2. python tools/coffee_table.py data --owner NAME       then: kaggle datasets create -p data
   3. spectrakit kaggle push kaggle/utility --owner NAME   once, and so the task is there
-  4. spectrakit kaggle push kaggle/train --owner NAME     and kaggle/train-on, as often as its log says that it is not done
-  5. spectrakit kaggle push kaggle/infer --owner NAME     then: spectrakit kaggle output kaggle/infer brings submission.csv"""
+  4. spectrakit kaggle push kaggle/train --owner NAME     and when it has ended kaggle/train-on, where its log says that it is not done
+  5. spectrakit kaggle push kaggle/infer --owner NAME     then: spectrakit kaggle output kaggle/infer out --files submission.csv"""
 
 
 class Failed(RuntimeError):
