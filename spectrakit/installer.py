@@ -64,8 +64,9 @@ def check_python(manifest):
     "Refused where none of the wheels is for this Python."
     here = "%d.%d" % sys.version_info[:2]
     if here in manifest["python"]: return
-    raise Refused("These wheels are for Python %s, and this is Python %s. Make the folder anew with: spectrakit wheelhouse OUT --for python==%s"
-                  % (", ".join(manifest["python"]), here, here))
+    mend = "Make the folder anew with: spectrakit wheelhouse OUT --for python==" + here
+    if sys.version_info < (3, 11): mend = "spectrakit needs Python 3.11 or newer: take an image with one"
+    raise Refused("These wheels are for Python %s, and this is Python %s. %s" % (", ".join(manifest["python"]), here, mend))
 
 # %% ../nbs/50a_installer.ipynb #870dc273
 def runs_here(file):

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['KAGGLE_COMMANDS', 'init', 'check', 'push', 'status', 'logs', 'output', 'pull', 'kaggle']
 
-# %% ../nbs/59b_kaggle.ipynb #83d8e9e4
+# %% ../nbs/59b_kaggle.ipynb #a1777b0d
+import shlex
 import sys
 from typing import Callable, Sequence
 
@@ -45,7 +46,8 @@ def init(arguments: Sequence[str]) -> int:
     files = init_kernel(options.folder, title=options.title, owner=options.owner, kind=options.kind, task=options.task, datasets=options.dataset,
                         competitions=options.competition, kernels=options.kernel, models=options.model, force=options.force)
     print(*files, sep="\n")
-    print(f"next: spectrakit wheelhouse wheels, upload it once; then spectrakit kaggle check {options.folder}, and spectrakit kaggle push {options.folder}")
+    place = shlex.quote(options.folder)
+    print(f"next: spectrakit wheelhouse wheels, upload it once; then spectrakit kaggle check {place}, and spectrakit kaggle push {place}")
     return 0
 
 # %% ../nbs/59b_kaggle.ipynb #84e5bcc5
@@ -95,7 +97,7 @@ def push(arguments: Sequence[str]) -> int:
     from spectrakit.kernel_push import push_kernel
     pushed = push_kernel(options.folder, owner=options.owner, timeout_s=_seconds(options.timeout), data=options.data, wheels=options.wheels,
                          anyway=options.anyway, dry_run=options.dry_run)
-    if pushed.url: print(f"next: spectrakit kaggle status {options.folder}")
+    if pushed.url: print(f"next: spectrakit kaggle status {shlex.quote(options.folder)}")
     return 0
 
 # %% ../nbs/59b_kaggle.ipynb #9481553a

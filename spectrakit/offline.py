@@ -22,7 +22,7 @@ def wheelhouse(arguments: Sequence[str]) -> int:
     parser.add_argument("out", metavar="OUT", help="the folder to make; an earlier wheelhouse there is replaced")
     parser.add_argument("--for", dest="target", default="kaggle", metavar="WHERE", help="kaggle, colab, or any machine with torch: python==3.12; default: kaggle")
     parser.add_argument("--extras", action="append", default=[], metavar="NAMES", help="extras of the kit, such as demo,mlflow")
-    parser.add_argument("--with", dest="launch", action="append", default=[], metavar="WHAT", help="a newer package for launch processes alone; may be repeated")
+    parser.add_argument("--with", dest="launch", action="append", default=[], metavar="WHAT", help="a package besides; where the platform has an older one, for launch processes alone; may be repeated")
     parser.add_argument("--packages", metavar="FILE", help="what the platform has, as written there: pip freeze --all > FILE; default: the list that comes with spectrakit")
     parser.add_argument("--owner", metavar="NAME", help="your Kaggle user name, for dataset-metadata.json")
     parser.add_argument("--wheel", metavar="FILE", help="the kit's own wheel, where it is built already")
@@ -38,10 +38,11 @@ def wheelhouse(arguments: Sequence[str]) -> int:
 
 def _left_to_do(house) -> str:
     "What a person does with the folder."
-    import json
+    import json, shlex
     from spectrakit.wheelhouse import NOBODY
-    if house.manifest["for"].startswith("python"): return f"On that machine: python {house.path.name}/install.py"
+    if house.manifest["for"].startswith("python"): return f"On that machine: python {shlex.quote(house.path.name + '/install.py')}"
+    place = shlex.quote(str(house.path))
     name = json.loads((house.path / "dataset-metadata.json").read_text(encoding="utf-8"))["id"]
     owner = f"write your Kaggle user name into {house.path / 'dataset-metadata.json'} (or give --owner), and\n" if name.startswith(NOBODY) else ""
-    return (f"For Kaggle: {owner}kaggle datasets create -p {house.path} (the next time: kaggle datasets version -p {house.path} -m again).\n"
+    return (f"For Kaggle: {owner}kaggle datasets create -p {place} (the next time: kaggle datasets version -p {place} -m again).\n"
             f"For Colab: put the folder into your Drive as spectrakit-wheels.\nThe first cell of the notebook:\n\n{house.cell}")

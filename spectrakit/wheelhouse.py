@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ _OWN = ("wheelhouse.json", "dataset-metadata.json", "install.py")
 def check_out(out: Path) -> Path:
     "The folder in which a wheelhouse for `out` is made aside. RequestError where `out` cannot be one, or holds something else."
     if out.exists() and not out.is_dir(): raise RequestError(f"{str(out)!r} is a file. Name a folder for the wheels.")
+    if out.is_dir() and out.samefile(os.curdir): raise RequestError(f"{str(out)!r} is the folder that you are in, and the wheelhouse takes a folder's place. Name one below it.")
     if out.is_dir() and (names := {path.name for path in out.iterdir()}):
         try: ours = {wheel["file"] for wheel in json.loads((out / "wheelhouse.json").read_text(encoding="utf-8"))["wheels"]}
         except (OSError, ValueError, KeyError, TypeError): ours = set()
@@ -135,9 +136,9 @@ def kit_needs(wheel: Path, shipped: Shipped, extras: Sequence[str]) -> tuple[lis
         if named == list(extras): return [need for need in needs if normal_name(need.name) != "spectrakit"], named
         extras = named
 
-# %% ../nbs/50d_wheelhouse.ipynb #cf1fc2f5
-def session_wheels(kit: Path, shipped: Shipped, extras: Sequence[str], folder: Path) -> list[Found]:
-    "What the platform lacks for the kit. RequestError where something that is there is in the way."
+# %% ../nbs/50d_wheelhouse.ipynb #7c8676da
+def session_wheels(kit: Path, shipped: Shipped, extras: Sequence[str], folder: Path, more: Sequence = ()) -> list[Found]:
+    "What the platform lacks for the kit, and of `more`, requirements. RequestError where something that is there is in the way."
     told = metadata_of(kit)
     who = f"{told['Name']} {told['Version']}"
     needs, _ = kit_needs(kit, shipped, extras)
@@ -146,7 +147,15 @@ def session_wheels(kit: Path, shipped: Shipped, extras: Sequence[str], folder: P
     if clashes:
         raise RequestError(f"On {shipped.title}: {'; '.join(clashes)}. A wheelhouse changes nothing that is there: ask for another image, or remove the line "
                            "from the list of packages if you replace that package yourself.")
-    return missing_wheels([(need, who) for need in needs], shipped, folder)
+    new = {normal_name(need.name): need for need in more if normal_name(need.name) not in shipped.packages}
+    found = missing_wheels([*((need, who) for need in needs), *((need, "--with") for need in new.values())], shipped, folder)
+    return [_asked_for(one, new, shipped) for one in found]
+
+
+def _asked_for(one: Found, asked: Mapping[str, Any], shipped: Shipped) -> Found:
+    "The wheel with a better reason, where a person asked for it."
+    name = normal_name(one.name)
+    return replace(one, why=f"asked for: {asked[name]}; {shipped.platform} has {shipped.packages.get(name) or 'none'}") if name in asked else one
 
 
 _NEVER = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.*|cuda-.*|ipywidgets|spectrakit")
@@ -161,7 +170,7 @@ def launch_needs(words: Iterable[str]) -> list:
         except InvalidRequirement: raise RequestError(f"{word!r} names no package and version. Write it as \"accelerate>=1.14\", in quotes.") from None
         if found[-1].url: raise RequestError(f"{word!r} is an address. Write a name and a version, as \"accelerate>=1.14\".")
         if _NEVER.fullmatch(normal_name(found[-1].name)):
-            raise RequestError(f"{found[-1].name} is never part of what launch processes get besides: it would not fit the rest of the platform. Leave it out.")
+            raise RequestError(f"{found[-1].name} is never part of what is asked for besides: it would not fit the rest of the platform. Leave it out.")
     return found
 
 # %% ../nbs/50d_wheelhouse.ipynb #2909529d
@@ -170,14 +179,14 @@ def launch_wheels(needs: Sequence, shipped: Shipped, session: Sequence[Found], f
     lacking, notes = [], []
     for need in needs:
         there = shipped.packages.get(normal_name(need.name))
-        if there is not None and satisfied(need, there): notes.append(f"{shipped.title} has {need.name} {there or '(some version)'}: nothing is added for {need}.")
+        if there is None: continue  # nothing there would change, so the session itself gets it
+        if satisfied(need, there): notes.append(f"{shipped.title} has {need.name} {there or '(some version)'}: nothing is added for {need}.")
         else: lacking.append((need, "--with"))
     if not lacking: return [], notes
     asked = {normal_name(need.name): need for need, _ in lacking}
     there = {**shipped.packages, **{normal_name(found.name): found.version for found in session}}
     found = missing_wheels(lacking, replace(shipped, packages={n: v for n, v in there.items() if n not in asked}), folder)
-    return [replace(one, why=f"asked for: {asked[n]}; {shipped.platform} has {there.get(n) or 'none'}") if (n := normal_name(one.name)) in asked else one
-            for one in found], notes
+    return [_asked_for(one, asked, shipped) for one in found], notes
 
 # %% ../nbs/50d_wheelhouse.ipynb #29131fbc
 def _pythons(file: Path, fetched_for: Sequence[str], of_all: bool) -> list[str]:
@@ -230,11 +239,12 @@ def make_wheelhouse(out: Path | str, target: str = "kaggle", *, extras: Iterable
                     owner: str | None = None, check: bool = True, wheel: Path | str | None = None) -> Wheelhouse:
     """Make the folder `out`: all that an offline session on `target` needs ('kaggle', 'colab', 'python==3.12').
 
-    `extras` of the kit; `launch`: newer packages for launch processes alone, such as 'accelerate>=1.14'; `packages`: a `pip freeze` of the platform;
+    `extras` of the kit; `launch`: packages besides, such as 'accelerate>=1.14': for launch processes alone
+    where the platform has an older one; `packages`: a `pip freeze` of the platform;
     `owner` of the dataset; `wheel`: the kit's wheel, where one is built already. RequestError where it cannot work, RuntimeError where it was
     made and its rehearsal failed; `out` is then as it was.
     """
-    out, needs = Path(out).absolute(), launch_needs(launch)
+    out, needs = Path(os.path.realpath(out)), launch_needs(launch)  # behind a link: the folder itself
     check_owner(owner)
     lists, notes = platforms_for(target, packages)
     kit = _given(wheel)
@@ -274,7 +284,7 @@ def _gather(kit: Path, lists: Sequence[Shipped], extras: list[str], needs: Seque
     for number, shipped in enumerate(lists):
         place = work / str(number)
         (place / "launch").mkdir(parents=True)
-        session = session_wheels(kit, shipped, extras, place)
+        session = session_wheels(kit, shipped, extras, place, needs)
         later, said = launch_wheels(needs, shipped, session, place / "launch")
         found += [(own, "session", shipped.minor), *((one, "session", shipped.minor) for one in session), *((one, "launch", shipped.minor) for one in later)]
         notes += said

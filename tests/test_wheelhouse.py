@@ -10,12 +10,15 @@ import tomllib
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
 
 from helpers import SETTINGS, clean_environ, only_run
 from spectrakit import installer, wheels
+from spectrakit.kernel_check import check_kernel
+from spectrakit.kernel_init import init_kernel
 from spectrakit.packages import LISTS, Shipped, normal_name, read_list, shipped_on
 from spectrakit.processes import launch_folder
 from spectrakit.rehearsal import build_stage, find_python, sealed
@@ -281,6 +284,9 @@ def test_packages_that_cannot_be_written(house, tmp_path, read_only):
 
 
 def test_a_python_that_is_too_old_says_so(house):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(installer, "sys", SimpleNamespace(version_info=(3, 10, 4)))
+        with pytest.raises(installer.Refused, match="this is Python 3.10. spectrakit needs Python 3.11 or newer"): installer.check_python(house.manifest)
     for minor in ("3.8", "3.9", "3.10"):
         if (python := find_python(minor)) is None: continue
         done = subprocess.run([python, house.path / "install.py"], capture_output=True, text=True)
@@ -288,6 +294,23 @@ def test_a_python_that_is_too_old_says_so(house):
     compile((house.path / "install.py").read_text(), "install.py", "exec", dont_inherit=True)
     import ast
     ast.parse((house.path / "install.py").read_text(), feature_version=(3, 8))
+
+
+def test_a_folder_behind_a_link_is_the_folder(shop, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    house = make_wheelhouse(tmp_path / "out", packages=shop / "freeze.txt", wheel=shop / "spectrakit-9.0-py3-none-any.whl", check=False)
+    assert house.path == tmp_path / "disk" and (tmp_path / "out").is_symlink() and (tmp_path / "out" / "install.py").is_file()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("out", [".", "", "../here"])
+def test_the_folder_that_one_is_in_does_not_go(out, shop, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(RequestError, match="the folder that you are in"):
+        make_wheelhouse(out, packages=shop / "freeze.txt", wheel=shop / "spectrakit-9.0-py3-none-any.whl", check=False)
+    assert Path.cwd() == tmp_path / "here" and list(Path.cwd().iterdir()) == []
 
 
 # --- for launch processes ---------------------------------------------------------------------------------------------
@@ -311,6 +334,23 @@ def test_what_the_platform_has_is_not_taken_once_more(shop, made, tmp_path):
     assert len(house.manifest["wheels"]) == 2 and "has accelerate 1.14.0: nothing is added" in house.notes[0]
     assert "nothing to install" not in Stage(tmp_path / "stage", accelerate="1.15.0").install(made)[1]
     assert not (tmp_path / "stage" / "share" / "spectrakit").exists()  # the session's own is newer
+
+
+def test_what_the_platform_has_none_of_is_for_the_session_too(shop, tmp_path):
+    "A notebook's cell imports it: that is what `spectrakit kaggle check` sends a person here for."
+    offer(shop, "palette", "1.0", "Requires-Dist: brush")
+    house = make(shop, launch=["palette>=1", "accelerate>=1.14"])
+    where = {w["name"]: (w["where"], w["why"]) for w in house.manifest["wheels"]}
+    assert where["palette"] == ("session", "asked for: palette>=1; kaggle has none") and where["accelerate"][0] == "launch"
+    assert where["brush"] == ("session", "palette 1.0 needs brush; kaggle has none")
+    stage = Stage(tmp_path / "stage")
+    status, said = stage.install(house)
+    assert status == 0 and "palette 1.0" in said.partition("for launch")[0] and stage.packages()["palette"] == "1.0"
+    init_kernel(kernel := tmp_path / "elsewhere" / "my kernel", owner="ada")
+    (kernel / "my-kernel.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "import palette"}]}))
+    assert [f.level for f in check_kernel(kernel).findings if f.about == "imports"] == ["error"]
+    assert [f.level for f in check_kernel(kernel, wheels=house.path).findings if f.about == "imports"] == ["ok"]
+    assert "nothing to install" in stage.install(house)[1]
 
 
 def test_installer_and_launcher_look_in_the_same_place(tmp_path, monkeypatch):
