@@ -306,6 +306,7 @@ class _Reader(ast.NodeVisitor):
         if name in ("importlib.import_module", "__import__") and args and args[0] != UNKNOWN: self.noted("imports", node, args[0])
         if name.startswith("sys.path."): self.facts.sys_path += [a for a in args if a]
         if name.startswith("subprocess.") and node.args: self.started(node, node.args[0], args[0])
+        elif tail == "run_line_magic" and UNKNOWN not in args: self.ipython(node, "%" + " ".join(args))
         elif name in ("os.system", "os.popen") or tail in ("system", "getoutput") and name.startswith("."): self.command(node, args[0] if args and args[0] != UNKNOWN else "")
         if (text := text_of(node, self.names)) is not None: self.noted("texts", node, text)
         else: self.generic_visit(node)

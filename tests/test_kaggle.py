@@ -526,6 +526,19 @@ def test_an_address_is_made_as_the_client_makes_it():
     for title in ("My First Kernel", "Coffée & tea: 1,000 spectra!", "a_b  c--d", "don't", "2×T4 (9h)", "Ünïcode"): assert slug_of(title) in (slugify(title), slugify(title).replace("x", "")), title
 
 
+@pytest.mark.parametrize("line, told", [
+    ("get_ipython().run_line_magic('pip', 'install -q timm-extra')", "--with timm-extra"), ("!pip install spectrakit", r"spectrakit wheelhouse OUT$"),
+    ("!pip install -U 'torch>=2.11'", r"Remove the line: torch stays"), ("%pip install -U ipywidgets", r"Remove the line: ipywidgets stays")])
+def test_an_installation_is_answered_by_what_a_wheelhouse_does(line, told, here):
+    (finding,) = [f for f in check_kernel(kernel(here / "k", line)).findings if f.about == "offline"]
+    assert finding.level == "error" and re.search(told, finding.text), finding
+
+
+@pytest.mark.parametrize("words, told", [(["init", "my run/with space", "--owner", "ada"], "kaggle push 'my run/with space'")])
+def test_a_folder_with_a_space_is_told_as_one_types_it(words, told, call, here):
+    assert told in call(*words)[1]
+
+
 # what people are told to type
 
 def test_the_commands_that_people_are_told_lead_to_the_submission(call, here):
