@@ -22,7 +22,7 @@ REAL = """What you would do on the real site, with NAME your name there:
   1. spectrakit wheelhouse wheels --owner NAME            then: kaggle datasets create -p wheels
   2. python tools/coffee_table.py data --owner NAME       then: kaggle datasets create -p data
   3. spectrakit kaggle push kaggle/utility --owner NAME   once, and so the task is there
-  4. spectrakit kaggle push kaggle/train --owner NAME     and when it has ended kaggle/train-on, where its log says that it is not done
+  4. spectrakit kaggle push kaggle/train --owner NAME     and when it has ended kaggle/train-on, which goes on where time was short
   5. spectrakit kaggle push kaggle/infer --owner NAME     then: spectrakit kaggle output kaggle/infer out --files submission.csv"""
 
 
