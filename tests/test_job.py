@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from helpers import clean_environ
-from spectrakit.carry import read_task, write_task
+from spectrakit.carry import read_task
 from spectrakit.config import RequestError, compose
 from spectrakit.job import (MAPPED_FROM_BYTES, CannotCarry, Job, check_task_name, load_task, name_of, read_job, read_job_head,
                             settled_name, with_extra, write_job)

@@ -12,7 +12,7 @@ import pytest
 from helpers import clean_environ, tree_hashes
 from spectrakit.cli import main
 from spectrakit.kernel_check import check_kernel
-from spectrakit.kernel_code import Cell, facts_of, parse, read_code
+from spectrakit.kernel_code import facts_of, parse, read_code
 from spectrakit.kernel_init import INSTALL_CELL, init_kernel
 from spectrakit.kernels import DATASET_FILE, KERNEL, KERNEL_FILE, PLACEHOLDER, Finding, dataset_findings, kernel_findings, slug_of
 

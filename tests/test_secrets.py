@@ -10,10 +10,10 @@ from types import ModuleType
 
 import pytest
 
-from helpers import clean_environ, only_run, task
+from helpers import clean_environ, only_run
 from spectrakit import secrets
 from spectrakit.rules import masked
-from spectrakit.secrets import Secret, SecretError, hidden, secret
+from spectrakit.secrets import SecretError, hidden, secret
 from spectrakit.trackers import without_secrets
 
 VALUE = "0a1B-the-value-nobody-sees-9z"
