@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['WAITS', 'FORMS', 'WIDGET', 'USUAL_S', 'LONGEST_S', 'TPU_S', 'SOURCE_BYTES', 'DATA_FILES', 'DATA_BYTES', 'ARCHIVES',
            'CHECKS', 'click_findings', 'secret_findings', 'clean_findings', 'pinned_findings', 'time_findings',
-           'bytes_text', 'size_findings', 'data_findings', 'Checked', 'check_kernel']
+           'size_findings', 'data_findings', 'Checked', 'check_kernel']
 
 # %% ../nbs/51ba_kernel_check.ipynb #f2f4a123
 import json
@@ -20,7 +20,7 @@ from .kernels import DATASET_FILE, KERNEL_FILE, LEVELS, PLACEHOLDER, Finding, da
 from .leaks import Leak, leak_in_value, leaks_in
 from .platforms import LIMITS
 from .rules import RequestError
-from .units import format_duration, parse_duration
+from .units import format_bytes, format_duration, parse_duration
 
 # %% ../nbs/51ba_kernel_check.ipynb #35c6ebd5
 WAITS = {  # a call, by the end of its name: what happens
@@ -146,19 +146,12 @@ SOURCE_BYTES, DATA_FILES, DATA_BYTES = 10**6, 50, 200 * 10**9
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z", ".bz2", ".xz", ".rar")
 
 
-def bytes_text(size: int) -> str:
-    "A size as people read it: 512 B, 12 kB, 1.5 GB."
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= factor: return f"{size / factor:.3g} {unit}"
-    return f"{size} B"
-
-
 def size_findings(kernel: Kernel) -> list[Finding]:
     "Whether the code is small enough."
     size = sum(len(cell.source.encode()) for cell in kernel.cells)
-    if size <= SOURCE_BYTES: return [Finding("ok", "size", f"{kernel.file.name}: {bytes_text(size)} of code and text")] if kernel.cells else []
+    if size <= SOURCE_BYTES: return [Finding("ok", "size", f"{kernel.file.name}: {format_bytes(size)} of code and text")] if kernel.cells else []
     large = max(kernel.cells, key=lambda cell: len(cell.source))
-    return [Finding("warning", "size", f"The code has {bytes_text(size)}, and Kaggle has refused more than {bytes_text(SOURCE_BYTES)}. Move what is large into a data set.", large.at())]
+    return [Finding("warning", "size", f"The code has {format_bytes(size)}, and Kaggle has refused more than {format_bytes(SOURCE_BYTES)}. Move what is large into a data set.", large.at())]
 
 
 def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]:
@@ -176,8 +169,8 @@ def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]
     if len(files) > DATA_FILES: found.append(told("error", "data", f"It has {len(files)} files at its top, and Kaggle takes {DATA_FILES}. Put some into one."))
     if folders: found.append(told("warning", "data", f"The client leaves out folders: {', '.join(folders[:3])}. Upload with --dir-mode zip, or move the files up."))
     if packed: found.append(told("warning", "data", f"Kaggle unpacks {', '.join(packed[:3])}. Reckon with what is inside, or leave it unpacked."))
-    if size > DATA_BYTES: found.append(told("error", "data", f"It has {bytes_text(size)}, and Kaggle takes {bytes_text(DATA_BYTES)}."))
-    return found + _data_leaks(files) or [told("ok", "data", f"{len(files)} files, {bytes_text(size)}")]
+    if size > DATA_BYTES: found.append(told("error", "data", f"It has {format_bytes(size)}, and Kaggle takes {format_bytes(DATA_BYTES)}."))
+    return found + _data_leaks(files) or [told("ok", "data", f"{len(files)} files, {format_bytes(size)}")]
 
 
 def _data_leaks(files: list[Path]) -> list[Finding]:

@@ -24,6 +24,7 @@ from .folder import facts_of, is_locked, look_at, versions
 from .hardware import WORKING_BYTES
 from .platforms import Platform, detect
 from .schema import RequestError
+from .units import format_bytes
 
 # %% ../nbs/21f_outputs.ipynb #4a84e85a
 MANIFEST, SCHEMA, MOST = "output-manifest.json", 1, 50_000
@@ -126,13 +127,6 @@ def limits(platform: Platform) -> dict[str, int | None]:
     return {"files": 500, "bytes": WORKING_BYTES} if platform.name == "kaggle" else {"files": None, "bytes": None}
 
 
-def _size(number: int) -> str:
-    "Bytes as people read them: 12.3 MB."
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if number >= unit: return f"{number / unit:.1f} {name}"
-    return f"{number} bytes"
-
-
 def _shown(path: str) -> str:
     "A path that can be printed, whatever bytes its name is made of."
     return os.fsencode(path).decode("utf-8", "replace")
@@ -157,8 +151,8 @@ def notes_on(folder: Path, seen: Walk, allowed: dict[str, int | None], runs: lis
         what = f"more than the {most['files']} that are sure to be kept" if files > most["files"] else f"and {most['files']} are sure to be kept"
         told.append(f"There are {files} files, {what}. Most are in {big}.")
     if most["bytes"] and size >= NEAR * most["bytes"]:
-        big = ", ".join(f"{_shown(path)} ({_size(count)})" for path, count in _biggest(seen, paths, lambda about: about.st_size))
-        told.append(f"The files take {_size(size)}, and {_size(most['bytes'])} are kept at most. Most is in {big}.")
+        big = ", ".join(f"{_shown(path)} ({format_bytes(count)})" for path, count in _biggest(seen, paths, lambda about: about.st_size))
+        told.append(f"The files take {format_bytes(size)}, and {format_bytes(most['bytes'])} are kept at most. Most is in {big}.")
     return told + (_spare(seen, runs) if told else [])
 
 
@@ -171,7 +165,7 @@ def _spare(seen: Walk, runs: list[dict]) -> list[str]:
     told = []
     for paths, sentence in ((older, "Checkpoints that are neither the last nor the best are {n} of them, {size}: checkpoint.keep_last=1 keeps fewer."),
                             (guests, "Trackers keep {n} of them, {size}: delete those that are uploaded."), (left, "Editors and Python left {n} of them, {size}: delete them.")):
-        if paths: told.append(sentence.format(n=len(paths), size=_size(sum(seen.files[p].st_size for p in paths))))
+        if paths: told.append(sentence.format(n=len(paths), size=format_bytes(sum(seen.files[p].st_size for p in paths))))
     return told
 
 # %% ../nbs/21f_outputs.ipynb #fea97f29
@@ -185,8 +179,8 @@ class Sealed:
     notes: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        most = [f"{self.limits['files']} files" if self.limits["files"] else "", _size(self.limits["bytes"]) if self.limits["bytes"] else ""]
-        return f"{self.count} files, {_size(self.bytes)}" + (f" (of {' and '.join(filter(None, most))})" if any(most) else "")
+        most = [f"{self.limits['files']} files" if self.limits["files"] else "", format_bytes(self.limits["bytes"]) if self.limits["bytes"] else ""]
+        return f"{self.count} files, {format_bytes(self.bytes)}" + (f" (of {' and '.join(filter(None, most))})" if any(most) else "")
 
     def __repr__(self) -> str: return f"Sealed({self})"
 

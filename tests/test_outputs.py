@@ -55,12 +55,12 @@ def test_every_file_is_listed_with_its_hash_and_sealing_again_gives_the_same(tmp
 
 def test_the_folder_is_that_of_the_platform(here, monkeypatch, capsys):
     put(here, mine=1)
-    assert seal_output().path == here / MANIFEST and "1 files, 1 bytes\n" in capsys.readouterr().out
+    assert seal_output().path == here / MANIFEST and "1 files, 1 B\n" in capsys.readouterr().out
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
     if not Path("/kaggle/working").exists():
         with pytest.raises(RequestError, match="no folder '/kaggle/working'"): seal_output()
     assert seal_output(here).limits == {"files": 500, "bytes": 20_000_000_000} and listed(here)["platform"]["name"] == "kaggle"
-    assert "of 500 files and 20.0 GB" in capsys.readouterr().out
+    assert "of 500 files and 20 GB" in capsys.readouterr().out
 
 
 def test_a_home_folder_that_nobody_named_is_not_sealed(here, monkeypatch):
@@ -201,8 +201,8 @@ def test_a_large_output_is_told_with_what_may_go(tmp_path):
                      "x__.ipynb_checkpoints__n": 300, "submission.csv": 50})
     run = {"path": "r", "checkpoint": {"latest": "step-00000002"}}
     big, *spare = notes_on(tmp_path, walk(tmp_path), {"files": 500, "bytes": 20_000}, [run])
-    assert "18.1 kB, and 20.0 kB are kept" in big and "r/checkpoints (17.0 kB), r/trackers (700 bytes)" in big
-    assert [("1 of them, 9.0 kB: checkpoint.keep_last=1" in spare[0]), "700 bytes" in spare[1], "300 bytes" in spare[2]] == [True] * 3
+    assert "18.1 kB, and 20 kB are kept" in big and "r/checkpoints (17 kB), r/trackers (700 B)" in big
+    assert [("1 of them, 9 kB: checkpoint.keep_last=1" in spare[0]), "700 B" in spare[1], "300 B" in spare[2]] == [True] * 3
     assert notes_on(tmp_path, walk(tmp_path), {"files": None, "bytes": None}, [run]) == []
 
 
@@ -249,5 +249,5 @@ def test_a_run_in_a_child_leaves_no_empty_stacks(trained):
 
 
 def test_what_is_returned_reads_well(tmp_path):
-    assert str(Sealed(None, 12, 3_400_000, {"files": 500, "bytes": 20_000_000_000})) == "12 files, 3.4 MB (of 500 files and 20.0 GB)"
-    assert repr(Sealed(None, 1, 20, {"files": None, "bytes": None})) == "Sealed(1 files, 20 bytes)" and sk.seal_output is seal_output
+    assert str(Sealed(None, 12, 3_400_000, {"files": 500, "bytes": 20_000_000_000})) == "12 files, 3.4 MB (of 500 files and 20 GB)"
+    assert repr(Sealed(None, 1, 20, {"files": None, "bytes": None})) == "Sealed(1 files, 20 B)" and sk.seal_output is seal_output
