@@ -26,12 +26,12 @@ from accelerate import Accelerator
 from torch import nn
 
 from spectrakit import compose, detect
-from spectrakit.batching import BatchPlan
-from spectrakit.checkpoint import find_checkpoint, load_state, load_weights
-from spectrakit.distributed import create_run_context
-from spectrakit.events import EventLog
-from spectrakit.session import Session, keeper_of, save
-from spectrakit.watchdog import Budget, TimeLimit
+from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.checkpoint.store import find_checkpoint, load_state, load_weights
+from spectrakit.distributed.context import create_run_context
+from spectrakit.runs.events import EventLog
+from spectrakit.training.state import Session, keeper_of, save
+from spectrakit.watchdog.budget import Budget, TimeLimit
 
 WIDTH = 1024
 WAYS = ("background", "foreground", "save_state", "torch.save")

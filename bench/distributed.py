@@ -22,9 +22,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from spectrakit import Task, compose, detect
-from spectrakit.heartbeat import Board, Pace, Pulse
-from spectrakit.job import Job
-from spectrakit.launch import launch
+from spectrakit.distributed.heartbeat import Board, Pace, Pulse
+from spectrakit.launch.job import Job
+from spectrakit.launch.launcher import launch
 
 BATCH, SAMPLES, WIDTH, WARM, STEPS = 64, 6400, 768, 20, 220
 

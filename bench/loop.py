@@ -4,7 +4,7 @@ The same tiny network, data and optimizer run in three loops on the CPU, on one 
 
 - `barest`: one shuffled copy an epoch, slices of it, forward, backward, step, zero_grad. Nothing is watched.
 - `plain`: what a person writes: randperm, an index for each batch, and the loss added up with `.item()`.
-- `kit`: `spectrakit.trainer.train_run` with every guard on: NaN guard, look at the stop file, time budget, cosine
+- `kit`: `spectrakit.training.loop.train_run` with every guard on: NaN guard, look at the stop file, time budget, cosine
   schedule, a log point every 50 steps, events on disk. No evaluation and no checkpoint: they are no costs of a step.
 
 Each loop runs N1 and N2 steps; (T(N2) - T(N1)) / (N2 - N1) is its time per step, free of start-up.
@@ -26,12 +26,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from spectrakit import Config, Task, compose, detect, override
-from spectrakit.data import epoch_order
-from spectrakit.distributed import RunContext, create_run_context
-from spectrakit.worker import stop_file
-from spectrakit.task import build_optimizer
-from spectrakit.trainer import train_run
-from spectrakit.watchdog import Budget, TimeLimit
+from spectrakit.data.loaders import epoch_order
+from spectrakit.distributed.context import RunContext, create_run_context
+from spectrakit.launch.worker import stop_file
+from spectrakit.training.task import build_optimizer
+from spectrakit.training.loop import train_run
+from spectrakit.watchdog.budget import Budget, TimeLimit
 
 AIM_US = 20.0
 BATCH, SAMPLES = 32, 6400

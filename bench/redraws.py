@@ -41,9 +41,9 @@ class LiveFrame:
     "The live view: header and plots."
 
     def __init__(self, points: int):
-        from spectrakit.curves import take
-        from spectrakit.events import EventLog
-        from spectrakit.live import LiveView
+        from spectrakit.view.run_state import take
+        from spectrakit.runs.events import EventLog
+        from spectrakit.view.live import LiveView
         self.now, self.step = 0.0, 0
         folder = Path(tempfile.mkdtemp()) / "coffee-20261120-120000"
         folder.mkdir()
@@ -162,7 +162,7 @@ def train(steps: int, shown: bool) -> dict:
     import torch
     from torch import nn
     from torch.utils.data import TensorDataset
-    import spectrakit.run
+    import spectrakit.api.run
     from spectrakit import Task, compose
 
     class Net(Task):
@@ -189,10 +189,10 @@ def train(steps: int, shown: bool) -> dict:
         if view: view.update, view.close = timed(view.update), timed(view.close)
         return view
 
-    make, began = spectrakit.run.make_view, (time.perf_counter(), time.process_time())
+    make, began = spectrakit.api.run.make_view, (time.perf_counter(), time.process_time())
     config = compose("trainer.accelerator=cpu", "trainer.devices=2", f"data.micro_batch_size={BATCH}", f"trainer.max_steps={steps}", "trainer.max_epochs=1000000",
                      "trainer.log_every_n_steps=10", "checkpoint.enabled=false", f"run.dir={tempfile.mkdtemp()}")
-    with mock.patch.object(spectrakit.run, "make_view", make_view): run = spectrakit.run.fit(Net(), config, show=shown)
+    with mock.patch.object(spectrakit.api.run, "make_view", make_view): run = spectrakit.api.run.fit(Net(), config, show=shown)
     whole, kernel = time.perf_counter() - began[0], time.process_time() - began[1]
     run.raise_for_status()
     points = [(e["step"], e["t"]) for e in run.events if e["type"] == "step"]

@@ -10,8 +10,8 @@ import statistics
 import time
 from pathlib import Path
 
-from spectrakit.heartbeat import Board, Pace, Pulse
-from spectrakit.standalone import Agreement, Watchdog
+from spectrakit.distributed.heartbeat import Board, Pace, Pulse
+from spectrakit.watchdog.watchdog import Agreement, Watchdog
 
 CALLS = 200_000
 

@@ -5,16 +5,16 @@ Importing it is light: names are looked up where they are used first, and torch 
 __version__ = "0.1.0"
 
 _NAMES = {
-    "Config": "config", "RequestError": "config", "compose": "config", "diff": "config", "override": "config", "profiles": "config",
-    "ProfilePicker": "picker",
-    "Platform": "platforms", "detect": "platforms", "find_input": "inputs", "has_internet": "inputs",
-    "FoundLr": "lr_finder", "find_lr": "lr_finder",
-    "check_kernel": "kernel_check", "init_kernel": "kernel_init", "push_kernel": "kernel_push",
-    "seal_output": "outputs", "secret": "secrets",
-    "Run": "run", "fit": "run", "list_runs": "run", "open_run": "run", "predict": "run", "resume": "run",
-    "compare": "comparison", "report": "reports",
-    "make_wheelhouse": "wheelhouse",
-    "Task": "task", "Watchdog": "standalone", "watch": "live",
+    "Config": "config.compose", "RequestError": "config.compose", "compose": "config.compose", "diff": "config.compose", "override": "config.compose", "profiles": "config.compose",
+    "ProfilePicker": "picker.picker",
+    "Platform": "system.platforms", "detect": "system.platforms", "find_input": "system.inputs", "has_internet": "system.inputs",
+    "FoundLr": "tuning.lr_finder", "find_lr": "tuning.lr_finder",
+    "check_kernel": "kaggle.check", "init_kernel": "kaggle.init", "push_kernel": "kaggle.client",
+    "seal_output": "runs.outputs", "secret": "system.secrets",
+    "Run": "api.run", "fit": "api.run", "list_runs": "api.run", "open_run": "api.run", "predict": "api.run", "resume": "api.run",
+    "compare": "reports.comparison", "report": "reports.run_report",
+    "make_wheelhouse": "offline.wheelhouse",
+    "Task": "training.task", "Watchdog": "watchdog.watchdog", "watch": "view.live",
 }
 __all__ = ["__version__", *_NAMES]
 

@@ -1,6 +1,6 @@
 """`python -m spectrakit` does what the command `spectrakit` does."""
 import sys
 
-from spectrakit.cli import main
+from spectrakit.cli.main import main
 
 if __name__ == "__main__": sys.exit(main())

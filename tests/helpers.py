@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
-TASKS = Path(__file__).with_name("tasks.py")
+TESTS = Path(__file__).resolve().parent
+TASKS = TESTS / "tasks.py"
 
 # The run that tests look at, repeat, interrupt and resume: 20 optimizer steps in 4 epochs, two micro batches each.
 SETTINGS = ("trainer.max_epochs=4", "data.batch_size=4", "accumulate_grad_batches=2", "training.ema_decay=0.9",

@@ -33,9 +33,9 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-from spectrakit.config import compose
-from spectrakit.run import fit
-from spectrakit.task import Task
+from spectrakit.config.compose import compose
+from spectrakit.api.run import fit
+from spectrakit.training.task import Task
 
 HERE = Path.cwd()
 

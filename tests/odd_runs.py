@@ -3,7 +3,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spectrakit.config import compose, snapshot
+from spectrakit.config.compose import compose, snapshot
 
 START = {"t": 0.0, "type": "start", "schema": 1, "task": "coffee", "monitor": "val_loss", "mode": "min", "effective_batch_size": 8,
          "micro_batch_size": 8, "gradient_accumulation_steps": 1, "world_size": 1}

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from spectrakit.task import Task
+from spectrakit.training.task import Task
 
 SAMPLES, VALIDATION = 40, 12
 Weighted = namedtuple("Weighted", "total weight")
@@ -245,7 +245,7 @@ class Troubled(Line):
     def vanish(self): os._exit(0)
 
     def refuse(self):
-        from spectrakit.config import RequestError
+        from spectrakit.config.compose import RequestError
         raise RequestError("this came late. Mend it.")
 
     def lost(self):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
 # These hold runs to a clock, or listen to a kernel or a browser: what else a machine does must not be another test.
-ALONE = [f"tests/test_{name}.py" for name in ("browser", "faults", "kaggle_sim", "live", "nodes", "notebook", "resume", "watchdog")]
+ALONE = [f"tests/{name}.py" for name in ("end_to_end/test_browser", "end_to_end/test_faults", "end_to_end/test_kaggle_sim", "end_to_end/test_nodes",
+         "end_to_end/test_notebook", "runs/test_resume_source", "view/test_live", "watchdog/test_watchdog")]
 
 
 def steps(fast: bool) -> list[tuple[str, list[str]]]:
@@ -18,7 +19,7 @@ def steps(fast: bool) -> list[tuple[str, list[str]]]:
     # nbdev's functions look at the command line only where they were started as a script: say it in Python
     arguments = f"flags={'' if fast else 'slow'!r}, n_workers={workers}, timing=True"
     # these train whole models, a minute each
-    if fast: arguments += ", skip_folder_re='^[_.]|tutorials', skip_file_re='^[_.]|examples'"
+    if fast: arguments += ", skip_folder_re='^[_.]|tutorials', skip_file_re='^[_.]|builtin'"
     pytest = ["-m", "pytest", "--durations=12", "--durations-min=15", *(["-m", "not slow"] if fast else [])]
     notebooks = f"from nbdev.test import nbdev_test; nbdev_test({arguments})"
     return [

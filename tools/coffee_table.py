@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from spectrakit.example_data import ORIGINS, coffee_data, demo_package, fold_of_samples
-from spectrakit.schema import RequestError
+from spectrakit.tasks.spectra import ORIGINS, coffee_data, demo_package, fold_of_samples
+from spectrakit.config.schema import RequestError
 
 DECIMALS = 6  # of an absorbance; the spectra have no more to tell
 OWNER = "INSERT-YOUR-NAME"

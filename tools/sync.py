@@ -9,8 +9,8 @@ from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
 # what .gitignore names, for a tree without git
-SKIPPED = {".git", ".venv", "__pycache__", ".ipynb_checkpoints", ".pytest_cache",
-           "build", "dist", "runs", "_docs", "_proc"}
+SKIPPED = {".git", ".venv", "__pycache__", ".ipynb_checkpoints", ".pytest_cache", ".ruff_cache", ".mypy_cache",
+           "build", "dist", "_docs", "_proc"}
 MEND = {
     "nbdev_clean": "run `nbdev_clean`, and `nbdev_clean --fname kaggle` for what lies there",
     "nbdev_export": "after an edit of a notebook run `nbdev_export`, after one of a module `nbdev_update`",
@@ -31,7 +31,8 @@ def tree_files(top: Path = root) -> list[Path]:
         pass  # no git on this machine
     found = (path.relative_to(top) for path in top.rglob("*") if path.is_file())
     return sorted(path for path in found
-                  if not any(part in SKIPPED or part.endswith(".egg-info") for part in path.parts))
+                  if path.parts[0] != "runs"  # a package is called so, too
+                  and not any(part in SKIPPED or part.endswith(".egg-info") for part in path.parts))
 
 
 def copy_tree(target: Path, top: Path = root) -> Path:

@@ -39,8 +39,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
-from spectrakit.example_data import fold_of_samples, whole_number
-from spectrakit.schema import did_you_mean
+from spectrakit.tasks.spectra import fold_of_samples, whole_number
+from spectrakit.config.schema import did_you_mean
 
 KINDS = ("auto", "classes", "numbers")
 ANSWERS = ("auto", "label", "probability")

@@ -4,8 +4,8 @@ import random
 import time
 from pathlib import Path
 
-from spectrakit.events import read_events
-from spectrakit.run import Run
+from spectrakit.runs.events import read_events
+from spectrakit.api.run import Run
 
 from .crashes import BALLAST, restarts
 from .harness import Kernel, Place, Scenario, look, ranks, whole

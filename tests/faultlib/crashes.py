@@ -1,8 +1,8 @@
 "Processes that are killed, told to end, hang or raise; loaders and their workers; two that want the same run."
 import signal
 
-from spectrakit.events import last_event, read_events
-from spectrakit.run import Run
+from spectrakit.runs.events import last_event, read_events
+from spectrakit.api.run import Run
 
 from .harness import Place, close, compare, ended, look, ranks, said, to_the_end, usable, whole
 

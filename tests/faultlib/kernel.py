@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from spectrakit import run as running
-from spectrakit.config import RequestError, compose
-from spectrakit.run import fit, resume
+from spectrakit.api import run as running
+from spectrakit.config.compose import RequestError, compose
+from spectrakit.api.run import fit, resume
 
 
 def main(request: dict) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from helpers import wait_for
-from spectrakit.checkpoint import checkpoints, verify
-from spectrakit.events import EventReader
+from spectrakit.checkpoint.store import checkpoints, verify
+from spectrakit.runs.events import EventReader
 
 from .crashes import BALLAST
 from .harness import Kernel, Place, compare, ended, lost

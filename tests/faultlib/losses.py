@@ -1,6 +1,6 @@
 "A loss that is no number, under each training.nan_policy."
-from spectrakit.events import read_events
-from spectrakit.run import Run
+from spectrakit.runs.events import read_events
+from spectrakit.api.run import Run
 
 from .crashes import restarts
 from .harness import Place, ended, ranks, said, to_the_end, whole

@@ -1,0 +1,65 @@
+"Loader workers where the system makes it hard for them."
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from helpers import wait_for
+
+READ = """
+from functools import partial
+import torch
+from torch.utils.data import TensorDataset
+from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.config.compose import compose
+from spectrakit.data.loaders import LoadedBatches, eval_cuts
+samples = TensorDataset(torch.arange(8.0))
+config = compose("dataloader.num_workers=1", "data.shuffle=false", "data.batch_size=4")
+batches = LoadedBatches(samples, "cpu", partial(eval_cuts, BatchPlan(8, 4)), config, None)
+print([batch.data[0].tolist() for batch in batches.epoch(0)])
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no sockets with paths")
+@pytest.mark.parametrize("length", [20, 60, 90, 140])
+def test_a_folder_for_temporary_files_with_a_long_name_stops_no_worker(tmp_path, length):
+    folder = tmp_path / ("x" * max(1, length - len(str(tmp_path)) - 1))
+    folder.mkdir()
+    done = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, timeout=90, env={**os.environ, "TMPDIR": str(folder)})
+    assert done.stdout.strip() == "[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]", done.stderr
+    assert not list(folder.iterdir())
+
+
+ORPHAN = """
+import os, sys, time
+from functools import partial
+from torch.utils.data import DataLoader
+from spectrakit.data.loaders import end_with
+
+def late(parent, worker):
+    print(os.getpid(), flush=True)
+    while os.getppid() == parent: time.sleep(0.01)  # until the parent is gone
+    end_with(parent, worker)
+
+class Endless:
+    def __len__(self): return 10**9
+    def __getitem__(self, index): return index
+
+iter(DataLoader(Endless(), num_workers=1, worker_init_fn=partial(late, os.getpid())))
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent has ended")
+def test_a_worker_whose_process_was_killed_while_it_began_ends(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True)
+    worker = psutil.Process(int(process.stdout.readline()))
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    def ended() -> bool: return not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    try: wait_for(ended, "the worker to end")
+    finally:
+        if not ended(): worker.kill()

@@ -1,0 +1,214 @@
+"The notebook as people use it: JupyterLab in headless Chromium, two ranks that train, a person who clicks, reloads and saves."
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import wait_for
+from kernels import BEGIN
+from lab import Page, Server, chromium, write_notebook
+from spectrakit.checkpoint.store import find_checkpoint, verify
+from spectrakit.runs.events import last_event
+from spectrakit.api.run import open_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the browser of a Linux distribution")]
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = "run = fit(Tiny({{'slow': True}}), config('{name}', 'trainer.max_epochs=2000', 'run.console=auto'))"
+PNG, TABLE, SVG = "img[src^='data:image/png']", "table:has-text('val_loss')", "svg[aria-label^='curves']"
+HEADER = "div[role=group]"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def server(browser, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lab") / "notebooks"
+    folder.mkdir()
+    with Server(folder) as started: yield started
+
+
+@pytest.fixture
+def light(browser, server):
+    with Page(browser, server) as page: yield page
+
+
+@pytest.fixture
+def dark(browser, server):
+    with Page(browser, server, dark=True) as page: yield page
+
+
+def test_frames_arrive_while_two_ranks_train_and_the_stop_button_ends_the_run(light, browser, server):
+    write_notebook(server.folder / "stopped.ipynb", BEGIN, TRAIN.format(name="stopped"), "run.status, run.best.step > 0")
+    light.open("stopped.ipynb")
+    light.run_all()
+    frames(light, 1, 1)
+    light.watch(1)
+    steps = frames(light, 1, 4)
+    light.until(f"{step_of(1, HEADER)} >= {steps[1]}", "the header to go on")
+    light.picture("training", 1)
+    while_it_trained = light.seen()
+    light.watch(1)
+    light.press_stop()
+    light.until_idle()
+    at_the_end, run = light.seen(), the_run(server, "stopped")
+    assert steps == sorted(set(steps)) and run.status == "interrupted"
+    assert light.said(2) == "('interrupted', True)"
+    assert verify(find_checkpoint(run.path / "checkpoints")[0]) == []
+    assert while_it_trained.texts > 4 and while_it_trained.blank == 0 and len(while_it_trained.heights) == 1, while_it_trained
+    assert at_the_end.blank == 0 and len(at_the_end.heights) <= 4, at_the_end  # header, buttons and plots become something else, once
+    stays(light, 1)
+    light.picture("stopped", 1)
+    saved = light.save("stopped.ipynb")
+    assert all(output["output_type"] != "error" for cell in saved["cells"] for output in cell["outputs"])
+    assert len(json.dumps(saved["cells"][1])) < 300_000 and "widgets" not in saved["metadata"]
+    # and by somebody else, whose JupyterLab does not trust it
+    saved["cells"].append({**saved["cells"][2], "id": "another", "source": "1"})
+    (server.folder / "sent.ipynb").write_text(json.dumps(saved))
+    with Page(browser, server, dark=True) as other:
+        other.open("sent.ipynb")
+        assert not other.trusted()
+        stays(other, 1)
+        assert other.said(2) == "('interrupted', True)"
+        other.picture("untrusted", 1)
+
+
+def test_after_a_reload_the_run_is_watched_from_elsewhere_and_goes_on(light, server):
+    write_notebook(server.folder / "reloaded.ipynb", BEGIN, TRAIN.format(name="reloaded"), "run.show(); run.status")
+    write_notebook(server.folder / "watching.ipynb", "import spectrakit as sk\nsk.watch(sorted(__import__('pathlib').Path('runs').glob('reloaded-2*'))[-1])", "'free again'")
+    light.open("reloaded.ipynb")
+    light.run_all()
+    frames(light, 1, 1)
+    light.reload()
+    light.open("watching.ipynb")
+    light.run_all()
+    steps = frames(light, 0, 2)
+    light.press_stop()
+    light.until_idle()
+    run = the_run(server, "reloaded")
+    light.picture("watched", 0)
+    assert run.status == "running" and light.said(1) == "'free again'"
+    assert "goes on by itself" in light.said(0) and "unfinished" not in light.said(0)
+    stays(light, 0)
+    light.open("reloaded.ipynb")
+    light.press_stop()
+    wait_for(lambda: run.status != "running", "the run to end")
+    assert run.status == "interrupted" and last_event(run.events, "end")["step"] >= steps[-1]
+    light.until_idle()
+    light.run(2)  # what the reload has cut off is shown again
+    light.until(f"!!document.querySelectorAll('.jp-Notebook .jp-Cell')[2].querySelector(\"{PNG}\")", "the run to be shown")
+    stays(light, 2)
+    assert light.said(2).endswith("'interrupted'")
+
+
+def test_the_buttons_save_a_checkpoint_and_stop_the_run(dark, server):
+    write_notebook(server.folder / "clicked.ipynb", BEGIN, TRAIN.format(name="clicked").replace("'run.console", "'checkpoint.every_n_steps=null', 'run.console"), "run.status")
+    dark.open("clicked.ipynb")
+    dark.run_all()
+    frames(dark, 1, 2)
+    run = the_run(server, "clicked")
+    kept = find_checkpoint(run.path / "checkpoints")[0]
+    dark.page.get_by_role("button", name="Checkpoint now").click()
+    wait_for(lambda: find_checkpoint(run.path / "checkpoints")[0] != kept, "a checkpoint")
+    dark.page.get_by_role("button", name="Checkpoint now").wait_for()  # it can be pressed again
+    assert run.status == "running"
+    dark.picture("training", 1)
+    dark.page.get_by_role("button", name="Stop").click()
+    dark.until_idle()
+    assert run.status == "interrupted" and dark.said(2) == "'interrupted'"
+    stays(dark, 1)
+    dark.picture("stopped", 1)
+
+
+def test_a_profile_is_picked_by_clicking_and_stays_in_the_notebook(browser, server, dark):
+    cells = 'import spectrakit as sk\npicker = sk.ProfilePicker("trainer.accelerator=cpu", samples=6400)\npicker', "picker.freeze()", "picker.config.profile"
+    write_notebook(server.folder / "picked.ipynb", *cells)
+    dark.open("picked.ipynb")
+    dark.run(0)
+    picks(dark, 0, "kaggle_safe")
+    dark.picture("picker", 0)
+    dark.run(1)
+    dark.until_idle()
+    saved = dark.save("picked.ipynb")
+    source = "".join(saved["cells"][1]["source"])
+    assert source.startswith("picker.choose(") and "kaggle_safe" in source, source
+    assert "widgets" not in saved["metadata"]
+    # a new session needs no click, and somebody whose JupyterLab does not trust the notebook reads what was there
+    saved["cells"].append({**saved["cells"][2], "id": "another", "source": "1", "outputs": []})
+    (server.folder / "picked-copy.ipynb").write_text(json.dumps(saved))
+    (server.folder / "picked.yaml").unlink(missing_ok=True)
+    with Page(browser, server) as other:
+        other.open("picked-copy.ipynb")
+        assert not other.trusted() and "effective batch" in other.said(0)
+        other.picture("picker-untrusted", 0)
+        other.run_all()
+        other.until_idle()
+        assert other.said(2) == "'kaggle_safe'"
+        other.output(0).locator("select").first.wait_for()  # the form is there again
+        other.picture("picker", 0)
+
+
+def test_the_quickstart_picked_by_clicking_and_run_from_top_to_bottom(light, server):
+    shutil.copy(ROOT / "nbs" / "tutorials" / "quickstart.ipynb", server.folder)
+    light.open("quickstart.ipynb")
+    sources = ["".join(cell["source"]) for cell in light.model()["cells"]]
+    form, fit = (next(i for i, source in enumerate(sources) if source.startswith(start)) for start in ("picker = ", "run = sk.fit("))
+    for index in range(form + 1): light.run(index)
+    picks(light, form, "kaggle_safe")
+    light.run_all()
+    light.until_idle(240)
+    saved = light.save("quickstart.ipynb")
+    assert len(open_run(max((server.folder / "runs").glob("coffee-*"))).metrics)
+    stays(light, fit)
+    light.picture("quickstart", fit)
+    for cell in saved["cells"]:
+        assert cell["cell_type"] == "markdown" or (cell["execution_count"] and not any(o["output_type"] == "error" for o in cell["outputs"])), cell
+    assert len(json.dumps([cell.get("outputs") for cell in saved["cells"]])) < 300_000
+
+
+# what is looked at
+
+def step_of(cell, what) -> str:
+    "JavaScript: the step that the label of `what` tells, in a cell's output; 0 where there is none."
+    return (f"Number(document.querySelectorAll('.jp-Notebook .jp-Cell')[{cell}].querySelector(\"{what}\")"
+            "?.getAttribute('aria-label').match(/step (\\d+)/)?.[1] ?? 0)")
+
+
+def frames(page, cell, count) -> list[int]:
+    "The steps at which `count` different pictures of the curves were drawn, one after the other."
+    steps = [0]
+    for _ in range(count):
+        page.until(f"{step_of(cell, SVG)} > {steps[-1]}", "a new picture of the curves")
+        steps.append(page.page.evaluate(step_of(cell, SVG)))
+    return steps[1:]
+
+
+def the_run(server, name):
+    found = [path for path in (server.folder / "runs").glob(f"{name}-*") if path.name[len(name) + 1:][:8].isdigit()]
+    assert len(found) == 1, found
+    return open_run(found[0])
+
+
+def picks(page, cell, name) -> None:
+    "Click another profile in the form, and see what it means."
+    option = f"option[value^='{name}']"
+    profile = page.output(cell).locator(f"select:has({option})")
+    profile.wait_for(timeout=90_000)
+    before = page.said(cell)
+    profile.select_option(profile.locator(option).get_attribute("value"))
+    wait_for(lambda: page.said(cell) != before, "the consequences of another profile")
+
+
+def stays(page, cell) -> None:
+    "The end of a run in a cell: a picture and a table, and nothing that would not survive."
+    assert page.output(cell).locator(PNG).is_visible() and page.output(cell).locator(TABLE).is_visible()
+    assert page.output(cell).locator(".jp-OutputArea-output").locator("svg, button").count() == 0 and page.problems == []

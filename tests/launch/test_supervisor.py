@@ -1,0 +1,768 @@
+"Two ranks on the CPU, and everything that can befall them: errors, kills, hangs, starts that fail, interrupts, orphans."
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from helpers import TASKS, TESTS, only_run, task, wait_for
+from spectrakit.launch import launcher as launching
+from spectrakit.launch import supervisor as supervising
+from spectrakit.checkpoint.store import checkpoints, find_checkpoint, read_manifest, verify
+from spectrakit.config.compose import RequestError, compose
+from spectrakit.runs.events import columns, last_event, read_events
+from spectrakit.system.hardware import Gpu
+from spectrakit.distributed.heartbeat import FAILED, STOP, Pulse, Watch, asked, new_board, raise_flag, stop_file, sweep
+from spectrakit.launch.job import Job
+from spectrakit.launch.launcher import Outcome, choose_launcher, failed_launchers, remember_failed
+from spectrakit.system.platforms import detect
+from spectrakit.distributed.topology import Processes
+from spectrakit.api.run import Run, fit, is_locked, open_run, resume
+from spectrakit.system.signals import interrupts, kill_tree
+from spectrakit.launch.supervisor import Ended, first_error, watch_over
+from spectrakit.launch.worker import _check_fork
+from tasks import Line, Troubled
+
+slow = pytest.mark.slow
+pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux is the home of several processes")]
+
+# Twenty optimizer steps in four epochs: two ranks, two micro batches of two each.
+TWO = ("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=2", "accumulate_grad_batches=2", "trainer.max_epochs=4", "optimizer.lr=0.01",
+       "checkpoint.every_n_steps=2", "checkpoint.every_n_epochs=null", "trainer.log_every_n_steps=1")
+SOON = ("launch.hang_floor_s=3",)
+
+
+@pytest.fixture
+def mark(here, monkeypatch) -> str:
+    "An environment variable that every process started from here inherits: so none can hide."
+    name = uuid.uuid4().hex
+    monkeypatch.setenv("TINY_MARK", name)
+    monkeypatch.setattr(tempfile, "tempdir", None)  # a session of its own for what launch remembers
+    (here / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(here / "temporary"))
+    return name
+
+
+def left(mark: str) -> list[psutil.Process]:
+    "The processes that were started with `mark`, but for zombies that only wait to be buried."
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("TINY_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE: found.append(process)
+    return found
+
+
+@pytest.fixture
+def nothing_left(mark, here):
+    "After the test: no process, no page of shared memory, no job folder."
+    yield mark
+    stayed = [process.cmdline() for process in left(mark)]
+    for process in left(mark): process.kill()
+    assert stayed == []
+    assert not list(Path("/dev/shm").glob(f"spectrakit-page-{os.getpid()}-*")) and not list((here / "temporary").glob("spectrakit-job-*"))
+
+
+@pytest.fixture
+def cli(start_cli, nothing_left):
+    "A function that starts `spectrakit train TASK WORD…` on two ranks in the test's own folder."
+    def start(name: str, *words: str, **environ: str) -> subprocess.Popen:
+        kept = {name: os.environ[name] for name in ("TINY_MARK", "TMPDIR")}
+        return start_cli("train", task(name), *TWO, *words, env={**kept, **environ})
+    return start
+
+
+def troubled(monkeypatch, trouble: str, *words: str) -> Run:
+    "A run of `Troubled` on two ranks."
+    monkeypatch.setenv("TINY_TROUBLE", trouble)
+    return fit(task("Troubled"), compose(*TWO, *words), show=False)
+
+
+def losses(run: Run) -> list[tuple[int, float]]:
+    "(step, loss) of every log point that counts."
+    found = columns(run.events, "step", "step", "loss")
+    return list(zip(found["step"], found["loss"]))
+
+
+def close(found: list, expected: list) -> bool:
+    "Whether two runs saw the same losses, up to the order in which numbers are added."
+    return [s for s, _ in found] == [s for s, _ in expected] and [x for _, x in found] == pytest.approx([x for _, x in expected], rel=1e-5)
+
+
+def facts(run: Run) -> dict: return json.loads((run.path / "summary.json").read_text())["launch"]
+def said(run: Run) -> str: return "\n".join(e["text"] for e in run.events if e["type"] == "message")
+def log_of(run: Run, name: str) -> str: return (run.path / "logs" / name).read_text()
+def intact(run: Run) -> bool: return bool(found := checkpoints(run.path / "checkpoints")) and all(verify(path) == [] for path in found)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """An undisturbed run, in surroundings where a launcher could stumble: the usual port is taken, and a shell has leftovers.
+
+    Losses by step.
+    """
+    with pytest.MonkeyPatch.context() as patch, socket.socket() as taken:
+        patch.chdir(tmp_path_factory.mktemp("calm"))
+        with contextlib.suppress(OSError): taken.bind(("127.0.0.1", 29500)), taken.listen()  # if it is taken already: so be it
+        for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+            patch.setenv(name, value)
+        run = fit(task("Troubled"), compose(*TWO), show=False)
+        assert run.status == "completed" and facts(run) == {"launcher": "notebook_launcher", "world_size": 2, "restarts": 0, "fallback": None}
+        assert len(losses(run)) == 20
+        return losses(run)
+
+
+# a rank fails
+
+@slow
+def test_an_error_on_rank_1_is_told_as_its_own(monkeypatch, nothing_left):
+    run = troubled(monkeypatch, "1 13 divide")
+    assert run.status == "failed" and run.error == "rank 1: ZeroDivisionError: division by zero"
+    assert "in divide" in log_of(run, "error-rank-1.txt") and facts(run)["restarts"] == 0 and not is_locked(run.path)
+    assert json.loads((run.path / "summary.json").read_text())["reason"] == run.error
+    assert intact(run) and find_checkpoint(run.path / "checkpoints")[0].name == "step-00000006"  # all that was done
+    done = resume(run, show=False)
+    assert done.status == "completed" and done.events[-1]["step"] == 20
+    assert "in divide" in log_of(run, "earlier-error-rank-1.txt") and not (run.path / "logs" / "error-rank-1.txt").exists()
+
+
+@slow
+def test_killed_ranks_are_replaced_and_nothing_is_lost(monkeypatch, nothing_left, calm):
+    "Rank 1, and then rank 0, which writes the log; os._exit leaves no word either."
+    run = troubled(monkeypatch, "1 7 kill;0 9 vanish")
+    assert run.status == "completed" and losses(run) == calm and intact(run)
+    notes = [e["notes"][0] for e in read_events(run.path / "events.jsonl") if e["type"] == "restart"]
+    assert len(notes) == facts(run)["restarts"] == 2
+    assert notes[0].startswith("rank 1 was killed by SIGKILL") and "memory" in notes[0]
+    assert notes[1] == "rank 0 ended with exit status 0, without a word; starting again (2 of 2)"
+    assert said(run).splitlines() == notes and facts(run)["world_size"] == 2
+
+
+@slow
+def test_without_restarts_a_killed_rank_is_a_failed_run(nothing_left, here):
+    "In a container, where one can be made, whose process 1 is the command: its children are no orphans."
+    container = ["unshare", "--kill-child", "--pid", "--fork", "--mount-proc"]
+    if not shutil.which("unshare") or subprocess.run([*container, "true"], capture_output=True).returncode: container = []
+    command = [*container, sys.executable, "-m", "spectrakit", "train", task("Troubled"), *TWO, "launch.max_restarts=0"]
+    done = subprocess.run(command, cwd=here, env={**os.environ, "TINY_TROUBLE": "1 13 kill"}, capture_output=True, text=True, timeout=90,
+                          stdin=subprocess.DEVNULL)
+    assert done.returncode == 1 and done.stderr.startswith("rank 1 was killed by SIGKILL") and "Traceback" not in done.stderr
+    run = open_run(only_run(here))
+    assert run.status == "failed" and run.error.startswith("rank 1 was killed by SIGKILL") and intact(run)
+
+
+@slow
+def test_what_is_refused_in_the_middle_is_a_failed_run_that_keeps_its_checkpoints(monkeypatch, nothing_left):
+    run = troubled(monkeypatch, "1 13 refuse")
+    assert run.status == "failed" and run.error == "this came late. Mend it." and intact(run)
+
+
+# a rank hangs
+
+@slow
+def test_a_rank_that_hangs_is_replaced_and_nothing_is_lost(monkeypatch, nothing_left, calm):
+    "It sleeps for ever, and the other one waits for it in gloo: the stacks name both places."
+    run = troubled(monkeypatch, "1 7 sleep", *SOON)
+    assert run.status == "completed" and losses(run) == calm and intact(run) and facts(run)["restarts"] == 1
+    assert said(run).startswith("rank 1 has given no sign of life for 3 s (training, after optimizer step 3); the stacks of all ranks are in")
+    assert said(run).endswith("/logs/stacks-rank-*.txt; starting again (1 of 2)")
+    assert " in sleep" in log_of(run, "stacks-rank-1.txt") and "in backward" in log_of(run, "stacks-rank-0.txt")
+
+
+@slow
+def test_ranks_that_hang_in_every_start_become_one_process(monkeypatch, nothing_left, calm):
+    "Both are stuck in gloo: rank 1 waits for something else than rank 0."
+    run = troubled(monkeypatch, "1 5 lost!", *SOON, "launch.max_restarts=1")
+    assert run.status == "completed" and close(losses(run), calm)
+    assert " in recv" in log_of(run, "stacks-rank-1.txt") and "in backward" in log_of(run, "stacks-rank-0.txt")
+    known = facts(run)
+    assert (known["world_size"], known["launcher"], known["restarts"]) == (1, None, 2) and "going on in one process" in known["fallback"]
+    decided = json.loads((run.path / "environment.json").read_text())["decided"]
+    assert (decided["world_size"], decided["gradient_accumulation_steps"], decided["effective_batch_size"]) == (1, 4, 8)
+
+
+@slow
+def test_one_process_that_hangs_ends_with_what_there_is(monkeypatch, nothing_left):
+    "It is stopped from outside, and woken up for a moment to say where it is."
+    run = troubled(monkeypatch, "0 13 stop!", *SOON, "trainer.devices=1", "launch.max_restarts=0")
+    assert run.status == "failed" and "rank 0 has given no sign of life" in run.error and intact(run)
+    assert " in stop" in log_of(run, "stacks-rank-0.txt") and (run.path / "summary.json").is_file()
+
+
+@slow
+def test_a_thread_that_never_ends_does_not_keep_a_run(monkeypatch, nothing_left):
+    monkeypatch.setattr(supervising, "_LEAVE_S", 1.0)
+    run = troubled(monkeypatch, "0 13 linger", "trainer.devices=1", "checkpoint.enabled=false")
+    assert run.status == "completed" and facts(run)["restarts"] == 0
+
+
+# a start fails
+
+@slow
+def test_ranks_that_do_not_meet_get_another_launcher_then_one_process(nothing_left, calm):
+    config = compose(*TWO, "launch.start_timeout_s=3")
+    run = fit(task("Late"), config, show=False)
+    assert run.status == "completed" and close(losses(run), calm)
+    first, second = said(run).splitlines()
+    assert first == "the processes did not find each other within launch.start_timeout_s=3 (notebook_launcher); trying torchrun"
+    assert second.startswith("rank 1 was killed by SIGKILL") and second.endswith("training in one process, with the same effective batch")
+    assert last_event(run.events, "start")["effective_batch_size"] == 8 and last_event(run.events, "restart") is None
+    assert (facts(run)["launcher"], facts(run)["world_size"], facts(run)["fallback"]) == (None, 1, second)
+    run = fit(task("Late"), config, show=False)  # the launcher that failed is remembered; a killed rank says nothing about the other
+    assert run.status == "completed" and said(run).startswith("rank 1 was killed by SIGKILL") and len(said(run).splitlines()) == 1
+    assert "notebook_launcher failed in this session" in last_event(run.events, "start")["reasons"]["launcher"]
+
+
+@slow
+def test_without_a_fallback_a_failed_start_is_a_failed_run(nothing_left, here):
+    (here / "late").touch()
+    run = fit(task("Late"), compose(*TWO, "distributed.fallback=false", "launch.mode=torchrun"), show=False)
+    assert run.status == "failed" and run.error.startswith("rank 1 was killed by SIGKILL")
+
+
+# refused
+
+@slow
+@pytest.mark.parametrize("name, words, sentence", [
+    ("Troubled", ["distributed.backend=nccl", "distributed.fallback=false"], "distributed.backend=nccl needs GPUs.*Use distributed.backend=auto"),  # by both
+    ("RefusedOnRank1", [], "RefusedOnRank1.loss returned dict")])
+def test_what_ranks_refuse_is_refused_here(name, words, sentence, nothing_left, here):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(RequestError, match=sentence) as caught: fit(task(name), compose(*TWO, *words), show=False)
+    assert "\n" not in str(caught.value) and not list((here / "runs").iterdir())
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+# interrupted
+
+@slow
+def test_an_interrupt_stops_both_ranks_at_the_same_step(cli, mark, here):
+    "It goes to every process, as some editors send it; the ranks leave it to the launcher."
+    process = cli("Steady", "accumulate_grad_batches=1", "trainer.max_epochs=400")
+    run = Run(wait_for(lambda: next(iter((here / "runs").glob("*/events.jsonl")), None), "a run").parent)
+    wait_for(lambda: (last_event(run.events, "step") or {"step": 0})["step"] >= 2, "some steps")
+    family = left(mark)
+    assert len(family) >= 4  # the command, the supervisor, two ranks
+    done = last_event(run.events, "step")["step"]
+    for member in family: member.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "") and "interrupted" in out
+    end = last_event(run.events, "end")
+    assert run.status == end["status"] == "interrupted" and end["step"] <= done + 3  # the one it was in, and two more
+    assert [int((here / f"seen-{rank}").read_text()) for rank in (0, 1)] == [end["step"]] * 2
+    newest, notes = find_checkpoint(run.path / "checkpoints")
+    assert newest.name == f"step-{end['step']:08d}" and notes == [] and read_manifest(newest)["world_size"] == 2
+    assert last_event(run.events, "eval")["step"] == end["step"]
+
+
+@slow
+def test_sigterm_is_heard_like_an_interrupt_and_a_second_one_does_not_wait(cli, here):
+    "The first one comes while the ranks are held, and the second while they finish."
+    process = cli("Troubled", TINY_HOLD=f"13:{here}")
+    wait_for((here / "held").exists, "the ranks to be held")
+    process.terminate()
+    run = open_run(only_run(here))
+    wait_for(stop_file(run.path).exists, "the first signal to be heard")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "") and "interrupted" in out
+    assert run.status == "interrupted" and "second time" in last_event(run.events, "end")["reason"]
+    assert intact(run) and find_checkpoint(run.path / "checkpoints")[0].name == "step-00000006"
+
+
+@slow
+@pytest.mark.parametrize("where", ["meeting", "preparing"])
+def test_an_interrupt_before_the_first_step_is_not_lost(cli, here, where):
+    process = cli("Waiting", "trainer.max_epochs=4000", TINY_WAIT=where)
+    wait_for((here / "waits").exists, "a rank to wait")
+    process.send_signal(signal.SIGINT)
+    wait_for(stop_file(only_run(here)).exists, "the interrupt to be heard")
+    (here / "go").touch()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "") and "interrupted" in out
+    run = open_run(only_run(here))
+    assert run.status == "interrupted" and last_event(run.events, "end")["step"] <= 3 and intact(run)
+
+
+# no orphans
+
+@slow
+@pytest.mark.parametrize("launcher", ["notebook_launcher", "torchrun"])
+def test_neither_a_dead_supervisor_nor_a_dead_parent_leaves_a_rank_behind(cli, mark, here, launcher):
+    "Both ranks are blocked in gloo, where no signal but SIGKILL reaches them."
+    process = cli("Troubled", f"launch.mode={launcher}", TINY_TROUBLE="1 5 lost!")
+    wait_for((here / "trouble-1-5").exists, "rank 1 to be lost")
+    supervisor, = psutil.Process(process.pid).children()
+    ranks = supervisor.children(recursive=True)
+    assert len(ranks) == 2
+    supervisor.kill()
+    assert psutil.wait_procs(ranks, timeout=10)[1] == []
+    (here / "trouble-1-5").unlink()
+    wait_for((here / "trouble-1-5").exists, "rank 1 to be lost again, in the next start")
+    assert "the process that starts the ranks was killed by SIGKILL" in said(open_run(only_run(here)))
+    process.kill()
+    process.wait()
+    wait_for(lambda: not left(mark), "all processes to be gone", 10)
+    run = open_run(only_run(here))
+    assert run.status == "unfinished" and not is_locked(run.path) and intact(run)
+    for job in (here / "temporary").glob("spectrakit-job-*"): job.rename(here / job.name)  # nobody was left to remove it
+
+
+# surroundings
+
+@slow
+def test_a_full_temporary_folder_at_the_end_changes_nothing(monkeypatch, nothing_left, small_disk):
+    monkeypatch.setenv("TMPDIR", str(small_disk))
+    run = troubled(monkeypatch, "0 40 fill")
+    assert (small_disk / "filled").stat().st_size > 2**20 and "outcome.json could not be written" in log_of(run, "rank-0.log")
+    assert run.status == "completed" and (run.path / "summary.json").is_file()
+
+
+@slow
+def test_torchrun_carries_a_task_from_a_cell_and_maps_its_large_array(nothing_left, monkeypatch):
+    numpy = pytest.importorskip("numpy")
+
+    class Cell(Troubled):
+        def __init__(self): self.spectra = numpy.zeros(72 * 2**20, numpy.uint8)
+
+        def datasets(self, cfg):
+            assert isinstance(self.spectra.base, numpy.memmap) and os.environ["WORLD_SIZE"] == "2"
+            return super().datasets(cfg)
+
+    run = fit(Cell(), compose(*TWO, "launch.mode=torchrun", "trainer.max_steps=2"), show=False)
+    assert run.status == "completed", run.error
+    assert (facts(run)["launcher"], facts(run)["world_size"]) == ("torchrun", 2) and run.load_model() is not None
+
+
+FORK = """
+import json, os, sys, threading
+import torch
+from accelerate import Accelerator
+from spectrakit.config.compose import RequestError, compose
+from spectrakit.api.run import fit
+from tasks import Troubled
+
+class Locked(Troubled):
+    def __init__(self): self.lock = threading.Lock()
+
+    def loss(self, model, batch):
+        torch.exp(torch.randn(2_000_000))  # with the parent's threads, which are not here, this would hang
+        with self.lock: return super().loss(model, batch)
+
+Accelerator(cpu=True)
+torch.exp(torch.randn(4_000_000))
+for devices in (2, 1):
+    run = fit(Locked(), compose(*json.loads(sys.argv[1]), f"trainer.devices={devices}", "launch.mode=notebook_launcher", "trainer.max_steps=2"), show=False)
+    assert run.status == "completed", run.error
+    assert json.loads((run.path / "summary.json").read_text())["launch"]["world_size"] == devices
+print("good")
+"""
+
+
+@slow
+def test_a_fork_takes_along_what_cannot_be_carried(nothing_left):
+    done = subprocess.run([sys.executable, "-c", FORK, json.dumps(TWO)], capture_output=True, text=True, timeout=90,
+                          env={**os.environ, "PYTHONPATH": str(TASKS.parent)}, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stdout.splitlines()[-1:], done.stderr) == (0, ["good"], "")
+
+
+# what can be known without starting a process
+
+HERE, PAIR = detect(environ={}), Processes(2, 1, "as asked")
+
+
+def test_the_launcher_is_chosen_by_what_is_there(monkeypatch):
+    gpus = replace(HERE, gpus=(Gpu("Tesla T4", 15.0, (7, 5)),) * 2)
+    choose = lambda *words, platform=HERE, plan=PAIR, failed={}: choose_launcher(compose(*words), platform, plan, failed)[0]
+    assert choose() == "notebook_launcher" and choose("launch.mode=torchrun") == "torchrun" and choose(platform=gpus) == "notebook_launcher"
+    assert choose(failed={"notebook_launcher": "timed out"}) == "torchrun"
+    assert choose("launch.mode=notebook_launcher", failed={"notebook_launcher": "timed out"}) == "notebook_launcher"  # as asked
+    assert choose(plan=Processes(1, 1, "")) is None and choose("launch.mode=torchrun", plan=Processes(1, 1, "")) is None
+    assert choose(plan=Processes(2, 2, "")) == "torchrun"
+    versions = {"accelerate": "1.13.0", "torch": "2.9.1+cu128"}
+    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
+    assert choose(platform=gpus) == "torchrun" and "breaks forks" in choose_launcher(compose(), gpus, PAIR, {})[1]
+    assert choose() == "notebook_launcher"  # on CPUs it does not matter
+    for accelerate, torch in (("1.14.0", "2.9.1"), ("1.13.0", "2.8.0"), ("unknown", "2.9.1")):
+        versions.update(accelerate=accelerate, torch=torch)
+        assert choose(platform=gpus) == "notebook_launcher"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert choose() == "torchrun"
+    with pytest.raises(RequestError, match="Linux only. Use launch.mode=torchrun"): choose("launch.mode=notebook_launcher")
+
+
+def test_what_failed_is_remembered_for_the_session_only(mark):
+    session = replace(HERE, session_start=1e9)
+    remember_failed(session, "notebook_launcher", "timed out")
+    remember_failed(replace(session, session_start=1e9 + 0.4), "torchrun", "killed")
+    assert failed_launchers(session) == {"notebook_launcher": "timed out", "torchrun": "killed"}
+    assert failed_launchers(replace(session, session_start=1e9 + 60)) == {}
+    for text in ("", "[]", '{"session": 1e9, "failed": 3}', "\x00"):
+        launching._memory_file().write_text(text)
+        assert failed_launchers(session) == {}
+
+
+def test_where_no_launcher_works_one_process_trains(mark):
+    failed = {"notebook_launcher": "timed out", "torchrun": "killed"}
+    plan = launching.without_launchers(compose(), PAIR, failed)
+    assert (plan.world_size, plan.fallback) == (1, True) and "killed" in plan.reason
+    for words in (["launch.mode=torchrun"], ["distributed.fallback=false"]): assert launching.without_launchers(compose(*words), PAIR, failed) == PAIR
+    assert launching.without_launchers(compose(), Processes(2, 2, ""), failed).world_size == 4
+
+
+@pytest.mark.parametrize("devices, there, expected", [(4, 2, 2), (3, 2, 1), (8, 3, 2), (2, 1, 1)])
+def test_more_devices_than_there_are_become_what_divides_them(devices, there, expected):
+    platform = replace(HERE, gpus=(Gpu("Tesla T4", 15.0, (7, 5)),) * there)
+    plan = launching.plan_processes(compose(f"trainer.devices={devices}"), platform)
+    assert plan.world_size == expected and plan.fallback and f"there is {there} GPU" in plan.reason
+    assert launching._counted(compose(f"trainer.devices={devices}"), plan).distributed.world_size == devices  # what the batch is made of
+    with pytest.raises(RequestError, match="distributed.fallback=false"):
+        launching.plan_processes(compose(f"trainer.devices={devices}", "distributed.fallback=false"), platform)
+
+
+class Locked(Line):
+    def __init__(self): self.inner = {"lock": threading.Lock()}
+
+
+def test_a_task_that_cannot_be_carried_gets_a_sentence_with_the_modes_that_work(here, monkeypatch):
+    with pytest.raises(RequestError) as caught: fit(Locked(), compose(*TWO), show=False)
+    for words in ("Locked.inner['lock'] is a lock", "launch.mode=notebook_launcher", "launch.mode=inline"): assert words in str(caught.value)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    with pytest.raises(RequestError) as caught: fit(Locked(), compose(*TWO, "launch.mode=notebook_launcher"), show=False)
+    for words in ("Locked.inner['lock'] is a lock", "CUDA is in use", "Restart the notebook"): assert words in str(caught.value)
+    assert not list((here / "runs").iterdir())
+
+
+def test_a_fork_of_a_process_that_asked_cuda_is_refused(monkeypatch):
+    _check_fork("auto")
+    monkeypatch.setattr("torch.cuda._is_in_bad_fork", lambda: True)
+    _check_fork("cpu")
+    with pytest.raises(RequestError, match="Restart the notebook.*launch.mode=inline"): _check_fork("auto")
+
+
+def test_the_error_that_counts_is_found(tmp_path):
+    def write(rank: int, text: str) -> None: (tmp_path / f"error-rank-{rank}.txt").write_text(text)
+    head = "Traceback (most recent call last):\n  File \"t.py\", line 1, in loss\n    connection = gloo(NCCL)\n"
+    assert first_error(tmp_path) is None
+    write(0, head + "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2077\n")
+    assert first_error(tmp_path)[0::2] == (0, True)
+    write(3, head + "torch.distributed.DistNetworkError: failed to recv, got 0 bytes\n")
+    write(10, f"{head}KeyError: 'x'\n\nDuring handling of the above exception, another exception occurred:\n\n{head}ValueError: first line\nsecond: line\n")
+    assert first_error(tmp_path) == (10, "ValueError: first line second: line", False)
+    write(1, "torn")
+    assert first_error(tmp_path)[0] == 10  # which came first
+    for file in tmp_path.iterdir(): file.unlink()
+    write(2, "")
+    assert first_error(tmp_path) == (2, "an error without words", False)
+
+
+@pytest.fixture
+def story(monkeypatch, tmp_path):
+    """A function that sees a job through whose starts end as told, without a process: what became of it, and how it was started.
+
+    An end may be a function, which then acts in the middle of a start.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def see(*ends, words=(), heard=None, kind="train", failed=()) -> tuple[Outcome, list[tuple[str | None, int, str]]]:
+        starts, ends, heard = [], list(ends), [] if heard is None else heard
+        run_dir = tmp_path / "run"
+        run_dir.mkdir(exist_ok=True)
+        job = Job(kind, run_dir, compose("trainer.accelerator=cpu", "trainer.devices=2", *words), HERE)
+        for name in failed: remember_failed(HERE, name, "broken")
+
+        def run_once(job, folder, plan, launcher, tick, heard, task=None, again=None) -> Ended:
+            starts.append((launcher, plan.world_size, job.kind))
+            end = ends.pop(0)
+            end = end(job, heard) if callable(end) else end
+            if isinstance(end, Exception): raise end
+            return end
+
+        monkeypatch.setattr(launching, "run_once", run_once)
+        outcome = launching.run_supervised(job, "coffee", lambda: None, heard)
+        assert not ends and not list(tmp_path.glob("spectrakit-job-*"))
+        if kind == "train": assert last_event(read_events(run_dir / "events.jsonl"), "end")["status"] == outcome.status
+        return outcome, starts
+    return see
+
+
+DONE = Ended("completed", "all done")
+FAULT, UNMET, ERROR = Ended("failed", "rank 1 was killed", again=True), Ended("failed", "apart", again=True, met=False, launcher_failed=True), Ended("failed", "KeyError")
+PAIRED, ALONE = ("notebook_launcher", 2, "train"), (None, 1, "train")
+
+
+def test_faults_are_repeated_then_degraded_then_final(story):
+    assert story(FAULT, FAULT, DONE)[1] == [PAIRED] * 3
+    outcome, starts = story(FAULT, FAULT, FAULT, DONE)
+    assert outcome.status == "completed" and starts == [PAIRED] * 3 + [ALONE]
+    assert outcome.launch["restarts"] == 3 and outcome.launch["world_size"] == 1 and outcome.launch["launcher"] is None
+    outcome, starts = story(FAULT, FAULT, FAULT, FAULT)  # one process has one try
+    assert (outcome.status, outcome.reason, starts) == ("failed", "rank 1 was killed", [PAIRED] * 3 + [ALONE])
+    assert story(FAULT, words=["launch.max_restarts=0"])[1] == [PAIRED]
+    assert story(FAULT, FAULT, FAULT, words=["distributed.fallback=false"])[1] == [PAIRED] * 3
+    assert "going on in one process" in outcome.launch["reasons"]["world_size"] and outcome.launch["reasons"]["launcher"].startswith("none, for one process; tried before: notebook_launcher: ")
+    assert story(ERROR) == (Outcome("failed", "KeyError", story(DONE)[0].launch), [PAIRED])
+    assert story(FAULT, FAULT, kind="predict")[1] == [("notebook_launcher", 2, "predict")] * 2
+
+
+def test_a_rank_that_was_killed_before_the_others_met_it_says_nothing_about_the_launcher(story):
+    torchrun, killed = ("torchrun", 2, "train"), replace(UNMET, reason="rank 1 was killed", launcher_failed=False)
+    assert story(killed, DONE)[1] == [PAIRED, torchrun]
+    assert story(DONE)[1] == [PAIRED]  # not remembered
+
+
+def test_ranks_that_cannot_meet_get_what_works(story):
+    torchrun = ("torchrun", 2, "train")
+    assert story(UNMET, DONE)[1] == [PAIRED, torchrun]
+    assert story(UNMET, DONE)[1] == [torchrun, ALONE]  # remembered
+    outcome, starts = story(DONE)
+    assert starts == [ALONE] and "no launcher works" in outcome.launch["fallback"]
+    assert story(UNMET, words=["launch.mode=torchrun", "distributed.fallback=false"])[0].status == "failed"
+    assert story(UNMET, FAULT, DONE, words=["launch.mode=torchrun"])[1] == [torchrun, ALONE, ALONE]
+
+
+def test_who_asks_for_a_stop_gets_no_other_start(story):
+    def interrupted(job, heard):
+        heard.append(1.0)
+        return FAULT
+
+    def touched(job, heard):
+        stop_file(job.run_dir).touch()
+        return UNMET
+
+    for end in (interrupted, touched):
+        outcome, starts = story(end)
+        assert outcome.status == "interrupted" and len(starts) == 1 and "a stop was asked for" in outcome.reason
+    assert story(heard=[1.0, 2.0])[0].status == "interrupted"
+
+
+def test_two_interrupts_while_a_large_task_is_written_end_the_run(here, monkeypatch):
+    "Each is sent by the task itself, where it is pickled; what comes after is as for any run."
+    class Large(Troubled):
+        def __getstate__(self):
+            for _ in range(2): os.kill(os.getpid(), signal.SIGINT)
+            return {}
+
+    before = signal.getsignal(signal.SIGINT)
+    run = fit(Large(), compose(*TWO), show=False)
+    assert (run.status, last_event(run.events, "end")["reason"]) == ("interrupted", "interrupted a second time before the start")
+    assert (run.path / "summary.json").is_file() and not is_locked(run.path) and signal.getsignal(signal.SIGINT) == before
+
+
+def test_memory_that_ran_out_halves_the_micro_batch_and_keeps_the_effective_one(story):
+    oom = replace(FAULT, reason="OutOfMemoryError: CUDA out of memory.", oom=True)
+    outcome, starts = story(oom, oom, DONE, words=["data.micro_batch_size=12", "launch.max_restarts=0"])
+    assert outcome.status == "completed" and starts == [PAIRED] * 3 and outcome.launch["restarts"] == 2
+    assert (outcome.launch["micro_batch_size"], outcome.launch["gradient_accumulation_steps"]) == (3, 4)
+    outcome, starts = story(oom, oom, oom, words=["data.micro_batch_size=12"])  # 3 cannot be halved
+    assert (outcome.status, len(starts)) == ("failed", 3)
+
+
+HUNGRY = """
+import os
+import torch
+from rank_tasks import Curve
+
+class Hungry(Curve):
+    "Runs out of memory with more than two samples, on the last rank alone, {where}."
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        last = int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1
+        if not model.training or len(batch[0]) <= 2 or not last: return loss
+        if {forward}: raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        loss.register_hook(lambda grad: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")))
+        return loss
+"""
+
+
+@slow
+@pytest.mark.parametrize("where, devices", [("forward", 1), ("backward", 2)])
+def test_a_run_whose_device_runs_out_of_memory_goes_on_with_smaller_micro_batches(nothing_left, here, where, devices):
+    (here / "hungry.py").write_text(HUNGRY.format(where=where, forward=where == "forward"))
+    words = ("trainer.accelerator=cpu", "trainer.max_epochs=2", "data.micro_batch_size=8", f"trainer.devices={devices}", "trainer.log_every_n_steps=1")
+    run = fit(f"{here / 'hungry.py'}:Hungry", compose(*words), show=False)
+    assert run.status == "completed", run.error
+    ooms = [e for e in read_events(run.path / "events.jsonl") if e["type"] == "oom"]
+    assert [e["micro_batch_size"] for e in ooms] == [4, 2]
+    launched = json.loads((run.path / "environment.json").read_text())["launch"]
+    assert (launched["micro_batch_size"], launched["gradient_accumulation_steps"], launched["restarts"]) == (2, 4, 2)
+    alike = fit(f"{TESTS / 'rank_tasks.py'}:Curve", compose(*words), show=False)
+    assert close(losses(run), losses(alike))  # the effective batch, and so what is learned, stayed
+
+
+def test_no_start_that_the_time_is_too_short_for_and_no_refusal_after_the_first(story, here):
+    job = Job("train", here, compose("watchdog.limit=2m", "watchdog.since=run"), HERE, extra={"began": time.time() - 100})
+    shared = launching._clocked(job)
+    assert shared["ends"] - time.monotonic() == pytest.approx(20, abs=5) and launching._clocked(replace(job, extra=shared)) == shared  # all starts share the time
+    late = supervising._with_the_time_there_is(FAULT, job, time.monotonic() + 15, 10.0)
+    assert (late.again, late.status) == (False, "failed") and late.reason.endswith("no time is left to start again")
+    assert supervising._with_the_time_there_is(FAULT, job, time.monotonic() + 30, 10.0) == FAULT == supervising._with_the_time_there_is(FAULT, job, None, 10.0)
+    outcome, _ = story(FAULT, RequestError("There is no GPU."))
+    assert (outcome.status, outcome.reason) == ("failed", "There is no GPU.")
+    with pytest.raises(RequestError): story(RequestError("There is no GPU."))
+
+
+def test_a_view_that_fails_ends_the_processes_and_is_told(tmp_path):
+    "And so does anything else that ends the waiting thread."
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    board = new_board(1)
+
+    def tick(): raise KeyError("the view")
+
+    job = Job("train", tmp_path, compose(), HERE)
+    with pytest.raises(KeyError, match="the view"): watch_over(child, job, Watch(board, 20, 60), tmp_path, tick, [])
+    assert child.returncode == -signal.SIGKILL
+    board.close()
+    board.path.unlink()
+
+
+def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_path):
+    "Rank 1 has failed; rank 0 would have a quarter of a minute to notice by itself."
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    board = new_board(2)
+    pulse = Pulse(board, 1)
+    pulse.begin(3), raise_flag(pulse, FAILED)
+    heard, began = [], time.monotonic()
+
+    def tick():
+        if not heard and time.monotonic() - began > 0.5: heard.append(time.monotonic())
+
+    seen = watch_over(child, Job("train", tmp_path, compose(), HERE), Watch(board, 20, 60), tmp_path, tick, heard)
+    assert seen.killed == "alone" and child.returncode == -signal.SIGKILL and time.monotonic() - began < 5
+    assert asked(board) == STOP and stop_file(tmp_path).exists()
+    board.close()
+    board.path.unlink()
+
+
+def test_the_handlers_that_were_there_are_put_back():
+    def mine(*_): raise AssertionError("this one sleeps")
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts(second_raises=True) as heard:
+            with interrupts() as inner: os.kill(os.getpid(), signal.SIGINT)
+            assert len(heard) == 1 and inner is heard
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is mine and len(heard) == 2
+        found = []
+        thread = threading.Thread(target=lambda: found.append(interrupts().__enter__()))  # only the main thread can listen
+        thread.start(), thread.join()
+        assert found == [[]] and signal.getsignal(signal.SIGINT) is mine
+    finally: signal.signal(signal.SIGINT, before)
+
+
+def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
+    "A job folder that is held, one that is not, one that never was, and a page of memory."
+    script = ("import os, sys; from pathlib import Path; from spectrakit.distributed.heartbeat import new_board; from spectrakit.launch.launcher import held_folder\n"
+              "board = new_board(2, (sys.argv[1],)); folder = Path(sys.argv[1], 'spectrakit-job-' + sys.argv[2]); folder.mkdir()\n"
+              "(folder / 'array-0.npy').touch()\nwith held_folder(folder):\n    print('held', flush=True)\n    input()")
+    start = lambda name: subprocess.Popen([sys.executable, "-c", script, tmp_path, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with start("held") as held:
+        held.stdout.readline()
+        with start("left") as killed:
+            killed.stdout.readline()
+            killed.kill()
+        (tmp_path / "spectrakit-job-new").mkdir()
+        names = lambda: sorted(path.name.rpartition("-")[0 if "page" in path.name else 2] for path in tmp_path.iterdir())
+        assert names() == sorted(["held", "left", "new", f"spectrakit-page-{held.pid}", f"spectrakit-page-{killed.pid}"])
+        launching.sweep_jobs(tmp_path)
+        assert sweep(tmp_path) == []  # young ones may not be locked yet
+        assert len(sweep(tmp_path, older_s=-1)) == 1
+        assert names() == ["held", "new", f"spectrakit-page-{held.pid}"]
+        held.communicate("go on\n")
+    assert names() == ["new", f"spectrakit-page-{held.pid}"]
+
+
+@slow
+def test_a_full_memory_for_pages_is_an_error_and_not_a_dead_kernel(small_disk, tmp_path):
+    "A hole in a full memory file system kills the process that fills it."
+    with open(small_disk / "filled", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True: file.write(bytes(4096))
+    with pytest.raises(OSError, match="No space|no room"): new_board(2, (str(small_disk),))
+    assert [path.name for path in small_disk.iterdir()] == ["filled"]
+    board = new_board(2, (str(small_disk), str(tmp_path)))
+    assert board.path.parent == tmp_path and board.cells[board.row(1)] == -1
+    board.close()
+
+
+def test_a_whole_family_ends_at_once():
+    script = "import os, subprocess, sys, time; subprocess.Popen(['sleep', '60'], start_new_session=True); subprocess.Popen(['sleep', '60']); time.sleep(60)"
+    top = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+    family = wait_for(lambda: len(found := psutil.Process(top.pid).children(recursive=True)) == 2 and found, "two children")
+    began = time.monotonic()
+    kill_tree(top.pid)
+    assert time.monotonic() - began < 2 and top.wait() == -signal.SIGKILL
+    assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+    kill_tree(top.pid)  # once more: nobody is there
+
+
+ZOMBIES = """
+import subprocess, sys, time
+from spectrakit.system.signals import family_of, kill_tree
+top = subprocess.Popen([sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '60'])"], start_new_session=True)
+while len(family_of(top.pid)) < 2: time.sleep(0.01)
+began = time.monotonic()
+kill_tree(top.pid)
+print(time.monotonic() - began < 2, [p.status() for p in family_of(1)[1:] if p.pid != top.pid])
+"""
+
+
+def test_where_process_1_buries_no_dead_nobody_waits_for_zombies():
+    container = ["unshare", "--kill-child", "--pid", "--fork", "--mount-proc"]
+    if not shutil.which("unshare") or subprocess.run([*container, "true"], capture_output=True).returncode: pytest.skip("no container can be made here")
+    done = subprocess.run([*container, sys.executable, "-c", ZOMBIES], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True ['zombie']\n", done.stderr
+
+
+ELSEWHERE = """
+import asyncio, concurrent.futures, multiprocessing, os, signal, subprocess, sys, tempfile, threading, importlib.metadata, logging, shutil  # made for this system
+for module, names in ((os, ("fork", "setsid", "killpg", "getuid", "register_at_fork")), (signal, ("SIGKILL", "SIGUSR1", "SIGCONT", "SIGSTOP", "pthread_sigmask", "SIGHUP"))):
+    for name in names: delattr(module, name)
+sys.modules["fcntl"] = None
+from spectrakit.cli import main as cli
+from spectrakit.distributed import heartbeat
+from spectrakit.launch import launcher as launch
+from spectrakit.api import run
+from spectrakit.launch import supervisor as supervise
+from spectrakit.launch import worker
+board = heartbeat.new_board(2)
+board.close(), board.path.unlink()
+supervise.dump_stacks([1])
+with supervise.unheard(): pass
+print(supervise._killed_by(9), heartbeat.stop_file(run.Path("x")))
+"""
+
+
+def test_nothing_here_needs_linux_to_be_imported():
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("said, own", [
+    ("ConnectionError: HTTPSConnectionPool(host='hub'): Connection refused", True), ("ValueError: igloo class index 7 out of range", True),
+    ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
+    ("RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:18623", False),
+    ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77", False), ("RuntimeError: another process of this run has failed", False),
+])
+def test_only_what_torch_says_of_another_process_is_talk_about_a_connection(tmp_path, said, own):
+    (tmp_path / "error-rank-1.txt").write_text(f"Traceback (most recent call last):\n  File \"x.py\", line 1, in f\n{said}\n")
+    assert first_error(tmp_path) == (1, said, not own)
+
+
+def test_what_ddp_cannot_take_is_told_with_what_to_do(tmp_path):
+    lines = ("RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error …",
+             "AttributeError: 'DistributedDataParallel' object has no attribute 'encode'")
+    for said, words in zip(lines, ("distributed.find_unused_parameters=true", "trainer.devices=1")):
+        (tmp_path / "error-rank-0.txt").write_text(f"Traceback (most recent call last):\n  File \"x.py\", line 1, in f\n{said}\n")
+        assert words in first_error(tmp_path)[1]
