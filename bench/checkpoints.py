@@ -11,6 +11,7 @@ The kit flushes, hashes and renames; the others leave their bytes to the system'
 loop makes while a checkpoint is written, against the same loop with nothing else; and how long it takes to find the newest checkpoint, verify
 it and read it. bench/README.md says how to read the table.
 """
+
 import argparse
 import json
 import math
@@ -42,7 +43,8 @@ def trained(megabytes: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     layers = max(1, round(megabytes * 1e6 / (3 * 4 * WIDTH * (WIDTH + 1))))
     net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
     adam = torch.optim.Adam(net.parameters(), lr=1e-4)
-    for p in net.parameters(): p.grad = torch.full_like(p, 1e-3)
+    for p in net.parameters():
+        p.grad = torch.full_like(p, 1e-3)
     adam.step()
     adam.zero_grad()
     return net, adam
@@ -51,10 +53,31 @@ def trained(megabytes: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 def session_of(net: nn.Module, adam: torch.optim.Optimizer, folder: Path, background: bool) -> Session:
     "A session of the kit that saves this network, as often as it is asked to."
     folder.mkdir()
-    config = compose("trainer.accelerator=cpu", f"checkpoint.background={str(background).lower()}", "checkpoint.keep_last=1")
+    config = compose(
+        "trainer.accelerator=cpu", f"checkpoint.background={str(background).lower()}", "checkpoint.keep_last=1"
+    )
     context = create_run_context(config, detect())
-    s = Session(None, config, context, folder, EventLog(folder / "events.jsonl"), Budget(TimeLimit(None, 0.0, "none")), lambda: False, net,
-                   list(net.parameters()), adam, [1e-4], None, None, BatchPlan(8, 8), 10**9, None, net, "val_loss", "min")
+    s = Session(
+        None,
+        config,
+        context,
+        folder,
+        EventLog(folder / "events.jsonl"),
+        Budget(TimeLimit(None, 0.0, "none")),
+        lambda: False,
+        net,
+        list(net.parameters()),
+        adam,
+        [1e-4],
+        None,
+        None,
+        BatchPlan(8, 8),
+        10**9,
+        None,
+        net,
+        "val_loss",
+        "min",
+    )
     keeper_of(s).time.most = math.inf
     return s
 
@@ -66,7 +89,8 @@ def one_save(s: Session) -> tuple[float, float]:
     save(s)
     paused = time.perf_counter() - began
     keeper_of(s).flush()
-    if keeper_of(s).written_step != s.progress.step: raise SystemExit(f"step {s.progress.step} was not saved")
+    if keeper_of(s).written_step != s.progress.step:
+        raise SystemExit(f"step {s.progress.step} was not saved")
     return paused, time.perf_counter() - began
 
 
@@ -86,10 +110,15 @@ def pauses(megabytes: int, rounds: int, folder: Path) -> dict:
 
     def by_hand(way: str) -> float:
         target = folder / "other"
-        if way == "save_state": took = timed(lambda: accelerator.save_state(str(target)))
+        if way == "save_state":
+            took = timed(lambda: accelerator.save_state(str(target)))
         else:
             target.mkdir()
-            took = timed(lambda: torch.save({"model": prepared[0].state_dict(), "optimizer": prepared[1].state_dict()}, target / "state.pt"))
+            took = timed(
+                lambda: torch.save(
+                    {"model": prepared[0].state_dict(), "optimizer": prepared[1].state_dict()}, target / "state.pt"
+                )
+            )
         shutil.rmtree(target)
         return took
 
@@ -100,8 +129,10 @@ def pauses(megabytes: int, rounds: int, folder: Path) -> dict:
             if way in kit:
                 paused, whole = one_save(kit[way])
                 found[way].append(paused)
-                if way == "background": found["whole"].append(whole)
-            else: found[way].append(by_hand(way))
+                if way == "background":
+                    found["whole"].append(whole)
+            else:
+                found[way].append(by_hand(way))
     found["resume"] = [timed(lambda: read_back(kit["background"].checkpoints)) for _ in range(rounds)]
     found["slowdown"] = slowdown(kit["background"], rounds)
     return found
@@ -110,7 +141,8 @@ def pauses(megabytes: int, rounds: int, folder: Path) -> dict:
 def read_back(folder: Path) -> None:
     "Find the newest checkpoint, verify it and read all of it."
     path, notes = find_checkpoint(folder)
-    if notes: raise SystemExit(f"the checkpoint is not whole: {notes}")
+    if notes:
+        raise SystemExit(f"the checkpoint is not whole: {notes}")
     load_weights(path), load_state(path)
 
 
@@ -152,25 +184,36 @@ def told(values: list[float], unit: float = 1e3) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mb", type=int, nargs="+", default=[100, 1000], help="megabytes of weights and Adam state (100 1000)")
+    parser.add_argument(
+        "--mb", type=int, nargs="+", default=[100, 1000], help="megabytes of weights and Adam state (100 1000)"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="turns of the four ways (7)")
     parser.add_argument("--folder", type=Path, help="where to write; the folder for temporary files by default")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     options, results = parser.parse_args(), {}
     for megabytes in options.mb:
-        with tempfile.TemporaryDirectory(dir=options.folder) as name: found = pauses(megabytes, options.rounds, Path(name))
+        with tempfile.TemporaryDirectory(dir=options.folder) as name:
+            found = pauses(megabytes, options.rounds, Path(name))
         results[megabytes] = found
         print(f"\n{megabytes} MB, {options.rounds} rounds, torch {torch.__version__}: ms, median (least to most)")
-        for way in WAYS: print(f"  pause, {way:12} {told(found[way])}")
+        for way in WAYS:
+            print(f"  pause, {way:12} {told(found[way])}")
         for way in WAYS[2:]:
             ratios = [a / b for a, b in zip(found["background"], found[way], strict=True)]
-            print(f"  background over {way:10} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+            print(
+                f"  background over {way:10} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+            )
         print(f"  first pause, background {1e3 * found['first']:.1f}; whole on disk after {told(found['whole'])}")
         print(f"  verify and read back     {told(found['resume'])}")
         slow = found["slowdown"]
-        print(f"  steps/s while writing over quiet {statistics.median(slow['ratios']):.3f} ({min(slow['ratios']):.3f} to {max(slow['ratios']):.3f}); slowest step "
-              f"{statistics.median(slow['slowest_ms']['while writing']):.1f} ms, quiet {statistics.median(slow['slowest_ms']['quiet']):.1f} ms", flush=True)
-    if options.json: options.json.write_text(json.dumps(results, indent=1) + "\n")
+        print(
+            f"  steps/s while writing over quiet {statistics.median(slow['ratios']):.3f} ({min(slow['ratios']):.3f} to {max(slow['ratios']):.3f}); slowest step "
+            f"{statistics.median(slow['slowest_ms']['while writing']):.1f} ms, quiet {statistics.median(slow['slowest_ms']['quiet']):.1f} ms",
+            flush=True,
+        )
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

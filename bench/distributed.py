@@ -6,6 +6,7 @@
   that calls `accelerate.notebook_launcher`. Each starts from a fresh interpreter, but for spectrakit, whose caller runs.
 - what the signs of life cost a step: writing the page, looking at the other rank, keeping the step's time. Aim: < 2 µs.
 """
+
 import argparse
 import json
 import os
@@ -32,25 +33,29 @@ BATCH, SAMPLES, WIDTH, WARM, STEPS = 64, 6400, 768, 20, 220
 class Net(Task):
     "An MLP of about 1.2 million weights. Rank 0 writes the times at which its steps end, as the loops by hand do."
 
-    def __init__(self, file): self.file, self.times = str(file), []
+    def __init__(self, file):
+        self.file, self.times = str(file), []
 
     def datasets(self, cfg):
         x = torch.randn(SAMPLES, 256, generator=torch.Generator().manual_seed(0))
         return TensorDataset(x, x[:, :1]), None
 
-    def model(self, cfg): return network()
+    def model(self, cfg):
+        return network()
 
     def loss(self, model, batch):
         if model.training and os.environ["RANK"] == "0":
             self.times.append(time.time())
-            if len(self.times) in (2, STEPS): Path(self.file).write_text(json.dumps(self.times))
+            if len(self.times) in (2, STEPS):
+                Path(self.file).write_text(json.dumps(self.times))
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
-def network(): return nn.Sequential(nn.Linear(256, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+def network():
+    return nn.Sequential(nn.Linear(256, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
 
 
-BY_HAND = '''
+BY_HAND = """
 import json, os, sys, time
 import torch
 import torch.distributed as dist
@@ -80,18 +85,28 @@ def train(file, steps):
             optimizer.zero_grad()
             total += loss.item()
     dist.destroy_process_group()
-'''
+"""
 UNDER_TORCHRUN = BY_HAND + "\ntrain(sys.argv[1], int(sys.argv[2]))\n"
-UNDER_NOTEBOOK_LAUNCHER = BY_HAND + '''
+UNDER_NOTEBOOK_LAUNCHER = (
+    BY_HAND
+    + """
 from accelerate import notebook_launcher
 notebook_launcher(train, (sys.argv[1], int(sys.argv[2])), num_processes=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", rdzv_id="bench")
-'''
+"""
+)
 
 
 def by_kit(folder: Path, steps: int) -> list[float]:
     "[when it was called, then the beginnings of steps]"
-    words = ("trainer.accelerator=cpu", "trainer.devices=2", f"data.micro_batch_size={BATCH}", f"trainer.max_steps={steps}",
-             "checkpoint.enabled=false", "scheduler.name=constant", "trainer.deterministic=false")
+    words = (
+        "trainer.accelerator=cpu",
+        "trainer.devices=2",
+        f"data.micro_batch_size={BATCH}",
+        f"trainer.max_steps={steps}",
+        "checkpoint.enabled=false",
+        "scheduler.name=constant",
+        "trainer.deterministic=false",
+    )
     called = time.time()
     outcome = launch(Job("train", folder / "run", compose(*words), detect()), Net(folder / "times.json"), lambda: None)
     assert outcome.status == "completed", outcome
@@ -101,34 +116,53 @@ def by_kit(folder: Path, steps: int) -> list[float]:
 def by_hand(folder: Path, steps: int, script: str) -> list[float]:
     "The same for a script."
     (folder / "by_hand.py").write_text(script.format(folder=str(Path(__file__).resolve().parent)))
-    start = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"] if script is UNDER_TORCHRUN else []
+    start = (
+        ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        if script is UNDER_TORCHRUN
+        else []
+    )
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     called = time.time()
-    done = subprocess.run([sys.executable, *start, "by_hand.py", str(folder / "times.json"), str(steps)], cwd=folder, env=environ, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *start, "by_hand.py", str(folder / "times.json"), str(steps)],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return [called, *json.loads((folder / "times.json").read_text())]
 
 
-WAYS = {"spectrakit": by_kit, "torchrun": lambda f, n: by_hand(f, n, UNDER_TORCHRUN),
-        "notebook_launcher": lambda f, n: by_hand(f, n, UNDER_NOTEBOOK_LAUNCHER)}
+WAYS = {
+    "spectrakit": by_kit,
+    "torchrun": lambda f, n: by_hand(f, n, UNDER_TORCHRUN),
+    "notebook_launcher": lambda f, n: by_hand(f, n, UNDER_NOTEBOOK_LAUNCHER),
+}
 
 
 def measured(way: str, steps: int) -> list[float]:
     folder = Path(tempfile.mkdtemp())
-    try: return WAYS[way](folder, steps)
-    finally: shutil.rmtree(folder, ignore_errors=True)
+    try:
+        return WAYS[way](folder, steps)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def steps_per_s(pairs: int) -> dict:
     "Steady steps per second of both, by pairs that take turns."
     rates: dict[str, list[float]] = {"spectrakit": [], "torchrun": []}
     for pair in range(pairs):
-        for way in (list(rates) if pair % 2 else list(rates)[::-1]):
+        for way in list(rates) if pair % 2 else list(rates)[::-1]:
             times = measured(way, STEPS)[1:]
             rates[way].append((STEPS - WARM - 1) / (times[-1] - times[WARM]))
     ratios = [a / b for a, b in zip(rates["spectrakit"], rates["torchrun"])]
-    return {"spectrakit": statistics.median(rates["spectrakit"]), "by hand": statistics.median(rates["torchrun"]),
-            "ratio": statistics.median(ratios), "ratios": [round(r, 3) for r in ratios]}
+    return {
+        "spectrakit": statistics.median(rates["spectrakit"]),
+        "by hand": statistics.median(rates["torchrun"]),
+        "ratio": statistics.median(ratios),
+        "ratios": [round(r, 3) for r in ratios],
+    }
 
 
 def first_step(rounds: int) -> dict:
@@ -150,7 +184,8 @@ def signs_of_life_us(steps: int = 200_000) -> float:
     step, add, best = pulse.step, pace.add, float("inf")
     for _ in range(5):
         began = time.perf_counter()
-        for number in range(1, steps + 1): pass
+        for number in range(1, steps + 1):
+            pass
         empty = time.perf_counter() - began
         began = time.perf_counter()
         for number in range(1, steps + 1):
@@ -167,10 +202,18 @@ def main() -> None:
     options = parser.parse_args()
     rate, first, sign = steps_per_s(options.pairs), first_step(max(1, options.pairs // 2)), signs_of_life_us()
     print(f"2-rank DDP, {os.cpu_count()} cores, torch {torch.__version__}")
-    print(f"  steps/s: spectrakit {rate['spectrakit']:.1f}, by hand {rate['by hand']:.1f}, ratio {rate['ratio']:.3f} (pairs: {rate['ratios']})")
-    print("  seconds to the end of the first step: " + ", ".join(f"{way} {seconds:.2f}" for way, seconds in first.items()))
+    print(
+        f"  steps/s: spectrakit {rate['spectrakit']:.1f}, by hand {rate['by hand']:.1f}, ratio {rate['ratio']:.3f} (pairs: {rate['ratios']})"
+    )
+    print(
+        "  seconds to the end of the first step: " + ", ".join(f"{way} {seconds:.2f}" for way, seconds in first.items())
+    )
     print(f"  signs of life: {sign:.2f} µs a step")
-    if options.json: Path(options.json).write_text(json.dumps({"steps_per_s": rate, "first_step_s": first, "signs_of_life_us": sign}, indent=1))
+    if options.json:
+        Path(options.json).write_text(
+            json.dumps({"steps_per_s": rate, "first_step_s": first, "signs_of_life_us": sign}, indent=1)
+        )
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 The commands take turns, A B C A B C …, so that a slow moment of the machine meets them all. The times are wall-clock
 seconds from the start of a process to its end. Exits with 1 where a command of spectrakit has loaded torch.
 """
+
 import argparse
 import json
 import re
@@ -44,12 +45,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="runs of each command (7)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     options = parser.parse_args()
-    if options.rounds < 1: parser.error("--rounds needs a number from 1 up")
+    if options.rounds < 1:
+        parser.error("--rounds needs a number from 1 up")
     modules = {name: modules_of(arguments) for name, arguments in COMMANDS.items()}  # also warms the file cache
-    if "torch" not in modules[HEAVY]: raise SystemExit(f"{HEAVY} was not seen to load torch: the others prove nothing.")
+    if "torch" not in modules[HEAVY]:
+        raise SystemExit(f"{HEAVY} was not seen to load torch: the others prove nothing.")
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(options.rounds):
-        for name, arguments in COMMANDS.items(): times[name].append(took_s(arguments))
+        for name, arguments in COMMANDS.items():
+            times[name].append(took_s(arguments))
     results = {}
     print(f"whole processes, {options.rounds} runs of each in turn, Python {sys.version.split()[0]}\n")
     print(f"{'':19} {'median':>9} {'least':>9}   {'× empty':>8} {'× accelerate':>13}   {'modules':>7}  torch")
@@ -57,15 +61,25 @@ def main() -> None:
         # each round is its own comparison: its commands ran within moments of each other
         empty, heavy = (statistics.median(a / b for a, b in zip(mine, times[other])) for other in (EMPTY, HEAVY))
         median, least, loaded = statistics.median(mine), min(mine), "torch" in modules[name]
-        results[name] = {"median_s": median, "least_s": least, "ratio_to_empty": empty, "ratio_to_accelerate": heavy,
-                         "modules": len(modules[name]), "torch": loaded}
-        print(f"{name:19} {median * 1e3:6.1f} ms {least * 1e3:6.1f} ms   {empty:8.2f} {heavy:13.3f}   "
-              f"{len(modules[name]):7}  {'loaded' if loaded else 'no'}")
+        results[name] = {
+            "median_s": median,
+            "least_s": least,
+            "ratio_to_empty": empty,
+            "ratio_to_accelerate": heavy,
+            "modules": len(modules[name]),
+            "torch": loaded,
+        }
+        print(
+            f"{name:19} {median * 1e3:6.1f} ms {least * 1e3:6.1f} ms   {empty:8.2f} {heavy:13.3f}   "
+            f"{len(modules[name]):7}  {'loaded' if loaded else 'no'}"
+        )
     if options.json:
         content = {"unit": "seconds", "rounds": options.rounds, "python": sys.version.split()[0], "results": results}
         options.json.write_text(json.dumps(content, indent=1) + "\n")
     bad = [name for name in COMMANDS if name != HEAVY and results[name]["torch"]]
-    if bad: raise SystemExit(f"\nThese load torch and must not: {', '.join(bad)}.")
+    if bad:
+        raise SystemExit(f"\nThese load torch and must not: {', '.join(bad)}.")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ The same tiny network, data and optimizer run in three loops on the CPU, on one 
 Each loop runs N1 and N2 steps; (T(N2) - T(N1)) / (N2 - N1) is its time per step, free of start-up.
 bench/README.md says how to read the table.
 """
+
 import argparse
 import gc
 import itertools
@@ -41,6 +42,7 @@ LOOPS, CLOCKS = ("barest", "plain", "kit"), ("cpu", "wall")
 @dataclass(frozen=True)
 class Variant:
     "One row of the table: what the settings ask of the kit, and of the loops by hand."
+
     name: str
     overrides: tuple[str, ...] = ()
     lengths: tuple[int, int] = (20, 220)  # optimizer steps, whole epochs apart
@@ -89,24 +91,32 @@ def by_hand(task: Tiny, config: Config, steps: int, watched: bool, draw: Callabl
     model.train()
     while True:
         order = draw(epoch)
-        if not watched: epoch_x, epoch_y = x[order], y[order]
+        if not watched:
+            epoch_x, epoch_y = x[order], y[order]
         for start in range(0, SAMPLES, BATCH):
             if watched:
-                index = order[start:start + BATCH]
+                index = order[start : start + BATCH]
                 bx, by = x[index], y[index]
-            else: bx, by = epoch_x[start:start + BATCH], epoch_y[start:start + BATCH]
+            else:
+                bx, by = epoch_x[start : start + BATCH], epoch_y[start : start + BATCH]
             loss = nn.functional.mse_loss(model(bx), by)
-            if parts > 1: loss = loss / parts
+            if parts > 1:
+                loss = loss / parts
             loss.backward()
-            if watched: total += loss.item()
+            if watched:
+                total += loss.item()
             part += 1
-            if part % parts: continue
-            if clip is not None: nn.utils.clip_grad_norm_(params, clip)
+            if part % parts:
+                continue
+            if clip is not None:
+                nn.utils.clip_grad_norm_(params, clip)
             optimizer.step()
             optimizer.zero_grad()
-            if ema is not None: torch._foreach_lerp_(ema, [p.detach() for p in params], 1 - decay)
+            if ema is not None:
+                torch._foreach_lerp_(ema, [p.detach() for p in params], 1 - decay)
             step += 1
-            if step == steps: return
+            if step == steps:
+                return
         epoch += 1
 
 
@@ -115,15 +125,25 @@ def by_kit(task: Tiny, config: Config, context: RunContext, folder: Path) -> Non
     steps, run_dir = config.trainer.max_steps, Path(tempfile.mkdtemp(dir=folder))
     budget = Budget(TimeLimit(9 * 3600.0, time.time(), "a limit for the benchmark"))
     status, reason = train_run(task, config, context, run_dir, budget, lambda: stop_file(run_dir).exists())
-    if (status, reason) != ("completed", f"all {steps} optimizer steps done"): raise SystemExit(f"{status}: {reason}")
+    if (status, reason) != ("completed", f"all {steps} optimizer steps done"):
+        raise SystemExit(f"{status}: {reason}")
 
 
 def settings_of(variant: Variant) -> Config:
     "The settings of a variant: on the CPU, in fp32, without checkpoints."
-    return compose("trainer=defaults", "trainer.accelerator=cpu", "trainer.deterministic=false",
-                   "distributed.mixed_precision=no", f"data.micro_batch_size={BATCH}",
-                   "training.gradient_accumulation_steps=1", "trainer.log_every_n_steps=50", "scheduler.name=cosine",
-                   "optimizer.name=adamw", "checkpoint.enabled=false", *variant.overrides)
+    return compose(
+        "trainer=defaults",
+        "trainer.accelerator=cpu",
+        "trainer.deterministic=false",
+        "distributed.mixed_precision=no",
+        f"data.micro_batch_size={BATCH}",
+        "training.gradient_accumulation_steps=1",
+        "trainer.log_every_n_steps=50",
+        "scheduler.name=cosine",
+        "optimizer.name=adamw",
+        "checkpoint.enabled=false",
+        *variant.overrides,
+    )
 
 
 def make_loops(task: Tiny, variant: Variant, context: RunContext, folder: Path) -> dict[str, Callable[[int], None]]:
@@ -132,7 +152,9 @@ def make_loops(task: Tiny, variant: Variant, context: RunContext, folder: Path) 
     # made once: a change of settings costs more than a run
     lengths = {n: override(config, f"trainer.max_steps={n}") for n in variant.lengths}
 
-    def draw(epoch: int) -> torch.Tensor: return torch.randperm(SAMPLES)
+    def draw(epoch: int) -> torch.Tensor:
+        return torch.randperm(SAMPLES)
+
     return {
         "barest": lambda steps: by_hand(task, config, steps, False, draw),
         "plain": lambda steps: by_hand(task, config, steps, True, draw),
@@ -149,7 +171,8 @@ def check_same_work(task: Tiny, context: RunContext, folder: Path) -> None:
         for watched in (False, True):
             by_hand(task, config, 230, watched, lambda epoch: epoch_order(SAMPLES, config.seed, epoch))
             same = all(torch.equal(a, b) for a, b in zip(wanted, task.trained.parameters(), strict=True))
-            if not same: raise SystemExit(f"{variant.name}: the loops differ in their work; their times say nothing.")
+            if not same:
+                raise SystemExit(f"{variant.name}: the loops differ in their work; their times say nothing.")
 
 
 def timed(run: Callable[[int], None], steps: int) -> tuple[float, float]:
@@ -166,7 +189,8 @@ def measure(variant: Variant, runs: dict[str, Callable[[int], None]], seconds: f
     A round goes there and back, A B C C B A: a machine that slows down meanwhile does so for all three alike.
     """
     short, long = variant.lengths
-    for run in runs.values(): run(long)  # warm up
+    for run in runs.values():
+        run(long)  # warm up
     gc.freeze()  # what torch and Hydra have made: looking through it between two runs would take longer than a run
     found: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in LOOPS} for clock in CLOCKS}
     orders, until = itertools.cycle(itertools.permutations(LOOPS)), time.monotonic() + seconds
@@ -178,7 +202,8 @@ def measure(variant: Variant, runs: dict[str, Callable[[int], None]], seconds: f
                 took = {n: timed(runs[name], n) for n in lengths}
                 slopes[name].append(tuple((b - a) / (long - short) * 1e6 for a, b in zip(took[short], took[long])))
         for name, (first, second) in slopes.items():
-            for i, clock in enumerate(CLOCKS): found[clock][name].append((first[i] + second[i]) / 2)
+            for i, clock in enumerate(CLOCKS):
+                found[clock][name].append((first[i] + second[i]) / 2)
     return found
 
 
@@ -225,15 +250,23 @@ def main() -> None:
             rounds = len(found["cpu"]["kit"])
             results[variant.name] = {"rounds": rounds, "cpu": cpu, "wall": wall}
             medians = " ".join(f"{cpu[name]['median']:6.1f}" for name in LOOPS)
-            print(f"{variant.name:18} {medians}  {shown(cpu['kit - plain'], quartiles=True):28} "
-                  f"{shown(cpu['kit - barest']):14} {shown(wall['kit - plain']):18} {rounds:6}", flush=True)
+            print(
+                f"{variant.name:18} {medians}  {shown(cpu['kit - plain'], quartiles=True):28} "
+                f"{shown(cpu['kit - barest']):14} {shown(wall['kit - plain']):18} {rounds:6}",
+                flush=True,
+            )
     over = [name for name, s in results.items() if s["cpu"]["kit - plain"]["median"] > AIM_US]
     verdict = f"Missed by: {', '.join(over)}." if over else "All are within it."
     print(f"\nThe aim is kit - plain ≤ {AIM_US:.0f} µs. {verdict}")
     if options.json:
-        content = {"unit": "microseconds per optimizer step", "torch": torch.__version__, "aim": AIM_US,
-                   "results": results}
+        content = {
+            "unit": "microseconds per optimizer step",
+            "torch": torch.__version__,
+            "aim": AIM_US,
+            "results": results,
+        }
         options.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

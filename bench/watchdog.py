@@ -4,6 +4,7 @@ Three figures, each the time of many calls divided by their number, the median o
 measured in the same round and subtracted: `Watchdog.should_stop()` for one process and for two ranks on one page, and what
 `fit`'s own loop spends on its clock. Aim: less than 1 µs. The clock is really read: a limit of an hour is set.
 """
+
 import argparse
 import json
 import statistics
@@ -16,12 +17,14 @@ from spectrakit.watchdog.watchdog import Agreement, Watchdog
 CALLS = 200_000
 
 
-def empty() -> None: pass
+def empty() -> None:
+    pass
 
 
 def seconds(call, calls: int = CALLS) -> float:
     began = time.perf_counter()
-    for _ in range(calls): call()
+    for _ in range(calls):
+        call()
     return (time.perf_counter() - began) / calls
 
 
@@ -42,8 +45,10 @@ def loops_clock():
         nonlocal last
         now = time.monotonic()
         pace.add(now - last)
-        if now >= look_at: raise AssertionError
+        if now >= look_at:
+            raise AssertionError
         last = now
+
     return step
 
 
@@ -54,15 +59,22 @@ def main() -> None:
     arguments = parser.parse_args()
     with Watchdog("1h", since="run") as alone, Watchdog("1h", since="run") as paired:
         paired._ranks = ranks()
-        rows = {"should_stop(), one process": alone.should_stop, "should_stop(), two ranks on a page": paired.should_stop,
-                "fit: the loop's own clock": loops_clock()}
+        rows = {
+            "should_stop(), one process": alone.should_stop,
+            "should_stop(), two ranks on a page": paired.should_stop,
+            "fit: the loop's own clock": loops_clock(),
+        }
         found = {name: [] for name in rows}
         for _ in range(arguments.rounds):
             nothing = seconds(empty)
-            for name, call in rows.items(): found[name].append(1e6 * (seconds(call) - nothing))
+            for name, call in rows.items():
+                found[name].append(1e6 * (seconds(call) - nothing))
     figures = {name: round(statistics.median(times), 3) for name, times in found.items()}
-    for name, figure in figures.items(): print(f"{name:36} {figure:6.2f} µs a step")
-    if arguments.json: arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    for name, figure in figures.items():
+        print(f"{name:36} {figure:6.2f} µs a step")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

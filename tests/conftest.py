@@ -1,4 +1,5 @@
 """Fixtures that several test modules share."""
+
 import json
 import os
 import re
@@ -27,6 +28,7 @@ def run_cli(tmp_path):
 
     `env` adds variables, `cwd` chooses another folder, `timeout_s` ends a command that hangs.
     """
+
     def run(*words, cwd=tmp_path, **keywords) -> subprocess.CompletedProcess:
         return helpers.run_cli(cwd, *words, **keywords)
 
@@ -36,7 +38,8 @@ def run_cli(tmp_path):
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
     "An empty folder to work in, with nothing in the environment that says where this is."
-    for name in filter(helpers.foreign, list(os.environ)): monkeypatch.delenv(name)
+    for name in filter(helpers.foreign, list(os.environ)):
+        monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -68,7 +71,8 @@ def start_cli(tmp_path):
 
     yield start
     for process in started:
-        if process.poll() is None: process.kill()
+        if process.poll() is None:
+            process.kill()
         process.communicate()
 
 
@@ -86,7 +90,8 @@ def read_only(tmp_path):
     def make(folder: Path) -> Path:
         if os.geteuid():
             folders.append(folder)
-            for path in [folder, *folder.rglob("*")]: path.chmod(0o555 if path.is_dir() else 0o444)
+            for path in [folder, *folder.rglob("*")]:
+                path.chmod(0o555 if path.is_dir() else 0o444)
         else:
             mount("--bind", folder, folder)
             folders.append(folder)
@@ -96,14 +101,17 @@ def read_only(tmp_path):
     yield make
     for folder in folders:
         if os.geteuid():
-            for path in [folder, *folder.rglob("*")]: path.chmod(0o755)
-        else: subprocess.run(["umount", folder], check=True)
+            for path in [folder, *folder.rglob("*")]:
+                path.chmod(0o755)
+        else:
+            subprocess.run(["umount", folder], check=True)
 
 
 @pytest.fixture
 def todays_kernel(tmp_path):
     "The kernel of the environment that runs the tests."
-    with Notebook(sys.executable, tmp_path) as notebook: yield notebook
+    with Notebook(sys.executable, tmp_path) as notebook:
+        yield notebook
 
 
 @pytest.fixture
@@ -111,16 +119,21 @@ def colabs_kernel(request, tmp_path, tmp_path_factory):
     "ipykernel 6.17 with IPython 7.34, in front of everything else that the tests have; made once."
     cache = getattr(request.config, "cache", None)
     folder = cache.mkdir("colab-kernel") if cache else tmp_path_factory.getbasetemp() / "colab-kernel"
-    try: python = python_with(COLAB, folder)
-    except CannotInstall as error: pytest.skip(f"pip cannot get Colab's kernel: {error}")
-    with Notebook(python, tmp_path) as notebook: yield notebook
+    try:
+        python = python_with(COLAB, folder)
+    except CannotInstall as error:
+        pytest.skip(f"pip cannot get Colab's kernel: {error}")
+    with Notebook(python, tmp_path) as notebook:
+        yield notebook
 
 
 def mount(*words) -> None:
     "Mount something, or skip the test where this user may not."
-    if shutil.which("mount") is None: pytest.skip("there is no mount command")
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount command")
     done = subprocess.run(["mount", *map(str, words)], capture_output=True, text=True)
-    if done.returncode: pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
 
 
 def mounted(folder: Path, *words):
@@ -132,8 +145,12 @@ def mounted(folder: Path, *words):
 
 def pytest_terminal_summary(terminalreporter):
     "Beside the skipped tests: how many cells of the notebooks need what `make test` does not count on."
-    cells = [cell for path in (Path(__file__).resolve().parent.parent / "nbs").rglob("*.ipynb")
-             for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    cells = [
+        cell
+        for path in (Path(__file__).resolve().parent.parent / "nbs").rglob("*.ipynb")
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+    ]
     marked = re.compile(r"^#\|\s*(cuda|kaggle)\s*$", re.M)
     needs = Counter(need for cell in cells for need in marked.findall("".join(cell["source"])))
     for need, count in sorted(needs.items()):

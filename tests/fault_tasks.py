@@ -5,6 +5,7 @@ its start, the method WHAT. It happens once, in all starts together, unless WHAT
 TINY_STEP_S: seconds that each training loss takes. TINY_EVAL_S, TINY_PREDICT_S: those of a whole evaluation and of all predictions on one rank.
 The option `ballast`: MiB that the model carries along, so that its checkpoints are large enough to be written in the background.
 """
+
 import errno
 import os
 import sys
@@ -19,7 +20,8 @@ from torch.utils.data import Dataset, TensorDataset
 from tasks import SAMPLES, Submitting, Troubled, rows, tensors
 
 
-def seconds(name: str) -> float: return float(os.environ.get(name, "0"))
+def seconds(name: str) -> float:
+    return float(os.environ.get(name, "0"))
 
 
 class Walk(Troubled):
@@ -28,15 +30,19 @@ class Walk(Troubled):
     options = {**Troubled.options, "ballast": 0}
     spoil = None  # what is done to the next training loss
 
-    def __init__(self): self.counts = Counter()
+    def __init__(self):
+        self.counts = Counter()
 
     def model(self, cfg):
-        if "TINY_MARK" in os.environ: Path(f"pid-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
+        if "TINY_MARK" in os.environ:
+            Path(f"pid-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
         model = self.net()
-        if ballast := self.option(cfg, "ballast"): model.register_buffer("ballast", torch.ones(ballast, 2**18))
+        if ballast := self.option(cfg, "ballast"):
+            model.register_buffer("ballast", torch.ones(ballast, 2**18))
         return model
 
-    def net(self): return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+    def net(self):
+        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
 
     def during(self, number):
         super().during(number)
@@ -58,27 +64,41 @@ class Walk(Troubled):
         for fault in filter(None, os.environ.get("TINY_FAULTS", "").split(";")):
             where, rank, when, what = fault.split()
             mark = Path(f"fault-{where}-{rank}-{when}")
-            if (where, rank, when) != (place, os.environ.get("RANK", "0"), str(self.counts[place])) or (mark.exists() and not what.endswith("!")): continue
+            if (where, rank, when) != (place, os.environ.get("RANK", "0"), str(self.counts[place])) or (
+                mark.exists() and not what.endswith("!")
+            ):
+                continue
             mark.write_text(str(os.getpid()))
             getattr(self, what.rstrip("!"))()
 
     # what Troubled does not have
 
-    def value(self): raise ValueError("as planned")
+    def value(self):
+        raise ValueError("as planned")
 
-    def nan(self): self.spoil = lambda loss: loss * float("nan")
+    def nan(self):
+        self.spoil = lambda loss: loss * float("nan")
 
-    def inf(self): self.spoil = lambda loss: loss * float("inf")
+    def inf(self):
+        self.spoil = lambda loss: loss * float("inf")
 
-    def oom(self): raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    def oom(self):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    def oom_backward(self): self.spoil = lambda loss: Breaks.apply(loss, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    def oom_backward(self):
+        self.spoil = lambda loss: Breaks.apply(
+            loss, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        )
 
-    def value_backward(self): self.spoil = lambda loss: Breaks.apply(loss, ValueError("as planned"))
+    def value_backward(self):
+        self.spoil = lambda loss: Breaks.apply(loss, ValueError("as planned"))
 
     def tracker(self):
         from accelerate.tracking import TensorBoardTracker
-        def refuse(*_, **__): raise OSError(errno.ENOSPC, "No space left on device")
+
+        def refuse(*_, **__):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
         TensorBoardTracker.log = refuse
 
     def crash(self):
@@ -88,8 +108,11 @@ class Walk(Troubled):
 
         def count(what):
             left[0] -= 1
-            with open(f"calls-{death}", "a") as file: file.write(what + "\n")
-            if left[0] == 0: self.kill()
+            with open(f"calls-{death}", "a") as file:
+                file.write(what + "\n")
+            if left[0] == 0:
+                self.kill()
+
         watch_disk(count)
 
     def eio(self):
@@ -101,23 +124,28 @@ class Walk(Troubled):
         watch_disk(lambda what: self.refuse() if what == "fsync" else None)
 
     def refuse(self):
-        if not self.is_well: raise OSError(errno.EIO, "Input/output error")
+        if not self.is_well:
+            raise OSError(errno.EIO, "Input/output error")
 
     is_well = False
 
-    def well(self): self.is_well = True
+    def well(self):
+        self.is_well = True
 
     def fill_disk(self):
         "Nothing is left of the disk TINY_DISK but TINY_LEFT bytes."
         with open(Path(os.environ["TINY_DISK"]) / "filler", "wb", buffering=0) as file:
             for size in (2**16, 512):
                 try:
-                    while True: file.write(bytes(size))
+                    while True:
+                        file.write(bytes(size))
                 except OSError as error:
-                    if error.errno != errno.ENOSPC: raise
+                    if error.errno != errno.ENOSPC:
+                        raise
             file.truncate(file.tell() - int(os.environ.get("TINY_LEFT", "0")))
 
-    def empty_disk(self): (Path(os.environ["TINY_DISK"]) / "filler").unlink()
+    def empty_disk(self):
+        (Path(os.environ["TINY_DISK"]) / "filler").unlink()
 
     def slow_disk(self):
         "From now on a flush to the disk takes a minute."
@@ -133,7 +161,8 @@ class Breaks(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    def backward(ctx, gradient): raise ctx.error
+    def backward(ctx, gradient):
+        raise ctx.error
 
 
 def watch_disk(act) -> None:
@@ -142,16 +171,21 @@ def watch_disk(act) -> None:
     busy, flush = [], os.fsync
 
     def hook(event, arguments):
-        if event not in events or busy: return
+        if event not in events or busy:
+            return
         path = arguments[events[event]]
-        if not isinstance(path, (str, os.PathLike)) or "checkpoints" not in os.fspath(path): return
-        if event == "open" and (arguments[2] & (os.O_WRONLY | os.O_RDWR)) == 0: return
+        if not isinstance(path, (str, os.PathLike)) or "checkpoints" not in os.fspath(path):
+            return
+        if event == "open" and (arguments[2] & (os.O_WRONLY | os.O_RDWR)) == 0:
+            return
         tell(f"{event.removeprefix('os.')} {Path(path).name}")
 
     def tell(what):
         busy.append(what)
-        try: act(what)
-        finally: busy.pop()
+        try:
+            act(what)
+        finally:
+            busy.pop()
 
     def fsync(handle):
         tell("fsync")
@@ -164,15 +198,18 @@ def watch_disk(act) -> None:
 class Drops(Walk):
     "With dropout, so that the random state counts: a run that goes on must have it back."
 
-    def net(self): return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+    def net(self):
+        return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
 
 
 class Noisy(Dataset):
     "Samples that are read one by one, with noise that is drawn when they are read."
 
-    def __init__(self, samples, task): self.samples, self.task = samples, task
+    def __init__(self, samples, task):
+        self.samples, self.task = samples, task
 
-    def __len__(self): return len(self.samples)
+    def __len__(self):
+        return len(self.samples)
 
     def __getitem__(self, index):
         self.task.happen("read")
@@ -193,9 +230,11 @@ class Long(Walk):
 
     metrics = None
 
-    def datasets(self, cfg): return super().datasets(cfg)[0], self.test_dataset(cfg)
+    def datasets(self, cfg):
+        return super().datasets(cfg)[0], self.test_dataset(cfg)
 
-    def test_dataset(self, cfg): return TensorDataset(*(part[:SAMPLES] for part in tensors()))
+    def test_dataset(self, cfg):
+        return TensorDataset(*(part[:SAMPLES] for part in tensors()))
 
     def each(self, whole_s):
         "Sleep one batch's share of `whole_s`."
@@ -212,7 +251,8 @@ class Long(Walk):
         self.each(seconds("TINY_PREDICT_S"))
         return super().predict(model, batch)
 
-    def linger_a_lot(self): os.environ["TINY_EVAL_S"] = "120"  # this evaluation and those after it
+    def linger_a_lot(self):
+        os.environ["TINY_EVAL_S"] = "120"  # this evaluation and those after it
 
     submission = Submitting.submission
 

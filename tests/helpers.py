@@ -1,4 +1,5 @@
 """What several test modules share: a clean environment, the command line as a process, waiting, looking at files."""
+
 import hashlib
 import os
 import subprocess
@@ -11,14 +12,32 @@ TESTS = Path(__file__).resolve().parent
 TASKS = TESTS / "tasks.py"
 
 # The run that tests look at, repeat, interrupt and resume: 20 optimizer steps in 4 epochs, two micro batches each.
-SETTINGS = ("trainer.max_epochs=4", "data.batch_size=4", "accumulate_grad_batches=2", "training.ema_decay=0.9",
-            "checkpoint.every_n_steps=3", "checkpoint.every_n_epochs=null", "checkpoint.keep_last=3",
-            "trainer.log_every_n_steps=1", "optimizer.lr=0.01")
+SETTINGS = (
+    "trainer.max_epochs=4",
+    "data.batch_size=4",
+    "accumulate_grad_batches=2",
+    "training.ema_decay=0.9",
+    "checkpoint.every_n_steps=3",
+    "checkpoint.every_n_epochs=null",
+    "checkpoint.keep_last=3",
+    "trainer.log_every_n_steps=1",
+    "optimizer.lr=0.01",
+)
 
 # What says on which platform, in which job or under which launcher a process runs: a test states its own.
 PREFIXES = ("KAGGLE_", "COLAB_", "SPECTRAKIT_", "ACCELERATE_", "TORCHELASTIC_", "MASTER_", "SLURM_", "HYDRA_", "TINY_")
-NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "IN_TEST", "PYTHONPATH", "MPLBACKEND", "COLUMNS",
-         "PYTHONUNBUFFERED", "PYTHONWARNINGS"}
+NAMES = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "IN_TEST",
+    "PYTHONPATH",
+    "MPLBACKEND",
+    "COLUMNS",
+    "PYTHONUNBUFFERED",
+    "PYTHONWARNINGS",
+}
 
 
 def foreign(name: str) -> bool:
@@ -36,25 +55,41 @@ def task(name: str) -> str:
     return f"{TASKS}:{name}"
 
 
-def run_cli(cwd: Path, *words: Any, env: dict | None = None, timeout_s: float = 180,
-            command: tuple = ("-m", "spectrakit")) -> subprocess.CompletedProcess:
+def run_cli(
+    cwd: Path, *words: Any, env: dict | None = None, timeout_s: float = 180, command: tuple = ("-m", "spectrakit")
+) -> subprocess.CompletedProcess:
     "Run `python -m spectrakit WORD…` in `cwd`; `timeout_s` ends a command that hangs."
-    return subprocess.run([sys.executable, *command, *map(str, words)], cwd=cwd, timeout=timeout_s, capture_output=True,
-                          text=True, env={**clean_environ(), **(env or {})}, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        [sys.executable, *command, *map(str, words)],
+        cwd=cwd,
+        timeout=timeout_s,
+        capture_output=True,
+        text=True,
+        env={**clean_environ(), **(env or {})},
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def start_cli(cwd: Path, *words: Any, env: dict | None = None) -> subprocess.Popen:
     "The same without waiting, in a process group of its own, as a shell starts it."
-    return subprocess.Popen([sys.executable, "-m", "spectrakit", *map(str, words)], cwd=cwd, stdin=subprocess.DEVNULL,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                            env={**clean_environ(), **(env or {})})
+    return subprocess.Popen(
+        [sys.executable, "-m", "spectrakit", *map(str, words)],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**clean_environ(), **(env or {})},
+    )
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 90) -> Any:
     "The first true value of `condition()`; an AssertionError that names `what` where it does not come."
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
-        if value := condition(): return value
+        if value := condition():
+            return value
         time.sleep(0.02)
     raise AssertionError(f"waited {timeout_s} s in vain for {what}")
 
@@ -68,5 +103,8 @@ def only_run(folder: Path) -> Path:
 
 def tree_hashes(folder: Path) -> dict[str, str]:
     "Every file below `folder` with its content's hash."
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

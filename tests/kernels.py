@@ -1,4 +1,5 @@
 "A Jupyter kernel for tests: cells go in, and what they say is kept with its cell; and Colab's kernel in an environment of its own."
+
 import ast
 import fcntl
 import json
@@ -23,10 +24,27 @@ import helpers
 import spectrakit
 
 # Colab's and Kaggle's kernel with what it was released for; everything else comes from the environment that runs the tests.
-COLAB = ("ipykernel==6.17.1", "ipython==7.34.0", "jupyter_client==7.4.9", "traitlets==5.7.1", "tornado==6.5.1", "pyzmq==26.2.1",
-         "nest-asyncio==1.6.0", "entrypoints==0.4.2", "jedi==0.20.1", "parso==0.8.7", "decorator==5.3.1", "backcall==0.2.0",
-         "pickleshare==0.7.5", "matplotlib-inline==0.2.2", "prompt_toolkit==3.0.53", "pexpect==4.9.0", "ptyprocess==0.7.0",
-         "ipywidgets==7.7.1", "ipython-genutils==0.2.0")
+COLAB = (
+    "ipykernel==6.17.1",
+    "ipython==7.34.0",
+    "jupyter_client==7.4.9",
+    "traitlets==5.7.1",
+    "tornado==6.5.1",
+    "pyzmq==26.2.1",
+    "nest-asyncio==1.6.0",
+    "entrypoints==0.4.2",
+    "jedi==0.20.1",
+    "parso==0.8.7",
+    "decorator==5.3.1",
+    "backcall==0.2.0",
+    "pickleshare==0.7.5",
+    "matplotlib-inline==0.2.2",
+    "prompt_toolkit==3.0.53",
+    "pexpect==4.9.0",
+    "ptyprocess==0.7.0",
+    "ipywidgets==7.7.1",
+    "ipython-genutils==0.2.0",
+)
 BEGIN = """
 import os, signal, threading, time
 from pathlib import Path
@@ -96,15 +114,29 @@ def python_with(packages: tuple[str, ...], folder: Path) -> str:
     wanted = json.dumps([sys.version, sys.base_prefix, there, packages])
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # other workers of the tests wait here
-        if ready.is_file() and ready.read_text() == wanted: return str(python)
+        if ready.is_file() and ready.read_text() == wanted:
+            return str(python)
         ready.unlink(missing_ok=True)
         venv.create(folder, clear=False, symlinks=True, with_pip=True)
-        done = subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", *packages],
-                              capture_output=True, text=True, timeout=240, env=helpers.clean_environ(), stdin=subprocess.DEVNULL)
-        if done.returncode: raise CannotInstall((done.stderr.strip().splitlines() or ["pip said nothing"])[-1])
-        own = Path(subprocess.check_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True).strip())
+        done = subprocess.run(
+            [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", *packages],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env=helpers.clean_environ(),
+            stdin=subprocess.DEVNULL,
+        )
+        if done.returncode:
+            raise CannotInstall((done.stderr.strip().splitlines() or ["pip said nothing"])[-1])
+        own = Path(
+            subprocess.check_output(
+                [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
+            ).strip()
+        )
         # addsitedir adds at the end of the path, and reads the .pth files of what it adds
-        (own / "the-tests-environment.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in there))
+        (own / "the-tests-environment.pth").write_text(
+            "".join(f"import site; site.addsitedir({path!r})\n" for path in there)
+        )
         ready.write_text(wanted)
     return str(python)
 
@@ -112,6 +144,7 @@ def python_with(packages: tuple[str, ...], folder: Path) -> str:
 @dataclass(frozen=True)
 class Heard:
     "A message that a person sees: when it came, its type, the bytes of its content as JSON, and the display that it belongs to."
+
     at: float
     kind: str
     size: int
@@ -121,6 +154,7 @@ class Heard:
 @dataclass
 class Cell:
     "A cell that was sent: what it has shown so far, as (message type, text), and its reply."
+
     id: str
     frames: list[tuple[str, str]] = field(default_factory=list)
     heard: list[Heard] = field(default_factory=list)
@@ -145,15 +179,28 @@ class Notebook:
         self.opened: dict[str, dict] = {}  # the state that a widget began with, by the name of its comm
         spec = folder / "kernels" / "tested"
         spec.mkdir(parents=True)
-        (spec / "kernel.json").write_text(json.dumps({
-            "argv": [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": "tested", "language": "python"}))
+        (spec / "kernel.json").write_text(
+            json.dumps(
+                {
+                    "argv": [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+                    "display_name": "tested",
+                    "language": "python",
+                }
+            )
+        )
         (folder / "temporary").mkdir()
         self.temporary = folder / "temporary"
-        self._manager = KernelManager(kernel_name="tested", kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(spec.parent)]),
-                                      connection_file=str(folder / "connection.json"))
+        self._manager = KernelManager(
+            kernel_name="tested",
+            kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(spec.parent)]),
+            connection_file=str(folder / "connection.json"),
+        )
 
     def __enter__(self) -> "Notebook":
-        folders = {name: str(self.folder / name.lower()) for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")}
+        folders = {
+            name: str(self.folder / name.lower())
+            for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")
+        }
         environ = {**helpers.clean_environ(), **folders, "NOTEBOOK_MARK": self.mark, "TMPDIR": str(self.temporary)}
         try:
             self._manager.start_kernel(cwd=str(self.folder), env=environ)
@@ -167,9 +214,12 @@ class Notebook:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for process in self.processes(): process.kill()
-        if hasattr(self, "_client"): self._client.stop_channels()
-        if self._manager.has_kernel: self._manager.shutdown_kernel(now=True)
+        for process in self.processes():
+            process.kill()
+        if hasattr(self, "_client"):
+            self._client.stop_channels()
+        if self._manager.has_kernel:
+            self._manager.shutdown_kernel(now=True)
         self._manager.cleanup_resources()
         self._manager.context.destroy(linger=0)
 
@@ -178,14 +228,18 @@ class Notebook:
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get("NOTEBOOK_MARK") == self.mark and process.status() != psutil.STATUS_ZOMBIE: found.append(process)
-            except psutil.Error: pass
+                if process.environ().get("NOTEBOOK_MARK") == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                pass
         return found
 
     def below(self) -> list[psutil.Process]:
         "The same without the kernel; and its zombies, which it should have buried."
         children = psutil.Process(self.pid).children(recursive=True)
-        return list({process.pid: process for process in (*self.processes(), *children) if process.pid != self.pid}.values())
+        return list(
+            {process.pid: process for process in (*self.processes(), *children) if process.pid != self.pid}.values()
+        )
 
     # cells
 
@@ -215,32 +269,54 @@ class Notebook:
         end = time.monotonic() + timeout_s
         while True:
             self._listen()
-            if value := condition(): return value
-            if not self._manager.is_alive(): raise AssertionError(f"the kernel died before {what}: {self.cells[-1]}")
-            if time.monotonic() > end: raise AssertionError(f"waited {timeout_s} s in vain for {what}: {self.cells[-1]}")
+            if value := condition():
+                return value
+            if not self._manager.is_alive():
+                raise AssertionError(f"the kernel died before {what}: {self.cells[-1]}")
+            if time.monotonic() > end:
+                raise AssertionError(f"waited {timeout_s} s in vain for {what}: {self.cells[-1]}")
 
     def _listen(self) -> None:
         "Take what the kernel has said by now; waits a moment where it is silent."
         while True:
-            try: self._heard(self._client.get_iopub_msg(timeout=0.02))
-            except Empty: break
-        try: reply = self._client.get_shell_msg(timeout=0)
-        except Empty: return
+            try:
+                self._heard(self._client.get_iopub_msg(timeout=0.02))
+            except Empty:
+                break
+        try:
+            reply = self._client.get_shell_msg(timeout=0)
+        except Empty:
+            return
         for cell in self.cells:
-            if reply["parent_header"].get("msg_id") == cell.id: cell.reply, cell.replied_at = reply["content"], time.monotonic()
+            if reply["parent_header"].get("msg_id") == cell.id:
+                cell.reply, cell.replied_at = reply["content"], time.monotonic()
 
     def _heard(self, message: dict) -> None:
         kind, content = message["msg_type"], message["content"]
         cell = next((c for c in self.cells if c.id == message["parent_header"].get("msg_id")), None)
         if kind in SHOWN:
-            if cell: cell.heard.append(Heard(time.monotonic(), kind, len(json.dumps(content).encode()), content.get("transient", {}).get("display_id")))
+            if cell:
+                cell.heard.append(
+                    Heard(
+                        time.monotonic(),
+                        kind,
+                        len(json.dumps(content).encode()),
+                        content.get("transient", {}).get("display_id"),
+                    )
+                )
             text = content["text"] if kind == "stream" else json.dumps(content["data"], sort_keys=True)
-            if cell is None or cell is not self.cells[-1] or cell.idle: self.strays.append((kind, text))
-            elif content.get("name") == "stderr": cell.warned += text
-            else: cell.frames.append((kind, text))
-        elif kind == "comm_open": self.opened[content["comm_id"]] = content["data"].get("state", {})
-        elif cell is not None and kind == "error": cell.errors.append("\n".join(content["traceback"]))
-        elif cell is not None and kind == "status" and content["execution_state"] == "idle": cell.idle = True
+            if cell is None or cell is not self.cells[-1] or cell.idle:
+                self.strays.append((kind, text))
+            elif content.get("name") == "stderr":
+                cell.warned += text
+            else:
+                cell.frames.append((kind, text))
+        elif kind == "comm_open":
+            self.opened[content["comm_id"]] = content["data"].get("state", {})
+        elif cell is not None and kind == "error":
+            cell.errors.append("\n".join(content["traceback"]))
+        elif cell is not None and kind == "status" and content["execution_state"] == "idle":
+            cell.idle = True
 
     def click(self, label: str) -> None:
         "Press the button with this label, as a page does whose kernel listens to nothing but its main channel."
@@ -252,10 +328,13 @@ class Notebook:
 
     def interrupt(self, how: str) -> None:
         "The stop button: as Jupyter does it (`group`: the kernel's process group), as VS Code (`tree`), or to the kernel `alone`."
-        if how == "group": self._manager.interrupt_kernel()
-        elif how == "alone": os.kill(self.pid, signal.SIGINT)
+        if how == "group":
+            self._manager.interrupt_kernel()
+        elif how == "alone":
+            os.kill(self.pid, signal.SIGINT)
         else:
-            for process in self.processes(): process.send_signal(signal.SIGINT)
+            for process in self.processes():
+                process.send_signal(signal.SIGINT)
 
 
 def whole(cell: Cell) -> Cell:

@@ -1,4 +1,5 @@
 "JupyterLab in headless Chromium for tests: a server, a page in it, its notebook's model, and what the eye would see of an output."
+
 import json
 import os
 import re
@@ -20,22 +21,31 @@ PICTURES = Path(__file__).resolve().parent.parent / "build" / "screenshots"  # n
 SETTINGS = {
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/docmanager-extension:plugin": {"autosave": False},
-    "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # every cell is drawn, wherever the page is scrolled
+    "@jupyterlab/notebook-extension:tracker": {
+        "windowingMode": "none"
+    },  # every cell is drawn, wherever the page is scrolled
 }
 NOTEBOOK = "window.jupyterapp.shell.currentWidget"
 
 
 def chromium() -> str:
     "Debian's Chromium. Without it the test is skipped, but fails in continuous integration, which installs it."
-    if found := shutil.which("chromium") or shutil.which("chromium-browser"): return found
-    if os.environ.get("CI") == "true": pytest.fail("chromium is missing: .ci/run installs it")
+    if found := shutil.which("chromium") or shutil.which("chromium-browser"):
+        return found
+    if os.environ.get("CI") == "true":
+        pytest.fail("chromium is missing: .ci/run installs it")
     pytest.skip("there is no chromium here: apt-get install chromium")
 
 
 def write_notebook(path: Path, *cells: str) -> Path:
     "A notebook of code cells, not run yet."
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells], metadata={"kernelspec": kernel}), path)
+    nbformat.write(
+        nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells], metadata={"kernelspec": kernel}
+        ),
+        path,
+    )
     return path
 
 
@@ -49,16 +59,44 @@ class Server:
     def __enter__(self) -> "Server":
         (self.own / "config" / "labconfig").mkdir(parents=True)
         (self.own / "config" / "labconfig" / "default_setting_overrides.json").write_text(json.dumps(SETTINGS))
-        folders = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime", "IPYTHONDIR": "ipython",
-                   "JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
-        environ = {**helpers.clean_environ(), **{name: str(self.own / place) for name, place in folders.items()}, "JUPYTER_PLATFORM_DIRS": "1"}
-        words = ["--allow-root", "--no-browser", "--ServerApp.port=0", "--IdentityProvider.token=", "--ServerApp.password=", "--ServerApp.use_redirect_file=False",
-                 "--ServerApp.terminals_enabled=False", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None",
-                 "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", f"--ServerApp.root_dir={self.folder}"]
+        folders = {
+            "JUPYTER_CONFIG_DIR": "config",
+            "JUPYTER_DATA_DIR": "data",
+            "JUPYTER_RUNTIME_DIR": "runtime",
+            "IPYTHONDIR": "ipython",
+            "JUPYTERLAB_SETTINGS_DIR": "settings",
+            "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+        }
+        environ = {
+            **helpers.clean_environ(),
+            **{name: str(self.own / place) for name, place in folders.items()},
+            "JUPYTER_PLATFORM_DIRS": "1",
+        }
+        words = [
+            "--allow-root",
+            "--no-browser",
+            "--ServerApp.port=0",
+            "--IdentityProvider.token=",
+            "--ServerApp.password=",
+            "--ServerApp.use_redirect_file=False",
+            "--ServerApp.terminals_enabled=False",
+            "--LabApp.expose_app_in_browser=True",
+            "--LabApp.news_url=None",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+            f"--ServerApp.root_dir={self.folder}",
+        ]
         self._log = open(self.own / "server.log", "wb")
-        self._process = subprocess.Popen([sys.executable, "-m", "jupyterlab", *words], cwd=self.folder, env=environ, stdin=subprocess.DEVNULL,
-                                         stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True)
-        try: self.url = helpers.wait_for(self._address, "JupyterLab's address")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *words],
+            cwd=self.folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            self.url = helpers.wait_for(self._address, "JupyterLab's address")
         except BaseException:
             self.__exit__()
             raise
@@ -72,7 +110,8 @@ class Server:
 
     def __exit__(self, *_: Any) -> None:
         self._process.send_signal(signal.SIGTERM)  # it shuts its kernels down
-        try: self._process.wait(20)
+        try:
+            self._process.wait(20)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -82,6 +121,7 @@ class Server:
 @dataclass(frozen=True)
 class Seen:
     "What the eye saw of an output, over `frames` of the screen from its first content on."
+
     frames: int
     blank: int  # frames without any of it
     heights: tuple[int, ...]  # in pixels, one after the other, each other than the one before
@@ -92,16 +132,20 @@ class Page:
     "A page of JupyterLab with one notebook open."
 
     def __init__(self, browser: Any, server: Server, dark: bool = False):
-        self.context = browser.new_context(viewport={"width": 1280, "height": 1000}, color_scheme="dark" if dark else "light")
+        self.context = browser.new_context(
+            viewport={"width": 1280, "height": 1000}, color_scheme="dark" if dark else "light"
+        )
         self.page, self.server, self.dark = self.context.new_page(), server, dark
         self.received: list[tuple[float, int]] = []  # when, and bytes of the kernel's messages
         self.problems: list[str] = []  # exceptions in the page
         self.page.on("websocket", lambda socket: socket.on("framereceived", self._count))
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
 
-    def __enter__(self) -> "Page": return self
+    def __enter__(self) -> "Page":
+        return self
 
-    def __exit__(self, *_: Any) -> None: self.context.close()
+    def __exit__(self, *_: Any) -> None:
+        self.context.close()
 
     def _count(self, payload: str | bytes) -> None:
         self.received.append((time.monotonic(), len(payload if isinstance(payload, bytes) else payload.encode())))
@@ -117,15 +161,21 @@ class Page:
         self._ready()
 
     def _ready(self) -> None:
-        self.page.wait_for_function(f"() => window.jupyterapp && {NOTEBOOK}?.sessionContext?.session?.kernel && {NOTEBOOK}.content.widgets.length", timeout=90_000)
+        self.page.wait_for_function(
+            f"() => window.jupyterapp && {NOTEBOOK}?.sessionContext?.session?.kernel && {NOTEBOOK}.content.widgets.length",
+            timeout=90_000,
+        )
         self.page.evaluate(f"() => {NOTEBOOK}.context.ready")
         theme = f"JupyterLab {'Dark' if self.dark else 'Light'}"  # the server keeps the last page's
         self.page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
-        if self.page.locator("#jp-left-stack").is_visible(): self.command("application:toggle-left-area")
+        if self.page.locator("#jp-left-stack").is_visible():
+            self.command("application:toggle-left-area")
 
     def command(self, name: str, wait: bool = True) -> None:
         "One of JupyterLab's commands; `wait` for it to be done."
-        self.page.evaluate(f"() => {{ const done = window.jupyterapp.commands.execute('{name}'); {'return done.then(() => null)' if wait else ''} }}")
+        self.page.evaluate(
+            f"() => {{ const done = window.jupyterapp.commands.execute('{name}'); {'return done.then(() => null)' if wait else ''} }}"
+        )
 
     # the kernel
 
@@ -140,17 +190,27 @@ class Page:
 
     def press_stop(self) -> None:
         "Click ■ in the notebook's toolbar."
-        self.page.locator('.jp-NotebookPanel-toolbar [data-jp-item-name="interrupt"]').locator("visible=true").first.click()
+        self.page.locator('.jp-NotebookPanel-toolbar [data-jp-item-name="interrupt"]').locator(
+            "visible=true"
+        ).first.click()
 
     def until_idle(self, timeout_s: float = 120) -> None:
         "Wait until every cell that was sent has its reply."
-        self.until(f"{NOTEBOOK}.sessionContext.session.kernel.status === 'idle' && "
-                   "![...document.querySelectorAll('.jp-InputPrompt')].some(p => p.textContent.includes('*'))", "the kernel to be idle", timeout_s)
+        self.until(
+            f"{NOTEBOOK}.sessionContext.session.kernel.status === 'idle' && "
+            "![...document.querySelectorAll('.jp-InputPrompt')].some(p => p.textContent.includes('*'))",
+            "the kernel to be idle",
+            timeout_s,
+        )
 
     def until(self, condition: str, what: str, timeout_s: float = 90) -> None:
         "Wait until a JavaScript expression is true."
-        try: self.page.wait_for_function(f"() => {condition}", timeout=timeout_s * 1000)
-        except Exception as error: raise AssertionError(f"waited {timeout_s} s in vain for {what}; the page shows: {self.page.inner_text('.jp-Notebook')[-3000:]}") from error
+        try:
+            self.page.wait_for_function(f"() => {condition}", timeout=timeout_s * 1000)
+        except Exception as error:
+            raise AssertionError(
+                f"waited {timeout_s} s in vain for {what}; the page shows: {self.page.inner_text('.jp-Notebook')[-3000:]}"
+            ) from error
 
     # the notebook
 
@@ -165,7 +225,9 @@ class Page:
 
     def trusted(self) -> bool:
         "Whether JupyterLab shows all of it."
-        return self.page.evaluate(f"() => [...{NOTEBOOK}.content.model.cells].filter(cell => cell.type === 'code').every(cell => cell.trusted)")
+        return self.page.evaluate(
+            f"() => [...{NOTEBOOK}.content.model.cells].filter(cell => cell.type === 'code').every(cell => cell.trusted)"
+        )
 
     def output(self, cell: int) -> Any:
         "What a cell shows, to be looked at with Playwright's words."
@@ -190,10 +252,13 @@ class Page:
         "A screenshot of the page, or of a cell, among those that a run of the tests leaves behind."
         PICTURES.mkdir(parents=True, exist_ok=True)
         path = PICTURES / f"{name}-{'dark' if self.dark else 'light'}.png"
-        if cell is None: self.page.screenshot(path=path)
+        if cell is None:
+            self.page.screenshot(path=path)
         else:
             shown, size = self.page.locator(".jp-Notebook:visible .jp-Cell").nth(cell), self.page.viewport_size
-            self.page.set_viewport_size({**size, "height": int(max(size["height"], shown.bounding_box()["height"] + 200))})  # as high as the cell
+            self.page.set_viewport_size(
+                {**size, "height": int(max(size["height"], shown.bounding_box()["height"] + 200))}
+            )  # as high as the cell
             shown.screenshot(path=path)
             self.page.set_viewport_size(size)
         print(f"a screenshot: {path}")

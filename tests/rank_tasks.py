@@ -1,4 +1,5 @@
 "Tasks for tests of several processes: no dropout and no batch norm, so that one process and two compute the same."
+
 import os
 import random
 import time
@@ -19,20 +20,26 @@ class Curve(Task):
         generator = torch.Generator().manual_seed(5)
         x = torch.randn(TRAINING + VALIDATION, 3, generator=generator)
         data = TensorDataset(x, torch.sin(x.sum(1, keepdim=True)), torch.arange(len(x)))
-        return TensorDataset(*(t[:TRAINING] for t in data.tensors)), TensorDataset(*(t[TRAINING:] for t in data.tensors))
+        return TensorDataset(*(t[:TRAINING] for t in data.tensors)), TensorDataset(
+            *(t[TRAINING:] for t in data.tensors)
+        )
 
-    def model(self, cfg): return Blocks()
+    def model(self, cfg):
+        return Blocks()
 
-    def loss(self, model, batch): return nn.functional.mse_loss(model(batch[0]), batch[1])
+    def loss(self, model, batch):
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
 
-    def metrics(self, outputs, batch): return {"mae": ((outputs - batch[1]).abs().sum(), len(outputs))}
+    def metrics(self, outputs, batch):
+        return {"mae": ((outputs - batch[1]).abs().sum(), len(outputs))}
 
     def metrics_all(self, predictions, targets):
         "`targets` are the samples' numbers: in their order, each once."
         assert targets.tolist() == list(range(TRAINING, TRAINING + VALIDATION))
         return {"last": predictions[-1], "middle": predictions.median()}
 
-    def test_dataset(self, cfg): return self.datasets(cfg)[1]
+    def test_dataset(self, cfg):
+        return self.datasets(cfg)[1]
 
 
 class Blocks(nn.Module):
@@ -44,7 +51,8 @@ class Blocks(nn.Module):
 
     def forward(self, x):
         x = self.first(x)
-        for block in self.blocks: x = x + block(x)
+        for block in self.blocks:
+            x = x + block(x)
         return self.last(x)
 
 
@@ -59,9 +67,11 @@ class Weighted(Curve):
 class Noisy(Dataset):
     "Samples with noise from the global generators, which the kit seeds for each sample."
 
-    def __init__(self, data): self.data = data
+    def __init__(self, data):
+        self.data = data
 
-    def __len__(self): return len(self.data)
+    def __len__(self):
+        return len(self.data)
 
     def __getitem__(self, index):
         x, y, number = self.data[index]
@@ -88,14 +98,16 @@ class Slow(Curve):
     "A tenth of a second for each training batch, so that a test can act in the middle."
 
     def loss(self, model, batch):
-        if model.training: time.sleep(0.1)
+        if model.training:
+            time.sleep(0.1)
         return super().loss(model, batch)
 
 
 class Normed(Curve):
     "With batch norm, whose running statistics differ from rank to rank."
 
-    def model(self, cfg): return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+    def model(self, cfg):
+        return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
 
 
 class Named(Curve):
@@ -112,7 +124,8 @@ class Named(Curve):
 class NoRoom(Curve):
     "A file stands where the checkpoints should go."
 
-    def __init__(self, run_dir): self.run_dir = run_dir
+    def __init__(self, run_dir):
+        self.run_dir = run_dir
 
     def model(self, cfg):
         (self.run_dir / "checkpoints").touch()
@@ -122,8 +135,10 @@ class NoRoom(Curve):
 class FailsAtTheEnd(Slow):
     "A metric that fails on rank 1 once somebody has asked for a stop."
 
-    def __init__(self, run_dir): self.run_dir = run_dir
+    def __init__(self, run_dir):
+        self.run_dir = run_dir
 
     def metrics(self, outputs, batch):
-        if os.environ.get("RANK") == "1" and (self.run_dir / "STOP").exists(): raise ArithmeticError("at the end")
+        if os.environ.get("RANK") == "1" and (self.run_dir / "STOP").exists():
+            raise ArithmeticError("at the end")
         return super().metrics(outputs, batch)

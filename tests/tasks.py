@@ -2,6 +2,7 @@
 
 They are loaded as `tests/tasks.py:Name` by the command line, and imported by tests.
 """
+
 import os
 import signal
 import time
@@ -60,29 +61,35 @@ class Line(Task):
     def during(self, number):
         "Called before the `number`-th training loss."
         when, _, folder = os.environ.get("TINY_HOLD", "").partition(":")
-        if when != str(number): return
+        if when != str(number):
+            return
         (Path(folder) / "held").touch()
         end = time.monotonic() + 120
         while not (Path(folder) / "go").exists():
-            if time.monotonic() > end: raise TimeoutError("nobody let this run go on")
+            if time.monotonic() > end:
+                raise TimeoutError("nobody let this run go on")
             time.sleep(0.01)
 
 
 class Listed(Line):
     "The same samples, read by a loader."
 
-    def datasets(self, cfg): return tuple(rows(part) for part in super().datasets(cfg))
+    def datasets(self, cfg):
+        return tuple(rows(part) for part in super().datasets(cfg))
 
 
 class Submitting(Line):
     "With a test set of five samples and a table of its own."
 
-    def test_dataset(self, cfg): return TensorDataset(tensors()[0][:5])
+    def test_dataset(self, cfg):
+        return TensorDataset(tensors()[0][:5])
 
-    def submission(self, predictions): return {"id": [f"s{i}" for i in range(len(predictions))], "y": predictions}
+    def submission(self, predictions):
+        return {"id": [f"s{i}" for i in range(len(predictions))], "y": predictions}
 
 
 # wrong from the start
+
 
 class NoLoss:
     "It lacks `loss`."
@@ -91,27 +98,33 @@ class NoLoss:
 
 
 class EmptyTraining(Line):
-    def datasets(self, cfg): return TensorDataset(*(t[:0] for t in tensors())), super().datasets(cfg)[1]
+    def datasets(self, cfg):
+        return TensorDataset(*(t[:0] for t in tensors())), super().datasets(cfg)[1]
 
 
 class EmptyValidation(Line):
-    def datasets(self, cfg): return super().datasets(cfg)[0], []
+    def datasets(self, cfg):
+        return super().datasets(cfg)[0], []
 
 
 class OneDataset(Line):
-    def datasets(self, cfg): return super().datasets(cfg)[0]
+    def datasets(self, cfg):
+        return super().datasets(cfg)[0]
 
 
 class Stream(Line):
-    def datasets(self, cfg): return iter(rows(super().datasets(cfg)[0])), None
+    def datasets(self, cfg):
+        return iter(rows(super().datasets(cfg)[0])), None
 
 
 class NotAModel(Line):
-    def model(self, cfg): return "resnet"
+    def model(self, cfg):
+        return "resnet"
 
 
 class Frozen(Line):
-    def model(self, cfg): return super().model(cfg).requires_grad_(False)
+    def model(self, cfg):
+        return super().model(cfg).requires_grad_(False)
 
 
 def spoiled(dataset: TensorDataset, value: float, row: int) -> TensorDataset:
@@ -148,71 +161,87 @@ class NanValidationListed(Line):
 
 
 class LossIsNone(Line):
-    def loss(self, model, batch): return None
+    def loss(self, model, batch):
+        return None
 
 
 class LossIsVector(Line):
-    def loss(self, model, batch): return (model(batch[0]) - batch[1]) ** 2
+    def loss(self, model, batch):
+        return (model(batch[0]) - batch[1]) ** 2
 
 
 class LossIsNumber(Line):
-    def loss(self, model, batch): return super().loss(model, batch).item()
+    def loss(self, model, batch):
+        return super().loss(model, batch).item()
 
 
 class LossIsDetached(Line):
-    def loss(self, model, batch): return super().loss(model, batch).detach()
+    def loss(self, model, batch):
+        return super().loss(model, batch).detach()
 
 
 class LossIsMapping(Line):
-    def loss(self, model, batch): return {"loss": super().loss(model, batch)}
+    def loss(self, model, batch):
+        return {"loss": super().loss(model, batch)}
 
 
 class LossIsTriple(Line):
-    def loss(self, model, batch): return super().loss(model, batch), 1, 2
+    def loss(self, model, batch):
+        return super().loss(model, batch), 1, 2
 
 
 class LossWithoutWeight(Line):
-    def loss(self, model, batch): return super().loss(model, batch), None
+    def loss(self, model, batch):
+        return super().loss(model, batch), None
 
 
 class LossWithTextWeight(Line):
-    def loss(self, model, batch): return super().loss(model, batch), "4"
+    def loss(self, model, batch):
+        return super().loss(model, batch), "4"
 
 
 class LossIsNamedPair(Line):
     "(sum, weight) as a named tuple, which is a tuple of two."
 
-    def loss(self, model, batch): return Weighted(super().loss(model, batch) * len(batch[0]), len(batch[0]))
+    def loss(self, model, batch):
+        return Weighted(super().loss(model, batch) * len(batch[0]), len(batch[0]))
 
 
 # wrong later on: each raises in the middle of its run, or before
 
+
 class RaisesInModel(Line):
-    def model(self, cfg): raise FileNotFoundError("weights.bin is not here")
+    def model(self, cfg):
+        raise FileNotFoundError("weights.bin is not here")
 
 
 class RaisesInDatasets(Line):
-    def datasets(self, cfg): raise PermissionError("the spectra are locked")
+    def datasets(self, cfg):
+        raise PermissionError("the spectra are locked")
 
 
 class RaisesInLoss(Line):
     def during(self, number):
-        if number == 7: raise ZeroDivisionError("in the seventh loss")
+        if number == 7:
+            raise ZeroDivisionError("in the seventh loss")
 
 
 class Exits(Line):
     def during(self, number):
-        if number == 7: raise SystemExit(0)
+        if number == 7:
+            raise SystemExit(0)
 
 
 class Vanishes(Line):
     "The process ends without a word, as native code can make it."
 
     def during(self, number):
-        if number == 7: os._exit(0)
+        if number == 7:
+            os._exit(0)
 
 
 # ranks that come to grief
+
 
 class Troubled(Line):
     """Without dropout, so that a run that was disturbed can equal one that was not. What TINY_TROUBLE says goes wrong.
@@ -221,31 +250,38 @@ class Troubled(Line):
     only one). It happens once, in all starts together, unless WHAT ends with `!`. What happened is a file `trouble-RANK-NUMBER`.
     """
 
-    def model(self, cfg): return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+    def model(self, cfg):
+        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
 
     def during(self, number):
         super().during(number)
         for trouble in filter(None, os.environ.get("TINY_TROUBLE", "").split(";")):
             rank, when, what = trouble.split()
             mark = Path(f"trouble-{rank}-{when}")
-            if (rank, when) != (os.environ.get("RANK", "0"), str(number)) or (mark.exists() and not what.endswith("!")): continue
+            if (rank, when) != (os.environ.get("RANK", "0"), str(number)) or (mark.exists() and not what.endswith("!")):
+                continue
             mark.write_text(str(os.getpid()))
             getattr(self, what.rstrip("!"))()
 
-    def divide(self): return 1 / 0
+    def divide(self):
+        return 1 / 0
 
-    def kill(self): os.kill(os.getpid(), signal.SIGKILL)
+    def kill(self):
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def stop(self):
         os.kill(os.getpid(), signal.SIGSTOP)
         self.sleep()  # it is woken up to say where it is
 
-    def sleep(self): time.sleep(600)
+    def sleep(self):
+        time.sleep(600)
 
-    def vanish(self): os._exit(0)
+    def vanish(self):
+        os._exit(0)
 
     def refuse(self):
         from spectrakit.config.compose import RequestError
+
         raise RequestError("this came late. Mend it.")
 
     def lost(self):
@@ -256,12 +292,15 @@ class Troubled(Line):
         "Leaves no room in the folder for temporary files."
         with open(Path(os.environ["TMPDIR"]) / "filled", "wb", buffering=0) as file:
             try:
-                while True: file.write(bytes(2**16))
-            except OSError: pass
+                while True:
+                    file.write(bytes(2**16))
+            except OSError:
+                pass
 
     def linger(self):
         "A thread that keeps its process from ending."
         import threading
+
         threading.Thread(target=time.sleep, args=(600,)).start()
 
 
@@ -278,7 +317,8 @@ class Late(Troubled):
     "Rank 1 does not meet the others: it sleeps in its first start and is killed in those that follow."
 
     def __init__(self):
-        if os.environ.get("RANK") != "1": return
+        if os.environ.get("RANK") != "1":
+            return
         first = not Path("late").exists()
         Path("late").touch()
         self.sleep() if first else self.kill()
@@ -288,15 +328,18 @@ class Waiting(Troubled):
     "Waits for a file `go`: rank 1 before it meets the others, or all where they prepare their data."
 
     def __init__(self):
-        if os.environ.get("RANK") == "1" and os.environ["TINY_WAIT"] == "meeting": self.wait()
+        if os.environ.get("RANK") == "1" and os.environ["TINY_WAIT"] == "meeting":
+            self.wait()
 
     def datasets(self, cfg):
-        if os.environ["TINY_WAIT"] == "preparing": self.wait()
+        if os.environ["TINY_WAIT"] == "preparing":
+            self.wait()
         return super().datasets(cfg)
 
     def wait(self):
         Path("waits").touch()
-        while not Path("go").exists(): time.sleep(0.02)
+        while not Path("go").exists():
+            time.sleep(0.02)
 
 
 class RefusedOnRank1(Troubled):

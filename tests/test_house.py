@@ -1,4 +1,5 @@
 """The rules that hold the project together: one version of every fact, floors, light imports, notebooks that teach."""
+
 import ast
 import json
 import re
@@ -54,7 +55,8 @@ def imports_of(name: str) -> set[str]:
     "Every module that the source of module `name` imports, at its top or inside a function, as absolute dotted names."
     here, found = name.split("."), set()
     for node in ast.walk(ast.parse(module_path(name).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import): found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = here[: len(here) - node.level] if node.level else []
             full = ".".join([*base, *([node.module] if node.module else [])])
@@ -76,6 +78,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 # --- settings.ini serves nbdev, pyproject.toml serves pip -------------------------------------------------------------
+
 
 def test_the_two_settings_files_state_the_same_project():
     project = pyproject["project"]
@@ -105,7 +108,10 @@ def test_the_lock_satisfies_what_the_package_asks_for():
             pin = Requirement(line)
             pins[pin.name.lower().replace("_", "-")] = str(pin.specifier).removeprefix("==")
     extras = pyproject["project"]["optional-dependencies"].values()
-    asked = [*pyproject["project"]["dependencies"], *(text for extra in extras for text in extra if not text.startswith("spectrakit["))]
+    asked = [
+        *pyproject["project"]["dependencies"],
+        *(text for extra in extras for text in extra if not text.startswith("spectrakit[")),
+    ]
     asked += re.findall(r"^\w.*", (root / "requirements-dev.in").read_text(encoding="utf-8"), re.M)
     for requirement in map(Requirement, asked):
         assert requirement.name.lower() in pins, f"{requirement.name} is not in the lock: run `make lock`"
@@ -115,12 +121,15 @@ def test_the_lock_satisfies_what_the_package_asks_for():
 
 # --- floors -----------------------------------------------------------------------------------------------------------
 
+
 def test_every_numbered_notebook_has_its_module():
     numbered = [path for path in NOTEBOOKS if re.match(r"\d", path.name)]
     assert len(MODULES) == len(numbered) and set(MODULES) == set(EXPORTED), "run `nbdev_export`"
 
 
-@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if re.match(r"\d", p.name)], ids=lambda p: f"{p.parent.name}-{p.stem}")
+@pytest.mark.parametrize(
+    "path", [p for p in NOTEBOOKS if re.match(r"\d", p.name)], ids=lambda p: f"{p.parent.name}-{p.stem}"
+)
 def test_a_notebook_lies_where_its_module_does(path):
     code = "\n".join(cell["source"] for cell in read_notebook(path) if cell["cell_type"] == "code")
     package, module = (re.fullmatch(r"\d\d_(\w+)", name)[1] for name in (path.parent.name, path.stem))
@@ -138,16 +147,28 @@ def test_a_package_imports_only_lower_packages_and_a_notebook_only_lower_noteboo
     packages = {module.rpartition(".")[0]: numbers[0] for module, numbers in MODULES.items()}
     here, above = MODULES[name], []
     for other in imports_of(name):
-        if other in MODULES: above += [other] if MODULES[other][0] > here[0] or MODULES[other][:2] >= here and MODULES[other][0] == here[0] else []
-        elif other in packages: above += [other] if packages[other] > here[0] else []
+        if other in MODULES:
+            above += (
+                [other]
+                if MODULES[other][0] > here[0] or MODULES[other][:2] >= here and MODULES[other][0] == here[0]
+                else []
+            )
+        elif other in packages:
+            above += [other] if packages[other] > here[0] else []
     assert not above, f"{name} imports {above}, which have higher numbers"
 
 
 @pytest.mark.parametrize("name", EXPORTED)
 def test_a_module_uses_no_private_name_of_another(name):
     tree = ast.parse(module_path(name).read_text(encoding="utf-8"))
-    ours = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("spectrakit"))]
-    assert not [f"{node.module}.{alias.name}" for node in ours for alias in node.names if re.match(r"_[^_]", alias.name)]
+    ours = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("spectrakit"))
+    ]
+    assert not [
+        f"{node.module}.{alias.name}" for node in ours for alias in node.names if re.match(r"_[^_]", alias.name)
+    ]
 
 
 @pytest.mark.parametrize("name", EXPORTED)
@@ -169,7 +190,10 @@ def test_a_light_module_loads_nothing_heavy(name):
 
 def test_no_public_name_is_that_of_a_module():
     import spectrakit
-    modules = {path.stem for path in (root / "spectrakit").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+
+    modules = {
+        path.stem for path in (root / "spectrakit").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
     assert not modules & set(spectrakit.__all__)  # importing the module would put it in the place of the function
 
 
@@ -179,13 +203,19 @@ def test_importing_the_package_loads_next_to_nothing():
 
 @pytest.mark.parametrize("words", [["--help"], ["info"]])
 def test_help_and_info_open_without_torch(words):
-    assert not loaded_by(f"import sys; sys.argv = ['spectrakit', *{words}]\n"
-                         "from spectrakit.cli.main import main\n"
-                         "try: main()\n"
-                         "except SystemExit as end: assert not end.code") & HEAVY
+    assert (
+        not loaded_by(
+            f"import sys; sys.argv = ['spectrakit', *{words}]\n"
+            "from spectrakit.cli.main import main\n"
+            "try: main()\n"
+            "except SystemExit as end: assert not end.code"
+        )
+        & HEAVY
+    )
 
 
 # --- notebooks --------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("path", [p for p in NOTEBOOKS if re.match(r"\d", p.name)], ids=lambda p: p.stem)
 def test_a_notebook_teaches(path):
@@ -213,13 +243,16 @@ def test_no_committed_file_names_a_folder_of_somebodys_machine():
     private = re.compile(r"(?<![\w.~}/-])/(?:home|root|work|Users)/[\w.-]+")
     told = []
     for name in sync.tree_files():
-        try: text = (root / name).read_text(encoding="utf-8")
-        except UnicodeDecodeError: continue  # a picture
+        try:
+            text = (root / name).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # a picture
         told += [f"{name}: {found[0]}" for found in private.finditer(text)]
     assert not told
 
 
 # --- the checks of tools/ notice what they are there for --------------------------------------------------------------
+
 
 def test_a_tree_without_git_has_the_same_files(tmp_path):
     assert sync.tree_files(sync.copy_tree(tmp_path / "tree")) == sync.tree_files()

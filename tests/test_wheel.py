@@ -1,4 +1,5 @@
 """The wheel: what is in it, what it asks for, and that it works where neither the checkout nor nbdev is."""
+
 import subprocess
 import sys
 import sysconfig
@@ -20,8 +21,12 @@ def wheel(tmp_path_factory) -> Path:
     "A wheel built from a copy of the tree, so that the checkout gets no build folder."
     folder = tmp_path_factory.mktemp("wheel")
     source = sync.copy_tree(folder / "source")
-    subprocess.run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "dist", source],
-                   check=True, capture_output=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "dist", source],
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
     built = list((folder / "dist").iterdir())
     assert len(built) == 1
     return built[0]
@@ -40,8 +45,9 @@ def installed(wheel, tmp_path_factory) -> Path:
     site = Path(subprocess.run([python, "-c", where], check=True, capture_output=True, text=True).stdout.strip())
     (site / "behind.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
-    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", wheel],
-                   check=True, timeout=120)
+    subprocess.run(
+        [*pip, "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", wheel], check=True, timeout=120
+    )
     return python
 
 
@@ -83,19 +89,23 @@ def test_the_command_of_the_wheel_helps(installed, tmp_path, clean_env):
 
 
 def test_the_profiles_of_the_wheel_compose(installed, tmp_path, clean_env):
-    code = ("from spectrakit.config.compose import compose\n"
-            "print(compose('trainer=defaults', 'trainer.max_epochs=3').trainer.max_epochs)")
+    code = (
+        "from spectrakit.config.compose import compose\n"
+        "print(compose('trainer=defaults', 'trainer.max_epochs=3').trainer.max_epochs)"
+    )
     done = run(installed, tmp_path, clean_env, "-c", code)
     assert done.returncode == 0 and done.stdout.strip() == "3", done.stderr
 
 
 def test_no_exported_module_of_the_wheel_needs_nbdev(installed, tmp_path, clean_env):
     # None in sys.modules makes an import of that name fail
-    code = ("import sys, pkgutil, importlib, spectrakit\n"
-            "sys.modules.update(dict.fromkeys(['nbdev', 'fastcore', 'execnb']))\n"
-            "names = [m.name for m in pkgutil.walk_packages(spectrakit.__path__, 'spectrakit.')]\n"
-            "names.remove('spectrakit.__main__') if 'spectrakit.__main__' in names else None\n"
-            "for name in names: importlib.import_module(name)\n"
-            "print(len(names))")
+    code = (
+        "import sys, pkgutil, importlib, spectrakit\n"
+        "sys.modules.update(dict.fromkeys(['nbdev', 'fastcore', 'execnb']))\n"
+        "names = [m.name for m in pkgutil.walk_packages(spectrakit.__path__, 'spectrakit.')]\n"
+        "names.remove('spectrakit.__main__') if 'spectrakit.__main__' in names else None\n"
+        "for name in names: importlib.import_module(name)\n"
+        "print(len(names))"
+    )
     done = run(installed, tmp_path, clean_env, "-c", code)
     assert done.returncode == 0 and int(done.stdout) > 0, done.stderr

@@ -4,6 +4,7 @@ Writes train.csv (id, 1841 absorbances, origin), test.csv (the same without the 
 each origin), and the dataset-metadata.json with which `kaggle datasets create -p OUT` uploads the folder. A fourth of the spectra
 are the test; what grew there is not written anywhere. The same bytes every time.
 """
+
 import argparse
 import importlib.util
 import json
@@ -37,9 +38,13 @@ def tables() -> dict[str, Any]:
 
 def metadata(owner: str = OWNER) -> dict[str, Any]:
     "What dataset-metadata.json says."
-    return {"title": "coffee table", "id": f"{owner}/coffee-table", "licenses": [{"name": "other"}],
-            "subtitle": "Infrared spectra of 60 coffees from three origins",
-            "description": "ATR-FTIR spectra from the Python package chemotools, under its MIT licence, as the tables of a small competition."}
+    return {
+        "title": "coffee table",
+        "id": f"{owner}/coffee-table",
+        "licenses": [{"name": "other"}],
+        "subtitle": "Infrared spectra of 60 coffees from three origins",
+        "description": "ATR-FTIR spectra from the Python package chemotools, under its MIT licence, as the tables of a small competition.",
+    }
 
 
 def write(folder: Path, parquet: bool = False, owner: str = OWNER) -> list[Path]:
@@ -48,8 +53,10 @@ def write(folder: Path, parquet: bool = False, owner: str = OWNER) -> list[Path]
     files = []
     for name, table in tables().items():
         files.append(folder / f"{name}.{'parquet' if parquet else 'csv'}")
-        if parquet: table.to_parquet(files[-1], index=False)
-        else: table.to_csv(files[-1], index=False, lineterminator="\n")
+        if parquet:
+            table.to_parquet(files[-1], index=False)
+        else:
+            table.to_csv(files[-1], index=False, lineterminator="\n")
     files.append(folder / "dataset-metadata.json")
     files[-1].write_text(json.dumps(metadata(owner), indent=2) + "\n", encoding="utf-8")
     return files
@@ -59,12 +66,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="the folder, such as build/coffee-table")
     parser.add_argument("--parquet", action="store_true", help="Parquet in place of CSV; needs pyarrow")
-    parser.add_argument("--owner", default=OWNER, help="your name on Kaggle; %(default)s is to be replaced before the upload")
+    parser.add_argument(
+        "--owner", default=OWNER, help="your name on Kaggle; %(default)s is to be replaced before the upload"
+    )
     arguments = parser.parse_args()
-    if arguments.parquet and importlib.util.find_spec("pyarrow") is None: sys.exit("--parquet needs pyarrow, which is not installed. Run: pip install pyarrow")
-    try: files = write(arguments.out, arguments.parquet, arguments.owner)
-    except (RequestError, OSError) as error: sys.exit(f"{error}")
+    if arguments.parquet and importlib.util.find_spec("pyarrow") is None:
+        sys.exit("--parquet needs pyarrow, which is not installed. Run: pip install pyarrow")
+    try:
+        files = write(arguments.out, arguments.parquet, arguments.owner)
+    except (RequestError, OSError) as error:
+        sys.exit(f"{error}")
     print(*(f"{file}: {file.stat().st_size:,} bytes" for file in files), sep="\n")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@
 Without any of them: all three, with 200 kills and 20 runs of each kind. The report goes to bench/faults.md and bench/faults.json, where a part that
 was not run keeps its last result, and with --out RUN to RUN/faults/ as well. Exit status 1 where a promise was broken.
 """
+
 import argparse
 import json
 import os
@@ -19,12 +20,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 
-def tell(text: str) -> None: print(text, flush=True)
+def tell(text: str) -> None:
+    print(text, flush=True)
 
 
 def machine() -> str:
     "What was used, without anybody's name for it."
     from importlib.metadata import version
+
     return f"{os.cpu_count()} CPU cores, {platform.system()}, Python {platform.python_version()}, torch {version('torch').partition('+')[0]}"
 
 
@@ -36,33 +39,52 @@ def part(facts: dict, began: float, **more) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--matrix", action="store_true", help="every scenario")
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="scenarios with one of these words in their name; writes no report")
+    parser.add_argument(
+        "--only", nargs="+", metavar="WORD", help="scenarios with one of these words in their name; writes no report"
+    )
     parser.add_argument("--kills", type=int, metavar="N", help="so many random kills at least")
-    parser.add_argument("--deadline", type=int, metavar="N", help="so many runs of two minutes, and as many with a hang")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="for the random moments (default: the time; it is printed)")
+    parser.add_argument(
+        "--deadline", type=int, metavar="N", help="so many runs of two minutes, and as many with a hang"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="for the random moments (default: the time; it is printed)"
+    )
     parser.add_argument("--parallel", type=int, default=2, metavar="K", help="so many runs at a time (default 2)")
     parser.add_argument("--out", type=Path, metavar="RUN", help="a run's folder, which gets the report under faults/")
     parser.add_argument("--no-report", action="store_true", help="leave bench/ as it is")
     asked = parser.parse_args()
-    if not (asked.matrix or asked.only or asked.kills or asked.deadline): asked.matrix, asked.kills, asked.deadline = True, 200, 20
+    if not (asked.matrix or asked.only or asked.kills or asked.deadline):
+        asked.matrix, asked.kills, asked.deadline = True, 200, 20
 
     from faultlib import clocks, matrix
     from faultlib.kills import random_kills
+
     folder, began, report = Path(tempfile.mkdtemp(prefix="faults-")), time.monotonic(), {}
     tell(f"seed {asked.seed}; everything happens in {folder}")
     if asked.matrix or asked.only:
-        chosen = [one for one in matrix.scenarios() if not asked.only or any(word in one.__name__ for word in asked.only)]
+        chosen = [
+            one for one in matrix.scenarios() if not asked.only or any(word in one.__name__ for word in asked.only)
+        ]
         report["matrix"] = part(matrix.facts_of_rows(matrix.play_all(chosen, folder, asked.parallel, tell)), began)
     if asked.kills:
         began = time.monotonic()
-        report["kills"] = part(matrix.facts_of_kills(random_kills(asked.kills, asked.seed, folder, asked.parallel, tell), asked.seed), began)
+        report["kills"] = part(
+            matrix.facts_of_kills(random_kills(asked.kills, asked.seed, folder, asked.parallel, tell), asked.seed),
+            began,
+        )
     if asked.deadline:
         began = time.monotonic()
-        pairs = [(clocks.a_limit_of_two_minutes, clocks.a_limit_of_two_minutes_and_a_hang(asked.seed + n)) for n in range(asked.deadline)]
+        pairs = [
+            (clocks.a_limit_of_two_minutes, clocks.a_limit_of_two_minutes_and_a_hang(asked.seed + n))
+            for n in range(asked.deadline)
+        ]
         rows = matrix.play_all([one for pair in zip(*pairs) for one in pair], folder / "deadline", asked.parallel, tell)
         report["deadlines"] = part(matrix.facts_of_deadlines(rows), began, parallel=asked.parallel, seed=asked.seed)
 
-    places = [*([] if asked.only or asked.no_report else [ROOT / "bench"]), *([asked.out / "faults"] if asked.out else [])]
+    places = [
+        *([] if asked.only or asked.no_report else [ROOT / "bench"]),
+        *([asked.out / "faults"] if asked.out else []),
+    ]
     for place in places:
         place.mkdir(parents=True, exist_ok=True)
         file = place / "faults.json"
@@ -72,9 +94,13 @@ def main() -> None:
         (place / "faults.md").write_text(matrix.markdown(whole), encoding="utf-8")
     broken = {name: facts["broken"] for name, facts in report.items() if facts["broken"]}
     for name, facts in report.items():
-        tell(f"{name}: {facts['broken'] and 'broken in ' + str(facts['broken']) or 'every promise was kept'}, {facts['seconds'] / 60:.1f} minutes")
-    if broken: sys.exit(f"what was left lies in {folder}")
+        tell(
+            f"{name}: {facts['broken'] and 'broken in ' + str(facts['broken']) or 'every promise was kept'}, {facts['seconds'] / 60:.1f} minutes"
+        )
+    if broken:
+        sys.exit(f"what was left lies in {folder}")
     shutil.rmtree(folder, ignore_errors=True)
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

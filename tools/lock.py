@@ -3,6 +3,7 @@
 The packages are installed into a fresh environment, which is thrown away; what `pip freeze` finds there is the lock.
 It has to be made with the lowest Python that the package supports, because newer ones may get releases it cannot run.
 """
+
 import os, re, subprocess, sys, tempfile
 from configparser import ConfigParser
 from pathlib import Path
@@ -23,8 +24,10 @@ def lock_lines(frozen: str) -> list[str]:
     lines = []
     for line in frozen.splitlines():
         name, equals, version = line.partition("==")
-        if not equals or line.startswith(("#", "-e")): continue
-        if name.lower() == "pip" or FROM_TORCH.match(name.lower()): continue
+        if not equals or line.startswith(("#", "-e")):
+            continue
+        if name.lower() == "pip" or FROM_TORCH.match(name.lower()):
+            continue
         lines.append(f"{name}=={version.split('+')[0]}")
     return sorted(lines, key=lambda line: line.split("==")[0].lower())
 
@@ -34,8 +37,10 @@ def main() -> None:
     settings.read(root / "settings.ini", encoding="utf-8")
     lowest = settings["DEFAULT"]["min_python"]
     if "%d.%d" % sys.version_info[:2] != lowest:
-        sys.exit(f"The lock is made with Python {lowest}, and this is {sys.version.split()[0]}. "
-                 f"Run `make lock PYTHON=python{lowest}`.")
+        sys.exit(
+            f"The lock is made with Python {lowest}, and this is {sys.version.split()[0]}. "
+            f"Run `make lock PYTHON=python{lowest}`."
+        )
     with tempfile.TemporaryDirectory() as folder:
         python = Path(folder) / "bin" / "python"
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
@@ -50,4 +55,5 @@ def main() -> None:
     print(f"{path.name}: {len(lock_lines(frozen))} packages")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,7 @@ wants its pictures and values to be the ones that today's code gives. Cells mark
 The notebooks of kaggle/ run as sessions in a temporary folder, with the table of coffee, and before the one that predicts the one that
 trains; a cell that begins with MACHINE keeps no output.
 """
+
 import argparse, contextlib, os, re, shutil, subprocess, sys, tempfile
 from configparser import ConfigParser
 from pathlib import Path
@@ -32,23 +33,36 @@ def session(path: Path):
         yield path.parent, {}
         return
     import coffee_table
+
     with tempfile.TemporaryDirectory() as folder:
         inputs, working = Path(folder) / "input", Path(folder) / "working"
         coffee_table.write(inputs / "datasets" / "ada" / "coffee-table")
         working.mkdir()
-        told = {"SPECTRAKIT_INPUT": str(inputs), "SPECTRAKIT_OVERRIDES": "env=local trainer.accelerator=cpu",
-                "PYTHONPATH": os.pathsep.join(filter(None, [str(root / "kaggle" / "utility"), os.environ.get("PYTHONPATH")]))}
+        told = {
+            "SPECTRAKIT_INPUT": str(inputs),
+            "SPECTRAKIT_OVERRIDES": "env=local trainer.accelerator=cpu",
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(root / "kaggle" / "utility"), os.environ.get("PYTHONPATH")])
+            ),
+        }
         if path.parent.name == "infer":
             played(nbformat.read(root / "kaggle" / "train" / "train.ipynb", as_version=4), working, told)
             shutil.copytree(working, inputs / "notebooks" / "ada" / "spectrakit-train")
-            for entry in working.iterdir(): shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            for entry in working.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         yield working, told
 
 
 def played(notebook: nbformat.NotebookNode, folder: Path, told: dict[str, str]) -> nbformat.NotebookNode:
     "Execute a notebook in `folder`; it holds its outputs afterwards."
-    NotebookClient(notebook, timeout=900, kernel_name="python3", coalesce_streams=True, store_widget_state=False,
-                   resources={"metadata": {"path": str(folder)}}).execute(env={**os.environ, **told})
+    NotebookClient(
+        notebook,
+        timeout=900,
+        kernel_name="python3",
+        coalesce_streams=True,
+        store_widget_state=False,
+        resources={"metadata": {"path": str(folder)}},
+    ).execute(env={**os.environ, **told})
     return notebook
 
 
@@ -62,7 +76,8 @@ def test_flags() -> set[str]:
 def runs(source: str, flags: set[str]) -> bool:
     "Whether a code cell is run: not one marked `eval: false`, nor one with a flag that is not among `flags`."
     directives = re.findall(r"^#\|\s*(.+?)\s*$", source, re.M)
-    if any(re.fullmatch(r"eval:\s*false", directive, re.I) for directive in directives): return False
+    if any(re.fullmatch(r"eval:\s*false", directive, re.I) for directive in directives):
+        return False
     return not (test_flags() & set(directives)) - flags
 
 
@@ -71,12 +86,15 @@ def execute(path: Path, flags: set[str]) -> None:
     notebook = nbformat.read(path, as_version=4)
     chosen = [cell for cell in notebook.cells if cell.cell_type != "code" or runs(cell.source, flags)]
     for cell in chosen:
-        if cell.cell_type == "code": cell.outputs, cell.execution_count = [], None
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
     kernel = {"name": "python3", "display_name": "python3", "language": "python"}
     runnable = nbformat.v4.new_notebook(cells=chosen, metadata={"kernelspec": kernel})
-    with session(path) as (folder, told): played(runnable, folder, told)
+    with session(path) as (folder, told):
+        played(runnable, folder, told)
     for cell in chosen:
-        if cell.cell_type == "code" and cell.source.startswith(MACHINE): cell.outputs = []
+        if cell.cell_type == "code" and cell.source.startswith(MACHINE):
+            cell.outputs = []
     notebook.metadata = runnable.metadata
     nbformat.write(notebook, path)
     clean = "import sys; from nbdev.clean import nbdev_clean; nbdev_clean(fname=sys.argv[1])"
@@ -94,4 +112,5 @@ def main() -> None:
         execute(path.resolve(), set(arguments.flags.split()))
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

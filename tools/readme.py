@@ -3,6 +3,7 @@
 Text stays as it is, code becomes a fenced block, and so does what it printed. Cells marked `#| hide` are left out.
 With `--check` nothing is written, and the exit status is 1 where README.md is not what the notebook gives.
 """
+
 import argparse, json, re, sys
 from pathlib import Path
 
@@ -17,8 +18,10 @@ def text_of(value: str | list[str]) -> str:
 def output_text(output: dict) -> str:
     "What a reader of plain text sees of one output: printed text or a value; '' for a picture or an error."
     data = output.get("data", {})
-    if output["output_type"] == "stream": text = text_of(output["text"])
-    else: text = "" if "image/png" in data else text_of(data.get("text/plain", ""))
+    if output["output_type"] == "stream":
+        text = text_of(output["text"])
+    else:
+        text = "" if "image/png" in data else text_of(data.get("text/plain", ""))
     return re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip("\n")
 
 
@@ -35,9 +38,11 @@ def render(notebook: dict) -> str:
     for cell in notebook["cells"]:
         source = text_of(cell["source"])
         directives = re.match(r"(?:#\|[^\n]*\n?)*", source)[0] if cell["cell_type"] == "code" else ""
-        if re.search(r"^#\|\s*hide\b", directives, re.M): continue
-        source = source[len(directives):].strip("\n")
-        if cell["cell_type"] == "markdown": blocks.append(source)
+        if re.search(r"^#\|\s*hide\b", directives, re.M):
+            continue
+        source = source[len(directives) :].strip("\n")
+        if cell["cell_type"] == "markdown":
+            blocks.append(source)
         elif cell["cell_type"] == "code" and source:
             blocks.append(fenced(source, "python"))
             blocks += [fenced(text) for text in map(output_text, cell["outputs"]) if text]
@@ -50,7 +55,8 @@ def main() -> None:
     check = parser.parse_args().check
     path = root / "README.md"
     text = render(json.loads((root / "nbs" / "index.ipynb").read_text(encoding="utf-8")))
-    if path.exists() and path.read_text(encoding="utf-8") == text: print("README.md is what nbs/index.ipynb gives")
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        print("README.md is what nbs/index.ipynb gives")
     elif check:
         sys.exit("README.md is not what nbs/index.ipynb gives. Edit the notebook, not README.md; run `make readme`.")
     else:
@@ -58,4 +64,5 @@ def main() -> None:
         print("README.md written")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -40,6 +40,7 @@ from ..watchdog.budget import check_time
 @dataclass(frozen=True)
 class Best:
     "The best evaluation of a run."
+
     monitor: str
     value: float
     step: int
@@ -50,9 +51,12 @@ class Best:
 @dataclass(frozen=True)
 class Run:
     "A run's folder. `status` is completed, early_stopped, out_of_time, interrupted or failed; running or unfinished before its end."
+
     path: Path
     task: Any = None  # the object that `fit` was called with, for `load_model`
-    ended: str | None = None  # how it ended, in a process that took part and does not write; its folder may be on another machine
+    ended: str | None = (
+        None  # how it ended, in a process that took part and does not write; its folder may be on another machine
+    )
 
     @property
     def events(self) -> list[dict]:
@@ -67,7 +71,8 @@ class Run:
     @property
     def status(self) -> str:
         "How the run ended, or that it has not."
-        if self.ended: return self.ended
+        if self.ended:
+            return self.ended
         end = _end(self.events)
         return end["status"] if end else ("running" if is_locked(self.path) else "unfinished")
 
@@ -83,8 +88,11 @@ class Run:
         events = self.events
         start, found = last_event(events, "start") or {}, [e for e in events if e["type"] == "eval" and e.get("best")]
         kept = _best_kept(self.path)
-        found = [e for e in found if e["step"] == kept] or found  # where the disk was full, an older one is all there is
-        if not found: return None
+        found = [
+            e for e in found if e["step"] == kept
+        ] or found  # where the disk was full, an older one is all there is
+        if not found:
+            return None
         event, monitor = found[-1], start.get("monitor") or "val_loss"
         return Best(monitor, event["metrics"].get(monitor), event["step"], event["epoch"], event["metrics"])
 
@@ -95,7 +103,8 @@ class Run:
 
     def raise_for_status(self) -> "Run":
         "RuntimeError where the run failed; else the run itself."
-        if self.status == "failed": raise RuntimeError(f"{self.path.name} failed: {self.error}")
+        if self.status == "failed":
+            raise RuntimeError(f"{self.path.name} failed: {self.error}")
         return self
 
     def plot(self) -> Picture:
@@ -109,67 +118,95 @@ class Run:
     def load_model(self, task: Any = None) -> Any:
         "The trained model on the CPU, in eval mode. `task` where the run's own cannot be found by its name. RequestError where it cannot be loaded."
         from spectrakit.training.prediction import trained_model
+
         model, _, notes = trained_model(_task_of(self, task), self.config, self.path)
-        for note in notes: print(f"{self.path.name}: {note}", file=sys.stderr)
+        for note in notes:
+            print(f"{self.path.name}: {note}", file=sys.stderr)
         return model
 
     def __str__(self) -> str:
         best = self.best
-        return f"{self.path.name}: {self.status}" + (f", best {best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else "")
+        return f"{self.path.name}: {self.status}" + (
+            f", best {best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else ""
+        )
 
-    def __repr__(self) -> str: return f"Run({str(self)!r})"
+    def __repr__(self) -> str:
+        return f"Run({str(self)!r})"
 
 
 def _best_kept(path: Path) -> int | None:
     "The optimizer step of the checkpoint that BEST names; None where there is none."
-    try: return int((path / "checkpoints" / "BEST").read_text().strip().removeprefix("step-"))
-    except (OSError, ValueError): return None
+    try:
+        return int((path / "checkpoints" / "BEST").read_text().strip().removeprefix("step-"))
+    except (OSError, ValueError):
+        return None
 
 
 def _end(events: list[dict]) -> dict | None:
     "The `end` event, unless a restart came after it."
-    return next((e if e["type"] == "end" else None for e in reversed(events) if e["type"] in ("end", "restart", "start")), None)
+    return next(
+        (e if e["type"] == "end" else None for e in reversed(events) if e["type"] in ("end", "restart", "start")), None
+    )
 
 
 def _task_of(run: Run, task: Any) -> Any:
     "The task object of a run: the given one, the one it was made with, or the one that its settings name."
-    if task is None: task = run.task
+    if task is None:
+        task = run.task
     name = run.config.task.get("name")
     if task is None and (name is None or name.startswith("__main__:")):
-        raise RequestError(f"The task of {run.path.name} was defined in a notebook or script ({name}). Pass it along, such as Coffee().")
+        raise RequestError(
+            f"The task of {run.path.name} was defined in a notebook or script ({name}). Pass it along, such as Coffee()."
+        )
     return load_task(name) if task is None else load_task(task) if isinstance(task, str) else task
+
 
 def _named_or_given(run: Run, task: Any, config: Config) -> Any:
     "The task for a child, an object or a name, checked. RequestError where the run's own can only be passed along."
     task = task or run.task or config.task.get("name")
-    if task is None or (isinstance(task, str) and task.startswith("__main__:")): _task_of(run, None)
-    if isinstance(task, str): check_task_name(task)
-    else: check_task(task, config)
+    if task is None or (isinstance(task, str) and task.startswith("__main__:")):
+        _task_of(run, None)
+    if isinstance(task, str):
+        check_task_name(task)
+    else:
+        check_task(task, config)
     return task
 
 # %% ../../nbs/60_api/00_run.ipynb #23a2fc02
 def open_run(path: Path | str) -> Run:
     "The run in the folder `path`, which may be read-only. RequestError where it is not a run."
     path = Path(path)
-    if not path.is_dir(): raise RequestError(f"There is no folder {str(path)!r}. `spectrakit runs` lists the runs.")
+    if not path.is_dir():
+        raise RequestError(f"There is no folder {str(path)!r}. `spectrakit runs` lists the runs.")
     missing = [name for name in ("config.yaml", "events.jsonl") if not (path / name).is_file()]
-    if missing: raise RequestError(f"{str(path)!r} is not a run: it has no {' and no '.join(missing)}. `spectrakit runs` lists the runs.")
+    if missing:
+        raise RequestError(
+            f"{str(path)!r} is not a run: it has no {' and no '.join(missing)}. `spectrakit runs` lists the runs."
+        )
     return Run(path)
 
 
 def list_runs(folder: Path | str | None = None) -> list[Run]:
     "The runs in `folder` (None: where this platform keeps them), newest first. RequestError where there is no such folder."
-    if folder is None and not Path(folder := resolve_env(compose(), detect())[0].run.dir).is_dir(): return []
+    if folder is None and not Path(folder := resolve_env(compose(), detect())[0].run.dir).is_dir():
+        return []
     folder = Path(folder)
-    if not folder.is_dir(): raise RequestError(f"There is no folder {str(folder)!r}. Runs go to ./runs, or to where run.dir says.")
-    found = [Run(p) for p in folder.iterdir() if p.name[0] != "." and (p / "config.yaml").is_file() and (p / "events.jsonl").is_file()]
+    if not folder.is_dir():
+        raise RequestError(f"There is no folder {str(folder)!r}. Runs go to ./runs, or to where run.dir says.")
+    found = [
+        Run(p)
+        for p in folder.iterdir()
+        if p.name[0] != "." and (p / "config.yaml").is_file() and (p / "events.jsonl").is_file()
+    ]
     return sorted(found, key=lambda run: (run.path / "config.yaml").stat().st_mtime, reverse=True)
 
 # %% ../../nbs/60_api/00_run.ipynb #23a2fc03
 def _launch_facts(path: Path) -> dict:
     "What environment.json says of the processes: launcher, how many, restarts, fallback."
-    try: facts = json.loads((path / "environment.json").read_text(encoding="utf-8")).get("launch", {})
-    except (OSError, ValueError, AttributeError): return {}
+    try:
+        facts = json.loads((path / "environment.json").read_text(encoding="utf-8")).get("launch", {})
+    except (OSError, ValueError, AttributeError):
+        return {}
     names = ("launcher", "world_size", "restarts", "fallback", "micro_batch_size", "gradient_accumulation_steps")
     return {name: facts.get(name) for name in names if name in facts}
 
@@ -177,9 +214,15 @@ def _launch_facts(path: Path) -> dict:
 def _clock_facts(events: list[dict]) -> dict | None:
     "What the clock did: seconds left at the start and at the end of training, and what was held back for what; None without a limit."
     told = [e for e in events if e["type"] == "budget" and e.get("left_s") is not None]
-    if not told: return None
-    return {"told": next((e["told"] for e in told if e.get("told")), None), "left_at_start_s": round(told[0]["left_s"], 1), "left_at_end_s": round(told[-1]["left_s"], 1),
-            "reserve_s": round(told[-1]["reserve_s"], 1), "held_back_s": {name: round(s, 1) for name, s in (told[-1].get("held") or {}).items()}}
+    if not told:
+        return None
+    return {
+        "told": next((e["told"] for e in told if e.get("told")), None),
+        "left_at_start_s": round(told[0]["left_s"], 1),
+        "left_at_end_s": round(told[-1]["left_s"], 1),
+        "reserve_s": round(told[-1]["reserve_s"], 1),
+        "held_back_s": {name: round(s, 1) for name, s in (told[-1].get("held") or {}).items()},
+    }
 
 
 def summarize(run: Run) -> dict:
@@ -187,54 +230,101 @@ def summarize(run: Run) -> dict:
     events = run.events
     best, start, steps = run.best, last_event(events, "start") or {}, [e for e in events if e["type"] == "step"]
     folder = run.path / "checkpoints"
-    summary = {"status": run.status, "reason": (_end(events) or {}).get("reason"), "task": start.get("task"), "best": asdict(best) if best else None,
-               "metrics": run.metrics, "steps": steps[-1]["step"] if steps else 0, "epochs": steps[-1]["epoch"] if steps else 0,
-               "seconds": events[-1]["t"] if events else 0, "effective_batch_size": start.get("effective_batch_size"),
-               "clock": _clock_facts(events), "launch": _launch_facts(run.path), "checkpoints": {which.lower(): path.name for which in ("LATEST", "BEST") if (path := find_checkpoint(folder, which)[0])}}
+    summary = {
+        "status": run.status,
+        "reason": (_end(events) or {}).get("reason"),
+        "task": start.get("task"),
+        "best": asdict(best) if best else None,
+        "metrics": run.metrics,
+        "steps": steps[-1]["step"] if steps else 0,
+        "epochs": steps[-1]["epoch"] if steps else 0,
+        "seconds": events[-1]["t"] if events else 0,
+        "effective_batch_size": start.get("effective_batch_size"),
+        "clock": _clock_facts(events),
+        "launch": _launch_facts(run.path),
+        "checkpoints": {
+            which.lower(): path.name for which in ("LATEST", "BEST") if (path := find_checkpoint(folder, which)[0])
+        },
+    }
     write_atomic(run.path / "summary.json", json.dumps(summary, indent=1) + "\n")
     write_metrics_csv(events, run.path / "metrics.csv")
     save_figure(plot_curves(events, str(run)), run.path / "curves.png")
     return summary
 
 # %% ../../nbs/60_api/00_run.ipynb #dd544863
-def fit(task: Any, config: Config | None = None, *, resume: str | Path | Run | None = None, predict: str | Path | None = None, show: bool = True) -> Run:
+def fit(
+    task: Any,
+    config: Config | None = None,
+    *,
+    resume: str | Path | Run | None = None,
+    predict: str | Path | None = None,
+    show: bool = True,
+) -> Run:
     """Train `task` (an object, or a name such as 'coffee') with `config`, and return the run, also one that failed.
 
     `resume`: 'auto', a run or a checkpoint to go on with, in place of the setting resume.source. `predict`: write test predictions
     as a table to this file afterwards. `show`: print how it goes. RequestError, with nothing left behind, where the request is wrong.
     """
     config = compose() if config is None else config
-    if not isinstance(config, Config): raise RequestError(f"fit was given a {type(config).__name__} for its config. Make one with compose('trainer=kaggle_safe').")
-    if isinstance(task, str): check_task_name(task)
-    else: check_task(task, config)
-    config = replace(config, task={**config.task, "name": settled_name(task) if isinstance(task, str) else name_of(task)})
-    if resume is not None: config = _from(config, resume)
-    if predict is not None: check_prediction(config, Path(predict))
+    if not isinstance(config, Config):
+        raise RequestError(
+            f"fit was given a {type(config).__name__} for its config. Make one with compose('trainer=kaggle_safe')."
+        )
+    if isinstance(task, str):
+        check_task_name(task)
+    else:
+        check_task(task, config)
+    config = replace(
+        config, task={**config.task, "name": settled_name(task) if isinstance(task, str) else name_of(task)}
+    )
+    if resume is not None:
+        config = _from(config, resume)
+    if predict is not None:
+        check_prediction(config, Path(predict))
     with ends_softly() as told:
         platform = detect()
         clock = clock_of(config, platform)
         run = _train(task, config, show, predict, clock)
-        if predict is not None and run.ended is None: _predict_in_time(task, run, predict, clock, bool(told))
-        if run.ended is None: seal_after(run.path, platform, show)
+        if predict is not None and run.ended is None:
+            _predict_in_time(task, run, predict, clock, bool(told))
+        if run.ended is None:
+            seal_after(run.path, platform, show)
     return run
 
 
 def _predict_in_time(task: Any, run: Run, out: str | Path, clock: dict, hurried: bool) -> None:
     "Predict after training, also where that has failed and left a checkpoint; what cannot be done is told."
     failed, best = run.status == "failed", find_checkpoint(run.path / "checkpoints", "BEST")[0]
-    if failed and best is None: return
+    if failed and best is None:
+        return
     left = None if clock["ends"] is None else clock["ends"] - time.monotonic()
     try:
-        if hurried: raise RuntimeError("the system asked this process to end (SIGTERM)")
-        if left is not None and left <= 0: raise RuntimeError("the time is over")
+        if hurried:
+            raise RuntimeError("the system asked this process to end (SIGTERM)")
+        if left is not None and left <= 0:
+            raise RuntimeError("the time is over")
         _predict(task, run, out, clock)
-        if failed: print(f"{run.path.name} failed; {out} was made with its best checkpoint, of step {int(best.name[5:])}", file=sys.stderr)
-    except (RequestError, RuntimeError) as error: print(f"{run.path.name} is {'not ' * failed}trained, {'and' if failed else 'but'} not predicted: {error}", file=sys.stderr)
+        if failed:
+            print(
+                f"{run.path.name} failed; {out} was made with its best checkpoint, of step {int(best.name[5:])}",
+                file=sys.stderr,
+            )
+    except (RequestError, RuntimeError) as error:
+        print(
+            f"{run.path.name} is {'not ' * failed}trained, {'and' if failed else 'but'} not predicted: {error}",
+            file=sys.stderr,
+        )
 
 
 def _from(config: Config, source: str | Path | Run) -> Config:
     "`config` with this resume.source."
-    return replace(config, resume=replace(config.resume, source="auto" if str(source).strip().lower() == "auto" else str(getattr(source, "path", source))))
+    return replace(
+        config,
+        resume=replace(
+            config.resume,
+            source="auto" if str(source).strip().lower() == "auto" else str(getattr(source, "path", source)),
+        ),
+    )
 
 
 def _train(task: Any, config: Config, show: bool, predict: Any = None, clock: dict | None = None) -> Run:
@@ -242,12 +332,15 @@ def _train(task: Any, config: Config, show: bool, predict: Any = None, clock: di
     platform, given, peer = detect(), None if isinstance(task, str) else task, not _writes(config)
     resolved = resolve_env(config, platform)
     choice = choose(resolved[0], platform, peer)
-    if show and choice.told and not peer and config.run.console != "none": print(choice.told, flush=True)
-    if choice.kind == "done": return _as_done(Run(choice.run, given))
+    if show and choice.told and not peer and config.run.console != "none":
+        print(choice.told, flush=True)
+    if choice.kind == "done":
+        return _as_done(Run(choice.run, given))
     check_time(config, platform)
     check_mirror(resolved[0])
     kind = "resume" if choice.goes_on else "train"
-    if peer: return _as_peer(kind, as_before(resolved[0], choice.facts, platform), platform, task, predict)
+    if peer:
+        return _as_peer(kind, as_before(resolved[0], choice.facts, platform), platform, task, predict)
     with begun(choice, config, resolved, platform) as (path, settled):
         run = Run(path, given)
         _see_through(run, kind, settled, platform, task, show, {**(clock or {}), "predicts": predict is not None})
@@ -258,7 +351,10 @@ def _as_done(run: Run) -> Run:
     "A run that is done. What its process had still to write, and to clear away, when it was killed at the very end is done now."
     log, left = run.path / "events.jsonl", [run.path / name for name in ("summary.json", "metrics.csv", "curves.png")]
     with contextlib.suppress(OSError):
-        if is_locked(run.path) or all(file.is_file() and file.stat().st_mtime_ns >= log.stat().st_mtime_ns for file in left): return run
+        if is_locked(run.path) or all(
+            file.is_file() and file.stat().st_mtime_ns >= log.stat().st_mtime_ns for file in left
+        ):
+            return run
         summarize(run)
         sweep_jobs(Path(job_parent()))
     return run
@@ -276,11 +372,14 @@ def _as_peer(kind: str, resolved: Config, platform: Platform, task: Any, predict
     scratch = Path(tempfile.mkdtemp(prefix="spectrakit-peer-"))
     try:
         outcome = launch(Job(kind, scratch, resolved, platform), task, lambda: None)
-        if outcome.status == "failed": raise RuntimeError(f"This part of the run failed: {outcome.reason}")
+        if outcome.status == "failed":
+            raise RuntimeError(f"This part of the run failed: {outcome.reason}")
         run = Run(Path(outcome.launch.get("run_dir", scratch)), None if isinstance(task, str) else task, outcome.status)
-        if predict is not None and rank_of(os.environ): launch(Job("predict", scratch, resolved, platform, str(predict), run.path), task, lambda: None)
+        if predict is not None and rank_of(os.environ):
+            launch(Job("predict", scratch, resolved, platform, str(predict), run.path), task, lambda: None)
         return run
-    finally: shutil.rmtree(scratch, ignore_errors=True)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _ticking(run: Run, view: Any) -> Callable[[], None]:
@@ -288,10 +387,13 @@ def _ticking(run: Run, view: Any) -> Callable[[], None]:
     due = [time.monotonic() + 30]
 
     def tick() -> None:
-        if view: view.update()
-        if time.monotonic() < due[0]: return
+        if view:
+            view.update()
+        if time.monotonic() < due[0]:
+            return
         began = time.monotonic()
-        with contextlib.suppress(OSError): write_metrics_csv(run.events, run.path / "metrics.csv")
+        with contextlib.suppress(OSError):
+            write_metrics_csv(run.events, run.path / "metrics.csv")
         due[0] = began + max(30, 100 * (time.monotonic() - began))  # a long log costs a hundredth of the time at most
 
     return tick
@@ -305,11 +407,16 @@ def _see_through(run: Run, kind: str, config: Config, platform: Platform, task: 
     try:
         with lent_key(config, platform.name, lambda text: print(text, file=sys.stderr)):
             launch(Job(kind, run.path, config, platform, extra=extra), task, _ticking(run, view))
-        try: summarize(run)
+        try:
+            summarize(run)
         except Exception as error:  # a full disk, a matplotlib that is broken: what was trained is there all the same
-            print(f"{run.path.name}: the summary was not written ({getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'}); the run itself is as its log says", file=sys.stderr)
+            print(
+                f"{run.path.name}: the summary was not written ({getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'}); the run itself is as its log says",
+                file=sys.stderr,
+            )
     finally:
-        if view: view.close()  # the last frame has the curves that the summary drew
+        if view:
+            view.close()  # the last frame has the curves that the summary drew
 
 # %% ../../nbs/60_api/00_run.ipynb #54db8d82
 def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool = True) -> Run:
@@ -318,19 +425,23 @@ def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool 
     A run that is done is returned as it is. `task`: needed where the run's own was defined in a notebook. `overrides`: settings that
     are to be others now, such as 'trainer.max_epochs=40', with 'resume.allow=[trainer.max_epochs]'. RequestError where it cannot go on.
     """
-    if isinstance(task, str) and "=" in task: task, overrides = None, (task, *overrides)
+    if isinstance(task, str) and "=" in task:
+        task, overrides = None, (task, *overrides)
     run = run if isinstance(run, Run) else open_run(run)
     config = _from(override(run.config, *overrides), run)
-    if not overrides and look_at(run.path).done: return _as_done(run)
+    if not overrides and look_at(run.path).done:
+        return _as_done(run)
     with ends_softly():
         done = _train(_named_or_given(run, task, config), config, show)
-        if done.ended is None: seal_after(done.path, detect(), show)
+        if done.ended is None:
+            seal_after(done.path, detect(), show)
     return done
 
 # %% ../../nbs/60_api/00_run.ipynb #23a2fc06
 @dataclass(frozen=True)
 class Predictions:
     "Test predictions: arrays by name, the file they are kept in, and the table that was written."
+
     arrays: dict[str, Any]
     path: Path
     table: Path | None = None
@@ -353,40 +464,60 @@ def predict(task: Any, run: Run | Path | str, *, out: str | Path | None = None) 
     The arrays go to the run's predictions.npz; `out` takes the task's table as CSV. RequestError where that cannot be done;
     RuntimeError where predicting failed.
     """
-    with ends_softly(): return _predict(task, run if isinstance(run, Run) else open_run(run), out)
+    with ends_softly():
+        return _predict(task, run if isinstance(run, Run) else open_run(run), out)
 
 
 def _predict(task: Any, run: Run, out: str | Path | None, clock: dict | None = None) -> Predictions:
     import numpy
+
     config = run.config
     task = _named_or_given(run, task, config)
     out = None if out is None else Path(out)
-    if out is not None: _check_folder(out)
+    if out is not None:
+        _check_folder(out)
     if (place := rank_of(os.environ)) and place.rank:  # rank 0 writes
-        launch(Job("predict", run.path, resolve_env(config, detect())[0], detect(), str(out), run.path), task, lambda: None)
+        launch(
+            Job("predict", run.path, resolve_env(config, detect())[0], detect(), str(out), run.path), task, lambda: None
+        )
         return Predictions({}, run.path / "predictions.npz", out)
     # a run on a read-only disk, such as Kaggle's input: what is made of it goes beside the other runs
     platform = detect()
     config, _ = resolve_env(config, platform)
     if config.distributed.num_nodes > 1 and not rank_of(os.environ):  # the machine that holds the run predicts alone
         here = plan_processes(config, platform).per_node
-        config = override(config, f"distributed.world_size={here}", "distributed.num_nodes=1", "distributed.node_rank=null", "distributed.rdzv_endpoint=null")
+        config = override(
+            config,
+            f"distributed.world_size={here}",
+            "distributed.num_nodes=1",
+            "distributed.node_rank=null",
+            "distributed.rdzv_endpoint=null",
+        )
     folder = run.path if os.access(run.path, os.W_OK) else new_run_dir(config, f"{run.path.name}-predictions")
     job = Job("predict", folder, config, platform, None if out is None else str(out), run.path, clock or {})
     outcome: Outcome = launch(job, task, lambda: None)
-    if "in place of the best" in outcome.reason: print(f"{run.path.name}: {outcome.reason}", file=sys.stderr)
-    if outcome.status != "completed": raise RuntimeError(f"Predicting with {run.path.name} failed: {outcome.reason}")
-    with numpy.load(folder / "predictions.npz", allow_pickle=False) as stored: return Predictions(dict(stored), folder / "predictions.npz", out)
+    if "in place of the best" in outcome.reason:
+        print(f"{run.path.name}: {outcome.reason}", file=sys.stderr)
+    if outcome.status != "completed":
+        raise RuntimeError(f"Predicting with {run.path.name} failed: {outcome.reason}")
+    with numpy.load(folder / "predictions.npz", allow_pickle=False) as stored:
+        return Predictions(dict(stored), folder / "predictions.npz", out)
 
 
 def check_prediction(config: Config, out: Path) -> None:
     "RequestError where predictions after training cannot work: no checkpoint will be there, or `out` cannot be written."
-    if not config.checkpoint.enabled: raise RequestError("Predictions need a checkpoint, and checkpoint.enabled is false. Turn it on, or do not predict.")
+    if not config.checkpoint.enabled:
+        raise RequestError(
+            "Predictions need a checkpoint, and checkpoint.enabled is false. Turn it on, or do not predict."
+        )
     _check_folder(out)
 
 
 def _check_folder(out: Path) -> None:
     "RequestError where the file `out` cannot be written."
-    if out.is_dir(): raise RequestError(f"{str(out)!r} is a folder. Name a file in it, such as {out / 'submission.csv'}.")
-    if out.parent.is_dir() and not os.access(out.parent, os.W_OK): raise RequestError(f"Nothing can be written to {str(out.parent)!r}. Choose another folder.")
-    if not out.parent.is_dir(): raise RequestError(f"There is no folder {str(out.parent)!r} for {out.name}. Make it first.")
+    if out.is_dir():
+        raise RequestError(f"{str(out)!r} is a folder. Name a file in it, such as {out / 'submission.csv'}.")
+    if out.parent.is_dir() and not os.access(out.parent, os.W_OK):
+        raise RequestError(f"Nothing can be written to {str(out.parent)!r}. Choose another folder.")
+    if not out.parent.is_dir():
+        raise RequestError(f"There is no folder {str(out.parent)!r} for {out.name}. Make it first.")

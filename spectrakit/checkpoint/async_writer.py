@@ -19,16 +19,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Collection, Iterable
 
-from .store import (CheckpointError, checkpoint_bytes, checkpoints, mirror_checkpoint, nbytes, pointed, place_in, prune,
-                                   save_checkpoint, verify, write_atomic)
+from spectrakit.checkpoint.store import (
+    CheckpointError,
+    checkpoint_bytes,
+    checkpoints,
+    mirror_checkpoint,
+    nbytes,
+    pointed,
+    place_in,
+    prune,
+    save_checkpoint,
+    verify,
+    write_atomic,
+)
 from ..system.hardware import usable_memory
 from ..config.schema import CheckpointConfig
 from ..system.units import parse_bytes
 
-SMALL = 4 * 2**20   # a state of so few bytes is written at once: what takes time is the flushing
-_SLACK = 2**28      # memory that is left to others
-_PIECE = 2**22      # bytes that a thread copies at a time
-_AHEAD_S = 5.0      # seconds of saving that are always granted: a short run, or the first saves of a long one
+SMALL = 4 * 2**20  # a state of so few bytes is written at once: what takes time is the flushing
+_SLACK = 2**28  # memory that is left to others
+_PIECE = 2**22  # bytes that a thread copies at a time
+_AHEAD_S = 5.0  # seconds of saving that are always granted: a short run, or the first saves of a long one
 
 # %% ../../nbs/20_checkpoint/01_async_writer.ipynb #23a2fc01
 class Buffers:
@@ -44,21 +55,26 @@ class Buffers:
         Fills the same memory as the last call did.
         """
         import torch
+
         spare, seen, pairs, self._all = self._all, {}, [], {}
 
         def leaf(t: Any) -> Any:
             t = t.detach()
-            if type(t) is not torch.Tensor or t.layout is not torch.strided: return t.cpu().clone()
+            if type(t) is not torch.Tensor or t.layout is not torch.strided:
+                return t.cpu().clone()
             place = (t.data_ptr(), t.device, *_kind(t))
-            if t.numel() and place in seen: return seen[place]
+            if t.numel() and place in seen:
+                return seen[place]
             key = (t.device.type == "cuda", *_kind(t))
             buffer = spare[key].pop(0) if spare.get(key) else _empty(t)
             self._all.setdefault(key, []).append(buffer)
             pairs.append((buffer, t))
             return seen.setdefault(place, buffer) if t.numel() else buffer
+
         result = _walk(tree, leaf)
         _copy_all(pairs)
-        for device in {t.device for _, t in pairs if t.device.type == "cuda"}: torch.cuda.current_stream(device).synchronize()
+        for device in {t.device for _, t in pairs if t.device.type == "cuda"}:
+            torch.cuda.current_stream(device).synchronize()
         self.fits = max(self.fits, nbytes(tree))
         return result
 
@@ -71,41 +87,59 @@ def _copy_all(pairs: list[tuple]) -> None:
     "Copy the second tensor of each pair into the first."
     import numpy
     import torch
-    large = [pair for pair in pairs if all(t.device.type == "cpu" and t.is_contiguous() for t in pair) and pair[0].nbytes >= 2**17]
+
+    large = [
+        pair
+        for pair in pairs
+        if all(t.device.type == "cpu" and t.is_contiguous() for t in pair) and pair[0].nbytes >= 2**17
+    ]
     chosen = {id(pair) for pair in large}
     rest = [pair for pair in pairs if id(pair) not in chosen]
-    if rest: torch._foreach_copy_([b for b, _ in rest], [t for _, t in rest], non_blocking=True)
+    if rest:
+        torch._foreach_copy_([b for b, _ in rest], [t for _, t in rest], non_blocking=True)
     views = [tuple(t.reshape(-1).view(torch.uint8).numpy() for t in pair) for pair in large]
-    pieces = [(b[i:i + _PIECE], t[i:i + _PIECE]) for b, t in views for i in range(0, len(b), _PIECE)]
-    if not pieces: return
-    with ThreadPoolExecutor(min(4, len(pieces))) as pool: list(pool.map(lambda piece: numpy.copyto(*piece), pieces))
+    pieces = [(b[i : i + _PIECE], t[i : i + _PIECE]) for b, t in views for i in range(0, len(b), _PIECE)]
+    if not pieces:
+        return
+    with ThreadPoolExecutor(min(4, len(pieces))) as pool:
+        list(pool.map(lambda piece: numpy.copyto(*piece), pieces))
 
 # %% ../../nbs/20_checkpoint/01_async_writer.ipynb #23a2fc03
-def _kind(t: Any) -> tuple: return tuple(t.shape), t.dtype, t.stride()
+def _kind(t: Any) -> tuple:
+    return tuple(t.shape), t.dtype, t.stride()
 
 
 def _empty(t: Any) -> Any:
     "Memory for a copy of `t`; for one that comes from a GPU it is pinned, where that can be had."
     import torch
+
     if t.device.type == "cuda":
-        try: return torch.empty_like(t, device="cpu", pin_memory=True)
-        except RuntimeError: pass
+        try:
+            return torch.empty_like(t, device="cpu", pin_memory=True)
+        except RuntimeError:
+            pass
     return torch.empty_like(t, device="cpu")
 
 
 def _walk(tree: Any, leaf: Callable[[Any], Any]) -> Any:
     "The same nested mappings and lists with `leaf` of each tensor; what else can change is copied."
     import torch
-    if isinstance(tree, torch.Tensor): return leaf(tree)
-    if tree is None or isinstance(tree, (str, bytes, bool, int, float)): return tree
-    if type(tree) in (dict, OrderedDict): return {key: _walk(value, leaf) for key, value in tree.items()}
-    if type(tree) in (list, tuple): return type(tree)(_walk(value, leaf) for value in tree)
+
+    if isinstance(tree, torch.Tensor):
+        return leaf(tree)
+    if tree is None or isinstance(tree, (str, bytes, bool, int, float)):
+        return tree
+    if type(tree) in (dict, OrderedDict):
+        return {key: _walk(value, leaf) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_walk(value, leaf) for value in tree)
     return copy.deepcopy(tree)
 
 # %% ../../nbs/20_checkpoint/01_async_writer.ipynb #23a2fc04
 def free_memory() -> float:
     "Bytes of memory that this process may still take."
     import psutil
+
     limit = usable_memory("/")[0] * 2**30 - psutil.Process().memory_info().rss
     return min(psutil.virtual_memory().available, limit)
 
@@ -117,8 +151,10 @@ class NotFinite(CheckpointError):
 def check_finite(step: int, tensors: Iterable[Any]) -> None:
     "NotFinite where one of these tensors, the weights at `step`, holds NaN or an infinity."
     import torch
+
     for t in tensors:
-        if not torch.isfinite(t.detach().sum()) and not torch.isfinite(t).all(): raise NotFinite(f"step {step} was not saved: its weights are not finite")
+        if not torch.isfinite(t.detach().sum()) and not torch.isfinite(t).all():
+            raise NotFinite(f"step {step} was not saved: its weights are not finite")
 
 # %% ../../nbs/20_checkpoint/01_async_writer.ipynb #23a2fc06
 class Share:
@@ -154,9 +190,13 @@ class Work:
 
     def start(self, job: Callable[[], Any]) -> None:
         "Run `job` in a thread that keeps no process from ending."
+
         def run() -> None:
-            try: self._result = job()
-            except BaseException as error: self._result = error
+            try:
+                self._result = job()
+            except BaseException as error:
+                self._result = error
+
         self._thread = threading.Thread(target=run, name="spectrakit-keeper", daemon=True)
         self._thread.start()
 
@@ -170,37 +210,55 @@ class Work:
 def worth_mirroring(run_dir: Path) -> dict[str, str]:
     "The names of a run's best and newest checkpoint, by BEST and LATEST."
     found = {which: pointed(run_dir / "checkpoints", which) for which in ("BEST", "LATEST")}
-    return {which: name for which, name in found.items() if name in {p.name for p in checkpoints(run_dir / "checkpoints")}}
+    return {
+        which: name for which, name in found.items() if name in {p.name for p in checkpoints(run_dir / "checkpoints")}
+    }
 
 
-def mirror_run(run_dir: Path, mirror: Path, names: dict[str, str], keep_last: int, max_bytes: int | None = None,
-               stop: Callable[[], bool] = lambda: False) -> Path:
+def mirror_run(
+    run_dir: Path,
+    mirror: Path,
+    names: dict[str, str],
+    keep_last: int,
+    max_bytes: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Path:
     "Copy the checkpoints `names` (`worth_mirroring`) and the small files of a run into the folder of its name in `mirror`, and return that. OSError where it fails."
     target = place_in(mirror, run_dir)
-    if not target.parent.parent.is_dir(): raise CheckpointError(f"{target.parent.parent} is not there. Is it mounted?")
-    for folder in (target.parent, target): folder.mkdir(exist_ok=True)
+    if not target.parent.parent.is_dir():
+        raise CheckpointError(f"{target.parent.parent} is not there. Is it mounted?")
+    for folder in (target.parent, target):
+        folder.mkdir(exist_ok=True)
     there, failed = target / "checkpoints", None
     for name in dict.fromkeys(names.values()):
-        try: mirror_checkpoint(run_dir / "checkpoints" / name, there, name == names.get("BEST"), name == names.get("LATEST"), stop)
-        except OSError as error: failed = error  # a damaged one does not keep the other from being copied
+        try:
+            mirror_checkpoint(
+                run_dir / "checkpoints" / name, there, name == names.get("BEST"), name == names.get("LATEST"), stop
+            )
+        except OSError as error:
+            failed = error  # a damaged one does not keep the other from being copied
     prune(there, keep_last, max_bytes, trusted=set() if failed else set(names.values()))
     mirror_files(run_dir, mirror)
-    if failed: raise failed
+    if failed:
+        raise failed
     return target
 
 
 def mirror_files(run_dir: Path, mirror: Path) -> None:
     "Copy what a run is gone on with beside its checkpoints: settings, environment, and the whole lines of its event log."
     for name in ("config.yaml", "environment.json", "events.jsonl"):
-        if not (run_dir / name).is_file(): continue
+        if not (run_dir / name).is_file():
+            continue
         data = (run_dir / name).read_bytes()
-        if name == "events.jsonl": data = data[:data.rfind(b"\n") + 1]
+        if name == "events.jsonl":
+            data = data[: data.rfind(b"\n") + 1]
         write_atomic(place_in(mirror, run_dir) / name, data)
 
 # %% ../../nbs/20_checkpoint/01_async_writer.ipynb #23a2fc09
 @dataclass(frozen=True)
 class Snapshot:
     "A state that is to be written: what `save_checkpoint` takes, whether BEST is to name it, what must be finite, for how long training waited."
+
     step: int
     number: int
     parts: tuple
@@ -214,9 +272,22 @@ class Snapshot:
 class _Desk:
     "What a keeper knows: settings, what it has spent, what it has told."
 
-    def __init__(self, run_dir: Path, settings: CheckpointConfig, log: Callable[..., None] = lambda *_, **__: None,
-                 observe: Callable[[str, float], None] = lambda *_: None, clock: Callable[[], float] = time.monotonic):
-        self.run_dir, self.folder, self.settings, self.log, self.observe, self.clock = run_dir, run_dir / "checkpoints", settings, log, observe, clock
+    def __init__(
+        self,
+        run_dir: Path,
+        settings: CheckpointConfig,
+        log: Callable[..., None] = lambda *_, **__: None,
+        observe: Callable[[str, float], None] = lambda *_: None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.run_dir, self.folder, self.settings, self.log, self.observe, self.clock = (
+            run_dir,
+            run_dir / "checkpoints",
+            settings,
+            log,
+            observe,
+            clock,
+        )
         self.time, self.copy_time = Share(settings.max_share, clock), Share(settings.max_share, clock)
         self.bound = None if settings.max_bytes in (None, "auto") else parse_bytes(settings.max_bytes)
         self.pending: Snapshot | None = None
@@ -227,7 +298,8 @@ class _Desk:
     def tell(self, topic: str, text: str) -> None:
         "Write a message, unless the last one on this topic was the same but for its numbers."
         kind = re.sub(r"[0-9.]+", "#", text)
-        if self._told.get(topic) != kind: self.log("message", text=text)
+        if self._told.get(topic) != kind:
+            self.log("message", text=text)
         self._told[topic] = kind
 
     def has(self, step: int) -> bool:
@@ -249,16 +321,21 @@ class _Writer(_Desk):
         began = self.clock()
         try:
             check_finite(shot.step, (shot.parts[0][name] for name in shot.finite if name in shot.parts[0]))
-            if self.bound is not None: self._prune(shot.bytes)
-            result = save_checkpoint(self.folder, shot.step, *shot.parts, best=shot.best, latest=shot.number > self._newest)
+            if self.bound is not None:
+                self._prune(shot.bytes)
+            result = save_checkpoint(
+                self.folder, shot.step, *shot.parts, best=shot.best, latest=shot.number > self._newest
+            )
             self.whole.add(result.path.name)
             self._prune(0)
-        except Exception as error: result = error
+        except Exception as error:
+            result = error
         return result, self.clock() - began
 
     def _prune(self, need: int) -> None:
         "Delete what is no longer kept, but for what is being copied elsewhere."
-        with contextlib.suppress(OSError): prune(self.folder, self.settings.keep_last, self.bound, need, self._copying, self.whole)
+        with contextlib.suppress(OSError):
+            prune(self.folder, self.settings.keep_last, self.bound, need, self._copying, self.whole)
 
     def _start(self, shot: Snapshot) -> None:
         self._in_a_row = max(self._in_a_row, 2)
@@ -271,9 +348,11 @@ class _Writer(_Desk):
 
     def _fetch(self) -> None:
         "Wait for what is being written, and tell what came of it."
-        if not self._writer.busy: return
+        if not self._writer.busy:
+            return
         result = self._writer.fetch()
-        if isinstance(result, BaseException): raise result
+        if isinstance(result, BaseException):
+            raise result
         self._report(*result)
 
 # %% ../../nbs/20_checkpoint/01_async_writer.ipynb #23a2fc0b
@@ -287,21 +366,33 @@ class _Reporter(_Writer):
             again = not isinstance(result, NotFinite)
             self.tell("save", f"not saved: {result}" if again else str(result))
             self._retry_at = self.clock() + 60
-            if again and shot.best and shot.buffers and self.pending is None: self.pending = shot
-            else: self._give_back(shot)
+            if again and shot.best and shot.buffers and self.pending is None:
+                self.pending = shot
+            else:
+                self._give_back(shot)
             return False
         self._give_back(shot)
         self._newest, self._writes, self.written_step = max(self._newest, shot.number), self._writes + 1, shot.step
         self._told.pop("save", None)
-        self.log("checkpoint", step=shot.step, path=result.path.name, bytes=result.bytes, seconds=round(seconds + shot.paused_s, 3),
-                 paused_s=round(shot.paused_s, 3))
+        self.log(
+            "checkpoint",
+            step=shot.step,
+            path=result.path.name,
+            bytes=result.bytes,
+            seconds=round(seconds + shot.paused_s, 3),
+            paused_s=round(shot.paused_s, 3),
+        )
         self.observe("save", self.flush_s())
         if self.bound is not None and (held := sum(map(checkpoint_bytes, checkpoints(self.folder)))) > self.bound:
-            self.tell("bound", f"the checkpoints take {held / 1e9:.2f} GB, more than checkpoint.max_bytes={self.settings.max_bytes}: the best and the last are always kept")
+            self.tell(
+                "bound",
+                f"the checkpoints take {held / 1e9:.2f} GB, more than checkpoint.max_bytes={self.settings.max_bytes}: the best and the last are always kept",
+            )
         return True
 
     def _give_back(self, shot: Snapshot) -> None:
-        if shot.buffers and shot.buffers.fits: self._spare.append(shot.buffers)
+        if shot.buffers and shot.buffers.fits:
+            self._spare.append(shot.buffers)
 
     def flush_s(self) -> float:
         "How long the last save of a run may take: what is being written, what waits, itself, and the copies elsewhere."
@@ -315,21 +406,28 @@ class _Copier(_Reporter):
         super().__init__(*arguments, **named)
         self._copier, self._copied_at, self._copy_until, self._copied_writes = Work(), 0.0, math.inf, 0
 
-    def _copy_due(self) -> bool: return self._writes != self._copied_writes and self.settings.mirror is not None
+    def _copy_due(self) -> bool:
+        return self._writes != self._copied_writes and self.settings.mirror is not None
 
     def _begin_copy(self) -> None:
         "Begin to copy the newest and the best checkpoint."
         names = worth_mirroring(self.run_dir)
         self._copying, self._copied_writes, self._copied_at = tuple(names.values()), self._writes, self.clock()
         mirror, c = Path(self.settings.mirror), self.settings
-        self._copier.start(lambda: mirror_run(self.run_dir, mirror, names, c.keep_last, self.bound, lambda: self.clock() > self._copy_until))
+        self._copier.start(
+            lambda: mirror_run(
+                self.run_dir, mirror, names, c.keep_last, self.bound, lambda: self.clock() > self._copy_until
+            )
+        )
 
     def _end_copy(self) -> None:
         "Wait for the copy, and tell what came of it."
-        if not self._copier.busy: return
+        if not self._copier.busy:
+            return
         result, self._copying = self._copier.fetch(), ()
         self.copy_time.spend(self.clock() - self._copied_at)
-        if isinstance(result, Exception): self.tell("mirror", f"not copied to checkpoint.mirror={self.settings.mirror}: {result}")
+        if isinstance(result, Exception):
+            self.tell("mirror", f"not copied to checkpoint.mirror={self.settings.mirror}: {result}")
         else:
             self.tell("mirror", f"checkpoints are copied to {result}")
             self.observe("save", self.flush_s())
@@ -344,25 +442,35 @@ class _Chooser(_Copier):
 
     def poll(self) -> None:
         "Tell what has been written meanwhile, and begin with what may be written now. Costs nothing where there is neither."
-        if self._writer.done: self._fetch()
-        if self._copier.done: self._end_copy()
-        if self.pending is not None and self.affords() and self.clock() >= self._retry_at: self._take_up()
-        if self._copy_due() and not self._copier.busy and not self._writer.busy and self.copy_time.affords(): self._begin_copy()
+        if self._writer.done:
+            self._fetch()
+        if self._copier.done:
+            self._end_copy()
+        if self.pending is not None and self.affords() and self.clock() >= self._retry_at:
+            self._take_up()
+        if self._copy_due() and not self._copier.busy and not self._writer.busy and self.copy_time.affords():
+            self._begin_copy()
 
     def choose(self, kind: str) -> bool:
         "Whether a state of this `kind` (periodic, best or last) is wanted now. What this says holds for all ranks."
         self.poll()
-        if kind != "periodic" or self.affords(): return True
+        if kind != "periodic" or self.affords():
+            return True
         if not self.time.affords():
-            self.tell("share", f"checkpoints become fewer: one takes {self.time.last_s:.1f} s, and they may take "
-                               f"checkpoint.max_share={self.settings.max_share} of the time")
+            self.tell(
+                "share",
+                f"checkpoints become fewer: one takes {self.time.last_s:.1f} s, and they may take "
+                f"checkpoint.max_share={self.settings.max_share} of the time",
+            )
         return False
 
     def _take_up(self) -> None:
         "Write what waits."
         shot, self.pending = self.pending, None
-        if self.settings.background and shot.bytes > SMALL: self._start(shot)
-        else: self._write_now(shot, self.clock())
+        if self.settings.background and shot.bytes > SMALL:
+            self._start(shot)
+        else:
+            self._write_now(shot, self.clock())
 
 # %% ../../nbs/20_checkpoint/01_async_writer.ipynb #23a2fc0e
 class Keeper(_Chooser):
@@ -371,41 +479,63 @@ class Keeper(_Chooser):
     `log(type, **fields)` gets events and messages, `observe("save", seconds)` what the last save may take; `clock` counts seconds.
     """
 
-    def put(self, step: int, parts: tuple, kind: str = "periodic", best: bool = False, owned: bool = False, began: float | None = None,
-            finite: Collection[str] = ()) -> bool:
+    def put(
+        self,
+        step: int,
+        parts: tuple,
+        kind: str = "periodic",
+        best: bool = False,
+        owned: bool = False,
+        began: float | None = None,
+        finite: Collection[str] = (),
+    ) -> bool:
         """Take the state of `step`, which `choose(kind)` wanted: (model, ema, state, ranks), as for `save_checkpoint`.
 
         `best`: BEST is to name it. `owned`: nobody else changes these tensors. `began`: since when training waits. `finite`: the
         weights that have to be so, by name. False where it was to be written at once and could not be.
         """
         began, size = self.clock() if began is None else began, nbytes(parts)
-        if best and self.pending is not None: self._give_back(self.pending); self.pending = None  # this one is better
-        if kind == "last": self.flush()
+        if best and self.pending is not None:
+            self._give_back(self.pending)
+            self.pending = None  # this one is better
+        if kind == "last":
+            self.flush()
         self._numbered += 1
-        shot, waits = Snapshot(step, self._numbered, parts, best, size, tuple(finite)), kind == "best" and not self.affords()
+        shot, waits = (
+            Snapshot(step, self._numbered, parts, best, size, tuple(finite)),
+            kind == "best" and not self.affords(),
+        )
         at_once = kind == "last" or not waits and (not self.settings.background or size <= SMALL)
         copied = None if at_once else replace(shot, buffers=Buffers()) if owned else self._copy_of(shot)
         if copied is None:
             self._fetch()
             return self._write_now(shot, began)
         copied = replace(copied, paused_s=self.clock() - began)
-        if waits: self.pending, self._in_a_row = copied, 3
-        else: self._start(copied)
+        if waits:
+            self.pending, self._in_a_row = copied, 3
+        else:
+            self._start(copied)
         return True
 
     def _copy_of(self, shot: Snapshot) -> Snapshot | None:
         "The same with tensors of its own; None where the host has no memory for them."
         buffers = self._spare.pop() if self._spare else Buffers()
         try:
-            if shot.bytes <= buffers.fits or free_memory() > 1.1 * shot.bytes + _SLACK: return replace(shot, parts=buffers.copy(shot.parts), buffers=buffers)
-        except (MemoryError, RuntimeError): pass
-        self.tell("memory", f"training waits for its checkpoints: there is no memory for a copy of {shot.bytes / 2**30:.2f} GiB")
+            if shot.bytes <= buffers.fits or free_memory() > 1.1 * shot.bytes + _SLACK:
+                return replace(shot, parts=buffers.copy(shot.parts), buffers=buffers)
+        except (MemoryError, RuntimeError):
+            pass
+        self.tell(
+            "memory",
+            f"training waits for its checkpoints: there is no memory for a copy of {shot.bytes / 2**30:.2f} GiB",
+        )
         return None
 
     def flush(self) -> None:
         "Wait for what is being written, and write what waits. Afterwards nothing is under way but a copy elsewhere."
         self._fetch()
-        if self.pending is None: return
+        if self.pending is None:
+            return
         shot, self.pending = self.pending, None
         self._write_now(replace(shot, buffers=None), self.clock())  # once more, and then no more
 

@@ -26,12 +26,17 @@ _PIECE = 2**24
 # %% ../../nbs/20_checkpoint/00_store.ipynb #23a2fc01
 def fsync_path(path: Path) -> None:
     "Flush a file or a folder to the disk. A file system that cannot flush folders is left alone; one that fails raises OSError."
-    try: handle = os.open(path, os.O_RDONLY)
-    except OSError: return
-    try: os.fsync(handle)
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
     except OSError as error:
-        if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT): raise
-    finally: os.close(handle)
+        if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+            raise
+    finally:
+        os.close(handle)
 
 
 def write_atomic(path: Path, text: str | bytes) -> None:
@@ -53,7 +58,8 @@ def file_sha256(path: Path) -> str:
     "SHA-256 of a file, read in large pieces: a thread that does it waits for the interpreter after each."
     digest, buffer = hashlib.sha256(), memoryview(bytearray(min(_PIECE, max(1, path.stat().st_size))))
     with open(path, "rb", buffering=0) as file:
-        while size := file.readinto(buffer): digest.update(buffer[:size])
+        while size := file.readinto(buffer):
+            digest.update(buffer[:size])
     return digest.hexdigest()
 
 # %% ../../nbs/20_checkpoint/00_store.ipynb #23a2fc02
@@ -70,53 +76,86 @@ class _Hashed:
     def write(self, data: Any) -> int:
         self._digest.update(data)
         self.bytes += (size := memoryview(data).nbytes)
-        try: return self._file.write(data) and size
+        try:
+            return self._file.write(data) and size
         except OSError as error:
             self._error = error
             raise
 
-    def flush(self) -> None: self._file.flush()
+    def flush(self) -> None:
+        self._file.flush()
 
-    def __enter__(self) -> "_Hashed": return self
+    def __enter__(self) -> "_Hashed":
+        return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         try:
             with self._file as file:
-                if kind is None: file.flush(), os.fsync(file.fileno())
+                if kind is None:
+                    file.flush(), os.fsync(file.fileno())
         finally:
-            if self._error: raise self._error  # torch.save tells of its own confusion
+            if self._error:
+                raise self._error  # torch.save tells of its own confusion
 
     def entry(self) -> dict:
         "What a manifest says of it."
         return {"bytes": self.bytes, "sha256": self._digest.hexdigest()}
 
 # %% ../../nbs/20_checkpoint/00_store.ipynb #23a2fc03
-_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-           "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
-           "bool": "BOOL", "complex64": "C64"}
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "complex64": "C64",
+}
 
 
 def write_tensors(file: Any, tensors: dict[str, Any]) -> None:
     "Write tensors by name to an open binary `file` as safetensors; one with two names is written twice. TypeError for a type that has no name there."
     import torch
+
     names = {name: _DTYPES.get(str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()}
     for name, kind in names.items():
-        if kind is None: raise TypeError(f"{name} is of type {tensors[name].dtype}, which safetensors do not hold")
-    order, header, at = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)), {}, 0  # so that each is aligned
+        if kind is None:
+            raise TypeError(f"{name} is of type {tensors[name].dtype}, which safetensors do not hold")
+    order, header, at = (
+        sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)),
+        {},
+        0,
+    )  # so that each is aligned
     for name in order:
         t = tensors[name]
-        header[name] = {"dtype": names[name], "shape": list(t.shape), "data_offsets": [at, at + t.numel() * t.element_size()]}
+        header[name] = {
+            "dtype": names[name],
+            "shape": list(t.shape),
+            "data_offsets": [at, at + t.numel() * t.element_size()],
+        }
         at += t.numel() * t.element_size()
     head = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     head += b" " * (-len(head) % 8)
     file.write(len(head).to_bytes(8, "little") + head)
-    for name in order: file.write(memoryview(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    for name in order:
+        file.write(memoryview(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
 
 # %% ../../nbs/20_checkpoint/00_store.ipynb #23a2fc04
 def nbytes(tree: Any) -> int:
     "Bytes of all tensors in nested mappings and lists."
-    if hasattr(tree, "untyped_storage"): return tree.nbytes
-    if isinstance(tree, dict): return sum(map(nbytes, tree.values()))
+    if hasattr(tree, "untyped_storage"):
+        return tree.nbytes
+    if isinstance(tree, dict):
+        return sum(map(nbytes, tree.values()))
     return sum(map(nbytes, tree)) if isinstance(tree, (list, tuple)) else 0
 
 
@@ -124,24 +163,42 @@ def check_room(folder: Path, name: str, need: int) -> None:
     "CheckpointError where `need` bytes, and a little more, are not free on the disk of `folder`."
     free = shutil.disk_usage(folder).free
     if free < need * 1.05 + 2**20:
-        raise CheckpointError(f"{name} needs {need / 2**20 + 1:.1f} MiB and {free / 2**20:.1f} MiB are free. Older checkpoints are kept.")
+        raise CheckpointError(
+            f"{name} needs {need / 2**20 + 1:.1f} MiB and {free / 2**20:.1f} MiB are free. Older checkpoints are kept."
+        )
 
 
 @dataclass(frozen=True)
 class Saved:
     "What a save did: the folder and its size."
+
     path: Path
     bytes: int
 
 # %% ../../nbs/20_checkpoint/00_store.ipynb #23a2fc05
-def save_checkpoint(folder: Path, step: int, model: dict, ema: dict | None, state: dict, ranks: list[dict], best: bool = False, latest: bool = True) -> Saved:
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    model: dict,
+    ema: dict | None,
+    state: dict,
+    ranks: list[dict],
+    best: bool = False,
+    latest: bool = True,
+) -> Saved:
     """Write checkpoint `step` below `folder` and point LATEST to it, unless there is a newer one, and BEST where it is the `best`.
 
     `model`, `ema`: state dicts of tensors. `state`: what all ranks share (optimizer, counters). `ranks`: what each rank
     alone knows (random states). CheckpointError, with nothing of the older ones touched, where it cannot be written.
     """
     need = nbytes([model, ema or {}, state, ranks])
-    return _place(folder, f"step-{step:08d}", need, lambda path: _write_files(path, step, model, ema, state, ranks), ["LATEST"] * latest + ["BEST"] * best)
+    return _place(
+        folder,
+        f"step-{step:08d}",
+        need,
+        lambda path: _write_files(path, step, model, ema, state, ranks),
+        ["LATEST"] * latest + ["BEST"] * best,
+    )
 
 
 def _place(folder: Path, name: str, need: int, fill: Callable[[Path], None], pointers: list[str]) -> Saved:
@@ -155,15 +212,19 @@ def _place(folder: Path, name: str, need: int, fill: Callable[[Path], None], poi
         fill(temporary)
         fsync_path(temporary)
         shutil.rmtree(aside, ignore_errors=True)
-        if target.exists(): os.rename(target, aside)  # the same step again, after a resume: replaced only by a whole one
+        if target.exists():
+            os.rename(target, aside)  # the same step again, after a resume: replaced only by a whole one
         os.rename(temporary, target)
         fsync_path(folder)
-        for pointer in pointers: write_atomic(folder / pointer, name + "\n")
+        for pointer in pointers:
+            write_atomic(folder / pointer, name + "\n")
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
         with contextlib.suppress(OSError):
-            if aside.exists() and not target.exists(): os.rename(aside, target)
-        if isinstance(error, CheckpointError): raise
+            if aside.exists() and not target.exists():
+                os.rename(aside, target)
+        if isinstance(error, CheckpointError):
+            raise
         told = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointError(f"{name} could not be written: {told}. Older checkpoints are kept.") from error
     shutil.rmtree(aside, ignore_errors=True)
@@ -172,19 +233,24 @@ def _place(folder: Path, name: str, need: int, fill: Callable[[Path], None], poi
 
 def checkpoint_bytes(path: Path) -> int:
     "Size of the files of the checkpoint at `path`."
-    try: return sum(f.lstat().st_size for f in path.iterdir())
-    except OSError: return 0
+    try:
+        return sum(f.lstat().st_size for f in path.iterdir())
+    except OSError:
+        return 0
 
 # %% ../../nbs/20_checkpoint/00_store.ipynb #23a2fc06
 def _write_files(folder: Path, step: int, model: dict, ema: dict | None, state: dict, ranks: list[dict]) -> None:
     "The files of one checkpoint, flushed, with a manifest of their sizes and hashes written last."
     import torch
+
     files = {}
     for name, tensors in {"model.safetensors": model, **({} if ema is None else {"ema.safetensors": ema})}.items():
-        with _Hashed(folder / name) as file: write_tensors(file, tensors)
+        with _Hashed(folder / name) as file:
+            write_tensors(file, tensors)
         files[name] = file.entry()
     for name, tree in {"state.pt": state, **{f"rank-{rank:05d}.pt": own for rank, own in enumerate(ranks)}}.items():
-        with _Hashed(folder / name) as file: torch.save(tree, file)
+        with _Hashed(folder / name) as file:
+            torch.save(tree, file)
         files[name] = file.entry()
     manifest = {"schema": SCHEMA, "step": step, "world_size": len(ranks), "files": dict(sorted(files.items()))}
     write_atomic(folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")
@@ -194,47 +260,69 @@ def read_manifest(path: Path) -> dict:
     "The manifest of the checkpoint at `path`. CheckpointError where it is missing or not one."
     file = path / "manifest.json"
     try:
-        if file.is_symlink(): raise OSError("it is a link")
+        if file.is_symlink():
+            raise OSError("it is a link")
         manifest = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error: raise CheckpointError(f"{path.name} has no readable manifest.json ({error})") from None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict) or not isinstance(manifest.get("step"), int):
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.name} has no readable manifest.json ({error})") from None
+    if (
+        not isinstance(manifest, dict)
+        or not isinstance(manifest.get("files"), dict)
+        or not isinstance(manifest.get("step"), int)
+    ):
         raise CheckpointError(f"{path.name}/manifest.json is not a manifest")
     return manifest
 
 
 def verify(path: Path, hashes: bool = True) -> list[str]:
     "What is wrong with the checkpoint at `path`; an empty list where it is whole. Without `hashes` only names and sizes are looked at."
-    if path.is_symlink(): return [f"{path.name} is a link, which is not followed"]
-    try: manifest = read_manifest(path)
-    except CheckpointError as error: return [str(error)]
+    if path.is_symlink():
+        return [f"{path.name} is a link, which is not followed"]
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError as error:
+        return [str(error)]
     problems = [] if "model.safetensors" in manifest["files"] else [f"{path.name} lists no model.safetensors"]
     for name, entry in manifest["files"].items():
-        try: problem = _problem(path, name, entry, hashes)
-        except OSError as error: problem = f"cannot be read: {error.strerror or error}"
-        if problem: problems.append(f"{path.name}/{name} {problem}")
+        try:
+            problem = _problem(path, name, entry, hashes)
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror or error}"
+        if problem:
+            problems.append(f"{path.name}/{name} {problem}")
     return problems
 
 
 def _problem(path: Path, name: str, entry: Any, hashes: bool) -> str | None:
     "What is wrong with one file of a manifest."
     file = path / name
-    if Path(name).name != name or name in ("", "..") or file.is_symlink(): return "is in its manifest.json, and is not a file of its folder"
-    if not file.is_file(): return "is missing"
-    if not isinstance(entry, dict) or file.stat().st_size != entry.get("bytes"): return "has another size than its manifest says"
+    if Path(name).name != name or name in ("", "..") or file.is_symlink():
+        return "is in its manifest.json, and is not a file of its folder"
+    if not file.is_file():
+        return "is missing"
+    if not isinstance(entry, dict) or file.stat().st_size != entry.get("bytes"):
+        return "has another size than its manifest says"
     return "is damaged: its SHA-256 differs" if hashes and file_sha256(file) != entry.get("sha256") else None
 
 # %% ../../nbs/20_checkpoint/00_store.ipynb #23a2fc08
 def checkpoints(folder: Path) -> list[Path]:
     "All checkpoint folders below `folder`, oldest first, verified or not."
-    if not folder.is_dir(): return []
-    found = [p for p in folder.iterdir() if re.fullmatch(r"step-\d{8,}", p.name, re.ASCII) and p.is_dir() and not p.is_symlink()]
+    if not folder.is_dir():
+        return []
+    found = [
+        p
+        for p in folder.iterdir()
+        if re.fullmatch(r"step-\d{8,}", p.name, re.ASCII) and p.is_dir() and not p.is_symlink()
+    ]
     return sorted(found, key=lambda p: (int(p.name[5:]), p.name))
 
 
 def pointed(folder: Path, which: str) -> str:
     "The name that LATEST or BEST holds, as it stands there; empty where there is none."
-    try: return (folder / which).read_text(encoding="utf-8", errors="replace")[:200].strip()
-    except OSError: return ""
+    try:
+        return (folder / which).read_text(encoding="utf-8", errors="replace")[:200].strip()
+    except OSError:
+        return ""
 
 
 def find_checkpoint(folder: Path, which: str = "LATEST") -> tuple[Path | None, list[str]]:
@@ -244,15 +332,24 @@ def find_checkpoint(folder: Path, which: str = "LATEST") -> tuple[Path | None, l
     named = pointed(folder, which)
     if named and (chosen := next((p for p in candidates if p.name == named), None)) is not None:
         candidates = [chosen] + [p for p in candidates if p != chosen]
-    elif named: notes.append(f"{which} names {named!r}, which is not there")
+    elif named:
+        notes.append(f"{which} names {named!r}, which is not there")
     for path in candidates:
         problems = verify(path)
-        if not problems: return path, notes
+        if not problems:
+            return path, notes
         notes += problems
     return None, notes
 
 # %% ../../nbs/20_checkpoint/00_store.ipynb #23a2fc09
-def prune(folder: Path, keep_last: int, max_bytes: int | None = None, need: int = 0, keep: Collection[str] = (), trusted: Collection[str] = ()) -> list[str]:
+def prune(
+    folder: Path,
+    keep_last: int,
+    max_bytes: int | None = None,
+    need: int = 0,
+    keep: Collection[str] = (),
+    trusted: Collection[str] = (),
+) -> list[str]:
     """Delete old checkpoints but for the newest `keep_last` and the best; returns the names. LATEST must verify first.
 
     `max_bytes`: what may stay together with the `need` bytes that are to come; the best, LATEST and those named in `keep` stay all
@@ -264,23 +361,29 @@ def prune(folder: Path, keep_last: int, max_bytes: int | None = None, need: int 
     if max_bytes is not None:
         sizes = {p: checkpoint_bytes(p) for p in found if p not in old}
         for path in [p for p in sizes if p.name not in stays]:
-            if sum(sizes.values()) + need <= max_bytes: break
+            if sum(sizes.values()) + need <= max_bytes:
+                break
             old.append(path)
             del sizes[path]
-    if not old or not any(p.name == name for p in found) or verify(folder / name, hashes=name not in trusted): return []
+    if not old or not any(p.name == name for p in found) or verify(folder / name, hashes=name not in trusted):
+        return []
     for path in old:  # first without its name: a process that is killed here must not leave half a checkpoint
-        with contextlib.suppress(OSError): os.rename(path, gone := folder / f".gone-{path.name}"), shutil.rmtree(gone, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.rename(path, gone := folder / f".gone-{path.name}"), shutil.rmtree(gone, ignore_errors=True)
     return [p.name for p in old]
 
 # %% ../../nbs/20_checkpoint/00_store.ipynb #23a2fc0a
 def place_in(mirror: Path, run_dir: Path) -> Path:
     "Where the copy of a run goes. CheckpointError where that is the run itself, or in it."
     target = mirror.expanduser() / run_dir.name
-    if target.resolve().is_relative_to(run_dir.resolve()): raise CheckpointError(f"checkpoint.mirror={mirror} leads into the run's own folder")
+    if target.resolve().is_relative_to(run_dir.resolve()):
+        raise CheckpointError(f"checkpoint.mirror={mirror} leads into the run's own folder")
     return target
 
 
-def mirror_checkpoint(path: Path, folder: Path, best: bool = False, latest: bool = True, stop: Callable[[], bool] = lambda: False) -> Saved:
+def mirror_checkpoint(
+    path: Path, folder: Path, best: bool = False, latest: bool = True, stop: Callable[[], bool] = lambda: False
+) -> Saved:
     """Copy the checkpoint at `path` into `folder`, verified there, and point LATEST and BEST of that folder to it where it is that.
 
     What is there already is not copied again. CheckpointError where either is damaged, where the copy cannot be written, or once `stop()`.
@@ -289,14 +392,18 @@ def mirror_checkpoint(path: Path, folder: Path, best: bool = False, latest: bool
     manifest = read_manifest(path)
     with contextlib.suppress(CheckpointError):
         if read_manifest(target) == manifest and not verify(target, hashes=False):
-            for pointer in pointers: write_atomic(folder / pointer, path.name + "\n")
+            for pointer in pointers:
+                write_atomic(folder / pointer, path.name + "\n")
             return Saved(target, checkpoint_bytes(target))
 
     def fill(there: Path) -> None:
         for name in [*manifest["files"], "manifest.json"]:
-            if Path(name).name != name or (path / name).is_symlink(): raise CheckpointError(f"{path.name}/manifest.json names {name!r}, which is not a file of its folder")
+            if Path(name).name != name or (path / name).is_symlink():
+                raise CheckpointError(f"{path.name}/manifest.json names {name!r}, which is not a file of its folder")
             _copy(path / name, there / name, stop)
-        if problems := verify(there): raise CheckpointError(f"the copy of {path.name} is not whole: {problems[0]}")
+        if problems := verify(there):
+            raise CheckpointError(f"the copy of {path.name} is not whole: {problems[0]}")
+
     return _place(folder, path.name, checkpoint_bytes(path), fill, pointers)
 
 
@@ -304,7 +411,8 @@ def _copy(source: Path, target: Path, stop: Callable[[], bool]) -> None:
     "Copy one file in pieces and flush it."
     with open(source, "rb") as one, open(target, "xb") as other:
         while piece := one.read(_PIECE):
-            if stop(): raise CheckpointError("the copy was broken off: the run has to end")
+            if stop():
+                raise CheckpointError("the copy was broken off: the run has to end")
             other.write(piece)
         other.flush()
         os.fsync(other.fileno())
@@ -313,10 +421,14 @@ def _copy(source: Path, target: Path, stop: Callable[[], bool]) -> None:
 def load_weights(path: Path, ema: bool = True) -> dict:
     "The weights of the checkpoint at `path` on the host; the moving average where there is one and `ema` is True. CheckpointError where they are no safetensors."
     from safetensors.torch import load_file
+
     file = path / "ema.safetensors"
-    if not (ema and file.is_file()): file = path / "model.safetensors"
-    try: return load_file(file)
-    except Exception as error: raise _refused(file, error) from None
+    if not (ema and file.is_file()):
+        file = path / "model.safetensors"
+    try:
+        return load_file(file)
+    except Exception as error:
+        raise _refused(file, error) from None
 
 
 def load_state(path: Path, rank: int = 0) -> tuple[dict, dict | None]:
@@ -330,16 +442,24 @@ def load_state(path: Path, rank: int = 0) -> tuple[dict, dict | None]:
 def _load(file: Path) -> dict:
     import pickle
     import torch
-    try: tree = torch.load(file, map_location="cpu", weights_only=True)
+
+    try:
+        tree = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise CheckpointError(f"{file.parent.name}/{file.name} is refused: it is damaged, or holds more than tensors and plain values") from None
-    except Exception as error: raise _refused(file, error) from None  # what a spoiled pickle raises cannot be foreseen
-    if isinstance(tree, dict): return tree
+        raise CheckpointError(
+            f"{file.parent.name}/{file.name} is refused: it is damaged, or holds more than tensors and plain values"
+        ) from None
+    except Exception as error:
+        raise _refused(file, error) from None  # what a spoiled pickle raises cannot be foreseen
+    if isinstance(tree, dict):
+        return tree
     raise CheckpointError(f"{file.parent.name}/{file.name} is refused: it holds a {type(tree).__name__}, not a mapping")
 
 
 def _refused(file: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{file.parent.name}/{file.name} is refused: {str(error).strip().partition(chr(10))[0] or type(error).__name__}")
+    return CheckpointError(
+        f"{file.parent.name}/{file.name} is refused: {str(error).strip().partition(chr(10))[0] or type(error).__name__}"
+    )
 
 # %% ../../nbs/20_checkpoint/00_store.ipynb #23a2fc0c
 def random_state() -> dict:
@@ -347,10 +467,15 @@ def random_state() -> dict:
     import random
     import numpy
     import torch
+
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = numpy.random.get_state()
-    return {"python": [version, list(words), gauss], "numpy": [name, keys.tolist(), position, has_gauss, cached], "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []}
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [name, keys.tolist(), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    }
 
 
 def restore_random_state(state: dict) -> None:
@@ -358,9 +483,11 @@ def restore_random_state(state: dict) -> None:
     import random
     import numpy
     import torch
+
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = state["numpy"]
     numpy.random.set_state((name, numpy.array(keys, dtype="uint32"), *rest))
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count(): torch.cuda.set_rng_state_all(state["cuda"])
+    if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])

@@ -16,38 +16,81 @@ from .runs import Parser, make_parser
 def _ask(options, folder: str) -> None:
     "Ask for what was not given; an empty answer leaves it out. RequestError where nobody can answer."
     from spectrakit.config.schema import RequestError
-    if not sys.stdin or not sys.stdin.isatty(): raise RequestError("--interactive needs a terminal. Give --title, --owner, --competition and --dataset instead.")
-    def answer(question: str) -> str | None: return input(f"{question}: ").strip() or None
+
+    if not sys.stdin or not sys.stdin.isatty():
+        raise RequestError(
+            "--interactive needs a terminal. Give --title, --owner, --competition and --dataset instead."
+        )
+
+    def answer(question: str) -> str | None:
+        return input(f"{question}: ").strip() or None
+
     options.title = options.title or answer(f"Title, 5 to 50 characters (else from {folder!r})")
     options.owner = options.owner or answer("Your Kaggle name (else from kaggle.json)")
     options.competition = options.competition or (answer("Competitions, with spaces between (else none)") or "").split()
-    options.dataset = options.dataset or (answer("Data sets as owner/slug, with spaces between (else none)") or "").split()
+    options.dataset = (
+        options.dataset or (answer("Data sets as owner/slug, with spaces between (else none)") or "").split()
+    )
 
 
 def init(arguments: Sequence[str]) -> int:
     "Write a kernel that can be pushed: metadata and a notebook that runs."
-    parser = make_parser("kaggle init", "Write kernel-metadata.json, every entry filled in, and a notebook that trains, predicts and seals its output, into DIR.", """
+    parser = make_parser(
+        "kaggle init",
+        "Write kernel-metadata.json, every entry filled in, and a notebook that trains, predicts and seals its output, into DIR.",
+        """
   spectrakit kaggle init soil-first --owner ada --competition soil-2026
   spectrakit kaggle init my-run --task my_task.py:Mine --dataset bob/spectra
   spectrakit kaggle init my-task --kind utility --title "My task"
-  spectrakit kaggle init my-run --interactive""")
+  spectrakit kaggle init my-run --interactive""",
+    )
     parser.add_argument("folder", metavar="DIR", help="where; its name becomes the title unless one is given")
-    parser.add_argument("--owner", metavar="NAME", help="your Kaggle name; default: KAGGLE_USERNAME, kaggle.json, or a placeholder")
+    parser.add_argument(
+        "--owner", metavar="NAME", help="your Kaggle name; default: KAGGLE_USERNAME, kaggle.json, or a placeholder"
+    )
     parser.add_argument("--title", metavar="TEXT", help="5 to 50 characters; the address is made from it")
-    parser.add_argument("--kind", default="notebook", metavar="KIND", help="notebook, script, or utility (a script that other kernels import); default: notebook")
-    parser.add_argument("--task", metavar="TASK", help="a built-in name or file.py:Name; default: a small one to be replaced")
-    for name, what in (("competition", "SLUG"), ("dataset", "OWNER/SLUG"), ("kernel", "OWNER/SLUG"), ("model", "OWNER/SLUG/FRAMEWORK/VARIATION/VERSION")):
-        parser.add_argument(f"--{name}", action="append", default=[], metavar=what, help=f"attach this {name}; may be repeated")
+    parser.add_argument(
+        "--kind",
+        default="notebook",
+        metavar="KIND",
+        help="notebook, script, or utility (a script that other kernels import); default: notebook",
+    )
+    parser.add_argument(
+        "--task", metavar="TASK", help="a built-in name or file.py:Name; default: a small one to be replaced"
+    )
+    for name, what in (
+        ("competition", "SLUG"),
+        ("dataset", "OWNER/SLUG"),
+        ("kernel", "OWNER/SLUG"),
+        ("model", "OWNER/SLUG/FRAMEWORK/VARIATION/VERSION"),
+    ):
+        parser.add_argument(
+            f"--{name}", action="append", default=[], metavar=what, help=f"attach this {name}; may be repeated"
+        )
     parser.add_argument("--interactive", action="store_true", help="ask for what is not given")
     parser.add_argument("--force", action="store_true", help="write over what is there")
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.init import init_kernel
-    if options.interactive: _ask(options, options.folder)
-    files = init_kernel(options.folder, title=options.title, owner=options.owner, kind=options.kind, task=options.task, datasets=options.dataset,
-                        competitions=options.competition, kernels=options.kernel, models=options.model, force=options.force)
+
+    if options.interactive:
+        _ask(options, options.folder)
+    files = init_kernel(
+        options.folder,
+        title=options.title,
+        owner=options.owner,
+        kind=options.kind,
+        task=options.task,
+        datasets=options.dataset,
+        competitions=options.competition,
+        kernels=options.kernel,
+        models=options.model,
+        force=options.force,
+    )
     print(*files, sep="\n")
     place = shlex.quote(options.folder)
-    print(f"next: spectrakit wheelhouse wheels, upload it once; then spectrakit kaggle check {place}, and spectrakit kaggle push {place}")
+    print(
+        f"next: spectrakit wheelhouse wheels, upload it once; then spectrakit kaggle check {place}, and spectrakit kaggle push {place}"
+    )
     return 0
 
 # %% ../../nbs/90_cli/02_kaggle.ipynb #84e5bcc5
@@ -56,7 +99,11 @@ def _looked_at(parser: Parser) -> None:
     parser.add_argument("folder", metavar="DIR", help="the kernel's folder")
     parser.add_argument("--owner", metavar="NAME", help="your Kaggle name, where the metadata has a placeholder")
     parser.add_argument("--data", metavar="DIR", help="look at this folder, which is to be a data set, as well")
-    parser.add_argument("--wheels", metavar="DIR", help="the wheels that are attached; default: a folder with wheelhouse.json beside DIR")
+    parser.add_argument(
+        "--wheels",
+        metavar="DIR",
+        help="the wheels that are attached; default: a folder with wheelhouse.json beside DIR",
+    )
     parser.add_argument("--timeout", metavar="TIME", help="Kaggle ends the session after this, such as 9h")
 
 
@@ -64,40 +111,63 @@ def _seconds(text: str | None) -> float | None:
     "The time that --timeout gives. RequestError where it is none."
     from spectrakit.config.schema import RequestError
     from spectrakit.system.units import parse_duration
-    try: return None if text is None else parse_duration(text)
-    except ValueError as error: raise RequestError(f"--timeout {text} cannot be used. {error}") from None
+
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise RequestError(f"--timeout {text} cannot be used. {error}") from None
 
 
 def check(arguments: Sequence[str]) -> int:
     "Look for what would fail on Kaggle; exit status 1 where something would."
-    parser = make_parser("kaggle check", "Look at the kernel in DIR without running it: offline, sources, imports, clicks, secrets, sizes, pins, clock. "
-                         "Exit status 0: it can be pushed, 1: it would fail, 2: there is no kernel to look at.", """
+    parser = make_parser(
+        "kaggle check",
+        "Look at the kernel in DIR without running it: offline, sources, imports, clicks, secrets, sizes, pins, clock. "
+        "Exit status 0: it can be pushed, 1: it would fail, 2: there is no kernel to look at.",
+        """
   spectrakit kaggle check kaggle/train
-  spectrakit kaggle check kaggle/train --owner ada --data wheels""")
+  spectrakit kaggle check kaggle/train --owner ada --data wheels""",
+    )
     _looked_at(parser)
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.check import check_kernel
     from spectrakit.kaggle.metadata import known_owner
+
     owner = None if options.owner is None else known_owner(options.owner)
-    checked = check_kernel(options.folder, data=options.data, wheels=options.wheels, owner=owner, timeout_s=_seconds(options.timeout))
+    checked = check_kernel(
+        options.folder, data=options.data, wheels=options.wheels, owner=owner, timeout_s=_seconds(options.timeout)
+    )
     print(checked)
     return 1 if checked.level == "error" else 0
 
 
 def push(arguments: Sequence[str]) -> int:
     "Check a kernel and push it by Kaggle's client, which runs it there."
-    parser = make_parser("kaggle push", "Check the kernel in DIR, show the command, push it by Kaggle's own client (pip install \"spectrakit[kaggle]\") and read the answer.", """
+    parser = make_parser(
+        "kaggle push",
+        'Check the kernel in DIR, show the command, push it by Kaggle\'s own client (pip install "spectrakit[kaggle]") and read the answer.',
+        """
   spectrakit kaggle push kaggle/train --owner ada
   spectrakit kaggle push kaggle/train --timeout 9h
-  spectrakit kaggle push kaggle/train --dry-run""")
+  spectrakit kaggle push kaggle/train --dry-run""",
+    )
     _looked_at(parser)
     parser.add_argument("--anyway", action="store_true", help="push in spite of errors; never with a secret")
     parser.add_argument("--dry-run", action="store_true", help="show the command and do nothing")
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.client import push_kernel
-    pushed = push_kernel(options.folder, owner=options.owner, timeout_s=_seconds(options.timeout), data=options.data, wheels=options.wheels,
-                         anyway=options.anyway, dry_run=options.dry_run)
-    if pushed.url: print(f"next: spectrakit kaggle status {shlex.quote(options.folder)}")
+
+    pushed = push_kernel(
+        options.folder,
+        owner=options.owner,
+        timeout_s=_seconds(options.timeout),
+        data=options.data,
+        wheels=options.wheels,
+        anyway=options.anyway,
+        dry_run=options.dry_run,
+    )
+    if pushed.url:
+        print(f"next: spectrakit kaggle status {shlex.quote(options.folder)}")
     return 0
 
 # %% ../../nbs/90_cli/02_kaggle.ipynb #9481553a
@@ -111,66 +181,101 @@ def _asking(name: str, text: str, examples: str) -> Parser:
 
 def status(arguments: Sequence[str]) -> int:
     "How a kernel's last run stands; exit status 1 where it failed or was cut."
-    options = _asking("status", "How the last run of KERNEL stands. Exit status 1 where it failed or was cut.", """
+    options = _asking(
+        "status",
+        "How the last run of KERNEL stands. Exit status 1 where it failed or was cut.",
+        """
   spectrakit kaggle status kaggle/train
-  spectrakit kaggle status ada/spectrakit-train""").parse_args(arguments)
+  spectrakit kaggle status ada/spectrakit-train""",
+    ).parse_args(arguments)
     from spectrakit.kaggle.client import FAILED, kernel_status
+
     return 1 if kernel_status(options.kernel, dry_run=options.dry_run) in FAILED else 0
 
 
 def logs(arguments: Sequence[str]) -> int:
     "What a kernel's last run has printed."
-    parser = _asking("logs", "What the last run of KERNEL has printed.", """
+    parser = _asking(
+        "logs",
+        "What the last run of KERNEL has printed.",
+        """
   spectrakit kaggle logs kaggle/train
-  spectrakit kaggle logs ada/spectrakit-train --follow""")
+  spectrakit kaggle logs ada/spectrakit-train --follow""",
+    )
     parser.add_argument("--follow", action="store_true", help="go on until it ends")
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.client import kernel_logs
+
     kernel_logs(options.kernel, follow=options.follow, dry_run=options.dry_run)
     return 0
 
 
 def output(arguments: Sequence[str]) -> int:
     "Fetch what a kernel's last run has left."
-    parser = _asking("output", "Fetch what the last run of KERNEL has left into DIR: all of it, which may be 20 GB, or what --files names.", """
+    parser = _asking(
+        "output",
+        "Fetch what the last run of KERNEL has left into DIR: all of it, which may be 20 GB, or what --files names.",
+        """
   spectrakit kaggle output kaggle/train out --files 'submission.*csv'
-  spectrakit kaggle output ada/spectrakit-train out""")
+  spectrakit kaggle output ada/spectrakit-train out""",
+    )
     parser.add_argument("folder", metavar="DIR")
     parser.add_argument("--files", metavar="PATTERN", help="only files whose names fit this regular expression")
     parser.add_argument("--force", action="store_true", help="fetch also what is there already")
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.client import kernel_output
+
     kernel_output(options.kernel, options.folder, files=options.files, force=options.force, dry_run=options.dry_run)
     return 0
 
 
 def pull(arguments: Sequence[str]) -> int:
     "Fetch a kernel's code and metadata."
-    parser = _asking("pull", "Fetch the code and the metadata of KERNEL into DIR.", """
-  spectrakit kaggle pull ada/spectrakit-train mine""")
+    parser = _asking(
+        "pull",
+        "Fetch the code and the metadata of KERNEL into DIR.",
+        """
+  spectrakit kaggle pull ada/spectrakit-train mine""",
+    )
     parser.add_argument("folder", metavar="DIR")
     parser.add_argument("--force", action="store_true", help="write over what is there")
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.client import pull_kernel
+
     pull_kernel(options.kernel, options.folder, force=options.force, dry_run=options.dry_run)
     return 0
 
 # %% ../../nbs/90_cli/02_kaggle.ipynb #4345a031
 KAGGLE_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "init": init, "check": check, "push": push, "status": status, "logs": logs, "output": output, "pull": pull}
+    "init": init,
+    "check": check,
+    "push": push,
+    "status": status,
+    "logs": logs,
+    "output": output,
+    "pull": pull,
+}
 
 
 def kaggle(arguments: Sequence[str]) -> int:
     "Make, check and push kernels for Kaggle."
     words = list(arguments)
-    if words and words[0] in KAGGLE_COMMANDS: return KAGGLE_COMMANDS[words[0]](words[1:])
+    if words and words[0] in KAGGLE_COMMANDS:
+        return KAGGLE_COMMANDS[words[0]](words[1:])
     listed = "\n".join(f"  {name:8} {command.__doc__}" for name, command in KAGGLE_COMMANDS.items())
-    parser = make_parser("kaggle", f"Kernels for Kaggle, from an empty folder to their output:\n\n{listed}\n\nEach has --help with examples.", """
+    parser = make_parser(
+        "kaggle",
+        f"Kernels for Kaggle, from an empty folder to their output:\n\n{listed}\n\nEach has --help with examples.",
+        """
   spectrakit kaggle init soil-first --owner ada --competition soil-2026
   spectrakit kaggle check soil-first
   spectrakit kaggle push soil-first
-  spectrakit kaggle status soil-first""")
+  spectrakit kaggle status soil-first""",
+    )
     parser.add_argument("command", metavar="COMMAND", help="one of these")
     from spectrakit.config.schema import RequestError, did_you_mean
+
     name = parser.parse_known_args(words)[0].command
-    raise RequestError(f"There is no command 'kaggle {name}'. There are {', '.join(KAGGLE_COMMANDS)}.{did_you_mean(name, KAGGLE_COMMANDS)}")
+    raise RequestError(
+        f"There is no command 'kaggle {name}'. There are {', '.join(KAGGLE_COMMANDS)}.{did_you_mean(name, KAGGLE_COMMANDS)}"
+    )

@@ -12,7 +12,18 @@ import sys
 from typing import Callable, Sequence
 
 from .kaggle import kaggle
-from .runs import check_picture, compare, make_parser, plot, report_page, runs, save_picture, show, table_text, watch_run
+from spectrakit.cli.runs import (
+    check_picture,
+    compare,
+    make_parser,
+    plot,
+    report_page,
+    runs,
+    save_picture,
+    show,
+    table_text,
+    watch_run,
+)
 from .wheels import wheelhouse
 
 # %% ../../nbs/90_cli/03_main.ipynb #b49927bf
@@ -20,57 +31,74 @@ def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
     "(task, overrides): the task is the word that is no override, wherever it stands. RequestError where there are two."
     from spectrakit.config.aliases import is_known
     from spectrakit.config.schema import RequestError
+
     tasks = [word for word in words if "=" not in word and word[:1] not in ("+", "~")]
     for word in tasks:
-        if is_known(word): raise RequestError(f"{word!r} is a setting without a value. Write key=value: {word}=….")
+        if is_known(word):
+            raise RequestError(f"{word!r} is a setting without a value. Write key=value: {word}=….")
     if len(tasks) > 1:
-        raise RequestError(f"{' and '.join(tasks)} name {'two' if len(tasks) == 2 else len(tasks)} tasks. Keep one of "
-                           "them; a setting is written key=value.")
+        raise RequestError(
+            f"{' and '.join(tasks)} name {'two' if len(tasks) == 2 else len(tasks)} tasks. Keep one of "
+            "them; a setting is written key=value."
+        )
     return tasks[0] if tasks else None, [word for word in words if word not in tasks]
 
 # %% ../../nbs/90_cli/03_main.ipynb #23a2fc02
 def info(arguments: Sequence[str]) -> int:
     "Print the platform: hardware, session, limits, folders."
-    parser = make_parser("info", "Where this runs: platform, hardware, session, limit. Never touches CUDA.", """
+    parser = make_parser(
+        "info",
+        "Where this runs: platform, hardware, session, limit. Never touches CUDA.",
+        """
   spectrakit info
-  spectrakit info --json | python -m json.tool""")
+  spectrakit info --json | python -m json.tool""",
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--internet", action="store_true", help="try also whether there is internet (2 s at most)")
     options = parser.parse_args(arguments)
     from spectrakit.system.inputs import has_internet
     from spectrakit.system.platforms import detect
+
     platform = detect()
     internet = {"internet": has_internet()} if options.internet else {}
     if options.json:
         import json
+
         print(json.dumps({**platform.to_dict(), **internet}))
         return 0
     print(platform.table())
-    if internet: print(f"{'internet':14} {'yes' if internet['internet'] else 'no'}")
+    if internet:
+        print(f"{'internet':14} {'yes' if internet['internet'] else 'no'}")
     return 0
 
 # %% ../../nbs/90_cli/03_main.ipynb #23a2fc03
 def profiles(arguments: Sequence[str]) -> int:
     "List the profiles, or print one composed."
-    parser = make_parser("profiles", "The profiles that trainer=NAME chooses; with NAME, all its settings; with a "
-                         "GROUP, such as env, its profiles.", """
+    parser = make_parser(
+        "profiles",
+        "The profiles that trainer=NAME chooses; with NAME, all its settings; with a GROUP, such as env, its profiles.",
+        """
   spectrakit profiles
   spectrakit profiles kaggle_safe
   spectrakit profiles env
   spectrakit profiles env/wsl2
   spectrakit profiles --compare kaggle kaggle_safe
-  spectrakit profiles kaggle_safe > my.yaml && spectrakit train coffee --config my.yaml""")
+  spectrakit profiles kaggle_safe > my.yaml && spectrakit train coffee --config my.yaml""",
+    )
     parser.add_argument("name", nargs="?", metavar="NAME | GROUP | GROUP/NAME", help="a profile, or a group of them")
     parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="the settings in which two profiles differ")
     options = parser.parse_args(arguments)
     from spectrakit.config.compose import compose, diff
     from spectrakit.config.schema import shown
+
     if options.compare:
         a, b = (compose(f"trainer={name}") for name in options.compare)
         differing = ((key, shown(x), shown(y)) for key, (x, y) in diff(a, b).items() if key != "profile")
         print(table_text([("setting", *options.compare), *differing]))
-    elif options.name: show_profile(options.name.strip("/"))
-    else: list_profiles()
+    elif options.name:
+        show_profile(options.name.strip("/"))
+    else:
+        list_profiles()
     return 0
 
 
@@ -79,24 +107,30 @@ def show_profile(name: str) -> None:
     from spectrakit.config.compose import compose, describe, from_dict, profile_intent, profile_settings
     from spectrakit.config.compose import profiles as all_profiles
     from spectrakit.config.schema import RequestError, did_you_mean
+
     found = all_profiles()
     group, _, alone = name.rpartition("/")
     holding = [g for g in found if alone in found[g] and group in ("", g)]
     if name in found and name != "trainer":
         rows = [(f"{name}={one}", profile_intent(one, name)) for one in found[name]]
         print(table_text([("profile", "intent"), *rows]))
-    elif name == "trainer": list_profiles()
-    elif "trainer" in holding: print(f"# {profile_intent(alone)}\n{describe(compose(f'trainer={alone}'))}")
+    elif name == "trainer":
+        list_profiles()
+    elif "trainer" in holding:
+        print(f"# {profile_intent(alone)}\n{describe(compose(f'trainer={alone}'))}")
     elif holding:
         for one in holding:
             print(f"# {one}={alone}: {profile_intent(alone, one)}")
             values = profile_settings(alone, one)
             print(describe(from_dict(values), only=set(values)))
-    elif group in found: profile_intent(alone, group)  # says that there is none
+    elif group in found:
+        profile_intent(alone, group)  # says that there is none
     else:
         words = [*found["trainer"], *found, *(f"{g}/{one}" for g in found if g != "trainer" for one in found[g])]
-        raise RequestError(f"There is no profile {name!r}. There are: {', '.join(found['trainer'])}; other groups: "
-                           f"{', '.join(g for g in found if g != 'trainer')}.{did_you_mean(name, words)}")
+        raise RequestError(
+            f"There is no profile {name!r}. There are: {', '.join(found['trainer'])}; other groups: "
+            f"{', '.join(g for g in found if g != 'trainer')}.{did_you_mean(name, words)}"
+        )
 
 # %% ../../nbs/90_cli/03_main.ipynb #4da373e2
 def list_profiles() -> None:
@@ -105,20 +139,33 @@ def list_profiles() -> None:
     from spectrakit.config.compose import RequestError, compose, profile_intent, profiles as all_profiles
     from spectrakit.system.platforms import detect
     from spectrakit.config.schema import Config
+
     fits, why = recommended_profile(detect())
     composed, broken = {}, []
     for name in all_profiles().get("trainer", ()):
-        try: composed[name] = compose(f"trainer={name}"), profile_intent(name)
-        except RequestError as error: broken.append(f"{name} cannot be used: {error}")
+        try:
+            composed[name] = compose(f"trainer={name}"), profile_intent(name)
+        except RequestError as error:
+            broken.append(f"{name} cannot be used: {error}")
     base = composed["defaults"][0] if "defaults" in composed else Config()
     rows = [("profile", "devices", "batch", "precision", "time limit", "notable", "intent")]
     for name, (c, intent) in composed.items():
         batch = f"{c.data.micro_batch_size} × {c.training.gradient_accumulation_steps}"
-        rows.append((f"{name} ←" if name == fits else name, str(c.distributed.world_size), batch,
-                     c.distributed.mixed_precision, c.watchdog.limit or "none", notable_settings(c, base), intent))
+        rows.append(
+            (
+                f"{name} ←" if name == fits else name,
+                str(c.distributed.world_size),
+                batch,
+                c.distributed.mixed_precision,
+                c.watchdog.limit or "none",
+                notable_settings(c, base),
+                intent,
+            )
+        )
     print(table_text(rows))
     print(f"← fits this machine: {why}. Other groups: {', '.join(g for g in all_profiles() if g != 'trainer')}.")
-    for line in broken: print(line)
+    for line in broken:
+        print(line)
 
 # %% ../../nbs/90_cli/03_main.ipynb #23a2fc05
 _STATUS = {"completed": 0, "early_stopped": 0, "out_of_time": 0, "interrupted": 130}
@@ -127,21 +174,28 @@ _STATUS = {"completed": 0, "early_stopped": 0, "out_of_time": 0, "interrupted": 
 def _stop_softly() -> None:
     "Let SIGTERM, which schedulers and `docker stop` send, do what Ctrl-C does: stop at the next step and save."
     import signal
-    def interrupt(*_) -> None: raise KeyboardInterrupt
+
+    def interrupt(*_) -> None:
+        raise KeyboardInterrupt
+
     signal.signal(signal.SIGTERM, interrupt)
 
 
 def train(arguments: Sequence[str]) -> int:
     "Train a task; the exit status says how it ended."
-    parser = make_parser("train", "Train TASK with overrides in Hydra's grammar. TASK is a built-in name (coffee, "
-                         "fermentation, digits), package.module:Name or file.py:Name; it may stand in the "
-                         "configuration instead.", """
+    parser = make_parser(
+        "train",
+        "Train TASK with overrides in Hydra's grammar. TASK is a built-in name (coffee, "
+        "fermentation, digits), package.module:Name or file.py:Name; it may stand in the "
+        "configuration instead.",
+        """
   spectrakit train coffee trainer=kaggle_safe trainer.max_epochs=3
   spectrakit train coffee optimizer.lr=3e-4 data.batch_size=16 +limits.train_frac=0.5
   spectrakit train my_task.py:Mine trainer=ci_fast
   spectrakit train --config runs/coffee-20261120-101500/config.yaml
   spectrakit train coffee resume.source=auto
-  spectrakit train coffee --predict submission.csv""")
+  spectrakit train coffee --predict submission.csv""",
+    )
     parser.add_argument("words", nargs="*", metavar="TASK | key=value", help="the task, then overrides and profiles")
     parser.add_argument("--config", metavar="FILE", help="start from this YAML file, such as a run's config.yaml")
     parser.add_argument("--predict", metavar="FILE", help="write test predictions as CSV afterwards")
@@ -149,44 +203,55 @@ def train(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     from spectrakit.config.compose import RequestError, compose
     from spectrakit.api.run import fit
+
     task, overrides = split_words(options.words)
     config = compose(*overrides, config=options.config)
     task = task or config.task.get("name")
     if not task:
-        raise RequestError("No task was named. Write one first, such as spectrakit train coffee, "
-                           "or set task.name=coffee.")
+        raise RequestError(
+            "No task was named. Write one first, such as spectrakit train coffee, or set task.name=coffee."
+        )
     typed = [w for w in overrides if w.lstrip("+").startswith(("task=", "task.name="))]
     if typed and config.task.get("name") != task:
         raise RequestError(f"{task} and {typed[-1]} name two tasks. Keep one of them.")
     from pathlib import Path
     from spectrakit.distributed.topology import rank_of
     from spectrakit.api.run import check_prediction, predict as predict_run
-    if options.predict: check_prediction(config, Path(options.predict))
+
+    if options.predict:
+        check_prediction(config, Path(options.predict))
     _stop_softly()
     run = fit(task, config, show=not options.quiet)
     status = report(run)
     if options.predict and run.status != "failed" and (run.ended is None or rank_of(os.environ)):
         found = predict_run(task, run, out=options.predict)
-        if run.ended is None: print(f"predictions in {found.path}, table in {found.table}")
+        if run.ended is None:
+            print(f"predictions in {found.path}, table in {found.table}")
     return status
 
 # %% ../../nbs/90_cli/03_main.ipynb #23a2fc06
 def resume(arguments: Sequence[str]) -> int:
     "Go on with a run from its newest whole checkpoint."
-    parser = make_parser("resume", "Go on with a run from its newest whole checkpoint: in its own folder, or in a copy "
-                         "where that cannot be written. Settings that change what is learned have to be allowed. "
-                         "`spectrakit train TASK resume.source=auto` finds the run by itself.", """
+    parser = make_parser(
+        "resume",
+        "Go on with a run from its newest whole checkpoint: in its own folder, or in a copy "
+        "where that cannot be written. Settings that change what is learned have to be allowed. "
+        "`spectrakit train TASK resume.source=auto` finds the run by itself.",
+        """
   spectrakit resume runs/coffee-20261120-101500
   spectrakit resume runs/coffee-20261120-101500 watchdog.limit=2h
-  spectrakit resume runs/coffee-20261120-101500 trainer.max_epochs=40 'resume.allow=[trainer.max_epochs]'""")
+  spectrakit resume runs/coffee-20261120-101500 trainer.max_epochs=40 'resume.allow=[trainer.max_epochs]'""",
+    )
     parser.add_argument("run_dir", metavar="RUN_DIR")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that are to be others now")
     parser.add_argument("--quiet", action="store_true", help="print only how it ended")
     options = parser.parse_intermixed_args(arguments)
     from spectrakit.config.compose import RequestError
     from spectrakit.api.run import open_run, resume as resume_run
+
     for word in options.overrides:
-        if "=" not in word: raise RequestError(f"{word!r} is no setting. Write RUN_DIR once, and settings as key=value.")
+        if "=" not in word:
+            raise RequestError(f"{word!r} is no setting. Write RUN_DIR once, and settings as key=value.")
     _stop_softly()
     run = open_run(options.run_dir)
     if run.status in ("completed", "early_stopped") and not options.overrides:
@@ -196,13 +261,16 @@ def resume(arguments: Sequence[str]) -> int:
 
 def report(run) -> int:
     "Say where the run is and how good it got; returns the exit status. A process that does not write says nothing."
-    if run.ended is not None: return _STATUS.get(run.ended, 1)
-    if run.error: print(f"{run.error}\nsee {run.path / 'logs'}", file=sys.stderr)
+    if run.ended is not None:
+        return _STATUS.get(run.ended, 1)
+    if run.error:
+        print(f"{run.error}\nsee {run.path / 'logs'}", file=sys.stderr)
     files = "curves.png, metrics.csv, summary.json" + (", checkpoints" if (run.path / "checkpoints").is_dir() else "")
     try:
         print(run)
         print(f"in {run.path}: {files}", flush=True)
-    except BrokenPipeError: _mute()  # the reader has left; how the run ended is still the status
+    except BrokenPipeError:
+        _mute()  # the reader has left; how the run ended is still the status
     return _STATUS.get(run.status, 1)
 
 
@@ -213,15 +281,20 @@ def _mute() -> None:
 # %% ../../nbs/90_cli/03_main.ipynb #23a2fc0a
 def predict(arguments: Sequence[str]) -> int:
     "Predict the task's test data with a run's best checkpoint."
-    parser = make_parser("predict", "Predict the task's test data, or else its validation data, with the best "
-                         "checkpoint of a run.", """
+    parser = make_parser(
+        "predict",
+        "Predict the task's test data, or else its validation data, with the best checkpoint of a run.",
+        """
   spectrakit predict coffee runs/coffee-20261120-101500 --out submission.csv
-  spectrakit predict runs/coffee-20261120-101500""")
+  spectrakit predict runs/coffee-20261120-101500""",
+    )
     parser.add_argument("words", nargs="+", metavar="[TASK] RUN_DIR", help="the task (default: the run's) and the run")
     parser.add_argument("--out", metavar="FILE", help="write the task's table as CSV")
     options = parser.parse_intermixed_args(arguments)
-    if len(options.words) > 2: parser.error(f"too many words: {' '.join(options.words[2:])}")
+    if len(options.words) > 2:
+        parser.error(f"too many words: {' '.join(options.words[2:])}")
     from spectrakit.api.run import predict as predict_run
+
     found = predict_run(options.words[0] if len(options.words) == 2 else None, options.words[-1], out=options.out)
     table = f", table in {found.table}" if found.table else ""
     print(f"{len(next(iter(found.arrays.values())))} predictions in {found.path}{table}")
@@ -230,67 +303,111 @@ def predict(arguments: Sequence[str]) -> int:
 # %% ../../nbs/90_cli/03_main.ipynb #7e0ede40
 def find_lr(arguments: Sequence[str]) -> int:
     "Suggest a learning rate for a task, by a range test of a hundred steps."
-    parser = make_parser("find-lr", "Suggest a learning rate for TASK with these settings: a hundred optimizer steps at growing rates, "
-                         "where the run would train. Nothing is left of it. Exit status 1 where no rate can be suggested.", """
+    parser = make_parser(
+        "find-lr",
+        "Suggest a learning rate for TASK with these settings: a hundred optimizer steps at growing rates, "
+        "where the run would train. Nothing is left of it. Exit status 1 where no rate can be suggested.",
+        """
   spectrakit find-lr coffee trainer=kaggle_safe
   spectrakit find-lr my_task.py:Mine data.batch_size=16 --out lr.png
-  spectrakit find-lr coffee --lowest 1e-5 --highest 10 --steps 200""")
+  spectrakit find-lr coffee --lowest 1e-5 --highest 10 --steps 200""",
+    )
     parser.add_argument("words", nargs="*", metavar="TASK | key=value", help="the task, then overrides and profiles")
     parser.add_argument("--config", metavar="FILE", help="start from this YAML file, such as a run's config.yaml")
-    parser.add_argument("--lowest", type=float, default=1e-7, metavar="RATE", help="the first rate, %(default)g unless given")
-    parser.add_argument("--highest", type=float, default=1.0, metavar="RATE", help="the last rate, %(default)g unless given")
+    parser.add_argument(
+        "--lowest", type=float, default=1e-7, metavar="RATE", help="the first rate, %(default)g unless given"
+    )
+    parser.add_argument(
+        "--highest", type=float, default=1.0, metavar="RATE", help="the last rate, %(default)g unless given"
+    )
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="optimizer steps, %(default)s unless given")
     parser.add_argument("--out", metavar="FILE", help="draw the losses into this file: PNG, SVG or PDF, by its ending")
-    parser.add_argument("--quiet", action="store_true", help="print only the override, as for: spectrakit train coffee $(spectrakit find-lr coffee --quiet)")
+    parser.add_argument(
+        "--quiet",
+        action="store_true",
+        help="print only the override, as for: spectrakit train coffee $(spectrakit find-lr coffee --quiet)",
+    )
     options = parser.parse_intermixed_args(arguments)
     from pathlib import Path
     from spectrakit.config.compose import RequestError, compose
     from spectrakit.tuning.lr_finder import find_lr as find
+
     for word in options.words:
-        if (name := word.partition("=")[0]) in ("lowest", "highest", "steps"): raise RequestError(f"{word} is no setting of a run. Write --{name} {word.partition('=')[2] or '…'}.")
+        if (name := word.partition("=")[0]) in ("lowest", "highest", "steps"):
+            raise RequestError(f"{word} is no setting of a run. Write --{name} {word.partition('=')[2] or '…'}.")
     task, overrides = split_words(options.words)
     config = compose(*overrides, config=options.config)
-    if not (task := task or config.task.get("name")): raise RequestError("No task was named. Write one first, such as spectrakit find-lr coffee.")
-    if options.out: check_picture(Path(options.out))
+    if not (task := task or config.task.get("name")):
+        raise RequestError("No task was named. Write one first, such as spectrakit find-lr coffee.")
+    if options.out:
+        check_picture(Path(options.out))
     _stop_softly()
-    found = find(task, config, lowest=options.lowest, highest=options.highest, steps=options.steps, show=not options.quiet)
-    if options.out and found.points: print(save_picture(found.plot().figure, Path(options.out)), file=sys.stderr if options.quiet else sys.stdout)
-    if options.quiet: print(found.override or found.next or found.reason, file=sys.stdout if found.override else sys.stderr)
-    if found.details: print(found.details, file=sys.stderr)
+    found = find(
+        task, config, lowest=options.lowest, highest=options.highest, steps=options.steps, show=not options.quiet
+    )
+    if options.out and found.points:
+        print(save_picture(found.plot().figure, Path(options.out)), file=sys.stderr if options.quiet else sys.stdout)
+    if options.quiet:
+        print(found.override or found.next or found.reason, file=sys.stdout if found.override else sys.stderr)
+    if found.details:
+        print(found.details, file=sys.stderr)
     return 130 if found.status == "interrupted" else 0 if found.suggestion is not None else 1
 
 # %% ../../nbs/90_cli/03_main.ipynb #ab7f5803
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "info": info, "profiles": profiles, "train": train, "resume": resume, "runs": runs, "show": show, "watch": watch_run,
-    "plot": plot, "compare": compare, "report": report_page, "predict": predict, "find-lr": find_lr,
-    "wheelhouse": wheelhouse, "kaggle": kaggle}
+    "info": info,
+    "profiles": profiles,
+    "train": train,
+    "resume": resume,
+    "runs": runs,
+    "show": show,
+    "watch": watch_run,
+    "plot": plot,
+    "compare": compare,
+    "report": report_page,
+    "predict": predict,
+    "find-lr": find_lr,
+    "wheelhouse": wheelhouse,
+    "kaggle": kaggle,
+}
 
 
 def usage() -> str:
     "The text of `spectrakit --help`."
     lines = [f"  spectrakit {name:10} {command.__doc__}" for name, command in COMMANDS.items()]
-    return "\n".join(["spectrakit: the notebook kit that always finishes.", "", *lines, "",
-                      "Each command has --help with examples. A first run:",
-                      "  spectrakit train coffee trainer=kaggle_safe trainer.max_epochs=3", "",
-                      "Exit status: 0 done, 1 the run failed, 2 the request was wrong, 130 interrupted, model saved."])
+    return "\n".join(
+        [
+            "spectrakit: the notebook kit that always finishes.",
+            "",
+            *lines,
+            "",
+            "Each command has --help with examples. A first run:",
+            "  spectrakit train coffee trainer=kaggle_safe trainer.max_epochs=3",
+            "",
+            "Exit status: 0 done, 1 the run failed, 2 the request was wrong, 130 interrupted, model saved.",
+        ]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     "Run one command; returns the exit status."
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if hasattr(sys.stdout, "reconfigure"): sys.stdout.reconfigure(errors="replace")  # × and ★ are no reason to fail where a terminal lacks them
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # × and ★ are no reason to fail where a terminal lacks them
     try:
         status = _dispatch(words)
         sys.stdout.flush()
         return status
     except ValueError as error:  # RequestError, and the platform's own refusals
-        if not _is_request(error): raise
+        if not _is_request(error):
+            raise
         print(f"spectrakit: {error}", file=sys.stderr)
         return 2
     except RuntimeError as error:
         print(f"spectrakit: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt: return 130
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:
         _mute()
         return 0
@@ -303,13 +420,17 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if words[0] == "--version":
         from spectrakit import __version__
+
         print(__version__)
         return 0
     if words[0] not in COMMANDS:
         from spectrakit.config.schema import RequestError, did_you_mean
-        raise RequestError(f"There is no command {words[0]!r}. There are {', '.join(COMMANDS)}."
-                           f"{did_you_mean(words[0], COMMANDS)}")
-    try: return COMMANDS[words[0]](words[1:])
+
+        raise RequestError(
+            f"There is no command {words[0]!r}. There are {', '.join(COMMANDS)}.{did_you_mean(words[0], COMMANDS)}"
+        )
+    try:
+        return COMMANDS[words[0]](words[1:])
     except SystemExit as end:  # argparse's --help and its errors
         return end.code if isinstance(end.code, int) else 0
 
@@ -317,4 +438,5 @@ def _dispatch(words: list[str]) -> int:
 def _is_request(error: ValueError) -> bool:
     "Whether the error is the user's to mend: a RequestError, or a SPECTRAKIT_… variable that cannot be read."
     from spectrakit.config.schema import RequestError
+
     return isinstance(error, RequestError) or "SPECTRAKIT_" in str(error)

@@ -22,8 +22,13 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser(name: str, text: str, examples: str) -> Parser:
     "The parser of one command, with its examples under the help."
-    return Parser(prog=f"spectrakit {name}", description=text, epilog="examples:\n" + examples.strip("\n"),
-                  allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return Parser(
+        prog=f"spectrakit {name}",
+        description=text,
+        epilog="examples:\n" + examples.strip("\n"),
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def table_text(rows: list[tuple]) -> str:
@@ -34,13 +39,18 @@ def table_text(rows: list[tuple]) -> str:
 # %% ../../nbs/90_cli/00_runs.ipynb #edaf9b01
 def runs(arguments: Sequence[str]) -> int:
     "List the runs of a folder."
-    parser = make_parser("runs", "The runs in DIR, newest first.", """
+    parser = make_parser(
+        "runs",
+        "The runs in DIR, newest first.",
+        """
   spectrakit runs
-  spectrakit runs /kaggle/working/runs""")
+  spectrakit runs /kaggle/working/runs""",
+    )
     parser.add_argument("folder", nargs="?", metavar="DIR", help="default: this platform's folder, such as ./runs")
     options = parser.parse_args(arguments)
     from spectrakit.system.units import format_duration
     from spectrakit.api.run import list_runs
+
     rows = [("run", "status", "step", "time", "best")]
     for run in list_runs(options.folder):
         events, best = run.events, run.best
@@ -53,57 +63,82 @@ def runs(arguments: Sequence[str]) -> int:
 # %% ../../nbs/90_cli/00_runs.ipynb #964f7992
 def show(arguments: Sequence[str]) -> int:
     "Print one run: how it ended, what was decided, its evaluations and its checkpoints."
-    parser = make_parser("show", "One run: how it ended, what was decided and why, evaluations, checkpoints.", """
-  spectrakit show runs/coffee-20261120-101500""")
+    parser = make_parser(
+        "show",
+        "One run: how it ended, what was decided and why, evaluations, checkpoints.",
+        """
+  spectrakit show runs/coffee-20261120-101500""",
+    )
     parser.add_argument("run_dir", metavar="RUN_DIR")
     options = parser.parse_args(arguments)
     from spectrakit.checkpoint.store import checkpoints, verify
     from spectrakit.runs.events import last_event
     from spectrakit.api.run import open_run
     from spectrakit.view.text import evaluation_line, sayable, start_lines
+
     run = open_run(options.run_dir)
     events = run.events
-    def say(line) -> None: print(sayable(line, sys.stdout))  # a message may hold what moves a terminal's cursor
+
+    def say(line) -> None:
+        print(sayable(line, sys.stdout))  # a message may hold what moves a terminal's cursor
+
     say(run)
     start, end = last_event(events, "start"), last_event(events, "end")
-    for line in start_lines(start) if start else []: say(f"  {line}")
+    for line in start_lines(start) if start else []:
+        say(f"  {line}")
     evaluations = [e for e in events if e["type"] == "eval"]
     shown = evaluations[-10:]
-    if not any(e.get("best") for e in shown): shown = [e for e in evaluations if e.get("best")][-1:] + shown
-    if len(evaluations) > len(shown): say(f"  {len(shown)} of {len(evaluations)} evaluations:")
-    for e in shown: say(f"  {evaluation_line(e)}")
+    if not any(e.get("best") for e in shown):
+        shown = [e for e in evaluations if e.get("best")][-1:] + shown
+    if len(evaluations) > len(shown):
+        say(f"  {len(shown)} of {len(evaluations)} evaluations:")
+    for e in shown:
+        say(f"  {evaluation_line(e)}")
     for e in events:
-        if e["type"] == "restart": say(f"  went on from optimizer step {e['step']}")
-        elif e["type"] == "message": say(f"  {e['text']}")
+        if e["type"] == "restart":
+            say(f"  went on from optimizer step {e['step']}")
+        elif e["type"] == "message":
+            say(f"  {e['text']}")
     for path in checkpoints(run.path / "checkpoints"):
         problems = verify(path)
         say(f"  {path.name}: {'; '.join(problems) if problems else 'verified'}")
-    if end: say(f"  {end['reason']}")
+    if end:
+        say(f"  {end['reason']}")
     return 0
 
 # %% ../../nbs/90_cli/00_runs.ipynb #009de5f6
 def watch_run(arguments: Sequence[str]) -> int:
     "Follow a run until it ends, from another terminal."
-    parser = make_parser("watch", "Follow a run that goes on elsewhere, or see how it ended. Ctrl-C ends the looking, and not the run.\n\n"
-                         "touch RUN_DIR/STOP asks it to stop, touch RUN_DIR/CHECKPOINT to save now; RUN_DIR/dashboard.html is for a browser.", """
-  spectrakit watch runs/coffee-20261120-101500""")
+    parser = make_parser(
+        "watch",
+        "Follow a run that goes on elsewhere, or see how it ended. Ctrl-C ends the looking, and not the run.\n\n"
+        "touch RUN_DIR/STOP asks it to stop, touch RUN_DIR/CHECKPOINT to save now; RUN_DIR/dashboard.html is for a browser.",
+        """
+  spectrakit watch runs/coffee-20261120-101500""",
+    )
     parser.add_argument("run_dir", metavar="RUN_DIR")
     options = parser.parse_args(arguments)
     from spectrakit.view.live import watch
+
     watch(options.run_dir)
     return 0
 
 # %% ../../nbs/90_cli/00_runs.ipynb #3757560d
 def plot(arguments: Sequence[str]) -> int:
     "Draw a run's curves into a file."
-    parser = make_parser("plot", "Draw a run's curves; the ending of the file says whether PNG, SVG or PDF.", """
+    parser = make_parser(
+        "plot",
+        "Draw a run's curves; the ending of the file says whether PNG, SVG or PDF.",
+        """
   spectrakit plot runs/coffee-20261120-101500
-  spectrakit plot runs/coffee-20261120-101500 --out paper.pdf""")
+  spectrakit plot runs/coffee-20261120-101500 --out paper.pdf""",
+    )
     parser.add_argument("run_dir", metavar="RUN_DIR")
     parser.add_argument("--out", metavar="FILE", help="default: curves.png in the run's folder")
     options = parser.parse_args(arguments)
     from pathlib import Path
     from spectrakit.api.run import open_run
+
     run = open_run(options.run_dir)
     out = Path(options.out or run.path / "curves.png")
     check_picture(out)
@@ -114,47 +149,67 @@ def plot(arguments: Sequence[str]) -> int:
 def check_picture(out) -> None:
     "RequestError where the file `out` cannot become a picture, before anything is drawn or computed for it."
     from spectrakit.config.schema import RequestError
-    if out.suffix.lower() not in (".png", ".svg", ".pdf"): raise RequestError(f"{str(out)!r} has an unknown ending. Use .png, .svg or .pdf.")
-    if not out.parent.is_dir(): raise RequestError(f"There is no folder {str(out.parent)!r} for {out.name}. Make it first.")
+
+    if out.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise RequestError(f"{str(out)!r} has an unknown ending. Use .png, .svg or .pdf.")
+    if not out.parent.is_dir():
+        raise RequestError(f"There is no folder {str(out.parent)!r} for {out.name}. Make it first.")
 
 
 def save_picture(figure, out):
     "Write a figure to the file `out` and return it. RequestError where it cannot be written."
     from spectrakit.view.plots import save_figure
     from spectrakit.config.schema import RequestError
-    try: return save_figure(figure, out)
+
+    try:
+        return save_figure(figure, out)
     except OSError as error:
-        raise RequestError(f"{str(out)!r} cannot be written: {error.strerror}. Choose another file with --out.") from None
+        raise RequestError(
+            f"{str(out)!r} cannot be written: {error.strerror}. Choose another file with --out."
+        ) from None
 
 # %% ../../nbs/90_cli/00_runs.ipynb #a2605eb0
 def compare(arguments: Sequence[str]) -> int:
     "Print the settings in which runs differ, and their results; draw their curves."
-    parser = make_parser("compare", "The settings in which runs differ, and what came of them; --out draws their curves "
-                         "as .png, .svg, .pdf, or a page with both as .html.", """
+    parser = make_parser(
+        "compare",
+        "The settings in which runs differ, and what came of them; --out draws their curves "
+        "as .png, .svg, .pdf, or a page with both as .html.",
+        """
   spectrakit compare runs/coffee-20261120-101500 runs/coffee-20261120-113000
-  spectrakit compare runs/coffee-* --x time --metric val_accuracy --out compared.html""")
+  spectrakit compare runs/coffee-* --x time --metric val_accuracy --out compared.html""",
+    )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or its name")
     parser.add_argument("--x", default="step", metavar="AXIS", help="over step, time or samples; default: step")
-    parser.add_argument("--metric", action="append", help="what to draw; may be repeated; default: what judged the runs")
+    parser.add_argument(
+        "--metric", action="append", help="what to draw; may be repeated; default: what judged the runs"
+    )
     parser.add_argument("--out", metavar="FILE", help="draw the curves into this file")
     options = parser.parse_args(arguments)
     from spectrakit.reports.comparison import compare as compare_runs
+
     found = compare_runs(*options.runs, x=options.x, metric=options.metric)
     path = found.save(options.out) if options.out else None
     print(found)
-    if path: print(path)
+    if path:
+        print(path)
     return 0
 
 
 def report_page(arguments: Sequence[str]) -> int:
     "Write all that is known about a run on one page."
-    parser = make_parser("report", "One HTML page about a run that opens offline: results, curves, clock, faults, "
-                         "checkpoints, predictions, settings.", """
+    parser = make_parser(
+        "report",
+        "One HTML page about a run that opens offline: results, curves, clock, faults, "
+        "checkpoints, predictions, settings.",
+        """
   spectrakit report runs/coffee-20261120-101500
-  spectrakit report coffee-20261120-101500 --out coffee.html""")
+  spectrakit report coffee-20261120-101500 --out coffee.html""",
+    )
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its name")
     parser.add_argument("--out", metavar="FILE", help="default: report.html in the run's folder")
     options = parser.parse_args(arguments)
     from spectrakit.reports.run_report import report as write_report
+
     print(write_report(options.run, options.out))
     return 0

@@ -13,25 +13,59 @@ from .runs import make_parser
 # %% ../../nbs/90_cli/01_wheels.ipynb #dc4cc65a
 def wheelhouse(arguments: Sequence[str]) -> int:
     "Make a folder of wheels from which an offline notebook installs spectrakit."
-    parser = make_parser("wheelhouse", "Make the folder OUT: the kit's own wheel, the packages that the platform lacks, and an installer that changes nothing "
-                         "that is there.\nIt is tried without a network before it is put in place. Upload it as a dataset, and attach that to the notebook.", """
+    parser = make_parser(
+        "wheelhouse",
+        "Make the folder OUT: the kit's own wheel, the packages that the platform lacks, and an installer that changes nothing "
+        "that is there.\nIt is tried without a network before it is put in place. Upload it as a dataset, and attach that to the notebook.",
+        """
   spectrakit wheelhouse wheels
   spectrakit wheelhouse wheels --for colab --extras demo,mlflow --owner ada
   spectrakit wheelhouse wheels --with "accelerate>=1.14"
-  spectrakit wheelhouse wheels --packages freeze.txt""")
+  spectrakit wheelhouse wheels --packages freeze.txt""",
+    )
     parser.add_argument("out", metavar="OUT", help="the folder to make; an earlier wheelhouse there is replaced")
-    parser.add_argument("--for", dest="target", default="kaggle", metavar="WHERE", help="kaggle, colab, or any machine with torch: python==3.12; default: kaggle")
-    parser.add_argument("--extras", action="append", default=[], metavar="NAMES", help="extras of the kit, such as demo,mlflow")
-    parser.add_argument("--with", dest="launch", action="append", default=[], metavar="WHAT", help="a package besides; where the platform has an older one, for launch processes alone; may be repeated")
-    parser.add_argument("--packages", metavar="FILE", help="what the platform has, as written there: pip freeze --all > FILE; default: the list that comes with spectrakit")
+    parser.add_argument(
+        "--for",
+        dest="target",
+        default="kaggle",
+        metavar="WHERE",
+        help="kaggle, colab, or any machine with torch: python==3.12; default: kaggle",
+    )
+    parser.add_argument(
+        "--extras", action="append", default=[], metavar="NAMES", help="extras of the kit, such as demo,mlflow"
+    )
+    parser.add_argument(
+        "--with",
+        dest="launch",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="a package besides; where the platform has an older one, for launch processes alone; may be repeated",
+    )
+    parser.add_argument(
+        "--packages",
+        metavar="FILE",
+        help="what the platform has, as written there: pip freeze --all > FILE; default: the list that comes with spectrakit",
+    )
     parser.add_argument("--owner", metavar="NAME", help="your Kaggle user name, for dataset-metadata.json")
     parser.add_argument("--wheel", metavar="FILE", help="the kit's own wheel, where it is built already")
     parser.add_argument("--no-check", action="store_true", help="do not try it")
     options = parser.parse_args(arguments)
     from spectrakit.offline.wheelhouse import make_wheelhouse
+
     extras = [extra.strip() for word in options.extras for extra in word.split(",") if extra.strip()]
-    print(house := make_wheelhouse(options.out, options.target, extras=extras, launch=options.launch, packages=options.packages, owner=options.owner,
-                                   check=not options.no_check, wheel=options.wheel))
+    print(
+        house := make_wheelhouse(
+            options.out,
+            options.target,
+            extras=extras,
+            launch=options.launch,
+            packages=options.packages,
+            owner=options.owner,
+            check=not options.no_check,
+            wheel=options.wheel,
+        )
+    )
     print(f"\n{_left_to_do(house)}")
     return 0
 
@@ -40,9 +74,17 @@ def _left_to_do(house) -> str:
     "What a person does with the folder."
     import json, shlex
     from spectrakit.offline.wheelhouse import NOBODY
-    if house.manifest["for"].startswith("python"): return f"On that machine: python {shlex.quote(house.path.name + '/install.py')}"
+
+    if house.manifest["for"].startswith("python"):
+        return f"On that machine: python {shlex.quote(house.path.name + '/install.py')}"
     place = shlex.quote(str(house.path))
     name = json.loads((house.path / "dataset-metadata.json").read_text(encoding="utf-8"))["id"]
-    owner = f"write your Kaggle user name into {house.path / 'dataset-metadata.json'} (or give --owner), and\n" if name.startswith(NOBODY) else ""
-    return (f"For Kaggle: {owner}kaggle datasets create -p {place} (the next time: kaggle datasets version -p {place} -m again).\n"
-            f"For Colab: put the folder into your Drive as spectrakit-wheels.\nThe first cell of the notebook:\n\n{house.cell}")
+    owner = (
+        f"write your Kaggle user name into {house.path / 'dataset-metadata.json'} (or give --owner), and\n"
+        if name.startswith(NOBODY)
+        else ""
+    )
+    return (
+        f"For Kaggle: {owner}kaggle datasets create -p {place} (the next time: kaggle datasets version -p {place} -m again).\n"
+        f"For Colab: put the folder into your Drive as spectrakit-wheels.\nThe first cell of the notebook:\n\n{house.cell}"
+    )

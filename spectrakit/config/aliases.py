@@ -13,48 +13,80 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from .schema import (TRACKERS, CheckpointConfig, DataloaderConfig, RequestError, did_you_mean, settings,
-                               shown)
+from spectrakit.config.schema import (
+    TRACKERS,
+    CheckpointConfig,
+    DataloaderConfig,
+    RequestError,
+    did_you_mean,
+    settings,
+    shown,
+)
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc01
 _DDP = ("static_graph", "find_unused_parameters", "gradient_as_bucket_view", "bucket_cap_mb", "sync_batchnorm")
 ALIASES = {
     **dict.fromkeys(("data.batch_size", "training.batch_size", "trainer.batch_size"), "data.micro_batch_size"),
-    **dict.fromkeys(("accumulate_grad_batches", "trainer.accumulate_grad_batches", "distributed.grad_accumulation"),
-                    "training.gradient_accumulation_steps"),
+    **dict.fromkeys(
+        ("accumulate_grad_batches", "trainer.accumulate_grad_batches", "distributed.grad_accumulation"),
+        "training.gradient_accumulation_steps",
+    ),
     "val_loader.accumulate_grad_batches": "eval.gradient_accumulation_steps",
     "test_loader.accumulate_grad_batches": "test.gradient_accumulation_steps",
-    **dict.fromkeys(("trainer.precision", "distributed.fp16", "training.mixed_precision"),
-                    "distributed.mixed_precision"),
+    **dict.fromkeys(
+        ("trainer.precision", "distributed.fp16", "training.mixed_precision"), "distributed.mixed_precision"
+    ),
     "trainer.devices": "distributed.world_size",
     "trainer.num_nodes": "distributed.num_nodes",
     "trainer.sync_batchnorm": "distributed.sync_batchnorm",
     **dict.fromkeys(("trainer.strategy", "trainer.strategy.class_path"), "distributed.strategy"),
     **{f"trainer.strategy.{word}{name}": f"distributed.{name}" for name in _DDP for word in ("init_args.", "")},
     **dict.fromkeys(("trainer.strategy.init_args.timeout", "trainer.strategy.timeout"), "distributed.timeout_s"),
-    **dict.fromkeys(("trainer.strategy.init_args.process_group_backend", "trainer.strategy.process_group_backend"),
-                    "distributed.backend"),
+    **dict.fromkeys(
+        ("trainer.strategy.init_args.process_group_backend", "trainer.strategy.process_group_backend"),
+        "distributed.backend",
+    ),
     **dict.fromkeys(("lr", "training.lr", "trainer.lr", "optimizer.learning_rate"), "optimizer.lr"),
     **dict.fromkeys(("training.epochs", "trainer.epochs"), "trainer.max_epochs"),
     **dict.fromkeys(("training.compile_model", "trainer.compile_model"), "trainer.compile"),
     "training.grad_clip_norm": "trainer.gradient_clip_val",
-    **dict.fromkeys(("trainer.logger", "trainer.loggers", "training.log_with", "trainer.log_with", "log_with",
-                     "training.report_to", "trainer.report_to", "report_to"), "tracking.names"),
+    **dict.fromkeys(
+        (
+            "trainer.logger",
+            "trainer.loggers",
+            "training.log_with",
+            "trainer.log_with",
+            "log_with",
+            "training.report_to",
+            "trainer.report_to",
+            "report_to",
+        ),
+        "tracking.names",
+    ),
     **dict.fromkeys(("console", "trainer.console"), "run.console"),
     "trainer.seed": "seed",
     "trainer.monitor": "checkpoint.monitor",
     "trainer.mode": "checkpoint.mode",
-    **{f"{block}.{f.name}": f"checkpoint.{f.name}" for block in ("model_checkpoint", "trainer.checkpoint")
-       for f in dataclasses.fields(CheckpointConfig)},
-    **{f"{block}.{f.name}": f"dataloader.{f.name}" for block in ("trainer.dataloader", "data")
-       for f in dataclasses.fields(DataloaderConfig)},
+    **{
+        f"{block}.{f.name}": f"checkpoint.{f.name}"
+        for block in ("model_checkpoint", "trainer.checkpoint")
+        for f in dataclasses.fields(CheckpointConfig)
+    },
+    **{
+        f"{block}.{f.name}": f"dataloader.{f.name}"
+        for block in ("trainer.dataloader", "data")
+        for f in dataclasses.fields(DataloaderConfig)
+    },
 }
 OPEN = ("extra.", "task.", "distributed.env.")  # blocks that take keys of your own
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc02
-_PRECISIONS = {**dict.fromkeys(("16", "fp16", "16-mixed", "half", "true"), "fp16"),
-               **dict.fromkeys(("bf16", "bf16-mixed", "bfloat16"), "bf16"),
-               **dict.fromkeys(("32", "32-true", "fp32", "no", "none", "false"), "no"), "auto": "auto"}
+_PRECISIONS = {
+    **dict.fromkeys(("16", "fp16", "16-mixed", "half", "true"), "fp16"),
+    **dict.fromkeys(("bf16", "bf16-mixed", "bfloat16"), "bf16"),
+    **dict.fromkeys(("32", "32-true", "fp32", "no", "none", "false"), "no"),
+    "auto": "auto",
+}
 
 
 _FP16 = "distributed.fp16"
@@ -63,43 +95,55 @@ _FP16 = "distributed.fp16"
 def _canonical_value(key: str, value: Any) -> Any:
     "The value that an alias stands for. RequestError where it stands for none."
     target = ALIASES.get(key, key)
-    if str(value).startswith("${"): return value
+    if str(value).startswith("${"):
+        return value
     if target == "distributed.mixed_precision":
         if str(value).lower() not in _PRECISIONS:
             wanted = "true or false" if key == _FP16 else "16, bf16, 32 or auto"
-            raise RequestError(f"{key}={shown(value)} is not possible: it needs {wanted}."
-                               f"{did_you_mean(str(value), _PRECISIONS)}")
+            raise RequestError(
+                f"{key}={shown(value)} is not possible: it needs {wanted}.{did_you_mean(str(value), _PRECISIONS)}"
+            )
         return _PRECISIONS[str(value).lower()]
-    if target == "tracking.names": return _tracker_names(value)
-    if target == "resume.allow" and isinstance(value, str): value = [value]
-    if target == "resume.allow" and isinstance(value, (list, tuple)): return [ALIASES.get(name, name) if isinstance(name, str) else name for name in value]
+    if target == "tracking.names":
+        return _tracker_names(value)
+    if target == "resume.allow" and isinstance(value, str):
+        value = [value]
+    if target == "resume.allow" and isinstance(value, (list, tuple)):
+        return [ALIASES.get(name, name) if isinstance(name, str) else name for name in value]
     if key in ("trainer.strategy", "trainer.strategy.class_path"):
         name = str(value).rsplit(".", 1)[-1].lower()
         lightnings = re.fullmatch(r"(fsdp|ddp)(strategy|_\w+)", name)
         return lightnings[1] if lightnings else name
     if key == "trainer.devices":
         if isinstance(value, (list, tuple)) or (isinstance(value, str) and "," in value):
-            raise RequestError(f"{key}={shown(value)} names GPUs, and this takes their number. "
-                               "Choose them with CUDA_VISIBLE_DEVICES, and write trainer.devices=2.")
+            raise RequestError(
+                f"{key}={shown(value)} names GPUs, and this takes their number. "
+                "Choose them with CUDA_VISIBLE_DEVICES, and write trainer.devices=2."
+            )
         return "auto" if value in (-1, "-1") else value
     return value
 
 
 def _tracker_names(value: Any) -> Any:
     "Names of trackers as a list; Lightning's classes, and `all`, `none`, true and false, are understood too."
-    whole = {"all": list(TRACKERS), "true": ["csv", "tensorboard"],
-             **dict.fromkeys(("none", "null", "false", ""), ["csv"])}
-    if value is None or isinstance(value, (str, bool)) and str(value).lower() in whole: return whole[str(value).lower()]
+    whole = {
+        "all": list(TRACKERS),
+        "true": ["csv", "tensorboard"],
+        **dict.fromkeys(("none", "null", "false", ""), ["csv"]),
+    }
+    if value is None or isinstance(value, (str, bool)) and str(value).lower() in whole:
+        return whole[str(value).lower()]
     names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, (list, tuple)): return value
+    if not isinstance(names, (list, tuple)):
+        return value
     return list(dict.fromkeys(str(n).strip().rsplit(".", 1)[-1].lower().removesuffix("logger") for n in names))
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc03
 def canonical_interpolations(value: Any) -> Any:
     "`${alias}` within a text as `${canonical key}`; other values as they are."
-    if not isinstance(value, str) or "${" not in value: return value
+    if not isinstance(value, str) or "${" not in value:
+        return value
     return re.sub(r"\$\{([\w.]+)\}", lambda m: "${" + ALIASES.get(m[1], m[1]) + "}", value)
-
 
 
 def _points_at_itself(key: str, value: Any) -> bool:
@@ -107,8 +151,9 @@ def _points_at_itself(key: str, value: Any) -> bool:
     return canonical_interpolations(value) == f"${{{target}}}"
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc04
-def resolve_aliases(pairs: typing.Iterable[tuple[str, Any]], explicit: bool,
-                    base: dict[str, Any] | None = None) -> dict[str, Any]:
+def resolve_aliases(
+    pairs: typing.Iterable[tuple[str, Any]], explicit: bool, base: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Canonical key → value for (key, value) pairs in any spelling; a later pair of the same spelling wins.
 
     Two spellings of one setting with different values are an error where they were typed (`explicit`); in one file the
@@ -123,8 +168,10 @@ def resolve_aliases(pairs: typing.Iterable[tuple[str, Any]], explicit: bool,
     for key, value in sorted(typed.items(), key=lambda kv: kv[0] in ALIASES):
         target = ALIASES.get(key, key)
         if explicit and target in found and found[target] != value:
-            raise RequestError(f"{said_by[target]} and {said.get(key, key)} set the same thing ({target}) to different "
-                               "values. Keep one of them.")
+            raise RequestError(
+                f"{said_by[target]} and {said.get(key, key)} set the same thing ({target}) to different "
+                "values. Keep one of them."
+            )
         found[target], said_by[target] = value, said.get(key, key)
     return found
 
@@ -132,7 +179,8 @@ def resolve_aliases(pairs: typing.Iterable[tuple[str, Any]], explicit: bool,
 def _with_meaning(key: str, value: Any) -> list[tuple[str, Any]]:
     "The pair, and what its value says besides: Lightning's ddp_find_unused_parameters_true is a strategy and a flag."
     named = re.fullmatch(r"ddp_find_unused_parameters_(true|false)", str(value).lower())
-    if key != "trainer.strategy" or not named: return [(key, value)]
+    if key != "trainer.strategy" or not named:
+        return [(key, value)]
     return [(key, value), ("trainer.strategy.find_unused_parameters", named[1] == "true")]
 
 
@@ -148,7 +196,8 @@ def _not_fp16(typed: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
 def _count_processes(typed: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     "`typed` with `trainer.devices`, or as many as lie beneath on each machine, made the processes of all machines."
     node_words = [word for word in ("trainer.num_nodes", "distributed.num_nodes") if word in typed]
-    if "trainer.devices" not in typed and ("distributed.world_size" in typed or not node_words): return typed
+    if "trainer.devices" not in typed and ("distributed.world_size" in typed or not node_words):
+        return typed
     nodes_beneath, size_beneath = base.get("distributed.num_nodes", 1), base.get("distributed.world_size", "auto")
     nodes = typed[node_words[0]] if node_words else nodes_beneath
     whole = _is_whole(size_beneath) and _is_whole(nodes_beneath) and nodes_beneath > 0
@@ -158,33 +207,41 @@ def _count_processes(typed: dict[str, Any], base: dict[str, Any]) -> dict[str, A
     return {**typed, "trainer.devices" if "trainer.devices" in typed else "distributed.world_size": counted}
 
 
-def _is_whole(value: Any) -> bool: return isinstance(value, int) and not isinstance(value, bool)
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc05
 @dataclass(frozen=True)
 class Overrides:
     "What was typed: profiles by group (`group` or `group@package`; None: no profile), (key, value) pairs, and notes."
+
     groups: dict[str, str | None]
     pairs: tuple[tuple[str, Any], ...]
     notes: tuple[str, ...] = ()
 
 
 _MEANT = {
-    **dict.fromkeys(("gradient_accumulation_steps", "grad_accum", "grad_accumulation", "accumulation_steps"),
-                    "training.gradient_accumulation_steps"),
+    **dict.fromkeys(
+        ("gradient_accumulation_steps", "grad_accum", "grad_accumulation", "accumulation_steps"),
+        "training.gradient_accumulation_steps",
+    ),
     **dict.fromkeys(("checkpoint_interval", "save_steps", "trainer.checkpoint_interval"), "checkpoint.every_n_steps"),
     **dict.fromkeys(("output_dir", "run_dir", "log_dir", "trainer.default_root_dir"), "run.dir"),
     **dict.fromkeys(("eval_interval", "trainer.val_check_interval"), "trainer.check_val_every_n_steps"),
-    "trainer.limit_train_batches": "limits.max_train_batches", "trainer.limit_val_batches": "limits.max_val_batches",
-    "trainer.enable_checkpointing": "checkpoint.enabled", "trainer.max_time": "watchdog.limit"}
+    "trainer.limit_train_batches": "limits.max_train_batches",
+    "trainer.limit_val_batches": "limits.max_val_batches",
+    "trainer.enable_checkpointing": "checkpoint.enabled",
+    "trainer.max_time": "watchdog.limit",
+}
 _ELSEWHERE = {  # Lightning's words without meaning here, and what to do
     "trainer.benchmark": "trainer.deterministic says whether kernels are chosen by speed: write "
-                         "trainer.deterministic=false",
+    "trainer.deterministic=false",
     "trainer.enable_progress_bar": "run.console says how progress shows: write run.console=none, or run.console=tqdm",
     "trainer.enable_model_summary": "the model's size is in what is printed at the start: leave it out",
     "trainer.fast_dev_run": "there is a profile for it: write trainer=smoke",
     "trainer.callbacks": "early_stopping and checkpoint are blocks of their own: write early_stopping.enabled=true",
-    "trainer.use_distributed_sampler": "every process reads its own share anyway: leave it out"}
+    "trainer.use_distributed_sampler": "every process reads its own share anyway: leave it out",
+}
 
 
 def is_known(key: str) -> bool:
@@ -195,31 +252,39 @@ def is_known(key: str) -> bool:
 def unknown_key(key: str) -> RequestError:
     "The error for a key that is not in the schema, with the nearest right one."
     names = [*settings(), *ALIASES]
-    if key.lower() in _MEANT: return RequestError(f"There is no setting {key!r}. Did you mean {_MEANT[key.lower()]!r}?")
-    if key in _ELSEWHERE: return RequestError(f"{key!r} means nothing here; {_ELSEWHERE[key]}.")
+    if key.lower() in _MEANT:
+        return RequestError(f"There is no setting {key!r}. Did you mean {_MEANT[key.lower()]!r}?")
+    if key in _ELSEWHERE:
+        return RequestError(f"{key!r} means nothing here; {_ELSEWHERE[key]}.")
     inside = [n for n in names if n.startswith(key + ".")]
     if inside:
-        return RequestError(f"{key!r} is a block of settings, not one setting. "
-                            f"Set one of its keys, such as {inside[0]}.")
+        return RequestError(
+            f"{key!r} is a block of settings, not one setting. Set one of its keys, such as {inside[0]}."
+        )
     hint = did_you_mean(key, names) or " `spectrakit profiles defaults` lists them all; your own keys go under extra."
     return RequestError(f"There is no setting {key!r}.{hint}")
 
 
 def flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
     "Leaves of nested mappings as (dotted key, value)."
-    if not isinstance(tree, dict) or (prefix and not tree): return [(prefix, tree)]
+    if not isinstance(tree, dict) or (prefix and not tree):
+        return [(prefix, tree)]
     return [leaf for k, v in tree.items() for leaf in flat(v, f"{prefix}.{k}" if prefix else str(k))]
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc06
 def split_joined(text: str) -> tuple[list[str], str | None]:
     "`group=name@key=value`, which is typed but is no Hydra grammar, as two overrides with a note; else `text` alone."
     joined = re.fullmatch(r"([\w/]+=\w+)@([\w.]+=.+)", text)
-    if not joined: return [text], None
+    if not joined:
+        return [text], None
     return [joined[1], joined[2]], f"{text!r} was read as two overrides: {joined[1]} and {joined[2]}"
 
 
-def parse_overrides(overrides: typing.Iterable[str], groups: dict[str, list[str]],
-                    hint: typing.Callable[[str, str], str] = lambda group, name: "") -> Overrides:
+def parse_overrides(
+    overrides: typing.Iterable[str],
+    groups: dict[str, list[str]],
+    hint: typing.Callable[[str, str], str] = lambda group, name: "",
+) -> Overrides:
     """Sort overrides into profile choices (`groups`: the profiles of each) and values. RequestError where one is wrong.
 
     `hint`: more to say about a profile, by group and name, that is not there."""
@@ -237,7 +302,8 @@ def parse_overrides(overrides: typing.Iterable[str], groups: dict[str, list[str]
             elif key in ("profile", "env"):
                 group = "trainer" if key == "profile" else key
                 raise RequestError(f"{text!r} only records a choice. Choose a profile with {group}={shown(value)}.")
-            else: pairs += _values("task.name" if key == "task" and isinstance(value, str) else key, value)
+            else:
+                pairs += _values("task.name" if key == "task" and isinstance(value, str) else key, value)
     return Overrides(chosen, tuple(pairs), tuple(notes))
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc07
@@ -245,40 +311,53 @@ def _parse(text: str) -> Any:
     "One override as Hydra reads it. RequestError where it cannot, and for deletions and sweeps, which no run can use."
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
-    try: parsed = OverridesParser.create().parse_override(text)
+
+    try:
+        parsed = OverridesParser.create().parse_override(text)
     except (HydraException, ValueError) as error:
         cause = str(error).splitlines()[0]
-        raise RequestError(f"{text!r} cannot be read as key=value ({cause}). "
-                           "Put a value with spaces or special signs into quotes.") from None
+        raise RequestError(
+            f"{text!r} cannot be read as key=value ({cause}). Put a value with spaces or special signs into quotes."
+        ) from None
     if not parsed.key_or_group:
         raise RequestError(f"{text!r} has no key. Write key=value, such as trainer.max_epochs=3.")
-    if parsed.is_delete(): raise _deletion(text, parsed.key_or_group)
+    if parsed.is_delete():
+        raise _deletion(text, parsed.key_or_group)
     if parsed.is_sweep_override():
-        raise RequestError(f"{text!r} gives several values, and a run takes one. "
-                           "Write a list in brackets, or quote the text.")
+        raise RequestError(
+            f"{text!r} gives several values, and a run takes one. Write a list in brackets, or quote the text."
+        )
     return parsed
 
 
 def _deletion(text: str, key: str) -> RequestError:
     "The error for `~key`, with the default that was probably meant."
     spec = settings().get(ALIASES.get(key, key))
-    if spec is None: return RequestError(f"{text!r} would delete something, which nothing here needs. Leave it out.")
-    return RequestError(f"{text!r} would delete a setting, and every setting has a value. "
-                        f"Leave it out for what the profile says, or write {key}={shown(spec.default)}, its default.")
+    if spec is None:
+        return RequestError(f"{text!r} would delete something, which nothing here needs. Leave it out.")
+    return RequestError(
+        f"{text!r} would delete a setting, and every setting has a value. "
+        f"Leave it out for what the profile says, or write {key}={shown(spec.default)}, its default."
+    )
 
 
 def _profile(group: str, name: Any, groups: dict[str, list[str]], hint: typing.Callable[[str, str], str]) -> str | None:
     "`name`, where the group has that profile; None where none is wanted. A run always has a trainer profile."
-    if name in groups[group] or name is None and group != "trainer": return name
-    raise RequestError(f"There is no profile {group}={shown(name)}. There are: {', '.join(groups[group])}."
-                       f"{hint(group, str(name)) or did_you_mean(str(name), groups[group])}")
+    if name in groups[group] or name is None and group != "trainer":
+        return name
+    raise RequestError(
+        f"There is no profile {group}={shown(name)}. There are: {', '.join(groups[group])}."
+        f"{hint(group, str(name)) or did_you_mean(str(name), groups[group])}"
+    )
 
 
 def _values(key: str, value: Any) -> list[tuple[str, Any]]:
     "(key, value) pairs of one override; a mapping gives several. RequestError for an unknown key."
     from hydra.core.override_parser.types import QuotedString
+
     pairs = []
     for leaf, item in flat(value, key):
-        if not is_known(leaf): raise unknown_key(leaf)
+        if not is_known(leaf):
+            raise unknown_key(leaf)
         pairs.append((leaf, str(item) if isinstance(item, QuotedString) else item))
     return pairs

@@ -15,6 +15,7 @@ from .schema import Config, RequestError, SchedulerConfig
 @dataclass(frozen=True)
 class BatchPlan:
     "How one epoch of `samples` becomes optimizer steps."
+
     samples: int
     micro_batch_size: int
     gradient_accumulation_steps: int = 1
@@ -31,7 +32,8 @@ class BatchPlan:
     def samples_per_epoch(self) -> int:
         "Samples that an epoch really uses, after `max_batches` and `drop_last`."
         used = self.samples
-        if self.max_batches is not None: used = min(used, self.max_batches * self.micro_batch_size * self.world_size)
+        if self.max_batches is not None:
+            used = min(used, self.max_batches * self.micro_batch_size * self.world_size)
         return used - used % self.effective_batch_size if self.drop_last else used
 
     @property
@@ -50,9 +52,11 @@ class BatchPlan:
         return start + rank * each + min(rank, more), each + (rank < more)
 
     def __str__(self) -> str:
-        return (f"effective batch {self.effective_batch_size} = {self.micro_batch_size} × {self.gradient_accumulation_steps} "
-                f"accumulated × {self.world_size} process{'es' if self.world_size > 1 else ''}; "
-                f"{self.steps_per_epoch} optimizer steps an epoch")
+        return (
+            f"effective batch {self.effective_batch_size} = {self.micro_batch_size} × {self.gradient_accumulation_steps} "
+            f"accumulated × {self.world_size} process{'es' if self.world_size > 1 else ''}; "
+            f"{self.steps_per_epoch} optimizer steps an epoch"
+        )
 
 # %% ../../nbs/10_config/06_batch_plan.ipynb #23a2fc02
 def plan_batches(config: Config, samples: int, world_size: int = 1) -> BatchPlan:
@@ -63,16 +67,28 @@ def plan_batches(config: Config, samples: int, world_size: int = 1) -> BatchPlan
     """
     size, steps = config.data.micro_batch_size, config.training.gradient_accumulation_steps
     asked, limit = config.distributed.world_size, config.limits.max_train_batches
-    if isinstance(asked, int) and asked > world_size and asked % world_size == 0 and config.distributed.enabled is not False:
+    if (
+        isinstance(asked, int)
+        and asked > world_size
+        and asked % world_size == 0
+        and config.distributed.enabled is not False
+    ):
         steps, limit = steps * (asked // world_size), limit and limit * (asked // world_size)
-    if samples == 0: raise RequestError("The training data set has no samples. Check what the task's `datasets` returns, and limits.train_frac.")
+    if samples == 0:
+        raise RequestError(
+            "The training data set has no samples. Check what the task's `datasets` returns, and limits.train_frac."
+        )
     if size > samples:
-        raise RequestError(f"data.micro_batch_size={size} is larger than the training data set, which has {samples} samples. "
-                           f"Use data.micro_batch_size={samples} or less.")
+        raise RequestError(
+            f"data.micro_batch_size={size} is larger than the training data set, which has {samples} samples. "
+            f"Use data.micro_batch_size={samples} or less."
+        )
     plan = BatchPlan(samples, size, steps, world_size, config.data.drop_last, limit)
     if plan.steps_per_epoch == 0:
-        raise RequestError(f"data.drop_last leaves no optimizer step: an effective batch of {plan.effective_batch_size} does not fit into "
-                           f"{samples} samples. Turn data.drop_last off, or lower training.gradient_accumulation_steps.")
+        raise RequestError(
+            f"data.drop_last leaves no optimizer step: an effective batch of {plan.effective_batch_size} does not fit into "
+            f"{samples} samples. Turn data.drop_last off, or lower training.gradient_accumulation_steps."
+        )
     return plan
 
 
@@ -84,8 +100,10 @@ def total_steps(config: Config, plan: BatchPlan) -> int:
 def warmup_length(scheduler: SchedulerConfig, steps_per_epoch: int) -> int:
     "Optimizer steps of warm-up; given in epochs it keeps its share when accumulation changes. RequestError where both are set."
     if scheduler.warmup_steps and scheduler.warmup_epochs:
-        raise RequestError(f"scheduler.warmup_steps={scheduler.warmup_steps} and scheduler.warmup_epochs={scheduler.warmup_epochs} "
-                           "both set the warm-up. Keep one of them.")
+        raise RequestError(
+            f"scheduler.warmup_steps={scheduler.warmup_steps} and scheduler.warmup_epochs={scheduler.warmup_epochs} "
+            "both set the warm-up. Keep one of them."
+        )
     return scheduler.warmup_steps or round(scheduler.warmup_epochs * steps_per_epoch)
 
 
@@ -94,10 +112,14 @@ def lr_factor(scheduler: SchedulerConfig, step: int, total: int, steps_per_epoch
     warmup, end = warmup_length(scheduler, steps_per_epoch), scheduler.final_lr_fraction
     if scheduler.name == "one_cycle":  # Smith 2018: up and down again by half cosines; it starts at 1/25
         peak = max(1, warmup or round(scheduler.peak_at * total))
-        if step < peak: return 1 / 25 + (1 - 1 / 25) * (1 - math.cos(math.pi * step / peak)) / 2
+        if step < peak:
+            return 1 / 25 + (1 - 1 / 25) * (1 - math.cos(math.pi * step / peak)) / 2
         return end + (1 - end) * (1 + math.cos(math.pi * min(1.0, (step - peak) / max(1, total - peak)))) / 2
-    if step < warmup: return (step + 1) / (warmup + 1)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
     done = min(1.0, (step - warmup) / max(1, total - warmup))
-    if scheduler.name == "constant": return 1.0
-    if scheduler.name == "cosine": return end + (1 - end) * (1 + math.cos(math.pi * done)) / 2
+    if scheduler.name == "constant":
+        return 1.0
+    if scheduler.name == "cosine":
+        return end + (1 - end) * (1 + math.cos(math.pi * done)) / 2
     return end + (1 - end) * (1 - done) ** (scheduler.power if scheduler.name == "polynomial" else 1.0)

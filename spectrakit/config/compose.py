@@ -20,19 +20,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .aliases import (ALIASES, OPEN, Overrides, canonical_interpolations, flat, is_known, parse_overrides,
-                                resolve_aliases, unknown_key)
-from .profile_files import (load_yaml, nested, other_ending, package_of, package_profiles, parse_yaml, place,
-                              profile_folders, profile_intent, profiles, read_text)
+from spectrakit.config.aliases import (
+    ALIASES,
+    OPEN,
+    Overrides,
+    canonical_interpolations,
+    flat,
+    is_known,
+    parse_overrides,
+    resolve_aliases,
+    unknown_key,
+)
+from spectrakit.config.profile_files import (
+    load_yaml,
+    nested,
+    other_ending,
+    package_of,
+    package_profiles,
+    parse_yaml,
+    place,
+    profile_folders,
+    profile_intent,
+    profiles,
+    read_text,
+)
 from .schema import Config, RequestError, did_you_mean, get, meant, settings, shown, to_dict, wants
 
 # %% ../../nbs/10_config/04_compose.ipynb #23a2fc01
 def _writable(node: Any) -> Any:
     "Frozen dataclasses make read-only nodes; the schema is opened for the one merge."
     from omegaconf import DictConfig, OmegaConf
+
     OmegaConf.set_readonly(node, False)
     for key in node:
-        if isinstance(node._get_node(key), DictConfig): _writable(node._get_node(key))
+        if isinstance(node._get_node(key), DictConfig):
+            _writable(node._get_node(key))
     return node
 
 
@@ -42,6 +64,7 @@ def _build(leaves: dict[str, Any], typed: Iterable[tuple[str, Any]], words: dict
     `words`: what was said in another spelling than the canonical one, by canonical key; errors repeat it."""
     from omegaconf import OmegaConf
     from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
     typed = list(typed)
     leaves = _placed(leaves, resolve_aliases(typed, explicit=True, base=leaves))
     words = _said(typed, words or {})
@@ -50,14 +73,17 @@ def _build(leaves: dict[str, Any], typed: Iterable[tuple[str, Any]], words: dict
     try:
         merged = _writable(OmegaConf.structured(Config))
         for key, value in leaves.items():  # leaf by leaf: an error names its key
-            if value != {}: merged.merge_with(nested(key, canonical_interpolations(value)))
+            if value != {}:
+                merged.merge_with(nested(key, canonical_interpolations(value)))
         key = ""
         return OmegaConf.to_object(merged)
-    except RequestError as error: raise _as_said(error, words) from None
+    except RequestError as error:
+        raise _as_said(error, words) from None
     except (OmegaConfBaseException, OverflowError) as error:
         key = (getattr(error, "full_key", None) or key).split("[")[0]
         said, problem = words.get(key, f"{key}={shown(leaves.get(key))}"), str(error).splitlines()[0].rstrip(".")
-        if key not in known: raise RequestError(f"The settings cannot be put together: {problem}.") from None
+        if key not in known:
+            raise RequestError(f"The settings cannot be put together: {problem}.") from None
         if isinstance(error, InterpolationResolutionError):
             raise RequestError(f"{said} cannot be worked out: {problem}. Mend what stands in ${{…}}.") from None
         hint = meant(known[key], leaves.get(key))
@@ -67,8 +93,10 @@ def _build(leaves: dict[str, Any], typed: Iterable[tuple[str, Any]], words: dict
 def _placed(beneath: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     "`beneath` with `values` on top. A value in an open block may replace a whole branch."
     known = settings()
+
     def is_covered(old: str, key: str) -> bool:
         return old.startswith(key + ".") or key.startswith(old + ".") and old not in known
+
     return {**{old: v for old, v in beneath.items() if not any(is_covered(old, key) for key in values)}, **values}
 
 
@@ -81,8 +109,10 @@ def override(config: Config, *overrides: str) -> Config:
 def _said(pairs: Iterable[tuple[str, Any]], words: dict[str, str]) -> dict[str, str]:
     "`words`, and those of `pairs` that are no canonical keys, by the setting that they mean."
     for key, value in pairs:
-        if key in ALIASES: words = {**words, ALIASES[key]: f"{key}={shown(value)}"}
-        else: words = {k: v for k, v in words.items() if k != key}
+        if key in ALIASES:
+            words = {**words, ALIASES[key]: f"{key}={shown(value)}"}
+        else:
+            words = {k: v for k, v in words.items() if k != key}
     return words
 
 
@@ -90,7 +120,8 @@ def _as_said(error: RequestError, words: dict[str, str]) -> RequestError:
     "`error` with the words that were said, where they were others than the setting's own."
     for key, said in words.items():
         found = re.match(re.escape(key) + r"=.*?( is (?:not possible|out of range):)", str(error))
-        if found: return RequestError(said + str(error)[found.start(1):])
+        if found:
+            return RequestError(said + str(error)[found.start(1) :])
     return error
 
 
@@ -127,7 +158,8 @@ def _profile_source() -> type:
         loaded: dict[str, tuple[Path, dict, Any]] = {}
 
         @staticmethod
-        def scheme() -> str: return "spectrakit"
+        def scheme() -> str:
+            return "spectrakit"
 
         def load_config(self, config_path: str) -> ConfigResult:
             file, group = self._file(config_path), config_path.rpartition("/")[0]
@@ -138,12 +170,20 @@ def _profile_source() -> type:
             self.loaded[config_path.removesuffix(".yaml")] = file, own, tree.get("defaults")
             return ConfigResult(self.provider, self.full_path(), OmegaConf.create(tree), {"package": package})
 
-        def is_group(self, config_path: str) -> bool: return (Path(self.path) / config_path).is_dir()
-        def is_config(self, config_path: str) -> bool: return self._file(config_path).is_file()
-        def available(self) -> bool: return self.is_group("")
-        def list(self, config_path: str, results_filter: Any) -> list[str]: return []  # only Hydra's own hints ask
+        def is_group(self, config_path: str) -> bool:
+            return (Path(self.path) / config_path).is_dir()
 
-        def _file(self, config_path: str) -> Path: return Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
+        def is_config(self, config_path: str) -> bool:
+            return self._file(config_path).is_file()
+
+        def available(self) -> bool:
+            return self.is_group("")
+
+        def list(self, config_path: str, results_filter: Any) -> list[str]:
+            return []  # only Hydra's own hints ask
+
+        def _file(self, config_path: str) -> Path:
+            return Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
 
     Plugins.instance().register(ProfileSource)
     return SourcesRegistry.instance().resolve(ProfileSource.scheme())
@@ -157,18 +197,22 @@ def _own_hydra() -> Iterator[None]:
     "A Hydra without the state that a notebook may have, which is put back afterwards; RequestErrors pass."
     from hydra import initialize
     from hydra.core.global_hydra import GlobalHydra
+
     with _hydra_lock:
         before = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
         try:
             _profile_source()
-            with initialize(config_path=None, version_base="1.3", job_name="spectrakit"): yield
-        finally: GlobalHydra.instance().hydra = before
+            with initialize(config_path=None, version_base="1.3", job_name="spectrakit"):
+                yield
+        finally:
+            GlobalHydra.instance().hydra = before
 
 
 @dataclass(frozen=True)
 class _Layer:
     "A file of a composition: its settings, placed where they belong."
+
     file: Path
     tree: dict
 
@@ -179,10 +223,14 @@ def _compose_profiles(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
+
     own, defaults = {k: v for k, v in tree.items() if k not in ("defaults", "hydra")}, tree["defaults"] or []
     listed = {str(key).split()[-1] for entry in defaults if isinstance(entry, dict) for key in entry}
-    words = [f"~{group}" if name is None else f"{'' if group in listed else '+'}{group}={name}"
-             for group, name in chosen.items() if name is not None or group in listed]
+    words = [
+        f"~{group}" if name is None else f"{'' if group in listed else '+'}{group}={name}"
+        for group, name in chosen.items()
+        if name is not None or group in listed
+    ]
     with _own_hydra():
         loaded = _profile_source().loaded
         loaded.clear()
@@ -190,13 +238,23 @@ def _compose_profiles(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
         try:
             store = {**own, "defaults": defaults}  # in no folder, so that no profile beside it comes first
             ConfigStore.instance().store("spectrakit", store)
-            found = GlobalHydra.instance().config_loader().compute_defaults_list(
-                "spectrakit", [*words, _search_path(file)], RunMode.RUN)
-        except RequestError: raise
-        except Exception as error: raise _not_composed(error, words, file) from None  # Hydra has many kinds
+            found = (
+                GlobalHydra.instance()
+                .config_loader()
+                .compute_defaults_list("spectrakit", [*words, _search_path(file)], RunMode.RUN)
+            )
+        except RequestError:
+            raise
+        except Exception as error:
+            raise _not_composed(error, words, file) from None  # Hydra has many kinds
         chain = [entry for entry in found.defaults if entry.config_path in loaded]
-        layers = [_Layer(loaded[e.config_path][0], nested(e.package, loaded[e.config_path][1]) if e.package else
-                         loaded[e.config_path][1]) for e in _policies_last(chain, chosen)]
+        layers = [
+            _Layer(
+                loaded[e.config_path][0],
+                nested(e.package, loaded[e.config_path][1]) if e.package else loaded[e.config_path][1],
+            )
+            for e in _policies_last(chain, chosen)
+        ]
         choices = found.overrides.known_choices
         return layers, {"profile": choices.get("trainer") or "none", "env": choices.get("env") or "auto"}
 
@@ -208,8 +266,10 @@ def _policies_last(chain: list[Any], chosen: dict[str, str | None]) -> list[Any]
 
     def height(entry: Any) -> int:
         group = entry.config_path.rpartition("/")[0]
-        if entry.primary: return 2 if own_is_last else 0
-        if not group.startswith("local/"): return 0
+        if entry.primary:
+            return 2 if own_is_last else 0
+        if not group.startswith("local/"):
+            return 0
         return 3 if f"{group}@{entry.package}".rstrip("@") in chosen else 0 if entry.package else 1
 
     return sorted(chain, key=height)
@@ -225,9 +285,12 @@ def _search_path(file: Path) -> str:
 def _not_composed(error: Exception, words: list[str], file: Path) -> RequestError:
     "Hydra's error as a sentence."
     from hydra.errors import MissingConfigException
-    if isinstance(error, MissingConfigException): return _missing_profile(error)
+
+    if isinstance(error, MissingConfigException):
+        return _missing_profile(error)
     cause: BaseException = error
-    while cause.__cause__ is not None: cause = cause.__cause__
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
     told = " ".join(str(cause).split()).replace("'spectrakit'", f"'{file.name}'")
     if isinstance(error, RecursionError):
         told = "a list `defaults:` leads back to its own file. Name one of the same group alone: '- kaggle'."
@@ -238,15 +301,22 @@ def _missing_profile(error: Any) -> RequestError:
     "A `defaults:` entry that names no profile, as a sentence."
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     loaded = _profile_source().loaded
-    file = next(file for file, _, defaults in [*reversed(loaded.values()), *loaded.values()]
-                if name in str(defaults) or defaults is loaded["spectrakit"][2])
+    file = next(
+        file
+        for file, _, defaults in [*reversed(loaded.values()), *loaded.values()]
+        if name in str(defaults) or defaults is loaded["spectrakit"][2]
+    )
     groups, parent = profiles(), re.match(r"In '([^']+)/", str(error))  # 'trainer' where trainer/mine.yaml names it
     inner = group.removeprefix(f"{parent[1]}/") if parent else group
     names = [n for n in groups.get(group, []) if n != file.stem]
-    if names: hint = f" There are: {', '.join(names)}.{other_ending(group, name) or did_you_mean(name, names)}"
-    elif parent and inner == parent[1]: hint = f" A profile of the same group is named alone: '- {name}'."
-    elif inner in groups: hint = f" Another group needs a slash: '- /{inner}: {name}'."
-    else: hint = did_you_mean(inner, groups) or f" There are the groups {', '.join(groups)}."
+    if names:
+        hint = f" There are: {', '.join(names)}.{other_ending(group, name) or did_you_mean(name, names)}"
+    elif parent and inner == parent[1]:
+        hint = f" A profile of the same group is named alone: '- {name}'."
+    elif inner in groups:
+        hint = f" Another group needs a slash: '- /{inner}: {name}'."
+    else:
+        hint = did_you_mean(inner, groups) or f" There are the groups {', '.join(groups)}."
     said = f"The list `defaults:` in {place(file)} names {group}/{name}, and there is no such profile."
     return RequestError(said + hint)
 
@@ -260,20 +330,28 @@ def compose(*overrides: str, config: Path | str | None = None) -> Config:
     """
     groups = profiles()
     asked = parse_overrides(overrides, groups, other_ending)
-    for note in asked.notes: print(f"note: {note}", file=sys.stderr)
-    if config is None: return _from_profiles(_train_file(), asked)
+    for note in asked.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if config is None:
+        return _from_profiles(_train_file(), asked)
     file = Path(config)
-    if file.is_dir(): file = file / "config.yaml"
+    if file.is_dir():
+        file = file / "config.yaml"
     text = read_text(file)
     _check_whole(text, file)
     tree = parse_yaml(text, file)
-    if "defaults" in tree: return _from_profiles(file.resolve(), asked)
-    if not tree: raise RequestError(f"{place(file)} holds no settings: it is empty or cut off. Copy it again, "
-                                    "or write lines such as 'seed: 1'.")
+    if "defaults" in tree:
+        return _from_profiles(file.resolve(), asked)
+    if not tree:
+        raise RequestError(
+            f"{place(file)} holds no settings: it is empty or cut off. Copy it again, or write lines such as 'seed: 1'."
+        )
     if asked.groups:
         group, name = next(iter(asked.groups.items()))
-        raise RequestError(f"{group}={name} would replace what {file.name} says. "
-                           "Leave it out, or override single keys, such as trainer.max_epochs=3.")
+        raise RequestError(
+            f"{group}={name} would replace what {file.name} says. "
+            "Leave it out, or override single keys, such as trainer.max_epochs=3."
+        )
     return _from_layers([_Layer(file, tree)], asked, {})
 
 
@@ -290,17 +368,22 @@ def _from_profiles(file: Path, asked: Overrides) -> Config:
 # %% ../../nbs/10_config/04_compose.ipynb #23a2fc07
 def _from_layers(layers: list[_Layer], asked: Overrides, names: dict[str, str]) -> Config:
     "The Config of `layers`, undermost first, with what was typed. RequestError names the file that is to blame."
-    try: config = _build({**_stacked(layers), **names}, asked.pairs, _words_of(layers))
+    try:
+        config = _build({**_stacked(layers), **names}, asked.pairs, _words_of(layers))
     except RequestError as error:
         for layer in reversed(layers) if not str(error).startswith("SPECTRAKIT_") else ():
-            try: _build(_stacked([layer]), (), _words_of([layer]))
+            try:
+                _build(_stacked([layer]), (), _words_of([layer]))
             except RequestError as same:
-                if str(same) == str(error): raise RequestError(f"{error} It stands in {place(layer.file)}.") from None
+                if str(same) == str(error):
+                    raise RequestError(f"{error} It stands in {place(layer.file)}.") from None
         raise
     own = _keys(leaf for layer in layers if package_profiles() not in layer.file.parents for leaf in flat(layer.tree))
     known = settings()
-    return _recorded(config, _keys(asked.pairs) | {
-        k for k in own - {"profile", "env"} if k in known and get(config, k) != known[k].default})
+    return _recorded(
+        config,
+        _keys(asked.pairs) | {k for k in own - {"profile", "env"} if k in known and get(config, k) != known[k].default},
+    )
 
 
 def _words_of(layers: list[_Layer]) -> dict[str, str]:
@@ -312,10 +395,12 @@ def _stacked(layers: Iterable[_Layer]) -> dict[str, Any]:
     blocks, leaves = {key.rpartition(".")[0] for key in settings()}, {}
     for layer in layers:
         tree, task = layer.tree, layer.tree.get("task")
-        if isinstance(task, str): tree = {**tree, "task": {"name": task}}
+        if isinstance(task, str):
+            tree = {**tree, "task": {"name": task}}
         pairs = [(k, v) for k, v in flat(tree) if not (v == {} or v is None and k in blocks)]
         for key, _ in pairs:
-            if not is_known(key): raise unknown_key(key)
+            if not is_known(key):
+                raise unknown_key(key)
         leaves = _placed(leaves, resolve_aliases(pairs, explicit=False, base=leaves))
     return leaves
 
@@ -343,6 +428,7 @@ _SNAPSHOT, _WHOLE = "# snapshot of a run", "# end of the snapshot"
 def snapshot(config: Config) -> str:
     "The canonical form as YAML text, with the command that repeats the run, and a last line that says it is whole."
     import yaml
+
     name = config.task.get("name") or "TASK"
     again = f"spectrakit train {name} --config config.yaml"
     if name.startswith("__main__:"):  # only its notebook has the task
@@ -355,8 +441,10 @@ def snapshot(config: Config) -> str:
 def _check_whole(text: str, file: Path) -> None:
     "RequestError where `text` begins as a snapshot and does not end as one. Any other file may be as short as it is."
     if text.startswith(_SNAPSHOT) and text.rstrip().rpartition("\n")[2] != _WHOLE:
-        raise RequestError(f"{place(file)} is cut off: this snapshot of a run does not end with its line '{_WHOLE}'. "
-                           "Copy it again, or remove its first line if you shortened it on purpose.")
+        raise RequestError(
+            f"{place(file)} is cut off: this snapshot of a run does not end with its line '{_WHOLE}'. "
+            "Copy it again, or remove its first line if you shortened it on purpose."
+        )
 
 
 def sha256(config: Config) -> str:
@@ -373,11 +461,14 @@ def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
 def describe(config: Config, only: set[str] | None = None) -> str:
     "The Config as commented YAML; `only`: just these keys."
     import yaml
+
     lines, block = [], ""
     for key, spec in settings().items():
-        if only is not None and key not in only: continue
+        if only is not None and key not in only:
+            continue
         head, _, name = key.rpartition(".")
-        if head and head != block: lines.append(f"{head}:")
+        if head and head != block:
+            lines.append(f"{head}:")
         block = head
         value = yaml.safe_dump(get(config, key), default_flow_style=True, allow_unicode=True, width=10_000)
         value = value.removesuffix("...\n").strip()

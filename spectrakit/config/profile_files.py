@@ -19,11 +19,14 @@ from .schema import RequestError, did_you_mean
 # %% ../../nbs/10_config/03_profile_files.ipynb #23a2fc01
 def read_text(file: Path | str) -> str:
     "The text of a file in UTF-8. RequestError where it is missing, cannot be read, or is something else."
-    try: return Path(file).read_text(encoding="utf-8-sig")  # a byte order mark, as Windows writes it, is no text
-    except FileNotFoundError: raise RequestError(f"There is no file {str(file)!r}. Check the path.") from None
+    try:
+        return Path(file).read_text(encoding="utf-8-sig")  # a byte order mark, as Windows writes it, is no text
+    except FileNotFoundError:
+        raise RequestError(f"There is no file {str(file)!r}. Check the path.") from None
     except UnicodeDecodeError as error:
-        raise RequestError(f"{place(file)} is not text in UTF-8 (see byte {error.start + 1}). "
-                           "Save it as UTF-8 in your editor.") from None
+        raise RequestError(
+            f"{place(file)} is not text in UTF-8 (see byte {error.start + 1}). Save it as UTF-8 in your editor."
+        ) from None
     except OSError as error:
         raise RequestError(f"{str(file)!r} cannot be read ({error.strerror}). Check that you may read it.") from None
 
@@ -32,8 +35,11 @@ def parse_yaml(text: str, file: Path | str) -> dict:
     "YAML text as nested mappings. RequestError, which names `file` and the line, where it is broken."
     from omegaconf import OmegaConf
     import yaml
-    try: tree = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
-    except yaml.YAMLError as error: raise yaml_error(error, file) from None
+
+    try:
+        tree = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
+    except yaml.YAMLError as error:
+        raise yaml_error(error, file) from None
     if not isinstance(tree, dict):
         raise RequestError(f"{place(file)} holds no settings. It needs lines such as 'seed: 1'.")
     return tree
@@ -56,7 +62,8 @@ def yaml_error(error: Any, file: Path | str) -> RequestError:
     where = f"{place(file)}, line {mark.line + 1}" if mark else place(file)
     if "\\t" in problem or "\t" in problem:
         return RequestError(f"{where}: a tab stands where YAML wants spaces. Indent with spaces.")
-    if "duplicate key" in problem: return RequestError(f"{where}: {problem}. Keep one of the two lines.")
+    if "duplicate key" in problem:
+        return RequestError(f"{where}: {problem}. Keep one of the two lines.")
     return RequestError(f"{where} is not valid YAML: {' '.join(problem.split())}. Mend that line.")
 
 # %% ../../nbs/10_config/03_profile_files.ipynb #23a2fc03
@@ -65,15 +72,19 @@ def profile_folders() -> list[Path]:
     users = [Path(own) for own in os.environ.get("SPECTRAKIT_PROFILES", "").split(os.pathsep) if own]
     for own in users:
         if not own.is_dir():
-            raise RequestError(f"SPECTRAKIT_PROFILES={own} is not a folder. Point it at your folder of profiles, "
-                               f"or at several with {os.pathsep!r} between, or unset it.")
-    if Path("profiles").is_dir(): users.append(Path("profiles"))
+            raise RequestError(
+                f"SPECTRAKIT_PROFILES={own} is not a folder. Point it at your folder of profiles, "
+                f"or at several with {os.pathsep!r} between, or unset it."
+            )
+    if Path("profiles").is_dir():
+        users.append(Path("profiles"))
     return list(dict.fromkeys(folder.resolve() for folder in users)) + [package_profiles()]
 
 
 def package_profiles() -> Path:
     "The folder of our own profiles."
     from importlib.resources import files
+
     return Path(str(files("spectrakit"))) / "profiles"
 
 
@@ -94,8 +105,10 @@ def profile_intent(name: str, group: str = "trainer") -> str:
             comments = (line[1:].strip() for line in read_text(file).splitlines() if line.startswith("#"))
             return next((c for c in comments if not c.startswith("@package")), "")
     names = profiles().get(group, [])
-    raise RequestError(f"There is no profile {name!r}. There are: {', '.join(names)}."
-                       f"{other_ending(group, name) or did_you_mean(name, names)}")
+    raise RequestError(
+        f"There is no profile {name!r}. There are: {', '.join(names)}."
+        f"{other_ending(group, name) or did_you_mean(name, names)}"
+    )
 
 
 def other_ending(group: str, name: str) -> str:
@@ -103,13 +116,15 @@ def other_ending(group: str, name: str) -> str:
     for folder in profile_folders():
         for file in sorted((folder / group).glob("*")):
             misnamed = file.suffix != ".yaml" and file.suffix.lower() in (".yml", ".yaml")
-            if misnamed and file.stem.lower() == name.lower(): return f" {place(file)} is there: name it {name}.yaml."
+            if misnamed and file.stem.lower() == name.lower():
+                return f" {place(file)} is there: name it {name}.yaml."
     return ""
 
 # %% ../../nbs/10_config/03_profile_files.ipynb #23a2fc04
 def nested(key: str, value: Any) -> dict:
     "{'a': {'b': value}} for 'a.b'."
-    for part in reversed(key.split(".")): value = {part: value}
+    for part in reversed(key.split(".")):
+        value = {part: value}
     return value
 
 
@@ -117,7 +132,8 @@ def package_of(text: str, tree: dict, group: str) -> str:
     "Where a profile's keys belong: what its head says; else the top, unless all of them are keys of its `group`."
     head = itertools.takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), text.splitlines())
     stated = re.search(r"#\s*@package\s+(\S+)", "\n".join(head))
-    if stated: return stated[1]
+    if stated:
+        return stated[1]
     keys = [key for key, _ in flat({k: v for k, v in tree.items() if k != "defaults"})]
     block = group.replace("/", ".")
     inside = all(is_known(f"{block}.{key}") for key in keys) and not all(map(is_known, keys))

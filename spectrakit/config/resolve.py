@@ -19,7 +19,8 @@ _CLOUDS = ("modal", "sagemaker", "databricks", "vertex_workbench")
 
 def env_name(platform: Platform) -> str:
     "The profile of the group env/ for this platform: kaggle, colab, wsl2, cloud or local."
-    if platform.name in ("kaggle", "colab"): return platform.name
+    if platform.name in ("kaggle", "colab"):
+        return platform.name
     return "wsl2" if platform.flavour in ("wsl1", "wsl2") else "cloud" if platform.flavour in _CLOUDS else "local"
 
 
@@ -27,7 +28,8 @@ def resolve_env(config: Config, platform: Platform) -> tuple[Config, dict[str, s
     "`config` with every `auto` that this platform's env/ profile sets replaced by its value, and the reasons by key."
     name, reasons = env_name(platform), {}
     for key, value in profile_settings(name, "env", config).items():
-        if key not in settings() or value == "auto" or get(config, key) != "auto": continue
+        if key not in settings() or value == "auto" or get(config, key) != "auto":
+            continue
         reason = f"env/{name}"
         if key == "dataloader.num_workers" and value > (left := max(0, platform.cores - 1)):
             value, reason = left, f"env/{name} has {value}, and {platform.cores} cores leave {left}"
@@ -46,23 +48,38 @@ def recommended_profile(platform: Platform) -> tuple[str, str]:
     "The trainer profile that fits this platform, and why."
     gpus = platform.gpus
     if platform.name == "kaggle":
-        if len(gpus) > 1: return "kaggle_2xt4", f"{len(gpus)} GPUs on Kaggle"
+        if len(gpus) > 1:
+            return "kaggle_2xt4", f"{len(gpus)} GPUs on Kaggle"
         return "kaggle_safe", "a Kaggle session ends by the clock"
-    if platform.name == "colab": return "kaggle_safe", "a Colab session ends by the clock, too"
-    if env_name(platform) == "wsl2": return "local_safe", "memory is scarce under WSL2"
+    if platform.name == "colab":
+        return "kaggle_safe", "a Colab session ends by the clock, too"
+    if env_name(platform) == "wsl2":
+        return "local_safe", "memory is scarce under WSL2"
     hopper = [g for g in gpus if (g.compute_capability or (0, 0)) >= (9, 0)]
-    if hopper: return "h100_bf16", f"{hopper[0].short} has fast bf16"
-    if len(gpus) > 1: return "multi_gpu", f"{len(gpus)} GPUs"
-    if gpus and "A100" in gpus[0].name: return "a100", "an A100 likes large batches"
+    if hopper:
+        return "h100_bf16", f"{hopper[0].short} has fast bf16"
+    if len(gpus) > 1:
+        return "multi_gpu", f"{len(gpus)} GPUs"
+    if gpus and "A100" in gpus[0].name:
+        return "a100", "an A100 likes large batches"
     return "defaults", "one device"
 
 # %% ../../nbs/10_config/05_resolve.ipynb #23a2fc03
 _NOTABLE = {
-    "trainer.deterministic": "deterministic", "early_stopping.enabled": "early stop", "trainer.compile": "compiled",
-    "distributed.static_graph": "static graph", "distributed.sync_batchnorm": "sync BN", "distributed.strategy": "{}",
-    "distributed.backend": "{}", "distributed.bucket_cap_mb": "{} MB buckets", "distributed.num_nodes": "{} nodes",
-    "checkpoint.enabled": "checkpoints", "checkpoint.every_n_epochs": "saves every {} epochs",
-    "dataloader.num_workers": "{} workers", "limits.max_train_batches": "{} batches"}
+    "trainer.deterministic": "deterministic",
+    "early_stopping.enabled": "early stop",
+    "trainer.compile": "compiled",
+    "distributed.static_graph": "static graph",
+    "distributed.sync_batchnorm": "sync BN",
+    "distributed.strategy": "{}",
+    "distributed.backend": "{}",
+    "distributed.bucket_cap_mb": "{} MB buckets",
+    "distributed.num_nodes": "{} nodes",
+    "checkpoint.enabled": "checkpoints",
+    "checkpoint.every_n_epochs": "saves every {} epochs",
+    "dataloader.num_workers": "{} workers",
+    "limits.max_train_batches": "{} batches",
+}
 
 
 def notable_settings(config: Config, base: Config) -> str:
@@ -70,7 +87,8 @@ def notable_settings(config: Config, base: Config) -> str:
     words = []
     for key, text in _NOTABLE.items():
         value = get(config, key)
-        if value == get(base, key): continue
+        if value == get(base, key):
+            continue
         negation = "not " if key == "trainer.deterministic" else "no "
         words.append((negation if value is False else "") + text.format(value))
     return ", ".join(words)
@@ -80,52 +98,104 @@ def _block(*names: str) -> tuple[str, ...]:
     return tuple(key for key in settings() if key.partition(".")[0] in names)
 
 
-_PROCESSES = tuple(f"distributed.{name}" for name in (
-    "num_nodes", "strategy", "backend", "sync_batchnorm", "static_graph", "bucket_cap_mb", "find_unused_parameters",
-    "gradient_as_bucket_view", "timeout_s", "env"))
+_PROCESSES = tuple(
+    f"distributed.{name}"
+    for name in (
+        "num_nodes",
+        "strategy",
+        "backend",
+        "sync_batchnorm",
+        "static_graph",
+        "bucket_cap_mb",
+        "find_unused_parameters",
+        "gradient_as_bucket_view",
+        "timeout_s",
+        "env",
+    )
+)
 _WATCHED = ("launch.max_restarts", "launch.hang_factor", "launch.hang_floor_s")
-_KEPT = tuple(key for key in _block("checkpoint")
-              if key not in ("checkpoint.enabled", "checkpoint.monitor", "checkpoint.mode"))
+_KEPT = tuple(
+    key for key in _block("checkpoint") if key not in ("checkpoint.enabled", "checkpoint.monitor", "checkpoint.mode")
+)
 _RULES = (  # settings, when they have no effect in a run of `world` processes, and why
     ((*_PROCESSES, "launch.start_timeout_s"), lambda c, world: world == 1, "one process trains"),
-    (("distributed.node_rank", "distributed.rdzv_endpoint"),
-     lambda c, world: world == 1 or c.distributed.num_nodes == 1, "one machine trains"),
+    (
+        ("distributed.node_rank", "distributed.rdzv_endpoint"),
+        lambda c, world: world == 1 or c.distributed.num_nodes == 1,
+        "one machine trains",
+    ),
     (("launch.mode",), lambda c, world: world == 1 and c.launch.mode != "inline", "one process needs no launcher"),
     (_WATCHED, lambda c, world: c.launch.mode == "inline", "with launch.mode=inline nobody watches the process"),
     (("scheduler.power",), lambda c, world: c.scheduler.name != "polynomial", "only scheduler.name=polynomial has it"),
-    (("scheduler.peak_at",), lambda c, world: c.scheduler.name != "one_cycle" or _warms_up(c),
-     "only scheduler.name=one_cycle without a warm-up has it"),
-    (("scheduler.final_lr_fraction",), lambda c, world: c.scheduler.name == "constant",
-     "scheduler.name=constant stays where it is"),
-    (("early_stopping.patience", "early_stopping.min_delta"), lambda c, world: not c.early_stopping.enabled,
-     "early_stopping.enabled is false"),
+    (
+        ("scheduler.peak_at",),
+        lambda c, world: c.scheduler.name != "one_cycle" or _warms_up(c),
+        "only scheduler.name=one_cycle without a warm-up has it",
+    ),
+    (
+        ("scheduler.final_lr_fraction",),
+        lambda c, world: c.scheduler.name == "constant",
+        "scheduler.name=constant stays where it is",
+    ),
+    (
+        ("early_stopping.patience", "early_stopping.min_delta"),
+        lambda c, world: not c.early_stopping.enabled,
+        "early_stopping.enabled is false",
+    ),
     (_KEPT, lambda c, world: not c.checkpoint.enabled, "checkpoint.enabled is false"),
-    (("dataloader.prefetch_factor", "dataloader.persistent_workers"), lambda c, world: c.dataloader.num_workers == 0,
-     "there are no workers"),
-    (("eval.gradient_accumulation_steps", "test.gradient_accumulation_steps"), lambda c, world: True,
-     "nothing is accumulated without gradients; it counts as 1"),
+    (
+        ("dataloader.prefetch_factor", "dataloader.persistent_workers"),
+        lambda c, world: c.dataloader.num_workers == 0,
+        "there are no workers",
+    ),
+    (
+        ("eval.gradient_accumulation_steps", "test.gradient_accumulation_steps"),
+        lambda c, world: True,
+        "nothing is accumulated without gradients; it counts as 1",
+    ),
     (("trainer.max_epochs",), lambda c, world: c.trainer.max_steps is not None, "trainer.max_steps is the total"),
     (("distributed.world_size",), lambda c, world: c.distributed.enabled is False, "distributed.enabled is false"),
-    (("tracking.project", "tracking.mode"), lambda c, world: set(c.tracking.names) <= {"csv"},
-     "csv, the only tracker of tracking.names, has none"),
-    (("training.max_rollbacks", "training.rollback_lr_factor"), lambda c, world: c.training.nan_policy != "rollback",
-     "only training.nan_policy=rollback has it"),
+    (
+        ("tracking.project", "tracking.mode"),
+        lambda c, world: set(c.tracking.names) <= {"csv"},
+        "csv, the only tracker of tracking.names, has none",
+    ),
+    (
+        ("training.max_rollbacks", "training.rollback_lr_factor"),
+        lambda c, world: c.training.nan_policy != "rollback",
+        "only training.nan_policy=rollback has it",
+    ),
     (("watchdog.since",), lambda c, world: c.watchdog.limit is None, "watchdog.limit is null"),
 )
 
 
-def _warms_up(config: Config) -> bool: return bool(config.scheduler.warmup_steps or config.scheduler.warmup_epochs)
+def _warms_up(config: Config) -> bool:
+    return bool(config.scheduler.warmup_steps or config.scheduler.warmup_epochs)
 
 # %% ../../nbs/10_config/05_resolve.ipynb #23a2fc05
 _OWN = "unless it reads them itself"
 _FACTS = (  # settings, the fact that leaves them without effect, and why
     (_block("dataloader"), ("resident", True), "the samples are held as tensors"),
     (_block("optimizer"), ("own_optimizer", True), f"the task makes its own optimizer, {_OWN}"),
-    (("watchdog.plan",), ("own_scheduler", True), "the task's own scheduler cannot be planned anew; the run is stopped in time"),
+    (
+        ("watchdog.plan",),
+        ("own_scheduler", True),
+        "the task's own scheduler cannot be planned anew; the run is stopped in time",
+    ),
     (_block("scheduler"), ("own_scheduler", True), f"the task makes its own scheduler, {_OWN}"),
-    ((*_block("early_stopping"), "checkpoint.monitor", "checkpoint.mode", "trainer.check_val_every_n_epoch",
-      "trainer.check_val_every_n_steps", "data.eval_batch_size", "limits.max_val_batches"), ("has_valid", False),
-     "the task has no validation data"),
+    (
+        (
+            *_block("early_stopping"),
+            "checkpoint.monitor",
+            "checkpoint.mode",
+            "trainer.check_val_every_n_epoch",
+            "trainer.check_val_every_n_steps",
+            "data.eval_batch_size",
+            "limits.max_val_batches",
+        ),
+        ("has_valid", False),
+        "the task has no validation data",
+    ),
 )
 
 
@@ -138,9 +208,13 @@ def ignored_settings(config: Config, world_size: int = 1, facts: dict[str, bool]
         told = [(_changed(config, keys, True), why) for keys, applies, why in _RULES if applies(config, world_size)]
     else:
         unknown = set(facts) - {name for _, (name, _), _ in _FACTS}
-        if unknown: raise TypeError(f"There is no fact {', '.join(sorted(unknown))}.")
-        told = [(_changed(config, keys, config.typed is None), why)
-                for keys, (name, value), why in _FACTS if facts.get(name) is value]
+        if unknown:
+            raise TypeError(f"There is no fact {', '.join(sorted(unknown))}.")
+        told = [
+            (_changed(config, keys, config.typed is None), why)
+            for keys, (name, value), why in _FACTS
+            if facts.get(name) is value
+        ]
     return [f"{', '.join(keys)}: no effect here, because {why}" for keys, why in told if keys]
 
 
@@ -158,6 +232,9 @@ def _changed(config: Config, keys: tuple[str, ...], by_value: bool) -> list[str]
 def platform_notes(config: Config, platform: Platform) -> list[str]:
     "A sentence for each setting that works here but is likely to be regretted."
     workers = config.dataloader.num_workers
-    if env_name(platform) != "wsl2" or workers in ("auto", 0): return []
-    return [f"dataloader.num_workers={workers}: each worker is a copy of this process, and memory is scarce under "
-            "WSL2; if the run is killed, write dataloader.num_workers=0"]
+    if env_name(platform) != "wsl2" or workers in ("auto", 0):
+        return []
+    return [
+        f"dataloader.num_workers={workers}: each worker is a copy of this process, and memory is scarce under "
+        "WSL2; if the run is killed, write dataloader.num_workers=0"
+    ]

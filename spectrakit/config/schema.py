@@ -17,8 +17,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from .validation import (SECRET_NAME, ReadOnly, RequestError, Setting, check_setting, did_you_mean, frozen, has_kind, meant,
-                              setting, shown, wants)
+from spectrakit.config.validation import (
+    SECRET_NAME,
+    ReadOnly,
+    RequestError,
+    Setting,
+    check_setting,
+    did_you_mean,
+    frozen,
+    has_kind,
+    meant,
+    setting,
+    shown,
+    wants,
+)
 from ..system.units import parse_bytes, parse_duration, parse_moment
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fc01
@@ -28,7 +40,8 @@ def _auto_or_whole(value: Any, minimum: int) -> None:
 
 
 def _auto_or_flag(value: Any) -> None:
-    if value != "auto" and not isinstance(value, bool): raise ValueError("it needs auto, true or false")
+    if value != "auto" and not isinstance(value, bool):
+        raise ValueError("it needs auto, true or false")
 
 
 def _auto_or_seconds(value: Any) -> None:
@@ -37,34 +50,44 @@ def _auto_or_seconds(value: Any) -> None:
 
 
 def _endpoint(value: Any) -> None:
-    if value is None: return
+    if value is None:
+        return
     host, _, port = value.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536 or any(c.isspace() for c in value):
         raise ValueError("it needs host:port, such as 10.0.0.1:29500")
 
 
 def _duration(value: Any) -> None:
-    if value is not None and parse_duration(value) <= 0: raise ValueError("it needs a time above 0, such as 8h30m")
+    if value is not None and parse_duration(value) <= 0:
+        raise ValueError("it needs a time above 0, such as 8h30m")
 
 
 def _limit(value: Any) -> None:
-    if value != "none": _duration(value)
-    if value not in (None, "none") and parse_duration(value) > 10 * 365 * 86400: raise ValueError("it needs a time of less than ten years, or none")
+    if value != "none":
+        _duration(value)
+    if value not in (None, "none") and parse_duration(value) > 10 * 365 * 86400:
+        raise ValueError("it needs a time of less than ten years, or none")
 
 
 def _bytes(value: Any) -> None:
-    if value is None or value == "auto": return
-    try: size = parse_bytes(value)
-    except ValueError: size = 0
-    if size <= 0: raise ValueError("it needs a size above 0 with its unit, such as 12GB")
+    if value is None or value == "auto":
+        return
+    try:
+        size = parse_bytes(value)
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise ValueError("it needs a size above 0 with its unit, such as 12GB")
 
 
 def _folder(value: Any) -> None:
-    if value is not None and not value.strip(): raise ValueError("it needs the name of a folder, or null")
+    if value is not None and not value.strip():
+        raise ValueError("it needs the name of a folder, or null")
 
 
 def _moment(value: Any) -> None:
-    if value is not None: parse_moment(value)
+    if value is not None:
+        parse_moment(value)
 
 
 def _keys(value: Any) -> None:
@@ -73,7 +96,8 @@ def _keys(value: Any) -> None:
     blocks = {key.partition(".")[0] for key in settings() if "." in key}
     known = [*settings(), *sorted(blocks), "data.train", "data.valid"]
     for key in value:
-        if key in known or key.startswith(("task.", "extra.", "distributed.env.")): continue
+        if key in known or key.startswith(("task.", "extra.", "distributed.env.")):
+            continue
         raise ValueError(f"it needs keys of settings, and there is no {key!r}.{did_you_mean(key, known)}")
 
 
@@ -82,8 +106,12 @@ _SECRET = re.compile(SECRET_NAME, re.I)
 
 def _variables(value: dict) -> None:
     for name, text in value.items():
-        if not re.fullmatch(r"[A-Za-z_]\w*", name): raise ValueError(f"{name!r} cannot be a variable's name")
-        if _SECRET.search(name): raise ValueError(f"{name} looks like a secret, and settings are written to disk; export it before the start instead")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise ValueError(f"{name!r} cannot be a variable's name")
+        if _SECRET.search(name):
+            raise ValueError(
+                f"{name} looks like a secret, and settings are written to disk; export it before the start instead"
+            )
         if isinstance(text, (dict, list)):
             raise ValueError(f"the variable {name} needs one value, such as distributed.env.{name}=1")
 
@@ -93,27 +121,32 @@ TRACKERS = ("csv", "tensorboard", "wandb", "mlflow")
 
 def _trackers(value: Any) -> None:
     if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
-        raise ValueError("it needs a name, or names in brackets such as [tensorboard,wandb]; "
-                         f"there are {', '.join(TRACKERS)}")
+        raise ValueError(
+            f"it needs a name, or names in brackets such as [tensorboard,wandb]; there are {', '.join(TRACKERS)}"
+        )
     for name in value:
         if name not in TRACKERS:
             raise ValueError(f"there is no tracker {name!r}, only {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}")
 
 
 def _task(value: dict) -> None:
-    if not isinstance(value.get("name"), str | None): raise ValueError("its name needs to be text, such as coffee")
+    if not isinstance(value.get("name"), str | None):
+        raise ValueError("its name needs to be text, such as coffee")
 
 
 def _project(value: Any) -> None:
-    if not value.strip() or set(value) & set("/\\#?%:"): raise ValueError("it needs a name without / \\ # ? % and :")
+    if not value.strip() or set(value) & set("/\\#?%:"):
+        raise ValueError("it needs a name without / \\ # ? % and :")
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fc02
 @dataclass(frozen=True)
 class DataConfig:
     "Samples and batches."
+
     micro_batch_size: int = setting(32, "samples in one forward pass on one device", minimum=1)
     eval_batch_size: int | None = setting(
-        None, "samples in one forward pass of an evaluation; null: as micro_batch_size", minimum=1)
+        None, "samples in one forward pass of an evaluation; null: as micro_batch_size", minimum=1
+    )
     shuffle: bool = setting(True, "a new order every epoch, a function of seed and epoch")
     drop_last: bool = setting(False, "leave out an epoch's last optimizer step where it is short of samples")
     resident_gib: float = setting(1.0, "tensor data sets up to this size are kept on the device; 0: never", minimum=0)
@@ -122,18 +155,27 @@ class DataConfig:
 @dataclass(frozen=True)
 class DataloaderConfig:
     "How samples are read where the data set is not held as tensors."
-    num_workers: Any = setting("auto", "processes that read samples; 0: the training process; auto: as env/ says",
-                               check=partial(_auto_or_whole, minimum=0), words=("auto",))
+
+    num_workers: Any = setting(
+        "auto",
+        "processes that read samples; 0: the training process; auto: as env/ says",
+        check=partial(_auto_or_whole, minimum=0),
+        words=("auto",),
+    )
     prefetch_factor: int = setting(2, "batches that each worker reads ahead", minimum=1)
     pin_memory: Any = setting(
-        "auto", "page-locked host memory, for faster copies to a GPU; auto: as env/ says", check=_auto_or_flag,
-        words=("auto", "true", "false"))
+        "auto",
+        "page-locked host memory, for faster copies to a GPU; auto: as env/ says",
+        check=_auto_or_flag,
+        words=("auto", "true", "false"),
+    )
     persistent_workers: bool = setting(False, "keep the workers from one epoch to the next")
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fc03
 @dataclass(frozen=True)
 class OptimizerConfig:
     "The built-in optimizers; a task's own `optimizer` replaces them."
+
     name: str = setting("adamw", "the optimizer", choices=("adamw", "adam", "sgd"))
     lr: float = setting(1e-3, "base learning rate", above=0)
     weight_decay: float = setting(0.01, "weight decay; biases and norms (one-dimensional ones) have none", minimum=0)
@@ -143,6 +185,7 @@ class OptimizerConfig:
 @dataclass(frozen=True)
 class SchedulerConfig:
     "The learning rate over optimizer steps."
+
     name: str = setting("cosine", "the shape", choices=("constant", "cosine", "linear", "one_cycle", "polynomial"))
     warmup_steps: int = setting(0, "optimizer steps of linear warm-up", minimum=0)
     warmup_epochs: float = setting(0.0, "epochs of linear warm-up; keeps its share if accumulation changes", minimum=0)
@@ -154,11 +197,17 @@ class SchedulerConfig:
 @dataclass(frozen=True)
 class TrainingConfig:
     "What happens to gradients and weights."
+
     gradient_accumulation_steps: int = setting(1, "micro batches in one optimizer step", minimum=1)
     ema_decay: float | None = setting(
-        None, "keep an exponential moving average of the weights, used for evaluation", minimum=0, maximum=0.999999)
-    nan_policy: str = setting("stop", "where the loss is not finite: stop the run; skip the step; rollback: back to the last "
-                              "checkpoint with a smaller learning rate", choices=("stop", "skip", "rollback"))
+        None, "keep an exponential moving average of the weights, used for evaluation", minimum=0, maximum=0.999999
+    )
+    nan_policy: str = setting(
+        "stop",
+        "where the loss is not finite: stop the run; skip the step; rollback: back to the last "
+        "checkpoint with a smaller learning rate",
+        choices=("stop", "skip", "rollback"),
+    )
     max_rollbacks: int = setting(3, "so many rollbacks, then the run stops", minimum=1)
     rollback_lr_factor: float = setting(0.5, "what each rollback multiplies the learning rate by", above=0, maximum=1)
 
@@ -166,15 +215,18 @@ class TrainingConfig:
 @dataclass(frozen=True)
 class TrainerConfig:
     "The loop: how long, how often, how exact."
+
     max_epochs: int = setting(10, "passes over the training data", minimum=1)
     max_steps: int | None = setting(
-        None, "optimizer steps in total; it ends the run before max_epochs does, or extends it", minimum=1)
+        None, "optimizer steps in total; it ends the run before max_epochs does, or extends it", minimum=1
+    )
     accelerator: str = setting("auto", "where to train", choices=("auto", "gpu", "cpu"))
     gradient_clip_val: float | None = setting(None, "largest norm of a step's gradient; null: no clipping", above=0)
     check_val_every_n_epoch: int = setting(1, "evaluate after every n-th epoch", minimum=1)
     check_val_every_n_steps: int | None = setting(None, "evaluate also after every n-th optimizer step", minimum=1)
     log_every_n_steps: int = setting(
-        50, "optimizer steps between two log points; the device is only waited for there", minimum=1)
+        50, "optimizer steps between two log points; the device is only waited for there", minimum=1
+    )
     deterministic: bool = setting(False, "only deterministic algorithms: same hardware, same bits")
     compile: bool = setting(False, "torch.compile the model: a slow first step, faster ones after it")
 
@@ -182,6 +234,7 @@ class TrainerConfig:
 @dataclass(frozen=True)
 class EarlyStoppingConfig:
     "Stop when checkpoint.monitor no longer improves."
+
     enabled: bool = setting(False, "stop early")
     patience: int = setting(10, "evaluations without improvement before the run stops", minimum=1)
     min_delta: float = setting(0.0, "an improvement smaller than this does not count", minimum=0)
@@ -190,19 +243,31 @@ class EarlyStoppingConfig:
 @dataclass(frozen=True)
 class CheckpointConfig:
     "What is kept on disk, and what `best` means."
+
     enabled: bool = setting(True, "write checkpoints")
     every_n_steps: int | None = setting(None, "save after every n-th optimizer step", minimum=1)
     every_n_epochs: int | None = setting(1, "save after every n-th epoch", minimum=1)
     every_minutes: float | None = setting(None, "save when so many minutes have gone since the last save", above=0)
     first_within_minutes: float | None = setting(
-        10.0, "the first one is written so many minutes after training began at the latest", above=0)
+        10.0, "the first one is written so many minutes after training began at the latest", above=0
+    )
     keep_last: int = setting(2, "newest checkpoints that are kept; the best one is kept besides", minimum=1)
-    max_bytes: Any = setting("auto", "size of all checkpoints together, such as 12GB; the best and the last are always "
-                             "kept; null: no bound; auto: as env/ says", check=_bytes, words=("auto",))
-    mirror: str | None = setting(None, "a second folder, such as Drive's, that gets a copy of each verified checkpoint", check=_folder)
-    background: bool = setting(True, "copy the state, go on, and let a thread write it; false: training waits for the disk")
+    max_bytes: Any = setting(
+        "auto",
+        "size of all checkpoints together, such as 12GB; the best and the last are always "
+        "kept; null: no bound; auto: as env/ says",
+        check=_bytes,
+        words=("auto",),
+    )
+    mirror: str | None = setting(
+        None, "a second folder, such as Drive's, that gets a copy of each verified checkpoint", check=_folder
+    )
+    background: bool = setting(
+        True, "copy the state, go on, and let a thread write it; false: training waits for the disk"
+    )
     max_share: float = setting(
-        0.05, "saving may take this share of the time; on a slow disk it happens less often", above=0, maximum=1)
+        0.05, "saving may take this share of the time; on a slow disk it happens less often", above=0, maximum=1
+    )
     monitor: str = setting("val_loss", "the metric that says which checkpoint is best")
     mode: str = setting("auto", "which way is better; auto goes by the metric's name", choices=("auto", "min", "max"))
 
@@ -210,43 +275,66 @@ class CheckpointConfig:
 @dataclass(frozen=True)
 class DistributedConfig:
     "Processes and precision: the one block in which multi-process behaviour lives."
-    enabled: Any = setting("auto", "train in several processes; auto: where world_size is above 1", check=_auto_or_flag,
-                           words=("auto", "true", "false"))
-    world_size: Any = setting("auto", "processes that train together, on all machines; auto: one for each GPU",
-                              check=partial(_auto_or_whole, minimum=1), words=("auto",))
+
+    enabled: Any = setting(
+        "auto",
+        "train in several processes; auto: where world_size is above 1",
+        check=_auto_or_flag,
+        words=("auto", "true", "false"),
+    )
+    world_size: Any = setting(
+        "auto",
+        "processes that train together, on all machines; auto: one for each GPU",
+        check=partial(_auto_or_whole, minimum=1),
+        words=("auto",),
+    )
     num_nodes: int = setting(1, "machines that train together", minimum=1)
     strategy: str = setting("auto", "how processes share the work; auto: ddp", choices=("auto", "ddp", "fsdp"))
     backend: str = setting("auto", "how they talk; auto: nccl on GPUs, gloo on CPUs", choices=("auto", "nccl", "gloo"))
-    mixed_precision: str = setting("auto", "number format of the forward pass; auto: what the GPU does well",
-                                   choices=("auto", "no", "fp16", "bf16"))
+    mixed_precision: str = setting(
+        "auto",
+        "number format of the forward pass; auto: what the GPU does well",
+        choices=("auto", "no", "fp16", "bf16"),
+    )
     sync_batchnorm: bool = setting(False, "batch norm over the batches of all processes")
     static_graph: bool = setting(False, "promise that every step uses the same parameters: less overhead")
     find_unused_parameters: bool = setting(False, "look for parameters without gradient in each step: slower")
     gradient_as_bucket_view: bool = setting(True, "gradients live in the communication buckets: less memory")
     bucket_cap_mb: int = setting(25, "size of a communication bucket in MB", minimum=1)
     timeout_s: Any = setting(
-        "auto", "seconds until a collective that hangs is given up; auto: as env/ says", check=_auto_or_seconds,
-        words=("auto",))
+        "auto",
+        "seconds until a collective that hangs is given up; auto: as env/ says",
+        check=_auto_or_seconds,
+        words=("auto",),
+    )
     fallback: bool = setting(
-        True, "train in one process, with the same effective batch, where several cannot be had; false: an error")
+        True, "train in one process, with the same effective batch, where several cannot be had; false: an error"
+    )
     node_rank: int | None = setting(None, "which machine this is, from 0; where you start each one yourself", minimum=0)
     rdzv_endpoint: str | None = setting(None, "host:port of machine 0, where the machines meet", check=_endpoint)
     env: dict[str, Any] = setting(
-        {}, "environment variables for the processes, such as NCCL_DEBUG; what you exported wins", check=_variables,
-        of="names and values of variables", example="distributed.env.NCCL_DEBUG=INFO")
+        {},
+        "environment variables for the processes, such as NCCL_DEBUG; what you exported wins",
+        check=_variables,
+        of="names and values of variables",
+        example="distributed.env.NCCL_DEBUG=INFO",
+    )
 
-    def __post_init__(self): object.__setattr__(self, "env", frozen(self.env))
+    def __post_init__(self):
+        object.__setattr__(self, "env", frozen(self.env))
 
 
 @dataclass(frozen=True)
 class StageConfig:
     "A stage without gradients."
+
     gradient_accumulation_steps: int = setting(1, "recorded only; nothing is accumulated without gradients", minimum=1)
 
 
 @dataclass(frozen=True)
 class LimitsConfig:
     "Smaller runs for a first look."
+
     train_frac: float = setting(1.0, "fraction of the training samples, chosen by seed", above=0, maximum=1)
     max_train_batches: int | None = setting(None, "micro batches in an epoch", minimum=1)
     max_val_batches: int | None = setting(None, "batches in an evaluation", minimum=1)
@@ -256,73 +344,117 @@ class LimitsConfig:
 @dataclass(frozen=True)
 class WatchdogConfig:
     "The clock."
+
     limit: str | None = setting(
-        None, "longest time, such as 8h30m, counted from where `since` says; null: the platform's own; none: no limit",
-        check=_limit)
-    since: str = setting("session", "what the limit counts from: the session's start, or the start of this run",
-                         choices=("session", "run"))
+        None,
+        "longest time, such as 8h30m, counted from where `since` says; null: the platform's own; none: no limit",
+        check=_limit,
+    )
+    since: str = setting(
+        "session",
+        "what the limit counts from: the session's start, or the start of this run",
+        choices=("session", "run"),
+    )
     deadline: str | None = setting(
-        None, "a moment at which all has to be done, such as 2026-11-21T17:30; the earlier of it and the limit counts",
-        check=_moment)
-    plan: str = setting("stop", "stop: train until time is up; anneal: the learning rate reaches its end by then; "
-                        "fit_epochs: as many epochs as fit", choices=("stop", "anneal", "fit_epochs"))
-    whole_epochs: bool = setting(False, "begin no epoch that would not end in time; false: the last one may be cut short")
+        None,
+        "a moment at which all has to be done, such as 2026-11-21T17:30; the earlier of it and the limit counts",
+        check=_moment,
+    )
+    plan: str = setting(
+        "stop",
+        "stop: train until time is up; anneal: the learning rate reaches its end by then; "
+        "fit_epochs: as many epochs as fit",
+        choices=("stop", "anneal", "fit_epochs"),
+    )
+    whole_epochs: bool = setting(
+        False, "begin no epoch that would not end in time; false: the last one may be cut short"
+    )
     reserve: str | None = setting(
-        None, "time held back for what comes after training, such as 20m; null: measured as the run goes", check=_duration)
-    grace: str | None = setting(None, "time that training has to end by itself once it should have, before it is killed; "
-                                "null: 2 % of the limit, from 2 s to 1 min", check=_duration)
-    after_sigterm: str = setting("10s", "time that the system leaves between SIGTERM and the end, as docker stop does",
-                                 check=_duration)
+        None,
+        "time held back for what comes after training, such as 20m; null: measured as the run goes",
+        check=_duration,
+    )
+    grace: str | None = setting(
+        None,
+        "time that training has to end by itself once it should have, before it is killed; "
+        "null: 2 % of the limit, from 2 s to 1 min",
+        check=_duration,
+    )
+    after_sigterm: str = setting(
+        "10s", "time that the system leaves between SIGTERM and the end, as docker stop does", check=_duration
+    )
 
 
 @dataclass(frozen=True)
 class ResumeConfig:
     "Going on with an earlier run."
+
     source: str | None = setting(
-        None, "auto: an unfinished run of this task, here or in an earlier session's output; a run's folder; a checkpoint; "
-        "null: start anew", check=_folder)
+        None,
+        "auto: an unfinished run of this task, here or in an earlier session's output; a run's folder; a checkpoint; "
+        "null: start anew",
+        check=_folder,
+    )
     allow: Any = setting(
-        [], "settings, or data.train, data.valid, that may differ from the run that is resumed, such as [optimizer.lr]",
-        check=_keys)
+        [],
+        "settings, or data.train, data.valid, that may differ from the run that is resumed, such as [optimizer.lr]",
+        check=_keys,
+    )
 
 
 @dataclass(frozen=True)
 class LaunchConfig:
     "Where the loop runs."
+
     mode: str = setting(
-        "auto", "auto: a child process, and one more for each GPU; inline: this process, for debugging; "
-        "the others name the launcher", choices=("auto", "inline", "notebook_launcher", "torchrun"))
+        "auto",
+        "auto: a child process, and one more for each GPU; inline: this process, for debugging; "
+        "the others name the launcher",
+        choices=("auto", "inline", "notebook_launcher", "torchrun"),
+    )
     max_restarts: int = setting(2, "new starts from the last checkpoint after a process was killed or stuck", minimum=0)
     start_timeout_s: float = setting(60.0, "seconds for the processes to find each other and add up a number", above=0)
     hang_factor: float = setting(
-        20.0, "a process is stuck after so many times the p99 of its steps without a sign of life", minimum=2)
+        20.0, "a process is stuck after so many times the p99 of its steps without a sign of life", minimum=2
+    )
     hang_floor_s: float = setting(300.0, "but never before so many seconds", above=0)
 
 
 @dataclass(frozen=True)
 class RunConfig:
     "Where the run's folder goes."
+
     dir: str = setting("auto", "folder that holds the runs; auto: where env/ keeps what must stay")
     name: str | None = setting(None, "start of the run folder's name; null: the task's name")
-    console: str = setting("auto", "how progress shows; auto: live in a notebook, text elsewhere", choices=("auto", "live", "text", "tqdm", "rich", "none"))
+    console: str = setting(
+        "auto",
+        "how progress shows; auto: live in a notebook, text elsewhere",
+        choices=("auto", "live", "text", "tqdm", "rich", "none"),
+    )
 
 
 @dataclass(frozen=True)
 class TrackingConfig:
     "Other programs' logs of the run, beside its own; they lie in the run's folder, under trackers/."
+
     names: Any = setting(["csv"], "trackers: csv (always written), tensorboard, wandb, mlflow", check=_trackers)
     project: str = setting("spectrakit", "W&B's project, MLflow's experiment", check=_project)
-    mode: str = setting("auto", "offline: files in the run's folder; online: a server; auto: online if one is set up",
-                        choices=("auto", "online", "offline"))
+    mode: str = setting(
+        "auto",
+        "offline: files in the run's folder; online: a server; auto: online if one is set up",
+        choices=("auto", "online", "offline"),
+    )
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fc06
 @dataclass(frozen=True)
 class Config:
     "All settings of a run, checked. Made by `config.compose`; it cannot be changed in place."
+
     profile: str = setting("defaults", "the trainer profile that was chosen (recorded; choose with trainer=NAME)")
     env: str = setting("auto", "the env profile that was chosen (recorded; choose with env=NAME); auto: the platform's")
-    task: dict[str, Any] = setting({}, "what to train: `name`, and the task's own options", check=_task,
-                                   example="task.name=coffee")
+    task: dict[str, Any] = setting(
+        {}, "what to train: `name`, and the task's own options", check=_task, example="task.name=coffee"
+    )
     seed: int = setting(0, "seed of everything random", minimum=0, maximum=2**32 - 1)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     dataloader: DataloaderConfig = dataclasses.field(default_factory=DataloaderConfig)
@@ -341,8 +473,9 @@ class Config:
     launch: LaunchConfig = dataclasses.field(default_factory=LaunchConfig)
     run: RunConfig = dataclasses.field(default_factory=RunConfig)
     tracking: TrackingConfig = dataclasses.field(default_factory=TrackingConfig)
-    extra: dict[str, Any] = setting({}, "anything of your own; carried and recorded, not read by the kit",
-                                    example="extra.note=5")
+    extra: dict[str, Any] = setting(
+        {}, "anything of your own; carried and recorded, not read by the kit", example="extra.note=5"
+    )
     typed: list[str] | None = dataclasses.field(default=None, compare=False, repr=False)
     # no setting: which ones somebody asked for; null where that is not known
 
@@ -350,15 +483,18 @@ class Config:
         for block in dataclasses.fields(self):
             if dataclasses.is_dataclass(block.type) and not isinstance(getattr(self, block.name), block.type):
                 raise RequestError(f"{block.name} needs a {block.type.__name__}. Change single settings with override.")
-        for name in ("task", "extra"): object.__setattr__(self, name, frozen(getattr(self, name)))
-        for key, spec in settings().items(): check_setting(key, spec, get(self, key))
+        for name in ("task", "extra"):
+            object.__setattr__(self, name, frozen(getattr(self, name)))
+        for key, spec in settings().items():
+            check_setting(key, spec, get(self, key))
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fc07
 def settings(cls: type = Config, prefix: str = "") -> dict[str, Setting]:
     "Every setting by its dotted key, in order."
     found: dict[str, Setting] = {}
     for f in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(f.type): found.update(settings(f.type, f"{prefix}{f.name}."))
+        if dataclasses.is_dataclass(f.type):
+            found.update(settings(f.type, f"{prefix}{f.name}."))
         elif "help" in f.metadata:
             default = f.default_factory() if f.default is dataclasses.MISSING else f.default
             limits = {k: v for k, v in f.metadata.items() if k != "help"}
@@ -369,7 +505,8 @@ def settings(cls: type = Config, prefix: str = "") -> dict[str, Setting]:
 def get(config: Config, key: str) -> Any:
     "The value at a dotted key."
     value: Any = config
-    for part in key.split("."): value = value[part] if isinstance(value, dict) else getattr(value, part)
+    for part in key.split("."):
+        value = value[part] if isinstance(value, dict) else getattr(value, part)
     return value
 
 

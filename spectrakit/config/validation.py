@@ -47,16 +47,19 @@ class ReadOnly(dict):
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
-    def __reduce__(self) -> tuple: return ReadOnly, (dict(self),)  # pickle and deepcopy would fill an empty one
+    def __reduce__(self) -> tuple:
+        return ReadOnly, (dict(self),)  # pickle and deepcopy would fill an empty one
 
 
 def frozen(value: Any) -> Any:
     "A value with every mapping in it read-only, a copy."
-    if isinstance(value, dict): return ReadOnly(value)
+    if isinstance(value, dict):
+        return ReadOnly(value)
     return [frozen(v) for v in value] if isinstance(value, list) else value
 
 
-for _dumper in (yaml.SafeDumper, yaml.Dumper): _dumper.add_representer(ReadOnly, _dumper.represent_dict)
+for _dumper in (yaml.SafeDumper, yaml.Dumper):
+    _dumper.add_representer(ReadOnly, _dumper.represent_dict)
 
 # %% ../../nbs/10_config/00_validation.ipynb #23a2fc03
 def setting(default: Any, help: str, **limits) -> Any:
@@ -71,20 +74,24 @@ def setting(default: Any, help: str, **limits) -> Any:
 @dataclass(frozen=True)
 class Setting:
     "One entry of the schema: what `setting` was given, with the annotated type."
+
     type: Any
     default: Any
     help: str
     limits: dict
 
 # %% ../../nbs/10_config/00_validation.ipynb #c06d9b9a
-SECRET_NAME = r"(^|_)KEY(_|$)|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL"  # of a variable that holds what nobody may read
+SECRET_NAME = (
+    r"(^|_)KEY(_|$)|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL"  # of a variable that holds what nobody may read
+)
 
 
 def masked(text: str) -> str:
     "`text` without secrets, those of `secret` and of variables that look like one: an error's message may hold one, and is written to disk."
     text = hidden(text)
     for name, value in os.environ.items():
-        if len(value) >= 8 and value in text and re.search(SECRET_NAME, name, re.I): text = text.replace(value, f"<{name}>")
+        if len(value) >= 8 and value in text and re.search(SECRET_NAME, name, re.I):
+            text = text.replace(value, f"<{name}>")
     return text
 
 # %% ../../nbs/10_config/00_validation.ipynb #23a2fc05
@@ -94,18 +101,24 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def wants(spec: Setting) -> str:
     "What a setting accepts, for a sentence: 'a whole number from 1 up'."
     limits, kinds = spec.limits, _kinds(spec)
-    if "choices" in limits: return "one of " + ", ".join(limits["choices"])
-    if kinds == (dict,): return f"{limits.get('of', 'keys of your own')}, such as {limits['example']}"
+    if "choices" in limits:
+        return "one of " + ", ".join(limits["choices"])
+    if kinds == (dict,):
+        return f"{limits.get('of', 'keys of your own')}, such as {limits['example']}"
     text = _KINDS.get(kinds[0], "a value")
-    if "above" in limits: text += f" above {limits['above']}"
-    if "minimum" in limits: text += f" from {limits['minimum']}" + ("" if "maximum" in limits else " up")
-    if "maximum" in limits: text += f" up to {limits['maximum']}"
+    if "above" in limits:
+        text += f" above {limits['above']}"
+    if "minimum" in limits:
+        text += f" from {limits['minimum']}" + ("" if "maximum" in limits else " up")
+    if "maximum" in limits:
+        text += f" up to {limits['maximum']}"
     return text + (" (or null)" if type(None) in kinds else "")
 
 
 def _kinds(spec: Setting) -> tuple:
     "The types that a setting takes: (int, NoneType) for `int | None`, (dict,) for `dict[str, Any]`."
-    if typing.get_origin(spec.type) is dict: return (dict,)
+    if typing.get_origin(spec.type) is dict:
+        return (dict,)
     return typing.get_args(spec.type) or (spec.type,)
 
 
@@ -117,27 +130,35 @@ def meant(spec: Setting, value: Any) -> str:
 
 def shown(value: Any) -> str:
     "A value as it is typed, in one line: null, true, 3, [csv,wandb]."
-    if isinstance(value, (list, tuple)): return f"[{','.join(map(shown, value))}]"
-    if value is None or isinstance(value, bool): return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(shown, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     return " ".join(str(value).split()) if "\n" in str(value) else str(value)
 
 # %% ../../nbs/10_config/00_validation.ipynb #23a2fc06
 def has_kind(value: Any, kind: Any) -> bool:
     "Whether `value` is of type `kind`. A bool is no number here; a whole number does for a float."
-    if kind is Any: return True
-    if isinstance(value, bool): return kind is bool
+    if kind is Any:
+        return True
+    if isinstance(value, bool):
+        return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
 
 
 def _check_plain(key: str, value: Any) -> None:
     "RequestError where `value` could not be written to a file of settings and read again."
     if isinstance(value, dict):
-        for name, inner in value.items(): _check_plain(f"{key}.{name}", inner)
+        for name, inner in value.items():
+            _check_plain(f"{key}.{name}", inner)
     elif isinstance(value, (list, tuple)):
-        for inner in value: _check_plain(key, inner)
+        for inner in value:
+            _check_plain(key, inner)
     elif value is not None and not isinstance(value, (bool, int, float, str)):
-        raise RequestError(f"{key} is a {type(value).__name__}, which cannot be recorded. "
-                           "It needs text, numbers, true, false or null, or lists and mappings of them.")
+        raise RequestError(
+            f"{key} is a {type(value).__name__}, which cannot be recorded. "
+            "It needs text, numbers, true, false or null, or lists and mappings of them."
+        )
 
 
 def check_setting(key: str, spec: Setting, value: Any) -> None:
@@ -147,11 +168,13 @@ def check_setting(key: str, spec: Setting, value: Any) -> None:
     if not chosen or not any(has_kind(value, kind) for kind in _kinds(spec)):
         raise RequestError(f"{said} is not possible: it needs {wants(spec)}.{meant(spec, value)}")
     if "check" in limits:
-        try: limits["check"](value)
+        try:
+            limits["check"](value)
         except ValueError as error:
             end = "" if str(error).endswith((".", "?")) else f".{meant(spec, value)}"
             raise RequestError(f"{said} is not possible: {error}{end}") from None
-    if isinstance(value, dict): _check_plain(key, value)
+    if isinstance(value, dict):
+        _check_plain(key, value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         low = value < limits.get("minimum", -math.inf) or value <= limits.get("above", -math.inf)
         if low or value > limits.get("maximum", math.inf) or not abs(value) < 2**63:  # nan is not, either

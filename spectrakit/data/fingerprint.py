@@ -22,36 +22,49 @@ class _Unknown(Exception):
 def _add(digest: Any, value: Any) -> None:
     "Hash `value` and all in it."
     if isinstance(value, dict):
-        for key in sorted(value, key=str): _add(digest, str(key)), _add(digest, value[key])
+        for key in sorted(value, key=str):
+            _add(digest, str(key)), _add(digest, value[key])
     elif isinstance(value, (list, tuple)):
         digest.update(b"[%d" % len(value))
-        for part in value: _add(digest, part)
-    elif value is None or isinstance(value, (bool, int, float, complex, str)): digest.update(repr(value).encode())
-    elif isinstance(value, (bytes, bytearray)): digest.update(bytes(value))
-    elif hasattr(value, "untyped_storage"): _add_tensor(digest, value)
-    elif hasattr(value, "__array__"): _add_array(digest, value)
-    else: raise _Unknown
+        for part in value:
+            _add(digest, part)
+    elif value is None or isinstance(value, (bool, int, float, complex, str)):
+        digest.update(repr(value).encode())
+    elif isinstance(value, (bytes, bytearray)):
+        digest.update(bytes(value))
+    elif hasattr(value, "untyped_storage"):
+        _add_tensor(digest, value)
+    elif hasattr(value, "__array__"):
+        _add_array(digest, value)
+    else:
+        raise _Unknown
 
 
 def _add_tensor(digest: Any, tensor: Any) -> None:
     import torch
+
     digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    if tensor.is_sparse or tensor.is_quantized: raise _Unknown
+    if tensor.is_sparse or tensor.is_quantized:
+        raise _Unknown
     digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _add_array(digest: Any, value: Any) -> None:
     import numpy
+
     array = numpy.ascontiguousarray(value)
-    if array.dtype.hasobject: raise _Unknown
+    if array.dtype.hasobject:
+        raise _Unknown
     digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
 
 
 def content_hash(value: Any) -> str | None:
     "A hash of `value` and all in it, equal on every machine; None where its content cannot be told."
     digest = hashlib.sha256()
-    try: _add(digest, value)
-    except (_Unknown, TypeError, RuntimeError, RecursionError): return None
+    try:
+        _add(digest, value)
+    except (_Unknown, TypeError, RuntimeError, RecursionError):
+        return None
     return digest.hexdigest()[:16]
 
 # %% ../../nbs/22_data/01_fingerprint.ipynb #7d64c29d
@@ -65,16 +78,21 @@ def dataset_fingerprint(dataset: Any, seed: int, apart: bool = False) -> dict:
     its own, for data sets that workers will read: what such a set opens here, each forked worker would share.
     """
     from torch.utils.data import Subset, TensorDataset
+
     samples = len(dataset)
     found = {"samples": samples, "content": {}}
-    if samples == 0: return found
+    if samples == 0:
+        return found
     if type(dataset) is TensorDataset:
         every = -(-sum(t.nbytes for t in dataset.tensors) // WHOLE_BYTES) or 1
         content = {"all": content_hash([every, *(t[::every] for t in dataset.tensors)])}
     elif type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
         inner = dataset_fingerprint(dataset.dataset, seed)["content"]
         content = {"all": content_hash([inner, list(dataset.indices)])}
-    else: content = _in_a_worker(dataset, seed, samples) if apart else _three_samples(SeededSamples(dataset, seed), samples)
+    else:
+        content = (
+            _in_a_worker(dataset, seed, samples) if apart else _three_samples(SeededSamples(dataset, seed), samples)
+        )
     found["content"] = {what: told for what, told in content.items() if told is not None}
     return found
 
@@ -82,40 +100,67 @@ def dataset_fingerprint(dataset: Any, seed: int, apart: bool = False) -> dict:
 class _Told:
     "A data set of one entry: what three samples of another one tell."
 
-    def __init__(self, *told: Any): self.told = told
-    def __len__(self) -> int: return 1
-    def __getitem__(self, _: int) -> dict[str, str]: return _three_samples(SeededSamples(self.told[0], self.told[1]), self.told[2])
+    def __init__(self, *told: Any):
+        self.told = told
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _: int) -> dict[str, str]:
+        return _three_samples(SeededSamples(self.told[0], self.told[1]), self.told[2])
 
 
 def _in_a_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
     "The same, asked of a loader's worker, which ends afterwards."
     import torch
     from torch.utils.data import DataLoader
+
     before = torch.get_rng_state()
-    try: return next(iter(DataLoader(_Told(dataset, seed, samples), batch_size=None, num_workers=1, timeout=10 * PATIENCE_S, generator=torch.Generator(),
-                                      worker_init_fn=partial(end_with, os.getpid()))))
-    except Exception: return {}
-    finally: torch.set_rng_state(before)
+    try:
+        return next(
+            iter(
+                DataLoader(
+                    _Told(dataset, seed, samples),
+                    batch_size=None,
+                    num_workers=1,
+                    timeout=10 * PATIENCE_S,
+                    generator=torch.Generator(),
+                    worker_init_fn=partial(end_with, os.getpid()),
+                )
+            )
+        )
+    except Exception:
+        return {}
+    finally:
+        torch.set_rng_state(before)
 
 
 def _three_samples(source: SeededSamples, samples: int) -> dict[str, str]:
     "Hashes of the first, the middle and the last sample; none where one differs when it is fetched once more."
     found, end = {}, time.monotonic() + PATIENCE_S
     for index in dict.fromkeys((0, samples // 2, samples - 1)):
-        if time.monotonic() > end: break
-        try: one, two = (content_hash(source.__getitems__([(0, index)])) for _ in range(2))
-        except Exception: return {}  # training tells what is wrong with it, if it comes to that sample
-        if one is None or one != two: return {}
+        if time.monotonic() > end:
+            break
+        try:
+            one, two = (content_hash(source.__getitems__([(0, index)])) for _ in range(2))
+        except Exception:
+            return {}  # training tells what is wrong with it, if it comes to that sample
+        if one is None or one != two:
+            return {}
         found[str(index)] = one
     return found
 
 # %% ../../nbs/22_data/01_fingerprint.ipynb #23a2fc03
 def fingerprint_change(before: dict | None, now: dict | None) -> str | None:
     "What has changed from one `dataset_fingerprint` to another, in words; None where nothing has, as far as can be told."
-    if before is None and now is None: return None
-    if before is None or now is None: return f"there {'was none, and now is one' if before is None else 'was one, and now is none'}"
-    if before["samples"] != now["samples"]: return f"it had {before['samples']} samples and has {now['samples']}"
+    if before is None and now is None:
+        return None
+    if before is None or now is None:
+        return f"there {'was none, and now is one' if before is None else 'was one, and now is none'}"
+    if before["samples"] != now["samples"]:
+        return f"it had {before['samples']} samples and has {now['samples']}"
     one, other = before["content"], now["content"]
     differ = [what for what in one if what in other and one[what] != other[what]]
-    if differ == ["all"]: return "its content has changed"
+    if differ == ["all"]:
+        return "its content has changed"
     return f"sample {', '.join(differ)} has changed" if differ else None

@@ -33,7 +33,9 @@ def mix(*numbers: int) -> int:
 def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool = True) -> Any:
     "The order in which `epoch` visits its samples: Tensor [samples] of indices."
     import torch
-    if not shuffle: return torch.arange(samples)
+
+    if not shuffle:
+        return torch.arange(samples)
     return torch.randperm(samples, generator=torch.Generator().manual_seed(mix(seed, epoch)))
 
 # %% ../../nbs/22_data/00_loaders.ipynb #23a2fc02
@@ -43,12 +45,14 @@ class SeededSamples:
     def __init__(self, dataset: Any, seed: int):
         self.dataset, self.seed = dataset, seed
 
-    def __len__(self) -> int: return len(self.dataset)
+    def __len__(self) -> int:
+        return len(self.dataset)
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list:
         import numpy
         import random
         import torch
+
         before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
         samples = []
         for epoch, index in keys:
@@ -64,6 +68,7 @@ class SeededSamples:
 class MicroBatch(NamedTuple):
     """One forward pass: the collated data on the device, its samples, those of its optimizer step on all processes, and whether
     it is the step's last. With `samples` 0 the data are borrowed: this process takes part, and the result does not count."""
+
     data: Any
     samples: int
     window_samples: int
@@ -72,6 +77,7 @@ class MicroBatch(NamedTuple):
 
 class Cut(NamedTuple):
     "The positions from `start` to `stop` of an epoch's order, as one micro batch."
+
     start: int
     stop: int
     samples: int
@@ -103,18 +109,29 @@ def eval_cuts(plan: BatchPlan, rank: int = 0, world_size: int = 1) -> Iterator[C
 def resident_tensors(dataset: Any, limit_gib: float) -> tuple | None:
     "The tensors of a TensorDataset (or a subset of one) that is no larger than `limit_gib`, else None."
     from torch.utils.data import Subset, TensorDataset
+
     if isinstance(dataset, Subset) and (inner := resident_tensors(dataset.dataset, limit_gib)) is not None:
         import torch
+
         index = torch.as_tensor(dataset.indices)
         return tuple(t[index] for t in inner)
-    if type(dataset) is not TensorDataset: return None
+    if type(dataset) is not TensorDataset:
+        return None
     return dataset.tensors if sum(t.nbytes for t in dataset.tensors) <= limit_gib * 2**30 else None
 
 
 class ResidentBatches:
     "Batches of tensors that live on the device."
 
-    def __init__(self, tensors: Sequence[Any], device: Any, cuts: Callable[..., Iterator[Cut]], seed: int, shuffle: bool, shared: bool = False):
+    def __init__(
+        self,
+        tensors: Sequence[Any],
+        device: Any,
+        cuts: Callable[..., Iterator[Cut]],
+        seed: int,
+        shuffle: bool,
+        shared: bool = False,
+    ):
         self.tensors = [t.to(device) for t in tensors]
         self.cuts, self.seed, self.shuffle, self.shared = cuts, seed, shuffle, shared
 
@@ -122,20 +139,24 @@ class ResidentBatches:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
         order = epoch_order(len(self.tensors[0]), self.seed, epoch, self.shuffle)
         cuts = self.cuts(first_step=first_step) if first_step else self.cuts()
-        if self.shared: order, cuts = _own(order, list(cuts))  # a copy of this rank's samples alone
+        if self.shared:
+            order, cuts = _own(order, list(cuts))  # a copy of this rank's samples alone
         order = order.to(self.tensors[0].device)
         columns = [t.index_select(0, order) for t in self.tensors] if self.shuffle or self.shared else self.tensors
         while block := list(islice(cuts, 64)):  # views made in one go cost a third of views made one by one
-            yield from [MicroBatch(tuple([c[start:stop] for c in columns]), samples, window, last)
-                        for start, stop, samples, window, last in block]
+            yield from [
+                MicroBatch(tuple([c[start:stop] for c in columns]), samples, window, last)
+                for start, stop, samples, window, last in block
+            ]
 
 
 def _own(order: Any, cuts: list[Cut]) -> tuple[Any, Iterator[Cut]]:
     "The part of `order` that `cuts` cover, and the cuts of that part."
     import torch
+
     ends = list(accumulate(cut.stop - cut.start for cut in cuts))
     mine = (cut._replace(start=end - cut.stop + cut.start, stop=end) for cut, end in zip(cuts, ends))
-    return torch.cat([order[cut.start:cut.stop] for cut in cuts]), mine
+    return torch.cat([order[cut.start : cut.stop] for cut in cuts]), mine
 
 # %% ../../nbs/22_data/00_loaders.ipynb #fe3679ca
 _SOCKET = len("/pymp-12345678/listener-12345678")  # what multiprocessing appends
@@ -146,39 +167,61 @@ def short_sockets() -> None:
     "Let the processes of this one exchange tensors through sockets below /tmp where the folder for temporary files has too long a name for them."
     import tempfile
     from multiprocessing import current_process, util
-    if os.name == "nt" or len(os.fsencode(tempfile.gettempdir())) + _SOCKET <= _LONGEST: return
+
+    if os.name == "nt" or len(os.fsencode(tempfile.gettempdir())) + _SOCKET <= _LONGEST:
+        return
     config = current_process()._config
-    if len(os.fsencode(config.get("tempdir") or "x" * _LONGEST)) + len("/listener-12345678") <= _LONGEST: return
+    if len(os.fsencode(config.get("tempdir") or "x" * _LONGEST)) + len("/listener-12345678") <= _LONGEST:
+        return
     before, tempfile.tempdir = tempfile.tempdir, "/tmp"
     config.pop("tempdir", None)  # there is no public way: it is made once for a process and those that it forks
-    try: util.get_temp_dir()
-    except OSError: pass  # no /tmp to write in: the long one may be all there is
-    finally: tempfile.tempdir = before
+    try:
+        util.get_temp_dir()
+    except OSError:
+        pass  # no /tmp to write in: the long one may be all there is
+    finally:
+        tempfile.tempdir = before
 
 # %% ../../nbs/22_data/00_loaders.ipynb #c76842cd
 class LoadedBatches:
     "Batches read by a DataLoader, with any number of workers."
 
-    def __init__(self, dataset: Any, device: Any, cuts: Callable[..., Iterator[Cut]], config: Config, collate: Callable | None):
+    def __init__(
+        self, dataset: Any, device: Any, cuts: Callable[..., Iterator[Cut]], config: Config, collate: Callable | None
+    ):
         from torch.utils.data import DataLoader
         import torch
+
         loader, self.cuts, self.device = config.dataloader, cuts, device
         self.samples, self.seed, self.shuffle = len(dataset), config.seed, config.data.shuffle
         self._keys: list[list[tuple[int, int]]] = []
         workers_asked = 0 if loader.num_workers == "auto" else loader.num_workers  # `fit` has turned auto into a number
-        workers = {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers} if workers_asked else {}
-        if workers_asked: short_sockets()
+        workers = (
+            {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
+            if workers_asked
+            else {}
+        )
+        if workers_asked:
+            short_sockets()
         # a generator of its own, so that starting an epoch draws nothing from the global one
-        self._loader = DataLoader(SeededSamples(dataset, config.seed), batch_sampler=_Listed(self._keys), num_workers=workers_asked,
-                                  collate_fn=collate, pin_memory=loader.pin_memory and torch.device(device).type == "cuda",
-                                  generator=torch.Generator().manual_seed(config.seed), worker_init_fn=partial(end_with, os.getpid()), **workers)
+        self._loader = DataLoader(
+            SeededSamples(dataset, config.seed),
+            batch_sampler=_Listed(self._keys),
+            num_workers=workers_asked,
+            collate_fn=collate,
+            pin_memory=loader.pin_memory and torch.device(device).type == "cuda",
+            generator=torch.Generator().manual_seed(config.seed),
+            worker_init_fn=partial(end_with, os.getpid()),
+            **workers,
+        )
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
         from accelerate.utils import send_to_device
+
         order = epoch_order(self.samples, self.seed, epoch, self.shuffle).tolist()
         cuts = list(self.cuts(first_step=first_step) if first_step else self.cuts())
-        self._keys[:] = [[(epoch, index) for index in order[cut.start:cut.stop]] for cut in cuts]
+        self._keys[:] = [[(epoch, index) for index in order[cut.start : cut.stop]] for cut in cuts]
         for data, (_, _, samples, window, last) in zip(self._loader, cuts):
             yield MicroBatch(send_to_device(data, self.device, non_blocking=True), samples, window, last)
 
@@ -187,43 +230,67 @@ def end_with(parent: int, worker: int) -> None:
     "Let this loader worker end with the process `parent`, which started it: one that is busy reading, or just begins, would outlive it."
     import signal
     import sys
-    if not sys.platform.startswith("linux"): return
+
+    if not sys.platform.startswith("linux"):
+        return
     import ctypes
+
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent: os._exit(1)  # it was killed before this worker came so far; torch would take its new parent for the old one
+    if os.getppid() != parent:
+        os._exit(1)  # it was killed before this worker came so far; torch would take its new parent for the old one
 
 
 class _Listed:
     "A batch sampler over a list that is filled anew for each epoch."
 
-    def __init__(self, batches: list): self.batches = batches
-    def __iter__(self) -> Iterator: return iter(list(self.batches))
-    def __len__(self) -> int: return len(self.batches)
+    def __init__(self, batches: list):
+        self.batches = batches
+
+    def __iter__(self) -> Iterator:
+        return iter(list(self.batches))
+
+    def __len__(self) -> int:
+        return len(self.batches)
 
 # %% ../../nbs/22_data/00_loaders.ipynb #23a2fc06
-def train_batches(dataset: Any, device: Any, plan: BatchPlan, config: Config, collate: Callable | None = None, rank: int = 0) -> Any:
+def train_batches(
+    dataset: Any, device: Any, plan: BatchPlan, config: Config, collate: Callable | None = None, rank: int = 0
+) -> Any:
     "Batches for training on `rank`: an object whose `epoch(epoch, first_step)` yields `MicroBatch`es."
     cuts = partial(train_cuts, plan, rank)
     tensors = resident_tensors(dataset, config.data.resident_gib) if collate is None else None
-    if tensors is not None: return ResidentBatches(tensors, device, cuts, config.seed, config.data.shuffle, plan.world_size > 1)
+    if tensors is not None:
+        return ResidentBatches(tensors, device, cuts, config.seed, config.data.shuffle, plan.world_size > 1)
     return LoadedBatches(dataset, device, cuts, config, collate)
 
 
-def eval_batches(dataset: Any, device: Any, config: Config, collate: Callable | None = None, max_batches: int | None = None,
-                 rank: int = 0, world_size: int = 1) -> Any:
+def eval_batches(
+    dataset: Any,
+    device: Any,
+    config: Config,
+    collate: Callable | None = None,
+    max_batches: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Any:
     "Batches for evaluation and prediction, in the data set's order: `epoch(0)` yields those of `rank`, every `world_size`-th."
     size = config.data.eval_batch_size or config.data.micro_batch_size
     cuts = partial(eval_cuts, BatchPlan(len(dataset), size, max_batches=max_batches), rank, world_size)
     tensors = resident_tensors(dataset, config.data.resident_gib) if collate is None else None
-    if tensors is not None: return ResidentBatches(tensors, device, cuts, config.seed, shuffle=False)
-    return LoadedBatches(dataset, device, cuts, override(config, "data.shuffle=false", "dataloader.persistent_workers=false"), collate)
+    if tensors is not None:
+        return ResidentBatches(tensors, device, cuts, config.seed, shuffle=False)
+    return LoadedBatches(
+        dataset, device, cuts, override(config, "data.shuffle=false", "dataloader.persistent_workers=false"), collate
+    )
 
 # %% ../../nbs/22_data/00_loaders.ipynb #23a2fc07
 def limit_samples(dataset: Any, config: Config) -> Any:
     "The part of a training data set that `limits.train_frac` leaves; RequestError where a data set has no length."
     from torch.utils.data import Subset
+
     samples = dataset_length(dataset, "training")
-    if config.limits.train_frac == 1.0 or samples == 0: return dataset
+    if config.limits.train_frac == 1.0 or samples == 0:
+        return dataset
     keep = max(1, round(samples * config.limits.train_frac))
     return Subset(dataset, sorted(epoch_order(samples, config.seed, 0)[:keep].tolist()))
 
@@ -236,28 +303,36 @@ def limit_files(paths: Sequence[Path], config: Config) -> list[Path]:
 def dataset_length(dataset: Any, what: str) -> int:
     "Number of samples; RequestError for something that is no map-style data set."
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise RequestError(f"The {what} data set is a {type(dataset).__name__} without length or index. "
-                           "Return a map-style data set, with __len__ and __getitem__.")
+        raise RequestError(
+            f"The {what} data set is a {type(dataset).__name__} without length or index. "
+            "Return a map-style data set, with __len__ and __getitem__."
+        )
     return len(dataset)
 
 # %% ../../nbs/22_data/00_loaders.ipynb #23a2fc08
 def find_non_finite(data: Any, name: str = "batch") -> str | None:
     "Where floating-point data hold NaN or infinity, in words; None where all is finite. `data`: tensors, nested in lists and mappings."
     import torch
-    if isinstance(data, dict): parts = [(f"{name}[{k!r}]", v) for k, v in data.items()]
-    elif isinstance(data, (list, tuple)): parts = [(f"{name}[{i}]", v) for i, v in enumerate(data)]
+
+    if isinstance(data, dict):
+        parts = [(f"{name}[{k!r}]", v) for k, v in data.items()]
+    elif isinstance(data, (list, tuple)):
+        parts = [(f"{name}[{i}]", v) for i, v in enumerate(data)]
     elif torch.is_tensor(data) and data.is_floating_point():
         bad = int((~torch.isfinite(data)).sum())
-        if not bad: return None
+        if not bad:
+            return None
         rows = (~torch.isfinite(data)).reshape(len(data), -1).any(1).nonzero().flatten().tolist() if data.dim() else [0]
         return f"{name} holds {bad} values that are not finite, first in sample {rows[0]} ({len(rows)} of {len(data) if data.dim() else 1} samples)"
-    else: return None
+    else:
+        return None
     return next((found for part, value in parts if (found := find_non_finite(value, part))), None)
 
 
 def check_finite_dataset(dataset: Any, what: str) -> None:
     "RequestError where a data set of tensors holds NaN or infinity. Other data sets are checked batch by batch, later."
     from torch.utils.data import Subset, TensorDataset
+
     source = dataset.dataset if isinstance(dataset, Subset) else dataset
     if type(source) is TensorDataset and (found := find_non_finite(source.tensors, f"the {what} data")):
         raise RequestError(f"{found[0].upper()}{found[1:]}. Clean or fill them before training.")

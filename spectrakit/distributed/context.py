@@ -26,15 +26,20 @@ def detect_hardware() -> Platform:
 def usable_gpu(index: int = 0) -> tuple[bool, str]:
     "Whether CUDA runs a real operation on GPU `index`, and why not. Only for the training process: it initialises CUDA."
     import torch
-    if not torch.cuda.is_available(): return False, "no GPU that this torch can use"
-    if index >= torch.cuda.device_count(): return False, f"there is no GPU {index}, only {torch.cuda.device_count()}"
+
+    if not torch.cuda.is_available():
+        return False, "no GPU that this torch can use"
+    if index >= torch.cuda.device_count():
+        return False, f"there is no GPU {index}, only {torch.cuda.device_count()}"
     try:
         torch.cuda.set_device(index)
         (torch.zeros(8, device=f"cuda:{index}") + 1).sum().item()
         return True, f"{torch.cuda.get_device_name(index)} passed a test operation"
     except RuntimeError as error:
-        return False, (f"the GPU fails at its first operation ({str(error).splitlines()[0]}); "
-                       "choose another accelerator in the notebook's settings")
+        return False, (
+            f"the GPU fails at its first operation ({str(error).splitlines()[0]}); "
+            "choose another accelerator in the notebook's settings"
+        )
 
 
 def choose_device(wanted: str, index: int = 0) -> tuple[str, str]:
@@ -42,11 +47,15 @@ def choose_device(wanted: str, index: int = 0) -> tuple[str, str]:
 
     RequestError where a GPU is wanted and there is none.
     """
-    if wanted == "cpu": return "cpu", "cpu: as asked"
+    if wanted == "cpu":
+        return "cpu", "cpu: as asked"
     usable, reason = usable_gpu(index)
-    if usable: return "cuda", f"cuda: {reason}"
+    if usable:
+        return "cuda", f"cuda: {reason}"
     if wanted == "gpu":
-        raise RequestError(f"trainer.accelerator=gpu is not possible: {reason}. Turn a GPU on, or use trainer.accelerator=auto.")
+        raise RequestError(
+            f"trainer.accelerator=gpu is not possible: {reason}. Turn a GPU on, or use trainer.accelerator=auto."
+        )
     return "cpu", f"cpu: {reason}"
 
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fc02
@@ -57,16 +66,20 @@ class Objects:
 
     def gather(self, value: Any) -> list:
         "`value` of every rank, by rank, on every rank."
-        if self.world_size == 1: return [value]
+        if self.world_size == 1:
+            return [value]
         import torch.distributed as dist
+
         found: list = [None] * self.world_size
         dist.all_gather_object(found, value, group=self.group)
         return found
 
     def gather_on_main(self, value: Any) -> list | None:
         "`value` of every rank, by rank, on rank 0 alone; None elsewhere."
-        if self.world_size == 1: return [value]
+        if self.world_size == 1:
+            return [value]
         import torch.distributed as dist
+
         found = [None] * self.world_size if self.is_main else None
         dist.gather_object(value, found, dst=0, group=self.group)
         return found
@@ -74,15 +87,18 @@ class Objects:
     def gather_by_index(self, rows: dict[int, Any]) -> dict[int, Any] | None:
         "Values by index from all ranks, in the order of the indices, on rank 0; None elsewhere. An index counts once."
         parts = self.gather_on_main(rows)
-        if parts is None: return None
+        if parts is None:
+            return None
         together = {index: value for part in parts for index, value in part.items()}
         return {index: together[index] for index in sorted(together)}
 
     def broadcast(self, value: Any) -> Any:
         "What rank 0 holds, on every rank."
-        if self.world_size == 1: return value
+        if self.world_size == 1:
+            return value
         import torch
         import torch.distributed as dist
+
         held = [value]
         dist.broadcast_object_list(held, src=0, group=self.group, device=torch.device("cpu"))
         return held[0]
@@ -93,9 +109,11 @@ class Exchange(Objects):
 
     def gather_numbers(self, numbers: list[float]) -> list[list[float]]:
         "`numbers` of every rank, by rank: a row each, in double precision."
-        if self.world_size == 1: return [numbers]
+        if self.world_size == 1:
+            return [numbers]
         import torch
         import torch.distributed as dist
+
         mine = torch.tensor(numbers, dtype=torch.float64)
         rows = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(rows, mine, group=self.group)
@@ -107,8 +125,10 @@ class Exchange(Objects):
 
     def reduce_tensor(self, tensor: Any) -> Any:
         "The sum of a tensor over all ranks, on its device."
-        if self.world_size == 1: return tensor
+        if self.world_size == 1:
+            return tensor
         import torch.distributed as dist
+
         result = tensor.detach().clone()
         dist.all_reduce(result)
         return result
@@ -123,20 +143,25 @@ class Exchange(Objects):
 
     def leave(self) -> None:
         "Say goodbye to the other processes; nothing may be exchanged afterwards."
-        if self.world_size == 1: return
+        if self.world_size == 1:
+            return
         import torch.distributed as dist
-        if dist.is_initialized(): dist.destroy_process_group()
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fc04
 BROKEN = "broken: "  # before the reason of a rank that left the others behind
 
 
-def _no_pulse() -> Pulse: return Pulse(Board(None, 1), 0)
+def _no_pulse() -> Pulse:
+    return Pulse(Board(None, 1), 0)
 
 
 @dataclass(frozen=True)
 class RunContext(Exchange):
     "Where this process stands in the run, what Accelerate prepared for it, and how it talks to the others."
+
     accelerator: Any = field(repr=False)
     mixed_precision: str  # no, fp16 or bf16
     reasons: dict[str, str]
@@ -168,15 +193,18 @@ class RunContext(Exchange):
 
     def prepare(self, model: Any) -> Any:
         "The model on its device, its forward pass in the run's precision, and its gradients those of all ranks."
-        if self.strategy == "fsdp": return self._sharded(model)
+        if self.strategy == "fsdp":
+            return self._sharded(model)
         if self.sync_batchnorm:
             import torch
+
             model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return self.accelerator.prepare_model(model)
 
     def _sharded(self, model: Any) -> Any:
         # on CPUs Accelerate's plugin silently trains with DDP instead
-        if self.device.type == "cuda": return shard_by_accelerate(self.accelerator, model)
+        if self.device.type == "cuda":
+            return shard_by_accelerate(self.accelerator, model)
         return shard(model, mixed_precision=self.mixed_precision)
 
     def unwrap(self, model: Any) -> Any:
@@ -190,14 +218,19 @@ class RunContext(Exchange):
 
     def gradient_sync(self, model: Any) -> Callable[[bool], None] | None:
         "A function that says, before a forward pass, whether its gradients are exchanged; None with one process."
-        if self.strategy == "single": return None
+        if self.strategy == "single":
+            return None
         module = getattr(model, "_orig_mod", model)
-        if is_sharded(module): return module.set_requires_gradient_sync
-        first = [True] * self.static_graph  # a static graph is learned in the first step, and fails where that one does not exchange
+        if is_sharded(module):
+            return module.set_requires_gradient_sync
+        first = [
+            True
+        ] * self.static_graph  # a static graph is learned in the first step, and fails where that one does not exchange
 
         def exchange(now: bool) -> None:
             module.require_backward_grad_sync = now or bool(first)  # what DDP.no_sync sets
-            if now: first.clear()
+            if now:
+                first.clear()
 
         return exchange
 
@@ -209,11 +242,13 @@ def create_run_context(config: Config, hardware: Platform, pulse: Pulse | None =
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
+
     place = rank_of(os.environ)
     device, why_device = choose_device(config.trainer.accelerator, place.local_rank if place else 0)
     gpus = _gpus(hardware, place.local_rank if place else 0) if device == "cuda" else ()
     precision, why_precision = choose_precision(config.distributed.mixed_precision, gpus)
-    if hardware.gpus and not gpus: why_precision = why_precision.replace("this machine has none", "this run is on the CPU")
+    if hardware.gpus and not gpus:
+        why_precision = why_precision.replace("this machine has none", "this run is on the CPU")
     reasons = {"device": why_device, "mixed_precision": why_precision}
     # Accelerate keeps one state per process; a second run in this process (inline mode) starts afresh
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -227,22 +262,45 @@ def create_run_context(config: Config, hardware: Platform, pulse: Pulse | None =
 def _joined(config: Config, place: Rank, device: str, precision: str, reasons: dict, pulse: Pulse | None) -> RunContext:
     "The context of one rank, once all have met."
     from accelerate import Accelerator
+
     d = config.distributed
     backend = ("nccl" if device == "cuda" else "gloo") if d.backend == "auto" else d.backend
     if backend == "nccl" and device == "cpu":
-        if not d.fallback: raise RequestError("distributed.backend=nccl needs GPUs, and this run is on the CPU. Use distributed.backend=auto.")
+        if not d.fallback:
+            raise RequestError(
+                "distributed.backend=nccl needs GPUs, and this run is on the CPU. Use distributed.backend=auto."
+            )
         backend, reasons["backend"] = "gloo", "gloo: distributed.backend=nccl needs GPUs, and this run is on the CPU"
     strategy = "fsdp" if d.strategy == "fsdp" else "ddp"
     sync = d.sync_batchnorm and device == "cuda" and strategy == "ddp"
-    if d.sync_batchnorm and not sync: reasons["sync_batchnorm"] = "batch norm of each process alone: torch synchronises it on GPUs with ddp only"
-    if pulse: pulse.beat("meeting")
+    if d.sync_batchnorm and not sync:
+        reasons["sync_batchnorm"] = "batch norm of each process alone: torch synchronises it on GPUs with ddp only"
+    if pulse:
+        pulse.beat("meeting")
     with _on_cpu(device):
-        accelerator = Accelerator(mixed_precision=precision, cpu=device == "cpu", **_handlers(config, backend, strategy, device))
+        accelerator = Accelerator(
+            mixed_precision=precision, cpu=device == "cpu", **_handlers(config, backend, strategy, device)
+        )
     if accelerator.num_processes != place.world_size:
-        raise RuntimeError(f"{place.world_size} processes were started, and Accelerate counts {accelerator.num_processes}")
+        raise RuntimeError(
+            f"{place.world_size} processes were started, and Accelerate counts {accelerator.num_processes}"
+        )
     group = _cpu_group(config, backend)
-    context = RunContext(accelerator, precision, reasons, place.rank, place.world_size, place.local_rank, strategy, backend, sync, d.static_graph,
-                         pulse or _no_pulse(), pulse is not None and place.local_world_size == place.world_size, group)
+    context = RunContext(
+        accelerator,
+        precision,
+        reasons,
+        place.rank,
+        place.world_size,
+        place.local_rank,
+        strategy,
+        backend,
+        sync,
+        d.static_graph,
+        pulse or _no_pulse(),
+        pulse is not None and place.local_world_size == place.world_size,
+        group,
+    )
     if (total := sum(row[0] for row in context.gather_numbers([1.0]))) != place.world_size:
         raise RuntimeError(f"{place.world_size} processes were started, and {total:g} answered")
     context.reduce_tensor(_one(accelerator.device))
@@ -252,12 +310,16 @@ def _joined(config: Config, place: Rank, device: str, precision: str, reasons: d
 
 def _on_one_page(context: RunContext) -> RunContext:
     "Ranks of one machine that the user's own launcher has started get a page as well, so that a stop need not wait for a log point."
-    try: page = new_board(context.world_size) if context.is_main else None
-    except OSError: page = None
-    if (path := context.broadcast(str(page.path) if page else None)) is None: return context
+    try:
+        page = new_board(context.world_size) if context.is_main else None
+    except OSError:
+        page = None
+    if (path := context.broadcast(str(page.path) if page else None)) is None:
+        return context
     pulse = Pulse(page or Board(path, context.world_size), context.rank)
     context.barrier()
-    if page: page.path.unlink(missing_ok=True)  # all have it open
+    if page:
+        page.path.unlink(missing_ok=True)  # all have it open
     return replace(context, pulse=pulse, together=True)
 
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fc06
@@ -265,16 +327,23 @@ def _handlers(config: Config, backend: str, strategy: str, device: str) -> dict[
     "What Accelerate is told about the process group and about DDP or FSDP."
     import datetime
     from accelerate import DistributedDataParallelKwargs, InitProcessGroupKwargs
+
     d = config.distributed
     timeout = None if d.timeout_s == "auto" else datetime.timedelta(seconds=d.timeout_s)
     handlers: list = [InitProcessGroupKwargs(backend=backend, timeout=timeout)]
     if strategy == "ddp":
-        handlers.append(DistributedDataParallelKwargs(
-            bucket_cap_mb=d.bucket_cap_mb, find_unused_parameters=d.find_unused_parameters, static_graph=d.static_graph,
-            gradient_as_bucket_view=d.gradient_as_bucket_view))
+        handlers.append(
+            DistributedDataParallelKwargs(
+                bucket_cap_mb=d.bucket_cap_mb,
+                find_unused_parameters=d.find_unused_parameters,
+                static_graph=d.static_graph,
+                gradient_as_bucket_view=d.gradient_as_bucket_view,
+            )
+        )
     plugin = {}
     if strategy == "fsdp" and device == "cuda":
         from accelerate import FullyShardedDataParallelPlugin
+
         plugin = {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2)}
     return {"kwargs_handlers": handlers, **plugin}
 
@@ -283,30 +352,41 @@ def _handlers(config: Config, backend: str, strategy: str, device: str) -> dict[
 def _on_cpu(device: str):
     "Within this block Accelerate sees a run on CPUs; without the variable it would take each process for a run of its own."
     before = os.environ.get("ACCELERATE_USE_CPU")
-    if device == "cpu": os.environ["ACCELERATE_USE_CPU"] = "true"
-    try: yield
+    if device == "cpu":
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    try:
+        yield
     finally:
-        if before is None: os.environ.pop("ACCELERATE_USE_CPU", None)
-        else: os.environ["ACCELERATE_USE_CPU"] = before
+        if before is None:
+            os.environ.pop("ACCELERATE_USE_CPU", None)
+        else:
+            os.environ["ACCELERATE_USE_CPU"] = before
 
 
 def _cpu_group(config: Config, backend: str) -> Any:
     "All processes, talking through the CPU: the group itself where that is gloo, or one beside it."
     import datetime
     import torch.distributed as dist
-    if backend == "gloo": return dist.group.WORLD
-    timeout = None if config.distributed.timeout_s == "auto" else datetime.timedelta(seconds=config.distributed.timeout_s)
+
+    if backend == "gloo":
+        return dist.group.WORLD
+    timeout = (
+        None if config.distributed.timeout_s == "auto" else datetime.timedelta(seconds=config.distributed.timeout_s)
+    )
     return dist.new_group(backend="gloo", timeout=timeout)
 
 
 def _one(device: Any) -> Any:
     import torch
+
     return torch.ones((), device=device)
 
 
 def _gpus(hardware: Platform, index: int) -> tuple[Gpu, ...]:
     "The GPU that this process uses; asked from torch where the platform could not tell."
-    if hardware.gpus: return hardware.gpus[index: index + 1] or hardware.gpus[:1]
+    if hardware.gpus:
+        return hardware.gpus[index : index + 1] or hardware.gpus[:1]
     import torch
+
     p = torch.cuda.get_device_properties(index)
     return (Gpu(p.name, p.total_memory / 2**30, (p.major, p.minor)),)

@@ -27,11 +27,14 @@ def is_sharded(module: Any) -> bool:
 def _units(model: Any, apart: tuple = ()) -> list:
     "The modules that are gathered on their own, innermost first; `apart`: classes that are so wherever they stand."
     from torch import nn
+
     listed = {part for module in model.modules() if isinstance(module, nn.ModuleList) for part in module}
     places: dict[Any, list[str]] = {}  # a shared module, or a tied weight, has several names
     names: dict[Any, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False): places.setdefault(module, []).append(f"{name}.")
-    for name, parameter in model.named_parameters(remove_duplicate=False): names.setdefault(parameter, []).append(name)
+    for name, module in model.named_modules(remove_duplicate=False):
+        places.setdefault(module, []).append(f"{name}.")
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
 
     def alone(module: Any) -> bool:
         inside, own = tuple(places[module]), list(module.parameters())
@@ -39,6 +42,7 @@ def _units(model: Any, apart: tuple = ()) -> list:
 
     def wanted(module: Any) -> bool:  # a container without a forward pass is never gathered
         return isinstance(module, apart) or (module in listed and type(module).forward is not nn.Module.forward)
+
     return [m for m in reversed(list(model.modules())) if m is not model and wanted(m) and alone(m)]
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc03
@@ -49,15 +53,21 @@ def _policy(mixed_precision: str, root: bool) -> Any:
     "How a unit computes. Only the root casts what comes out: between two blocks it would be cast forth and back."
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
-    if mixed_precision not in _HALF: return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=getattr(torch, _HALF[mixed_precision]), reduce_dtype=torch.float32,
-                                output_dtype=torch.float32 if root else None)
+
+    if mixed_precision not in _HALF:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(
+        param_dtype=getattr(torch, _HALF[mixed_precision]),
+        reduce_dtype=torch.float32,
+        output_dtype=torch.float32 if root else None,
+    )
 
 
 def _shard_units(model: Any, mesh: Any, mixed_precision: str) -> None:
     "Share out every unit of `model`; the rest is the root's."
     from torch.distributed.fsdp import fully_shard
     from torch.nn.modules.batchnorm import _BatchNorm
+
     exact = (_BatchNorm,) if mixed_precision in _HALF else ()
     for unit in _units(model, apart=exact):
         precision = "no" if isinstance(unit, exact) else mixed_precision
@@ -67,6 +77,7 @@ def _shard_units(model: Any, mesh: Any, mixed_precision: str) -> None:
 def same_on_all_ranks(tensors: Iterable[Any], device: Any = None) -> None:
     "Give these tensors rank 0's values, in place. `device`: where the processes talk, if not where the tensors are."
     import torch.distributed as dist
+
     for tensor in tensors:
         values = tensor.detach().to(device or tensor.device).contiguous()
         dist.broadcast(values, 0)
@@ -77,8 +88,10 @@ def _ready(model: Any, device: Any = None) -> None:
     "Make a model fit to be cut: the same everywhere, its weights contiguous. RequestError where one has no rows."
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
-            raise RequestError(f"The parameter {name} is a number without a shape, which cannot be shared out. "
-                               "Give it the shape (1,), or use distributed.strategy=ddp.")
+            raise RequestError(
+                f"The parameter {name} is a number without a shape, which cannot be shared out. "
+                "Give it the shape (1,), or use distributed.strategy=ddp."
+            )
         parameter.data = parameter.data.contiguous()
     same_on_all_ranks([*model.parameters(), *model.buffers()], device)
 
@@ -92,6 +105,7 @@ def shard(model: Any, mesh: Any = None, mixed_precision: str = "no") -> Any:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+
     kind = next((p.device.type for p in model.parameters()), "cpu")
     _check_torch(kind)
     _ready(model)
@@ -103,12 +117,16 @@ def shard(model: Any, mesh: Any = None, mixed_precision: str = "no") -> Any:
 def _settle(model: Any, kind: str) -> Any:
     "The finished model, so that it sees what is written into its shards, and averages rightly on CPUs."
     from torch.distributed.fsdp import FSDPModule
+
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
 
     def forget(model: Any, inputs: Any, outputs: Any) -> None:  # the backward pass gathers again what it needs
-        for unit in units: unit.reshard()
+        for unit in units:
+            unit.reshard()
+
     for unit in units:
-        if kind == "cpu": unit.set_force_sum_reduction_for_comms(True)
+        if kind == "cpu":
+            unit.set_force_sum_reduction_for_comms(True)
     model.register_forward_hook(forget)
     return model
 
@@ -117,9 +135,12 @@ def _check_torch(kind: str) -> None:
     "RequestError on CPUs where torch is too old: without streams there, or with gradients that are not averaged."
     import torch
     from torch.distributed.fsdp import FSDPModule
-    if kind != "cpu" or hasattr(FSDPModule, "set_force_sum_reduction_for_comms"): return
-    raise RequestError(f"torch {torch.__version__} cannot share out a model on CPUs. "
-                       "Use distributed.strategy=ddp, or a newer torch.")
+
+    if kind != "cpu" or hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        return
+    raise RequestError(
+        f"torch {torch.__version__} cannot share out a model on CPUs. Use distributed.strategy=ddp, or a newer torch."
+    )
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc07
 def shard_by_accelerate(accelerator: Any, model: Any) -> Any:
@@ -129,6 +150,7 @@ def shard_by_accelerate(accelerator: Any, model: Any) -> Any:
     """
     import torch
     from torch.distributed.device_mesh import init_device_mesh
+
     kind = accelerator.device.type
     _check_torch(kind)
     _ready(model, accelerator.device)
@@ -146,14 +168,19 @@ def whole(tree: Any, keep: bool = True) -> Any:
     All ranks call it together. With `keep=False` a rank gets None in place of tensors, and needs room for one only.
     """
     import torch
-    if isinstance(tree, dict): return {key: whole(value, keep) for key, value in tree.items()}
+
+    if isinstance(tree, dict):
+        return {key: whole(value, keep) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
         parts = [whole(value, keep) for value in tree]
         return parts if isinstance(tree, list) else tuple(parts)
-    if not torch.is_tensor(tree): return tree
+    if not torch.is_tensor(tree):
+        return tree
     tensor = tree.detach()
-    if _is_dtensor(tensor): tensor = tensor.full_tensor()
-    if not keep: return None
+    if _is_dtensor(tensor):
+        tensor = tensor.full_tensor()
+    if not keep:
+        return None
     return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
 
 
@@ -165,8 +192,10 @@ def whole_optimizer_state(optimizer: Any, keep: bool = True) -> dict:
 def _part(tensor: Any, parameter: Any) -> Any:
     "A copy of a whole tensor, on the device of `parameter` and cut as it is. All ranks call it; rank 0's counts."
     values = tensor.detach().to(parameter.device, copy=True)
-    if not _is_dtensor(parameter): return values
+    if not _is_dtensor(parameter):
+        return values
     from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(values, parameter.device_mesh, parameter.placements)
 
 
@@ -181,15 +210,20 @@ def load_whole_optimizer(optimizer: Any, state: dict) -> None:
     ValueError, from torch, where the groups of parameters differ.
     """
     import torch
+
     ids = [number for group in state["param_groups"] for number in group["params"]]
     params = dict(zip(ids, [p for group in optimizer.param_groups for p in group["params"]]))
 
     def placed(value: Any, parameter: Any) -> Any:
-        if not torch.is_tensor(value): return value
+        if not torch.is_tensor(value):
+            return value
         cut = _is_dtensor(parameter) and value.shape == parameter.shape
         return _part(value, parameter) if cut else value.detach().clone()
-    parts = {number: {name: placed(value, params.get(number)) for name, value in values.items()}
-             for number, values in state["state"].items()}
+
+    parts = {
+        number: {name: placed(value, params.get(number)) for name, value in values.items()}
+        for number, values in state["state"].items()
+    }
     optimizer.load_state_dict({**state, "state": parts})
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc11
@@ -198,16 +232,20 @@ def load_whole_model(module: Any, state: dict | None, broadcast_from_main: bool 
     rank 0 may pass None. RuntimeError, on every rank, where names or shapes do not fit: then nothing is loaded.
     """
     import torch
-    if broadcast_from_main: state = _announced(state)
+
+    if broadcast_from_main:
+        state = _announced(state)
     own, parts = module.state_dict(), {}
     _check_fit(own, state)
     for name, tensor in state.items():
         target = own.get(name)
-        if _is_dtensor(target): parts[name] = _part(tensor, target)
+        if _is_dtensor(target):
+            parts[name] = _part(tensor, target)
         elif broadcast_from_main and torch.is_tensor(target):
             parts[name] = tensor.to(target.device, copy=True)
             same_on_all_ranks([parts[name]])
-        else: parts[name] = tensor
+        else:
+            parts[name] = tensor
     module.load_state_dict(parts)
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc12
@@ -215,27 +253,37 @@ def _check_fit(own: dict, state: dict) -> None:
     "RuntimeError that says what does not fit. Torch's own check comes when half of it is loaded."
     wrong = [f"{name} is missing" for name in own if name not in state]
     wrong += [f"{name} is not in the model" for name in state if name not in own]
-    shapes = {name: (tuple(state[name].shape), tuple(value.shape)) for name, value in own.items()
-              if name in state and hasattr(value, "shape")}
-    wrong += [f"{name} has the shape {saved}, and in the model {there}"
-              for name, (saved, there) in shapes.items() if saved != there]
+    shapes = {
+        name: (tuple(state[name].shape), tuple(value.shape))
+        for name, value in own.items()
+        if name in state and hasattr(value, "shape")
+    }
+    wrong += [
+        f"{name} has the shape {saved}, and in the model {there}"
+        for name, (saved, there) in shapes.items()
+        if saved != there
+    ]
     more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-    if wrong: raise RuntimeError(f"These weights do not fit the model: {'; '.join(wrong[:5])}{more}.")
+    if wrong:
+        raise RuntimeError(f"These weights do not fit the model: {'; '.join(wrong[:5])}{more}.")
 
 
 def _announced(state: dict | None) -> dict:
     "The state of rank 0; on the others, tensors of the same names and shapes that are still to be filled."
     import torch
     import torch.distributed as dist
+
     told = [None if state is None else {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}]
     dist.broadcast_object_list(told, 0)
-    if dist.get_rank() == 0: return state
+    if dist.get_rank() == 0:
+        return state
     return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in told[0].items()}
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc13
 def gradient_norm_clip(params: list, limit: float) -> Any:
     "Shorten the gradient of all parameters together to the norm `limit`; returns the norm that it had, a 0-dim tensor."
     from torch.nn.utils import clip_grad_norm_
+
     norm = clip_grad_norm_(params, limit)
     return norm.full_tensor() if _is_dtensor(norm) else norm
 
@@ -243,7 +291,9 @@ def gradient_norm_clip(params: list, limit: float) -> Any:
 def scale(grads: list, factor: Any) -> None:
     "Multiply gradients, whole ones and parts, by a number or a 0-dim tensor, in place."
     import torch
-    with torch.no_grad(): torch._foreach_mul_([g.to_local() if _is_dtensor(g) else g for g in grads], factor)
+
+    with torch.no_grad():
+        torch._foreach_mul_([g.to_local() if _is_dtensor(g) else g for g in grads], factor)
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc14
 def all_finite(params: Iterable[Any], group: Any = None) -> bool:
@@ -253,11 +303,14 @@ def all_finite(params: Iterable[Any], group: Any = None) -> bool:
     """
     import torch
     import torch.distributed as dist
+
     params = [p.detach() for p in params]
     parts = [p.to_local() if _is_dtensor(p) else p for p in params]
-    if not parts: return True
+    if not parts:
+        return True
     word = torch.stack([torch.isfinite(part).all() for part in parts]).all().int()
     if any(map(_is_dtensor, params)):
-        if group is not None: word = word.cpu()
+        if group is not None:
+            word = word.cpu()
         dist.all_reduce(word, dist.ReduceOp.MIN, group=group)
     return bool(word.item())

@@ -18,8 +18,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #b41e6be0
-PHASES = ("starting", "meeting", "preparing", "training", "evaluating", "scoring", "saving", "predicting", "ending", "done")
-QUIET = ("starting", "preparing", "scoring", "saving", "predicting", "ending")  # one call of the task, or of a disk, may take long
+PHASES = (
+    "starting",
+    "meeting",
+    "preparing",
+    "training",
+    "evaluating",
+    "scoring",
+    "saving",
+    "predicting",
+    "ending",
+    "done",
+)
+QUIET = (
+    "starting",
+    "preparing",
+    "scoring",
+    "saving",
+    "predicting",
+    "ending",
+)  # one call of the task, or of a disk, may take long
 # what a rank asks for, and what all agree on; HURRY: the system ends us soon; SAVE_NOW: a person wants a checkpoint
 STOP, TIME, SAVE, FAILED, HURRY, SAVE_NOW = 1, 2, 4, 8, 16, 32
 
@@ -36,20 +54,25 @@ class Board:
         self._map = self._shared(8 * (_HEAD + _WIDTH * ranks), create)
         self.cells = memoryview(self._map).cast("q")
         if create or path is None:
-            for rank in range(ranks): self.cells[self.row(rank) + _STEP] = -1
+            for rank in range(ranks):
+                self.cells[self.row(rank) + _STEP] = -1
 
     def _shared(self, size: int, create: bool) -> mmap.mmap:
-        if self.path is None: return mmap.mmap(-1, size)
+        if self.path is None:
+            return mmap.mmap(-1, size)
         handle = os.open(self.path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
         try:
             if create:
                 hold(handle)  # as long as the map lives
-                if os.write(handle, bytes(size)) < size: raise OSError(28, "no room for a page")  # a hole would kill its writer
+                if os.write(handle, bytes(size)) < size:
+                    raise OSError(28, "no room for a page")  # a hole would kill its writer
             return mmap.mmap(handle, size)
         except OSError:
-            if create: os.unlink(self.path)
+            if create:
+                os.unlink(self.path)
             raise
-        finally: os.close(handle)
+        finally:
+            os.close(handle)
 
     def row(self, rank: int) -> int:
         "Where the row of `rank` begins."
@@ -65,19 +88,24 @@ def hold(handle: int) -> bool:
     "Whether this process now holds the lock on an open file; False where another one does, or the system has no such locks."
     try:
         import fcntl
+
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    except (ImportError, OSError): return False
+    except (ImportError, OSError):
+        return False
 
 
 def new_board(ranks: int, folders: tuple[str, ...] | None = None) -> Board:
     "A fresh page in the first of `folders` (None: in memory, or where temporary files go) that has room. OSError where none has."
     name, error = f"spectrakit-page-{os.getpid()}-{os.urandom(4).hex()}", None
     for folder in folders or ("/dev/shm", tempfile.gettempdir()):
-        if not os.access(folder, os.W_OK): continue
+        if not os.access(folder, os.W_OK):
+            continue
         sweep(folder)
-        try: return Board(Path(folder) / name, ranks, create=True)
-        except OSError as full: error = full
+        try:
+            return Board(Path(folder) / name, ranks, create=True)
+        except OSError as full:
+            error = full
     raise error or OSError("there is no folder for a page of shared memory")
 
 
@@ -88,10 +116,12 @@ def sweep(folder: str | Path, older_s: float = 60.0) -> list[str]:
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
             try:
-                if time.time() - os.fstat(handle).st_mtime < older_s or not hold(handle): continue
+                if time.time() - os.fstat(handle).st_mtime < older_s or not hold(handle):
+                    continue
                 path.unlink()
                 found.append(path.name)
-            finally: os.close(handle)
+            finally:
+                os.close(handle)
     return found
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #23a2fc03
@@ -111,13 +141,15 @@ class Pulse:
         cells[mine + _BEATS] += 1
         cells[mine + _PARTS] = 0
         for row in self._others:
-            if cells[row] < step - 1: self._wait_for(row, step - 1)
+            if cells[row] < step - 1:
+                self._wait_for(row, step - 1)
         return cells[_AGENDA_STEP] == step
 
     def _wait_for(self, row: int, step: int) -> None:
         waited = 0
         while self._cells[row] < step:
-            if self._cells[row + _FLAGS] & FAILED: raise RuntimeError("another process of this run has failed")
+            if self._cells[row + _FLAGS] & FAILED:
+                raise RuntimeError("another process of this run has failed")
             waited += 1
             time.sleep(0 if waited < 50 else min(0.001, 1e-5 * (waited - 49)))
 
@@ -129,7 +161,8 @@ class Pulse:
     def beat(self, phase: str | None = None) -> None:
         "A sign of life within a step or between two; `phase` says what begins."
         self._cells[self._mine + _BEATS] += 1
-        if phase is not None: self._cells[self._mine + _PHASE] = PHASES.index(phase)
+        if phase is not None:
+            self._cells[self._mine + _PHASE] = PHASES.index(phase)
 
     def begin(self, step: int) -> None:
         "Training begins, or goes on, after optimizer step `step`."
@@ -173,14 +206,16 @@ def wanted_by_files(run_dir: Path) -> int:
 def asked(board: Board) -> int:
     "What the launcher or any rank asks for."
     code = board.cells[_WANTED]
-    for rank in range(board.ranks): code |= board.cells[board.row(rank) + _FLAGS]
+    for rank in range(board.ranks):
+        code |= board.cells[board.row(rank) + _FLAGS]
     return code & ~FAILED
 
 
 def announce(pulse: Pulse, step: int, code: int) -> int:
     "Rank 0, before it tells that `step` is done: put `code` on the agenda; returns the step at which all ranks will act."
     cells = pulse._cells
-    if cells[_AGENDA_STEP] >= step > 0: return cells[_AGENDA_STEP]  # one thing after the other
+    if cells[_AGENDA_STEP] >= step > 0:
+        return cells[_AGENDA_STEP]  # one thing after the other
     cells[_AGENDA_CODE] = code
     cells[_AGENDA_STEP] = step + (1 if pulse._others else 0)
     return cells[_AGENDA_STEP]
@@ -224,7 +259,7 @@ class Pace:
 
     def mean(self) -> float:
         "The mean duration, without the first step of all, which warms up; 0.0 before the second."
-        seen = self._ring[1 if self._count <= 1024 else 0: min(self._count, 1024)]
+        seen = self._ring[1 if self._count <= 1024 else 0 : min(self._count, 1024)]
         return sum(seen) / len(seen) if seen else 0.0
 
     def quantile(self, share: float) -> float:
@@ -236,6 +271,7 @@ class Pace:
 @dataclass(frozen=True)
 class Stuck:
     "A rank without a sign of life."
+
     rank: int
     silent_s: float
     phase: str
@@ -252,13 +288,22 @@ class Watch:
     `first`: the rank of this machine's first row; what is told about ranks counts on all machines. `clock` is replaced in tests.
     """
 
-    def __init__(self, board: Board, factor: float, floor_s: float, start_s: float | None = None, first: int = 0, clock=time.monotonic,
-                 most_s: float = float("inf")):
+    def __init__(
+        self,
+        board: Board,
+        factor: float,
+        floor_s: float,
+        start_s: float | None = None,
+        first: int = 0,
+        clock=time.monotonic,
+        most_s: float = float("inf"),
+    ):
         self.board, self.factor, self.floor_s, self.first, self._clock = board, factor, floor_s, first, clock
         self.start_s, self.most_s = 10 * floor_s if start_s is None else start_s, most_s
         self._seen = [(-1, clock())] * board.ranks
 
-    def _cell(self, rank: int, which: int) -> int: return self.board.cells[self.board.row(rank) + which]
+    def _cell(self, rank: int, which: int) -> int:
+        return self.board.cells[self.board.row(rank) + which]
 
     def phase(self, rank: int) -> str:
         "What `rank`, counted on this machine, is doing."
@@ -274,17 +319,25 @@ class Watch:
         phases = set(self.phases().values())
         patience = 10 if phases & set(QUIET) - {"starting"} else 1
         starting = self.start_s if phases & {"starting", "meeting"} else 0.0
-        return min(self.most_s, max(starting, patience * self.floor_s, self.factor * max(self._cell(r, _P99_US) for r in ranks) / 1e6))
+        return min(
+            self.most_s,
+            max(starting, patience * self.floor_s, self.factor * max(self._cell(r, _P99_US) for r in ranks) / 1e6),
+        )
 
     def look(self) -> Stuck | None:
         "The rank that is stuck: the one that is furthest behind; None where all is well."
         now, limit, found = self._clock(), self.limit_s(), []
         for rank in range(self.board.ranks):
             beats = self._cell(rank, _BEATS)
-            if beats != self._seen[rank][0] or self.phase(rank) == "done": self._seen[rank] = (beats, now)
+            if beats != self._seen[rank][0] or self.phase(rank) == "done":
+                self._seen[rank] = (beats, now)
             elif now - self._seen[rank][1] > limit:
-                found.append(Stuck(self.first + rank, now - self._seen[rank][1], self.phase(rank), self._cell(rank, _STEP)))
-        return min(found, key=lambda s: (s.step, self._cell(s.rank - self.first, _PARTS), -s.silent_s)) if found else None
+                found.append(
+                    Stuck(self.first + rank, now - self._seen[rank][1], self.phase(rank), self._cell(rank, _STEP))
+                )
+        return (
+            min(found, key=lambda s: (s.step, self._cell(s.rank - self.first, _PARTS), -s.silent_s)) if found else None
+        )
 
     def all_met(self) -> bool:
         "Whether every rank has found the others."

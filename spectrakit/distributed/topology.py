@@ -21,6 +21,7 @@ from ..config.schema import Config, RequestError
 @dataclass(frozen=True)
 class Rank:
     "This process's place among those that train together."
+
     rank: int
     local_rank: int
     world_size: int
@@ -30,19 +31,31 @@ class Rank:
 def rank_of(environ: Mapping[str, str]) -> Rank | None:
     "The place that a launcher gave this process; None where no launcher did. RequestError where its variables make no sense."
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if any(name not in environ for name in names): return None
-    values = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", **{k: environ[k] for k in ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if k in environ}}
-    try: found = Rank(int(environ["RANK"]), int(values["LOCAL_RANK"]), int(environ["WORLD_SIZE"]), int(values["LOCAL_WORLD_SIZE"]))
-    except ValueError: found = None
+    if any(name not in environ for name in names):
+        return None
+    values = {
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        **{k: environ[k] for k in ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if k in environ},
+    }
+    try:
+        found = Rank(
+            int(environ["RANK"]), int(values["LOCAL_RANK"]), int(environ["WORLD_SIZE"]), int(values["LOCAL_WORLD_SIZE"])
+        )
+    except ValueError:
+        found = None
     if found is None or not 0 <= found.rank < found.world_size:
         said = ", ".join(f"{name}={environ[name]!r}" for name in names[:2])
-        raise RequestError(f"The environment says {said}, which is no place among processes. Start with torchrun, or unset them.")
+        raise RequestError(
+            f"The environment says {said}, which is no place among processes. Start with torchrun, or unset them."
+        )
     return found if found.world_size > 1 else None
 
 # %% ../../nbs/21_distributed/00_topology.ipynb #23a2fc02
 @dataclass(frozen=True)
 class Processes:
     "The processes of a run: on this machine, on how many machines, why, and whether fewer than asked for."
+
     per_node: int
     num_nodes: int
     reason: str
@@ -60,29 +73,52 @@ def plan_processes(config: Config, platform: Platform) -> Processes:
     """
     d, nodes = config.distributed, config.distributed.num_nodes
     gpus = 0 if config.trainer.accelerator == "cpu" else len(platform.gpus)
-    there, what = (gpus, f"{gpus} GPU{'s' * (gpus != 1)}") if gpus else (max(2, platform.cores), f"no GPU and {platform.cores} CPU cores")
+    there, what = (
+        (gpus, f"{gpus} GPU{'s' * (gpus != 1)}")
+        if gpus
+        else (max(2, platform.cores), f"no GPU and {platform.cores} CPU cores")
+    )
     if d.node_rank is not None and d.node_rank >= nodes:
-        raise RequestError(f"distributed.node_rank={d.node_rank} is not one of distributed.num_nodes={nodes} machines, which count from 0. "
-                           "Use trainer.num_nodes to say how many there are.")
-    if d.enabled is False: return Processes(1, 1, "1 process: distributed.enabled is false")
+        raise RequestError(
+            f"distributed.node_rank={d.node_rank} is not one of distributed.num_nodes={nodes} machines, which count from 0. "
+            "Use trainer.num_nodes to say how many there are."
+        )
+    if d.enabled is False:
+        return Processes(1, 1, "1 process: distributed.enabled is false")
     asked = (gpus or 1) * nodes if d.world_size == "auto" else d.world_size
     if asked % nodes:
-        raise RequestError(f"distributed.world_size={asked} processes cannot be shared equally by distributed.num_nodes={nodes}. "
-                           f"Use trainer.devices, which counts those of one machine.")
+        raise RequestError(
+            f"distributed.world_size={asked} processes cannot be shared equally by distributed.num_nodes={nodes}. "
+            f"Use trainer.devices, which counts those of one machine."
+        )
     if asked == 1:
-        if d.enabled is True: return _fallback(config, 1, 1, f"several processes were asked for by distributed.enabled, and there is {what}")
+        if d.enabled is True:
+            return _fallback(
+                config, 1, 1, f"several processes were asked for by distributed.enabled, and there is {what}"
+            )
         return Processes(1, 1, f"1 process: there is {what}" if d.world_size == "auto" else "1 process: as asked")
-    if config.launch.mode == "inline": return _fallback(config, 1, asked, "launch.mode=inline is one process")
+    if config.launch.mode == "inline":
+        return _fallback(config, 1, asked, "launch.mode=inline is one process")
     if nodes > 1 and (d.node_rank is None or d.rdzv_endpoint is None):
         here = _divisor(asked, there)
-        return _fallback(config, here, asked, f"{nodes} machines were asked for, and distributed.node_rank and distributed.rdzv_endpoint do not "
-                                              "say where they meet")
+        return _fallback(
+            config,
+            here,
+            asked,
+            f"{nodes} machines were asked for, and distributed.node_rank and distributed.rdzv_endpoint do not "
+            "say where they meet",
+        )
     per_node = asked // nodes
     if per_node > there:
         here = _divisor(asked, there) if nodes == 1 else _divisor(per_node, there)
         return _fallback(config, here, asked, f"{per_node} were asked for, and there is {what}", nodes)
-    return Processes(per_node, nodes, f"{asked} processes: " + ("one for each GPU" if d.world_size == "auto" else "as asked")
-                     + (f", {per_node} on each of {nodes} machines" if nodes > 1 else ""))
+    return Processes(
+        per_node,
+        nodes,
+        f"{asked} processes: "
+        + ("one for each GPU" if d.world_size == "auto" else "as asked")
+        + (f", {per_node} on each of {nodes} machines" if nodes > 1 else ""),
+    )
 
 
 def _divisor(asked: int, there: int) -> int:
@@ -92,22 +128,34 @@ def _divisor(asked: int, there: int) -> int:
 def _fallback(config: Config, here: int, asked: int, why: str, nodes: int = 1) -> Processes:
     "Fewer processes than asked for; RequestError where that is not wanted."
     if not config.distributed.fallback:
-        raise RequestError(f"distributed.fallback=false, and {asked} processes cannot be had: {why}. "
-                           "Ask for what is there (trainer.devices), or set distributed.fallback=true.")
+        raise RequestError(
+            f"distributed.fallback=false, and {asked} processes cannot be had: {why}. "
+            "Ask for what is there (trainer.devices), or set distributed.fallback=true."
+        )
     kept = "" if asked <= here * nodes else "; accumulation keeps the effective batch"
     return Processes(here, nodes, f"{here * nodes} process{'es' * (here * nodes > 1)}: {why}{kept}", fallback=True)
 
 # %% ../../nbs/21_distributed/00_topology.ipynb #23a2fc03
-NCCL_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_DEBUG": "WARN", "TORCH_DISTRIBUTED_DEBUG": "OFF", "CUDA_LAUNCH_BLOCKING": "0"}
-_OLD_NAMES = {"NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT"}
+NCCL_DEFAULTS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "NCCL_DEBUG": "WARN",
+    "TORCH_DISTRIBUTED_DEBUG": "OFF",
+    "CUDA_LAUNCH_BLOCKING": "0",
+}
+_OLD_NAMES = {
+    "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
+}
 
 
 def process_environ(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     "The variables that processes which train together get besides `environ`, what the user exported: distributed.env and the defaults."
     wanted = dict(NCCL_DEFAULTS)
-    for name, value in config.distributed.env.items(): wanted[_OLD_NAMES.get(name, name)] = _text(value)
+    for name, value in config.distributed.env.items():
+        wanted[_OLD_NAMES.get(name, name)] = _text(value)
     for old, new in _OLD_NAMES.items():
-        if old in environ: wanted[new] = environ[old]
+        if old in environ:
+            wanted[new] = environ[old]
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
@@ -122,7 +170,9 @@ def launch_folder(environ: Mapping[str, str]) -> Path | None:
     "The folder of packages that launch processes see first; None where there is none. RequestError where SPECTRAKIT_LAUNCH_PATH names no folder."
     if (told := environ.get(LAUNCH_PATH)) is not None:
         if told and not os.path.isdir(told):
-            raise RequestError(f"{LAUNCH_PATH}={told} is no folder. Run the wheelhouse's install.py, which makes it, or unset the variable.")
+            raise RequestError(
+                f"{LAUNCH_PATH}={told} is no folder. Run the wheelhouse's install.py, which makes it, or unset the variable."
+            )
         return Path(told).absolute() if told else None
     name = Path("share", "spectrakit", "launch-%d.%d" % sys.version_info[:2])  # as the wheelhouse's install.py has it
     return next((home / name for home in map(Path, (sys.prefix, site.getuserbase())) if (home / name).is_dir()), None)
@@ -131,6 +181,7 @@ def launch_folder(environ: Mapping[str, str]) -> Path | None:
 def launch_packages(environ: Mapping[str, str]) -> dict[str, str]:
     "Package → version of what lies in that folder."
     from importlib.metadata import distributions
+
     folder = launch_folder(environ)
     return {d.metadata["Name"]: d.version for d in distributions(path=[str(folder)])} if folder else {}
 

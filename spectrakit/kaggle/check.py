@@ -15,8 +15,28 @@ from pathlib import Path
 from typing import Any, Callable
 
 from .static_analysis import UNKNOWN, Use
-from .requirements import Kernel, broken_findings, import_findings, level_of, offline_findings, open_kernel, source_findings
-from .metadata import DATASET_FILE, KERNEL_FILE, LEVELS, PLACEHOLDER, Finding, dataset_findings, is_on, kernel_findings, read_metadata, with_owner, worst
+from spectrakit.kaggle.requirements import (
+    Kernel,
+    broken_findings,
+    import_findings,
+    level_of,
+    offline_findings,
+    open_kernel,
+    source_findings,
+)
+from spectrakit.kaggle.metadata import (
+    DATASET_FILE,
+    KERNEL_FILE,
+    LEVELS,
+    PLACEHOLDER,
+    Finding,
+    dataset_findings,
+    is_on,
+    kernel_findings,
+    read_metadata,
+    with_owner,
+    worst,
+)
 from .secret_scan import Leak, leak_in_value, leaks_in
 from ..system.platforms import LIMITS
 from ..config.validation import RequestError
@@ -28,7 +48,8 @@ WAITS = {  # a call, by the end of its name: what happens
     "getpass.getpass": "getpass() waits for a person. Use Kaggle's store of secrets.",
     "google.colab.files.upload": "files.upload() waits for a person, and exists on Colab alone. Attach a data set.",
     "google.colab.drive.mount": "drive.mount() exists on Colab alone. Attach a data set, or put the line below: if sk.detect().name == 'colab':",
-    "breakpoint": "breakpoint() waits for a person. Remove it.", "pdb.set_trace": "pdb.set_trace() waits for a person. Remove it.",
+    "breakpoint": "breakpoint() waits for a person. Remove it.",
+    "pdb.set_trace": "pdb.set_trace() waits for a person. Remove it.",
     "huggingface_hub.notebook_login": "notebook_login() waits for a person. Use Kaggle's store of secrets.",
 }
 FORMS = re.compile(r"ipywidgets\.(\w*Button\w*|FileUpload|interact\w*|Dropdown|Text|Textarea|\w*Slider)$")
@@ -38,9 +59,19 @@ def click_findings(kernel: Kernel) -> list[Finding]:
     "Cells that need a person."
     calls, found = kernel.facts.calls, []
     for use in calls:
-        if use.how == "guarded" or use.name.startswith("google.colab.") and use.how == "maybe": continue
-        if use.name in WAITS: found.append(Finding(level_of(use), "clicks", WAITS[use.name], use.where))
-        elif FORMS.match(use.name): found.append(Finding("warning", "clicks", f"{use.name} needs a click; in a saved version it keeps the value that it is made with.", use.where))
+        if use.how == "guarded" or use.name.startswith("google.colab.") and use.how == "maybe":
+            continue
+        if use.name in WAITS:
+            found.append(Finding(level_of(use), "clicks", WAITS[use.name], use.where))
+        elif FORMS.match(use.name):
+            found.append(
+                Finding(
+                    "warning",
+                    "clicks",
+                    f"{use.name} needs a click; in a saved version it keeps the value that it is made with.",
+                    use.where,
+                )
+            )
     return found + _picker_findings(calls)
 
 
@@ -48,14 +79,38 @@ def _picker_findings(calls: list[Use]) -> list[Finding]:
     "A picker whose choice stands nowhere, or still has to be frozen."
     made = [use for use in calls if use.name in ("spectrakit.ProfilePicker", "spectrakit.picker.picker.ProfilePicker")]
     frozen = [use for use in calls if use.name.endswith(".freeze") and made]
-    if frozen: return [Finding("warning", "clicks", "The picker's choice is not frozen yet: run this cell once, and its choice takes the place of freeze().", frozen[0].where)]
-    if not made or made[0].args or any(use.name.endswith(".choose") for use in calls): return []
-    return [Finding("warning", "clicks", "The choice of this picker stands nowhere, and a saved version takes what is suggested there. Add a cell: picker.freeze()", made[0].where)]
+    if frozen:
+        return [
+            Finding(
+                "warning",
+                "clicks",
+                "The picker's choice is not frozen yet: run this cell once, and its choice takes the place of freeze().",
+                frozen[0].where,
+            )
+        ]
+    if not made or made[0].args or any(use.name.endswith(".choose") for use in calls):
+        return []
+    return [
+        Finding(
+            "warning",
+            "clicks",
+            "The choice of this picker stands nowhere, and a saved version takes what is suggested there. Add a cell: picker.freeze()",
+            made[0].where,
+        )
+    ]
 
 # %% ../../nbs/66_kaggle/04_check.ipynb #42868d54
 def _leak_finding(leak: Leak, where: str) -> Finding:
-    if leak.sure: return Finding("error", "secret", f"{leak.whose}: {leak.hint}. Remove it, take it back where it was made, and use Kaggle's store of secrets.", where)
-    return Finding("warning", "secret", f"{leak.whose}: {leak.hint}. If it is a secret, use Kaggle's store of secrets.", where)
+    if leak.sure:
+        return Finding(
+            "error",
+            "secret",
+            f"{leak.whose}: {leak.hint}. Remove it, take it back where it was made, and use Kaggle's store of secrets.",
+            where,
+        )
+    return Finding(
+        "warning", "secret", f"{leak.whose}: {leak.hint}. If it is a secret, use Kaggle's store of secrets.", where
+    )
 
 
 def secret_findings(kernel: Kernel) -> list[Finding]:
@@ -65,15 +120,29 @@ def secret_findings(kernel: Kernel) -> list[Finding]:
         found += [(leak, cell.at()) for leak in leaks_in(cell.source)]
         found += [(leak, f"{cell.at()}, output") for leak in leaks_in(json.dumps(cell.outputs, ensure_ascii=False))]
     found += [(leak_in_value(use.name, value), use.where) for use in kernel.facts.values for value in use.args]
-    found += [(leak_in_value(match[1], match[2]), use.where) for use in kernel.facts.shell for word in use.args if (match := re.fullmatch(r"(\w+)=(\S+)", word))]
+    found += [
+        (leak_in_value(match[1], match[2]), use.where)
+        for use in kernel.facts.shell
+        for word in use.args
+        if (match := re.fullmatch(r"(\w+)=(\S+)", word))
+    ]
     found += [(leak, "its metadata") for leak in leaks_in(json.dumps(kernel.notebook, ensure_ascii=False))]
     found += [(leak, KERNEL_FILE) for leak in leaks_in((kernel.folder / KERNEL_FILE).read_text(encoding="utf-8-sig"))]
     once: dict[tuple, Finding] = {}  # found by its form and by its name, it is told once
     for leak, where in found:
-        if leak is not None: once.setdefault((leak.hint, where.partition(", line")[0]), _leak_finding(leak, where))
+        if leak is not None:
+            once.setdefault((leak.hint, where.partition(", line")[0]), _leak_finding(leak, where))
     told = list(once.values())
     asks = next((use for use in kernel.facts.calls if use.name.endswith((".get_secret", "spectrakit.secret"))), None)
-    if asks: told.append(Finding("warning", "secret", "A push takes the notebook's secrets away. Attach them again on the site: Add-ons, Secrets.", asks.where))
+    if asks:
+        told.append(
+            Finding(
+                "warning",
+                "secret",
+                "A push takes the notebook's secrets away. Attach them again on the site: Add-ons, Secrets.",
+                asks.where,
+            )
+        )
     return told
 
 # %% ../../nbs/66_kaggle/04_check.ipynb #3c79c9e9
@@ -84,11 +153,34 @@ def clean_findings(kernel: Kernel) -> list[Finding]:
     "Outputs that do harm, or tell that the notebook failed."
     found = []
     for cell in kernel.cells:
-        if any(output.get("output_type") == "error" for output in cell.outputs): found.append(Finding("warning", "clean", "This cell ended with an error when it was run last. Run the notebook again, or clear it.", cell.at()))
-        if any(WIDGET in (output.get("data") or {}) for output in cell.outputs): found.append(Finding("warning", "clean", "The output is a widget, which is empty elsewhere. Clear the outputs before you keep the file.", cell.at()))
+        if any(output.get("output_type") == "error" for output in cell.outputs):
+            found.append(
+                Finding(
+                    "warning",
+                    "clean",
+                    "This cell ended with an error when it was run last. Run the notebook again, or clear it.",
+                    cell.at(),
+                )
+            )
+        if any(WIDGET in (output.get("data") or {}) for output in cell.outputs):
+            found.append(
+                Finding(
+                    "warning",
+                    "clean",
+                    "The output is a widget, which is empty elsewhere. Clear the outputs before you keep the file.",
+                    cell.at(),
+                )
+            )
     widgets = kernel.notebook.get("widgets")
     if isinstance(widgets, dict) and not all(isinstance(one, dict) and "state" in one for one in widgets.values()):
-        found.append(Finding("warning", "clean", "The notebook's metadata has widgets without a state, and GitHub shows it as invalid. Remove metadata.widgets.", ""))
+        found.append(
+            Finding(
+                "warning",
+                "clean",
+                "The notebook's metadata has widgets without a state, and GitHub shows it as invalid. Remove metadata.widgets.",
+                "",
+            )
+        )
     return found
 
 # %% ../../nbs/66_kaggle/04_check.ipynb #367b84c5
@@ -96,16 +188,58 @@ def pinned_findings(kernel: Kernel) -> list[Finding]:
     "What may be another thing on the day that it runs."
     values, found = kernel.values, []
     if values.get("docker_image_pinning_type") == "latest" and not values.get("docker_image"):
-        found.append(Finding("warning", "pinned", "docker_image_pinning_type is latest: a new image may come between two runs. Write original.", KERNEL_FILE))
-    def listed(kind: str) -> list[str]: return [n for n in values.get(f"{kind}_sources") or () if isinstance(n, str)] if isinstance(values.get(f"{kind}_sources"), list) else []
+        found.append(
+            Finding(
+                "warning",
+                "pinned",
+                "docker_image_pinning_type is latest: a new image may come between two runs. Write original.",
+                KERNEL_FILE,
+            )
+        )
+
+    def listed(kind: str) -> list[str]:
+        return (
+            [n for n in values.get(f"{kind}_sources") or () if isinstance(n, str)]
+            if isinstance(values.get(f"{kind}_sources"), list)
+            else []
+        )
+
     owner = str(values.get("id", "")).partition("/")[0]
-    loose = [name for name in listed("dataset") if name.count("/") == 1 and name.partition("/")[0] not in (owner, PLACEHOLDER)]
-    if loose: found.append(Finding("warning", "pinned", f"{', '.join(loose)}: somebody else's data, read in the newest version. Write {loose[0]}/VERSION to keep one.", KERNEL_FILE))
+    loose = [
+        name
+        for name in listed("dataset")
+        if name.count("/") == 1 and name.partition("/")[0] not in (owner, PLACEHOLDER)
+    ]
+    if loose:
+        found.append(
+            Finding(
+                "warning",
+                "pinned",
+                f"{', '.join(loose)}: somebody else's data, read in the newest version. Write {loose[0]}/VERSION to keep one.",
+                KERNEL_FILE,
+            )
+        )
     dropped = [name for name in listed("kernel") if name.count("/") == 2]
-    if dropped: found.append(Finding("warning", "pinned", f"{', '.join(dropped)}: Kaggle drops a kernel's version and takes its last complete one. Write it without.", KERNEL_FILE))
+    if dropped:
+        found.append(
+            Finding(
+                "warning",
+                "pinned",
+                f"{', '.join(dropped)}: Kaggle drops a kernel's version and takes its last complete one. Write it without.",
+                KERNEL_FILE,
+            )
+        )
     from spectrakit import __version__
+
     kit = (kernel.house or {}).get("kit")
-    if kit and kit != __version__: found.append(Finding("warning", "pinned", f"The wheels hold spectrakit {kit}, and this is {__version__}. Make them again: spectrakit wheelhouse OUT"))
+    if kit and kit != __version__:
+        found.append(
+            Finding(
+                "warning",
+                "pinned",
+                f"The wheels hold spectrakit {kit}, and this is {__version__}. Make them again: spectrakit wheelhouse OUT",
+            )
+        )
     return found
 
 # %% ../../nbs/66_kaggle/04_check.ipynb #c4d6bf38
@@ -116,13 +250,22 @@ TPU_S = 9 * 3600.0
 def _limits(kernel: Kernel) -> list[tuple[Use, Any]]:
     "Each limit of a run that the code writes down: where, and the text of it. RequestError where settings cannot be composed."
     from spectrakit.config.compose import compose
+
     found = []
     for use in kernel.facts.calls:
-        if use.name in ("spectrakit.compose", "spectrakit.config.compose.compose") and not use.keywords and UNKNOWN not in "".join(use.args):
-            try: found.append((use, compose(*use.args).watchdog.limit))
-            except RequestError as error: found.append((use, error))
-        elif use.name.endswith((".Watchdog", "standalone.Watchdog")) and use.args and use.args[0] != UNKNOWN: found.append((use, use.args[0]))
-    for use in kernel.facts.shell: found += [(use, word.partition("=")[2]) for word in use.args if word.startswith("watchdog.limit=")]
+        if (
+            use.name in ("spectrakit.compose", "spectrakit.config.compose.compose")
+            and not use.keywords
+            and UNKNOWN not in "".join(use.args)
+        ):
+            try:
+                found.append((use, compose(*use.args).watchdog.limit))
+            except RequestError as error:
+                found.append((use, error))
+        elif use.name.endswith((".Watchdog", "standalone.Watchdog")) and use.args and use.args[0] != UNKNOWN:
+            found.append((use, use.args[0]))
+    for use in kernel.facts.shell:
+        found += [(use, word.partition("=")[2]) for word in use.args if word.startswith("watchdog.limit=")]
     return found
 
 
@@ -131,14 +274,55 @@ def time_findings(kernel: Kernel, timeout_s: float | None = None) -> list[Findin
     found, longest_s = [], TPU_S if is_on(kernel.values, "enable_tpu") else LONGEST_S
     for use, limit in _limits(kernel):
         if isinstance(limit, RequestError):
-            found.append(Finding(level_of(use), "time" if "watchdog" in str(limit) else "settings", f"The settings are refused. {limit}", use.where))
+            found.append(
+                Finding(
+                    level_of(use),
+                    "time" if "watchdog" in str(limit) else "settings",
+                    f"The settings are refused. {limit}",
+                    use.where,
+                )
+            )
             continue
-        if limit == "none": found.append(Finding("warning", "time", f"The run has no limit, and the session ends it after {format_duration(longest_s)}. Write one, such as watchdog.limit=8h30m.", use.where))
-        try: limit_s = parse_duration(str(limit))
-        except ValueError: continue  # none, or nothing: the platform's own
-        if limit_s > longest_s: found.append(Finding(level_of(use), "time", f"The run may take {limit}, and the session ends after {format_duration(longest_s)}. Write less, such as watchdog.limit=8h30m.", use.where))
-        elif timeout_s and limit_s >= timeout_s: found.append(Finding(level_of(use), "time", f"The run may take {limit}, and this push ends it after {format_duration(timeout_s)}. Write less.", use.where))
-        elif limit_s > USUAL_S: found.append(Finding("warning", "time", f"The run may take {limit}; most competitions end a notebook after {format_duration(USUAL_S)}.", use.where))
+        if limit == "none":
+            found.append(
+                Finding(
+                    "warning",
+                    "time",
+                    f"The run has no limit, and the session ends it after {format_duration(longest_s)}. Write one, such as watchdog.limit=8h30m.",
+                    use.where,
+                )
+            )
+        try:
+            limit_s = parse_duration(str(limit))
+        except ValueError:
+            continue  # none, or nothing: the platform's own
+        if limit_s > longest_s:
+            found.append(
+                Finding(
+                    level_of(use),
+                    "time",
+                    f"The run may take {limit}, and the session ends after {format_duration(longest_s)}. Write less, such as watchdog.limit=8h30m.",
+                    use.where,
+                )
+            )
+        elif timeout_s and limit_s >= timeout_s:
+            found.append(
+                Finding(
+                    level_of(use),
+                    "time",
+                    f"The run may take {limit}, and this push ends it after {format_duration(timeout_s)}. Write less.",
+                    use.where,
+                )
+            )
+        elif limit_s > USUAL_S:
+            found.append(
+                Finding(
+                    "warning",
+                    "time",
+                    f"The run may take {limit}; most competitions end a notebook after {format_duration(USUAL_S)}.",
+                    use.where,
+                )
+            )
     return found
 
 # %% ../../nbs/66_kaggle/04_check.ipynb #be516d13
@@ -149,40 +333,102 @@ ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z", ".bz2", ".xz", ".rar")
 def size_findings(kernel: Kernel) -> list[Finding]:
     "Whether the code is small enough."
     size = sum(len(cell.source.encode()) for cell in kernel.cells)
-    if size <= SOURCE_BYTES: return [Finding("ok", "size", f"{kernel.file.name}: {format_bytes(size)} of code and text")] if kernel.cells else []
+    if size <= SOURCE_BYTES:
+        return (
+            [Finding("ok", "size", f"{kernel.file.name}: {format_bytes(size)} of code and text")]
+            if kernel.cells
+            else []
+        )
     large = max(kernel.cells, key=lambda cell: len(cell.source))
-    return [Finding("warning", "size", f"The code has {format_bytes(size)}, and Kaggle has refused more than {format_bytes(SOURCE_BYTES)}. Move what is large into a data set.", large.at())]
+    return [
+        Finding(
+            "warning",
+            "size",
+            f"The code has {format_bytes(size)}, and Kaggle has refused more than {format_bytes(SOURCE_BYTES)}. Move what is large into a data set.",
+            large.at(),
+        )
+    ]
 
 
 def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]:
     "What is wrong with a folder that is to be a data set; `owner` in place of the placeholder. RequestError where it is no folder."
     folder = Path(folder)
-    if not folder.is_dir(): raise RequestError(f"There is no folder {str(folder)!r} for the data set. Check --data.")
-    def told(level: str, about: str, text: str) -> Finding: return Finding(level, about, text, folder.name)
-    if not (folder / DATASET_FILE).is_file(): return [told("error", "data", f"There is no {DATASET_FILE} in {folder.name}. Write one: title, id, licenses.")]
+    if not folder.is_dir():
+        raise RequestError(f"There is no folder {str(folder)!r} for the data set. Check --data.")
+
+    def told(level: str, about: str, text: str) -> Finding:
+        return Finding(level, about, text, folder.name)
+
+    if not (folder / DATASET_FILE).is_file():
+        return [told("error", "data", f"There is no {DATASET_FILE} in {folder.name}. Write one: title, id, licenses.")]
     values = read_metadata(folder / DATASET_FILE)
-    found = [replace(f, where=f"{folder.name}/{f.where}") for f in dataset_findings(with_owner(values, owner) if owner else values, folder)]
+    found = [
+        replace(f, where=f"{folder.name}/{f.where}")
+        for f in dataset_findings(with_owner(values, owner) if owner else values, folder)
+    ]
     files = [path for path in sorted(folder.iterdir()) if path.name != DATASET_FILE]
-    folders, packed = [p.name for p in files if p.is_dir()], [p.name for p in files if p.name.lower().endswith(ARCHIVES)]
+    folders, packed = (
+        [p.name for p in files if p.is_dir()],
+        [p.name for p in files if p.name.lower().endswith(ARCHIVES)],
+    )
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    if not files: found.append(told("error", "data", "It holds no files. Add some."))
-    if len(files) > DATA_FILES: found.append(told("error", "data", f"It has {len(files)} files at its top, and Kaggle takes {DATA_FILES}. Put some into one."))
-    if folders: found.append(told("warning", "data", f"The client leaves out folders: {', '.join(folders[:3])}. Upload with --dir-mode zip, or move the files up."))
-    if packed: found.append(told("warning", "data", f"Kaggle unpacks {', '.join(packed[:3])}. Reckon with what is inside, or leave it unpacked."))
-    if size > DATA_BYTES: found.append(told("error", "data", f"It has {format_bytes(size)}, and Kaggle takes {format_bytes(DATA_BYTES)}."))
+    if not files:
+        found.append(told("error", "data", "It holds no files. Add some."))
+    if len(files) > DATA_FILES:
+        found.append(
+            told(
+                "error",
+                "data",
+                f"It has {len(files)} files at its top, and Kaggle takes {DATA_FILES}. Put some into one.",
+            )
+        )
+    if folders:
+        found.append(
+            told(
+                "warning",
+                "data",
+                f"The client leaves out folders: {', '.join(folders[:3])}. Upload with --dir-mode zip, or move the files up.",
+            )
+        )
+    if packed:
+        found.append(
+            told(
+                "warning",
+                "data",
+                f"Kaggle unpacks {', '.join(packed[:3])}. Reckon with what is inside, or leave it unpacked.",
+            )
+        )
+    if size > DATA_BYTES:
+        found.append(
+            told("error", "data", f"It has {format_bytes(size)}, and Kaggle takes {format_bytes(DATA_BYTES)}.")
+        )
     return found + _data_leaks(files) or [told("ok", "data", f"{len(files)} files, {format_bytes(size)}")]
 
 
 def _data_leaks(files: list[Path]) -> list[Finding]:
     "Keys in the small text files of a data set."
-    found = [Finding("error", "secret", "This file holds keys. Take it out.", p.name) for p in files if p.name in ("kaggle.json", ".env", ".netrc", "access_token", "id_rsa")]
+    found = [
+        Finding("error", "secret", "This file holds keys. Take it out.", p.name)
+        for p in files
+        if p.name in ("kaggle.json", ".env", ".netrc", "access_token", "id_rsa")
+    ]
     for path in files:
-        if not path.is_file() or path.suffix.lower() not in (".json", ".py", ".txt", ".yaml", ".yml", ".ipynb", ".cfg", ".ini", ".toml", ".md", ".sh") or path.stat().st_size > SOURCE_BYTES: continue
-        found += [_leak_finding(leak, path.name) for leak in leaks_in(path.read_text(encoding="utf-8", errors="replace"))]
+        if (
+            not path.is_file()
+            or path.suffix.lower()
+            not in (".json", ".py", ".txt", ".yaml", ".yml", ".ipynb", ".cfg", ".ini", ".toml", ".md", ".sh")
+            or path.stat().st_size > SOURCE_BYTES
+        ):
+            continue
+        found += [
+            _leak_finding(leak, path.name) for leak in leaks_in(path.read_text(encoding="utf-8", errors="replace"))
+        ]
     return found
 
 # %% ../../nbs/66_kaggle/04_check.ipynb #a542e749
-CHECKS: dict[str, tuple[str, Callable[[Kernel], list[Finding]]]] = {  # what is looked at: (what is said where it is good, the check)
+CHECKS: dict[
+    str, tuple[str, Callable[[Kernel], list[Finding]]]
+] = {  # what is looked at: (what is said where it is good, the check)
     "metadata": ("every entry is one that Kaggle takes", lambda k: kernel_findings(k.values, k.folder)),
     "code": ("every cell is Python", broken_findings),
     "offline": ("nothing needs the network", offline_findings),
@@ -200,30 +446,43 @@ CHECKS: dict[str, tuple[str, Callable[[Kernel], list[Finding]]]] = {  # what is 
 @dataclass(frozen=True)
 class Checked:
     "What `check_kernel` found. `level`: the worst of it; `secrets`, those that never leave."
+
     folder: Path
     findings: tuple[Finding, ...]
 
     @property
-    def level(self) -> str: return worst(list(self.findings))
+    def level(self) -> str:
+        return worst(list(self.findings))
 
     @property
-    def secrets(self) -> list[Finding]: return [f for f in self.findings if f.about == "secret" and f.level == "error"]
+    def secrets(self) -> list[Finding]:
+        return [f for f in self.findings if f.about == "secret" and f.level == "error"]
 
     def __str__(self) -> str:
         widths = [max(len(f.about) for f in self.findings), max(len(f.where) for f in self.findings)]
         lines = [f"{f.level:7}  {f.about:{widths[0]}}  {f.where:{widths[1]}}  {f.text}" for f in self.findings]
         counts = {level: sum(f.level == level for f in self.findings) for level in LEVELS}
         told = [f"{counts[level]} {level}{'s' * (counts[level] != 1)}" for level in ("error", "warning")]
-        return "\n".join([*lines, f"{', '.join(told)}: {'mend the errors before a push' if counts['error'] else 'it can be pushed'}"])
+        return "\n".join(
+            [*lines, f"{', '.join(told)}: {'mend the errors before a push' if counts['error'] else 'it can be pushed'}"]
+        )
 
-    def __repr__(self) -> str: return str(self)
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def _order(finding: Finding) -> tuple:
     return LEVELS.index(finding.level), [int(number) for number in re.findall(r"\d+", finding.where)] or [0]
 
 
-def check_kernel(folder: Path | str, *, data: Path | str | None = None, wheels: Path | str | None = None, owner: str | None = None, timeout_s: float | None = None) -> Checked:
+def check_kernel(
+    folder: Path | str,
+    *,
+    data: Path | str | None = None,
+    wheels: Path | str | None = None,
+    owner: str | None = None,
+    timeout_s: float | None = None,
+) -> Checked:
     """Look at the kernel in `folder` without running it: all that would fail on Kaggle, and what may.
 
     `data`: a folder that is to be a data set, looked at as well. `wheels`: the folder of wheels, where it does not lie beside. `owner`: your Kaggle name in place of
@@ -232,5 +491,6 @@ def check_kernel(folder: Path | str, *, data: Path | str | None = None, wheels: 
     for about, (good, check) in CHECKS.items():
         told = time_findings(kernel, timeout_s) if about == "time" else check(kernel)
         found += told or ([Finding("ok", about, good)] if good else [])
-    if data is not None: found += data_findings(data, owner)
+    if data is not None:
+        found += data_findings(data, owner)
     return Checked(Path(folder), tuple(sorted(found, key=_order)))

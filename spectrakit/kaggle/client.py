@@ -31,8 +31,9 @@ class KaggleError(RuntimeError):
 def client() -> str:
     "The path of Kaggle's client. RequestError, which names the extra, where it is missing."
     beside = Path(sys.executable).with_name("kaggle")
-    if found := shutil.which("kaggle") or (str(beside) if beside.is_file() else None): return found
-    raise RequestError("Kaggle's client is not installed. Install it: pip install \"spectrakit[kaggle]\"")
+    if found := shutil.which("kaggle") or (str(beside) if beside.is_file() else None):
+        return found
+    raise RequestError('Kaggle\'s client is not installed. Install it: pip install "spectrakit[kaggle]"')
 
 
 def shown_command(words: Sequence[str]) -> str:
@@ -44,23 +45,39 @@ def call_client(words: Sequence[str], dry_run: bool = False) -> str:
     "Show a command of the client, run it unless `dry_run`, and pass its lines on; returns them. KaggleError with the client's own words where it fails."
     program = None if dry_run else client()
     print(shown_command(words), flush=True)
-    if program is None: return ""
+    if program is None:
+        return ""
     said = []
-    with subprocess.Popen([program, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace") as process:
+    with subprocess.Popen(
+        [program, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+    ) as process:
         for line in process.stdout:
             said.append(masked(line))
             print(said[-1], end="", flush=True)
     text = "".join(said)
-    if process.returncode: raise KaggleError(_why(text, process.returncode))
+    if process.returncode:
+        raise KaggleError(_why(text, process.returncode))
     return text
 
 
 def _why(text: str, status: int) -> str:
     "What a client that failed has said, in a sentence, and what to do where that is known."
-    if "Authentication required" in text or "kaggle.json" in text or "Unauthorized" in text or re.search(r"\b401\b", text):
+    if (
+        "Authentication required" in text
+        or "kaggle.json" in text
+        or "Unauthorized" in text
+        or re.search(r"\b401\b", text)
+    ):
         return "Kaggle does not know you. Log in with `kaggle auth login`, or put a token into ~/.kaggle as the client says above."
-    if re.search(r"ModuleNotFoundError|ImportError", text): return "Kaggle's client does not start. Install it with what it needs: pip install \"spectrakit[kaggle]\""
-    if re.search(r"Max retries|resolve|ConnectionError|Network is unreachable", text): return "Kaggle cannot be reached from here. Check the network, and run it again."
+    if re.search(r"ModuleNotFoundError|ImportError", text):
+        return 'Kaggle\'s client does not start. Install it with what it needs: pip install "spectrakit[kaggle]"'
+    if re.search(r"Max retries|resolve|ConnectionError|Network is unreachable", text):
+        return "Kaggle cannot be reached from here. Check the network, and run it again."
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"Kaggle's client ended with status {status}: {lines[-1] if lines else 'it said nothing'}. Mend that, and run it again."
 
@@ -72,26 +89,41 @@ _LEFT_OUT = re.compile(r"The following are not valid (\w+) sources and could not
 @dataclass(frozen=True)
 class Pushed:
     "What came of a push: `version` and `url`, None where the client was not asked."
+
     checked: Checked
     command: str
     version: int | None = None
     url: str | None = None
 
 
-def push_kernel(folder: Path | str, *, owner: str | None = None, timeout_s: float | None = None, data: Path | str | None = None, wheels: Path | str | None = None,
-                anyway: bool = False, dry_run: bool = False) -> Pushed:
+def push_kernel(
+    folder: Path | str,
+    *,
+    owner: str | None = None,
+    timeout_s: float | None = None,
+    data: Path | str | None = None,
+    wheels: Path | str | None = None,
+    anyway: bool = False,
+    dry_run: bool = False,
+) -> Pushed:
     """Check the kernel in `folder`, push it by Kaggle's client, and read the answer.
 
     `owner`: your Kaggle name, written into kernel-metadata.json in place of the placeholder. `timeout_s`: Kaggle ends the session after it; what is there then is kept. `anyway`: in spite of
     errors of the check, but never with a secret. `dry_run`: show the command and do nothing. RequestError where the request is wrong, KaggleError where the kernel is refused, here or there."""
     folder, known = Path(folder), None if owner is None else known_owner(owner)
-    if timeout_s is not None and timeout_s < 60: raise RequestError(f"A timeout of {timeout_s:g} s ends the session before it begins. Give more, such as 9h.")
+    if timeout_s is not None and timeout_s < 60:
+        raise RequestError(f"A timeout of {timeout_s:g} s ends the session before it begins. Give more, such as 9h.")
     checked = check_kernel(folder, data=data, wheels=wheels, owner=known, timeout_s=timeout_s)
     for f in checked.findings:
-        if f.level != "ok": print(f"{f.level}: {f.where + ': ' if f.where else ''}{f.text}")
-    if checked.secrets: raise KaggleError("Not pushed: a secret would leave with it. Remove it; no option overrides this.")
+        if f.level != "ok":
+            print(f"{f.level}: {f.where + ': ' if f.where else ''}{f.text}")
+    if checked.secrets:
+        raise KaggleError("Not pushed: a secret would leave with it. Remove it; no option overrides this.")
     errors = [f for f in checked.findings if f.level == "error"]
-    if errors and not anyway: raise KaggleError(f"Not pushed: {len(errors)} error{'s' * (len(errors) > 1)}. Mend {'them' if len(errors) > 1 else 'it'}, or push with --anyway.")
+    if errors and not anyway:
+        raise KaggleError(
+            f"Not pushed: {len(errors)} error{'s' * (len(errors) > 1)}. Mend {'them' if len(errors) > 1 else 'it'}, or push with --anyway."
+        )
     words = ["kernels", "push", "-p", str(folder), *(["-t", str(int(timeout_s))] if timeout_s else [])]
     if dry_run:
         call_client(words, dry_run=True)
@@ -112,13 +144,19 @@ def _fill(folder: Path, owner: str | None) -> None:
 
 def _answer(checked: Checked, words: list[str], said: str) -> Pushed:
     "What the client's lines say of a push. KaggleError where the server refused it or left something out."
-    if refused := re.search(r"Kernel push error: (.+)", said): raise KaggleError(f"Kaggle refused the kernel: {refused[1].strip().rstrip('.')}. Mend that, and push again.")
+    if refused := re.search(r"Kernel push error: (.+)", said):
+        raise KaggleError(f"Kaggle refused the kernel: {refused[1].strip().rstrip('.')}. Mend that, and push again.")
     done, left_out = _PUSHED.search(said), _LEFT_OUT.findall(said)
     if left_out:
         kind, names = left_out[0]
         more = f"Version {done[1]} runs without it: stop it on the site" if done else "Stop it on the site"
-        raise KaggleError(f"Kaggle does not know these {kind} sources, or you may not read them: {names.strip()}. {more}, mend {kind}_sources, and push again.")
-    if not done and "successfully pushed" not in said: raise KaggleError("The client does not say that the kernel was pushed. Read its lines above, and look on the site before you push again.")
+        raise KaggleError(
+            f"Kaggle does not know these {kind} sources, or you may not read them: {names.strip()}. {more}, mend {kind}_sources, and push again."
+        )
+    if not done and "successfully pushed" not in said:
+        raise KaggleError(
+            "The client does not say that the kernel was pushed. Read its lines above, and look on the site before you push again."
+        )
     return Pushed(checked, shown_command(words), *((int(done[1]), done[2]) if done else ()))
 
 # %% ../../nbs/66_kaggle/06_client.ipynb #0a46251a
@@ -129,9 +167,14 @@ def kernel_name(word: Path | str) -> str:
     "owner/slug of a kernel that is named by its folder, or so already. RequestError where it is neither."
     if (Path(word) / KERNEL_FILE).is_file():
         name = read_metadata(Path(word) / KERNEL_FILE).get("id")
-        if str(name).startswith(f"{PLACEHOLDER}/"): raise RequestError(f"The kernel in {str(word)!r} has no owner yet. Push it with --owner NAME first, or write NAME/{str(name).partition('/')[2]}.")
-    else: name = str(word)
-    try: split_source("kernel", name)
+        if str(name).startswith(f"{PLACEHOLDER}/"):
+            raise RequestError(
+                f"The kernel in {str(word)!r} has no owner yet. Push it with --owner NAME first, or write NAME/{str(name).partition('/')[2]}."
+            )
+    else:
+        name = str(word)
+    try:
+        split_source("kernel", name)
     except ValueError as error:
         gone = f"There is no {KERNEL_FILE} in {str(word)!r}. " if Path(word).is_dir() else ""
         raise RequestError(f"{gone}{error}") from None
@@ -142,7 +185,8 @@ def kernel_status(kernel: Path | str, *, dry_run: bool = False) -> str:
     "How the last run of a kernel stands, such as RUNNING, COMPLETE or ERROR. KaggleError where the client fails."
     said = call_client(["kernels", "status", kernel_name(kernel)], dry_run)
     found = re.search(r'has status "(?:\w+\.)?(\w+)"', said)
-    if not found and not dry_run: raise KaggleError("The client does not say how the kernel stands. Read its lines above.")
+    if not found and not dry_run:
+        raise KaggleError("The client does not say how the kernel stands. Read its lines above.")
     return found[1].upper() if found else ""
 
 
@@ -151,25 +195,51 @@ def kernel_logs(kernel: Path | str, *, follow: bool = False, dry_run: bool = Fal
     return call_client(["kernels", "logs", kernel_name(kernel), *(["--follow"] if follow else [])], dry_run)
 
 
-def kernel_output(kernel: Path | str, folder: Path | str, *, files: str | None = None, force: bool = False, dry_run: bool = False) -> None:
+def kernel_output(
+    kernel: Path | str, folder: Path | str, *, files: str | None = None, force: bool = False, dry_run: bool = False
+) -> None:
     "Fetch what the last run of a kernel has left into `folder`; `files`, a pattern, fetches those alone. The whole of /kaggle/working may be 20 GB."
     if files is not None:
-        try: re.compile(files)
-        except re.error as error: raise RequestError(f"--files {files!r} is no pattern: {error}. Write one such as 'submission.*csv'.") from None
-    call_client(["kernels", "output", kernel_name(kernel), "-p", _target(folder, "output", dry_run), *(["--file-pattern", files] if files else []), *(["-o"] if force else [])], dry_run)
+        try:
+            re.compile(files)
+        except re.error as error:
+            raise RequestError(
+                f"--files {files!r} is no pattern: {error}. Write one such as 'submission.*csv'."
+            ) from None
+    call_client(
+        [
+            "kernels",
+            "output",
+            kernel_name(kernel),
+            "-p",
+            _target(folder, "output", dry_run),
+            *(["--file-pattern", files] if files else []),
+            *(["-o"] if force else []),
+        ],
+        dry_run,
+    )
 
 
 def pull_kernel(kernel: Path | str, folder: Path | str, *, force: bool = False, dry_run: bool = False) -> None:
     "Fetch a kernel's code and metadata into `folder`. RequestError where files are there already and `force` is not given."
-    name, there = kernel_name(kernel), sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
-    if there and not force: raise RequestError(f"{str(folder)!r} holds {there[0]}{' and more' if len(there) > 1 else ''}, and a pull may overwrite it. Take an empty folder, or --force.")
+    name, there = (
+        kernel_name(kernel),
+        sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else [],
+    )
+    if there and not force:
+        raise RequestError(
+            f"{str(folder)!r} holds {there[0]}{' and more' if len(there) > 1 else ''}, and a pull may overwrite it. Take an empty folder, or --force."
+        )
     call_client(["kernels", "pull", name, "-p", _target(folder, "kernel", dry_run), "-m"], dry_run)
 
 
 def _target(folder: Path | str, what: str, dry_run: bool) -> str:
     "The folder for what is fetched, made where it is missing. RequestError where it is none."
-    if Path(folder).exists() and not Path(folder).is_dir(): raise RequestError(f"{str(folder)!r} is a file. Name a folder for the {what}.")
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise RequestError(f"{str(folder)!r} is a file. Name a folder for the {what}.")
     try:
-        if not dry_run: Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error: raise RequestError(f"{str(folder)!r} cannot be made: {error.strerror}. Take another folder.") from None
+        if not dry_run:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"{str(folder)!r} cannot be made: {error.strerror}. Take another folder.") from None
     return str(folder)

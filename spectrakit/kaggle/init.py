@@ -16,11 +16,20 @@ from typing import Any
 from ..checkpoint.store import write_atomic
 from ..config.profile_files import place, read_text
 from ..launch.job import BUILT_IN, check_task_name
-from .metadata import KERNEL, KERNEL_FILE, PLACEHOLDER, WHEELS, known_owner, kernel_findings, slug_of, split_source
+from spectrakit.kaggle.metadata import (
+    KERNEL,
+    KERNEL_FILE,
+    PLACEHOLDER,
+    WHEELS,
+    known_owner,
+    kernel_findings,
+    slug_of,
+    split_source,
+)
 from ..config.validation import RequestError, did_you_mean
 
 # %% ../../nbs/66_kaggle/05_init.ipynb #4bbdb483
-INSTALL_CELL = '''\
+INSTALL_CELL = """\
 # Installs spectrakit where it is missing: from wheels that are attached to the notebook or lie on Drive, or else from the network.
 import importlib.util, runpy, subprocess, sys
 from pathlib import Path
@@ -35,10 +44,10 @@ if importlib.util.find_spec("spectrakit") is None:
     what = what or ["spectrakit[demo] @ git+https://github.com/spectrakit/spectrakit"]
     if houses: runpy.run_path(str(houses[0]))["install"]()
     else: subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *what], check=True)
-    importlib.invalidate_caches()'''
+    importlib.invalidate_caches()"""
 
 # %% ../../nbs/66_kaggle/05_init.ipynb #7d2dfd9e
-TASK_CELL = '''\
+TASK_CELL = """\
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -62,12 +71,12 @@ class {name}(sk.Task):
 
     def metrics(self, outputs, batch): return {{"accuracy": ((outputs.argmax(1) == batch[1]).sum(), len(batch[1]))}}
 
-    def submission(self, predictions): return {{"id": range(len(predictions)), "target": predictions.argmax(1)}}'''
-FIT_CELL = '''\
+    def submission(self, predictions): return {{"id": range(len(predictions)), "target": predictions.argmax(1)}}"""
+FIT_CELL = """\
 platform = sk.detect()
 cfg = sk.compose("trainer=kaggle_2xt4" if len(platform.gpus) == 2 else "trainer=kaggle_safe", "trainer.max_epochs=5")
 run = sk.fit({task}, cfg, resume="auto", predict="submission.csv")  # the same line in a session that goes on with this one
-run.raise_for_status()'''
+run.raise_for_status()"""
 SEAL_CELL = 'if platform.name == "kaggle": sk.seal_output()  # counts and lists what the session leaves'
 
 
@@ -75,19 +84,30 @@ def task_cells(task: str | None, inputs: Iterable[str] = (), script: bool = Fals
     "The cells that make a task, and the expression that names it: a built-in name, file.py:Name, or a new one. RequestError where there is no such task."
     if task is None:
         folder = next(iter(inputs), "")
-        data = f"sk.find_input({folder!r}) is the folder of your data" if folder else "sk.find_input('your-data') is the folder of a data set that is attached"
+        data = (
+            f"sk.find_input({folder!r}) is the folder of your data"
+            if folder
+            else "sk.find_input('your-data') is the folder of a data set that is attached"
+        )
         return [TASK_CELL.format(name="Mine", data=data)], "Mine()"
     check_task_name(task)
-    if task in BUILT_IN: return [], repr(task)
+    if task in BUILT_IN:
+        return [], repr(task)
     source, _, name = task.rpartition(":")
-    if not source.endswith(".py"): raise RequestError(f"{task!r} lies in a package, which a kernel does not have. Name its file: file.py:{name}.")
+    if not source.endswith(".py"):
+        raise RequestError(f"{task!r} lies in a package, which a kernel does not have. Name its file: file.py:{name}.")
     text, file = read_text(source).strip(), Path(source).name
-    if not Path(file).stem.isidentifier(): raise RequestError(f"{file!r} cannot be imported by its name. Give it one of letters, digits and underscores.")
+    if not Path(file).stem.isidentifier():
+        raise RequestError(f"{file!r} cannot be imported by its name. Give it one of letters, digits and underscores.")
     if not re.search(rf"^(class|def)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=", text, re.M):
         there = re.findall(r"^(?:class|def)\s+(\w+)", text, re.M)
         raise RequestError(f"There is no {name!r} in {place(source)}.{did_you_mean(name, there)}")
-    if not script: return [f"%%writefile {file}\n{text}", f"from {Path(file).stem} import {name}"], f"{name}()"
-    if "from __future__" in text: raise RequestError(f"{place(source)} begins with from __future__, which cannot stand in the middle of a script. Remove it, or use --kind notebook.")
+    if not script:
+        return [f"%%writefile {file}\n{text}", f"from {Path(file).stem} import {name}"], f"{name}()"
+    if "from __future__" in text:
+        raise RequestError(
+            f"{place(source)} begins with from __future__, which cannot stand in the middle of a script. Remove it, or use --kind notebook."
+        )
     return [text], f"{name}()"
 
 # %% ../../nbs/66_kaggle/05_init.ipynb #ce392b95
@@ -96,20 +116,48 @@ SUFFIXES = {"notebook": ".ipynb", "script": ".py", "utility": ".py"}
 
 def _has_seal() -> bool:
     import spectrakit
+
     return "seal_output" in spectrakit.__all__
 
 
 def notebook_text(title: str, task: str | None, inputs: Iterable[str]) -> str:
     "The notebook as its file holds it."
     made, expression = task_cells(task, inputs)
-    cells = [("what", "markdown", f"# {title}\n\nTrains within the session, goes on where an earlier session stopped, and writes `submission.csv`."),
-             ("install", "code", INSTALL_CELL), ("where", "code", "import spectrakit as sk\n\nsk.detect()"),
-             *((f"task-{i}", "code", text) for i, text in enumerate(made)), ("fit", "code", FIT_CELL.format(task=expression)), ("result", "code", "run"),
-             *([("seal", "code", SEAL_CELL)] if _has_seal() else [])]
+    cells = [
+        (
+            "what",
+            "markdown",
+            f"# {title}\n\nTrains within the session, goes on where an earlier session stopped, and writes `submission.csv`.",
+        ),
+        ("install", "code", INSTALL_CELL),
+        ("where", "code", "import spectrakit as sk\n\nsk.detect()"),
+        *((f"task-{i}", "code", text) for i, text in enumerate(made)),
+        ("fit", "code", FIT_CELL.format(task=expression)),
+        ("result", "code", "run"),
+        *([("seal", "code", SEAL_CELL)] if _has_seal() else []),
+    ]
+
     def cell(name: str, kind: str, text: str) -> dict:
-        return {"cell_type": kind, "id": name, "metadata": {}, "source": text.splitlines(keepends=True), **({"execution_count": None, "outputs": []} if kind == "code" else {})}
-    metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}, "language_info": {"name": "python"}}
-    return json.dumps({"cells": [cell(*one) for one in cells], "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}, indent=1, ensure_ascii=False) + "\n"
+        return {
+            "cell_type": kind,
+            "id": name,
+            "metadata": {},
+            "source": text.splitlines(keepends=True),
+            **({"execution_count": None, "outputs": []} if kind == "code" else {}),
+        }
+
+    metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    return (
+        json.dumps(
+            {"cells": [cell(*one) for one in cells], "metadata": metadata, "nbformat": 4, "nbformat_minor": 5},
+            indent=1,
+            ensure_ascii=False,
+        )
+        + "\n"
+    )
 
 
 def script_text(title: str, task: str | None, inputs: Iterable[str], utility: bool = False) -> str:
@@ -134,10 +182,15 @@ def _sources(owner: str, given: dict[str, Iterable[str]]) -> dict[str, list[str]
     "Each kind's sources, with the owner where none was named. RequestError where one is none."
     found = {}
     for kind, names in given.items():
-        whole = [f"{owner}/{name}" if kind in ("dataset", "kernel") and "/" not in name else name for name in dict.fromkeys(names)]
+        whole = [
+            f"{owner}/{name}" if kind in ("dataset", "kernel") and "/" not in name else name
+            for name in dict.fromkeys(names)
+        ]
         for name in whole:
-            try: split_source(kind, name)
-            except ValueError as error: raise RequestError(str(error)) from None
+            try:
+                split_source(kind, name)
+            except ValueError as error:
+                raise RequestError(str(error)) from None
         found[f"{kind}_sources"] = whole
     return found
 
@@ -147,33 +200,68 @@ def kernel_values(folder: Path, title: str, owner: str, kind: str, sources: dict
     slug, utility = slug_of(title), kind == "utility"
     name = (slug.replace("-", "_") if utility else slug) + SUFFIXES[kind]
     wheels = [f"{owner}/{WHEELS}", *sources.get("dataset_sources", [])]
-    changed = {"id": f"{owner}/{slug}", "title": title, "code_file": name, "kernel_type": "notebook" if kind == "notebook" else "script",
-               **sources, "dataset_sources": list(dict.fromkeys(wheels))}
-    if utility: changed |= {"enable_gpu": False, "machine_shape": "", "keywords": ["util-script"]}
+    changed = {
+        "id": f"{owner}/{slug}",
+        "title": title,
+        "code_file": name,
+        "kernel_type": "notebook" if kind == "notebook" else "script",
+        **sources,
+        "dataset_sources": list(dict.fromkeys(wheels)),
+    }
+    if utility:
+        changed |= {"enable_gpu": False, "machine_shape": "", "keywords": ["util-script"]}
     return {key: changed.get(key, entry.default) for key, entry in KERNEL.items()}
 
 
-def init_kernel(folder: Path | str, *, title: str | None = None, owner: str | None = None, kind: str = "notebook", task: str | None = None, datasets: Iterable[str] = (),
-                competitions: Iterable[str] = (), kernels: Iterable[str] = (), models: Iterable[str] = (), force: bool = False) -> list[Path]:
+def init_kernel(
+    folder: Path | str,
+    *,
+    title: str | None = None,
+    owner: str | None = None,
+    kind: str = "notebook",
+    task: str | None = None,
+    datasets: Iterable[str] = (),
+    competitions: Iterable[str] = (),
+    kernels: Iterable[str] = (),
+    models: Iterable[str] = (),
+    force: bool = False,
+) -> list[Path]:
     """Write a kernel into `folder`: kernel-metadata.json and a notebook ('script', 'utility') that runs. Returns the two files.
 
     `task`: a built-in name or file.py:Name; without one a small task to be replaced. `owner`: your Kaggle name, else that of the environment or of kaggle.json, else a placeholder.
     RequestError, with nothing written, where anything is wrong or a file is there already and `force` is not given."""
     folder = Path(folder)
-    if kind not in SUFFIXES: raise RequestError(f"There is no kind {kind!r}. Take one of {', '.join(SUFFIXES)}.{did_you_mean(kind, SUFFIXES)}")
-    if folder.exists() and not folder.is_dir(): raise RequestError(f"{str(folder)!r} is a file. Name a folder for the kernel.")
+    if kind not in SUFFIXES:
+        raise RequestError(
+            f"There is no kind {kind!r}. Take one of {', '.join(SUFFIXES)}.{did_you_mean(kind, SUFFIXES)}"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"{str(folder)!r} is a file. Name a folder for the kernel.")
     title, owner = _title_of(folder, title), known_owner(owner)
     sources = _sources(owner, {"dataset": datasets, "competition": competitions, "kernel": kernels, "model": models})
     values = kernel_values(folder, title, owner, kind, sources)
     wrong = [f for f in kernel_findings(values) if f.level == "error" and f.about != "owner"]
-    if wrong: raise RequestError(wrong[0].text)
+    if wrong:
+        raise RequestError(wrong[0].text)
     inputs = [name.rpartition("/")[2] for name in [*sources["competition_sources"], *sources["dataset_sources"]]]
-    text = notebook_text(title, task, inputs) if kind == "notebook" else script_text(title, task, inputs, kind == "utility")
-    files = {folder / KERNEL_FILE: json.dumps(values, indent=2, ensure_ascii=False) + "\n", folder / values["code_file"]: text}
+    text = (
+        notebook_text(title, task, inputs)
+        if kind == "notebook"
+        else script_text(title, task, inputs, kind == "utility")
+    )
+    files = {
+        folder / KERNEL_FILE: json.dumps(values, indent=2, ensure_ascii=False) + "\n",
+        folder / values["code_file"]: text,
+    }
     there = [path.name for path in files if path.exists()]
-    if there and not force: raise RequestError(f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} in {str(folder)!r} already. Take another folder, or --force to write {'it' if len(there) == 1 else 'them'} anew.")
+    if there and not force:
+        raise RequestError(
+            f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} in {str(folder)!r} already. Take another folder, or --force to write {'it' if len(there) == 1 else 'them'} anew."
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path, content in files.items(): write_atomic(path, content)
-    except OSError as error: raise RequestError(f"{str(folder)!r} cannot be written: {error.strerror}. Take another folder.") from None
+        for path, content in files.items():
+            write_atomic(path, content)
+    except OSError as error:
+        raise RequestError(f"{str(folder)!r} cannot be written: {error.strerror}. Take another folder.") from None
     return list(files)

@@ -23,13 +23,14 @@ from ..config.validation import RequestError, did_you_mean, shown
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #86caa348
 LEVELS = ("error", "warning", "ok")
 KERNEL_FILE, DATASET_FILE = "kernel-metadata.json", "dataset-metadata.json"
-PLACEHOLDER = "INSERT-YOUR-NAME"   # stands for the owner until one is known
-WHEELS = "spectrakit-wheels"       # the data set that `spectrakit wheelhouse` makes
+PLACEHOLDER = "INSERT-YOUR-NAME"  # stands for the owner until one is known
+WHEELS = "spectrakit-wheels"  # the data set that `spectrakit wheelhouse` makes
 
 
 @dataclass(frozen=True)
 class Finding:
     "What was found: `level`, one of LEVELS; `about`, in a word; `text`, what is wrong and how to mend it; `where`, such as 'cell 3'."
+
     level: str
     about: str
     text: str
@@ -41,9 +42,11 @@ def worst(findings: list[Finding]) -> str:
     return min((f.level for f in findings), key=LEVELS.index, default="ok")
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #215d21c1
-_SLUG = re.compile(r"[A-Za-z0-9][\w.-]*", re.A)   # old data sets have capitals and dots in their addresses
+_SLUG = re.compile(r"[A-Za-z0-9][\w.-]*", re.A)  # old data sets have capitals and dots in their addresses
 _OWNER = re.compile(r"[A-Za-z0-9]+([_-]+[A-Za-z0-9]+)*")
-_PREFIX = re.compile(r"(?:https?://(?:www\.)?kaggle\.com/)?(?:(?:datasets?|code|notebooks?|kernels?|models?|competitions?|c)/)?")
+_PREFIX = re.compile(
+    r"(?:https?://(?:www\.)?kaggle\.com/)?(?:(?:datasets?|code|notebooks?|kernels?|models?|competitions?|c)/)?"
+)
 
 
 def slug_of(title: str) -> str:
@@ -53,7 +56,9 @@ def slug_of(title: str) -> str:
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #a1153761
 FORMS = {  # kind of source: what its parts are; a part in brackets may be left away
-    "dataset": ("owner", "slug", "(version)"), "competition": ("slug",), "kernel": ("owner", "slug", "(version)"),
+    "dataset": ("owner", "slug", "(version)"),
+    "competition": ("slug",),
+    "kernel": ("owner", "slug", "(version)"),
     "model": ("owner", "slug", "framework", "variation", "version"),
 }
 
@@ -63,41 +68,84 @@ def split_source(kind: str, name: Any) -> dict[str, str]:
     form, parts = FORMS[kind], name.split("/") if isinstance(name, str) else []
     least = sum(not part.startswith("(") for part in form)
     bare = _PREFIX.sub("", name, count=1).strip("/") if parts else ""
-    mend = f"Write {'/'.join(part for part in form if not part.startswith('('))}" + (f": {bare!r}." if bare not in ("", name) else ", as its address ends.")
-    if not parts or not least <= len(parts) <= len(form) or bare != name: raise ValueError(f"{name!r} is not the name of a {kind}. {mend}")
+    mend = f"Write {'/'.join(part for part in form if not part.startswith('('))}" + (
+        f": {bare!r}." if bare not in ("", name) else ", as its address ends."
+    )
+    if not parts or not least <= len(parts) <= len(form) or bare != name:
+        raise ValueError(f"{name!r} is not the name of a {kind}. {mend}")
     found = {part.strip("()"): value for part, value in zip(form, parts)}
     for part, value in found.items():
-        good = value.isdecimal() if part == "version" else _OWNER.fullmatch(value) if part in ("owner", "framework", "variation") else _SLUG.fullmatch(value)
+        good = (
+            value.isdecimal()
+            if part == "version"
+            else _OWNER.fullmatch(value)
+            if part in ("owner", "framework", "variation")
+            else _SLUG.fullmatch(value)
+        )
         if not good:
-            why = {"version": "the version is a number", "slug": f"an address has letters, digits and hyphens: {slug_of(value)!r}"}
-            raise ValueError(f"{name!r} is not the name of a {kind}. Mend {value!r}: {why.get(part, 'a name has letters, digits and hyphens')}.")
+            why = {
+                "version": "the version is a number",
+                "slug": f"an address has letters, digits and hyphens: {slug_of(value)!r}",
+            }
+            raise ValueError(
+                f"{name!r} is not the name of a {kind}. Mend {value!r}: {why.get(part, 'a name has letters, digits and hyphens')}."
+            )
     return found
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #b9a5bafd
 MACHINES = {  # machine_shape: what it is
-    "NvidiaTeslaT4": "two T4s, 2 × 15 GiB", "NvidiaL4": "L4s, where a competition grants them", "NvidiaL4X1": "one L4, where granted",
-    "NvidiaTeslaA100": "an A100, where granted", "NvidiaH100": "an H100, where granted", "NvidiaRtxPro6000": "an RTX Pro 6000, where granted",
-    "TpuV5E8": "a TPU v5e with 8 cores", "TpuV6E8": "a TPU v6e with 8 cores, where granted",
+    "NvidiaTeslaT4": "two T4s, 2 × 15 GiB",
+    "NvidiaL4": "L4s, where a competition grants them",
+    "NvidiaL4X1": "one L4, where granted",
+    "NvidiaTeslaA100": "an A100, where granted",
+    "NvidiaH100": "an H100, where granted",
+    "NvidiaRtxPro6000": "an RTX Pro 6000, where granted",
+    "TpuV5E8": "a TPU v5e with 8 cores",
+    "TpuV6E8": "a TPU v6e with 8 cores, where granted",
 }
 RETIRED = ("NvidiaTeslaP100", "TpuV38", "Tpu1VmV38", "TpuV232", "TpuV2256")
 
 
 def machine_finding(shape: Any, gpu: bool) -> Finding | None:
     "What is wrong with a `machine_shape`, or None. `gpu`: whether a GPU is asked for."
-    def told(level: str, text: str) -> Finding: return Finding(level, "machine", text, KERNEL_FILE)
-    if not isinstance(shape, str | None): return told("error", f"machine_shape is {shown(shape)}. Write a name, such as \"NvidiaTeslaT4\".")
-    if not shape: return told("error", "enable_gpu is true and machine_shape is empty, which has given a P100, and Kaggle's torch does not run on it. "
-                              "Write \"machine_shape\": \"NvidiaTeslaT4\", which is two T4s.") if gpu else None
-    if shape in MACHINES: return None
-    if shape in RETIRED: return told("error", f"{shape} is retired, and Kaggle gives another machine without a word. Write NvidiaTeslaT4 (two T4s) or TpuV5E8.")
-    if shape == "NvidiaTeslaT4Highmem": return told("error", "NvidiaTeslaT4Highmem is a pool for Kaggle's own use. Write NvidiaTeslaT4, which is two T4s.")
+
+    def told(level: str, text: str) -> Finding:
+        return Finding(level, "machine", text, KERNEL_FILE)
+
+    if not isinstance(shape, str | None):
+        return told("error", f'machine_shape is {shown(shape)}. Write a name, such as "NvidiaTeslaT4".')
+    if not shape:
+        return (
+            told(
+                "error",
+                "enable_gpu is true and machine_shape is empty, which has given a P100, and Kaggle's torch does not run on it. "
+                'Write "machine_shape": "NvidiaTeslaT4", which is two T4s.',
+            )
+            if gpu
+            else None
+        )
+    if shape in MACHINES:
+        return None
+    if shape in RETIRED:
+        return told(
+            "error",
+            f"{shape} is retired, and Kaggle gives another machine without a word. Write NvidiaTeslaT4 (two T4s) or TpuV5E8.",
+        )
+    if shape == "NvidiaTeslaT4Highmem":
+        return told(
+            "error", "NvidiaTeslaT4Highmem is a pool for Kaggle's own use. Write NvidiaTeslaT4, which is two T4s."
+        )
     near = did_you_mean(shape, MACHINES)
-    return told("error" if near else "warning", f"{shape!r} is no machine that is known here.{near or ' Known are ' + ', '.join(MACHINES) + '.'}")
+    return told(
+        "error" if near else "warning",
+        f"{shape!r} is no machine that is known here.{near or ' Known are ' + ', '.join(MACHINES) + '.'}",
+    )
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #fea97f29
 @dataclass(frozen=True)
 class Entry:
     "One entry of a metadata file. `faults(value)`: what is wrong with a value and how to mend it, one text for each fault."
+
     help: str
     default: Any
     faults: Callable[[Any], list[str]]
@@ -109,50 +157,75 @@ def _flag(value: Any) -> list[str]:
 
 
 def _one_of(*choices: str) -> Callable[[Any], list[str]]:
-    return lambda value: [] if value in choices else [f"it is {shown(value)!r}. Write one of {', '.join(choices)}.{did_you_mean(str(value), choices)}"]
+    return lambda value: (
+        []
+        if value in choices
+        else [f"it is {shown(value)!r}. Write one of {', '.join(choices)}.{did_you_mean(str(value), choices)}"]
+    )
 
 
 def _text(low: int = 0, high: int = 10**6, optional: bool = False) -> Callable[[Any], list[str]]:
     def faults(value: Any) -> list[str]:
-        if optional and value in (None, ""): return []
-        if not isinstance(value, str): return [f"it is {shown(value)}. Write text in quotes."]
-        if value.startswith("INSERT_"): return [f"it still says {value}. Write your own."]
-        if not low <= len(value) <= high: return [f"{value!r} has {len(value)} characters. Write {low} to {high}."]
+        if optional and value in (None, ""):
+            return []
+        if not isinstance(value, str):
+            return [f"it is {shown(value)}. Write text in quotes."]
+        if value.startswith("INSERT_"):
+            return [f"it still says {value}. Write your own."]
+        if not low <= len(value) <= high:
+            return [f"{value!r} has {len(value)} characters. Write {low} to {high}."]
         return []
+
     return faults
 
 
 def _listed(each: Callable[[Any], Any]) -> Callable[[Any], list[str]]:
     def faults(value: Any) -> list[str]:
-        if not isinstance(value, list): return [f"it is {shown(value)!r}. Write a list, such as [] or [\"ada/coffee-table\"]."]
+        if not isinstance(value, list):
+            return [f'it is {shown(value)!r}. Write a list, such as [] or ["ada/coffee-table"].']
         told = [f"it names {name!r} twice. Keep one." for name in sorted({str(v) for v in value if value.count(v) > 1})]
         for one in value:
-            try: each(one)
-            except ValueError as error: told.append(str(error))
+            try:
+                each(one)
+            except ValueError as error:
+                told.append(str(error))
         return told
+
     return faults
 
 
 def _address(kind: str, low: int, high: int = 50) -> Callable[[Any], list[str]]:
     def faults(value: Any) -> list[str]:
-        try: parts = split_source(kind, value)
-        except ValueError as error: return [str(error)]
-        if "version" in parts: return [f"{value!r} names a version. Leave it away: a push makes the next one."]
-        if parts["slug"] != slug_of(parts["slug"]): return [f"{parts['slug']!r} cannot be a new address. Write {slug_of(parts['slug'])!r}."]
-        if not low <= len(parts["slug"]) <= high: return [f"the address {parts['slug']!r} has {len(parts['slug'])} characters. Make it {low} to {high}."]
+        try:
+            parts = split_source(kind, value)
+        except ValueError as error:
+            return [str(error)]
+        if "version" in parts:
+            return [f"{value!r} names a version. Leave it away: a push makes the next one."]
+        if parts["slug"] != slug_of(parts["slug"]):
+            return [f"{parts['slug']!r} cannot be a new address. Write {slug_of(parts['slug'])!r}."]
+        if not low <= len(parts["slug"]) <= high:
+            return [f"the address {parts['slug']!r} has {len(parts['slug'])} characters. Make it {low} to {high}."]
         return []
+
     return faults
 
 
 def _keyword(value: Any) -> None:
-    if not isinstance(value, str) or not value: raise ValueError(f"{value!r} is no keyword. Write text in quotes.")
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is no keyword. Write text in quotes.")
 
 
-def _source(kind: str) -> Callable[[Any], list[str]]: return _listed(lambda name: split_source(kind, name))
+def _source(kind: str) -> Callable[[Any], list[str]]:
+    return _listed(lambda name: split_source(kind, name))
 
 
 def _number(value: Any) -> list[str]:
-    return [] if value is None or isinstance(value, int) and not isinstance(value, bool) else [f"it is {shown(value)!r}. Write a whole number, or null."]
+    return (
+        []
+        if value is None or isinstance(value, int) and not isinstance(value, bool)
+        else [f"it is {shown(value)!r}. Write a whole number, or null."]
+    )
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #a3782913
 KERNEL: dict[str, Entry] = {
@@ -166,37 +239,78 @@ KERNEL: dict[str, Entry] = {
     "enable_gpu": Entry("whether it runs on GPUs", True, _flag),
     "enable_tpu": Entry("whether it runs on a TPU", False, _flag),
     "enable_internet": Entry("offline is what competitions want", False, _flag),
-    "machine_shape": Entry("the machine by its name", "NvidiaTeslaT4", lambda value: []),   # see machine_finding
+    "machine_shape": Entry("the machine by its name", "NvidiaTeslaT4", lambda value: []),  # see machine_finding
     "keywords": Entry("tags; util-script makes a script one that others import", [], _listed(_keyword)),
     "dataset_sources": Entry("data sets, as owner/slug", [], _source("dataset")),
     "competition_sources": Entry("competitions, as slug", [], _source("competition")),
     "kernel_sources": Entry("kernels whose output is read, and utility scripts, as owner/slug", [], _source("kernel")),
     "model_sources": Entry("models, as owner/slug/framework/variation/version", [], _source("model")),
     "docker_image": Entry("an image by its digest; null for Kaggle's own", None, _text(optional=True)),
-    "docker_image_pinning_type": Entry("original keeps the image of the first version, latest takes the newest", "original",
-                                       lambda value: [] if value is None else _one_of("original", "latest")(value)),
+    "docker_image_pinning_type": Entry(
+        "original keeps the image of the first version, latest takes the newest",
+        "original",
+        lambda value: [] if value is None else _one_of("original", "latest")(value),
+    ),
 }
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #e389fa5e
 LICENSES = (
-    "CC0-1.0", "CC-BY-SA-3.0", "CC-BY-SA-4.0", "CC-BY-NC-SA-4.0", "GPL-2.0", "ODbL-1.0", "DbCL-1.0", "copyright-authors", "other", "unknown",
-    "CC-BY-4.0", "CC-BY-NC-4.0", "PDDL", "CC-BY-3.0", "CC-BY-3.0-IGO", "US-Government-Works", "CC-BY-NC-SA-3.0-IGO", "CDLA-Permissive-1.0",
-    "CDLA-Sharing-1.0", "CC-BY-ND-4.0", "CC-BY-NC-ND-4.0", "ODC-BY-1.0", "LGPL-3.0", "AGPL-3.0", "FDL-1.3", "EU-ODP-Legal-Notice", "apache-2.0", "GPL-3.0")
+    "CC0-1.0",
+    "CC-BY-SA-3.0",
+    "CC-BY-SA-4.0",
+    "CC-BY-NC-SA-4.0",
+    "GPL-2.0",
+    "ODbL-1.0",
+    "DbCL-1.0",
+    "copyright-authors",
+    "other",
+    "unknown",
+    "CC-BY-4.0",
+    "CC-BY-NC-4.0",
+    "PDDL",
+    "CC-BY-3.0",
+    "CC-BY-3.0-IGO",
+    "US-Government-Works",
+    "CC-BY-NC-SA-3.0-IGO",
+    "CDLA-Permissive-1.0",
+    "CDLA-Sharing-1.0",
+    "CC-BY-ND-4.0",
+    "CC-BY-NC-ND-4.0",
+    "ODC-BY-1.0",
+    "LGPL-3.0",
+    "AGPL-3.0",
+    "FDL-1.3",
+    "EU-ODP-Legal-Notice",
+    "apache-2.0",
+    "GPL-3.0",
+)
 FREQUENCIES = ("not specified", "never", "annually", "quarterly", "monthly", "weekly", "daily", "hourly")
 
 
 def _licenses(value: Any) -> list[str]:
     names = [one.get("name") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
-    if len(names) != 1 or not isinstance(value[0], dict): return ["it needs exactly one, written [{\"name\": \"apache-2.0\"}]."]
-    return [] if names[0] in LICENSES else [f"{names[0]!r} is none that Kaggle knows. Write one such as apache-2.0, CC0-1.0 or other.{did_you_mean(str(names[0]), LICENSES)}"]
+    if len(names) != 1 or not isinstance(value[0], dict):
+        return ['it needs exactly one, written [{"name": "apache-2.0"}].']
+    return (
+        []
+        if names[0] in LICENSES
+        else [
+            f"{names[0]!r} is none that Kaggle knows. Write one such as apache-2.0, CC0-1.0 or other.{did_you_mean(str(names[0]), LICENSES)}"
+        ]
+    )
 
 
 def _resource(value: Any) -> None:
-    if not isinstance(value, dict) or not isinstance(value.get("path"), str): raise ValueError(f"{shown(value)!r} is no file. Write {{\"path\": \"train.csv\"}}.")
+    if not isinstance(value, dict) or not isinstance(value.get("path"), str):
+        raise ValueError(f'{shown(value)!r} is no file. Write {{"path": "train.csv"}}.')
 
 
 def _image(value: Any) -> list[str]:
-    return [] if isinstance(value, str) and value.lower().endswith((".png", ".jpg", ".jpeg", ".webp")) else [f"it is {shown(value)!r}. Write a .png, .jpg or .webp file."]
+    return (
+        []
+        if isinstance(value, str) and value.lower().endswith((".png", ".jpg", ".jpeg", ".webp"))
+        else [f"it is {shown(value)!r}. Write a .png, .jpg or .webp file."]
+    )
 
 
 DATASET: dict[str, Entry] = {
@@ -218,38 +332,84 @@ def _entry_findings(schema: Mapping[str, Entry], values: Mapping[str, Any], file
     "What is wrong with single entries: unknown ones, and values that cannot be."
     found = []
     for key, value in values.items():
-        if key in schema: found += [Finding("error", "metadata", f"{key}: {text}", file) for text in schema[key].faults(value)]
-        elif near := did_you_mean(key, schema): found.append(Finding("error", "metadata", f"There is no entry {key!r}, and Kaggle leaves it unread.{near}", file))
-        else: found.append(Finding("warning", "metadata", f"There is no entry {key!r}, and Kaggle leaves it unread. Remove it.", file))
+        if key in schema:
+            found += [Finding("error", "metadata", f"{key}: {text}", file) for text in schema[key].faults(value)]
+        elif near := did_you_mean(key, schema):
+            found.append(
+                Finding("error", "metadata", f"There is no entry {key!r}, and Kaggle leaves it unread.{near}", file)
+            )
+        else:
+            found.append(
+                Finding(
+                    "warning", "metadata", f"There is no entry {key!r}, and Kaggle leaves it unread. Remove it.", file
+                )
+            )
     return found
 
 
 def _owner_findings(values: Mapping[str, Any], file: str) -> list[Finding]:
     "Whether the owner is still a placeholder, wherever one is named."
-    named = [values.get("id"), *(name for key in ("dataset_sources", "kernel_sources", "model_sources") if isinstance(values.get(key), list) for name in values[key])]
+    named = [
+        values.get("id"),
+        *(
+            name
+            for key in ("dataset_sources", "kernel_sources", "model_sources")
+            if isinstance(values.get(key), list)
+            for name in values[key]
+        ),
+    ]
     waiting = [name for name in named if isinstance(name, str) and re.match(rf"{PLACEHOLDER}/|INSERT_", name)]
-    if not waiting: return []
-    return [Finding("error", "owner", f"{', '.join(waiting)}: the owner is still a placeholder. Write your Kaggle name for it, or give --owner NAME.", file)]
+    if not waiting:
+        return []
+    return [
+        Finding(
+            "error",
+            "owner",
+            f"{', '.join(waiting)}: the owner is still a placeholder. Write your Kaggle name for it, or give --owner NAME.",
+            file,
+        )
+    ]
 
 
 def is_on(values: Mapping[str, Any], key: str) -> bool | None:
     "A flag of the metadata as Kaggle's client reads it; None where it is missing or no flag."
     value = values.get(key)
-    return value if isinstance(value, bool) else {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else None
+    return (
+        value
+        if isinstance(value, bool)
+        else {"true": True, "false": False}.get(value.lower())
+        if isinstance(value, str)
+        else None
+    )
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #d89f043a
-ENDINGS = {("notebook", "python"): (".ipynb",), ("script", "python"): (".py",), ("script", "r"): (".r",), ("script", "rmarkdown"): (".rmd",),
-           ("notebook", "r"): (".ipynb", ".irnb"), ("notebook", "rmarkdown"): (".ipynb", ".irnb")}
+ENDINGS = {
+    ("notebook", "python"): (".ipynb",),
+    ("script", "python"): (".py",),
+    ("script", "r"): (".r",),
+    ("script", "rmarkdown"): (".rmd",),
+    ("notebook", "r"): (".ipynb", ".irnb"),
+    ("notebook", "rmarkdown"): (".ipynb", ".irnb"),
+}
 
 
 def _code_file_findings(values: Mapping[str, Any], folder: Path | None) -> list[Finding]:
     "Whether the code file has the ending of its kind, and is there."
     name, kind = values.get("code_file"), (values.get("kernel_type"), values.get("language"))
-    if not isinstance(name, str) or not name: return []
-    def told(text: str) -> Finding: return Finding("error", "code file", text, KERNEL_FILE)
+    if not isinstance(name, str) or not name:
+        return []
+
+    def told(text: str) -> Finding:
+        return Finding("error", "code file", text, KERNEL_FILE)
+
     if kind in ENDINGS and not name.lower().endswith(ENDINGS[kind]):
-        return [told(f"{name!r} is no {kind[1]} {kind[0]}. Name a file that ends in {' or '.join(ENDINGS[kind])}, or change kernel_type.")]
-    if folder is None or (folder / name).is_file(): return []
+        return [
+            told(
+                f"{name!r} is no {kind[1]} {kind[0]}. Name a file that ends in {' or '.join(ENDINGS[kind])}, or change kernel_type."
+            )
+        ]
+    if folder is None or (folder / name).is_file():
+        return []
     near = did_you_mean(name, [path.name for path in folder.iterdir() if path.suffix in (".ipynb", ".py")])
     return [told(f"There is no file {name!r} beside {KERNEL_FILE}. Check code_file.{near}")]
 
@@ -257,68 +417,133 @@ def _code_file_findings(values: Mapping[str, Any], folder: Path | None) -> list[
 def _title_findings(values: Mapping[str, Any]) -> list[Finding]:
     "Whether title and address agree."
     title, name = values.get("title"), values.get("id")
-    if values.get("id_no") or not isinstance(title, str) or not isinstance(name, str) or len(title) < 5: return []
+    if values.get("id_no") or not isinstance(title, str) or not isinstance(name, str) or len(title) < 5:
+        return []
     here = name.rpartition("/")[2]
-    if not here or slug_of(title) == here.lower() or name.startswith("INSERT_"): return []
-    return [Finding("error", "title", f"The title {title!r} has the address {slug_of(title)!r}, and id says {here!r}. Kaggle goes by the title: "
-                    f"write \"id\": \"{name.rpartition('/')[0]}/{slug_of(title)}\", or another title.", KERNEL_FILE)]
+    if not here or slug_of(title) == here.lower() or name.startswith("INSERT_"):
+        return []
+    return [
+        Finding(
+            "error",
+            "title",
+            f"The title {title!r} has the address {slug_of(title)!r}, and id says {here!r}. Kaggle goes by the title: "
+            f'write "id": "{name.rpartition("/")[0]}/{slug_of(title)}", or another title.',
+            KERNEL_FILE,
+        )
+    ]
 
 
 def kernel_findings(values: Mapping[str, Any], folder: Path | None = None) -> list[Finding]:
     "Every fault of a kernel's metadata; none where it is good. `folder`: where the file lies, to look for the code file."
     found = _entry_findings(KERNEL, values, KERNEL_FILE)
     missing = [key for key in ("title", "code_file", "language", "kernel_type") if key not in values]
-    if not values.get("id") and not values.get("id_no"): missing = ["id", *missing]
-    found += [Finding("error", "metadata", f"{key} is missing. Write it: {KERNEL[key].help}.", KERNEL_FILE) for key in missing]
+    if not values.get("id") and not values.get("id_no"):
+        missing = ["id", *missing]
+    found += [
+        Finding("error", "metadata", f"{key} is missing. Write it: {KERNEL[key].help}.", KERNEL_FILE) for key in missing
+    ]
     if "enable_internet" not in values:
-        found.append(Finding("warning", "offline", "enable_internet is missing, and Kaggle's documentation and its client take different defaults. Write false.", KERNEL_FILE))
+        found.append(
+            Finding(
+                "warning",
+                "offline",
+                "enable_internet is missing, and Kaggle's documentation and its client take different defaults. Write false.",
+                KERNEL_FILE,
+            )
+        )
     gpu, tpu, shape = is_on(values, "enable_gpu"), is_on(values, "enable_tpu"), values.get("machine_shape")
-    if gpu and tpu: found.append(Finding("error", "machine", "enable_gpu and enable_tpu are both true. Keep one.", KERNEL_FILE))
-    if told := machine_finding(shape, bool(gpu)): found.append(told)
+    if gpu and tpu:
+        found.append(Finding("error", "machine", "enable_gpu and enable_tpu are both true. Keep one.", KERNEL_FILE))
+    if told := machine_finding(shape, bool(gpu)):
+        found.append(told)
     elif isinstance(shape, str) and shape.startswith("Nvidia") and gpu is False:
-        found.append(Finding("warning", "machine", f"machine_shape is {shape} and enable_gpu is false; the shape wins. Write true, or an empty shape.", KERNEL_FILE))
-    return [*found, *_title_findings(values), *_code_file_findings(values, folder), *_owner_findings(values, KERNEL_FILE)]
+        found.append(
+            Finding(
+                "warning",
+                "machine",
+                f"machine_shape is {shape} and enable_gpu is false; the shape wins. Write true, or an empty shape.",
+                KERNEL_FILE,
+            )
+        )
+    return [
+        *found,
+        *_title_findings(values),
+        *_code_file_findings(values, folder),
+        *_owner_findings(values, KERNEL_FILE),
+    ]
 
 
 def dataset_findings(values: Mapping[str, Any], folder: Path | None = None) -> list[Finding]:
     "Every fault of a data set's metadata; none where it is good. `folder`: where the file lies, to look for its resources."
     found = _entry_findings(DATASET, values, DATASET_FILE)
-    found += [Finding("error", "metadata", f"{key} is missing. Write it: {DATASET[key].help}.", DATASET_FILE) for key in ("id", "title", "licenses") if key not in values]
+    found += [
+        Finding("error", "metadata", f"{key} is missing. Write it: {DATASET[key].help}.", DATASET_FILE)
+        for key in ("id", "title", "licenses")
+        if key not in values
+    ]
     listed = values.get("resources") if isinstance(values.get("resources"), list) else []
     names = [one["path"] for one in listed if isinstance(one, dict) and isinstance(one.get("path"), str)]
     gone = [name for name in names if folder is not None and not (folder / name).exists()]
-    found += [Finding("error", "metadata", f"resources: there is no file {name!r} here. Remove it, or add the file.", DATASET_FILE) for name in gone]
+    found += [
+        Finding(
+            "error", "metadata", f"resources: there is no file {name!r} here. Remove it, or add the file.", DATASET_FILE
+        )
+        for name in gone
+    ]
     return [*found, *_owner_findings(values, DATASET_FILE)]
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #30de73c0
 def read_metadata(file: Path) -> dict[str, Any]:
     "A metadata file as a mapping. RequestError with the line where it is missing or broken."
     text = read_text(file)
-    try: values = json.loads(text)
+    try:
+        values = json.loads(text)
     except ValueError as error:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise RequestError(f"{place(file)}{line} is not valid JSON: {getattr(error, 'msg', error)}. Mend that line.") from None
-    if not isinstance(values, dict): raise RequestError(f"{place(file)} holds no entries. It needs {{\"id\": …, \"title\": …}}.")
+        raise RequestError(
+            f"{place(file)}{line} is not valid JSON: {getattr(error, 'msg', error)}. Mend that line."
+        ) from None
+    if not isinstance(values, dict):
+        raise RequestError(f'{place(file)} holds no entries. It needs {{"id": …, "title": …}}.')
     return values
 
 
 def known_owner(given: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
     "The Kaggle name: as `given`, KAGGLE_USERNAME, the one in kaggle.json, or the placeholder. RequestError where it cannot be a name."
     name, source = given, "--owner"
-    if name is None: name, source = environ.get("KAGGLE_USERNAME") or None, "KAGGLE_USERNAME"
+    if name is None:
+        name, source = environ.get("KAGGLE_USERNAME") or None, "KAGGLE_USERNAME"
     home = Path(environ.get("HOME") or Path.home())
-    folders = [Path(environ["KAGGLE_CONFIG_DIR"])] if environ.get("KAGGLE_CONFIG_DIR") else [home / ".kaggle", Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "kaggle"]
+    folders = (
+        [Path(environ["KAGGLE_CONFIG_DIR"])]
+        if environ.get("KAGGLE_CONFIG_DIR")
+        else [home / ".kaggle", Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "kaggle"]
+    )
     for folder in folders if name is None else ():
-        try: name, source = json.loads((folder / "kaggle.json").read_text(encoding="utf-8"))["username"], "kaggle.json"  # nothing else of it is kept
-        except (OSError, ValueError, TypeError, KeyError): continue
-    if name is None: return PLACEHOLDER
-    if not isinstance(name, str) or not _OWNER.fullmatch(name): raise RequestError(f"{source} gives {name!r}, which is no Kaggle name. Write it as in kaggle.com/NAME.")
+        try:
+            name, source = (
+                json.loads((folder / "kaggle.json").read_text(encoding="utf-8"))["username"],
+                "kaggle.json",
+            )  # nothing else of it is kept
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+    if name is None:
+        return PLACEHOLDER
+    if not isinstance(name, str) or not _OWNER.fullmatch(name):
+        raise RequestError(f"{source} gives {name!r}, which is no Kaggle name. Write it as in kaggle.com/NAME.")
     return name
 
 
 def with_owner(values: Mapping[str, Any], owner: str) -> dict[str, Any]:
     "The same metadata with `owner` in place of the placeholder."
+
     def filled(value: Any) -> Any:
-        if isinstance(value, list): return [filled(one) for one in value]
-        return f"{owner}/{value.partition('/')[2]}" if isinstance(value, str) and value.startswith(f"{PLACEHOLDER}/") else value
+        if isinstance(value, list):
+            return [filled(one) for one in value]
+        return (
+            f"{owner}/{value.partition('/')[2]}"
+            if isinstance(value, str) and value.startswith(f"{PLACEHOLDER}/")
+            else value
+        )
+
     return {key: filled(value) for key, value in values.items()}

@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from .static_analysis import UNKNOWN, Cell, Facts, Use, facts_of, read_code, tops
-from .metadata import DATASET_FILE, KERNEL_FILE, PLACEHOLDER, WHEELS, Finding, is_on, read_metadata, split_source, with_owner
+from spectrakit.kaggle.metadata import (
+    DATASET_FILE,
+    KERNEL_FILE,
+    PLACEHOLDER,
+    WHEELS,
+    Finding,
+    is_on,
+    read_metadata,
+    split_source,
+    with_owner,
+)
 from ..offline.import_names import importable_offline, is_there, modules_of, read_wheels
 from ..config.validation import RequestError, did_you_mean
 
@@ -26,6 +36,7 @@ OURS = {"spectrakit", "hydra"}  # what the wheels bring where no folder of them 
 @dataclass(frozen=True)
 class Kernel:
     "A kernel's folder, read: `wheels`, the modules that its wheels bring; `house`, their wheelhouse.json; `wheels_slug`, the name of their data set."
+
     folder: Path
     values: dict[str, Any]
     cells: list[Cell]
@@ -37,32 +48,50 @@ class Kernel:
     platform: str = "kaggle"
 
     @property
-    def offline(self) -> bool: return not is_on(self.values, "enable_internet")  # where nothing is said it may be
+    def offline(self) -> bool:
+        return not is_on(self.values, "enable_internet")  # where nothing is said it may be
 
     @property
-    def file(self) -> Path: return self.folder / str(self.values.get("code_file") or "")
+    def file(self) -> Path:
+        return self.folder / str(self.values.get("code_file") or "")
 
 
 def wheels_beside(folder: Path) -> Path | None:
     "The folder of wheels in `folder`, beside it, or where one stands now."
     around = [folder, folder.resolve().parent, Path.cwd()]
-    return next((found.parent for top in around for found in sorted([*top.glob("wheelhouse.json"), *top.glob("*/wheelhouse.json")])), None)
+    return next(
+        (
+            found.parent
+            for top in around
+            for found in sorted([*top.glob("wheelhouse.json"), *top.glob("*/wheelhouse.json")])
+        ),
+        None,
+    )
 
 
 def open_kernel(folder: Path | str, wheels: Path | str | None = None, owner: str | None = None) -> Kernel:
     "Read the kernel in `folder`; `owner` fills the placeholder. RequestError where there is none, or its file cannot be read."
     folder = Path(folder)
-    if not folder.is_dir(): raise RequestError(f"There is no folder {str(folder)!r}. Make one: spectrakit kaggle init {folder}")
-    if not (folder / KERNEL_FILE).is_file(): raise RequestError(f"There is no {KERNEL_FILE} in {str(folder)!r}. Write one: spectrakit kaggle init {folder}")
+    if not folder.is_dir():
+        raise RequestError(f"There is no folder {str(folder)!r}. Make one: spectrakit kaggle init {folder}")
+    if not (folder / KERNEL_FILE).is_file():
+        raise RequestError(f"There is no {KERNEL_FILE} in {str(folder)!r}. Write one: spectrakit kaggle init {folder}")
     values = read_metadata(folder / KERNEL_FILE)
-    if owner: values = with_owner(values, owner)
+    if owner:
+        values = with_owner(values, owner)
     file = folder / str(values.get("code_file") or "")
     cells, notebook = read_code(file) if file.is_file() and file.suffix.lower() in (".ipynb", ".py") else ([], {})
-    if wheels is not None and not list(Path(wheels).glob("*.whl")): raise RequestError(f"There are no wheels in {str(wheels)!r}. Make them: spectrakit wheelhouse {wheels}")
+    if wheels is not None and not list(Path(wheels).glob("*.whl")):
+        raise RequestError(f"There are no wheels in {str(wheels)!r}. Make them: spectrakit wheelhouse {wheels}")
     house = Path(wheels) if wheels is not None else wheels_beside(folder)
-    if house is None: return Kernel(folder, values, cells, notebook, facts_of(cells))
+    if house is None:
+        return Kernel(folder, values, cells, notebook, facts_of(cells))
     modules, manifest = read_wheels(house)
-    slug = str(read_metadata(house / DATASET_FILE).get("id", "")).rpartition("/")[2] if (house / DATASET_FILE).is_file() else ""
+    slug = (
+        str(read_metadata(house / DATASET_FILE).get("id", "")).rpartition("/")[2]
+        if (house / DATASET_FILE).is_file()
+        else ""
+    )
     return Kernel(folder, values, cells, notebook, facts_of(cells), frozenset(modules), manifest, slug or WHEELS)
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #bd706a2e
@@ -76,25 +105,68 @@ KEPT = ("torch", "torchvision", "torchaudio", "triton", "ipywidgets")  # which n
 
 def _pip(words: tuple[str, ...], shipped: frozenset[str]) -> tuple[str, str] | None:
     "(level, text) where an installation by pip would ask the network, else None."
-    if UNKNOWN in "".join(words) or "--no-index" in words: return None
-    valued = ("-f", "--find-links", "-t", "--target", "-i", "--index-url", "--extra-index-url", "-c", "--constraint", "--prefix")
+    if UNKNOWN in "".join(words) or "--no-index" in words:
+        return None
+    valued = (
+        "-f",
+        "--find-links",
+        "-t",
+        "--target",
+        "-i",
+        "--index-url",
+        "--extra-index-url",
+        "-c",
+        "--constraint",
+        "--prefix",
+    )
     named = [word for before, word in zip(("", *words), words) if not word.startswith("-") and before not in valued]
     if "-r" not in words and "--requirement" not in words:
-        if not named: return None
+        if not named:
+            return None
         if all(re.match(r"[./~]", word) or word.endswith(".whl") for word in named):
-            return None if "--no-deps" in words else ("warning", "pip looks for what these files need in the network. Add --no-index --no-deps.")
-        there = all(re.fullmatch(r"[\w.-]+", word) and modules_of(word) & shipped for word in named) and not {"-U", "--upgrade", "--force-reinstall"} & set(words)
-        if there: return "warning", f"{', '.join(named)} is there already. Remove the line."
+            return (
+                None
+                if "--no-deps" in words
+                else ("warning", "pip looks for what these files need in the network. Add --no-index --no-deps.")
+            )
+        there = all(re.fullmatch(r"[\w.-]+", word) and modules_of(word) & shipped for word in named) and not {
+            "-U",
+            "--upgrade",
+            "--force-reinstall",
+        } & set(words)
+        if there:
+            return "warning", f"{', '.join(named)} is there already. Remove the line."
     bare = re.match(r"[\w.-]*", named[0])[0].lower() if named else ""
     mend = "" if bare == "spectrakit" else f" --with {shlex.quote(named[0]) if named else 'NAME'}"
-    if bare in KEPT: return "error", f"pip needs the network for {', '.join(named)}. Remove the line: {bare} stays as the platform has it."
-    return "error", f"pip needs the network for {', '.join(named) or 'that'}. Attach wheels instead: spectrakit wheelhouse OUT{mend}"
+    if bare in KEPT:
+        return (
+            "error",
+            f"pip needs the network for {', '.join(named)}. Remove the line: {bare} stays as the platform has it.",
+        )
+    return (
+        "error",
+        f"pip needs the network for {', '.join(named) or 'that'}. Attach wheels instead: spectrakit wheelhouse OUT{mend}",
+    )
 
 
 TOOLS = {  # a command, and the words after it that need the network (none: all do)
-    "apt": ("install", "update", "upgrade"), "apt-get": ("install", "update", "upgrade"), "conda": ("install", "create", "update"), "mamba": ("install", "create", "update"),
-    "wget": (), "curl": (), "aria2c": (), "gdown": (), "gsutil": (), "git": ("clone", "pull", "fetch", "submodule"), "npm": ("install", "ci", "i"),
-    "hf": ("download", "auth"), "huggingface-cli": ("download", "login"), "kaggle": (), "gcloud": (), "aws": ()}
+    "apt": ("install", "update", "upgrade"),
+    "apt-get": ("install", "update", "upgrade"),
+    "conda": ("install", "create", "update"),
+    "mamba": ("install", "create", "update"),
+    "wget": (),
+    "curl": (),
+    "aria2c": (),
+    "gdown": (),
+    "gsutil": (),
+    "git": ("clone", "pull", "fetch", "submodule"),
+    "npm": ("install", "ci", "i"),
+    "hf": ("download", "auth"),
+    "huggingface-cli": ("download", "login"),
+    "kaggle": (),
+    "gcloud": (),
+    "aws": (),
+}
 
 
 def shell_findings(kernel: Kernel) -> list[Finding]:
@@ -102,43 +174,77 @@ def shell_findings(kernel: Kernel) -> list[Finding]:
     found, shipped = [], importable_offline(kernel.platform)
     for use in kernel.facts.shell if kernel.offline else ():
         tool, rest = use.args[0].rpartition("/")[2], use.args[1:]
-        if tool == "uv" and rest[:1] == ("pip",): tool, rest = "pip", rest[1:]
+        if tool == "uv" and rest[:1] == ("pip",):
+            tool, rest = "pip", rest[1:]
         if re.fullmatch(r"pip[\d.]*", tool) and rest and rest[0] in ("install", "download", "wheel"):
-            if told := _pip(rest[1:], shipped): found.append(Finding(level_of(use, told[0]), "offline", told[1], use.where))
-        elif tool in TOOLS and (not TOOLS[tool] or set(TOOLS[tool]) & set(rest)) and not {"--help", "--version"} & set(rest):
-            found.append(Finding(level_of(use), "offline", f"{' '.join([tool, *rest[:2]])} needs the network. Attach what it fetches as a data set.", use.where))
+            if told := _pip(rest[1:], shipped):
+                found.append(Finding(level_of(use, told[0]), "offline", told[1], use.where))
+        elif (
+            tool in TOOLS
+            and (not TOOLS[tool] or set(TOOLS[tool]) & set(rest))
+            and not {"--help", "--version"} & set(rest)
+        ):
+            found.append(
+                Finding(
+                    level_of(use),
+                    "offline",
+                    f"{' '.join([tool, *rest[:2]])} needs the network. Attach what it fetches as a data set.",
+                    use.where,
+                )
+            )
     return found
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #b9dd0bb9
-FETCHES = re.compile(r"""^(huggingface_hub\.(hf_hub_download|snapshot_download|login|notebook_login)|torch\.hub\.(load|load_state_dict_from_url|download_url_to_file)
+FETCHES = re.compile(
+    r"""^(huggingface_hub\.(hf_hub_download|snapshot_download|login|notebook_login)|torch\.hub\.(load|load_state_dict_from_url|download_url_to_file)
     |urllib\.request\.(urlopen|urlretrieve)|requests\.(get|post|request)|httpx\.(get|post)|gdown\.download\w*|wget\.download|nltk\.download|spacy\.cli\.download
-    |sklearn\.datasets\.fetch_\w+|.*\.utils\.get_file|kaggle\.api\.\w+|yfinance\.download)$""", re.X)
+    |sklearn\.datasets\.fetch_\w+|.*\.utils\.get_file|kaggle\.api\.\w+|yfinance\.download)$""",
+    re.X,
+)
 LOCAL_READERS = ("csv", "json", "parquet", "text", "arrow", "imagefolder", "audiofolder", "pandas", "webdataset")
 
 
 def _fetches(use: Use) -> str | None:
     "Why a call needs the network, or None."
     first, tail = str(use.args[0]) if use.args else "", use.name.rpartition(".")[2]
-    if use.name == "torch.hub.load" and use.keywords.get("source") == "local": return None
-    if FETCHES.match(use.name): return f"{use.name}() needs the network. Attach what it fetches as a data set or model."
-    if re.match(r"https?://|s3://|gs://|hf://", first) and re.match(r"read_|open|imread|load|get|url", tail): return f"{tail}() reads from {first.split('/')[2] or 'the network'}. Attach the file as a data set."
+    if use.name == "torch.hub.load" and use.keywords.get("source") == "local":
+        return None
+    if FETCHES.match(use.name):
+        return f"{use.name}() needs the network. Attach what it fetches as a data set or model."
+    if re.match(r"https?://|s3://|gs://|hf://", first) and re.match(r"read_|open|imread|load|get|url", tail):
+        return f"{tail}() reads from {first.split('/')[2] or 'the network'}. Attach the file as a data set."
     is_name = first and UNKNOWN not in first and not re.match(r"[./~]", first)
-    if tail == "from_pretrained" and is_name: return f"from_pretrained({first!r}) asks Hugging Face. Attach the model and give its folder: sk.find_input({first.rpartition('/')[2].lower()!r})."
-    if use.name == "datasets.load_dataset" and is_name and first not in LOCAL_READERS: return f"load_dataset({first!r}) asks Hugging Face. Attach the data set and read its files."
+    if tail == "from_pretrained" and is_name:
+        return f"from_pretrained({first!r}) asks Hugging Face. Attach the model and give its folder: sk.find_input({first.rpartition('/')[2].lower()!r})."
+    if use.name == "datasets.load_dataset" and is_name and first not in LOCAL_READERS:
+        return f"load_dataset({first!r}) asks Hugging Face. Attach the data set and read its files."
     for key in ("download", "pretrained"):
-        if use.keywords.get(key) is True: return f"{tail}({key}=True) fetches files. Attach them and give their folder."
+        if use.keywords.get(key) is True:
+            return f"{tail}({key}=True) fetches files. Attach them and give their folder."
     return None
 
 
 def fetch_findings(kernel: Kernel) -> list[Finding]:
     "Calls that need the network."
-    return [Finding(level_of(use), "offline", why, use.where) for use in kernel.facts.calls if kernel.offline and use.how != "guarded" and (why := _fetches(use))]
+    return [
+        Finding(level_of(use), "offline", why, use.where)
+        for use in kernel.facts.calls
+        if kernel.offline and use.how != "guarded" and (why := _fetches(use))
+    ]
 
 
 def offline_findings(kernel: Kernel) -> list[Finding]:
     "What needs the network, or that there is one."
-    if is_on(kernel.values, "enable_internet"): return [Finding("warning", "offline", "Internet is on, and a competition that runs notebooks itself refuses that. "
-                                                                "Write \"enable_internet\": false.", KERNEL_FILE)]
+    if is_on(kernel.values, "enable_internet"):
+        return [
+            Finding(
+                "warning",
+                "offline",
+                "Internet is on, and a competition that runs notebooks itself refuses that. "
+                'Write "enable_internet": false.',
+                KERNEL_FILE,
+            )
+        ]
     return shell_findings(kernel) + fetch_findings(kernel)
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #d6408e64
@@ -149,6 +255,7 @@ _INPUT = re.compile(r"(?:^|[\s'\"=:])(?:/kaggle/input|(?:\.\./)+input)/([^\s'\";
 @dataclass(frozen=True)
 class Wanted:
     "An input that the code asks for: `kind` and `owner` are '' where it does not say; `text`, as it is written; `fixed`, whether by a path."
+
     kind: str
     owner: str
     slug: str
@@ -161,18 +268,34 @@ def _wanted(path: str, text: str, use: Use, fixed: bool) -> Wanted | None:
     "The input that a path below /kaggle/input leads to, or a name for `find_input`; None where only a run would tell."
     parts = [part for part in path.split("/") if part]
     kind = KINDS.get(parts[0], "") if len(parts) > 1 else ""
-    if kind: parts = parts[1:]
+    if kind:
+        parts = parts[1:]
     owned = kind in ("dataset", "model", "kernel") or not fixed and not kind and len(parts) > 1
     known = parts[: 2 if owned else 1]
-    if len(known) < (2 if owned and fixed else 1) or any(UNKNOWN in part or set(part) & set("*?[{$") for part in known): return None
+    if len(known) < (2 if owned and fixed else 1) or any(UNKNOWN in part or set(part) & set("*?[{$") for part in known):
+        return None
     return Wanted(kind, known[0] if len(known) > 1 else "", known[-1], text, use, fixed)
 
 
 def wanted_inputs(facts: Facts) -> list[Wanted]:
     "Every input that the code asks for, each once."
-    found = [_wanted(path, use.name.replace(UNKNOWN, "…"), use, True) for use in facts.texts if use.name.lstrip().startswith(("/kaggle/input/", "../")) for path in _INPUT.findall(use.name)]
-    found += [_wanted(path, f"/kaggle/input/{path}", use, True) for use in facts.shell for word in use.args for path in _INPUT.findall(word)]
-    found += [_wanted(use.args[0], f"find_input({use.args[0]!r})", use, False) for use in facts.calls if use.name.rpartition(".")[2] == "find_input" and use.args]
+    found = [
+        _wanted(path, use.name.replace(UNKNOWN, "…"), use, True)
+        for use in facts.texts
+        if use.name.lstrip().startswith(("/kaggle/input/", "../"))
+        for path in _INPUT.findall(use.name)
+    ]
+    found += [
+        _wanted(path, f"/kaggle/input/{path}", use, True)
+        for use in facts.shell
+        for word in use.args
+        for path in _INPUT.findall(word)
+    ]
+    found += [
+        _wanted(use.args[0], f"find_input({use.args[0]!r})", use, False)
+        for use in facts.calls
+        if use.name.rpartition(".")[2] == "find_input" and use.args
+    ]
     once = {(w.kind, w.owner, w.slug, w.use.where): w for w in found if w is not None}
     return list(once.values())
 
@@ -183,8 +306,10 @@ def sources_of(values: dict[str, Any]) -> list[tuple[str, str, str]]:
     for kind in ("dataset", "competition", "kernel", "model"):
         names = values.get(f"{kind}_sources")
         for name in names if isinstance(names, list) else ():
-            try: parts = split_source(kind, name)
-            except ValueError: continue
+            try:
+                parts = split_source(kind, name)
+            except ValueError:
+                continue
             found.append((kind, parts.get("owner", ""), parts["slug"]))
     return found
 
@@ -202,21 +327,39 @@ def source_findings(kernel: Kernel) -> list[Finding]:
     names = [f"{owner}/{slug}".strip("/") for _, owner, slug in sources]
     for wanted in wanted_inputs(kernel.facts):
         if any(_fits(wanted, source) for source in sources):
-            if wanted.fixed: fixed.setdefault(wanted.slug, wanted.use.where)
+            if wanted.fixed:
+                fixed.setdefault(wanted.slug, wanted.use.where)
             continue
         entry = f"{wanted.kind or 'dataset'}_sources"
         name = f"{wanted.owner or 'OWNER'}/{wanted.slug}" if wanted.kind != "competition" else wanted.slug
         near = did_you_mean(wanted.slug, [slug for _, _, slug in sources])
-        found.append(Finding(level_of(wanted.use), "sources", f"{wanted.text} is read, and {wanted.slug!r} is not attached ({', '.join(names) or 'nothing'} is)."
-                             f"{near or f' Add {name!r} to {entry}.'}", wanted.use.where))
+        found.append(
+            Finding(
+                level_of(wanted.use),
+                "sources",
+                f"{wanted.text} is read, and {wanted.slug!r} is not attached ({', '.join(names) or 'nothing'} is)."
+                f"{near or f' Add {name!r} to {entry}.'}",
+                wanted.use.where,
+            )
+        )
     for slug, where in fixed.items():
-        found.append(Finding("warning", "sources", f"The path to {slug!r} is written out, and Kaggle mounts it in one of two places. sk.find_input({slug!r}) finds either.", where))
+        found.append(
+            Finding(
+                "warning",
+                "sources",
+                f"The path to {slug!r} is written out, and Kaggle mounts it in one of two places. sk.find_input({slug!r}) finds either.",
+                where,
+            )
+        )
     return found
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #5abe92e4
 def _attached(kernel: Kernel) -> bool:
     "Whether the data set of wheels is among the sources."
-    return any(kind == "dataset" and (slug == kernel.wheels_slug or kernel.house is None and "wheel" in slug) for kind, _, slug in sources_of(kernel.values))
+    return any(
+        kind == "dataset" and (slug == kernel.wheels_slug or kernel.house is None and "wheel" in slug)
+        for kind, _, slug in sources_of(kernel.values)
+    )
 
 
 def _has_module(kernel: Kernel) -> set[str]:
@@ -224,7 +367,9 @@ def _has_module(kernel: Kernel) -> set[str]:
     scripts = {slug.replace("-", "_").lower() for kind, _, slug in sources_of(kernel.values) if kind == "kernel"}
     written = {Path(name).stem.lower() for name in kernel.facts.written if name.endswith(".py")}
     words = [word for use in kernel.facts.shell if use.args[0] == "pip" and not kernel.offline for word in use.args[2:]]
-    installed = {module for word in words if (name := re.match(r"[A-Za-z][\w.-]*", word)) for module in modules_of(name[0])}
+    installed = {
+        module for word in words if (name := re.match(r"[A-Za-z][\w.-]*", word)) for module in modules_of(name[0])
+    }
     return {*scripts, *written, *installed, kernel.file.stem.lower()}
 
 
@@ -233,15 +378,49 @@ def _missing(kernel: Kernel, module: str, use: Use) -> Finding:
     beside = any((kernel.folder / name).exists() for name in (f"{module}.py", f"{module}/__init__.py"))
     if is_there(module, kernel.wheels):
         name = f"{str(kernel.values.get('id', '')).partition('/')[0] or PLACEHOLDER}/{kernel.wheels_slug}"
-        return Finding(level_of(use), "imports", f"{module} comes from wheels, and their data set is not attached. Add {name!r} to dataset_sources.", use.where)
-    if beside: return Finding(level_of(use), "imports", f"{module} lies beside the code file, and a push takes that file alone. Make it a utility script "
-                              f"(spectrakit kaggle init --kind utility), or write it in a cell: %%writefile {module}.py", use.where)
-    if kernel.facts.sys_path: return Finding("warning", "imports", f"{module} is not on {kernel.platform}; it may come from the folders that are put on sys.path.", use.where)
-    unseen = " If the wheels that are attached bring it, show them: --wheels OUT." if kernel.house is None and _attached(kernel) else ""
-    if not kernel.offline: return Finding("warning", "imports", f"{module} is not on {kernel.platform}, and the notebook does not say how to install it.", use.where)
-    words = " --extras demo" if module == "chemotools" else "" if module in OURS else f" --with {module.replace('_', '-')}"
-    return Finding(level_of(use), "imports", f"{module} is not on {kernel.platform}, in the wheels, or attached. Make wheels with it: "
-                   f"spectrakit wheelhouse OUT{words}{'.' + unseen if unseen else ''}", use.where)
+        return Finding(
+            level_of(use),
+            "imports",
+            f"{module} comes from wheels, and their data set is not attached. Add {name!r} to dataset_sources.",
+            use.where,
+        )
+    if beside:
+        return Finding(
+            level_of(use),
+            "imports",
+            f"{module} lies beside the code file, and a push takes that file alone. Make it a utility script "
+            f"(spectrakit kaggle init --kind utility), or write it in a cell: %%writefile {module}.py",
+            use.where,
+        )
+    if kernel.facts.sys_path:
+        return Finding(
+            "warning",
+            "imports",
+            f"{module} is not on {kernel.platform}; it may come from the folders that are put on sys.path.",
+            use.where,
+        )
+    unseen = (
+        " If the wheels that are attached bring it, show them: --wheels OUT."
+        if kernel.house is None and _attached(kernel)
+        else ""
+    )
+    if not kernel.offline:
+        return Finding(
+            "warning",
+            "imports",
+            f"{module} is not on {kernel.platform}, and the notebook does not say how to install it.",
+            use.where,
+        )
+    words = (
+        " --extras demo" if module == "chemotools" else "" if module in OURS else f" --with {module.replace('_', '-')}"
+    )
+    return Finding(
+        level_of(use),
+        "imports",
+        f"{module} is not on {kernel.platform}, in the wheels, or attached. Make wheels with it: "
+        f"spectrakit wheelhouse OUT{words}{'.' + unseen if unseen else ''}",
+        use.where,
+    )
 
 
 SPECTRA = (("coffee",), ("fermentation",))  # built-in tasks whose data lie in the package chemotools
@@ -250,18 +429,36 @@ SPECTRA = (("coffee",), ("fermentation",))  # built-in tasks whose data lie in t
 def import_findings(kernel: Kernel) -> list[Finding]:
     "Modules that are imported and not there, each once."
     found, shipped, own, attached = {}, importable_offline(kernel.platform), _has_module(kernel), _attached(kernel)
-    spectra = [replace(use, name="chemotools") for use in kernel.facts.calls if use.name.startswith("spectrakit.") and use.args[:1] in SPECTRA]
+    spectra = [
+        replace(use, name="chemotools")
+        for use in kernel.facts.calls
+        if use.name.startswith("spectrakit.") and use.args[:1] in SPECTRA
+    ]
     for module, use in tops([*kernel.facts.imports, *spectra]):
-        if use.name.startswith("."): found.setdefault(use.name, Finding("error", "imports", f"from {use.name} import …: a kernel is no package. Import by the whole name.", use.where))
-        if not module or use.how == "guarded" or module in found or is_there(module, shipped) or is_there(module, own): continue
-        if is_there(module, kernel.wheels) and (attached or not kernel.offline): continue
+        if use.name.startswith("."):
+            found.setdefault(
+                use.name,
+                Finding(
+                    "error",
+                    "imports",
+                    f"from {use.name} import …: a kernel is no package. Import by the whole name.",
+                    use.where,
+                ),
+            )
+        if not module or use.how == "guarded" or module in found or is_there(module, shipped) or is_there(module, own):
+            continue
+        if is_there(module, kernel.wheels) and (attached or not kernel.offline):
+            continue
         found[module] = _missing(kernel, module, use)
     return list(found.values())
 
 
 def broken_findings(kernel: Kernel) -> list[Finding]:
     "Cells that are no Python."
+
     def told(use: Use) -> str:
-        if use.how == "maybe": return f"This Python cannot read it ({use.name}), and a newer one may. It was not looked at."
+        if use.how == "maybe":
+            return f"This Python cannot read it ({use.name}), and a newer one may. It was not looked at."
         return f"This is not valid Python: {use.name}. Mend the line."
+
     return [Finding(level_of(use), "code", told(use), use.where) for use in kernel.facts.broken]

@@ -34,6 +34,7 @@ _FORMS = {whose: re.compile(form) for whose, form in FORMS.items()}
 @dataclass(frozen=True)
 class Leak:
     "A key in a text: `whose`, and `hint`, as much of it as its owner needs. `sure`: whether it cannot well be something else."
+
     whose: str
     hint: str
     sure: bool = True
@@ -41,12 +42,16 @@ class Leak:
 
 def hint(secret: str) -> str:
     "The first letters of a key and its length: never more than a quarter of it."
-    return f"{secret[:min(4, len(secret) // 4)]}… ({len(secret)} characters)"
+    return f"{secret[: min(4, len(secret) // 4)]}… ({len(secret)} characters)"
 
 
 def leaks_in(text: str) -> list[Leak]:
     "The keys in a text that have a form of their own, each once."
-    found = [Leak(whose, hint(match[match.lastindex or 0])) for whose, form in _FORMS.items() for match in form.finditer(text)]
+    found = [
+        Leak(whose, hint(match[match.lastindex or 0]))
+        for whose, form in _FORMS.items()
+        for match in form.finditer(text)
+    ]
     return list(dict.fromkeys(found))
 
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #9c925637
@@ -57,9 +62,16 @@ _PLACEHOLDER = re.compile(r"insert|your|example|xxx|\.\.\.|…|<.*>|\{.*\}|\$|du
 def leak_in_value(name: str, value: Any) -> Leak | None:
     "Whether a text that is given to `name` is a secret."
     last = re.split(r"[.\[]", name)[-1]
-    if not isinstance(value, str) or not (_NAME.search(last) or last.lower() in ("key", "pwd", "auth")): return None
-    if len(value) < 8 or re.search(r"\s|/", value) or _PLACEHOLDER.search(value) or value.isupper() and "_" in value: return None
+    if not isinstance(value, str) or not (_NAME.search(last) or last.lower() in ("key", "pwd", "auth")):
+        return None
+    if len(value) < 8 or re.search(r"\s|/", value) or _PLACEHOLDER.search(value) or value.isupper() and "_" in value:
+        return None
     mixed = sum(map(bool, (re.search("[0-9]", value), re.search("[a-z]", value), re.search("[A-Z]", value))))
-    if len(value) >= 20 and (mixed == 3 or re.fullmatch(r"[0-9a-f-]+", value)): return Leak(f"value of {last}", hint(value))
+    if len(value) >= 20 and (mixed == 3 or re.fullmatch(r"[0-9a-f-]+", value)):
+        return Leak(f"value of {last}", hint(value))
     plain = re.fullmatch(r"[a-z]+(?:[_-][a-z]+)*[_-]?[0-9]*", value)  # a word, such as a column's name
-    return None if plain and not re.search("pass|secret", last, re.I) else Leak(f"value of {last}", hint(value), sure=mixed == 3 and len(value) >= 12)
+    return (
+        None
+        if plain and not re.search("pass|secret", last, re.I)
+        else Leak(f"value of {last}", hint(value), sure=mixed == 3 and len(value) >= 12)
+    )

@@ -27,6 +27,7 @@ from ..config.validation import RequestError
 @dataclass(frozen=True)
 class Cell:
     "A cell: its number from 1 on (None: a whole script), kind ('code', 'markdown', 'raw'), text and outputs."
+
     number: int | None
     kind: str
     source: str
@@ -34,21 +35,40 @@ class Cell:
 
     def at(self, line: int | None = None) -> str:
         "This cell, or a line of it, as a table names it."
-        if self.number is None: return f"line {line}" if line else ""
+        if self.number is None:
+            return f"line {line}" if line else ""
         return f"cell {self.number}" + (f", line {line}" if line else "")
 
 
 def read_code(file: Path) -> tuple[list[Cell], dict[str, Any]]:
     "The cells of a notebook or script, and the notebook's metadata ({} for a script). RequestError where it cannot be read."
     text = read_text(file)
-    if file.suffix.lower() != ".ipynb": return [Cell(None, "code", text)], {}
-    try: notebook = json.loads(text)
-    except ValueError as error: raise RequestError(f"{place(file)} is not a notebook: its JSON is broken ({error}). Open it in Jupyter and save it again.") from None
+    if file.suffix.lower() != ".ipynb":
+        return [Cell(None, "code", text)], {}
+    try:
+        notebook = json.loads(text)
+    except ValueError as error:
+        raise RequestError(
+            f"{place(file)} is not a notebook: its JSON is broken ({error}). Open it in Jupyter and save it again."
+        ) from None
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
-        raise RequestError(f"{place(file)} is not a notebook of format 4: it has no cells. Open it in Jupyter and save it again.")
-    def text_of(value: Any) -> str: return "".join(map(str, value)) if isinstance(value, list) else str(value or "")
-    found = [Cell(i, str(cell.get("cell_type")), text_of(cell.get("source")), [o for o in cell.get("outputs") or [] if isinstance(o, dict)]) for i, cell in enumerate(cells, 1)]
+        raise RequestError(
+            f"{place(file)} is not a notebook of format 4: it has no cells. Open it in Jupyter and save it again."
+        )
+
+    def text_of(value: Any) -> str:
+        return "".join(map(str, value)) if isinstance(value, list) else str(value or "")
+
+    found = [
+        Cell(
+            i,
+            str(cell.get("cell_type")),
+            text_of(cell.get("source")),
+            [o for o in cell.get("outputs") or [] if isinstance(o, dict)],
+        )
+        for i, cell in enumerate(cells, 1)
+    ]
     return found, notebook.get("metadata") if isinstance(notebook.get("metadata"), dict) else {}
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #cba69190
@@ -58,11 +78,15 @@ _HELP = re.compile(r"\s*(\?{1,2}[\w.%*]+|[%\w.*]+\?{1,2})\s*$")
 
 def _is_open(lines: list[str]) -> bool:
     "Whether the text ends inside a bracket, a string or a continued line."
-    if lines and lines[-1].endswith("\\"): return True
+    if lines and lines[-1].endswith("\\"):
+        return True
     try:
-        for _ in tokenize.generate_tokens(StringIO("\n".join(lines) + "\n").readline): pass
-    except tokenize.TokenError as error: return "multi-line" in str(error) or "triple-quoted" in str(error)
-    except SyntaxError: pass  # an indentation that is taken up later, or something that the parser will tell
+        for _ in tokenize.generate_tokens(StringIO("\n".join(lines) + "\n").readline):
+            pass
+    except tokenize.TokenError as error:
+        return "multi-line" in str(error) or "triple-quoted" in str(error)
+    except SyntaxError:
+        pass  # an indentation that is taken up later, or something that the parser will tell
     return False
 
 
@@ -77,15 +101,20 @@ def _without_magics(source: str) -> tuple[str, dict[str, str]]:
                 i += 1
                 rest = rest[:-1] + lines[i]
                 out.append("")
-            if found: said[name] = found["sign"][0] + rest.strip()
+            if found:
+                said[name] = found["sign"][0] + rest.strip()
             indent = found["indent"] if found else re.match(r"\s*", line)[0]
             out.insert(here, f"{indent}{(found['target'] or '') if found else ''}{name}")
-        else: out.append(line)
+        else:
+            out.append(line)
         i += 1
     return "\n".join(out), said
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #63aea672
-PYTHON_BELOW, SHELL_BELOW = ("time", "timeit", "capture", "prun", "python", "python3"), ("bash", "sh", "!", "system", "sx")
+PYTHON_BELOW, SHELL_BELOW = (
+    ("time", "timeit", "capture", "prun", "python", "python3"),
+    ("bash", "sh", "!", "system", "sx"),
+)
 KAGGLES_PYTHON = (3, 12)
 TOO_DEEP = "it is nested too deeply"
 
@@ -93,6 +122,7 @@ TOO_DEEP = "it is nested too deeply"
 @dataclass(frozen=True)
 class Parsed:
     "A cell taken apart: `tree`, or `error` as (line, message); `lines`, name → line of IPython; `shell`, (line, command); `file` that it writes, with its text as the tree."
+
     tree: ast.Module | None = None
     error: tuple[int, str] | None = None
     lines: dict[str, str] = field(default_factory=dict)
@@ -106,11 +136,18 @@ def parse(source: str, plain: bool = False) -> Parsed:
     above = source.count("\n") - body.count("\n")
     magic = re.match(r"%%(\S+)\s*(.*)", head) if not plain else None
     if magic and magic[1] in SHELL_BELOW:
-        return Parsed(shell=tuple((above + i, line.strip()) for i, line in enumerate(body.replace("\\\n", " ").split("\n"), 1) if line.strip() and line.strip()[0] != "#"))
+        return Parsed(
+            shell=tuple(
+                (above + i, line.strip())
+                for i, line in enumerate(body.replace("\\\n", " ").split("\n"), 1)
+                if line.strip() and line.strip()[0] != "#"
+            )
+        )
     if magic and magic[1] in ("writefile", "file"):
         name = magic[2].split()[-1] if magic[2].split() else ""
         return Parsed(file=name, tree=_tree("\n" * above + body)[0] if name.endswith(".py") else None)
-    if magic and magic[1] not in PYTHON_BELOW: return Parsed()
+    if magic and magic[1] not in PYTHON_BELOW:
+        return Parsed()
     text, lines = (source, {}) if plain else _without_magics("\n" * above + body if magic else source)
     tree, error = _tree(text)
     return Parsed(tree, error, lines)
@@ -121,10 +158,15 @@ def _tree(text: str) -> tuple[ast.Module | None, tuple[int, str] | None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a \d in a plain string is none of our business
-            return compile(text, "cell", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True), None
-    except SyntaxError as error: return None, (error.lineno or 1, str(error.msg))
-    except (RecursionError, MemoryError): return None, (1, TOO_DEEP)
-    except ValueError as error: return None, (1, str(error))
+            return compile(
+                text, "cell", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
+            ), None
+    except SyntaxError as error:
+        return None, (error.lineno or 1, str(error.msg))
+    except (RecursionError, MemoryError):
+        return None, (1, TOO_DEEP)
+    except ValueError as error:
+        return None, (1, str(error))
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #a3189739
 UNKNOWN = "\0"  # stands for what only a run would tell
@@ -136,23 +178,28 @@ def commands(line: str) -> list[list[str]]:
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&()")
         lexer.whitespace_split = True
         words = list(lexer)
-    except ValueError: words = line.split()
+    except ValueError:
+        words = line.split()
     found: list[list[str]] = [[]]
     for word in words:
-        if word and set(word) <= set(";|&()"): found.append([])
-        elif found[-1] or not (re.match(r"\w+=", word) or word in ("sudo", "time", "exec")): found[-1].append(word)
+        if word and set(word) <= set(";|&()"):
+            found.append([])
+        elif found[-1] or not (re.match(r"\w+=", word) or word in ("sudo", "time", "exec")):
+            found[-1].append(word)
     return [words for words in found if words]
 
 
 def python_module(words: list[str]) -> list[str]:
     "`python -m pip install x` as `pip install x`; other commands as they are."
-    if words and re.fullmatch(r"(.*/)?python[\d.]*|\{sys\.executable\}", words[0]) and words[1:2] == ["-m"]: return words[2:]
+    if words and re.fullmatch(r"(.*/)?python[\d.]*|\{sys\.executable\}", words[0]) and words[1:2] == ["-m"]:
+        return words[2:]
     return words
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #fea97f01
 @dataclass(frozen=True)
 class Use:
     "One thing that the code would do: `name` of a module or function, or ''; `args`, texts or UNKNOWN; `how`: 'always', 'maybe' or 'guarded'."
+
     name: str
     where: str
     how: str = "always"
@@ -163,6 +210,7 @@ class Use:
 @dataclass
 class Facts:
     "All that a notebook or script would do, as lists of Use. `shell`: `args` are a command's words; `texts`: `name` is a text; `values`: a name that is given a text."
+
     imports: list[Use] = field(default_factory=list)
     calls: list[Use] = field(default_factory=list)
     shell: list[Use] = field(default_factory=list)
@@ -175,24 +223,35 @@ class Facts:
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #7370746f
 def text_of(node: ast.AST | None, names: dict[str, str]) -> str | None:
     "The text that an expression gives, with UNKNOWN where a part cannot be told; None where nothing of it can."
-    if isinstance(node, ast.Constant): return node.value if isinstance(node.value, str) else None
-    if isinstance(node, ast.Name): return names.get(node.id)
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
     if isinstance(node, ast.JoinedStr):
-        return "".join(part.value if isinstance(part, ast.Constant) else text_of(part.value, names) or UNKNOWN for part in node.values)
+        return "".join(
+            part.value if isinstance(part, ast.Constant) else text_of(part.value, names) or UNKNOWN
+            for part in node.values
+        )
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Add)):
         left, right = text_of(node.left, names), text_of(node.right, names)
-        if left is None: return None
-        return left.rstrip("/") + "/" + (right or UNKNOWN) if isinstance(node.op, ast.Div) else left + (right or UNKNOWN)
+        if left is None:
+            return None
+        return (
+            left.rstrip("/") + "/" + (right or UNKNOWN) if isinstance(node.op, ast.Div) else left + (right or UNKNOWN)
+        )
     if isinstance(node, ast.Call) and node.args and not isinstance(node.args[0], ast.Starred):
         name, first = _dotted(node.func).rpartition(".")[2], text_of(node.args[0], names)
-        if name in ("Path", "PurePath", "PosixPath", "join") and first is not None: return "/".join([first.rstrip("/"), *(text_of(a, names) or UNKNOWN for a in node.args[1:])])
+        if name in ("Path", "PurePath", "PosixPath", "join") and first is not None:
+            return "/".join([first.rstrip("/"), *(text_of(a, names) or UNKNOWN for a in node.args[1:])])
     return None
 
 
 def _dotted(node: ast.AST) -> str:
     "A name with its dots, as it is written; '' for anything else. The result of a call counts as nothing: get_ipython().system → .system."
-    if isinstance(node, ast.Name): return node.id
-    if isinstance(node, ast.Attribute): return f"{_dotted(node.value)}.{node.attr}"
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
     return ""
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #7f5ba86b
@@ -203,7 +262,14 @@ class _Reader(ast.NodeVisitor):
     "Notes in `facts` what one tree would do."
 
     def __init__(self, facts: Facts, names: dict[str, str], aliases: dict[str, str], cell: Cell, lines: dict[str, str]):
-        self.facts, self.names, self.aliases, self.cell, self.lines, self.how = facts, names, aliases, cell, lines, "always"
+        self.facts, self.names, self.aliases, self.cell, self.lines, self.how = (
+            facts,
+            names,
+            aliases,
+            cell,
+            lines,
+            "always",
+        )
 
     def noted(self, kind: str, node: ast.AST, name: str, **more: Any) -> None:
         getattr(self.facts, kind).append(Use(name, self.cell.at(getattr(node, "lineno", None)), self.how, **more))
@@ -211,11 +277,16 @@ class _Reader(ast.NodeVisitor):
     def below(self, nodes: list[ast.AST], how: str | None = None) -> None:
         "Visit `nodes` as what happens only so far as `how` says."
         before, self.how = self.how, self.how if how is None or self.how == "guarded" else how
-        for node in nodes: self.visit(node)
+        for node in nodes:
+            self.visit(node)
         self.how = before
 
     def visit_Try(self, node: ast.Try) -> None:
-        caught = {_dotted(one).rpartition(".")[2] for h in node.handlers for one in (h.type.elts if isinstance(h.type, ast.Tuple) else [h.type] if h.type else [])}
+        caught = {
+            _dotted(one).rpartition(".")[2]
+            for h in node.handlers
+            for one in (h.type.elts if isinstance(h.type, ast.Tuple) else [h.type] if h.type else [])
+        }
         guarded = caught & GUARDS or any(h.type is None for h in node.handlers)
         self.below(node.body, "guarded" if guarded else "maybe" if caught & {"RequestError", "ValueError"} else None)
         self.below([*node.handlers, *node.orelse], "maybe")
@@ -224,7 +295,8 @@ class _Reader(ast.NodeVisitor):
     visit_TryStar = visit_Try
 
     def visit_With(self, node: ast.With) -> None:
-        for item in node.items: self.visit(item)
+        for item in node.items:
+            self.visit(item)
         called = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
         self.below(node.body, "guarded" if any(_dotted(c.func).endswith("suppress") for c in called) else None)
 
@@ -234,62 +306,85 @@ class _Reader(ast.NodeVisitor):
         self.below(node.body, None if "__name__" in test else "guarded" if "TYPE_CHECKING" in test else "maybe")
         self.below(node.orelse, "maybe")
 
-    def visit_IfExp(self, node: ast.IfExp) -> None: self.below([node.test, node.body, node.orelse], "maybe")
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.below([node.test, node.body, node.orelse], "maybe")
 
-    def visit_Match(self, node: ast.Match) -> None: self.below([node.subject, *node.cases], "maybe")
+    def visit_Match(self, node: ast.Match) -> None:
+        self.below([node.subject, *node.cases], "maybe")
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        if not isinstance(node.value, ast.Constant): self.generic_visit(node)  # a text on its own is a remark
+        if not isinstance(node.value, ast.Constant):
+            self.generic_visit(node)  # a text on its own is a remark
 
     def visit_Name(self, node: ast.Name) -> None:
-        if node.id in self.lines: self.ipython(node, self.lines[node.id])
+        if node.id in self.lines:
+            self.ipython(node, self.lines[node.id])
 
     def ipython(self, node: ast.AST, line: str) -> None:
         "A line of IPython's own: a command, an installation by magic, or one that loads a module."
         name, _, rest = line[1:].strip().partition(" ")
-        if line[0] == "!": self.command(node, line[1:])
-        elif name in ("pip", "conda", "mamba", "uv"): self.command(node, line[1:])
-        elif name in ("sx", "system"): self.command(node, rest)
-        elif name == "run": self.noted("calls", node, "%run", args=(rest.split()[0] if rest.split() else UNKNOWN,))
-        elif name == "load_ext" and rest.strip() not in ("autoreload", "storemagic"): self.noted("imports", node, rest.strip().partition(".")[0])
+        if line[0] == "!":
+            self.command(node, line[1:])
+        elif name in ("pip", "conda", "mamba", "uv"):
+            self.command(node, line[1:])
+        elif name in ("sx", "system"):
+            self.command(node, rest)
+        elif name == "run":
+            self.noted("calls", node, "%run", args=(rest.split()[0] if rest.split() else UNKNOWN,))
+        elif name == "load_ext" and rest.strip() not in ("autoreload", "storemagic"):
+            self.noted("imports", node, rest.strip().partition(".")[0])
         elif name in ("time", "timeit", "prun", "capture") and (tree := _tree(rest)[0]):
-            for one in tree.body: self.visit(ast.copy_location(one, node))
+            for one in tree.body:
+                self.visit(ast.copy_location(one, node))
 
     def command(self, node: ast.AST, line: str) -> None:
         for words in map(python_module, commands(line)):
-            if words: self.noted("shell", node, line.strip(), args=tuple(words))
+            if words:
+                self.noted("shell", node, line.strip(), args=tuple(words))
 
     def visit_Import(self, node: ast.Import) -> None:
         for one in node.names:
-            self.aliases[one.asname or one.name.partition(".")[0]] = one.name if one.asname else one.name.partition(".")[0]
+            self.aliases[one.asname or one.name.partition(".")[0]] = (
+                one.name if one.asname else one.name.partition(".")[0]
+            )
             self.noted("imports", node, one.name)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        for one in node.names: self.aliases[one.asname or one.name] = f"{node.module or ''}.{one.name}"
+        for one in node.names:
+            self.aliases[one.asname or one.name] = f"{node.module or ''}.{one.name}"
         self.noted("imports", node, "." * node.level + (node.module or ""))
 
     def visit_Assign(self, node: ast.Assign) -> None:
         text = text_of(node.value, self.names)
         for target in node.targets:
-            name = _dotted(target) or (text_of(target.slice, self.names) or "" if isinstance(target, ast.Subscript) else "")
-            if isinstance(target, ast.Name) and text is not None: self.names[target.id] = text
-            elif isinstance(target, ast.Name): self.names.pop(target.id, None)
-            if name and text: self.noted("values", node, name, args=(text,))
+            name = _dotted(target) or (
+                text_of(target.slice, self.names) or "" if isinstance(target, ast.Subscript) else ""
+            )
+            if isinstance(target, ast.Name) and text is not None:
+                self.names[target.id] = text
+            elif isinstance(target, ast.Name):
+                self.names.pop(target.id, None)
+            if name and text:
+                self.noted("values", node, name, args=(text,))
         self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> None:
         for key, value in zip(node.keys, node.values):
             name, text = text_of(key, self.names), text_of(value, self.names)
-            if name and text: self.noted("values", node, name, args=(text,))
+            if name and text:
+                self.noted("values", node, name, args=(text,))
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        if isinstance(node.value, str): self.noted("texts", node, node.value)
+        if isinstance(node.value, str):
+            self.noted("texts", node, node.value)
 
     def whole(self, node: ast.AST) -> None:
         text = text_of(node, self.names)
-        if text is None: self.generic_visit(node)
-        else: self.noted("texts", node, text)
+        if text is None:
+            self.generic_visit(node)
+        else:
+            self.noted("texts", node, text)
 
     visit_JoinedStr = visit_BinOp = whole
 
@@ -298,45 +393,71 @@ class _Reader(ast.NodeVisitor):
         first, dot, rest = name.partition(".")
         name = self.aliases.get(first, first) + dot + rest
         args = tuple(UNKNOWN if (text := text_of(arg, self.names)) is None else text for arg in node.args)
-        keywords = {k.arg: k.value.value if isinstance(k.value, ast.Constant) else text_of(k.value, self.names) or UNKNOWN for k in node.keywords if k.arg}
-        if name: self.noted("calls", node, name, args=args, keywords=keywords)
+        keywords = {
+            k.arg: k.value.value if isinstance(k.value, ast.Constant) else text_of(k.value, self.names) or UNKNOWN
+            for k in node.keywords
+            if k.arg
+        }
+        if name:
+            self.noted("calls", node, name, args=args, keywords=keywords)
         for key, value in keywords.items():
-            if isinstance(value, str) and value != UNKNOWN: self.noted("values", node, key, args=(value,))
+            if isinstance(value, str) and value != UNKNOWN:
+                self.noted("values", node, key, args=(value,))
         tail = name.rpartition(".")[2]
-        if name in ("importlib.import_module", "__import__") and args and args[0] != UNKNOWN: self.noted("imports", node, args[0])
-        if name.startswith("sys.path."): self.facts.sys_path += [a for a in args if a]
-        if name.startswith("subprocess.") and node.args: self.started(node, node.args[0], args[0])
-        elif tail == "run_line_magic" and UNKNOWN not in args: self.ipython(node, "%" + " ".join(args))
-        elif name in ("os.system", "os.popen") or tail in ("system", "getoutput") and name.startswith("."): self.command(node, args[0] if args and args[0] != UNKNOWN else "")
-        if (text := text_of(node, self.names)) is not None: self.noted("texts", node, text)
-        else: self.generic_visit(node)
+        if name in ("importlib.import_module", "__import__") and args and args[0] != UNKNOWN:
+            self.noted("imports", node, args[0])
+        if name.startswith("sys.path."):
+            self.facts.sys_path += [a for a in args if a]
+        if name.startswith("subprocess.") and node.args:
+            self.started(node, node.args[0], args[0])
+        elif tail == "run_line_magic" and UNKNOWN not in args:
+            self.ipython(node, "%" + " ".join(args))
+        elif name in ("os.system", "os.popen") or tail in ("system", "getoutput") and name.startswith("."):
+            self.command(node, args[0] if args and args[0] != UNKNOWN else "")
+        if (text := text_of(node, self.names)) is not None:
+            self.noted("texts", node, text)
+        else:
+            self.generic_visit(node)
 
     def started(self, node: ast.Call, what: ast.AST, text: str) -> None:
         "A command that is started by `subprocess`: a line, or a list of words."
-        if text != UNKNOWN: return self.command(node, text)
-        if not isinstance(what, (ast.List, ast.Tuple)): return
-        words = ["python" if _dotted(one) == "sys.executable" else text_of(one, self.names) or UNKNOWN for one in what.elts]
-        if python_module(words): self.noted("shell", node, " ".join(words).replace(UNKNOWN, "…"), args=tuple(python_module(words)))
+        if text != UNKNOWN:
+            return self.command(node, text)
+        if not isinstance(what, (ast.List, ast.Tuple)):
+            return
+        words = [
+            "python" if _dotted(one) == "sys.executable" else text_of(one, self.names) or UNKNOWN for one in what.elts
+        ]
+        if python_module(words):
+            self.noted("shell", node, " ".join(words).replace(UNKNOWN, "…"), args=tuple(python_module(words)))
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #bcbed505
 def facts_of(cells: list[Cell]) -> Facts:
     "What the code cells would do, one after the other."
     facts, names, aliases = Facts(), {}, {}
     for cell in cells:
-        if cell.kind != "code": continue
+        if cell.kind != "code":
+            continue
         parsed = parse(cell.source, plain=cell.number is None)
         if parsed.error:
             line, message = parsed.error
-            newer = sys.version_info < KAGGLES_PYTHON and message.startswith("f-string")  # Kaggle's Python allows more between the braces
+            newer = sys.version_info < KAGGLES_PYTHON and message.startswith(
+                "f-string"
+            )  # Kaggle's Python allows more between the braces
             facts.broken.append(Use(message, cell.at(line), "maybe" if newer or message == TOO_DEEP else "always"))
-        if parsed.file: facts.written.append(parsed.file)
+        if parsed.file:
+            facts.written.append(parsed.file)
         reader = _Reader(facts, names, aliases, cell, parsed.lines)
-        for line, text in parsed.shell: reader.command(ast.Pass(lineno=line), text)
-        try: reader.visit(parsed.tree or ast.Module([], []))
-        except RecursionError: facts.broken.append(Use(TOO_DEEP, cell.at(), "maybe"))
+        for line, text in parsed.shell:
+            reader.command(ast.Pass(lineno=line), text)
+        try:
+            reader.visit(parsed.tree or ast.Module([], []))
+        except RecursionError:
+            facts.broken.append(Use(TOO_DEEP, cell.at(), "maybe"))
     return facts
 
 
 def tops(imports: list[Use]) -> Iterator[tuple[str, Use]]:
     "The top-level module of each import, with the import."
-    for use in imports: yield use.name.partition(".")[0], use
+    for use in imports:
+        yield use.name.partition(".")[0], use

@@ -37,11 +37,14 @@ BUILT_IN = {
 
 def check_task_name(name: str) -> None:
     "RequestError where `name` is neither a built-in task nor of the form module:Name or file.py:Name, or its file is missing."
-    if name in BUILT_IN: return
+    if name in BUILT_IN:
+        return
     source, colon, attribute = name.rpartition(":")
     if not colon or not attribute.isidentifier() or not source:
-        raise RequestError(f"There is no task {name!r}. There are {', '.join(BUILT_IN)}; your own is package.module:Name or "
-                           f"file.py:Name.{did_you_mean(name, BUILT_IN)}")
+        raise RequestError(
+            f"There is no task {name!r}. There are {', '.join(BUILT_IN)}; your own is package.module:Name or "
+            f"file.py:Name.{did_you_mean(name, BUILT_IN)}"
+        )
     if source.endswith(".py") and not Path(source).is_file():
         raise RequestError(f"There is no file {source!r} for the task {name!r}. Check the path.")
 
@@ -61,12 +64,17 @@ def load_task(name: str) -> Any:
         if hasattr(module, attribute):
             task = getattr(module, attribute)
             return task() if isinstance(task, type) else task
-    except RequestError: raise
+    except RequestError:
+        raise
     except ModuleNotFoundError as error:
         if error.name and (source == error.name or source.startswith(error.name + ".")):
-            raise RequestError(f"There is no module {error.name!r} for the task {name!r}. "
-                               "Check its spelling, and where you start from.") from None
-        raise RequestError(f"The task {name!r} needs the module {error.name!r}, which is not installed. Install it.") from None
+            raise RequestError(
+                f"There is no module {error.name!r} for the task {name!r}. "
+                "Check its spelling, and where you start from."
+            ) from None
+        raise RequestError(
+            f"The task {name!r} needs the module {error.name!r}, which is not installed. Install it."
+        ) from None
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -78,22 +86,27 @@ def load_task(name: str) -> Any:
 # %% ../../nbs/50_launch/01_job.ipynb #23a2fc03
 def _import(source: str) -> types.ModuleType:
     "The module `source`, or the module that the file `source` makes; the file can import its neighbours."
-    if not source.endswith(".py"): return importlib.import_module(source)
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
     folder = str(Path(source).resolve().parent)
-    if folder not in sys.path: sys.path.insert(0, folder)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(Path(source).stem, source)
     module = importlib.util.module_from_spec(spec)
     new = sys.modules.setdefault(spec.name, module) is module
-    try: spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
     except BaseException:
-        if new: del sys.modules[spec.name]  # half a module is found by nobody
+        if new:
+            del sys.modules[spec.name]  # half a module is found by nobody
         raise
     return module
 
 
 def name_of(task: Any) -> str:
     "The name under which `task` could be found again: a built-in name, or module:Name; `__main__:…` where it could not."
-    if isinstance(task, PlainTask): return "__main__:PlainTask"
+    if isinstance(task, PlainTask):
+        return "__main__:PlainTask"
     path = f"{type(task).__module__}:{type(task).__qualname__}"
     return next((name for name, target in BUILT_IN.items() if target == path), path)
 
@@ -101,6 +114,7 @@ def name_of(task: Any) -> str:
 @dataclass(frozen=True)
 class Job:
     "What a training process is asked to do: `kind` is 'train', 'resume', 'predict' or 'find_lr', whose `run_dir` is no run's."
+
     kind: str
     run_dir: Path
     config: Config
@@ -119,13 +133,17 @@ def job_parent() -> str:
 def private_folder(parent: Path | str | None = None) -> Path:
     "A fresh folder for this user alone in `parent`, or where TMPDIR says. RequestError where none can be made."
     parent = parent or job_parent()
-    try: return Path(tempfile.mkdtemp(prefix="spectrakit-job-", dir=parent)).absolute()
+    try:
+        return Path(tempfile.mkdtemp(prefix="spectrakit-job-", dir=parent)).absolute()
     except OSError as error:
-        raise RequestError(f"No job can be written to {parent}: {error.strerror}. Set TMPDIR to a folder that can be written to.") from None
+        raise RequestError(
+            f"No job can be written to {parent}: {error.strerror}. Set TMPDIR to a folder that can be written to."
+        ) from None
 
 
-def write_job(job: Job, task: Any, folder_parent: Path | str | None = None,
-              mapped_from_bytes: int = MAPPED_FROM_BYTES) -> Path:
+def write_job(
+    job: Job, task: Any, folder_parent: Path | str | None = None, mapped_from_bytes: int = MAPPED_FROM_BYTES
+) -> Path:
     """Write `job` and its task (a name, an object, or None for one that a fork brings along) into a private folder in
     `folder_parent`, or where TMPDIR says.
 
@@ -136,13 +154,29 @@ def write_job(job: Job, task: Any, folder_parent: Path | str | None = None,
     by_value = not isinstance(task, (str, type(None)))
     try:
         check_private(folder)
-        if by_value: write_task(folder, task, type(task).__name__, mapped_from_bytes)
-        write_atomic(folder / "job.json", json.dumps({
-            "kind": job.kind, "run_dir": str(job.run_dir.resolve()), "config": {**to_dict(job.config), "typed": job.config.typed}, "out": job.out,
-            "weights_from": str(job.weights_from.resolve()) if job.weights_from else None,
-            "task": settled_name(task) if isinstance(task, str) else None,
-            "task_class": type(task).__name__ if by_value else None, "extra": job.extra,
-            "path": [*map(str, filter(None, [launch_folder(os.environ)])), *(e for e in sys.path if isinstance(e, str))], "cwd": _cwd(), "parent": os.getpid()}))
+        if by_value:
+            write_task(folder, task, type(task).__name__, mapped_from_bytes)
+        write_atomic(
+            folder / "job.json",
+            json.dumps(
+                {
+                    "kind": job.kind,
+                    "run_dir": str(job.run_dir.resolve()),
+                    "config": {**to_dict(job.config), "typed": job.config.typed},
+                    "out": job.out,
+                    "weights_from": str(job.weights_from.resolve()) if job.weights_from else None,
+                    "task": settled_name(task) if isinstance(task, str) else None,
+                    "task_class": type(task).__name__ if by_value else None,
+                    "extra": job.extra,
+                    "path": [
+                        *map(str, filter(None, [launch_folder(os.environ)])),
+                        *(e for e in sys.path if isinstance(e, str)),
+                    ],
+                    "cwd": _cwd(),
+                    "parent": os.getpid(),
+                }
+            ),
+        )
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -151,13 +185,16 @@ def write_job(job: Job, task: Any, folder_parent: Path | str | None = None,
 
 def _cwd() -> str | None:
     "The folder in which this process works."
-    try: return os.getcwd()
-    except OSError: return None  # it was deleted
+    try:
+        return os.getcwd()
+    except OSError:
+        return None  # it was deleted
 
 # %% ../../nbs/50_launch/01_job.ipynb #23a2fc06
 def read_job_head(folder: Path | str) -> dict[str, Any]:
     "What job.json in `folder` says; the task is not touched. RequestError where there is no job."
-    try: return json.loads((Path(folder) / "job.json").read_text(encoding="utf-8"))
+    try:
+        return json.loads((Path(folder) / "job.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RequestError(f"There is no job in {folder}: {error}. Start the training again.") from None
 
@@ -172,7 +209,10 @@ def with_extra(folder: Path | str, **values: Any) -> dict[str, Any]:
 
 def with_config(folder: Path | str, config: Config) -> None:
     "Let the job in `folder` be done with `config` from its next start on."
-    write_atomic(Path(folder) / "job.json", json.dumps({**read_job_head(folder), "config": {**to_dict(config), "typed": config.typed}}))
+    write_atomic(
+        Path(folder) / "job.json",
+        json.dumps({**read_job_head(folder), "config": {**to_dict(config), "typed": config.typed}}),
+    )
 
 
 def read_job(folder: Path | str, task: Any = None) -> tuple[Job, Any]:
@@ -183,13 +223,27 @@ def read_job(folder: Path | str, task: Any = None) -> tuple[Job, Any]:
     folder = Path(folder).absolute()
     check_private(folder)
     head = read_job_head(folder)
-    try: os.chdir(head["cwd"] or ".")
+    try:
+        os.chdir(head["cwd"] or ".")
     except OSError as error:
-        raise RequestError(f"The folder {head['cwd']}, where the training was started, is gone: {error.strerror}.") from None
+        raise RequestError(
+            f"The folder {head['cwd']}, where the training was started, is gone: {error.strerror}."
+        ) from None
     sys.path[:] = head["path"] + [entry for entry in sys.path if entry not in head["path"]]
     weights_from = Path(head["weights_from"]) if head["weights_from"] else None
-    job = Job(head["kind"], Path(head["run_dir"]), from_dict(head["config"]), detect(), head["out"], weights_from, head["extra"])
-    if task is not None: return job, task
-    if head["task"]: return job, load_task(head["task"])
-    if head["task_class"]: return job, read_task(folder, head["task_class"])
+    job = Job(
+        head["kind"],
+        Path(head["run_dir"]),
+        from_dict(head["config"]),
+        detect(),
+        head["out"],
+        weights_from,
+        head["extra"],
+    )
+    if task is not None:
+        return job, task
+    if head["task"]:
+        return job, load_task(head["task"])
+    if head["task_class"]:
+        return job, read_task(folder, head["task_class"])
     raise RequestError(f"The job in {folder} carries no task: only a forked process has it. Start the training again.")

@@ -25,7 +25,15 @@ from ..runs.events import EventLog, read_events
 from ..distributed.heartbeat import HURRY, STOP, checkpoint_file, hold, stop_file, wanted_by_files
 from .job import CannotCarry, Job, load_task, with_config, write_job
 from ..system.platforms import Platform
-from ..distributed.topology import NCCL_DEFAULTS, Processes, Rank, launch_packages, plan_processes, process_environ, rank_of
+from spectrakit.distributed.topology import (
+    NCCL_DEFAULTS,
+    Processes,
+    Rank,
+    launch_packages,
+    plan_processes,
+    process_environ,
+    rank_of,
+)
 from ..config.schema import Config, RequestError
 from ..system.signals import interrupts
 from .supervisor import Ended, first_error, run_once
@@ -33,29 +41,49 @@ from ..watchdog.budget import time_limit
 from .worker import die_with_parent, work
 
 # %% ../../nbs/50_launch/04_launcher.ipynb #3fd4e271
-def choose_launcher(config: Config, platform: Platform, plan: Processes, failed: dict[str, str]) -> tuple[str | None, str]:
+def choose_launcher(
+    config: Config, platform: Platform, plan: Processes, failed: dict[str, str]
+) -> tuple[str | None, str]:
     "The launcher for `plan` (None: one process needs none), and why. `failed`: those that did not work in this session, and how."
-    if plan.world_size == 1 and not (config.launch.mode == "torchrun" and plan.num_nodes > 1): return None, "one process needs no launcher"
-    if plan.num_nodes > 1: return "torchrun", "several machines"
+    if plan.world_size == 1 and not (config.launch.mode == "torchrun" and plan.num_nodes > 1):
+        return None, "one process needs no launcher"
+    if plan.num_nodes > 1:
+        return "torchrun", "several machines"
     linux = sys.platform.startswith("linux")
     if config.launch.mode == "notebook_launcher" and not linux:
-        raise RequestError("launch.mode=notebook_launcher forks processes, which is safe on Linux only. Use launch.mode=torchrun.")
-    if config.launch.mode != "auto": return config.launch.mode, f"launch.mode={config.launch.mode}"
-    if not linux: return "torchrun", "processes are forked on Linux only"
-    if "notebook_launcher" in failed: return "torchrun", f"notebook_launcher failed in this session: {failed['notebook_launcher']}"
-    if platform.gpus and (old := _breaks_forks()): return "torchrun", old
+        raise RequestError(
+            "launch.mode=notebook_launcher forks processes, which is safe on Linux only. Use launch.mode=torchrun."
+        )
+    if config.launch.mode != "auto":
+        return config.launch.mode, f"launch.mode={config.launch.mode}"
+    if not linux:
+        return "torchrun", "processes are forked on Linux only"
+    if "notebook_launcher" in failed:
+        return "torchrun", f"notebook_launcher failed in this session: {failed['notebook_launcher']}"
+    if platform.gpus and (old := _breaks_forks()):
+        return "torchrun", old
     own = launch_packages(os.environ).get("accelerate")
-    return "notebook_launcher", "ranks are forked from a process that has not touched a GPU" + (f"; they have an Accelerate of their own, {own}" if own else "")
+    return "notebook_launcher", "ranks are forked from a process that has not touched a GPU" + (
+        f"; they have an Accelerate of their own, {own}" if own else ""
+    )
 
 
 def _breaks_forks() -> str | None:
     "Accelerate before 1.14 with a torch that binds processes to memory nodes initialises CUDA before the fork (accelerate#4059)."
     from importlib.metadata import PackageNotFoundError, version
-    try: seen = [launch_packages(os.environ).get(name) or version(name) for name in ("accelerate", "torch")]  # as launch processes see them
-    except PackageNotFoundError: return None
-    try: accelerate, torch = (tuple(int(part) for part in text.split("+")[0].split(".")[:2]) for text in seen)
-    except ValueError: return None
-    if accelerate >= (1, 14) or torch < (2, 9): return None
+
+    try:
+        seen = [
+            launch_packages(os.environ).get(name) or version(name) for name in ("accelerate", "torch")
+        ]  # as launch processes see them
+    except PackageNotFoundError:
+        return None
+    try:
+        accelerate, torch = (tuple(int(part) for part in text.split("+")[0].split(".")[:2]) for text in seen)
+    except ValueError:
+        return None
+    if accelerate >= (1, 14) or torch < (2, 9):
+        return None
     return f"Accelerate {seen[0]} with torch {seen[1]} breaks forks on GPUs"
 
 # %% ../../nbs/50_launch/04_launcher.ipynb #23a2fc02
@@ -65,9 +93,12 @@ def _memory_file() -> Path:
 
 def failed_launchers(platform: Platform) -> dict[str, str]:
     "Launchers that could not start processes in this session, and why."
-    try: known = json.loads(_memory_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError): return {}
-    if not isinstance(known, dict) or not isinstance(known.get("failed"), dict): return {}
+    try:
+        known = json.loads(_memory_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(known, dict) or not isinstance(known.get("failed"), dict):
+        return {}
     same = abs(known.get("session", 0) - platform.session_start) < 2  # the start is known to about a second
     return {k: str(v) for k, v in known["failed"].items()} if same else {}
 
@@ -75,19 +106,31 @@ def failed_launchers(platform: Platform) -> dict[str, str]:
 def remember_failed(platform: Platform, launcher: str, why: str) -> None:
     "Do not try `launcher` again in this session."
     known = {**failed_launchers(platform), launcher: why}
-    with contextlib.suppress(OSError): write_atomic(_memory_file(), json.dumps({"session": platform.session_start, "failed": known}))
+    with contextlib.suppress(OSError):
+        write_atomic(_memory_file(), json.dumps({"session": platform.session_start, "failed": known}))
 
 
 def without_launchers(config: Config, plan: Processes, failed: dict[str, str]) -> Processes:
     "`plan`, or one process where no launcher works in this session and none was asked for by name."
-    hopeless = {"notebook_launcher", "torchrun"} <= set(failed) and config.launch.mode == "auto" and config.distributed.fallback
-    if not hopeless or plan.world_size == 1 or plan.num_nodes > 1: return plan
-    return Processes(1, 1, f"1 process: no launcher works in this session ({failed['torchrun']}); accumulation keeps the effective batch", True)
+    hopeless = (
+        {"notebook_launcher", "torchrun"} <= set(failed)
+        and config.launch.mode == "auto"
+        and config.distributed.fallback
+    )
+    if not hopeless or plan.world_size == 1 or plan.num_nodes > 1:
+        return plan
+    return Processes(
+        1,
+        1,
+        f"1 process: no launcher works in this session ({failed['torchrun']}); accumulation keeps the effective batch",
+        True,
+    )
 
 # %% ../../nbs/50_launch/04_launcher.ipynb #23a2fc03
 @dataclass(frozen=True)
 class Outcome:
     "How a job ended, and what it took: launcher, processes, restarts, fallback."
+
     status: str  # completed, early_stopped, out_of_time, interrupted, failed
     reason: str
     launch: dict[str, Any] = field(default_factory=dict)
@@ -101,12 +144,14 @@ def _writes(job: Job) -> bool:
 @dataclass
 class _Story:
     "What happened so far, for environment.json, for the log, and for the person."
+
     job: Job
     facts: dict[str, Any]
 
     def write(self, type: str, **fields: Any) -> None:
         "One event in the run's log, which the view reads. Only while no rank writes it; a disk that is full ends nothing."
-        if not _writes(self.job): return
+        if not _writes(self.job):
+            return
         with contextlib.suppress(OSError):
             log = EventLog(self.job.run_dir / "events.jsonl")
             log.write(type, **fields)
@@ -120,9 +165,13 @@ class _Story:
         "Write what is known to environment.json."
         self.facts.update(facts)
         file = self.job.run_dir / "environment.json"
-        if self.job.kind == "predict" or not file.is_file(): return
+        if self.job.kind == "predict" or not file.is_file():
+            return
         with contextlib.suppress(OSError):
-            write_atomic(file, json.dumps({**json.loads(file.read_text(encoding="utf-8")), "launch": self.facts}, indent=1) + "\n")
+            write_atomic(
+                file,
+                json.dumps({**json.loads(file.read_text(encoding="utf-8")), "launch": self.facts}, indent=1) + "\n",
+            )
 
 # %% ../../nbs/50_launch/04_launcher.ipynb #0de8f16a
 def run_supervised(job: Job, task: Any, tick: Callable[[], None], heard: list[int]) -> Outcome:
@@ -133,60 +182,97 @@ def run_supervised(job: Job, task: Any, tick: Callable[[], None], heard: list[in
     plan = without_launchers(job.config, plan, failed)
     launcher, why = choose_launcher(job.config, job.platform, plan, failed)
     story = _Story(job, {})
-    if packages := launch_packages(os.environ): story.facts["packages"] = packages
-    story.keep(launcher=launcher, world_size=plan.world_size, restarts=0, fallback=plan.reason if plan.fallback else None,
-               env=_variables(job.config) if launcher else {}, reasons={"world_size": plan.reason, **({"launcher": f"{launcher}: {why}"} if launcher else {})})
+    if packages := launch_packages(os.environ):
+        story.facts["packages"] = packages
+    story.keep(
+        launcher=launcher,
+        world_size=plan.world_size,
+        restarts=0,
+        fallback=plan.reason if plan.fallback else None,
+        env=_variables(job.config) if launcher else {},
+        reasons={"world_size": plan.reason, **({"launcher": f"{launcher}: {why}"} if launcher else {})},
+    )
     ended = Ended("interrupted", "interrupted a second time before the start")
     folder = None
-    with contextlib.suppress(KeyboardInterrupt), interrupts(second_raises=True): folder, by_fork = _packed(job, task)  # large arrays take their time
+    with contextlib.suppress(KeyboardInterrupt), interrupts(second_raises=True):
+        folder, by_fork = _packed(job, task)  # large arrays take their time
     if folder is not None:
         with held_folder(folder):
-            if plan.fallback and job.kind in ("train", "find_lr"): story.tell(plan.reason)
+            if plan.fallback and job.kind in ("train", "find_lr"):
+                story.tell(plan.reason)
             ended = _see_through(job, folder, plan, launcher, tick, heard, by_fork, story)
-    if _writes(job): tidy(job.run_dir / "checkpoints")
+    if _writes(job):
+        tidy(job.run_dir / "checkpoints")
     if not ended.written:
-        for note in promote(job.run_dir / "checkpoints") if _writes(job) else (): story.tell(note)
+        for note in promote(job.run_dir / "checkpoints") if _writes(job) else ():
+            story.tell(note)
         story.write("end", status=ended.status, reason=ended.reason)
         tick()
     return Outcome(ended.status, ended.reason, story.facts)
 
 # %% ../../nbs/50_launch/04_launcher.ipynb #23a2fc05
-def _see_through(job: Job, folder: Path, plan: Processes, launcher: str | None, tick: Callable[[], None], heard: list[int],
-                 by_fork: Any, story: _Story) -> Ended:
+def _see_through(
+    job: Job,
+    folder: Path,
+    plan: Processes,
+    launcher: str | None,
+    tick: Callable[[], None],
+    heard: list[int],
+    by_fork: Any,
+    story: _Story,
+) -> Ended:
     "Start the job, and again after a fault, until it ends or nothing is left to try."
     again, faults, restarts, most = None, 0, 0, job.config.launch.max_restarts
     while True:
-        if len(heard) > 1: return Ended("interrupted", "interrupted a second time before the start")
-        if _writes(job): tidy(job.run_dir / "checkpoints")
-        try: ended = run_once(job, folder, plan, launcher, tick, heard, by_fork, again if _has_start(job) else None)
+        if len(heard) > 1:
+            return Ended("interrupted", "interrupted a second time before the start")
+        if _writes(job):
+            tidy(job.run_dir / "checkpoints")
+        try:
+            ended = run_once(job, folder, plan, launcher, tick, heard, by_fork, again if _has_start(job) else None)
         except RequestError as error:
-            if not restarts: raise
+            if not restarts:
+                raise
             return Ended("failed", str(error))  # the run has something to lose
         if ended.launcher_failed and "EADDRINUSE" in ended.reason and plan.num_nodes > 1:
-            return replace(ended, again=False, reason=f"distributed.rdzv_endpoint={job.config.distributed.rdzv_endpoint} cannot be the meeting place: "
-                                                      "another program on this machine uses that port. Choose another one, the same on all machines")
+            return replace(
+                ended,
+                again=False,
+                reason=f"distributed.rdzv_endpoint={job.config.distributed.rdzv_endpoint} cannot be the meeting place: "
+                "another program on this machine uses that port. Choose another one, the same on all machines",
+            )
         if ended.again and plan.num_nodes > 1:
-            return replace(ended, again=False, reason=f"{ended.reason}; the other machines cannot be started again from here: "
-                                                      "start the run on each of them once more, with `spectrakit resume`")
-        if not ended.again or job.kind == "predict" and faults: return ended
+            return replace(
+                ended,
+                again=False,
+                reason=f"{ended.reason}; the other machines cannot be started again from here: "
+                "start the run on each of them once more, with `spectrakit resume`",
+            )
+        if not ended.again or job.kind == "predict" and faults:
+            return ended
         if heard or job.kind != "predict" and stop_file(job.run_dir).exists():
             return Ended("interrupted", f"a stop was asked for; before it was done, {ended.reason}")
         if not ended.met:
             other = _another_way(job, plan, launcher, ended, story)
-            if other is None: return ended
+            if other is None:
+                return ended
             plan, launcher, again = other
             continue
         restarts += 1
         smaller = _smaller(job, folder, ended)
         faults = faults if smaller else faults + 1
-        if ended.oom and smaller is None: return replace(ended, again=False)
-        if smaller: job, again = smaller, _tell_smaller(smaller, ended, story)
+        if ended.oom and smaller is None:
+            return replace(ended, again=False)
+        if smaller:
+            job, again = smaller, _tell_smaller(smaller, ended, story)
         elif faults > most:
-            if plan.world_size == 1 or plan.num_nodes > 1 or not job.config.distributed.fallback or most == 0: return ended
+            if plan.world_size == 1 or plan.num_nodes > 1 or not job.config.distributed.fallback or most == 0:
+                return ended
             plan, launcher, faults = Processes(1, 1, "", True), None, most
             again = f"{ended.reason}; going on in one process, with the same effective batch"
             story.keep(fallback=again, world_size=1, launcher=None, reasons=_alone(story, again))
-        else: again = f"{ended.reason}; starting again ({faults} of {most})"
+        else:
+            again = f"{ended.reason}; starting again ({faults} of {most})"
         job = replace(job, kind=_kind_now(job))
         story.keep(restarts=restarts)
         story.tell(again)
@@ -195,11 +281,18 @@ def _see_through(job: Job, folder: Path, plan: Processes, launcher: str | None, 
 def _smaller(job: Job, folder: Path, ended: Ended) -> Job | None:
     "The job with half the micro batch and twice the accumulation, where a device ran out of memory; None where that is not so, or cannot be."
     c, size = job.config, job.config.data.micro_batch_size
-    if not ended.oom or size % 2 or job.config.distributed.num_nodes > 1: return None
+    if not ended.oom or size % 2 or job.config.distributed.num_nodes > 1:
+        return None
     evaluation = c.data.eval_batch_size and max(1, c.data.eval_batch_size // 2)
-    limits = replace(c.limits, max_train_batches=c.limits.max_train_batches and 2 * c.limits.max_train_batches)  # as many samples
-    config = replace(c, data=replace(c.data, micro_batch_size=size // 2, eval_batch_size=evaluation), limits=limits,
-                     training=replace(c.training, gradient_accumulation_steps=2 * c.training.gradient_accumulation_steps))
+    limits = replace(
+        c.limits, max_train_batches=c.limits.max_train_batches and 2 * c.limits.max_train_batches
+    )  # as many samples
+    config = replace(
+        c,
+        data=replace(c.data, micro_batch_size=size // 2, eval_batch_size=evaluation),
+        limits=limits,
+        training=replace(c.training, gradient_accumulation_steps=2 * c.training.gradient_accumulation_steps),
+    )
     with_config(folder, config)
     return replace(job, config=config)
 
@@ -209,8 +302,10 @@ def _tell_smaller(job: Job, ended: Ended, story: _Story) -> str:
     size, accumulated = job.config.data.micro_batch_size, job.config.training.gradient_accumulation_steps
     story.write("oom", reason=ended.reason, micro_batch_size=size, gradient_accumulation_steps=accumulated)
     story.keep(micro_batch_size=size, gradient_accumulation_steps=accumulated)
-    return (f"the memory ran out with data.micro_batch_size={2 * size} ({ended.reason[:120]}); going on with {size} and "
-            f"training.gradient_accumulation_steps={accumulated}, the same effective batch")
+    return (
+        f"the memory ran out with data.micro_batch_size={2 * size} ({ended.reason[:120]}); going on with {size} and "
+        f"training.gradient_accumulation_steps={accumulated}, the same effective batch"
+    )
 
 
 def _alone(story: _Story, why: str) -> dict[str, str]:
@@ -221,13 +316,15 @@ def _alone(story: _Story, why: str) -> dict[str, str]:
 
 def _another_way(job: Job, plan: Processes, launcher: str | None, ended: Ended, story: _Story) -> tuple | None:
     "(plan, launcher, why) after processes could not meet: the other launcher, then one process; None where nothing is left."
-    if launcher is not None and ended.launcher_failed: remember_failed(job.platform, launcher, ended.reason)
+    if launcher is not None and ended.launcher_failed:
+        remember_failed(job.platform, launcher, ended.reason)
     if launcher == "notebook_launcher" and job.config.launch.mode == "auto":
         why = f"{ended.reason} (notebook_launcher); trying torchrun"
         story.keep(launcher="torchrun")
         story.tell(why)
         return plan, "torchrun", why
-    if plan.world_size == 1 or plan.num_nodes > 1 or not job.config.distributed.fallback: return None
+    if plan.world_size == 1 or plan.num_nodes > 1 or not job.config.distributed.fallback:
+        return None
     why = f"{ended.reason}; training in one process, with the same effective batch"
     story.keep(launcher=None, world_size=1, fallback=why, reasons=_alone(story, why))
     story.tell(why)
@@ -236,21 +333,26 @@ def _another_way(job: Job, plan: Processes, launcher: str | None, ended: Ended, 
 # %% ../../nbs/50_launch/04_launcher.ipynb #23a2fc07
 def _alive(pid: int) -> bool:
     import psutil
+
     return psutil.pid_exists(pid)
 
 
 def tidy(checkpoints: Path) -> None:
     "Remove what a killed process left half written in `checkpoints`, and put back what it had put aside. Nobody may be writing there."
     for pattern in (".writing-*", ".gone-*"):
-        for half in checkpoints.glob(pattern): shutil.rmtree(half, ignore_errors=True)
+        for half in checkpoints.glob(pattern):
+            shutil.rmtree(half, ignore_errors=True)
     for half in (*checkpoints.glob(".[LB][AE]*.[0-9]*"), *checkpoints.parent.glob(".*.[0-9]*")):  # of write_atomic
         with contextlib.suppress(OSError, ValueError):
-            if half.is_file() and not _alive(int(half.suffix[1:])): half.unlink()
+            if half.is_file() and not _alive(int(half.suffix[1:])):
+                half.unlink()
     for aside in checkpoints.glob(".old-*"):
         target = checkpoints / aside.name.removeprefix(".old-")
         with contextlib.suppress(OSError):
-            if target.exists(): shutil.rmtree(aside)
-            else: os.rename(aside, target)
+            if target.exists():
+                shutil.rmtree(aside)
+            else:
+                os.rename(aside, target)
 
 
 def _has_start(job: Job) -> bool:
@@ -260,51 +362,66 @@ def _has_start(job: Job) -> bool:
 # %% ../../nbs/50_launch/04_launcher.ipynb #9e15f3a0
 def _counted(config: Config, plan: Processes) -> Config:
     "`config` with the number of processes that the effective batch is made of, so that fewer of them accumulate more."
-    if config.distributed.world_size != "auto": return config
+    if config.distributed.world_size != "auto":
+        return config
     return replace(config, distributed=replace(config.distributed, world_size=plan.world_size))
 
 
 def _variables(config: Config) -> dict[str, str]:
     "The variables of process_environ with the values that count: what the user exported wins."
     names = {*NCCL_DEFAULTS, *config.distributed.env, *process_environ(config, os.environ)}
-    return {name: value for name, value in sorted({**process_environ(config, os.environ), **os.environ}.items()) if name in names}
+    return {
+        name: value
+        for name, value in sorted({**process_environ(config, os.environ), **os.environ}.items())
+        if name in names
+    }
 
 
 def _packed(job: Job, task: Any) -> tuple[Path, Any]:
     "The job's folder, and the task itself where only a fork can bring it along."
-    try: return write_job(job, task), None
+    try:
+        return write_job(job, task), None
     except CannotCarry as error:
-        if not error.may_fork or not sys.platform.startswith("linux"): raise
+        if not error.may_fork or not sys.platform.startswith("linux"):
+            raise
         if job.config.launch.mode != "notebook_launcher":
             raise RequestError(f"{error} launch.mode=notebook_launcher takes it along as it is, by a fork.") from None
         if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
-            raise RequestError(f"{error} launch.mode=notebook_launcher would fork, and CUDA is in use in this process, which a fork does not "
-                               "survive. Restart the notebook and touch no GPU before the training.") from None
+            raise RequestError(
+                f"{error} launch.mode=notebook_launcher would fork, and CUDA is in use in this process, which a fork does not "
+                "survive. Restart the notebook and touch no GPU before the training."
+            ) from None
         return write_job(job, None), task
 
 
 @contextlib.contextmanager
 def held_folder(folder: Path):
     "Hold the job's folder, which is removed afterwards, and remove those beside it whose holder was killed: their arrays may be large."
-    with contextlib.suppress(OSError): sweep_jobs(folder.parent)
+    with contextlib.suppress(OSError):
+        sweep_jobs(folder.parent)
     lock = None
     try:
-        with contextlib.suppress(OSError): hold(lock := os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600))
+        with contextlib.suppress(OSError):
+            hold(lock := os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600))
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None: os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 def sweep_jobs(parent: Path) -> None:
     "Remove this user's job folders in `parent` that somebody held once and nobody holds now."
     for folder in parent.glob("spectrakit-job-*"):
         with contextlib.suppress(OSError):
-            if hasattr(os, "getuid") and os.lstat(folder).st_uid != os.getuid(): continue
+            if hasattr(os, "getuid") and os.lstat(folder).st_uid != os.getuid():
+                continue
             handle = os.open(folder / "lock", os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
             try:
-                if hold(handle): shutil.rmtree(folder)
-            finally: os.close(handle)
+                if hold(handle):
+                    shutil.rmtree(folder)
+            finally:
+                os.close(handle)
 
 
 def _kind_now(job: Job) -> str:
@@ -324,9 +441,11 @@ def clock_of(config: Config, platform: Platform, began: float | None = None) -> 
 
 def _clocked(job: Job) -> dict[str, Any]:
     "The job's `extra` with a clock. Predictions that are asked for when the time is over may still work."
-    if "ends" in job.extra: return job.extra
+    if "ends" in job.extra:
+        return job.extra
     clock = clock_of(job.config, job.platform, job.extra.get("began"))
-    if job.kind == "predict" and clock["ends"] is not None and clock["ends"] < time.monotonic(): clock["ends"] = None
+    if job.kind == "predict" and clock["ends"] is not None and clock["ends"] < time.monotonic():
+        clock["ends"] = None
     return {**job.extra, **clock}
 
 
@@ -335,8 +454,10 @@ def promote(checkpoints: Path) -> list[str]:
     found = []
     for which in ("LATEST", "BEST"):
         path, notes = find_checkpoint(checkpoints, which)
-        if path is None or not notes: continue
-        with contextlib.suppress(OSError): write_atomic(checkpoints / which, path.name + "\n")
+        if path is None or not notes:
+            continue
+        with contextlib.suppress(OSError):
+            write_atomic(checkpoints / which, path.name + "\n")
         found += notes
     return found
 
@@ -345,20 +466,37 @@ def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
     "Do `job` where launch.mode says: in child processes, or in this one. RequestError where the request cannot work."
     job.run_dir.mkdir(parents=True, exist_ok=True)
     if job.kind != "predict":
-        for file in (stop_file(job.run_dir), checkpoint_file(job.run_dir)): file.unlink(missing_ok=True)
+        for file in (stop_file(job.run_dir), checkpoint_file(job.run_dir)):
+            file.unlink(missing_ok=True)
     place = rank_of(os.environ)
     if place is None and job.config.launch.mode != "inline":
-        with interrupts() as heard, interrupts(number=signal.SIGTERM, into=heard):  # SIGTERM counts as Ctrl-C, in a hurry
+        with (
+            interrupts() as heard,
+            interrupts(number=signal.SIGTERM, into=heard),
+        ):  # SIGTERM counts as Ctrl-C, in a hurry
             return run_supervised(job, task, tick, heard)
     story = _Story(job, {})
     if place is not None and place.rank == 0:
-        story.keep(launcher="external", world_size=place.world_size, restarts=0, fallback=None, env=_variables(job.config),
-                   reasons={"world_size": f"{place.world_size} processes: as the launcher that started this one says"})
+        story.keep(
+            launcher="external",
+            world_size=place.world_size,
+            restarts=0,
+            fallback=None,
+            env=_variables(job.config),
+            reasons={"world_size": f"{place.world_size} processes: as the launcher that started this one says"},
+        )
     if place is None:
         plan = plan_processes(job.config, job.platform)
-        story.keep(launcher="inline", world_size=1, restarts=0, fallback=plan.reason if plan.fallback else None, env={},
-                   reasons={"world_size": plan.reason})
-        if plan.fallback and job.kind in ("train", "find_lr"): story.tell(plan.reason)
+        story.keep(
+            launcher="inline",
+            world_size=1,
+            restarts=0,
+            fallback=plan.reason if plan.fallback else None,
+            env={},
+            reasons={"world_size": plan.reason},
+        )
+        if plan.fallback and job.kind in ("train", "find_lr"):
+            story.tell(plan.reason)
     return _in_this_process(job, load_task(task) if isinstance(task, str) else task, tick, place)
 
 
@@ -370,12 +508,15 @@ def _in_this_process(job: Job, task: Any, tick: Callable[[], None], place: Rank 
         os.environ.update(process_environ(job.config, os.environ))  # before NCCL reads them
     job = replace(job, extra=_clocked(job))
     with interrupts(second_raises=True) as heard, interrupts(number=signal.SIGTERM, into=(ended := [])):
+
         def asked() -> int:
             tick()
             files = wanted_by_files(job.run_dir) & (~0 if place is None or place.rank == 0 else STOP)  # rank 0 saves
             return STOP | HURRY if ended else STOP * bool(heard) | files
+
         status, reason = work(job, task, asked, told=folder.append)
-        if reason.startswith(BROKEN): status, reason = "failed", _tell_what_broke(job, folder[0], place, reason)
+        if reason.startswith(BROKEN):
+            status, reason = "failed", _tell_what_broke(job, folder[0], place, reason)
     tick()
     return Outcome(status, reason, {"run_dir": str(folder[0])})
 

@@ -32,6 +32,7 @@ from .worker import START, start
 @dataclass(frozen=True)
 class Ended:
     "How one start ended. `again`: whether another one may do better; `met`: whether the processes had found each other."
+
     status: str  # completed, early_stopped, out_of_time, interrupted, failed
     reason: str
     again: bool = False
@@ -42,20 +43,25 @@ class Ended:
 
 
 # what torch says where it loses another process; a task's own ConnectionError is none of these
-_TALK = re.compile(r"^(torch\.\S*\.)?Dist(Backend|Network|Store)?Error\b|^RuntimeError: .*(gloo/|NCCL|Connection (closed|reset) by peer|"
-                   r"Connection was likely closed|Timed out waiting|recvValue failed|another process of this run has failed|"
-                   r"Socket Timeout|Broken pipe|store->get|collective operation timeout)", re.I | re.S)
+_TALK = re.compile(
+    r"^(torch\.\S*\.)?Dist(Backend|Network|Store)?Error\b|^RuntimeError: .*(gloo/|NCCL|Connection (closed|reset) by peer|"
+    r"Connection was likely closed|Timed out waiting|recvValue failed|another process of this run has failed|"
+    r"Socket Timeout|Broken pipe|store->get|collective operation timeout)",
+    re.I | re.S,
+)
 
 # what torch says of models that DDP cannot take as they are, and what to do
 _HINTS = {
     "Expected to have finished reduction in the prior iteration": "RuntimeError: some parameters have no part in the loss of every step. "
-        "Set distributed.find_unused_parameters=true, or freeze them with requires_grad_(False)",
+    "Set distributed.find_unused_parameters=true, or freeze them with requires_grad_(False)",
     "'DistributedDataParallel' object has no attribute": "In several processes the task's `loss` gets the model inside DDP, which has only `forward`: "
-        "compute there what the loss needs, or train in one process (trainer.devices=1)",
+    "compute there what the loss needs, or train in one process (trainer.devices=1)",
 }
 
 
-_OOM = re.compile(r"^(torch\.\S*\.?)?OutOfMemoryError\b|\bCUDA out of memory|^RuntimeError: .*DefaultCPUAllocator: can't allocate memory")
+_OOM = re.compile(
+    r"^(torch\.\S*\.?)?OutOfMemoryError\b|\bCUDA out of memory|^RuntimeError: .*DefaultCPUAllocator: can't allocate memory"
+)
 
 
 def first_error(logs: Path) -> tuple[int, str, bool] | None:
@@ -64,10 +70,12 @@ def first_error(logs: Path) -> tuple[int, str, bool] | None:
     for file in logs.glob("error-rank-*.txt"):
         said = _last_words(file.read_text(errors="replace"))
         found.append((bool(_TALK.search(said)), file.stat().st_mtime_ns, int(file.stem.rpartition("-")[2]), said))
-    if not found: return None
+    if not found:
+        return None
     talk, _, rank, said = min(found)
     for sign, hint in _HINTS.items():
-        if sign in said: said = hint if hint.startswith("RuntimeError") else f"{said}. {hint}"
+        if sign in said:
+            said = hint if hint.startswith("RuntimeError") else f"{said}. {hint}"
     return rank, said, talk
 
 
@@ -75,7 +83,8 @@ def _last_words(traceback: str) -> str:
     "Type and message of the error that a traceback ends with; its frames are indented, and the message may have several lines."
     lines = traceback.strip().splitlines() or ["an error without words"]
     begin = max((i for i, line in enumerate(lines) if line == "Traceback (most recent call last):"), default=None)
-    if begin is None: return lines[-1]
+    if begin is None:
+        return lines[-1]
     said = next((lines[i:] for i in range(begin + 1, len(lines)) if lines[i][:1].strip()), lines[-1:])
     return " ".join(" ".join(said).split())[:500]
 
@@ -85,11 +94,13 @@ class Forked:
 
     def __init__(self, folder: Path, task: Any, environ: dict[str, str], log: Path):
         import warnings
+
         self.returncode: int | None = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a notebook has threads; the child uses none of theirs
             self.pid = os.fork()
-        if self.pid == 0: self._child(folder, task, environ, log)
+        if self.pid == 0:
+            self._child(folder, task, environ, log)
 
     def _child(self, folder: Path, task: Any, environ: dict[str, str], log: Path) -> None:
         status = 1
@@ -104,23 +115,29 @@ class Forked:
             status = start(str(folder), task)
         except BaseException:
             import traceback
+
             traceback.print_exc()
         finally:
-            with contextlib.suppress(Exception): sys.stdout.flush(), sys.stderr.flush()
+            with contextlib.suppress(Exception):
+                sys.stdout.flush(), sys.stderr.flush()
             os._exit(status)
 
     def poll(self) -> int | None:
         "The exit status, negative for a signal; None while it runs."
         if self.returncode is None:
-            try: pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError: pid, status = self.pid, 256
-            if pid: self.returncode = os.waitstatus_to_exitcode(status)
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                pid, status = self.pid, 256
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
 # %% ../../nbs/50_launch/03_supervisor.ipynb #23a2fc03
 @dataclass
 class _Seen:
     "What the waiting thread has noticed."
+
     killed: str = ""  # why it ended the processes itself: interrupted, stuck, alone, apart, late, overdue
     what: str = ""
     gone: tuple[int, ...] = ()  # ranks that left without a word
@@ -132,7 +149,9 @@ class _Seen:
     trained_at: float | None = None  # when the first rank began to train
 
 # %% ../../nbs/50_launch/03_supervisor.ipynb #5f0502d3
-def watch_over(child: Any, job: Job, watch: Watch, folder: Path, tick: Callable[[], None], heard: list[int], every_s: float = 0.1) -> _Seen:
+def watch_over(
+    child: Any, job: Job, watch: Watch, folder: Path, tick: Callable[[], None], heard: list[int], every_s: float = 0.1
+) -> _Seen:
     "Wait for `child`; end it where it is interrupted twice, stuck, left alone by a rank that failed, or cannot meet the others."
     seen = _Seen()
     try:
@@ -140,21 +159,33 @@ def watch_over(child: Any, job: Job, watch: Watch, folder: Path, tick: Callable[
             tick()
             if heard and not seen.asked:
                 seen.asked = True
-                if job.kind == "predict": return _end(seen, child, "interrupted", "interrupted")  # nothing to save
+                if job.kind == "predict":
+                    return _end(seen, child, "interrupted", "interrupted")  # nothing to save
                 request(watch.board, STOP | HURRY if signal.SIGTERM in heard else STOP)
-                with contextlib.suppress(OSError): stop_file(job.run_dir).touch()  # seen from outside, too
-            if len(heard) > 1: return _end(seen, child, "interrupted", "interrupted a second time" + "; the last checkpoint is kept" * (job.kind != "find_lr"))
+                with contextlib.suppress(OSError):
+                    stop_file(job.run_dir).touch()  # seen from outside, too
+            if len(heard) > 1:
+                return _end(
+                    seen,
+                    child,
+                    "interrupted",
+                    "interrupted a second time" + "; the last checkpoint is kept" * (job.kind != "find_lr"),
+                )
             if (now := time.monotonic()) - seen.looked_at >= 0.25:
                 seen.looked_at = now
-                if _gone_wrong(seen, child, job, watch, folder, now): return seen
+                if _gone_wrong(seen, child, job, watch, folder, now):
+                    return seen
             time.sleep(every_s)
         tick()
         return seen
     finally:
-        if child.poll() is None: kill_tree(child.pid)  # the view failed, or this thread is being ended
-        elif child.poll(): kill_group(child.pid)
+        if child.poll() is None:
+            kill_tree(child.pid)  # the view failed, or this thread is being ended
+        elif child.poll():
+            kill_group(child.pid)
         end = time.monotonic() + 30
-        while child.poll() is None and time.monotonic() < end: time.sleep(0.01)  # a driver that hangs can keep it longer
+        while child.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)  # a driver that hangs can keep it longer
 
 # %% ../../nbs/50_launch/03_supervisor.ipynb #23a2fc05
 _LEAVE_S = 10.0  # for a process to end once all is done
@@ -163,19 +194,24 @@ _LEAVE_S = 10.0  # for a process to end once all is done
 def _gone_wrong(seen: _Seen, child: Any, job: Job, watch: Watch, folder: Path, now: float) -> bool:
     "Look at the page, and end the processes where nothing good can come any more."
     import psutil
+
     c, several, nodes = job.config.launch, watch.board.ranks > 1, job.config.distributed.num_nodes
     phases = watch.phases()
     refused = any(folder.glob("refused-*.txt"))
-    if not seen.gone: seen.gone = tuple(r for r, pid in watch.pids().items() if phases[r] != "done" and not psutil.pid_exists(pid))
-    if watch.steps() >= 0: seen.trained_at = seen.trained_at or now
+    if not seen.gone:
+        seen.gone = tuple(r for r, pid in watch.pids().items() if phases[r] != "done" and not psutil.pid_exists(pid))
+    if watch.steps() >= 0:
+        seen.trained_at = seen.trained_at or now
     if (end := end_of(watch.board)) is not None and now > end:
         what = "predicting" if job.kind == "predict" else "training"
         _end(seen, child, "overdue", f"the time is up, and {what} did not end by itself", gently=watch)
     elif refused or watch.failed() or (several and seen.gone):
         seen.failed_at = seen.failed_at or now
         grace = 1 if watch.steps() < 0 else 2 if seen.asked else 15  # before the first step there is nothing to save
-        if "saving" in phases.values(): grace = max(grace, 10 * c.hang_floor_s)
-        if now - seen.failed_at > grace: _end(seen, child, "alone", "")
+        if "saving" in phases.values():
+            grace = max(grace, 10 * c.hang_floor_s)
+        if now - seen.failed_at > grace:
+            _end(seen, child, "alone", "")
     elif stuck := watch.look():
         apart = several and not watch.all_met()
         where = f"{stuck}; the stacks of all ranks are in {job.run_dir.name}/logs/stacks-rank-*.txt"
@@ -183,10 +219,12 @@ def _gone_wrong(seen: _Seen, child: Any, job: Job, watch: Watch, folder: Path, n
     elif watch.any_meeting() and not watch.all_met():
         seen.meeting_at = seen.meeting_at or now
         what = f"the processes did not find each other within launch.start_timeout_s={c.start_timeout_s:g}"
-        if now - seen.meeting_at > c.start_timeout_s * (4 if nodes > 1 else 1): _end(seen, child, "apart", what, gently=watch)
+        if now - seen.meeting_at > c.start_timeout_s * (4 if nodes > 1 else 1):
+            _end(seen, child, "apart", what, gently=watch)
     elif set(phases.values()) == {"done"}:
         seen.done_at = seen.done_at or now
-        if now - seen.done_at > (_LEAVE_S if nodes == 1 else 60): _end(seen, child, "late", "")  # a thread of the task does not end
+        if now - seen.done_at > (_LEAVE_S if nodes == 1 else 60):
+            _end(seen, child, "late", "")  # a thread of the task does not end
     return bool(seen.killed)
 
 # %% ../../nbs/50_launch/03_supervisor.ipynb #23a2fc06
@@ -198,43 +236,73 @@ def _end(seen: _Seen, child: Any, why: str, what: str, gently: Watch | None = No
         ranks = [pid for pid in gently.pids().values() if pid in family]
         dump_stacks(ranks)
         for pid in ranks if why != "overdue" else ():
-            with contextlib.suppress(OSError): os.kill(pid, signal.SIGTERM)
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
         end = time.monotonic() + 1
-        while why != "overdue" and child.poll() is None and time.monotonic() < end: time.sleep(0.05)
+        while why != "overdue" and child.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
     kill_tree(child.pid)
     return seen
 
 
 def dump_stacks(ranks: list[int], wait_s: float = 0.5) -> None:
     "Have the processes `ranks` write the stacks of their threads, also one that is stuck in C code, or stopped."
-    if not hasattr(signal, "SIGUSR1"): return
+    if not hasattr(signal, "SIGUSR1"):
+        return
     for number in (signal.SIGUSR1, signal.SIGCONT):
         for pid in ranks:
-            with contextlib.suppress(OSError): os.kill(pid, number)
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
     time.sleep(wait_s)
 
 # %% ../../nbs/50_launch/03_supervisor.ipynb #7545f79c
-def run_once(job: Job, folder: Path, plan: Processes, launcher: str | None, tick: Callable[[], None], heard: list[int],
-             task: Any = None, again: str | None = None) -> Ended:
+def run_once(
+    job: Job,
+    folder: Path,
+    plan: Processes,
+    launcher: str | None,
+    tick: Callable[[], None],
+    heard: list[int],
+    task: Any = None,
+    again: str | None = None,
+) -> Ended:
     """Start the job in `folder` as `plan` says and wait for its end. `launcher`: None for one process, else notebook_launcher or
     torchrun; `heard`: interrupts; `task`: taken along by a fork. RequestError where a rank refused the request.
     """
-    logs, began = (job.run_dir if not job.config.distributed.node_rank else folder) / "logs", time.monotonic()  # one machine has the run's folder
+    logs, began = (
+        (job.run_dir if not job.config.distributed.node_rank else folder) / "logs",
+        time.monotonic(),
+    )  # one machine has the run's folder
     try:
         _set_aside(logs, folder)
         board = new_board(plan.per_node)
         set_end(board, _first_end(job))
-    except OSError as error: return Ended("failed", f"no process could be started: {error}")
-    log_size, threads = _size(job.run_dir / "events.jsonl"), 1 if task is not None else max(1, job.platform.cores // plan.per_node)
+    except OSError as error:
+        return Ended("failed", f"no process could be started: {error}")
+    log_size, threads = (
+        _size(job.run_dir / "events.jsonl"),
+        1 if task is not None else max(1, job.platform.cores // plan.per_node),
+    )
     try:
         try:
             _tell(job, folder, plan, launcher, board, logs, threads, again)
-            with unheard(): child = _start(job, folder, plan, launcher, logs, task, threads)
-        except OSError as error: return Ended("failed", f"no process could be started: {error}")
+            with unheard():
+                child = _start(job, folder, plan, launcher, logs, task, threads)
+        except OSError as error:
+            return Ended("failed", f"no process could be started: {error}")
         c = job.config.launch
-        floor_s, left = _floor_s(job), math.inf if job.extra.get("ends") is None else job.extra["ends"] - time.monotonic()
-        watch = Watch(board, c.hang_factor, floor_s, max(floor_s, 5 * c.start_timeout_s) if launcher else None,
-                      first=plan.per_node * (job.config.distributed.node_rank or 0), most_s=max(20.0, 0.4 * left))  # another start has to fit
+        floor_s, left = (
+            _floor_s(job),
+            math.inf if job.extra.get("ends") is None else job.extra["ends"] - time.monotonic(),
+        )
+        watch = Watch(
+            board,
+            c.hang_factor,
+            floor_s,
+            max(floor_s, 5 * c.start_timeout_s) if launcher else None,
+            first=plan.per_node * (job.config.distributed.node_rank or 0),
+            most_s=max(20.0, 0.4 * left),
+        )  # another start has to fit
         seen = watch_over(child, job, watch, folder, tick, heard)
         ended = _how_it_ended(child.returncode, seen, job, folder, logs, watch, plan, log_size)
         return _with_the_time_there_is(ended, job, end_of(board), (seen.trained_at or began + 10) - began)
@@ -242,15 +310,20 @@ def run_once(job: Job, folder: Path, plan: Processes, launcher: str | None, tick
         board.close()
         with contextlib.suppress(OSError):
             board.path.unlink()
-            for unused in logs.glob("stacks-rank-*.txt"):  # made for a rank that is asked for its stacks; Kaggle counts files
-                if not unused.stat().st_size: unused.unlink()
+            for unused in logs.glob(
+                "stacks-rank-*.txt"
+            ):  # made for a rank that is asked for its stacks; Kaggle counts files
+                if not unused.stat().st_size:
+                    unused.unlink()
 
 
 def _first_end(job: Job) -> float | None:
     "When the processes have to be gone (monotonic), as long as they have not told better."
     ends = job.extra.get("ends")
-    if ends is None: return None
-    if job.kind == "predict": return ends - 2  # what it takes to end processes
+    if ends is None:
+        return None
+    if job.kind == "predict":
+        return ends - 2  # what it takes to end processes
     return kill_at(make_budget(job.config, time_limit(job.config, job.platform, job.extra.get("began")), ends))
 
 
@@ -262,98 +335,198 @@ def _floor_s(job: Job) -> float:
 
 def _with_the_time_there_is(ended: Ended, job: Job, end: float | None, start_s: float) -> Ended:
     "`ended`, and no other start where that would take longer than there is time. What is saved then counts, the fault is told."
-    if not ended.again or end is None or end - time.monotonic() > 2 * start_s: return ended
+    if not ended.again or end is None or end - time.monotonic() > 2 * start_s:
+        return ended
     kept = job.kind != "predict" and find_checkpoint(job.run_dir / "checkpoints")[0]
-    return replace(ended, again=False, status="out_of_time" if kept else "failed", reason=f"{ended.reason}; no time is left to start again")
+    return replace(
+        ended,
+        again=False,
+        status="out_of_time" if kept else "failed",
+        reason=f"{ended.reason}; no time is left to start again",
+    )
 
 
-def _tell(job: Job, folder: Path, plan: Processes, launcher: str | None, board: Board, logs: Path, threads: int, again: str | None) -> None:
+def _tell(
+    job: Job,
+    folder: Path,
+    plan: Processes,
+    launcher: str | None,
+    board: Board,
+    logs: Path,
+    threads: int,
+    again: str | None,
+) -> None:
     "Write into the job what this start is."
     d, c = job.config.distributed, job.config.launch
-    with_extra(folder, launcher=launcher, world_size=plan.world_size, per_node=plan.per_node, num_nodes=plan.num_nodes, board=str(board.path),
-               logs=str(logs.resolve()), threads=threads, again=again, node_rank=d.node_rank, meet_s=4 * c.start_timeout_s,
-               rdzv_endpoint=d.rdzv_endpoint if plan.num_nodes > 1 else None, kind=job.kind, launched=time.monotonic())
+    with_extra(
+        folder,
+        launcher=launcher,
+        world_size=plan.world_size,
+        per_node=plan.per_node,
+        num_nodes=plan.num_nodes,
+        board=str(board.path),
+        logs=str(logs.resolve()),
+        threads=threads,
+        again=again,
+        node_rank=d.node_rank,
+        meet_s=4 * c.start_timeout_s,
+        rdzv_endpoint=d.rdzv_endpoint if plan.num_nodes > 1 else None,
+        kind=job.kind,
+        launched=time.monotonic(),
+    )
 
 
 def _set_aside(logs: Path, folder: Path) -> None:
     "Keep the errors of an earlier start under another name, and drop what it left in the job's folder."
     logs.mkdir(parents=True, exist_ok=True)
     for old in logs.glob("error-rank-*.txt"):
-        with contextlib.suppress(OSError), open(logs / f"earlier-{old.name}", "a") as file: file.write(old.read_text(errors="replace") + "\n")
+        with contextlib.suppress(OSError), open(logs / f"earlier-{old.name}", "a") as file:
+            file.write(old.read_text(errors="replace") + "\n")
         old.unlink()
     for pattern in ("refused-*.txt", "outcome.json", "exits.json", "launcher-error.txt"):
-        for old in folder.glob(pattern): old.unlink()
+        for old in folder.glob(pattern):
+            old.unlink()
 
 # %% ../../nbs/50_launch/03_supervisor.ipynb #52f55270
 def _start(job: Job, folder: Path, plan: Processes, launcher: str | None, logs: Path, task: Any, threads: int) -> Any:
     "Start the one process, or the supervisor of several."
-    environ = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS and not name.startswith("TORCHELASTIC_")}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _LAUNCHERS and not name.startswith("TORCHELASTIC_")
+    }
     environ |= {**job.platform.child_environ(), "PYTHONUNBUFFERED": "1", **python_path(environ)}
     wanted = process_environ(job.config, environ)  # what the user exported is not among them
-    environ |= wanted | _network(job) if launcher is not None else {n: v for n, v in wanted.items() if n in job.config.distributed.env}
+    environ |= (
+        wanted | _network(job)
+        if launcher is not None
+        else {n: v for n, v in wanted.items() if n in job.config.distributed.env}
+    )
     environ.setdefault("OMP_NUM_THREADS", str(threads))
-    if job.config.trainer.deterministic: environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
-    if job.config.trainer.accelerator == "cpu": environ["ACCELERATE_USE_CPU"] = "true"
+    if job.config.trainer.deterministic:
+        environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
+    if job.config.trainer.accelerator == "cpu":
+        environ["ACCELERATE_USE_CPU"] = "true"
     log = logs / ("rank-0.log" if launcher is None else "launcher.log")
-    if task is not None: return Forked(folder, task, environ, log)
+    if task is not None:
+        return Forked(folder, task, environ, log)
     with open(log, "ab") as output:
-        return subprocess.Popen([sys.executable, "-c", START, str(folder)], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                                env=environ, start_new_session=True)
+        return subprocess.Popen(
+            [sys.executable, "-c", START, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environ,
+            start_new_session=True,
+        )
 
 
-_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "ROLE_RANK")
+_LAUNCHERS = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "GROUP_RANK",
+    "ROLE_RANK",
+)
 
 
 def _network(job: Job) -> dict[str, str]:
     "With several machines: the network card that leads to the meeting place, unless the user names one."
     endpoint = job.config.distributed.rdzv_endpoint
-    if endpoint is None or job.config.distributed.num_nodes == 1: return {}
+    if endpoint is None or job.config.distributed.num_nodes == 1:
+        return {}
     import psutil
     import socket
+
     host, _, port = endpoint.rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, int(port)))  # sends nothing: asks the routing table
             mine = probe.getsockname()[0]
-    except OSError: return {}
-    card = next((name for name, addresses in psutil.net_if_addrs().items() if any(a.address == mine for a in addresses)), None)
+    except OSError:
+        return {}
+    card = next(
+        (name for name, addresses in psutil.net_if_addrs().items() if any(a.address == mine for a in addresses)), None
+    )
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return {n: card for n in names if card and n not in os.environ and n not in job.config.distributed.env}
 
 # %% ../../nbs/50_launch/03_supervisor.ipynb #23a2fc09
-def _how_it_ended(returncode: int | None, seen: _Seen, job: Job, folder: Path, logs: Path, watch: Watch, plan: Processes, log_size: int) -> Ended:
+def _how_it_ended(
+    returncode: int | None,
+    seen: _Seen,
+    job: Job,
+    folder: Path,
+    logs: Path,
+    watch: Watch,
+    plan: Processes,
+    log_size: int,
+) -> Ended:
     "One sentence about an end. RequestError where a rank refused the request before it had trained."
     several, met = plan.world_size > 1, watch.all_met() or plan.world_size == 1
     refused = sorted(folder.glob("refused-*.txt"))
-    if refused and watch.steps() < 0: raise RequestError(refused[0].read_text())
-    if refused: return Ended("failed", refused[0].read_text())  # the run has something to lose
+    if refused and watch.steps() < 0:
+        raise RequestError(refused[0].read_text())
+    if refused:
+        return Ended("failed", refused[0].read_text())  # the run has something to lose
     said = _read(folder / "outcome.json") or _end_in_log(job, log_size)
     if said and not (seen.killed in ("stuck", "overdue") and said[0] in ("interrupted", "failed")):
         oom = said[0] == "failed" and bool(_OOM.search(said[1]))
         return Ended(*said, written=True, oom=oom, again=oom)
-    if seen.killed == "interrupted": return Ended("interrupted", seen.what)
-    if seen.killed == "overdue": return _overdue(seen, job)
+    if seen.killed == "interrupted":
+        return Ended("interrupted", seen.what)
+    if seen.killed == "overdue":
+        return _overdue(seen, job)
     error = first_error(logs)
     if error and not error[2]:
         oom = met and bool(_OOM.search(error[1]))
-        return Ended("failed", f"rank {error[0]}: {error[1]}" if several else error[1], met=met, again=not met or oom, oom=oom)
-    if seen.killed in ("stuck", "apart"): return Ended("failed", seen.what, again=True, met=seen.killed == "stuck", launcher_failed=seen.killed == "apart")
+        return Ended(
+            "failed", f"rank {error[0]}: {error[1]}" if several else error[1], met=met, again=not met or oom, oom=oom
+        )
+    if seen.killed in ("stuck", "apart"):
+        return Ended(
+            "failed", seen.what, again=True, met=seen.killed == "stuck", launcher_failed=seen.killed == "apart"
+        )
     what = "the process that starts the ranks" if several else "the training process"
-    if returncode is not None and returncode < 0 and not seen.killed: return Ended("failed", f"{what} {_killed_by(-returncode)}", again=True, met=met)
-    if several and (left := _who_left(seen, watch, folder, logs)): return Ended("failed", left, again=True, met=met)
-    if error: return Ended("failed", f"rank {error[0]}: {error[1]}", again=True, met=met)
-    if (folder / "launcher-error.txt").is_file(): return Ended("failed", f"the launcher failed: {(folder / 'launcher-error.txt').read_text()}", again=True, met=met, launcher_failed=True)
-    if seen.killed: return Ended("failed", f"a rank failed without a word; see {job.run_dir.name}/logs", again=True, met=met)
-    return Ended("failed", f"{what} ended with exit status {returncode}; see {job.run_dir.name}/logs", met=met, again=not met)
+    if returncode is not None and returncode < 0 and not seen.killed:
+        return Ended("failed", f"{what} {_killed_by(-returncode)}", again=True, met=met)
+    if several and (left := _who_left(seen, watch, folder, logs)):
+        return Ended("failed", left, again=True, met=met)
+    if error:
+        return Ended("failed", f"rank {error[0]}: {error[1]}", again=True, met=met)
+    if (folder / "launcher-error.txt").is_file():
+        return Ended(
+            "failed",
+            f"the launcher failed: {(folder / 'launcher-error.txt').read_text()}",
+            again=True,
+            met=met,
+            launcher_failed=True,
+        )
+    if seen.killed:
+        return Ended("failed", f"a rank failed without a word; see {job.run_dir.name}/logs", again=True, met=met)
+    return Ended(
+        "failed", f"{what} ended with exit status {returncode}; see {job.run_dir.name}/logs", met=met, again=not met
+    )
 
 # %% ../../nbs/50_launch/03_supervisor.ipynb #85e3bf4a
 def _overdue(seen: _Seen, job: Job) -> Ended:
     "What is left of processes that were ended because the time was up."
-    if job.kind in ("predict", "find_lr"): return Ended("failed", seen.what)
+    if job.kind in ("predict", "find_lr"):
+        return Ended("failed", seen.what)
     kept = find_checkpoint(job.run_dir / "checkpoints")[0]
-    if kept is None: return Ended("failed", f"{seen.what}; nothing was saved before. Its stacks are in {job.run_dir.name}/logs/stacks-rank-*.txt")
-    return Ended("out_of_time", f"{seen.what}, so it was ended from outside; {kept.name} is what is kept. "
-                                f"The stacks of all ranks are in {job.run_dir.name}/logs/stacks-rank-*.txt")
+    if kept is None:
+        return Ended(
+            "failed",
+            f"{seen.what}; nothing was saved before. Its stacks are in {job.run_dir.name}/logs/stacks-rank-*.txt",
+        )
+    return Ended(
+        "out_of_time",
+        f"{seen.what}, so it was ended from outside; {kept.name} is what is kept. "
+        f"The stacks of all ranks are in {job.run_dir.name}/logs/stacks-rank-*.txt",
+    )
 
 
 def _who_left(seen: _Seen, watch: Watch, folder: Path, logs: Path) -> str | None:
@@ -362,24 +535,34 @@ def _who_left(seen: _Seen, watch: Watch, folder: Path, logs: Path) -> str | None
     spoke = errors | {rank for rank, phase in watch.phases().items() if phase == "done"}
     exits = [(int(rank), code) for rank, code in (_read(folder / "exits.json") or {}).items() if int(rank) not in spoke]
     for rank, code in sorted((exit for exit in exits if exit[1] != -15 or not errors), key=lambda exit: exit[1] == -15):
-        return f"rank {rank} {_killed_by(-code)}" if code < 0 else f"rank {rank} ended with exit status {code}, without a word"
+        return (
+            f"rank {rank} {_killed_by(-code)}"
+            if code < 0
+            else f"rank {rank} ended with exit status {code}, without a word"
+        )
     gone = [rank for rank in seen.gone if rank not in spoke]
     return f"rank {gone[0]} disappeared without a word{_MEMORY}" if gone else None
 
 
 def _read(file: Path) -> Any:
     "What a JSON file holds; None where it is not there, or torn."
-    try: return json.loads(file.read_text())
-    except (OSError, ValueError): return None
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+
 
 def _end_in_log(job: Job, since: int) -> tuple[str, str] | None:
     "What the run's log says of its end, where this start wrote one: the last line, beyond the first `since` bytes."
-    if job.kind == "predict" or _size(job.run_dir / "events.jsonl") <= since: return None
+    if job.kind == "predict" or _size(job.run_dir / "events.jsonl") <= since:
+        return None
     with open(job.run_dir / "events.jsonl", "rb") as file:
         file.seek(since)
         lines = file.read().splitlines()
-    try: last = json.loads(lines[-1])
-    except (ValueError, IndexError): return None
+    try:
+        last = json.loads(lines[-1])
+    except (ValueError, IndexError):
+        return None
     return (last["status"], last.get("reason", "")) if last.get("type") == "end" and "status" in last else None
 
 

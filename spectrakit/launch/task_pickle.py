@@ -45,18 +45,21 @@ class _OnDevice(TypeError):
 @dataclass(frozen=True)
 class _Block:
     "A stretch of memory that becomes a file: `nbytes` from `address`, or the array `owner` without its gaps where that is None."
+
     owner: Any  # keeps the memory alive
     nbytes: int
     address: int | None
 
     def pieces(self) -> Iterator[Any]:
         "Its bytes, in buffers."
-        if self.address is not None: yield (ctypes.c_char * self.nbytes).from_address(self.address)
+        if self.address is not None:
+            yield (ctypes.c_char * self.nbytes).from_address(self.address)
         else:
             import numpy
+
             rows = max(1, 2**24 // self.owner[:1].nbytes)
             for start in range(0, len(self.owner), rows):
-                yield numpy.ascontiguousarray(self.owner[start:start + rows]).view(numpy.uint8).data
+                yield numpy.ascontiguousarray(self.owner[start : start + rows]).view(numpy.uint8).data
 
 
 def _stretch(array: Any) -> tuple[int, int]:
@@ -69,9 +72,17 @@ def _mapped_file(array: Any) -> tuple[str, int] | None:
     "(path, byte at which the array's memory begins) where a file mapped for reading holds it already, else None."
     import mmap
     import numpy
+
     root = array
-    while isinstance(root.base, numpy.ndarray): root = root.base
-    if not isinstance(root, numpy.memmap) or not isinstance(root.base, mmap.mmap) or root.mode != "r" or not root.filename: return None
+    while isinstance(root.base, numpy.ndarray):
+        root = root.base
+    if (
+        not isinstance(root, numpy.memmap)
+        or not isinstance(root.base, mmap.mmap)
+        or root.mode != "r"
+        or not root.filename
+    ):
+        return None
     start, nbytes = _stretch(array)
     begin = root.offset + start - root.ctypes.data
     path = os.path.abspath(root.filename)
@@ -88,19 +99,26 @@ class _Shelf:
 
     def array(self, array: Any) -> tuple | None:
         "(where its bytes will be found, how they are laid out) for a numpy array; None: it stays in the pickle."
-        if array.nbytes < self.from_bytes or array.dtype.hasobject: return None
+        if array.nbytes < self.from_bytes or array.dtype.hasobject:
+            return None
         address, nbytes = _stretch(array)
         offset, strides = array.ctypes.data - address, array.strides
-        if (mapped := _mapped_file(array)): source = _stamped(*mapped, nbytes)
-        elif nbytes <= array.nbytes: source = self._source(address, nbytes, array)
-        else: source, offset, strides = self._source(id(array), array.nbytes, array, gaps=True), 0, None
+        if mapped := _mapped_file(array):
+            source = _stamped(*mapped, nbytes)
+        elif nbytes <= array.nbytes:
+            source = self._source(address, nbytes, array)
+        else:
+            source, offset, strides = self._source(id(array), array.nbytes, array, gaps=True), 0, None
         return source, (array.dtype, offset, array.shape, strides, array.flags.writeable)
 
     def storage(self, memory: Any) -> tuple | None:
         "The same for a torch storage without a dtype; TypeError where its bytes are not in this process's memory."
-        if memory.device.type != "cpu": raise _OnDevice(f"a storage on {memory.device}")
-        if memory.nbytes() and not memory.data_ptr(): raise TypeError("a torch storage without memory")
-        if memory.nbytes() < self.from_bytes: return None
+        if memory.device.type != "cpu":
+            raise _OnDevice(f"a storage on {memory.device}")
+        if memory.nbytes() and not memory.data_ptr():
+            raise TypeError("a torch storage without memory")
+        if memory.nbytes() < self.from_bytes:
+            return None
         return self._source(memory.data_ptr(), memory.nbytes(), memory), None
 
     def _source(self, place: int, nbytes: int, owner: Any, gaps: bool = False) -> tuple:
@@ -140,20 +158,28 @@ class _Carrier(cloudpickle.Pickler):
 
     def persistent_id(self, thing: Any) -> tuple | None:
         "The note that stands for `thing` in the pickle: (number, where, how). None: pickle it."
-        if type(thing) in _PLAIN: return None  # nearly all are
-        if id(thing) in self._notes: return self._notes[id(thing)][0]
+        if type(thing) in _PLAIN:
+            return None  # nearly all are
+        if id(thing) in self._notes:
+            return self._notes[id(thing)][0]
         found = None
-        if type(thing) in self._arrays: found = self.shelf.array(thing)
-        elif isinstance(thing, self._untyped): found = self.shelf.storage(thing)
-        elif isinstance(thing, self._tensor) and _elsewhere(thing): raise _OnDevice(f"a tensor on {thing.device}")
-        if found is None: return None
+        if type(thing) in self._arrays:
+            found = self.shelf.array(thing)
+        elif isinstance(thing, self._untyped):
+            found = self.shelf.storage(thing)
+        elif isinstance(thing, self._tensor) and _elsewhere(thing):
+            raise _OnDevice(f"a tensor on {thing.device}")
+        if found is None:
+            return None
         self._notes[id(thing)] = (len(self._notes), *found), thing
         return self._notes[id(thing)][0]
 
     def reducer_override(self, thing: Any) -> Any:
         "cloudpickle's own; but torch would pickle each view's storage anew, and could not read some of them back."
-        if isinstance(thing, self._typed): return _typed, (thing._untyped_storage, thing.dtype)
-        if isinstance(thing, self._untyped): return _storage, (ctypes.string_at(thing.data_ptr(), thing.nbytes()),)
+        if isinstance(thing, self._typed):
+            return _typed, (thing._untyped_storage, thing.dtype)
+        if isinstance(thing, self._untyped):
+            return _storage, (ctypes.string_at(thing.data_ptr(), thing.nbytes()),)
         return super().reducer_override(thing)
 
 # %% ../../nbs/50_launch/00_task_pickle.ipynb #23a2fc05
@@ -170,7 +196,8 @@ class _Receiver(pickle.Unpickler):
         "What the note stands for."
         number, source, how = note
         if number not in self._things:
-            if source not in self._memory: self._memory[source] = _map(self._folder, source)
+            if source not in self._memory:
+                self._memory[source] = _map(self._folder, source)
             self._things[number] = _rebuild(self._memory[source], how)
         return self._things[number]
 
@@ -178,18 +205,27 @@ class _Receiver(pickle.Unpickler):
 def _rebuild(memory: Any, how: Any) -> Any:
     "An array or a storage on top of `memory` (uint8)."
     import numpy
-    if how is None: return _storage(memory)
+
+    if how is None:
+        return _storage(memory)
     dtype, offset, shape, strides, writeable = how
     array = numpy.ndarray(shape, dtype, memory, offset, strides)
-    if not writeable: array.flags.writeable = False
+    if not writeable:
+        array.flags.writeable = False
     return array
 
 
 def _storage(content: Any) -> Any:
     "A torch storage with this content: bytes are copied, memory (uint8) is used as it is."
     import torch
-    if not len(content): return _wrapped(torch.UntypedStorage(0), torch.uint8)
-    tensor = torch.frombuffer(bytearray(content), dtype=torch.uint8) if isinstance(content, bytes) else torch.from_numpy(content)
+
+    if not len(content):
+        return _wrapped(torch.UntypedStorage(0), torch.uint8)
+    tensor = (
+        torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        if isinstance(content, bytes)
+        else torch.from_numpy(content)
+    )
     return _wrapped(tensor.untyped_storage(), torch.uint8)
 
 
@@ -201,63 +237,88 @@ def _typed(storage: Any, dtype: Any) -> Any:
 def _wrapped(untyped: Any, dtype: Any) -> Any:
     "What torch's functions that rebuild a tensor want, as torch.load makes it."
     import torch
+
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 # %% ../../nbs/50_launch/00_task_pickle.ipynb #23a2fc06
 def _map(folder: Path, source: tuple) -> Any:
     "The bytes of a note's source (uint8), mapped. RequestError where the file is not there, or not what it was."
     import numpy
+
     if len(source) == 1:
         path = folder / source[0]
         if not re.fullmatch(r"array-\d+\.npy", source[0]) or path.is_symlink() or not path.is_file():
             raise RequestError(f"The job has no array {source[0]!r}: its folder was changed. Start the training again.")
         return numpy.load(path, mmap_mode="c")
     name, begin, nbytes, stamp = source
-    try: status = os.stat(name)
+    try:
+        status = os.stat(name)
     except OSError as error:
-        raise RequestError(f"The task maps the file {name}, which cannot be read: {error.strerror}. Put it back.") from None
+        raise RequestError(
+            f"The task maps the file {name}, which cannot be read: {error.strerror}. Put it back."
+        ) from None
     if (status.st_ino, status.st_size, status.st_mtime_ns) != stamp:
-        raise RequestError(f"The task maps the file {name}, which has changed since the start. Make the task anew and start again.")
+        raise RequestError(
+            f"The task maps the file {name}, which has changed since the start. Make the task anew and start again."
+        )
     return numpy.memmap(name, numpy.uint8, "r", begin, (nbytes,))
 
 # %% ../../nbs/50_launch/00_task_pickle.ipynb #23a2fc07
 def _words(thing: Any) -> str:
     "What an object that cannot be carried is."
-    if isinstance(thing, (type(threading.Lock()), type(threading.RLock()))): return "a lock"
-    if isinstance(thing, io.IOBase): return "an open file"
-    if isinstance(thing, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)): return "a generator"
+    if isinstance(thing, (type(threading.Lock()), type(threading.RLock()))):
+        return "a lock"
+    if isinstance(thing, io.IOBase):
+        return "an open file"
+    if isinstance(thing, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
+        return "a generator"
     torch = sys.modules.get("torch")
-    if torch and isinstance(thing, torch.Tensor) and _elsewhere(thing): return f"a tensor on {thing.device}"
+    if torch and isinstance(thing, torch.Tensor) and _elsewhere(thing):
+        return f"a tensor on {thing.device}"
     kind = type(thing)
-    if kind.__name__ == "socket": return "a socket"
+    if kind.__name__ == "socket":
+        return "a socket"
     return f"an object of the type {'' if kind.__module__ == 'builtins' else kind.__module__ + '.'}{kind.__qualname__}"
 
 
 def _globals_of(code: types.CodeType) -> set[str]:
     "The global names that a function's code reads, in the functions inside it too."
     import dis
+
     names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
     return names.union(*[_globals_of(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)])
 
 # %% ../../nbs/50_launch/00_task_pickle.ipynb #23a2fc08
 def _parts(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
     "The parts of `thing`, each with its path."
-    if isinstance(thing, (staticmethod, classmethod, types.MethodType)): yield path, thing.__func__
-    elif isinstance(thing, property): yield path, thing.fget
-    elif isinstance(thing, dict): yield from ((f"{path}[{key!r}]", part) for key, part in thing.items())
-    elif isinstance(thing, (list, tuple)): yield from ((f"{path}[{i}]", part) for i, part in enumerate(thing[:1000]))
+    if isinstance(thing, (staticmethod, classmethod, types.MethodType)):
+        yield path, thing.__func__
+    elif isinstance(thing, property):
+        yield path, thing.fget
+    elif isinstance(thing, dict):
+        yield from ((f"{path}[{key!r}]", part) for key, part in thing.items())
+    elif isinstance(thing, (list, tuple)):
+        yield from ((f"{path}[{i}]", part) for i, part in enumerate(thing[:1000]))
     elif isinstance(thing, types.FunctionType):
         used = {name: thing.__globals__[name] for name in _globals_of(thing.__code__) if name in thing.__globals__}
         for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or ()):
-            if cell != types.CellType(): used[name] = cell.cell_contents
+            if cell != types.CellType():
+                used[name] = cell.cell_contents
         yield from ((f"{name}, which {path} uses,", part) for name, part in sorted(used.items()))
-        yield from ((f"A default of {path}", part) for part in (*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()))
+        yield from (
+            (f"A default of {path}", part)
+            for part in (*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())
+        )
     else:
         own = {} if _is_library(thing) else getattr(thing, "__dict__", {})
         made = types.GetSetDescriptorType, types.MemberDescriptorType  # the class makes these anew
-        yield from ((f"{path}.{name}", part) for name, part in own.items() if not isinstance(part, made) and name != "_abc_impl")
-        if isinstance(thing, type): yield from ((path, base) for base in thing.__bases__)
-        elif not _is_library(thing): yield path, type(thing)
+        yield from (
+            (f"{path}.{name}", part) for name, part in own.items() if not isinstance(part, made) and name != "_abc_impl"
+        )
+        if isinstance(thing, type):
+            yield from ((path, base) for base in thing.__bases__)
+        elif not _is_library(thing):
+            yield path, type(thing)
 
 
 def _is_library(thing: Any) -> bool:
@@ -268,6 +329,7 @@ def _is_library(thing: Any) -> bool:
 # %% ../../nbs/50_launch/00_task_pickle.ipynb #23a2fc09
 class _Nowhere:
     "A file that forgets."
+
     def write(self, data: Any) -> int:
         "Take `data` for written."
         return len(data)
@@ -275,8 +337,10 @@ class _Nowhere:
 
 def _fits(thing: Any) -> bool:
     "Whether `thing` can be carried by itself."
-    try: _Carrier(_Nowhere(), MAPPED_FROM_BYTES).dump(thing)
-    except Exception: return False
+    try:
+        _Carrier(_Nowhere(), MAPPED_FROM_BYTES).dump(thing)
+    except Exception:
+        return False
     return True
 
 
@@ -284,37 +348,49 @@ def _culprit(path: str, thing: Any, seen: frozenset[int] = frozenset()) -> tuple
     "(path, object) of the innermost part that cannot be carried, at most nine levels down."
     if len(seen) < 9:
         for part_path, part in _parts(path, thing):
-            if id(part) not in seen and not _fits(part): return _culprit(part_path, part, seen | {id(thing)})
+            if id(part) not in seen and not _fits(part):
+                return _culprit(part_path, part, seen | {id(thing)})
     return path, thing
 
 # %% ../../nbs/50_launch/00_task_pickle.ipynb #23a2fc10
 def check_private(folder: Path) -> None:
     "RequestError where somebody else could have written into `folder`."
-    try: status = os.lstat(folder)
-    except OSError as error: raise RequestError(f"There is no job in {folder}: {error.strerror}. Start the training again.") from None
-    if not stat.S_ISDIR(status.st_mode): raise RequestError(f"The job {folder} is not a folder. Start the training again.")
-    if not hasattr(os, "getuid"): return  # Windows: temporary folders lie in the user's own
+    try:
+        status = os.lstat(folder)
+    except OSError as error:
+        raise RequestError(f"There is no job in {folder}: {error.strerror}. Start the training again.") from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise RequestError(f"The job {folder} is not a folder. Start the training again.")
+    if not hasattr(os, "getuid"):
+        return  # Windows: temporary folders lie in the user's own
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise RequestError(f"Others than this user have access to the job's folder {folder}, and what lies in it is executed. "
-                           "Set TMPDIR to a folder on a local disk that keeps owners and modes.")
+        raise RequestError(
+            f"Others than this user have access to the job's folder {folder}, and what lies in it is executed. "
+            "Set TMPDIR to a folder on a local disk that keeps owners and modes."
+        )
 
 
 def _write_arrays(folder: Path, blocks: dict[str, _Block], name: str) -> None:
     "Write each block as a .npy file. RequestError where the disk has no room for them."
     import numpy
+
     needed, free = sum(block.nbytes for block in blocks.values()), shutil.disk_usage(folder).free
-    if needed > free: raise _no_room(folder, name, f"{needed / 2**30:.1f} GiB", free)
+    if needed > free:
+        raise _no_room(folder, name, f"{needed / 2**30:.1f} GiB", free)
     for file_name, block in blocks.items():
         with open(folder / file_name, "xb") as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": (block.nbytes,)}
             numpy.lib.format.write_array_header_1_0(file, header)
-            for piece in block.pieces(): file.write(piece)
+            for piece in block.pieces():
+                file.write(piece)
 
 
 def _no_room(folder: Path, name: str, needed: str, free: int) -> RequestError:
     "The sentence about a disk that is too small."
-    return RequestError(f"The arrays of the task {name} need {needed} in {folder.parent}, where {free / 2**30:.1f} GiB are free. "
-                        "Set the environment variable TMPDIR to a folder on a larger disk, or build the arrays inside datasets(cfg).")
+    return RequestError(
+        f"The arrays of the task {name} need {needed} in {folder.parent}, where {free / 2**30:.1f} GiB are free. "
+        "Set the environment variable TMPDIR to a folder on a larger disk, or build the arrays inside datasets(cfg)."
+    )
 
 # %% ../../nbs/50_launch/00_task_pickle.ipynb #23a2fc11
 def write_task(folder: Path, task: Any, name: str, mapped_from_bytes: int = MAPPED_FROM_BYTES) -> None:
@@ -325,13 +401,16 @@ def write_task(folder: Path, task: Any, name: str, mapped_from_bytes: int = MAPP
     try:
         with open(folder / "task.pkl", "xb") as file:
             carrier = _Carrier(file, mapped_from_bytes)
-            try: carrier.dump(task)
+            try:
+                carrier.dump(task)
             except Exception as error:
-                if _is_full(error): raise
+                if _is_full(error):
+                    raise
                 raise _cannot_carry(task, name, error) from None
         _write_arrays(folder, carrier.shelf.blocks, name)
     except OSError as error:
-        if _is_full(error): raise _no_room(folder, name, "more than there is", shutil.disk_usage(folder).free) from None
+        if _is_full(error):
+            raise _no_room(folder, name, "more than there is", shutil.disk_usage(folder).free) from None
         raise
 
 
@@ -345,7 +424,8 @@ def _cannot_carry(task: Any, name: str, error: Exception) -> CannotCarry:
     path, part = (name, task) if "recursion" in str(error) else _culprit(name, task)
     why = f"{path} is {_words(part)}" if part is not task else f"{type(error).__name__}: {' '.join(str(error).split())}"
     advice = "Make it inside the methods that use it, or use launch.mode=inline."
-    if " is a tensor on " in why: advice = "Keep it on the CPU, with .cpu(); the training process moves each batch to its device."
+    if " is a tensor on " in why:
+        advice = "Keep it on the CPU, with .cpu(); the training process moves each batch to its device."
     message = f"The task {name} cannot be carried to the training process: {why}. {advice}"
     return CannotCarry(message, may_fork=not isinstance(error, _OnDevice))
 
@@ -354,12 +434,18 @@ def read_task(folder: Path, name: str) -> Any:
     "The task in `folder`'s task.pkl. RequestError where the folder is not private, or something that the task needs is missing."
     check_private(folder)
     try:
-        with open(folder / "task.pkl", "rb") as file: return _Receiver(file, folder).load()
-    except RequestError: raise
+        with open(folder / "task.pkl", "rb") as file:
+            return _Receiver(file, folder).load()
+    except RequestError:
+        raise
     except ModuleNotFoundError as error:
-        raise RequestError(f"The task {name} needs the module {error.name!r}, which the training process does not find. "
-                           "Install it, or put its folder on sys.path before you start the training.") from None
+        raise RequestError(
+            f"The task {name} needs the module {error.name!r}, which the training process does not find. "
+            "Install it, or put its folder on sys.path before you start the training."
+        ) from None
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        raise RequestError(f"The task {name} cannot be rebuilt in the training process: {type(error).__name__}: "
-                           f"{' '.join(str(error).split())}. Mend what it imports, or its __setstate__.") from None
+        raise RequestError(
+            f"The task {name} cannot be rebuilt in the training process: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}. Mend what it imports, or its __setstate__."
+        ) from None

@@ -20,7 +20,17 @@ from typing import Any, Callable
 
 from ..checkpoint.store import write_atomic
 from ..distributed.context import BROKEN
-from ..distributed.heartbeat import FAILED, HURRY, STOP, Board, Pulse, Watch, asked, raise_flag, wanted_by_files
+from spectrakit.distributed.heartbeat import (
+    FAILED,
+    HURRY,
+    STOP,
+    Board,
+    Pulse,
+    Watch,
+    asked,
+    raise_flag,
+    wanted_by_files,
+)
 from .job import Job, read_job, read_job_head
 from ..distributed.topology import rank_of
 from ..config.validation import masked
@@ -28,36 +38,74 @@ from ..config.schema import RequestError
 from ..watchdog.budget import make_budget, time_limit
 
 # %% ../../nbs/50_launch/02_worker.ipynb #9dbc3c87
-def work(job: Job, task: Any, stop_asked: Callable[[], int], pulse: Pulse | None = None,
-         told: Callable[[Path], None] | None = None) -> tuple[str, str]:
+def work(
+    job: Job,
+    task: Any,
+    stop_asked: Callable[[], int],
+    pulse: Pulse | None = None,
+    told: Callable[[Path], None] | None = None,
+) -> tuple[str, str]:
     """Do `job` in this process: (status, reason). `told` learns the run's folder, which is that of rank 0.
 
     RequestError where the request cannot work.
     """
     import torch
     from spectrakit.distributed.context import create_run_context
+
     context = create_run_context(job.config, job.platform, pulse)
-    run_dir, kind = context.broadcast((str(job.run_dir), job.kind))  # rank 0 alone writes there, and knows whether it goes on
+    run_dir, kind = context.broadcast(
+        (str(job.run_dir), job.kind)
+    )  # rank 0 alone writes there, and knows whether it goes on
     job = replace(job, run_dir=Path(run_dir), kind=kind)
-    if told: told(job.run_dir)
+    if told:
+        told(job.run_dir)
     threads = job.extra.get("threads", max(1, job.platform.cores // context.world_size))
-    if torch.get_num_threads() != threads: torch.set_num_threads(threads)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
     if job.kind == "predict":
         from spectrakit.training.prediction import predict_run
+
         status, reason = predict_run(task, job.config, context, job.weights_from or job.run_dir, job.run_dir, job.out)
     else:
-        budget = make_budget(job.config, time_limit(job.config, job.platform, job.extra.get("began")), job.extra.get("ends"))
+        budget = make_budget(
+            job.config, time_limit(job.config, job.platform, job.extra.get("began")), job.extra.get("ends")
+        )
         budget.predictions = bool(job.extra.get("predicts"))
-        if "launched" in job.extra: budget.starts_s = time.monotonic() - job.extra["launched"]  # as long as predicting will take to start
+        if "launched" in job.extra:
+            budget.starts_s = time.monotonic() - job.extra["launched"]  # as long as predicting will take to start
         logs = Path(job.extra["logs"]) if "logs" in job.extra else None
         if job.kind == "find_lr":
             from spectrakit.training.lr_range_test import Sweep, range_run
-            status, reason = range_run(task, job.config, context, Path(job.extra["folder"]), budget, stop_asked, Sweep(**job.extra["sweep"]), pulse is None, logs)
+
+            status, reason = range_run(
+                task,
+                job.config,
+                context,
+                Path(job.extra["folder"]),
+                budget,
+                stop_asked,
+                Sweep(**job.extra["sweep"]),
+                pulse is None,
+                logs,
+            )
         else:
             from spectrakit.training.loop import train_run
-            status, reason = train_run(task, job.config, context, job.run_dir, budget, stop_asked, job.kind == "resume", job.extra.get("again"), logs)
-        if reason.startswith(BROKEN): return status, reason  # the others are not there to say goodbye to
-    if pulse is not None: context.leave()  # a user's own launcher may want the group again
+
+            status, reason = train_run(
+                task,
+                job.config,
+                context,
+                job.run_dir,
+                budget,
+                stop_asked,
+                job.kind == "resume",
+                job.extra.get("again"),
+                logs,
+            )
+        if reason.startswith(BROKEN):
+            return status, reason  # the others are not there to say goodbye to
+    if pulse is not None:
+        context.leave()  # a user's own launcher may want the group again
     return status, reason
 
 # %% ../../nbs/50_launch/02_worker.ipynb #842d7d97
@@ -68,22 +116,27 @@ def rank_main(folder: str, task: Any = None) -> int:
     extra, rank = head["extra"], place.rank if place else 0
     die_with_parent(head["parent"] if extra["launcher"] is None else int(os.environ[_SUPERVISOR]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher turns Ctrl-C into a stop that saves
-    if hasattr(signal, "SIGCHLD"): signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a fork has the supervisor's
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a fork has the supervisor's
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: told.append(1))
     _write_to(Path(extra["logs"]), rank)
     board = Board(extra["board"], extra["per_node"])
     pulse = Pulse(board, place.local_rank if place else 0)
     try:
-        if extra["launcher"] is not None or task is not None: _one_thread()
+        if extra["launcher"] is not None or task is not None:
+            _one_thread()
         if (found := place.world_size if place else 1) != extra["world_size"]:
             raise RuntimeError(f"{extra['world_size']} processes were to be started, and the launcher made it {found}")
-        if task is not None: _check_fork(head["config"]["trainer"]["accelerator"])
+        if task is not None:
+            _check_fork(head["config"]["trainer"]["accelerator"])
         job, task = read_job(folder, task)
         job = replace(job, kind=extra.get("kind", job.kind))  # a new start after a fault goes on
+
         def asks() -> int:
             here = wanted_by_files(job.run_dir) if rank == 0 else 0
             return here | asked(board) & (STOP | HURRY) | (STOP | HURRY if told else 0)
+
         status, reason = work(job, task, asks, pulse)
     except RequestError as error:
         _note(folder / f"refused-{rank}.txt", str(error))
@@ -99,29 +152,38 @@ def rank_main(folder: str, task: Any = None) -> int:
 # %% ../../nbs/50_launch/02_worker.ipynb #23a2fc03
 def _leave_word(folder: Path, status: str, reason: str, pulse: Pulse) -> int:
     "Say how it ended; returns the exit status."
-    if reason.startswith(BROKEN): return 1
-    if pulse.rank == 0: _note(folder / "outcome.json", json.dumps([status, reason]))
+    if reason.startswith(BROKEN):
+        return 1
+    if pulse.rank == 0:
+        _note(folder / "outcome.json", json.dumps([status, reason]))
     pulse.beat("done")
     return 1 if status == "failed" and pulse.board.ranks == 1 else 0
 
 
 def _note(file: Path, text: str) -> None:
     "Leave a word. Where the disk has no room for it, it goes to this process's log; the run's own log has the end, too."
-    try: write_atomic(file, text)
-    except OSError as error: print(f"{file.name} could not be written ({error.strerror}): {text}", file=sys.stderr)
+    try:
+        write_atomic(file, text)
+    except OSError as error:
+        print(f"{file.name} could not be written ({error.strerror}): {text}", file=sys.stderr)
 
 
 def _one_thread() -> None:
     import torch
+
     torch.set_num_threads(1)
 
 
 def _check_fork(accelerator: str) -> None:
     "RequestError where this process was forked from one that had asked CUDA anything: it can never use a GPU."
     import torch
-    if accelerator == "cpu" or not getattr(torch.cuda, "_is_in_bad_fork", lambda: False)(): return
-    raise RequestError("CUDA was in use in the notebook before this start, and a process that is forked from it cannot use a GPU. Restart the "
-                       "notebook and touch no GPU before the training (torch.cuda.is_available() is enough), or use launch.mode=inline.")
+
+    if accelerator == "cpu" or not getattr(torch.cuda, "_is_in_bad_fork", lambda: False)():
+        return
+    raise RequestError(
+        "CUDA was in use in the notebook before this start, and a process that is forked from it cannot use a GPU. Restart the "
+        "notebook and touch no GPU before the training (torch.cuda.is_available() is enough), or use launch.mode=inline."
+    )
 
 
 def _write_to(logs: Path, rank: int) -> None:
@@ -137,10 +199,13 @@ def _write_to(logs: Path, rank: int) -> None:
 
 def die_with_parent(parent: int) -> None:
     "Ask Linux to kill this process when its parent is gone: no orphan holds the GPU after a kernel has died."
-    if not sys.platform.startswith("linux"): return
+    if not sys.platform.startswith("linux"):
+        return
     import ctypes
+
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent: os._exit(1)  # it was gone already; in a container the parent may well be process 1
+    if os.getppid() != parent:
+        os._exit(1)  # it was gone already; in a container the parent may well be process 1
 
 # %% ../../nbs/50_launch/02_worker.ipynb #23a2fc04
 START = "import sys; from spectrakit.launch.worker import start; sys.exit(start(sys.argv[1]))"
@@ -150,14 +215,20 @@ _SUPERVISOR = "SPECTRAKIT_SUPERVISOR"  # tells ranks the process that they must 
 def start(folder: str, task: Any = None) -> int:
     "What a fresh process does with the job in `folder`: be the one rank, or the supervisor of several. Returns the exit status."
     head = read_job_head(Path(folder))
-    if head["extra"]["launcher"] is None or rank_of(os.environ): return rank_main(folder, task)
+    if head["extra"]["launcher"] is None or rank_of(os.environ):
+        return rank_main(folder, task)
     die_with_parent(head["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ[_SUPERVISOR] = str(os.getpid())
     note_exits(Path(folder), head["extra"])
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    try: (_by_notebook_launcher if head["extra"]["launcher"] == "notebook_launcher" else _by_torchrun)(folder, head["extra"], task)
-    except ChildFailedError: return 1
+
+    try:
+        (_by_notebook_launcher if head["extra"]["launcher"] == "notebook_launcher" else _by_torchrun)(
+            folder, head["extra"], task
+        )
+    except ChildFailedError:
+        return 1
     except Exception as error:
         traceback.print_exc()
         _note(Path(folder) / "launcher-error.txt", " ".join(f"{type(error).__name__}: {error}".split()))
@@ -168,38 +239,70 @@ def start(folder: str, task: Any = None) -> int:
 def _by_notebook_launcher(folder: str, extra: dict, task: Any) -> None:
     from accelerate import notebook_launcher
     from accelerate.state import AcceleratorState, GradientState
+
     AcceleratorState._reset_state(reset_partial_state=True)  # a forked supervisor has what the notebook had
     GradientState._reset_state()
-    notebook_launcher(_as_rank, (folder, task), num_processes=extra["per_node"], rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-                      rdzv_id=uuid.uuid4().hex, max_restarts=0, monitor_interval=0.1)
+    notebook_launcher(
+        _as_rank,
+        (folder, task),
+        num_processes=extra["per_node"],
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        rdzv_id=uuid.uuid4().hex,
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
 
 
 def _as_rank(folder: str, task: Any) -> None:
-    if status := rank_main(folder, task): sys.exit(status)
+    if status := rank_main(folder, task):
+        sys.exit(status)
+
 
 def note_exits(folder: Path, extra: dict) -> None:
     "From now on keep in exits.json how each rank ended, in the order in which they did; the launchers tell of one, and not always the first."
-    if not hasattr(signal, "SIGCHLD") or not hasattr(os, "waitid"): return
-    watch, exits = Watch(Board(extra["board"], extra["per_node"]), 1, 1, first=extra["per_node"] * (extra["node_rank"] or 0)), {}
+    if not hasattr(signal, "SIGCHLD") or not hasattr(os, "waitid"):
+        return
+    watch, exits = (
+        Watch(Board(extra["board"], extra["per_node"]), 1, 1, first=extra["per_node"] * (extra["node_rank"] or 0)),
+        {},
+    )
 
     def look(*_: Any) -> None:
         known = len(exits)
         for rank, pid in watch.pids().items():
-            if str(rank) in exits: continue
-            try: end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # only looks: the launcher buries it
-            except OSError: continue
-            if end is not None: exits[str(rank)] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-        if len(exits) > known: _note(folder / "exits.json", json.dumps(exits))
+            if str(rank) in exits:
+                continue
+            try:
+                end = os.waitid(
+                    os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
+                )  # only looks: the launcher buries it
+            except OSError:
+                continue
+            if end is not None:
+                exits[str(rank)] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        if len(exits) > known:
+            _note(folder / "exits.json", json.dumps(exits))
+
     signal.signal(signal.SIGCHLD, look)
 
 # %% ../../nbs/50_launch/02_worker.ipynb #23a2fc05
 def _by_torchrun(folder: str, extra: dict, task: Any) -> None:
     "Fresh processes below torch's elastic agent, on this machine or, with a meeting place, on several."
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-    if (endpoint := extra.get("rdzv_endpoint")) is None: meeting = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": uuid.uuid4().hex}
+
+    if (endpoint := extra.get("rdzv_endpoint")) is None:
+        meeting = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": uuid.uuid4().hex}
     else:  # the rank of a machine is given, so that global rank 0 is where the run's folder is
         configs = {"rank": extra["node_rank"], "timeout": int(extra["meet_s"])}
         meeting = {"rdzv_backend": "static", "rdzv_endpoint": endpoint, "rdzv_configs": configs, "run_id": "spectrakit"}
-    config = LaunchConfig(min_nodes=extra["num_nodes"], max_nodes=extra["num_nodes"], nproc_per_node=extra["per_node"],
-                          max_restarts=0, monitor_interval=0.1, start_method="spawn", **meeting)
+    config = LaunchConfig(
+        min_nodes=extra["num_nodes"],
+        max_nodes=extra["num_nodes"],
+        nproc_per_node=extra["per_node"],
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="spawn",
+        **meeting,
+    )
     elastic_launch(config, sys.executable)("-c", START, folder)

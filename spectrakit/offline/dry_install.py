@@ -24,12 +24,19 @@ from .platform_packages import Shipped
 @dataclass(frozen=True)
 class Rehearsed:
     "What was tried, what could not be tried here and why, and what went wrong (nothing, where the wheelhouse is good)."
+
     tried: tuple[str, ...]
     untried: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join([*(f"tried: {t}" for t in self.tried), *(f"not tried: {t}" for t in self.untried), *(f"wrong: {t}" for t in self.problems)])
+        return "\n".join(
+            [
+                *(f"tried: {t}" for t in self.tried),
+                *(f"not tried: {t}" for t in self.untried),
+                *(f"wrong: {t}" for t in self.problems),
+            ]
+        )
 
 
 def _outcome(done: subprocess.CompletedProcess) -> str:
@@ -40,11 +47,20 @@ def _outcome(done: subprocess.CompletedProcess) -> str:
 # %% ../../nbs/23_offline/04_dry_install.ipynb #d9546ba6
 def find_python(minor: str) -> str | None:
     "The path of a Python of that version on this machine, such as 3.12; None where there is none."
-    if minor == "%d.%d" % sys.version_info[:2]: return sys.executable
-    places = [shutil.which(f"python{minor}"), *sorted(Path.home().glob(f".pyenv/versions/{minor}*/bin/python{minor}"), reverse=True)]
+    if minor == "%d.%d" % sys.version_info[:2]:
+        return sys.executable
+    places = [
+        shutil.which(f"python{minor}"),
+        *sorted(Path.home().glob(f".pyenv/versions/{minor}*/bin/python{minor}"), reverse=True),
+    ]
     for place in filter(None, places):
-        done = subprocess.run([str(place), "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True)
-        if done.stdout.strip() == minor: return str(place)
+        done = subprocess.run(
+            [str(place), "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"],
+            capture_output=True,
+            text=True,
+        )
+        if done.stdout.strip() == minor:
+            return str(place)
     return None
 
 
@@ -52,14 +68,22 @@ def build_stage(python: str, shipped: Shipped, folder: Path) -> tuple[str, Path]
     "A fresh environment in `folder` with pip and an empty entry for each shipped package: (its Python, where its packages lie)."
     subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True, timeout=120)
     stage = str(folder / "bin" / "python")
-    where = subprocess.run([stage, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], check=True, capture_output=True, text=True).stdout.strip()
+    where = subprocess.run(
+        [stage, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
     site = Path(where)
     for name, version in shipped.packages.items():
         entry = site / f"{name.replace('-', '_')}-{version or '9999'}.dist-info"
         entry.mkdir()
-        (entry / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version or '9999'}\n", encoding="utf-8")
+        (entry / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version or '9999'}\n", encoding="utf-8"
+        )
     pip = find_spec("pip")
-    if pip is not None: (site / "pip").symlink_to(Path(pip.origin).parent)
+    if pip is not None:
+        (site / "pip").symlink_to(Path(pip.origin).parent)
     return stage, site
 
 # %% ../../nbs/23_offline/04_dry_install.ipynb #1feff805
@@ -67,15 +91,22 @@ def lend(shipped: Shipped, folder: Path) -> list[str]:
     "Link into `folder` the modules of shipped packages that are installed here, torch and accelerate left out; returns the packages."
     from importlib.metadata import distributions
     from spectrakit.offline.platform_packages import normal_name
+
     folder.mkdir()
     lent = []
     for found in distributions():
         name = normal_name(found.metadata["Name"] or "")
-        if name not in shipped.packages or name in ("torch", "accelerate", "pip", "setuptools") or not found.files: continue
-        tops = {entry.parts[0] for entry in found.files if not entry.parts[0].endswith((".dist-info", ".pth")) and entry.parts[0] not in ("..", "__pycache__")}
+        if name not in shipped.packages or name in ("torch", "accelerate", "pip", "setuptools") or not found.files:
+            continue
+        tops = {
+            entry.parts[0]
+            for entry in found.files
+            if not entry.parts[0].endswith((".dist-info", ".pth")) and entry.parts[0] not in ("..", "__pycache__")
+        }
         for top in tops:
             source = Path(found.locate_file(top))
-            if source.exists() and not (folder / top).exists(): (folder / top).symlink_to(source)
+            if source.exists() and not (folder / top).exists():
+                (folder / top).symlink_to(source)
         lent.append(name)
     return sorted(lent)
 
@@ -83,15 +114,28 @@ def lend(shipped: Shipped, folder: Path) -> list[str]:
 def sealed() -> list[str]:
     "The words before a command that take its network away; none where that is not permitted here."
     for words in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
-        if shutil.which("unshare") and subprocess.run([*words, "true"], capture_output=True).returncode == 0: return words
+        if shutil.which("unshare") and subprocess.run([*words, "true"], capture_output=True).returncode == 0:
+            return words
     return []
 
 
 def _environ(folder: Path) -> dict[str, str]:
     "A small environment: no settings of this person, no index, no way out."
-    nowhere = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")}
-    return {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(folder), "TMPDIR": str(folder), "LANG": "C.UTF-8", "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull,
-            "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "MPLCONFIGDIR": str(folder), **nowhere}
+    nowhere = {
+        name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    }
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "LANG": "C.UTF-8",
+        "PIP_NO_INDEX": "1",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "MPLCONFIGDIR": str(folder),
+        **nowhere,
+    }
 
 
 _IMPORTS = """
@@ -121,39 +165,75 @@ print(json.dumps(said))
 """
 
 
-def _play(house: Path, python: str, shipped: Shipped, folder: Path, net: Sequence[str], imports: bool) -> tuple[list[str], list[str]]:
+def _play(
+    house: Path, python: str, shipped: Shipped, folder: Path, net: Sequence[str], imports: bool
+) -> tuple[list[str], list[str]]:
     "Install and look, in a fresh stage of `python`: (what was tried, what went wrong)."
     stage, _ = build_stage(python, shipped, folder / "stage")
+
     def run(*words: str) -> subprocess.CompletedProcess:
-        return subprocess.run([*net, stage, *words], capture_output=True, text=True, cwd=folder, env=_environ(folder), stdin=subprocess.DEVNULL, timeout=600)
+        return subprocess.run(
+            [*net, stage, *words],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=_environ(folder),
+            stdin=subprocess.DEVNULL,
+            timeout=600,
+        )
+
     for when in ("", " a second time"):
         done = run(str(house / "install.py"))
-        if done.returncode: return [], [f"install.py{when}: {_outcome(done)}"]
-    if "nothing to install" not in done.stdout: return [], [f"install.py installs again what it has installed: {_outcome(done)}"]
+        if done.returncode:
+            return [], [f"install.py{when}: {_outcome(done)}"]
+    if "nothing to install" not in done.stdout:
+        return [], [f"install.py installs again what it has installed: {_outcome(done)}"]
     done = run("-c", _CONSISTENT, str(house))
-    if done.returncode or json.loads(done.stdout): return [], [f"after install.py: {_outcome(done)}"]
+    if done.returncode or json.loads(done.stdout):
+        return [], [f"after install.py: {_outcome(done)}"]
     tried = ["install.py, twice, and that what it installed has what it asks for"]
-    if not imports: return tried, []
+    if not imports:
+        return tried, []
     lent = lend(shipped, folder / "lent")
     done = run("-c", _IMPORTS, str(folder / "lent"))
-    if done.returncode: return tried, [f"importing spectrakit: {_outcome(done)}"]
-    return [*tried, f"importing spectrakit and composing a profile ({_outcome(done)}; {len(lent)} of the platform's packages lent by this machine)"], []
+    if done.returncode:
+        return tried, [f"importing spectrakit: {_outcome(done)}"]
+    return [
+        *tried,
+        f"importing spectrakit and composing a profile ({_outcome(done)}; {len(lent)} of the platform's packages lent by this machine)",
+    ], []
 
 # %% ../../nbs/23_offline/04_dry_install.ipynb #8a8a3deb
 def rehearse(house: Path, shipped: Shipped, folder: Path) -> Rehearsed:
     "Install the wheelhouse `house` as on the platform, in the empty folder `folder`."
     house, net, here = Path(house).resolve(), sealed(), "%d.%d" % sys.version_info[:2]
-    if find_spec("pip") is None or not sys.platform.startswith("linux"): return Rehearsed((), ("anything: that needs pip, and Linux",))
+    if find_spec("pip") is None or not sys.platform.startswith("linux"):
+        return Rehearsed((), ("anything: that needs pip, and Linux",))
     manifest = json.loads((house / "wheelhouse.json").read_text(encoding="utf-8"))
     python, told, untried, problems = find_python(shipped.minor), [], [], []
-    plays = [(p, v) for p, v in dict.fromkeys(((python, shipped.minor), (sys.executable, here))) if p is not None and v in manifest["python"]]
-    if python is None: untried.append(f"Python {shipped.minor}, which is not on this machine" + (f"; Python {here} took its place" if plays else ""))
+    plays = [
+        (p, v)
+        for p, v in dict.fromkeys(((python, shipped.minor), (sys.executable, here)))
+        if p is not None and v in manifest["python"]
+    ]
+    if python is None:
+        untried.append(
+            f"Python {shipped.minor}, which is not on this machine"
+            + (f"; Python {here} took its place" if plays else "")
+        )
     for number, (one, version) in enumerate(plays):
         (folder / str(number)).mkdir()
         tried, wrong = _play(house, one, shipped, folder / str(number), net, imports=version == here)
-        told += [f"with Python {version}, {len(shipped.packages)} packages as listed, {'no network' if net else 'no index'}: {t}" for t in tried]
+        told += [
+            f"with Python {version}, {len(shipped.packages)} packages as listed, {'no network' if net else 'no index'}: {t}"
+            for t in tried
+        ]
         problems += [f"with Python {version}: {w}" for w in wrong]
-    if not any(version == here for _, version in plays): untried.append(f"importing spectrakit, since these wheels are not for the Python {here} that runs here")
-    if not net: untried.append("to reach a network: this user may not make a network namespace, so only pip was kept from it")
-    untried.append(f"the platform's own packages: they stood there by name and version; torch, a GPU and {shipped.platform} itself were not there")
+    if not any(version == here for _, version in plays):
+        untried.append(f"importing spectrakit, since these wheels are not for the Python {here} that runs here")
+    if not net:
+        untried.append("to reach a network: this user may not make a network namespace, so only pip was kept from it")
+    untried.append(
+        f"the platform's own packages: they stood there by name and version; torch, a GPU and {shipped.platform} itself were not there"
+    )
     return Rehearsed(tuple(told), tuple(untried), tuple(problems))

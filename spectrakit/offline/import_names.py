@@ -19,7 +19,11 @@ from .platform_packages import shipped_on
 from ..config.validation import RequestError
 
 # %% ../../nbs/23_offline/01_import_names.ipynb #72b188de
-MODULES = {name: modules.split() for name, _, modules in (line.partition(": ") for line in """
+MODULES = {
+    name: modules.split()
+    for name, _, modules in (
+        line.partition(": ")
+        for line in """
 absl-py: absl|antlr4-python3-runtime: antlr4|argon2-cffi: argon2|attrs: attr attrs|beautifulsoup4: bs4|cuda-python: cuda|curl-cffi: curl_cffi
 cython: cython pyximport|dbus-python: dbus|dm-tree: tree|dopamine-rl: dopamine|earthengine-api: ee|faiss-cpu: faiss|gin-config: gin|gitpython: git
 google-api-python-client: googleapiclient apiclient|google-pasta: pasta|googledrivedownloader: google_drive_downloader|grpcio: grpc|hydra-core: hydra
@@ -29,54 +33,98 @@ progressbar2: progressbar|proto-plus: proto|protobuf: google|py-cpuinfo: cpuinfo
 pyerfa: erfa|pygobject: gi|pyjwt: jwt|pyshp: shapefile|pysocks: socks|pywavelets: pywt|pyyaml: yaml|pyzmq: zmq|python-apt: apt
 python-json-logger: pythonjsonlogger|python-louvain: community|python-multipart: multipart python_multipart|pytorch-ignite: ignite|rpds-py: rpds
 scikit-image: skimage|scikit-learn: sklearn|scikit-optimize: skopt|setuptools: setuptools pkg_resources|torch: torch torchgen functorch
-uc-micro-py: uc_micro|umap-learn: umap|websocket-client: websocket""".strip().replace("\n", "|").split("|"))}
-FAMILIES = {"google": "google", "jaraco": "jaraco", "lazr": "lazr", "nvidia": "nvidia", "opencv": "cv2", "opentelemetry": "opentelemetry", "orbax": "orbax",
-            "ruamel": "ruamel", "sphinxcontrib": "sphinxcontrib"}
+uc-micro-py: uc_micro|umap-learn: umap|websocket-client: websocket""".strip()
+        .replace("\n", "|")
+        .split("|")
+    )
+}
+FAMILIES = {
+    "google": "google",
+    "jaraco": "jaraco",
+    "lazr": "lazr",
+    "nvidia": "nvidia",
+    "opencv": "cv2",
+    "opentelemetry": "opentelemetry",
+    "orbax": "orbax",
+    "ruamel": "ruamel",
+    "sphinxcontrib": "sphinxcontrib",
+}
 
 
 def modules_of(package: str) -> set[str]:
     "The modules that a package may bring, in lower case: those that are known, or what its name suggests."
     name = re.sub(r"[-_.]+", "-", package).lower()
-    if name in MODULES: return set(MODULES[name])
+    if name in MODULES:
+        return set(MODULES[name])
     bare = re.sub(r"-(cu\d+|cuda\d+x)$", "", name)
-    parts = {name, bare, bare.removeprefix("python-"), bare.removesuffix("-python"), FAMILIES.get(name.split("-")[0], name)}
+    parts = {
+        name,
+        bare,
+        bare.removeprefix("python-"),
+        bare.removesuffix("-python"),
+        FAMILIES.get(name.split("-")[0], name),
+    }
     return {part.replace("-", "_") for part in parts}
 
 # %% ../../nbs/23_offline/01_import_names.ipynb #b25c78ee
-ON_TOP = {"kaggle": """
+ON_TOP = {
+    "kaggle": """
     annoy bayes_opt boruta boto3 botocore bson cartopy catboost category_encoders cesium crypto cytoolz deap dipy docker easyocr eli5 emoji fasttext featuretools fiona fury
     fuzzywuzzy geojson gensim gpxpy h2o haversine hep_ml igraph imagehash ipympl isoweek janome jedi kaggle_datasets kaggle_environments kaggle_gcp kaggle_secrets
     kaggle_session kaggle_web_client keras_cv keras_tuner kmodes kornia langid learntools lightning_utilities lime line_profiler mamba mlcrate mne mpld3 nilearn
     olefile onnx openslide optuna pandas_profiling pandasql papermill path pdf2image plotly_express preprocessing pudb pyarabic pydegensac pydicom pyemd pyexcel_ods
     pyldavis pymc3 pymongo pympler pypdf pytesseract pytorch_lightning pyupset qgrid ray rgf s3fs scikitplot segment_anything simpleitk skmultilearn sklearnex skopt
     squarify surprise tensorflow_cloud tensorflow_decision_forests tensorflow_io theano torchinfo torchmetrics tpot vtk wand wavio xvfbwrapper ydata_profiling
-    ignite""".split(), "colab": ["portpicker"]}
+    ignite""".split(),
+    "colab": ["portpicker"],
+}
 
 
 @cache
 def importable_offline(platform: str = "kaggle") -> frozenset[str]:
     "The modules, in lower case, that a notebook on `platform` can import without the network. RequestError where no list is known."
     packages = {name for found in shipped_on(platform) for name in found.packages}
-    return frozenset({module for name in packages for module in modules_of(name)} | set(ON_TOP.get(platform, ())) | {name.lower() for name in sys.stdlib_module_names})
+    return frozenset(
+        {module for name in packages for module in modules_of(name)}
+        | set(ON_TOP.get(platform, ()))
+        | {name.lower() for name in sys.stdlib_module_names}
+    )
 
 # %% ../../nbs/23_offline/01_import_names.ipynb #5ae90543
 def modules_in_wheel(wheel: Path) -> set[str]:
     "The top-level modules in a wheel, in lower case. RequestError where it is no wheel."
     try:
-        with zipfile.ZipFile(wheel) as archive: names = archive.namelist()
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
     except (OSError, zipfile.BadZipFile) as error:
-        raise RequestError(f"{place(wheel)} cannot be read as a wheel ({error}). Make the folder of wheels again.") from None
-    tops = {re.sub(r"^[^/]+\.data/(?:purelib|platlib)/", "", name).partition("/") for name in names if not re.match(r"[^/]+\.(dist-info|data/(?!purelib|platlib))", name)}
-    return {(top if slash else top.partition(".")[0]).lower() for top, slash, _ in tops if slash or top.endswith((".py", ".so"))}
+        raise RequestError(
+            f"{place(wheel)} cannot be read as a wheel ({error}). Make the folder of wheels again."
+        ) from None
+    tops = {
+        re.sub(r"^[^/]+\.data/(?:purelib|platlib)/", "", name).partition("/")
+        for name in names
+        if not re.match(r"[^/]+\.(dist-info|data/(?!purelib|platlib))", name)
+    }
+    return {
+        (top if slash else top.partition(".")[0]).lower()
+        for top, slash, _ in tops
+        if slash or top.endswith((".py", ".so"))
+    }
 
 
 def read_wheels(folder: Path) -> tuple[set[str], dict]:
     "The modules of the wheels in `folder` that a session gets, and its wheelhouse.json ({} where there is none)."
-    try: manifest = json.loads((folder / "wheelhouse.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError): manifest = {}
+    try:
+        manifest = json.loads((folder / "wheelhouse.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        manifest = {}
     manifest = manifest if isinstance(manifest, dict) else {}
-    apart = {one.get("file") for one in manifest.get("wheels", []) if isinstance(one, dict) and one.get("where") == "launch"}
-    return set().union(*(modules_in_wheel(wheel) for wheel in sorted(folder.glob("*.whl")) if wheel.name not in apart)), manifest
+    apart = {
+        one.get("file") for one in manifest.get("wheels", []) if isinstance(one, dict) and one.get("where") == "launch"
+    }
+    return set().union(
+        *(modules_in_wheel(wheel) for wheel in sorted(folder.glob("*.whl")) if wheel.name not in apart)
+    ), manifest
 
 
 def is_there(module: str, names: Iterable[str]) -> bool:

@@ -43,30 +43,42 @@ def normal_name(name):
 
 def version_here(name):
     "The version of package `name` in this environment, or None."
-    try: return metadata.version(name)
-    except metadata.PackageNotFoundError: return None
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 # %% ../../nbs/23_offline/02_installer.ipynb #8ce89742
 def read_manifest(folder):
     "What wheelhouse.json in `folder` says."
     path = os.path.join(folder, "wheelhouse.json")
     try:
-        with open(path, encoding="utf-8") as file: found = json.load(file)
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
         wheels = found["wheels"]
-        good = found["schema"] == 1 and all(os.path.basename(w["file"]) == w["file"] and w["name"] and w["version"] and w["sha256"] for w in wheels)
-    except OSError as error: raise Refused("%s cannot be read: %s. Attach the whole folder, as it was made." % (path, error.strerror))
-    except (ValueError, KeyError, TypeError): good = False
-    if not good: raise Refused("%s is damaged, or from a later spectrakit. Upload the folder anew, as it was made." % path)
+        good = found["schema"] == 1 and all(
+            os.path.basename(w["file"]) == w["file"] and w["name"] and w["version"] and w["sha256"] for w in wheels
+        )
+    except OSError as error:
+        raise Refused("%s cannot be read: %s. Attach the whole folder, as it was made." % (path, error.strerror))
+    except (ValueError, KeyError, TypeError):
+        good = False
+    if not good:
+        raise Refused("%s is damaged, or from a later spectrakit. Upload the folder anew, as it was made." % path)
     return found
 
 
 def check_python(manifest):
     "Refused where none of the wheels is for this Python."
     here = "%d.%d" % sys.version_info[:2]
-    if here in manifest["python"]: return
+    if here in manifest["python"]:
+        return
     mend = "Make the folder anew with: spectrakit wheelhouse OUT --for python==" + here
-    if sys.version_info < (3, 11): mend = "spectrakit needs Python 3.11 or newer: take an image with one"
-    raise Refused("These wheels are for Python %s, and this is Python %s. %s" % (", ".join(manifest["python"]), here, mend))
+    if sys.version_info < (3, 11):
+        mend = "spectrakit needs Python 3.11 or newer: take an image with one"
+    raise Refused(
+        "These wheels are for Python %s, and this is Python %s. %s" % (", ".join(manifest["python"]), here, mend)
+    )
 
 # %% ../../nbs/23_offline/02_installer.ipynb #870dc273
 def runs_here(file):
@@ -77,30 +89,44 @@ def runs_here(file):
     fits = abi == "none" or abi in ("abi3", mine)
     fits = fits and any(p in ("py3", mine) or p in older and (abi in ("none", "abi3")) for p in pythons.split("."))
     machine = sysconfig.get_platform().replace("-", "_").split("_", 1)
-    return fits and (machines == "any" or any(m.endswith(machine[-1]) and ("linux" in m) == sys.platform.startswith("linux") for m in machines.split(".")))
+    return fits and (
+        machines == "any"
+        or any(
+            m.endswith(machine[-1]) and ("linux" in m) == sys.platform.startswith("linux") for m in machines.split(".")
+        )
+    )
 
 
 def check_file(folder, wheel):
     "The path of a wheel of the manifest. Refused where it is missing, damaged, or for another machine."
     path = os.path.join(folder, wheel["file"])
     anew = "Upload the folder anew, as it was made."
-    if not os.path.isfile(path): raise Refused("%s is missing in %s. %s" % (wheel["file"], folder, anew))
+    if not os.path.isfile(path):
+        raise Refused("%s is missing in %s. %s" % (wheel["file"], folder, anew))
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""): digest.update(block)
-    if digest.hexdigest() != wheel["sha256"]: raise Refused("%s is damaged: its sha256 is another one than when it was made. %s" % (wheel["file"], anew))
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    if digest.hexdigest() != wheel["sha256"]:
+        raise Refused("%s is damaged: its sha256 is another one than when it was made. %s" % (wheel["file"], anew))
     if not runs_here(wheel["file"]):
-        raise Refused("%s is for another Python or another machine than this one, Python %d.%d on %s. %s"
-                      % (wheel["file"], sys.version_info[0], sys.version_info[1], sysconfig.get_platform(), ANEW))
+        raise Refused(
+            "%s is for another Python or another machine than this one, Python %d.%d on %s. %s"
+            % (wheel["file"], sys.version_info[0], sys.version_info[1], sysconfig.get_platform(), ANEW)
+        )
     return path
 
 # %% ../../nbs/23_offline/02_installer.ipynb #85a3e26e
 def _packaging():
     "The modules `requirements` and `version` of packaging, or of the copy inside pip."
     for home in ("packaging", "pip._vendor.packaging"):
-        try: return importlib.import_module(home + ".requirements"), importlib.import_module(home + ".version")
-        except ImportError: pass
-    raise Refused("pip is missing in this environment (%s). Install it, for example with: python -m ensurepip" % sys.prefix)
+        try:
+            return importlib.import_module(home + ".requirements"), importlib.import_module(home + ".version")
+        except ImportError:
+            pass
+    raise Refused(
+        "pip is missing in this environment (%s). Install it, for example with: python -m ensurepip" % sys.prefix
+    )
 
 
 def asked_by(path, extras=()):
@@ -110,9 +136,14 @@ def asked_by(path, extras=()):
         with zipfile.ZipFile(path) as archive:
             name = next(n for n in archive.namelist() if re.match(r"[^/]+\.dist-info/METADATA$", n))
             told = Parser().parsestr(archive.read(name).decode("utf-8")).get_all("Requires-Dist") or []
-    except (zipfile.BadZipFile, StopIteration, OSError): raise Refused("%s is no wheel. Upload the folder anew, as it was made." % os.path.basename(path))
+    except (zipfile.BadZipFile, StopIteration, OSError):
+        raise Refused("%s is no wheel. Upload the folder anew, as it was made." % os.path.basename(path))
     found = [requirements.Requirement(text) for text in told]
-    return [r for r in found if r.marker is None or any(r.marker.evaluate({"extra": extra}) for extra in ("",) + tuple(extras))]
+    return [
+        r
+        for r in found
+        if r.marker is None or any(r.marker.evaluate({"extra": extra}) for extra in ("",) + tuple(extras))
+    ]
 
 
 def unmet(wheels, paths, extras=()):
@@ -121,35 +152,63 @@ def unmet(wheels, paths, extras=()):
     for wheel, path in zip(wheels, paths):
         for need in asked_by(path, extras if normal_name(wheel["name"]) == KIT else ()):
             name = normal_name(need.name)
-            if name == KIT: continue  # its own extras
+            if name == KIT:
+                continue  # its own extras
             found = coming.get(name) or version_here(name)
-            if found is not None and need.specifier.contains(found, prereleases=True): continue
+            if found is not None and need.specifier.contains(found, prereleases=True):
+                continue
             there = "%s is missing" % name if found is None else "%s %s is here" % (name, found)
-            problems.append("%s, and %s %s needs %s%s" % (there, wheel["name"], wheel["version"], need.name, need.specifier))
+            problems.append(
+                "%s, and %s %s needs %s%s" % (there, wheel["name"], wheel["version"], need.name, need.specifier)
+            )
     return problems
 
 # %% ../../nbs/23_offline/02_installer.ipynb #b091a490
 def _pip(*words):
     "Run pip without a network. Failed with the last of its words where it does not get through."
-    environ = dict(os.environ, PIP_NO_INDEX="1", PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", PIP_ROOT_USER_ACTION="ignore")
-    for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_REQUIREMENT", "PIP_CONSTRAINT", "PIP_USER"): environ.pop(name, None)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-warn-conflicts", "--no-warn-script-location"]
-    done = subprocess.run(command + list(words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ, stdin=subprocess.DEVNULL)
+    environ = dict(
+        os.environ, PIP_NO_INDEX="1", PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", PIP_ROOT_USER_ACTION="ignore"
+    )
+    for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_REQUIREMENT", "PIP_CONSTRAINT", "PIP_USER"):
+        environ.pop(name, None)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--no-warn-conflicts",
+        "--no-warn-script-location",
+    ]
+    done = subprocess.run(
+        command + list(words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ, stdin=subprocess.DEVNULL
+    )
     said = [line.strip() for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
     errors = [line for line in said if line.lower().startswith("error")] or said[-1:] or ["no word of why"]
-    if done.returncode: raise Failed("pip could not install %s: %s" % (", ".join(os.path.basename(w) for w in words if w.endswith(".whl")), errors[0]))
+    if done.returncode:
+        raise Failed(
+            "pip could not install %s: %s"
+            % (", ".join(os.path.basename(w) for w in words if w.endswith(".whl")), errors[0])
+        )
 
 
 def check_writable():
     "Refused where pip could write neither to this environment nor to the user's own packages."
     target = sysconfig.get_paths()["purelib"]
-    if os.access(target, os.W_OK) or sys.prefix == sys.base_prefix and site.ENABLE_USER_SITE: return
-    raise Refused("%s cannot be written, so nothing can be installed there. Use an environment of your own: python -m venv --system-site-packages DIR" % target)
+    if os.access(target, os.W_OK) or sys.prefix == sys.base_prefix and site.ENABLE_USER_SITE:
+        return
+    raise Refused(
+        "%s cannot be written, so nothing can be installed there. Use an environment of your own: python -m venv --system-site-packages DIR"
+        % target
+    )
 
 # %% ../../nbs/23_offline/02_installer.ipynb #466f0377
 def launch_folders():
     "Where packages for launch processes may lie, the first choice first."
-    if os.environ.get("SPECTRAKIT_LAUNCH_PATH"): return [os.environ["SPECTRAKIT_LAUNCH_PATH"]]
+    if os.environ.get("SPECTRAKIT_LAUNCH_PATH"):
+        return [os.environ["SPECTRAKIT_LAUNCH_PATH"]]
     name = os.path.join("share", "spectrakit", "launch-%d.%d" % sys.version_info[:2])
     return [os.path.join(home, name) for home in (sys.prefix, site.getuserbase())]
 
@@ -160,21 +219,31 @@ def install_for_launch(paths):
         try:
             os.makedirs(os.path.dirname(os.path.abspath(folder)), exist_ok=True)
             aside = tempfile.mkdtemp(prefix=".launch-", dir=os.path.dirname(os.path.abspath(folder)))
-        except OSError: continue
+        except OSError:
+            continue
         try:
             _pip("--target", aside, *paths)
             os.chmod(aside, 0o755)
-            if os.path.isdir(folder): shutil.rmtree(folder)
+            if os.path.isdir(folder):
+                shutil.rmtree(folder)
             os.rename(aside, folder)
             return folder
-        finally: shutil.rmtree(aside, ignore_errors=True)
-    raise Failed("The packages for launch processes were not installed: none of %s can be written. Set SPECTRAKIT_LAUNCH_PATH to a folder of yours"
-                 % ", ".join(launch_folders()))
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    raise Failed(
+        "The packages for launch processes were not installed: none of %s can be written. Set SPECTRAKIT_LAUNCH_PATH to a folder of yours"
+        % ", ".join(launch_folders())
+    )
 
 
 def version_for_launch(name):
     "The version of package `name` that launch processes see now."
-    found = [d for folder in launch_folders() if os.path.isdir(folder) for d in metadata.distributions(name=name, path=[folder])]
+    found = [
+        d
+        for folder in launch_folders()
+        if os.path.isdir(folder)
+        for d in metadata.distributions(name=name, path=[folder])
+    ]
     return found[0].version if found else version_here(name)
 
 # %% ../../nbs/23_offline/02_installer.ipynb #e2199849
@@ -184,11 +253,17 @@ def choose(manifest, where):
     wheels = [w for w in manifest["wheels"] if w["where"] == where and here in w.get("python", manifest["python"])]
     if where == "launch":
         _, version = _packaging()
+
         def newer(w):
             found = version_for_launch(w["name"])
             return found is None or version.Version(found) < version.Version(w["version"])
+
         return [w for w in wheels if newer(w)]
-    return [w for w in wheels if version_here(w["name"]) is None or normal_name(w["name"]) == KIT and version_here(KIT) != w["version"]]
+    return [
+        w
+        for w in wheels
+        if version_here(w["name"]) is None or normal_name(w["name"]) == KIT and version_here(KIT) != w["version"]
+    ]
 
 
 def install(folder=None, anyway=False):
@@ -203,15 +278,21 @@ def install(folder=None, anyway=False):
     paths, later_paths = [check_file(folder, w) for w in wheels], [check_file(folder, w) for w in later]
     problems = unmet(wheels, paths, manifest.get("extras", ()))
     if problems and not anyway:
-        raise Refused("%s. Nothing was installed, and what is here stays as it is. %s. To install it all the same: install(anyway=True), or install.py --anyway"
-                      % ("; ".join(problems), ANEW))
+        raise Refused(
+            "%s. Nothing was installed, and what is here stays as it is. %s. To install it all the same: install(anyway=True), or install.py --anyway"
+            % ("; ".join(problems), ANEW)
+        )
     if wheels:
         check_writable()
         _pip(*paths)
     importlib.invalidate_caches()
     told = ["%s %s" % (w["name"], w["version"]) for w in wheels]
     gone = [w["name"] for w in wheels if version_here(w["name"]) != w["version"]]
-    if gone: raise Failed("pip said nothing, and %s cannot be found after it. Restart the session and run this once more" % ", ".join(gone))
+    if gone:
+        raise Failed(
+            "pip said nothing, and %s cannot be found after it. Restart the session and run this once more"
+            % ", ".join(gone)
+        )
     if later:
         where = install_for_launch(later_paths)
         told += ["%s %s for launch processes, in %s" % (w["name"], w["version"], where) for w in later]
@@ -222,21 +303,29 @@ def install(folder=None, anyway=False):
 def _say(told, wheels):
     "One line on what was done."
     line = "installed %s" % ", ".join(told) if told else "nothing to install: %s %s is here" % (KIT, version_here(KIT))
-    again = "; an older one is loaded in this process: restart it" if KIT in sys.modules and any(w["name"] == KIT for w in wheels) else ""
+    again = (
+        "; an older one is loaded in this process: restart it"
+        if KIT in sys.modules and any(w["name"] == KIT for w in wheels)
+        else ""
+    )
     print("%s: %s%s" % (KIT, line, again))
 
 
 def main(words):
     "`python install.py`; returns the exit status."
     if set(words) - {"--anyway"}:
-        print("usage: python install.py [--anyway]\nInstalls from the wheels beside it what is missing here, without a network. --anyway: also where "
-              "a package\nthat is here is not in the version that is asked for; it is kept, too.")
+        print(
+            "usage: python install.py [--anyway]\nInstalls from the wheels beside it what is missing here, without a network. --anyway: also where "
+            "a package\nthat is here is not in the version that is asked for; it is kept, too."
+        )
         return 0 if set(words) <= {"-h", "--help"} else 2
-    try: install(anyway="--anyway" in words)
+    try:
+        install(anyway="--anyway" in words)
     except (Refused, Failed) as error:
         print("%s: %s" % (KIT, error), file=sys.stderr)
         return 2 if isinstance(error, Refused) else 1
     return 0
 
 # %% ../../nbs/23_offline/02_installer.ipynb #6c2da034
-if __name__ == "__main__" and os.path.basename(sys.argv[0]) == "install.py": sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__" and os.path.basename(sys.argv[0]) == "install.py":
+    sys.exit(main(sys.argv[1:]))

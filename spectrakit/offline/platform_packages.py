@@ -30,6 +30,7 @@ def normal_name(name: str) -> str:
 @dataclass(frozen=True)
 class Shipped:
     "What a platform ships: normal name → version ('' where it is not known), and of which it is only inferred."
+
     platform: str
     python: str  # as 3.12.13, or 3.12
     dated: str
@@ -46,7 +47,11 @@ class Shipped:
     @property
     def title(self) -> str:
         "The platform and its Python, for sentences."
-        return f"Python {self.minor}" if self.platform == "python" else f"{self.platform} (Python {self.minor}, list of {self.dated})"
+        return (
+            f"Python {self.minor}"
+            if self.platform == "python"
+            else f"{self.platform} (Python {self.minor}, list of {self.dated})"
+        )
 
 # %% ../../nbs/23_offline/00_platform_packages.ipynb #c1686a6e
 _FACT = re.compile(r"#\s*(platform|python|dated|glibc|source):\s*(\S.*?)\s*$")
@@ -57,10 +62,16 @@ _EGG = re.compile(r"-e\s.*[#&]egg=([A-Za-z0-9][\w.-]*)")
 
 def _package(line: str) -> tuple[str, str] | None:
     "(normal name, version or '') of one line; None where it is no package."
-    if found := _PINNED.match(line): return normal_name(found[1]), found[2] or ""
-    if found := _EGG.match(line): return normal_name(found[1]), ""
-    if not (found := _FROM_URL.match(line)): return None
-    told = re.search(r"[-_]v?(\d+(?:\.\w+)*(?:\+[\w.]+)?)(?:-[^/]*\.whl|\.tar\.gz|\.zip)$", found[2].split("#")[0].replace("%2B", "+"))
+    if found := _PINNED.match(line):
+        return normal_name(found[1]), found[2] or ""
+    if found := _EGG.match(line):
+        return normal_name(found[1]), ""
+    if not (found := _FROM_URL.match(line)):
+        return None
+    told = re.search(
+        r"[-_]v?(\d+(?:\.\w+)*(?:\+[\w.]+)?)(?:-[^/]*\.whl|\.tar\.gz|\.zip)$",
+        found[2].split("#")[0].replace("%2B", "+"),
+    )
     return normal_name(found[1]), told[1] if told else ""
 
 
@@ -69,14 +80,20 @@ def parse_list(text: str, where: str, **facts: str) -> Shipped:
     packages, inferred, said = {}, set(), {"platform": "yours", "python": "", "dated": "unknown date", **facts}
     for number, line in enumerate(text.lstrip("\ufeff").splitlines(), 1):
         line = line.strip()
-        if found := _FACT.match(line): said[found[1]] = found[2]
-        if not line or line[0] == "#" or line.startswith("--"): continue
+        if found := _FACT.match(line):
+            said[found[1]] = found[2]
+        if not line or line[0] == "#" or line.startswith("--"):
+            continue
         line, _, remark = line.partition("  #")
         if (found := _package(line.strip())) is None:
-            raise RequestError(f"Line {number} of {where} is {line[:60]!r}, which names no package. Write the file with: pip freeze > {where}")
+            raise RequestError(
+                f"Line {number} of {where} is {line[:60]!r}, which names no package. Write the file with: pip freeze > {where}"
+            )
         packages[found[0]] = found[1]
-        if remark.strip().startswith("inferred"): inferred.add(found[0])
-    if not packages: raise RequestError(f"{where} lists no package. Write it with: pip freeze > {where}")
+        if remark.strip().startswith("inferred"):
+            inferred.add(found[0])
+    if not packages:
+        raise RequestError(f"{where} lists no package. Write it with: pip freeze > {where}")
     return Shipped(packages=packages, inferred=frozenset(inferred), **said)
 
 # %% ../../nbs/23_offline/00_platform_packages.ipynb #594c0877
@@ -86,58 +103,101 @@ PLATFORMS = {"kaggle": ("kaggle.txt",), "colab": ("colab.txt", "colab-3.12.txt")
 
 def read_list(file: Path | str, **facts: str) -> Shipped:
     "The list in `file`. RequestError where it cannot be read."
-    try: text = Path(file).read_text(encoding="utf-8")
+    try:
+        text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = "it is no text" if isinstance(error, ValueError) else error.strerror
-        raise RequestError(f"The list of packages {str(file)!r} cannot be read: {why}. Write it on the platform with: pip freeze > freeze.txt") from None
+        raise RequestError(
+            f"The list of packages {str(file)!r} cannot be read: {why}. Write it on the platform with: pip freeze > freeze.txt"
+        ) from None
     return parse_list(text, Path(file).name, **facts)
 
 
 def shipped_on(target: str) -> tuple[Shipped, ...]:
     "What the platform `target` ships, one list for each of its Pythons: 'kaggle', 'colab', or 'python==3.12' for any machine with torch."
     if found := re.fullmatch(r"python\s*==?\s*(\d+\.\d+)(\.\d+)?", target.strip().lower()):
-        if found[1] in PYTHONS: return (replace(read_list(LISTS / "python.txt"), python=found[1]),)
-        raise RequestError(f"spectrakit is not made for Python {found[1]}. Take one of python=={', python=='.join(PYTHONS)}.")
-    if target in PLATFORMS: return tuple(read_list(LISTS / name) for name in PLATFORMS[target])
-    raise RequestError(f"There is no list of what {target!r} ships. There are {', '.join(PLATFORMS)} and python=={PYTHONS[1]}; or give your own "
-                       f"`pip freeze` as the list of packages.{did_you_mean(target, (*PLATFORMS, 'python==3.12'))}")
+        if found[1] in PYTHONS:
+            return (replace(read_list(LISTS / "python.txt"), python=found[1]),)
+        raise RequestError(
+            f"spectrakit is not made for Python {found[1]}. Take one of python=={', python=='.join(PYTHONS)}."
+        )
+    if target in PLATFORMS:
+        return tuple(read_list(LISTS / name) for name in PLATFORMS[target])
+    raise RequestError(
+        f"There is no list of what {target!r} ships. There are {', '.join(PLATFORMS)} and python=={PYTHONS[1]}; or give your own "
+        f"`pip freeze` as the list of packages.{did_you_mean(target, (*PLATFORMS, 'python==3.12'))}"
+    )
 
 # %% ../../nbs/23_offline/00_platform_packages.ipynb #f87d02a9
 def list_text(found: Shipped) -> str:
     "A list as its file holds it: facts on top, one package a line, in order."
-    facts = {"source": found.source or "pip freeze", "platform": found.platform, "python": found.python, "dated": found.dated, "glibc": found.glibc}
-    lines = [f"{name}{'==' * bool(version)}{version}{'  # inferred' * (name in found.inferred)}" for name, version in sorted(found.packages.items())]
+    facts = {
+        "source": found.source or "pip freeze",
+        "platform": found.platform,
+        "python": found.python,
+        "dated": found.dated,
+        "glibc": found.glibc,
+    }
+    lines = [
+        f"{name}{'==' * bool(version)}{version}{'  # inferred' * (name in found.inferred)}"
+        for name, version in sorted(found.packages.items())
+    ]
     return "\n".join([*(f"# {key}: {value}" for key, value in facts.items()), "", *lines]) + "\n"
 
 
 def _here(python: str | None, source: str) -> tuple[str, str]:
     "Python and glibc of the machine that the packages were listed on. RequestError where nobody says."
     import platform
+
     if python is None and source != "-":
-        raise RequestError("A file does not say which Python its packages are for. Add --python 3.12.13, or pipe `pip freeze` in on the platform itself.")
-    if python is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", python): raise RequestError(f"--python {python} is no version. Write it as 3.12.13.")
-    return python or platform.python_version(), platform.libc_ver()[1] if python is None and platform.libc_ver()[0] == "glibc" else "2.28"
+        raise RequestError(
+            "A file does not say which Python its packages are for. Add --python 3.12.13, or pipe `pip freeze` in on the platform itself."
+        )
+    if python is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", python):
+        raise RequestError(f"--python {python} is no version. Write it as 3.12.13.")
+    return python or platform.python_version(), platform.libc_ver()[1] if python is None and platform.libc_ver()[
+        0
+    ] == "glibc" else "2.28"
 
 # %% ../../nbs/23_offline/00_platform_packages.ipynb #9931b585
 def main(words: Sequence[str] | None = None) -> int:
     "`python -m spectrakit.offline.platform_packages FREEZE`: a `pip freeze` becomes a dated list. Returns the exit status."
-    parser = argparse.ArgumentParser("python -m spectrakit.offline.platform_packages", description="Turn a `pip freeze` into the dated list of a platform.", allow_abbrev=False)
-    parser.add_argument("freeze", metavar="FREEZE", help="a file that `pip freeze --all` wrote; - reads it from a pipe, on the platform itself")
-    parser.add_argument("--for", dest="platform", default="kaggle", metavar="NAME", help="the platform's name; default: kaggle")
+    parser = argparse.ArgumentParser(
+        "python -m spectrakit.offline.platform_packages",
+        description="Turn a `pip freeze` into the dated list of a platform.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "freeze",
+        metavar="FREEZE",
+        help="a file that `pip freeze --all` wrote; - reads it from a pipe, on the platform itself",
+    )
+    parser.add_argument(
+        "--for", dest="platform", default="kaggle", metavar="NAME", help="the platform's name; default: kaggle"
+    )
     parser.add_argument("--python", metavar="VERSION", help="the platform's Python, as 3.12.13; with -, this one")
-    parser.add_argument("--dated", default=date.today().isoformat(), metavar="DATE", help="the day of the image; default: today")
+    parser.add_argument(
+        "--dated", default=date.today().isoformat(), metavar="DATE", help="the day of the image; default: today"
+    )
     parser.add_argument("--out", metavar="FILE", help="default: print it")
     options = parser.parse_args(words)
     try:
         python, glibc = _here(options.python, options.freeze)
         facts = {"platform": options.platform, "python": python, "glibc": glibc, "dated": options.dated}
-        found = parse_list(sys.stdin.read(), "the pipe", **facts) if options.freeze == "-" else read_list(options.freeze, **facts)
-        if options.out is None: print(list_text(found), end="")
-        else: Path(options.out).write_text(list_text(found), encoding="utf-8")
+        found = (
+            parse_list(sys.stdin.read(), "the pipe", **facts)
+            if options.freeze == "-"
+            else read_list(options.freeze, **facts)
+        )
+        if options.out is None:
+            print(list_text(found), end="")
+        else:
+            Path(options.out).write_text(list_text(found), encoding="utf-8")
     except (RequestError, OSError) as error:
         print(f"spectrakit.offline.platform_packages: {error}", file=sys.stderr)
         return 2
     return 0
 
 # %% ../../nbs/23_offline/00_platform_packages.ipynb #7668ff76
-if __name__ == "__main__" and __package__: raise SystemExit(main())
+if __name__ == "__main__" and __package__:
+    raise SystemExit(main())

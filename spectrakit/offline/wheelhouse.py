@@ -30,19 +30,20 @@ from .wheels import Found, checkout, metadata_of, missing_wheels, needs_of, own_
 MOST_FILES = 50
 SLUG = "spectrakit-wheels"
 NOBODY = "INSERT-YOUR-NAME"
-CELL = '''# Installs spectrakit from the wheels that are attached to this notebook, without a network.
+CELL = """# Installs spectrakit from the wheels that are attached to this notebook, without a network.
 import runpy
 from pathlib import Path
 
 found = [f for depth in ("*", "*/*", "*/*/*", "*/*/*/*") for f in sorted(Path("/kaggle/input").glob(f"{depth}/wheelhouse.json"))]
 found += Path("/content/drive/MyDrive").glob("spectrakit-wheels/wheelhouse.json")
 if not found: raise FileNotFoundError("Attach the dataset spectrakit-wheels to this notebook (Add Input).")
-runpy.run_path(str(found[0].with_name("install.py")))["install"]()'''
+runpy.run_path(str(found[0].with_name("install.py")))["install"]()"""
 
 
 @dataclass(frozen=True)
 class Wheelhouse:
     "A wheelhouse that was made: its folder, its manifest, how its rehearsal went (None: not asked for), and what a person should know."
+
     path: Path
     manifest: dict[str, Any]
     rehearsed: Rehearsed | None = None
@@ -55,8 +56,14 @@ class Wheelhouse:
 
     def __str__(self) -> str:
         wheels = [f"  {w['file']} ({w['where']}): {w['why']}" for w in self.manifest["wheels"]]
-        return "\n".join([f"{self.path}: {len(wheels)} wheels for {self.manifest['for']}, packages of {self.manifest['packages_dated']}", *wheels, *self.notes,
-                          *([str(self.rehearsed)] if self.rehearsed else [])])
+        return "\n".join(
+            [
+                f"{self.path}: {len(wheels)} wheels for {self.manifest['for']}, packages of {self.manifest['packages_dated']}",
+                *wheels,
+                *self.notes,
+                *([str(self.rehearsed)] if self.rehearsed else []),
+            ]
+        )
 
 # %% ../../nbs/23_offline/05_wheelhouse.ipynb #9cce9ffd
 _OWN = ("wheelhouse.json", "dataset-metadata.json", "install.py")
@@ -64,18 +71,31 @@ _OWN = ("wheelhouse.json", "dataset-metadata.json", "install.py")
 
 def check_out(out: Path) -> Path:
     "The folder in which a wheelhouse for `out` is made aside. RequestError where `out` cannot be one, or holds something else."
-    if out.exists() and not out.is_dir(): raise RequestError(f"{str(out)!r} is a file. Name a folder for the wheels.")
-    if out.is_dir() and out.samefile(os.curdir): raise RequestError(f"{str(out)!r} is the folder that you are in, and the wheelhouse takes a folder's place. Name one below it.")
+    if out.exists() and not out.is_dir():
+        raise RequestError(f"{str(out)!r} is a file. Name a folder for the wheels.")
+    if out.is_dir() and out.samefile(os.curdir):
+        raise RequestError(
+            f"{str(out)!r} is the folder that you are in, and the wheelhouse takes a folder's place. Name one below it."
+        )
     if out.is_dir() and (names := {path.name for path in out.iterdir()}):
-        try: ours = {wheel["file"] for wheel in json.loads((out / "wheelhouse.json").read_text(encoding="utf-8"))["wheels"]}
-        except (OSError, ValueError, KeyError, TypeError): ours = set()
+        try:
+            ours = {
+                wheel["file"] for wheel in json.loads((out / "wheelhouse.json").read_text(encoding="utf-8"))["wheels"]
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            ours = set()
         if strange := sorted(names - ours - set(_OWN if ours else ())):
-            raise RequestError(f"{str(out)!r} holds what is not a wheelhouse's: {', '.join(strange[:5])}{', …' * (len(strange) > 5)}. "
-                               "Nothing was changed there; name a new or an empty folder.")
+            raise RequestError(
+                f"{str(out)!r} holds what is not a wheelhouse's: {', '.join(strange[:5])}{', …' * (len(strange) > 5)}. "
+                "Nothing was changed there; name a new or an empty folder."
+            )
     home = next(parent for parent in out.parents if parent.exists())
-    if not home.is_dir(): raise RequestError(f"{str(home)!r} is a file, and {str(out)!r} would lie in it. Name another folder.")
-    try: return Path(tempfile.mkdtemp(prefix=f".{out.name}.writing-", dir=home))
-    except OSError as error: raise RequestError(f"{str(home)!r} cannot be written: {error.strerror}. Name a folder elsewhere.") from None
+    if not home.is_dir():
+        raise RequestError(f"{str(home)!r} is a file, and {str(out)!r} would lie in it. Name another folder.")
+    try:
+        return Path(tempfile.mkdtemp(prefix=f".{out.name}.writing-", dir=home))
+    except OSError as error:
+        raise RequestError(f"{str(home)!r} cannot be written: {error.strerror}. Name a folder elsewhere.") from None
 
 
 def _put(made: Path, out: Path) -> None:
@@ -84,47 +104,67 @@ def _put(made: Path, out: Path) -> None:
     try:
         made.chmod(0o755)
         out.parent.mkdir(parents=True, exist_ok=True)
-        if out.exists(): os.rename(out, old)
+        if out.exists():
+            os.rename(out, old)
         os.rename(made, out)
     except OSError as error:
-        if old.exists() and not out.exists(): os.rename(old, out)
-        raise RequestError(f"The wheelhouse could not be put at {str(out)!r}: {error.strerror}. What was there is there still; name another folder.") from None
+        if old.exists() and not out.exists():
+            os.rename(old, out)
+        raise RequestError(
+            f"The wheelhouse could not be put at {str(out)!r}: {error.strerror}. What was there is there still; name another folder."
+        ) from None
     shutil.rmtree(old, ignore_errors=True)
 
 # %% ../../nbs/23_offline/05_wheelhouse.ipynb #e2890f0a
 def platforms_for(target: str, packages: Path | str | None) -> tuple[list[Shipped], list[str]]:
     "(what is shipped, for each Python of the platform; notes for the person)."
     lists, notes = list(shipped_on(target)), []
-    if packages is not None: lists = [read_list(packages, platform=lists[0].platform, python=lists[0].python, glibc=lists[0].glibc)]
+    if packages is not None:
+        lists = [read_list(packages, platform=lists[0].platform, python=lists[0].python, glibc=lists[0].glibc)]
     for i, one in enumerate(lists):
-        if one.minor not in PYTHONS: raise RequestError(f"{one.title} is not one of the Pythons that spectrakit runs on: {', '.join(PYTHONS)}.")
-        if "torch" in one.packages: continue
+        if one.minor not in PYTHONS:
+            raise RequestError(f"{one.title} is not one of the Pythons that spectrakit runs on: {', '.join(PYTHONS)}.")
+        if "torch" in one.packages:
+            continue
         lists[i] = replace(one, packages={**shipped_on(f"python=={one.minor}")[0].packages, **one.packages})
-        notes.append("torch is not in the list of packages. It is too large for a wheelhouse, so it has to be on the platform all the same.")
-    if target.startswith("python"): notes.append("torch and what it brings are not in the folder: install torch there first.")
+        notes.append(
+            "torch is not in the list of packages. It is too large for a wheelhouse, so it has to be on the platform all the same."
+        )
+    if target.startswith("python"):
+        notes.append("torch and what it brings are not in the folder: install torch there first.")
     return lists, notes
 
 
 def check_owner(owner: str | None) -> None:
     "RequestError where `owner` is no name of a Kaggle account."
     if owner is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{1,49}", owner):
-        raise RequestError(f"{owner!r} is no Kaggle user name. It is the part after kaggle.com/ in the address of your profile.")
+        raise RequestError(
+            f"{owner!r} is no Kaggle user name. It is the part after kaggle.com/ in the address of your profile."
+        )
 
 # %% ../../nbs/23_offline/05_wheelhouse.ipynb #32d07a55
 def known_extras(wheel: Path | None = None) -> list[str]:
     "The extras of the kit: of a wheel, of the checkout, or of what is installed."
-    if wheel is not None: return metadata_of(wheel).get_all("Provides-Extra") or []
+    if wheel is not None:
+        return metadata_of(wheel).get_all("Provides-Extra") or []
     if top := checkout():
         import tomllib
-        return list(tomllib.loads((top / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"])
+
+        return list(
+            tomllib.loads((top / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+        )
     from importlib.metadata import metadata
+
     return metadata("spectrakit").get_all("Provides-Extra") or []
 
 
 def check_extras(extras: Iterable[str], known: Sequence[str]) -> list[str]:
     "`extras` without repetitions. RequestError for one that does not exist."
     for extra in extras:
-        if extra not in known: raise RequestError(f"There is no extra {extra!r}. There are {', '.join(sorted(known))}.{did_you_mean(extra, known)}")
+        if extra not in known:
+            raise RequestError(
+                f"There is no extra {extra!r}. There are {', '.join(sorted(known))}.{did_you_mean(extra, known)}"
+            )
     return sorted(set(extras))
 
 
@@ -133,29 +173,43 @@ def kit_needs(wheel: Path, shipped: Shipped, extras: Sequence[str]) -> tuple[lis
     while True:
         needs = needs_of(wheel, shipped, extras)
         named = sorted({*extras, *(e for need in needs if normal_name(need.name) == "spectrakit" for e in need.extras)})
-        if named == list(extras): return [need for need in needs if normal_name(need.name) != "spectrakit"], named
+        if named == list(extras):
+            return [need for need in needs if normal_name(need.name) != "spectrakit"], named
         extras = named
 
 # %% ../../nbs/23_offline/05_wheelhouse.ipynb #7c8676da
-def session_wheels(kit: Path, shipped: Shipped, extras: Sequence[str], folder: Path, more: Sequence = ()) -> list[Found]:
+def session_wheels(
+    kit: Path, shipped: Shipped, extras: Sequence[str], folder: Path, more: Sequence = ()
+) -> list[Found]:
     "What the platform lacks for the kit, and of `more`, requirements. RequestError where something that is there is in the way."
     told = metadata_of(kit)
     who = f"{told['Name']} {told['Version']}"
     needs, _ = kit_needs(kit, shipped, extras)
-    clashes = [f"{normal_name(n.name)} {shipped.packages[normal_name(n.name)]} is there, and {who} needs {n.name}{n.specifier}"
-               for n in needs if not satisfied(n, shipped.packages.get(normal_name(n.name), ""))]
+    clashes = [
+        f"{normal_name(n.name)} {shipped.packages[normal_name(n.name)]} is there, and {who} needs {n.name}{n.specifier}"
+        for n in needs
+        if not satisfied(n, shipped.packages.get(normal_name(n.name), ""))
+    ]
     if clashes:
-        raise RequestError(f"On {shipped.title}: {'; '.join(clashes)}. A wheelhouse changes nothing that is there: ask for another image, or remove the line "
-                           "from the list of packages if you replace that package yourself.")
+        raise RequestError(
+            f"On {shipped.title}: {'; '.join(clashes)}. A wheelhouse changes nothing that is there: ask for another image, or remove the line "
+            "from the list of packages if you replace that package yourself."
+        )
     new = {normal_name(need.name): need for need in more if normal_name(need.name) not in shipped.packages}
-    found = missing_wheels([*((need, who) for need in needs), *((need, "--with") for need in new.values())], shipped, folder)
+    found = missing_wheels(
+        [*((need, who) for need in needs), *((need, "--with") for need in new.values())], shipped, folder
+    )
     return [_asked_for(one, new, shipped) for one in found]
 
 
 def _asked_for(one: Found, asked: Mapping[str, Any], shipped: Shipped) -> Found:
     "The wheel with a better reason, where a person asked for it."
     name = normal_name(one.name)
-    return replace(one, why=f"asked for: {asked[name]}; {shipped.platform} has {shipped.packages.get(name) or 'none'}") if name in asked else one
+    return (
+        replace(one, why=f"asked for: {asked[name]}; {shipped.platform} has {shipped.packages.get(name) or 'none'}")
+        if name in asked
+        else one
+    )
 
 
 _NEVER = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.*|cuda-.*|ipywidgets|spectrakit")
@@ -164,35 +218,53 @@ _NEVER = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.*|cuda-.*|ipyw
 def launch_needs(words: Iterable[str]) -> list:
     "The requirements that `words`, such as 'accelerate>=1.14', are. RequestError for what is none, or never goes into a wheelhouse."
     from packaging.requirements import InvalidRequirement, Requirement
+
     found = []
     for word in words:
-        try: found.append(Requirement(word))
-        except InvalidRequirement: raise RequestError(f"{word!r} names no package and version. Write it as \"accelerate>=1.14\", in quotes.") from None
-        if found[-1].url: raise RequestError(f"{word!r} is an address. Write a name and a version, as \"accelerate>=1.14\".")
+        try:
+            found.append(Requirement(word))
+        except InvalidRequirement:
+            raise RequestError(
+                f'{word!r} names no package and version. Write it as "accelerate>=1.14", in quotes.'
+            ) from None
+        if found[-1].url:
+            raise RequestError(f'{word!r} is an address. Write a name and a version, as "accelerate>=1.14".')
         if _NEVER.fullmatch(normal_name(found[-1].name)):
-            raise RequestError(f"{found[-1].name} is never part of what is asked for besides: it would not fit the rest of the platform. Leave it out.")
+            raise RequestError(
+                f"{found[-1].name} is never part of what is asked for besides: it would not fit the rest of the platform. Leave it out."
+            )
     return found
 
 # %% ../../nbs/23_offline/05_wheelhouse.ipynb #2909529d
-def launch_wheels(needs: Sequence, shipped: Shipped, session: Sequence[Found], folder: Path) -> tuple[list[Found], list[str]]:
+def launch_wheels(
+    needs: Sequence, shipped: Shipped, session: Sequence[Found], folder: Path
+) -> tuple[list[Found], list[str]]:
     "(wheels that only launch processes will see, notes). What is there in a version that fits is not taken once more."
     lacking, notes = [], []
     for need in needs:
         there = shipped.packages.get(normal_name(need.name))
-        if there is None: continue  # nothing there would change, so the session itself gets it
-        if satisfied(need, there): notes.append(f"{shipped.title} has {need.name} {there or '(some version)'}: nothing is added for {need}.")
-        else: lacking.append((need, "--with"))
-    if not lacking: return [], notes
+        if there is None:
+            continue  # nothing there would change, so the session itself gets it
+        if satisfied(need, there):
+            notes.append(f"{shipped.title} has {need.name} {there or '(some version)'}: nothing is added for {need}.")
+        else:
+            lacking.append((need, "--with"))
+    if not lacking:
+        return [], notes
     asked = {normal_name(need.name): need for need, _ in lacking}
     there = {**shipped.packages, **{normal_name(found.name): found.version for found in session}}
-    found = missing_wheels(lacking, replace(shipped, packages={n: v for n, v in there.items() if n not in asked}), folder)
+    found = missing_wheels(
+        lacking, replace(shipped, packages={n: v for n, v in there.items() if n not in asked}), folder
+    )
     return [_asked_for(one, asked, shipped) for one in found], notes
 
 # %% ../../nbs/23_offline/05_wheelhouse.ipynb #29131fbc
 def _pythons(file: Path, fetched_for: Sequence[str], of_all: bool) -> list[str]:
     "The Pythons that the wheel `file` serves."
     from packaging.specifiers import SpecifierSet
-    if not of_all or not file.name.endswith("-none-any.whl"): return sorted(fetched_for)
+
+    if not of_all or not file.name.endswith("-none-any.whl"):
+        return sorted(fetched_for)
     allowed = SpecifierSet(metadata_of(file)["Requires-Python"] or "")
     return [python for python in PYTHONS if allowed.contains(f"{python}.99")]
 
@@ -200,19 +272,31 @@ def _pythons(file: Path, fetched_for: Sequence[str], of_all: bool) -> list[str]:
 def entries(found: Sequence[tuple[Found, str, str]], minors: Sequence[str]) -> list[dict[str, Any]]:
     "The manifest's lines for (wheel, session or launch, the Python that it was found for), the kit's first, each file once."
     grouped: dict[tuple[str, str], list] = {}
-    for one, where, minor in found: grouped.setdefault((one.file.name, where), []).append((one, minor))
+    for one, where, minor in found:
+        grouped.setdefault((one.file.name, where), []).append((one, minor))
     lines = []
     for (file, where), several in grouped.items():
         one, content = several[0][0], several[0][0].file.read_bytes()
         pythons = _pythons(one.file, [minor for _, minor in several], {minor for _, minor in several} >= set(minors))
-        lines.append({"file": file, "name": one.name, "version": one.version, "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content),
-                      "why": one.why, "where": where, "python": pythons})
+        lines.append(
+            {
+                "file": file,
+                "name": one.name,
+                "version": one.version,
+                "sha256": hashlib.sha256(content).hexdigest(),
+                "bytes": len(content),
+                "why": one.why,
+                "where": where,
+                "python": pythons,
+            }
+        )
     return sorted(lines, key=lambda line: (line["where"] != "session", line["name"] != "spectrakit", line["file"]))
 
 
 def installer_text() -> str:
     "The source of install.py: this package's installer, without the marks of the notebook that it comes from."
     from spectrakit.offline import installer
+
     text = Path(installer.__file__).read_text(encoding="utf-8")
     text = re.sub(r"^# AUTOGENERATED.*\n+|^# %% .*\n", "", text, flags=re.M)
     return re.sub(r"^__all__ = \[.*?\]\n+", "", text, flags=re.M | re.S)
@@ -221,22 +305,37 @@ def installer_text() -> str:
 def _dataset(out: Path, owner: str | None) -> dict[str, Any]:
     "What dataset-metadata.json says: as it is there already, or fresh."
     fresh = {"title": "spectrakit wheels", "id": f"{owner or NOBODY}/{SLUG}", "licenses": [{"name": "apache-2.0"}]}
-    try: kept = json.loads((out / "dataset-metadata.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError): return fresh
-    if not isinstance(kept, dict) or not isinstance(kept.get("id"), str): return fresh
+    try:
+        kept = json.loads((out / "dataset-metadata.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return fresh
+    if not isinstance(kept, dict) or not isinstance(kept.get("id"), str):
+        return fresh
     return {**kept, "id": f"{owner}/{kept['id'].rpartition('/')[2]}"} if owner else kept
 
 
-def _write(folder: Path, found: Sequence[tuple[Found, str, str]], manifest: dict[str, Any], dataset: dict[str, Any]) -> None:
+def _write(
+    folder: Path, found: Sequence[tuple[Found, str, str]], manifest: dict[str, Any], dataset: dict[str, Any]
+) -> None:
     "Write the wheelhouse into the empty `folder`."
-    for one, _, _ in found: shutil.copyfile(one.file, folder / one.file.name)
+    for one, _, _ in found:
+        shutil.copyfile(one.file, folder / one.file.name)
     for name, content in (("wheelhouse.json", manifest), ("dataset-metadata.json", dataset)):
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     (folder / "install.py").write_text(installer_text(), encoding="utf-8")
 
 # %% ../../nbs/23_offline/05_wheelhouse.ipynb #b0a17e3d
-def make_wheelhouse(out: Path | str, target: str = "kaggle", *, extras: Iterable[str] = (), launch: Iterable[str] = (), packages: Path | str | None = None,
-                    owner: str | None = None, check: bool = True, wheel: Path | str | None = None) -> Wheelhouse:
+def make_wheelhouse(
+    out: Path | str,
+    target: str = "kaggle",
+    *,
+    extras: Iterable[str] = (),
+    launch: Iterable[str] = (),
+    packages: Path | str | None = None,
+    owner: str | None = None,
+    check: bool = True,
+    wheel: Path | str | None = None,
+) -> Wheelhouse:
     """Make the folder `out`: all that an offline session on `target` needs ('kaggle', 'colab', 'python==3.12').
 
     `extras` of the kit; `launch`: packages besides, such as 'accelerate>=1.14': for launch processes alone
@@ -254,30 +353,55 @@ def make_wheelhouse(out: Path | str, target: str = "kaggle", *, extras: Iterable
         with tempfile.TemporaryDirectory(prefix="spectrakit-wheels-") as work:
             found, told, extras = _gather(kit or own_wheel(Path(work)), lists, extras, needs, Path(work))
             lines = entries(found, [one.minor for one in lists])
-            manifest = {"schema": 1, "kit": lines[0]["version"], "for": target, "packages_dated": lists[0].dated, "extras": extras,
-                        "python": [v for v in PYTHONS if all(v in line["python"] for line in lines if line["where"] == "session") or v in {s.minor for s in lists}],
-                        "wheels": lines}
+            manifest = {
+                "schema": 1,
+                "kit": lines[0]["version"],
+                "for": target,
+                "packages_dated": lists[0].dated,
+                "extras": extras,
+                "python": [
+                    v
+                    for v in PYTHONS
+                    if all(v in line["python"] for line in lines if line["where"] == "session")
+                    or v in {s.minor for s in lists}
+                ],
+                "wheels": lines,
+            }
             if (count := len({line["file"] for line in lines}) + len(_OWN)) > MOST_FILES:
-                raise RequestError(f"The folder would hold {count} files, and a Kaggle dataset shows {MOST_FILES} at its top. Ask for fewer extras.")
+                raise RequestError(
+                    f"The folder would hold {count} files, and a Kaggle dataset shows {MOST_FILES} at its top. Ask for fewer extras."
+                )
             _write(made, found, manifest, _dataset(out, owner))
             rehearsed = _rehearse(made, lists, Path(work)) if check else None
-            if rehearsed and rehearsed.problems: raise RuntimeError(f"The wheelhouse was made, and installing it does not work: {'; '.join(rehearsed.problems)}")
+            if rehearsed and rehearsed.problems:
+                raise RuntimeError(
+                    f"The wheelhouse was made, and installing it does not work: {'; '.join(rehearsed.problems)}"
+                )
         _put(made, out)
-    except OSError as error: raise RequestError(f"The wheelhouse could not be written: {error.strerror or error}. Make room, or name a folder elsewhere.") from None
-    finally: shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise RequestError(
+            f"The wheelhouse could not be written: {error.strerror or error}. Make room, or name a folder elsewhere."
+        ) from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
     return Wheelhouse(out, manifest, rehearsed, tuple(dict.fromkeys([*notes, *told])))
 
 # %% ../../nbs/23_offline/05_wheelhouse.ipynb #9fe6fd22
 def _given(wheel: Path | str | None) -> Path | None:
     "The kit's wheel that was given. RequestError where it is none."
-    if wheel is None: return None
+    if wheel is None:
+        return None
     path = Path(wheel)
-    if not path.is_file(): raise RequestError(f"There is no wheel {str(wheel)!r}. Build it with: make wheel")
-    if normal_name(metadata_of(path)["Name"] or "") != "spectrakit": raise RequestError(f"{path.name} is not a wheel of spectrakit. Build it with: make wheel")
+    if not path.is_file():
+        raise RequestError(f"There is no wheel {str(wheel)!r}. Build it with: make wheel")
+    if normal_name(metadata_of(path)["Name"] or "") != "spectrakit":
+        raise RequestError(f"{path.name} is not a wheel of spectrakit. Build it with: make wheel")
     return path
 
 
-def _gather(kit: Path, lists: Sequence[Shipped], extras: list[str], needs: Sequence, work: Path) -> tuple[list[tuple[Found, str, str]], list[str], list[str]]:
+def _gather(
+    kit: Path, lists: Sequence[Shipped], extras: list[str], needs: Sequence, work: Path
+) -> tuple[list[tuple[Found, str, str]], list[str], list[str]]:
     "(every wheel with where it goes and for which Python, notes, the extras with all that they name)."
     told, found, notes = metadata_of(kit), [], []
     own = Found(kit, told["Name"], told["Version"], "the kit itself")
@@ -286,7 +410,11 @@ def _gather(kit: Path, lists: Sequence[Shipped], extras: list[str], needs: Seque
         (place / "launch").mkdir(parents=True)
         session = session_wheels(kit, shipped, extras, place, needs)
         later, said = launch_wheels(needs, shipped, session, place / "launch")
-        found += [(own, "session", shipped.minor), *((one, "session", shipped.minor) for one in session), *((one, "launch", shipped.minor) for one in later)]
+        found += [
+            (own, "session", shipped.minor),
+            *((one, "session", shipped.minor) for one in session),
+            *((one, "launch", shipped.minor) for one in later),
+        ]
         notes += said
     return found, notes, kit_needs(kit, lists[0], extras)[1]
 
@@ -297,6 +425,13 @@ def _rehearse(made: Path, lists: Sequence[Shipped], work: Path) -> Rehearsed:
     for number, shipped in enumerate(lists):
         stage = work / f"rehearsal-{number}"
         stage.mkdir()
-        try: parts.append(rehearse(made, shipped, stage))
-        except (OSError, subprocess.SubprocessError) as error: parts.append(Rehearsed((), (f"to install it: no environment could be made for that ({error})",)))
-    return Rehearsed(*(tuple(dict.fromkeys(line for part in parts for line in getattr(part, which))) for which in ("tried", "untried", "problems")))
+        try:
+            parts.append(rehearse(made, shipped, stage))
+        except (OSError, subprocess.SubprocessError) as error:
+            parts.append(Rehearsed((), (f"to install it: no environment could be made for that ({error})",)))
+    return Rehearsed(
+        *(
+            tuple(dict.fromkeys(line for part in parts for line in getattr(part, which)))
+            for which in ("tried", "untried", "problems")
+        )
+    )

@@ -38,7 +38,10 @@ def metadata_of(wheel: Path) -> Message:
 
 def write_wheel(path: Path, files: Mapping[str, bytes], information: str) -> Path:
     "Write `files` (name → content) and their RECORD, which lies in the folder `information`, as the wheel `path`."
-    def digest(content: bytes) -> str: return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+    def digest(content: bytes) -> str:
+        return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
     rows = [f"{name},sha256={digest(content)},{len(content)}" for name, content in sorted(files.items())]
     record = f"{information}/RECORD"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -52,17 +55,22 @@ def write_wheel(path: Path, files: Mapping[str, bytes], information: str) -> Pat
 def stub_wheel(folder: Path, name: str, version: str) -> Path:
     "An empty wheel of that name and version, which asks for nothing."
     base = f"{normal_name(name).replace('-', '_')}-{version}"
-    files = {f"{base}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
-             f"{base}.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: spectrakit\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
+    files = {
+        f"{base}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
+        f"{base}.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: spectrakit\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
     return write_wheel(folder / f"{base}-py3-none-any.whl", files, f"{base}.dist-info")
 
 # %% ../../nbs/23_offline/03_wheels.ipynb #b204df1c
 def checkout() -> Path | None:
     "The source folder that spectrakit runs from; None where it is installed without."
     import spectrakit
+
     top = Path(spectrakit.__file__).resolve().parent.parent
-    try: said = (top / "pyproject.toml").read_text(encoding="utf-8")
-    except OSError: return None
+    try:
+        said = (top / "pyproject.toml").read_text(encoding="utf-8")
+    except OSError:
+        return None
     return top if re.search(r'^name = "spectrakit"$', said, re.M) else None
 
 
@@ -75,13 +83,29 @@ def own_wheel(folder: Path) -> Path:
 def _built(top: Path, folder: Path) -> Path:
     "Build a copy of the checkout, so that it gets no build folder."
     source = folder / "source"
-    shutil.copytree(top / "spectrakit", source / "spectrakit", ignore=shutil.ignore_patterns("__pycache__", ".*"), copy_function=shutil.copyfile)
-    for name in ("pyproject.toml", "README.md", "LICENSE"): shutil.copyfile(top / name, source / name)
+    shutil.copytree(
+        top / "spectrakit",
+        source / "spectrakit",
+        ignore=shutil.ignore_patterns("__pycache__", ".*"),
+        copy_function=shutil.copyfile,
+    )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copyfile(top / name, source / name)
     ready = find_spec("setuptools") and int(metadata_version("setuptools").split(".")[0]) >= 77
-    done = run_pip("wheel", "--no-deps", *["--no-build-isolation"] * bool(ready), "--wheel-dir", str(folder), str(source), epoch=True)
+    done = run_pip(
+        "wheel",
+        "--no-deps",
+        *["--no-build-isolation"] * bool(ready),
+        "--wheel-dir",
+        str(folder),
+        str(source),
+        epoch=True,
+    )
     built = sorted(folder.glob("spectrakit-*.whl"))
     if done.returncode or not built:
-        raise RequestError(f"The kit's own wheel could not be built: {last_words(done)}. Install setuptools 77 or newer, or give a wheel that is built already.")
+        raise RequestError(
+            f"The kit's own wheel could not be built: {last_words(done)}. Install setuptools 77 or newer, or give a wheel that is built already."
+        )
     shutil.rmtree(source)
     return built[0]
 
@@ -89,72 +113,134 @@ def _built(top: Path, folder: Path) -> Path:
 def _repacked(folder: Path) -> Path:
     "The wheel that spectrakit was installed from, made again of the files that are there."
     from importlib.metadata import distribution
+
     found, files = distribution("spectrakit"), {}
     for entry in found.files or ():
         name = entry.as_posix()
-        if entry.hash is None or ".." in entry.parts or "__pycache__" in entry.parts or entry.name in ("INSTALLER", "REQUESTED", "direct_url.json"): continue
+        if (
+            entry.hash is None
+            or ".." in entry.parts
+            or "__pycache__" in entry.parts
+            or entry.name in ("INSTALLER", "REQUESTED", "direct_url.json")
+        ):
+            continue
         content = Path(entry.locate()).read_bytes()
         digest = base64.urlsafe_b64encode(hashlib.new(entry.hash.mode, content).digest()).rstrip(b"=").decode()
-        if digest != entry.hash.value: raise RequestError(f"{name} was changed after spectrakit was installed. Install it anew, or give a wheel that is built already.")
+        if digest != entry.hash.value:
+            raise RequestError(
+                f"{name} was changed after spectrakit was installed. Install it anew, or give a wheel that is built already."
+            )
         files[name] = content
     information = next((name.partition("/")[0] for name in files if name.endswith(".dist-info/METADATA")), None)
-    if information is None or "spectrakit/__init__.py" not in files: raise RequestError("spectrakit is here without its files' list. Install it from a wheel.")
+    if information is None or "spectrakit/__init__.py" not in files:
+        raise RequestError("spectrakit is here without its files' list. Install it from a wheel.")
     return write_wheel(folder / f"spectrakit-{found.version}-py3-none-any.whl", files, information)
 
 # %% ../../nbs/23_offline/03_wheels.ipynb #d4dbf9dd
 def metadata_version(name: str) -> str:
     "The version of package `name` here, or '0'."
     from importlib.metadata import PackageNotFoundError, version
-    try: return version(name)
-    except PackageNotFoundError: return "0"
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "0"
 
 
 def run_pip(*words: str, epoch: bool = False) -> subprocess.CompletedProcess:
     "Run pip with the person's own settings (index, proxy, mirror). `epoch`: one date for all files. RequestError where there is none."
     if find_spec("pip") is None:
-        raise RequestError(f"pip is missing in this environment ({Path(sys.prefix).name}). Install it, for example with: python -m ensurepip")
-    environ = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PYTHONWARNINGS": "ignore", "PIP_NO_COLOR": "1"}
-    if epoch: environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980, the first that a zip file can hold
-    return subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True, env=environ, stdin=subprocess.DEVNULL)
+        raise RequestError(
+            f"pip is missing in this environment ({Path(sys.prefix).name}). Install it, for example with: python -m ensurepip"
+        )
+    environ = {
+        **os.environ,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_INPUT": "1",
+        "PYTHONWARNINGS": "ignore",
+        "PIP_NO_COLOR": "1",
+    }
+    if epoch:
+        environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980, the first that a zip file can hold
+    return subprocess.run(
+        [sys.executable, "-m", "pip", *words], capture_output=True, text=True, env=environ, stdin=subprocess.DEVNULL
+    )
 
 
 def last_words(done: subprocess.CompletedProcess) -> str:
     "The line in which pip says what went wrong."
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    return next((line for line in lines if line.startswith("ERROR") and not line.endswith(":")), lines[-1] if lines else "pip said nothing").removeprefix("ERROR: ")[:400]
+    return next(
+        (line for line in lines if line.startswith("ERROR") and not line.endswith(":")),
+        lines[-1] if lines else "pip said nothing",
+    ).removeprefix("ERROR: ")[:400]
 
 # %% ../../nbs/23_offline/03_wheels.ipynb #4e9a01e0
 def platform_words(shipped: Shipped) -> list[str]:
     "The options with which pip looks for wheels of that Python on x86-64 Linux with that glibc, and for nothing else."
     newest = int(shipped.glibc.split(".")[1])
-    tags = [*(f"manylinux_2_{n}_x86_64" for n in range(newest, 4, -1)), "manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
-    return ["--only-binary", ":all:", "--implementation", "cp", "--python-version", shipped.minor, *(word for tag in tags for word in ("--platform", tag))]
+    tags = [
+        *(f"manylinux_2_{n}_x86_64" for n in range(newest, 4, -1)),
+        "manylinux2014_x86_64",
+        "manylinux2010_x86_64",
+        "manylinux1_x86_64",
+        "linux_x86_64",
+    ]
+    return [
+        "--only-binary",
+        ":all:",
+        "--implementation",
+        "cp",
+        "--python-version",
+        shipped.minor,
+        *(word for tag in tags for word in ("--platform", tag)),
+    ]
 
 
 def markers_of(shipped: Shipped) -> dict[str, str]:
     "What a requirement's marker (`; python_version < '3.11'`) is asked about; pip itself asks the Python that it runs in."
-    return {"python_version": shipped.minor, "python_full_version": shipped.python, "implementation_version": shipped.python, "implementation_name": "cpython",
-            "platform_python_implementation": "CPython", "os_name": "posix", "sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64",
-            "platform_release": "", "platform_version": ""}
+    return {
+        "python_version": shipped.minor,
+        "python_full_version": shipped.python,
+        "implementation_version": shipped.python,
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "os_name": "posix",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": "x86_64",
+        "platform_release": "",
+        "platform_version": "",
+    }
 
 
 def needs_of(wheel: Path, shipped: Shipped, extras: Iterable[str] = ()) -> list:
     "The requirements of a wheel that count on the platform."
     from packaging.requirements import Requirement
+
     found = [Requirement(text) for text in metadata_of(wheel).get_all("Requires-Dist") or ()]
-    return [r for r in found if r.marker is None or any(r.marker.evaluate({**markers_of(shipped), "extra": extra}) for extra in ("", *extras))]
+    return [
+        r
+        for r in found
+        if r.marker is None
+        or any(r.marker.evaluate({**markers_of(shipped), "extra": extra}) for extra in ("", *extras))
+    ]
 
 
 def satisfied(need, version: str) -> bool:
     "Whether `version` ('' where it is not known, which counts as new enough) is one that `need` allows."
     from packaging.version import InvalidVersion
-    try: return not version or need.specifier.contains(version, prereleases=True)
-    except InvalidVersion: return True
+
+    try:
+        return not version or need.specifier.contains(version, prereleases=True)
+    except InvalidVersion:
+        return True
 
 # %% ../../nbs/23_offline/03_wheels.ipynb #fea97f29
 @dataclass(frozen=True)
 class Found:
     "A wheel that the platform lacks, and who asks for it."
+
     file: Path
     name: str
     version: str
@@ -164,22 +250,40 @@ class Found:
 def _stubs(folder: Path, packages: Mapping[str, str]) -> list[str]:
     "Write a stub of each package that is shipped; returns the lines that hold pip to them."
     from packaging.version import InvalidVersion, Version
+
     folder.mkdir(parents=True)
     lines = []
     for name, version in packages.items():
-        try: version = str(Version(version)) if version else "9999"
-        except InvalidVersion: version = "9999"
+        try:
+            version = str(Version(version)) if version else "9999"
+        except InvalidVersion:
+            version = "9999"
         version = version if "+" in version else f"{version}+shipped"
         stub_wheel(folder, name, version)
         lines.append(f"{name}=={version}")
     return lines
 
 
-def _download(requirements: Sequence[str], shipped: Shipped, links: Sequence[Path], constraints: Path, folder: Path) -> subprocess.CompletedProcess:
+def _download(
+    requirements: Sequence[str], shipped: Shipped, links: Sequence[Path], constraints: Path, folder: Path
+) -> subprocess.CompletedProcess:
     "Let pip fetch `requirements`, and what they ask for, into `folder`, as on the platform."
     shutil.rmtree(folder, ignore_errors=True)
     found = [word for link in links for word in ("--find-links", str(link))]
-    return run_pip("download", "--progress-bar", "off", "--retries", "1", "--dest", str(folder), "--constraint", str(constraints), *found, *platform_words(shipped), *requirements)
+    return run_pip(
+        "download",
+        "--progress-bar",
+        "off",
+        "--retries",
+        "1",
+        "--dest",
+        str(folder),
+        "--constraint",
+        str(constraints),
+        *found,
+        *platform_words(shipped),
+        *requirements,
+    )
 
 # %% ../../nbs/23_offline/03_wheels.ipynb #6a537b4a
 def _reached(wheels: Mapping[str, Path], start: Sequence, shipped: Shipped) -> tuple[dict[str, str], list[str]]:
@@ -188,9 +292,12 @@ def _reached(wheels: Mapping[str, Path], start: Sequence, shipped: Shipped) -> t
     while open_ends:
         need, who = open_ends.pop(0)
         name = normal_name(need.name)
-        if name in shipped.packages or name in reached and not need.extras: continue
+        if name in shipped.packages or name in reached and not need.extras:
+            continue
         if name not in wheels:
-            missing.append(f"{need.name}{'[' + ','.join(sorted(need.extras)) + ']' if need.extras else ''}{need.specifier}")
+            missing.append(
+                f"{need.name}{'[' + ','.join(sorted(need.extras)) + ']' if need.extras else ''}{need.specifier}"
+            )
             continue
         reached.setdefault(name, f"{who} needs {need.name}{need.specifier}")
         told = metadata_of(wheels[name])
@@ -203,23 +310,38 @@ def missing_wheels(start: Sequence, shipped: Shipped, folder: Path, links: Seque
     stubs = folder / "stubs"
     (folder / "constraints.txt").write_text("\n".join(_stubs(stubs, shipped.packages)), encoding="utf-8")
     asked, links = [str(need) for need, _ in start if normal_name(need.name) not in shipped.packages], [stubs, *links]
-    if not asked: return []
+    if not asked:
+        return []
     for _ in range(10):
         done = _download(asked, shipped, links, folder / "constraints.txt", folder / "fetched")
         if done.returncode:
             built = _from_sdist(done.stderr, shipped, folder, links)
-            if built is None: raise RequestError(_why_not(done, shipped))
+            if built is None:
+                raise RequestError(_why_not(done, shipped))
             links.append(built)
             continue
         fetched = {normal_name(path.name.split("-")[0]): path for path in sorted((folder / "fetched").glob("*.whl"))}
-        reached, missing = _reached({name: path for name, path in fetched.items() if name not in shipped.packages}, start, shipped)
-        if not missing: return [Found(fetched[n], metadata_of(fetched[n])["Name"], metadata_of(fetched[n])["Version"], f"{why}; {_place(shipped)} has none")
-                                for n, why in sorted(reached.items())]
+        reached, missing = _reached(
+            {name: path for name, path in fetched.items() if name not in shipped.packages}, start, shipped
+        )
+        if not missing:
+            return [
+                Found(
+                    fetched[n],
+                    metadata_of(fetched[n])["Name"],
+                    metadata_of(fetched[n])["Version"],
+                    f"{why}; {_place(shipped)} has none",
+                )
+                for n, why in sorted(reached.items())
+            ]
         asked += missing
-    raise RequestError(f"What {shipped.title} lacks cannot be settled: {', '.join(missing)} is asked for again and again. Ask for less.")
+    raise RequestError(
+        f"What {shipped.title} lacks cannot be settled: {', '.join(missing)} is asked for again and again. Ask for less."
+    )
 
 
-def _place(shipped: Shipped) -> str: return "the machine" if shipped.platform == "python" else shipped.platform
+def _place(shipped: Shipped) -> str:
+    return "the machine" if shipped.platform == "python" else shipped.platform
 
 # %% ../../nbs/23_offline/03_wheels.ipynb #3e317dbf
 SDISTS = {"antlr4-python3-runtime": ("4.9.3", "f224469b4168294902bb1efa80a8bf7855f24c99aef99cbefc1bcd3cce77881b")}
@@ -228,32 +350,58 @@ SDISTS = {"antlr4-python3-runtime": ("4.9.3", "f224469b4168294902bb1efa80a8bf785
 def _from_sdist(said: str, shipped: Shipped, folder: Path, links: Sequence[Path]) -> Path | None:
     "A folder with the wheel that `said`, pip's complaint, is about, built from its source; None where it is about something else."
     name = next((n for n in SDISTS if n in said and n not in shipped.packages and folder / n not in links), None)
-    if name is None: return None
+    if name is None:
+        return None
     version, sha256 = SDISTS[name]
     wanted = folder / "source.txt"
     wanted.write_text(f"{name}=={version} --hash=sha256:{sha256}\n", encoding="utf-8")
-    done = run_pip("wheel", "--quiet", "--no-deps", "--require-hashes", "--no-binary", name, "--wheel-dir", str(folder / name), "--requirement", str(wanted), epoch=True)
+    done = run_pip(
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--require-hashes",
+        "--no-binary",
+        name,
+        "--wheel-dir",
+        str(folder / name),
+        "--requirement",
+        str(wanted),
+        epoch=True,
+    )
     if done.returncode:
-        raise RequestError(f"{name} {version} has no wheel, {_place(shipped)} has none installed, and it could not be built from its source: {last_words(done)}. "
-                           f"Build it where it can be, with `pip wheel {name}=={version}`, and name its folder in PIP_FIND_LINKS.")
+        raise RequestError(
+            f"{name} {version} has no wheel, {_place(shipped)} has none installed, and it could not be built from its source: {last_words(done)}. "
+            f"Build it where it can be, with `pip wheel {name}=={version}`, and name its folder in PIP_FIND_LINKS."
+        )
     return folder / name
 
 # %% ../../nbs/23_offline/03_wheels.ipynb #7ec6c8b8
-_UNREACHABLE = re.compile(r"NewConnectionError|NameResolutionError|Temporary failure in name resolution|Network is unreachable|ConnectTimeout|ProxyError|"
-                          r"Connection refused|SSLError|ReadTimeout|Max retries exceeded")
+_UNREACHABLE = re.compile(
+    r"NewConnectionError|NameResolutionError|Temporary failure in name resolution|Network is unreachable|ConnectTimeout|ProxyError|"
+    r"Connection refused|SSLError|ReadTimeout|Max retries exceeded"
+)
 
 
 def _why_not(done: subprocess.CompletedProcess, shipped: Shipped) -> str:
     "One sentence on why pip could not fetch what a platform lacks, and one on how to mend it."
     said = (done.stdout + done.stderr).replace("+shipped", "")
     if told := re.search(r"The conflict is caused by:\n((?:    \S.*\n)+)", said):
-        clashes = "; ".join(dict.fromkeys(line.strip().replace("The user requested (constraint)", "there is") for line in told[1].splitlines()))
-        return (f"What is missing on {shipped.title} does not fit what is there, and a wheelhouse changes nothing that is there: {clashes}. "
-                "Ask for less, or make it for a platform whose packages fit.")
+        clashes = "; ".join(
+            dict.fromkeys(
+                line.strip().replace("The user requested (constraint)", "there is") for line in told[1].splitlines()
+            )
+        )
+        return (
+            f"What is missing on {shipped.title} does not fit what is there, and a wheelhouse changes nothing that is there: {clashes}. "
+            "Ask for less, or make it for a platform whose packages fit."
+        )
     if _UNREACHABLE.search(said):
         return "The package index cannot be reached, and the wheels come from there. Make the wheelhouse where there is a network (see also: pip config list)."
     if told := re.search(r"No matching distribution found for ([^\n(]+)", said):
-        return (f"There is no wheel of {told[1].strip()} for Python {shipped.minor} on Linux that fits {shipped.title}. Check the name and the version, and "
-                "PIP_NO_INDEX and PIP_INDEX_URL; what is only there as source has to be built into a wheel first.")
-    if re.search(r"No space left|Errno 28", said): return "There is no room for the wheels in the temporary folder. Set TMPDIR to a folder with room."
+        return (
+            f"There is no wheel of {told[1].strip()} for Python {shipped.minor} on Linux that fits {shipped.title}. Check the name and the version, and "
+            "PIP_NO_INDEX and PIP_INDEX_URL; what is only there as source has to be built into a wheel first."
+        )
+    if re.search(r"No space left|Errno 28", said):
+        return "There is no room for the wheels in the temporary folder. Set TMPDIR to a folder with room."
     return f"pip could not fetch the wheels: {last_words(done)}. Try again, or see: pip config list"

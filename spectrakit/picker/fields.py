@@ -36,6 +36,7 @@ from ..watchdog.budget import check_time, make_budget, short_time, time_limit, t
 @dataclass(frozen=True)
 class Field:
     "A setting as a form shows it. `kind`: 'list' (of `options`), 'flag' or 'text'; `help`: what it is for and what it takes."
+
     key: str
     kind: str
     options: tuple[str, ...]
@@ -49,7 +50,12 @@ class Field:
         return self.key.rpartition(".")[2]
 
 
-_NO_FIELD = {"profile", "env", "eval.gradient_accumulation_steps", "test.gradient_accumulation_steps"}  # recorded only; profiles have lists of their own
+_NO_FIELD = {
+    "profile",
+    "env",
+    "eval.gradient_accumulation_steps",
+    "test.gradient_accumulation_steps",
+}  # recorded only; profiles have lists of their own
 
 
 def fields() -> dict[str, Field]:
@@ -57,25 +63,43 @@ def fields() -> dict[str, Field]:
     found = {}
     for key, spec in settings().items():
         kinds = typing.get_args(spec.type) or (spec.type,)
-        if key in _NO_FIELD or typing.get_origin(spec.type) is dict: continue
+        if key in _NO_FIELD or typing.get_origin(spec.type) is dict:
+            continue
         options = tuple(spec.limits.get("choices", ()))
-        if set(spec.limits.get("words", ())) == {"auto", "true", "false"}: options = ("auto", "true", "false")
+        if set(spec.limits.get("words", ())) == {"auto", "true", "false"}:
+            options = ("auto", "true", "false")
         kind = "list" if options else "flag" if kinds == (bool,) else "text"
         takes = wants(spec) if kind == "text" and kinds[0] in (int, float) else ""
-        found[key] = Field(key, kind, options, spec.help + (f" ({takes})" if takes else ""), type(None) in kinds, str in kinds and not options)
+        found[key] = Field(
+            key,
+            kind,
+            options,
+            spec.help + (f" ({takes})" if takes else ""),
+            type(None) in kinds,
+            str in kinds and not options,
+        )
     return found
 
 
 def blocks() -> dict[str, str]:
     "What each block of settings is about, by its name; '' holds those outside."
-    return {"": "What is not in a block.", **{f.name: (f.type.__doc__ or "").strip() for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.type)}}
+    return {
+        "": "What is not in a block.",
+        **{
+            f.name: (f.type.__doc__ or "").strip()
+            for f in dataclasses.fields(Config)
+            if dataclasses.is_dataclass(f.type)
+        },
+    }
 
 
 def typed_word(field: Field, text: Any) -> str:
     "The override that a field with `text` in it means: an empty one is null where the setting takes that."
-    if isinstance(text, bool): return word(field.key, text)
+    if isinstance(text, bool):
+        return word(field.key, text)
     text = str(text).strip()
-    if field.nullable and text.lower() in ("", "null"): return f"{field.key}=null"
+    if field.nullable and text.lower() in ("", "null"):
+        return f"{field.key}=null"
     return f"{field.key}={value_text(text) if field.is_text else text or value_text(text)}"
 
 
@@ -87,6 +111,7 @@ def field_text(field: Field, value: Any) -> Any:
 @dataclass(frozen=True)
 class Former:
     "What an earlier run of a task left: its name, all training samples, and seconds for a sample, with evaluations and saves, on this hardware (else None)."
+
     name: str
     samples: int
     sample_s: float | None
@@ -95,17 +120,30 @@ class Former:
 
 def former_run(folder: Path | str, task: str, newest: int = 50) -> Former | None:
     "The newest run of `task` in `folder` that can tell how many samples there are; None where there is none. Looks at the `newest` folders only."
-    try: paths = sorted((p for p in Path(folder).iterdir() if (p / "environment.json").is_file()), key=lambda p: p.stat().st_mtime, reverse=True)
-    except OSError: return None
+    try:
+        paths = sorted(
+            (p for p in Path(folder).iterdir() if (p / "environment.json").is_file()),
+            key=lambda p: p.stat().st_mtime,
+            reverse=True,
+        )
+    except OSError:
+        return None
     for path in paths[:newest]:
         facts = facts_of(path)
         try:
             decided = facts["decided"]
-            if not same_task(decided["task"], task): continue
+            if not same_task(decided["task"], task):
+                continue
             part = ((load_yaml(path / "config.yaml").get("limits") or {}).get("train_frac")) or 1.0
             gpus = tuple(gpu["name"] for gpu in facts["platform"]["gpus"])
-            return Former(path.name, round(decided["train_samples"] / part), _sample_s(path, decided), (gpus, decided["world_size"], decided["device"].partition(":")[0]))
-        except (KeyError, TypeError, AttributeError, ValueError): continue  # of another version, or cut off
+            return Former(
+                path.name,
+                round(decided["train_samples"] / part),
+                _sample_s(path, decided),
+                (gpus, decided["world_size"], decided["device"].partition(":")[0]),
+            )
+        except (KeyError, TypeError, AttributeError, ValueError):
+            continue  # of another version, or cut off
     return None
 
 
@@ -115,48 +153,89 @@ def _sample_s(path: Path, decided: dict) -> float | None:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         done = summary["steps"] * decided["effective_batch_size"]
         return summary["seconds"] / done if summary["steps"] >= 10 and summary["seconds"] > 0 else None
-    except (OSError, ValueError, KeyError, TypeError): return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 # %% ../../nbs/65_picker/01_fields.ipynb #c8099056
 Row = tuple[str, str, str]  # what, how much, why
 WARNING = "⚠"
 
 
-def consequences(config: Config, platform: Platform, samples: int | None = None, former: Former | None = None, folder: str = "") -> list[Row]:
+def consequences(
+    config: Config, platform: Platform, samples: int | None = None, former: Former | None = None, folder: str = ""
+) -> list[Row]:
     "Rows on what training with `config` would do on `platform`; `samples`: of the training data, where they are known; `folder`: for the runs."
     rows: list[Row] = []
-    if samples is None and former: samples = former.samples
+    if samples is None and former:
+        samples = former.samples
     try:
         processes = plan_processes(config, platform)
         rows.append(("processes", str(processes.world_size), processes.reason.partition(": ")[2]))
-        gpus = () if config.trainer.accelerator == "cpu" else platform.gpus[:processes.per_node]
+        gpus = () if config.trainer.accelerator == "cpu" else platform.gpus[: processes.per_node]
         rows.append(("precision", *choose_precision(config.distributed.mixed_precision, gpus)[1].partition(": ")[::2]))
         rows += _batch_rows(config, processes.world_size, samples, former, platform, gpus)
-    except (RequestError, ValueError) as error: rows.append((WARNING, "cannot start", str(error)))
+    except (RequestError, ValueError) as error:
+        rows.append((WARNING, "cannot start", str(error)))
     rows += _clock_rows(config, platform)
     rows.append(("run folder", folder or config.run.dir, "run.dir"))
     world = int(rows[0][1]) if rows[0][0] == "processes" else 1
     return rows + [("note", "", note) for note in (*ignored_settings(config, world), *platform_notes(config, platform))]
 
 
-def _batch_rows(config: Config, world: int, samples: int | None, former: Former | None, platform: Platform, gpus: tuple) -> list[Row]:
+def _batch_rows(
+    config: Config, world: int, samples: int | None, former: Former | None, platform: Platform, gpus: tuple
+) -> list[Row]:
     "Batch, learning rate, steps and, where an earlier run was on the same hardware, the forecast. RequestError where they cannot be had."
     used = None if samples is None else max(1, round(samples * config.limits.train_frac)) if samples else 0
     plan = plan_batches(config, 2**62 if used is None else used, world)
     o, s = config.optimizer, config.scheduler
     warmup = warmup_length(s, plan.steps_per_epoch) if used or not s.warmup_epochs else f"{s.warmup_epochs:g} epochs"
-    rows = [("effective batch", str(plan.effective_batch_size), str(plan).partition(" = ")[2].partition(";")[0]),
-            ("learning rate", f"{o.lr:g}", f"{o.name}, {s.name}" + (f", {warmup} steps of warm-up" if isinstance(warmup, int) and warmup else f", {warmup} of warm-up" if warmup else ""))]
+    rows = [
+        ("effective batch", str(plan.effective_batch_size), str(plan).partition(" = ")[2].partition(";")[0]),
+        (
+            "learning rate",
+            f"{o.lr:g}",
+            f"{o.name}, {s.name}"
+            + (
+                f", {warmup} steps of warm-up"
+                if isinstance(warmup, int) and warmup
+                else f", {warmup} of warm-up"
+                if warmup
+                else ""
+            ),
+        ),
+    ]
     if used is None:
         known = f"{config.trainer.max_steps}" if config.trainer.max_steps else "not known"
-        return [*rows, ("optimizer steps", known, "as trainer.max_steps says" if known[0] != "n" else "say how many samples there are: ProfilePicker(samples=…)")]
-    total, told_by = total_steps(config, plan), f"; {used} samples" + (f", by {former.name}" if former and samples == former.samples else "")
-    each = f"{plan.steps_per_epoch} in each of {config.trainer.max_epochs} epochs" if config.trainer.max_steps is None else f"{total / plan.steps_per_epoch:.3g} epochs, as trainer.max_steps says"
+        return [
+            *rows,
+            (
+                "optimizer steps",
+                known,
+                "as trainer.max_steps says"
+                if known[0] != "n"
+                else "say how many samples there are: ProfilePicker(samples=…)",
+            ),
+        ]
+    total, told_by = (
+        total_steps(config, plan),
+        f"; {used} samples" + (f", by {former.name}" if former and samples == former.samples else ""),
+    )
+    each = (
+        f"{plan.steps_per_epoch} in each of {config.trainer.max_epochs} epochs"
+        if config.trainer.max_steps is None
+        else f"{total / plan.steps_per_epoch:.3g} epochs, as trainer.max_steps says"
+    )
     rows.append(("optimizer steps", str(total), each + told_by))
     hardware = (tuple(gpu.name for gpu in platform.gpus), world, "cuda" if gpus else "cpu")
     if former and former.sample_s and former.hardware == hardware:
-        seconds, left = former.sample_s * total * plan.effective_batch_size, usable_s(make_budget(config, time_limit(config, platform)))
-        early = f"{WARNING} longer than the {short_time(left)} there are; " if left is not None and seconds > left else ""
+        seconds, left = (
+            former.sample_s * total * plan.effective_batch_size,
+            usable_s(make_budget(config, time_limit(config, platform))),
+        )
+        early = (
+            f"{WARNING} longer than the {short_time(left)} there are; " if left is not None and seconds > left else ""
+        )
         rows.append(("forecast", f"about {short_time(seconds)}", f"{early}at the pace of {former.name}"))
     return rows
 
@@ -164,33 +243,46 @@ def _batch_rows(config: Config, world: int, samples: int | None, former: Former 
 def _clock_rows(config: Config, platform: Platform) -> list[Row]:
     "How much time there is, and until when."
     limit = time_limit(config, platform)
-    if limit.limit_s is None: return [("clock", "no limit", limit.reason)]
+    if limit.limit_s is None:
+        return [("clock", "no limit", limit.reason)]
     left = limit.end - time.time()
     until = time.strftime("until %Y-%m-%d %H:%M", time.localtime(limit.end))
-    try: check_time(config, platform)
-    except RequestError as error: return [(WARNING, "no time left", str(error))]
-    return [("clock", f"{format_duration(left)} left", f"{until}; {limit.reason}"), ("", "", told(make_budget(config, limit)).partition("; ")[2])]
+    try:
+        check_time(config, platform)
+    except RequestError as error:
+        return [(WARNING, "no time left", str(error))]
+    return [
+        ("clock", f"{format_duration(left)} left", f"{until}; {limit.reason}"),
+        ("", "", told(make_budget(config, limit)).partition("; ")[2]),
+    ]
 
 # %% ../../nbs/65_picker/01_fields.ipynb #7a658734
 def platform_rows(platform: Platform) -> list[Row]:
     "Where this is, and on what."
     each = [f"{gpu.name}, {gpu.memory_gib:.0f} GiB" for gpu in platform.gpus]
     gpus = "; ".join(f"{each.count(name)} × {name}" for name in dict.fromkeys(each)) or "none"
-    rows = [("platform", f"{platform.name}, {platform.mode}", platform.name_source), ("GPU", gpus, platform.gpus_source),
-            ("CPU", f"{platform.cores} cores, {platform.memory_gib:.1f} GiB", ""), ("time left", platform.time_left_text(), platform.limit_source)]
+    rows = [
+        ("platform", f"{platform.name}, {platform.mode}", platform.name_source),
+        ("GPU", gpus, platform.gpus_source),
+        ("CPU", f"{platform.cores} cores, {platform.memory_gib:.1f} GiB", ""),
+        ("time left", platform.time_left_text(), platform.limit_source),
+    ]
     return rows + [("note", "", note) for note in platform.notes]
 
 
 def budget_of(config: Config) -> str:
     "The time limit that a profile sets, in words."
     c = config.watchdog
-    if c.limit is None: return "the platform's"
+    if c.limit is None:
+        return "the platform's"
     return c.limit + (" of the run" if c.since == "run" else " of the session") if c.limit != "none" else "none"
 
 
 def changed_settings(config: Config, base: Config) -> str:
     "The settings in which `config` differs from `base`, as words."
-    return ", ".join(f"{key}={shown(value)}" for key, (_, value) in diff(base, config).items() if key not in ("profile", "env"))
+    return ", ".join(
+        f"{key}={shown(value)}" for key, (_, value) in diff(base, config).items() if key not in ("profile", "env")
+    )
 
 
 def profile_rows(base: Config, names: list[str] | None = None) -> list[tuple[str, ...]]:
@@ -200,7 +292,8 @@ def profile_rows(base: Config, names: list[str] | None = None) -> list[tuple[str
         try:
             config = compose(f"trainer={name}")
             rows.append((name, profile_intent(name), budget_of(config), changed_settings(config, base) or "nothing"))
-        except RequestError as error: rows.append((name, f"{WARNING} cannot be used: {error}", "", ""))
+        except RequestError as error:
+            rows.append((name, f"{WARNING} cannot be used: {error}", "", ""))
     return rows
 
 # %% ../../nbs/65_picker/01_fields.ipynb #03f1bd84
@@ -216,29 +309,51 @@ def escaped(text: Any) -> str:
 def rows_text(rows: list[Row]) -> str:
     "Rows in aligned columns."
     width, wide = max((len(r[0]) for r in rows), default=0), max((len(r[1]) for r in rows), default=0)
-    return "\n".join(f"{r[0]:{width}}  {r[1]:{wide}}  {r[2]}".rstrip() if r[0] not in ("note", WARNING) else f"{r[0]:{width}}  {': '.join(filter(None, r[1:]))}" for r in rows)
+    return "\n".join(
+        f"{r[0]:{width}}  {r[1]:{wide}}  {r[2]}".rstrip()
+        if r[0] not in ("note", WARNING)
+        else f"{r[0]:{width}}  {': '.join(filter(None, r[1:]))}"
+        for r in rows
+    )
 
 
 def rows_html(rows: list[tuple[str, ...]], label: str, head: tuple[str, ...] = ()) -> str:
     "Rows as a table, with `label` for those who hear it."
+
     def line(row: tuple[str, ...], tag: str) -> str:
         alert = f"color:{ALERT};font-weight:600;" if row[0] == WARNING else ""
         short = ["white-space:nowrap;" if len(str(cell)) < 24 else "" for cell in row]
-        return "<tr>" + "".join(f'<{tag} style="{alert}{nowrap}{_CELL}">{escaped(cell)}</{tag}>' for cell, nowrap in zip(row, short)) + "</tr>"
-    return (f'<table aria-label="{html.escape(label)}" style="border-collapse:collapse;border:0;font-variant-numeric:tabular-nums;line-height:1.35;margin:.2em 0">'
-            + (line(head, "th") if head else "") + "".join(line(row, "td") for row in rows) + "</table>")
+        return (
+            "<tr>"
+            + "".join(
+                f'<{tag} style="{alert}{nowrap}{_CELL}">{escaped(cell)}</{tag}>' for cell, nowrap in zip(row, short)
+            )
+            + "</tr>"
+        )
+
+    return (
+        f'<table aria-label="{html.escape(label)}" style="border-collapse:collapse;border:0;font-variant-numeric:tabular-nums;line-height:1.35;margin:.2em 0">'
+        + (line(head, "th") if head else "")
+        + "".join(line(row, "td") for row in rows)
+        + "</table>"
+    )
 
 
 def note_html(text: str, alert: bool = False) -> str:
     "A sentence beside a field; an alert is told at once by a screen reader."
-    if alert: return f'<div role="alert" style="color:{ALERT};font-weight:600;line-height:1.3">{WARNING} {escaped(text)}</div>'
+    if alert:
+        return (
+            f'<div role="alert" style="color:{ALERT};font-weight:600;line-height:1.3">{WARNING} {escaped(text)}</div>'
+        )
     return f'<div style="opacity:.75;line-height:1.3">{escaped(text)}</div>'
 
 
 def copy_html(text: str, label: str) -> str:
     "Text to be copied: one click selects all of it."
-    return (f'<div style="opacity:.75">{escaped(label)}</div><pre aria-label="{html.escape(label)}" tabindex="0" style="user-select:all;white-space:pre-wrap;'
-            f'overflow-wrap:anywhere;border:1px solid #8888;border-radius:3px;padding:.3em .6em;margin:.1em 0 .5em;background:none;color:inherit">{escaped(text)}</pre>')
+    return (
+        f'<div style="opacity:.75">{escaped(label)}</div><pre aria-label="{html.escape(label)}" tabindex="0" style="user-select:all;white-space:pre-wrap;'
+        f'overflow-wrap:anywhere;border:1px solid #8888;border-radius:3px;padding:.3em .6em;margin:.1em 0 .5em;background:none;color:inherit">{escaped(text)}</pre>'
+    )
 
 
 def section_html(title: str, body: str, is_open: bool = False) -> str:
@@ -246,7 +361,15 @@ def section_html(title: str, body: str, is_open: bool = False) -> str:
     return f'<details{" open" if is_open else ""} style="margin:.2em 0"><summary style="cursor:pointer">{escaped(title)}</summary>{body}</details>'
 
 # %% ../../nbs/65_picker/01_fields.ipynb #a3571936
-FRONT = ("trainer.max_epochs", "data.micro_batch_size", "training.gradient_accumulation_steps", "optimizer.lr", "distributed.mixed_precision", "watchdog.limit", "seed")
+FRONT = (
+    "trainer.max_epochs",
+    "data.micro_batch_size",
+    "training.gradient_accumulation_steps",
+    "optimizer.lr",
+    "distributed.mixed_precision",
+    "watchdog.limit",
+    "seed",
+)
 
 
 def colab_form(profile: str, chosen: dict[str, str], more: str = "", picker: str = "picker") -> str:
@@ -255,11 +378,21 @@ def colab_form(profile: str, chosen: dict[str, str], more: str = "", picker: str
     for key in dict.fromkeys([*FRONT, *chosen]):
         name = key.rpartition(".")[2]
         names[key] = name if name not in (*names.values(), "profile", "more", picker) else re.sub(r"\W", "_", key)
-    lines = ['# @title Settings of the run { display-mode: "form" }', "# @markdown An empty field leaves the setting to the profile.",
-             f"profile = {json.dumps(profile)}  # @param {json.dumps(profiles().get('trainer', []))}"]
+    lines = [
+        '# @title Settings of the run { display-mode: "form" }',
+        "# @markdown An empty field leaves the setting to the profile.",
+        f"profile = {json.dumps(profile)}  # @param {json.dumps(profiles().get('trainer', []))}",
+    ]
     for key, name in names.items():
         options = list(known[key].options) or (["true", "false"] if known[key].kind == "flag" else [])
-        lines.append(f"{name} = {json.dumps(chosen.get(key, ''))}  # @param " + (json.dumps(["", *options]) if options else '{type:"string"}'))
-    lines += [f"more = {json.dumps(more)}  # @param {{type:\"string\"}}", "import spectrakit as sk", f"{picker} = sk.ProfilePicker()",
-              f"{picker}.choose(f\"trainer={{profile}}\", more=more, settings={{{', '.join(f'{json.dumps(key)}: {name}' for key, name in names.items())}}})"]
+        lines.append(
+            f"{name} = {json.dumps(chosen.get(key, ''))}  # @param "
+            + (json.dumps(["", *options]) if options else '{type:"string"}')
+        )
+    lines += [
+        f'more = {json.dumps(more)}  # @param {{type:"string"}}',
+        "import spectrakit as sk",
+        f"{picker} = sk.ProfilePicker()",
+        f'{picker}.choose(f"trainer={{profile}}", more=more, settings={{{", ".join(f"{json.dumps(key)}: {name}" for key, name in names.items())}}})',
+    ]
     return "\n".join(lines)

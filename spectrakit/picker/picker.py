@@ -18,12 +18,39 @@ from typing import Any, Callable
 
 from ..checkpoint.store import write_atomic
 from .provenance import hidden, python_line, read_choice, said, shell_line, told_outside, word
-from .selection import (HEADER, MORE, Choice, as_html, as_text, group_base, is_secret, pick, pick_more, problems, profile_line, told_consequences, told_sources,
-                                 written)
+from spectrakit.picker.selection import (
+    HEADER,
+    MORE,
+    Choice,
+    as_html,
+    as_text,
+    group_base,
+    is_secret,
+    pick,
+    pick_more,
+    problems,
+    profile_line,
+    told_consequences,
+    told_sources,
+    written,
+)
 from ..config.compose import compose
 from ..config.profile_files import place, profile_intent, profiles
-from .fields import (FRONT, WARNING, blocks, colab_form, copy_html, field_text, fields, note_html, platform_rows, profile_rows, rows_html,
-                             section_html, typed_word)
+from spectrakit.picker.fields import (
+    FRONT,
+    WARNING,
+    blocks,
+    colab_form,
+    copy_html,
+    field_text,
+    fields,
+    note_html,
+    platform_rows,
+    profile_rows,
+    rows_html,
+    section_html,
+    typed_word,
+)
 from ..system.platforms import Platform, detect
 from ..config.schema import Config, RequestError, get, shown
 
@@ -33,9 +60,12 @@ EXTRA = 'pip install "spectrakit[notebook]"'
 
 def no_form_because(platform: Platform, shell: Any, has_widgets: bool) -> str | None:
     "Why no form can be shown; None where it can. `shell`: IPython's, or None."
-    if getattr(shell, "kernel", None) is None: return "this is not a notebook"
-    if platform.mode in ("batch", "competition_rerun"): return f"this is a batch run ({platform.name_source})"
-    if platform.name != "kaggle" and not getattr(shell.kernel, "_allow_stdin", True): return "this notebook is run without anybody in front of it"
+    if getattr(shell, "kernel", None) is None:
+        return "this is not a notebook"
+    if platform.mode in ("batch", "competition_rerun"):
+        return f"this is a batch run ({platform.name_source})"
+    if platform.name != "kaggle" and not getattr(shell.kernel, "_allow_stdin", True):
+        return "this notebook is run without anybody in front of it"
     return None if has_widgets else f"ipywidgets is not installed: {EXTRA}"
 
 
@@ -45,8 +75,16 @@ def _shell() -> Any:
     return get_ipython() if get_ipython else None
 
 # %% ../../nbs/65_picker/03_picker.ipynb #35029d52
-GROUPS = {"trainer": "profile", "env": "environment", "local/accumulate_grad_batches": "accumulation policy"}  # group of profiles → what a person calls it
-FOLDS = ["all settings, block by block", "more words: keys of your own, or any other word", "all profiles, and what each of them changes"]
+GROUPS = {
+    "trainer": "profile",
+    "env": "environment",
+    "local/accumulate_grad_batches": "accumulation policy",
+}  # group of profiles → what a person calls it
+FOLDS = [
+    "all settings, block by block",
+    "more words: keys of your own, or any other word",
+    "all profiles, and what each of them changes",
+]
 _NONE = "–"
 
 
@@ -55,55 +93,83 @@ class Form:
 
     def __init__(self, choice: Choice, changed: Callable[[], str]):
         import ipywidgets
+
         self.w, self.choice, self.changed, self._quiet = ipywidgets, choice, changed, False
         self.fields, found = fields(), profiles()
         self.groups = {group: found[group] for group in GROUPS if group in found}
         self.controls: dict[str, Any] = {}  # key → what can be changed
-        self.notes: dict[str, Any] = {}     # key → what stands beside it
+        self.notes: dict[str, Any] = {}  # key → what stands beside it
         self._rows: dict[str, Any] = {}
         self.consequences, self.lines, self.status = (self.w.HTML() for _ in range(3))
-        self.reset = self.w.Button(description="take back what was chosen here", layout=self.w.Layout(width="max-content"))
+        self.reset = self.w.Button(
+            description="take back what was chosen here", layout=self.w.Layout(width="max-content")
+        )
         self.reset.on_click(self._reset)
         self.blocks = {name: [key for key in self.fields if key.rpartition(".")[0] == name] for name in blocks()}
         self.blocks = {name: keys for name, keys in self.blocks.items() if set(keys) - set(FRONT)}
-        self.folds, self.inner = self._accordion(FOLDS), self._accordion([f"{name}: {blocks()[name]}" for name in self.blocks])
+        self.folds, self.inner = (
+            self._accordion(FOLDS),
+            self._accordion([f"{name}: {blocks()[name]}" for name in self.blocks]),
+        )
         self.folds.observe(lambda change: self.open(change["new"]), names="selected_index")
         self.inner.observe(lambda change: self.open_block(change["new"]), names="selected_index")
         front = [self.row(key) for key in (*self.groups, *FRONT)]
-        self.box = self.w.VBox([self.w.HTML(rows_html(platform_rows(choice.platform), "platform")), *front, self.consequences, self.folds, self.lines, self.reset, self.status])
+        self.box = self.w.VBox(
+            [
+                self.w.HTML(rows_html(platform_rows(choice.platform), "platform")),
+                *front,
+                self.consequences,
+                self.folds,
+                self.lines,
+                self.reset,
+                self.status,
+            ]
+        )
         self.show()
 
     def _accordion(self, titles: list[str]) -> Any:
         "An accordion, all folded, of boxes that are filled when they are opened."
         made = self.w.Accordion(children=[self.w.VBox() for _ in titles], selected_index=None)
-        for index, title in enumerate(titles): made.set_title(index, title)
+        for index, title in enumerate(titles):
+            made.set_title(index, title)
         return made
 
     def row(self, key: str) -> Any:
         "The row of a key, made once."
-        if key not in self._rows: self._rows[key] = make_row(self, key)
+        if key not in self._rows:
+            self._rows[key] = make_row(self, key)
         return self._rows[key]
 
     def open(self, index: int | None) -> None:
         "Build what one of FOLDS holds."
-        if index is None or (box := self.folds.children[index]).children: return
-        if index == 0: box.children = [self.inner]
-        elif index == 1: box.children = [self.row(MORE)]
+        if index is None or (box := self.folds.children[index]).children:
+            return
+        if index == 0:
+            box.children = [self.inner]
+        elif index == 1:
+            box.children = [self.row(MORE)]
         else:
             box.children = [self.w.HTML("composing each of them …")]
             rows = profile_rows(self.choice.base(("trainer=defaults",)))
-            box.children[0].value = rows_html(rows, "profiles", ("profile", "what it is for", "time limit", "differs from defaults in"))
+            box.children[0].value = rows_html(
+                rows, "profiles", ("profile", "what it is for", "time limit", "differs from defaults in")
+            )
 
     def open_block(self, index: int | None) -> None:
         "Build the rows of a block."
-        if index is not None and not (box := self.inner.children[index]).children: box.children = [self.row(key) for key in list(self.blocks.values())[index]]
+        if index is not None and not (box := self.inner.children[index]).children:
+            box.children = [self.row(key) for key in list(self.blocks.values())[index]]
 
     def typed(self, key: str, value: Any) -> None:
         "What somebody has typed or clicked for a key."
-        if self._quiet: return
-        if key == MORE: pick_more(self.choice, str(value), [k for k in self.choice.own if _is_more(self, k)])
-        elif key in self.fields: pick(self.choice, key, value, typed_word(self.fields[key], value))
-        else: pick(self.choice, key, value, "" if value == _NONE else f"{key}={value}")
+        if self._quiet:
+            return
+        if key == MORE:
+            pick_more(self.choice, str(value), [k for k in self.choice.own if _is_more(self, k)])
+        elif key in self.fields:
+            pick(self.choice, key, value, typed_word(self.fields[key], value))
+        else:
+            pick(self.choice, key, value, "" if value == _NONE else f"{key}={value}")
         self.show(self.changed())
 
     def _reset(self, _: Any) -> None:
@@ -114,13 +180,19 @@ class Form:
         "Bring all rows up to date, and `told` below them."
         self._quiet = True
         try:
-            for key in self.controls: show_row(self, key)
-        finally: self._quiet = False
+            for key in self.controls:
+                show_row(self, key)
+        finally:
+            self._quiet = False
         choice = self.choice
         words = [h.said.word for h in choice.held.values()]
         self.consequences.value = f'<div role="status" aria-live="polite">{rows_html(told_consequences(choice), "what this choice will do")}</div>'
-        self.lines.value = (copy_html(python_line(words), "the same in Python") + copy_html(shell_line(words, choice.task), "in a shell")
-                            + section_html("as YAML", copy_html(written(choice)[1], "YAML")) + section_html("who said what", rows_html(told_sources(choice), "who said what")))
+        self.lines.value = (
+            copy_html(python_line(words), "the same in Python")
+            + copy_html(shell_line(words, choice.task), "in a shell")
+            + section_html("as YAML", copy_html(written(choice)[1], "YAML"))
+            + section_html("who said what", rows_html(told_sources(choice), "who said what"))
+        )
         self.status.value = note_html(told) if told else ""
 
 # %% ../../nbs/65_picker/03_picker.ipynb #a4b03381
@@ -132,24 +204,34 @@ def make_control(form: Form, key: str) -> Any:
     if key in form.groups:
         names = [_NONE, *form.groups[key]] if key.startswith("local") else form.groups[key]
         return w.Dropdown(options=[(_labelled(name, key), name) for name in names], **about)
-    if field is None: return w.Text(continuous_update=False, placeholder="extra.note=5 task.fold=2 trainer.devices=2", **about)
-    if field.kind == "flag": return w.Checkbox(indent=True, **about)
-    if field.kind == "list": return w.Dropdown(options=list(field.options), **about)
+    if field is None:
+        return w.Text(continuous_update=False, placeholder="extra.note=5 task.fold=2 trainer.devices=2", **about)
+    if field.kind == "flag":
+        return w.Checkbox(indent=True, **about)
+    if field.kind == "list":
+        return w.Dropdown(options=list(field.options), **about)
     return w.Text(continuous_update=False, placeholder="null" if field.nullable else "", **about)
 
 
 def _labelled(name: str, group: str) -> str:
     "A profile in a list: its name and what it is for."
-    if name == _NONE: return _NONE
-    try: intent = profile_intent(name, group)
-    except RequestError: intent = ""
+    if name == _NONE:
+        return _NONE
+    try:
+        intent = profile_intent(name, group)
+    except RequestError:
+        intent = ""
     return f"{name} · {intent}" if intent else name
 
 # %% ../../nbs/65_picker/03_picker.ipynb #a2061e49
 def make_row(form: Form, key: str) -> Any:
     "A control with the note beside it."
     control = form.controls[key] = make_control(form, key)
-    note = form.notes[key] = form.w.HTML(layout=form.w.Layout(flex="1 1 100%", margin="0 0 0 1em") if key == "trainer" else form.w.Layout(flex="1 1 14em"))
+    note = form.notes[key] = form.w.HTML(
+        layout=form.w.Layout(flex="1 1 100%", margin="0 0 0 1em")
+        if key == "trainer"
+        else form.w.Layout(flex="1 1 14em")
+    )
     show_row(form, key)
     control.observe(lambda change: form.typed(key, change["new"]), names="value")
     return form.w.HBox([control, note], layout=form.w.Layout(flex_flow="row wrap", align_items="center"))
@@ -160,48 +242,72 @@ def show_row(form: Form, key: str) -> None:
     choice, control = form.choice, form.controls[key]
     wrong = choice.wrong.get(key, ("", ""))[1]
     locked = choice.fixed.get(key, "")
-    if not wrong: _put(control, _value_of(form, key))
-    if control.disabled != bool(locked): control.disabled = bool(locked)
+    if not wrong:
+        _put(control, _value_of(form, key))
+    if control.disabled != bool(locked):
+        control.disabled = bool(locked)
     form.notes[key].value = note_html(wrong, True) if wrong else note_html(_note_of(form, key, locked))
 
 
 def _put(control: Any, value: Any) -> None:
     "Set a control; a list that lacks the value gets it."
-    if hasattr(control, "options") and value not in [o[1] if isinstance(o, tuple) else o for o in control.options]: control.options = [*control.options, (str(value), value)]
-    if control.value != value: control.value = value
+    if hasattr(control, "options") and value not in [o[1] if isinstance(o, tuple) else o for o in control.options]:
+        control.options = [*control.options, (str(value), value)]
+    if control.value != value:
+        control.value = value
 
 
 def _value_of(form: Form, key: str) -> Any:
     "What the control of a key shows."
     choice = form.choice
-    if key in form.fields: return field_text(form.fields[key], get(choice.config_shown, key))
-    if key == MORE: return shlex.join(s.word for k, s in choice.own.items() if _is_more(form, k))
-    if key == "trainer": return choice.config_shown.profile
+    if key in form.fields:
+        return field_text(form.fields[key], get(choice.config_shown, key))
+    if key == MORE:
+        return shlex.join(s.word for k, s in choice.own.items() if _is_more(form, k))
+    if key == "trainer":
+        return choice.config_shown.profile
     held = choice.held.get(key)
     return held.said.value if held and held.said.value != "null" else choice.config_shown.env if key == "env" else _NONE
 
 
-def _is_more(form: Form, key: str) -> bool: return key not in form.fields and key not in form.groups
+def _is_more(form: Form, key: str) -> bool:
+    return key not in form.fields and key not in form.groups
 
 
 def _note_of(form: Form, key: str, locked: str) -> str:
     "What stands beside a control: what it is for, who has set it, and what the profile says."
     choice, field = form.choice, form.fields.get(key)
-    if locked: return f"set by {locked}, which is stronger than this form"
-    if key == "trainer": return f"{profile_line(choice)} It is {choice.held[key].said.source if key in choice.held else 'what train.yaml says'}."
-    if field is None: return "" if key == MORE else "what is said of places and workers" if key == "env" else "decides gradient_accumulation_steps"
-    if key not in choice.held: return field.help
-    return f"{field.help}; the profile has {shown(get(group_base(choice), key))}, this is {choice.held[key].said.source}"
+    if locked:
+        return f"set by {locked}, which is stronger than this form"
+    if key == "trainer":
+        return f"{profile_line(choice)} It is {choice.held[key].said.source if key in choice.held else 'what train.yaml says'}."
+    if field is None:
+        return (
+            ""
+            if key == MORE
+            else "what is said of places and workers"
+            if key == "env"
+            else "decides gradient_accumulation_steps"
+        )
+    if key not in choice.held:
+        return field.help
+    return (
+        f"{field.help}; the profile has {shown(get(group_base(choice), key))}, this is {choice.held[key].said.source}"
+    )
 
 # %% ../../nbs/65_picker/03_picker.ipynb #d706a0f0
 def keep(choice: Choice, file: Path | None) -> str:
     "Write one's own choice to `file`, or remove it where nothing is chosen. Returns a line on what was done, also where it cannot be."
-    if file is None: return ""
+    if file is None:
+        return ""
     try:
         text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
-        if text.strip() and not text.startswith(HEADER): return f"{place(file)} was not written by a picker and is left as it is"
-        if choice.own: write_atomic(file, written(choice, own_only=True)[1])
-        else: file.unlink(missing_ok=True)
+        if text.strip() and not text.startswith(HEADER):
+            return f"{place(file)} was not written by a picker and is left as it is"
+        if choice.own:
+            write_atomic(file, written(choice, own_only=True)[1])
+        else:
+            file.unlink(missing_ok=True)
     except (OSError, RequestError) as error:
         return f"{place(file)} cannot be written ({getattr(error, 'strerror', None) or error}); picker.freeze() in a cell of its own keeps the choice"
     kept = f"kept in {place(file)}; " if choice.own else ""
@@ -221,23 +327,32 @@ def frozen_cell(source: str, name: str, line: str) -> str | None:
 
 def _running_cell(shell: Any) -> str:
     "The text of the cell that is running, '' where nobody tells."
-    try: return shell.get_parent()["content"]["code"]
-    except (AttributeError, KeyError, TypeError): pass
-    try: return shell.history_manager.input_hist_raw[-1]
-    except (AttributeError, IndexError): return ""
+    try:
+        return shell.get_parent()["content"]["code"]
+    except (AttributeError, KeyError, TypeError):
+        pass
+    try:
+        return shell.history_manager.input_hist_raw[-1]
+    except (AttributeError, IndexError):
+        return ""
 
 # %% ../../nbs/65_picker/03_picker.ipynb #e8a84365
 def _task_facts(task: Any) -> tuple[str | None, int | None]:
     "The name of a task, and how many training samples it has where that needs no reading. RequestError where it is none."
-    if task is None: return None, None
+    if task is None:
+        return None, None
     from spectrakit.launch.job import check_task_name, name_of, settled_name
+
     if isinstance(task, str):
         check_task_name(task)
         return settled_name(task), None
     from spectrakit.training.task import PlainTask, check_task
+
     check_task(task, Config())
-    if not isinstance(task, PlainTask): return name_of(task), None
-    with contextlib.suppress(TypeError): return name_of(task), len(task.datasets(Config())[0])
+    if not isinstance(task, PlainTask):
+        return name_of(task), None
+    with contextlib.suppress(TypeError):
+        return name_of(task), len(task.datasets(Config())[0])
     return name_of(task), None  # data that are only passed through
 
 # %% ../../nbs/65_picker/03_picker.ipynb #9539e8f6
@@ -247,20 +362,32 @@ class ProfilePicker:
     `overrides`: words such as 'trainer=kaggle_safe', stronger than any click. `samples`, or `task` with an earlier run: for steps and
     forecast. `file` keeps the choice (None: nothing is written). RequestError where the call or the environment is wrong."""
 
-    def __init__(self, *overrides: str, samples: int | None = None, task: Any = None, file: str | Path | None = "picked.yaml"):
+    def __init__(
+        self, *overrides: str, samples: int | None = None, task: Any = None, file: str | Path | None = "picked.yaml"
+    ):
         if samples is not None and (not isinstance(samples, int) or isinstance(samples, bool) or samples < 0):
-            raise RequestError(f"samples={samples!r} is not possible: it needs the number of training samples, such as samples=12000.")
+            raise RequestError(
+                f"samples={samples!r} is not possible: it needs the number of training samples, such as samples=12000."
+            )
         shell = _shell()
-        outside = [told_outside(os.environ, "environment"), told_outside(getattr(shell, "user_ns", None) or {}, "notebook")]
+        outside = [
+            told_outside(os.environ, "environment"),
+            told_outside(getattr(shell, "user_ns", None) or {}, "notebook"),
+        ]
         name, known = _task_facts(task)
         self._choice = Choice(tuple(overrides), outside, detect(), known if samples is None else samples, name)
         self._file, self._form = None if file is None else Path(file), None
         if self._file and self._file.is_file():
             words, unread = read_choice(self._file, place(self._file))
-            try: self._choice.start_anew(words, unread)
-            except RequestError as error: self._choice.start_anew([], [*unread, f"{place(self._file)}: {error}"])
-        self._why_not = no_form_because(self._choice.platform, shell, importlib.util.find_spec("ipywidgets") is not None)
-        if self._why_not: print(as_text(self._choice, self._why_not))
+            try:
+                self._choice.start_anew(words, unread)
+            except RequestError as error:
+                self._choice.start_anew([], [*unread, f"{place(self._file)}: {error}"])
+        self._why_not = no_form_because(
+            self._choice.platform, shell, importlib.util.find_spec("ipywidgets") is not None
+        )
+        if self._why_not:
+            print(as_text(self._choice, self._why_not))
 
     @property
     def words(self) -> list[str]:
@@ -271,7 +398,9 @@ class ProfilePicker:
     def config(self) -> Config:
         "The settings. RequestError while something in the choice is wrong."
         if wrong := problems(self._choice):
-            raise RequestError(f"{' '.join(wrong)} Mend it in the form, choose anew with picker.choose(…), or take it back with the form's button.")
+            raise RequestError(
+                f"{' '.join(wrong)} Mend it in the form, choose anew with picker.choose(…), or take it back with the form's button."
+            )
         return compose(*self.words)
 
     @property
@@ -283,21 +412,37 @@ class ProfilePicker:
         "The choice as YAML for `compose(config=FILE)`."
         return written(self._choice)[1]
 
-    def __repr__(self) -> str: return f"ProfilePicker({', '.join(hidden(word) for word in self.words)})"
+    def __repr__(self) -> str:
+        return f"ProfilePicker({', '.join(hidden(word) for word in self.words)})"
 
     @property
     def widget(self) -> Any:
         "The form, to be put wherever a widget may stand. RequestError where ipywidgets is missing."
         if importlib.util.find_spec("ipywidgets") is None:
-            raise RequestError(f"The form needs ipywidgets, which is not installed. Run: {EXTRA}, or choose by words: picker.choose('trainer=kaggle_safe').")
-        if self._form is None: self._form = Form(self._choice, lambda: keep(self._choice, self._file))
+            raise RequestError(
+                f"The form needs ipywidgets, which is not installed. Run: {EXTRA}, or choose by words: picker.choose('trainer=kaggle_safe')."
+            )
+        if self._form is None:
+            self._form = Form(self._choice, lambda: keep(self._choice, self._file))
         return self._form.box
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        later = "" if self._why_not else f"As it was when this cell ran. What was chosen later stands in the cell with picker.choose(…){f' and in {place(self._file)}' if self._file else ''}."
+        later = (
+            ""
+            if self._why_not
+            else f"As it was when this cell ran. What was chosen later stands in the cell with picker.choose(…){f' and in {place(self._file)}' if self._file else ''}."
+        )
         page = {"text/html": as_html(self._choice, later), "text/plain": repr(self)}
-        if self._why_not: return page
-        return {**page, "application/vnd.jupyter.widget-view+json": {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}}
+        if self._why_not:
+            return page
+        return {
+            **page,
+            "application/vnd.jupyter.widget-view+json": {
+                "version_major": 2,
+                "version_minor": 0,
+                "model_id": self.widget.model_id,
+            },
+        }
 
     def choose(self, *overrides: str, settings: dict[str, Any] | None = None, more: str = "") -> None:
         """Put these words in place of what was chosen before, and tell for each one who said it: this is what a frozen cell does.
@@ -305,28 +450,54 @@ class ProfilePicker:
         `settings`: key → value; an empty one leaves the setting to the profile. `more`: words in one text, parted as a shell does.
         RequestError on anything wrong, and nothing is changed."""
         known = fields()
-        try: words = [*overrides, *shlex.split(str(more or ""))]
-        except ValueError: raise RequestError(f"more={more!r} cannot be read: a quote is not closed. Put quotes around a word with spaces.") from None
-        words += [typed_word(known[k], v) if k in known else word(k, v) for k, v in (settings or {}).items() if v is not None and v != ""]
+        try:
+            words = [*overrides, *shlex.split(str(more or ""))]
+        except ValueError:
+            raise RequestError(
+                f"more={more!r} cannot be read: a quote is not closed. Put quotes around a word with spaces."
+            ) from None
+        words += [
+            typed_word(known[k], v) if k in known else word(k, v)
+            for k, v in (settings or {}).items()
+            if v is not None and v != ""
+        ]
         self._choice.start_anew(said(words, "frozen in the notebook"))
         told = keep(self._choice, self._file)
-        if self._form: self._form.show(told)
+        if self._form:
+            self._form.show(told)
         print(*self.sources, sep="\n")
 
     def freeze(self) -> None:
         "Put the choice into the notebook's source, in place of this call; and print the line, to be copied where that does not work. RequestError while it is wrong."
         self.config  # raises
         shell = _shell()
-        names = [name for name, value in (getattr(shell, "user_ns", None) or {}).items() if value is self and not name.startswith("_")]
+        names = [
+            name
+            for name, value in (getattr(shell, "user_ns", None) or {}).items()
+            if value is self and not name.startswith("_")
+        ]
         source, name = _running_cell(shell), next(iter(names), "picker")
         line = frozen_line(self._choice, name)
         cell = next(filter(None, (frozen_cell(source, n, frozen_line(self._choice, n)) for n in names)), None)
-        if cell: shell.set_next_input(cell, replace=True)
-        print("This cell now holds the choice. Where it still says freeze(), put this line in its place:" if cell else "Put this line into a cell of its own:", line, sep="\n")
+        if cell:
+            shell.set_next_input(cell, replace=True)
+        print(
+            "This cell now holds the choice. Where it still says freeze(), put this line in its place:"
+            if cell
+            else "Put this line into a cell of its own:",
+            line,
+            sep="\n",
+        )
 
     def colab_cell(self) -> str:
         "The text of a cell that Colab shows as a form: its values stand in the source."
         own, known = self._choice.own, fields()
         chosen = {key: str(field_text(known[key], get(self._choice.config_shown, key))) for key in own if key in known}
-        more = shlex.join(s.word for key, s in own.items() if key not in known and key != "trainer" and not is_secret(s))
-        return colab_form(self._choice.config_shown.profile, {k: v.lower() if known[k].kind == "flag" else v for k, v in chosen.items()}, more)
+        more = shlex.join(
+            s.word for key, s in own.items() if key not in known and key != "trainer" and not is_secret(s)
+        )
+        return colab_form(
+            self._choice.config_shown.profile,
+            {k: v.lower() if known[k].kind == "flag" else v for k, v in chosen.items()},
+            more,
+        )

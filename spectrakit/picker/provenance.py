@@ -25,18 +25,35 @@ from ..config.schema import Config, RequestError, get
 
 # %% ../../nbs/65_picker/00_provenance.ipynb #c3b2ffa2
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
-_OTHER = {"null", "true", "false", "nan", "inf", "yes", "no", "on", "off", "none"}  # words that some reader takes for a value
+_OTHER = {
+    "null",
+    "true",
+    "false",
+    "nan",
+    "inf",
+    "yes",
+    "no",
+    "on",
+    "off",
+    "none",
+}  # words that some reader takes for a value
 
 
 def value_text(value: Any, inside: bool = False) -> str:
     "A value as it is typed after `key=`; `inside` brackets, a word of its own is quoted."
-    if isinstance(value, (list, tuple)): return f"[{','.join(value_text(v, True) for v in value)}]"
-    if isinstance(value, Mapping): return "{" + ",".join(f"{k}:{value_text(v, True)}" for k, v in value.items()) + "}"
-    if value is None or isinstance(value, bool): return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, (int, float)): return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(value_text(v, True) for v in value)}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{k}:{value_text(v, True)}" for k, v in value.items()) + "}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (int, float)):
+        return repr(value)
     text = str(value)
-    if _PLAIN.fullmatch(text) and (text.lower() not in _OTHER or text == "no" and not inside): return text
-    if re.fullmatch(r"[\d.]+[A-Za-z]\w*", text) and not re.fullmatch(r"[\d.]+e\d+", text, re.I): return text  # 8h30m, 12GB
+    if _PLAIN.fullmatch(text) and (text.lower() not in _OTHER or text == "no" and not inside):
+        return text
+    if re.fullmatch(r"[\d.]+[A-Za-z]\w*", text) and not re.fullmatch(r"[\d.]+e\d+", text, re.I):
+        return text  # 8h30m, 12GB
     return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text) + "'"
 
 
@@ -48,6 +65,7 @@ def word(key: str, value: Any) -> str:
 @dataclass(frozen=True)
 class Said:
     "One override: the word, the setting (or the group of profiles) that it sets, and who said so."
+
     word: str
     key: str
     source: str
@@ -65,10 +83,12 @@ def said(words: Iterable[str], source: str) -> list[Said]:
     found: list[Said] = []
     for text in words:
         asked = parse_overrides([text], groups := profiles(), other_ending)
-        for group in asked.groups: found.append(Said(text, group, source, True))
+        for group in asked.groups:
+            found.append(Said(text, group, source, True))
         one = len(asked.pairs) == 1 and not asked.groups
         found += [Said(text if one else word(key, value), ALIASES.get(key, key), source) for key, value in asked.pairs]
-    if found: compose(*(s.word for s in found))
+    if found:
+        compose(*(s.word for s in found))
     last = {s.key: s for s in found}  # of the same spelling the last one counts, as in compose
     return [s for s in found if last[s.key] is s]
 
@@ -81,40 +101,63 @@ def told_outside(values: Mapping[str, Any], where: str) -> list[Said]:
     found: list[Said] = []
     for name in VARIABLES:
         value = values.get(name)
-        if value is None or isinstance(value, str) and not value.strip(): continue
+        if value is None or isinstance(value, str) and not value.strip():
+            continue
         label = f"{name} ({where})"
-        try: found += said(_words_of(name, value), label)
-        except RequestError as error: raise RequestError(f"{label} is wrong: {masked(str(error))}{_other_variable(name, value)}") from None
-    try: return said([s.word for s in found], "") and found
-    except RequestError as error: raise RequestError(f"{' and '.join(VARIABLES)} ({where}) do not go together: {masked(str(error))}") from None
+        try:
+            found += said(_words_of(name, value), label)
+        except RequestError as error:
+            raise RequestError(f"{label} is wrong: {masked(str(error))}{_other_variable(name, value)}") from None
+    try:
+        return said([s.word for s in found], "") and found
+    except RequestError as error:
+        raise RequestError(f"{' and '.join(VARIABLES)} ({where}) do not go together: {masked(str(error))}") from None
 
 
 def _words_of(name: str, value: Any) -> list[str]:
     "The overrides that a variable holds."
     if name == "SPECTRAKIT_PROFILE":
-        if not isinstance(value, str): raise RequestError(f"it is {value!r}, and needs the name of a profile as text, such as 'kaggle_safe'.")
+        if not isinstance(value, str):
+            raise RequestError(f"it is {value!r}, and needs the name of a profile as text, such as 'kaggle_safe'.")
         text = value.strip()
         return [text if text.startswith("trainer=") else f"trainer={text}"]
-    if isinstance(value, Mapping): return [word(str(key), v) for key, v in value.items()]
-    if isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value): return list(value)
+    if isinstance(value, Mapping):
+        return [word(str(key), v) for key, v in value.items()]
+    if isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value):
+        return list(value)
     if not isinstance(value, str):
-        raise RequestError(f"it is {value!r}, and needs words such as 'optimizer.lr=0.01 seed=1', a list of such words, or a mapping.")
-    try: return shlex.split(value)
-    except ValueError: raise RequestError("a quote is not closed. It is split into words as a shell does it: put quotes around a word with spaces.") from None
+        raise RequestError(
+            f"it is {value!r}, and needs words such as 'optimizer.lr=0.01 seed=1', a list of such words, or a mapping."
+        )
+    try:
+        return shlex.split(value)
+    except ValueError:
+        raise RequestError(
+            "a quote is not closed. It is split into words as a shell does it: put quotes around a word with spaces."
+        ) from None
 
 
 def _other_variable(name: str, value: Any) -> str:
-    return " A folder of profiles goes into SPECTRAKIT_PROFILES." if name == "SPECTRAKIT_PROFILE" and os.path.isdir(str(value)) else ""
+    return (
+        " A folder of profiles goes into SPECTRAKIT_PROFILES."
+        if name == "SPECTRAKIT_PROFILE" and os.path.isdir(str(value))
+        else ""
+    )
 
 # %% ../../nbs/65_picker/00_provenance.ipynb #fea97f01
 @dataclass(frozen=True)
 class Held:
     "What holds for one setting or group: what was said last, and what was set aside for it."
+
     said: Said
     aside: tuple[Said, ...] = ()
 
     def __str__(self) -> str:
-        over = "".join(f"; {hidden(s.word)}, {s.source}, is set aside" for s in self.aside if s.word != self.said.word and not s.source.startswith("suggested"))
+        over = "".join(
+            f"; {hidden(s.word)}, {s.source}, is set aside"
+            for s in self.aside
+            if s.word != self.said.word and not s.source.startswith("suggested")
+        )
         return f"{hidden(self.said.word)}: {self.said.source}{over}"
 
 
@@ -125,11 +168,19 @@ def settle(*layers: Iterable[Said], sets: Callable[[str, str], Iterable[str]] = 
     for layer in map(list, layers):
         beside = next((s.value for s in reversed(layer) if s.key == "trainer"), None)
         for s in (s for s in layer if s.is_profile):
-            rivals = [k for k, h in held.items() if not h.said.is_profile and (s.key != "trainer" or under[k] not in (None, s.value))]
+            rivals = [
+                k
+                for k, h in held.items()
+                if not h.said.is_profile and (s.key != "trainer" or under[k] not in (None, s.value))
+            ]
             own = set(sets(s.value, s.key)) if rivals and s.value not in ("", "null") else set()
             held[s.key] = Held(s, _aside(held, [k for k in held if k == s.key or k in own and k in rivals]))
         for s in (s for s in layer if not s.is_profile):
-            beaten = [k for k, h in held.items() if not h.said.is_profile and (k == s.key or k.startswith(s.key + ".") or s.key.startswith(k + "."))]
+            beaten = [
+                k
+                for k, h in held.items()
+                if not h.said.is_profile and (k == s.key or k.startswith(s.key + ".") or s.key.startswith(k + "."))
+            ]
             held[s.key], under[s.key] = Held(s, _aside(held, beaten)), beside
     return dict(sorted(held.items(), key=lambda kv: not kv[1].said.is_profile))
 
@@ -153,12 +204,15 @@ def python_line(words: Iterable[str], call: str = "sk.compose") -> str:
 
 def shell_line(words: Iterable[str], task: str | None = None) -> str:
     "The same for a shell."
-    return " ".join(["spectrakit train", shlex.quote(task) if task else "TASK", *(shlex.quote(hidden(w)) for w in words)])
+    return " ".join(
+        ["spectrakit train", shlex.quote(task) if task else "TASK", *(shlex.quote(hidden(w)) for w in words)]
+    )
 
 
 def profiles_alone(words: Iterable[str]) -> Config:
     "What a file that only names the profiles among `words` composes to."
     import yaml
+
     groups = parse_overrides(words, profiles(), other_ending).groups
     with tempfile.TemporaryDirectory(prefix="spectrakit-") as folder:
         file = Path(folder) / "profiles.yaml"
@@ -169,32 +223,48 @@ def profiles_alone(words: Iterable[str]) -> Config:
 def yaml_text(words: list[str], config: Config, beneath: Config | None = None) -> str:
     "YAML of a choice: its profiles in a list `defaults:`, and the settings of `config`, what the words compose to, that differ from theirs (`beneath`)."
     import yaml
+
     parsed = parse_overrides(words, profiles(), other_ending)
     tree: dict = {"defaults": [*({group: name} for group, name in parsed.groups.items()), "_self_"]}
     own = [ALIASES.get(key, key) for key, _ in parsed.pairs]
     for key in dict.fromkeys([*diff(beneath or profiles_alone(words), config), *own]):
-        if key not in ("profile", "env"): _lay(tree, nested(key, get(config, key)))
+        if key not in ("profile", "env"):
+            _lay(tree, nested(key, get(config, key)))
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
 def _lay(tree: dict, more: dict) -> None:
     "Put `more` into `tree`, block by block."
     for key, value in more.items():
-        if isinstance(value, dict) and isinstance(tree.get(key), dict): _lay(tree[key], value)
-        else: tree[key] = dict(value) if isinstance(value, dict) else list(value) if isinstance(value, tuple) else value
+        if isinstance(value, dict) and isinstance(tree.get(key), dict):
+            _lay(tree[key], value)
+        else:
+            tree[key] = dict(value) if isinstance(value, dict) else list(value) if isinstance(value, tuple) else value
 
 # %% ../../nbs/65_picker/00_provenance.ipynb #6c79ae9d
 def read_choice(file: Path, source: str) -> tuple[list[Said], list[str]]:
     "What a file says, and a sentence for each thing in it that cannot be used."
-    try: tree = load_yaml(file)
-    except RequestError as error: return [], [str(error)]
+    try:
+        tree = load_yaml(file)
+    except RequestError as error:
+        return [], [str(error)]
     found, wrong = [], []
     listed = tree.pop("defaults", None) or []
     entries = listed if isinstance(listed, list) else [listed]
-    words = [f"{str(group).lstrip('/')}={value_text(name)}" for entry in entries if isinstance(entry, dict) for group, name in entry.items()]
-    wrong += [f"{place(file)}: the list `defaults:` holds {entry!r}. It needs entries such as 'trainer: kaggle_safe'." for entry in entries
-              if not isinstance(entry, dict) and entry != "_self_"]
+    words = [
+        f"{str(group).lstrip('/')}={value_text(name)}"
+        for entry in entries
+        if isinstance(entry, dict)
+        for group, name in entry.items()
+    ]
+    wrong += [
+        f"{place(file)}: the list `defaults:` holds {entry!r}. It needs entries such as 'trainer: kaggle_safe'."
+        for entry in entries
+        if not isinstance(entry, dict) and entry != "_self_"
+    ]
     for text in [*words, *(word(key, value) for key, value in flat(tree))]:
-        try: found += said([text], source)
-        except RequestError as error: wrong.append(f"{place(file)}: {error}")
+        try:
+            found += said([text], source)
+        except RequestError as error:
+            wrong.append(f"{place(file)}: {error}")
     return found, wrong

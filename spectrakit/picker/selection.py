@@ -11,11 +11,35 @@ import shlex
 from typing import Any
 
 from ..config.resolve import recommended_profile, resolve_env
-from .provenance import Held, Said, hidden, profiles_alone, python_line, said, settle, shell_line, told_outside, yaml_text
+from spectrakit.picker.provenance import (
+    Held,
+    Said,
+    hidden,
+    profiles_alone,
+    python_line,
+    said,
+    settle,
+    shell_line,
+    told_outside,
+    yaml_text,
+)
 from ..config.compose import compose, diff, override, profile_settings
 from ..config.profile_files import profile_intent, profiles
-from .fields import (WARNING, Row, budget_of, changed_settings, consequences, copy_html, fields, former_run, note_html, platform_rows,
-                             rows_html, rows_text, section_html)
+from spectrakit.picker.fields import (
+    WARNING,
+    Row,
+    budget_of,
+    changed_settings,
+    consequences,
+    copy_html,
+    fields,
+    former_run,
+    note_html,
+    platform_rows,
+    rows_html,
+    rows_text,
+    section_html,
+)
 from ..system.platforms import Platform, detect
 from ..config.schema import Config, RequestError, get
 
@@ -29,14 +53,21 @@ class Choice:
 
     `samples`, the name `task`: for the steps and the forecast, where they are known. RequestError where what is not one's own cannot be used."""
 
-    def __init__(self, words: tuple[str, ...], outside: list[list[Said]], platform: Platform, samples: int | None = None, task: str | None = None):
+    def __init__(
+        self,
+        words: tuple[str, ...],
+        outside: list[list[Said]],
+        platform: Platform,
+        samples: int | None = None,
+        task: str | None = None,
+    ):
         self.platform, self.samples, self.task = platform, samples, task
         self._configs: dict[tuple, Any] = {}
         base = self.base(())
         name, why = (base.profile, "your train.yaml") if base.profile != "defaults" else recommended_profile(platform)
         self.suggested = [] if name == "none" else [Said(f"trainer={name}", "trainer", f"suggested: {why}", True)]
         self.above = [*outside, said(words, "the call")]
-        self.fixed: dict[str, str] = {}                 # key that nobody can choose here → who has said it
+        self.fixed: dict[str, str] = {}  # key that nobody can choose here → who has said it
         for s in (s for layer in self.above for s in layer):
             more = self.sets(s.value, s.key) if s.is_profile and s.key != "trainer" else ()
             self.fixed |= {key: s.source for key in (s.key, *more)}
@@ -46,7 +77,11 @@ class Choice:
         "Put `own` in place of what was one's own; `unread`: what is wrong with where it comes from. RequestError where it does not fit together."
         words = {s.key: s for s in own}
         self.held, self.config_shown = self.tried(words)
-        self.own, self.wrong, self.unread = words, {}, list(unread or ())  # wrong: key → text as it was typed, and the sentence
+        self.own, self.wrong, self.unread = (
+            words,
+            {},
+            list(unread or ()),
+        )  # wrong: key → text as it was typed, and the sentence
 
     def tried(self, own: dict[str, Said]) -> tuple[dict[str, Held], Config]:
         "What would hold with `own`, and its settings. RequestError where they cannot be composed."
@@ -64,10 +99,13 @@ class Choice:
 
     def sets(self, name: str, group: str) -> list[str]:
         "The settings that a profile sets."
-        return self._once(("sets", name, group), lambda: [] if name in ("", "null") else list(profile_settings(name, group)))
+        return self._once(
+            ("sets", name, group), lambda: [] if name in ("", "null") else list(profile_settings(name, group))
+        )
 
     def _once(self, key: tuple, make: Any) -> Any:
-        if key not in self._configs: self._configs[key] = make()
+        if key not in self._configs:
+            self._configs[key] = make()
         return self._configs[key]
 
 
@@ -85,14 +123,18 @@ def pick(choice: Choice, key: str, text: Any, word: str) -> None:
     "Take `word` for `key` into one's own choice ('' takes it back); where it is wrong, `text` as it was typed and the sentence go to `choice.wrong`."
     is_profile = key not in fields()
     own = {k: s for k, s in _still_meant(choice).items() if k != key}
-    if word: own[key] = Said(word, key, CHOSEN, is_profile)
+    if word:
+        own[key] = Said(word, key, CHOSEN, is_profile)
     choice.unread = []
     choice.wrong.pop(key, None)
-    try: held, config = choice.tried(own)
+    try:
+        held, config = choice.tried(own)
     except RequestError as error:
         choice.wrong[key] = (text, str(error))
         return
-    if word and not is_profile and get(config, key) == get(choice.base(profile_words(held)), key):  # as the profile has it
+    if (
+        word and not is_profile and get(config, key) == get(choice.base(profile_words(held)), key)
+    ):  # as the profile has it
         del own[key]
         held = settle(choice.suggested, own.values(), *choice.above, sets=choice.sets)
     choice.own, choice.held, choice.config_shown = own, held, config
@@ -101,7 +143,8 @@ def pick(choice: Choice, key: str, text: Any, word: str) -> None:
 def _still_meant(choice: Choice) -> dict[str, Said]:
     "One's own words; without the profile that somebody stronger has replaced, and what was set aside with it."
     mine = choice.own.get("trainer")
-    if mine is None or "trainer" not in choice.fixed or choice.held["trainer"].said.value == mine.value: return choice.own
+    if mine is None or "trainer" not in choice.fixed or choice.held["trainer"].said.value == mine.value:
+        return choice.own
     return {k: s for k, s in choice.own.items() if k in choice.held and choice.held[k].said is s}
 
 
@@ -110,12 +153,17 @@ def pick_more(choice: Choice, text: str, instead_of: list[str]) -> None:
     choice.unread = []
     choice.wrong.pop(MORE, None)
     try:
-        try: words = shlex.split(text)
-        except ValueError: raise RequestError("A quote is not closed. Put quotes around a word with spaces.") from None
-        own = {k: s for k, s in _still_meant(choice).items() if k not in instead_of} | {s.key: s for s in said(words, CHOSEN)}
+        try:
+            words = shlex.split(text)
+        except ValueError:
+            raise RequestError("A quote is not closed. Put quotes around a word with spaces.") from None
+        own = {k: s for k, s in _still_meant(choice).items() if k not in instead_of} | {
+            s.key: s for s in said(words, CHOSEN)
+        }
         choice.held, choice.config_shown = choice.tried(own)
         choice.own = own
-    except RequestError as error: choice.wrong[MORE] = (text, str(error))
+    except RequestError as error:
+        choice.wrong[MORE] = (text, str(error))
 
 
 def problems(choice: Choice) -> list[str]:
@@ -125,7 +173,8 @@ def problems(choice: Choice) -> list[str]:
 # %% ../../nbs/65_picker/02_selection.ipynb #368afca9
 def run_folder(choice: Choice) -> str:
     "Where the runs go."
-    if (folder := choice.config_shown.run.dir) != "auto": return folder
+    if (folder := choice.config_shown.run.dir) != "auto":
+        return folder
     return choice._once(("folder",), lambda: resolve_env(choice.config_shown, choice.platform)[0].run.dir)
 
 
@@ -133,15 +182,23 @@ def told_consequences(choice: Choice) -> list[Row]:
     "The rows on what this choice will do, what is wrong with it first."
     folder = run_folder(choice)
     former = choice._once(("former", folder), lambda: former_run(folder, choice.task) if choice.task else None)
-    return [(WARNING, "", sentence) for sentence in problems(choice)] + consequences(choice.config_shown, choice.platform, choice.samples, former, folder)
+    return [(WARNING, "", sentence) for sentence in problems(choice)] + consequences(
+        choice.config_shown, choice.platform, choice.samples, former, folder
+    )
 
 
 def profile_line(choice: Choice) -> str:
     "The profile that holds, with its intent, its budget and what it changes."
     config = group_base(choice)
-    try: intent = profile_intent(config.profile)
-    except RequestError: intent = "no profile"
-    changes = changed_settings(config, choice.base(("trainer=defaults",))) if "defaults" in profiles().get("trainer", ()) else ""
+    try:
+        intent = profile_intent(config.profile)
+    except RequestError:
+        intent = "no profile"
+    changes = (
+        changed_settings(config, choice.base(("trainer=defaults",)))
+        if "defaults" in profiles().get("trainer", ())
+        else ""
+    )
     return f"{intent}. Time limit: {budget_of(config)}. Differs from defaults: {changes or 'in nothing'}."
 
 
@@ -152,14 +209,24 @@ def is_secret(one: Said) -> bool:
 
 def written(choice: Choice, own_only: bool = False) -> tuple[list[str], str]:
     "The words of a choice and its YAML, without secrets; `own_only`: without what the environment and the call have said."
-    layers = [*([] if "trainer" in choice.fixed else [choice.suggested]), choice.own.values()] if own_only else [choice.suggested, choice.own.values(), *choice.above]
+    layers = (
+        [*([] if "trainer" in choice.fixed else [choice.suggested]), choice.own.values()]
+        if own_only
+        else [choice.suggested, choice.own.values(), *choice.above]
+    )
     held = settle(*layers, sets=choice.sets)
-    words, secrets = [h.said.word for h in held.values() if not is_secret(h.said)], [h.said for h in held.values() if is_secret(h.said)]
+    words, secrets = (
+        [h.said.word for h in held.values() if not is_secret(h.said)],
+        [h.said for h in held.values() if is_secret(h.said)],
+    )
     if own_only or secrets:
         values = [h.said.word for h in held.values() if not h.said.is_profile and not is_secret(h.said)]
         config = override(choice.base(profile_words(held)), *values) if values else choice.base(profile_words(held))
-    else: config = choice.config_shown
-    return words, HEADER + "".join(f"# {s.key} is not written down.\n" for s in secrets) + yaml_text(words, config, choice.beneath(profile_words(held)))
+    else:
+        config = choice.config_shown
+    return words, HEADER + "".join(f"# {s.key} is not written down.\n" for s in secrets) + yaml_text(
+        words, config, choice.beneath(profile_words(held))
+    )
 
 # %% ../../nbs/65_picker/02_selection.ipynb #22713c79
 def as_text(choice: Choice, why: str) -> str:
@@ -167,27 +234,52 @@ def as_text(choice: Choice, why: str) -> str:
     config, names = choice.config_shown, profiles().get("trainer", [])
     words = [h.said.word for h in choice.held.values()]
     profile_names = [(f"{'→ ' if name == config.profile else '  '}{name}", "", _intent(name)) for name in names]
-    parts = [f"no form here: {why}", rows_text(platform_rows(choice.platform)), "profiles:", rows_text(profile_names), f"{config.profile}: {profile_line(choice)}",
-             "chosen:", *(f"  {held}" for held in choice.held.values()), "what it will do:", rows_text(told_consequences(choice)),
-             "the same in Python and in a shell:", f"  {python_line(words)}", f"  {shell_line(words, choice.task)}"]
+    parts = [
+        f"no form here: {why}",
+        rows_text(platform_rows(choice.platform)),
+        "profiles:",
+        rows_text(profile_names),
+        f"{config.profile}: {profile_line(choice)}",
+        "chosen:",
+        *(f"  {held}" for held in choice.held.values()),
+        "what it will do:",
+        rows_text(told_consequences(choice)),
+        "the same in Python and in a shell:",
+        f"  {python_line(words)}",
+        f"  {shell_line(words, choice.task)}",
+    ]
     return "\n".join(parts)
 
 
 def _intent(name: str) -> str:
-    try: return profile_intent(name)
-    except RequestError as error: return f"{WARNING} {error}"
+    try:
+        return profile_intent(name)
+    except RequestError as error:
+        return f"{WARNING} {error}"
 
 
 def told_sources(choice: Choice) -> list[tuple[str, str]]:
     "Each word, and who said it."
-    return [(hidden(h.said.word), str(h)[len(hidden(h.said.word)) + 2:]) for h in choice.held.values()]
+    return [(hidden(h.said.word), str(h)[len(hidden(h.said.word)) + 2 :]) for h in choice.held.values()]
 
 
 def as_html(choice: Choice, note: str = "") -> str:
     "The choice as a page that stays when the form is gone: in an untrusted copy, on GitHub, in a viewer. `note` stands at its end."
     words = [h.said.word for h in choice.held.values()]
-    names = [(f"{'→ ' if name == choice.config_shown.profile else ''}{name}", _intent(name)) for name in profiles().get("trainer", [])]
-    return ('<div style="max-width:72em">' + rows_html(platform_rows(choice.platform), "platform") + rows_html(told_sources(choice), "what was chosen, and by whom")
-            + note_html(profile_line(choice)) + rows_html(told_consequences(choice), "what this choice will do")
-            + copy_html(python_line(words), "Python") + copy_html(shell_line(words, choice.task), "shell")
-            + section_html("YAML", copy_html(written(choice)[1], "YAML")) + section_html("profiles", rows_html(names, "profiles")) + (note_html(note) if note else "") + "</div>")
+    names = [
+        (f"{'→ ' if name == choice.config_shown.profile else ''}{name}", _intent(name))
+        for name in profiles().get("trainer", [])
+    ]
+    return (
+        '<div style="max-width:72em">'
+        + rows_html(platform_rows(choice.platform), "platform")
+        + rows_html(told_sources(choice), "what was chosen, and by whom")
+        + note_html(profile_line(choice))
+        + rows_html(told_consequences(choice), "what this choice will do")
+        + copy_html(python_line(words), "Python")
+        + copy_html(shell_line(words, choice.task), "shell")
+        + section_html("YAML", copy_html(written(choice)[1], "YAML"))
+        + section_html("profiles", rows_html(names, "profiles"))
+        + (note_html(note) if note else "")
+        + "</div>"
+    )

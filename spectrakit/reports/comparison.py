@@ -16,8 +16,31 @@ import numpy as np
 
 from ..checkpoint.store import write_atomic
 from ..runs.history import HUGE, Digest, digest, samples_at
-from .html import HIDDEN, cell, figure_html, figure_png, is_secret, page, plain, safe, table_html, table_text
-from ..view.plots import GRID, INK, RATE, SPEED, TRAIN, VALID, Picture, label, save_figure, smooth as smoothed, smoothing_weight
+from spectrakit.reports.html import (
+    HIDDEN,
+    cell,
+    figure_html,
+    figure_png,
+    is_secret,
+    page,
+    plain,
+    safe,
+    table_html,
+    table_text,
+)
+from spectrakit.view.plots import (
+    GRID,
+    INK,
+    RATE,
+    SPEED,
+    TRAIN,
+    VALID,
+    Picture,
+    label,
+    save_figure,
+    smooth as smoothed,
+    smoothing_weight,
+)
 from ..config.validation import shown
 from ..api.run import Run, list_runs, open_run
 from ..config.schema import RequestError, did_you_mean, settings
@@ -26,28 +49,45 @@ from ..system.units import format_duration
 # %% ../../nbs/70_reports/02_comparison.ipynb #7b0133c3
 def find_run(run: Run | Path | str) -> Run:
     "The run that is meant. RequestError where there is none, with the nearest name among its neighbours."
-    if isinstance(run, Run): return run
-    if not isinstance(run, (str, Path)): raise RequestError(f"{type(run).__name__} is no run. Give a Run, its folder, or its name.")
+    if isinstance(run, Run):
+        return run
+    if not isinstance(run, (str, Path)):
+        raise RequestError(f"{type(run).__name__} is no run. Give a Run, its folder, or its name.")
     path = Path(run).expanduser()
-    if path.is_file() and path.name in ("config.yaml", "events.jsonl"): path = path.parent
+    if path.is_file() and path.name in ("config.yaml", "events.jsonl"):
+        path = path.parent
     if path.is_dir():
-        if any((path / name).is_file() for name in ("config.yaml", "events.jsonl")): return Run(path)
-        try: inside = list_runs(path)
-        except OSError: inside = []
-        if inside: raise RequestError(f"{str(path)!r} is a folder of {len(inside)} run{'s' * (len(inside) > 1)}. Name a run in it, such as {str(inside[0].path)!r}, or give list_runs({str(path)!r}).")
+        if any((path / name).is_file() for name in ("config.yaml", "events.jsonl")):
+            return Run(path)
+        try:
+            inside = list_runs(path)
+        except OSError:
+            inside = []
+        if inside:
+            raise RequestError(
+                f"{str(path)!r} is a folder of {len(inside)} run{'s' * (len(inside) > 1)}. Name a run in it, such as {str(inside[0].path)!r}, or give list_runs({str(path)!r})."
+            )
         return open_run(path)  # says what is missing
-    try: known = {r.path.name: r for r in list_runs()}
-    except (RequestError, OSError): known = {}
-    if str(run) in known: return known[str(run)]
-    try: beside = [p.name for p in path.parent.iterdir() if (p / "config.yaml").is_file()][:1000]
-    except OSError: beside = []
-    raise RequestError(f"There is no run {str(run)!r}.{did_you_mean(path.name, [*beside, *known]) or ' `spectrakit runs` lists the runs.'}")
+    try:
+        known = {r.path.name: r for r in list_runs()}
+    except (RequestError, OSError):
+        known = {}
+    if str(run) in known:
+        return known[str(run)]
+    try:
+        beside = [p.name for p in path.parent.iterdir() if (p / "config.yaml").is_file()][:1000]
+    except OSError:
+        beside = []
+    raise RequestError(
+        f"There is no run {str(run)!r}.{did_you_mean(path.name, [*beside, *known]) or ' `spectrakit runs` lists the runs.'}"
+    )
 
 
 def find_all(runs: Sequence) -> list[Run]:
     "The runs that are meant, each once; lists of runs may be among them. RequestError where there is none."
     flat = [one for run in runs for one in (run if isinstance(run, (list, tuple)) else [run])]
-    if not flat: raise RequestError("compare needs runs: give two or more, such as compare('runs/coffee-20261120-101500', run).")
+    if not flat:
+        raise RequestError("compare needs runs: give two or more, such as compare('runs/coffee-20261120-101500', run).")
     found = {run.path.resolve(): run for run in map(find_run, flat)}
     return list(found.values())
 
@@ -59,7 +99,8 @@ TITLES = {"loss": "training loss", "lr": "learning rate", "samples_per_s": "samp
 
 def curve(d: Digest, name: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
     "The values of `name`, of the log points or of the evaluations, over `x`; without those that cannot be drawn."
-    if name in LOGGED: steps, t, y = d.points["step"], d.points["t"], d.points[name]
+    if name in LOGGED:
+        steps, t, y = d.points["step"], d.points["t"], d.points[name]
     else:
         told = [(e["step"], e["t"], e["metrics"][name]) for e in d.all("eval") if e["metrics"].get(name) is not None]
         steps, t, y = np.array(told, float).reshape(-1, 3).T
@@ -76,15 +117,23 @@ def slices_of(x: np.ndarray, y: np.ndarray, slices: int = 400) -> tuple[np.ndarr
 
 def thinned(x: np.ndarray, y: np.ndarray, points: int = 800) -> tuple[np.ndarray, np.ndarray]:
     "The lowest and the highest point of each of `points` / 2 slices, in order."
-    if len(x) <= points: return x, y
+    if len(x) <= points:
+        return x, y
     edges = np.linspace(0, len(x), points // 2 + 1).astype(int)
-    keep = sorted({place for lo, hi in zip(edges, edges[1:]) for place in (lo + int(np.argmin(y[lo:hi])), lo + int(np.argmax(y[lo:hi])))})
+    keep = sorted(
+        {
+            place
+            for lo, hi in zip(edges, edges[1:])
+            for place in (lo + int(np.argmin(y[lo:hi])), lo + int(np.argmax(y[lo:hi])))
+        }
+    )
     return x[keep], y[keep]
 
 
 def averaged(x: np.ndarray, y: np.ndarray, slices: int = 2000) -> tuple[np.ndarray, np.ndarray]:
     "The means of so many slices; fewer points than twice that come back as they are."
-    if len(x) < 2 * slices: return x, y
+    if len(x) < 2 * slices:
+        return x, y
     edges = np.linspace(0, len(x), slices + 1).astype(int)[:-1]
     sizes = np.diff(np.append(edges, len(x)))
     return np.add.reduceat(x, edges) / sizes, np.add.reduceat(y, edges) / sizes
@@ -95,14 +144,26 @@ ALONE = {"loss": TRAIN, "lr": RATE, "samples_per_s": SPEED}  # the panels of a r
 LINES = ("-", "--", "-.", ":")  # from the ninth run on
 
 
-def draw(ax: Any, x: np.ndarray, y: np.ndarray, name: str, color: str, line: str = "-", smooth: float | None = None, faint: bool = True) -> None:
+def draw(
+    ax: Any,
+    x: np.ndarray,
+    y: np.ndarray,
+    name: str,
+    color: str,
+    line: str = "-",
+    smooth: float | None = None,
+    faint: bool = True,
+) -> None:
     "One curve: of log points smoothed, with the raw ones behind it; of evaluations as they are, with marks."
     many = name in LOGGED
     xs, ys = averaged(x, y) if many else (x, y)
     weight = (smoothing_weight(len(ys)) if name == "loss" else 0.0) if smooth is None else smooth
-    if many and faint and len(xs) < len(x): ax.fill_between(*slices_of(x, y), color=color, alpha=0.2, linewidth=0)
-    elif many and faint and weight: ax.plot(*thinned(x, y), color=color, alpha=0.3, linewidth=0.7)
-    if weight and len(ys): ys = np.array(smoothed(ys.tolist(), weight))
+    if many and faint and len(xs) < len(x):
+        ax.fill_between(*slices_of(x, y), color=color, alpha=0.2, linewidth=0)
+    elif many and faint and weight:
+        ax.plot(*thinned(x, y), color=color, alpha=0.3, linewidth=0.7)
+    if weight and len(ys):
+        ys = np.array(smoothed(ys.tolist(), weight))
     mark = "o" if not many and len(ys) <= 60 or len(ys) == 1 else None
     ax.plot(*thinned(xs, ys), color=color, linestyle=line, linewidth=1.5, marker=mark, markersize=3)
 
@@ -110,16 +171,21 @@ def draw(ax: Any, x: np.ndarray, y: np.ndarray, name: str, color: str, line: str
 def frame(ax: Any, title: str, x: str, values: list[np.ndarray]) -> None:
     "Title, axes, a logarithmic scale where values of a loss span it, a word where there is nothing to draw."
     from matplotlib.ticker import EngFormatter
+
     ax.set_title(label(title), fontsize=9, color=INK, loc="left")
     ax.set_xlabel(x, fontsize=8, color=INK)
     ax.tick_params(labelsize=7, colors=INK)
     ax.yaxis.get_offset_text().set_fontsize(7)
-    if max(map(abs, ax.get_xlim())) >= 1e5: ax.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M
+    if max(map(abs, ax.get_xlim())) >= 1e5:
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M
     ax.grid(True, color=GRID, linewidth=0.6)
-    for name, side in ax.spines.items(): side.set(visible=name in ("left", "bottom"), color=INK)
+    for name, side in ax.spines.items():
+        side.set(visible=name in ("left", "bottom"), color=INK)
     there = [v for v in values if len(v)]
-    if not there: ax.text(0.5, 0.5, "nothing to draw", transform=ax.transAxes, ha="center", va="center", fontsize=8, color=INK)
-    elif "loss" in title and (low := min(v.min() for v in there)) > 0 and max(v.max() for v in there) > 30 * low: ax.set_yscale("log")
+    if not there:
+        ax.text(0.5, 0.5, "nothing to draw", transform=ax.transAxes, ha="center", va="center", fontsize=8, color=INK)
+    elif "loss" in title and (low := min(v.min() for v in there)) > 0 and max(v.max() for v in there) > 30 * low:
+        ax.set_yscale("log")
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
@@ -127,33 +193,53 @@ def time_unit(seconds: float) -> tuple[float, str]:
     return (1.0, "s") if seconds < 300 else (60.0, "min") if seconds < 4 * 3600 else (3600.0, "h")
 
 # %% ../../nbs/70_reports/02_comparison.ipynb #fc149429
-def plot_runs(digests: Sequence[Digest], names: Sequence[str], panels: Sequence[str], x: str = "step", smooth: float | None = None) -> Any:
+def plot_runs(
+    digests: Sequence[Digest], names: Sequence[str], panels: Sequence[str], x: str = "step", smooth: float | None = None
+) -> Any:
     "A matplotlib Figure with a panel for each of `panels`, and in it a curve for each run."
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
+
     per, unit = time_unit(max((d.seconds for d in digests), default=0))
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     legend = -(-min(len(names), 17) // 3)
-    figure = Figure(figsize=(4.6 * columns + 0.6 * (columns == 1), 2.9 * rows + 0.2 * legend + 0.1), dpi=110, facecolor="white", layout="constrained")
+    figure = Figure(
+        figsize=(4.6 * columns + 0.6 * (columns == 1), 2.9 * rows + 0.2 * legend + 0.1),
+        dpi=110,
+        facecolor="white",
+        layout="constrained",
+    )
     axes = figure.subplots(rows, columns, squeeze=False).flat
     for panel, ax in zip(panels, axes):
         drawn = []
         for i, d in enumerate(digests):
             place, y = curve(d, panel, x)
-            place, color = place / (per if x == "time" else 1), COLORS[i % len(COLORS)] if len(digests) > 1 else ALONE.get(panel, VALID)
+            place, color = (
+                place / (per if x == "time" else 1),
+                COLORS[i % len(COLORS)] if len(digests) > 1 else ALONE.get(panel, VALID),
+            )
             draw(ax, place, y, panel, color, LINES[i // len(COLORS) % len(LINES)], smooth, faint=len(digests) <= 3)
-            if panel not in LOGGED: _ring(ax, d, place, y, panel, color)
+            if panel not in LOGGED:
+                _ring(ax, d, place, y, panel, color)
             drawn.append(y)
         frame(ax, TITLES.get(panel, panel), f"time ({unit})" if x == "time" else AXES[x], drawn)
-    for ax in list(axes): ax.set_visible(False)
+    for ax in list(axes):
+        ax.set_visible(False)
     if len(digests) == 1:
-        if names[0]: figure.suptitle(label(names[0], 90), fontsize=9, color=INK, x=0.01, ha="left")
+        if names[0]:
+            figure.suptitle(label(names[0], 90), fontsize=9, color=INK, x=0.01, ha="left")
         return figure
-    handles = [Line2D([], [], color=COLORS[i % len(COLORS)], linestyle=LINES[i // len(COLORS) % len(LINES)], linewidth=1.5) for i in range(len(names))]
+    handles = [
+        Line2D([], [], color=COLORS[i % len(COLORS)], linestyle=LINES[i // len(COLORS) % len(LINES)], linewidth=1.5)
+        for i in range(len(names))
+    ]
     told = [" " + label(n, 44) for n in names]  # matplotlib leaves out a name that begins with _
-    if len(told) > 17: handles, told = [*handles[:16], Line2D([], [], linestyle="")], [*told[:16], f" and {len(told) - 16} more"]
-    figure.legend(handles, told, loc="outside lower center", ncols=min(3, len(told)), fontsize=7, frameon=False, labelcolor=INK)
+    if len(told) > 17:
+        handles, told = [*handles[:16], Line2D([], [], linestyle="")], [*told[:16], f" and {len(told) - 16} more"]
+    figure.legend(
+        handles, told, loc="outside lower center", ncols=min(3, len(told)), fontsize=7, frameon=False, labelcolor=INK
+    )
     return figure
 
 
@@ -161,9 +247,19 @@ def _ring(ax: Any, d: Digest, place: np.ndarray, y: np.ndarray, name: str, color
     "A ring at the best checkpoint."
     best = d.best
     value = best and best["metrics"].get(name)
-    if value is None: return
+    if value is None:
+        return
     at = np.flatnonzero(y == value)
-    if len(at): ax.plot(place[at[-1]], value, marker="o", markersize=9, markerfacecolor="none", markeredgecolor=color, markeredgewidth=1.3)
+    if len(at):
+        ax.plot(
+            place[at[-1]],
+            value,
+            marker="o",
+            markersize=9,
+            markerfacecolor="none",
+            markeredgecolor=color,
+            markeredgewidth=1.3,
+        )
 
 # %% ../../nbs/70_reports/02_comparison.ipynb #695528d1
 def panels_of(digests: Sequence[Digest], metric: str | Sequence[str] | None) -> list[str]:
@@ -173,17 +269,30 @@ def panels_of(digests: Sequence[Digest], metric: str | Sequence[str] | None) -> 
         watched = list(dict.fromkeys(d.monitor for d in digests if d.monitor in known))[:3]
         return ["loss", *(watched or [n for n in ("val_loss", *known) if n in known][:1])]
     found, names = [], [metric] if isinstance(metric, str) else metric
-    if not isinstance(names, (list, tuple)) or not names: raise RequestError(f"metric={metric!r} is not possible: it needs a name, or a list of names, such as 'val_loss'.")
+    if not isinstance(names, (list, tuple)) or not names:
+        raise RequestError(
+            f"metric={metric!r} is not possible: it needs a name, or a list of names, such as 'val_loss'."
+        )
     for name in names:
         right = next((n for n in (name, f"val_{name}") if n in known or n in LOGGED), None)
         if right is None:
             some = ", ".join(plain(n)[:40] for n in [*LOGGED, *known][:12])
-            raise RequestError(f"No run has the metric {name!r}. There are {some}{', …' if len(known) > 9 else ''}.{did_you_mean(str(name), [*LOGGED, *known[:1000]])}")
+            raise RequestError(
+                f"No run has the metric {name!r}. There are {some}{', …' if len(known) > 9 else ''}.{did_you_mean(str(name), [*LOGGED, *known[:1000]])}"
+            )
         found.append(right)
     return found
 
 
-_TAKEN = ("run", "status", "best_step", "steps", "seconds", "samples_per_s", "restarts")  # a log from elsewhere may have a metric of such a name
+_TAKEN = (
+    "run",
+    "status",
+    "best_step",
+    "steps",
+    "seconds",
+    "samples_per_s",
+    "restarts",
+)  # a log from elsewhere may have a metric of such a name
 _FACTS = ("effective_batch_size", "world_size", "mixed_precision", "device", "train_samples", "total_steps")
 
 
@@ -192,14 +301,24 @@ def results(d: Digest, name: str, metrics: Sequence[str], status: str) -> dict[s
     best, speeds = d.best, d.points["samples_per_s"]
     speeds = speeds[np.isfinite(speeds)]
     told = {m: best["metrics"].get(m) if best else None for m in metrics}
-    return {"run": name, "status": status, **{m: v for m, v in told.items() if m not in _TAKEN}, "best_step": best["step"] if best else None,
-            "steps": d.steps, "seconds": round(d.seconds, 3), "samples_per_s": round(float(np.sort(speeds)[len(speeds) // 2]), 1) if len(speeds) else None, "restarts": len(d.all("restart"))}
+    return {
+        "run": name,
+        "status": status,
+        **{m: v for m, v in told.items() if m not in _TAKEN},
+        "best_step": best["step"] if best else None,
+        "steps": d.steps,
+        "seconds": round(d.seconds, 3),
+        "samples_per_s": round(float(np.sort(speeds)[len(speeds) // 2]), 1) if len(speeds) else None,
+        "restarts": len(d.all("restart")),
+    }
 
 
 def differing(digests: Sequence[Digest]) -> list[str]:
     "The settings in which runs differ. What a run of another version does not state is not known; a key of one's own that is missing is not set."
     known, told = settings(), [d.settings for d in digests if d.settings]
-    values = {k: [s.get(k) for s in told if k in s or k not in known] for k in dict.fromkeys(k for s in told for k in s)}
+    values = {
+        k: [s.get(k) for s in told if k in s or k not in known] for k in dict.fromkeys(k for s in told for k in s)
+    }
     return [k for k, found in values.items() if any(v != found[0] and {} not in (v, found[0]) for v in found)]
 
 # %% ../../nbs/70_reports/02_comparison.ipynb #fea97f29
@@ -209,6 +328,7 @@ class Comparison:
 
     A cell shows the picture and the table; `print` shows the table as text; `save` writes either.
     """
+
     figure: Any = field(repr=False)
     table: list[dict]
     notes: list[str]
@@ -226,14 +346,17 @@ class Comparison:
             rows.append([_told(k, line[k]) + (" ★" if self.winner == (k, number) else "") for k in keys])
         return rows if len(self.table) > 6 else [list(column) for column in zip(*rows)]
 
-    def __str__(self) -> str: return "\n".join([table_text(self.rows()), *map(plain, self.notes)])
+    def __str__(self) -> str:
+        return "\n".join([table_text(self.rows()), *map(plain, self.notes)])
 
-    def __repr__(self) -> str: return str(self)
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         return f'<img alt="{self._alt()}" style="max-width:100%" src="{figure_png(self.figure)}">{self._table_html()}'
 
-    def _alt(self) -> str: return safe("curves of " + ", ".join(str(line["run"]) for line in self.table[:20]), 1000)
+    def _alt(self) -> str:
+        return safe("curves of " + ", ".join(str(line["run"]) for line in self.table[:20]), 1000)
 
     def _table_html(self) -> str:
         notes = "".join(f'<div style="opacity:.75">{safe(note, 600)}</div>' for note in self.notes)
@@ -243,23 +366,46 @@ class Comparison:
         "Write the picture (.png, .svg, .pdf) or a page with picture and table (.html). RequestError where that cannot be done."
         path = Path(path)
         ending = path.suffix.lower()
-        if ending not in (".png", ".svg", ".pdf", ".html"): raise RequestError(f"{str(path)!r} has an unknown ending. Use .png, .svg, .pdf or .html.")
+        if ending not in (".png", ".svg", ".pdf", ".html"):
+            raise RequestError(f"{str(path)!r} has an unknown ending. Use .png, .svg, .pdf or .html.")
         try:
-            if ending != ".html": return save_figure(self.figure, path)
+            if ending != ".html":
+                return save_figure(self.figure, path)
             title = f"{len(self.table)} run{'s' * (len(self.table) != 1)} compared"
-            write_atomic(path, page(title, [f"<h1>{title}</h1>", figure_html(self.figure, "runs", f"curves of {len(self.table)} runs"), self._table_html()]))
+            write_atomic(
+                path,
+                page(
+                    title,
+                    [
+                        f"<h1>{title}</h1>",
+                        figure_html(self.figure, "runs", f"curves of {len(self.table)} runs"),
+                        self._table_html(),
+                    ],
+                ),
+            )
             return path
-        except OSError as error: raise RequestError(f"{str(path)!r} cannot be written: {error.strerror}. Choose another file.") from None
+        except OSError as error:
+            raise RequestError(f"{str(path)!r} cannot be written: {error.strerror}. Choose another file.") from None
 
 # %% ../../nbs/70_reports/02_comparison.ipynb #a1364440
-_WORDS = {"best_step": "best at step", "samples_per_s": "samples/s", "seconds": "time", "effective_batch_size": "effective batch", "world_size": "processes",
-          "mixed_precision": "precision", "train_samples": "training samples", "total_steps": "steps planned"}
+_WORDS = {
+    "best_step": "best at step",
+    "samples_per_s": "samples/s",
+    "seconds": "time",
+    "effective_batch_size": "effective batch",
+    "world_size": "processes",
+    "mixed_precision": "precision",
+    "train_samples": "training samples",
+    "total_steps": "steps planned",
+}
 
 
 def _told(key: str, value: Any) -> str:
     "A value of the table as text."
-    if value is None: return "–"
-    if key == "seconds": return format_duration(value)
+    if value is None:
+        return "–"
+    if key == "seconds":
+        return format_duration(value)
     return cell(value) if isinstance(value, (str, float)) else shown(value)
 
 
@@ -272,23 +418,28 @@ def _names(runs: Sequence[Run]) -> list[str]:
 def _winner(digests: Sequence[Digest]) -> tuple[str, int] | None:
     "The metric and the place of the best run, where all learned the same task and were judged by the same metric."
     judged = {(d.monitor, d.start.get("mode"), d.start.get("task")) for d in digests if d.start}
-    (monitor, mode, _), = judged if len(judged) == 1 else [(None, None, None)]
+    ((monitor, mode, _),) = judged if len(judged) == 1 else [(None, None, None)]
     values = [(v, i) for i, d in enumerate(digests) if d.best and (v := d.best["metrics"].get(monitor)) is not None]
-    if mode not in ("min", "max") or len(values) < 2: return None
+    if mode not in ("min", "max") or len(values) < 2:
+        return None
     best = (min if mode == "min" else max)(v for v, _ in values)
     first = [i for v, i in values if v == best]
     return (monitor, first[0]) if len(first) == 1 else None
 
 
-def compare(*runs: Any, x: str = "step", metric: str | Sequence[str] | None = None, smooth: float | None = None) -> Comparison:
+def compare(
+    *runs: Any, x: str = "step", metric: str | Sequence[str] | None = None, smooth: float | None = None
+) -> Comparison:
     """The curves of `runs`, the settings in which they differ, and what came of them.
 
     `runs`: what `fit` returned, folders, or names. `x`: 'step', 'time' or 'samples'. `metric`: what to draw, in place of the loss and what the
     runs were judged by. `smooth`: the weight of the past in the curves of log points, from 0, below 1; None: as much as fits their number.
     Metrics in the table are those of the best checkpoint. RequestError where something is no run, or no run has the metric.
     """
-    if not isinstance(x, str) or x not in AXES: raise RequestError(f"x={x!r} is not possible: it needs one of {', '.join(AXES)}.{did_you_mean(str(x), AXES)}")
-    if smooth is not None and not (isinstance(smooth, (int, float)) and 0 <= smooth < 1): raise RequestError(f"smooth={smooth!r} is not possible: it needs a number from 0, below 1.")
+    if not isinstance(x, str) or x not in AXES:
+        raise RequestError(f"x={x!r} is not possible: it needs one of {', '.join(AXES)}.{did_you_mean(str(x), AXES)}")
+    if smooth is not None and not (isinstance(smooth, (int, float)) and 0 <= smooth < 1):
+        raise RequestError(f"smooth={smooth!r} is not possible: it needs a number from 0, below 1.")
     found = find_all(runs)
     digests, names = [digest(run.path) for run in found], _names(found)
     panels = panels_of(digests, metric)
@@ -298,7 +449,18 @@ def compare(*runs: Any, x: str = "step", metric: str | Sequence[str] | None = No
     keys = differing(digests)
     for line, d in zip(table, digests):
         line.update({k: d.start.get(k) for k in facts if k not in line})
-        line.update({k: HIDDEN if is_secret(k) and d.settings.get(k) is not None else d.settings.get(k) for k in keys if k not in line})
+        line.update(
+            {
+                k: HIDDEN if is_secret(k) and d.settings.get(k) is not None else d.settings.get(k)
+                for k in keys
+                if k not in line
+            }
+        )
     notes = [f"{n}: {note}" for n, d in zip(names, digests) for note in d.notes]
-    if x == "samples": notes += [f"{n}: its log does not say how large its batches are, so it is not drawn over samples" for n, d in zip(names, digests) if not d.start.get("effective_batch_size")]
+    if x == "samples":
+        notes += [
+            f"{n}: its log does not say how large its batches are, so it is not drawn over samples"
+            for n, d in zip(names, digests)
+            if not d.start.get("effective_batch_size")
+        ]
     return Comparison(plot_runs(digests, names, panels, x, smooth), table, notes, _winner(digests))

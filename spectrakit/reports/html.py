@@ -23,15 +23,20 @@ HIDDEN = "<hidden>"
 
 def is_secret(name: str) -> bool:
     "Whether something of this name may be what nobody else may read."
-    return bool(re.search(SECRET_NAME, name.replace("-", "_").rpartition(".")[2], re.I)) and "tokeniz" not in name.lower()
+    return (
+        bool(re.search(SECRET_NAME, name.replace("-", "_").rpartition(".")[2], re.I)) and "tokeniz" not in name.lower()
+    )
 
 
 def plain(text: Any, length: int = 20_000) -> str:
     "`text` without secrets and control characters, the end of what is longer than `length`."
     text = str(text)
-    if len(text) > length: text = "…" + text[-length:]
+    if len(text) > length:
+        text = "…" + text[-length:]
     text = masked("".join(c if c.isprintable() or c in "\n\t" else "�" for c in text))
-    return _NAMED.sub(lambda m: m[0] if m[3].replace(".", "").isdigit() or not is_secret(m[1]) else f"{m[1]}{m[2]}{HIDDEN}", text)
+    return _NAMED.sub(
+        lambda m: m[0] if m[3].replace(".", "").isdigit() or not is_secret(m[1]) else f"{m[1]}{m[2]}{HIDDEN}", text
+    )
 
 
 def safe(text: Any, length: int = 20_000) -> str:
@@ -44,8 +49,10 @@ _CELL = "padding:0.25em 0.8em 0.25em 0;text-align:left;vertical-align:top;border
 
 def cell(value: Any) -> str:
     "A cell's text: a dash where there is nothing, numbers in a few digits, '★' at its end kept."
-    if value is None or value == "": return "–"
-    if isinstance(value, float): return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
     text = plain(value)
     return text if len(text) <= 600 else text[:600] + "…"
 
@@ -57,12 +64,19 @@ def table_html(rows: Sequence[Sequence[Any]], head: bool = True, caption: str = 
         tag = "th" if head and number == 0 else "td"
         texts = [html.escape(cell(value)).replace("\n", "<br>") for value in row]
         whole = ";white-space:nowrap" if len(texts[0]) <= 40 else ""
-        cells = [f'<th scope="{"row" if tag == "td" else "col"}" style="{_CELL};font-weight:600{whole}">{texts[0]}</th>']
-        cells += [f'<{tag}{" scope=col" if tag == "th" else ""} style="{_CELL};font-weight:{600 if tag == "th" or text.endswith("★") else 400}">{text}</{tag}>' for text in texts[1:]]
-        lines.append(f"<tr style=\"background:none\">{''.join(cells)}</tr>")
+        cells = [
+            f'<th scope="{"row" if tag == "td" else "col"}" style="{_CELL};font-weight:600{whole}">{texts[0]}</th>'
+        ]
+        cells += [
+            f'<{tag}{" scope=col" if tag == "th" else ""} style="{_CELL};font-weight:{600 if tag == "th" or text.endswith("★") else 400}">{text}</{tag}>'
+            for text in texts[1:]
+        ]
+        lines.append(f'<tr style="background:none">{"".join(cells)}</tr>')
     named = f' aria-label="{safe(caption)}"' if caption else ""
-    return (f'<div style="overflow-x:auto"><table{named} style="border-collapse:collapse;font-variant-numeric:tabular-nums;color:inherit">'
-            f'{"".join(lines)}</table></div>')
+    return (
+        f'<div style="overflow-x:auto"><table{named} style="border-collapse:collapse;font-variant-numeric:tabular-nums;color:inherit">'
+        f"{''.join(lines)}</table></div>"
+    )
 
 
 def table_text(rows: Sequence[Sequence[Any]], width: int = 40) -> str:
@@ -72,23 +86,35 @@ def table_text(rows: Sequence[Sequence[Any]], width: int = 40) -> str:
     return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in texts)
 
 
-def _cut(text: str, width: int) -> str: return text if len(text) <= width else f"{text[: width // 2]}…{text[len(text) - width + width // 2 + 1 :]}"
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width // 2]}…{text[len(text) - width + width // 2 + 1 :]}"
 
 # %% ../../nbs/70_reports/01_html.ipynb #a0313133
 MOST_SVG = 300_000  # bytes; a larger picture is smaller, and quicker to show, as PNG
-_THEMED = {INK: "currentColor", "#000000": "currentColor", GRID: "var(--line)", TRAIN: "var(--train)", VALID: "var(--valid)", RATE: "var(--rate)", SPEED: "var(--speed)"}
+_THEMED = {
+    INK: "currentColor",
+    "#000000": "currentColor",
+    GRID: "var(--line)",
+    TRAIN: "var(--train)",
+    VALID: "var(--valid)",
+    RATE: "var(--rate)",
+    SPEED: "var(--speed)",
+}
 
 
 def figure_svg(figure: Any, prefix: str) -> str:
     "A figure as an `<svg>` for a page: ink in the text's colour, no background, no address, its ids beginning with `prefix`."
     from matplotlib import rc_context
+
     buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}): figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     head, _, text = text[text.index("<svg") :].partition(">")
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.S).replace("xlink:href", "href")
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
-    for color, variable in _THEMED.items(): text = text.replace(color, variable)
+    for color, variable in _THEMED.items():
+        text = text.replace(color, variable)
     return re.sub(r' (?:width|height|xmlns|xmlns:xlink|version)="[^"]*"', "", head) + ">" + re.sub(r"\n\s*", "\n", text)
 
 
@@ -103,7 +129,8 @@ def figure_html(figure: Any, prefix: str, told: str) -> str:
     "A figure for a page, `told` to those who cannot see it."
     width = f"max-width:{figure.get_figwidth():.1f}in"
     svg = figure_svg(figure, prefix)
-    if len(svg) <= MOST_SVG: return f'<figure style="{width}"><svg role="img" aria-label="{safe(told)}"{svg[4:]}</figure>'
+    if len(svg) <= MOST_SVG:
+        return f'<figure style="{width}"><svg role="img" aria-label="{safe(told)}"{svg[4:]}</figure>'
     return f'<figure style="{width}"><img alt="{safe(told)}" src="{figure_png(figure)}"></figure>'
 
 # %% ../../nbs/70_reports/01_html.ipynb #ca56c627
@@ -129,5 +156,7 @@ def fold(summary: str, body: str, opened: bool = False) -> str:
 
 def page(title: str, parts: Iterable[str]) -> str:
     "A whole page of `parts`, which are HTML already."
-    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-            f'<title>{safe(title)}</title><style>{_STYLE}</style></head><body>\n' + "\n".join(parts) + "\n</body></html>\n")
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{safe(title)}</title><style>{_STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )

@@ -17,8 +17,12 @@ from ..config.validation import RequestError
 # %% ../../nbs/70_reports/00_prediction_plots.ipynb #f2d0ce06
 def numbers(values: Any, name: str) -> np.ndarray:
     "`values` as an array of floats. RequestError where they are no numbers."
-    try: return np.asarray(values, dtype=float)
-    except (TypeError, ValueError): raise RequestError(f"{name} are no numbers: they hold {str(values)[:60]!r}. Give an array of numbers.") from None
+    try:
+        return np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        raise RequestError(
+            f"{name} are no numbers: they hold {str(values)[:60]!r}. Give an array of numbers."
+        ) from None
 
 
 def _axes(ax: Any, title: str = "", x: str = "", y: str = "") -> None:
@@ -26,11 +30,13 @@ def _axes(ax: Any, title: str = "", x: str = "", y: str = "") -> None:
     ax.set_xlabel(x, fontsize=8, color=INK)
     ax.set_ylabel(y, fontsize=8, color=INK)
     ax.tick_params(labelsize=7, colors=INK)
-    for name, side in ax.spines.items(): side.set(visible=name in ("left", "bottom"), color=INK)
+    for name, side in ax.spines.items():
+        side.set(visible=name in ("left", "bottom"), color=INK)
 
 
 def _figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), dpi=110, facecolor="white", layout="constrained")
 
 # %% ../../nbs/70_reports/00_prediction_plots.ipynb #23bf5ebf
@@ -47,16 +53,25 @@ def confusion(predicted: Any, true: Any, classes: Sequence | None = None) -> tup
     if predicted.ndim == 2 and predicted.shape[1] > 1:
         whole = np.isfinite(scores := numbers(predicted, "The scores")).all(axis=1)
         known, predicted = list(range(predicted.shape[1])), np.where(whole, scores.argmax(axis=1), -1)
-    else: known, predicted = None, predicted.ravel()
+    else:
+        known, predicted = None, predicted.ravel()
     true = true.ravel()
-    if len(predicted) != len(true): raise RequestError(f"There are {len(predicted)} predictions and {len(true)} true classes. Give as many of one as of the other.")
+    if len(predicted) != len(true):
+        raise RequestError(
+            f"There are {len(predicted)} predictions and {len(true)} true classes. Give as many of one as of the other."
+        )
     names = None if classes is None else [str(c) for c in classes]
     if known is None:
-        seen = sorted({v for v in (*predicted.tolist(), *true.tolist()) if v == v}, key=lambda v: (isinstance(v, str), v))
+        seen = sorted(
+            {v for v in (*predicted.tolist(), *true.tolist()) if v == v}, key=lambda v: (isinstance(v, str), v)
+        )
         known = list(range(len(names))) if names and not any(v in names for v in seen) else names or seen
-    if names and len(names) != len(known): raise RequestError(f"There are {len(names)} names for {len(known)} classes. Give one for each.")
+    if names and len(names) != len(known):
+        raise RequestError(f"There are {len(names)} names for {len(known)} classes. Give one for each.")
     if not 2 <= len(known) <= MOST_CLASSES:
-        raise RequestError(f"A confusion matrix of {len(known)} class{'es' * (len(known) != 1)} says nothing to the eye. It needs 2 to {MOST_CLASSES} of them.")
+        raise RequestError(
+            f"A confusion matrix of {len(known)} class{'es' * (len(known) != 1)} says nothing to the eye. It needs 2 to {MOST_CLASSES} of them."
+        )
     place = {v: i for i, v in enumerate(known)}
     rows, columns = (np.array([place.get(v, -1) for v in values.tolist()], dtype=int) for values in (true, predicted))
     whole = (rows >= 0) & (columns >= 0)
@@ -67,6 +82,7 @@ def confusion(predicted: Any, true: Any, classes: Sequence | None = None) -> tup
 def plot_confusion(predicted: Any, true: Any, classes: Sequence | None = None, title: str = "") -> Picture:
     "A confusion matrix: counts, and shares of each true class. Arguments and RequestError as `confusion`."
     from matplotlib.colors import LinearSegmentedColormap
+
     counts, names, left_out = confusion(predicted, true, classes)
     k, rows, short = len(counts), counts.sum(axis=1), [label(name, 24) for name in names]
     shares = counts / np.maximum(rows, 1)[:, None]
@@ -75,7 +91,11 @@ def plot_confusion(predicted: Any, true: Any, classes: Sequence | None = None, t
     ax = figure.subplots()
     ax.imshow(shares, cmap=LinearSegmentedColormap.from_list("", ["#ffffff", TRAIN]), vmin=0, vmax=1)
     right, total = int(np.trace(counts)), int(counts.sum())
-    said = f"{right} of {total} right" + (f", {right / total:.1%}" if total else "") + (f"; {left_out} without a class" if left_out else "")
+    said = (
+        f"{right} of {total} right"
+        + (f", {right / total:.1%}" if total else "")
+        + (f"; {left_out} without a class" if left_out else "")
+    )
     _axes(ax, f"{label(title)}: {said}" if title else said, "predicted", "true")
     size = 7 if k <= 25 else 5
     ax.set_xticks(range(k), short, rotation=0 if letters * k <= 30 else 90, fontsize=size)
@@ -84,7 +104,15 @@ def plot_confusion(predicted: Any, true: Any, classes: Sequence | None = None, t
         count = str(counts[i, j]) if counts[i, j] < 10_000 else f"{counts[i, j] / 1000:.3g}k"
         text = f"{count}\n{shares[i, j]:.0%}" if k <= 12 else count
         # cells keep their shade in light and dark pages, so their text is not INK, which follows the page
-        ax.text(j, i, text, ha="center", va="center", fontsize=7 if k <= 12 else 5, color="#ffffff" if shares[i, j] > 0.5 else "#111111")
+        ax.text(
+            j,
+            i,
+            text,
+            ha="center",
+            va="center",
+            fontsize=7 if k <= 12 else 5,
+            color="#ffffff" if shares[i, j] > 0.5 else "#111111",
+        )
     return Picture(figure)
 
 # %% ../../nbs/70_reports/00_prediction_plots.ipynb #e7f33158
@@ -98,30 +126,53 @@ def plot_predictions(predicted: Any, true: Any, sigma: Any = None, name: str = "
     """
     p, t = numbers(predicted, "The predictions").ravel(), numbers(true, "The true values").ravel()
     s = np.full(len(p), np.nan) if sigma is None else numbers(sigma, "The uncertainties").ravel()
-    if not len(p) == len(t) == len(s): raise RequestError(f"There are {len(p)} predictions, {len(t)} true values and {len(s)} uncertainties. Give as many of each.")
+    if not len(p) == len(t) == len(s):
+        raise RequestError(
+            f"There are {len(p)} predictions, {len(t)} true values and {len(s)} uncertainties. Give as many of each."
+        )
     whole = np.isfinite(p) & np.isfinite(t)
     p, t, s, left_out = p[whole], t[whole], s[whole], int((~whole).sum())
     shown = np.linspace(0, len(p) - 1, min(len(p), MOST_POINTS)).astype(int)
     figure = _figure(7.6, 3.3)
     one, two = figure.subplots(1, 2)
     within = f" ({unit})" if unit else ""
-    _axes(one, label(f"{name + ': ' if name else ''}{quality(p, t)}{unit and ' ' + unit}", 60), f"true{within}", f"predicted{within}")
+    _axes(
+        one,
+        label(f"{name + ': ' if name else ''}{quality(p, t)}{unit and ' ' + unit}", 60),
+        f"true{within}",
+        f"predicted{within}",
+    )
     sure = np.isfinite(s) & (s > 0)
     if len(p):
         ends = [min(p.min(), t.min()), max(p.max(), t.max())]
         one.plot(ends, ends, color=INK, linewidth=0.9, linestyle=":")
         bars = np.where(sure, s, 0)[shown] if sure.any() else None
-        one.errorbar(t[shown], p[shown], yerr=bars, fmt="o", markersize=3, alpha=0.6 if len(shown) > 50 else 0.9, color=TRAIN, elinewidth=0.7)
-    if sigma is None: _residuals(two, t[shown], (p - t)[shown], within)
-    else: _pulls(two, (p - t)[sure] / s[sure], int((~sure).sum()))
-    few = [f"{left_out} not finite"] * (left_out > 0) + [f"{len(shown)} of {len(p)} points drawn"] * (len(shown) < len(p))
-    if few: figure.supxlabel("; ".join(few), fontsize=7, color=INK)
+        one.errorbar(
+            t[shown],
+            p[shown],
+            yerr=bars,
+            fmt="o",
+            markersize=3,
+            alpha=0.6 if len(shown) > 50 else 0.9,
+            color=TRAIN,
+            elinewidth=0.7,
+        )
+    if sigma is None:
+        _residuals(two, t[shown], (p - t)[shown], within)
+    else:
+        _pulls(two, (p - t)[sure] / s[sure], int((~sure).sum()))
+    few = [f"{left_out} not finite"] * (left_out > 0) + [f"{len(shown)} of {len(p)} points drawn"] * (
+        len(shown) < len(p)
+    )
+    if few:
+        figure.supxlabel("; ".join(few), fontsize=7, color=INK)
     return Picture(figure)
 
 # %% ../../nbs/70_reports/00_prediction_plots.ipynb #e63090e2
 def quality(p: np.ndarray, t: np.ndarray) -> str:
     "RMSE, and the bias where it is a notable part of it, in words."
-    if not len(p): return "no finite value"
+    if not len(p):
+        return "no finite value"
     rmse, bias = float(np.sqrt(np.mean((p - t) ** 2))), float(np.mean(p - t))
     return f"RMSE {rmse:.3g}" + (f", bias {bias:+.2g}" if abs(bias) > 0.2 * rmse else "")
 
@@ -137,24 +188,45 @@ def _pulls(ax: Any, pulls: np.ndarray, unsure: int) -> None:
     shares = [float(np.mean(np.abs(pulls) <= n)) if len(pulls) else 0.0 for n in (1, 2)]
     edges = np.linspace(-5, 5, 41)
     ax.hist(np.clip(pulls, -5, 5), edges, density=len(pulls) > 0, color=VALID, alpha=0.5)
-    ax.plot(edges, np.exp(-edges**2 / 2) / np.sqrt(2 * np.pi), color=INK, linewidth=1.1)
-    said = f"inside 1 sigma {shares[0]:.0%} (expected 68%), 2 sigma {shares[1]:.0%} (95%)" if len(pulls) else "no uncertainty above 0"
-    _axes(ax, said + (f"; {unsure} without" if unsure and len(pulls) else ""), "(predicted less true) / sigma; the ends hold all beyond", "density")
+    ax.plot(edges, np.exp(-(edges**2) / 2) / np.sqrt(2 * np.pi), color=INK, linewidth=1.1)
+    said = (
+        f"inside 1 sigma {shares[0]:.0%} (expected 68%), 2 sigma {shares[1]:.0%} (95%)"
+        if len(pulls)
+        else "no uncertainty above 0"
+    )
+    _axes(
+        ax,
+        said + (f"; {unsure} without" if unsure and len(pulls) else ""),
+        "(predicted less true) / sigma; the ends hold all beyond",
+        "density",
+    )
 
 # %% ../../nbs/70_reports/00_prediction_plots.ipynb #6649adf9
-def plot_spectra(predicted: Any, true: Any = None, sigma: Any = None, wavelength_um: Any = None, samples: int | Sequence[int] = 6) -> Picture:
+def plot_spectra(
+    predicted: Any, true: Any = None, sigma: Any = None, wavelength_um: Any = None, samples: int | Sequence[int] = 6
+) -> Picture:
     """Predicted spectra [samples, channels], with a band of one sigma, beside the true ones.
 
     `samples`: how many, from the best to the worst, or which. RequestError where the arrays do not fit each other.
     """
     p = np.atleast_2d(numbers(predicted, "The predicted spectra"))
-    t, s = (None if a is None else np.atleast_2d(numbers(a, name)) for a, name in ((true, "The true spectra"), (sigma, "The uncertainties")))
+    t, s = (
+        None if a is None else np.atleast_2d(numbers(a, name))
+        for a, name in ((true, "The true spectra"), (sigma, "The uncertainties"))
+    )
     x = np.arange(p.shape[-1]) if wavelength_um is None else numbers(wavelength_um, "The wavelengths").ravel()
     for name, shape in (("true spectra", t), ("uncertainties", s)):
-        if shape is not None and shape.shape != p.shape: raise RequestError(f"The {name} have the shape {list(shape.shape)}, the predicted spectra {list(p.shape)}. Give the same.")
-    if p.ndim != 2 or len(x) != p.shape[1]: raise RequestError(f"There are {len(x)} wavelengths for spectra of the shape {list(p.shape)}. It has to be [samples, wavelengths].")
+        if shape is not None and shape.shape != p.shape:
+            raise RequestError(
+                f"The {name} have the shape {list(shape.shape)}, the predicted spectra {list(p.shape)}. Give the same."
+            )
+    if p.ndim != 2 or len(x) != p.shape[1]:
+        raise RequestError(
+            f"There are {len(x)} wavelengths for spectra of the shape {list(p.shape)}. It has to be [samples, wavelengths]."
+        )
     chosen = _chosen(p, t, samples)
-    if not chosen: raise RequestError("There is no spectrum to draw. Give at least one sample.")
+    if not chosen:
+        raise RequestError("There is no spectrum to draw. Give at least one sample.")
     columns = min(3, len(chosen))
     rows = -(-len(chosen) // columns)
     figure = _figure(3.4 * columns + 0.4, 2.3 * rows + 0.3)
@@ -162,9 +234,13 @@ def plot_spectra(predicted: Any, true: Any = None, sigma: Any = None, wavelength
     for place, (ax, i) in enumerate(zip(figure.subplots(rows, columns, squeeze=False).flat, chosen)):
         _spectrum(ax, x[order], p[i][order], None if t is None else t[i][order], None if s is None else s[i][order])
         told = f"sample {i}" + (f": {quality(*_both(p[i], t[i]))}" if t is not None else "")
-        _axes(ax, told, "" if place < len(chosen) - columns else "channel" if wavelength_um is None else "wavelength, µm")
-        if place == 0: ax.legend(fontsize=7, frameon=False)
-    for ax in figure.axes[len(chosen):]: ax.set_visible(False)
+        _axes(
+            ax, told, "" if place < len(chosen) - columns else "channel" if wavelength_um is None else "wavelength, µm"
+        )
+        if place == 0:
+            ax.legend(fontsize=7, frameon=False)
+    for ax in figure.axes[len(chosen) :]:
+        ax.set_visible(False)
     return Picture(figure)
 
 # %% ../../nbs/70_reports/00_prediction_plots.ipynb #13f9c55b
@@ -178,14 +254,19 @@ def _chosen(p: np.ndarray, t: np.ndarray | None, samples: int | Sequence[int]) -
     "Which samples are drawn: those asked for, or so many from the best to the worst."
     if not isinstance(samples, int):
         wrong = [i for i in samples if not -len(p) <= i < len(p)]
-        if wrong: raise RequestError(f"There is no sample {wrong[0]}: there are {len(p)}, from 0 on. Choose others.")
+        if wrong:
+            raise RequestError(f"There is no sample {wrong[0]}: there are {len(p)}, from 0 on. Choose others.")
         return [int(i) % len(p) for i in samples]
     errors = np.arange(len(p), dtype=float)
     if t is not None:
         whole = np.isfinite(p) & np.isfinite(t)
-        errors = np.where(whole, np.subtract(p, t, where=whole, out=np.zeros(p.shape)) ** 2, 0).sum(axis=1) / np.maximum(whole.sum(axis=1), 1)
+        errors = np.where(whole, np.subtract(p, t, where=whole, out=np.zeros(p.shape)) ** 2, 0).sum(
+            axis=1
+        ) / np.maximum(whole.sum(axis=1), 1)
         errors[~whole.any(axis=1)] = np.inf
-    return np.argsort(errors, kind="stable")[np.linspace(0, len(p) - 1, max(0, min(samples, len(p)))).astype(int)].tolist()
+    return np.argsort(errors, kind="stable")[
+        np.linspace(0, len(p) - 1, max(0, min(samples, len(p)))).astype(int)
+    ].tolist()
 
 
 def _spectrum(ax: Any, x: np.ndarray, p: np.ndarray, t: np.ndarray | None, s: np.ndarray | None) -> None:
@@ -194,7 +275,8 @@ def _spectrum(ax: Any, x: np.ndarray, p: np.ndarray, t: np.ndarray | None, s: np
         few = np.linspace(0, len(x) - 1, min(len(x), 800)).astype(int)
         ax.fill_between(x[few], (p - s)[few], (p + s)[few], color=TRAIN, alpha=0.25, linewidth=0, label="1 sigma")
     ax.plot(*decimate(x, p), color=TRAIN, linewidth=1.0, label="predicted")
-    if t is not None: ax.plot(*decimate(x, t), color=VALID, linewidth=1.4, linestyle="--", label="true")
+    if t is not None:
+        ax.plot(*decimate(x, t), color=VALID, linewidth=1.4, linestyle="--", label="true")
     ax.grid(True, color=GRID, linewidth=0.6)
 
 # %% ../../nbs/70_reports/00_prediction_plots.ipynb #d25b7a1d
@@ -207,15 +289,21 @@ def default_pictures(arrays: dict[str, Any]) -> dict[str, Picture]:
     sigma = next((outputs.pop(n) for n in UNCERTAIN if len(outputs) > 1 and n in outputs), None)
     values = outputs.get("predictions", next(iter(outputs.values()), None))
     targets = None if arrays.get("targets") is None else np.asarray(arrays["targets"])
-    if values is None or values.ndim == 0 or not len(values) or values.dtype.kind not in "fiub": return {}
-    values, targets, sigma = (a[:, 0] if a is not None and a.ndim == 2 and a.shape[1] == 1 else a for a in (values, targets, sigma))
-    if sigma is not None and sigma.shape != values.shape: sigma = None
+    if values is None or values.ndim == 0 or not len(values) or values.dtype.kind not in "fiub":
+        return {}
+    values, targets, sigma = (
+        a[:, 0] if a is not None and a.ndim == 2 and a.shape[1] == 1 else a for a in (values, targets, sigma)
+    )
+    if sigma is not None and sigma.shape != values.shape:
+        sigma = None
     if targets is not None and targets.ndim == 1 and targets.dtype.kind in "iub" and len(targets) == len(values):
         classes = values.shape[1] if values.ndim == 2 else len(np.unique(targets)) if values.dtype.kind in "iub" else 0
         return {"confusion": plot_confusion(values, targets)} if 2 <= classes <= MOST_CLASSES else {}
-    if targets is not None and (targets.shape != values.shape or targets.dtype.kind not in "fiub"): return {}
+    if targets is not None and (targets.shape != values.shape or targets.dtype.kind not in "fiub"):
+        return {}
     found = {} if targets is None else {"predictions": plot_predictions(values, targets, sigma)}
-    if values.ndim == 2 and values.shape[1] >= 16: found["spectra"] = plot_spectra(values, targets, sigma)
+    if values.ndim == 2 and values.shape[1] >= 16:
+        found["spectra"] = plot_spectra(values, targets, sigma)
     return found
 
 # %% ../../nbs/70_reports/00_prediction_plots.ipynb #967991ec
@@ -224,10 +312,19 @@ def pictures_of(predictions: Any, task: Any = None) -> dict[str, Picture]:
 
     RequestError where the task returns something else than pictures by name.
     """
-    if not callable(getattr(task, "pictures", None)): return default_pictures(predictions.arrays)
+    if not callable(getattr(task, "pictures", None)):
+        return default_pictures(predictions.arrays)
     found = task.pictures(predictions)
-    if not isinstance(found, dict): raise RequestError(f"{type(task).__name__}.pictures returned {type(found).__name__}. It has to return {{name: picture}}.")
+    if not isinstance(found, dict):
+        raise RequestError(
+            f"{type(task).__name__}.pictures returned {type(found).__name__}. It has to return {{name: picture}}."
+        )
     for name, picture in found.items():
         if not hasattr(getattr(picture, "figure", picture), "savefig"):
-            raise RequestError(f"{type(task).__name__}.pictures gave {name!r} as {type(picture).__name__}. It has to be a Picture, or a figure of matplotlib's.")
-    return {str(name): picture if isinstance(picture, Picture) else Picture(getattr(picture, "figure", picture)) for name, picture in found.items()}
+            raise RequestError(
+                f"{type(task).__name__}.pictures gave {name!r} as {type(picture).__name__}. It has to be a Picture, or a figure of matplotlib's."
+            )
+    return {
+        str(name): picture if isinstance(picture, Picture) else Picture(getattr(picture, "figure", picture))
+        for name, picture in found.items()
+    }

@@ -45,7 +45,8 @@ def tail(file: Path, length: int = 6000) -> str:
             size = f.seek(0, 2)
             f.seek(max(0, size - length))
             text = f.read().decode("utf-8", "replace")
-    except OSError: return ""
+    except OSError:
+        return ""
     return ("… " + text.partition("\n")[2] if size > length else text).strip()
 
 
@@ -56,16 +57,27 @@ def mapping(value: Any) -> dict:
 # %% ../../nbs/70_reports/03_run_report.ipynb #8470157f
 def run_figure(d: Digest) -> Any:
     "A matplotlib Figure of one run: loss, what it was judged by, learning rate, speed."
-    names = [n for n in dict.fromkeys([d.monitor, *(n for e in d.all("eval")[-1:] for n in e["metrics"])]) if n != "val_loss"][:2]
+    names = [
+        n for n in dict.fromkeys([d.monitor, *(n for e in d.all("eval")[-1:] for n in e["metrics"])]) if n != "val_loss"
+    ][:2]
     names = [n for n in names if len(curve(d, n)[0])]
     figure = plot_runs([d], [""], ["loss", *names, "lr", "samples_per_s"])
     x, y = curve(d, "val_loss")
     if len(y):
         ax = figure.axes[0]
-        for text in list(ax.texts): text.remove()
+        for text in list(ax.texts):
+            text.remove()
         draw(ax, x, y, "val_loss", VALID, "--")
         best = d.best
-        if best and best["metrics"].get("val_loss") is not None: ax.plot(best["step"], best["metrics"]["val_loss"], "o", markersize=9, markerfacecolor="none", markeredgecolor=INK)
+        if best and best["metrics"].get("val_loss") is not None:
+            ax.plot(
+                best["step"],
+                best["metrics"]["val_loss"],
+                "o",
+                markersize=9,
+                markerfacecolor="none",
+                markeredgecolor=INK,
+            )
         frame(ax, "loss (validation dashed)", AXES["step"], [curve(d, "loss")[1], y])
     return figure
 
@@ -77,21 +89,47 @@ def results_html(d: Digest, status: str) -> str:
     "How it ended, how good it got, how far it came."
     told, best = results(d, d.path.name, [], status), d.best
     planned = d.start.get("total_steps")
-    rows = [("best " + d.monitor, best and best["metrics"].get(d.monitor)), ("at optimizer step", best and best["step"]), ("at epoch", best and best["epoch"])] if best else [("best", "no evaluation yet")]
+    rows = (
+        [
+            ("best " + d.monitor, best and best["metrics"].get(d.monitor)),
+            ("at optimizer step", best and best["step"]),
+            ("at epoch", best and best["epoch"]),
+        ]
+        if best
+        else [("best", "no evaluation yet")]
+    )
     rows += [(n, v) for n, v in best["metrics"].items() if n != d.monitor][:20] if best else []
-    rows += [("optimizer steps", f"{told['steps']} of {planned}" if planned else told["steps"]), ("time", time_text(d.seconds)), ("samples per second (median)", told["samples_per_s"]),
-             ("effective batch", d.start.get("effective_batch_size")), ("restarts", told["restarts"])]
+    rows += [
+        ("optimizer steps", f"{told['steps']} of {planned}" if planned else told["steps"]),
+        ("time", time_text(d.seconds)),
+        ("samples per second (median)", told["samples_per_s"]),
+        ("effective batch", d.start.get("effective_batch_size")),
+        ("restarts", told["restarts"]),
+    ]
     notes = "".join(f'<p class="soft">{safe(note, 600)}</p>' for note in d.notes)
-    strange = fold("what the log holds besides", f"<pre>{safe(chr(10).join(d.strange[1]))}</pre>") if d.strange[1] else ""
-    return (f"<p>{safe(d.end['reason'], 2000)}</p>" if d.end.get("reason") else "") + table_html(rows, head=False, caption="results") + evaluations_html(d) + notes + strange
+    strange = (
+        fold("what the log holds besides", f"<pre>{safe(chr(10).join(d.strange[1]))}</pre>") if d.strange[1] else ""
+    )
+    return (
+        (f"<p>{safe(d.end['reason'], 2000)}</p>" if d.end.get("reason") else "")
+        + table_html(rows, head=False, caption="results")
+        + evaluations_html(d)
+        + notes
+        + strange
+    )
 
 
 def evaluations_html(d: Digest) -> str:
     "The evaluations, folded: of very many the last ones."
     found, best = d.all("eval"), d.best
     names = list(dict.fromkeys([d.monitor, *(n for e in found[-1:] for n in e["metrics"])]))[:8]
-    rows = [(e["step"], e["epoch"], *(e["metrics"].get(n) for n in names), "★" if e is best else "") for e in found[-MOST_LINES:]]
-    told = f"{len(found)} evaluation{'s' * (len(found) != 1)}" + (f", the last {MOST_LINES}" if len(found) > MOST_LINES else "")
+    rows = [
+        (e["step"], e["epoch"], *(e["metrics"].get(n) for n in names), "★" if e is best else "")
+        for e in found[-MOST_LINES:]
+    ]
+    told = f"{len(found)} evaluation{'s' * (len(found) != 1)}" + (
+        f", the last {MOST_LINES}" if len(found) > MOST_LINES else ""
+    )
     return fold(told, table_html([("step", "epoch", *names, "best"), *rows], caption="evaluations")) if found else ""
 
 
@@ -102,11 +140,29 @@ def clock_html(d: Digest) -> str:
     limit = mapping(d.facts.get("time_limit"))
     rows = [("limit", f"{time_text(limit['limit_s'])} ({limit.get('reason')})")] if limit.get("limit_s") else []
     if told:
-        rows += [("left when training began", time_text(told[0]["left_s"])), ("left when it ended" if d.end else "left at the last word", time_text(told[-1]["left_s"])),
-                 ("held back at the last word", time_text(told[-1].get("reserve_s")))]
-        rows += [(f"… for {name}", f"{s:.1f} s") for name, s in mapping(told[-1].get("held")).items() if isinstance(s, (int, float)) and s >= 0.05]
-        rows.append(("did it end the run?", "yes: " + str(d.end.get("reason")) if d.end.get("status") == "out_of_time" else "no" if d.end else "not yet"))
-    return (f"<p>{safe(sentence)}</p>" if sentence else "") + (table_html(rows, head=False, caption="clock") if rows else "" if sentence else "<p>No time limit is known.</p>")
+        rows += [
+            ("left when training began", time_text(told[0]["left_s"])),
+            ("left when it ended" if d.end else "left at the last word", time_text(told[-1]["left_s"])),
+            ("held back at the last word", time_text(told[-1].get("reserve_s"))),
+        ]
+        rows += [
+            (f"… for {name}", f"{s:.1f} s")
+            for name, s in mapping(told[-1].get("held")).items()
+            if isinstance(s, (int, float)) and s >= 0.05
+        ]
+        rows.append(
+            (
+                "did it end the run?",
+                "yes: " + str(d.end.get("reason"))
+                if d.end.get("status") == "out_of_time"
+                else "no"
+                if d.end
+                else "not yet",
+            )
+        )
+    return (f"<p>{safe(sentence)}</p>" if sentence else "") + (
+        table_html(rows, head=False, caption="clock") if rows else "" if sentence else "<p>No time limit is known.</p>"
+    )
 
 # %% ../../nbs/70_reports/03_run_report.ipynb #b2bff6eb
 def story(d: Digest) -> list[tuple[str, str, str]]:
@@ -114,28 +170,52 @@ def story(d: Digest) -> list[tuple[str, str, str]]:
     told = []
     for e in d.all("restart", "message", "oom", "nan", "end"):
         kind, step = e["type"], e.get("step")
-        if kind == "restart": text = f"went on from optimizer step {step}" + "".join(f"; {note}" for note in e.get("notes") or [])
-        elif kind == "nan": text = f"the loss was {e.get('value', 'not finite')}" + (f"; {e['skipped']} steps skipped" if e.get("skipped") else "")
-        elif kind == "oom": text = f"the memory ran out: {e.get('reason', '')}"
-        else: text = e["text"] if kind == "message" else f"{e['status']}: {e['reason']}"
+        if kind == "restart":
+            text = f"went on from optimizer step {step}" + "".join(f"; {note}" for note in e.get("notes") or [])
+        elif kind == "nan":
+            text = f"the loss was {e.get('value', 'not finite')}" + (
+                f"; {e['skipped']} steps skipped" if e.get("skipped") else ""
+            )
+        elif kind == "oom":
+            text = f"the memory ran out: {e.get('reason', '')}"
+        else:
+            text = e["text"] if kind == "message" else f"{e['status']}: {e['reason']}"
         told.append((time_text(e["t"]), "" if step is None else str(step), cell(text)))
     half = MOST_LINES // 2
-    return told if len(told) <= MOST_LINES else [*told[:half], ("…", "", f"{len(told) - MOST_LINES} more"), *told[-half:]]
+    return (
+        told if len(told) <= MOST_LINES else [*told[:half], ("…", "", f"{len(told) - MOST_LINES} more"), *told[-half:]]
+    )
 
 
 def faults_html(d: Digest, status: str) -> str:
     "Restarts, messages, errors, and the end of the logs where the run did not end well."
     lines, logs, parts = story(d), d.path / "logs", []
     bad = status in ("failed", "unfinished")
-    counts = {word: len(d.all(kind)) for word, kind in (("restarts", "restart"), ("out of memory", "oom"), ("losses that were not finite", "nan"))}
-    parts.append(f"<p>{safe('; '.join(f'{word}: {n}' for word, n in counts.items() if n) or 'No restart, no lack of memory, no loss that was not finite.')}</p>")
-    if lines: parts.append(fold(f"what happened ({len(lines)})", table_html([("time", "step", "what"), *lines], caption="what happened"), len(lines) <= 12 or bad))
-    try: files = sorted(logs.glob("error-rank-*.txt"))[:8] + sorted(logs.glob("earlier-error-rank-*.txt"))[:8]
-    except OSError: files = []
-    for file in [f for f in files if tail(f)]: parts.append(fold(f"{file.name}", f"<pre>{safe(tail(file))}</pre>", bad and "earlier" not in file.name))
+    counts = {
+        word: len(d.all(kind))
+        for word, kind in (("restarts", "restart"), ("out of memory", "oom"), ("losses that were not finite", "nan"))
+    }
+    parts.append(
+        f"<p>{safe('; '.join(f'{word}: {n}' for word, n in counts.items() if n) or 'No restart, no lack of memory, no loss that was not finite.')}</p>"
+    )
+    if lines:
+        parts.append(
+            fold(
+                f"what happened ({len(lines)})",
+                table_html([("time", "step", "what"), *lines], caption="what happened"),
+                len(lines) <= 12 or bad,
+            )
+        )
+    try:
+        files = sorted(logs.glob("error-rank-*.txt"))[:8] + sorted(logs.glob("earlier-error-rank-*.txt"))[:8]
+    except OSError:
+        files = []
+    for file in [f for f in files if tail(f)]:
+        parts.append(fold(f"{file.name}", f"<pre>{safe(tail(file))}</pre>", bad and "earlier" not in file.name))
     if bad or files:
         for file in (logs / "rank-0.log", logs / "launcher.log"):
-            if text := tail(file, 4000): parts.append(fold(f"the end of {file.name}", f"<pre>{safe(text)}</pre>"))
+            if text := tail(file, 4000):
+                parts.append(fold(f"the end of {file.name}", f"<pre>{safe(text)}</pre>"))
     return "".join(parts)
 
 # %% ../../nbs/70_reports/03_run_report.ipynb #008082f6
@@ -145,21 +225,41 @@ MOST_HASHED = 4 * 10**9  # bytes of one checkpoint
 def checkpoints_html(d: Digest) -> str:
     "Each checkpoint: step, size, whether it is whole, and whether it is the best or the latest one."
     folder = d.path / "checkpoints"
-    try: found = checkpoints(folder)
-    except OSError: found = []
+    try:
+        found = checkpoints(folder)
+    except OSError:
+        found = []
     best, latest = pointed(folder, "BEST"), pointed(folder, "LATEST")
     rows: list[tuple] = [("checkpoint", "epoch", "size", "whole?", "used as")]
     epochs = {e["step"]: e["epoch"] for e in d.all("eval")}
     for path in found:
-        try: size = checkpoint_bytes(path)
-        except (OSError, CheckpointError, ValueError, TypeError): size = sum(f.stat().st_size for f in path.glob("*") if f.is_file())
-        try: problems = verify(path, hashes=size <= MOST_HASHED)
-        except (OSError, ValueError, TypeError, KeyError) as error: problems = [f"{type(error).__name__}: {error}"]
-        whole = "; ".join(problems) or ("verified" if size <= MOST_HASHED else "sizes are right; too large to be hashed here")
-        rows.append((path.name, epochs.get(int(path.name[5:])), format_bytes(size), whole, ", ".join(w for w, n in (("best", best), ("latest", latest)) if n == path.name)))
+        try:
+            size = checkpoint_bytes(path)
+        except (OSError, CheckpointError, ValueError, TypeError):
+            size = sum(f.stat().st_size for f in path.glob("*") if f.is_file())
+        try:
+            problems = verify(path, hashes=size <= MOST_HASHED)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            problems = [f"{type(error).__name__}: {error}"]
+        whole = "; ".join(problems) or (
+            "verified" if size <= MOST_HASHED else "sizes are right; too large to be hashed here"
+        )
+        rows.append(
+            (
+                path.name,
+                epochs.get(int(path.name[5:])),
+                format_bytes(size),
+                whole,
+                ", ".join(w for w, n in (("best", best), ("latest", latest)) if n == path.name),
+            )
+        )
     written = {e["path"] for e in d.all("checkpoint")}
     gone = len(written - {p.name for p in found})
-    after = f'<p class="soft">{gone} more were written and are not here: older ones are deleted, as checkpoint.keep_last says.</p>' if gone else ""
+    after = (
+        f'<p class="soft">{gone} more were written and are not here: older ones are deleted, as checkpoint.keep_last says.</p>'
+        if gone
+        else ""
+    )
     return (table_html(rows, caption="checkpoints") if found else "<p>There are no checkpoints.</p>") + after
 
 # %% ../../nbs/70_reports/03_run_report.ipynb #83c40df7
@@ -169,44 +269,72 @@ MOST_READ = 10**9  # bytes of arrays
 def read_predictions(path: Path) -> Predictions:
     "The arrays of predictions.npz. ValueError where it cannot be read, or is very large."
     try:
-        with zipfile.ZipFile(path) as stored: size = sum(i.file_size for i in stored.infolist())
-        if size > MOST_READ: raise ValueError(f"they take {format_bytes(size)}, which is not read here")
-        with np.load(path, allow_pickle=False) as stored: return Predictions({k: stored[k] for k in stored.files}, path)
-    except (zipfile.BadZipFile, OSError, EOFError, KeyError) as error: raise ValueError(f"they cannot be read: {error}") from None
+        with zipfile.ZipFile(path) as stored:
+            size = sum(i.file_size for i in stored.infolist())
+        if size > MOST_READ:
+            raise ValueError(f"they take {format_bytes(size)}, which is not read here")
+        with np.load(path, allow_pickle=False) as stored:
+            return Predictions({k: stored[k] for k in stored.files}, path)
+    except (zipfile.BadZipFile, OSError, EOFError, KeyError) as error:
+        raise ValueError(f"they cannot be read: {error}") from None
 
 
 def array_row(name: str, values: np.ndarray) -> tuple:
     "One array in words: shape, kind, range, and what is not finite."
     row = (name, " × ".join(map(str, values.shape)) or "one value", str(values.dtype))
-    if values.dtype.kind not in "fiub" or not values.size: return (*row, None, None, None, None)
+    if values.dtype.kind not in "fiub" or not values.size:
+        return (*row, None, None, None, None)
     numbers = values.astype(float)
     whole = numbers[np.isfinite(numbers)]
-    with np.errstate(all="ignore"): told = (float(whole.min()), float(whole.mean()), float(whole.max())) if whole.size else (None,) * 3
+    with np.errstate(all="ignore"):
+        told = (float(whole.min()), float(whole.mean()), float(whole.max())) if whole.size else (None,) * 3
     return (*row, *told, int(numbers.size - whole.size))
 
 
 def task_of(run: Run, task: Any, d: Digest) -> Any:
     "The task that draws the predictions: the given one, the run's, or a built-in one. Code that a run's settings name is not run for a report."
     name = task if task is not None else run.task if run.task is not None else d.settings.get("task.name")
-    if not isinstance(name, str): return name
-    if task is None and name not in BUILT_IN: return None
+    if not isinstance(name, str):
+        return name
+    if task is None and name not in BUILT_IN:
+        return None
     return load_task(name)
 
 
 def predictions_html(run: Run, d: Digest, task: Any) -> str:
     "The arrays of the predictions, and their pictures."
     path = d.path / "predictions.npz"
-    if not path.is_file(): return "<p>Nothing was predicted into this folder yet: predict(task, run).</p>"
-    try: found = read_predictions(path)
-    except ValueError as error: return f"<p>There are predictions, but {safe(error, 500)}.</p>"
-    parts = [table_html([("array", "shape", "type", "lowest", "mean", "highest", "not finite"), *(array_row(k, v) for k, v in list(found.arrays.items())[:50])], caption="predictions")]
-    try: pictures, said = pictures_of(found, task_of(run, task, d)), ""
+    if not path.is_file():
+        return "<p>Nothing was predicted into this folder yet: predict(task, run).</p>"
+    try:
+        found = read_predictions(path)
+    except ValueError as error:
+        return f"<p>There are predictions, but {safe(error, 500)}.</p>"
+    parts = [
+        table_html(
+            [
+                ("array", "shape", "type", "lowest", "mean", "highest", "not finite"),
+                *(array_row(k, v) for k, v in list(found.arrays.items())[:50]),
+            ],
+            caption="predictions",
+        )
+    ]
+    try:
+        pictures, said = pictures_of(found, task_of(run, task, d)), ""
     except Exception as error:  # the task's own code
-        pictures, said = {}, f'<p class="soft">The task has drawn nothing: {safe(error if isinstance(error, RequestError) else f"{type(error).__name__}: {error}", 500)}</p>'
-        with contextlib.suppress(Exception): pictures = pictures_of(found)
+        pictures, said = (
+            {},
+            f'<p class="soft">The task has drawn nothing: {safe(error if isinstance(error, RequestError) else f"{type(error).__name__}: {error}", 500)}</p>',
+        )
+        with contextlib.suppress(Exception):
+            pictures = pictures_of(found)
     for number, (name, picture) in enumerate(list(pictures.items())[:20]):
-        try: parts.append(f"<h3>{safe(name, 200)}</h3>{figure_html(picture.figure, f'picture{number}', f'picture of the predictions: {name}')}")
-        except Exception as error: parts.append(f'<p class="soft">{safe(name, 200)} could not be drawn: {safe(error, 500)}</p>')
+        try:
+            parts.append(
+                f"<h3>{safe(name, 200)}</h3>{figure_html(picture.figure, f'picture{number}', f'picture of the predictions: {name}')}"
+            )
+        except Exception as error:
+            parts.append(f'<p class="soft">{safe(name, 200)} could not be drawn: {safe(error, 500)}</p>')
     return "".join(parts) + said
 
 # %% ../../nbs/70_reports/03_run_report.ipynb #c7f66692
@@ -218,52 +346,131 @@ def _setting(key: str, value: Any) -> str:
 def settings_html(d: Digest) -> str:
     "The settings that differ from the defaults, and all of them."
     defaults, help = dict(flat(to_dict(compose()))), {k: spec.help for k, spec in settings().items()}
-    changed = [k for k, v in d.settings.items() if v != defaults.get(k) and v not in ({}, None) or k in defaults and v != defaults[k]]
-    if not d.settings: return "<p>The settings are not known.</p>"
-    rows = [("setting", "value", "default", "what it is")] + [(k, _setting(k, d.settings[k]), shown(defaults[k]) if k in defaults else None, help.get(k)) for k in changed[:500]]
-    every = [("setting", "value", "what it is")] + [(k, _setting(k, v), help.get(k)) for k, v in list(d.settings.items())[:1000]]
-    return fold(f"{len(changed)} differ from the defaults", table_html(rows, caption="settings that differ"), True) + fold(f"all {len(d.settings)} settings", table_html(every, caption="all settings"))
+    changed = [
+        k
+        for k, v in d.settings.items()
+        if v != defaults.get(k) and v not in ({}, None) or k in defaults and v != defaults[k]
+    ]
+    if not d.settings:
+        return "<p>The settings are not known.</p>"
+    rows = [("setting", "value", "default", "what it is")] + [
+        (k, _setting(k, d.settings[k]), shown(defaults[k]) if k in defaults else None, help.get(k))
+        for k in changed[:500]
+    ]
+    every = [("setting", "value", "what it is")] + [
+        (k, _setting(k, v), help.get(k)) for k, v in list(d.settings.items())[:1000]
+    ]
+    return fold(
+        f"{len(changed)} differ from the defaults", table_html(rows, caption="settings that differ"), True
+    ) + fold(f"all {len(d.settings)} settings", table_html(every, caption="all settings"))
 
 
 def environment_html(d: Digest) -> str:
     "The machine, how the run was started on it, and what was decided for it."
     f, p, launch = d.facts, mapping(d.facts.get("platform")), mapping(d.facts.get("launch"))
-    gpus = ", ".join(str(mapping(g).get("name", g)) for g in p.get("gpus") or []) if isinstance(p.get("gpus"), list) else None
+    gpus = (
+        ", ".join(str(mapping(g).get("name", g)) for g in p.get("gpus") or [])
+        if isinstance(p.get("gpus"), list)
+        else None
+    )
     memory = p.get("memory_gib")
-    rows = [("platform", " ".join(str(p[k]) for k in ("name", "mode") if p.get(k))), ("GPUs", gpus or ("none" if p else None)), ("CPU cores", p.get("cores")),
-            ("memory", f"{memory:.1f} GiB" if isinstance(memory, (int, float)) else None), ("device", d.start.get("device")), ("precision", d.start.get("mixed_precision")),
-            ("processes", launch.get("world_size") or d.start.get("world_size")), ("launcher", launch.get("launcher")), ("fallback", launch.get("fallback")),
-            ("batch", " × ".join(str(d.start.get(k)) for k in ("micro_batch_size", "gradient_accumulation_steps", "world_size")) if d.start.get("micro_batch_size") else None)]
+    rows = [
+        ("platform", " ".join(str(p[k]) for k in ("name", "mode") if p.get(k))),
+        ("GPUs", gpus or ("none" if p else None)),
+        ("CPU cores", p.get("cores")),
+        ("memory", f"{memory:.1f} GiB" if isinstance(memory, (int, float)) else None),
+        ("device", d.start.get("device")),
+        ("precision", d.start.get("mixed_precision")),
+        ("processes", launch.get("world_size") or d.start.get("world_size")),
+        ("launcher", launch.get("launcher")),
+        ("fallback", launch.get("fallback")),
+        (
+            "batch",
+            " × ".join(str(d.start.get(k)) for k in ("micro_batch_size", "gradient_accumulation_steps", "world_size"))
+            if d.start.get("micro_batch_size")
+            else None,
+        ),
+    ]
     reasons = [*mapping(d.start.get("reasons")).values(), *mapping(f.get("auto")).values()]
     notes = [*(d.start.get("ignored") or []), *(p.get("notes") if isinstance(p.get("notes"), list) else [])]
     said = "".join(f"<p>{safe(n, 600)}</p>" for n in [*reasons, *(f"note: {n}" for n in notes)])
     sessions = [mapping(s) for s in f["sessions"]] if isinstance(f.get("sessions"), list) else []
-    list_of = table_html([("session", "platform", "went on from"), *((s.get("session"), s.get("platform"), s.get("source")) for s in sessions)], caption="sessions") if len(sessions) > 1 else ""
+    list_of = (
+        table_html(
+            [
+                ("session", "platform", "went on from"),
+                *((s.get("session"), s.get("platform"), s.get("source")) for s in sessions),
+            ],
+            caption="sessions",
+        )
+        if len(sessions) > 1
+        else ""
+    )
     known = [r for r in rows if r[1] not in (None, "")]
-    return (table_html(known, head=False, caption="environment") if known else "<p>environment.json is missing, or cannot be read.</p>") + list_of + (fold("what was decided, and why", said) if said else "")
+    return (
+        (
+            table_html(known, head=False, caption="environment")
+            if known
+            else "<p>environment.json is missing, or cannot be read.</p>"
+        )
+        + list_of
+        + (fold("what was decided, and why", said) if said else "")
+    )
 
 # %% ../../nbs/70_reports/03_run_report.ipynb #e74a18b5
 def repeat_html(d: Digest) -> str:
     "Versions, seed, commit, hashes, and the line that repeats the run."
     f, decided = d.facts, mapping(d.facts.get("decided"))
     data = mapping(decided.get("data") or d.start.get("data"))
-    prints = [(f"{'training' if n == 'train' else 'validation'} data", f"{mapping(v).get('samples')} samples; " + (", ".join(f"{k}: {str(h)[:16]}" for k, h in mapping(mapping(v).get("content")).items()) or "content not known"))
-              for n, v in data.items() if v]
-    rows = [("seed", d.settings.get("seed")), ("git commit", f.get("git_commit") or d.start.get("git_commit")), ("config sha256", f.get("config_sha256")), ("run id", f.get("run_id")),
-            ("deterministic", shown(d.settings["trainer.deterministic"]) if "trainer.deterministic" in d.settings else None), *prints,
-            *((name, version) for name, version in mapping(f.get("versions")).items())]
+    prints = [
+        (
+            f"{'training' if n == 'train' else 'validation'} data",
+            f"{mapping(v).get('samples')} samples; "
+            + (
+                ", ".join(f"{k}: {str(h)[:16]}" for k, h in mapping(mapping(v).get("content")).items())
+                or "content not known"
+            ),
+        )
+        for n, v in data.items()
+        if v
+    ]
+    rows = [
+        ("seed", d.settings.get("seed")),
+        ("git commit", f.get("git_commit") or d.start.get("git_commit")),
+        ("config sha256", f.get("config_sha256")),
+        ("run id", f.get("run_id")),
+        (
+            "deterministic",
+            shown(d.settings["trainer.deterministic"]) if "trainer.deterministic" in d.settings else None,
+        ),
+        *prints,
+        *((name, version) for name, version in mapping(f.get("versions")).items()),
+    ]
     name = d.settings.get("task.name") or d.start.get("task") or "TASK"
     line = f"spectrakit train {shlex.quote(plain(name))} --config {shlex.quote(plain(d.path / 'config.yaml'))}"
-    own = "" if not str(name).startswith("__main__:") else '<p class="soft">The task was defined in a notebook: fit(YourTask(), compose(config="…/config.yaml")) there repeats the run.</p>'
-    return table_html([r for r in rows if r[1] not in (None, "")], head=False, caption="reproducibility") + (own or f"<pre>{safe(line)}</pre>")
+    own = (
+        ""
+        if not str(name).startswith("__main__:")
+        else '<p class="soft">The task was defined in a notebook: fit(YourTask(), compose(config="…/config.yaml")) there repeats the run.</p>'
+    )
+    return table_html([r for r in rows if r[1] not in (None, "")], head=False, caption="reproducibility") + (
+        own or f"<pre>{safe(line)}</pre>"
+    )
 
 # %% ../../nbs/70_reports/03_run_report.ipynb #f70371b4
 _PARTS: dict[str, Callable] = {
     "Results": lambda run, d, task: results_html(d, run.ended or d.status),
-    "Curves": lambda run, d, task: figure_html(run_figure(d), "curves", f"curves of {d.path.name}: loss, metrics, learning rate, speed"),
-    "Clock": lambda run, d, task: clock_html(d), "Faults": lambda run, d, task: faults_html(d, run.ended or d.status),
-    "Checkpoints": lambda run, d, task: checkpoints_html(d), "Predictions": predictions_html,
-    "Settings": lambda run, d, task: settings_html(d), "Environment": lambda run, d, task: environment_html(d), "Reproducibility": lambda run, d, task: repeat_html(d)}
+    "Curves": lambda run, d, task: figure_html(
+        run_figure(d), "curves", f"curves of {d.path.name}: loss, metrics, learning rate, speed"
+    ),
+    "Clock": lambda run, d, task: clock_html(d),
+    "Faults": lambda run, d, task: faults_html(d, run.ended or d.status),
+    "Checkpoints": lambda run, d, task: checkpoints_html(d),
+    "Predictions": predictions_html,
+    "Settings": lambda run, d, task: settings_html(d),
+    "Environment": lambda run, d, task: environment_html(d),
+    "Reproducibility": lambda run, d, task: repeat_html(d),
+}
 
 
 def report_page(run: Run, task: Any = None) -> str:
@@ -271,12 +478,16 @@ def report_page(run: Run, task: Any = None) -> str:
     d = digest(run.path)
     status = run.ended or d.status
     started = f" · {safe(d.start.get('task'))}" if d.start.get("task") else ""
-    parts = [f'<h1>{safe(run.path.name or run.path)} <span class="state">{safe(status)}</span></h1>',
-             f'<p class="soft">{time_text(d.seconds)}{started} · as of {time.strftime("%Y-%m-%d %H:%M")}</p>',
-             "<nav aria-label=\"parts\">" + " ".join(f'<a href="#{name.lower()}">{name}</a>' for name in _PARTS) + "</nav>"]
+    parts = [
+        f'<h1>{safe(run.path.name or run.path)} <span class="state">{safe(status)}</span></h1>',
+        f'<p class="soft">{time_text(d.seconds)}{started} · as of {time.strftime("%Y-%m-%d %H:%M")}</p>',
+        '<nav aria-label="parts">' + " ".join(f'<a href="#{name.lower()}">{name}</a>' for name in _PARTS) + "</nav>",
+    ]
     for name, make in _PARTS.items():
-        try: body = make(run, d, task)
-        except Exception as error: body = f"<p>This part could not be made: {safe(f'{type(error).__name__}: {error}', 600)}</p>"
+        try:
+            body = make(run, d, task)
+        except Exception as error:
+            body = f"<p>This part could not be made: {safe(f'{type(error).__name__}: {error}', 600)}</p>"
         parts.append(f'<section id="{name.lower()}" aria-label="{name}"><h2>{name}</h2>{body}</section>')
     return page(f"{run.path.name} · {status}", parts)
 
@@ -288,10 +499,15 @@ def report(run: Run | Path | str, out: Path | str | None = None, task: Any = Non
     """
     run = find_run(run)
     out = run.path / "report.html" if out is None else Path(out).expanduser()
-    if out.is_dir(): raise RequestError(f"{str(out)!r} is a folder. Name a file in it, such as {str(out / 'report.html')!r}.")
-    if out.suffix.lower() not in (".html", ".htm"): raise RequestError(f"{str(out)!r} has an unknown ending. A report is a page: name it .html.")
+    if out.is_dir():
+        raise RequestError(f"{str(out)!r} is a folder. Name a file in it, such as {str(out / 'report.html')!r}.")
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise RequestError(f"{str(out)!r} has an unknown ending. A report is a page: name it .html.")
     text = report_page(run, task)
-    try: write_atomic(out, text)
+    try:
+        write_atomic(out, text)
     except OSError as error:
-        raise RequestError(f"{str(out)!r} cannot be written: {error.strerror}. Choose another file: out='report.html' (in a shell: --out report.html).") from None
+        raise RequestError(
+            f"{str(out)!r} cannot be written: {error.strerror}. Choose another file: out='report.html' (in a shell: --out report.html)."
+        ) from None
     return out

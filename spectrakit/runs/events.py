@@ -20,11 +20,16 @@ SCHEMA = 1
 # %% ../../nbs/35_runs/00_events.ipynb #23a2fc01
 def _plain(value: Any) -> Any:
     "`value` as JSON can hold it: non-finite numbers become None, anything with `.item()` a number, paths text."
-    if isinstance(value, float): return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (str, bool, int)): return value
-    if isinstance(value, dict): return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)): return [_plain(v) for v in value]
-    if hasattr(value, "item"): return _plain(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if hasattr(value, "item"):
+        return _plain(value.item())
     return str(value)
 
 
@@ -45,7 +50,8 @@ def repair_tail(path: Path) -> int:
                 end = start + newline + 1
                 break
             end = start
-        if end < size: file.truncate(end)
+        if end < size:
+            file.truncate(end)
     return size - end
 
 # %% ../../nbs/35_runs/00_events.ipynb #23a2fc03
@@ -72,37 +78,81 @@ class EventLog:
 
     def write(self, type: str, **fields) -> None:
         "Append one event. A `start` event also carries the schema's number."
-        if type == "start": fields = {"schema": SCHEMA, **fields}
+        if type == "start":
+            fields = {"schema": SCHEMA, **fields}
         self._waiting += encode_event(self.seconds(), type, fields)
-        try: written = os.write(self._file, self._waiting)
-        except OSError: return
-        if written == len(self._waiting): self._size, self._waiting = self._size + written, b""
-        else: os.ftruncate(self._file, self._size)  # half a line must not be glued to the next one
+        try:
+            written = os.write(self._file, self._waiting)
+        except OSError:
+            return
+        if written == len(self._waiting):
+            self._size, self._waiting = self._size + written, b""
+        else:
+            os.ftruncate(self._file, self._size)  # half a line must not be glued to the next one
 
     def close(self) -> None:
         "Close the file; the log can be opened again and goes on."
-        if self._file is not None: os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)
         self._file = None
 
 # %% ../../nbs/35_runs/00_events.ipynb #23a2fc04
-def _whole(value: Any) -> bool: return type(value) is int and abs(value) < 2**63
-def _number(value: Any) -> bool: return type(value) is float and math.isfinite(value) or _whole(value)
-def _text(value: Any) -> bool: return type(value) is str
-def _mapping(value: Any) -> bool: return type(value) is dict
-def _listing(value: Any) -> bool: return type(value) is list
-def _metrics(value: Any) -> bool: return _mapping(value) and all(v is None or _number(v) for v in value.values())
-def _or_none(kind: Callable) -> Callable: return lambda value: value is None or kind(value)
+def _whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**63
+
+
+def _number(value: Any) -> bool:
+    return type(value) is float and math.isfinite(value) or _whole(value)
+
+
+def _text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _mapping(value: Any) -> bool:
+    return type(value) is dict
+
+
+def _listing(value: Any) -> bool:
+    return type(value) is list
+
+
+def _metrics(value: Any) -> bool:
+    return _mapping(value) and all(v is None or _number(v) for v in value.values())
+
+
+def _or_none(kind: Callable) -> Callable:
+    return lambda value: value is None or kind(value)
 
 # %% ../../nbs/35_runs/00_events.ipynb #23a2fc05
-_COUNTS = ("train_samples", "parameters", "total_steps", "steps_per_epoch", "effective_batch_size", "micro_batch_size",
-           "gradient_accumulation_steps", "world_size")
+_COUNTS = (
+    "train_samples",
+    "parameters",
+    "total_steps",
+    "steps_per_epoch",
+    "effective_batch_size",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "world_size",
+)
 _FIELDS = {
-    "start": {"schema": _whole, "task": _or_none(_text), "monitor": _or_none(_text), "reasons": _or_none(_mapping),
-              "ignored": _or_none(_listing), **dict.fromkeys(_COUNTS, _or_none(_whole))},
+    "start": {
+        "schema": _whole,
+        "task": _or_none(_text),
+        "monitor": _or_none(_text),
+        "reasons": _or_none(_mapping),
+        "ignored": _or_none(_listing),
+        **dict.fromkeys(_COUNTS, _or_none(_whole)),
+    },
     "step": {"step": _whole, "epoch": _number, **dict.fromkeys(("loss", "lr", "samples_per_s"), _or_none(_number))},
     "eval": {"step": _whole, "epoch": _number, "metrics": _metrics},
     "checkpoint": {"step": _whole, "path": _text},
-    "budget": {"left_s": _or_none(_number), "reserve_s": _or_none(_number), "told": _or_none(_text), "held": _or_none(_mapping)},
+    "budget": {
+        "left_s": _or_none(_number),
+        "reserve_s": _or_none(_number),
+        "told": _or_none(_text),
+        "held": _or_none(_mapping),
+    },
     "nan": {"step": _whole},
     "restart": {"step": _whole, "notes": _or_none(_listing)},
     "message": {"text": _text},
@@ -112,7 +162,8 @@ _FIELDS = {
 
 def is_event(value: Any) -> bool:
     "Whether `value`, as it was decoded from a line, is an event with the fields of its type."
-    if type(value) is not dict or not _text(value.get("type")) or not _number(value.get("t")): return False
+    if type(value) is not dict or not _text(value.get("type")) or not _number(value.get("t")):
+        return False
     return all(kind(value.get(name)) for name, kind in _FIELDS.get(value["type"], {}).items())
 
 # %% ../../nbs/35_runs/00_events.ipynb #59e1783c
@@ -128,21 +179,29 @@ class EventReader:
         "New whole events, oldest first; an empty list where there are none yet, or no file."
         try:
             with open(self.path, "rb") as file:
-                if file.seek(0, os.SEEK_END) < self._position: self._position = 0  # replaced by a shorter file
+                if file.seek(0, os.SEEK_END) < self._position:
+                    self._position = 0  # replaced by a shorter file
                 file.seek(self._position)
                 data = file.read(self.most)
-                while self.most and b"\n" not in data[-self.most:] and (more := file.read(self.most)): data += more
+                while self.most and b"\n" not in data[-self.most :] and (more := file.read(self.most)):
+                    data += more
         except FileNotFoundError:
             return []
         data = data[: data.rfind(b"\n") + 1]
         self._position += len(data)
-        return [event for event in map(_decode, data.splitlines()) if isinstance(event, dict) and (is_event(event) or not self.strict)]
+        return [
+            event
+            for event in map(_decode, data.splitlines())
+            if isinstance(event, dict) and (is_event(event) or not self.strict)
+        ]
 
 
 def _decode(line: bytes) -> Any:
     "What is on a line; None where it is no JSON."
-    try: return json.loads(line)
-    except (ValueError, RecursionError): return None
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def read_events(path: Path | str) -> list[dict]:
@@ -167,8 +226,9 @@ def effective_events(events: list[dict]) -> list[dict]:
     for event in events:
         if event["type"] == "restart":
             back_to = event.get("step") or 0
-            kept = [e for e in kept
-                    if e["type"] not in ("step", "eval", "checkpoint") or (e.get("step") or 0) <= back_to]
+            kept = [
+                e for e in kept if e["type"] not in ("step", "eval", "checkpoint") or (e.get("step") or 0) <= back_to
+            ]
         kept.append(event)
     return kept
 
@@ -177,7 +237,8 @@ def write_metrics_csv(events: list[dict], path: Path | str) -> list[str]:
     "Write log points and evaluations as CSV, sorted by step, replacing `path` at once; returns the column names."
     rows: dict[int, dict] = {}
     for event in effective_events(events):
-        if event["type"] not in ("step", "eval"): continue
+        if event["type"] not in ("step", "eval"):
+            continue
         row = rows.setdefault(event["step"], {})
         values = {k: v for k, v in event.items() if k not in ("type", "metrics", "best")}
         row.update({**values, **(event["metrics"] if event["type"] == "eval" else {})})

@@ -28,15 +28,18 @@ _PIECE = 2**22
 
 def each_line(file: Path, growing: bool = False) -> Iterator[dict | bytes]:
     "The events of a log in order; a line that is none as its bytes, and so a torn last one, unless the log is `growing`. Nothing where there is no file."
-    try: log = open(file, "rb")
-    except OSError: return
+    try:
+        log = open(file, "rb")
+    except OSError:
+        return
     rest = b""
     with log:
         while piece := log.read(_PIECE):
             rest, _, torn = (rest + piece).rpartition(b"\n")
             yield from _decoded(rest.split(b"\n"))
             rest = torn
-    if rest and not growing: yield rest
+    if rest and not growing:
+        yield rest
 
 
 def _decoded(lines: list[bytes]) -> list[dict | bytes]:
@@ -44,15 +47,19 @@ def _decoded(lines: list[bytes]) -> list[dict | bytes]:
     lines = [line for line in lines if line.strip()]
     try:
         found = json.loads(b"[" + b",".join(lines) + b"]")
-        if len(found) != len(lines): raise ValueError
-    except (ValueError, RecursionError): found = [_one(line) for line in lines]
+        if len(found) != len(lines):
+            raise ValueError
+    except (ValueError, RecursionError):
+        found = [_one(line) for line in lines]
     return [event if is_event(event) else line for event, line in zip(found, lines)]
 
 
 def _one(line: bytes) -> Any:
     "What stands on one line; None where it cannot be decoded."
-    try: return json.loads(line)
-    except (ValueError, RecursionError): return None
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 # %% ../../nbs/35_runs/02_history.ipynb #0503a70d
 COLUMNS = ("step", "t", "loss", "lr", "samples_per_s")
@@ -63,6 +70,7 @@ HUGE = 1e100  # what is beyond cannot be drawn
 @dataclass(frozen=True)
 class Digest:
     "What a run's folder says. `points`: columns of the log points; `events`: all others; `strange`: how many lines were no events, and the first ones."
+
     path: Path
     points: dict[str, np.ndarray]
     events: list[dict]
@@ -97,21 +105,28 @@ class Digest:
         "The evaluation of the best checkpoint; None before the first."
         found = [e for e in self.all("eval") if e.get("best")]
         kept = pointed(self.path / "checkpoints", "BEST")
-        return next(iter([e for e in found if f"step-{e['step']:08d}" == kept][-1:] or found[-1:]), None)  # a full disk may have kept an older one
+        return next(
+            iter([e for e in found if f"step-{e['step']:08d}" == kept][-1:] or found[-1:]), None
+        )  # a full disk may have kept an older one
 
     @property
     def steps(self) -> int:
         "The last step that is known of."
-        return max([int(s) for s in self.points["step"][-1:]] + [e["step"] for e in self.all("eval", "checkpoint")], default=0)
+        return max(
+            [int(s) for s in self.points["step"][-1:]] + [e["step"] for e in self.all("eval", "checkpoint")], default=0
+        )
 
 # %% ../../nbs/35_runs/02_history.ipynb #a0e41671
 def _ending(events: list[dict]) -> dict | None:
-    return next((e if e["type"] == "end" else None for e in reversed(events) if e["type"] in ("end", "restart", "start")), None)
+    return next(
+        (e if e["type"] == "end" else None for e in reversed(events) if e["type"] in ("end", "restart", "start")), None
+    )
 
 
 def _standing(steps: np.ndarray, restarts: list[tuple[int, int]]) -> np.ndarray:
     "Which log points no later restart took back. `restarts`: (log points before it, the step it went back to)."
-    if not restarts: return np.ones(len(steps), bool)
+    if not restarts:
+        return np.ones(len(steps), bool)
     places, back_to = (np.array(column, float) for column in zip(*restarts))
     lowest = np.append(np.minimum.accumulate(back_to[::-1])[::-1], np.inf)
     return steps <= lowest[np.searchsorted(places, np.arange(len(steps)), side="right")]
@@ -120,7 +135,8 @@ def _standing(steps: np.ndarray, restarts: list[tuple[int, int]]) -> np.ndarray:
 def _fewer(event: dict, monitor: str) -> dict:
     "An evaluation with so many metrics that people can use."
     metrics = event["metrics"]
-    if len(metrics) <= MOST_METRICS: return event
+    if len(metrics) <= MOST_METRICS:
+        return event
     kept = [n for n in dict.fromkeys([monitor, "val_loss", *metrics]) if n in metrics][:MOST_METRICS]
     return {**event, "metrics": {n: metrics[n] for n in kept}, "more_metrics": len(metrics) - len(kept)}
 
@@ -132,14 +148,18 @@ def digest(path: Path | str) -> Digest:
     for line in each_line(path / "events.jsonl", running):
         if type(line) is bytes:
             count += 1
-            if len(strange) < 5: strange.append(line[:300].decode("utf-8", "replace"))
+            if len(strange) < 5:
+                strange.append(line[:300].decode("utf-8", "replace"))
             continue
         seconds, kind = max(seconds, line["t"]), line["type"]
         if kind == "step":
-            for column, name in zip(columns, COLUMNS): column.append(nothing if (value := line.get(name)) is None else value)
+            for column, name in zip(columns, COLUMNS):
+                column.append(nothing if (value := line.get(name)) is None else value)
             continue
-        if kind == "restart": restarts.append((len(columns[0]), line["step"]))
-        elif kind == "start": monitor = line.get("monitor") or monitor
+        if kind == "restart":
+            restarts.append((len(columns[0]), line["step"]))
+        elif kind == "start":
+            monitor = line.get("monitor") or monitor
         events.append(_fewer(line, monitor) if kind == "eval" else line)
     points = {name: np.array(column) for name, column in zip(COLUMNS, columns)}
     keep = _standing(points["step"], restarts)
@@ -148,28 +168,49 @@ def digest(path: Path | str) -> Digest:
     ending = _ending(events)
     notes += _notes(events, count, len(columns[0]))
     metrics = [v for e in events if e["type"] == "eval" for v in e["metrics"].values() if v is not None]
-    if any((np.abs(c) >= HUGE).any() for c in points.values()) or any(abs(v) >= HUGE for v in metrics): notes.append(f"values beyond {HUGE:g} are not drawn")
-    return Digest(path, {n: c[keep] for n, c in points.items()}, events, (count, strange), seconds, settings, notes, facts_of(path),
-                  ending["status"] if ending else "running" if running else "unfinished")
+    if any((np.abs(c) >= HUGE).any() for c in points.values()) or any(abs(v) >= HUGE for v in metrics):
+        notes.append(f"values beyond {HUGE:g} are not drawn")
+    return Digest(
+        path,
+        {n: c[keep] for n, c in points.items()},
+        events,
+        (count, strange),
+        seconds,
+        settings,
+        notes,
+        facts_of(path),
+        ending["status"] if ending else "running" if running else "unfinished",
+    )
 
 # %% ../../nbs/35_runs/02_history.ipynb #a91e108f
 def settings_of(path: Path) -> tuple[dict[str, Any], list[str]]:
     "The settings by dotted key, and what was wrong with them. Those of another version are taken as they stand there."
     file = path / "config.yaml"
-    try: return dict(flat(to_dict(compose(config=file)))), []
-    except RequestError as error: told = str(error)
-    except Exception as error: told = f"{type(error).__name__}: {error}"  # a file that was spoiled may break any reader
+    try:
+        return dict(flat(to_dict(compose(config=file)))), []
+    except RequestError as error:
+        told = str(error)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"  # a file that was spoiled may break any reader
     told = told.replace(f"{path}/", "")
-    try: return {str(k): v for k, v in flat(load_yaml(file)) if k}, [f"config.yaml is not one of this version ({told})"]
-    except Exception: return {}, [f"config.yaml cannot be read ({told})"]
+    try:
+        return {str(k): v for k, v in flat(load_yaml(file)) if k}, [f"config.yaml is not one of this version ({told})"]
+    except Exception:
+        return {}, [f"config.yaml cannot be read ({told})"]
 
 
 def _notes(events: list[dict], strange: int, points: int) -> list[str]:
     "What a reader has to know about a log."
     schemas = {e["schema"] for e in events if e["type"] == "start"} - {SCHEMA}
-    notes = [f"the log is of schema {', '.join(map(str, sorted(schemas)))}; this version reads {SCHEMA}"] if schemas else []
-    if strange: notes.append(f"{strange} line{'s' * (strange != 1)} of the log {'are' if strange != 1 else 'is'} no event of this version")
-    if not events and not points: notes.append("the log has no events yet")
+    notes = (
+        [f"the log is of schema {', '.join(map(str, sorted(schemas)))}; this version reads {SCHEMA}"] if schemas else []
+    )
+    if strange:
+        notes.append(
+            f"{strange} line{'s' * (strange != 1)} of the log {'are' if strange != 1 else 'is'} no event of this version"
+        )
+    if not events and not points:
+        notes.append("the log has no events yet")
     more = max((e.get("more_metrics", 0) for e in events if e["type"] == "eval"), default=0)
     return notes + ([f"{more} more metrics are not shown"] if more else [])
 
@@ -180,11 +221,13 @@ _BATCH = ("data.micro_batch_size", "training.gradient_accumulation_steps", "dist
 def batches(d: Digest) -> list[tuple[int, float]]:
     "(from which step, effective batch), in order; empty where the log does not say."
     first = next(iter(d.all("start")), {}).get("effective_batch_size")
-    if not first: return []
+    if not first:
+        return []
     found = [(0, float(first))]
     for event in d.all("restart"):
         size, step = event.get("effective_batch_size"), event["step"]
-        if not isinstance(size, (int, float)) or not size > 0: size = found[-1][1] * _change(event.get("changed"))
+        if not isinstance(size, (int, float)) or not size > 0:
+            size = found[-1][1] * _change(event.get("changed"))
         found = [(s, b) for s, b in found if s < step or s == 0] + [(step, float(size))]
     return [(s, b) for i, (s, b) in enumerate(found) if i == 0 or b != found[i - 1][1]]
 
@@ -193,14 +236,16 @@ def _change(changed: Any) -> float:
     "By what the effective batch was multiplied, where a restart only tells the settings that changed."
     factor = 1.0
     for pair in (changed.get(name) for name in _BATCH) if isinstance(changed, dict) else ():
-        if isinstance(pair, list) and len(pair) == 2 and all(type(v) is int and v > 0 for v in pair): factor *= pair[1] / pair[0]
+        if isinstance(pair, list) and len(pair) == 2 and all(type(v) is int and v > 0 for v in pair):
+            factor *= pair[1] / pair[0]
     return factor
 
 
 def samples_at(d: Digest, steps: np.ndarray) -> np.ndarray:
     "How many samples the run had seen at each of `steps`; nan where its log does not say."
     steps, found = np.asarray(steps, float), batches(d)
-    if not found: return np.full(steps.shape, np.nan)
+    if not found:
+        return np.full(steps.shape, np.nan)
     begins, sizes = (np.array(column, float) for column in zip(*found))
     before = np.append(0, np.cumsum(np.diff(begins) * sizes[:-1]))
     place = np.maximum(np.searchsorted(begins, steps, side="right") - 1, 0)

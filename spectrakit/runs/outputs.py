@@ -33,6 +33,7 @@ MANIFEST, SCHEMA, MOST = "output-manifest.json", 1, 50_000
 @dataclass(frozen=True)
 class Walk:
     "What lies below a folder: path → stat of every plain file, and what was left out, each with the reason."
+
     files: dict[str, os.stat_result]
     left_out: list[dict[str, str]]
 
@@ -47,29 +48,46 @@ def walk(folder: Path) -> Walk:
     disk, found, left_out, todo = folder.stat().st_dev, {}, [], [folder]
     while todo:
         here = todo.pop()
-        try: entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+        try:
+            entries = sorted(os.scandir(here), key=lambda entry: entry.name)
         except OSError as error:
             left_out.append({"path": here.relative_to(folder).as_posix(), "why": f"cannot be read: {error.strerror}"})
             continue
         for entry in entries:
             path = Path(entry.path).relative_to(folder).as_posix()
-            if here == folder and (path == MANIFEST or path.startswith(f".{MANIFEST}.")): continue
-            if len(found) >= MOST: return Walk(found, [*left_out, {"path": path, "why": f"there are more than {MOST:,} files; the rest was not looked at"}])
-            if why := _look(entry, disk, path, found, todo): left_out.append({"path": path, "why": why})
+            if here == folder and (path == MANIFEST or path.startswith(f".{MANIFEST}.")):
+                continue
+            if len(found) >= MOST:
+                return Walk(
+                    found,
+                    [
+                        *left_out,
+                        {"path": path, "why": f"there are more than {MOST:,} files; the rest was not looked at"},
+                    ],
+                )
+            if why := _look(entry, disk, path, found, todo):
+                left_out.append({"path": path, "why": why})
     return Walk(dict(sorted(found.items())), sorted(left_out, key=lambda item: item["path"]))
 
 # %% ../../nbs/35_runs/04_outputs.ipynb #7d55ee42
 def _look(entry: os.DirEntry, disk: int, path: str, found: dict[str, os.stat_result], todo: list[Path]) -> str | None:
     "Take one entry of a folder into `found` or `todo`; else the reason why it is left out."
-    try: about = entry.stat(follow_symlinks=False)
-    except FileNotFoundError: return None  # gone meanwhile
-    except OSError as error: return f"cannot be read: {error.strerror}"
-    if stat.S_ISLNK(about.st_mode): return "a link, which is not followed"
+    try:
+        about = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None  # gone meanwhile
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if stat.S_ISLNK(about.st_mode):
+        return "a link, which is not followed"
     if stat.S_ISDIR(about.st_mode):
-        if about.st_dev != disk: return "another disk is mounted there"
+        if about.st_dev != disk:
+            return "another disk is mounted there"
         todo.append(Path(entry.path))
-    elif stat.S_ISREG(about.st_mode): found[path] = about
-    else: return "not a plain file"
+    elif stat.S_ISREG(about.st_mode):
+        found[path] = about
+    else:
+        return "not a plain file"
     return None
 
 # %% ../../nbs/35_runs/04_outputs.ipynb #e9db41e4
@@ -86,25 +104,41 @@ def _run(folder: Path, path: str) -> dict:
     "One run: its status, seed, the hash of its settings, and the checkpoints that LATEST and BEST name."
     where = folder / path
     found, facts, settings = look_at(where), facts_of(where), {}
-    with contextlib.suppress(RequestError): settings = load_yaml(where / "config.yaml")
+    with contextlib.suppress(RequestError):
+        settings = load_yaml(where / "config.yaml")
     status = "running" if is_locked(where) else found.ended or "unfinished"
     task = settings.get("task")
-    return {"path": path, "status": status, "task": task.get("name") if isinstance(task, dict) else None, "seed": settings.get("seed"), "run_id": facts.get("run_id"),
-            "config_sha256": facts.get("config_sha256"), "versions": facts.get("versions"), "step": max(found.step, found.end_step, 0),
-            "checkpoint": {which.lower(): name for which in ("LATEST", "BEST") if (name := pointed(where / "checkpoints", which))}}
+    return {
+        "path": path,
+        "status": status,
+        "task": task.get("name") if isinstance(task, dict) else None,
+        "seed": settings.get("seed"),
+        "run_id": facts.get("run_id"),
+        "config_sha256": facts.get("config_sha256"),
+        "versions": facts.get("versions"),
+        "step": max(found.step, found.end_step, 0),
+        "checkpoint": {
+            which.lower(): name for which in ("LATEST", "BEST") if (name := pointed(where / "checkpoints", which))
+        },
+    }
 
 # %% ../../nbs/35_runs/04_outputs.ipynb #75568d2f
 def _known_hashes(folder: Path, seen: Walk) -> dict[str, str]:
     "path → SHA-256 of the files that a checkpoint's manifest vouches for."
     known = {}
     for path, about in seen.files.items():
-        if not path.endswith("/manifest.json"): continue
-        try: entries = read_manifest((folder / path).parent)["files"]
-        except CheckpointError: continue
+        if not path.endswith("/manifest.json"):
+            continue
+        try:
+            entries = read_manifest((folder / path).parent)["files"]
+        except CheckpointError:
+            continue
         for name, entry in entries.items():  # a name with a path in it is not in the folder of its manifest
             file = None if "/" in name else seen.files.get(beside := f"{path.rpartition('/')[0]}/{name}")
-            if file is None or not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str): continue
-            if file.st_size == entry.get("bytes") and file.st_mtime_ns <= about.st_mtime_ns: known[beside] = entry["sha256"]
+            if file is None or not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
+                continue
+            if file.st_size == entry.get("bytes") and file.st_mtime_ns <= about.st_mtime_ns:
+                known[beside] = entry["sha256"]
     return known
 
 
@@ -112,9 +146,14 @@ def _listed(folder: Path, seen: Walk) -> tuple[list[dict], list[dict[str, str]]]
     "Every file with its size and hash, and those that could not be read."
     known, files, unread = _known_hashes(folder, seen), [], []
     for path, about in seen.files.items():
-        try: files.append({"path": path, "bytes": about.st_size, "sha256": known.get(path) or file_sha256(folder / path)})
-        except FileNotFoundError: pass  # gone meanwhile
-        except OSError as error: unread.append({"path": path, "why": f"cannot be read: {error.strerror}"})
+        try:
+            files.append(
+                {"path": path, "bytes": about.st_size, "sha256": known.get(path) or file_sha256(folder / path)}
+            )
+        except FileNotFoundError:
+            pass  # gone meanwhile
+        except OSError as error:
+            unread.append({"path": path, "why": f"cannot be read: {error.strerror}"})
     return files, unread
 
 # %% ../../nbs/35_runs/04_outputs.ipynb #9894831a
@@ -138,21 +177,35 @@ def _biggest(seen: Walk, runs: list[str], weigh: Any) -> list[tuple[str, int]]:
     for path, about in seen.files.items():
         parts, run = path.split("/"), next((run for run in runs if path.startswith(run + "/")), "")
         depth = run.count("/") + 1 if run else 0
-        total["/".join(parts[:depth + 1]) if len(parts) > depth + 1 else run or _shown(path)] += weigh(about)
+        total["/".join(parts[: depth + 1]) if len(parts) > depth + 1 else run or _shown(path)] += weigh(about)
     return total.most_common(3)
 
 # %% ../../nbs/35_runs/04_outputs.ipynb #913ec087
 def notes_on(folder: Path, seen: Walk, allowed: dict[str, int | None], runs: list[dict]) -> list[str]:
     "One sentence for each limit that is near or passed, and for what may be left out then; none where there is room."
-    files, size, most, paths = len(seen.files) + 1, seen.bytes, allowed, [run["path"] for run in runs]  # and the manifest
+    files, size, most, paths = (
+        len(seen.files) + 1,
+        seen.bytes,
+        allowed,
+        [run["path"] for run in runs],
+    )  # and the manifest
     told = []
     if most["files"] and files >= NEAR * most["files"]:
         big = ", ".join(f"{_shown(path)} ({count})" for path, count in _biggest(seen, paths, lambda about: 1))
-        what = f"more than the {most['files']} that are sure to be kept" if files > most["files"] else f"and {most['files']} are sure to be kept"
+        what = (
+            f"more than the {most['files']} that are sure to be kept"
+            if files > most["files"]
+            else f"and {most['files']} are sure to be kept"
+        )
         told.append(f"There are {files} files, {what}. Most are in {big}.")
     if most["bytes"] and size >= NEAR * most["bytes"]:
-        big = ", ".join(f"{_shown(path)} ({format_bytes(count)})" for path, count in _biggest(seen, paths, lambda about: about.st_size))
-        told.append(f"The files take {format_bytes(size)}, and {format_bytes(most['bytes'])} are kept at most. Most is in {big}.")
+        big = ", ".join(
+            f"{_shown(path)} ({format_bytes(count)})"
+            for path, count in _biggest(seen, paths, lambda about: about.st_size)
+        )
+        told.append(
+            f"The files take {format_bytes(size)}, and {format_bytes(most['bytes'])} are kept at most. Most is in {big}."
+        )
     return told + (_spare(seen, runs) if told else [])
 
 
@@ -163,15 +216,23 @@ def _spare(seen: Walk, runs: list[dict]) -> list[str]:
     guests = [p for p in seen.files if "/trackers/" in p]
     left = [p for p in seen.files if set(_LEFTOVERS) & set(PurePosixPath(p).parts)]
     told = []
-    for paths, sentence in ((older, "Checkpoints that are neither the last nor the best are {n} of them, {size}: checkpoint.keep_last=1 keeps fewer."),
-                            (guests, "Trackers keep {n} of them, {size}: delete those that are uploaded."), (left, "Editors and Python left {n} of them, {size}: delete them.")):
-        if paths: told.append(sentence.format(n=len(paths), size=format_bytes(sum(seen.files[p].st_size for p in paths))))
+    for paths, sentence in (
+        (
+            older,
+            "Checkpoints that are neither the last nor the best are {n} of them, {size}: checkpoint.keep_last=1 keeps fewer.",
+        ),
+        (guests, "Trackers keep {n} of them, {size}: delete those that are uploaded."),
+        (left, "Editors and Python left {n} of them, {size}: delete them."),
+    ):
+        if paths:
+            told.append(sentence.format(n=len(paths), size=format_bytes(sum(seen.files[p].st_size for p in paths))))
     return told
 
 # %% ../../nbs/35_runs/04_outputs.ipynb #fea97f29
 @dataclass(frozen=True)
 class Sealed:
     "What `seal_output` found. `path`: the manifest, None where it could not be written."
+
     path: Path | None
     count: int
     bytes: int
@@ -179,19 +240,31 @@ class Sealed:
     notes: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        most = [f"{self.limits['files']} files" if self.limits["files"] else "", format_bytes(self.limits["bytes"]) if self.limits["bytes"] else ""]
-        return f"{self.count} files, {format_bytes(self.bytes)}" + (f" (of {' and '.join(filter(None, most))})" if any(most) else "")
+        most = [
+            f"{self.limits['files']} files" if self.limits["files"] else "",
+            format_bytes(self.limits["bytes"]) if self.limits["bytes"] else "",
+        ]
+        return f"{self.count} files, {format_bytes(self.bytes)}" + (
+            f" (of {' and '.join(filter(None, most))})" if any(most) else ""
+        )
 
-    def __repr__(self) -> str: return f"Sealed({self})"
+    def __repr__(self) -> str:
+        return f"Sealed({self})"
 
 
 def _folder_to_seal(folder: Path | str | None, platform: Platform) -> Path:
     "The folder that is meant. RequestError where there is none, or where it is a home folder that nobody named."
     path = Path(platform.working_dir if folder is None else folder).expanduser()
-    if path.is_file(): raise RequestError(f"{str(path)!r} is a file. Name the folder that it lies in.")
-    if not path.is_dir(): raise RequestError(f"There is no folder {str(path)!r}. Name the one that holds the output, such as seal_output('runs').")
+    if path.is_file():
+        raise RequestError(f"{str(path)!r} is a file. Name the folder that it lies in.")
+    if not path.is_dir():
+        raise RequestError(
+            f"There is no folder {str(path)!r}. Name the one that holds the output, such as seal_output('runs')."
+        )
     if folder is None and platform.name == "local" and path.resolve() in (Path.home().resolve(), Path("/")):
-        raise RequestError(f"This session works in {str(path)!r}, which holds more than its output. Name a folder, such as seal_output('runs').")
+        raise RequestError(
+            f"This session works in {str(path)!r}, which holds more than its output. Name a folder, such as seal_output('runs')."
+        )
     return path.resolve()
 
 # %% ../../nbs/35_runs/04_outputs.ipynb #1a7c7dfb
@@ -211,19 +284,40 @@ def _seal(folder: Path, platform: Platform, show: bool) -> Sealed:
     runs, allowed = _runs(folder, seen.files), limits(platform)
     files, unread = _listed(folder, seen)
     notes = notes_on(folder, seen, allowed, runs)
-    notes += [f"{_shown(run['path'])} is still going on: its files will change. Seal again when it has ended." for run in runs if run["status"] == "running"]
+    notes += [
+        f"{_shown(run['path'])} is still going on: its files will change. Seal again when it has ended."
+        for run in runs
+        if run["status"] == "running"
+    ]
     notes += [f"{_shown(item['path'])} is not in the list: {item['why']}." for item in [*unread, *seen.left_out][:5]]
-    here = {"name": platform.name, "mode": platform.mode, "flavour": platform.flavour, "gpus": [gpu.name for gpu in platform.gpus]}
-    content = {"schema": SCHEMA, "sealed": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "count": len(files), "bytes": sum(f["bytes"] for f in files),
-               "limits": allowed, "platform": here, "versions": versions(),
-               "seeds": {run["path"]: run["seed"] for run in runs}, "runs": runs, "left_out": [*unread, *seen.left_out], "files": files}
+    here = {
+        "name": platform.name,
+        "mode": platform.mode,
+        "flavour": platform.flavour,
+        "gpus": [gpu.name for gpu in platform.gpus],
+    }
+    content = {
+        "schema": SCHEMA,
+        "sealed": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "count": len(files),
+        "bytes": sum(f["bytes"] for f in files),
+        "limits": allowed,
+        "platform": here,
+        "versions": versions(),
+        "seeds": {run["path"]: run["seed"] for run in runs},
+        "runs": runs,
+        "left_out": [*unread, *seen.left_out],
+        "files": files,
+    }
     path = folder / MANIFEST
-    try: write_atomic(path, json.dumps(content, indent=1, default=str) + "\n")
+    try:
+        write_atomic(path, json.dumps(content, indent=1, default=str) + "\n")
     except OSError as error:
         notes.insert(0, f"{MANIFEST} was not written: {error.strerror}.")
         path = None
     sealed = Sealed(path, content["count"], content["bytes"], allowed, tuple(notes))
-    if show: print("\n".join([f"{MANIFEST}: {sealed}" if path else str(sealed), *notes]), flush=True)
+    if show:
+        print("\n".join([f"{MANIFEST}: {sealed}" if path else str(sealed), *notes]), flush=True)
     return sealed
 
 # %% ../../nbs/35_runs/04_outputs.ipynb #d68a208c
@@ -234,9 +328,12 @@ def seal_after(run_dir: Path, platform: Platform, show: bool = True) -> None:
     "After a run that lies where Kaggle keeps output: seal it where that is quick and nobody watches; else tell what is near a limit. Never raises."
     folder = Path(platform.working_dir)
     with contextlib.suppress(OSError, RequestError):
-        if platform.name != "kaggle" or not run_dir.resolve().is_relative_to(folder.resolve()): return
+        if platform.name != "kaggle" or not run_dir.resolve().is_relative_to(folder.resolve()):
+            return
         seen = walk(folder)
         known = _known_hashes(folder, seen)
         to_read = sum(about.st_size for path, about in seen.files.items() if path not in known)
-        if platform.mode != "interactive" and to_read <= QUICK_BYTES: _seal(folder, platform, show)
-        elif told := notes_on(folder, seen, limits(platform), _runs(folder, seen.files)): print(" ".join(told), file=sys.stderr)
+        if platform.mode != "interactive" and to_read <= QUICK_BYTES:
+            _seal(folder, platform, show)
+        elif told := notes_on(folder, seen, limits(platform), _runs(folder, seen.files)):
+            print(" ".join(told), file=sys.stderr)

@@ -19,11 +19,31 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator
 
 from ..config.batch_plan import plan_batches
-from ..checkpoint.store import CheckpointError, checkpoint_bytes, checkpoints, find_checkpoint, mirror_checkpoint, pointed, read_manifest, verify, write_atomic
+from spectrakit.checkpoint.store import (
+    CheckpointError,
+    checkpoint_bytes,
+    checkpoints,
+    find_checkpoint,
+    mirror_checkpoint,
+    pointed,
+    read_manifest,
+    verify,
+    write_atomic,
+)
 from ..config.compose import compose, diff, override, snapshot
 from .events import EventLog, is_event
 from ..config.profile_files import parse_yaml, read_text
-from .run_dir import DEPTH, Found, environment, find_runs, is_locked, locked, look_at, new_run_dir, reserve
+from spectrakit.runs.run_dir import (
+    DEPTH,
+    Found,
+    environment,
+    find_runs,
+    is_locked,
+    locked,
+    look_at,
+    new_run_dir,
+    reserve,
+)
 from ..system.platforms import Platform, input_folders, writable_bytes
 from ..distributed.topology import plan_processes, rank_of
 from ..config.schema import Config, RequestError, ResumeConfig, shown
@@ -35,8 +55,26 @@ def places(config: Config) -> list[tuple[Path, int]]:
     return [(Path(config.run.dir), 1), *mirror, *((Path(real), DEPTH) for _, real in input_folders(os.environ, "/"))]
 
 # %% ../../nbs/35_runs/03_resume_source.ipynb #23a2fc02
-_FREE = {"run", "watchdog", "launch", "resume", "tracking", "distributed", "dataloader", "checkpoint", "eval", "test", "env", "profile", "extra",
-         "data.resident_gib", "data.eval_batch_size", "trainer.log_every_n_steps", "trainer.accelerator", "trainer.compile"}
+_FREE = {
+    "run",
+    "watchdog",
+    "launch",
+    "resume",
+    "tracking",
+    "distributed",
+    "dataloader",
+    "checkpoint",
+    "eval",
+    "test",
+    "env",
+    "profile",
+    "extra",
+    "data.resident_gib",
+    "data.eval_batch_size",
+    "trainer.log_every_n_steps",
+    "trainer.accelerator",
+    "trainer.compile",
+}
 _BOUND = {"distributed.mixed_precision", "distributed.sync_batchnorm", "checkpoint.monitor", "checkpoint.mode"}
 BATCH = ("data.micro_batch_size", "training.gradient_accumulation_steps", "distributed.world_size")
 
@@ -63,18 +101,23 @@ def _processes(config: Config, platform: Platform) -> int:
 
 def same_task(one: str | None, other: str | None) -> bool:
     "Whether two names mean one task; a file may have moved to another folder."
-    def short(name: str | None) -> str: return re.sub(r"^.*[\\/](?=[^\\/]*\.py:)", "", name or "")
+
+    def short(name: str | None) -> str:
+        return re.sub(r"^.*[\\/](?=[^\\/]*\.py:)", "", name or "")
+
     return short(one) == short(other)
 
 
 def changes(before: Config, now: Config, facts: dict, platform: Platform) -> dict[str, tuple[Any, Any]]:
     "Settings in which the run was made otherwise and that are not free: key → (before, now)."
     found = {k: v for k, v in diff(before, now).items() if k in BATCH or not is_free(k)}
-    if "task.name" in found and same_task(*found["task.name"]): del found["task.name"]
+    if "task.name" in found and same_task(*found["task.name"]):
+        del found["task.name"]
     batch = {k: found.pop(k) for k in BATCH if k in found}
     kept = facts.get("decided", {}).get("effective_batch_size") or effective_batch(before, platform)
     here = effective_batch(as_before(now, facts, platform), platform)
-    if here == kept: return found
+    if here == kept:
+        return found
     return {**found, **(batch or {"distributed.world_size": (facts.get("decided", {}).get("world_size"), "auto")})}
 
 # %% ../../nbs/35_runs/03_resume_source.ipynb #23a2fc03
@@ -83,11 +126,20 @@ def as_before(config: Config, facts: dict, platform: Platform) -> Config:
     decided = facts.get("decided", {})
     kept, processes = decided.get("effective_batch_size"), decided.get("world_size")
     micro, accumulated = config.data.micro_batch_size, config.training.gradient_accumulation_steps
-    if config.distributed.world_size != "auto" or not kept or not processes or any(is_allowed(k, config.resume.allow) for k in BATCH): return config
-    if micro * accumulated * (here := _processes(config, platform)) == kept: return config
+    if (
+        config.distributed.world_size != "auto"
+        or not kept
+        or not processes
+        or any(is_allowed(k, config.resume.allow) for k in BATCH)
+    ):
+        return config
+    if micro * accumulated * (here := _processes(config, platform)) == kept:
+        return config
     if here > processes and not config.limits.max_train_batches:
-        if kept % (micro * here) == 0: return override(config, f"training.gradient_accumulation_steps={kept // (micro * here)}")
-        if kept % (accumulated * here) == 0: return override(config, f"data.micro_batch_size={kept // (accumulated * here)}")
+        if kept % (micro * here) == 0:
+            return override(config, f"training.gradient_accumulation_steps={kept // (micro * here)}")
+        if kept % (accumulated * here) == 0:
+            return override(config, f"data.micro_batch_size={kept // (accumulated * here)}")
     asked = kept // (micro * accumulated)
     return override(config, f"distributed.world_size={asked}") if asked * micro * accumulated == kept else config
 
@@ -95,6 +147,7 @@ def as_before(config: Config, facts: dict, platform: Platform) -> Config:
 @dataclass(frozen=True)
 class Choice:
     "`kind`: new, done, here (in its own folder), copy, or branch (from one checkpoint)."
+
     kind: str
     told: str = ""
     run: Path | None = None
@@ -114,51 +167,85 @@ def choose(config: Config, platform: Platform, peer: bool = False) -> Choice:
     `peer`: this process takes part in what another one has chosen, and maybe holds.
     """
     source = config.resume.source
-    if source is None: return Choice("new")
-    if source == "auto": return _furthest(config, platform, peer)
+    if source is None:
+        return Choice("new")
+    if source == "auto":
+        return _furthest(config, platform, peer)
     path = Path(source).expanduser()
     try:
-        if re.fullmatch(r"step-\d{8,}", path.name) or (path / "manifest.json").is_file(): return _one_checkpoint(path, config, platform)
+        if re.fullmatch(r"step-\d{8,}", path.name) or (path / "manifest.json").is_file():
+            return _one_checkpoint(path, config, platform)
         return _one_run(path, config, platform)
-    except OSError as error: raise RequestError(f"{source!r} cannot be read: {error.strerror or error}. Check who may read it.") from None
+    except OSError as error:
+        raise RequestError(f"{source!r} cannot be read: {error.strerror or error}. Check who may read it.") from None
 
 
 def _one_run(path: Path, config: Config, platform: Platform) -> Choice:
     "The choice where the user named a run."
-    if not path.is_dir(): raise RequestError(f"There is no folder {str(path)!r} to go on with. `spectrakit runs` lists the runs.")
+    if not path.is_dir():
+        raise RequestError(f"There is no folder {str(path)!r} to go on with. `spectrakit runs` lists the runs.")
     missing = [name for name in ("config.yaml", "events.jsonl") if not (path / name).is_file()]
     if missing:
         below = [str(p) for p in find_runs(path)[:3]]
-        hint = f"There is one below it: {below[0]}" if len(below) == 1 else f"There are runs below it: {', '.join(below)}" if below else "`spectrakit runs` lists the runs"
+        hint = (
+            f"There is one below it: {below[0]}"
+            if len(below) == 1
+            else f"There are runs below it: {', '.join(below)}"
+            if below
+            else "`spectrakit runs` lists the runs"
+        )
         raise RequestError(f"{str(path)!r} is not a run: it has no {' and no '.join(missing)}. {hint}.")
     found, before = look_at(path, hashes=False), compose(config=path / "config.yaml")
     changed = _allowed(found, before, config, platform)
-    if found.done and not changed: return Choice("done", f"{path.name} is {found.ended}: there is nothing to go on with", path, facts=found.facts)
+    if found.done and not changed:
+        return Choice("done", f"{path.name} is {found.ended}: there is nothing to go on with", path, facts=found.facts)
     whole, notes = find_checkpoint(path / "checkpoints")
     if whole is None:
-        raise RequestError(f"{path.name} has no whole checkpoint to go on from.{''.join(f' {n}.' for n in notes[:1])} "
-                           f"Start it again: spectrakit train --config {path / 'config.yaml'}")
+        raise RequestError(
+            f"{path.name} has no whole checkpoint to go on from.{''.join(f' {n}.' for n in notes[:1])} "
+            f"Start it again: spectrakit train --config {path / 'config.yaml'}"
+        )
     return _gone_on(found, changed, config, f"{path.name} ({found.ended or 'unfinished'}) goes on from {whole.name}")
 
 
 def _one_checkpoint(path: Path, config: Config, platform: Platform) -> Choice:
     "The choice where the user named a checkpoint."
-    if not path.is_dir(): raise RequestError(f"There is no checkpoint {str(path)!r}.")
-    if problems := verify(path): raise RequestError(f"{path.name} cannot be gone on from: {problems[0]}. Name another checkpoint, or the run's folder.")
+    if not path.is_dir():
+        raise RequestError(f"There is no checkpoint {str(path)!r}.")
+    if problems := verify(path):
+        raise RequestError(
+            f"{path.name} cannot be gone on from: {problems[0]}. Name another checkpoint, or the run's folder."
+        )
     run = path.absolute().parent.parent
     if not (run / "config.yaml").is_file():
-        return Choice("branch", f"a new run goes on from {path.name}, which has no run around it: its settings could not be compared", None, path)
+        return Choice(
+            "branch",
+            f"a new run goes on from {path.name}, which has no run around it: its settings could not be compared",
+            None,
+            path,
+        )
     found = look_at(run)
     changed = _allowed(found, compose(config=run / "config.yaml"), config, platform)
-    return Choice("branch", f"a new run goes on from {path.name} of {run.name}{_told(changed)}", run, path, changed, found.facts)
+    return Choice(
+        "branch", f"a new run goes on from {path.name} of {run.name}{_told(changed)}", run, path, changed, found.facts
+    )
 
 
 def _gone_on(found: Found, changed: dict, config: Config, told: str) -> Choice:
     "The choice of a run that goes on: where it lies, or in a copy."
     real, own = found.path.resolve(), Path(config.run.dir).resolve()
-    kept = real.is_relative_to(own) or not any(real.is_relative_to(folder.resolve()) for folder, _ in places(config)[1:])  # a mirror is not trained in
+    kept = real.is_relative_to(own) or not any(
+        real.is_relative_to(folder.resolve()) for folder, _ in places(config)[1:]
+    )  # a mirror is not trained in
     here = kept and os.access(found.path, os.W_OK) and os.access(found.path / "checkpoints", os.W_OK)
-    return Choice("here" if here else "copy", f"{told}{'' if here else ', in a copy'}{_told(changed)}", found.path, None, changed, found.facts)
+    return Choice(
+        "here" if here else "copy",
+        f"{told}{'' if here else ', in a copy'}{_told(changed)}",
+        found.path,
+        None,
+        changed,
+        found.facts,
+    )
 
 
 def _told(changed: dict[str, tuple]) -> str:
@@ -171,12 +258,17 @@ def _allowed(found: Found, before: Config, now: Config, platform: Platform) -> d
     batch = any(key in allow for key in BATCH)
     refused = {k: v for k, v in changed.items() if not (is_allowed(k, allow) or k in BATCH and batch)}
     if "task.name" in refused:
-        raise RequestError(f"{found.path.name} is a run of the task {before.task.get('name')}, and this is {now.task.get('name')}. "
-                           "Name a run of this task, or start anew with resume.source=null.")
-    if not refused: return changed
+        raise RequestError(
+            f"{found.path.name} is a run of the task {before.task.get('name')}, and this is {now.task.get('name')}. "
+            "Name a run of this task, or start anew with resume.source=null."
+        )
+    if not refused:
+        return changed
     listed = "; ".join(f"{key} was {shown(one)} and is {shown(other)}" for key, (one, other) in refused.items())
-    raise RequestError(f"{found.path.name} was made with other settings: {listed}. Allow it with 'resume.allow=[{','.join(dict.fromkeys([*allow, *refused]))}]', "
-                       "give the settings of that run, or start anew with resume.source=null.")
+    raise RequestError(
+        f"{found.path.name} was made with other settings: {listed}. Allow it with 'resume.allow=[{','.join(dict.fromkeys([*allow, *refused]))}]', "
+        "give the settings of that run, or start anew with resume.source=null."
+    )
 
 
 def _furthest(config: Config, platform: Platform, peer: bool) -> Choice:
@@ -195,27 +287,41 @@ def _furthest(config: Config, platform: Platform, peer: bool) -> Choice:
             pool += [again] if (again := look_at(found.path, hashes=True)).step >= 0 else []
             continue
         pool = [f for f in pool if f.run_id != found.run_id]
-        try: changed = _allowed(found, compose(config=found.path / "config.yaml"), config, platform)
+        try:
+            changed = _allowed(found, compose(config=found.path / "config.yaml"), config, platform)
         except RequestError as error:
-            if not found.done and differing is None: differing = error
+            if not found.done and differing is None:
+                differing = error
             continue
         why = f"the furthest of {total} runs of this task" if total > 1 else "the only run of this task"
         if found.done and not changed:
-            return Choice("done", f"resume.source=auto: {found.path.name} is {found.ended}, {why}; there is nothing to go on with{note}", found.path, facts=found.facts)
+            return Choice(
+                "done",
+                f"resume.source=auto: {found.path.name} is {found.ended}, {why}; there is nothing to go on with{note}",
+                found.path,
+                facts=found.facts,
+            )
         told = f"resume.source=auto: {found.path.name} ({found.ended or 'unfinished'}), {why}, goes on from step {found.step}{note}"
         return _gone_on(found, changed, config, told)
-    if differing is not None: raise differing
-    where = ", ".join(str(folder) for folder, _ in looked if folder.is_dir()) or "none of the places where runs are kept"
-    return Choice("new", f"resume.source=auto: no run of this task to go on with was found in {where}; a new one begins{note}")
+    if differing is not None:
+        raise differing
+    where = (
+        ", ".join(str(folder) for folder, _ in looked if folder.is_dir()) or "none of the places where runs are kept"
+    )
+    return Choice(
+        "new", f"resume.source=auto: no run of this task to go on with was found in {where}; a new one begins{note}"
+    )
 
 
 def _fits(path: Path, config: Config) -> bool:
     "Whether the run at `path` is of this task and, where run.name is set, of this name."
     name = config.task.get("name") or ""
     try:
-        if name.rpartition(":")[2] not in (text := read_text(path / "config.yaml")): return False
+        if name.rpartition(":")[2] not in (text := read_text(path / "config.yaml")):
+            return False
         tree = parse_yaml(text, path / "config.yaml")
-    except RequestError: return False
+    except RequestError:
+        return False
     task, run = tree.get("task"), tree.get("run")
     label = run.get("name") if isinstance(run, dict) else None
     return same_task(task.get("name") if isinstance(task, dict) else task, name) and config.run.name in (None, label)
@@ -228,7 +334,8 @@ def _copied(choice: Choice, config: Config) -> Path:
     name = (run or source).name
     for half in base.glob(".copying-*"):
         with contextlib.suppress(OSError):  # a killed process left it
-            if time.time() - half.stat().st_mtime > 60 and not is_locked(half): shutil.rmtree(half)
+            if time.time() - half.stat().st_mtime > 60 and not is_locked(half):
+                shutil.rmtree(half)
     folder = base / f".copying-{name}-{uuid.uuid4().hex[:8]}"
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -236,16 +343,21 @@ def _copied(choice: Choice, config: Config) -> Path:
         best, besides = _besides(choice, lines)
         need = sum(map(checkpoint_bytes, {kept[0], *besides})) + 2**22
         if (free := writable_bytes(base)) < need:
-            raise RequestError(f"{name} cannot be copied to {base}: it takes {need / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are free. "
-                               "Make room, or choose another folder with run.dir=…")
+            raise RequestError(
+                f"{name} cannot be copied to {base}: it takes {need / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are free. "
+                "Make room, or choose another folder with run.dir=…"
+            )
         folder.mkdir()
         with locked(folder):
             _copy_checkpoints(kept, besides, best, folder / "checkpoints")
-            if run: _copy_records(choice, lines, folder)
+            if run:
+                _copy_records(choice, lines, folder)
         return folder
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise RequestError(f"{name} cannot be copied to {base}: {error.strerror or error}. Make room, or choose another folder with run.dir=…") from None
+        raise RequestError(
+            f"{name} cannot be copied to {base}: {error.strerror or error}. Make room, or choose another folder with run.dir=…"
+        ) from None
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -253,33 +365,45 @@ def _copied(choice: Choice, config: Config) -> Path:
 
 def _besides(choice: Choice, lines: list[tuple[bytes, dict]]) -> tuple[str, list[Path]]:
     "The name of the best checkpoint; and what is copied besides the newest: it and the best two of the log, of which the stop may have asked for the last."
-    if choice.run is None: return "", []
+    if choice.run is None:
+        return "", []
     there = checkpoints(choice.run / "checkpoints")
     bests = [f"step-{e['step']:08d}" for _, e in lines if e["type"] == "eval" and e.get("best")][::-1]
-    best = pointed(choice.run / "checkpoints", "BEST") if choice.kind == "copy" else next((n for n in bests if n in {p.name for p in there}), "")
+    best = (
+        pointed(choice.run / "checkpoints", "BEST")
+        if choice.kind == "copy"
+        else next((n for n in bests if n in {p.name for p in there}), "")
+    )
     return best, [p for p in there if p.name in (best, *bests[:2])]
 
 
 def _copy_checkpoints(kept: list[Path], besides: list[Path], best: str, folder: Path) -> None:
     "Copy the newest of `kept` that is whole when it arrives, and what comes besides. CheckpointError where none is."
     for number, path in enumerate(kept):
-        try: copied = mirror_checkpoint(path, folder).path
+        try:
+            copied = mirror_checkpoint(path, folder).path
         except CheckpointError:
-            if number == len(kept) - 1: raise
-        else: break
+            if number == len(kept) - 1:
+                raise
+        else:
+            break
     if copied.name != (name := f"step-{read_manifest(copied)['step']:08d}"):  # a person has given it another name
         os.rename(copied, folder / name)
         write_atomic(folder / "LATEST", name + "\n")
     for path in besides:
-        with contextlib.suppress(CheckpointError): path.name == copied.name or mirror_checkpoint(path, folder, latest=False)
-    if best and (folder / best).is_dir(): write_atomic(folder / "BEST", best + "\n")
+        with contextlib.suppress(CheckpointError):
+            path.name == copied.name or mirror_checkpoint(path, folder, latest=False)
+    if best and (folder / best).is_dir():
+        write_atomic(folder / "BEST", best + "\n")
 
 
 def _copy_records(choice: Choice, lines: list[tuple[bytes, dict]], folder: Path) -> None:
     "Copy a run's settings and its log; of the log only what came before the checkpoint, where one was named."
     for path in [*choice.run.glob("config*.yaml"), choice.run / "metrics.csv", *choice.run.glob("trackers/*/run_id")]:
-        if choice.checkpoint and path.name == "run_id" or not path.is_file(): continue  # another run, also for a tracker
-        if not path.resolve().is_relative_to(choice.run.resolve()): continue  # a link that leads out
+        if choice.checkpoint and path.name == "run_id" or not path.is_file():
+            continue  # another run, also for a tracker
+        if not path.resolve().is_relative_to(choice.run.resolve()):
+            continue  # a link that leads out
         target = folder / path.relative_to(choice.run)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
@@ -290,10 +414,14 @@ def _log_of(choice: Choice) -> list[tuple[bytes, dict]]:
     "Lines and events of the log that goes on: all, or those up to the checkpoint that was named, or else to the first event after it."
     events = []
     for line in (choice.run / "events.jsonl").read_bytes().splitlines() if choice.run else ():
-        try: event = json.loads(line)
-        except (ValueError, RecursionError): continue
-        if is_event(event): events.append((line + b"\n", event))
-    if choice.checkpoint is None: return events
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if is_event(event):
+            events.append((line + b"\n", event))
+    if choice.checkpoint is None:
+        return events
     step = read_manifest(choice.checkpoint)["step"]
     saved = [i for i, (_, e) in enumerate(events) if e["type"] == "checkpoint" and e["step"] == step]
     later = [i for i, (_, e) in enumerate(events) if e["type"] in ("end", "restart") or (e.get("step") or 0) > step]
@@ -302,7 +430,9 @@ def _log_of(choice: Choice) -> list[tuple[bytes, dict]]:
 
 # %% ../../nbs/35_runs/03_resume_source.ipynb #23a2fc07
 @contextlib.contextmanager
-def begun(choice: Choice, config: Config, resolved: tuple[Config, dict], platform: Platform) -> Iterator[tuple[Path, Config]]:
+def begun(
+    choice: Choice, config: Config, resolved: tuple[Config, dict], platform: Platform
+) -> Iterator[tuple[Path, Config]]:
     """The run's folder, locked, with its settings and facts written, and the settings to train with.
 
     `resolved`: what `resolve_env` made of `config`. A RequestError inside this block takes back what was made, unless something could be lost.
@@ -315,25 +445,38 @@ def begun(choice: Choice, config: Config, resolved: tuple[Config, dict], platfor
         aside = None
         try:
             facts = environment(kept, platform, resolved[1])
-            if choice.goes_on: aside, facts = _set_aside(path, kept), _continued(choice, facts, platform)
-            if aside or before["config.yaml"] is None: write_atomic(path / "config.yaml", snapshot(kept))
+            if choice.goes_on:
+                aside, facts = _set_aside(path, kept), _continued(choice, facts, platform)
+            if aside or before["config.yaml"] is None:
+                write_atomic(path / "config.yaml", snapshot(kept))
             write_atomic(path / "environment.json", json.dumps(facts, indent=1) + "\n")
-            if choice.told and not choice.goes_on: _log(path, choice.told)
+            if choice.told and not choice.goes_on:
+                _log(path, choice.told)
             yield path, as_before(resolved[0], choice.facts, platform)
         except RequestError:
-            if choice.kind in ("copy", "branch") or choice.kind == "new" and not (path / "checkpoints").is_dir(): shutil.rmtree(path, ignore_errors=True)
+            if choice.kind in ("copy", "branch") or choice.kind == "new" and not (path / "checkpoints").is_dir():
+                shutil.rmtree(path, ignore_errors=True)
             elif choice.kind == "here":
-                for name, text in before.items(): write_atomic(path / name, text) if text is not None else (path / name).unlink(missing_ok=True)
-                if aside: aside.unlink(missing_ok=True)
+                for name, text in before.items():
+                    write_atomic(path / name, text) if text is not None else (path / name).unlink(missing_ok=True)
+                if aside:
+                    aside.unlink(missing_ok=True)
             raise
 
 
 def _placed(choice: Choice, config: Config) -> Path:
     "The folder for the run: its own, a new one, or one with a copy."
-    if choice.kind == "here": return choice.run
-    if choice.kind == "new": return new_run_dir(config, config.task["name"])
+    if choice.kind == "here":
+        return choice.run
+    if choice.kind == "new":
+        return new_run_dir(config, config.task["name"])
     half = _copied(choice, config)
-    try: path = reserve(Path(config.run.dir) / choice.run.name) if choice.kind == "copy" else new_run_dir(config, config.task["name"])
+    try:
+        path = (
+            reserve(Path(config.run.dir) / choice.run.name)
+            if choice.kind == "copy"
+            else new_run_dir(config, config.task["name"])
+        )
     except RequestError:
         shutil.rmtree(half, ignore_errors=True)
         raise
@@ -342,13 +485,18 @@ def _placed(choice: Choice, config: Config) -> Path:
 
 
 def _text(file: Path) -> str | None:
-    try: return file.read_text(encoding="utf-8")
-    except (OSError, ValueError): return None
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
 
 
 def _set_aside(path: Path, config: Config) -> Path | None:
     "Keep config.yaml as config-1.yaml, config-2.yaml, … where `config` is not what it says; returns that file."
-    if not (path / "config.yaml").is_file() or not diff(replace(compose(config=path / "config.yaml"), resume=ResumeConfig()), config): return None
+    if not (path / "config.yaml").is_file() or not diff(
+        replace(compose(config=path / "config.yaml"), resume=ResumeConfig()), config
+    ):
+        return None
     aside = next(file for n in range(1, 10_000) if not (file := path / f"config-{n}.yaml").exists())
     write_atomic(aside, read_text(path / "config.yaml"))
     return aside
@@ -359,11 +507,24 @@ def _continued(choice: Choice, new: dict, platform: Platform) -> dict:
     old = choice.facts
     sessions = old.get("sessions") or [{"session": 1, "platform": old.get("platform", {}).get("name")}]
     source = choice.checkpoint.name if choice.checkpoint else choice.run.name
-    if choice.checkpoint and choice.run: source = f"{choice.run.name}/{source}"
-    this = {"session": len(sessions) + 1, "source": source, "told": choice.told, "changed": {k: list(v) for k, v in choice.changed.items()}}
+    if choice.checkpoint and choice.run:
+        source = f"{choice.run.name}/{source}"
+    this = {
+        "session": len(sessions) + 1,
+        "source": source,
+        "told": choice.told,
+        "changed": {k: list(v) for k, v in choice.changed.items()},
+    }
     own = new["run_id"] if choice.kind == "branch" else old.get("run_id") or new["run_id"]
     parent = {"parent": {"run_id": old.get("run_id"), "checkpoint": source}} if choice.kind == "branch" else {}
-    return {**old, **new, "run_id": own, **parent, "resumed": this, "sessions": [*sessions, {**this, "platform": platform.name}]}
+    return {
+        **old,
+        **new,
+        "run_id": own,
+        **parent,
+        "resumed": this,
+        "sessions": [*sessions, {**this, "platform": platform.name}],
+    }
 
 
 def _log(path: Path, text: str) -> None:

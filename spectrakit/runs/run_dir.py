@@ -47,30 +47,40 @@ def reserve(base: Path) -> Path:
             _check_writable(path)
             return path
         except FileExistsError:
-            if not base.parent.is_dir(): raise RequestError(f"run.dir={base.parent} is not a folder. Choose another one.") from None
-        except OSError as error: raise RequestError(f"No run folder can be made in {str(base.parent)!r}: {error.strerror}. Choose another one with run.dir=…") from None
+            if not base.parent.is_dir():
+                raise RequestError(f"run.dir={base.parent} is not a folder. Choose another one.") from None
+        except OSError as error:
+            raise RequestError(
+                f"No run folder can be made in {str(base.parent)!r}: {error.strerror}. Choose another one with run.dir=…"
+            ) from None
     raise RequestError(f"There are a thousand runs {base.name} already. Give this one a name: run.name=…")
 
 
 def check_mirror(config: Config) -> None:
     "RequestError where checkpoint.mirror is a file, or the folder of the runs itself. `config` is resolved for this platform."
-    if config.checkpoint.mirror is None or not config.checkpoint.enabled: return
+    if config.checkpoint.mirror is None or not config.checkpoint.enabled:
+        return
     mirror = Path(config.checkpoint.mirror).expanduser()
     said = f"checkpoint.mirror={config.checkpoint.mirror}"
-    if mirror.exists() and not mirror.is_dir(): raise RequestError(f"{said} is a file. Name a folder.")
-    if mirror.resolve() == Path(config.run.dir).resolve(): raise RequestError(f"{said} is run.dir, where the run itself goes. Name another folder.")
+    if mirror.exists() and not mirror.is_dir():
+        raise RequestError(f"{said} is a file. Name a folder.")
+    if mirror.resolve() == Path(config.run.dir).resolve():
+        raise RequestError(f"{said} is run.dir, where the run itself goes. Name another folder.")
 
 
 def _check_writable(path: Path) -> None:
     "RequestError, with the new folder gone, where nothing can be written to it."
     free = writable_bytes(path)
     try:
-        if free < 2**24: raise OSError(28, f"only {free / 2**20:.0f} MiB are free")
+        if free < 2**24:
+            raise OSError(28, f"only {free / 2**20:.0f} MiB are free")
         (path / "STOP").touch()
         (path / "STOP").unlink()
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)
-        raise RequestError(f"Nothing can be written to {str(path.parent)!r}: {error.strerror}. Make room, or choose another folder with run.dir=…") from None
+        raise RequestError(
+            f"Nothing can be written to {str(path.parent)!r}: {error.strerror}. Make room, or choose another folder with run.dir=…"
+        ) from None
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #59c869ed
 _RECORDED = ("spectrakit", "torch", "accelerate", "hydra-core", "omegaconf", "numpy", "safetensors")
@@ -79,9 +89,11 @@ _RECORDED = ("spectrakit", "torch", "accelerate", "hydra-core", "omegaconf", "nu
 def versions() -> dict[str, str]:
     "The versions of Python and of the packages that a run's numbers depend on; none of them is imported."
     from importlib.metadata import PackageNotFoundError, version
+
     found = {"python": sys.version.split()[0]}
     for name in _RECORDED:
-        with contextlib.suppress(PackageNotFoundError): found[name] = version(name)
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
     return found
 
 
@@ -90,8 +102,16 @@ def environment(config: Config, platform: Platform, auto: dict[str, str]) -> dic
 
     And `run_id`, a random name that copies of the run keep.
     """
-    return {"run_id": uuid.uuid4().hex, "platform": platform.to_dict(), "versions": versions(), "git_commit": _git_commit(), "config_sha256": sha256(config),
-            "time_limit": asdict(time_limit(config, platform)), "auto": auto, "ignored": [*ignored_settings(config, _world_size(config, platform)), *platform_notes(config, platform)]}
+    return {
+        "run_id": uuid.uuid4().hex,
+        "platform": platform.to_dict(),
+        "versions": versions(),
+        "git_commit": _git_commit(),
+        "config_sha256": sha256(config),
+        "time_limit": asdict(time_limit(config, platform)),
+        "auto": auto,
+        "ignored": [*ignored_settings(config, _world_size(config, platform)), *platform_notes(config, platform)],
+    }
 
 
 def _world_size(config: Config, platform: Platform) -> int:
@@ -102,40 +122,61 @@ def _world_size(config: Config, platform: Platform) -> int:
 
 def _git_commit() -> str | None:
     "The commit of the working folder, with '+' where files have changed; None outside a repository."
+
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-    try: return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError): return None
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fc03
 @contextlib.contextmanager
 def locked(run_dir: Path):
     "Hold the run's lock. RequestError where another process works on the run, or the folder cannot be written."
-    try: handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error: raise RequestError(f"{run_dir.name} cannot be written: {error.strerror}. Copy the run to a folder of yours first.") from None
     try:
-        if not any(_try_lock(handle, wait_s) for wait_s in (0, 0.02, 0.1)): raise RequestError(f"{run_dir.name} is being worked on by another process. Wait for it, or stop it: touch {run_dir}/STOP")
+        handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise RequestError(
+            f"{run_dir.name} cannot be written: {error.strerror}. Copy the run to a folder of yours first."
+        ) from None
+    try:
+        if not any(_try_lock(handle, wait_s) for wait_s in (0, 0.02, 0.1)):
+            raise RequestError(
+                f"{run_dir.name} is being worked on by another process. Wait for it, or stop it: touch {run_dir}/STOP"
+            )
         yield
-    finally: os.close(handle)
+    finally:
+        os.close(handle)
 
 
 def _try_lock(handle: int, wait_s: float = 0) -> bool:
     "Whether this process now holds the lock on an open file. Where the system has no such locks, it always does."
-    try: import fcntl
-    except ImportError: return True
+    try:
+        import fcntl
+    except ImportError:
+        return True
     time.sleep(wait_s)  # `is_locked` of another process holds it for a moment
-    try: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError: return False
-    except OSError: pass  # some network drives know no locks
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # some network drives know no locks
     return True
 
 
 def is_locked(run_dir: Path) -> bool:
     "Whether a living process works on this run."
-    try: handle = os.open(run_dir / "lock", os.O_RDWR)
-    except OSError: return False
-    try: return not _try_lock(handle)
-    finally: os.close(handle)
+    try:
+        handle = os.open(run_dir / "lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return not _try_lock(handle)
+    finally:
+        os.close(handle)
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fc04
 MARKERS = frozenset({"config.yaml", "environment.json", "events.jsonl", "checkpoints"})
@@ -148,14 +189,19 @@ def find_runs(folder: Path, depth: int = DEPTH) -> list[Path]:
     for _ in range(depth + 1):
         below: list[Path] = []
         for path in level:
-            if seen >= MAX_NAMES: return found
+            if seen >= MAX_NAMES:
+                return found
             try:
-                with os.scandir(path) as entries: here = list(islice(entries, MAX_NAMES_EACH))
+                with os.scandir(path) as entries:
+                    here = list(islice(entries, MAX_NAMES_EACH))
                 folders = sorted(Path(e.path) for e in here if e.name[0] != "." and e.is_dir(follow_symlinks=False))
-            except OSError: continue
+            except OSError:
+                continue
             seen += len(here)
-            if MARKERS <= {e.name for e in here}: found.append(path)
-            else: below += folders
+            if MARKERS <= {e.name for e in here}:
+                found.append(path)
+            else:
+                below += folders
         level = below
     return found
 
@@ -163,6 +209,7 @@ def find_runs(folder: Path, depth: int = DEPTH) -> list[Path]:
 @dataclass(frozen=True)
 class Found:
     "A run that was found. `ended`: its status, None where it has no end. `step`: of its newest whole checkpoint, -1 without one."
+
     path: Path
     facts: dict = field(repr=False)
     ended: str | None
@@ -179,20 +226,25 @@ class Found:
     @property
     def done(self) -> bool:
         "Whether it came to its own end."
-        return self.ended in ("completed", "early_stopped") and (self.step < 0 or self.step >= self.end_step)  # a disk may have been full
+        return self.ended in ("completed", "early_stopped") and (
+            self.step < 0 or self.step >= self.end_step
+        )  # a disk may have been full
 
     @property
     def rank(self) -> tuple:
         "The furthest one is the largest; of two that are alike, one that need not be copied."
         return self.step, self.done, self.t, os.access(self.path, os.W_OK), self.path.name
 
-    def __str__(self) -> str: return f"{self.path.name} ({self.ended or 'unfinished'}, step {self.step})"
+    def __str__(self) -> str:
+        return f"{self.path.name} ({self.ended or 'unfinished'}, step {self.step})"
 
 
 def facts_of(path: Path) -> dict:
     "What environment.json of the run at `path` says; empty where it cannot be read."
-    try: known = json.loads((path / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError): return {}
+    try:
+        known = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
     return known if isinstance(known, dict) else {}
 
 
@@ -209,13 +261,19 @@ def _end_of_log(file: Path) -> tuple[str | None, float, int]:
         with open(file, "rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - 65536))
             lines = log.read().splitlines()
-    except OSError: return None, 0.0, -1
+    except OSError:
+        return None, 0.0, -1
     t = 0.0
     for line in reversed(lines):
-        try: event = json.loads(line)
-        except (ValueError, RecursionError): continue
-        if not is_event(event): continue
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not is_event(event):
+            continue
         t = max(t, event["t"])
-        if event["type"] == "end": return event.get("status"), t, event.get("step") or -1
-        if event["type"] in ("restart", "start"): return None, t, -1
+        if event["type"] == "end":
+            return event.get("status"), t, event.get("step") or -1
+        if event["type"] in ("restart", "start"):
+            return None, t, -1
     return None, t, -1

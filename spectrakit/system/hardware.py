@@ -29,8 +29,10 @@ def read_small(root: str, path: str) -> str:
     "The text of a small file, or '' where it cannot be read: what is not told is not known."
     try:
         # /proc/stat is long on a big host
-        with open(under_root(root, path), errors="replace") as file: return file.read(1 << 22)
-    except OSError: return ""
+        with open(under_root(root, path), errors="replace") as file:
+            return file.read(1 << 22)
+    except OSError:
+        return ""
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc02
 JOINED = {"cpu": ("cpu,cpuacct", "cpuacct,cpu")}  # some systems mount two controllers together
@@ -41,7 +43,8 @@ def _groups(root: str, controller: str) -> list[str]:
     paths: dict[str, str] = {}
     for line in read_small(root, "/proc/self/cgroup").splitlines():
         _, names, path = (line.split(":", 2) + ["", ""])[:3]
-        for name in names.split(","): paths[name] = path
+        for name in names.split(","):
+            paths[name] = path
     bases = [("/sys/fs/cgroup", ""), ("/sys/fs/cgroup/unified", "")]  # version 2, alone and beside version 1
     bases += [(f"/sys/fs/cgroup/{folder}", controller) for folder in (controller, *JOINED.get(controller, ()))]
     folders = []
@@ -54,8 +57,10 @@ def _groups(root: str, controller: str) -> list[str]:
 
 def _number(text: str) -> float:
     "A limit's number; infinite where there is none ('max', -1, no such file)."
-    try: value = float(text)
-    except ValueError: return math.inf
+    try:
+        value = float(text)
+    except ValueError:
+        return math.inf
     return value if value >= 0 else math.inf
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc03
@@ -70,41 +75,58 @@ def usable_cores(root: str) -> tuple[int, str]:
     quota = math.inf
     for folder in _groups(root, "cpu"):
         limit, period = (read_small(root, f"{folder}/cpu.max").split() + ["", ""])[:2]
-        if not limit: limit, period = (read_small(root, f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
+        if not limit:
+            limit, period = (read_small(root, f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
         quota = min(quota, _number(limit) / max(_number(period), 1.0)) if period.strip() else quota
-    if quota < cores: return max(1, int(quota)), f"the control group grants {quota:g} of {cores} cores"
+    if quota < cores:
+        return max(1, int(quota)), f"the control group grants {quota:g} of {cores} cores"
     return cores, "CPU affinity"
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc04
 def usable_memory(root: str) -> tuple[float, float, str]:
     "Memory and swap in GiB that this process may use, and what says so."
     told = dict(re.findall(r"^(MemTotal|SwapTotal):\s*([0-9]+) kB$", read_small(root, "/proc/meminfo"), re.MULTILINE))
-    if "MemTotal" in told: total, swap = int(told["MemTotal"]) * 1024, int(told.get("SwapTotal", 0)) * 1024
+    if "MemTotal" in told:
+        total, swap = int(told["MemTotal"]) * 1024, int(told.get("SwapTotal", 0)) * 1024
     else:
         import psutil  # macOS and Windows have no /proc
+
         total, swap = psutil.virtual_memory().total, psutil.swap_memory().total
-    limit = min((_number(read_small(root, f"{folder}/{name}")) for folder in _groups(root, "memory")
-                 for name in ("memory.max", "memory.limit_in_bytes")), default=math.inf)
+    limit = min(
+        (
+            _number(read_small(root, f"{folder}/{name}"))
+            for folder in _groups(root, "memory")
+            for name in ("memory.max", "memory.limit_in_bytes")
+        ),
+        default=math.inf,
+    )
     swap = min([swap, *(_number(read_small(root, f"{folder}/memory.swap.max")) for folder in _groups(root, "memory"))])
     source = "the machine's memory"
-    if limit < total: source = f"the control group's limit; the host has {total / GIB:.1f} GiB"
+    if limit < total:
+        source = f"the control group's limit; the host has {total / GIB:.1f} GiB"
     return min(total, limit) / GIB, swap / GIB, source
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc05
 WORKING_BYTES = 20_000_000_000  # Kaggle's limit on /kaggle/working
-SCRATCH_BYTES = 60 * GIB        # what Kaggle leaves elsewhere, at most
+SCRATCH_BYTES = 60 * GIB  # what Kaggle leaves elsewhere, at most
 
 
 def free_bytes(path: str | os.PathLike, root: str, kaggle: bool) -> int:
     "Bytes that may still be written at `path` (which need not exist yet), at most; 0 where nobody may write."
     folder = wanted = os.path.realpath(under_root(root, os.path.abspath(path)))
-    while not os.path.isdir(folder) and folder != os.path.dirname(folder): folder = os.path.dirname(folder)
-    try: usage = shutil.disk_usage(folder)
-    except OSError: return 0  # a mount that went away
-    if not os.access(folder, os.W_OK): return 0
-    if not kaggle: return usage.free
+    while not os.path.isdir(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return 0  # a mount that went away
+    if not os.access(folder, os.W_OK):
+        return 0
+    if not kaggle:
+        return usage.free
     working = os.path.realpath(under_root(root, "/kaggle/working"))
-    if os.path.commonpath([wanted, working]) != working: return min(usage.free, SCRATCH_BYTES)
+    if os.path.commonpath([wanted, working]) != working:
+        return min(usage.free, SCRATCH_BYTES)
     # a disk of its own knows what is in it; otherwise `used` is the host's, and the files are counted
     own_disk = os.path.isdir(working) and os.stat(working).st_dev != os.stat(root).st_dev
     return max(0, min(usage.free, WORKING_BYTES - (usage.used if own_disk else _tree_bytes(working))))
@@ -115,8 +137,10 @@ def _tree_bytes(folder: str) -> int:
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            try: total += os.lstat(os.path.join(parent, name)).st_size
-            except OSError: pass
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_size
+            except OSError:
+                pass
     return total
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc07
@@ -137,34 +161,45 @@ class Gpu:
 def _nvml() -> list[tuple[str, Gpu]]:
     "UUID and description of every GPU, by NVML. Raises whatever the library raises."
     import pynvml
+
     pynvml.nvmlInit()
     try:
         found = []
         for handle in map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount())):
-            name, uuid = (v.decode() if isinstance(v, bytes) else v  # bytes in older releases
-                          for v in (pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)))
+            name, uuid = (
+                v.decode() if isinstance(v, bytes) else v  # bytes in older releases
+                for v in (pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle))
+            )
             memory_gib = pynvml.nvmlDeviceGetMemoryInfo(handle).total / GIB
             found.append((uuid, Gpu(name, memory_gib, tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)))))
         return found
-    finally: pynvml.nvmlShutdown()
+    finally:
+        pynvml.nvmlShutdown()
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc09
 def _nvidia_smi(command: str, timeout_s: float = 10.0) -> list[tuple[str, Gpu]]:
     "UUID and description of every GPU, by `nvidia-smi`. RuntimeError with its first words where it fails."
     for columns in ("name,memory.total,compute_cap,uuid", "name,memory.total"):  # old drivers do not know the rest
         try:
-            done = subprocess.run([command, f"--query-gpu={columns}", "--format=csv,noheader,nounits"],
-                                  timeout=timeout_s, capture_output=True, text=True, errors="replace",
-                                  stdin=subprocess.DEVNULL)
+            done = subprocess.run(
+                [command, f"--query-gpu={columns}", "--format=csv,noheader,nounits"],
+                timeout=timeout_s,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                stdin=subprocess.DEVNULL,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise RuntimeError(f"it gave no answer ({type(error).__name__})") from None
-        if done.returncode == 0: break
+        if done.returncode == 0:
+            break
     else:
         words = (done.stdout + done.stderr).strip().splitlines()
         raise RuntimeError(words[0] if words else f"exit status {done.returncode}")
     found = []
     for line in done.stdout.splitlines():
-        if "," not in line: continue  # "No devices were found"
+        if "," not in line:
+            continue  # "No devices were found"
         name, memory_mib, capability, uuid = ([part.strip() for part in line.split(",")] + ["", "", ""])[:4]
         match = re.fullmatch(r"([0-9]+)\.([0-9]+)", capability)
         mib = float(memory_mib) if re.fullmatch(r"[0-9.]+", memory_mib) else 0.0  # '[N/A]' where it is the CPU's
@@ -174,13 +209,18 @@ def _nvidia_smi(command: str, timeout_s: float = 10.0) -> list[tuple[str, Gpu]]:
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc10
 def _visible(found: Sequence[tuple[str, Gpu]], choice: str | None) -> list[Gpu]:
     "The GPUs of `found` that CUDA will see with CUDA_VISIBLE_DEVICES=`choice`; all where it is not set."
-    if choice is None: return [gpu for _, gpu in found]
+    if choice is None:
+        return [gpu for _, gpu in found]
     chosen: list[int] = []
     for entry in (part.strip() for part in choice.split(",")):
-        if re.fullmatch(r"[0-9]+", entry): matches = [int(entry)] if int(entry) < len(found) else []
-        else: matches = [i for i, (uuid, _) in enumerate(found) if entry and uuid.lower().startswith(entry.lower())]
-        if len(matches) != 1: break
-        if matches[0] in chosen: return []
+        if re.fullmatch(r"[0-9]+", entry):
+            matches = [int(entry)] if int(entry) < len(found) else []
+        else:
+            matches = [i for i, (uuid, _) in enumerate(found) if entry and uuid.lower().startswith(entry.lower())]
+        if len(matches) != 1:
+            break
+        if matches[0] in chosen:
+            return []
         chosen += matches
     return [found[i][1] for i in chosen]
 
@@ -190,18 +230,22 @@ def visible_gpus(environ: Mapping[str, str], root: str) -> tuple[tuple[Gpu, ...]
     found, source, note = [], "no NVIDIA driver was found", None
     try:
         # NVML knows only this machine, so a faked one is not asked about there
-        if root == "/": found, source = _nvml(), "NVML"
+        if root == "/":
+            found, source = _nvml(), "NVML"
     except Exception as error:  # no library and no driver are usual; anything else is a driver that is broken
         if type(error).__name__ not in ("ModuleNotFoundError", "NVMLError_LibraryNotFound"):
             source, note = "the driver does not answer", f"No GPU can be used: NVML failed. It says: {error}"
     if source != "NVML" and (command := shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))):
-        try: found, source, note = _nvidia_smi(command), "nvidia-smi", None
+        try:
+            found, source, note = _nvidia_smi(command), "nvidia-smi", None
         except RuntimeError as error:
             source, note = "the driver does not answer", f"No GPU can be used: nvidia-smi failed. It says: {error}"
     choice = environ.get("CUDA_VISIBLE_DEVICES")
     gpus = _visible(found, choice)
-    if choice is not None and found: source += f", {len(found)} found, CUDA_VISIBLE_DEVICES={choice!r}"
-    if choice and "MIG-" in choice: note = "CUDA_VISIBLE_DEVICES names a slice of a GPU (MIG), which is not counted."
+    if choice is not None and found:
+        source += f", {len(found)} found, CUDA_VISIBLE_DEVICES={choice!r}"
+    if choice and "MIG-" in choice:
+        note = "CUDA_VISIBLE_DEVICES names a slice of a GPU (MIG), which is not counted."
     return tuple(gpus), source, note
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc12
@@ -212,9 +256,11 @@ def dead_gpu_note(gpus: Sequence[Gpu]) -> str | None:
     "One sentence on GPUs for which today's torch builds have no kernels; None where there are none."
     for gpu in gpus:
         if gpu.compute_capability and gpu.compute_capability < OLDEST_CAPABILITY:
-            return (f"The {gpu.short} says that it is available, but torch builds for CUDA 12.8 and later have no "
-                    "kernels for its compute capability %d.%d: trainer.accelerator=auto then trains on the CPU in "
-                    "fp32, and trainer.accelerator=gpu is refused." % gpu.compute_capability)
+            return (
+                f"The {gpu.short} says that it is available, but torch builds for CUDA 12.8 and later have no "
+                "kernels for its compute capability %d.%d: trainer.accelerator=auto then trains on the CPU in "
+                "fp32, and trainer.accelerator=gpu is refused." % gpu.compute_capability
+            )
     return None
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc13
@@ -223,13 +269,17 @@ TPU_CHIPS = {"0x0027": "v2 or v3", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v
 
 def visible_tpu(environ: Mapping[str, str], root: str) -> str | None:
     "The kind of TPU of this machine, such as 'v5e' or 'v3-8'; 'unknown kind' where that is not told; None without one."
-    if kind := environ.get("TPU_ACCELERATOR_TYPE"): return kind
+    if kind := environ.get("TPU_ACCELERATOR_TYPE"):
+        return kind
     bus = "/sys/bus/pci/devices"
-    try: devices = sorted(os.listdir(under_root(root, bus)))
-    except OSError: devices = []  # a container may hide the bus
+    try:
+        devices = sorted(os.listdir(under_root(root, bus)))
+    except OSError:
+        devices = []  # a container may hide the bus
     for device in devices:
         vendor, chip = (read_small(root, f"{bus}/{device}/{name}").strip() for name in ("vendor", "device"))
-        if vendor == "0x1ae0" and chip in TPU_CHIPS: return TPU_CHIPS[chip]  # Google's; its network cards differ
+        if vendor == "0x1ae0" and chip in TPU_CHIPS:
+            return TPU_CHIPS[chip]  # Google's; its network cards differ
     told = environ.get("COLAB_TPU_ADDR") or os.path.exists(under_root(root, "/dev/accel0"))
     return "unknown kind" if told else None
 
@@ -246,20 +296,26 @@ def choose_precision(requested: str, gpus: Sequence[Gpu]) -> tuple[str, str]:
         near = difflib.get_close_matches(str(requested), PRECISIONS, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"There is no precision {requested!r}. Write one of {', '.join(PRECISIONS)}.{hint}")
-    if requested == "no": return "no", "fp32: as asked"
+    if requested == "no":
+        return "no", "fp32: as asked"
     if not gpus:
-        if requested == "bf16": return "bf16", "bf16: as asked, on the CPU"
-        if requested == "auto": return "no", "fp32: this machine has no GPU"
+        if requested == "bf16":
+            return "bf16", "bf16: as asked, on the CPU"
+        if requested == "auto":
+            return "no", "fp32: this machine has no GPU"
         return "no", "fp32: precision 16 needs a GPU, and this machine has none"
     known = [gpu.compute_capability for gpu in gpus if gpu.compute_capability]
     if len(known) < len(gpus):
         untold = "the driver does not tell the compute capability"
-        if requested == "auto": return "fp16", f"fp16: {untold}, and fp16 runs on every GPU"
+        if requested == "auto":
+            return "fp16", f"fp16: {untold}, and fp16 runs on every GPU"
         return requested, f"{requested}: as asked; {untold}"
     weakest = min(known)
     shown, slow = f"compute capability {weakest[0]}.{weakest[1]}", weakest < (7, 0)
-    if requested == "auto" and slow: return "no", f"fp32: {shown} has no tensor cores, so fp16 would not be faster"
+    if requested == "auto" and slow:
+        return "no", f"fp32: {shown} has no tensor cores, so fp16 would not be faster"
     if requested == "fp16":
         return "fp16", "fp16: as asked" + (f", but slow: {shown} has no tensor cores" if slow else "")
-    if weakest >= (8, 0): return "bf16", "bf16: as asked" if requested == "bf16" else f"bf16: {shown} has it"
+    if weakest >= (8, 0):
+        return "bf16", "bf16: as asked" if requested == "bf16" else f"bf16: {shown} has it"
     return "fp16", f"fp16: {shown} has no bf16" + (", nor tensor cores: slow" if slow else "")

@@ -26,16 +26,21 @@ def _parts(slug: str) -> tuple[tuple[str, ...], list[str]]:
     "The kinds to look among, and the parts of the name. ValueError where `slug` cannot be a name."
     parts = slug.split("/") if isinstance(slug, str) else []
     if not parts or ":" in slug or "\0" in slug or any(part.strip() in ("", ".", "..") for part in parts):
-        raise ValueError(f"{slug!r} is not the name of an input. Write the end of its address, such as "
-                         "'coffee-spectra' or 'ada/coffee-spectra'; not a path, nor the address itself.")
-    if parts[0] in KINDS and len(parts) > 1: return (parts[0],), parts[1:]
+        raise ValueError(
+            f"{slug!r} is not the name of an input. Write the end of its address, such as "
+            "'coffee-spectra' or 'ada/coffee-spectra'; not a path, nor the address itself."
+        )
+    if parts[0] in KINDS and len(parts) > 1:
+        return (parts[0],), parts[1:]
     return KINDS, parts
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc02
 def _folders_in(folder: str) -> list[str]:
     "Paths of the folders in `folder`, sorted, without hidden ones; none where it cannot be read."
-    try: names = sorted(os.listdir(folder))
-    except OSError: return []
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
     return [path for name in names if name[0] != "." and os.path.isdir(path := os.path.join(folder, name))]
 
 
@@ -53,8 +58,8 @@ def _by_name(folder: str, kinds: tuple[str, ...], parts: list[str]) -> list[str]
     return found or [path for path in older if os.path.isdir(path)][:1]
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc03
-DEPTH = 8            # levels below an input folder; a model's files lie at the sixth
-MAX_FOLDERS = 5000   # that are looked into
+DEPTH = 8  # levels below an input folder; a model's files lie at the sixth
+MAX_FOLDERS = 5000  # that are looked into
 
 
 def _holding(folder: str, marker: str) -> list[str]:
@@ -64,7 +69,8 @@ def _holding(folder: str, marker: str) -> list[str]:
         level = level[: MAX_FOLDERS - looked_at]
         looked_at += len(level)
         found = [path for path in level if any(Path(path).glob(marker))]
-        if found or not level: return found
+        if found or not level:
+            return found
         level = [below for path in level for below in _folders_in(path)]
     return []
 
@@ -73,8 +79,10 @@ def _checked_marker(marker: str) -> str:
     "`marker`, or ValueError where it is a path, or a pattern that searches by itself."
     parts = marker.split("/") if isinstance(marker, str) else [""]
     if "\0" in str(marker) or any(part.strip() in ("", ".", "..") or "**" in part for part in parts):
-        raise ValueError(f"The marker {marker!r} is not a file name. Write a name or a pattern, such as "
-                         "'train.csv' or '*.h5': it is searched for in all folders by itself.")
+        raise ValueError(
+            f"The marker {marker!r} is not a file name. Write a name or a pattern, such as "
+            "'train.csv' or '*.h5': it is searched for in all folders by itself."
+        )
     return marker
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc04
@@ -83,15 +91,21 @@ def _names_in(folder: str) -> list[str]:
     names = []
     for top in _folders_in(folder):
         kind = os.path.basename(top)
-        if kind not in KINDS: names.append(kind)
-        elif kind == "competitions": names += [os.path.basename(path) for path in _folders_in(top)]
-        else: names += ["/".join(path.split(os.sep)[-2:]) for owner in _folders_in(top) for path in _folders_in(owner)]
+        if kind not in KINDS:
+            names.append(kind)
+        elif kind == "competitions":
+            names += [os.path.basename(path) for path in _folders_in(top)]
+        else:
+            names += ["/".join(path.split(os.sep)[-2:]) for owner in _folders_in(top) for path in _folders_in(owner)]
     return names
 
 
 def _near(slug: str, names: list[str]) -> str:
     "' Did you mean …?' with the nearest of `names`, or ''."
-    def plain(name: str) -> str: return re.sub(r"[\s_.]+", "-", name.rpartition("/")[2].lower())
+
+    def plain(name: str) -> str:
+        return re.sub(r"[\s_.]+", "-", name.rpartition("/")[2].lower())
+
     by_plain = {plain(name): name for name in names}
     near = difflib.get_close_matches(plain(slug), by_plain, n=2, cutoff=0.6)
     return f" Did you mean {' or '.join(repr(by_plain[name]) for name in near)}?" if near else ""
@@ -104,22 +118,28 @@ def _not_found(slug: str, marker: str | None, folders: list[tuple[str, str]]) ->
         here = _names_in(real)
         names += here
         more = f", and {len(here) - 12} more" if len(here) > 12 else ""
-        if not os.path.isdir(real): looked.append(f"{shown} (there is no such folder)")
-        else: looked.append(f"{shown} (it holds {', '.join(here[:12]) or 'no folder'}{more})")
+        if not os.path.isdir(real):
+            looked.append(f"{shown} (there is no such folder)")
+        else:
+            looked.append(f"{shown} (it holds {', '.join(here[:12]) or 'no folder'}{more})")
     what = f"No input {slug!r} was found" + (f", nor a folder with {marker!r}" if marker else "")
-    return (f"{what}.{_near(slug, names)} Looked in {'; '.join(looked)}. On Kaggle attach it with Add Input; elsewhere "
-            f"put it into ./data/{slug.split('/')[-1]}, or let SPECTRAKIT_INPUT name the folder that holds it.")
+    return (
+        f"{what}.{_near(slug, names)} Looked in {'; '.join(looked)}. On Kaggle attach it with Add Input; elsewhere "
+        f"put it into ./data/{slug.split('/')[-1]}, or let SPECTRAKIT_INPUT name the folder that holds it."
+    )
 
 
 def _distinct(paths: list[str]) -> list[str]:
     "`paths` without those that are another's folder by a second name."
     seen: dict[tuple[int, int], str] = {}
-    for path in paths: seen.setdefault(((about := os.stat(path)).st_dev, about.st_ino), path)
+    for path in paths:
+        seen.setdefault(((about := os.stat(path)).st_dev, about.st_ino), path)
     return list(seen.values())
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc06
-def find_input(slug: str, marker: str | None = None, *, environ: Mapping[str, str] | None = None,
-               root: str | os.PathLike = "/") -> Path:
+def find_input(
+    slug: str, marker: str | None = None, *, environ: Mapping[str, str] | None = None, root: str | os.PathLike = "/"
+) -> Path:
     """The folder of the data set, competition, model or notebook output called `slug`, on Kaggle, Colab or at home.
 
     `slug`: 'coffee-spectra', 'ada/coffee-spectra' or 'datasets/ada/coffee-spectra'. `marker`: a file name or pattern
@@ -128,14 +148,18 @@ def find_input(slug: str, marker: str | None = None, *, environ: Mapping[str, st
     FileNotFoundError says what was looked at and names near ones; ValueError where the name is none, or fits two.
     """
     environ, (kinds, parts) = os.environ if environ is None else environ, _parts(slug)
-    if marker is not None: _checked_marker(marker)
+    if marker is not None:
+        _checked_marker(marker)
     folders = input_folders(environ, os.fspath(root))
     for shown, real in folders:
         found = _by_name(real, kinds, parts)
         # SPECTRAKIT_INPUT may be the data set itself
-        if not found and os.path.isdir(real) and os.path.basename(shown.rstrip("/")) == parts[-1]: found = [real]
-        if marker is not None: found = [below for path in found for below in _holding(path, marker)]
-        if found: return _only(slug, found, marker)
+        if not found and os.path.isdir(real) and os.path.basename(shown.rstrip("/")) == parts[-1]:
+            found = [real]
+        if marker is not None:
+            found = [below for path in found for below in _holding(path, marker)]
+        if found:
+            return _only(slug, found, marker)
     for _, real in folders if marker is not None else ():
         if found := _holding(real, marker):
             path = _only(slug, found, marker)
@@ -147,9 +171,11 @@ def find_input(slug: str, marker: str | None = None, *, environ: Mapping[str, st
 def _only(slug: str, found: list[str], marker: str | None) -> Path:
     "The one folder that was found. ValueError where there are more."
     found = _distinct(found)
-    if len(found) == 1: return Path(found[0])
+    if len(found) == 1:
+        return Path(found[0])
     mend = "Write more of its address, such as 'ada/coffee-spectra' or 'competitions/soil'."
-    if marker is not None: mend = f"Give a marker that only one of them has: {marker!r} is in each."
+    if marker is not None:
+        mend = f"Give a marker that only one of them has: {marker!r} is in each."
     raise ValueError(f"The input {slug!r} may be any of {', '.join(found[:5])}. {mend}")
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc07
@@ -165,8 +191,10 @@ def has_internet(timeout_s: float = 2.0, host: str = "example.com", port: int = 
 
     def ask() -> None:
         try:
-            with socket.create_connection((host, port), timeout=timeout_s): answers.append(True)
-        except (OSError, UnicodeError, OverflowError): pass  # no route, no such name, refused, too slow
+            with socket.create_connection((host, port), timeout=timeout_s):
+                answers.append(True)
+        except (OSError, UnicodeError, OverflowError):
+            pass  # no route, no such name, refused, too slow
 
     asker = threading.Thread(target=ask, name="has_internet", daemon=True)
     asker.start()

@@ -19,8 +19,19 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 
 # choose_precision is not used here: whoever asks for the platform finds it beside `Gpu`
-from .hardware import (GIB, Gpu, choose_precision, dead_gpu_note, free_bytes, read_small, under_root,
-                                 usable_cores, usable_memory, visible_gpus, visible_tpu)
+from spectrakit.system.hardware import (
+    GIB,
+    Gpu,
+    choose_precision,
+    dead_gpu_note,
+    free_bytes,
+    read_small,
+    under_root,
+    usable_cores,
+    usable_memory,
+    visible_gpus,
+    visible_tpu,
+)
 from .units import format_duration, parse_duration
 
 # %% ../../nbs/00_system/04_platforms.ipynb #23a2fc01
@@ -44,18 +55,33 @@ def _identify(environ: Mapping[str, str], root: str, shell: str) -> tuple[str, s
         mode = "interactive" if run_type.lower() == "interactive" else "batch"
         return "kaggle", mode, f"KAGGLE_KERNEL_RUN_TYPE={run_type}"
     mode = "interactive" if shell else "script"
-    if shell.startswith("google.colab._shell"): return "colab", mode, f"the shell is {shell}"
-    if environ.get("TBE_RUNTIME_ADDR"): return "colab", mode, "TBE_RUNTIME_ADDR is set"  # child processes have no shell
-    if os.path.exists(under_root(root, "/var/colab/hostname")): return "colab", mode, "/var/colab/hostname exists"
-    if environ.get("VERTEX_PRODUCT") == "COLAB_ENTERPRISE": return "colab", mode, "VERTEX_PRODUCT=COLAB_ENTERPRISE"
+    if shell.startswith("google.colab._shell"):
+        return "colab", mode, f"the shell is {shell}"
+    if environ.get("TBE_RUNTIME_ADDR"):
+        return "colab", mode, "TBE_RUNTIME_ADDR is set"  # child processes have no shell
+    if os.path.exists(under_root(root, "/var/colab/hostname")):
+        return "colab", mode, "/var/colab/hostname exists"
+    if environ.get("VERTEX_PRODUCT") == "COLAB_ENTERPRISE":
+        return "colab", mode, "VERTEX_PRODUCT=COLAB_ENTERPRISE"
     return "local", mode, "no sign of Kaggle or Colab"
 
 # %% ../../nbs/00_system/04_platforms.ipynb #23a2fc02
-FLAVOURS = ("plain", "wsl1", "wsl2", "vscode", "databricks", "modal", "sagemaker", "colab_enterprise",
-            "vertex_workbench")
+FLAVOURS = (
+    "plain",
+    "wsl1",
+    "wsl2",
+    "vscode",
+    "databricks",
+    "modal",
+    "sagemaker",
+    "colab_enterprise",
+    "vertex_workbench",
+)
 HOSTED = {  # flavours on which somebody sets a limit that nothing tells
-    "modal": "Modal ends a Function at its timeout", "sagemaker": "SageMaker ends a job at its longest runtime",
-    "databricks": "Databricks may end an idle or long job", "vertex_workbench": "Workbench may shut down when idle",
+    "modal": "Modal ends a Function at its timeout",
+    "sagemaker": "SageMaker ends a job at its longest runtime",
+    "databricks": "Databricks may end an idle or long job",
+    "vertex_workbench": "Workbench may shut down when idle",
 }
 SAGEMAKER_FILES = ("/opt/ml/input/config/hyperparameters.json", "/opt/ml/metadata/resource-metadata.json")
 
@@ -63,8 +89,10 @@ SAGEMAKER_FILES = ("/opt/ml/input/config/hyperparameters.json", "/opt/ml/metadat
 def _live_flavour() -> tuple[str, str]:
     "What this process itself gives away: Databricks or VS Code and the sign, or ('', '')."
     try:
-        if sys.modules["dbutils"].shell.sc.appName == "Databricks Shell": return "databricks", "dbutils is loaded"
-    except Exception: pass  # no such module, or another one of that name
+        if sys.modules["dbutils"].shell.sc.appName == "Databricks Shell":
+            return "databricks", "dbutils is loaded"
+    except Exception:
+        pass  # no such module, or another one of that name
     if "__vsc_ipynb_file__" in (getattr(_shell(), "user_ns", None) or ()):
         return "vscode", "__vsc_ipynb_file__ is set"
     return "", ""
@@ -73,15 +101,25 @@ def _live_flavour() -> tuple[str, str]:
 def _flavour(environ: Mapping[str, str], root: str, name: str, live: tuple[str, str]) -> tuple[str, str]:
     "Flavour of the platform and the sign that told. `live`: what the process itself gives away."
     product = environ.get("VERTEX_PRODUCT")
-    if name == "colab" and product == "COLAB_ENTERPRISE": return "colab_enterprise", f"VERTEX_PRODUCT={product}"
-    if name != "local": return "plain", ""
-    if product == "WORKBENCH_INSTANCE": return "vertex_workbench", f"VERTEX_PRODUCT={product}"
-    for key, flavour in (("MODAL_TASK_ID", "modal"), ("MODAL_IS_REMOTE", "modal"), ("SM_TRAINING_ENV", "sagemaker"),
-                         ("DATABRICKS_RUNTIME_VERSION", "databricks")):
-        if environ.get(key): return flavour, f"{key} is set"
+    if name == "colab" and product == "COLAB_ENTERPRISE":
+        return "colab_enterprise", f"VERTEX_PRODUCT={product}"
+    if name != "local":
+        return "plain", ""
+    if product == "WORKBENCH_INSTANCE":
+        return "vertex_workbench", f"VERTEX_PRODUCT={product}"
+    for key, flavour in (
+        ("MODAL_TASK_ID", "modal"),
+        ("MODAL_IS_REMOTE", "modal"),
+        ("SM_TRAINING_ENV", "sagemaker"),
+        ("DATABRICKS_RUNTIME_VERSION", "databricks"),
+    ):
+        if environ.get(key):
+            return flavour, f"{key} is set"
     for path in SAGEMAKER_FILES:
-        if os.path.exists(under_root(root, path)): return "sagemaker", f"{path} exists"
-    if live[0] == "databricks": return live
+        if os.path.exists(under_root(root, path)):
+            return "sagemaker", f"{path} exists"
+    if live[0] == "databricks":
+        return live
     kernel = read_small(root, "/proc/sys/kernel/osrelease").strip()
     if "microsoft" in kernel.lower():  # WSL1 is no Linux at all, and writes the name with a capital
         return "wsl1" if kernel.endswith("-Microsoft") else "wsl2", f"the kernel is {kernel}"
@@ -91,8 +129,10 @@ def _flavour(environ: Mapping[str, str], root: str, name: str, live: tuple[str, 
 def _boot_time(root: str) -> float | None:
     "Unix time at which the machine was started, by the wall clock of now; None where nothing tells."
     lines = read_small(root, "/proc/stat").splitlines()
-    try: return next(float(line.split()[1]) for line in lines if line.startswith("btime "))
-    except (StopIteration, ValueError, IndexError): return None
+    try:
+        return next(float(line.split()[1]) for line in lines if line.startswith("btime "))
+    except (StopIteration, ValueError, IndexError):
+        return None
 
 
 def _process_start(root: str, pid: str) -> float | None:
@@ -102,9 +142,12 @@ def _process_start(root: str, pid: str) -> float | None:
         # field 22, counted after the name, which may itself hold blanks and brackets
         ticks = int(read_small(root, f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
         return boot_s + ticks / os.sysconf("SC_CLK_TCK")
-    except (TypeError, ValueError, IndexError): pass
-    if pid != "self": return None
+    except (TypeError, ValueError, IndexError):
+        pass
+    if pid != "self":
+        return None
     import psutil  # macOS and Windows have no /proc
+
     return psutil.Process().create_time()
 
 # %% ../../nbs/00_system/04_platforms.ipynb #23a2fc05
@@ -116,7 +159,8 @@ def _credible(start_s: float | None, now: float, cap_s: float) -> bool:
 def _earliest(sources: Mapping[str, float | None], now: float, cap_s: float) -> tuple[float, str]:
     "The earliest credible start and its source; where none is credible, now."
     credible = {name: start_s for name, start_s in sources.items() if _credible(start_s, now, cap_s)}
-    if not credible: return now, "now: no credible start was found"
+    if not credible:
+        return now, "now: no credible start was found"
     source = min(credible, key=credible.get)
     return credible[source], source
 
@@ -133,39 +177,53 @@ def _marker(folder: str, first_s: float, now: float, cap_s: float, boot_s: float
                 about = os.fstat(file.fileno())
                 mine = about.st_uid == os.getuid() and stat.S_ISREG(about.st_mode)
                 start_s, then_s = [*map(float, file.read(64).split()), None][:2] if mine else (None, None)
-            if boot_s and then_s and abs(boot_s - then_s) > 2: start_s += boot_s - then_s
-            if _credible(start_s, now, cap_s): return start_s
-        except FileNotFoundError: pass
-        except (OSError, ValueError): pass  # a link, or torn: replaced
-        if os.path.lexists(path): os.unlink(path)  # from an earlier session
+            if boot_s and then_s and abs(boot_s - then_s) > 2:
+                start_s += boot_s - then_s
+            if _credible(start_s, now, cap_s):
+                return start_s
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError):
+            pass  # a link, or torn: replaced
+        if os.path.lexists(path):
+            os.unlink(path)  # from an earlier session
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(f"{first_s!r} {boot_s!r}" if boot_s else repr(first_s))
-    except OSError: pass  # a full or read-only folder: the other sources must do
+    except OSError:
+        pass  # a full or read-only folder: the other sources must do
     return None
 
 # %% ../../nbs/00_system/04_platforms.ipynb #23a2fc07
 def _told_start(text: str, now: float) -> float:
     "Unix seconds from SPECTRAKIT_SESSION_START: a number, or ISO 8601 (local time where it names no zone)."
-    try: start_s = float(text)
+    try:
+        start_s = float(text)
     except ValueError:
-        try: start_s = datetime.fromisoformat(text.strip()).timestamp()
-        except (ValueError, OverflowError, OSError): start_s = math.nan
-    if 1.5e9 < start_s <= now + 60: return start_s  # after 2017, and a minute is allowed for a wrong clock
-    raise ValueError(f"SPECTRAKIT_SESSION_START={text!r} is not a moment at which this session can have begun. "
-                     "Write it in Unix seconds, or as in 2026-11-20T09:00:00Z.")
+        try:
+            start_s = datetime.fromisoformat(text.strip()).timestamp()
+        except (ValueError, OverflowError, OSError):
+            start_s = math.nan
+    if 1.5e9 < start_s <= now + 60:
+        return start_s  # after 2017, and a minute is allowed for a wrong clock
+    raise ValueError(
+        f"SPECTRAKIT_SESSION_START={text!r} is not a moment at which this session can have begun. "
+        "Write it in Unix seconds, or as in 2026-11-20T09:00:00Z."
+    )
 
 
 def _inherited(environ: Mapping[str, str]) -> tuple[dict | None, str | None]:
     "What the parent process found out (name, mode, flavour, session_start), or why that cannot be used."
     text = environ.get("SPECTRAKIT_PLATFORM")
-    if not text: return None, None
+    if not text:
+        return None, None
     try:
         told = json.loads(text)
         start_s = float(told["session_start"])
         flavour = told.get("flavour", "plain")
         if told["name"] in LIMITS and told["mode"] in MODES and flavour in FLAVOURS and math.isfinite(start_s):
             return {"name": told["name"], "mode": told["mode"], "flavour": flavour, "session_start": start_s}, None
-    except (ValueError, TypeError, KeyError, AttributeError): pass
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
     return None, "SPECTRAKIT_PLATFORM was not understood and is ignored. Only a parent process should set it."
 
 # %% ../../nbs/00_system/04_platforms.ipynb #23a2fc08
@@ -180,11 +238,15 @@ LIMITS = {  # platform: limit in s, where it comes from, longest session in s
 def _limit(environ: Mapping[str, str], name: str, flavour: str = "plain") -> tuple[float | None, str, float]:
     "Limit in seconds or None, its source, and the age in seconds beyond which no start is credible."
     limit_s, source, longest_s = LIMITS[name]
-    if flavour in HOSTED: source = f"{HOSTED[flavour]}, which is not told: say it in SPECTRAKIT_TIME_LIMIT"
+    if flavour in HOSTED:
+        source = f"{HOSTED[flavour]}, which is not told: say it in SPECTRAKIT_TIME_LIMIT"
     if text := environ.get("SPECTRAKIT_TIME_LIMIT"):
-        try: limit_s, source = parse_duration(text), f"SPECTRAKIT_TIME_LIMIT={text}"
-        except ValueError as error: raise ValueError(f"SPECTRAKIT_TIME_LIMIT is wrong. {error}") from None
-        if limit_s <= 0: raise ValueError(f"SPECTRAKIT_TIME_LIMIT={text} leaves no time. Write one such as 8h30m.")
+        try:
+            limit_s, source = parse_duration(text), f"SPECTRAKIT_TIME_LIMIT={text}"
+        except ValueError as error:
+            raise ValueError(f"SPECTRAKIT_TIME_LIMIT is wrong. {error}") from None
+        if limit_s <= 0:
+            raise ValueError(f"SPECTRAKIT_TIME_LIMIT={text} leaves no time. Write one such as 8h30m.")
         # at home only the user's limit says how old a session may be
         longest_s = limit_s if longest_s == math.inf else max(longest_s, limit_s)
     return limit_s, source, longest_s
@@ -194,12 +256,12 @@ def _limit(environ: Mapping[str, str], name: str, flavour: str = "plain") -> tup
 class Platform:
     "Where this process runs. Paths are the machine's own; each `*_source` says in words who told."
 
-    name: str                     # kaggle, colab, local
-    mode: str                     # interactive, batch, competition_rerun, script
+    name: str  # kaggle, colab, local
+    mode: str  # interactive, batch, competition_rerun, script
     name_source: str
-    session_start: float          # Unix seconds
+    session_start: float  # Unix seconds
     session_start_source: str
-    limit_s: float | None         # None: no limit
+    limit_s: float | None  # None: no limit
     limit_source: str
     cores: int
     cores_source: str
@@ -208,26 +270,29 @@ class Platform:
     memory_source: str
     gpus: tuple[Gpu, ...]
     gpus_source: str
-    input_dir: str | None         # where data sets lie; None: nowhere known
-    working_dir: str              # what is kept
-    scratch_dir: str              # what may vanish
-    notes: tuple[str, ...] = ()   # what a person should know
-    flavour: str = "plain"        # one of FLAVOURS
+    input_dir: str | None  # where data sets lie; None: nowhere known
+    working_dir: str  # what is kept
+    scratch_dir: str  # what may vanish
+    notes: tuple[str, ...] = ()  # what a person should know
+    flavour: str = "plain"  # one of FLAVOURS
     flavour_source: str = ""
-    tpu: str | None = None        # its kind; seen, never used
-    working_bytes: int = 0        # that may still be written, as found by `detect`; `writable_bytes` asks anew
+    tpu: str | None = None  # its kind; seen, never used
+    working_bytes: int = 0  # that may still be written, as found by `detect`; `writable_bytes` asks anew
     scratch_bytes: int = 0
 
     def time_left_s(self, now: float | None = None) -> float | None:
         "Seconds until the limit, below zero once it has passed; None where there is no limit. `now`: Unix seconds."
-        if self.limit_s is None: return None
+        if self.limit_s is None:
+            return None
         return self.session_start + self.limit_s - (time.time() if now is None else now)
 
     def to_dict(self, now: float | None = None) -> dict:
         "Everything as plain JSON values, with `time_left_s`."
         values = {**asdict(self), "time_left_s": self.time_left_s(now)}
-        values["gpus"] = [{**gpu, "compute_capability": gpu["compute_capability"] and list(gpu["compute_capability"])}
-                          for gpu in values["gpus"]]
+        values["gpus"] = [
+            {**gpu, "compute_capability": gpu["compute_capability"] and list(gpu["compute_capability"])}
+            for gpu in values["gpus"]
+        ]
         return {**values, "notes": list(self.notes)}
 
     def child_environ(self) -> dict[str, str]:
@@ -238,18 +303,22 @@ class Platform:
     def time_left_text(self, now: float | None = None) -> str:
         "The time left as H:MM:SS, 'no limit', or 'unknown' where the host sets a limit that it does not tell."
         left_s = self.time_left_s(now)
-        if left_s is None: return "unknown" if self.flavour in HOSTED else "no limit"
+        if left_s is None:
+            return "unknown" if self.flavour in HOSTED else "no limit"
         return format_duration(left_s)
 
     def line(self, now: float | None = None) -> str:
         "One line for people."
         flavour = "" if self.flavour == "plain" else f"flavour={self.flavour!r}, "
         gpus = ", ".join(gpu.short for gpu in self.gpus)
-        return (f"Platform(name={self.name!r}, mode={self.mode!r}, {flavour}gpus=[{gpus}], "
-                f"time_left={self.time_left_text(now)}, cores={self.cores}, memory={self.memory_gib:.1f} GiB, "
-                f"working_dir={self.working_dir!r})")
+        return (
+            f"Platform(name={self.name!r}, mode={self.mode!r}, {flavour}gpus=[{gpus}], "
+            f"time_left={self.time_left_text(now)}, cores={self.cores}, memory={self.memory_gib:.1f} GiB, "
+            f"working_dir={self.working_dir!r})"
+        )
 
-    def __repr__(self) -> str: return self.line()
+    def __repr__(self) -> str:
+        return self.line()
 
     def table(self, now: float | None = None) -> str:
         "A table for people: what, how much, and who says so."
@@ -263,32 +332,45 @@ def _rows(platform: Platform, now: float | None) -> list[tuple[str, str, str]]:
     "The rows of `Platform.table`: what, its value, who says so."
     p, unlimited = platform, "unknown" if platform.flavour in HOSTED else "none"
     began = datetime.fromtimestamp(p.session_start, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    rows = [("platform", f"{p.name}, {p.mode}", p.name_source), ("flavour", p.flavour, p.flavour_source),
-            ("session began", began, p.session_start_source),
-            ("time limit", unlimited if p.limit_s is None else format_duration(p.limit_s), p.limit_source),
-            ("time left", p.time_left_text(now), ""),
-            ("CPU cores", str(p.cores), p.cores_source), ("memory", f"{p.memory_gib:.1f} GiB", p.memory_source),
-            ("swap", f"{p.swap_gib:.1f} GiB", "" if p.swap_gib else "who needs more memory is killed at once")]
+    rows = [
+        ("platform", f"{p.name}, {p.mode}", p.name_source),
+        ("flavour", p.flavour, p.flavour_source),
+        ("session began", began, p.session_start_source),
+        ("time limit", unlimited if p.limit_s is None else format_duration(p.limit_s), p.limit_source),
+        ("time left", p.time_left_text(now), ""),
+        ("CPU cores", str(p.cores), p.cores_source),
+        ("memory", f"{p.memory_gib:.1f} GiB", p.memory_source),
+        ("swap", f"{p.swap_gib:.1f} GiB", "" if p.swap_gib else "who needs more memory is killed at once"),
+    ]
     for gpu in p.gpus:
         capability = "%d.%d" % gpu.compute_capability if gpu.compute_capability else "unknown"
         why = f"{p.gpus_source}; compute capability {capability}"
         rows.append(("GPU", f"{gpu.name}, {gpu.memory_gib:.1f} GiB", why))
-    if not p.gpus: rows.append(("GPU", "none", p.gpus_source))
-    if p.tpu: rows.append(("TPU", p.tpu, "seen, and not used"))
+    if not p.gpus:
+        rows.append(("GPU", "none", p.gpus_source))
+    if p.tpu:
+        rows.append(("TPU", p.tpu, "seen, and not used"))
     free = [f"{free / GIB:.1f} GiB may be written" for free in (p.working_bytes, p.scratch_bytes)]
-    return rows + [("input", p.input_dir or "none", ""), ("working", p.working_dir, f"is kept; {free[0]}"),
-                   ("scratch", p.scratch_dir, f"may vanish; {free[1]}")]
+    return rows + [
+        ("input", p.input_dir or "none", ""),
+        ("working", p.working_dir, f"is kept; {free[0]}"),
+        ("scratch", p.scratch_dir, f"may vanish; {free[1]}"),
+    ]
 
 # %% ../../nbs/00_system/04_platforms.ipynb #23a2fc0b
 def input_folders(environ: Mapping[str, str], root: str) -> list[tuple[str, str]]:
     "Folders in which data sets may lie, best first: as the machine calls them, and where they are under `root`."
     told = [os.path.expanduser(part) for part in environ.get("SPECTRAKIT_INPUT", "").split(os.pathsep) if part]
-    try: here = os.getcwd()
-    except FileNotFoundError: here = None  # the current folder was deleted under us
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        here = None  # the current folder was deleted under us
     found = []
     for path in (*told, "/kaggle/input", "data", "input"):
-        if os.path.isabs(path): found.append((path, under_root(root, path)))
-        elif here: found.append((os.path.join(here, path),) * 2)  # this process's own, also on a faked machine
+        if os.path.isabs(path):
+            found.append((path, under_root(root, path)))
+        elif here:
+            found.append((os.path.join(here, path),) * 2)  # this process's own, also on a faked machine
     return found
 
 # %% ../../nbs/00_system/04_platforms.ipynb #23a2fc0c
@@ -301,8 +383,10 @@ def _folders(environ: Mapping[str, str], root: str, name: str) -> tuple[str | No
     # Colab Enterprise need not have /content
     if name == "kaggle" or (name == "colab" and os.path.isdir(under_root(root, working_dir))):
         return input_dir, working_dir, scratch_dir
-    try: return input_dir, os.getcwd(), scratch_dir
-    except FileNotFoundError: return input_dir, scratch_dir, scratch_dir  # the current folder was deleted under us
+    try:
+        return input_dir, os.getcwd(), scratch_dir
+    except FileNotFoundError:
+        return input_dir, scratch_dir, scratch_dir  # the current folder was deleted under us
 
 # %% ../../nbs/00_system/04_platforms.ipynb #23a2fc0d
 MENUS = {"kaggle": "Settings > Accelerator in Kaggle's editor", "colab": "Runtime > Change runtime type"}
@@ -312,18 +396,30 @@ def _advice(name: str, mode: str, gpus: tuple[Gpu, ...], missing: bool, tpu: str
     "Sentences for people. `missing`: no GPU is there at all, which is not a broken driver nor a hidden one."
     menu, notes = MENUS.get(name), []
     where = f" under {menu}" if menu else ""
-    if dead := dead_gpu_note(gpus): notes.append(f"{dead} Choose another GPU{where}." if menu else dead)
-    if missing and tpu: notes.append(f"This machine has a TPU ({tpu}) and no GPU, and spectrakit does not use TPUs: "
-                                     f"it trains on the CPU, unless you choose a GPU{where}.")
-    elif missing and menu: notes.append(f"This session has no GPU, so it trains on the CPU: choose one under {menu}.")
+    if dead := dead_gpu_note(gpus):
+        notes.append(f"{dead} Choose another GPU{where}." if menu else dead)
+    if missing and tpu:
+        notes.append(
+            f"This machine has a TPU ({tpu}) and no GPU, and spectrakit does not use TPUs: "
+            f"it trains on the CPU, unless you choose a GPU{where}."
+        )
+    elif missing and menu:
+        notes.append(f"This session has no GPU, so it trains on the CPU: choose one under {menu}.")
     if (name, mode) == ("kaggle", "interactive"):
-        notes.append("This is Kaggle's editor: what it writes to /kaggle/working may vanish with the session, and only "
-                     "a saved version (Save Version > Save & Run All) keeps it for certain.")
+        notes.append(
+            "This is Kaggle's editor: what it writes to /kaggle/working may vanish with the session, and only "
+            "a saved version (Save Version > Save & Run All) keeps it for certain."
+        )
     return notes
 
 # %% ../../nbs/00_system/04_platforms.ipynb #23a2fc0e
-def detect(environ: Mapping[str, str] | None = None, root: str | os.PathLike = "/", *, shell: str | None = None,
-           now: float | None = None) -> Platform:
+def detect(
+    environ: Mapping[str, str] | None = None,
+    root: str | os.PathLike = "/",
+    *,
+    shell: str | None = None,
+    now: float | None = None,
+) -> Platform:
     """Find out where this process runs, without touching CUDA.
 
     `environ`, `root` (of the file system), `shell` (class of the IPython shell, '' for none) and `now` (Unix seconds)
@@ -333,10 +429,14 @@ def detect(environ: Mapping[str, str] | None = None, root: str | os.PathLike = "
     environ, root = os.environ if environ is None else environ, os.fspath(root)
     now = time.time() if now is None else now
     told, inherited_note = _inherited(environ)
-    if told: name, mode, name_source = told["name"], told["mode"], "the parent process"
-    else: name, mode, name_source = _identify(environ, root, _shell_class() if shell is None else shell)
-    if told: flavour, flavour_source = told["flavour"], name_source
-    else: flavour, flavour_source = _flavour(environ, root, name, _live_flavour() if shell is None else ("", ""))
+    if told:
+        name, mode, name_source = told["name"], told["mode"], "the parent process"
+    else:
+        name, mode, name_source = _identify(environ, root, _shell_class() if shell is None else shell)
+    if told:
+        flavour, flavour_source = told["flavour"], name_source
+    else:
+        flavour, flavour_source = _flavour(environ, root, name, _live_flavour() if shell is None else ("", ""))
     limit_s, limit_source, cap_s = _limit(environ, name, flavour)
     input_dir, working_dir, scratch_dir = _folders(environ, root, name)
     start_s, start_source = _session_start(environ, root, name, told, now, cap_s, scratch_dir)
@@ -347,29 +447,53 @@ def detect(environ: Mapping[str, str] | None = None, root: str | os.PathLike = "
     missing = not gpus and not gpus_note and "CUDA_VISIBLE_DEVICES" not in gpus_source
     notes = [inherited_note, gpus_note, *_advice(name, mode, gpus, missing, tpu)]
     return Platform(
-        name=name, mode=mode, name_source=name_source, session_start=start_s, session_start_source=start_source,
-        limit_s=limit_s, limit_source=limit_source, cores=cores, cores_source=cores_source, memory_gib=memory_gib,
-        swap_gib=swap_gib, memory_source=memory_source, gpus=gpus, gpus_source=gpus_source, input_dir=input_dir,
-        working_dir=working_dir, scratch_dir=scratch_dir, notes=tuple(filter(None, notes)), flavour=flavour,
-        flavour_source=flavour_source, tpu=tpu, working_bytes=free_bytes(working_dir, root, name == "kaggle"),
-        scratch_bytes=free_bytes(scratch_dir, root, name == "kaggle"))
+        name=name,
+        mode=mode,
+        name_source=name_source,
+        session_start=start_s,
+        session_start_source=start_source,
+        limit_s=limit_s,
+        limit_source=limit_source,
+        cores=cores,
+        cores_source=cores_source,
+        memory_gib=memory_gib,
+        swap_gib=swap_gib,
+        memory_source=memory_source,
+        gpus=gpus,
+        gpus_source=gpus_source,
+        input_dir=input_dir,
+        working_dir=working_dir,
+        scratch_dir=scratch_dir,
+        notes=tuple(filter(None, notes)),
+        flavour=flavour,
+        flavour_source=flavour_source,
+        tpu=tpu,
+        working_bytes=free_bytes(working_dir, root, name == "kaggle"),
+        scratch_bytes=free_bytes(scratch_dir, root, name == "kaggle"),
+    )
 
 # %% ../../nbs/00_system/04_platforms.ipynb #23a2fc0f
-def _session_start(environ: Mapping[str, str], root: str, name: str, told: dict | None, now: float, cap_s: float,
-                   scratch_dir: str) -> tuple[float, str]:
+def _session_start(
+    environ: Mapping[str, str], root: str, name: str, told: dict | None, now: float, cap_s: float, scratch_dir: str
+) -> tuple[float, str]:
     "Unix time at which the session began, and who says so: the user, the parent, or the earliest credible source."
-    if text := environ.get("SPECTRAKIT_SESSION_START"): return _told_start(text, now), "SPECTRAKIT_SESSION_START"
-    if told: return told["session_start"], "the parent process"
+    if text := environ.get("SPECTRAKIT_SESSION_START"):
+        return _told_start(text, now), "SPECTRAKIT_SESSION_START"
+    if told:
+        return told["session_start"], "the parent process"
     sources = {"this process": _process_start(root, "self")}
     if name != "local":  # at home PID 1 is the machine's own, from weeks ago
         sources = {"PID 1": _process_start(root, "1"), **sources}
         first_s, _ = _earliest(sources, now, cap_s)
-        sources["a note from earlier in this session"] = _marker(under_root(root, scratch_dir), first_s, now, cap_s, _boot_time(root))
+        sources["a note from earlier in this session"] = _marker(
+            under_root(root, scratch_dir), first_s, now, cap_s, _boot_time(root)
+        )
     return _earliest(sources, now, cap_s)
 
 # %% ../../nbs/00_system/04_platforms.ipynb #23a2fc10
-def writable_bytes(path: str | os.PathLike, environ: Mapping[str, str] | None = None,
-                   root: str | os.PathLike = "/") -> int:
+def writable_bytes(
+    path: str | os.PathLike, environ: Mapping[str, str] | None = None, root: str | os.PathLike = "/"
+) -> int:
     "Bytes that may still be written at `path` (which need not exist yet), at most; 0 where writing is not allowed."
     environ, root = os.environ if environ is None else environ, os.fspath(root)
     told, _ = _inherited(environ)

@@ -17,6 +17,7 @@ from .platforms import detect
 # %% ../../nbs/00_system/06_secrets.ipynb #6e5b4d56
 class Secret:
     "A value that shows itself nowhere. `reveal()` gives it as text, for the one call that needs it."
+
     __slots__ = ("name", "_value")
 
     def __init__(self, name: str, value: str):
@@ -27,15 +28,28 @@ class Secret:
         "The value itself. Hand it to what needs it, and keep it in no variable that is printed or saved."
         return self._value
 
-    def __repr__(self) -> str: return f"Secret({self.name}=***)"
-    def __format__(self, form: str) -> str: return repr(self)
-    def __bool__(self) -> bool: return bool(self._value)
-    def __setattr__(self, *_: Any) -> None: raise AttributeError("A secret cannot be changed.")
-    def __copy__(self) -> "Secret": return self
-    def __deepcopy__(self, _: Any) -> "Secret": return self
+    def __repr__(self) -> str:
+        return f"Secret({self.name}=***)"
+
+    def __format__(self, form: str) -> str:
+        return repr(self)
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __setattr__(self, *_: Any) -> None:
+        raise AttributeError("A secret cannot be changed.")
+
+    def __copy__(self) -> "Secret":
+        return self
+
+    def __deepcopy__(self, _: Any) -> "Secret":
+        return self
 
     def __reduce_ex__(self, _: Any) -> Any:
-        raise TypeError(f"The secret {self.name} is not written to a file. Read it where it is used: sk.secret({self.name!r}).")
+        raise TypeError(
+            f"The secret {self.name} is not written to a file. Read it where it is used: sk.secret({self.name!r})."
+        )
 
 # %% ../../nbs/00_system/06_secrets.ipynb #6387bfa2
 _handed: dict[str, str] = {}  # value → name
@@ -44,13 +58,15 @@ _SHORT = 6  # a value as short as `no` stands in every second sentence
 
 def hidden(text: str) -> str:
     "`text` with `<NAME>` in place of every secret that this process was given."
-    for value in sorted(_handed, key=len, reverse=True): text = text.replace(value, f"<{_handed[value]}>")
+    for value in sorted(_handed, key=len, reverse=True):
+        text = text.replace(value, f"<{_handed[value]}>")
     return text
 
 
 def _hand_out(name: str, value: str) -> Secret:
     "The secret `name`, remembered for `hidden`."
-    if len(value) >= _SHORT: _handed[value] = name
+    if len(value) >= _SHORT:
+        _handed[value] = name
     return Secret(name, value)
 
 # %% ../../nbs/00_system/06_secrets.ipynb #90d68cca
@@ -60,23 +76,37 @@ class SecretError(LookupError):
 
 def _kaggle(name: str) -> Any:
     from kaggle_secrets import UserSecretsClient
+
     return UserSecretsClient().get_secret(name)
 
 
 def _colab(name: str) -> Any:
     from google.colab import userdata
+
     return userdata.get(name)
 
 
-_STORES: dict[str, tuple[Callable[[str], Any], float, str]] = {  # how it is read, seconds to wait, how a secret is added
-    "kaggle": (_kaggle, 10.0, "In Kaggle's editor: Add-ons > Secrets > Add secret, with the label {name}, and tick it for this notebook, which also "
-                              "needs Settings > Internet on. A push of the notebook takes the tick away."),
-    "colab": (_colab, 60.0, "In Colab: the key at the left margin > Add new secret, with the name {name}, and Notebook access on."),
+_STORES: dict[
+    str, tuple[Callable[[str], Any], float, str]
+] = {  # how it is read, seconds to wait, how a secret is added
+    "kaggle": (
+        _kaggle,
+        10.0,
+        "In Kaggle's editor: Add-ons > Secrets > Add secret, with the label {name}, and tick it for this notebook, which also "
+        "needs Settings > Internet on. A push of the notebook takes the tick away.",
+    ),
+    "colab": (
+        _colab,
+        60.0,
+        "In Colab: the key at the left margin > Add new secret, with the name {name}, and Notebook access on.",
+    ),
 }
 _REASONS = {
     "ConnectionError": "Kaggle's store was not reached, or has no secret of this label for this notebook",
-    "CredentialError": "this session has no token for Kaggle's store", "BackendError": "Kaggle's store has no secret of this label for this notebook",
-    "SecretNotFoundError": "Colab's store has no secret of this name", "NotebookAccessError": "this notebook may not read it: its Notebook access is off",
+    "CredentialError": "this session has no token for Kaggle's store",
+    "BackendError": "Kaggle's store has no secret of this label for this notebook",
+    "SecretNotFoundError": "Colab's store has no secret of this name",
+    "NotebookAccessError": "this notebook may not read it: its Notebook access is off",
     "TimeoutException": "nobody answered Colab's question for access",
 }
 
@@ -86,12 +116,19 @@ def _ask(read: Callable[[str], Any], name: str, timeout_s: float) -> tuple[str |
     answers: list[tuple[str | None, str]] = []
 
     def ask() -> None:
-        try: value = read(name)
-        except ImportError: answers.append((None, "the platform's module for secrets is not installed"))
+        try:
+            value = read(name)
+        except ImportError:
+            answers.append((None, "the platform's module for secrets is not installed"))
         except BaseException as error:
             kind = type(error).__name__
             answers.append((None, _REASONS.get(kind, f"the platform's store failed with {kind}")))
-        else: answers.append((value, "") if isinstance(value, str) and value else (None, "the platform's store has an empty value for it"))
+        else:
+            answers.append(
+                (value, "")
+                if isinstance(value, str) and value
+                else (None, "the platform's store has an empty value for it")
+            )
 
     asker = threading.Thread(target=ask, name="secret", daemon=True)
     asker.start()
@@ -99,7 +136,9 @@ def _ask(read: Callable[[str], Any], name: str, timeout_s: float) -> tuple[str |
     return answers[0] if answers else (None, f"the platform's store did not answer within {timeout_s:g} s")
 
 # %% ../../nbs/00_system/06_secrets.ipynb #e253848c
-_LOOKS_SECRET = re.compile(r"(hf_|sk-|ghp_|gho_|github_pat_|wandb_v1_|xox[bp]-)\w{12,}.*|[0-9a-f]{32,}|(?=.*\d)(?=.*[a-z])(?=.*[A-Z])[\w/+=.-]{32,}")
+_LOOKS_SECRET = re.compile(
+    r"(hf_|sk-|ghp_|gho_|github_pat_|wandb_v1_|xox[bp]-)\w{12,}.*|[0-9a-f]{32,}|(?=.*\d)(?=.*[a-z])(?=.*[A-Z])[\w/+=.-]{32,}"
+)
 
 
 def _checked_name(name: Any) -> str:
@@ -107,8 +146,10 @@ def _checked_name(name: Any) -> str:
     if not isinstance(name, str) or not name.strip() or {"=", "\0", "\n"} & set(name):
         raise ValueError("A secret is asked for by its name. Write it as in secret('WANDB_API_KEY').")
     if _LOOKS_SECRET.fullmatch(name.strip()):
-        raise ValueError("What was given looks like a secret itself, and its name is wanted, as in secret('WANDB_API_KEY'). "
-                         "Take it out of this notebook, and make a new one if the notebook was saved or shared.")
+        raise ValueError(
+            "What was given looks like a secret itself, and its name is wanted, as in secret('WANDB_API_KEY'). "
+            "Take it out of this notebook, and make a new one if the notebook was saved or shared."
+        )
     return name.strip()
 
 
@@ -118,14 +159,21 @@ def secret(name: str, default: str | None = None) -> Secret:
     It prints as ***; `.reveal()` gives the value. SecretError where there is none and no `default`, with the way to add it.
     """
     name = _checked_name(name)
-    if default is not None and not isinstance(default, str): raise ValueError("The default of a secret is text, such as ''. Without one, a missing secret is an error.")
-    if value := os.environ.get(name): return _hand_out(name, value)
+    if default is not None and not isinstance(default, str):
+        raise ValueError("The default of a secret is text, such as ''. Without one, a missing secret is an error.")
+    if value := os.environ.get(name):
+        return _hand_out(name, value)
     platform = detect().name
-    reason, read, timeout_s, mend = f"there is no environment variable {name}", *_STORES.get(platform, (None, 0.0, f"In a shell: export {name}=… before the notebook is started."))
+    reason, read, timeout_s, mend = (
+        f"there is no environment variable {name}",
+        *_STORES.get(platform, (None, 0.0, f"In a shell: export {name}=… before the notebook is started.")),
+    )
     if read is not None:
         value, reason = _ask(read, name, timeout_s)
-        if value is not None: return _hand_out(name, value)
-    if default is not None: return _hand_out(name, default)
+        if value is not None:
+            return _hand_out(name, value)
+    if default is not None:
+        return _hand_out(name, default)
     raise SecretError(f"There is no secret {name}: {reason}.{_meant(name)} {mend.format(name=name)}")
 
 

@@ -23,8 +23,10 @@ class _Ear:
 
     def __call__(self, number: int, *_: Any) -> None:
         self.heard.append(number)
-        if self.outer is not None: self.outer.append(number)
-        if self.second_raises and len(self.heard) > 1: raise KeyboardInterrupt
+        if self.outer is not None:
+            self.outer.append(number)
+        if self.second_raises and len(self.heard) > 1:
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -40,12 +42,18 @@ def interrupts(second_raises: bool = False, number: int = signal.SIGINT, into: l
     before = signal.getsignal(number)
     if isinstance(before, _Ear) and into is None:
         raised, before.second_raises = before.second_raises, before.second_raises or second_raises
-        try: yield before.heard
-        finally: before.second_raises = raised
+        try:
+            yield before.heard
+        finally:
+            before.second_raises = raised
         return
     signal.signal(number, _Ear(heard, second_raises, before.heard if isinstance(before, _Ear) else None))
-    try: yield heard
-    finally: signal.signal(number, signal.default_int_handler if before is None else before)  # None: a handler that Python does not know
+    try:
+        yield heard
+    finally:
+        signal.signal(
+            number, signal.default_int_handler if before is None else before
+        )  # None: a handler that Python does not know
 
 
 @contextlib.contextmanager
@@ -54,12 +62,17 @@ def ends_softly():
 
     Where somebody else listens to SIGTERM already, or off the main thread, nothing changes.
     """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
         yield []
         return
-    with interrupts(number=signal.SIGTERM) as heard: yield heard
+    with interrupts(number=signal.SIGTERM) as heard:
+        yield heard
     if heard:
-        with contextlib.suppress(Exception): sys.stdout.flush(), sys.stderr.flush()
+        with contextlib.suppress(Exception):
+            sys.stdout.flush(), sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -70,35 +83,47 @@ def unheard():
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try: yield
-    finally: signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 # %% ../../nbs/00_system/07_signals.ipynb #23a2fc02
 def family_of(pid: int) -> list:
     "The process `pid` and all below it, as psutil knows them; an empty list where it is gone."
     import psutil
-    try: return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.Error: return []
+
+    try:
+        return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
 
 
 def kill_tree(pid: int, wait_s: float = 10.0) -> None:
     "End a process of this one and everything below it, and wait until all but itself are gone."
     import psutil
+
     family = family_of(pid)
     for process in family:
-        with contextlib.suppress(psutil.Error): process.kill()
+        with contextlib.suppress(psutil.Error):
+            process.kill()
     kill_group(pid)
     end = time.monotonic() + wait_s
-    while any(_lives(p) for p in family if p.pid != pid) and time.monotonic() < end: time.sleep(0.01)
+    while any(_lives(p) for p in family if p.pid != pid) and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def kill_group(pid: int) -> None:
     "End what is left of the process group that `pid` led; it may have lost its parents."
     with contextlib.suppress(OSError):
-        if hasattr(os, "killpg"): os.killpg(pid, signal.SIGKILL)
+        if hasattr(os, "killpg"):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _lives(process: Any) -> bool:
     import psutil
-    try: return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error: return False
+
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -20,27 +20,35 @@ def parse_duration(text: str) -> float:
 
     ValueError, with a sentence on how to write it, for a bare number, for `8:30`, and for anything else.
     """
-    if not isinstance(text, str): raise ValueError(_refusal(repr(text), "is not text with a unit"))
+    if not isinstance(text, str):
+        raise ValueError(_refusal(repr(text), "is not text with a unit"))
     word = text.strip().lower()
     match = _CLOCK.fullmatch(word) or (_UNITS.fullmatch(word) if word else None)
     if match:
         hours, minutes, seconds = (float(part or 0) for part in match.groups())
         total = hours * 3600 + minutes * 60 + seconds
-        if math.isfinite(total): return total
-    if re.fullmatch(r"[0-9.]+", word): why = "has no unit: it could be seconds, minutes or hours"
-    elif re.fullmatch(r"[0-9]+:[0-9]+", word): why = "could be hours and minutes, or minutes and seconds"
-    else: why = "is not a duration"
+        if math.isfinite(total):
+            return total
+    if re.fullmatch(r"[0-9.]+", word):
+        why = "has no unit: it could be seconds, minutes or hours"
+    elif re.fullmatch(r"[0-9]+:[0-9]+", word):
+        why = "could be hours and minutes, or minutes and seconds"
+    else:
+        why = "is not a duration"
     raise ValueError(_refusal(repr(text), why))
 
 
 def _refusal(shown: str, why: str) -> str:
-    return (f"The duration {shown} {why} (YAML reads 9:00 as the number 540). "
-            "Write it with units, as in 8h30m, 90m or 45s, or in quotes as '8:30:00'.")
+    return (
+        f"The duration {shown} {why} (YAML reads 9:00 as the number 540). "
+        "Write it with units, as in 8h30m, 90m or 45s, or in quotes as '8:30:00'."
+    )
 
 # %% ../../nbs/00_system/00_units.ipynb #23a2fc02
 def format_duration(seconds: float) -> str:
     "`seconds` as H:MM:SS, cut to whole seconds. ValueError for nan and inf."
-    if not math.isfinite(seconds): raise ValueError(f"{seconds} is no length of time. Give a finite number of seconds.")
+    if not math.isfinite(seconds):
+        raise ValueError(f"{seconds} is no length of time. Give a finite number of seconds.")
     whole = int(abs(seconds))
     sign = "-" if seconds < 0 and whole else ""
     return f"{sign}{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
@@ -51,9 +59,11 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b", re.I)
 
 def parse_bytes(value: int | str) -> int:
     "Bytes in a size such as `12GB` (10⁹) or `12GiB` (2³⁰), or in a whole number of them. ValueError for anything else."
-    if isinstance(value, int) and not isinstance(value, bool): return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None: raise ValueError(f"the size {value!r} is not understood. Write it with its unit, as in 12GB or 500MiB.")
+    if match is None:
+        raise ValueError(f"the size {value!r} is not understood. Write it with its unit, as in 12GB or 500MiB.")
     number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit.lower() or " "))
 
@@ -61,14 +71,18 @@ def parse_bytes(value: int | str) -> int:
 def parse_moment(text: str) -> float:
     "Unix seconds of a moment such as `2026-11-21T17:30`; local time where it names no zone. ValueError for anything else."
     said = f"The moment {text!r} is not understood. Write it as in 2026-11-21T17:30, or with a zone, 2026-11-21T17:30+01:00."
-    if not isinstance(text, str) or not re.match(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}", text.strip()): raise ValueError(said)
-    try: return datetime.fromisoformat(text.strip()).timestamp()
-    except (ValueError, OverflowError, OSError): raise ValueError(said) from None
+    if not isinstance(text, str) or not re.match(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}", text.strip()):
+        raise ValueError(said)
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(said) from None
 
 # %% ../../nbs/00_system/00_units.ipynb #077fd8be
 def format_bytes(size: float) -> str:
     "Bytes in a unit that fits: 512 B, 12.3 MB."
     for unit in ("B", "kB", "MB"):
-        if size < 1000: return f"{size:.3g} {unit}"
+        if size < 1000:
+            return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} GB"

@@ -24,9 +24,22 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from ..runs.events import last_event, read_events
-from .spectra import (ORIGINS, MissingExtra, coffee_data, demo_package, derivative, draw_views,
-                                     fermentation_data, fold_of_samples, linear_correction, nearest_spectrum,
-                                     online_data, split, standard_normal_variate, whole_number)
+from spectrakit.tasks.spectra import (
+    ORIGINS,
+    MissingExtra,
+    coffee_data,
+    demo_package,
+    derivative,
+    draw_views,
+    fermentation_data,
+    fold_of_samples,
+    linear_correction,
+    nearest_spectrum,
+    online_data,
+    split,
+    standard_normal_variate,
+    whole_number,
+)
 from ..reports.prediction_plots import plot_confusion, plot_predictions
 from ..view.plots import Picture
 from ..config.schema import Config
@@ -48,11 +61,20 @@ class Standardize(nn.Module):
 # %% ../../nbs/80_tasks/01_builtin.ipynb #23a2fc02
 def coffee_net(channels: int, classes: int = 3, width: int = 16) -> nn.Module:
     "A 1-D convolutional network: [batch, channels] → class scores [batch, classes]."
+
     def block(inputs: int, kernel: int, stride: int) -> list[nn.Module]:
         return [nn.Conv1d(inputs, width, kernel, stride=stride, padding=kernel // 2), nn.GroupNorm(4, width), nn.GELU()]
-    features = nn.Sequential(nn.Unflatten(1, (1, -1)), *block(1, 15, 4), *block(width, 9, 4), *block(width, 5, 2),
-                             nn.AvgPool1d(4), nn.Flatten())
-    with torch.no_grad(): found = features(torch.zeros(1, channels)).shape[1]
+
+    features = nn.Sequential(
+        nn.Unflatten(1, (1, -1)),
+        *block(1, 15, 4),
+        *block(width, 9, 4),
+        *block(width, 5, 2),
+        nn.AvgPool1d(4),
+        nn.Flatten(),
+    )
+    with torch.no_grad():
+        found = features(torch.zeros(1, channels)).shape[1]
     return nn.Sequential(features, nn.Linear(found, classes))
 
 # %% ../../nbs/80_tasks/01_builtin.ipynb #0a170d4f
@@ -66,10 +88,13 @@ class Coffee(Task):
         spectra, origins = coffee_data()
         train, valid = split(self, cfg, origins)
         views = whole_number(self, cfg, "views", 1, 10_000)
-        seen, targets = draw_views(spectra[train], origins[train], views, cfg.seed, noise=5e-4, slope=5e-3,
-                                   same_target=True)
-        return (TensorDataset(self.inputs(seen), torch.tensor(np.rint(targets), dtype=torch.long)),
-                TensorDataset(self.inputs(spectra[valid]), torch.tensor(origins[valid])) if len(valid) else None)
+        seen, targets = draw_views(
+            spectra[train], origins[train], views, cfg.seed, noise=5e-4, slope=5e-3, same_target=True
+        )
+        return (
+            TensorDataset(self.inputs(seen), torch.tensor(np.rint(targets), dtype=torch.long)),
+            TensorDataset(self.inputs(spectra[valid]), torch.tensor(origins[valid])) if len(valid) else None,
+        )
 
     def inputs(self, spectra: np.ndarray) -> torch.Tensor:
         "What the model sees of spectra: derivatives, each channel in its own small unit. [samples, 1841]"
@@ -93,8 +118,10 @@ class Coffee(Task):
         "The most likely origin, and the probability of each."
         odds = np.exp(predictions - predictions.max(axis=1, keepdims=True))
         odds /= odds.sum(axis=1, keepdims=True)
-        return {"origin": [ORIGINS[i] for i in odds.argmax(axis=1)],
-                **{name: odds[:, i].round(4) for i, name in enumerate(ORIGINS)}}
+        return {
+            "origin": [ORIGINS[i] for i in odds.argmax(axis=1)],
+            **{name: odds[:, i].round(4) for i, name in enumerate(ORIGINS)},
+        }
 
     def pictures(self, predictions: Any) -> dict[str, Picture]:
         "Which origin was taken for which."
@@ -145,8 +172,10 @@ class Fermentation(Task):
         spectra, glucose = fermentation_data()
         train, valid = split(self, cfg, glucose)
         views = whole_number(self, cfg, "views", 1, 10_000)
-        return (self.dataset(*draw_views(spectra[train], glucose[train], views, cfg.seed, noise=3e-4)),
-                self.dataset(spectra[valid], glucose[valid]) if len(valid) else None)
+        return (
+            self.dataset(*draw_views(spectra[train], glucose[train], views, cfg.seed, noise=3e-4)),
+            self.dataset(spectra[valid], glucose[valid]) if len(valid) else None,
+        )
 
     def dataset(self, spectra: np.ndarray, glucose: np.ndarray) -> TensorDataset:
         "Spectra and glucose as a data set of derivatives and glucose."
@@ -196,8 +225,10 @@ class Digits(Task):
     def datasets(self, cfg: Config) -> tuple:
         "Training and held-out images; each sample: (pixels [64], digit)."
         images, digits = digits_data()
-        train, valid = [TensorDataset(torch.tensor(images[i], dtype=torch.float32), torch.tensor(digits[i]))
-                        for i in split(self, cfg, digits)]
+        train, valid = [
+            TensorDataset(torch.tensor(images[i], dtype=torch.float32), torch.tensor(digits[i]))
+            for i in split(self, cfg, digits)
+        ]
         return train, valid if len(valid) else None
 
     def model(self, cfg: Config) -> nn.Module:
@@ -213,6 +244,7 @@ def coffee_baseline(folds: int = 5) -> float:
     from sklearn.model_selection import PredefinedSplit, cross_val_score
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
+
     spectra, origins = coffee_data()
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     inputs = derivative(standard_normal_variate(spectra), 21)
@@ -223,6 +255,7 @@ def fermentation_baseline(components: int = 6) -> tuple[float, float]:
     "RMSE of PLS in g/l: leave-one-out over the 21 samples, and on the 34 HPLC samples."
     from sklearn.cross_decomposition import PLSRegression
     from sklearn.model_selection import LeaveOneOut, cross_val_predict
+
     spectra, glucose = fermentation_data()
     online, hours, hplc = online_data()
     tested = online[nearest_spectrum(hours, len(online))]
@@ -245,13 +278,20 @@ def quick_metrics(task: str, *overrides: str) -> dict[str, float]:
     from spectrakit.config.compose import compose
     from spectrakit.launch.launcher import Job, launch
     from spectrakit.system.platforms import detect
+
     # one evaluation, at the end: the held-out samples choose nothing
-    config = compose("launch.mode=inline", "checkpoint.enabled=false", "trainer.check_val_every_n_epoch=1000",
-                     *BRIEF.get(task, ()), *overrides)
+    config = compose(
+        "launch.mode=inline",
+        "checkpoint.enabled=false",
+        "trainer.check_val_every_n_epoch=1000",
+        *BRIEF.get(task, ()),
+        *overrides,
+    )
     one_core = replace(detect(), cores=1)  # threads of networks this small spend their time waiting for each other
     with tempfile.TemporaryDirectory(prefix="spectrakit-") as folder:
         outcome = launch(Job("train", Path(folder), config, one_core), task, lambda: None)
-        if outcome.status != "completed": raise RuntimeError(f"{task} {outcome.status}: {outcome.reason}")
+        if outcome.status != "completed":
+            raise RuntimeError(f"{task} {outcome.status}: {outcome.reason}")
         return last_event(read_events(Path(folder) / "events.jsonl"), "eval")["metrics"]
 
 
@@ -269,7 +309,8 @@ def fermentation_loo(seed: int) -> float:
 # %% ../../nbs/80_tasks/01_builtin.ipynb #23a2fc10
 def demo(runs: str = "runs", seeds: int = 3) -> int:
     "Train both spectra tasks, compare them with plain models, print how good and where. Returns an exit status."
-    try: demo_package("chemotools")
+    try:
+        demo_package("chemotools")
     except MissingExtra as error:
         print(error)
         return 2
@@ -280,9 +321,16 @@ def demo(runs: str = "runs", seeds: int = 3) -> int:
     hplc = [rmse(fermentation[1].values, fermentation[1].targets)]
     hplc += _told("fermentation: RMSE in g/l, 34 HPLC samples", fermentation_hplc, range(1, seeds))
     pls_loo, pls_hplc = fermentation_baseline()
-    print("\n" + table([("coffee: accuracy, 5 folds held out", accuracy, "logistic regression", coffee_baseline()),
-                        ("fermentation: RMSE in g/l, leave-one-out", loo, "PLS", pls_loo),
-                        ("fermentation: RMSE in g/l, 34 HPLC samples", hplc, "PLS", pls_hplc)]))
+    print(
+        "\n"
+        + table(
+            [
+                ("coffee: accuracy, 5 folds held out", accuracy, "logistic regression", coffee_baseline()),
+                ("fermentation: RMSE in g/l, leave-one-out", loo, "PLS", pls_loo),
+                ("fermentation: RMSE in g/l, 34 HPLC samples", hplc, "PLS", pls_hplc),
+            ]
+        )
+    )
     for run, predictions in (coffee, fermentation):
         best = run.path / "checkpoints" / (run.path / "checkpoints" / "BEST").read_text().strip()
         files = {"curves": run.path / "curves.png", "checkpoint": best, "predictions": predictions.table}
@@ -295,6 +343,7 @@ def fermentation_hplc(seed: int) -> float:
     "RMSE in g/l on the 34 HPLC samples, of the network that is trained on all 21 samples."
     from spectrakit.config.compose import compose
     from spectrakit.api.run import fit, predict
+
     with tempfile.TemporaryDirectory(prefix="spectrakit-") as folder:
         config = compose("task.fold=-1", "launch.mode=inline", f"run.dir='{folder}'", f"seed={seed}")
         found = predict("fermentation", fit("fermentation", config, show=False).raise_for_status())
@@ -315,6 +364,7 @@ def _kept_run(task: str, runs: str, *overrides: str) -> tuple:
     "A run in a child process, and its predictions; RuntimeError where it failed."
     from spectrakit.config.compose import compose
     from spectrakit.api.run import fit, predict
+
     config = compose(f"run.dir='{runs}'", "trainer.log_every_n_steps=10", *BRIEF[task], *overrides)
     run = fit(task, config).raise_for_status()
     return run, predict(task, run, out=run.path / "predictions.csv")
@@ -330,4 +380,5 @@ def _told(what: str, measure: Any, seeds: range) -> list[float]:
 
 
 # the importable module's own `demo`: a child process and this one then know the same classes; not when a notebook runs this cell
-if __name__ == "__main__" and __package__: raise SystemExit(importlib.import_module("spectrakit.tasks.builtin").demo())
+if __name__ == "__main__" and __package__:
+    raise SystemExit(importlib.import_module("spectrakit.tasks.builtin").demo())

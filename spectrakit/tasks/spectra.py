@@ -28,8 +28,10 @@ def demo_package(name: str) -> Any:
         importlib.import_module("pandas")  # chemotools reads its tables with pandas, but does not ask for it
         return importlib.import_module(name)
     except ImportError as error:
-        raise MissingExtra(f"The built-in tasks need the package {error.name}, which is not installed. "
-                           'Install it: pip install "spectrakit[demo]"') from None
+        raise MissingExtra(
+            f"The built-in tasks need the package {error.name}, which is not installed. "
+            'Install it: pip install "spectrakit[demo]"'
+        ) from None
 
 # %% ../../nbs/80_tasks/00_spectra.ipynb #23a2fc02
 ORIGINS = ("Brasil", "Ethiopia", "Vietnam")
@@ -89,6 +91,7 @@ def linear_correction(spectra: np.ndarray) -> np.ndarray:
 def derivative(spectra: np.ndarray, window: int) -> np.ndarray:
     "First derivative of each spectrum, smoothed over `window` channels (Savitzky-Golay, order 2). [samples, channels]"
     from scipy.signal import savgol_filter
+
     return savgol_filter(spectra, window, 2, deriv=1, axis=1)
 
 # %% ../../nbs/80_tasks/00_spectra.ipynb #23a2fc06
@@ -114,12 +117,21 @@ def split(task: Task, cfg: Config, targets: np.ndarray) -> tuple[np.ndarray, np.
 def whole_number(task: Task, cfg: Config, name: str, low: int, high: int) -> int:
     "The task option `name`. RequestError where it is no whole number from `low` to `high`."
     value = task.option(cfg, name)
-    if type(value) is int and low <= value <= high: return value
+    if type(value) is int and low <= value <= high:
+        return value
     raise RequestError(f"task.{name}={value} is not possible. It needs a whole number from {low} to {high}.")
 
 # %% ../../nbs/80_tasks/00_spectra.ipynb #23a2fc07
-def draw_views(spectra: np.ndarray, targets: np.ndarray, views: int, seed: int, *, noise: float, slope: float = 0.0,
-               same_target: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def draw_views(
+    spectra: np.ndarray,
+    targets: np.ndarray,
+    views: int,
+    seed: int,
+    *,
+    noise: float,
+    slope: float = 0.0,
+    same_target: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
     """`views` mixtures of each spectrum with another one, and their targets.
 
     Returns [samples × views, channels] and [samples × views], in one order that repeats every `samples` rows.

@@ -31,7 +31,9 @@ def look_s(budget: Budget) -> float:
     return 30.0 if left is None else min(30.0, max(1.0, 0.01 * left))
 
 
-def first_evaluation(task: Any, model: Any, valid: Any, context: RunContext, whole: int, most_s: float = 30.0) -> tuple[dict[str, float], float]:
+def first_evaluation(
+    task: Any, model: Any, valid: Any, context: RunContext, whole: int, most_s: float = 30.0
+) -> tuple[dict[str, float], float]:
     "Metrics of the first batches of `valid`, of `whole` on each process, and the seconds that all of them will take."
     began, looks, cut = time.monotonic(), 0, False
 
@@ -40,7 +42,9 @@ def first_evaluation(task: Any, model: Any, valid: Any, context: RunContext, who
         looks, cut = looks + 1, time.monotonic() - began > most_s
         return cut
 
-    metrics = evaluate(task, model, valid, context, None if callable(getattr(task, "metrics_all", None)) else over, partial=True)
+    metrics = evaluate(
+        task, model, valid, context, None if callable(getattr(task, "metrics_all", None)) else over, partial=True
+    )
     seconds = (time.monotonic() - began) * (max(1.0, whole / looks) if cut else 1.0)
     return metrics, max(row[0] for row in context.gather_numbers([seconds]))
 
@@ -56,10 +60,13 @@ def test_data(task: Any, valid: Any, config: Config) -> tuple[Any, float]:
 def predictions_s(task: Any, model: Any, dataset: Any, config: Config, context: RunContext) -> float:
     "Seconds that predicting all of `dataset` will take. Leaves no trace on the model."
     import torch
+
     began, generators, was_training = time.monotonic(), random_state(), model.training
     collate = task.collate if callable(getattr(task, "collate", None)) else None
     whole, took = passes(len(dataset), config, world_size=context.world_size), []
-    batches = eval_batches(dataset, context.device, config, collate, min(5, whole) * context.world_size, context.rank, context.world_size)
+    batches = eval_batches(
+        dataset, context.device, config, collate, min(5, whole) * context.world_size, context.rank, context.world_size
+    )
     model.eval()
     try:
         with torch.no_grad():
@@ -67,7 +74,8 @@ def predictions_s(task: Any, model: Any, dataset: Any, config: Config, context: 
             for batch in batches.epoch(0):
                 context.pulse.beat()
                 predict_batch(task, model, batch.data)
-                if context.device.type == "cuda": torch.cuda.synchronize()
+                if context.device.type == "cuda":
+                    torch.cuda.synchronize()
                 took.append(time.monotonic() - last)
                 last = time.monotonic()
     finally:

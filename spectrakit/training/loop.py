@@ -21,14 +21,43 @@ from ..checkpoint.store import write_atomic
 from .schedule import plan_anew, start_interval, step_cost, time_for
 from ..distributed.context import BROKEN, RunContext
 from ..runs.events import EventLog
-from .nan_guard import ROLLED_BACK, answer_nan, bad_loss, step_unless_bad, tell_skipped, watch_buffers
-from ..distributed.heartbeat import FAILED, HURRY, SAVE, SAVE_NOW, STOP, TIME, agreed, announce, asked, checkpoint_file, raise_flag, set_end
+from spectrakit.training.nan_guard import (
+    ROLLED_BACK,
+    answer_nan,
+    bad_loss,
+    step_unless_bad,
+    tell_skipped,
+    watch_buffers,
+)
+from spectrakit.distributed.heartbeat import (
+    FAILED,
+    HURRY,
+    SAVE,
+    SAVE_NOW,
+    STOP,
+    TIME,
+    agreed,
+    announce,
+    asked,
+    checkpoint_file,
+    raise_flag,
+    set_end,
+)
 from .setup import prepare, write_start
 from ..config.validation import masked
 from ..config.schema import Config, RequestError
 from ..distributed.fsdp import all_finite, gradient_norm_clip, same_on_all_ranks, scale
 from .restore import restore_session
-from .state import Session, end_mirror, end_saving, ema_weights, save, save_due, save_wanted, update_ema
+from spectrakit.training.state import (
+    Session,
+    end_mirror,
+    end_saving,
+    ema_weights,
+    save,
+    save_due,
+    save_wanted,
+    update_ema,
+)
 from .task import evaluate, repeatable
 from .trackers import start_trackers
 from ..system.units import parse_duration
@@ -38,8 +67,21 @@ from ..watchdog.budget import Budget, fits, held_back, hurry, kill_at, short_tim
 def train_loop(s: Session) -> tuple[str, str]:
     "Train until the end, or until something asks for one: (status, reason). Every rank runs it, over its share of each step."
     import torch
-    p, task, model, optimizer, scaler, pulse = s.progress, s.task, s.model, s.optimizer, s.context.scaler, s.context.pulse
-    on_host, clip, decay, ranks = s.context.device.type == "cpu", s.config.trainer.gradient_clip_val, s.config.training.ema_decay, s.context.world_size
+
+    p, task, model, optimizer, scaler, pulse = (
+        s.progress,
+        s.task,
+        s.model,
+        s.optimizer,
+        s.context.scaler,
+        s.context.pulse,
+    )
+    on_host, clip, decay, ranks = (
+        s.context.device.type == "cpu",
+        s.config.trainer.gradient_clip_val,
+        s.config.training.ema_decay,
+        s.context.world_size,
+    )
     factor, exchange, skips = lr_rule(s), s.context.gradient_sync(model), s.config.training.nan_policy == "skip"
     model.train()
     start_interval(s)
@@ -47,11 +89,13 @@ def train_loop(s: Session) -> tuple[str, str]:
     pulse.begin(p.step)
     s.began = time.monotonic(), p.step
     due, step_began, ending = next_due(s), time.monotonic(), make_up(s)
-    if ending is not None: return ending
+    if ending is not None:
+        return ending
     while p.step < s.total_steps:
         window_loss, window_weight = 0.0, None
         for batch in s.train.epoch(p.epoch, p.window):
-            if exchange is not None: exchange(batch.last)  # gradients travel once a step
+            if exchange is not None:
+                exchange(batch.last)  # gradients travel once a step
             result, share = task.loss(model, batch.data), batch.window_samples / ranks  # DDP takes the mean over ranks
             pulse.part()
             if isinstance(result, tuple):  # (sum, weight): the window's weight is known at its end
@@ -61,27 +105,38 @@ def train_loop(s: Session) -> tuple[str, str]:
             else:
                 loss = result if batch.samples == share else result * (batch.samples / share)
             value = loss.item() if on_host else loss.detach()
-            if on_host and not math.isfinite(value) and (ending := bad_loss(s, value, batch.data)): break
+            if on_host and not math.isfinite(value) and (ending := bad_loss(s, value, batch.data)):
+                break
             (loss if scaler is None else scaler.scale(loss)).backward()
             window_loss += value
-            if not batch.last: continue
+            if not batch.last:
+                continue
 
-            if window_weight is not None: window_loss *= scale_gradients(s, batch.window_samples, window_weight)
+            if window_weight is not None:
+                window_loss *= scale_gradients(s, batch.window_samples, window_weight)
             if clip is not None:
-                if scaler is not None: scaler.unscale_(optimizer)
+                if scaler is not None:
+                    scaler.unscale_(optimizer)
                 gradient_norm_clip(s.params, clip)
             s.edge = None  # from here to the next edge the session is nothing that can be saved
-            if factor is not None: set_lr(s, factor(p.position))
-            if skips: window_loss = step_unless_bad(s, window_loss)
-            elif scaler is None: optimizer.step()
-            else: scaler.step(optimizer), scaler.update()
-            if s.scheduler is not None: step_scheduler(s)
+            if factor is not None:
+                set_lr(s, factor(p.position))
+            if skips:
+                window_loss = step_unless_bad(s, window_loss)
+            elif scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer), scaler.update()
+            if s.scheduler is not None:
+                step_scheduler(s)
             optimizer.zero_grad()
             p.step += 1
             p.window += 1
             p.position += s.stride
-            if decay is not None: update_ema(s.ema, s.params, decay, p.step)
-            if p.window == s.plan.steps_per_epoch: p.epoch, p.window = p.epoch + 1, 0
+            if decay is not None:
+                update_ema(s.ema, s.params, decay, p.step)
+            if p.window == s.plan.steps_per_epoch:
+                p.epoch, p.window = p.epoch + 1, 0
             s.interval["loss"] += window_loss
             s.interval["samples"] += batch.window_samples
             s.edge = torch.get_rng_state(), None if on_host else torch.cuda.get_rng_state(s.context.device)
@@ -89,38 +144,52 @@ def train_loop(s: Session) -> tuple[str, str]:
 
             now = time.monotonic()
             s.pace.add(now - step_began)
-            if now >= s.look_at or p.step >= due: look_around(s, now)
+            if now >= s.look_at or p.step >= due:
+                look_around(s, now)
             if pulse.step(p.step) or p.step >= due:  # something is due, or all ranks have agreed on something
-                if (ending := at_step_edge(s)) is not None: break
+                if (ending := at_step_edge(s)) is not None:
+                    break
                 due, now = next_due(s), time.monotonic()
             step_began = now
-            if p.step >= s.total_steps: break
-        if ending == ROLLED_BACK: due, step_began, ending = next_due(s), time.monotonic(), None
-        elif ending is not None: return ending
-    shorter = f", of {s.asked_steps} that were asked for: the schedule was planned for the time there is" if p.step < s.asked_steps else ""
+            if p.step >= s.total_steps:
+                break
+        if ending == ROLLED_BACK:
+            due, step_began, ending = next_due(s), time.monotonic(), None
+        elif ending is not None:
+            return ending
+    shorter = (
+        f", of {s.asked_steps} that were asked for: the schedule was planned for the time there is"
+        if p.step < s.asked_steps
+        else ""
+    )
     return "completed", f"all {p.step} optimizer steps done{shorter}"
 
 # %% ../../nbs/40_training/08_loop.ipynb #23a2fc02
 def scale_gradients(s: Session, samples: int, weight: Any) -> Any:
     "Turn gradients of sum / samples into gradients of sum / weight; returns the factor. A window without weight has none."
     import torch
-    if s.context.world_size > 1: weight = s.context.reduce_tensor(torch.as_tensor(weight, dtype=torch.float32, device=s.context.device))
+
+    if s.context.world_size > 1:
+        weight = s.context.reduce_tensor(torch.as_tensor(weight, dtype=torch.float32, device=s.context.device))
     factor = samples / (weight.detach().clamp(min=1e-12) if torch.is_tensor(weight) else max(weight, 1e-12))
     grads = [q.grad for q in s.params if q.grad is not None]
-    if grads: scale(grads, factor)
+    if grads:
+        scale(grads, factor)
     return factor.item() if torch.is_tensor(factor) and s.context.device.type == "cpu" else factor
 
 
 def lr_rule(s: Session) -> Callable[[int], float] | None:
     "The built-in schedule as a function of the position on it; None where it is constant or the task has its own scheduler."
     rule = s.config.scheduler
-    if s.scheduler is not None or (rule.name == "constant" and not warmup_length(rule, s.plan.steps_per_epoch)): return None
+    if s.scheduler is not None or (rule.name == "constant" and not warmup_length(rule, s.plan.steps_per_epoch)):
+        return None
     return lambda position: lr_factor(rule, position, s.asked_steps, s.plan.steps_per_epoch)
 
 
 def step_scheduler(s: Session) -> None:
     "Step the task's own scheduler. Where fp16 skipped an update, torch takes this for a wrong order and warns."
     import warnings
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         s.scheduler.step()
@@ -128,13 +197,18 @@ def step_scheduler(s: Session) -> None:
 
 def set_lr(s: Session, factor: float) -> None:
     "Give every parameter group its base rate times `factor`."
-    for group, base in zip(s.optimizer.param_groups, s.base_lrs): group["lr"] = base * factor * s.progress.lr_scale
+    for group, base in zip(s.optimizer.param_groups, s.base_lrs):
+        group["lr"] = base * factor * s.progress.lr_scale
 
 # %% ../../nbs/40_training/08_loop.ipynb #9b68a2c0
 def next_due(s: Session) -> int:
     "The next optimizer step at which something is due by count."
     p, c = s.progress, s.config
-    every = [c.trainer.log_every_n_steps, c.trainer.check_val_every_n_steps, c.checkpoint.every_n_steps if c.checkpoint.enabled else None]
+    every = [
+        c.trainer.log_every_n_steps,
+        c.trainer.check_val_every_n_steps,
+        c.checkpoint.every_n_steps if c.checkpoint.enabled else None,
+    ]
     steps = [(p.step // n + 1) * n for n in every if n] + [p.step + s.plan.steps_per_epoch - p.window, s.total_steps]
     return min(steps)
 
@@ -143,20 +217,29 @@ def look_around(s: Session, now: float) -> None:
     "Five times a second, and where something is due: does anything ask for a stop, or for a checkpoint by the clock? Rank 0 puts it on the agenda."
     s.look_at, pulse = now + 0.2, s.context.pulse
     wish = int(s.stop_asked())
-    if pulse.rank == 0: set_end(pulse.board, kill_at(s.budget))
+    if pulse.rank == 0:
+        set_end(pulse.board, kill_at(s.budget))
     if s.context.is_main:
-        if s.budget.should_stop(): wish |= TIME
-        if save_wanted(s, now): wish |= SAVE
-    if not s.context.together: s.wish |= wish  # said at the next log point
-    elif not s.context.is_main: raise_flag(pulse, wish)
-    elif wish := wish | asked(pulse.board): announce(pulse, s.progress.step, wish)
+        if s.budget.should_stop():
+            wish |= TIME
+        if save_wanted(s, now):
+            wish |= SAVE
+    if not s.context.together:
+        s.wish |= wish  # said at the next log point
+    elif not s.context.is_main:
+        raise_flag(pulse, wish)
+    elif wish := wish | asked(pulse.board):
+        announce(pulse, s.progress.step, wish)
 
 
 def answer_wish(s: Session) -> None:
     "Tell that the checkpoint that a person asked for is there, by removing the file that asked for it."
-    if not s.context.is_main: return
-    with contextlib.suppress(OSError): checkpoint_file(s.run_dir).unlink()
-    if not s.config.checkpoint.enabled: s.log.write("message", text="a checkpoint was asked for, and checkpoint.enabled=false: nothing was saved")
+    if not s.context.is_main:
+        return
+    with contextlib.suppress(OSError):
+        checkpoint_file(s.run_dir).unlink()
+    if not s.config.checkpoint.enabled:
+        s.log.write("message", text="a checkpoint was asked for, and checkpoint.enabled=false: nothing was saved")
 
 
 def evaluation_due(s: Session) -> bool:
@@ -170,13 +253,19 @@ def evaluation_due(s: Session) -> bool:
 def stops_early(s: Session) -> tuple[str, str] | None:
     "The end of a run that no longer improves."
     stopping, bad = s.config.early_stopping, s.progress.bad_evals
-    return ("early_stopped", f"{s.monitor} did not improve in {bad} evaluations") if stopping.enabled and bad >= stopping.patience else None
+    return (
+        ("early_stopped", f"{s.monitor} did not improve in {bad} evaluations")
+        if stopping.enabled and bad >= stopping.patience
+        else None
+    )
 
 
 def make_up(s: Session) -> tuple[str, str] | None:
     "The evaluation that was due at the step a run goes on from, where it broke, or there was no time for it."
-    if s.progress.step == 0 or not evaluation_due(s) or not time_for(s, "eval"): return None
-    if run_evaluation(s): save(s, best=True)
+    if s.progress.step == 0 or not evaluation_due(s) or not time_for(s, "eval"):
+        return None
+    if run_evaluation(s):
+        save(s, best=True)
     return stops_early(s)
 
 
@@ -186,22 +275,42 @@ def at_step_edge(s: Session) -> tuple[str, str] | None:
     last, epoch_end = p.step >= s.total_steps, p.window == 0
     agenda = agreed(s.context.pulse, p.step)
     if p.step % c.trainer.log_every_n_steps == 0 or last:
-        if (ending := log_step(s)) is not None: return ending
+        if (ending := log_step(s)) is not None:
+            return ending
         agenda, s.agenda = agenda | s.agenda, 0
-    if agenda & HURRY: hurry(s.budget, parse_duration(c.watchdog.after_sigterm))
+    if agenda & HURRY:
+        hurry(s.budget, parse_duration(c.watchdog.after_sigterm))
     wants = evaluation_due(s)
-    if last and not all_finite(s.params): return answer_nan(s, math.nan, s.bad)
+    if last and not all_finite(s.params):
+        return answer_nan(s, math.nan, s.bad)
     improved = run_evaluation(s) if wants and time_for(s, "eval") else False
     agenda |= s.broken_off
-    if s.broken_off & HURRY: hurry(s.budget, parse_duration(c.watchdog.after_sigterm))
-    if improved or agenda & (SAVE | SAVE_NOW) or save_due(s, epoch_end) or last: save(s, best=improved, last=last or bool(agenda & SAVE_NOW))
-    if agenda & SAVE_NOW: answer_wish(s)
-    if last: return None
-    if (ending := stops_early(s)) is not None: return ending
-    if agenda & STOP: return "interrupted", "the system asked this process to end (SIGTERM)" if agenda & HURRY else "a stop was asked for"
-    if agenda & TIME or wants and p.eval_step != p.step: return "out_of_time", f"the time is up: {told(s.budget)}"
-    if epoch_end and c.watchdog.whole_epochs and not time_for(s, "epoch", epoch_s := s.plan.steps_per_epoch * step_cost(s)):
-        return "out_of_time", f"an epoch takes {short_time(epoch_s)}, which is more than training may still use: {told(s.budget)}"
+    if s.broken_off & HURRY:
+        hurry(s.budget, parse_duration(c.watchdog.after_sigterm))
+    if improved or agenda & (SAVE | SAVE_NOW) or save_due(s, epoch_end) or last:
+        save(s, best=improved, last=last or bool(agenda & SAVE_NOW))
+    if agenda & SAVE_NOW:
+        answer_wish(s)
+    if last:
+        return None
+    if (ending := stops_early(s)) is not None:
+        return ending
+    if agenda & STOP:
+        return (
+            "interrupted",
+            "the system asked this process to end (SIGTERM)" if agenda & HURRY else "a stop was asked for",
+        )
+    if agenda & TIME or wants and p.eval_step != p.step:
+        return "out_of_time", f"the time is up: {told(s.budget)}"
+    if (
+        epoch_end
+        and c.watchdog.whole_epochs
+        and not time_for(s, "epoch", epoch_s := s.plan.steps_per_epoch * step_cost(s))
+    ):
+        return (
+            "out_of_time",
+            f"an epoch takes {short_time(epoch_s)}, which is more than training may still use: {told(s.budget)}",
+        )
     return None
 
 # %% ../../nbs/40_training/08_loop.ipynb #23a2fc04
@@ -209,28 +318,48 @@ def log_step(s: Session) -> tuple[str, str] | None:
     "Write a log point: the mean loss since the last one, the rate, the speed. Ends the run where the loss is not finite."
     p, i, pace_s = s.progress, s.interval, s.pace.quantile(0.99)
     steps = p.step - i["step"]
-    if steps == 0: return None
+    if steps == 0:
+        return None
     loss = float(i["loss"])  # on a GPU the one place where the host waits for the device
     seconds = max(1e-9, time.monotonic() - i["began"] - i["paused_s"])
     usable = usable_s(s.budget)
-    rows = s.context.gather_numbers([loss / s.context.world_size, *device_load(s, seconds), float(s.wish), -1.0 if usable is None else usable, step_cost(s)])
+    rows = s.context.gather_numbers(
+        [
+            loss / s.context.world_size,
+            *device_load(s, seconds),
+            float(s.wish),
+            -1.0 if usable is None else usable,
+            step_cost(s),
+        ]
+    )
     skipped, s.skipped = int(s.skipped), 0
     loss = sum(row[0] for row in rows) / max(1, steps - skipped)
-    if not math.isfinite(loss): return answer_nan(s, loss, next(filter(None, s.context.gather(s.bad)), None))
-    if skipped and (ending := tell_skipped(s, skipped, steps)): return ending
-    for row in rows: s.agenda |= int(row[3])
+    if not math.isfinite(loss):
+        return answer_nan(s, loss, next(filter(None, s.context.gather(s.bad)), None))
+    if skipped and (ending := tell_skipped(s, skipped, steps)):
+        return ending
+    for row in rows:
+        s.agenda |= int(row[3])
     s.wish = 0
     s.context.pulse.pace(pace_s)
     s.budget.observe("step", s.pace.quantile(0.95))
-    if usable is not None and p.step < s.total_steps: plan_anew(s, *rows[0][4:])
-    point = {"epoch": round(p.epoch + p.window / s.plan.steps_per_epoch, 4), "loss": loss, "lr": s.optimizer.param_groups[0]["lr"],
-             "samples_per_s": round(i["samples"] / seconds, 1)}
-    if s.context.device.type == "cuda": point["gpu_gib"] = max(row[1] for row in rows)
+    if usable is not None and p.step < s.total_steps:
+        plan_anew(s, *rows[0][4:])
+    point = {
+        "epoch": round(p.epoch + p.window / s.plan.steps_per_epoch, 4),
+        "loss": loss,
+        "lr": s.optimizer.param_groups[0]["lr"],
+        "samples_per_s": round(i["samples"] / seconds, 1),
+    }
+    if s.context.device.type == "cuda":
+        point["gpu_gib"] = max(row[1] for row in rows)
     s.trackers.log(p.step, point)
     if len(rows) > 1:
         point["ranks"] = [{"memory_gib": row[1], "busy": row[2]} for row in rows]
         _, memory_gib, busy, *_ = rows[s.context.rank]
-        print(f"step {p.step}: {memory_gib:.2f} GiB" + (f", busy {busy:.0%}" if busy >= 0 else ""), flush=True)  # into logs/rank-N.log
+        print(
+            f"step {p.step}: {memory_gib:.2f} GiB" + (f", busy {busy:.0%}" if busy >= 0 else ""), flush=True
+        )  # into logs/rank-N.log
     s.log.write("step", step=p.step, **point)
     if (now := time.monotonic()) - s.budget_at >= 60 and usable is not None:
         s.budget_at = now
@@ -243,17 +372,25 @@ def device_load(s: Session, seconds: float) -> tuple[float, float]:
     "This rank's memory in GiB (peak on a GPU, resident on a CPU), and how busy its device was (0 to 1); -1 where nobody knows."
     if s.context.device.type == "cuda":
         import torch
-        try: busy = torch.cuda.utilization(s.context.device) / 100
-        except Exception: busy = -1.0  # NVML's Python package is not there
+
+        try:
+            busy = torch.cuda.utilization(s.context.device) / 100
+        except Exception:
+            busy = -1.0  # NVML's Python package is not there
         return round(torch.cuda.max_memory_allocated() / 2**30, 3), busy
-    if s.context.world_size == 1: return -1.0, -1.0
+    if s.context.world_size == 1:
+        return -1.0, -1.0
     import psutil
-    return round(psutil.Process().memory_info().rss / 2**30, 3), round((time.process_time() - s.interval["busy_s"]) / seconds, 2)
+
+    return round(psutil.Process().memory_info().rss / 2**30, 3), round(
+        (time.process_time() - s.interval["busy_s"]) / seconds, 2
+    )
 
 # %% ../../nbs/40_training/08_loop.ipynb #23a2fc05
 def same_buffers(s: Session) -> None:
     "Give every rank rank 0's buffers, such as the running statistics of batch norm: they are what a checkpoint holds."
-    if s.context.world_size > 1: same_on_all_ranks(s.context.unwrap(s.model).buffers())
+    if s.context.world_size > 1:
+        same_on_all_ranks(s.context.unwrap(s.model).buffers())
 
 
 def run_evaluation(s: Session, heed: int = STOP | HURRY) -> bool:
@@ -268,35 +405,57 @@ def run_evaluation(s: Session, heed: int = STOP | HURRY) -> bool:
         asked_for |= int(s.stop_asked()) & heed
         return asked_for > 0 or s.budget.ends is not None and not fits(s.budget, "eval", 0.0)
 
-    with ema_weights(s): metrics = evaluate(s.task, s.context.plain(s.model), s.valid, s.context, over)
+    with ema_weights(s):
+        metrics = evaluate(s.task, s.context.plain(s.model), s.valid, s.context, over)
     s.context.pulse.beat("training")
     seconds = time.monotonic() - began
     s.interval["paused_s"] += seconds
     s.broken_off = 0
     if metrics is None:
-        for code in s.context.gather(asked_for): s.broken_off |= code
+        for code in s.context.gather(asked_for):
+            s.broken_off |= code
         why = "a stop was asked for" if s.broken_off else "the time is up"
         s.log.write("message", text=f"the evaluation at step {p.step} was stopped after {short_time(seconds)}: {why}")
         return False
     p.metrics, p.eval_step = metrics, p.step
     s.budget.observe("eval", seconds)
     if s.monitor not in p.metrics:
-        s.log.write("message", text=f"checkpoint.monitor={s.monitor} is not among {', '.join(p.metrics)}; val_loss is used")
+        s.log.write(
+            "message", text=f"checkpoint.monitor={s.monitor} is not among {', '.join(p.metrics)}; val_loss is used"
+        )
         s.monitor, s.mode = "val_loss", "min"
     value, delta = p.metrics[s.monitor], s.config.early_stopping.min_delta
     sign = 1 if s.mode == "max" else -1
     better = math.isfinite(value) and (p.best_value is None or sign * (value - p.best_value) > 0)
     enough = math.isfinite(value) and (p.counted_value is None or sign * (value - p.counted_value) > delta)
-    if enough: p.counted_value = value
-    if better: p.best_value, p.best_step, p.best_metrics = value, p.step, dict(p.metrics)
+    if enough:
+        p.counted_value = value
+    if better:
+        p.best_value, p.best_step, p.best_metrics = value, p.step, dict(p.metrics)
     p.bad_evals = 0 if enough else p.bad_evals + 1
-    s.log.write("eval", step=p.step, epoch=round(p.epoch + p.window / s.plan.steps_per_epoch, 4), metrics=p.metrics, best=better, seconds=round(seconds, 3))
+    s.log.write(
+        "eval",
+        step=p.step,
+        epoch=round(p.epoch + p.window / s.plan.steps_per_epoch, 4),
+        metrics=p.metrics,
+        best=better,
+        seconds=round(seconds, 3),
+    )
     s.trackers.log(p.step, p.metrics)
     return better
 
 # %% ../../nbs/40_training/08_loop.ipynb #23a2fc06
-def train_run(task: Any, config: Config, context: RunContext, run_dir: Path, budget: Budget, stop_asked: Callable[[], bool],
-              resume: bool = False, again: str | None = None, logs: Path | None = None) -> tuple[str, str]:
+def train_run(
+    task: Any,
+    config: Config,
+    context: RunContext,
+    run_dir: Path,
+    budget: Budget,
+    stop_asked: Callable[[], bool],
+    resume: bool = False,
+    again: str | None = None,
+    logs: Path | None = None,
+) -> tuple[str, str]:
     """Train in this process and write the run's folder: (status, reason). Every end but a wrong request returns.
 
     `again`: why the launcher starts this run once more. `logs`: where tracebacks go; the run's logs/ by default. Rank 0 writes; a rank that breaks leaves its traceback in logs/, and the
@@ -311,11 +470,17 @@ def train_run(task: Any, config: Config, context: RunContext, run_dir: Path, bud
             s = prepare(task, config, context, run_dir, log, budget, stop_asked)
             notes = [again] * bool(again) + (restore_session(s) if resume else [])
             write_start(s, resume or bool(again), notes)
-            s.trackers = start_trackers(config, run_dir, lambda text: log.write("message", text=text), context.is_main,
-                                        s.progress.step if resume else None)
+            s.trackers = start_trackers(
+                config,
+                run_dir,
+                lambda text: log.write("message", text=text),
+                context.is_main,
+                s.progress.step if resume else None,
+            )
             status, reason = train_loop(s)
         except RequestError:
-            if s is not None: s.trackers.close(failed=True)
+            if s is not None:
+                s.trackers.close(failed=True)
             raise
         except (Exception, SystemExit) as error:  # a task that calls exit() must not take the notebook along
             leave_traceback(context, logs or run_dir / "logs")
@@ -326,7 +491,14 @@ def train_run(task: Any, config: Config, context: RunContext, run_dir: Path, bud
         if s is not None:
             end_saving(s)
             log.write("budget", left_s=budget.left_s(), reserve_s=budget.reserve_s(), held=held_back(budget))
-        if not alone: log.write("end", status=status, reason=reason, step=s.progress.step if s else 0, metrics=s.progress.metrics if s else {})
+        if not alone:
+            log.write(
+                "end",
+                status=status,
+                reason=reason,
+                step=s.progress.step if s else 0,
+                metrics=s.progress.metrics if s else {},
+            )
         context.pulse.beat("ending")
         if s is not None:
             end_mirror(s)
@@ -338,6 +510,7 @@ def train_run(task: Any, config: Config, context: RunContext, run_dir: Path, bud
 def leave_traceback(context: RunContext, logs: Path) -> None:
     "Tell the other ranks, and keep the error that is being handled in error-rank-N.txt."
     import traceback
+
     raise_flag(context.pulse, FAILED)
     with contextlib.suppress(OSError):
         logs.mkdir(exist_ok=True)
@@ -348,8 +521,11 @@ def leave_traceback(context: RunContext, logs: Path) -> None:
 class Silent:
     "The event log of a rank that does not write."
 
-    def write(self, type: str, **fields: Any) -> None: pass
-    def close(self) -> None: pass
+    def write(self, type: str, **fields: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 # %% ../../nbs/40_training/08_loop.ipynb #23a2fc07
 def finish(s: Session, status: str, alone: bool = False, logs: Path | None = None) -> bool:
@@ -358,26 +534,38 @@ def finish(s: Session, status: str, alone: bool = False, logs: Path | None = Non
     False where the task's own code failed once more on a rank of several: the others then wait for it in vain.
     """
     p = s.progress
-    planned, interval = replace(p), dict(s.interval)  # a run that goes on has not seen what comes now: only the stop asks for it
+    planned, interval = (
+        replace(p),
+        dict(s.interval),
+    )  # a run that goes on has not seen what comes now: only the stop asks for it
     try:
         if status == "failed" and s.edge is None and p.saved_step != p.step:
-            s.log.write("message", text=f"the run broke in the middle of an update after step {p.step}, which is not saved")
+            s.log.write(
+                "message", text=f"the run broke in the middle of an update after step {p.step}, which is not saved"
+            )
             return True
-        save(s, alone=alone, last=True)  # first: what comes now may fail, and none of it belongs to the run that goes on
-        if status != "failed": log_step(s)
-        if status == "failed" or s.valid is None or p.eval_step == p.step: return True
-        if s.broken_off & STOP: return True
+        save(
+            s, alone=alone, last=True
+        )  # first: what comes now may fail, and none of it belongs to the run that goes on
+        if status != "failed":
+            log_step(s)
+        if status == "failed" or s.valid is None or p.eval_step == p.step:
+            return True
+        if s.broken_off & STOP:
+            return True
         if not time_for(s, "eval"):
             s.log.write("message", text="there is no time for a last evaluation")
             return True
         improved = run_evaluation(s, heed=0 if s.budget.hurried else HURRY)
-        if p.eval_step != p.step: return True
+        if p.eval_step != p.step:
+            return True
         planned.saved_step = p.saved_step
         s.progress, s.interval, now = planned, interval, s.interval
         save(s, best=improved, last=True)
         s.progress, s.interval = p, now
     except Exception as error:  # the end has to be written
         s.log.write("message", text=f"at the end: {type(error).__name__}: {error}")
-        if s.context.world_size > 1 and not alone: leave_traceback(s.context, logs or s.run_dir / "logs")
+        if s.context.world_size > 1 and not alone:
+            leave_traceback(s.context, logs or s.run_dir / "logs")
         return s.context.world_size == 1
     return True

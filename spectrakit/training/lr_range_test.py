@@ -30,6 +30,7 @@ from ..watchdog.budget import Budget, kill_at
 @dataclass(frozen=True)
 class Sweep:
     "The learning rates of a range test: `steps` of them, from `lowest` to `highest`, each the same factor above the one before."
+
     lowest: float = 1e-7
     highest: float = 1.0
     steps: int = 100
@@ -54,19 +55,23 @@ class Smoothed:
         self.count += 1
         self._sum = self.weight * self._sum + (1 - self.weight) * loss
         value = self._sum / (1 - self.weight**self.count)
-        if self.count == SURE: self.first = value
-        if self.count >= SURE: self.best = min(self.best, value)
+        if self.count == SURE:
+            self.first = value
+        if self.count >= SURE:
+            self.best = min(self.best, value)
         return value
 
     def risen(self, value: float) -> bool:
         "Whether `value`, the average now, is so far above the best one that nothing good can come any more."
-        if self.count <= SURE: return False
+        if self.count <= SURE:
+            return False
         return value > (4 * self.best if self.best > 0 else self.best + 3 * max(abs(self.best), self.first - self.best))
 
 # %% ../../nbs/40_training/10_lr_range_test.ipynb #fea97f01
 @dataclass(frozen=True)
 class Unit:
     "What a sweep's rates are rates of: `value` as the optimizer has it now; `follows`: it is optimizer.lr that the optimizer goes by."
+
     value: float
     follows: bool
 
@@ -74,20 +79,27 @@ class Unit:
 def unit_of(s: Session) -> Unit:
     "The rate that the sweep sets. RequestError where the optimizer has none."
     rates = s.base_lrs
-    if not all(isinstance(rate, (int, float)) or getattr(rate, "numel", lambda: 0)() == 1 for rate in rates) or not any(float(r) > 0 for r in rates):
-        raise RequestError(f"The optimizer of {type(s.task).__name__} has no learning rate to vary: its groups have "
-                           f"{', '.join(map(str, rates))}. Give it one, such as lr=cfg.optimizer.lr.")
+    if not all(isinstance(rate, (int, float)) or getattr(rate, "numel", lambda: 0)() == 1 for rate in rates) or not any(
+        float(r) > 0 for r in rates
+    ):
+        raise RequestError(
+            f"The optimizer of {type(s.task).__name__} has no learning rate to vary: its groups have "
+            f"{', '.join(map(str, rates))}. Give it one, such as lr=cfg.optimizer.lr."
+        )
     asked = s.config.optimizer.lr
-    if _follows(s, [float(rate) for rate in rates]): return Unit(asked, True)
+    if _follows(s, [float(rate) for rate in rates]):
+        return Unit(asked, True)
     return Unit(float(rates[0]) or max(map(float, rates)), False)
 
 
 def _follows(s: Session, rates: list[float]) -> bool:
     "Whether twice optimizer.lr makes each of the optimizer's `rates` twice what it is."
-    if not callable(getattr(s.task, "optimizer", None)): return True
+    if not callable(getattr(s.task, "optimizer", None)):
+        return True
     twice = replace(s.config, optimizer=replace(s.config.optimizer, lr=2 * s.config.optimizer.lr))
     other = s.task.optimizer(s.context.unwrap(s.model), twice)
-    if other is None: return True
+    if other is None:
+        return True
     found = [group["lr"] for group in other.param_groups]
     return len(found) == len(rates) and all(math.isclose(float(f), 2 * r, rel_tol=1e-6) for f, r in zip(found, rates))
 
@@ -97,33 +109,50 @@ def range_loop(s: Session, sweep: Sweep, unit: Unit) -> tuple[str, str, str]:
 
     `why` it ended: end, risen, not finite, stop or time. A small data set is read again and again, each time in another order.
     """
-    p, optimizer, scaler, ranks, clip = s.progress, s.optimizer, s.context.scaler, s.context.world_size, s.config.trainer.gradient_clip_val
+    p, optimizer, scaler, ranks, clip = (
+        s.progress,
+        s.optimizer,
+        s.context.scaler,
+        s.context.world_size,
+        s.config.trainer.gradient_clip_val,
+    )
     exchange, curve = s.context.gradient_sync(s.model), Smoothed(sweep.steps)
     s.model.train()
     s.context.pulse.begin(0)
     while True:
         began, loss, weight = time.monotonic(), 0.0, None
         for batch in s.train.epoch(p.epoch):
-            if exchange is not None: exchange(batch.last)  # gradients travel once a step
-            result, share = s.task.loss(s.model, batch.data), batch.window_samples / ranks  # DDP takes the mean over ranks
+            if exchange is not None:
+                exchange(batch.last)  # gradients travel once a step
+            result, share = (
+                s.task.loss(s.model, batch.data),
+                batch.window_samples / ranks,
+            )  # DDP takes the mean over ranks
             s.context.pulse.part()
             if isinstance(result, tuple):  # (sum, weight): the window's weight is known at its end
                 total, own = result if batch.samples else (result[0] * 0, result[1] * 0)
                 part, weight = total / share, own if weight is None else weight + own
-            else: part = result * (batch.samples / share)
+            else:
+                part = result * (batch.samples / share)
             (part if scaler is None else scaler.scale(part)).backward()
             loss += part.item()
-            if not batch.last: continue
+            if not batch.last:
+                continue
 
-            if weight is not None: loss *= float(scale_gradients(s, batch.window_samples, weight))
+            if weight is not None:
+                loss *= float(scale_gradients(s, batch.window_samples, weight))
             rate = sweep.rate(p.step)
-            if (ending := look(s, sweep, curve, rate, loss)) is not None: return ending
+            if (ending := look(s, sweep, curve, rate, loss)) is not None:
+                return ending
             if clip is not None:
-                if scaler is not None: scaler.unscale_(optimizer)
+                if scaler is not None:
+                    scaler.unscale_(optimizer)
                 gradient_norm_clip(s.params, clip)
             set_lr(s, rate / unit.value)
-            if scaler is None: optimizer.step()
-            else: scaler.step(optimizer), scaler.update()
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer), scaler.update()
             optimizer.zero_grad()
             p.step += 1
             s.pace.add(time.monotonic() - began)
@@ -135,20 +164,26 @@ def range_loop(s: Session, sweep: Sweep, unit: Unit) -> tuple[str, str, str]:
 def look(s: Session, sweep: Sweep, curve: Smoothed, rate: float, loss: float) -> tuple[str, str, str] | None:
     "Write down the `loss` that was met at `rate`; (status, why, reason) where the sweep ends with it, on all ranks alike."
     p, pulse = s.progress, s.context.pulse
-    if pulse.rank == 0: set_end(pulse.board, kill_at(s.budget))
+    if pulse.rank == 0:
+        set_end(pulse.board, kill_at(s.budget))
     pulse.pace(s.pace.quantile(0.99))
     s.budget.observe("step", s.pace.quantile(0.95))
     wish = int(s.stop_asked()) & STOP | (TIME if s.context.is_main and s.budget.should_stop() else 0)
     rows = s.context.gather_numbers([loss / s.context.world_size, float(wish)])
     loss = sum(row[0] for row in rows)
-    for row in rows: wish |= int(row[1])
+    for row in rows:
+        wish |= int(row[1])
     where = f"at a learning rate of {rate:.2g}, in step {p.step + 1} of {sweep.steps}"
-    if not math.isfinite(loss): return "completed", "not finite", f"the loss became {loss} {where}"
+    if not math.isfinite(loss):
+        return "completed", "not finite", f"the loss became {loss} {where}"
     smoothed = curve.add(loss)
     s.log.write("step", step=p.step + 1, epoch=p.epoch, lr=rate, loss=loss, smoothed=smoothed)
-    if curve.risen(smoothed): return "completed", "risen", f"the loss had risen far above its best {where}"
-    if p.step + 1 == sweep.steps: return "completed", "end", f"all {sweep.steps} steps done"
-    if wish & STOP: return "interrupted", "stop", f"a stop was asked for {where}"
+    if curve.risen(smoothed):
+        return "completed", "risen", f"the loss had risen far above its best {where}"
+    if p.step + 1 == sweep.steps:
+        return "completed", "end", f"all {sweep.steps} steps done"
+    if wish & STOP:
+        return "interrupted", "stop", f"a stop was asked for {where}"
     return ("out_of_time", "time", f"the time was up {where}") if wish & TIME else None
 
 # %% ../../nbs/40_training/10_lr_range_test.ipynb #483a4b5e
@@ -157,16 +192,32 @@ class _Kept:
 
     def __init__(self, model: Any):
         import torch
-        self.modules = [(m, {k: (v, v.copy() if type(v) in (dict, OrderedDict, set, list) else None) for k, v in vars(m).items()}) for m in model.modules()]
-        tensors = {id(t): t for t in (*model.parameters(), *model.buffers()) if not torch.nn.parameter.is_lazy(t)}.values()
-        self.tensors = [(t, t.requires_grad, t.grad, [(each, each.data, each.detach().clone()) for each in (t, t.grad) if each is not None]) for t in tensors]
+
+        self.modules = [
+            (m, {k: (v, v.copy() if type(v) in (dict, OrderedDict, set, list) else None) for k, v in vars(m).items()})
+            for m in model.modules()
+        ]
+        tensors = {
+            id(t): t for t in (*model.parameters(), *model.buffers()) if not torch.nn.parameter.is_lazy(t)
+        }.values()
+        self.tensors = [
+            (
+                t,
+                t.requires_grad,
+                t.grad,
+                [(each, each.data, each.detach().clone()) for each in (t, t.grad) if each is not None],
+            )
+            for t in tensors
+        ]
 
     def restore(self) -> None:
         "Put everything back into the same objects."
         import torch
+
         for module, attributes in self.modules:
             for value, copy in attributes.values():
-                if copy is not None: value.clear(), (value.extend if isinstance(value, list) else value.update)(copy)
+                if copy is not None:
+                    value.clear(), (value.extend if isinstance(value, list) else value.update)(copy)
             vars(module).clear()
             vars(module).update({name: value for name, (value, _) in attributes.items()})
         with torch.no_grad():
@@ -175,7 +226,8 @@ class _Kept:
                 for each, data, bits in parts:
                     each.data = data  # where it was, on its own device
                     data.copy_(bits)
-                if tensor.is_leaf: tensor.requires_grad_(wanted)
+                if tensor.is_leaf:
+                    tensor.requires_grad_(wanted)
                 tensor.grad = grad
 
 
@@ -183,14 +235,26 @@ class _Kept:
 def untouched(task: Any) -> Iterator[Callable[[Any], None]]:
     "What happens to `task`, and to the models that the function is told of, within this block is taken back at its end."
     attributes, kept = dict(getattr(task, "__dict__", {})), []
-    try: yield lambda model: kept.append(_Kept(model))
+    try:
+        yield lambda model: kept.append(_Kept(model))
     finally:
-        for one in kept: one.restore()
-        if hasattr(task, "__dict__"): vars(task).clear(), vars(task).update(attributes)
+        for one in kept:
+            one.restore()
+        if hasattr(task, "__dict__"):
+            vars(task).clear(), vars(task).update(attributes)
 
 # %% ../../nbs/40_training/10_lr_range_test.ipynb #362501a6
-def range_run(task: Any, config: Config, context: RunContext, folder: Path, budget: Budget, stop_asked: Callable[[], int], sweep: Sweep,
-              inline: bool = False, logs: Path | None = None) -> tuple[str, str]:
+def range_run(
+    task: Any,
+    config: Config,
+    context: RunContext,
+    folder: Path,
+    budget: Budget,
+    stop_asked: Callable[[], int],
+    sweep: Sweep,
+    inline: bool = False,
+    logs: Path | None = None,
+) -> tuple[str, str]:
     """Sweep the learning rate in this process; the first process of each machine writes events.jsonl in `folder`: (status, reason).
 
     `inline`: the task and its model are a person's own objects, each process has a folder of its own. `logs`: where tracebacks go.
@@ -199,7 +263,7 @@ def range_run(task: Any, config: Config, context: RunContext, folder: Path, budg
     log, broken = EventLog(folder / "events.jsonl") if inline or context.pulse.rank == 0 else Silent(), False
     context.pulse.beat("preparing")
     kept = inline and context.strategy != "fsdp"  # what FSDP has cut up is nobody's model any more
-    with repeatable(config.trainer.deterministic), (untouched(task) if kept else contextlib.nullcontext()) as keep:
+    with repeatable(config.trainer.deterministic), untouched(task) if kept else contextlib.nullcontext() as keep:
         try:
             s = prepare(task, config, context, folder, log, budget, stop_asked, training_only=True, made=keep)
             unit = unit_of(s)
@@ -211,7 +275,8 @@ def range_run(task: Any, config: Config, context: RunContext, folder: Path, budg
         except (Exception, SystemExit) as error:
             leave_traceback(context, logs or folder / "logs")
             status, why, reason, broken = "failed", "error", masked(f"{type(error).__name__}: {error}"), True
-    if not (broken and context.world_size > 1): log.write("end", status=status, why=why, reason=reason)
+    if not (broken and context.world_size > 1):
+        log.write("end", status=status, why=why, reason=reason)
     context.pulse.beat("ending")
     log.close()
     return status, BROKEN + reason if broken and context.world_size > 1 else reason
@@ -220,7 +285,22 @@ def range_run(task: Any, config: Config, context: RunContext, folder: Path, budg
 def write_sweep(s: Session, sweep: Sweep, unit: Unit) -> None:
     "Say in the log what is going to be done, and with what."
     plan, c = s.plan, s.context
-    s.log.write("start", task=(s.config.task.get("name") or type(s.task).__name__).rpartition(":")[2], lowest=sweep.lowest, highest=sweep.highest, total_steps=sweep.steps,
-                follows=unit.follows, unit=unit.value, groups=len(s.base_lrs), device=str(c.device), mixed_precision=c.mixed_precision, reasons=c.reasons,
-                train_samples=plan.samples, steps_per_epoch=plan.steps_per_epoch, effective_batch_size=plan.effective_batch_size,
-                micro_batch_size=plan.micro_batch_size, gradient_accumulation_steps=plan.gradient_accumulation_steps, world_size=plan.world_size)
+    s.log.write(
+        "start",
+        task=(s.config.task.get("name") or type(s.task).__name__).rpartition(":")[2],
+        lowest=sweep.lowest,
+        highest=sweep.highest,
+        total_steps=sweep.steps,
+        follows=unit.follows,
+        unit=unit.value,
+        groups=len(s.base_lrs),
+        device=str(c.device),
+        mixed_precision=c.mixed_precision,
+        reasons=c.reasons,
+        train_samples=plan.samples,
+        steps_per_epoch=plan.steps_per_epoch,
+        effective_batch_size=plan.effective_batch_size,
+        micro_batch_size=plan.micro_batch_size,
+        gradient_accumulation_steps=plan.gradient_accumulation_steps,
+        world_size=plan.world_size,
+    )

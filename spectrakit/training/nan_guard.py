@@ -22,7 +22,8 @@ def bad_loss(s: Session, value: float, data: Any) -> tuple[str, str] | None:
     "A loss that is not finite is answered here in a run of one process. A rank of several goes on until all have seen it, at a log point."
     where = find_non_finite(data)
     s.bad = s.bad or (where and (f"on rank {s.context.rank}, " if s.context.world_size > 1 else "") + where)
-    if s.context.world_size > 1 or s.config.training.nan_policy == "skip": return None
+    if s.context.world_size > 1 or s.config.training.nan_policy == "skip":
+        return None
     return answer_nan(s, value, where)
 
 
@@ -34,18 +35,23 @@ def answer_nan(s: Session, value: float, where: str | None) -> tuple[str, str]:
 def not_finite(s: Session, value: float, where: str | None = None) -> tuple[str, str]:
     "The end of a run whose loss is not finite, with the likeliest cause and what to do."
     p = s.progress
-    cause = (f"{where}: clean the data" if where else
-             f"lower optimizer.lr (now {s.optimizer.param_groups[0]['lr']:.3g}) or set trainer.gradient_clip_val=1.0")
+    cause = (
+        f"{where}: clean the data"
+        if where
+        else f"lower optimizer.lr (now {s.optimizer.param_groups[0]['lr']:.3g}) or set trainer.gradient_clip_val=1.0"
+    )
     whole = written_step(s)
     kept = f" The checkpoint of step {whole} is from before it." if whole is not None and whole >= 0 else ""
-    if p.rollbacks: kept = f" It was rolled back {p.rollbacks} times.{kept}"
+    if p.rollbacks:
+        kept = f" It was rolled back {p.rollbacks} times.{kept}"
     s.log.write("nan", step=p.step, value=str(value))
     return "failed", f"The loss became {value} at optimizer step {p.step + 1} of epoch {p.epoch + 1}; {cause}.{kept}"
 
 # %% ../../nbs/40_training/07_nan_guard.ipynb #23a2fc02
 def written_step(s: Session) -> int | None:
     "The step of the newest checkpoint that is whole on disk, when all that was handed over is written; None where there is none. Rank 0 knows."
-    if not s.config.checkpoint.enabled or not s.context.is_main: return None
+    if not s.config.checkpoint.enabled or not s.context.is_main:
+        return None
     keeper = keeper_of(s)
     keeper.flush()
     return s.progress.saved_step if keeper.written_step is None else keeper.written_step
@@ -57,14 +63,21 @@ ROLLED_BACK = ("rolled back", "")  # an ending that is none
 def watch_buffers(s: Session) -> None:
     "Training begins: which buffers, such as running means, a bad step could spoil. Masks of infinities are none of them."
     import torch
-    found = {name: b for name, b in s.context.unwrap(s.model).named_buffers() if b.is_floating_point() and bool(torch.isfinite(b).all())}
+
+    found = {
+        name: b
+        for name, b in s.context.unwrap(s.model).named_buffers()
+        if b.is_floating_point() and bool(torch.isfinite(b).all())
+    }
     s.watched = list(found)
-    if s.config.training.nan_policy == "skip": s.kept = [(b, b.detach().clone()) for b in found.values()]
+    if s.config.training.nan_policy == "skip":
+        s.kept = [(b, b.detach().clone()) for b in found.values()]
 
 
 def _keep_buffers(s: Session, bad: Any) -> None:
     "After a bad step the buffers are what they were before it."
     import torch
+
     for now, before in s.kept or ():
         good = torch.where(bad.to(now.device), before, now)
         now.copy_(good), before.copy_(good)
@@ -73,24 +86,31 @@ def _keep_buffers(s: Session, bad: Any) -> None:
 def step_unless_bad(s: Session, loss: Any) -> Any:
     "Update the weights, unless the loss or a gradient is not finite on any rank; returns the loss, 0 for a step that was left out."
     import torch
+
     grads = [q.grad.to_local() if hasattr(q.grad, "to_local") else q.grad for q in s.params if q.grad is not None]
     size = torch.stack(torch._foreach_norm(grads)).sum() if grads else torch.zeros((), device=s.context.device)
     # the gradients of fp16 are scaled, and overflow now and then: that is the scaler's business
     bad = ~torch.isfinite(torch.as_tensor(loss) if s.context.scaler is not None else size + loss)
-    if s.context.world_size > 1: bad = s.context.reduce_tensor(bad.float()) > 0
+    if s.context.world_size > 1:
+        bad = s.context.reduce_tensor(bad.float()) > 0
     s.skipped = s.skipped + bad
-    with torch.no_grad(): _keep_buffers(s, bad)
+    with torch.no_grad():
+        _keep_buffers(s, bad)
     if (scaler := s.context.scaler) is not None:  # it looks at the gradients itself
         scaler.step(s.optimizer), scaler.update()
         return torch.where(bad, torch.zeros_like(loss), loss) if torch.is_tensor(loss) else 0.0 if bad else loss
     if s.context.device.type == "cpu":
-        if not bad: s.optimizer.step()
+        if not bad:
+            s.optimizer.step()
         return 0.0 if bad else loss
-    if getattr(s.optimizer, "_step_supports_amp_scaling", False) and all(g.get("fused") for g in s.optimizer.param_groups):
+    if getattr(s.optimizer, "_step_supports_amp_scaling", False) and all(
+        g.get("fused") for g in s.optimizer.param_groups
+    ):
         s.optimizer.found_inf = bad.float()
         s.optimizer.step()
         del s.optimizer.found_inf
-    elif not bad: s.optimizer.step()  # an optimizer of the task's own: it has to be asked
+    elif not bad:
+        s.optimizer.step()  # an optimizer of the task's own: it has to be asked
     return torch.where(bad, torch.zeros_like(loss), loss)
 
 
@@ -98,22 +118,36 @@ def roll_back(s: Session, value: float, where: str | None) -> tuple[str, str]:
     "Take all ranks back to the last checkpoint, with a smaller learning rate; the end of the run where that has been done often enough."
     p, c = s.progress, s.config.training
     times, scale, step = p.rollbacks + 1, p.lr_scale * c.rollback_lr_factor, p.step
-    if times > c.max_rollbacks: return not_finite(s, value, where)
+    if times > c.max_rollbacks:
+        return not_finite(s, value, where)
     s.context.pulse.beat("preparing")
     written_step(s)  # what was handed over counts
-    try: notes = restore_session(s)
-    except RequestError: return not_finite(s, value, where)  # nothing to go back to
+    try:
+        notes = restore_session(s)
+    except RequestError:
+        return not_finite(s, value, where)  # nothing to go back to
     change = scale / s.progress.lr_scale
     vars(p).update(vars(s.progress))  # the loop holds this one
     s.progress, p.rollbacks, p.lr_scale = p, times, scale
-    for group in s.optimizer.param_groups: group["lr"] = group["lr"] * change
-    if hasattr(s.scheduler, "base_lrs"): s.scheduler.base_lrs = [lr * change for lr in s.scheduler.base_lrs]
+    for group in s.optimizer.param_groups:
+        group["lr"] = group["lr"] * change
+    if hasattr(s.scheduler, "base_lrs"):
+        s.scheduler.base_lrs = [lr * change for lr in s.scheduler.base_lrs]
     s.optimizer.zero_grad()
     s.log.write("nan", step=step, value=str(value))
-    s.log.write("restart", step=p.step, epoch=p.epoch, notes=[*notes, f"the loss became {value} at step {step + 1}{f' ({where})' if where else ''}; back to "
-                f"step {p.step} with {scale:.3g} of the learning rate ({times} of {c.max_rollbacks})"])
+    s.log.write(
+        "restart",
+        step=p.step,
+        epoch=p.epoch,
+        notes=[
+            *notes,
+            f"the loss became {value} at step {step + 1}{f' ({where})' if where else ''}; back to "
+            f"step {p.step} with {scale:.3g} of the learning rate ({times} of {c.max_rollbacks})",
+        ],
+    )
     s.context.barrier()
-    if s.context.pulse.rank == 0: clear_agenda(s.context.pulse.board)
+    if s.context.pulse.rank == 0:
+        clear_agenda(s.context.pulse.board)
     s.context.pulse.begin(p.step)
     s.context.barrier()
     s.bad, s.skipped, s.agenda, s.wish, s.edge = None, 0, 0, 0, None
@@ -125,6 +159,9 @@ def tell_skipped(s: Session, skipped: int, steps: int) -> tuple[str, str] | None
     "Tell a person of updates that were left out; the end of the run where none has been made for long."
     where, s.bad = next(filter(None, s.context.gather(s.bad)), None), None
     s.log.write("nan", step=s.progress.step, value="nan", skipped=skipped)
-    tell_once(s, f"{skipped} of the last {steps} updates were left out, because the loss was not finite{f': {where}' if where else ''}")
+    tell_once(
+        s,
+        f"{skipped} of the last {steps} updates were left out, because the loss was not finite{f': {where}' if where else ''}",
+    )
     s.idle_steps = s.idle_steps + steps if skipped == steps else 0
     return not_finite(s, math.nan, where) if s.idle_steps >= min(50, s.total_steps) else None

@@ -25,21 +25,29 @@ def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, l
     RequestError where there is no whole checkpoint, or its weights do not fit.
     """
     path, notes = find_checkpoint(run_dir / "checkpoints", "BEST")
-    if path is None: raise RequestError(f"{run_dir.name} has no whole checkpoint. {' '.join(notes) or 'Train with checkpoint.enabled=true first.'}")
-    if notes: notes = [*notes, f"{path.name} is used in place of the best one"]
+    if path is None:
+        raise RequestError(
+            f"{run_dir.name} has no whole checkpoint. {' '.join(notes) or 'Train with checkpoint.enabled=true first.'}"
+        )
+    if notes:
+        notes = [*notes, f"{path.name} is used in place of the best one"]
     seed_everything(config.seed)
     model = task.model(config)
-    try: model.load_state_dict(load_weights(path))
+    try:
+        model.load_state_dict(load_weights(path))
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
-        raise RequestError(f"The weights of {path.name} do not fit the model of {type(task).__name__} ({reason}). Use the task that trained this run.") from None
+        raise RequestError(
+            f"The weights of {path.name} do not fit the model of {type(task).__name__} ({reason}). Use the task that trained this run."
+        ) from None
     return model.eval(), path.name, notes
 
 # %% ../../nbs/40_training/09_prediction.ipynb #23a2fc02
 def submission_table(task: Any, arrays: dict[str, Any]) -> Any:
     "What the task's `submission` makes of the predictions (an array, or the mapping of arrays), or the default table."
     outputs = {k: v for k, v in arrays.items() if k != "targets"}
-    if callable(getattr(task, "submission", None)): return task.submission(outputs["predictions"] if set(outputs) == {"predictions"} else outputs)
+    if callable(getattr(task, "submission", None)):
+        return task.submission(outputs["predictions"] if set(outputs) == {"predictions"} else outputs)
     columns: dict[str, Any] = {"index": range(len(next(iter(outputs.values()))))}
     for name, values in outputs.items():
         flat = values.reshape(len(values), -1)
@@ -50,14 +58,19 @@ def submission_table(task: Any, arrays: dict[str, Any]) -> Any:
 
 def table_text(table: Any) -> str:
     "A table as CSV text. RequestError for something that is no table, or whose columns differ in length."
-    if hasattr(table, "to_csv"): return table.to_csv(index=False)
+    if hasattr(table, "to_csv"):
+        return table.to_csv(index=False)
     if isinstance(table, dict):
         lengths = {k: len(v) for k, v in table.items()}
-        if len(set(lengths.values())) > 1: raise RequestError(f"The submission's columns have different lengths: {lengths}. Make them equal.")
+        if len(set(lengths.values())) > 1:
+            raise RequestError(f"The submission's columns have different lengths: {lengths}. Make them equal.")
         rows = [list(table), *zip(*table.values())]
     elif isinstance(table, list) and table and all(isinstance(row, dict) for row in table):
         rows = [list(table[0]), *([row.get(k, "") for k in table[0]] for row in table)]
-    else: raise RequestError(f"`submission` returned {type(table).__name__}. It has to return a pandas table, a mapping of columns, or a list of rows.")
+    else:
+        raise RequestError(
+            f"`submission` returned {type(table).__name__}. It has to return a pandas table, a mapping of columns, or a list of rows."
+        )
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -71,7 +84,9 @@ def write_table(table: Any, out: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, out)
     except OSError as error:
-        raise RequestError(f"{str(out)!r} cannot be written ({error.strerror}). The predictions are in the run's predictions.npz; choose another file.") from None
+        raise RequestError(
+            f"{str(out)!r} cannot be written ({error.strerror}). The predictions are in the run's predictions.npz; choose another file."
+        ) from None
 
 # %% ../../nbs/40_training/09_prediction.ipynb #23a2fc03
 def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context: RunContext) -> dict[str, Any] | None:
@@ -80,24 +95,32 @@ def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context
     Every rank predicts its share; rank 0 gets the arrays, the others None.
     """
     import torch
+
     collate = task.collate if callable(getattr(task, "collate", None)) else None
     batches = eval_batches(dataset, context.device, config, collate, rank=context.rank, world_size=context.world_size)
     mine: dict[int, dict] = {}
     with torch.inference_mode():
         for place, batch in enumerate(batches.epoch(0)):
             context.pulse.beat()
-            if batch.samples == 0: continue
+            if batch.samples == 0:
+                continue
             outputs = predict_batch(task, model, batch.data)
             outputs = outputs if isinstance(outputs, dict) else {"predictions": outputs}
-            if isinstance(batch.data, (tuple, list)) and len(batch.data) > 1: outputs = {**outputs, "targets": batch.data[-1]}
+            if isinstance(batch.data, (tuple, list)) and len(batch.data) > 1:
+                outputs = {**outputs, "targets": batch.data[-1]}
             # NumPy has no bf16
-            mine[place * context.world_size + context.rank] = {k: (v.float() if v.is_floating_point() else v).cpu() for k, v in outputs.items()}
+            mine[place * context.world_size + context.rank] = {
+                k: (v.float() if v.is_floating_point() else v).cpu() for k, v in outputs.items()
+            }
     together = context.gather_by_index(mine)
-    if together is None: return None
+    if together is None:
+        return None
     return {key: torch.cat([part[key] for part in together.values()]).numpy() for key in next(iter(together.values()))}
 
 
-def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, folder: Path, out: str | None) -> tuple[str, str]:
+def predict_run(
+    task: Any, config: Config, context: RunContext, run_dir: Path, folder: Path, out: str | None
+) -> tuple[str, str]:
     """Predict with the best checkpoint of `run_dir`, write `predictions.npz` to `folder` and, where `out` is given, the table.
 
     RequestError where there is no checkpoint or nothing to predict on.
@@ -109,20 +132,27 @@ def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, f
         has_test = callable(getattr(task, "test_dataset", None))
         dataset = task.test_dataset(config) if has_test else task.datasets(config)[1]
         if dataset is None or dataset_length(dataset, "test") == 0:
-            raise RequestError(f"{type(task).__name__} has nothing to predict on. Write `test_dataset(cfg)`, or return a validation set.")
+            raise RequestError(
+                f"{type(task).__name__} has nothing to predict on. Write `test_dataset(cfg)`, or return a validation set."
+            )
         model, name, notes = trained_model(task, config, run_dir)
         context.pulse.beat("predicting")
-        model = context.accelerator.prepare_model(model, evaluation_mode=True).eval()  # no gradients: nothing to wrap or to shard
+        model = context.accelerator.prepare_model(
+            model, evaluation_mode=True
+        ).eval()  # no gradients: nothing to wrap or to shard
         arrays = predict_dataset(task, model, dataset, config, context)
     if arrays is not None:
         save_arrays(folder / "predictions.npz", arrays)
-        if out is not None: write_table(submission_table(task, arrays), Path(out))
+        if out is not None:
+            write_table(submission_table(task, arrays), Path(out))
     return "completed", f"{len(dataset)} predictions from {name}" + "".join(f"; {note}" for note in notes)
 
 
 def save_arrays(path: Path, arrays: dict[str, Any]) -> None:
     "Write arrays as .npz so that a reader finds the old file or the new one."
     import numpy
+
     temporary = path.with_name(f".{os.getpid()}-{path.name}")
-    with open(temporary, "wb") as file: numpy.savez_compressed(file, **arrays)
+    with open(temporary, "wb") as file:
+        numpy.savez_compressed(file, **arrays)
     os.replace(temporary, path)

@@ -10,8 +10,17 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
-from ..checkpoint.store import (CheckpointError, checkpoints, find_checkpoint, load_state, load_weights, pointed,
-                                   restore_random_state, verify, write_atomic)
+from spectrakit.checkpoint.store import (
+    CheckpointError,
+    checkpoints,
+    find_checkpoint,
+    load_state,
+    load_weights,
+    pointed,
+    restore_random_state,
+    verify,
+    write_atomic,
+)
 from ..data.loaders import mix
 from ..data.fingerprint import fingerprint_change
 from ..config.schema import RequestError
@@ -25,21 +34,31 @@ def restore_session(s: Session) -> list[str]:
     "Bring a session to its newest whole checkpoint; returns notes for the person. RequestError where there is none, or it does not fit."
     fresh = s.progress.saved_step < 0
     path, notes = s.context.broadcast(find_checkpoint(s.checkpoints) if s.context.is_main else None)
-    if path is None: raise RequestError(f"There is no whole checkpoint to go on from in {s.checkpoints}. {' '.join(notes)} Start a new run.")
+    if path is None:
+        raise RequestError(
+            f"There is no whole checkpoint to go on from in {s.checkpoints}. {' '.join(notes)} Start a new run."
+        )
     path, weights, state, rank_state = _first_good(s, path, notes)
-    if refusal := s.context.broadcast(_refusal(s, path, state) if s.context.is_main else None): raise RequestError(refusal)
+    if refusal := s.context.broadcast(_refusal(s, path, state) if s.context.is_main else None):
+        raise RequestError(refusal)
     _load_learned(s, path, weights, state, notes)
     known = {f.name for f in fields(Progress)}
     s.progress = Progress(**{k: v for k, v in state["progress"].items() if k in known})
     done = _carry_position(s, state, notes)
-    if s.scheduler is not None and state["scheduler"] is not None: _load_scheduler(s, state, done, notes)
+    if s.scheduler is not None and state["scheduler"] is not None:
+        _load_scheduler(s, state, done, notes)
     _carry_best(s, state, notes)
     s.progress.saved_step = s.progress.step
-    if rank_state is not None: restore_random_state(rank_state)
+    if rank_state is not None:
+        restore_random_state(rank_state)
     else:
         seed_everything(mix(s.config.seed, 1, s.context.rank, s.progress.step) & 0xFFFFFFFF)
         notes.append(f"rank {s.context.rank} has no random state in {path.name}; it draws new numbers")
-    s.carried = (rank_state or {}).get("interval", {}) if s.plan.effective_batch_size == state.get("effective_batch_size") else {}
+    s.carried = (
+        (rank_state or {}).get("interval", {})
+        if s.plan.effective_batch_size == state.get("effective_batch_size")
+        else {}
+    )
     return [*(_lineage(s) if fresh and s.context.is_main else []), *notes]
 
 
@@ -48,24 +67,37 @@ def _first_good(s: Session, path: Path, notes: list[str]) -> tuple:
     tried: list[str] = []
     while True:
         found, broken = None, None
-        try: found = _read(s, path)
-        except CheckpointError as error: broken = str(error)
+        try:
+            found = _read(s, path)
+        except CheckpointError as error:
+            broken = str(error)
         broken = next(filter(None, s.context.gather(broken)), None)
-        if broken is None: return path, *found
+        if broken is None:
+            return path, *found
         notes.append(broken)
         tried.append(path.name)
-        older = next((p for p in checkpoints(s.checkpoints)[::-1] if p.name not in tried and not verify(p)), None) if s.context.is_main else None
+        older = (
+            next((p for p in checkpoints(s.checkpoints)[::-1] if p.name not in tried and not verify(p)), None)
+            if s.context.is_main
+            else None
+        )
         path = s.context.broadcast(older)
-        if path is None: raise RequestError(f"There is no checkpoint to go on from in {s.checkpoints} that can be read. {' '.join(notes)} Start a new run.")
+        if path is None:
+            raise RequestError(
+                f"There is no checkpoint to go on from in {s.checkpoints} that can be read. {' '.join(notes)} Start a new run."
+            )
 
 
 def _read(s: Session, path: Path) -> tuple[dict, dict, dict | None]:
     "Weights, shared state and this rank's own state; from rank 0 where another machine does not see its disk."
     if all(s.context.gather((path / "manifest.json").is_file())):
         state, rank_state = load_state(path, s.context.rank)
-        if missing := {"progress", "optimizer"} - set(state): raise CheckpointError(f"{path.name}/state.pt is refused: it lacks {', '.join(sorted(missing))}")
+        if missing := {"progress", "optimizer"} - set(state):
+            raise CheckpointError(f"{path.name}/state.pt is refused: it lacks {', '.join(sorted(missing))}")
         return load_weights(path, ema=False), state, rank_state
-    weights, state = s.context.broadcast((load_weights(path, ema=False), load_state(path)[0]) if s.context.is_main else None)
+    weights, state = s.context.broadcast(
+        (load_weights(path, ema=False), load_state(path)[0]) if s.context.is_main else None
+    )
     return weights, state, load_state(path)[1] if s.context.is_main else None
 
 
@@ -76,12 +108,20 @@ def _may(s: Session, *keys: str) -> bool:
 
 def _lineage(s: Session) -> list[str]:
     "What environment.json says of this session: where the run comes from, and what device it had before."
-    try: known = json.loads((s.run_dir / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError): return []
-    before, now = known.get("decided", {}), {"device": str(s.context.device), "mixed_precision": s.context.mixed_precision}
+    try:
+        known = json.loads((s.run_dir / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    before, now = (
+        known.get("decided", {}),
+        {"device": str(s.context.device), "mixed_precision": s.context.mixed_precision},
+    )
     notes = [known["resumed"]["told"]] if known.get("resumed", {}).get("told") else []
-    return notes + [f"{key} was {before[key]} and is {value}: the numbers are no longer the same to the last bit" for key, value in now.items()
-                    if before.get(key, value) != value]
+    return notes + [
+        f"{key} was {before[key]} and is {value}: the numbers are no longer the same to the last bit"
+        for key, value in now.items()
+        if before.get(key, value) != value
+    ]
 
 # %% ../../nbs/40_training/06_restore.ipynb #23a2fc02
 _BATCH = ("data.micro_batch_size", "training.gradient_accumulation_steps", "distributed.world_size")
@@ -92,17 +132,23 @@ def _refusal(s: Session, path: Path, state: dict) -> str | None:
     "Why this session cannot go on from a checkpoint's state, with what would allow it; None where it can."
     kept, here = state.get("effective_batch_size", s.plan.effective_batch_size), s.plan.effective_batch_size
     if kept != here and not _may(s, *_BATCH):
-        return (f"The run had an effective batch of {kept} samples, and would go on with {here} ({s.plan}). Choose trainer.devices or "
-                "training.gradient_accumulation_steps so that it stays, or allow it with resume.allow=[data.micro_batch_size].")
+        return (
+            f"The run had an effective batch of {kept} samples, and would go on with {here} ({s.plan}). Choose trainer.devices or "
+            "training.gradient_accumulation_steps so that it stays, or allow it with resume.allow=[data.micro_batch_size]."
+        )
     for name, now in (getattr(s, "fingerprints", None) or {}).items():
         change = fingerprint_change(state["fingerprints"][name], now) if name in state.get("fingerprints", {}) else None
         if change and not _may(s, f"data.{name}"):
-            return (f"The {'training' if name == 'train' else 'validation'} data set is not the one that {path.name} was made with: {change}. "
-                    f"Give it the data that it had, or allow it with resume.allow=[data.{name}].")
+            return (
+                f"The {'training' if name == 'train' else 'validation'} data set is not the one that {path.name} was made with: {change}. "
+                f"Give it the data that it had, or allow it with resume.allow=[data.{name}]."
+            )
     samples, used = state.get("samples_per_epoch"), s.plan.samples_per_epoch
     if samples not in (None, used) and not _may(s, *_PART, *_BATCH):
-        return (f"An epoch of the run had {samples} samples, and would have {used} now. Look at limits.max_train_batches, which counts micro batches, "
-                "or allow it with resume.allow=[data.train].")
+        return (
+            f"An epoch of the run had {samples} samples, and would have {used} now. Look at limits.max_train_batches, which counts micro batches, "
+            "or allow it with resume.allow=[data.train]."
+        )
     return None
 
 
@@ -112,16 +158,24 @@ def _carry_position(s: Session, state: dict, notes: list[str]) -> int | None:
     batch = state.get("effective_batch_size", plan.effective_batch_size)
     before = -(-state.get("samples_per_epoch", plan.samples_per_epoch) // batch)  # steps of an epoch
     same = (batch, before) == (plan.effective_batch_size, plan.steps_per_epoch)
-    share = p.position / (state.get("asked_steps") or max(1, p.epoch * before + p.window + max(0, epochs - p.epoch) * before - p.window))
+    share = p.position / (
+        state.get("asked_steps") or max(1, p.epoch * before + p.window + max(0, epochs - p.epoch) * before - p.window)
+    )
     if not same:
         p.window = p.window * batch // plan.effective_batch_size
-        if p.window >= plan.steps_per_epoch: p.epoch, p.window = p.epoch + 1, 0
-        notes.append(f"an epoch has {plan.steps_per_epoch} optimizer steps of {plan.effective_batch_size} samples in place of {before} of {batch}; "
-                     f"epoch {p.epoch + 1} goes on at its step {p.window + 1}")
+        if p.window >= plan.steps_per_epoch:
+            p.epoch, p.window = p.epoch + 1, 0
+        notes.append(
+            f"an epoch has {plan.steps_per_epoch} optimizer steps of {plan.effective_batch_size} samples in place of {before} of {batch}; "
+            f"epoch {p.epoch + 1} goes on at its step {p.window + 1}"
+        )
     if s.config.trainer.max_steps is None:
         left = max(0, (epochs - p.epoch) * plan.steps_per_epoch - p.window)
         s.asked_steps = s.total_steps = p.step + left
-        if not same: p.position = s.asked_steps * min(1.0, share)  # the schedule goes on where it was, and ends with the last step
+        if not same:
+            p.position = s.asked_steps * min(
+                1.0, share
+            )  # the schedule goes on where it was, and ends with the last step
     s.stride = schedule_pace(p.position, p.step, s.asked_steps, s.total_steps) if s.total_steps > p.step else 1.0
     return None if same else p.epoch * plan.steps_per_epoch + p.window
 
@@ -129,14 +183,24 @@ def _carry_position(s: Session, state: dict, notes: list[str]) -> int | None:
 def _carry_best(s: Session, state: dict, notes: list[str]) -> None:
     "What was best so far; forgotten where another metric says so now."
     p = s.progress
-    if (s.monitor, s.mode) != (state["monitor"], state["mode"]) and _may(s, "checkpoint.monitor", "checkpoint.mode", "data.valid"):
+    if (s.monitor, s.mode) != (state["monitor"], state["mode"]) and _may(
+        s, "checkpoint.monitor", "checkpoint.mode", "data.valid"
+    ):
         p.best_value = p.counted_value = p.best_step = None
         p.best_metrics, p.bad_evals = {}, 0
-        notes.append(f"the best result is looked for anew: by {s.monitor} ({s.mode}) in place of {state['monitor']} ({state['mode']})")
-    else: s.monitor, s.mode = state["monitor"], state["mode"]
+        notes.append(
+            f"the best result is looked for anew: by {s.monitor} ({s.mode}) in place of {state['monitor']} ({state['mode']})"
+        )
+    else:
+        s.monitor, s.mode = state["monitor"], state["mode"]
     named = f"step-{p.best_step:08d}" if p.best_step is not None else ""
     # an evaluation that only the stop had asked for made another one the best: a run that was not stopped has not seen it
-    if s.context.is_main and named and pointed(s.checkpoints, "BEST") not in ("", named) and (s.checkpoints / named / "manifest.json").is_file():
+    if (
+        s.context.is_main
+        and named
+        and pointed(s.checkpoints, "BEST") not in ("", named)
+        and (s.checkpoints / named / "manifest.json").is_file()
+    ):
         write_atomic(s.checkpoints / "BEST", named + "\n")
 
 # %% ../../nbs/40_training/06_restore.ipynb #23a2fc03
@@ -144,29 +208,50 @@ def _load_learned(s: Session, path: Path, weights: dict, state: dict, notes: lis
     "Weights, averages, the optimizer, its scaler and scheduler. RequestError where they do not fit."
     today = [{k: v for k, v in group.items() if k != "params"} for group in s.optimizer.param_groups]
     kept = state["optimizer"]["param_groups"]
-    other = _may(s, "optimizer.name") and [set(g) - {"params", "initial_lr"} for g in kept] != [set(g) - {"initial_lr"} for g in today]
+    other = _may(s, "optimizer.name") and [set(g) - {"params", "initial_lr"} for g in kept] != [
+        set(g) - {"initial_lr"} for g in today
+    ]
     if not other and [len(g["params"]) for g in kept] != [len(g["params"]) for g in s.optimizer.param_groups]:
-        raise RequestError(f"{path.name} does not fit: its optimizer has {len(kept)} groups of parameters, and they are not those of this task.")
-    try: load_whole_model(s.context.unwrap(s.model), weights)
-    except RuntimeError as error: raise RequestError(f"{path.name} does not fit the model of {type(s.task).__name__}. {error} Is it the same task, with the same options?") from None
-    if other: notes.append("the optimizer is another one: its memory starts anew")
+        raise RequestError(
+            f"{path.name} does not fit: its optimizer has {len(kept)} groups of parameters, and they are not those of this task."
+        )
+    try:
+        load_whole_model(s.context.unwrap(s.model), weights)
+    except RuntimeError as error:
+        raise RequestError(
+            f"{path.name} does not fit the model of {type(s.task).__name__}. {error} Is it the same task, with the same options?"
+        ) from None
+    if other:
+        notes.append("the optimizer is another one: its memory starts anew")
     else:
         load_whole_optimizer(s.optimizer, state["optimizer"])
         _use_today(s, today, state)
     if s.ema is not None:
-        for mine, there in zip(s.ema, like(state["ema"], s.params) if state["ema"] is not None else s.params): mine.copy_(there.detach())
-    if s.context.scaler and state["scaler"]: s.context.scaler.load_state_dict(state["scaler"])
+        for mine, there in zip(s.ema, like(state["ema"], s.params) if state["ema"] is not None else s.params):
+            mine.copy_(there.detach())
+    if s.context.scaler and state["scaler"]:
+        s.context.scaler.load_state_dict(state["scaler"])
 
 
 def _use_today(s: Session, today: list[dict], state: dict) -> None:
     "Give the loaded optimizer the hyperparameters that were allowed to change."
-    changed = [name for name, key in (("weight_decay", "optimizer.weight_decay"), ("momentum", "optimizer.momentum"), ("betas", "optimizer.momentum")) if _may(s, key)]
+    changed = [
+        name
+        for name, key in (
+            ("weight_decay", "optimizer.weight_decay"),
+            ("momentum", "optimizer.momentum"),
+            ("betas", "optimizer.momentum"),
+        )
+        if _may(s, key)
+    ]
     for group, now, new in zip(s.optimizer.param_groups, today, s.base_lrs):
         group.update({name: now[name] for name in changed if name in now})
-        if not _may(s, "optimizer.lr"): continue
+        if not _may(s, "optimizer.lr"):
+            continue
         old = group.get("initial_lr")  # where a scheduler of the task's own has moved it
         group["lr"] = group["lr"] * (new / old) if old else new * state["progress"].get("lr_scale", 1.0)
-        if old: group["initial_lr"] = new
+        if old:
+            group["initial_lr"] = new
 
 
 _LENGTHS = ("T_max", "total_steps", "total_iters", "milestones", "_schedule_phases")
@@ -177,7 +262,9 @@ def _load_scheduler(s: Session, state: dict, done: int | None, notes: list[str])
     today, kept = s.scheduler.state_dict(), dict(state["scheduler"])
     if done is not None or state.get("asked_steps", s.asked_steps) != s.asked_steps:
         kept.update({name: today[name] for name in _LENGTHS if name in today})
-        if done is not None: kept.update({name: done + more for name, more in (("last_epoch", 0), ("_step_count", 1)) if name in kept})
+        if done is not None:
+            kept.update({name: done + more for name, more in (("last_epoch", 0), ("_step_count", 1)) if name in kept})
         notes.append("the task's scheduler goes on with the length that the run has now")
-    if "base_lrs" in today and _may(s, "optimizer.lr"): kept["base_lrs"] = today["base_lrs"]
+    if "base_lrs" in today and _may(s, "optimizer.lr"):
+        kept["base_lrs"] = today["base_lrs"]
     s.scheduler.load_state_dict(kept)

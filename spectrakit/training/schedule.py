@@ -21,7 +21,9 @@ def time_for(s: Session, kind: str, seconds: float | None = None) -> bool:
 
 def start_interval(s: Session) -> None:
     "Begin to count for the next log point."
-    s.interval.update(began=time.monotonic(), step=s.progress.step, samples=0, loss=0.0, paused_s=0.0, busy_s=time.process_time())
+    s.interval.update(
+        began=time.monotonic(), step=s.progress.step, samples=0, loss=0.0, paused_s=0.0, busy_s=time.process_time()
+    )
     s.interval.update(s.carried)
     s.carried = {}
 
@@ -38,13 +40,17 @@ def step_cost(s: Session) -> float:
 def plan_anew(s: Session, usable: float, cost_s: float) -> None:
     "With watchdog.plan=anneal or fit_epochs: how many steps fit into the time, and how fast the schedule has to move."
     p, rule = s.progress, s.config.scheduler
-    if s.config.watchdog.plan == "stop" or s.scheduler is not None: return  # a task's own scheduler knows its own end
+    if s.config.watchdog.plan == "stop" or s.scheduler is not None:
+        return  # a task's own scheduler knows its own end
     s.total_steps = planned_steps(s.config.watchdog.plan, p.step, s.asked_steps, s.plan.steps_per_epoch, usable, cost_s)
     left, warmup = s.total_steps - p.step, warmup_length(rule, s.plan.steps_per_epoch) - p.position
     # a warm-up keeps its length, unless it would take more than half of what is left
     s.stride = 1.0 if 0 < warmup < left / 2 else schedule_pace(p.position, p.step, s.asked_steps, s.total_steps)
     if abs(s.total_steps - s.planned_told) > 0.1 * s.planned_told:
-        s.log.write("message", text=f"watchdog.plan={s.config.watchdog.plan}: {s.total_steps} of {s.asked_steps} optimizer steps "
-                    f"({s.total_steps / s.plan.steps_per_epoch:.3g} epochs) fit into the time"
-                    + ("" if rule.name == "constant" else "; the learning rate reaches its end with the last of them"))
+        s.log.write(
+            "message",
+            text=f"watchdog.plan={s.config.watchdog.plan}: {s.total_steps} of {s.asked_steps} optimizer steps "
+            f"({s.total_steps / s.plan.steps_per_epoch:.3g} epochs) fit into the time"
+            + ("" if rule.name == "constant" else "; the learning rate reaches its end with the last of them"),
+        )
         s.planned_told = s.total_steps

@@ -16,8 +16,16 @@ from typing import Any, Callable
 from ..config.resolve import ignored_settings
 from ..config.batch_plan import plan_batches, total_steps
 from ..checkpoint.store import random_state, restore_random_state, write_atomic
-from ..data.loaders import (ResidentBatches, check_finite_dataset, dataset_length, eval_batches, find_non_finite,
-                             limit_samples, mix, train_batches)
+from spectrakit.data.loaders import (
+    ResidentBatches,
+    check_finite_dataset,
+    dataset_length,
+    eval_batches,
+    find_non_finite,
+    limit_samples,
+    mix,
+    train_batches,
+)
 from ..distributed.context import RunContext
 from ..runs.events import EventLog, last_event, read_events
 from ..data.fingerprint import dataset_fingerprint
@@ -29,7 +37,9 @@ from .trackers import check_trackers
 from ..watchdog.budget import Budget, held_back, told
 
 # %% ../../nbs/40_training/05_setup.ipynb #23a2fc01
-def check_first_batches(task: Any, model: Any, train: Any, valid: Any, context: RunContext, whole: int = 0, most_s: float = 30.0) -> tuple[dict[str, float], float]:
+def check_first_batches(
+    task: Any, model: Any, train: Any, valid: Any, context: RunContext, whole: int = 0, most_s: float = 30.0
+) -> tuple[dict[str, float], float]:
     """Try the loss on one training batch and the metrics on the first of `whole` validation batches: these, and the seconds of an evaluation.
 
     Leaves no trace on the model.
@@ -37,12 +47,21 @@ def check_first_batches(task: Any, model: Any, train: Any, valid: Any, context: 
     generators = random_state()
     model.eval()
     batch = next(iter(train.epoch(0)))
-    if found := find_non_finite(batch.data, "The first training batch"): raise RequestError(f"{found}. Clean or fill them before training.")
+    if found := find_non_finite(batch.data, "The first training batch"):
+        raise RequestError(f"{found}. Clean or fill them before training.")
     check_loss(task, task.loss(model, batch.data))
     metrics, seconds = first_evaluation(task, model, valid, context, whole, most_s) if valid is not None else ({}, 0.0)
     if not math.isfinite(metrics.get("val_loss", 0.0)):
-        found = next((f for i, b in enumerate(valid.epoch(0)) if (f := find_non_finite(b.data, f"Batch {i} of the validation data"))), None)
-        if found: raise RequestError(f"{found}. Clean or fill them before training.")
+        found = next(
+            (
+                f
+                for i, b in enumerate(valid.epoch(0))
+                if (f := find_non_finite(b.data, f"Batch {i} of the validation data"))
+            ),
+            None,
+        )
+        if found:
+            raise RequestError(f"{found}. Clean or fill them before training.")
     restore_random_state(generators)
     return metrics, seconds
 
@@ -50,117 +69,246 @@ def check_first_batches(task: Any, model: Any, train: Any, valid: Any, context: 
 def resolve_monitor(config: Config, names: list[str]) -> tuple[str | None, str]:
     "The metric to watch and its direction ('min' or 'max'). RequestError where nobody computes it."
     wanted, mode = config.checkpoint.monitor, config.checkpoint.mode
-    if not names: return None, "min"
+    if not names:
+        return None, "min"
     found = next((n for n in (wanted, f"val_{wanted}") if n in names), None)
-    if found is None: raise RequestError(f"checkpoint.monitor={wanted} is not computed; there are {', '.join(names)}.{did_you_mean(wanted, names)}")
-    larger_is_better = any(word in found.lower() for word in ("acc", "auc", "f1", "r2", "score", "precision", "recall", "map", "iou", "dice", "kappa"))
+    if found is None:
+        raise RequestError(
+            f"checkpoint.monitor={wanted} is not computed; there are {', '.join(names)}.{did_you_mean(wanted, names)}"
+        )
+    larger_is_better = any(
+        word in found.lower()
+        for word in ("acc", "auc", "f1", "r2", "score", "precision", "recall", "map", "iou", "dice", "kappa")
+    )
     return found, mode if mode != "auto" else ("max" if larger_is_better else "min")
 
 # %% ../../nbs/40_training/05_setup.ipynb #b11a7a7e
 def compiled(task: Any, model: Any, train: Any, context: RunContext, log: EventLog) -> Any:
     "The model compiled and tried on one batch; where that fails, as without a C++ compiler, the model as it is, with a message."
     import torch
+
     result = torch.compile(model)
     try:
         check_first_batches(task, result, train, None, context)
         return result
-    except RequestError: raise
+    except RequestError:
+        raise
     except Exception as error:
         log.write("message", text=f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
         return model
 
 
-def prepare(task: Any, config: Config, context: RunContext, run_dir: Path, log: EventLog, budget: Budget,
-            stop_asked: Callable[[], bool], training_only: bool = False, made: Callable[[Any], None] | None = None) -> Session:
+def prepare(
+    task: Any,
+    config: Config,
+    context: RunContext,
+    run_dir: Path,
+    log: EventLog,
+    budget: Budget,
+    stop_asked: Callable[[], bool],
+    training_only: bool = False,
+    made: Callable[[Any], None] | None = None,
+) -> Session:
     """Data, model and optimizer, checked, at step 0. RequestError where the request cannot work.
 
     `training_only`: for a look at the training alone, without validation, predictions and a scheduler. `made` sees the task's model first.
     """
     import torch
+
     check_task(task, config)
     check_trackers(config)
     seed_everything(config.seed)
     sets = task.datasets(config)
     if not isinstance(sets, (tuple, list)) or len(sets) != 2:
-        raise RequestError(f"{type(task).__name__}.datasets returned {type(sets).__name__}. It has to return two data sets: (train, valid).")
+        raise RequestError(
+            f"{type(task).__name__}.datasets returned {type(sets).__name__}. It has to return two data sets: (train, valid)."
+        )
     train, valid = limit_samples(sets[0], config), None if training_only else sets[1]
     plan = plan_batches(config, len(train), context.world_size)
     parts = (("train", train), ("valid", valid))
-    prints = {name: part if part is None else dataset_fingerprint(part, config.seed, bool(config.dataloader.num_workers not in (0, "auto"))) for name, part in parts} if context.is_main and not training_only else None
+    prints = (
+        {
+            name: part
+            if part is None
+            else dataset_fingerprint(part, config.seed, bool(config.dataloader.num_workers not in (0, "auto")))
+            for name, part in parts
+        }
+        if context.is_main and not training_only
+        else None
+    )
     if valid is not None and dataset_length(valid, "validation") == 0:
-        raise RequestError("The validation data set has no samples. Return None in its place for a run without validation.")
-    for dataset, what in ((train, "training"), (valid, "validation")): check_finite_dataset(dataset, what)
+        raise RequestError(
+            "The validation data set has no samples. Return None in its place for a run without validation."
+        )
+    for dataset, what in ((train, "training"), (valid, "validation")):
+        check_finite_dataset(dataset, what)
     seed_everything(config.seed)
     model = task.model(config)
-    if not isinstance(model, torch.nn.Module): raise RequestError(f"{type(task).__name__}.model returned {type(model).__name__}. It has to return a torch Module.")
-    if made is not None: made(model)
+    if not isinstance(model, torch.nn.Module):
+        raise RequestError(
+            f"{type(task).__name__}.model returned {type(model).__name__}. It has to return a torch Module."
+        )
+    if made is not None:
+        made(model)
     model = context.prepare(model)
     collate = task.collate if callable(getattr(task, "collate", None)) else None
     batches = train_batches(train, context.device, plan, config, collate, context.rank)
-    checks = valid and eval_batches(valid, context.device, config, collate, config.limits.max_val_batches, context.rank, context.world_size)
-    if config.trainer.compile: model = compiled(task, model, batches, context, log)
+    checks = valid and eval_batches(
+        valid, context.device, config, collate, config.limits.max_val_batches, context.rank, context.world_size
+    )
+    if config.trainer.compile:
+        model = compiled(task, model, batches, context, log)
     whole = passes(len(valid), config, config.limits.max_val_batches, context.world_size) if valid is not None else 0
     context.pulse.beat("evaluating")
-    metrics, evaluation_s = check_first_batches(task, context.plain(model), batches, checks, context, whole, look_s(budget))
+    metrics, evaluation_s = check_first_batches(
+        task, context.plain(model), batches, checks, context, whole, look_s(budget)
+    )
     context.pulse.beat("preparing")
     monitor, mode = resolve_monitor(config, list(metrics))
     budget.observe("eval", evaluation_s)
-    if not training_only: expect_predictions(task, context.plain(model), valid, config, context, budget, log)
+    if not training_only:
+        expect_predictions(task, context.plain(model), valid, config, context, budget, log)
     steps = total_steps(config, plan)
-    optimizer = (task.optimizer(context.unwrap(model), config) if callable(getattr(task, "optimizer", None)) else None) or build_optimizer(model, config)
-    scheduler = task.scheduler(optimizer, config, steps) if callable(getattr(task, "scheduler", None)) and not training_only else None
+    optimizer = (
+        task.optimizer(context.unwrap(model), config) if callable(getattr(task, "optimizer", None)) else None
+    ) or build_optimizer(model, config)
+    scheduler = (
+        task.scheduler(optimizer, config, steps)
+        if callable(getattr(task, "scheduler", None)) and not training_only
+        else None
+    )
     params = [q for q in model.parameters() if q.requires_grad]
     seed_everything(mix(config.seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
-    return Session(task, config, context, run_dir, log, budget, stop_asked, model, params, optimizer,
-                   [g["lr"] for g in optimizer.param_groups], scheduler,
-                   [q.detach().clone() for q in params] if config.training.ema_decay is not None and not training_only else None,
-                   plan, steps, batches, checks, monitor, mode, saved_at=time.monotonic(), asked_steps=steps, fingerprints=prints)
+    return Session(
+        task,
+        config,
+        context,
+        run_dir,
+        log,
+        budget,
+        stop_asked,
+        model,
+        params,
+        optimizer,
+        [g["lr"] for g in optimizer.param_groups],
+        scheduler,
+        [q.detach().clone() for q in params] if config.training.ema_decay is not None and not training_only else None,
+        plan,
+        steps,
+        batches,
+        checks,
+        monitor,
+        mode,
+        saved_at=time.monotonic(),
+        asked_steps=steps,
+        fingerprints=prints,
+    )
 
 
-def expect_predictions(task: Any, model: Any, valid: Any, config: Config, context: RunContext, budget: Budget, log: EventLog) -> None:
+def expect_predictions(
+    task: Any, model: Any, valid: Any, config: Config, context: RunContext, budget: Budget, log: EventLog
+) -> None:
     "Hold back time for the test predictions, where they were asked for or the task has test data. What fails only then is told now."
-    if budget.ends is None or not (budget.predictions or callable(getattr(task, "test_dataset", None))): return
+    if budget.ends is None or not (budget.predictions or callable(getattr(task, "test_dataset", None))):
+        return
     dataset, made_s, broken = None, 0.0, None
-    try: dataset, made_s = test_data(task, valid, config)
-    except Exception as error: broken = f"{type(error).__name__}: {error}"
+    try:
+        dataset, made_s = test_data(task, valid, config)
+    except Exception as error:
+        broken = f"{type(error).__name__}: {error}"
     broken = next(filter(None, context.gather(broken)), None)  # one rank alone must not leave the others
-    if broken and budget.predictions: raise RequestError(f"The test data, which are to be predicted on after training, cannot be made: {broken}. Mend `test_dataset`.")
-    if broken: log.write("message", text=f"no time is held back for test predictions, because there are no test data: {broken}")
-    if dataset is None or broken: return
+    if broken and budget.predictions:
+        raise RequestError(
+            f"The test data, which are to be predicted on after training, cannot be made: {broken}. Mend `test_dataset`."
+        )
+    if broken:
+        log.write(
+            "message", text=f"no time is held back for test predictions, because there are no test data: {broken}"
+        )
+    if dataset is None or broken:
+        return
     budget.observe("predict", made_s + 1.1 * predictions_s(task, model, dataset, config, context))
-    if budget.starts_s: budget.observe("start", 1.5 * budget.starts_s + 1)  # as this process took to start; a machine that others use as well may be slower by then
+    if budget.starts_s:
+        budget.observe(
+            "start", 1.5 * budget.starts_s + 1
+        )  # as this process took to start; a machine that others use as well may be slower by then
 
 # %% ../../nbs/40_training/05_setup.ipynb #e7d7a664
 def write_start(s: Session, resume: bool, notes: list[str]) -> None:
     "Say what was decided, in the log and in environment.json; a run that goes on writes a `restart` besides."
     import torch
+
     c, p = s.config, s.progress
     if s.context.world_size > 1:  # into logs/rank-N.log
-        print(f"rank {s.context.rank} of {s.context.world_size}: process {os.getpid()} on {s.context.device}, "
-              f"{torch.get_num_threads()} threads", flush=True)
-    if not s.context.is_main: return
+        print(
+            f"rank {s.context.rank} of {s.context.world_size}: process {os.getpid()} on {s.context.device}, "
+            f"{torch.get_num_threads()} threads",
+            flush=True,
+        )
+    if not s.context.is_main:
+        return
     file = s.run_dir / "environment.json"
     known = json.loads(file.read_text()) if file.is_file() else {}
     lr, plan = s.base_lrs[0], s.plan
-    decided = {"task": c.task.get("name") or type(s.task).__name__, "device": str(s.context.device), "mixed_precision": s.context.mixed_precision,
-               "reasons": {**s.context.reasons, **known.get("launch", {}).get("reasons", {})}, "strategy": s.context.strategy,
-               "backend": s.context.backend, "micro_batch_size": s.plan.micro_batch_size, "gradient_accumulation_steps": s.plan.gradient_accumulation_steps,
-               "world_size": s.plan.world_size, "effective_batch_size": s.plan.effective_batch_size, "train_samples": s.plan.samples,
-               "steps_per_epoch": s.plan.steps_per_epoch, "total_steps": s.total_steps, "base_lr": lr,
-               # the rule of thumb of the linear scaling rule: what the same rate amounts to, compared with one micro batch a step
-               "effective_lr": lr * plan.gradient_accumulation_steps * plan.world_size,
-               "config_sha256": known.get("config_sha256"), "git_commit": known.get("git_commit"), "versions": known.get("versions"),
-               "auto": known.get("auto", {}), "ignored": [*known.get("ignored", []), *_ignored(s)], "monitor": s.monitor, "mode": s.mode, "data": s.fingerprints,
-               "parameters": sum(q.numel() for q in s.params), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    if not resume or last_event(read_events(s.run_dir / "events.jsonl"), "start") is None: s.log.write("start", **decided)
+    decided = {
+        "task": c.task.get("name") or type(s.task).__name__,
+        "device": str(s.context.device),
+        "mixed_precision": s.context.mixed_precision,
+        "reasons": {**s.context.reasons, **known.get("launch", {}).get("reasons", {})},
+        "strategy": s.context.strategy,
+        "backend": s.context.backend,
+        "micro_batch_size": s.plan.micro_batch_size,
+        "gradient_accumulation_steps": s.plan.gradient_accumulation_steps,
+        "world_size": s.plan.world_size,
+        "effective_batch_size": s.plan.effective_batch_size,
+        "train_samples": s.plan.samples,
+        "steps_per_epoch": s.plan.steps_per_epoch,
+        "total_steps": s.total_steps,
+        "base_lr": lr,
+        # the rule of thumb of the linear scaling rule: what the same rate amounts to, compared with one micro batch a step
+        "effective_lr": lr * plan.gradient_accumulation_steps * plan.world_size,
+        "config_sha256": known.get("config_sha256"),
+        "git_commit": known.get("git_commit"),
+        "versions": known.get("versions"),
+        "auto": known.get("auto", {}),
+        "ignored": [*known.get("ignored", []), *_ignored(s)],
+        "monitor": s.monitor,
+        "mode": s.mode,
+        "data": s.fingerprints,
+        "parameters": sum(q.numel() for q in s.params),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    if not resume or last_event(read_events(s.run_dir / "events.jsonl"), "start") is None:
+        s.log.write("start", **decided)
     facts = known.get("resumed", {})
-    if resume: s.log.write("restart", step=p.step, epoch=p.epoch, notes=notes, effective_batch_size=s.plan.effective_batch_size, **{name: facts.get(name) for name in ("source", "session", "changed")})
-    s.log.write("budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), told=told(s.budget), held=held_back(s.budget))
+    if resume:
+        s.log.write(
+            "restart",
+            step=p.step,
+            epoch=p.epoch,
+            notes=notes,
+            effective_batch_size=s.plan.effective_batch_size,
+            **{name: facts.get(name) for name in ("source", "session", "changed")},
+        )
+    s.log.write(
+        "budget",
+        left_s=s.budget.left_s(),
+        reserve_s=s.budget.reserve_s(),
+        told=told(s.budget),
+        held=held_back(s.budget),
+    )
     write_atomic(file, json.dumps({**known, "decided": decided}, indent=1) + "\n")
 
 
 def _ignored(s: Session) -> list[str]:
     "Typed settings that this task and these data leave without effect."
-    return ignored_settings(s.config, facts={
-        "has_valid": s.valid is not None, "resident": isinstance(s.train, ResidentBatches),
-        "own_optimizer": callable(getattr(s.task, "optimizer", None)), "own_scheduler": s.scheduler is not None})
+    return ignored_settings(
+        s.config,
+        facts={
+            "has_valid": s.valid is not None,
+            "resident": isinstance(s.train, ResidentBatches),
+            "own_optimizer": callable(getattr(s.task, "optimizer", None)),
+            "own_scheduler": s.scheduler is not None,
+        },
+    )

@@ -31,6 +31,7 @@ from ..watchdog.budget import Budget, kill_at
 @dataclass
 class Progress:
     "How far the run has come. `step` counts optimizer steps; `window` those of the current epoch."
+
     step: int = 0
     epoch: int = 0
     window: int = 0
@@ -39,7 +40,9 @@ class Progress:
     best_metrics: dict = field(default_factory=dict)
     counted_value: float | None = None  # the last improvement that was large enough to count
     bad_evals: int = 0
-    saved_step: int = -1  # the last step that was handed over to be written, on all ranks alike; the keeper knows what has been written
+    saved_step: int = (
+        -1
+    )  # the last step that was handed over to be written, on all ranks alike; the keeper knows what has been written
     eval_step: int = -1
     metrics: dict = field(default_factory=dict)
     position: float = 0.0  # on the learning rate's schedule; it moves faster than `step` where the time is short
@@ -50,6 +53,7 @@ class Progress:
 @dataclass
 class Session:
     "Everything that `train_loop` works on."
+
     task: Any
     config: Config
     context: RunContext
@@ -92,7 +96,9 @@ class Session:
     keeper: Keeper | None = None  # of rank 0; made when it is first needed
     fingerprints: dict | None = None  # of the data sets, on rank 0
     carried: dict = field(default_factory=dict)  # what a checkpoint holds of the interval between two log points
-    interval: dict = field(default_factory=lambda: {"began": 0.0, "step": 0, "samples": 0, "loss": 0.0, "paused_s": 0.0})
+    interval: dict = field(
+        default_factory=lambda: {"began": 0.0, "step": 0, "samples": 0, "loss": 0.0, "paused_s": 0.0}
+    )
 
     @property
     def checkpoints(self) -> Path:
@@ -103,6 +109,7 @@ class Session:
 def update_ema(ema: list, params: list, decay: float, step: int) -> None:
     "Move the averages towards the weights, after optimizer step `step` (the first is 1)."
     import torch
+
     now = min(decay, (1 + step) / (10 + step))
     torch._foreach_lerp_(ema, [p.detach() for p in params], 1 - now)
 
@@ -111,26 +118,34 @@ def update_ema(ema: list, params: list, decay: float, step: int) -> None:
 def ema_weights(s: Session):
     "Within this block the model holds the averaged weights, where the run keeps them."
     import torch
+
     in_place = s.context.strategy == "fsdp"  # FSDP keeps the storage of its shards
 
     def swap() -> None:
         for i, p in enumerate(s.params):
-            if not in_place: p.data, s.ema[i] = s.ema[i], p.data
+            if not in_place:
+                p.data, s.ema[i] = s.ema[i], p.data
             else:
                 with torch.no_grad():
                     before = p.detach().clone()
                     p.copy_(s.ema[i])
                     s.ema[i].copy_(before)
-    if s.ema is None: yield; return
+
+    if s.ema is None:
+        yield
+        return
     swap()
-    try: yield
-    finally: swap()
+    try:
+        yield
+    finally:
+        swap()
 
 # %% ../../nbs/40_training/03_state.ipynb #23a2fc03
 def save_due(s: Session, epoch_end: bool) -> bool:
     "Whether the settings ask for a checkpoint at this step by its number or by its epoch's."
     c, p = s.config.checkpoint, s.progress
-    if not c.enabled or p.saved_step == p.step: return False
+    if not c.enabled or p.saved_step == p.step:
+        return False
     by_step = c.every_n_steps and p.step % c.every_n_steps == 0
     return bool(by_step or (epoch_end and c.every_n_epochs and p.epoch % c.every_n_epochs == 0))
 
@@ -138,7 +153,8 @@ def save_due(s: Session, epoch_end: bool) -> bool:
 def save_wanted(s: Session, now: float) -> bool:
     "Rank 0, a few times a second: tell what has been written meanwhile; whether a checkpoint is due by the clock, `now` being time.monotonic()."
     c = s.config.checkpoint
-    if not c.enabled: return False
+    if not c.enabled:
+        return False
     keeper = keeper_of(s)
     keeper.poll()
     minutes = (now - max(s.saved_at, s.began[0])) / 60  # saved_at: the last try
@@ -149,7 +165,8 @@ def save_wanted(s: Session, now: float) -> bool:
 
 def keeper_of(s: Session) -> Keeper:
     "The session's keeper."
-    if s.keeper is None: s.keeper = Keeper(s.run_dir, s.config.checkpoint, s.log.write, s.budget.observe)
+    if s.keeper is None:
+        s.keeper = Keeper(s.run_dir, s.config.checkpoint, s.log.write, s.budget.observe)
     return s.keeper
 
 # %% ../../nbs/40_training/03_state.ipynb #23a2fc04
@@ -159,14 +176,18 @@ def save(s: Session, best: bool = False, alone: bool = False, last: bool = False
     All ranks call it, rank 0 writes. `alone`: the others can no longer be asked, so only what rank 0 knows is saved, as the last.
     """
     p, c, main = s.progress, s.config.checkpoint, s.context.is_main
-    if not c.enabled or (alone and (s.context.strategy == "fsdp" or not main)): return
+    if not c.enabled or (alone and (s.context.strategy == "fsdp" or not main)):
+        return
     kind = "last" if last or alone or p.step >= s.total_steps else "best" if best else "periodic"
-    if kind == "periodic" and p.saved_step == p.step: return  # on all ranks
+    if kind == "periodic" and p.saved_step == p.step:
+        return  # on all ranks
     s.context.pulse.beat("saving")
     began = time.monotonic()
     chosen = _choose(s, kind, best) if main else None
-    if not alone: chosen = s.context.broadcast(chosen)  # one fact on all ranks, or they would part here
-    if chosen and save_weights(s, kind, best, alone, began): p.saved_step = p.step
+    if not alone:
+        chosen = s.context.broadcast(chosen)  # one fact on all ranks, or they would part here
+    if chosen and save_weights(s, kind, best, alone, began):
+        p.saved_step = p.step
     s.interval["paused_s"] += time.monotonic() - began
     s.context.pulse.beat("training")
 
@@ -174,15 +195,18 @@ def save(s: Session, best: bool = False, alone: bool = False, last: bool = False
 def _choose(s: Session, kind: str, best: bool) -> bool:
     "Whether this step is to be handed over; where it is the last, everything else is written then."
     keeper, p = keeper_of(s), s.progress
-    if kind != "last": return keeper.choose(kind)
-    if p.saved_step != p.step or best: return True
+    if kind != "last":
+        return keeper.choose(kind)
+    if p.saved_step != p.step or best:
+        return True
     keeper.flush()
     return not keeper.has(p.step)
 
 
 def end_saving(s: Session) -> None:
     "The end of a run, before it is written down: everything is on disk afterwards, and in the second folder, if the time allows."
-    if not s.config.checkpoint.enabled or not s.context.is_main: return
+    if not s.config.checkpoint.enabled or not s.context.is_main:
+        return
     s.context.pulse.beat("saving")
     end = kill_at(s.budget)
     keeper_of(s).close(math.inf if end is None else max(0.0, end - s.budget.clock()))
@@ -191,18 +215,28 @@ def end_saving(s: Session) -> None:
 def end_mirror(s: Session) -> None:
     "The end of a run, when it has been written down: the second folder learns of it."
     mirror = s.config.checkpoint.mirror
-    if not s.config.checkpoint.enabled or not s.context.is_main or mirror is None or not (Path(mirror).expanduser() / s.run_dir.name).is_dir(): return
-    with contextlib.suppress(OSError): mirror_files(s.run_dir, Path(mirror))  # why it fails has been told
+    if (
+        not s.config.checkpoint.enabled
+        or not s.context.is_main
+        or mirror is None
+        or not (Path(mirror).expanduser() / s.run_dir.name).is_dir()
+    ):
+        return
+    with contextlib.suppress(OSError):
+        mirror_files(s.run_dir, Path(mirror))  # why it fails has been told
 
 
 def tell_once(s: Session, text: str) -> None:
     "Write a message, unless the last one was the same but for its numbers."
     kind = re.sub(r"[0-9.]+", "#", text)
-    if kind != s.told: s.log.write("message", text=text)
+    if kind != s.told:
+        s.log.write("message", text=text)
     s.told = kind
 
 # %% ../../nbs/40_training/03_state.ipynb #3c3209f6
-def save_weights(s: Session, kind: str = "last", best: bool = False, alone: bool = False, began: float | None = None) -> bool:
+def save_weights(
+    s: Session, kind: str = "last", best: bool = False, alone: bool = False, began: float | None = None
+) -> bool:
     "Bring this step edge together and give it to the keeper; False, on all ranks, where the disk, or a look at the weights, said no at once."
     p, sharded = s.progress, s.context.strategy == "fsdp"
     s.saved_at = time.monotonic()
@@ -210,7 +244,9 @@ def save_weights(s: Session, kind: str = "last", best: bool = False, alone: bool
     parts = _gathered(s, alone)
     p.saved_step = before
     learned = [name for name, q in s.context.unwrap(s.model).named_parameters() if q.requires_grad] + (s.watched or [])
-    ok = not s.context.is_main or keeper_of(s).put(p.step, parts, kind, best or s.valid is None, sharded, began, learned)
+    ok = not s.context.is_main or keeper_of(s).put(
+        p.step, parts, kind, best or s.valid is None, sharded, began, learned
+    )
     return ok if alone else s.context.broadcast(ok)
 
 
@@ -219,15 +255,25 @@ def _gathered(s: Session, alone: bool) -> tuple:
     keep, module = s.context.is_main, s.context.unwrap(s.model)
     if s.context.strategy == "fsdp":
         model = whole(module.state_dict(), keep=keep)
-        with ema_weights(s): averaged = whole(module.state_dict(), keep=keep) if s.ema is not None else None
-        state = {key: whole(value, keep) if key in ("optimizer", "ema") else copy.deepcopy(value) for key, value in session_state(s).items()}
+        with ema_weights(s):
+            averaged = whole(module.state_dict(), keep=keep) if s.ema is not None else None
+        state = {
+            key: whole(value, keep) if key in ("optimizer", "ema") else copy.deepcopy(value)
+            for key, value in session_state(s).items()
+        }
     elif keep:  # with DDP rank 0 holds everything
         model = module.state_dict()
-        with ema_weights(s): averaged = module.state_dict() if s.ema is not None else None
+        with ema_weights(s):
+            averaged = module.state_dict() if s.ema is not None else None
         state = session_state(s)
-    else: model = averaged = state = None
+    else:
+        model = averaged = state = None
     # alone, the others' share of the loss since the last log point is lost: the next line begins here
-    interval = {"step": s.progress.step, "loss": 0.0} if alone and s.context.world_size > 1 else {"step": s.interval["step"], "loss": float(s.interval["loss"])}
+    interval = (
+        {"step": s.progress.step, "loss": 0.0}
+        if alone and s.context.world_size > 1
+        else {"step": s.interval["step"], "loss": float(s.interval["loss"])}
+    )
     own = {**_edge_state(s), "interval": interval}
     ranks = [own] if alone else s.context.gather_on_main(own)
     return model, averaged, state, ranks
@@ -236,16 +282,26 @@ def _gathered(s: Session, alone: bool) -> tuple:
 def _edge_state(s: Session) -> dict:
     "The random states of the last step edge, also where something has broken in the middle of a step."
     state = random_state()
-    if s.edge is None: return state
+    if s.edge is None:
+        return state
     state["torch"], here = s.edge
-    if here is not None and state["cuda"]: state["cuda"][s.context.device.index or 0] = here
+    if here is not None and state["cuda"]:
+        state["cuda"][s.context.device.index or 0] = here
     return state
 
 
 def session_state(s: Session) -> dict:
     "What all ranks share, as tensors and plain values."
-    return {"progress": asdict(s.progress), "optimizer": s.optimizer.state_dict(), "ema": s.ema,
-            "scaler": s.context.scaler.state_dict() if s.context.scaler else None,
-            "scheduler": s.scheduler.state_dict() if s.scheduler else None, "monitor": s.monitor, "mode": s.mode,
-            "effective_batch_size": s.plan.effective_batch_size, "samples_per_epoch": s.plan.samples_per_epoch, "asked_steps": s.asked_steps,
-            "fingerprints": s.fingerprints}
+    return {
+        "progress": asdict(s.progress),
+        "optimizer": s.optimizer.state_dict(),
+        "ema": s.ema,
+        "scaler": s.context.scaler.state_dict() if s.context.scaler else None,
+        "scheduler": s.scheduler.state_dict() if s.scheduler else None,
+        "monitor": s.monitor,
+        "mode": s.mode,
+        "effective_batch_size": s.plan.effective_batch_size,
+        "samples_per_epoch": s.plan.samples_per_epoch,
+        "asked_steps": s.asked_steps,
+        "fingerprints": s.fingerprints,
+    }

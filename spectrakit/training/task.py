@@ -58,6 +58,7 @@ class PlainTask(Task):
     def model(self, cfg: Config) -> Any:
         "A copy of the given model, so that a cell that is run again starts from the same weights."
         import copy
+
         return copy.deepcopy(self._model)
 
     def loss(self, model: Any, batch: Any) -> Any:
@@ -68,9 +69,13 @@ class PlainTask(Task):
 def check_task(task: Any, cfg: Config) -> None:
     "RequestError where `task` is no task, or cfg.task holds an option that it does not have."
     name = type(task).__name__
-    if isinstance(task, type): raise RequestError(f"{task.__name__} is a class, not a task. Make one: {task.__name__}().")
+    if isinstance(task, type):
+        raise RequestError(f"{task.__name__} is a class, not a task. Make one: {task.__name__}().")
     missing = [m for m in ("datasets", "model", "loss") if not callable(getattr(task, m, None))]
-    if missing: raise RequestError(f"{name} is not a task: it has no `{'`, `'.join(missing)}`. Write {'them' if len(missing) > 1 else 'it'}.")
+    if missing:
+        raise RequestError(
+            f"{name} is not a task: it has no `{'`, `'.join(missing)}`. Write {'them' if len(missing) > 1 else 'it'}."
+        )
     for option in set(cfg.task) - {"name"} - set(getattr(task, "options", {})):
         known = list(getattr(task, "options", {}))
         hint = did_you_mean(option, known) or (f" It has {', '.join(known)}." if known else " It has none.")
@@ -80,30 +85,48 @@ def check_task(task: Any, cfg: Config) -> None:
 def check_loss(task: Any, result: Any) -> None:
     "RequestError where a loss is neither a scalar that depends on the weights nor (sum, weight)."
     import torch
+
     name = f"{type(task).__name__}.loss"
     scalar = result[0] if isinstance(result, tuple) and len(result) == 2 else result
     if not torch.is_tensor(scalar) or scalar.numel() != 1 or scalar.dim() > 0:
         got = f"a tensor of shape {list(scalar.shape)}" if torch.is_tensor(scalar) else f"{type(result).__name__}"
-        raise RequestError(f"{name} returned {got}. It has to return a scalar tensor, the mean over the batch's samples, or a tuple (sum, weight).")
-    if isinstance(result, tuple) and not (isinstance(result[1], (int, float)) or torch.is_tensor(result[1]) and result[1].numel() == 1):
-        raise RequestError(f"{name} returned the weight {result[1]!r}. In (sum, weight) the weight has to be a number or a tensor of one element.")
+        raise RequestError(
+            f"{name} returned {got}. It has to return a scalar tensor, the mean over the batch's samples, or a tuple (sum, weight)."
+        )
+    if isinstance(result, tuple) and not (
+        isinstance(result[1], (int, float)) or torch.is_tensor(result[1]) and result[1].numel() == 1
+    ):
+        raise RequestError(
+            f"{name} returned the weight {result[1]!r}. In (sum, weight) the weight has to be a number or a tensor of one element."
+        )
     if isinstance(result, tuple) and not 0 <= float(result[1]) < float("inf"):
-        raise RequestError(f"{name} returned the weight {float(result[1]):g}. In (sum, weight) the weight has to be a number from 0 up.")
+        raise RequestError(
+            f"{name} returned the weight {float(result[1]):g}. In (sum, weight) the weight has to be a number from 0 up."
+        )
     if not scalar.requires_grad:
-        raise RequestError(f"{name} returned a number that does not depend on the model's weights. Do not detach it, and do not use .item().")
+        raise RequestError(
+            f"{name} returned a number that does not depend on the model's weights. Do not detach it, and do not use .item()."
+        )
 
 # %% ../../nbs/40_training/00_task.ipynb #23a2fc04
 def build_optimizer(model: Any, config: Config) -> Any:
     "The optimizer that the settings name, for the trainable parameters of `model`; fused, which spares fp16 a wait for the GPU."
     import torch
+
     params = [p for p in model.parameters() if p.requires_grad]
-    if not params: raise RequestError("The model has no trainable parameter. Check requires_grad, or what the task's `model` returns.")
-    groups = [{"params": [p for p in params if p.dim() >= 2], "weight_decay": config.optimizer.weight_decay},
-              {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0}]
+    if not params:
+        raise RequestError(
+            "The model has no trainable parameter. Check requires_grad, or what the task's `model` returns."
+        )
+    groups = [
+        {"params": [p for p in params if p.dim() >= 2], "weight_decay": config.optimizer.weight_decay},
+        {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
+    ]
     groups = [g for g in groups if g["params"]]
     o = config.optimizer
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in params)
-    if o.name == "sgd": return torch.optim.SGD(groups, lr=o.lr, momentum=o.momentum, fused=fused)
+    if o.name == "sgd":
+        return torch.optim.SGD(groups, lr=o.lr, momentum=o.momentum, fused=fused)
     make = torch.optim.AdamW if o.name == "adamw" else torch.optim.Adam
     return make(groups, lr=o.lr, betas=(o.momentum, 0.999), fused=fused)
 
@@ -113,6 +136,7 @@ def seed_everything(seed: int) -> None:
     import numpy
     import random
     import torch
+
     random.seed(seed)
     numpy.random.seed(seed & 0xFFFFFFFF)
     torch.manual_seed(seed)
@@ -122,11 +146,17 @@ def seed_everything(seed: int) -> None:
 def repeatable(deterministic: bool):
     "torch's deterministic algorithms, or its fastest ones; what the process had before is put back, and so are the random states."
     import torch
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn.benchmark
+
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.benchmark,
+    )
     generators = random_state()
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     torch.backends.cudnn.benchmark = not deterministic
-    try: yield
+    try:
+        yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.backends.cudnn.benchmark = before[2]
@@ -142,10 +172,13 @@ def score_batch(task: Any, model: Any, batch: Any) -> tuple[dict[str, tuple], An
     if wants:
         given = task.metrics(outputs, batch.data)
         name = f"{type(task).__name__}.metrics"
-        if not isinstance(given, dict): raise RequestError(f"{name} returned {type(given).__name__}. It has to return {{name: (sum, count)}}.")
+        if not isinstance(given, dict):
+            raise RequestError(f"{name} returned {type(given).__name__}. It has to return {{name: (sum, count)}}.")
         for key, pair in given.items():
             if not (isinstance(pair, tuple) and len(pair) == 2):
-                raise RequestError(f"{name} gave {key!r} as {type(pair).__name__}. It has to be a tuple (sum over the batch's samples, count).")
+                raise RequestError(
+                    f"{name} gave {key!r} as {type(pair).__name__}. It has to be a tuple (sum over the batch's samples, count)."
+                )
         found.update(given)
     return found, outputs
 
@@ -158,13 +191,16 @@ def predict_batch(task: Any, model: Any, data: Any) -> Any:
 def on_host(rows: dict[int, dict[str, tuple]]) -> dict[int, dict[str, tuple[float, float]]]:
     "The same with plain numbers: one transfer for all tensors of a device."
     import torch
+
     flat = [value for row in rows.values() for pair in row.values() for value in pair]
     places = [i for i, value in enumerate(flat) if torch.is_tensor(value)]
     by_device: dict[Any, list[int]] = {}
-    for i in places: by_device.setdefault(flat[i].device, []).append(i)
+    for i in places:
+        by_device.setdefault(flat[i].device, []).append(i)
     for indices in by_device.values():
         numbers = torch.stack([flat[i].detach().double().reshape(()) for i in indices]).tolist()
-        for i, number in zip(indices, numbers): flat[i] = number
+        for i, number in zip(indices, numbers):
+            flat[i] = number
     numbers = iter(map(float, flat))
     return {index: {name: (next(numbers), next(numbers)) for name in row} for index, row in rows.items()}
 
@@ -177,12 +213,20 @@ def averages(rows: dict[int, dict[str, tuple[float, float]]]) -> dict[str, float
             entry = sums.setdefault(name, [0.0, 0.0])
             entry[0], entry[1] = entry[0] + value, entry[1] + count
     if sums and sums["loss"][1] == 0:
-        raise RequestError("The weights of all validation samples are zero, so they have no loss. Check the weights that `loss` returns.")
+        raise RequestError(
+            "The weights of all validation samples are zero, so they have no loss. Check the weights that `loss` returns."
+        )
     return {f"val_{name}": value / count if count else float("nan") for name, (value, count) in sums.items()}
 
 # %% ../../nbs/40_training/00_task.ipynb #23a2fc07
-def evaluate(task: Any, model: Any, batches: Any, context: RunContext | None = None, over: Callable[[], bool] | None = None,
-             partial: bool = False) -> dict[str, float] | None:
+def evaluate(
+    task: Any,
+    model: Any,
+    batches: Any,
+    context: RunContext | None = None,
+    over: Callable[[], bool] | None = None,
+    partial: bool = False,
+) -> dict[str, float] | None:
     """Metrics over the `batches` of all processes, named `val_…`, equal on every rank; `val_loss` is always there.
 
     `over` is asked before each batch but the first: where it says so on any rank, the evaluation ends there, with None, or with the metrics of what
@@ -190,6 +234,7 @@ def evaluate(task: Any, model: Any, batches: Any, context: RunContext | None = N
     what it learns.
     """
     import torch
+
     rank, world_size = (context.rank, context.world_size) if context else (0, 1)
     rows, parts, cut, sharded = {}, {}, False, is_sharded(model)
     was_training, generators, wants_all = model.training, random_state(), callable(getattr(task, "metrics_all", None))
@@ -197,18 +242,23 @@ def evaluate(task: Any, model: Any, batches: Any, context: RunContext | None = N
     try:
         with torch.no_grad() if sharded else torch.inference_mode():
             for place, batch in enumerate(batches.epoch(0)):
-                if context: context.pulse.beat()
-                if over is not None and place and (cut := _cut_here(over, context if sharded else None)): break
+                if context:
+                    context.pulse.beat()
+                if over is not None and place and (cut := _cut_here(over, context if sharded else None)):
+                    break
                 found, outputs = score_batch(task, model, batch)
                 if batch.samples > 0:  # a borrowed one is there so that all ranks make equally many passes
                     index = place * world_size + rank
                     rows[index] = found
-                    if wants_all: parts[index] = (outputs.float().cpu(), batch.data[-1].cpu())
+                    if wants_all:
+                        parts[index] = (outputs.float().cpu(), batch.data[-1].cpu())
             rows = on_host(rows)
             told = context.gather((rows, cut)) if context else [(rows, cut)]
-            if any(cut for _, cut in told) and not partial: return None
+            if any(cut for _, cut in told) and not partial:
+                return None
             metrics = averages({index: row for part, _ in told for index, row in part.items()})
-            if wants_all: metrics.update(_on_all_samples(task, parts, context))
+            if wants_all:
+                metrics.update(_on_all_samples(task, parts, context))
     finally:
         model.train(was_training)
         restore_random_state(generators)
@@ -224,6 +274,7 @@ def _cut_here(over: Callable[[], bool], context: RunContext | None) -> bool:
 def _on_all_samples(task: Any, parts: dict[int, tuple], context: RunContext | None) -> dict[str, float]:
     "What `metrics_all` says of all samples in their order; computed on rank 0."
     import torch
+
     if context:
         context.pulse.beat("scoring")
         parts = context.gather_by_index(parts)
@@ -232,6 +283,8 @@ def _on_all_samples(task: Any, parts: dict[int, tuple], context: RunContext | No
         predictions, targets = zip(*(parts[index] for index in sorted(parts)))
         found = task.metrics_all(torch.cat(predictions), torch.cat(targets))
         if not isinstance(found, dict):
-            raise RequestError(f"{type(task).__name__}.metrics_all returned {type(found).__name__}. It has to return {{name: value}}.")
+            raise RequestError(
+                f"{type(task).__name__}.metrics_all returned {type(found).__name__}. It has to return {{name: value}}."
+            )
         found = {f"val_{name}": float(value) for name, value in found.items()}
     return context.broadcast(found) if context else found

@@ -32,8 +32,10 @@ _PACKAGES = {"tensorboard": ("tensorboard",), "wandb": ("wandb",), "mlflow": ("m
 
 def _installed(package: str) -> bool:
     "Whether `import package` would find a package, and not just a folder of that name."
-    try: spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError): return False
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return False
     return spec is not None and spec.origin is not None
 
 
@@ -43,27 +45,36 @@ def check_trackers(config: Config) -> list[str]:
     for name in names:
         missing = [package for package in _PACKAGES[name] if not _installed(package)]
         if missing:
-            raise RequestError(f"tracking.names has {name}, and the package {missing[0]} is not installed. "
-                               f"Run: pip install \"spectrakit[{name}]\", or leave {name} out.")
+            raise RequestError(
+                f"tracking.names has {name}, and the package {missing[0]} is not installed. "
+                f'Run: pip install "spectrakit[{name}]", or leave {name} out.'
+            )
     return names
 
 # %% ../../nbs/40_training/02_trackers.ipynb #23a2fc02
 def wandb_mode(config: Config, environ: Mapping[str, str], platform: str) -> tuple[str, str]:
     "W&B's mode, 'online', 'offline' or 'disabled', and the reason. `platform`: a Platform's name."
     asked, said = config.tracking.mode, environ.get("WANDB_MODE", "").lower()
-    if environ.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes"): return "disabled", "WANDB_DISABLED is set"  # an opt-out always wins
-    if said == "disabled": return "disabled", "WANDB_MODE=disabled"
-    if asked != "auto": return asked, f"tracking.mode={asked}"
-    if said in ("online", "offline", "dryrun"): return "online" if said == "online" else "offline", f"WANDB_MODE={said}"
-    if platform in ("kaggle", "colab"): return "offline", f"{platform} may have no network"
-    if not environ.get("WANDB_API_KEY"): return "offline", "there is no WANDB_API_KEY"
+    if environ.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes"):
+        return "disabled", "WANDB_DISABLED is set"  # an opt-out always wins
+    if said == "disabled":
+        return "disabled", "WANDB_MODE=disabled"
+    if asked != "auto":
+        return asked, f"tracking.mode={asked}"
+    if said in ("online", "offline", "dryrun"):
+        return "online" if said == "online" else "offline", f"WANDB_MODE={said}"
+    if platform in ("kaggle", "colab"):
+        return "offline", f"{platform} may have no network"
+    if not environ.get("WANDB_API_KEY"):
+        return "offline", "there is no WANDB_API_KEY"
     return "online", "there is a WANDB_API_KEY"
 
 
 def mlflow_uri(config: Config, environ: Mapping[str, str], folder: Path) -> tuple[str, str]:
     "MLflow's store and the reason: the server that MLFLOW_TRACKING_URI names, or a SQLite file in `folder`."
     server = environ.get("MLFLOW_TRACKING_URI")
-    if server and config.tracking.mode != "offline": return server, "MLFLOW_TRACKING_URI is set"
+    if server and config.tracking.mode != "offline":
+        return server, "MLFLOW_TRACKING_URI is set"
     reason = "tracking.mode=offline" if config.tracking.mode == "offline" else "there is no MLFLOW_TRACKING_URI"
     return f"sqlite:///{folder / 'mlflow.db'}", reason
 
@@ -78,15 +89,21 @@ def lent_key(config: Config, platform: str, say: Callable[[str], Any] = print):
     if not asked or platform not in ("kaggle", "colab") or os.environ.get("WANDB_API_KEY"):
         yield
         return
-    try: os.environ["WANDB_API_KEY"] = secret("WANDB_API_KEY").reveal()
-    except SecretError as error: say(f"W&B may find no key. {error}")
-    try: yield
-    finally: os.environ.pop("WANDB_API_KEY", None)
+    try:
+        os.environ["WANDB_API_KEY"] = secret("WANDB_API_KEY").reveal()
+    except SecretError as error:
+        say(f"W&B may find no key. {error}")
+    try:
+        yield
+    finally:
+        os.environ.pop("WANDB_API_KEY", None)
 
 # %% ../../nbs/40_training/02_trackers.ipynb #23a2fc03
 def hyperparameters(config: Config) -> dict[str, Any]:
     "The settings as trackers take them: dotted key → number, true or false, or text."
-    leaves = ((key, value) for key, value in flat(to_dict(config)) if not key.startswith("distributed.env") and value != {})
+    leaves = (
+        (key, value) for key, value in flat(to_dict(config)) if not key.startswith("distributed.env") and value != {}
+    )
     return {key: value if isinstance(value, (bool, int, float)) else shown(value) for key, value in leaves}
 
 
@@ -99,13 +116,15 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 @dataclass
 class Trackers:
     "The open trackers of a run by name; `say` takes the sentence about one that failed. Without any it does nothing."
+
     opened: dict[str, Any] = field(default_factory=dict)
     say: Callable[[str], Any] = print
     after: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # what has to be put back at the end
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         "Give the finite numbers of `values` to every tracker, at optimizer step `step`."
-        if self.opened and (told := numbers(values)): self._each(lambda name, t: t.log(_names(told, name), step=step))
+        if self.opened and (told := numbers(values)):
+            self._each(lambda name, t: t.log(_names(told, name), step=step))
 
     def close(self, failed: bool = False) -> None:
         "Write out and end every tracker; `failed`: say that the run did not end well, where a tracker knows that."
@@ -115,7 +134,8 @@ class Trackers:
 
     def _each(self, call: Callable[[str, Any], Any]) -> None:
         for name, tracker in list(self.opened.items()):
-            if (error := _attempt(call, name, tracker)) is None: continue
+            if (error := _attempt(call, name, tracker)) is None:
+                continue
             del self.opened[name]
             self.say(f"{name} is no longer written: {error}; the run's own log goes on")
             _attempt(_close, name, tracker, True)  # frees what it holds, such as MLflow's one open run
@@ -126,10 +146,12 @@ def _attempt(call: Callable, *args: Any) -> str | None:
     state = random.getstate()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try: call(*args)
+        try:
+            call(*args)
         except Exception as error:
             return f"{type(error).__name__}: {without_secrets((str(error).strip().splitlines() or ['no message'])[0], os.environ)[:200]}"
-        finally: random.setstate(state)
+        finally:
+            random.setstate(state)
     return None
 
 
@@ -137,26 +159,34 @@ def without_secrets(text: str, environ: Mapping[str, str]) -> str:
     "`text` with `…` in place of names and passwords in addresses, and of the values of variables that sound secret."
     text = hidden(re.sub(r"(?<=://)[^/@\s]+(?=@)", "…", text))
     for name, value in environ.items():
-        if re.search("KEY|TOKEN|SECRET|PASSW", name.upper()) and len(value) >= 6: text = text.replace(value, "…")
+        if re.search("KEY|TOKEN|SECRET|PASSW", name.upper()) and len(value) >= 6:
+            text = text.replace(value, "…")
     return text
 
 
 def _names(values: dict[str, float], tracker: str) -> dict[str, float]:
     "MLflow takes letters, digits and `_-. :/` in a metric's name; any other sign becomes `_`."
-    return {re.sub(r"[^\w\-. :/]", "_", key, flags=re.ASCII): value for key, value in values.items()} if tracker == "mlflow" else values
+    return (
+        {re.sub(r"[^\w\-. :/]", "_", key, flags=re.ASCII): value for key, value in values.items()}
+        if tracker == "mlflow"
+        else values
+    )
 
 
 def _close(name: str, tracker: Any, failed: bool) -> None:
     "End one tracker, with the outcome where Accelerate's class cannot carry it."
-    if failed and name == "wandb": tracker.run.finish(exit_code=1)
+    if failed and name == "wandb":
+        tracker.run.finish(exit_code=1)
     if failed and name == "mlflow":
         import mlflow
+
         mlflow.end_run("FAILED")
     tracker.finish()
 
 # %% ../../nbs/40_training/02_trackers.ipynb #23a2fc06
 def _tensorboard(config: Config, folder: Path, step: int | None, after: contextlib.ExitStack) -> tuple[Any, str]:
     from accelerate.tracking import TensorBoardTracker
+
     purge = {} if step is None else {"purge_step": step + 1}
     return TensorBoardTracker(folder.name, str(folder.parent), **purge), ""
 
@@ -165,40 +195,72 @@ def _wandb(config: Config, folder: Path, step: int | None, after: contextlib.Exi
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # W&B's reports about itself
     import wandb
     from accelerate.tracking import WandBTracker
-    if wandb.run is not None: raise RuntimeError("a run of yours is open in this process")
+
+    if wandb.run is not None:
+        raise RuntimeError("a run of yours is open in this process")
     mode, reason = wandb_mode(config, os.environ, detect().name)
-    wanted = {"console": "off", "silent": True, "disable_git": True, "disable_code": True, "save_code": False, "symlink": False,
-              "x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True, "x_save_requirements": False,
-              "init_timeout": 30.0, "finish_timeout": 60.0}  # the last two: a dead network holds nobody up
+    wanted = {
+        "console": "off",
+        "silent": True,
+        "disable_git": True,
+        "disable_code": True,
+        "save_code": False,
+        "symlink": False,
+        "x_disable_meta": True,
+        "x_disable_stats": True,
+        "x_disable_machine_info": True,
+        "x_save_requirements": False,
+        "init_timeout": 30.0,
+        "finish_timeout": 60.0,
+    }  # the last two: a dead network holds nobody up
     known = getattr(wandb.Settings, "model_fields", wanted)
     settings = wandb.Settings(**{key: value for key, value in wanted.items() if key in known})
     identity = _kept(folder) or uuid.uuid4().hex[:8]
     _keep(folder, identity)
-    tracker = WandBTracker(config.tracking.project, dir=str(folder.parent), mode=mode, id=identity, resume="allow",
-                           name=folder.parents[1].name, settings=settings)
-    return tracker, f"wandb is {mode}: {reason}" + ("; `wandb sync` uploads trackers/wandb/offline-run-* later" if mode == "offline" else "")
+    tracker = WandBTracker(
+        config.tracking.project,
+        dir=str(folder.parent),
+        mode=mode,
+        id=identity,
+        resume="allow",
+        name=folder.parents[1].name,
+        settings=settings,
+    )
+    return tracker, f"wandb is {mode}: {reason}" + (
+        "; `wandb sync` uploads trackers/wandb/offline-run-* later" if mode == "offline" else ""
+    )
 
 # %% ../../nbs/40_training/02_trackers.ipynb #23a2fc07
 def _mlflow(config: Config, folder: Path, step: int | None, after: contextlib.ExitStack) -> tuple[Any, str]:
-    for key, value in (("MLFLOW_DISABLE_TELEMETRY", "true"), ("MLFLOW_HTTP_REQUEST_TIMEOUT", "15"), ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")):
+    for key, value in (
+        ("MLFLOW_DISABLE_TELEMETRY", "true"),
+        ("MLFLOW_HTTP_REQUEST_TIMEOUT", "15"),
+        ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"),
+    ):
         os.environ.setdefault(key, value)  # a dead server is given up in a minute, not in an hour
     import mlflow
     from accelerate.tracking import MLflowTracker
-    if mlflow.active_run() is not None: raise RuntimeError("a run of yours is open in this process")
+
+    if mlflow.active_run() is not None:
+        raise RuntimeError("a run of yours is open in this process")
     uri, reason = mlflow_uri(config, os.environ, folder)
     before = os.environ.get("MLFLOW_TRACKING_URI")
     artifacts = (folder / "artifacts").as_uri() if uri != before else None
     if artifacts:  # MLflow keeps the store for the whole process and its children; the next run there has another one
         mlflow.set_tracking_uri(uri)
         after.callback(_set_mlflow_uri, before)
-    tracker = MLflowTracker(config.tracking.project, logging_dir=artifacts, run_id=_kept(folder), run_name=folder.parents[1].name)
+    tracker = MLflowTracker(
+        config.tracking.project, logging_dir=artifacts, run_id=_kept(folder), run_name=folder.parents[1].name
+    )
     return tracker, f"mlflow writes to {'trackers/mlflow/mlflow.db' if artifacts else 'its server'}: {reason}"
 
 
 def _set_mlflow_uri(uri: str | None) -> None:
     import mlflow
+
     mlflow.set_tracking_uri(None)
-    if uri is not None: os.environ["MLFLOW_TRACKING_URI"] = uri
+    if uri is not None:
+        os.environ["MLFLOW_TRACKING_URI"] = uri
 
 
 def _kept(folder: Path) -> str | None:
@@ -214,7 +276,9 @@ def _keep(folder: Path, identity: str) -> None:
 _MAKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 # %% ../../nbs/40_training/02_trackers.ipynb #23a2fc08
-def start_trackers(config: Config, run_dir: Path, say: Callable[[str], Any], is_main: bool = True, step: int | None = None) -> Trackers:
+def start_trackers(
+    config: Config, run_dir: Path, say: Callable[[str], Any], is_main: bool = True, step: int | None = None
+) -> Trackers:
     """Open the trackers of `config` in `run_dir`/trackers; only rank 0 (`is_main`) has any.
 
     `step`: the optimizer step from which a run goes on, None for a new one. `say` takes notes and failures, one sentence each.
@@ -222,15 +286,22 @@ def start_trackers(config: Config, run_dir: Path, say: Callable[[str], Any], is_
     trackers = Trackers(say=say)
     for name in check_trackers(config) if is_main else []:
         folder = run_dir.resolve() / "trackers" / name
+
         def open_one() -> str:
             folder.mkdir(parents=True, exist_ok=True)
             tracker, note = _MAKERS[name](config, folder, step, trackers.after)
             tracker.start()
             trackers.opened[name] = tracker
-            if name == "mlflow": _keep(folder, tracker.tracker.info.run_id)
-            if step is None or name == "wandb": tracker.store_init_configuration(hyperparameters(config))  # else it is known
-            if note: say(note)
-        if (error := _attempt(open_one)) is None: continue
+            if name == "mlflow":
+                _keep(folder, tracker.tracker.info.run_id)
+            if step is None or name == "wandb":
+                tracker.store_init_configuration(hyperparameters(config))  # else it is known
+            if note:
+                say(note)
+
+        if (error := _attempt(open_one)) is None:
+            continue
         say(f"{name} is not written: {error}; the run's own log goes on")
-        if name in trackers.opened: _attempt(_close, name, trackers.opened.pop(name), True)
+        if name in trackers.opened:
+            _attempt(_close, name, trackers.opened.pop(name), True)
     return trackers

@@ -34,6 +34,7 @@ from ..watchdog.budget import check_time
 # %% ../../nbs/71_tuning/00_lr_finder.ipynb #f1e896d6
 class Point(NamedTuple):
     "One step of a range test: its learning rate, the loss of its batch, and the average of the last losses."
+
     lr: float
     loss: float
     smoothed: float
@@ -42,6 +43,7 @@ class Point(NamedTuple):
 @dataclass(frozen=True)
 class Valley:
     "Where the losses of a sweep fall, as indices of points: half of the way down, the steepest place, the lowest average; None without a fall."
+
     half: int
     steepest: int
     lowest: int
@@ -51,25 +53,38 @@ class Valley:
 
 def fall_of(points: list[Point], steps: int) -> tuple[int, float, float, float]:
     "(index of the lowest average, level of the first fifth of the losses, how far the average fell, how far noise would carry it)."
-    first = [p.loss for p in points[:max(SURE, steps // 5)]]
+    first = [p.loss for p in points[: max(SURE, steps // 5)]]
     level = sum(first) / len(first)
     spread = math.sqrt(sum((x - level) ** 2 for x in first) / (len(first) - 1))
     weight, lowest = Smoothed(steps).weight, min(range(SURE - 1, len(points)), key=lambda i: points[i].smoothed)
-    return lowest, level, level - points[lowest].smoothed, spread * math.sqrt((1 - weight) / (1 + weight) + 1 / len(first))
+    return (
+        lowest,
+        level,
+        level - points[lowest].smoothed,
+        spread * math.sqrt((1 - weight) / (1 + weight) + 1 / len(first)),
+    )
 
 
 def find_valley(points: list[Point], steps: int) -> Valley | None:
     "The fall of the losses of a sweep of `steps`; None where there is none, or nothing but noise."
-    if len(points) < SURE: return None
+    if len(points) < SURE:
+        return None
     lowest, level, fall, noise = fall_of(points, steps)
-    if not fall > max(4 * noise, 0.02 * abs(level)): return None  # noise alone gets that far in one sweep of a hundred
+    if not fall > max(4 * noise, 0.02 * abs(level)):
+        return None  # noise alone gets that far in one sweep of a hundred
     averages = [p.smoothed for p in points]
     half = next(i for i in range(SURE - 1, lowest + 1) if averages[i] <= level - fall / 2)
     begins = max((i for i in range(half) if averages[i] > level - fall / 10), default=0)
     around = max(1, steps // 20)  # one step to the next would be noise
-    steepest = min(range(begins, lowest), key=lambda i: averages[min(i + around, lowest)] - averages[max(i - around, 0)], default=half)
+    steepest = min(
+        range(begins, lowest),
+        key=lambda i: averages[min(i + around, lowest)] - averages[max(i - around, 0)],
+        default=half,
+    )
     before = next(p.smoothed for p in points if p.lr >= points[-1].lr / 10.001)
-    return Valley(half, steepest, lowest, level, (before - averages[lowest]) / fall if lowest >= len(points) - 2 else 0.0)
+    return Valley(
+        half, steepest, lowest, level, (before - averages[lowest]) / fall if lowest >= len(points) - 2 else 0.0
+    )
 
 # %% ../../nbs/71_tuning/00_lr_finder.ipynb #8719f6ee
 def rounded(rate: float) -> float:
@@ -82,64 +97,107 @@ def judge(points: list[Point], sweep: Sweep, why: str, reason: str) -> tuple[flo
     valley = find_valley(points, sweep.steps) if why != "error" else None
     lower, higher = f"try lowest={rounded(sweep.lowest / 1000):g}", f"try highest={rounded(sweep.highest * 100):g}"
     early = why in ("stop", "time")
-    if why == "error": return None, None, reason
-    if not points and why == "not finite": return None, None, f"{reason}, before any update: look at the data, and at the model's first outputs"
-    if len(points) < SURE: return None, None, f"{reason}: {len(points)} losses say nothing{'' if early else f'; {lower}'}"
+    if why == "error":
+        return None, None, reason
+    if not points and why == "not finite":
+        return None, None, f"{reason}, before any update: look at the data, and at the model's first outputs"
+    if len(points) < SURE:
+        return None, None, f"{reason}: {len(points)} losses say nothing{'' if early else f'; {lower}'}"
     if valley is None and (fall := fall_of(points, sweep.steps))[2] > max(2 * fall[3], 0.02 * abs(fall[1])):
-        return None, None, f"{reason}; the losses of the batches differ so much that a fall cannot be told from noise: try steps={5 * sweep.steps}, or larger batches"
-    if valley is None and early: return None, None, f"{reason}, before the loss had fallen"
+        return (
+            None,
+            None,
+            f"{reason}; the losses of the batches differ so much that a fall cannot be told from noise: try steps={5 * sweep.steps}, or larger batches",
+        )
+    if valley is None and early:
+        return None, None, f"{reason}, before the loss had fallen"
     if valley is None and why == "end":
-        return None, None, (f"the loss hardly changed from {sweep.lowest:g} to {sweep.highest:g}: {higher}; where it stays as it is, nothing is learned: "
-                            "look at the loss, at requires_grad, and at the targets")
-    if valley is None: return None, None, f"{reason}, and had not fallen before: {lower}; where that does not help either, look at the loss and at the data"
+        return (
+            None,
+            None,
+            (
+                f"the loss hardly changed from {sweep.lowest:g} to {sweep.highest:g}: {higher}; where it stays as it is, nothing is learned: "
+                "look at the loss, at requires_grad, and at the targets"
+            ),
+        )
+    if valley is None:
+        return (
+            None,
+            None,
+            f"{reason}, and had not fallen before: {lower}; where that does not help either, look at the loss and at the data",
+        )
     said = reason if early else ""
-    if valley.late > 0.2: said = f"{reason}, and the loss was still falling there, so a higher rate may do better" + ("" if early else f": {higher}")
-    if valley.half <= SURE: said = f"the loss fell from the first step on, so a lower rate may do as well: {lower}"
+    if valley.late > 0.2:
+        said = f"{reason}, and the loss was still falling there, so a higher rate may do better" + (
+            "" if early else f": {higher}"
+        )
+    if valley.half <= SURE:
+        said = f"the loss fell from the first step on, so a lower rate may do as well: {lower}"
     return rounded(points[valley.half].lr), valley, said
 
 # %% ../../nbs/71_tuning/00_lr_finder.ipynb #fea97f29
 @dataclass(frozen=True)
 class FoundLr:
     "What a range test found: `suggestion`, or None and the `reason`. Rates are values of optimizer.lr, unless the task's own optimizer does not go by it."
+
     suggestion: float | None
     steepest: float | None  # where the loss fell fastest
     lowest_loss: float | None  # where it was lowest: too high to train with
     reason: str
     status: str = "completed"  # completed, interrupted, out_of_time, failed
     points: tuple[Point, ...] = field(default=(), repr=False)
-    facts: dict = field(default_factory=dict, repr=False)  # with what it was found: task, device, effective_batch_size, world_size, …
+    facts: dict = field(
+        default_factory=dict, repr=False
+    )  # with what it was found: task, device, effective_batch_size, world_size, …
     details: str = field(default="", repr=False)  # the traceback of a task that failed
 
     @property
     def override(self) -> str | None:
         "The word for `compose`, `override` and the shell, such as optimizer.lr=0.003; None where there is none."
-        return f"optimizer.lr={self.suggestion:g}" if self.suggestion is not None and self.facts.get("follows", True) else None
+        return (
+            f"optimizer.lr={self.suggestion:g}"
+            if self.suggestion is not None and self.facts.get("follows", True)
+            else None
+        )
 
     @property
     def next(self) -> str:
         "What to do next."
-        if self.suggestion is None: return "print(found.details) shows the traceback" if self.details else ""
-        if self.override: return f'sk.override(cfg, "{self.override}"), or {self.override} in a shell'
-        return (f"{self.facts.get('task', 'the task')} has an optimizer of its own that does not go by optimizer.lr: there its first group gets lr={self.suggestion:g} "
-                f"(now {self.facts.get('unit', 0):g})" + (", and the others in proportion" if self.facts.get("groups", 1) > 1 else ""))
+        if self.suggestion is None:
+            return "print(found.details) shows the traceback" if self.details else ""
+        if self.override:
+            return f'sk.override(cfg, "{self.override}"), or {self.override} in a shell'
+        return (
+            f"{self.facts.get('task', 'the task')} has an optimizer of its own that does not go by optimizer.lr: there its first group gets lr={self.suggestion:g} "
+            f"(now {self.facts.get('unit', 0):g})"
+            + (", and the others in proportion" if self.facts.get("groups", 1) > 1 else "")
+        )
 
     def plot(self) -> Picture:
         "The losses over the learning rate, on a logarithmic axis, with the suggestion."
         return Picture(plot_sweep(self))
 
-    def _repr_png_(self) -> bytes: return self.plot()._repr_png_()
+    def _repr_png_(self) -> bytes:
+        return self.plot()._repr_png_()
 
     def __str__(self) -> str:
-        if self.suggestion is None: return f"no learning rate can be suggested: {self.reason}" + (f"\nnext: {self.next}" if self.next else "")
+        if self.suggestion is None:
+            return f"no learning rate can be suggested: {self.reason}" + (f"\nnext: {self.next}" if self.next else "")
         others = f"steepest at {self.steepest:g}, lowest loss at {self.lowest_loss:g}"
-        return f"learning rate {self.suggestion:g} ({others})" + (f"\nnote: {self.reason}" if self.reason else "") + f"\nnext: {self.next}"
+        return (
+            f"learning rate {self.suggestion:g} ({others})"
+            + (f"\nnote: {self.reason}" if self.reason else "")
+            + f"\nnext: {self.next}"
+        )
 
-    def __repr__(self) -> str: return str(self)  # a console shows it with its lines
+    def __repr__(self) -> str:
+        return str(self)  # a console shows it with its lines
 
 # %% ../../nbs/71_tuning/00_lr_finder.ipynb #f0d627c7
 def plot_sweep(found: FoundLr) -> Any:
     "A matplotlib Figure: each loss faint, their average bold, a ring and a line at the suggestion. Where the loss breaks out it is cut off."
     from matplotlib.figure import Figure
+
     figure = Figure(figsize=(6.4, 3.4), dpi=110, facecolor="white", layout="constrained")
     ax, points = figure.subplots(), found.points
     rates, averages = [p.lr for p in points], [p.smoothed for p in points]
@@ -148,17 +206,39 @@ def plot_sweep(found: FoundLr) -> Any:
     ax.set_xscale("log")
     if found.suggestion is not None:
         near = min(points, key=lambda p: abs(math.log(p.lr / found.suggestion)))
-        ax.axvline(found.suggestion, color=VALID, linewidth=1.2, linestyle="--", label=f"suggestion {found.suggestion:g}")
-        ax.plot([found.suggestion], [near.smoothed], marker="o", markersize=10, markerfacecolor="none", markeredgecolor=INK, markeredgewidth=1.3)
+        ax.axvline(
+            found.suggestion, color=VALID, linewidth=1.2, linestyle="--", label=f"suggestion {found.suggestion:g}"
+        )
+        ax.plot(
+            [found.suggestion],
+            [near.smoothed],
+            marker="o",
+            markersize=10,
+            markerfacecolor="none",
+            markeredgecolor=INK,
+            markeredgewidth=1.3,
+        )
         low, level = min(averages), averages[SURE - 1]
-        ax.set_ylim(low - 0.15 * (level - low), min(level + 0.6 * (level - low), max(p.loss for p in points) + 0.1 * (level - low)))
-    if points: ax.legend(fontsize=7, frameon=False, loc="lower left")
-    ax.set_title(f"next: {found.override}" if found.override else "" if found.suggestion else "no suggestion", fontsize=8, color=INK, loc="right")
-    ax.set_title(f"loss · {found.facts['task']}" if found.facts.get("task") else "loss", fontsize=9, color=INK, loc="left")
+        ax.set_ylim(
+            low - 0.15 * (level - low),
+            min(level + 0.6 * (level - low), max(p.loss for p in points) + 0.1 * (level - low)),
+        )
+    if points:
+        ax.legend(fontsize=7, frameon=False, loc="lower left")
+    ax.set_title(
+        f"next: {found.override}" if found.override else "" if found.suggestion else "no suggestion",
+        fontsize=8,
+        color=INK,
+        loc="right",
+    )
+    ax.set_title(
+        f"loss · {found.facts['task']}" if found.facts.get("task") else "loss", fontsize=9, color=INK, loc="left"
+    )
     ax.set_xlabel("learning rate", fontsize=8, color=INK)
     ax.grid(True, color=GRID, linewidth=0.6)
     ax.tick_params(labelsize=7, colors=INK)
-    for side in ("top", "right"): ax.spines[side].set_visible(False)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
     return figure
 
 # %% ../../nbs/71_tuning/00_lr_finder.ipynb #d6ed71c1
@@ -166,21 +246,35 @@ class _Teller:
     "Prints what the log in `folder` says."
 
     def __init__(self, folder: Path, out: Any, every_s: float = 10.0):
-        self._reader, self._out, self._every_s, self._spoken, self._steps = EventReader(folder / "events.jsonl"), out, every_s, time.monotonic(), "?"
+        self._reader, self._out, self._every_s, self._spoken, self._steps = (
+            EventReader(folder / "events.jsonl"),
+            out,
+            every_s,
+            time.monotonic(),
+            "?",
+        )
 
     def update(self) -> None:
         "Tell what is new. It never raises: whoever looks on must not end the test."
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             for event in self._reader.poll():
-                if event["type"] == "message": self._say(event["text"])
-                elif event["type"] == "start": self._say(self._beginning(event))
+                if event["type"] == "message":
+                    self._say(event["text"])
+                elif event["type"] == "start":
+                    self._say(self._beginning(event))
                 elif event["type"] == "step" and time.monotonic() - self._spoken >= self._every_s:
-                    self._say(f"step {event['step']} of {self._steps} · learning rate {event['lr']:.2g} · loss {event['smoothed']:.4g}")
+                    self._say(
+                        f"step {event['step']} of {self._steps} · learning rate {event['lr']:.2g} · loss {event['smoothed']:.4g}"
+                    )
 
     def _beginning(self, event: dict) -> str:
         self._steps, ranks = event["total_steps"], event["world_size"]
-        return (f"{event['task']}: {event['total_steps']} optimizer steps of {event['effective_batch_size']} samples, learning rate {event['lowest']:g} to {event['highest']:g}, "
-                f"on {event['device']}" + (f" in {ranks} processes" if ranks > 1 else "") + (f", {event['mixed_precision']}" if event["mixed_precision"] != "no" else ""))
+        return (
+            f"{event['task']}: {event['total_steps']} optimizer steps of {event['effective_batch_size']} samples, learning rate {event['lowest']:g} to {event['highest']:g}, "
+            f"on {event['device']}"
+            + (f" in {ranks} processes" if ranks > 1 else "")
+            + (f", {event['mixed_precision']}" if event["mixed_precision"] != "no" else "")
+        )
 
     def _say(self, line: str) -> None:
         print(line, file=self._out, flush=True)
@@ -190,12 +284,21 @@ class _Teller:
 def checked_sweep(lowest: float, highest: float, steps: int) -> Sweep:
     "The sweep. RequestError where it cannot be one."
     for name, value in (("lowest", lowest), ("highest", highest)):
-        try: fine = not isinstance(value, (bool, str)) and 0 < float(value) < math.inf
-        except (TypeError, ValueError): fine = False
-        if not fine: raise RequestError(f"{name}={value!r} is not possible: a learning rate is a number above 0, such as 1e-7.")
+        try:
+            fine = not isinstance(value, (bool, str)) and 0 < float(value) < math.inf
+        except (TypeError, ValueError):
+            fine = False
+        if not fine:
+            raise RequestError(f"{name}={value!r} is not possible: a learning rate is a number above 0, such as 1e-7.")
     if highest < 10 * lowest:
-        raise RequestError(f"lowest={lowest:g} and highest={highest:g} are not possible: a sweep goes up, over a factor of ten at least. "
-                           + (f"Did you mean lowest={highest:g} and highest={lowest:g}?" if highest <= lowest / 10 else "The defaults are 1e-7 and 1."))
+        raise RequestError(
+            f"lowest={lowest:g} and highest={highest:g} are not possible: a sweep goes up, over a factor of ten at least. "
+            + (
+                f"Did you mean lowest={highest:g} and highest={lowest:g}?"
+                if highest <= lowest / 10
+                else "The defaults are 1e-7 and 1."
+            )
+        )
     if isinstance(steps, bool) or not hasattr(steps, "__index__") or not 20 <= steps <= 10_000:
         raise RequestError(f"steps={steps!r} is not possible: it needs a whole number from 20 to 10000; 100 is usual.")
     return Sweep(float(lowest), float(highest), int(steps))
@@ -206,12 +309,19 @@ def read_sweep(folder: Path, sweep: Sweep, outcome: Outcome) -> FoundLr:
     events = read_events(folder / "events.jsonl")
     first = max((i for i, event in enumerate(events) if event["type"] == "start"), default=0)  # of the last try
     events, facts = events[first:], {}
-    for event in events[:1] if events and events[0]["type"] == "start" else (): facts = {k: v for k, v in event.items() if k not in ("t", "type", "schema")}
-    points = [Point(e["lr"], e["loss"], e["smoothed"]) for e in events if e["type"] == "step" and e.get("smoothed") is not None]
+    for event in events[:1] if events and events[0]["type"] == "start" else ():
+        facts = {k: v for k, v in event.items() if k not in ("t", "type", "schema")}
+    points = [
+        Point(e["lr"], e["loss"], e["smoothed"])
+        for e in events
+        if e["type"] == "step" and e.get("smoothed") is not None
+    ]
     end = last_event(events, "end") or {}
     why = {"failed": "error", "interrupted": "stop", "out_of_time": "time"}.get(outcome.status, end.get("why", "end"))
     details = _details(folder / "logs") if outcome.status == "failed" else ""
-    reason = re.sub(rf"{re.escape(folder.name)}/logs(/stacks-rank-\*\.txt)?", ".details", outcome.reason)  # the folder goes away
+    reason = re.sub(
+        rf"{re.escape(folder.name)}/logs(/stacks-rank-\*\.txt)?", ".details", outcome.reason
+    )  # the folder goes away
     suggestion, valley, said = judge(points, sweep, why, reason)
     steepest, lowest = (rounded(points[i].lr) for i in (valley.steepest, valley.lowest)) if valley else (None, None)
     return FoundLr(suggestion, steepest, lowest, said, outcome.status, tuple(points), facts, details)
@@ -219,11 +329,24 @@ def read_sweep(folder: Path, sweep: Sweep, outcome: Outcome) -> FoundLr:
 
 def _details(logs: Path) -> str:
     "Tracebacks and stacks of the ranks, or else the ends of their logs."
-    files = [f for pattern in ("error-rank-*.txt", "stacks-rank-*.txt") for f in sorted(logs.glob(pattern)) if f.stat().st_size] or sorted(logs.glob("*.log"))
+    files = [
+        f
+        for pattern in ("error-rank-*.txt", "stacks-rank-*.txt")
+        for f in sorted(logs.glob(pattern))
+        if f.stat().st_size
+    ] or sorted(logs.glob("*.log"))
     return "\n".join(f"{file.stem}:\n{file.read_text(errors='replace')[-8000:]}" for file in files)
 
 
-def find_lr(task: Any, config: Config | None = None, *, lowest: float = 1e-7, highest: float = 1.0, steps: int = 100, show: bool = True) -> FoundLr:
+def find_lr(
+    task: Any,
+    config: Config | None = None,
+    *,
+    lowest: float = 1e-7,
+    highest: float = 1.0,
+    steps: int = 100,
+    show: bool = True,
+) -> FoundLr:
     """Suggest a learning rate for `task` (an object, or a name such as 'coffee') by a range test (Smith, 2015): `steps` optimizer steps with
     rates that grow from `lowest` to `highest`.
 
@@ -234,17 +357,31 @@ def find_lr(task: Any, config: Config | None = None, *, lowest: float = 1e-7, hi
     `status`, too. RequestError where the request is wrong.
     """
     config = compose() if config is None else config
-    if not isinstance(config, Config): raise RequestError(f"find_lr was given a {type(config).__name__} for its config. Make one with compose('trainer=kaggle_safe').")
+    if not isinstance(config, Config):
+        raise RequestError(
+            f"find_lr was given a {type(config).__name__} for its config. Make one with compose('trainer=kaggle_safe')."
+        )
     sweep = checked_sweep(lowest, highest, steps)
-    if isinstance(task, str): check_task_name(task)
-    else: check_task(task, config)
-    config = replace(config, task={**config.task, "name": settled_name(task) if isinstance(task, str) else name_of(task)})
+    if isinstance(task, str):
+        check_task_name(task)
+    else:
+        check_task(task, config)
+    config = replace(
+        config, task={**config.task, "name": settled_name(task) if isinstance(task, str) else name_of(task)}
+    )
     platform, place = detect(), rank_of(os.environ)
     check_time(config, platform)
     show = show and config.run.console != "none" and (place is None or place.rank == 0)
     with ends_softly(), held_folder(private_folder()) as folder:
         teller = _Teller(folder, sys.stdout) if show else None
-        job = Job("find_lr", folder, resolve_env(config, platform)[0], platform, extra={"sweep": asdict(sweep), "folder": str(folder)})
+        job = Job(
+            "find_lr",
+            folder,
+            resolve_env(config, platform)[0],
+            platform,
+            extra={"sweep": asdict(sweep), "folder": str(folder)},
+        )
         found = read_sweep(folder, sweep, launch(job, task, teller.update if teller else lambda: None))
-    if show: print(found, flush=True)
+    if show:
+        print(found, flush=True)
     return found

@@ -19,9 +19,12 @@ from ..distributed.heartbeat import checkpoint_file, stop_file
 def hears_clicks(kernel: Any, environ: dict | None = None) -> bool:
     "Whether a button that is shown by a busy cell of `kernel` does something, and whether somebody may press it."
     environ = os.environ if environ is None else environ
-    if environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch" or environ.get("COLAB_RELEASE_TAG"): return False  # Colab's kernel is its own: ■ works
-    if kernel is None or getattr(kernel, "_allow_stdin", True) is False: return False
-    if importlib.util.find_spec("ipywidgets") is None: return False
+    if environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch" or environ.get("COLAB_RELEASE_TAG"):
+        return False  # Colab's kernel is its own: ■ works
+    if kernel is None or getattr(kernel, "_allow_stdin", True) is False:
+        return False
+    if importlib.util.find_spec("ipywidgets") is None:
+        return False
     return kernel_version() >= 7 or _looks_itself(kernel)
 
 
@@ -33,7 +36,10 @@ def kernel_version() -> int:
 
 def _looks_itself(kernel: Any) -> bool:
     "Whether `deliver` knows what it needs of a kernel of version 6."
-    return kernel_version() == 6 and all(hasattr(kernel, name) for name in ("shell_stream", "session", "shell_handlers", "schedule_dispatch", "dispatch_shell"))
+    return kernel_version() == 6 and all(
+        hasattr(kernel, name)
+        for name in ("shell_stream", "session", "shell_handlers", "schedule_dispatch", "dispatch_shell")
+    )
 
 # %% ../../nbs/55_view/04_buttons.ipynb #39e5c65d
 def deliver(kernel: Any) -> int:
@@ -47,7 +53,9 @@ def deliver(kernel: Any) -> int:
             continue
         message = kernel.session.deserialize(signed, content=True, copy=False)
         kernel.shell_handlers[message["msg_type"]](kernel.shell_stream, names, message)
-        kernel.session.send(kernel.iopub_socket, "status", {"execution_state": "idle"}, parent=message, ident=b"kernel.status")  # the page waits for it
+        kernel.session.send(
+            kernel.iopub_socket, "status", {"execution_state": "idle"}, parent=message, ident=b"kernel.status"
+        )  # the page waits for it
         count += 1
     return count
 
@@ -57,46 +65,72 @@ class Buttons:
 
     def __init__(self, run_dir: Path, kernel: Any = None, show: Callable[[dict], Callable[[dict], None]] | None = None):
         self.run_dir, self.kernel, self.box, self._change, self._show = run_dir, kernel, None, None, show or _display
-        if not hears_clicks(kernel): return
+        if not hears_clicks(kernel):
+            return
         import ipywidgets
-        self.stop = ipywidgets.Button(description="Stop", icon="stop", tooltip="Save a checkpoint and end the run, as ■ does")
+
+        self.stop = ipywidgets.Button(
+            description="Stop", icon="stop", tooltip="Save a checkpoint and end the run, as ■ does"
+        )
         self.save = ipywidgets.Button(description="Checkpoint now", icon="save", tooltip="Save a checkpoint and go on")
         self.stop.on_click(lambda _: self._press(self.stop, stop_file, "stopping …"))
         self.save.on_click(lambda _: self._press(self.save, checkpoint_file, "saving …"))
         self.box = ipywidgets.HBox([self.stop, self.save])
 
     def _press(self, button: Any, file: Callable[[Path], Path], said: str) -> None:
-        if self.box is None: return  # the run is over
-        try: file(self.run_dir).touch()
-        except OSError as error: said = f"not possible: {error.strerror}"
+        if self.box is None:
+            return  # the run is over
+        try:
+            file(self.run_dir).touch()
+        except OSError as error:
+            said = f"not possible: {error.strerror}"
         button.description, button.disabled = said, True
 
     def show(self) -> None:
         "Show them, once."
-        if self.box is None or self._change is not None: return
-        self._change = self._show({"application/vnd.jupyter.widget-view+json": {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}, "text/plain": ""})
-        for widget in (self.box, self.stop, self.save): _answer_at_once(widget)
+        if self.box is None or self._change is not None:
+            return
+        self._change = self._show(
+            {
+                "application/vnd.jupyter.widget-view+json": {
+                    "version_major": 2,
+                    "version_minor": 0,
+                    "model_id": self.box.model_id,
+                },
+                "text/plain": "",
+            }
+        )
+        for widget in (self.box, self.stop, self.save):
+            _answer_at_once(widget)
 
     def poll(self) -> None:
         "Hear clicks, where the kernel does not, and let the save button be pressed again when its file is gone."
-        if self.box is None or self._change is None: return
-        if kernel_version() == 6: deliver(self.kernel)
-        if self.save.disabled and not checkpoint_file(self.run_dir).exists(): self.save.description, self.save.disabled = "Checkpoint now", False
+        if self.box is None or self._change is None:
+            return
+        if kernel_version() == 6:
+            deliver(self.kernel)
+        if self.save.disabled and not checkpoint_file(self.run_dir).exists():
+            self.save.description, self.save.disabled = "Checkpoint now", False
 
     def close(self) -> None:
         "Take them away."
-        if self.box is None: return
+        if self.box is None:
+            return
         box, self.box = self.box, None
-        if self._change: self._change({"text/plain": ""})
-        for widget in (self.stop, self.save, box): widget.close()
+        if self._change:
+            self._change({"text/plain": ""})
+        for widget in (self.stop, self.save, box):
+            widget.close()
 
 
 def _display(bundle: dict) -> Callable[[dict], None]:
     from IPython.display import display
+
     handle = display(bundle, raw=True, display_id=True)
     return lambda other: handle.update(other, raw=True)
 
 
 def _answer_at_once(widget: Any) -> None:
     "ipykernel 7.4 sends a click back to the thread of the busy cell; without this mark it does not."
-    if kernel_version() >= 7: getattr(getattr(widget, "comm", None), "__dict__", {}).pop("_reply_subshell_id", None)
+    if kernel_version() >= 7:
+        getattr(getattr(widget, "comm", None), "__dict__", {}).pop("_reply_subshell_id", None)

@@ -29,7 +29,8 @@ _PIECE = 8 * 2**20  # bytes of a log that are read at a time
 def can_display(environ: dict | None = None) -> bool:
     "Whether this process is the kernel of a notebook that shows HTML."
     environ = os.environ if environ is None else environ
-    if environ.get("DATABRICKS_RUNTIME_VERSION"): return False  # prints <IPython.core.display.HTML object> for each frame
+    if environ.get("DATABRICKS_RUNTIME_VERSION"):
+        return False  # prints <IPython.core.display.HTML object> for each frame
     return kernel() is not None
 
 
@@ -42,16 +43,24 @@ def kernel() -> Any:
 class Screen:
     "One output of the cell, which is shown at the first call and changed by the next ones."
 
-    def __init__(self): self._handle, self._shown = None, None
+    def __init__(self):
+        self._handle, self._shown = None, None
 
     def show(self, text: str, **data: Any) -> None:
         "Show a bundle; `text` is for viewers that show nothing else. What is there already is not sent again."
         from IPython.display import display
-        bundle = {"text/plain": text, **{name.replace("_", "/", 1): value for name, value in data.items() if value is not None}}
-        if bundle == self._shown: return
+
+        bundle = {
+            "text/plain": text,
+            **{name.replace("_", "/", 1): value for name, value in data.items() if value is not None},
+        }
+        if bundle == self._shown:
+            return
         self._shown = bundle
-        if self._handle is None: self._handle = display(bundle, raw=True, display_id=True)
-        else: self._handle.update(bundle, raw=True)
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
 
 # %% ../../nbs/55_view/05_live.ipynb #a6289837
 class Pacer:
@@ -83,26 +92,53 @@ class LiveView:
     `log`: whether the axis of the loss is logarithmic (None: by the values). `writes`: whether dashboard.html is kept in the run's folder. `echo`: a text view
     that is updated as well, for a log that people read. `draws`: False where there is no cell. `goes_on`: the log has the end of an earlier session."""
 
-    def __init__(self, run_dir: Path, *, log: bool | None = None, writes: bool = True, goes_on: bool = False, echo: TextView | None = None,
-                 draws: bool = True, controls: bool = False, clock: Callable[[], float] = time.monotonic, work: Callable[[], float] = time.thread_time):
-        self.run_dir, self.log, self.writes, self.echo, self.draws, self._clock = run_dir, log, writes, echo, draws, clock
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        log: bool | None = None,
+        writes: bool = True,
+        goes_on: bool = False,
+        echo: TextView | None = None,
+        draws: bool = True,
+        controls: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        work: Callable[[], float] = time.thread_time,
+    ):
+        self.run_dir, self.log, self.writes, self.echo, self.draws, self._clock = (
+            run_dir,
+            log,
+            writes,
+            echo,
+            draws,
+            clock,
+        )
         self.state, self._reader = RunState(run_dir.name), EventReader(run_dir / "events.jsonl", _PIECE, strict=False)
         self._top, self._below = Screen(), Screen()
         self._buttons = Buttons(run_dir, kernel()) if controls else None
         self._began, self._anchor, self._fresh = clock(), (0.0, clock()), True
-        self._head, self._plots, self._page = Pacer(clock, work, SHARE / 4), Pacer(clock, work, SHARE / 2), Pacer(clock, work, SHARE / 4)
+        self._head, self._plots, self._page = (
+            Pacer(clock, work, SHARE / 4),
+            Pacer(clock, work, SHARE / 2),
+            Pacer(clock, work, SHARE / 4),
+        )
         self.broken: str | None = None
         self.left = False  # nobody looks any more, and the run goes on
         try:
-            while self._read(): pass  # what is there already
-        except OSError as error: _give_up(self, error)  # a log that nobody may read
-        if goes_on: self.state.status, self.state.reason, self.state.pace_from = "", "", None
+            while self._read():
+                pass  # what is there already
+        except OSError as error:
+            _give_up(self, error)  # a log that nobody may read
+        if goes_on:
+            self.state.status, self.state.reason, self.state.pace_from = "", "", None
 
     def _read(self) -> bool:
         "Take in what is new; False where there is nothing."
         events = self._reader.poll()
-        for event in events: take(self.state, event)
-        if events: self._anchor, self._fresh = (self.state.t, self._clock()), True
+        for event in events:
+            take(self.state, event)
+        if events:
+            self._anchor, self._fresh = (self.state.t, self._clock()), True
         return bool(events)
 
     @property
@@ -112,29 +148,43 @@ class LiveView:
 
     def update(self) -> None:
         "Draw what is due."
-        if self.echo: self.echo.update()
-        if self.broken: return
+        if self.echo:
+            self.echo.update()
+        if self.broken:
+            return
         try:
             self._read()
-            if self._buttons: self._buttons.poll()
-            if self.draws and self._head.due(): _draw_header(self)
-            if self.draws and self._fresh and self._plots.due(): _draw_plots(self)
-            if self.writes and self._page.due(): _write_page(self, running=True)
-        except Exception as error: _give_up(self, error)
+            if self._buttons:
+                self._buttons.poll()
+            if self.draws and self._head.due():
+                _draw_header(self)
+            if self.draws and self._fresh and self._plots.due():
+                _draw_plots(self)
+            if self.writes and self._page.due():
+                _write_page(self, running=True)
+        except Exception as error:
+            _give_up(self, error)
 
     def close(self) -> None:
         "Draw the end."
-        if self.echo: self.echo.close()
-        if self.broken: return
-        try: _close(self)
-        except Exception as error: _give_up(self, error)
+        if self.echo:
+            self.echo.close()
+        if self.broken:
+            return
+        try:
+            _close(self)
+        except Exception as error:
+            _give_up(self, error)
 
 # %% ../../nbs/55_view/05_live.ipynb #1a7b92e2
 def _draw_header(view: LiveView) -> None:
     "The header, once a second."
     began = view._head.work()
-    view._top.show(f"{view.run_dir.name}: {phase(view.state)}, step {view.state.step}", text_html=header(view.state, view.now_t))
-    if view._buttons: view._buttons.show()
+    view._top.show(
+        f"{view.run_dir.name}: {phase(view.state)}, step {view.state.step}", text_html=header(view.state, view.now_t)
+    )
+    if view._buttons:
+        view._buttons.show()
     view._head.did(began, 1.0)
 
 
@@ -149,38 +199,55 @@ def _draw_plots(view: LiveView) -> None:
 def _write_page(view: LiveView, running: bool) -> None:
     "dashboard.html, at once or not at all; a folder that takes no file is left alone from then on."
     began, every_s = view._page.work(), max(10.0, plots_every_s(view.now_t))
-    if not view.state.start and running: return
-    try: write_atomic(view.run_dir / "dashboard.html", page(view.state, view.now_t, running, every_s))
-    except OSError: view.writes = False
+    if not view.state.start and running:
+        return
+    try:
+        write_atomic(view.run_dir / "dashboard.html", page(view.state, view.now_t, running, every_s))
+    except OSError:
+        view.writes = False
     view._page.did(began, every_s)
 
 # %% ../../nbs/55_view/05_live.ipynb #2cb6dbdd
 def _last_picture(view: LiveView) -> bytes | None:
     "The curves as a PNG: those that the run has left, where they are up to date, else new ones; None where there is nothing to see."
-    if not view.state.loss.count and not view.state.rows: return None
+    if not view.state.loss.count and not view.state.rows:
+        return None
     there, log = view.run_dir / "curves.png", view.run_dir / "events.jsonl"
     try:
-        if there.stat().st_size and there.stat().st_mtime >= log.stat().st_mtime: return there.read_bytes()
-    except OSError: pass
-    return Picture(plot_curves(as_events(view.state), f"{view.state.name} · {phase(view.state, view.left)}"))._repr_png_()
+        if there.stat().st_size and there.stat().st_mtime >= log.stat().st_mtime:
+            return there.read_bytes()
+    except OSError:
+        pass
+    return Picture(
+        plot_curves(as_events(view.state), f"{view.state.name} · {phase(view.state, view.left)}")
+    )._repr_png_()
 
 
 def _close(view: LiveView) -> None:
     "The last frame."
-    while view._read(): pass
-    if view.writes and view.state.start: _write_page(view, running=False)
-    if not view.draws: return
-    try: picture = _last_picture(view)  # takes long, so all that changes the output's height comes after it, at once
-    finally: _close_header(view)
-    if picture or view._below._handle: view._below.show("curves" if picture else "", image_png=picture)
+    while view._read():
+        pass
+    if view.writes and view.state.start:
+        _write_page(view, running=False)
+    if not view.draws:
+        return
+    try:
+        picture = _last_picture(view)  # takes long, so all that changes the output's height comes after it, at once
+    finally:
+        _close_header(view)
+    if picture or view._below._handle:
+        view._below.show("curves" if picture else "", image_png=picture)
 
 
 def _close_header(view: LiveView) -> None:
     "The numbers and the table, and no more buttons."
     said = f"{view.run_dir.name}: {phase(view.state, view.left)}" + f": {view.state.reason}" * bool(view.state.reason)
-    if view.state.start: view._top.show(said, text_html=final(view.state, view.now_t, view.left))
-    elif view._top._handle: view._top.show(said)  # it has not begun
-    if view._buttons: view._buttons.close()
+    if view.state.start:
+        view._top.show(said, text_html=final(view.state, view.now_t, view.left))
+    elif view._top._handle:
+        view._top.show(said)  # it has not begun
+    if view._buttons:
+        view._buttons.close()
 
 
 def _give_up(view: LiveView, error: Exception) -> None:
@@ -195,29 +262,44 @@ def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
     `log`: a logarithmic axis for the loss; None: as its values ask for. RequestError where the folder holds no run.
     """
     folder = getattr(run, "path", run)
-    if not isinstance(folder, (str, Path)): raise RequestError(f"{type(run).__name__} is no run. Give a Run, or its folder.")
+    if not isinstance(folder, (str, Path)):
+        raise RequestError(f"{type(run).__name__} is no run. Give a Run, or its folder.")
     folder = Path(folder).expanduser()
-    if not folder.is_dir(): raise RequestError(f"There is no run in {folder}. list_runs() shows those that are there.")
+    if not folder.is_dir():
+        raise RequestError(f"There is no run in {folder}. list_runs() shows those that are there.")
     if not any((folder / name).exists() for name in ("events.jsonl", "config.yaml")):
-        raise RequestError(f"{folder} is no run: it has no events.jsonl. A run's folder is named like coffee-20261120-120000; list_runs() shows them.")
+        raise RequestError(
+            f"{folder} is no run: it has no events.jsonl. A run's folder is named like coffee-20261120-120000; list_runs() shows them."
+        )
     view = LiveView(folder, log=log, writes=False) if can_display() else TextView(folder)
     try:
         while is_locked(folder):
             view.update()
             time.sleep(poll_s)
         view.update()
-        if not folder.is_dir(): print(f"{folder} is not there any more: it was moved or deleted", file=sys.stderr)
+        if not folder.is_dir():
+            print(f"{folder} is not there any more: it was moved or deleted", file=sys.stderr)
     except KeyboardInterrupt:
         view.left = is_locked(folder)
-        print(f"not watched any more; {folder.name} goes on by itself" if view.left else f"{folder.name} has ended", file=sys.stderr)
-    finally: view.close()
+        print(
+            f"not watched any more; {folder.name} goes on by itself" if view.left else f"{folder.name} has ended",
+            file=sys.stderr,
+        )
+    finally:
+        view.close()
 
 # %% ../../nbs/55_view/05_live.ipynb #a185e888
 def make_view(console: str, run_dir: Path, **options: Any) -> Any:
     "The view for `run.console`: None for 'none', text where nothing else can be shown; dashboard.html is kept by each. RequestError where its package is missing."
-    if console == "none": return None
+    if console == "none":
+        return None
     if console not in ("auto", "live") or not can_display():
-        return LiveView(run_dir, goes_on=options.get("only_new", False), echo=make_text_view(console, run_dir, **options), draws=False)
+        return LiveView(
+            run_dir,
+            goes_on=options.get("only_new", False),
+            echo=make_text_view(console, run_dir, **options),
+            draws=False,
+        )
     batch = os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch"
     echo = make_text_view("text", run_dir, **{**options, "every_s": 60.0}) if batch else None
     return LiveView(run_dir, goes_on=options.get("only_new", False), echo=echo, controls=True)

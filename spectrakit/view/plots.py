@@ -18,7 +18,8 @@ from ..runs.events import effective_events
 # %% ../../nbs/55_view/00_plots.ipynb #23a2fc01
 def decimate(x: Sequence[float], y: Sequence[float], points: int = 800) -> tuple[list, list]:
     "The lowest and the highest point of each of `points` / 2 slices, in order; short data come back as they are."
-    if len(x) <= points: return list(x), list(y)
+    if len(x) <= points:
+        return list(x), list(y)
     keep: list[int] = []
     slices = points // 2
     for i in range(slices):
@@ -54,9 +55,11 @@ def drawable(value: Any) -> bool:
 def label(text: Any, length: int = 40) -> str:
     "`text` as a picture can show it: in one line, without control characters or formulas, long ones without their middle."
     text = str(text)
-    if len(text) > 3 * length: text = f"{text[:length]}…{text[-length:]}"  # its middle is not shown
+    if len(text) > 3 * length:
+        text = f"{text[:length]}…{text[-length:]}"  # its middle is not shown
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    if len(line) > length: line = f"{line[: length // 2]}…{line[len(line) - length + length // 2 + 1 :]}"
+    if len(line) > length:
+        line = f"{line[: length // 2]}…{line[len(line) - length + length // 2 + 1 :]}"
     return line.replace("$", r"\$")
 
 
@@ -73,7 +76,8 @@ def _axes(ax: Any, title: str) -> None:
     ax.grid(True, color=GRID, linewidth=0.6)
     ax.tick_params(labelsize=7, colors=INK)
     ax.set_xlabel("optimizer step", fontsize=7, color=INK)
-    for side in ("top", "right"): ax.spines[side].set_visible(False)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
 
 
 def _draw_loss(ax: Any, events: list[dict]) -> None:
@@ -82,23 +86,29 @@ def _draw_loss(ax: Any, events: list[dict]) -> None:
     if weight:
         ax.plot(*decimate(x, y), color=TRAIN, alpha=0.3, linewidth=0.8)
         ax.plot(*decimate(x, smooth(y, weight)), color=TRAIN, linewidth=1.6, label="training (smoothed)")
-    elif x: ax.plot(x, y, color=TRAIN, linewidth=1.6, marker="." if len(x) == 1 else None, label="training")
+    elif x:
+        ax.plot(x, y, color=TRAIN, linewidth=1.6, marker="." if len(x) == 1 else None, label="training")
     vx, vy = points(events, "eval", "metrics.val_loss")
-    if vx: ax.plot(vx, vy, color=VALID, linewidth=1.4, linestyle="--", marker="o", markersize=3, label="validation")
-    if len(y) > 1 and min(y) > 0 and max(y) > 30 * min(y): ax.set_yscale("log")
+    if vx:
+        ax.plot(vx, vy, color=VALID, linewidth=1.4, linestyle="--", marker="o", markersize=3, label="validation")
+    if len(y) > 1 and min(y) > 0 and max(y) > 30 * min(y):
+        ax.set_yscale("log")
     _axes(ax, "loss")
-    if x or vx: ax.legend(fontsize=7, frameon=False)
+    if x or vx:
+        ax.legend(fontsize=7, frameon=False)
 
 # %% ../../nbs/55_view/00_plots.ipynb #fef97685
 def plot_curves(events: list[dict], title: str = "") -> Any:
     "A matplotlib Figure of a run: loss, the watched metrics with the best one marked, learning rate and speed."
     from matplotlib.figure import Figure
+
     events = effective_events(events)
     names = sorted({n for e in events if e["type"] == "eval" for n in e.get("metrics", {})} - {"val_loss"})[:2]
     panels = ["loss", *names, "lr", "samples_per_s"]
     figure = Figure(figsize=(3.2 * len(panels), 2.9), dpi=110, facecolor="white", layout="constrained")
     for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
-        if panel == "loss": _draw_loss(ax, events)
+        if panel == "loss":
+            _draw_loss(ax, events)
         elif panel in names:
             x, y = points(events, "eval", f"metrics.{panel}")
             ax.plot(*decimate(x, y), color=VALID, linewidth=1.4, linestyle="--", marker="o", markersize=3)
@@ -106,10 +116,12 @@ def plot_curves(events: list[dict], title: str = "") -> Any:
         else:
             x, y = points(events, "step", panel)
             ax.plot(*decimate(x, y), color=RATE if panel == "lr" else SPEED, linewidth=1.4)
-            if y: ax.set_ylim(bottom=0)
+            if y:
+                ax.set_ylim(bottom=0)
             _axes(ax, "learning rate" if panel == "lr" else "samples per second")
         _mark_best(ax, events, "val_loss" if panel == "loss" else panel)
-    if title: figure.suptitle(label(title, 150), fontsize=9, color=INK, x=0.01, ha="left")
+    if title:
+        figure.suptitle(label(title, 150), fontsize=9, color=INK, x=0.01, ha="left")
     return figure
 
 
@@ -117,7 +129,8 @@ def _mark_best(ax: Any, events: list[dict], metric: str) -> None:
     "A ring at the step of the best checkpoint."
     best = next((e for e in reversed(events) if e["type"] == "eval" and e.get("best")), None)
     value = best and best.get("metrics", {}).get(metric)
-    if not drawable(value): return
+    if not drawable(value):
+        return
     ring = {"markersize": 10, "markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.3}
     ax.plot([best["step"]], [value], marker="o", **ring)
     ax.set_title(f"○ best {value:.4g}", fontsize=8, color=INK, loc="right")
@@ -126,6 +139,7 @@ def _mark_best(ax: Any, events: list[dict], metric: str) -> None:
 @dataclass(frozen=True)
 class Picture:
     "A figure that a notebook shows as PNG, on white in light and dark themes; `figure` is matplotlib's, to be changed."
+
     figure: Any
 
     def _repr_png_(self) -> bytes:

@@ -35,25 +35,32 @@ class Curve:
         if self._all and self._all[-1][7] < self.width:
             s = self._all[-1]
             s[1], s[6], s[7] = x, s[6] + y, s[7] + 1
-            if y < s[3]: s[2], s[3] = x, y
-            if y > s[5]: s[4], s[5] = x, y
+            if y < s[3]:
+                s[2], s[3] = x, y
+            if y > s[5]:
+                s[4], s[5] = x, y
         else:
-            if len(self._all) == 2 * self.slices: self._halve()
+            if len(self._all) == 2 * self.slices:
+                self._halve()
             self._all.append([x, x, x, y, x, y, y, 1])
 
     def _halve(self) -> None:
         "Make one slice of each two."
-        self._all = [[a[0], b[1], *min(a[2:4], b[2:4], key=_height), *max(a[4:6], b[4:6], key=_height), a[6] + b[6], a[7] + b[7]]
-                     for a, b in zip(self._all[::2], self._all[1::2])]
+        self._all = [
+            [a[0], b[1], *min(a[2:4], b[2:4], key=_height), *max(a[4:6], b[4:6], key=_height), a[6] + b[6], a[7] + b[7]]
+            for a, b in zip(self._all[::2], self._all[1::2])
+        ]
         self.width *= 2
 
 
-def _height(point: list) -> float: return point[1]
+def _height(point: list) -> float:
+    return point[1]
 
 # %% ../../nbs/55_view/01_run_state.ipynb #5fc91251
 def back_to(curve: Curve, x: float) -> None:
     "Forget the points after `x`; with them those of the slice that `x` lies in, where it is one of several points."
-    while curve._all and curve._all[-1][1] > x: curve.count -= curve._all.pop()[7]
+    while curve._all and curve._all[-1][1] > x:
+        curve.count -= curve._all.pop()[7]
     curve.last = curve._all[-1][6] / curve._all[-1][7] if curve._all else None
 
 
@@ -61,16 +68,19 @@ def drawn(curve: Curve) -> tuple[list, list]:
     "x and y of the points that a picture needs, in order."
     points = []
     for _, _, low_x, low, high_x, high, _, _ in curve._all:
-        if low_x == high_x: points.append((low_x, low))
-        else: points += sorted([(low_x, low), (high_x, high)])
+        if low_x == high_x:
+            points.append((low_x, low))
+        else:
+            points += sorted([(low_x, low), (high_x, high)])
     return [x for x, _ in points], [y for _, y in points]
 
 
 def smoothed(curve: Curve) -> tuple[list, list]:
     "The same curve as a moving average, whose weight is that of `plots.smoothing_weight`; nothing where the points are too few to smooth."
     weight = smoothing_weight(curve.count)
-    if not weight: return [], []
-    each = weight ** curve.width  # of the past, once a whole slice has gone
+    if not weight:
+        return [], []
+    each = weight**curve.width  # of the past, once a whole slice has gone
     xs, ys, average, known = [], [], 0.0, 0.0
     for first, last, _, _, _, _, total, points in curve._all:
         average, known = each * average + (1 - each) * total / points, each * known + 1 - each
@@ -87,9 +97,12 @@ def estimate_left_s(step: int, total: int, first_step: int, first_t: float, t: f
 
 def number(value: Any, form: str) -> str:
     "A number in the format `form`; a dash where it is missing, and what is none as the text that it is."
-    if value is None: return "–"
-    try: return format(value, form) if isinstance(value, (int, float)) else str(value)[:40]
-    except OverflowError: return str(value)[:40]  # JSON may hold whole numbers of any length
+    if value is None:
+        return "–"
+    try:
+        return format(value, form) if isinstance(value, (int, float)) else str(value)[:40]
+    except OverflowError:
+        return str(value)[:40]  # JSON may hold whole numbers of any length
 
 
 def plain_number(value: Any) -> bool:
@@ -101,10 +114,12 @@ MOST_METRICS = 12  # of an evaluation; the others are counted
 _ROWS, _MESSAGES = 400, 40
 
 
-def _whole(value: Any, default: int = 0) -> int: return value if type(value) is int and 0 <= value < 2**63 else default
+def _whole(value: Any, default: int = 0) -> int:
+    return value if type(value) is int and 0 <= value < 2**63 else default
 
 
-def _is_time(value: Any) -> bool: return plain_number(value) and abs(value) < 1e12  # seconds; nothing takes longer
+def _is_time(value: Any) -> bool:
+    return plain_number(value) and abs(value) < 1e12  # seconds; nothing takes longer
 
 
 class RunState:
@@ -137,15 +152,23 @@ class RunState:
 # %% ../../nbs/55_view/01_run_state.ipynb #e74bcc4e
 def _take_start(s: RunState, e: dict) -> None:
     s.start, s.total_steps = e, _whole(e.get("total_steps"))
-    for why in list((e.get("reasons") or {}).values())[:8] + list(e.get("ignored") or [])[:8]: s.messages.append((s.t, str(why)[:400]))
+    for why in list((e.get("reasons") or {}).values())[:8] + list(e.get("ignored") or [])[:8]:
+        s.messages.append((s.t, str(why)[:400]))
     if _whole(e.get("schema")) > SCHEMA:
-        s.messages.append((s.t, f"this log has the form {e['schema']}, and this version knows the form {SCHEMA}: what it knows is shown"))
+        s.messages.append(
+            (
+                s.t,
+                f"this log has the form {e['schema']}, and this version knows the form {SCHEMA}: what it knows is shown",
+            )
+        )
 
 
 def _take_step(s: RunState, e: dict) -> None:
     s.step = _whole(e.get("step"), s.step)
-    if plain_number(e.get("epoch")): s.epoch = e["epoch"]
-    if s.pace_from is None: s.pace_from = (s.step, s.t)
+    if plain_number(e.get("epoch")):
+        s.epoch = e["epoch"]
+    if s.pace_from is None:
+        s.pace_from = (s.step, s.t)
     s.loss.add(s.step, e.get("loss"))
     s.lr.add(s.step, e.get("lr"))
     s.speed.add(s.step, e.get("samples_per_s"))
@@ -161,15 +184,25 @@ def _take_eval(s: RunState, e: dict) -> None:
     s.left_out = max(s.left_out, len(metrics) - len(kept))
     step = _whole(e.get("step"), s.step)
     for name, value in kept.items():
-        if name in s.valid or len(s.valid) < MOST_METRICS: s.valid.setdefault(name, Curve()).add(step, value)
-    row = {"step": step, "epoch": e.get("epoch"), "t": s.t, "metrics": kept, "best": e.get("best") is True, "loss": s.loss.last}
+        if name in s.valid or len(s.valid) < MOST_METRICS:
+            s.valid.setdefault(name, Curve()).add(step, value)
+    row = {
+        "step": step,
+        "epoch": e.get("epoch"),
+        "t": s.t,
+        "metrics": kept,
+        "best": e.get("best") is True,
+        "loss": s.loss.last,
+    }
     s.rows.append(row)
-    if row["best"]: s.best = row
+    if row["best"]:
+        s.best = row
 
 # %% ../../nbs/55_view/01_run_state.ipynb #344f366b
 def _take_restart(s: RunState, e: dict) -> None:
     back, s.pace_from, s.restarts = _whole(e.get("step")), None, s.restarts + 1
-    for curve in (s.loss, s.lr, s.speed, *s.valid.values()): back_to(curve, back)
+    for curve in (s.loss, s.lr, s.speed, *s.valid.values()):
+        back_to(curve, back)
     s.rows = deque((row for row in s.rows if row["step"] <= back), maxlen=_ROWS)
     s.saved = [step for step in s.saved if step <= back]
     s.best = next((row for row in reversed(s.rows) if row["best"]), None)
@@ -180,7 +213,8 @@ def _take_restart(s: RunState, e: dict) -> None:
 
 def _take_budget(s: RunState, e: dict) -> None:
     s.ends = s.t + e["left_s"] if _is_time(e.get("left_s")) else None
-    if _is_time(e.get("reserve_s")): s.reserve_s = e["reserve_s"]
+    if _is_time(e.get("reserve_s")):
+        s.reserve_s = e["reserve_s"]
     if e.get("told"):
         s.told = str(e["told"])[:600]
         s.messages.append((s.t, s.told))
@@ -188,29 +222,46 @@ def _take_budget(s: RunState, e: dict) -> None:
 
 def _take_other(s: RunState, e: dict) -> None:
     kind = e["type"]
-    if kind == "checkpoint": s.saved = [*s.saved[-7:], _whole(e.get("step"))]
-    elif kind == "message": s.messages.append((s.t, str(e.get("text", ""))[:2000]))
+    if kind == "checkpoint":
+        s.saved = [*s.saved[-7:], _whole(e.get("step"))]
+    elif kind == "message":
+        s.messages.append((s.t, str(e.get("text", ""))[:2000]))
     elif kind == "end":
         s.status, s.reason = str(e.get("status", "ended"))[:40], str(e.get("reason", ""))[:2000]
         s.step = _whole(e.get("step"), s.step)
 
 
-_TAKERS = {"start": _take_start, "step": _take_step, "eval": _take_eval, "restart": _take_restart, "budget": _take_budget}
+_TAKERS = {
+    "start": _take_start,
+    "step": _take_step,
+    "eval": _take_eval,
+    "restart": _take_restart,
+    "budget": _take_budget,
+}
 
 
 def take(state: RunState, event: Any) -> None:
     "Let `state` know of one more event of the log. Whatever it is, it raises nothing."
-    if not isinstance(event, dict) or not isinstance(event.get("type"), str): return
-    if _is_time(event.get("t")): state.t = max(state.t, event["t"])
-    try: _TAKERS.get(event["type"], _take_other)(state, event)
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError): return  # a log of another version
+    if not isinstance(event, dict) or not isinstance(event.get("type"), str):
+        return
+    if _is_time(event.get("t")):
+        state.t = max(state.t, event["t"])
+    try:
+        _TAKERS.get(event["type"], _take_other)(state, event)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        return  # a log of another version
 
 # %% ../../nbs/55_view/01_run_state.ipynb #518ed9bc
 def as_events(s: RunState) -> list[dict]:
     "Events from which `plots.plot_curves` draws what is kept of the run."
     curves = [(s.loss, "loss"), (s.lr, "lr"), (s.speed, "samples_per_s")]
     steps = [{"type": "step", "step": x, name: y} for curve, name in curves for x, y in zip(*drawn(curve))]
-    evals = [{"type": "eval", "step": x, "metrics": {name: y}} for name, curve in s.valid.items() for x, y in zip(*drawn(curve))]
+    evals = [
+        {"type": "eval", "step": x, "metrics": {name: y}}
+        for name, curve in s.valid.items()
+        for x, y in zip(*drawn(curve))
+    ]
     best = {n: v for n, v in s.best["metrics"].items() if plain_number(v)} if s.best else {}
-    if best: evals.append({"type": "eval", "step": s.best["step"], "metrics": best, "best": True})
+    if best:
+        evals.append({"type": "eval", "step": s.best["step"], "metrics": best, "best": True})
     return steps + sorted(evals, key=lambda event: event["step"])

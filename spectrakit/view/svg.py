@@ -27,7 +27,8 @@ def escaped(value: Any, most: int = 200) -> str:
 # %% ../../nbs/55_view/02_svg.ipynb #9ec6d5b5
 def ticks(low: float, high: float, most: int = 4) -> list[float]:
     "At most `most` + 1 round numbers from `low` to `high`."
-    if not high > low: return [low]
+    if not high > low:
+        return [low]
     raw = (high - low) / most
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * m for m in (1, 2, 5, 10, 20) if unit * m >= raw * 0.999)
@@ -51,6 +52,7 @@ def needs_log(values: Sequence[float]) -> bool:
 @dataclass(frozen=True)
 class Line:
     "A line of a panel: x and y in order. `label` names it beside the title."
+
     x: Sequence[float]
     y: Sequence[float]
     color: str
@@ -64,6 +66,7 @@ class Line:
 @dataclass(frozen=True)
 class _Scale:
     "From values to pixels."
+
     low: float
     high: float
     start: float
@@ -71,15 +74,21 @@ class _Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        a, b, v = (math.log10(self.low), math.log10(self.high), math.log10(value)) if self.log else (self.low, self.high, value)
+        a, b, v = (
+            (math.log10(self.low), math.log10(self.high), math.log10(value))
+            if self.log
+            else (self.low, self.high, value)
+        )
         return self.start + (v - a) / ((b - a) or 1.0) * (self.end - self.start)
 
 
 def _range(values: Sequence[float], log: bool, from_zero: bool) -> tuple[float, float]:
     "What an axis covers: the values and a little air."
     low, high = min(values), max(values)
-    if log: return low / 1.1, high * 1.1
-    if from_zero and low >= 0: low = 0.0
+    if log:
+        return low / 1.1, high * 1.1
+    if from_zero and low >= 0:
+        low = 0.0
     air = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return (low if from_zero and low == 0 else low - air), high + air
 
@@ -90,12 +99,19 @@ def _path(line: Line, sx: _Scale, sy: _Scale) -> str:
     dash = ' stroke-dasharray="5 3"' if line.dashed else ""
     drawn = f'<polyline points="{" ".join(points)}" fill="none" stroke="{line.color}" stroke-width="{line.width}" stroke-opacity="{line.opacity}"{dash} stroke-linejoin="round"/>'
     marks = points if line.dots and len(points) <= 60 or len(points) == 1 else []
-    return drawn + "".join('<circle cx="{}" cy="{}" r="2.2" fill="{}"/>'.format(*p.split(","), line.color) for p in marks)
+    return drawn + "".join(
+        '<circle cx="{}" cy="{}" r="2.2" fill="{}"/>'.format(*p.split(","), line.color) for p in marks
+    )
 
 
 def _short(value: float) -> str:
     "A number on an axis: 20k, 0.05, 1e-05."
-    if abs(value) >= 1e4 and abs(value) < 1e15: return next(f"{value / size:.4g}{unit}" for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if abs(value) >= size)
+    if abs(value) >= 1e4 and abs(value) < 1e15:
+        return next(
+            f"{value / size:.4g}{unit}"
+            for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+            if abs(value) >= size
+        )
     return f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -104,45 +120,67 @@ def _axes(sx: _Scale, sy: _Scale) -> str:
     found = []
     for value in (log_ticks if sy.log else ticks)(sy.low, sy.high):
         y = f"{sy(value):.1f}"
-        found.append(f'<path d="M{sx.start:.0f} {y}H{sx.end:.0f}" stroke="currentColor" stroke-opacity=".15"/>'
-                     f'<text x="{sx.start - 4:.0f}" y="{y}" dy="3.5" text-anchor="end">{_short(value)}</text>')
+        found.append(
+            f'<path d="M{sx.start:.0f} {y}H{sx.end:.0f}" stroke="currentColor" stroke-opacity=".15"/>'
+            f'<text x="{sx.start - 4:.0f}" y="{y}" dy="3.5" text-anchor="end">{_short(value)}</text>'
+        )
     at = ticks(sx.low, sx.high, max(1, int((sx.end - sx.start) / 55)))
     found += [f'<text x="{sx(x):.1f}" y="{sy.start + 13:.0f}" text-anchor="middle">{_short(x)}</text>' for x in at]
     return "".join(found)
 
 # %% ../../nbs/55_view/02_svg.ipynb #23b99329
-def panel(left: float, width: float, title: str, lines: Sequence[Line], ring: tuple[float, float] | None = None,
-          log: bool | None = None, nothing: str = "no values yet") -> str:
+def panel(
+    left: float,
+    width: float,
+    title: str,
+    lines: Sequence[Line],
+    ring: tuple[float, float] | None = None,
+    log: bool | None = None,
+    nothing: str = "no values yet",
+) -> str:
     "A panel of a plot as SVG, `width` pixels from `left` on. `ring`: a point that is marked. `log`: None decides by the values."
     label = f'<text x="{left + 46:.0f}" y="13" font-weight="600">{escaped(title, 40)}</text>'
     values = [y for line in lines for y in line.y]
     steps = [x for line in lines for x in line.x]
-    if not values: return label + f'<text x="{left + 46:.0f}" y="{PLOT_HEIGHT // 2}" opacity=".6">{escaped(nothing)}</text>'
+    if not values:
+        return label + f'<text x="{left + 46:.0f}" y="{PLOT_HEIGHT // 2}" opacity=".6">{escaped(nothing)}</text>'
     log = needs_log(values) if log is None else log and min(values) > 0
     low, high = _range(values, log, from_zero=len(lines) == 1)
     first, last = min(steps), max(steps)
-    if 0 < first < last / 5: first = 0
+    if 0 < first < last / 5:
+        first = 0
     sx = _Scale(first, last if last > first else first + 1, left + 46, left + width - 10)
     sy = _Scale(low, high, PLOT_HEIGHT - 24, 24, log)
     named, at = "", left + width - 10
     for line in reversed([line for line in lines if line.label]):
         named += f'<text x="{at:.0f}" y="13" text-anchor="end" fill="{line.color}">{escaped(line.label, 40)}</text>'
         at -= 6.2 * len(line.label) + 12
-    mark = f'<circle cx="{sx(ring[0]):.1f}" cy="{sy(ring[1]):.1f}" r="5.5" fill="none" stroke="currentColor" stroke-width="1.4"/>' if ring and (ring[1] > 0 or not log) else ""
+    mark = (
+        f'<circle cx="{sx(ring[0]):.1f}" cy="{sy(ring[1]):.1f}" r="5.5" fill="none" stroke="currentColor" stroke-width="1.4"/>'
+        if ring and (ring[1] > 0 or not log)
+        else ""
+    )
     return label + named + _axes(sx, sy) + "".join(_path(line, sx, sy) for line in lines) + mark
 
 # %% ../../nbs/55_view/02_svg.ipynb #3b620156
-def _line(curve: Curve, color: str, **more: Any) -> Line: return Line(*drawn(curve), color, **more)
+def _line(curve: Curve, color: str, **more: Any) -> Line:
+    return Line(*drawn(curve), color, **more)
 
 
-def _nothing(curve: Curve) -> str: return f"no finite value ({curve.odd} were none)" if curve.odd else "no values yet"
+def _nothing(curve: Curve) -> str:
+    return f"no finite value ({curve.odd} were none)" if curve.odd else "no values yet"
 
 
 def _loss_panel(s: RunState, left: float, width: float, log: bool | None) -> str:
     xs, ys = smoothed(s.loss)
-    lines = [_line(s.loss, TRAIN, width=1, opacity=0.45), Line(xs, ys, TRAIN, 2, label="training")] if xs else [_line(s.loss, TRAIN, label="training" if s.loss.count else "")]
+    lines = (
+        [_line(s.loss, TRAIN, width=1, opacity=0.45), Line(xs, ys, TRAIN, 2, label="training")]
+        if xs
+        else [_line(s.loss, TRAIN, label="training" if s.loss.count else "")]
+    )
     valid = s.valid.get("val_loss")
-    if valid and valid.count: lines.append(_line(valid, VALID, dashed=True, dots=True, label="validation"))
+    if valid and valid.count:
+        lines.append(_line(valid, VALID, dashed=True, dots=True, label="validation"))
     return panel(left, width, "loss", lines, _ring(s, "val_loss"), log, _nothing(s.loss))
 
 
@@ -157,37 +195,69 @@ def plots(s: RunState, log: bool | None = None) -> str:
     others = [name for name in s.valid if name != "val_loss"]
     shown = s.monitor if s.monitor in others else others[0] if others else None
     panels = [_loss_panel(s, 0, 360 if shown else 500, log)]
-    if shown: panels.append(panel(360, 200, shown, [_line(s.valid[shown], VALID, dashed=True, dots=True)], _ring(s, shown), nothing=_nothing(s.valid[shown])))
+    if shown:
+        panels.append(
+            panel(
+                360,
+                200,
+                shown,
+                [_line(s.valid[shown], VALID, dashed=True, dots=True)],
+                _ring(s, shown),
+                nothing=_nothing(s.valid[shown]),
+            )
+        )
     left = 560 if shown else 500
     panels.append(panel(left, (WIDTH - left) / 2, "learning rate", [_line(s.lr, RATE)], nothing=_nothing(s.lr)))
-    panels.append(panel((WIDTH + left) / 2, (WIDTH - left) / 2, "samples/s", [_line(s.speed, SPEED)], nothing=_nothing(s.speed)))
-    best = f"; best {escaped(s.monitor)} {number(s.best['metrics'].get(s.monitor), '.4g')} at step {s.best['step']}" if s.best else ""
+    panels.append(
+        panel((WIDTH + left) / 2, (WIDTH - left) / 2, "samples/s", [_line(s.speed, SPEED)], nothing=_nothing(s.speed))
+    )
+    best = (
+        f"; best {escaped(s.monitor)} {number(s.best['metrics'].get(s.monitor), '.4g')} at step {s.best['step']}"
+        if s.best
+        else ""
+    )
     said = f"curves up to step {s.step}: loss {number(s.loss.last, '.4g')}{best}"
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escaped(said)}" viewBox="0 0 {WIDTH} {PLOT_HEIGHT}" width="{WIDTH}" height="{PLOT_HEIGHT}" '
-            f'style="max-width:100%;font:10px sans-serif;font-variant-numeric:tabular-nums" fill="currentColor">{"".join(panels)}</svg>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escaped(said)}" viewBox="0 0 {WIDTH} {PLOT_HEIGHT}" width="{WIDTH}" height="{PLOT_HEIGHT}" '
+        f'style="max-width:100%;font:10px sans-serif;font-variant-numeric:tabular-nums" fill="currentColor">{"".join(panels)}</svg>'
+    )
 
 # %% ../../nbs/55_view/02_svg.ipynb #6a7e6d13
-_DOTS = {"training": TRAIN, "completed": RATE, "early_stopped": RATE, "failed": VALID, "interrupted": VALID, "out_of_time": VALID}
+_DOTS = {
+    "training": TRAIN,
+    "completed": RATE,
+    "early_stopped": RATE,
+    "failed": VALID,
+    "interrupted": VALID,
+    "out_of_time": VALID,
+}
 _GREY = "rgba(128,128,128,.25)"
 
 
 def phase(s: RunState, running: bool = True) -> str:
     "What the run does, in a word or two."
-    if s.status: return s.status.replace("_", " ")
-    if not running: return "unfinished"
+    if s.status:
+        return s.status.replace("_", " ")
+    if not running:
+        return "unfinished"
     return "training" if s.loss.count or s.loss.odd else "preparing" if s.start else "starting"
 
 
 def _bars(s: RunState, now_t: float) -> str:
     "How much of the steps is done; below it, how much of the session's time has gone, with the reserve at its end."
     done = min(1.0, s.step / s.total_steps) if s.total_steps else 0.0
-    bars = (f'<div role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{100 * done:.0f}" aria-label="optimizer steps" '
-            f'style="height:10px;border-radius:5px;background:{_GREY};overflow:hidden"><div style="height:10px;width:{100 * done:.2f}%;background:{TRAIN}"></div></div>')
-    if s.ends is None or s.ends <= 0: return bars + '<div style="height:7px"></div>'
+    bars = (
+        f'<div role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{100 * done:.0f}" aria-label="optimizer steps" '
+        f'style="height:10px;border-radius:5px;background:{_GREY};overflow:hidden"><div style="height:10px;width:{100 * done:.2f}%;background:{TRAIN}"></div></div>'
+    )
+    if s.ends is None or s.ends <= 0:
+        return bars + '<div style="height:7px"></div>'
     gone, held = 100 * min(1.0, now_t / s.ends), 100 * min(1.0, max(0.0, s.reserve_s / s.ends))
-    return bars + (f'<div role="img" aria-label="{gone:.0f} % of the time has gone, {held:.0f} % is held back" style="height:4px;margin-top:3px;background:{_GREY};position:relative">'
-                   f'<div style="position:absolute;height:4px;width:{gone:.2f}%;background:currentColor;opacity:.55"></div>'
-                   f'<div style="position:absolute;right:0;height:4px;width:{held:.2f}%;background:repeating-linear-gradient(135deg,{VALID} 0 3px,transparent 3px 6px)"></div></div>')
+    return bars + (
+        f'<div role="img" aria-label="{gone:.0f} % of the time has gone, {held:.0f} % is held back" style="height:4px;margin-top:3px;background:{_GREY};position:relative">'
+        f'<div style="position:absolute;height:4px;width:{gone:.2f}%;background:currentColor;opacity:.55"></div>'
+        f'<div style="position:absolute;right:0;height:4px;width:{held:.2f}%;background:repeating-linear-gradient(135deg,{VALID} 0 3px,transparent 3px 6px)"></div></div>'
+    )
 
 # %% ../../nbs/55_view/02_svg.ipynb #8368add5
 def times(s: RunState, now_t: float, running: bool = True) -> str:
@@ -197,24 +267,38 @@ def times(s: RunState, now_t: float, running: bool = True) -> str:
         left = estimate_left_s(s.step, s.total_steps, *s.pace_from, s.t)
         words.append(f"{format_duration(max(0.0, left - (now_t - s.t)))} to go" if left is not None else "no pace yet")
     if s.ends is not None and not s.status:
-        words.append(f"{format_duration(max(0.0, s.ends - now_t))} on the clock, {format_duration(s.reserve_s)} of it held back for the end")
+        words.append(
+            f"{format_duration(max(0.0, s.ends - now_t))} on the clock, {format_duration(s.reserve_s)} of it held back for the end"
+        )
     return " · ".join(words)
 
 
 def _load(s: RunState) -> str:
     "The memory of each process, and how busy it is."
+
     def one(n: int, r: dict) -> str:
         busy = f" {r['busy']:.0%}" if plain_number(r.get("busy")) and r["busy"] >= 0 else ""
         return f"rank {n} {number(r.get('memory_gib'), '.1f')} GiB{busy}"
+
     words = [one(n, r) for n, r in enumerate(s.ranks[:8])] + [f"{len(s.ranks) - 8} more"] * (len(s.ranks) > 8)
     return " · ".join(words) or (f"GPU {s.gpu_gib:.1f} GiB" if s.gpu_gib is not None else "")
 
 
 def figures(s: RunState) -> str:
     "The newest numbers."
-    best = f"best {s.monitor} {number(s.best['metrics'].get(s.monitor), '.4g')} at epoch {number(s.best['epoch'], 'g')}" if s.best else ""
-    words = [f"loss {number(s.loss.last, '.4g')}" if s.loss.count else "", best, f"lr {s.lr.last:.3g}" if s.lr.count else "",
-             f"{s.speed.last:.0f} samples/s" if s.speed.count else "", f"effective batch {s.start['effective_batch_size']}" if s.start.get("effective_batch_size") else "", _load(s)]
+    best = (
+        f"best {s.monitor} {number(s.best['metrics'].get(s.monitor), '.4g')} at epoch {number(s.best['epoch'], 'g')}"
+        if s.best
+        else ""
+    )
+    words = [
+        f"loss {number(s.loss.last, '.4g')}" if s.loss.count else "",
+        best,
+        f"lr {s.lr.last:.3g}" if s.lr.count else "",
+        f"{s.speed.last:.0f} samples/s" if s.speed.count else "",
+        f"effective batch {s.start['effective_batch_size']}" if s.start.get("effective_batch_size") else "",
+        _load(s),
+    ]
     return " · ".join(filter(None, words))
 
 # %% ../../nbs/55_view/02_svg.ipynb #be247a3a
@@ -224,11 +308,15 @@ _ONE_LINE = "white-space:nowrap;overflow:hidden;text-overflow:ellipsis;height:1.
 def header(s: RunState, now_t: float, running: bool = True) -> str:
     "The header as HTML of fixed height. `now_t`: seconds since the run began."
     what = phase(s, running)
-    steps = f"step {s.step} of {s.total_steps or '?'} · epoch {s.epoch:.4g}" + (f" · saved at {s.saved[-1]}" if s.saved else "")
-    return (f'<div role="group" aria-label="{escaped(s.name)}: {escaped(what)}, {steps}" style="max-width:{WIDTH}px;font:13px/1.5 sans-serif;font-variant-numeric:tabular-nums">'
-            f'<div style="{_ONE_LINE}"><span style="color:{_DOTS.get(s.status or what, "currentColor")}">●</span> <b>{escaped(what)}</b> · {escaped(s.name, 60)} · {steps}</div>'
-            f'{_bars(s, now_t)}<div style="{_ONE_LINE}">{escaped(times(s, now_t, running))}</div>'
-            f'<div style="{_ONE_LINE}" title="{escaped(figures(s), 600)}">{escaped(figures(s), 300)}</div></div>')
+    steps = f"step {s.step} of {s.total_steps or '?'} · epoch {s.epoch:.4g}" + (
+        f" · saved at {s.saved[-1]}" if s.saved else ""
+    )
+    return (
+        f'<div role="group" aria-label="{escaped(s.name)}: {escaped(what)}, {steps}" style="max-width:{WIDTH}px;font:13px/1.5 sans-serif;font-variant-numeric:tabular-nums">'
+        f'<div style="{_ONE_LINE}"><span style="color:{_DOTS.get(s.status or what, "currentColor")}">●</span> <b>{escaped(what)}</b> · {escaped(s.name, 60)} · {steps}</div>'
+        f'{_bars(s, now_t)}<div style="{_ONE_LINE}">{escaped(times(s, now_t, running))}</div>'
+        f'<div style="{_ONE_LINE}" title="{escaped(figures(s), 600)}">{escaped(figures(s), 300)}</div></div>'
+    )
 
 # %% ../../nbs/55_view/02_svg.ipynb #0cc66574
 _CELL = "text-align:right;padding:1px 8px;border:0;white-space:nowrap"
@@ -237,14 +325,25 @@ _CELL = "text-align:right;padding:1px 8px;border:0;white-space:nowrap"
 def table(s: RunState, most: int | None = 6) -> str:
     "The evaluations as an HTML table: the newest `most` and the best, or all that are known."
     rows = list(s.rows) if most is None else list(s.rows)[-most:]
-    if s.best and s.best not in rows: rows = [s.best, *rows[1:]] if most is not None else [s.best, *rows]
+    if s.best and s.best not in rows:
+        rows = [s.best, *rows[1:]] if most is not None else [s.best, *rows]
     names = list(s.valid)[:6]
     left_out = len(s.valid) - len(names) + s.left_out
     head = ["epoch", "step", "training loss", *names, "", *([f"{left_out} more metrics"] if left_out else [])]
+
     def cells(row: dict) -> list:
-        return [number(row["epoch"], ".4g"), row["step"], number(row["loss"], ".4g"), *(number(row["metrics"].get(n), ".4g") for n in names),
-                "★ best" if row is s.best else "", *([""] if left_out else [])]
-    def line(tag: str, words: list) -> str: return "<tr>" + "".join(f'<{tag} style="{_CELL}">{escaped(word, 40)}</{tag}>' for word in words) + "</tr>"
+        return [
+            number(row["epoch"], ".4g"),
+            row["step"],
+            number(row["loss"], ".4g"),
+            *(number(row["metrics"].get(n), ".4g") for n in names),
+            "★ best" if row is s.best else "",
+            *([""] if left_out else []),
+        ]
+
+    def line(tag: str, words: list) -> str:
+        return "<tr>" + "".join(f'<{tag} style="{_CELL}">{escaped(word, 40)}</{tag}>' for word in words) + "</tr>"
+
     body = "".join(line("td", cells(row)) for row in rows)
     return f'<table aria-label="evaluations" style="border-collapse:collapse;font:12px sans-serif;font-variant-numeric:tabular-nums">{line("th", head)}{body}</table>'
 
@@ -257,19 +356,23 @@ def said(s: RunState, most: int = 8) -> str:
 
 def body(s: RunState, log: bool | None = None) -> str:
     "Plots, table and messages as HTML of fixed height."
-    return (f'<div style="max-width:{WIDTH}px"><div style="height:{PLOT_HEIGHT}px">{plots(s, log)}</div>'
-            f'<div style="height:{TABLE_HEIGHT}px;display:flex;gap:16px;overflow:hidden"><div style="flex:none;max-width:65%;overflow:auto">{table(s)}</div>'
-            f'<div style="flex:1;overflow:auto">{said(s)}</div></div></div>')
+    return (
+        f'<div style="max-width:{WIDTH}px"><div style="height:{PLOT_HEIGHT}px">{plots(s, log)}</div>'
+        f'<div style="height:{TABLE_HEIGHT}px;display:flex;gap:16px;overflow:hidden"><div style="flex:none;max-width:65%;overflow:auto">{table(s)}</div>'
+        f'<div style="flex:1;overflow:auto">{said(s)}</div></div></div>'
+    )
 
 # %% ../../nbs/55_view/02_svg.ipynb #f0378108
 def final(s: RunState, now_t: float, running: bool = False) -> str:
     """The end of a run as HTML that survives being saved, opened without trust, and shown on GitHub: how it ended, the numbers, the evaluations.
 
     `running`: it has not ended, and is only not looked at any more."""
-    why = f'<div>{escaped(s.reason, 600)}</div>' if s.reason else ""
+    why = f"<div>{escaped(s.reason, 600)}</div>" if s.reason else ""
     notes = f"<details><summary>{len(s.messages)} messages</summary>{said(s, 40)}</details>" if s.messages else ""
-    return (f'<div style="font:13px/1.5 sans-serif;font-variant-numeric:tabular-nums;max-width:{WIDTH}px"><div><b>{escaped(phase(s, running))}</b> · {escaped(s.name)} · '
-            f'step {s.step} of {s.total_steps or "?"} · {escaped(times(s, now_t, running))}</div>{why}<div>{escaped(figures(s), 600)}</div>{table(s, 12)}{notes}</div>')
+    return (
+        f'<div style="font:13px/1.5 sans-serif;font-variant-numeric:tabular-nums;max-width:{WIDTH}px"><div><b>{escaped(phase(s, running))}</b> · {escaped(s.name)} · '
+        f"step {s.step} of {s.total_steps or '?'} · {escaped(times(s, now_t, running))}</div>{why}<div>{escaped(figures(s), 600)}</div>{table(s, 12)}{notes}</div>"
+    )
 
 # %% ../../nbs/55_view/02_svg.ipynb #d65ba8ec
 def page(s: RunState, now_t: float, running: bool, every_s: float = 10.0) -> str:
@@ -278,7 +381,9 @@ def page(s: RunState, now_t: float, running: bool, every_s: float = 10.0) -> str
     reasons = s.start.get("reasons") if isinstance(s.start.get("reasons"), dict) else {}
     why = "".join(f"<li>{escaped(text, 400)}</li>" for text in list(reasons.values())[:30])
     end = f"<p>{escaped(s.reason, 600)}</p>" if s.reason else ""
-    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8">{again}<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">'
-            f"<title>{escaped(phase(s, running))}: {escaped(s.name)}</title><style>:root{{color-scheme:light dark}}body{{background:Canvas;color:CanvasText;margin:24px auto;max-width:{WIDTH}px;"
-            f"padding:0 12px;font:13px/1.5 sans-serif}}</style></head><body>{header(s, now_t, running)}{end}{plots(s)}{table(s, None)}<h3>Messages</h3>{said(s, 40)}"
-            f"<h3>Why it runs as it does</h3><p>{escaped(s.told, 600)}</p><ul>{why}</ul></body></html>\n")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{again}<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">'
+        f"<title>{escaped(phase(s, running))}: {escaped(s.name)}</title><style>:root{{color-scheme:light dark}}body{{background:Canvas;color:CanvasText;margin:24px auto;max-width:{WIDTH}px;"
+        f"padding:0 12px;font:13px/1.5 sans-serif}}</style></head><body>{header(s, now_t, running)}{end}{plots(s)}{table(s, None)}<h3>Messages</h3>{said(s, 40)}"
+        f"<h3>Why it runs as it does</h3><p>{escaped(s.told, 600)}</p><ul>{why}</ul></body></html>\n"
+    )

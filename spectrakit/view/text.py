@@ -34,13 +34,16 @@ def show_metrics(metrics: dict[str, Any]) -> str:
     return " · ".join([*words, *([f"{len(metrics) - len(words)} more metrics"] if len(metrics) > len(words) else [])])
 
 
-def _short(name: str, length: int = 60) -> str: return name if len(name) <= length else name[: length - 1] + "…"
+def _short(name: str, length: int = 60) -> str:
+    return name if len(name) <= length else name[: length - 1] + "…"
 
 
 def sayable(text: Any, out: Any) -> str:
     "`text` as `out` can take it: in the letters of its encoding, nothing that moves the cursor of a terminal, and an end."
     text = str(text)
-    text = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in (text if len(text) <= 5000 else text[:4999] + "…"))
+    text = "".join(
+        c if c.isprintable() or c in "\n\t" else "�" for c in (text if len(text) <= 5000 else text[:4999] + "…")
+    )
     encoding = getattr(out, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
 
@@ -57,8 +60,15 @@ class TextView:
     `redraw` is True where a line can be drawn over, `every_s` the pause between
     lines where not; `only_new` passes over what is in the log already, for a run that goes on."""
 
-    def __init__(self, run_dir: Path, out: Any = None, redraw: bool | None = None, every_s: float = 60.0,
-                 only_new: bool = False, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        run_dir: Path,
+        out: Any = None,
+        redraw: bool | None = None,
+        every_s: float = 60.0,
+        only_new: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.out = sys.stdout if out is None else out
         self.redraw = bool(getattr(self.out, "isatty", lambda: False)()) if redraw is None else redraw
         self.every_s, self._clock = every_s, clock
@@ -67,43 +77,56 @@ class TextView:
         self._first: tuple[int, float] | None = None
         self._ends: float | None = None  # when the session's time is over, on the run's clock
         self._spoken, self._line_length = clock(), 0
-        if only_new: self._start = next((e for e in self._reader.poll() if e["type"] == "start"), {})
+        if only_new:
+            self._start = next((e for e in self._reader.poll() if e["type"] == "start"), {})
 
     def update(self) -> None:
         "Show what is new in the log."
         try:
             for event in self._reader.poll():
-                try: self._show(event)
-                except (KeyError, TypeError, AttributeError, ValueError, OverflowError): continue  # a log of another version
+                try:
+                    self._show(event)
+                except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
+                    continue  # a log of another version
             self.out.flush()
-        except (OSError, ValueError): self.out = io.StringIO()  # nobody reads any more; the run goes on
+        except (OSError, ValueError):
+            self.out = io.StringIO()  # nobody reads any more; the run goes on
 
     def _show(self, event: dict) -> None:
         kind = event["type"]
         if kind == "start":
             self._start = event
             self._say(f"run {self.run_dir}")
-            for line in start_lines(event): self._say(line)
+            for line in start_lines(event):
+                self._say(line)
         elif kind == "budget":
             self._ends = event["t"] + event["left_s"] if event.get("left_s") is not None else None
-            if event.get("told"): self._say(event["told"])
+            if event.get("told"):
+                self._say(event["told"])
         elif kind == "restart":
             self._first = None
             self._say(f"goes on from optimizer step {event['step']}")
-            for note in event.get("notes") or []: self._say(f"  {note}")
-        elif kind == "step": self._step(event)
-        elif kind == "eval": self._say(evaluation_line(event))
-        elif kind == "message": self._say(event["text"])
-        elif kind == "end": self._say(f"{event['status']}: {event['reason']}")
+            for note in event.get("notes") or []:
+                self._say(f"  {note}")
+        elif kind == "step":
+            self._step(event)
+        elif kind == "eval":
+            self._say(evaluation_line(event))
+        elif kind == "message":
+            self._say(event["text"])
+        elif kind == "end":
+            self._say(f"{event['status']}: {event['reason']}")
 
     def _step(self, event: dict) -> None:
-        if self._first is None: self._first = (event["step"], event["t"])
+        if self._first is None:
+            self._first = (event["step"], event["t"])
         line = self._progress(event)
         if self.redraw:
             line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line cannot be drawn over
             self.out.write("\r" + sayable(line, self.out).ljust(self._line_length))
             self._line_length = len(line)
-        elif self._clock() - self._spoken >= self.every_s: self._say(line)
+        elif self._clock() - self._spoken >= self.every_s:
+            self._say(line)
 
     def _progress(self, event: dict) -> str:
         total = self._start.get("total_steps") or 0
@@ -112,8 +135,9 @@ class TextView:
     def _figures(self, event: dict) -> str:
         total = self._start.get("total_steps") or 0
         left = estimate_left_s(event["step"], total, *self._first, event["t"]) if total else None
-        loss, lr, speed = (number(event.get(name), form) for name, form in
-                           (("loss", ".4g"), ("lr", ".3g"), ("samples_per_s", ".0f")))
+        loss, lr, speed = (
+            number(event.get(name), form) for name, form in (("loss", ".4g"), ("lr", ".3g"), ("samples_per_s", ".0f"))
+        )
         to_go = f", {format_duration(left)} to go" if left is not None else ""  # early: a narrow terminal cuts the end
         clock = f", {format_duration(max(0, self._ends - event['t']))} on the clock" if self._ends is not None else ""
         return f"{format_duration(event['t'])} gone{to_go}{clock} · loss {loss} · lr {lr} · {speed} samples/s{each_rank(event)}"
@@ -132,25 +156,40 @@ class TextView:
 def each_rank(event: dict) -> str:
     "How busy each process was, so that one sees all GPUs work; nothing with one process."
     ranks = [r for r in event.get("ranks") or [] if isinstance(r, dict)]
-    words = [f"rank {n} {number(r.get('memory_gib'), '.1f')} GiB" + (f" {busy:.0%}" if isinstance(busy := r.get("busy"), (int, float)) and busy >= 0 else "")
-             for n, r in enumerate(ranks)]
+    words = [
+        f"rank {n} {number(r.get('memory_gib'), '.1f')} GiB"
+        + (f" {busy:.0%}" if isinstance(busy := r.get("busy"), (int, float)) and busy >= 0 else "")
+        for n, r in enumerate(ranks)
+    ]
     return " · " + " · ".join(words) if words else ""
 
 
-_DECIDED = ("task", "train_samples", "parameters", "total_steps", "steps_per_epoch", "micro_batch_size",
-            "gradient_accumulation_steps", "world_size", "effective_batch_size")
+_DECIDED = (
+    "task",
+    "train_samples",
+    "parameters",
+    "total_steps",
+    "steps_per_epoch",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "world_size",
+    "effective_batch_size",
+)
 
 
 def start_lines(event: dict) -> list[str]:
     "What was decided before the first step, with the reasons; what a log of another version lacks is left out."
     said = [*(event.get("reasons") or {}).values(), *(f"note: {sentence}" for sentence in event.get("ignored") or [])]
-    if any(event.get(name) is None for name in _DECIDED) or not event["steps_per_epoch"]: return said
+    if any(event.get(name) is None for name in _DECIDED) or not event["steps_per_epoch"]:
+        return said
     epochs = event["total_steps"] / event["steps_per_epoch"]
     batch = f"{event['micro_batch_size']} × {event['gradient_accumulation_steps']} × {event['world_size']}"
-    return [f"{event['task']}: {event['train_samples']} samples, {event['parameters']:,} parameters, "
-            f"{event['total_steps']} optimizer steps in {epochs:.4g} epochs",
-            f"effective batch {event['effective_batch_size']} (micro batch × accumulation × processes = {batch})",
-            *said]
+    return [
+        f"{event['task']}: {event['train_samples']} samples, {event['parameters']:,} parameters, "
+        f"{event['total_steps']} optimizer steps in {epochs:.4g} epochs",
+        f"effective batch {event['effective_batch_size']} (micro batch × accumulation × processes = {batch})",
+        *said,
+    ]
 
 # %% ../../nbs/55_view/03_text.ipynb #1b28f2ef
 class BarView(TextView):
@@ -165,17 +204,22 @@ class BarView(TextView):
         self.redraw = False  # lines that are no bar are never drawn over
 
     def _step(self, event: dict) -> None:
-        if not self._live: return super()._step(event)
-        if self._first is None: self._first = (event["step"], event["t"])
+        if not self._live:
+            return super()._step(event)
+        if self._first is None:
+            self._first = (event["step"], event["t"])
         total = self._start.get("total_steps")
         now, last = self._clock(), event["step"] == total
-        if now - self._drawn < 0.25 and not last: return
+        if now - self._drawn < 0.25 and not last:
+            return
         self._drawn = now
-        if self._bar is None: self._bar = self._open(total)
+        if self._bar is None:
+            self._bar = self._open(total)
         self._draw(event["step"], sayable(self._figures(event), self.out))
 
     def _show(self, event: dict) -> None:
-        if event["type"] == "end": self.close()
+        if event["type"] == "end":
+            self.close()
         super()._show(event)
 
 
@@ -184,14 +228,22 @@ class TqdmView(BarView):
 
     def __init__(self, *args: Any, **kwargs: Any):
         from tqdm.std import tqdm
+
         self._make = type("Bar", (tqdm,), {"monitor_interval": 0})  # no thread that looks after the bar
         super().__init__(*args, **kwargs)
         in_cell = self.out is sys.stdout and "ipykernel" in sys.modules  # a cell can draw over its last line
         self._live = self._live or in_cell
 
     def _open(self, total: int | None) -> Any:
-        return self._make(total=total, file=self.out, mininterval=0, miniters=1, dynamic_ncols=True, unit="step",
-                          bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}" if total else None)
+        return self._make(
+            total=total,
+            file=self.out,
+            mininterval=0,
+            miniters=1,
+            dynamic_ncols=True,
+            unit="step",
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}" if total else None,
+        )
 
     def _draw(self, step: int, figures: str) -> None:
         self._bar.n = step
@@ -199,12 +251,15 @@ class TqdmView(BarView):
         self._bar.refresh()
 
     def _say(self, line: str) -> None:
-        if self._bar is None: super()._say(line)
-        else: self._make.write(sayable(line, self.out), file=self.out)
+        if self._bar is None:
+            super()._say(line)
+        else:
+            self._make.write(sayable(line, self.out), file=self.out)
 
     def close(self) -> None:
         "Leave the bar as it is, with the next line below it."
-        if self._bar is not None: self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
         self._bar = None
 
 # %% ../../nbs/55_view/03_text.ipynb #d5636221
@@ -213,18 +268,25 @@ class RichView(BarView):
 
     def __init__(self, *args: Any, **kwargs: Any):
         from rich import console
+
         super().__init__(*args, **kwargs)
         in_cell = self.out is sys.stdout and importlib.util.find_spec("ipywidgets") is not None
-        self._console = console.Console(file=self.out, force_terminal=self._live,
-                                        force_jupyter=None if in_cell else False)
+        self._console = console.Console(
+            file=self.out, force_terminal=self._live, force_jupyter=None if in_cell else False
+        )
         self._live = self._console.is_terminal or self._console.is_jupyter
 
     def _open(self, total: int | None) -> Any:
         from rich import progress
-        columns = (progress.BarColumn(20), progress.MofNCompleteColumn(),
-                   progress.TextColumn("{task.description}", markup=False))
-        opened = progress.Progress(*columns, console=self._console, auto_refresh=False, redirect_stdout=False,
-                                   redirect_stderr=False)
+
+        columns = (
+            progress.BarColumn(20),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.description}", markup=False),
+        )
+        opened = progress.Progress(
+            *columns, console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        )
         opened.add_task("", total=total)
         opened.start()
         return opened
@@ -233,20 +295,27 @@ class RichView(BarView):
         self._bar.update(self._bar.task_ids[0], completed=step, description=figures, refresh=True)
 
     def _say(self, line: str) -> None:
-        if self._bar is None: super()._say(line)
-        else: self._console.print(sayable(line, self.out), markup=False, highlight=False, soft_wrap=True)
+        if self._bar is None:
+            super()._say(line)
+        else:
+            self._console.print(sayable(line, self.out), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         "Stop the bar, which gives the cursor back."
-        if self._bar is not None: self._bar.stop()
+        if self._bar is not None:
+            self._bar.stop()
         self._bar = None
 
 
 def make_text_view(console: str, run_dir: Path, **options: Any) -> TextView | None:
     "The view for `run.console` where nothing but text is shown; None for 'none'. RequestError where its package is missing."
-    if console == "none": return None
+    if console == "none":
+        return None
     kind = {"tqdm": TqdmView, "rich": RichView}.get(console, TextView)
-    try: return kind(run_dir, **options)
+    try:
+        return kind(run_dir, **options)
     except ImportError:
-        raise RequestError(f"run.console={console} needs the package {console}, which is not installed. "
-                           "Run: pip install \"spectrakit[console]\", or use run.console=text.") from None
+        raise RequestError(
+            f"run.console={console} needs the package {console}, which is not installed. "
+            'Run: pip install "spectrakit[console]", or use run.console=text.'
+        ) from None

@@ -19,6 +19,7 @@ from ..system.units import format_duration, parse_duration, parse_moment
 @dataclass(frozen=True)
 class TimeLimit:
     "A time limit: seconds since a start (None: no limit), that start in unix seconds, and where both come from."
+
     limit_s: float | None
     session_start: float
     reason: str
@@ -37,8 +38,11 @@ def time_limit(config: Config, platform: Platform, began: float | None = None) -
     user has set for the whole session, in SPECTRAKIT_TIME_LIMIT, is never exceeded by a profile's.
     """
     limit, told = _limit_for(config, platform, began), config.watchdog.deadline
-    if told is None or (moment := parse_moment(told)) >= limit.end: return limit
-    return TimeLimit(moment - limit.session_start, limit.session_start, f"watchdog.deadline={told}", "watchdog.deadline")
+    if told is None or (moment := parse_moment(told)) >= limit.end:
+        return limit
+    return TimeLimit(
+        moment - limit.session_start, limit.session_start, f"watchdog.deadline={told}", "watchdog.deadline"
+    )
 
 # %% ../../nbs/30_watchdog/00_budget.ipynb #23a2fc02
 def _limit_for(config: Config, platform: Platform, began: float | None) -> TimeLimit:
@@ -47,20 +51,40 @@ def _limit_for(config: Config, platform: Platform, began: float | None) -> TimeL
     own = source.startswith("SPECTRAKIT_TIME_LIMIT")
     reason = f"no limit on {platform.name}" if platform.limit_s is None else f"{platform.name}: {source}"
     platforms = TimeLimit(platform.limit_s, start, reason, "SPECTRAKIT_TIME_LIMIT" if own else "platform")
-    if config.watchdog.limit is None: return platforms
-    if config.watchdog.limit == "none": return platforms if own else TimeLimit(None, start, said, "watchdog.limit")
+    if config.watchdog.limit is None:
+        return platforms
+    if config.watchdog.limit == "none":
+        return platforms if own else TimeLimit(None, start, said, "watchdog.limit")
     asked = parse_duration(config.watchdog.limit)
     if config.watchdog.since == "session":
-        if own and platform.limit_s < asked: return replace(platforms, reason=f"{source}, which is less than {said}")
-        return TimeLimit(asked, start, f"{said}, from the session's start ({platform.session_start_source})", "watchdog.limit")
+        if own and platform.limit_s < asked:
+            return replace(platforms, reason=f"{source}, which is less than {said}")
+        return TimeLimit(
+            asked, start, f"{said}, from the session's start ({platform.session_start_source})", "watchdog.limit"
+        )
     now = time.time() if began is None else began
     mine = TimeLimit(asked, now, f"{said}, from the start of the run (watchdog.since=run)", "watchdog.limit")
-    sooner = platforms.end < mine.end and (own or platforms.end > now)  # a session that has outlived its limit has another one
-    return replace(platforms, reason=f"{source}, which is over before {said}, from the start of the run") if sooner else mine
+    sooner = platforms.end < mine.end and (
+        own or platforms.end > now
+    )  # a session that has outlived its limit has another one
+    return (
+        replace(platforms, reason=f"{source}, which is over before {said}, from the start of the run")
+        if sooner
+        else mine
+    )
 
 # %% ../../nbs/30_watchdog/00_budget.ipynb #23a2fc03
-PARTS = {"step": "one more step", "eval": "the last evaluation", "save": "the last save", "grace": "a stop that takes its time",
-         "end": "the summary", "start": "starting to predict", "predict": "the test predictions", "submit": "the submission", "margin": "a margin"}
+PARTS = {
+    "step": "one more step",
+    "eval": "the last evaluation",
+    "save": "the last save",
+    "grace": "a stop that takes its time",
+    "end": "the summary",
+    "start": "starting to predict",
+    "predict": "the test predictions",
+    "submit": "the submission",
+    "margin": "a margin",
+}
 _AFTER = ("end", "start", "predict", "submit", "margin")  # what comes when the training process is gone
 
 
@@ -71,8 +95,15 @@ class Budget:
     back, in place of what is measured; `grace_s` as watchdog.grace. `clock` and `wall` are the two clocks, replaced in tests.
     """
 
-    def __init__(self, limit: TimeLimit, ends: float | None = None, reserve_s: float | None = None, grace_s: float | None = None,
-                 clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time):
+    def __init__(
+        self,
+        limit: TimeLimit,
+        ends: float | None = None,
+        reserve_s: float | None = None,
+        grace_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ):
         self.limit, self.clock, self.asked_s = limit, clock, reserve_s
         whole = limit.limit_s
         self.ends = None if whole is None else clock() + limit.end - wall() if ends is None else ends
@@ -80,13 +111,19 @@ class Budget:
         if whole is not None:
             self.parts["margin"] = min(600.0, max(3.0, 0.02 * whole))
             self.parts["grace"] = min(60.0, max(2.0, 0.02 * whole)) if grace_s is None else grace_s
-            self.parts["end"] = 3.0 if self.parts["grace"] else 0.0  # ending processes, the summary and its picture, where that is another process's
+            self.parts["end"] = (
+                3.0 if self.parts["grace"] else 0.0
+            )  # ending processes, the summary and its picture, where that is another process's
         self._reserve_s = self._sum()
         self.hurried = False
-        self.predictions, self.starts_s = False, 0.0  # whether test predictions follow at once, as asked for; what it takes to start a process
+        self.predictions, self.starts_s = (
+            False,
+            0.0,
+        )  # whether test predictions follow at once, as asked for; what it takes to start a process
 
     def _sum(self) -> float:
-        if self.ends is None: return 0.0
+        if self.ends is None:
+            return 0.0
         return sum(self.parts.values()) if self.asked_s is None else self.asked_s
 
     def observe(self, kind: str, seconds: float) -> None:
@@ -124,8 +161,10 @@ def usable_s(budget: Budget) -> float | None:
 def fits(budget: Budget, kind: str, seconds: float | None = None) -> bool:
     "Whether an 'eval', a 'save' or an 'epoch' (of `seconds`) that is begun now would end with enough time for what comes after it."
     left = budget.left_s()
-    if left is None: return True
-    if kind == "epoch": return left - (seconds or 0.0) > budget.reserve_s()
+    if left is None:
+        return True
+    if kind == "epoch":
+        return left - (seconds or 0.0) > budget.reserve_s()
     parts = budget.parts
     takes = parts[kind] if seconds is None else seconds
     return left - takes >= after_s(budget) + (parts["save"] if kind == "eval" else 0.0)
@@ -146,32 +185,39 @@ def hurry(budget: Budget, seconds: float) -> None:
     "The system ends this process in `seconds`: nothing comes after training, and an evaluation only where it fits."
     ends = budget.clock() + seconds
     budget.ends, budget.hurried = ends if budget.ends is None else min(ends, budget.ends), True
-    for name in (*_AFTER, "grace"): budget.parts[name] = 0.0
+    for name in (*_AFTER, "grace"):
+        budget.parts[name] = 0.0
     budget.asked_s, budget._reserve_s = None, budget._sum()
 
 # %% ../../nbs/30_watchdog/00_budget.ipynb #23a2fc05
 def short_time(seconds: float) -> str:
     "A length of time in a word or two: 8 s, 21 min, 3 h 5 min."
-    if seconds < 90: return f"{seconds:.0f} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h" + (f" {minutes % 60} min" if minutes % 60 else "")
 
 
 def held_back(budget: Budget) -> dict[str, float]:
     "What is held back for what, in seconds, in the order in which it comes."
-    if budget.asked_s is not None: return {"watchdog.reserve": budget.asked_s}
+    if budget.asked_s is not None:
+        return {"watchdog.reserve": budget.asked_s}
     return {PARTS[name]: seconds for name, seconds in budget.parts.items() if seconds > 0}
 
 
 def told(budget: Budget) -> str:
     "The budget in a sentence for a person."
     left = budget.left_s()
-    if left is None: return f"no time limit ({budget.limit.reason})"
-    if budget.hurried: return f"the system ends this process; {short_time(max(0, left))} are left"
+    if left is None:
+        return f"no time limit ({budget.limit.reason})"
+    if budget.hurried:
+        return f"the system ends this process; {short_time(max(0, left))} are left"
     parts = [f"{name} ({short_time(seconds)})" for name, seconds in held_back(budget).items() if round(seconds)]
     names = (", ".join(parts[:-1]) + " and " + parts[-1]) if len(parts) > 1 else "".join(parts)
-    return (f"{format_duration(max(0, left))} left; training may use {format_duration(usable_s(budget))}; "
-            f"{short_time(budget.reserve_s())} {'are' if budget.reserve_s() > 1 else 'is'} held back for {names}")
+    return (
+        f"{format_duration(max(0, left))} left; training may use {format_duration(usable_s(budget))}; "
+        f"{short_time(budget.reserve_s())} {'are' if budget.reserve_s() > 1 else 'is'} held back for {names}"
+    )
 
 # %% ../../nbs/30_watchdog/00_budget.ipynb #23a2fc06
 def planned_steps(plan: str, done: int, asked: int, steps_per_epoch: int, usable: float | None, step_s: float) -> int:
@@ -179,12 +225,18 @@ def planned_steps(plan: str, done: int, asked: int, steps_per_epoch: int, usable
 
     At least one more than are done. With fit_epochs whole epochs, a little carefully, and part of one only where it is clear that it would not end.
     """
-    if plan == "stop" or usable is None or step_s <= 0: return asked
+    if plan == "stop" or usable is None or step_s <= 0:
+        return asked
     fit = done + int(usable / step_s)
     if plan == "fit_epochs":
-        this_end, whole = (done // steps_per_epoch + 1) * steps_per_epoch, (done + int(0.97 * usable / step_s)) // steps_per_epoch * steps_per_epoch
-        if whole > done: fit = whole
-        elif (this_end - done - 2) * step_s <= 1.1 * usable: fit = this_end
+        this_end, whole = (
+            (done // steps_per_epoch + 1) * steps_per_epoch,
+            (done + int(0.97 * usable / step_s)) // steps_per_epoch * steps_per_epoch,
+        )
+        if whole > done:
+            fit = whole
+        elif (this_end - done - 2) * step_s <= 1.1 * usable:
+            fit = this_end
     return min(asked, max(done + 1, fit))
 
 
@@ -196,17 +248,40 @@ def schedule_pace(position: float, done: int, asked: int, total: int) -> float:
 def check_time(config: Config, platform: Platform) -> None:
     "RequestError where the time limit leaves nothing to train with: it is over, or all that is left is held back for the end."
     limit = time_limit(config, platform)
-    if limit.limit_s is None: return
+    if limit.limit_s is None:
+        return
     left, held = limit.end - time.time(), make_budget(config, limit).reserve_s()
-    if left > held: return
-    named = {"platform": f"the limit of {platform.name}, {format_duration(limit.limit_s)},", "SPECTRAKIT_TIME_LIMIT": platform.limit_source}
+    if left > held:
+        return
+    named = {
+        "platform": f"the limit of {platform.name}, {format_duration(limit.limit_s)},",
+        "SPECTRAKIT_TIME_LIMIT": platform.limit_source,
+    }
     if limit.set_by == "watchdog.deadline":
-        raise RequestError(f"There is no time to train: {limit.reason} " + ("is over." if left <= 0 else f"is {short_time(left)} away, of which {short_time(held)} "
-                           "are held back for the end.") + " Set a later one.")
-    longer = "Set a longer watchdog.limit" + (", or watchdog.since=run," if limit.session_start == platform.session_start else "")
-    mend = {"platform": "Set watchdog.limit if you know that there is more time,", "SPECTRAKIT_TIME_LIMIT": "Set a longer one,"}
-    over = "it is over" if left <= 0 else f"{format_duration(left)} are left, of which {format_duration(held)} are held back for the end"
+        raise RequestError(
+            f"There is no time to train: {limit.reason} "
+            + (
+                "is over."
+                if left <= 0
+                else f"is {short_time(left)} away, of which {short_time(held)} are held back for the end."
+            )
+            + " Set a later one."
+        )
+    longer = "Set a longer watchdog.limit" + (
+        ", or watchdog.since=run," if limit.session_start == platform.session_start else ""
+    )
+    mend = {
+        "platform": "Set watchdog.limit if you know that there is more time,",
+        "SPECTRAKIT_TIME_LIMIT": "Set a longer one,",
+    }
+    over = (
+        "it is over"
+        if left <= 0
+        else f"{format_duration(left)} are left, of which {format_duration(held)} are held back for the end"
+    )
     counts = "the session's start" if limit.session_start == platform.session_start else "the start of the run"
-    raise RequestError(f"There is no time to train: {named.get(limit.set_by, f'watchdog.limit={config.watchdog.limit}')} counts from {counts}, and {over}; "
-                       f"the session is {format_duration(max(0, time.time() - platform.session_start))} old ({platform.session_start_source}). "
-                       f"{mend.get(limit.set_by, longer)} or start a new session.")
+    raise RequestError(
+        f"There is no time to train: {named.get(limit.set_by, f'watchdog.limit={config.watchdog.limit}')} counts from {counts}, and {over}; "
+        f"the session is {format_duration(max(0, time.time() - platform.session_start))} old ({platform.session_start_source}). "
+        f"{mend.get(limit.set_by, longer)} or start a new session."
+    )

@@ -17,7 +17,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
-from ..distributed.heartbeat import FAILED, HURRY, STOP, TIME, Board, Pace, Pulse, agreed, announce, asked, new_board, raise_flag
+from spectrakit.distributed.heartbeat import (
+    FAILED,
+    HURRY,
+    STOP,
+    TIME,
+    Board,
+    Pace,
+    Pulse,
+    agreed,
+    announce,
+    asked,
+    new_board,
+    raise_flag,
+)
 from ..system.platforms import detect
 from ..config.schema import Config, LaunchConfig, RequestError, WatchdogConfig, did_you_mean
 from ..system.signals import interrupts
@@ -33,40 +46,52 @@ class Agreement:
 
     def __init__(self):
         self.pulse, self.group, dist = None, None, sys.modules.get("torch.distributed")
-        if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1: return
+        if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+            return
         self.group, rank, ranks = dist.new_group(backend="gloo"), dist.get_rank(), dist.get_world_size()
         hosts: list = [None] * ranks
         dist.all_gather_object(hosts, socket.gethostname(), group=self.group)
         page = None
         if rank == 0 and len(set(hosts)) == 1:
-            with contextlib.suppress(OSError): page = new_board(ranks)
+            with contextlib.suppress(OSError):
+                page = new_board(ranks)
         path = [str(page.path) if page else None]
         dist.broadcast_object_list(path, src=0, group=self.group)
-        if path[0] is None: return
+        if path[0] is None:
+            return
         self.pulse = Pulse(page or Board(path[0], ranks), rank)
         dist.barrier(group=self.group)
-        if page: page.path.unlink(missing_ok=True)  # all have it open
+        if page:
+            page.path.unlink(missing_ok=True)  # all have it open
 
     def look(self, step: int, wish: int) -> int:
         "Before call number `step` is answered: pass on what this rank wants; what a process alone does at once."
-        if self.pulse is None: return wish if self.group is None else 0
-        if self.pulse.rank: raise_flag(self.pulse, wish)
-        elif wish := wish | asked(self.pulse.board): announce(self.pulse, step, wish)
+        if self.pulse is None:
+            return wish if self.group is None else 0
+        if self.pulse.rank:
+            raise_flag(self.pulse, wish)
+        elif wish := wish | asked(self.pulse.board):
+            announce(self.pulse, step, wish)
         return 0
 
     def answer(self, step: int, wishes: Callable[[], int]) -> int:
         "What all ranks do at call number `step`; 0 for nothing."
-        if self.pulse is not None: return agreed(self.pulse, step) if self.pulse.step(step) else 0
-        if self.group is None or step % _TOGETHER: return 0
+        if self.pulse is not None:
+            return agreed(self.pulse, step) if self.pulse.step(step) else 0
+        if self.group is None or step % _TOGETHER:
+            return 0
         import torch.distributed as dist
+
         found: list = [0] * dist.get_world_size()
         dist.all_gather_object(found, wishes(), group=self.group)
         return functools.reduce(operator.or_, found)
 
     def leave(self, failed: bool) -> None:
         "Nobody waits for this rank any more; the others learn where it failed."
-        if self.pulse is None: return
-        if failed: raise_flag(self.pulse, FAILED)
+        if self.pulse is None:
+            return
+        if failed:
+            raise_flag(self.pulse, FAILED)
         self.pulse.begin(_FAR)
 
 # %% ../../nbs/30_watchdog/01_watchdog.ipynb #23a2fc02
@@ -79,15 +104,31 @@ class Watchdog:
     them make equally often. SIGTERM is a stop, too: what follows the block is still done, in the time that the system leaves. RequestError where a value is not understood, or the time is over already.
     """
 
-    def __init__(self, limit: str | None = None, *, deadline: str | None = None, since: str = "session", reserve: str | None = None,
-                 stop_file: Path | str | None = None):
-        self.config = replace(Config(), watchdog=WatchdogConfig(limit=limit, deadline=deadline, since=since, reserve=reserve),
-                              launch=LaunchConfig(mode="inline"))  # nobody ends this process from outside
+    def __init__(
+        self,
+        limit: str | None = None,
+        *,
+        deadline: str | None = None,
+        since: str = "session",
+        reserve: str | None = None,
+        stop_file: Path | str | None = None,
+    ):
+        self.config = replace(
+            Config(),
+            watchdog=WatchdogConfig(limit=limit, deadline=deadline, since=since, reserve=reserve),
+            launch=LaunchConfig(mode="inline"),
+        )  # nobody ends this process from outside
         platform = detect()
         check_time(self.config, platform)
         self.budget = make_budget(self.config, time_limit(self.config, platform))
         self.stop_file, self.reason, self.steps = None if stop_file is None else Path(stop_file), "", 0
-        self._pace, self._look_at, self._terms, self._opened, self._ranks = Pace(), 0.0, [], contextlib.ExitStack(), None
+        self._pace, self._look_at, self._terms, self._opened, self._ranks = (
+            Pace(),
+            0.0,
+            [],
+            contextlib.ExitStack(),
+            None,
+        )
 
     def __enter__(self) -> "Watchdog":
         self._ranks, self._last = Agreement(), time.monotonic()
@@ -100,8 +141,10 @@ class Watchdog:
 
     def should_stop(self) -> bool:
         "Whether to leave the loop now: asked once a step. `reason` then says why."
-        if self.reason: return True
-        if self._ranks is None: raise RequestError("The clock is not running. Use it as `with Watchdog(…) as w:` around the loop.")
+        if self.reason:
+            return True
+        if self._ranks is None:
+            raise RequestError("The clock is not running. Use it as `with Watchdog(…) as w:` around the loop.")
         now = time.monotonic()
         self.steps += 1
         self._pace.add(now - self._last)
@@ -111,7 +154,8 @@ class Watchdog:
             self.budget.observe("step", self._pace.quantile(0.95))
             code = self._ranks.look(self.steps, self._wishes())
         code = code or self._ranks.answer(self.steps, self._wishes)
-        if code: self.reason = self._why(code)
+        if code:
+            self.reason = self._why(code)
         return bool(code)
 
     def _wishes(self) -> int:
@@ -119,8 +163,10 @@ class Watchdog:
         return wish | STOP if self.stop_file is not None and self.stop_file.exists() else wish
 
     def _why(self, code: int) -> str:
-        if code & HURRY: hurry(self.budget, parse_duration(self.config.watchdog.after_sigterm))
-        if code & HURRY: return "the system asked this process to end (SIGTERM)"
+        if code & HURRY:
+            hurry(self.budget, parse_duration(self.config.watchdog.after_sigterm))
+        if code & HURRY:
+            return "the system asked this process to end (SIGTERM)"
         return "a stop was asked for" if code & STOP else f"the time is up: {told(self.budget)}"
 
     @contextlib.contextmanager
@@ -134,7 +180,10 @@ class Watchdog:
     def hold(self, kind: str, seconds: float) -> None:
         "Hold back `seconds` for an 'eval', a 'save', 'predict' or 'submit'. RequestError for anything else."
         kinds = ("eval", "save", "start", "predict", "submit")
-        if kind not in kinds: raise RequestError(f"Nothing can be held back for {kind!r}; there are {', '.join(kinds)}.{did_you_mean(kind, kinds)}")
+        if kind not in kinds:
+            raise RequestError(
+                f"Nothing can be held back for {kind!r}; there are {', '.join(kinds)}.{did_you_mean(kind, kinds)}"
+            )
         self.budget.observe(kind, seconds)
 
     def fits(self, kind: str, seconds: float | None = None) -> bool:
@@ -145,4 +194,5 @@ class Watchdog:
         "Seconds until the limit; None without one."
         return self.budget.left_s()
 
-    def __str__(self) -> str: return told(self.budget)
+    def __str__(self) -> str:
+        return told(self.budget)

@@ -1,4 +1,5 @@
 "A run's folder: what is refused before it is made, what survives, and how it goes on when parts of it are broken."
+
 import hashlib
 import json
 import pickle
@@ -21,17 +22,25 @@ from spectrakit.training.task import Task
 from tasks import Line, Listed, Submitting
 
 pytestmark = pytest.mark.usefixtures("here", "no_pictures")
-INLINE = ("launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=8", "trainer.max_epochs=3",
-          "trainer.log_every_n_steps=1")
+INLINE = (
+    "launch.mode=inline",
+    "trainer.accelerator=cpu",
+    "data.batch_size=8",
+    "trainer.max_epochs=3",
+    "trainer.log_every_n_steps=1",
+)
 
 
-def inline(*overrides: str): return compose(*INLINE, *overrides)
+def inline(*overrides: str):
+    return compose(*INLINE, *overrides)
 
 
-def weights(run: Run) -> dict: return load_weights(find_checkpoint(run.path / "checkpoints")[0], ema=False)
+def weights(run: Run) -> dict:
+    return load_weights(find_checkpoint(run.path / "checkpoints")[0], ema=False)
 
 
-def same(a: dict, b: dict) -> bool: return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+def same(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +52,16 @@ def pictures():
 
 
 @pytest.fixture
-def no_pictures(pictures): pass
+def no_pictures(pictures):
+    pass
 
 
 class Failing(Line):
     "Its thirteenth training loss raises."
 
     def during(self, number):
-        if number == 13: raise ZeroDivisionError("as planned")
+        if number == 13:
+            raise ZeroDivisionError("as planned")
 
 
 OFTEN = ("checkpoint.every_n_steps=4", "checkpoint.keep_last=9")
@@ -79,6 +90,7 @@ def broken_off(made, here) -> Run:
 
 # a run, from start to end
 
+
 def test_a_finished_run_can_be_opened_by_its_folder_alone(here):
     made = fit(Submitting(), inline("run.name=mine"), predict="table.csv", show=False)
     run = open_run(made.path)
@@ -91,7 +103,8 @@ def test_a_finished_run_can_be_opened_by_its_folder_alone(here):
     assert len((run.path / "metrics.csv").read_text().splitlines()) == 16
     model = run.load_model(Submitting())
     x, y = tasks.tensors()
-    with torch.inference_mode(): loss = torch.nn.functional.mse_loss(model(x[40:]), y[40:]).item()
+    with torch.inference_mode():
+        loss = torch.nn.functional.mse_loss(model(x[40:]), y[40:]).item()
     assert not model.training and loss == pytest.approx(run.best.value, rel=1e-5)
     rows = Path("table.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["id", "s0", "s1", "s2", "s3", "s4"]
@@ -113,8 +126,10 @@ def test_a_run_is_repeated_after_another_one_in_the_same_process():
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own():
-    paths = {fit(Line(), inline("trainer.max_steps=1", "checkpoint.enabled=false", "run.name=twin"), show=False).path
-             for _ in range(3)}
+    paths = {
+        fit(Line(), inline("trainer.max_steps=1", "checkpoint.enabled=false", "run.name=twin"), show=False).path
+        for _ in range(3)
+    }
     assert len(paths) == 3 and {run.path for run in list_runs("runs")} == paths
 
 
@@ -129,8 +144,15 @@ def test_a_task_of_plain_objects():
 def test_fit_prints_where_it_is_what_was_decided_and_how_it_ended(capsys):
     run = fit(Line(), inline("trainer.precision=16"))
     said = capsys.readouterr().out
-    for words in (str(run.path), "40 samples", "effective batch 8", "fp32: precision 16 needs a GPU", "val_loss",
-                  "★ best", "completed"):
+    for words in (
+        str(run.path),
+        "40 samples",
+        "effective batch 8",
+        "fp32: precision 16 needs a GPU",
+        "val_loss",
+        "★ best",
+        "completed",
+    ):
         assert words in said, words
     fit(Line(), inline(), show=False)
     assert capsys.readouterr().out == ""
@@ -138,49 +160,59 @@ def test_fit_prints_where_it_is_what_was_decided_and_how_it_ended(capsys):
 
 # wrong requests: nothing is left, nothing is lost
 
-@pytest.mark.parametrize("name, words", [
-    ("NoLoss", ("NoLoss", "`loss`")),
-    ("EmptyTraining", ("training data set has no samples", "datasets")),
-    ("EmptyValidation", ("validation data set has no samples", "None")),
-    ("OneDataset", ("OneDataset.datasets", "(train, valid)")),
-    ("Stream", ("training data set", "__len__")),
-    ("NotAModel", ("NotAModel.model returned str", "Module")),
-    ("Frozen", ("weights", "detach")),
-    ("NanTraining", ("training data[0]", "1 values that are not finite", "sample 11")),
-    ("InfiniteValidation", ("validation data[0]", "not finite", "sample 3")),
-    ("NanValidationListed", ("validation", "not finite")),
-    ("LossIsNone", ("LossIsNone.loss returned NoneType", "(sum, weight)")),
-    ("LossIsVector", ("LossIsVector.loss returned a tensor of shape [8]", "scalar")),
-    ("LossIsNumber", ("LossIsNumber.loss returned float", "scalar")),
-    ("LossIsDetached", ("does not depend on the model's weights", "detach")),
-    ("LossIsMapping", ("LossIsMapping.loss returned dict", "(sum, weight)")),
-    ("LossIsTriple", ("LossIsTriple.loss returned tuple", "(sum, weight)")),
-    ("LossWithoutWeight", ("LossWithoutWeight.loss", "weight")),
-    ("LossWithTextWeight", ("LossWithTextWeight.loss", "weight")),
-])
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("NoLoss", ("NoLoss", "`loss`")),
+        ("EmptyTraining", ("training data set has no samples", "datasets")),
+        ("EmptyValidation", ("validation data set has no samples", "None")),
+        ("OneDataset", ("OneDataset.datasets", "(train, valid)")),
+        ("Stream", ("training data set", "__len__")),
+        ("NotAModel", ("NotAModel.model returned str", "Module")),
+        ("Frozen", ("weights", "detach")),
+        ("NanTraining", ("training data[0]", "1 values that are not finite", "sample 11")),
+        ("InfiniteValidation", ("validation data[0]", "not finite", "sample 3")),
+        ("NanValidationListed", ("validation", "not finite")),
+        ("LossIsNone", ("LossIsNone.loss returned NoneType", "(sum, weight)")),
+        ("LossIsVector", ("LossIsVector.loss returned a tensor of shape [8]", "scalar")),
+        ("LossIsNumber", ("LossIsNumber.loss returned float", "scalar")),
+        ("LossIsDetached", ("does not depend on the model's weights", "detach")),
+        ("LossIsMapping", ("LossIsMapping.loss returned dict", "(sum, weight)")),
+        ("LossIsTriple", ("LossIsTriple.loss returned tuple", "(sum, weight)")),
+        ("LossWithoutWeight", ("LossWithoutWeight.loss", "weight")),
+        ("LossWithTextWeight", ("LossWithTextWeight.loss", "weight")),
+    ],
+)
 def test_a_wrong_task_is_refused_before_training_and_leaves_nothing(name, words):
     fit(Line(), inline("trainer.max_steps=1"), show=False)
     before = tree_hashes(Path("runs"))
-    with pytest.raises(RequestError) as caught: fit(getattr(tasks, name)(), inline(), show=False)
+    with pytest.raises(RequestError) as caught:
+        fit(getattr(tasks, name)(), inline(), show=False)
     said = str(caught.value)
     assert all(word in said for word in words) and "\n" not in said, said
     assert tree_hashes(Path("runs")) == before and len(list(Path("runs").iterdir())) == 1
 
 
-@pytest.mark.parametrize("override, words", [
-    ("data.batch_size=41", ("data.micro_batch_size=41", "40 samples")),
-    ("task.widht=4", ("no option 'widht'", "'width'")),
-    ("checkpoint.monitor=val_accuracy", ("checkpoint.monitor=val_accuracy", "val_mae")),
-    ("trainer.accelerator=gpu", ("trainer.accelerator=gpu", "auto")),
-    ("run.name=../up", ("run.name=../up", "letters")),
-    ("run.name=.hidden", ("run.name=.hidden",)),
-    ("run.dir=a_file", ("a_file", "run.dir")),
-    ("run.dir=a_file/below", ("a_file/below", "run.dir")),
-])
+@pytest.mark.parametrize(
+    "override, words",
+    [
+        ("data.batch_size=41", ("data.micro_batch_size=41", "40 samples")),
+        ("task.widht=4", ("no option 'widht'", "'width'")),
+        ("checkpoint.monitor=val_accuracy", ("checkpoint.monitor=val_accuracy", "val_mae")),
+        ("trainer.accelerator=gpu", ("trainer.accelerator=gpu", "auto")),
+        ("run.name=../up", ("run.name=../up", "letters")),
+        ("run.name=.hidden", ("run.name=.hidden",)),
+        ("run.dir=a_file", ("a_file", "run.dir")),
+        ("run.dir=a_file/below", ("a_file/below", "run.dir")),
+    ],
+)
 def test_a_wrong_setting_is_refused_before_training_and_leaves_nothing(here, override, words):
-    if override.endswith("=gpu") and torch.cuda.is_available(): pytest.skip("there is a GPU here")
+    if override.endswith("=gpu") and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
     (here / "a_file").write_text("precious")
-    with pytest.raises(RequestError) as caught: fit(Line(), inline(override), show=False)
+    with pytest.raises(RequestError) as caught:
+        fit(Line(), inline(override), show=False)
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value), caught.value
     assert (here / "a_file").read_text() == "precious"
     assert not any(path.is_file() for path in (here / "runs").rglob("*"))
@@ -196,53 +228,68 @@ def test_a_pair_is_a_pair_whatever_its_type():
 
 
 def test_where_predictions_shall_go_is_checked_before_training():
-    with pytest.raises(RequestError, match="nowhere"): fit(Line(), inline(), predict="nowhere/table.csv", show=False)
+    with pytest.raises(RequestError, match="nowhere"):
+        fit(Line(), inline(), predict="nowhere/table.csv", show=False)
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
 
 
 @pytest.mark.parametrize("task", [Line, "class", 3, None])
 def test_something_that_is_no_task_is_refused(task):
-    with pytest.raises(RequestError): fit(task, inline(), show=False)
+    with pytest.raises(RequestError):
+        fit(task, inline(), show=False)
 
 
 def test_a_mapping_is_no_config():
-    with pytest.raises(RequestError, match="compose"): fit(Line(), {"seed": 1}, show=False)
+    with pytest.raises(RequestError, match="compose"):
+        fit(Line(), {"seed": 1}, show=False)
 
 
 def test_a_task_of_a_script_has_to_be_passed_along():
-    class Script(Line): pass
+    class Script(Line):
+        pass
 
     Script.__module__, Script.__qualname__ = "__main__", "Script"
     run = fit(Script(), inline("trainer.max_steps=2"), show=False)
-    with pytest.raises(RequestError, match="Pass it along"): open_run(run.path).load_model()
-    with pytest.raises(RequestError, match="Pass it along"): predict(None, run.path)
+    with pytest.raises(RequestError, match="Pass it along"):
+        open_run(run.path).load_model()
+    with pytest.raises(RequestError, match="Pass it along"):
+        predict(None, run.path)
     assert predict(Script(), run.path).values.shape == (12,)
 
 
 # what fails later on is a failed run, and `fit` returns it
 
-@pytest.mark.parametrize("name, words", [
-    ("RaisesInModel", "FileNotFoundError: weights.bin is not here"),
-    ("RaisesInDatasets", "PermissionError: the spectra are locked"),
-    ("RaisesInLoss", "ZeroDivisionError: in the seventh loss"),
-    ("Exits", "SystemExit"),
-])
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("RaisesInModel", "FileNotFoundError: weights.bin is not here"),
+        ("RaisesInDatasets", "PermissionError: the spectra are locked"),
+        ("RaisesInLoss", "ZeroDivisionError: in the seventh loss"),
+        ("Exits", "SystemExit"),
+    ],
+)
 def test_an_exception_in_the_task_is_a_failed_run(name, words, capsys):
     run = fit(getattr(tasks, name)(), inline(), show=False)
     assert run.status == "failed" and words in run.error
     assert words.split(":")[0] in (run.path / "logs" / "error-rank-0.txt").read_text()
     assert json.loads((run.path / "summary.json").read_text())["status"] == "failed" and not is_locked(run.path)
-    with pytest.raises(RuntimeError, match=words.split(":")[0]): run.raise_for_status()
+    with pytest.raises(RuntimeError, match=words.split(":")[0]):
+        run.raise_for_status()
 
 
-@pytest.mark.parametrize("text, words", [("import nothing_of_this_name\nclass Mine: pass\n", "nothing_of_this_name"),
-                                         ("class Mine(:\n", "SyntaxError")])
+@pytest.mark.parametrize(
+    "text, words",
+    [("import nothing_of_this_name\nclass Mine: pass\n", "nothing_of_this_name"), ("class Mine(:\n", "SyntaxError")],
+)
 @pytest.mark.parametrize("mode", ["inline", pytest.param("auto", marks=pytest.mark.slow)])
 def test_a_task_file_that_cannot_be_imported_is_no_traceback(here, text, words, mode, capsys):
     "Refused, or a failed run: a sentence in both cases."
     (here / "mine.py").write_text(text)
-    try: said = fit("mine.py:Mine", inline(f"launch.mode={mode}"), show=False).error
-    except RequestError as error: said = str(error)
+    try:
+        said = fit("mine.py:Mine", inline(f"launch.mode={mode}"), show=False).error
+    except RequestError as error:
+        said = str(error)
     assert words in said and "\n" not in said
 
 
@@ -264,10 +311,12 @@ def test_a_run_that_is_done_is_returned_as_it_is():
 
 # parts of a run are broken
 
+
 def test_a_torn_last_line_is_cut_off(broken_off):
     log = broken_off.path / "events.jsonl"
     whole = read_events(log)
-    with open(log, "a") as file: file.write('{"t": 9.5, "type": "step", "st')
+    with open(log, "a") as file:
+        file.write('{"t": 9.5, "type": "step", "st')
     assert read_events(log) == whole and open_run(broken_off.path).status == "failed"
     run = resume(broken_off, Line(), show=False)
     assert run.status == "completed" and all(json.loads(line)["type"] for line in log.read_text().splitlines())
@@ -291,17 +340,29 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda path: flip(path / "model.safetensors"),
-    lambda path: flip(path / "state.pt"),
-    lambda path: flip(path / "rank-00000.pt"),
-    lambda path: (path / "state.pt").unlink(),
-    lambda path: (path / "manifest.json").unlink(),
-    lambda path: (path / "manifest.json").write_text("{"),
-    lambda path: (path / "model.safetensors").write_bytes(b""),
-    lambda path: [file.unlink() for file in path.iterdir()],
-], ids=["bit in the weights", "bit in the state", "bit in the random state", "no state", "no manifest",
-        "half a manifest", "empty weights", "nothing"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: flip(path / "model.safetensors"),
+        lambda path: flip(path / "state.pt"),
+        lambda path: flip(path / "rank-00000.pt"),
+        lambda path: (path / "state.pt").unlink(),
+        lambda path: (path / "manifest.json").unlink(),
+        lambda path: (path / "manifest.json").write_text("{"),
+        lambda path: (path / "model.safetensors").write_bytes(b""),
+        lambda path: [file.unlink() for file in path.iterdir()],
+    ],
+    ids=[
+        "bit in the weights",
+        "bit in the state",
+        "bit in the random state",
+        "no state",
+        "no manifest",
+        "half a manifest",
+        "empty weights",
+        "nothing",
+    ],
+)
 def test_a_spoiled_newest_checkpoint_falls_back_to_the_one_before(broken_off, whole, spoil):
     newest = broken_off.path / "checkpoints" / "step-00000012"
     older = verify(broken_off.path / "checkpoints" / "step-00000010")
@@ -317,41 +378,52 @@ def test_a_spoiled_newest_checkpoint_falls_back_to_the_one_before(broken_off, wh
 
 
 def test_without_a_whole_checkpoint_resume_is_refused_and_touches_nothing(broken_off):
-    for path in checkpoints(broken_off.path / "checkpoints"): flip(path / "model.safetensors")
+    for path in checkpoints(broken_off.path / "checkpoints"):
+        flip(path / "model.safetensors")
     before = tree_hashes(broken_off.path)
     assert is_locked(broken_off.path) is False
-    with pytest.raises(RequestError, match="no whole checkpoint"): resume(broken_off, Line(), show=False)
-    with pytest.raises(RequestError, match="no whole checkpoint"): broken_off.load_model(Line())
+    with pytest.raises(RequestError, match="no whole checkpoint"):
+        resume(broken_off, Line(), show=False)
+    with pytest.raises(RequestError, match="no whole checkpoint"):
+        broken_off.load_model(Line())
     assert tree_hashes(broken_off.path) == before
 
 
 class Touch:
     "Unpickled without care, it makes a file."
 
-    def __init__(self, path): self.path = path
+    def __init__(self, path):
+        self.path = path
 
-    def __reduce__(self): return Path.touch, (self.path,)
+    def __reduce__(self):
+        return Path.touch, (self.path,)
 
 
 @pytest.mark.parametrize("name", ["state.pt", "rank-00000.pt"])
 @pytest.mark.parametrize("how", ["pickle", "torch"])
 def test_a_malicious_pickle_in_a_checkpoint_runs_nothing(broken_off, here, name, how, capsys):
     marker, evil = here / "ran", here / "evil.pt"
-    if how == "pickle": evil.write_bytes(pickle.dumps(Touch(marker), protocol=2))
-    else: torch.save({"progress": Touch(marker)}, evil)
+    if how == "pickle":
+        evil.write_bytes(pickle.dumps(Touch(marker), protocol=2))
+    else:
+        torch.save({"progress": Touch(marker)}, evil)
     torch.load(evil, weights_only=False) if how == "torch" else pickle.loads(evil.read_bytes())
     assert marker.exists()  # it would do it
     marker.unlink()
     for path in checkpoints(broken_off.path / "checkpoints"):
         shutil.copy(evil, path / name)
         manifest = json.loads((path / "manifest.json").read_text())
-        manifest["files"][name] = {"bytes": evil.stat().st_size,
-                                   "sha256": hashlib.sha256(evil.read_bytes()).hexdigest()}
+        manifest["files"][name] = {
+            "bytes": evil.stat().st_size,
+            "sha256": hashlib.sha256(evil.read_bytes()).hexdigest(),
+        }
         (path / "manifest.json").write_text(json.dumps(manifest))
         assert verify(path) == []
     kept = weights(broken_off)
-    try: said = resume(broken_off, Line(), show=False).error
-    except RequestError as error: said = str(error)
+    try:
+        said = resume(broken_off, Line(), show=False).error
+    except RequestError as error:
+        said = str(error)
     assert not marker.exists() and name in said and "refused" in said, said
     assert same(weights(broken_off), kept)
     model = open_run(broken_off.path).load_model(Line())  # the weights alone are safe to use
@@ -360,26 +432,45 @@ def test_a_malicious_pickle_in_a_checkpoint_runs_nothing(broken_off, here, name,
 
 def test_weights_that_do_not_fit_are_one_sentence(broken_off, capsys):
     class Wide(Line):
-        def model(self, cfg): return torch.nn.Linear(9, 9)
+        def model(self, cfg):
+            return torch.nn.Linear(9, 9)
 
-    with pytest.raises(RequestError, match="do not fit the model of Wide") as caught: broken_off.load_model(Wide())
+    with pytest.raises(RequestError, match="do not fit the model of Wide") as caught:
+        broken_off.load_model(Wide())
     assert "\n" not in str(caught.value)
     before = {path.name: tree_hashes(path) for path in checkpoints(broken_off.path / "checkpoints")}
-    try: said = resume(broken_off, Wide(), show=False).error
-    except RequestError as error: said = str(error)
+    try:
+        said = resume(broken_off, Wide(), show=False).error
+    except RequestError as error:
+        said = str(error)
     assert said and "\n" not in said
     assert {path.name: tree_hashes(path) for path in checkpoints(broken_off.path / "checkpoints")} == before
 
 
-@pytest.mark.parametrize("text", ["seed: [1\n", "data:\n\tbatch_size: 3\n", "seed: 1\nseed: 2\n", "colour: red\n",
-                                  "seed: -4\n", "- 1\n", "\xff\xfe", "trainer:\n  max_epochs: 0\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "seed: [1\n",
+        "data:\n\tbatch_size: 3\n",
+        "seed: 1\nseed: 2\n",
+        "colour: red\n",
+        "seed: -4\n",
+        "- 1\n",
+        "\xff\xfe",
+        "trainer:\n  max_epochs: 0\n",
+    ],
+)
 def test_a_broken_config_of_a_run_is_one_sentence_and_changes_nothing(broken_off, text):
     (broken_off.path / "config.yaml").write_bytes(text.encode("latin-1"))
     before = tree_hashes(broken_off.path)
-    for action in (lambda: resume(broken_off.path, Line(), show=False), lambda: predict(Line(), broken_off.path),
-                   lambda: open_run(broken_off.path).config,
-                   lambda: fit(Line(), compose(config=broken_off.path / "config.yaml"), show=False)):
-        with pytest.raises(RequestError) as caught: action()
+    for action in (
+        lambda: resume(broken_off.path, Line(), show=False),
+        lambda: predict(Line(), broken_off.path),
+        lambda: open_run(broken_off.path).config,
+        lambda: fit(Line(), compose(config=broken_off.path / "config.yaml"), show=False),
+    ):
+        with pytest.raises(RequestError) as caught:
+            action()
         assert "\n" not in str(caught.value)
     run = open_run(broken_off.path)
     assert run.status == "failed" and run.plot() and list_runs("runs")  # what was learned can still be looked at
@@ -400,22 +491,26 @@ def test_a_folder_that_is_no_run_is_said_to_be_none(broken_off, missing, here):
     before = tree_hashes(here)
     for path in (broken_off.path, here, here / "nowhere", broken_off.path / "summary.json"):
         for action in (open_run, resume, lambda path: predict(Line(), path)):
-            with pytest.raises(RequestError): action(path)
+            with pytest.raises(RequestError):
+                action(path)
     assert list_runs("runs") == [] and tree_hashes(here) == before
 
 
 # one at a time, read-only, no space
 
+
 def test_a_run_that_is_worked_on_is_not_resumed(broken_off):
     with locked(broken_off.path):
         assert is_locked(broken_off.path)
-        with pytest.raises(RequestError, match="another process"): resume(broken_off, Line(), show=False)
+        with pytest.raises(RequestError, match="another process"):
+            resume(broken_off, Line(), show=False)
     assert not is_locked(broken_off.path) and resume(broken_off, Line(), show=False).status == "completed"
 
 
 def test_a_read_only_run_can_be_looked_at_and_is_resumed_in_a_copy(broken_off, read_only, here):
     read_only(broken_off.path)
-    with pytest.raises(OSError): (broken_off.path / "proof").touch()
+    with pytest.raises(OSError):
+        (broken_off.path / "proof").touch()
     run = open_run(broken_off.path)
     assert run.status == "failed" and run.best and run.plot() and run.load_model(Line())
     assert run.config.trainer.max_epochs == 3
@@ -432,17 +527,20 @@ def test_predicting_with_a_read_only_run_works_or_says_why_not(read_only, here, 
     (run.path / "config.yaml").write_text(text.replace("mode: inline", f"mode: {mode}"))
     expected = predict(Line(), run).values if mode == "inline" else None
     read_only(run.path)
-    try: found = predict(Line(), open_run(run.path), out="table.csv")
+    try:
+        found = predict(Line(), open_run(run.path), out="table.csv")
     except (RequestError, RuntimeError) as error:
         assert "\n" not in str(error) and run.path.name in str(error)
         assert "ead-only" in str(error) or "denied" in str(error)
-    else: assert Path("table.csv").is_file() and (expected is None or numpy.array_equal(found.values, expected))
+    else:
+        assert Path("table.csv").is_file() and (expected is None or numpy.array_equal(found.values, expected))
 
 
 def test_a_folder_that_may_not_be_written_is_refused(read_only, here):
     (here / "theirs").mkdir()
     read_only(here / "theirs")
-    with pytest.raises(RequestError, match="theirs.*run.dir"): fit(Line(), inline("run.dir=theirs"), show=False)
+    with pytest.raises(RequestError, match="theirs.*run.dir"):
+        fit(Line(), inline("run.dir=theirs"), show=False)
     assert list((here / "theirs").iterdir()) == []
 
 
@@ -458,11 +556,18 @@ def test_too_little_space_at_the_start_is_refused_and_leaves_nothing(small_disk)
 def test_no_space_in_the_middle_costs_a_warning_and_keeps_the_older_checkpoint(small_disk, left, again, capsys):
     class Filling(Line):
         def during(self, number):
-            if number == 7: fill(small_disk, left)
-            if number == 12 and again: (small_disk / "filler").unlink()
+            if number == 7:
+                fill(small_disk, left)
+            if number == 12 and again:
+                (small_disk / "filler").unlink()
 
-    run = fit(Filling(), inline(f"run.dir={small_disk}/runs", "checkpoint.every_n_steps=1", "checkpoint.keep_last=2",
-                                "trainer.max_epochs=4"), show=False)
+    run = fit(
+        Filling(),
+        inline(
+            f"run.dir={small_disk}/runs", "checkpoint.every_n_steps=1", "checkpoint.keep_last=2", "trainer.max_epochs=4"
+        ),
+        show=False,
+    )
     whole = fit(Line(), inline("trainer.max_epochs=4"), show=False)
     newest, notes = find_checkpoint(run.path / "checkpoints")
     assert notes == [] and all(verify(path) == [] for path in checkpoints(run.path / "checkpoints"))
@@ -490,18 +595,27 @@ def fill(folder: Path, left: int) -> None:
         try:
             file.write(b"x" * max(0, free - left))
             if not left:
-                while True: file.write(b"x" * 4096), file.flush()
-        except OSError as error: assert error.errno == 28
+                while True:
+                    file.write(b"x" * 4096), file.flush()
+        except OSError as error:
+            assert error.errno == 28
         finally:
-            try: file.close()
-            except OSError: pass
+            try:
+                file.close()
+            except OSError:
+                pass
 
 
 def test_no_secret_of_the_environment_reaches_the_runs_folder(here, monkeypatch, capsys):
     secret = "sesame-4711"
-    for name in ("WANDB_API_KEY", "HF_TOKEN", "KAGGLE_KEY", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD"): monkeypatch.setenv(name, secret)
-    run = fit(task("Line"), compose("trainer.max_steps=3", "trainer.accelerator=cpu", "trainer.devices=1", "+distributed.env.MINE=7"))
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "KAGGLE_KEY", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, secret)
+    run = fit(
+        task("Line"),
+        compose("trainer.max_steps=3", "trainer.accelerator=cpu", "trainer.devices=1", "+distributed.env.MINE=7"),
+    )
     assert run.status == "completed" and secret not in capsys.readouterr().out
     assert not [path for path in run.path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
-    with pytest.raises(RequestError, match="HF_TOKEN looks like a secret") as caught: compose(f"+distributed.env.HF_TOKEN={secret}")
+    with pytest.raises(RequestError, match="HF_TOKEN looks like a secret") as caught:
+        compose(f"+distributed.env.HF_TOKEN={secret}")
     assert secret not in str(caught.value)

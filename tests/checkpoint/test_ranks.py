@@ -1,4 +1,5 @@
 "Every profile: rank zero writes the checkpoints, any other rank writes nothing."
+
 from dataclasses import fields
 
 import pytest
@@ -28,9 +29,20 @@ def as_rank(kind, folder, config):
 
 @pytest.mark.parametrize("name", profiles()["trainer"])
 def test_checkpoints_are_written_by_rank_zero_only(name, tmp_path):
-    config = compose(f"trainer={name}", "trainer.accelerator=cpu", "trainer.max_steps=3", "data.micro_batch_size=8", "trainer.compile=false",
-                     "dataloader.num_workers=0", "trainer.log_every_n_steps=1")
-    assert as_rank(RunContext, tmp_path / "zero", config)[0] == as_rank(NotMain, tmp_path / "one", config)[0] == "completed"
+    config = compose(
+        f"trainer={name}",
+        "trainer.accelerator=cpu",
+        "trainer.max_steps=3",
+        "data.micro_batch_size=8",
+        "trainer.compile=false",
+        "dataloader.num_workers=0",
+        "trainer.log_every_n_steps=1",
+    )
+    assert (
+        as_rank(RunContext, tmp_path / "zero", config)[0]
+        == as_rank(NotMain, tmp_path / "one", config)[0]
+        == "completed"
+    )
     assert bool(checkpoints(tmp_path / "zero" / "checkpoints")) == config.checkpoint.enabled
     assert (tmp_path / "zero" / "events.jsonl").is_file()
     assert list((tmp_path / "one").iterdir()) == []

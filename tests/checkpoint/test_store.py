@@ -1,4 +1,5 @@
 "Checkpoints on disks that fail, in threads that are killed, from people who mean harm; and copies elsewhere."
+
 import copy
 import errno
 import hashlib
@@ -25,8 +26,21 @@ from helpers import TESTS
 from spectrakit.checkpoint import store as checkpoint
 from spectrakit.checkpoint import async_writer as keeper
 from spectrakit.config.batch_plan import BatchPlan
-from spectrakit.checkpoint.store import (CheckpointError, checkpoints, file_sha256, find_checkpoint, load_state, load_weights, mirror_checkpoint, pointed, prune,
-                                   read_manifest, save_checkpoint, verify, write_tensors)
+from spectrakit.checkpoint.store import (
+    CheckpointError,
+    checkpoints,
+    file_sha256,
+    find_checkpoint,
+    load_state,
+    load_weights,
+    mirror_checkpoint,
+    pointed,
+    prune,
+    read_manifest,
+    save_checkpoint,
+    verify,
+    write_tensors,
+)
 from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import EventLog, last_event, read_events
@@ -47,7 +61,12 @@ FILES = ("model.safetensors", "ema.safetensors", "state.pt", "rank-00000.pt", "m
 def state_of(value: float, mebibytes: float = 0.01) -> tuple:
     "What `save_checkpoint` takes: half of it weights, half of it optimizer state, all of one value."
     half = max(1, int(mebibytes * MIB / 8))
-    return {"w": torch.full((half,), float(value))}, None, {"step": value, "m": torch.full((half,), float(value))}, [{"rng": [value]}]
+    return (
+        {"w": torch.full((half,), float(value))},
+        None,
+        {"step": value, "m": torch.full((half,), float(value))},
+        [{"rng": [value]}],
+    )
 
 
 def write(folder: Path, *steps: int, best: int | None = None, ema: bool = False, mebibytes: float = 0.01) -> list[Path]:
@@ -55,27 +74,36 @@ def write(folder: Path, *steps: int, best: int | None = None, ema: bool = False,
     made = []
     for step in steps:
         model, _, state, ranks = state_of(step, mebibytes)
-        made.append(save_checkpoint(folder, step, model, {"w": model["w"] + 0.5} if ema else None, state, ranks, best=step == best).path)
+        made.append(
+            save_checkpoint(
+                folder, step, model, {"w": model["w"] + 0.5} if ema else None, state, ranks, best=step == best
+            ).path
+        )
     return made
 
 
-def names(folder: Path) -> list[int]: return [int(path.name[5:]) for path in checkpoints(folder)]
+def names(folder: Path) -> list[int]:
+    return [int(path.name[5:]) for path in checkpoints(folder)]
 
 
-def value_of(path: Path) -> float: return load_weights(path)["w"][0].item()
+def value_of(path: Path) -> float:
+    return load_weights(path)["w"][0].item()
 
 
 def sign(path: Path) -> None:
     "Give a checkpoint a manifest that says of its files what they are, as one who means harm would."
     manifest = read_manifest(path)
-    manifest["files"] = {name: {"bytes": (path / name).stat().st_size, "sha256": file_sha256(path / name)} for name in manifest["files"]}
+    manifest["files"] = {
+        name: {"bytes": (path / name).stat().st_size, "sha256": file_sha256(path / name)} for name in manifest["files"]
+    }
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
 # what is written
 
+
 def test_the_manifest_says_what_is_in_the_files_and_every_file_is_in_it(tmp_path):
-    path, = write(tmp_path, 3, ema=True)
+    (path,) = write(tmp_path, 3, ema=True)
     files = read_manifest(path)["files"]
     assert {*files, "manifest.json"} == {p.name for p in path.iterdir()} == set(FILES)
     for name, entry in files.items():
@@ -94,9 +122,13 @@ def test_a_type_that_safetensors_do_not_have_is_refused_by_its_name(tmp_path):
 
 # disks that fail
 
+
 def test_a_disk_without_room_is_not_written_to_and_the_older_checkpoint_stays(small_disk):
     write(small_disk, 1, mebibytes=10)
-    with pytest.raises(CheckpointError, match="step-00000002 needs 16.0 MiB and .* MiB are free. Older checkpoints are kept"): write(small_disk, 2, mebibytes=15)
+    with pytest.raises(
+        CheckpointError, match="step-00000002 needs 16.0 MiB and .* MiB are free. Older checkpoints are kept"
+    ):
+        write(small_disk, 2, mebibytes=15)
     assert names(small_disk) == [1] and find_checkpoint(small_disk)[1] == [] and len(list(small_disk.iterdir())) == 2
 
 
@@ -104,15 +136,23 @@ def test_a_disk_that_fills_up_in_the_middle_leaves_nothing_behind(small_disk, mo
     write(small_disk, 1, mebibytes=10)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 0, 10**12))
     for mebibytes in (15, 40):  # in the weights, and in the pickle behind them
-        with pytest.raises(CheckpointError, match="No space left"): write(small_disk, 2, mebibytes=mebibytes)
-    assert sorted(p.name for p in small_disk.iterdir()) == ["LATEST", "step-00000001"] and verify(small_disk / "step-00000001") == []
+        with pytest.raises(CheckpointError, match="No space left"):
+            write(small_disk, 2, mebibytes=mebibytes)
+    assert (
+        sorted(p.name for p in small_disk.iterdir()) == ["LATEST", "step-00000001"]
+        and verify(small_disk / "step-00000001") == []
+    )
 
 
 def test_a_step_that_is_saved_again_in_vain_keeps_its_first_checkpoint(small_disk, monkeypatch):
     write(small_disk, 1, mebibytes=10)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 0, 10**12))
-    with pytest.raises(CheckpointError): write(small_disk, 1, mebibytes=20)
-    assert verify(small_disk / "step-00000001") == [] and (small_disk / "step-00000001" / "model.safetensors").stat().st_size < 6 * MIB
+    with pytest.raises(CheckpointError):
+        write(small_disk, 1, mebibytes=20)
+    assert (
+        verify(small_disk / "step-00000001") == []
+        and (small_disk / "step-00000001" / "model.safetensors").stat().st_size < 6 * MIB
+    )
 
 
 @pytest.mark.parametrize("where", ["fsync", "rename", "replace"])
@@ -121,24 +161,30 @@ def test_an_input_output_error_costs_one_checkpoint(tmp_path, monkeypatch, where
     good = getattr(os, where)
 
     def fails(*arguments):
-        if where == "fsync" or "step-00000002" in str(arguments[1]) or "LATEST" in str(arguments[1]): raise OSError(errno.EIO, "Input/output error")
+        if where == "fsync" or "step-00000002" in str(arguments[1]) or "LATEST" in str(arguments[1]):
+            raise OSError(errno.EIO, "Input/output error")
         return good(*arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(os, where, fails)
-        with pytest.raises(CheckpointError, match="could not be written: Input/output error"): write(tmp_path, 2)
+        with pytest.raises(CheckpointError, match="could not be written: Input/output error"):
+            write(tmp_path, 2)
     path, notes = find_checkpoint(tmp_path)
-    assert path.name == "step-00000001" and notes == [] and not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+    assert (
+        path.name == "step-00000001" and notes == [] and not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+    )
 
 
 def test_a_read_only_folder_costs_a_sentence(tmp_path, read_only):
     write(tmp_path / "run", 1)
     folder = read_only(tmp_path / "run")
-    with pytest.raises(CheckpointError, match="could not be written: (Read-only file system|Permission denied)"): write(folder, 2)
+    with pytest.raises(CheckpointError, match="could not be written: (Read-only file system|Permission denied)"):
+        write(folder, 2)
     assert names(folder) == [1] and prune(folder, 1, max_bytes=0) == []
 
 
 # what is found
+
 
 def flip(file: Path) -> None:
     data = bytearray(file.read_bytes())
@@ -152,8 +198,15 @@ def link(file: Path) -> None:
     file.symlink_to(elsewhere)
 
 
-SPOIL = {"flipped": flip, "truncated": lambda f: os.truncate(f, f.stat().st_size // 2), "emptied": lambda f: os.truncate(f, 0), "gone": Path.unlink, "a link": link,
-         "longer": lambda f: f.write_bytes(f.read_bytes() + b"x"), "a folder": lambda f: (f.unlink(), f.mkdir())}
+SPOIL = {
+    "flipped": flip,
+    "truncated": lambda f: os.truncate(f, f.stat().st_size // 2),
+    "emptied": lambda f: os.truncate(f, 0),
+    "gone": Path.unlink,
+    "a link": link,
+    "longer": lambda f: f.write_bytes(f.read_bytes() + b"x"),
+    "a folder": lambda f: (f.unlink(), f.mkdir()),
+}
 
 
 @pytest.mark.parametrize("how", SPOIL)
@@ -161,14 +214,30 @@ SPOIL = {"flipped": flip, "truncated": lambda f: os.truncate(f, f.stat().st_size
 def test_a_spoiled_file_sends_the_reader_to_the_checkpoint_before(tmp_path, name, how):
     older, newest = write(tmp_path, 1, 2, ema=True)
     SPOIL[how](newest / name)
-    if name == "manifest.json" and how in ("flipped", "longer"):  # a manifest has no hash of its own: one that can still be read is judged by the files
+    if name == "manifest.json" and how in (
+        "flipped",
+        "longer",
+    ):  # a manifest has no hash of its own: one that can still be read is judged by the files
         (newest / name).write_text((newest / name).read_text()[:-9])
     path, notes = find_checkpoint(tmp_path)
     assert path == older and len(notes) == 1 and "step-00000002" in notes[0] and name in notes[0]
     assert value_of(path) == 1.5
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"files": []}', '{"files": {}, "step": "2"}', '{"files": {}, "step": 2}', "[" * 9000, "\udcff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"files": []}',
+        '{"files": {}, "step": "2"}',
+        '{"files": {}, "step": 2}',
+        "[" * 9000,
+        "\udcff",
+    ],
+)
 def test_what_is_no_manifest_is_none(tmp_path, text):
     older, newest = write(tmp_path, 1, 2)
     (newest / "manifest.json").write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -185,7 +254,7 @@ def test_a_pointer_to_nowhere_gives_the_newest_whole_one_and_says_so(tmp_path, w
 
 
 def test_links_to_folders_are_not_checkpoints_and_are_never_followed(tmp_path):
-    outside, = write(tmp_path / "outside", 5)
+    (outside,) = write(tmp_path / "outside", 5)
     folder = tmp_path / "run"
     write(folder, 1, 2)
     (folder / "step-00000003").symlink_to(outside)
@@ -200,7 +269,10 @@ def test_links_to_folders_are_not_checkpoints_and_are_never_followed(tmp_path):
 
 # people who mean harm
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "sub/model.safetensors", "..", ".", "", "a\x00b", "state.pt/../../secret"])
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/passwd", "sub/model.safetensors", "..", ".", "", "a\x00b", "state.pt/../../secret"]
+)
 def test_the_paths_of_a_manifest_do_not_leave_its_folder(tmp_path, name):
     folder = tmp_path / "run"
     older, newest = write(folder, 1, 2)
@@ -209,16 +281,19 @@ def test_the_paths_of_a_manifest_do_not_leave_its_folder(tmp_path, name):
     manifest["files"][name] = {"bytes": 6, "sha256": hashlib.sha256(b"secret").hexdigest()}
     (newest / "manifest.json").write_text(json.dumps(manifest))
     assert find_checkpoint(folder)[0] == older
-    with pytest.raises(CheckpointError): mirror_checkpoint(newest, tmp_path / "mirror")
+    with pytest.raises(CheckpointError):
+        mirror_checkpoint(newest, tmp_path / "mirror")
     assert not [p for p in (tmp_path / "mirror").rglob("*") if p.is_file()]
 
 
 class Touch:
     "Unpickled without care, it makes a file."
 
-    def __init__(self, path): self.path = path
+    def __init__(self, path):
+        self.path = path
 
-    def __reduce__(self): return Path.touch, (self.path,)
+    def __reduce__(self):
+        return Path.touch, (self.path,)
 
 
 @pytest.mark.parametrize("how", ["pickle", "torch", "old torch"])
@@ -226,8 +301,10 @@ class Touch:
 def test_a_malicious_pickle_as_any_file_is_refused_in_a_sentence_and_runs_nothing(tmp_path, name, how):
     marker, (path,) = tmp_path / "ran", write(tmp_path / "run", 1, ema=True)
     evil = tmp_path / "evil.pt"
-    if how == "pickle": evil.write_bytes(pickle.dumps({"w": Touch(marker)}))
-    else: torch.save({"w": Touch(marker)}, evil, _use_new_zipfile_serialization=how == "torch")
+    if how == "pickle":
+        evil.write_bytes(pickle.dumps({"w": Touch(marker)}))
+    else:
+        torch.save({"w": Touch(marker)}, evil, _use_new_zipfile_serialization=how == "torch")
     pickle.loads(evil.read_bytes()) if how == "pickle" else torch.load(evil, weights_only=False)
     assert marker.exists()  # it would do it
     marker.unlink()
@@ -239,21 +316,36 @@ def test_a_malicious_pickle_as_any_file_is_refused_in_a_sentence_and_runs_nothin
     assert not marker.exists() and "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x80", b"PK\x03\x04junk", pickle.dumps([1, 2]), random.Random(7).randbytes(64), b"\xff" * 64, b"\x08" + bytes(7) + b"[1, 2, 3"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x80",
+        b"PK\x03\x04junk",
+        pickle.dumps([1, 2]),
+        random.Random(7).randbytes(64),
+        b"\xff" * 64,
+        b"\x08" + bytes(7) + b"[1, 2, 3",
+    ],
+)
 @pytest.mark.parametrize("name", ["state.pt", "model.safetensors"])
 def test_noise_in_place_of_a_file_is_refused_in_a_sentence(tmp_path, name, data):
-    path, = write(tmp_path, 1)
+    (path,) = write(tmp_path, 1)
     (path / name).write_bytes(data)
-    with pytest.raises(CheckpointError, match="is refused: ."): load_weights(path), load_state(path)
+    with pytest.raises(CheckpointError, match="is refused: ."):
+        load_weights(path), load_state(path)
 
 
 # what is deleted
+
 
 def test_the_newest_and_the_best_are_kept_whatever_they_take(tmp_path):
     write(tmp_path, 1, 2, 3, 4, 5, best=2)
     size = checkpoint.checkpoint_bytes(tmp_path / "step-00000001")
     assert prune(tmp_path, 5) == [] and prune(tmp_path, 3) == ["step-00000001"]
-    assert prune(tmp_path, 9, max_bytes=3 * size) == ["step-00000003"] and prune(tmp_path, 9, max_bytes=3 * size, need=1) == ["step-00000004"]
+    assert prune(tmp_path, 9, max_bytes=3 * size) == ["step-00000003"] and prune(
+        tmp_path, 9, max_bytes=3 * size, need=1
+    ) == ["step-00000004"]
     assert prune(tmp_path, 1, max_bytes=0) == [] and names(tmp_path) == [2, 5]
 
 
@@ -267,7 +359,8 @@ def test_nothing_is_deleted_on_the_word_of_a_damaged_checkpoint(tmp_path, how):
     *_, newest = write(tmp_path, 1, 2, 3)
     SPOIL[how](newest / "state.pt")
     assert prune(tmp_path, 1, max_bytes=0) == [] and names(tmp_path) == [1, 2, 3]
-    if how != "flipped": assert prune(tmp_path, 1, trusted={newest.name}) == []  # hashed here, and gone since
+    if how != "flipped":
+        assert prune(tmp_path, 1, trusted={newest.name}) == []  # hashed here, and gone since
     (tmp_path / "LATEST").unlink()
     assert prune(tmp_path, 1) == []
 
@@ -279,6 +372,7 @@ def test_a_checkpoint_that_was_just_hashed_is_not_read_again(tmp_path, monkeypat
 
 
 # the keeper
+
 
 class Held(Keeper):
     "Its writes wait until `go` is set, and `began` tells that one does."
@@ -301,10 +395,12 @@ def make(folder: Path, cls: type = Keeper, clock=time.monotonic, **settings) -> 
     return made
 
 
-def saved(k: Keeper) -> list[int]: return [fields["step"] for kind, fields in k.events if kind == "checkpoint"]
+def saved(k: Keeper) -> list[int]:
+    return [fields["step"] for kind, fields in k.events if kind == "checkpoint"]
 
 
-def messages(k: Keeper) -> list[str]: return [fields["text"] for kind, fields in k.events if kind == "message"]
+def messages(k: Keeper) -> list[str]:
+    return [fields["text"] for kind, fields in k.events if kind == "message"]
 
 
 def give(k: Keeper, step: int, kind: str = "periodic", mebibytes: float = 6, **more) -> bool:
@@ -322,25 +418,43 @@ def test_what_is_written_is_what_was_handed_over_whatever_training_does_meanwhil
         net(torch.randn(8, 2)).square().mean().backward()
         adam.step()
         adam.zero_grad()
-        for average, p in zip(ema, net.parameters()): average.lerp_(p.detach(), 0.5)
+        for average, p in zip(ema, net.parameters()):
+            average.lerp_(p.detach(), 0.5)
         big.add_(1)
         shared["seen"][0] += 1
         shared["milestones"][7] += 1
 
     shared = {"seen": [0], "milestones": Counter({7: 1})}
     step()
-    k.put(1, ({**net.state_dict(), "big": big}, None, {"adam": adam.state_dict(), "ema": ema, **shared}, [{"torch": torch.get_rng_state()}]))
+    k.put(
+        1,
+        (
+            {**net.state_dict(), "big": big},
+            None,
+            {"adam": adam.state_dict(), "ema": ema, **shared},
+            [{"torch": torch.get_rng_state()}],
+        ),
+    )
     wanted = copy.deepcopy(({**net.state_dict(), "big": big}, {"adam": adam.state_dict(), "ema": ema, **shared}))
     assert k.began.wait(60)
-    for _ in range(3): step()
+    for _ in range(3):
+        step()
     k.go.set()
     k.flush()
     path, notes = find_checkpoint(k.folder)
     weights, (state, _) = load_weights(path), load_state(path)
-    assert notes == [] and all(torch.equal(weights[name], t) for name, t in wanted[0].items()) and not torch.equal(weights["big"], big)
+    assert (
+        notes == []
+        and all(torch.equal(weights[name], t) for name, t in wanted[0].items())
+        and not torch.equal(weights["big"], big)
+    )
     for number, held in wanted[1]["adam"]["state"].items():
         assert all(torch.equal(state["adam"]["state"][number][name], t) for name, t in held.items())
-    assert all(torch.equal(a, b) for a, b in zip(state["ema"], wanted[1]["ema"])) and state["seen"] == [1] and state["milestones"] == Counter({7: 2})
+    assert (
+        all(torch.equal(a, b) for a, b in zip(state["ema"], wanted[1]["ema"]))
+        and state["seen"] == [1]
+        and state["milestones"] == Counter({7: 2})
+    )
 
 
 def test_tensors_that_nobody_else_changes_are_not_copied(tmp_path):
@@ -375,7 +489,11 @@ def test_a_periodic_one_is_left_out_while_another_is_written_and_the_best_waits_
     assert saved(k) == [] and not (k.folder / "BEST").exists()
     k.go.set()
     helpers.wait_for(lambda: (k.poll(), len(saved(k)) == 2)[1], "the best one")
-    assert saved(k) == [1, 5] and [pointed(k.folder, w) for w in ("LATEST", "BEST")] == ["step-00000005"] * 2 and names(k.folder) == [1, 5]
+    assert (
+        saved(k) == [1, 5]
+        and [pointed(k.folder, w) for w in ("LATEST", "BEST")] == ["step-00000005"] * 2
+        and names(k.folder) == [1, 5]
+    )
 
 
 def test_the_last_one_comes_after_what_is_under_way_and_is_there_when_it_returns(tmp_path):
@@ -383,7 +501,10 @@ def test_the_last_one_comes_after_what_is_under_way_and_is_there_when_it_returns
     give(k, 1), give(k, 2, "best")
     threading.Timer(0.1, k.go.set).start()
     assert give(k, 3, "last")
-    assert saved(k) == [1, 2, 3] and [pointed(k.folder, w) for w in ("LATEST", "BEST")] == ["step-00000003", "step-00000002"]
+    assert saved(k) == [1, 2, 3] and [pointed(k.folder, w) for w in ("LATEST", "BEST")] == [
+        "step-00000003",
+        "step-00000002",
+    ]
     assert k.has(1) and k.has(3) and not k.has(4)
 
 
@@ -430,7 +551,8 @@ def test_a_write_that_fails_costs_one_message_and_the_next_one_is_tried(tmp_path
     k.clock = lambda: now[0]
     give(k, 1), k.flush()
 
-    def fails(*arguments, **named): raise CheckpointError("step-00000002 could not be written: Input/output error.")
+    def fails(*arguments, **named):
+        raise CheckpointError("step-00000002 could not be written: Input/output error.")
 
     monkeypatch.setattr(keeper, "save_checkpoint", fails)
     give(k, 2), k.flush(), give(k, 3), k.flush()
@@ -446,7 +568,8 @@ def test_a_write_that_fails_costs_one_message_and_the_next_one_is_tried(tmp_path
 
 def test_a_full_disk_keeps_what_is_there_and_the_keeper_goes_on(small_disk):
     k = make(small_disk, keep_last=9)
-    for step in (1, 2, 3): give(k, step, mebibytes=9), k.flush()
+    for step in (1, 2, 3):
+        give(k, step, mebibytes=9), k.flush()
     assert saved(k) == [1, 2] and len(messages(k)) == 1 and "are free. Older checkpoints are kept" in messages(k)[0]
     assert [verify(path) for path in checkpoints(k.folder)] == [[], []] and not list(k.folder.glob(".*"))
     shutil.rmtree(k.folder / "step-00000001")
@@ -464,18 +587,30 @@ def test_the_bound_in_bytes_holds_also_while_one_is_written_but_for_the_best_and
         most.append(need + sum(map(checkpoint.checkpoint_bytes, checkpoints(k.folder))))
 
     k._prune = watched
-    for step in range(1, 8): give(k, step, "best" if step == 2 else "periodic", mebibytes=1)
+    for step in range(1, 8):
+        give(k, step, "best" if step == 2 else "periodic", mebibytes=1)
     assert names(k.folder) == [2, 6, 7] and max(most) <= 3 * size + 100 and messages(k) == []
     k = make(tmp_path / "tiny", keep_last=9, max_bytes="1KB")
-    for step in range(1, 8): give(k, step, "best" if step == 2 else "periodic", mebibytes=1)
-    assert names(k.folder) == [2, 7] and len(messages(k)) == 1 and "max_bytes=1KB: the best and the last are always kept" in messages(k)[0]
+    for step in range(1, 8):
+        give(k, step, "best" if step == 2 else "periodic", mebibytes=1)
+    assert (
+        names(k.folder) == [2, 7]
+        and len(messages(k)) == 1
+        and "max_bytes=1KB: the best and the last are always kept" in messages(k)[0]
+    )
 
 
 def test_without_memory_for_a_copy_training_waits_and_is_told_once(tmp_path, monkeypatch):
     monkeypatch.setattr(keeper, "free_memory", lambda: 0.0)
     k = make(tmp_path, keep_last=9)
-    for step in (1, 2, 3): give(k, step, "best" if step == 2 else "periodic")
-    assert saved(k) == [1, 2, 3] and not k._writer.busy and len(messages(k)) == 1 and "no memory for a copy of 0.01 GiB" in messages(k)[0]
+    for step in (1, 2, 3):
+        give(k, step, "best" if step == 2 else "periodic")
+    assert (
+        saved(k) == [1, 2, 3]
+        and not k._writer.busy
+        and len(messages(k)) == 1
+        and "no memory for a copy of 0.01 GiB" in messages(k)[0]
+    )
 
 
 def test_a_small_state_and_one_in_the_foreground_are_on_disk_at_once(tmp_path):
@@ -506,15 +641,20 @@ time.sleep(600)
 
 @pytest.mark.parametrize("file", ["model.safetensors", "state.pt"])
 def test_a_process_killed_in_the_middle_of_a_background_write_leaves_the_older_one(tmp_path, file):
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), file], stdout=subprocess.PIPE, text=True,
-                          cwd=Path(__file__).parent, env={**os.environ, "PYTHONPATH": str(TESTS)}) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path), file],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+    ) as child:
         assert child.stdout.readline() == "writing\n"
         child.send_signal(signal.SIGKILL)
         assert child.wait(60) == -signal.SIGKILL and child.stdout.read() == ""
     folder = tmp_path / "checkpoints"
     path, notes = find_checkpoint(folder)
     assert path.name == "step-00000001" and notes == [] and not (folder / "BEST").exists()
-    half, = folder.glob(".*")
+    (half,) = folder.glob(".*")
     assert half.name.startswith(".writing-step-00000002") and not (half / "manifest.json").exists()
     tidy(folder)
     assert sorted(p.name for p in folder.iterdir()) == ["LATEST", "step-00000001"]
@@ -522,8 +662,14 @@ def test_a_process_killed_in_the_middle_of_a_background_write_leaves_the_older_o
 
 def test_a_process_that_ends_does_not_wait_for_a_write(tmp_path):
     script = KILLED.rsplit("time.sleep", 1)[0] + "sys.stdin.readline()\n"
-    child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), "state.pt"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                          cwd=Path(__file__).parent, env={**os.environ, "PYTHONPATH": str(TESTS)})
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path), "state.pt"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+    )
     assert child.stdout.readline() == "writing\n"
     child.communicate("\n", timeout=60)
     assert child.returncode == 0 and find_checkpoint(tmp_path / "checkpoints")[0].name == "step-00000001"
@@ -531,31 +677,43 @@ def test_a_process_that_ends_does_not_wait_for_a_write(tmp_path):
 
 # the second folder
 
-def mirrored(k: Keeper, mirror: Path) -> Path: return mirror / k.run_dir.name / "checkpoints"
+
+def mirrored(k: Keeper, mirror: Path) -> Path:
+    return mirror / k.run_dir.name / "checkpoints"
 
 
 def test_the_mirror_gets_the_newest_and_the_best_and_is_pruned_as_the_original(tmp_path):
     (tmp_path / "coffee-1").mkdir()
     (tmp_path / "coffee-1" / "config.yaml").write_text("a: 1\n")
     k = make(tmp_path / "coffee-1", mirror=str(tmp_path / "drive"), keep_last=2, background=False)
-    for step in range(1, 6): give(k, step, "best" if step == 2 else "periodic", mebibytes=0.01), helpers.wait_for(lambda: (k.poll(), not k._copier.busy)[1], "the copy")
+    for step in range(1, 6):
+        (
+            give(k, step, "best" if step == 2 else "periodic", mebibytes=0.01),
+            helpers.wait_for(lambda: (k.poll(), not k._copier.busy)[1], "the copy"),
+        )
     k.close()
     there = mirrored(k, tmp_path / "drive")
     assert names(there) == names(k.folder) == [2, 4, 5] and [verify(path) for path in checkpoints(there)] == [[]] * 3
     assert [pointed(there, w) for w in ("LATEST", "BEST")] == ["step-00000005", "step-00000002"]
-    assert (there.parent / "config.yaml").read_text() == "a: 1\n" and messages(k) == [f"checkpoints are copied to {there.parent}"]
+    assert (there.parent / "config.yaml").read_text() == "a: 1\n" and messages(k) == [
+        f"checkpoints are copied to {there.parent}"
+    ]
 
 
 def test_a_copy_that_does_not_equal_its_manifest_is_not_given_a_name(tmp_path):
     one, two = write(tmp_path / "run", 1, 2)
     mirror_checkpoint(one, tmp_path / "mirror")
     flip(two / "state.pt")
-    with pytest.raises(CheckpointError, match="the copy of step-00000002 is not whole: .*state.pt is damaged"): mirror_checkpoint(two, tmp_path / "mirror")
-    assert sorted(p.name for p in (tmp_path / "mirror").iterdir()) == ["LATEST", "step-00000001"] and pointed(tmp_path / "mirror", "LATEST") == "step-00000001"
+    with pytest.raises(CheckpointError, match="the copy of step-00000002 is not whole: .*state.pt is damaged"):
+        mirror_checkpoint(two, tmp_path / "mirror")
+    assert (
+        sorted(p.name for p in (tmp_path / "mirror").iterdir()) == ["LATEST", "step-00000001"]
+        and pointed(tmp_path / "mirror", "LATEST") == "step-00000001"
+    )
 
 
 def test_a_step_that_was_saved_again_is_copied_again(tmp_path):
-    one, = write(tmp_path / "run", 1)
+    (one,) = write(tmp_path / "run", 1)
     mirror_checkpoint(one, tmp_path / "mirror")
     save_checkpoint(tmp_path / "run", 1, *state_of(7))
     mirror_checkpoint(one, tmp_path / "mirror")
@@ -568,12 +726,23 @@ def test_a_mirror_that_fails_costs_one_message(tmp_path, fault, request):
     if fault == "read-only":
         mirror.mkdir()
         request.getfixturevalue("read_only")(mirror)
-    if fault == "full": mirror = request.getfixturevalue("small_disk")
-    k = make(tmp_path / "coffee-1", mirror=str(mirror / "content" / "drive" if fault == "not mounted" else mirror), keep_last=1, background=False)
-    for step in (1, 2): give(k, step, mebibytes=30), helpers.wait_for(lambda: (k.poll(), not k._copier.busy)[1], "the copy to fail")
+    if fault == "full":
+        mirror = request.getfixturevalue("small_disk")
+    k = make(
+        tmp_path / "coffee-1",
+        mirror=str(mirror / "content" / "drive" if fault == "not mounted" else mirror),
+        keep_last=1,
+        background=False,
+    )
+    for step in (1, 2):
+        give(k, step, mebibytes=30), helpers.wait_for(lambda: (k.poll(), not k._copier.busy)[1], "the copy to fail")
     k.close()
     assert saved(k) == [1, 2] and names(k.folder) == [2] and len(messages(k)) == 1
-    told = {"not mounted": "Is it mounted?", "read-only": "Read-only file system|Permission denied", "full": "are free"}[fault]
+    told = {
+        "not mounted": "Is it mounted?",
+        "read-only": "Read-only file system|Permission denied",
+        "full": "are free",
+    }[fault]
     assert re.search(told, messages(k)[0]) and "not copied to checkpoint.mirror=" in messages(k)[0]
 
 
@@ -590,15 +759,36 @@ def test_a_slow_mirror_is_broken_off_when_the_run_has_to_end(tmp_path, monkeypat
 
 # within a run
 
+
 def session_in(folder: Path, *words: str) -> Session:
     "A session of a small net, as `prepare` makes it."
     folder.mkdir(exist_ok=True)
     config, net = compose("trainer.accelerator=cpu", *words), nn.Linear(3, 1)
-    return Session(None, config, create_run_context(config, detect(environ={})), folder, EventLog(folder / "events.jsonl"), Budget(TimeLimit(None, 0.0, "none")),
-                   lambda: False, net, list(net.parameters()), torch.optim.SGD(net.parameters(), lr=0.1), [0.1], None, None, BatchPlan(8, 4), 99, None, object(), "val_loss", "min")
+    return Session(
+        None,
+        config,
+        create_run_context(config, detect(environ={})),
+        folder,
+        EventLog(folder / "events.jsonl"),
+        Budget(TimeLimit(None, 0.0, "none")),
+        lambda: False,
+        net,
+        list(net.parameters()),
+        torch.optim.SGD(net.parameters(), lr=0.1),
+        [0.1],
+        None,
+        None,
+        BatchPlan(8, 4),
+        99,
+        None,
+        object(),
+        "val_loss",
+        "min",
+    )
 
 
-def progress_in(s: Session, which: str = "LATEST") -> dict: return load_state(find_checkpoint(s.checkpoints, which)[0])[0]["progress"]
+def progress_in(s: Session, which: str = "LATEST") -> dict:
+    return load_state(find_checkpoint(s.checkpoints, which)[0])[0]["progress"]
 
 
 def test_a_result_that_comes_after_its_step_was_saved_is_in_the_checkpoint_in_the_end(tmp_path, monkeypatch):
@@ -606,9 +796,20 @@ def test_a_result_that_comes_after_its_step_was_saved_is_in_the_checkpoint_in_th
     s = session_in(tmp_path / "run")
     s.progress.step = 4
     save(s)
-    s.progress.best_value, s.progress.best_step, s.progress.eval_step, s.progress.saved_step = 0.5, 4, 4, -1  # as the end of a run does it
+    s.progress.best_value, s.progress.best_step, s.progress.eval_step, s.progress.saved_step = (
+        0.5,
+        4,
+        4,
+        -1,
+    )  # as the end of a run does it
     save(s, best=True, last=True)
-    for which in ("LATEST", "BEST"): assert {**progress_in(s, which), "saved_step": 4}.items() >= {"step": 4, "best_value": 0.5, "best_step": 4, "eval_step": 4}.items()
+    for which in ("LATEST", "BEST"):
+        assert {**progress_in(s, which), "saved_step": 4}.items() >= {
+            "step": 4,
+            "best_value": 0.5,
+            "best_step": 4,
+            "eval_step": 4,
+        }.items()
     end_saving(s)
     assert names(s.checkpoints) == [4]
 
@@ -648,25 +849,46 @@ def test_the_first_checkpoint_comes_early_and_others_by_the_clock(tmp_path):
 
 def test_weights_that_are_not_finite_are_not_saved_and_sums_that_overflow_are_no_such(tmp_path):
     s = session_in(tmp_path / "run")
-    with torch.no_grad(): s.params[0].fill_(3e38)  # their sum is not finite
+    with torch.no_grad():
+        s.params[0].fill_(3e38)  # their sum is not finite
     s.progress.step = 1
     save(s)
-    with torch.no_grad(): s.params[0][0, 1] = float("nan")
+    with torch.no_grad():
+        s.params[0][0, 1] = float("nan")
     s.progress.step = 2
     save(s)
     assert names(s.checkpoints) == [1] and s.progress.saved_step == 1
-    assert last_event(read_events(tmp_path / "run" / "events.jsonl"), "message")["text"] == "step 2 was not saved: its weights are not finite"
+    assert (
+        last_event(read_events(tmp_path / "run" / "events.jsonl"), "message")["text"]
+        == "step 2 was not saved: its weights are not finite"
+    )
 
 
-SETTINGS = ("trainer.accelerator=cpu", "launch.mode=inline", "data.batch_size=4", "trainer.max_epochs=3", "training.ema_decay=0.9", "checkpoint.every_n_steps=3",
-            "checkpoint.keep_last=99", "optimizer.lr=0.01", "trainer.log_every_n_steps=5")
+SETTINGS = (
+    "trainer.accelerator=cpu",
+    "launch.mode=inline",
+    "data.batch_size=4",
+    "trainer.max_epochs=3",
+    "training.ema_decay=0.9",
+    "checkpoint.every_n_steps=3",
+    "checkpoint.keep_last=99",
+    "optimizer.lr=0.01",
+    "trainer.log_every_n_steps=5",
+)
 
 
 def train(folder: Path, *words: str) -> list[dict]:
     "Train the linear task in this process; its events."
     folder.mkdir()
     config = compose(*SETTINGS, *words)
-    status, reason = train_run(Line(), config, create_run_context(config, detect(environ={})), folder, Budget(TimeLimit(None, 0.0, "none")), lambda: False)
+    status, reason = train_run(
+        Line(),
+        config,
+        create_run_context(config, detect(environ={})),
+        folder,
+        Budget(TimeLimit(None, 0.0, "none")),
+        lambda: False,
+    )
     assert status == "completed", reason
     return read_events(folder / "events.jsonl")
 
@@ -677,8 +899,13 @@ def test_a_run_that_saves_in_the_background_has_the_same_checkpoints(tmp_path, m
     events = train(tmp_path / "back")
     fore, back = (tmp_path / name / "checkpoints" for name in ("fore", "back"))
     assert set(names(back)) <= set(names(fore)) and max(names(back)) == max(names(fore)) == 30
-    assert pointed(back, "BEST") == pointed(fore, "BEST") and pointed(back, "LATEST") == pointed(fore, "LATEST") == "step-00000030"
-    assert sorted(e["step"] for e in events if e["type"] == "checkpoint") == names(back) and all(verify(path) == [] for path in checkpoints(back))
+    assert (
+        pointed(back, "BEST") == pointed(fore, "BEST")
+        and pointed(back, "LATEST") == pointed(fore, "LATEST") == "step-00000030"
+    )
+    assert sorted(e["step"] for e in events if e["type"] == "checkpoint") == names(back) and all(
+        verify(path) == [] for path in checkpoints(back)
+    )
     for path in checkpoints(back):
         for ema in (False, True):
             one, two = load_weights(path, ema), load_weights(fore / path.name, ema)
@@ -690,9 +917,12 @@ def test_a_run_that_saves_in_the_background_has_the_same_checkpoints(tmp_path, m
 
 def same(a, b) -> bool:
     "Whether two nested states are equal, to the bit."
-    if torch.is_tensor(a): return torch.equal(a, b)
-    if isinstance(a, dict): return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)): return len(a) == len(b) and all(map(same, a, b))
+    if torch.is_tensor(a):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
     return a == b
 
 
@@ -722,13 +952,23 @@ def test_a_session_leaves_its_run_in_the_second_folder(tmp_path):
     s.log.write("end", status="completed", reason="done", step=3)
     end_mirror(s)
     there = tmp_path / "drive" / "coffee-1"
-    assert find_checkpoint(there / "checkpoints", "BEST")[0].name == "step-00000003" and last_event(read_events(there / "events.jsonl"), "end")["status"] == "completed"
+    assert (
+        find_checkpoint(there / "checkpoints", "BEST")[0].name == "step-00000003"
+        and last_event(read_events(there / "events.jsonl"), "end")["status"] == "completed"
+    )
 
 
 # --- a checkpoint that a person asks for -------------------------------------------------------------------------------
 
-ASKING = ("trainer.accelerator=cpu", "data.batch_size=4", "trainer.max_epochs=100000", "optimizer.lr=0.001", "checkpoint.every_n_epochs=null",
-          "checkpoint.first_within_minutes=null", "trainer.check_val_every_n_epoch=100000")
+ASKING = (
+    "trainer.accelerator=cpu",
+    "data.batch_size=4",
+    "trainer.max_epochs=100000",
+    "optimizer.lr=0.001",
+    "checkpoint.every_n_epochs=null",
+    "checkpoint.first_within_minutes=null",
+    "trainer.check_val_every_n_epoch=100000",
+)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux is the home of several processes")
@@ -736,7 +976,10 @@ ASKING = ("trainer.accelerator=cpu", "data.batch_size=4", "trainer.max_epochs=10
 def test_the_file_checkpoint_saves_at_once_and_the_run_goes_on(start_cli, here, devices):
     process = start_cli("train", helpers.task("Troubled"), *ASKING, f"trainer.devices={devices}")
     run_dir = helpers.wait_for(lambda: next(here.glob("runs/*/events.jsonl"), None), "a run").parent
-    def step() -> int: return (last_event(read_events(run_dir / "events.jsonl"), "step") or {"step": 0})["step"]
+
+    def step() -> int:
+        return (last_event(read_events(run_dir / "events.jsonl"), "step") or {"step": 0})["step"]
+
     helpers.wait_for(lambda: step() > 0, "training")
     assert checkpoints(run_dir / "checkpoints") == []
     for number in (1, 2):
@@ -751,7 +994,15 @@ def test_the_file_checkpoint_saves_at_once_and_the_run_goes_on(start_cli, here, 
 
 
 def test_where_no_checkpoints_are_kept_the_one_who_asks_is_told(here, monkeypatch):
-    monkeypatch.setattr(Line, "during", lambda self, number: (time.sleep(0.05), number == 1 and (helpers.only_run(here) / "CHECKPOINT").touch()))
-    run = fit(Line(), compose(*ASKING, "launch.mode=inline", "trainer.max_epochs=8", "checkpoint.enabled=false"), show=False)
+    monkeypatch.setattr(
+        Line,
+        "during",
+        lambda self, number: (time.sleep(0.05), number == 1 and (helpers.only_run(here) / "CHECKPOINT").touch()),
+    )
+    run = fit(
+        Line(), compose(*ASKING, "launch.mode=inline", "trainer.max_epochs=8", "checkpoint.enabled=false"), show=False
+    )
     assert run.status == "completed" and not (run.path / "CHECKPOINT").exists()
-    assert [e["text"] for e in run.events if e["type"] == "message"] == ["a checkpoint was asked for, and checkpoint.enabled=false: nothing was saved"]
+    assert [e["text"] for e in run.events if e["type"] == "message"] == [
+        "a checkpoint was asked for, and checkpoint.enabled=false: nothing was saved"
+    ]

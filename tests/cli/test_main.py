@@ -1,4 +1,5 @@
 "The command line: exit statuses, one line for a wrong request, help with examples, and what each command prints."
+
 import csv
 import json
 import os
@@ -25,10 +26,13 @@ slow = pytest.mark.slow
 @pytest.fixture
 def call(here, capsys):
     "A function that runs a command in this process: (exit status, stdout, stderr)."
+
     def run(*words) -> tuple[int, str, str]:
         capsys.readouterr()
-        try: status = main([str(word) for word in words])
-        except SystemExit as error: status = error.code
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as error:
+            status = error.code
         return (status, *capsys.readouterr())
 
     return run
@@ -37,6 +41,7 @@ def call(here, capsys):
 @pytest.fixture
 def refused(call, here):
     "A function that runs a command which has to be refused: returns its one line. Nothing may be written or changed."
+
     def run(*words) -> str:
         before = tree_hashes(here)
         status, out, err = call(*words)
@@ -48,6 +53,7 @@ def refused(call, here):
 
 
 # help, and how light the light commands are
+
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_helps_with_examples(call, command):
@@ -64,8 +70,11 @@ def test_the_help_names_every_command_and_every_exit_status(call):
     assert re.search(r"0 done.*1 the run failed.*2 the request was wrong.*130 interrupted", out)
 
 
-@pytest.mark.parametrize("words", [("--help",), ("train", "--help"), ("info",), ("profiles",), ("runs",),
-                                   ("train", "no_such_task")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [("--help",), ("train", "--help"), ("info",), ("profiles",), ("runs",), ("train", "no_such_task")],
+    ids=" ".join,
+)
 def test_light_commands_import_no_torch(tmp_path, words):
     "`-X importtime` lists every module that Python imports."
     (tmp_path / "runs").mkdir()
@@ -79,8 +88,9 @@ def test_both_ways_to_start_it_say_the_same(tmp_path):
     script = Path(sys.executable).with_name("spectrakit")
     for words in (["--version"], ["--help"], ["profiles", "kaggle_safe"]):
         one = run_cli(tmp_path, *words)
-        other = subprocess.run([script, *words], cwd=tmp_path, env=clean_environ(), capture_output=True, text=True,
-                               timeout=120)
+        other = subprocess.run(
+            [script, *words], cwd=tmp_path, env=clean_environ(), capture_output=True, text=True, timeout=120
+        )
         assert (one.returncode, one.stdout, one.stderr) == (other.returncode, other.stdout, other.stderr)
         assert one.returncode == 0 and one.stdout and not one.stderr
     assert run_cli(tmp_path, "--version").stdout.strip() == spectrakit.__version__
@@ -119,9 +129,15 @@ def test_every_group_of_profiles_is_listed_with_its_intents(call):
     assert call("profiles", "trainer") == call("profiles")
 
 
-@pytest.mark.parametrize("name, says", [("env/kaggle", "dir: /kaggle/working/runs"), ("wsl2", "num_workers: 0"),
-                                        ("high", "gradient_accumulation_steps: 4"),
-                                        ("local/accumulate_grad_batches/high", "gradient_accumulation_steps: 4")])
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("env/kaggle", "dir: /kaggle/working/runs"),
+        ("wsl2", "num_workers: 0"),
+        ("high", "gradient_accumulation_steps: 4"),
+        ("local/accumulate_grad_batches/high", "gradient_accumulation_steps: 4"),
+    ],
+)
 def test_a_profile_of_another_group_is_shown_with_what_it_sets(call, name, says):
     status, out, err = call("profiles", name)
     assert (status, err) == (0, "") and says in out and out.startswith("# ") and "max_epochs" not in out
@@ -137,73 +153,80 @@ def test_the_list_of_profiles_says_auto_and_survives_a_wrong_variable(call, monk
 
 # a wrong request: exit status 2, one line, nothing lost
 
-@pytest.mark.parametrize("words, says", [
-    (("trian",), ("'trian'", "'train'")),
-    (("train",), ("No task", "spectrakit train coffee")),
-    (("train", "coffe"), ("'coffe'", "'coffee'")),
-    (("train", "nowhere.py:Name"), ("'nowhere.py'",)),
-    (("train", "LINE", "LINE"), ("two tasks", "key=value")),
-    (("train", "coffee", "fermentation"), ("coffee and fermentation", "two tasks")),
-    (("train", "trainer=smoke", "cofee"), ("'cofee'", "'coffee'")),
-    (("train", "LINE", "seed", "3"), ("'seed'", "seed=")),
-    (("train", "LINE", "--cofnig", "x"), ("--cofnig", "--help")),
-    (("train", "LINE", "--config"), ("--config",)),
-    (("train", "LINE", "--config", "nowhere.yaml"), ("nowhere.yaml",)),
-    (("train", "LINE", "trainer=kagle_safe"), ("kagle_safe", "'kaggle_safe'", "ci_fast")),
-    (("train", "LINE", "trainre=kaggle"), ("'trainre'",)),
-    (("train", "LINE", "optimizer=sgd"), ("optimizer", "optimizer.name")),
-    (("train", "LINE", "trainer.max_epoch=3"), ("'trainer.max_epoch'", "'trainer.max_epochs'")),
-    (("train", "LINE", "+unknown=1"), ("'unknown'", "extra.")),
-    (("train", "LINE", "+trainer.patience=1"), ("'trainer.patience'",)),
-    (("train", "LINE", "~seed"), ("~seed", "delete", "seed=0")),
-    (("train", "LINE", "extra=5"), ("extra=5", "extra.note=5")),
-    (("train", "LINE", "task.name=5"), ("task",)),
-    (("train", "LINE", "seed=1,2"), ("seed=1,2", "one")),
-    (("train", "LINE", "seed='1"), ("seed='1", "quotes")),
-    (("train", "LINE", "=3"), ("no key", "key=value")),
-    (("train", "LINE", "profile=kaggle"), ("trainer=kaggle",)),
-    (("train", "LINE", "trainer.max_epochs=0"), ("trainer.max_epochs=0", "from 1 up")),
-    (("train", "LINE", "trainer.max_epochs=-1"), ("trainer.max_epochs=-1", "from 1 up")),
-    (("train", "LINE", "trainer.max_epochs=2.5"), ("trainer.max_epochs=2.5", "whole number")),
-    (("train", "LINE", "trainer.max_epochs=many"), ("trainer.max_epochs=many", "whole number")),
-    (("train", "LINE", "trainer.max_epochs=null"), ("trainer.max_epochs=null", "whole number")),
-    (("train", "LINE", "trainer.deterministic=maybe"), ("trainer.deterministic=maybe", "true or false")),
-    (("train", "LINE", "optimizer.lr=0"), ("optimizer.lr=0", "above 0")),
-    (("train", "LINE", "optimizer.lr=inf"), ("optimizer.lr=inf",)),
-    (("train", "LINE", "optimizer.lr=nan"), ("optimizer.lr=nan",)),
-    (("train", "LINE", "optimizer.lr=[1]"), ("optimizer.lr=", "a number")),
-    (("train", "LINE", "optimizer.name=adamx"), ("optimizer.name=adamx", "'adam")),
-    (("train", "LINE", "scheduler.name=cosin"), ("scheduler.name=cosin", "'cosine'")),
-    (("train", "LINE", "trainer.precision=17"), ("trainer.precision=17", "16, bf16, 32")),
-    (("train", "LINE", "limits.train_frac=1.5"), ("limits.train_frac=1.5", "up to 1")),
-    (("train", "LINE", "watchdog.limit=8"), ("watchdog.limit=8", "unit")),
-    (("train", "LINE", "data.batch_size=8", "data.micro_batch_size=16"),
-     ("data.batch_size=8", "data.micro_batch_size=16", "Keep one")),
-    (("train", "LINE", "scheduler.warmup_steps=3", "scheduler.warmup_epochs=1"), ("warmup_steps=3", "Keep one")),
-    (("train", "LINE", "task.widht=9"), ("'widht'", "'width'")),
-    (("train", "LINE", "data.batch_size=64"), ("data.micro_batch_size=64", "40 samples")),
-    (("train", "LINE", "run.dir=a_file"), ("a_file", "run.dir")),
-    (("train", "LINE", "--predict", "nowhere/table.csv"), ("nowhere", "table.csv")),
-    (("train", "EmptyTraining"), ("no samples",)),
-    (("train", "NanTraining"), ("not finite",)),
-    (("train", "LossIsNone"), ("(sum, weight)",)),
-    (("resume",), ("RUN_DIR", "--help")),
-    (("resume", "."), ("not a run", "spectrakit runs")),
-    (("resume", "nowhere"), ("nowhere",)),
-    (("resume", "a_file"), ("a_file",)),
-    (("show", "."), ("not a run",)),
-    (("plot", "."), ("not a run",)),
-    (("predict", "."), ("not a run",)),
-    (("predict",), ("RUN_DIR",)),
-    (("predict", "LINE", ".", "more"), ("more",)),
-    (("runs", "nowhere"), ("nowhere",)),
-    (("runs", "a_file"), ("a_file",)),
-    (("profiles", "kagle"), ("'kagle'", "'kaggle'")),
-    (("profiles", "envv"), ("'envv'", "'env'")),
-    (("profiles", "env/kagle"), ("'kagle'", "'kaggle'")),
-    (("profiles", "KAGGLE_SAFE"), ("'kaggle_safe'",)),
-    (("info", "--jsno"), ("--jsno",)),
-], ids=lambda value: " ".join(value) if isinstance(value, tuple) else None)
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (("trian",), ("'trian'", "'train'")),
+        (("train",), ("No task", "spectrakit train coffee")),
+        (("train", "coffe"), ("'coffe'", "'coffee'")),
+        (("train", "nowhere.py:Name"), ("'nowhere.py'",)),
+        (("train", "LINE", "LINE"), ("two tasks", "key=value")),
+        (("train", "coffee", "fermentation"), ("coffee and fermentation", "two tasks")),
+        (("train", "trainer=smoke", "cofee"), ("'cofee'", "'coffee'")),
+        (("train", "LINE", "seed", "3"), ("'seed'", "seed=")),
+        (("train", "LINE", "--cofnig", "x"), ("--cofnig", "--help")),
+        (("train", "LINE", "--config"), ("--config",)),
+        (("train", "LINE", "--config", "nowhere.yaml"), ("nowhere.yaml",)),
+        (("train", "LINE", "trainer=kagle_safe"), ("kagle_safe", "'kaggle_safe'", "ci_fast")),
+        (("train", "LINE", "trainre=kaggle"), ("'trainre'",)),
+        (("train", "LINE", "optimizer=sgd"), ("optimizer", "optimizer.name")),
+        (("train", "LINE", "trainer.max_epoch=3"), ("'trainer.max_epoch'", "'trainer.max_epochs'")),
+        (("train", "LINE", "+unknown=1"), ("'unknown'", "extra.")),
+        (("train", "LINE", "+trainer.patience=1"), ("'trainer.patience'",)),
+        (("train", "LINE", "~seed"), ("~seed", "delete", "seed=0")),
+        (("train", "LINE", "extra=5"), ("extra=5", "extra.note=5")),
+        (("train", "LINE", "task.name=5"), ("task",)),
+        (("train", "LINE", "seed=1,2"), ("seed=1,2", "one")),
+        (("train", "LINE", "seed='1"), ("seed='1", "quotes")),
+        (("train", "LINE", "=3"), ("no key", "key=value")),
+        (("train", "LINE", "profile=kaggle"), ("trainer=kaggle",)),
+        (("train", "LINE", "trainer.max_epochs=0"), ("trainer.max_epochs=0", "from 1 up")),
+        (("train", "LINE", "trainer.max_epochs=-1"), ("trainer.max_epochs=-1", "from 1 up")),
+        (("train", "LINE", "trainer.max_epochs=2.5"), ("trainer.max_epochs=2.5", "whole number")),
+        (("train", "LINE", "trainer.max_epochs=many"), ("trainer.max_epochs=many", "whole number")),
+        (("train", "LINE", "trainer.max_epochs=null"), ("trainer.max_epochs=null", "whole number")),
+        (("train", "LINE", "trainer.deterministic=maybe"), ("trainer.deterministic=maybe", "true or false")),
+        (("train", "LINE", "optimizer.lr=0"), ("optimizer.lr=0", "above 0")),
+        (("train", "LINE", "optimizer.lr=inf"), ("optimizer.lr=inf",)),
+        (("train", "LINE", "optimizer.lr=nan"), ("optimizer.lr=nan",)),
+        (("train", "LINE", "optimizer.lr=[1]"), ("optimizer.lr=", "a number")),
+        (("train", "LINE", "optimizer.name=adamx"), ("optimizer.name=adamx", "'adam")),
+        (("train", "LINE", "scheduler.name=cosin"), ("scheduler.name=cosin", "'cosine'")),
+        (("train", "LINE", "trainer.precision=17"), ("trainer.precision=17", "16, bf16, 32")),
+        (("train", "LINE", "limits.train_frac=1.5"), ("limits.train_frac=1.5", "up to 1")),
+        (("train", "LINE", "watchdog.limit=8"), ("watchdog.limit=8", "unit")),
+        (
+            ("train", "LINE", "data.batch_size=8", "data.micro_batch_size=16"),
+            ("data.batch_size=8", "data.micro_batch_size=16", "Keep one"),
+        ),
+        (("train", "LINE", "scheduler.warmup_steps=3", "scheduler.warmup_epochs=1"), ("warmup_steps=3", "Keep one")),
+        (("train", "LINE", "task.widht=9"), ("'widht'", "'width'")),
+        (("train", "LINE", "data.batch_size=64"), ("data.micro_batch_size=64", "40 samples")),
+        (("train", "LINE", "run.dir=a_file"), ("a_file", "run.dir")),
+        (("train", "LINE", "--predict", "nowhere/table.csv"), ("nowhere", "table.csv")),
+        (("train", "EmptyTraining"), ("no samples",)),
+        (("train", "NanTraining"), ("not finite",)),
+        (("train", "LossIsNone"), ("(sum, weight)",)),
+        (("resume",), ("RUN_DIR", "--help")),
+        (("resume", "."), ("not a run", "spectrakit runs")),
+        (("resume", "nowhere"), ("nowhere",)),
+        (("resume", "a_file"), ("a_file",)),
+        (("show", "."), ("not a run",)),
+        (("plot", "."), ("not a run",)),
+        (("predict", "."), ("not a run",)),
+        (("predict",), ("RUN_DIR",)),
+        (("predict", "LINE", ".", "more"), ("more",)),
+        (("runs", "nowhere"), ("nowhere",)),
+        (("runs", "a_file"), ("a_file",)),
+        (("profiles", "kagle"), ("'kagle'", "'kaggle'")),
+        (("profiles", "envv"), ("'envv'", "'env'")),
+        (("profiles", "env/kagle"), ("'kagle'", "'kaggle'")),
+        (("profiles", "KAGGLE_SAFE"), ("'kaggle_safe'",)),
+        (("info", "--jsno"), ("--jsno",)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
 def test_a_wrong_request_is_one_line_and_loses_nothing(refused, here, words, says):
     (here / "a_file").write_text("precious")
     names = {"LINE": task("Line")} | {name: task(name) for name in ("EmptyTraining", "NanTraining", "LossIsNone")}
@@ -212,15 +235,18 @@ def test_a_wrong_request_is_one_line_and_loses_nothing(refused, here, words, say
     assert all(word in line for word in says), line
 
 
-@pytest.mark.parametrize("text, says", [
-    ("data:\n\tmicro_batch_size: 8\n", ("mine.yaml, line 2", "tab")),
-    ("seed: 1\nseed: 2\n", ("mine.yaml, line 2", "duplicate key")),
-    ("colour: red\n", ("'colour'", "mine")),
-    ("trainer:\n  max_epochs: 0\n", ("trainer.max_epochs=0",)),
-    ("seed: [1\n", ("mine.yaml",)),
-    ("- 1\n", ("mine",)),
-    ("only words", ("mine",)),
-])
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("data:\n\tmicro_batch_size: 8\n", ("mine.yaml, line 2", "tab")),
+        ("seed: 1\nseed: 2\n", ("mine.yaml, line 2", "duplicate key")),
+        ("colour: red\n", ("'colour'", "mine")),
+        ("trainer:\n  max_epochs: 0\n", ("trainer.max_epochs=0",)),
+        ("seed: [1\n", ("mine.yaml",)),
+        ("- 1\n", ("mine",)),
+        ("only words", ("mine",)),
+    ],
+)
 @pytest.mark.parametrize("where", ["profile", "config"])
 def test_a_broken_file_of_settings_is_one_line(refused, here, text, says, where):
     file = here / ("mine.yaml" if where == "config" else "profiles/trainer/mine.yaml")
@@ -232,13 +258,16 @@ def test_a_broken_file_of_settings_is_one_line(refused, here, text, says, where)
     assert all(word in line for word in [*says, "mine.yaml"]), line
 
 
-@pytest.mark.parametrize("text, says", [
-    (b"# \xe9\nseed: 1\n", ("broken.yaml", "UTF-8")),
-    (b"defaults: [kagle]\n", ("broken.yaml", "trainer/kagle", "'kaggle'")),
-    (b"trainer:\n  max_epochs: many\n", ("broken.yaml", "trainer.max_epochs=many", "whole number")),
-    (b"trainer:\n\tmax_epochs: 1\n", ("broken.yaml", "tab")),
-    (b"defaults: [broken]\n", ("trainer=broken", "its own file")),
-])
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (b"# \xe9\nseed: 1\n", ("broken.yaml", "UTF-8")),
+        (b"defaults: [kagle]\n", ("broken.yaml", "trainer/kagle", "'kaggle'")),
+        (b"trainer:\n  max_epochs: many\n", ("broken.yaml", "trainer.max_epochs=many", "whole number")),
+        (b"trainer:\n\tmax_epochs: 1\n", ("broken.yaml", "tab")),
+        (b"defaults: [broken]\n", ("trainer=broken", "its own file")),
+    ],
+)
 def test_a_broken_profile_is_one_line_in_the_list_and_hides_no_other(call, here, text, says):
     folder = here / "profiles" / "trainer"
     folder.mkdir(parents=True)
@@ -265,28 +294,35 @@ def test_a_wrong_request_through_the_real_command(tmp_path):
 
 # what is accepted
 
+
 def test_plus_sets_what_has_a_value_and_opens_extra_and_task(call, here):
-    status, out, err = call("train", task("Line"), "+trainer.max_epochs=3", "+extra.note.deep=hello", "+task.width=5",
-                            "extra.n=1", *QUICK)
+    status, out, err = call(
+        "train", task("Line"), "+trainer.max_epochs=3", "+extra.note.deep=hello", "+task.width=5", "extra.n=1", *QUICK
+    )
     assert (status, err) == (0, "")
     config = open_run(only_run(here)).config
     assert config.trainer.max_epochs == 3 and config.task["width"] == 5
     assert config.extra == {"note": {"deep": "hello"}, "n": 1}
 
 
-@pytest.mark.parametrize("text, words", [
-    ("task: {name}\n", ("--config", "mine.yaml")),
-    ("task:\n  name: {name}\n  width: 4\n", ("--config", "mine.yaml")),
-    ("defaults:\n  - trainer: kaggle\n  - _self_\ntask: {name}\n", ("--config", "mine.yaml")),
-    ("# @package _global_\ndefaults:\n  - ci_fast\ntask:\n  name: {name}\n", ("trainer=mine",)),
-    (None, ("task.name={name}",)), (None, ("task={name}",)),
-])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("task: {name}\n", ("--config", "mine.yaml")),
+        ("task:\n  name: {name}\n  width: 4\n", ("--config", "mine.yaml")),
+        ("defaults:\n  - trainer: kaggle\n  - _self_\ntask: {name}\n", ("--config", "mine.yaml")),
+        ("# @package _global_\ndefaults:\n  - ci_fast\ntask:\n  name: {name}\n", ("trainer=mine",)),
+        (None, ("task.name={name}",)),
+        (None, ("task={name}",)),
+    ],
+)
 def test_the_task_may_stand_in_the_configuration(call, here, text, words):
     name = task("Line")
     if text is not None:
         for file in (here / "mine.yaml", here / "profiles" / "trainer" / "mine.yaml"):
             file.parent.mkdir(parents=True, exist_ok=True)
-            if ("- ci_fast" in text) == (file.parent != here): file.write_text(text.replace("{name}", name))
+            if ("- ci_fast" in text) == (file.parent != here):
+                file.write_text(text.replace("{name}", name))
     quoted = [word.replace("{name}", f"'{name}'") for word in words]
     status, out, err = call("train", *quoted, *QUICK)
     assert (status, err) == (0, ""), err
@@ -314,20 +350,30 @@ def test_a_run_without_checkpoints_says_why_it_cannot_predict(call, here):
 
 # a run: made, repeated, shown, drawn, used
 
+
 def test_train_says_what_it_decided_and_leaves_a_whole_run(trained):
     where = str(trained.run.relative_to(trained.folder))
     for words in ("40 samples", "effective batch 8", "★ best", "completed", where):
         assert words in trained.stdout, words
     assert trained.stderr == "" and (trained.run / "logs" / "rank-0.log").read_text() == ""
     there = {path.name for path in trained.run.iterdir()}
-    assert {"config.yaml", "environment.json", "events.jsonl", "checkpoints", "metrics.csv", "curves.png",
-            "summary.json", "predictions.npz"} <= there
+    assert {
+        "config.yaml",
+        "environment.json",
+        "events.jsonl",
+        "checkpoints",
+        "metrics.csv",
+        "curves.png",
+        "summary.json",
+        "predictions.npz",
+    } <= there
     assert "STOP" not in there
     kept = checkpoints(trained.run / "checkpoints")
     assert len(kept) >= 3 and [verify(path) for path in kept] == [[]] * len(kept)
     picture = (trained.run / "curves.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
-    with open(trained.folder / "table.csv") as file: table = list(csv.DictReader(file))
+    with open(trained.folder / "table.csv") as file:
+        table = list(csv.DictReader(file))
     assert [row["id"] for row in table] == ["s0", "s1", "s2", "s3", "s4"] and all(float(row["y"]) for row in table)
     kinds = [event["type"] for event in read_events(trained.run / "events.jsonl")]
     assert kinds[0] == "start" and kinds[-1] == "end" and kinds.count("step") == 20 and kinds.count("eval") == 4
@@ -363,8 +409,15 @@ def test_show_tells_how_it_ended_and_what_is_kept(call, trained):
 
 def test_watch_follows_a_run_from_another_terminal_until_it_ends(call, start_cli, here, trained):
     assert call("watch", trained.run)[1].rstrip().endswith("completed: all 20 optimizer steps done")
-    process = start_cli("train", task("Line"), "trainer.accelerator=cpu", "trainer.max_epochs=100000", "data.batch_size=8",
-                        "trainer.check_val_every_n_epoch=100000", "checkpoint.every_n_epochs=null")
+    process = start_cli(
+        "train",
+        task("Line"),
+        "trainer.accelerator=cpu",
+        "trainer.max_epochs=100000",
+        "data.batch_size=8",
+        "trainer.check_val_every_n_epoch=100000",
+        "checkpoint.every_n_epochs=null",
+    )
     run_dir = wait_for(lambda: next((p.parent for p in here.glob("runs/*/events.jsonl")), None), "a run")
     watching = start_cli("watch", run_dir)
     wait_for(lambda: (run_dir / "config.yaml").exists() and read_events(run_dir / "events.jsonl"), "training")
@@ -382,8 +435,16 @@ def test_show_names_a_damaged_checkpoint(call, trained_copy):
     assert (status, err) == (0, "") and f"{newest.name}/model.safetensors has another size" in out
 
 
-@pytest.mark.parametrize("points, label", [(1, "training"), (24, "training"), (25, "training (smoothed)"),
-                                           (80, "training (smoothed)"), (2000, "training (smoothed)")])
+@pytest.mark.parametrize(
+    "points, label",
+    [
+        (1, "training"),
+        (24, "training"),
+        (25, "training (smoothed)"),
+        (80, "training (smoothed)"),
+        (2000, "training (smoothed)"),
+    ],
+)
 def test_the_curve_of_the_training_loss_is_not_late(points, label):
     "A loss that falls to a hundredth: the line that stands for it stays within a seventh of it."
     losses = [0.01 ** (i / points) for i in range(points)]
@@ -404,8 +465,10 @@ def test_plot_draws_into_a_file(call, trained, here, ending, begins):
 def test_show_keeps_the_best_evaluation_among_the_newest(call, trained_copy):
     log = trained_copy / "events.jsonl"
     lines = log.read_text().splitlines(keepends=True)
-    later = [json.dumps({"t": 99.0, "type": "eval", "step": 20, "epoch": 4.0 + i, "metrics": {"val_loss": 9.0}})
-             for i in range(12)]
+    later = [
+        json.dumps({"t": 99.0, "type": "eval", "step": 20, "epoch": 4.0 + i, "metrics": {"val_loss": 9.0}})
+        for i in range(12)
+    ]
     later.append('{"t": 99.5, "type": "restart", "step": 20, "epoch": 4}')
     log.write_text("".join(lines[:-1]) + "\n".join(later) + "\n" + lines[-1])
     status, out, err = call("show", trained_copy)
@@ -414,22 +477,36 @@ def test_show_keeps_the_best_evaluation_among_the_newest(call, trained_copy):
 
 
 FOREIGN = [
-    '{"t": 1.0, "type": "eval"}', '{"type": "step", "step": 3, "epoch": 1}', '{"t": 1.0, "type": "end"}',
-    '{"t": "soon", "type": "message", "text": "x"}', '{"t": 1.0, "type": "step", "epoch": 1}',
-    '{"t": 1.0, "type": "step", "step": "3", "epoch": 1, "loss": 1}', '{"t": NaN, "type": "end"}',
-    '{"t": 1.0, "type": "step", "step": 3, "epoch": 1, "loss": "low"}', '{"t": 1.0, "type": "restart"}',
-    '{"t": 1.0, "type": "eval", "step": 3, "epoch": 1, "metrics": [1], "best": true}', '{"t": 1.0, "type": "start"}',
+    '{"t": 1.0, "type": "eval"}',
+    '{"type": "step", "step": 3, "epoch": 1}',
+    '{"t": 1.0, "type": "end"}',
+    '{"t": "soon", "type": "message", "text": "x"}',
+    '{"t": 1.0, "type": "step", "epoch": 1}',
+    '{"t": 1.0, "type": "step", "step": "3", "epoch": 1, "loss": 1}',
+    '{"t": NaN, "type": "end"}',
+    '{"t": 1.0, "type": "step", "step": 3, "epoch": 1, "loss": "low"}',
+    '{"t": 1.0, "type": "restart"}',
+    '{"t": 1.0, "type": "eval", "step": 3, "epoch": 1, "metrics": [1], "best": true}',
+    '{"t": 1.0, "type": "start"}',
     '{"t": 1.0, "type": "eval", "step": 3, "epoch": 1, "metrics": {"val_loss": "low"}, "best": true}',
-    '{"t": 1.0, "type": "start", "total_steps": "many"}', '{"t": 1e999, "type": "message"}',
-    '{"t": 1.0, "type": "of somebody else", "step": "three"}', '{"t": 1.0, "type": "message"}', "[" * 99999]
+    '{"t": 1.0, "type": "start", "total_steps": "many"}',
+    '{"t": 1e999, "type": "message"}',
+    '{"t": 1.0, "type": "of somebody else", "step": "three"}',
+    '{"t": 1.0, "type": "message"}',
+    "[" * 99999,
+]
 
 
 def test_lines_of_somebody_else_in_the_log_break_no_command(call, trained, trained_copy):
     log = trained_copy / "events.jsonl"
     lines = log.read_text().splitlines()
     log.write_text("\n".join([FOREIGN[0], *lines[:4], *FOREIGN, *lines[4:], *FOREIGN]) + "\n")
-    for command, where in (("show", trained_copy), ("runs", trained_copy.parent), ("plot", trained_copy),
-                           ("resume", trained_copy)):
+    for command, where in (
+        ("show", trained_copy),
+        ("runs", trained_copy.parent),
+        ("plot", trained_copy),
+        ("resume", trained_copy),
+    ):
         status, out, err = call(command, where)
         assert (status, err) == (0, ""), (command, err)
     assert open_run(trained_copy).best == open_run(trained.run).best
@@ -440,7 +517,7 @@ def test_a_cut_snapshot_of_a_run_is_refused_and_says_why(refused, trained_copy):
     file, log = trained_copy / "config.yaml", trained_copy / "events.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))  # it has not ended
     text = file.read_text()
-    for cut in (text[:len(text) // 2], text.rpartition("optimizer:")[0], text[:-5], text[:40], ""):
+    for cut in (text[: len(text) // 2], text.rpartition("optimizer:")[0], text[:-5], text[:40], ""):
         file.write_text(cut)
         for words in (("resume", trained_copy), ("predict", trained_copy), ("train", "--config", file)):
             line = refused(*words)
@@ -460,8 +537,10 @@ def test_runs_lists_the_newest_first_and_survives_a_broken_one(call, here, train
     assert call("train", task("Line"), *QUICK, f"run.dir={trained_copy.parent}", "run.name=newer")[0] == 0
     broken = trained_copy.with_name("broken")
     broken.mkdir()
-    for name in ("config.yaml", "events.jsonl"): (broken / name).write_bytes(b"\xff\x00: [")
-    for name in ("config.yaml", "events.jsonl"): os.utime(broken / name, (0, 0))
+    for name in ("config.yaml", "events.jsonl"):
+        (broken / name).write_bytes(b"\xff\x00: [")
+    for name in ("config.yaml", "events.jsonl"):
+        os.utime(broken / name, (0, 0))
     status, out, err = call("runs", trained_copy.parent)
     rows = [line.split() for line in out.splitlines()]
     assert (status, err) == (0, "")
@@ -485,16 +564,27 @@ def test_predict_with_and_without_the_task(trained, trained_copy, call, here):
 
 
 def test_a_failed_run_is_exit_status_1_with_its_reason_on_stderr(call, here):
-    status, out, err = call("train", "--quiet", task("NanTrainingListed"), "launch.mode=inline",
-                            "trainer.accelerator=cpu", "data.batch_size=4", "data.shuffle=false")
+    status, out, err = call(
+        "train",
+        "--quiet",
+        task("NanTrainingListed"),
+        "launch.mode=inline",
+        "trainer.accelerator=cpu",
+        "data.batch_size=4",
+        "data.shuffle=false",
+    )
     assert status == 1 and "failed" in out and "not finite" in err and "logs" in err and "Traceback" not in err
 
 
 # a reader that leaves
 
+
 @pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("words", [("--help",), ("train", "--help"), ("info",), ("profiles",), ("runs", "RUNS"),
-                                   ("show", "RUN")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [("--help",), ("train", "--help"), ("info",), ("profiles",), ("runs", "RUNS"), ("show", "RUN")],
+    ids=" ".join,
+)
 @slow
 def test_output_to_a_closed_pipe_is_no_error(tmp_path, trained, words, buffered):
     "Buffered, the text meets the closed pipe only when Python ends."
@@ -503,9 +593,19 @@ def test_output_to_a_closed_pipe_is_no_error(tmp_path, trained, words, buffered)
     names = {"RUN": str(trained.run), "RUNS": str(trained.run.parent)}
     command = [sys.executable, "-m", "spectrakit", *(names.get(word, word) for word in words)]
     env = clean_environ() | ({} if buffered else {"PYTHONUNBUFFERED": "1"})
-    try: done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=env,
-                               cwd=tmp_path, text=True, timeout=120)
-    finally: os.close(writer)
+    try:
+        done = subprocess.run(
+            command,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            env=env,
+            cwd=tmp_path,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -514,8 +614,15 @@ def test_a_training_whose_reader_leaves_is_not_lost_in_silence(tmp_path):
     "As in `spectrakit train … | head -1`: the run goes on to its end, or exit status and log say that it did not."
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "spectrakit", "train", task("Line"), *SETTINGS]
-    process = subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=tmp_path,
-                               env={**clean_environ(), "TINY_HOLD": f"21:{tmp_path}"}, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        cwd=tmp_path,
+        env={**clean_environ(), "TINY_HOLD": f"21:{tmp_path}"},
+        text=True,
+    )
     os.close(writer)
     try:
         wait_for(lambda: (tmp_path / "held").exists() or process.poll() is not None, "the run to be held")
@@ -523,8 +630,11 @@ def test_a_training_whose_reader_leaves_is_not_lost_in_silence(tmp_path):
         (tmp_path / "go").touch()
         _, err = process.communicate(timeout=120)
     finally:
-        if process.poll() is None: process.kill()
+        if process.poll() is None:
+            process.kill()
     run = open_run(only_run(tmp_path))
     assert "Traceback" not in err
-    if run.status == "completed": assert process.returncode == 0
-    else: assert process.returncode != 0 and run.status in ("failed", "interrupted")
+    if run.status == "completed":
+        assert process.returncode == 0
+    else:
+        assert process.returncode != 0 and run.status in ("failed", "interrupted")

@@ -1,4 +1,5 @@
 "A run of any condition is shown as what it is, by each view, and no picture that cannot be drawn ends what was trained."
+
 import io
 import shutil
 
@@ -37,7 +38,8 @@ def sent(monkeypatch) -> list[dict]:
 def test_a_run_of_any_condition_is_drawn(here, sent, kind):
     now = [0.0]
     view = LiveView(odd_run(here, kind), clock=lambda: now[0])
-    for now[0] in (1.0, 100.0, 200.0): view.update()
+    for now[0] in (1.0, 100.0, 200.0):
+        view.update()
     view.close()
     assert view.broken is None
     frames = [frame["text_html"] for frame in sent if frame.get("text_html")]
@@ -54,8 +56,10 @@ def test_a_run_of_any_condition_is_told_as_text(here, kind):
     terminal.seek(0)
     text = terminal.read()
     assert "\x1b" not in text and len(text) < 50_000
-    if kind != "empty": assert text.startswith("run ")
-    if kind in ("script", "signs", "facts"): assert text.splitlines()[-1].startswith(("<script>", "completed: "))  # all of it was told
+    if kind != "empty":
+        assert text.startswith("run ")
+    if kind in ("script", "signs", "facts"):
+        assert text.splitlines()[-1].startswith(("<script>", "completed: "))  # all of it was told
 
 
 @pytest.mark.parametrize("kind", ["huge", "script", "signs", "vast"])
@@ -68,7 +72,8 @@ def test_the_summary_of_an_odd_run_has_its_picture(here, kind):
 class Formula(Line):
     "Its metric is named as no formula may be."
 
-    def metrics(self, outputs, batch): return {"$\\x$": ((outputs - batch[1]).abs().sum(), len(outputs)), SCRIPT: (outputs.sum(), len(outputs))}
+    def metrics(self, outputs, batch):
+        return {"$\\x$": ((outputs - batch[1]).abs().sum(), len(outputs)), SCRIPT: (outputs.sum(), len(outputs))}
 
 
 def test_a_metric_of_any_name_ends_no_run(here):
@@ -78,10 +83,16 @@ def test_a_metric_of_any_name_ends_no_run(here):
 
 
 def test_a_picture_that_cannot_be_drawn_ends_no_run(here, monkeypatch, capsys):
-    def broken(*_): raise ImportError("numpy.core.multiarray failed to import")
+    def broken(*_):
+        raise ImportError("numpy.core.multiarray failed to import")
+
     monkeypatch.setattr(spectrakit.api.run, "plot_curves", broken)
     run = sk.fit(Line(), sk.compose(*INLINE, "run.name=bare"), show=False)
-    assert run.status == "completed" and run.load_model() is not None and "ImportError: numpy.core" in capsys.readouterr().err
+    assert (
+        run.status == "completed"
+        and run.load_model() is not None
+        and "ImportError: numpy.core" in capsys.readouterr().err
+    )
 
 
 def test_a_run_in_a_shell_has_a_page_too(here, capsys):
@@ -96,7 +107,8 @@ def test_a_folder_that_vanishes_while_it_is_watched_is_told(here, monkeypatch, c
 
     def held(folder):
         asked.append(folder)
-        if len(asked) > 1: shutil.rmtree(folder)
+        if len(asked) > 1:
+            shutil.rmtree(folder)
         return len(asked) == 1
 
     monkeypatch.setattr(spectrakit.view.live, "is_locked", held)
@@ -106,7 +118,8 @@ def test_a_folder_that_vanishes_while_it_is_watched_is_told(here, monkeypatch, c
 
 @pytest.mark.parametrize("wrong", [None, 7, ["runs"]])
 def test_what_is_no_run_is_not_watched(wrong):
-    with pytest.raises(sk.RequestError, match="is no run. Give a Run, or its folder"): watch(wrong)
+    with pytest.raises(sk.RequestError, match="is no run. Give a Run, or its folder"):
+        watch(wrong)
 
 
 def test_a_log_that_cannot_be_read_breaks_no_view(here, capsys):
@@ -120,12 +133,14 @@ def test_a_command_writes_to_a_terminal_that_knows_few_letters(here, monkeypatch
     plain_run(here / "few", train_samples=8, parameters=9, total_steps=20, steps_per_epoch=10)
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", terminal)
-    for command in ("show", "watch"): assert main([command, "few"]) == 0
+    for command in ("show", "watch"):
+        assert main([command, "few"]) == 0
     terminal.seek(0)
     assert terminal.read().count("? accumulation ?") == 2
 
 
 def test_a_message_does_not_steer_the_terminal(here, capsys):
-    for command in ("show", "watch"): assert main([command, str(odd_run(here / command, "signs"))]) == 0
+    for command in ("show", "watch"):
+        assert main([command, str(odd_run(here / command, "signs"))]) == 0
     told = capsys.readouterr().out
     assert told.count("broken �, �[2J and �") == 2 and "\x1b" not in told

@@ -1,4 +1,5 @@
 "Settings: that they are of their type and stay as they are, that a cut file is noticed, and what a wrong word is told."
+
 import subprocess
 import sys
 import copy
@@ -18,13 +19,17 @@ from spectrakit.config.schema import Config, DistributedConfig, ReadOnly, Reques
 
 pytestmark = pytest.mark.usefixtures("here")
 OWN = ("task.name=coffee", "task.fold=2", "extra.note.deep=[1,2]", "distributed.env.NCCL_DEBUG=INFO")
-BLOCKS = {"task": {"name": "coffee", "fold": 2}, "extra": {"note": {"deep": [1, 2]}},
-          "distributed.env": {"NCCL_DEBUG": "INFO"}}
+BLOCKS = {
+    "task": {"name": "coffee", "fold": 2},
+    "extra": {"note": {"deep": [1, 2]}},
+    "distributed.env": {"NCCL_DEBUG": "INFO"},
+}
 
 
 def refused(call, *words, **named) -> str:
     "The one line with which a request is refused."
-    with pytest.raises(RequestError) as caught: call(*words, **named)
+    with pytest.raises(RequestError) as caught:
+        call(*words, **named)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -32,16 +37,22 @@ def refused(call, *words, **named) -> str:
 def replaced(config: Config, key: str, value) -> Config:
     "`dataclasses.replace` for a dotted key."
     block, _, name = key.rpartition(".")
-    if not block: return dataclasses.replace(config, **{name: value})
+    if not block:
+        return dataclasses.replace(config, **{name: value})
     return dataclasses.replace(config, **{block: dataclasses.replace(getattr(config, block), **{name: value})})
 
 
 # what stands in a Config stays
 
 CHANGES = {
-    "[]=": lambda d: d.__setitem__("x", 1), "del": lambda d: d.__delitem__(next(iter(d))), "clear": lambda d: d.clear(),
-    "pop": lambda d: d.pop(next(iter(d))), "popitem": lambda d: d.popitem(), "update": lambda d: d.update(x=1),
-    "setdefault": lambda d: d.setdefault("x", 1), "|=": lambda d: d.__ior__({"x": 1}),
+    "[]=": lambda d: d.__setitem__("x", 1),
+    "del": lambda d: d.__delitem__(next(iter(d))),
+    "clear": lambda d: d.clear(),
+    "pop": lambda d: d.pop(next(iter(d))),
+    "popitem": lambda d: d.popitem(),
+    "update": lambda d: d.update(x=1),
+    "setdefault": lambda d: d.setdefault("x", 1),
+    "|=": lambda d: d.__ior__({"x": 1}),
 }
 
 
@@ -51,25 +62,48 @@ def test_an_open_block_cannot_be_changed(key, change):
     config = compose(*OWN)
     with pytest.raises(TypeError, match=r"cannot be changed in place.*override\(config"):
         CHANGES[change](get(config, key))
-    with pytest.raises(TypeError): config.extra["note"]["deep"] = 3
+    with pytest.raises(TypeError):
+        config.extra["note"]["deep"] = 3
     assert {key: get(config, key) for key in BLOCKS} == BLOCKS
 
 
-@pytest.mark.parametrize("make", [
-    lambda c: c, copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c)), dataclasses.replace,
-    lambda c: cloudpickle.loads(cloudpickle.dumps(c)), lambda c: from_dict(to_dict(c)), override,
-    lambda c: from_dict(json.loads(json.dumps(dataclasses.asdict(c)))),
-    lambda c: from_dict(yaml.safe_load(yaml.safe_dump(dataclasses.asdict(c)))),
-    lambda c: from_dict(yaml.safe_load(yaml.dump(dataclasses.asdict(c)))),
-], ids=["itself", "copy", "deepcopy", "pickle", "replace", "cloudpickle", "to_dict", "override", "json", "safe yaml",
-        "yaml"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda c: c,
+        copy.copy,
+        copy.deepcopy,
+        lambda c: pickle.loads(pickle.dumps(c)),
+        dataclasses.replace,
+        lambda c: cloudpickle.loads(cloudpickle.dumps(c)),
+        lambda c: from_dict(to_dict(c)),
+        override,
+        lambda c: from_dict(json.loads(json.dumps(dataclasses.asdict(c)))),
+        lambda c: from_dict(yaml.safe_load(yaml.safe_dump(dataclasses.asdict(c)))),
+        lambda c: from_dict(yaml.safe_load(yaml.dump(dataclasses.asdict(c)))),
+    ],
+    ids=[
+        "itself",
+        "copy",
+        "deepcopy",
+        "pickle",
+        "replace",
+        "cloudpickle",
+        "to_dict",
+        "override",
+        "json",
+        "safe yaml",
+        "yaml",
+    ],
+)
 def test_a_config_is_carried_whole_and_stays_frozen(make):
     config = compose(*OWN)
     again = make(config)
     assert again == config and sha256(again) == sha256(config)
     assert {key: get(again, key) for key in BLOCKS} == BLOCKS
     for key in BLOCKS:
-        with pytest.raises(TypeError): get(again, key)["x"] = 1
+        with pytest.raises(TypeError):
+            get(again, key)["x"] = 1
 
 
 def test_an_open_block_is_a_dict_in_all_else():
@@ -95,15 +129,20 @@ def test_a_plain_form_is_a_copy_to_change():
 
 # every value is of its type
 
+
 def wrong_values(key: str) -> list:
     "Values that setting `key` must refuse, by its annotation."
     kind, checked = settings()[key].type, "check" in settings()[key].limits
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     values: list = [object(), b"x"] + ([] if type(None) in kinds or checked and kind is typing.Any else [None])
-    if int in kinds: return [*values, "abc", True, [1], {}, 1.5, float("nan")]
-    if float in kinds: return [*values, "abc", True, [1], {}, float("nan"), float("inf")]
-    if bool in kinds: return [*values, "true", 1, 0]
-    if str in kinds: return [*values, 5, True, ["a"]]
+    if int in kinds:
+        return [*values, "abc", True, [1], {}, 1.5, float("nan")]
+    if float in kinds:
+        return [*values, "abc", True, [1], {}, float("nan"), float("inf")]
+    if bool in kinds:
+        return [*values, "true", 1, 0]
+    if str in kinds:
+        return [*values, 5, True, ["a"]]
     return [*values, -5, "abc", ["a"]]  # mappings, and settings with a check of their own
 
 
@@ -117,7 +156,8 @@ def test_a_setting_refuses_what_is_not_of_its_type(key):
 def test_a_whole_number_does_for_a_number_and_null_where_there_may_be_none():
     assert replaced(Config(), "optimizer.lr", 1).optimizer.lr == 1
     for key, spec in settings().items():
-        if isinstance(spec.type, types.UnionType): assert get(replaced(Config(), key, None), key) is None
+        if isinstance(spec.type, types.UnionType):
+            assert get(replaced(Config(), key, None), key) is None
 
 
 @pytest.mark.parametrize("value", [5, None, {"max_epochs": 3}, DistributedConfig()])
@@ -130,26 +170,39 @@ def test_what_cannot_be_recorded_is_refused(value):
     assert "extra.mine" in (said := refused(Config, extra={"mine": value})) and "cannot be recorded" in said
 
 
-@pytest.mark.parametrize("word, right", [
-    ("extra=5", "extra.note=5"), ("extra=null", "extra.note=5"), ("extra=[1]", "extra.note=5"),
-    ("task=5", "task.name=coffee"), ("task=null", "task.name=coffee"),
-    ("distributed.env=5", "distributed.env.NCCL_DEBUG=INFO"),
-])
+@pytest.mark.parametrize(
+    "word, right",
+    [
+        ("extra=5", "extra.note=5"),
+        ("extra=null", "extra.note=5"),
+        ("extra=[1]", "extra.note=5"),
+        ("task=5", "task.name=coffee"),
+        ("task=null", "task.name=coffee"),
+        ("distributed.env=5", "distributed.env.NCCL_DEBUG=INFO"),
+    ],
+)
 def test_one_value_for_a_block_of_keys_is_told_how_to_write_one(word, right):
     said = refused(compose, word)
     assert said.startswith(word) and said.endswith(f"such as {right}.") and compose(right)
 
 
-@pytest.mark.parametrize("word, proposed", [
-    ("~seed", "seed=0"), ("~seed=3", "seed=0"), ("~trainer.max_steps", "trainer.max_steps=null"),
-    ("~trainer.precision", "trainer.precision=auto"), ("~extra", "extra={}"),
-    ("~tracking.names", "tracking.names=[csv]"),
-])
+@pytest.mark.parametrize(
+    "word, proposed",
+    [
+        ("~seed", "seed=0"),
+        ("~seed=3", "seed=0"),
+        ("~trainer.max_steps", "trainer.max_steps=null"),
+        ("~trainer.precision", "trainer.precision=auto"),
+        ("~extra", "extra={}"),
+        ("~tracking.names", "tracking.names=[csv]"),
+    ],
+)
 def test_a_deletion_is_told_the_default(word, proposed):
     said = refused(compose, word)
     assert repr(word) in said and f"write {proposed}, its default" in said
     key, config = proposed.partition("=")[0], compose(proposed)
-    if key in settings(): assert get(config, key) == settings()[key].default
+    if key in settings():
+        assert get(config, key) == settings()[key].default
 
 
 @pytest.mark.parametrize("word", ["~trainer", "~trainer=kaggle", "~extra.note", "~task.name", "~unknown"])
@@ -164,32 +217,40 @@ def test_a_number_too_large_for_the_machine_is_refused(key, digits):
     assert key in refused(compose, f"{key}={'9' * digits}")
 
 
-@pytest.mark.parametrize("word, says", [
-    ("gradient_accumulation_steps=2", "Did you mean 'training.gradient_accumulation_steps'?"),
-    ("grad_accum=2", "Did you mean 'training.gradient_accumulation_steps'?"),
-    ("checkpoint_interval=3", "Did you mean 'checkpoint.every_n_steps'?"),
-    ("output_dir=x", "Did you mean 'run.dir'?"),
-    ("trainer.benchmark=true", "write trainer.deterministic=false"),
-    ("trainer.enable_progress_bar=false", "write run.console=none"),
-    ("distributed.env=NCCL", "it needs names and values of variables, such as distributed.env.NCCL_DEBUG=INFO."),
-    ("distributed.env.A.B=1", "the variable A needs one value, such as distributed.env.A=1."),
-    ("trainer=KAGGLE_SAFE", "Did you mean 'kaggle_safe' or 'kaggle'?"),
-    ("OPTIMIZER.LR=3", "Did you mean 'optimizer.lr'"), ("optimizer.name=SGD", "Did you mean 'sgd'?"),
-    ("trainer.precision=bf61", "Did you mean 'bf16'?"), ("distributed.world_size=aut", "Did you mean 'auto'?"),
-    ("distributed.enabled=aut", "Did you mean 'auto'?"), ("trainer.deterministic=treu", "Did you mean 'true'?"),
-    ("trainer.deterministic=flase", "Did you mean 'false'?"), ("trainer.strategy=ddpp", "Did you mean 'ddp'"),
-    ("trainer.devices=0", "trainer.devices=0 is not possible: it needs 'auto' or a whole number from 1 up."),
-    ("trainer.num_nodes=0", "trainer.num_nodes=0 is out of range"),
-    ("data.batch_size=0", "data.batch_size=0 is out of range"),
-    ("trainer.strategy=null", "trainer.strategy=null is not possible: it needs one of auto, ddp, fsdp."),
-    ("watchdog.limit=0s", "watchdog.limit=0s is not possible: it needs a time above 0"),
-    ("watchdog.since=start", "it needs one of session, run."),
-])
+@pytest.mark.parametrize(
+    "word, says",
+    [
+        ("gradient_accumulation_steps=2", "Did you mean 'training.gradient_accumulation_steps'?"),
+        ("grad_accum=2", "Did you mean 'training.gradient_accumulation_steps'?"),
+        ("checkpoint_interval=3", "Did you mean 'checkpoint.every_n_steps'?"),
+        ("output_dir=x", "Did you mean 'run.dir'?"),
+        ("trainer.benchmark=true", "write trainer.deterministic=false"),
+        ("trainer.enable_progress_bar=false", "write run.console=none"),
+        ("distributed.env=NCCL", "it needs names and values of variables, such as distributed.env.NCCL_DEBUG=INFO."),
+        ("distributed.env.A.B=1", "the variable A needs one value, such as distributed.env.A=1."),
+        ("trainer=KAGGLE_SAFE", "Did you mean 'kaggle_safe' or 'kaggle'?"),
+        ("OPTIMIZER.LR=3", "Did you mean 'optimizer.lr'"),
+        ("optimizer.name=SGD", "Did you mean 'sgd'?"),
+        ("trainer.precision=bf61", "Did you mean 'bf16'?"),
+        ("distributed.world_size=aut", "Did you mean 'auto'?"),
+        ("distributed.enabled=aut", "Did you mean 'auto'?"),
+        ("trainer.deterministic=treu", "Did you mean 'true'?"),
+        ("trainer.deterministic=flase", "Did you mean 'false'?"),
+        ("trainer.strategy=ddpp", "Did you mean 'ddp'"),
+        ("trainer.devices=0", "trainer.devices=0 is not possible: it needs 'auto' or a whole number from 1 up."),
+        ("trainer.num_nodes=0", "trainer.num_nodes=0 is out of range"),
+        ("data.batch_size=0", "data.batch_size=0 is out of range"),
+        ("trainer.strategy=null", "trainer.strategy=null is not possible: it needs one of auto, ddp, fsdp."),
+        ("watchdog.limit=0s", "watchdog.limit=0s is not possible: it needs a time above 0"),
+        ("watchdog.since=start", "it needs one of session, run."),
+    ],
+)
 def test_what_people_type_by_mistake_is_told_what_they_meant(word, says):
     assert says in refused(compose, word)
 
 
 # what was typed
+
 
 def test_a_config_knows_what_was_typed_and_is_the_same_without_it(here):
     config = compose("trainer=kaggle", "trainer.epochs=10", "distributed.env.A=1")
@@ -205,6 +266,7 @@ def test_a_config_knows_what_was_typed_and_is_the_same_without_it(here):
 
 
 # a cut file
+
 
 def test_a_snapshot_that_was_cut_anywhere_is_refused(here):
     file, config = here / "config.yaml", compose("trainer=kaggle_safe", *OWN)
@@ -228,8 +290,9 @@ def test_a_snapshot_may_be_edited_and_an_old_one_has_no_last_line(here):
     assert compose(config=file) == config
 
 
-@pytest.mark.parametrize("text", ["seed: 3\n", "# my own\nseed: 3", "# snapshots are better\nseed: 3\n",
-                                  "seed: 3\ntrainer:\n"])
+@pytest.mark.parametrize(
+    "text", ["seed: 3\n", "# my own\nseed: 3", "# snapshots are better\nseed: 3\n", "seed: 3\ntrainer:\n"]
+)
 def test_a_file_by_hand_may_be_as_short_as_it_likes(here, text):
     (here / "my.yaml").write_text(text)
     assert compose(config="my.yaml") == compose(config=here / "my.yaml") == Config(seed=3)
@@ -260,9 +323,11 @@ def test_an_empty_list_of_profiles_takes_the_schema_alone(here, text):
 
 # Hydra around it
 
+
 def test_ones_own_hydra_is_left_alone(here):
     from hydra import compose as hydra_compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
+
     (here / "conf").mkdir()
     (here / "conf" / "mine.yaml").write_text("a: 1\n")
     with initialize_config_dir(str(here / "conf"), version_base="1.3"):
@@ -274,7 +339,8 @@ def test_ones_own_hydra_is_left_alone(here):
 def test_threads_compose_each_their_own(here):
     folder = here / "profiles" / "trainer"
     folder.mkdir(parents=True)
-    for n in range(4): (folder / f"wrong{n}.yaml").write_text(f"trainer:\n  max_epochs: -{n}\n")
+    for n in range(4):
+        (folder / f"wrong{n}.yaml").write_text(f"trainer:\n  max_epochs: -{n}\n")
     with ThreadPoolExecutor(4) as pool:
         said = list(pool.map(lambda n: refused(compose, f"trainer=wrong{n % 4}"), range(12)))
     assert all(f"max_epochs=-{n % 4} " in text or n % 4 == 0 for n, text in enumerate(said))
@@ -283,7 +349,9 @@ def test_threads_compose_each_their_own(here):
 
 def test_a_module_that_was_loaded_twice_still_reads_profiles(here):
     "As %autoreload does it: Hydra keeps the class that it saw first."
-    code = ("import importlib, spectrakit.config.compose as c; c.compose('trainer=kaggle_safe'); c = importlib.reload(c); "
-            "print(c.compose('trainer=kaggle_safe').watchdog.limit)")
+    code = (
+        "import importlib, spectrakit.config.compose as c; c.compose('trainer=kaggle_safe'); c = importlib.reload(c); "
+        "print(c.compose('trainer=kaggle_safe').watchdog.limit)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=here)
     assert done.stdout.strip() == "8h30m", done.stderr

@@ -1,4 +1,5 @@
 "Lines as people type them, and what each has to compose to; wrong words and the right ones that are proposed."
+
 from dataclasses import replace
 
 import pytest
@@ -13,70 +14,105 @@ pytestmark = pytest.mark.usefixtures("here")
 
 LINES = {
     "trainer=kaggle_safe": {"profile": "kaggle_safe", "watchdog.limit": "8h30m"},
-    "trainer.max_epochs=30 trainer.check_val_every_n_epoch=1":
-        {"trainer.max_epochs": 30, "trainer.check_val_every_n_epoch": 1},
-    "trainer.precision=16 trainer.accelerator=gpu trainer.devices=4":
-        {"distributed.mixed_precision": "fp16", "trainer.accelerator": "gpu", "distributed.world_size": 4},
+    "trainer.max_epochs=30 trainer.check_val_every_n_epoch=1": {
+        "trainer.max_epochs": 30,
+        "trainer.check_val_every_n_epoch": 1,
+    },
+    "trainer.precision=16 trainer.accelerator=gpu trainer.devices=4": {
+        "distributed.mixed_precision": "fp16",
+        "trainer.accelerator": "gpu",
+        "distributed.world_size": 4,
+    },
     "trainer.strategy.init_args.static_graph=false": {"distributed.static_graph": False},
     "trainer.sync_batchnorm=true": {"distributed.sync_batchnorm": True},
-    "trainer.accumulate_grad_batches=2 trainer.gradient_clip_val=1.0":
-        {"training.gradient_accumulation_steps": 2, "trainer.gradient_clip_val": 1.0},
-    "trainer.dataloader.num_workers=8 trainer.dataloader.prefetch_factor=2":
-        {"dataloader.num_workers": 8, "dataloader.prefetch_factor": 2},
+    "trainer.accumulate_grad_batches=2 trainer.gradient_clip_val=1.0": {
+        "training.gradient_accumulation_steps": 2,
+        "trainer.gradient_clip_val": 1.0,
+    },
+    "trainer.dataloader.num_workers=8 trainer.dataloader.prefetch_factor=2": {
+        "dataloader.num_workers": 8,
+        "dataloader.prefetch_factor": 2,
+    },
     "+limits.train_frac=0.5 +limits.max_train_batches=300": {"limits.train_frac": 0.5, "limits.max_train_batches": 300},
     "limits.train_frac=0.5 limits.max_train_batches=300": {"limits.train_frac": 0.5, "limits.max_train_batches": 300},
-    "trainer=kaggle_safe +limits.train_frac=0.5 +limits.max_train_batches=400 trainer.max_epochs=16":
-        {"profile": "kaggle_safe", "limits.train_frac": 0.5, "limits.max_train_batches": 400, "trainer.max_epochs": 16},
-    "trainer=multi_gpu trainer.devices=8 trainer.precision=bf16-mixed trainer.strategy.init_args.bucket_cap_mb=50":
-        {"profile": "multi_gpu", "distributed.world_size": 8, "distributed.mixed_precision": "bf16",
-         "distributed.bucket_cap_mb": 50},
-    "trainer=ddp trainer.devices=8 trainer.num_nodes=2 trainer.strategy.init_args.static_graph=true":
-        {"profile": "ddp", "distributed.world_size": 16, "distributed.num_nodes": 2, "distributed.static_graph": True},
+    "trainer=kaggle_safe +limits.train_frac=0.5 +limits.max_train_batches=400 trainer.max_epochs=16": {
+        "profile": "kaggle_safe",
+        "limits.train_frac": 0.5,
+        "limits.max_train_batches": 400,
+        "trainer.max_epochs": 16,
+    },
+    "trainer=multi_gpu trainer.devices=8 trainer.precision=bf16-mixed trainer.strategy.init_args.bucket_cap_mb=50": {
+        "profile": "multi_gpu",
+        "distributed.world_size": 8,
+        "distributed.mixed_precision": "bf16",
+        "distributed.bucket_cap_mb": 50,
+    },
+    "trainer=ddp trainer.devices=8 trainer.num_nodes=2 trainer.strategy.init_args.static_graph=true": {
+        "profile": "ddp",
+        "distributed.world_size": 16,
+        "distributed.num_nodes": 2,
+        "distributed.static_graph": True,
+    },
     "trainer=ddp trainer.devices=4": {"distributed.world_size": 8, "distributed.num_nodes": 2},
     "local/accumulate_grad_batches=high": {"training.gradient_accumulation_steps": 4},
     "local/accumulate_grad_batches=train": {"training.gradient_accumulation_steps": 2},
     "local/accumulate_grad_batches=default": {"training.gradient_accumulation_steps": 2},
-    "local/accumulate_grad_batches=debug trainer=kaggle":
-        {"training.gradient_accumulation_steps": 1, "profile": "kaggle"},
+    "local/accumulate_grad_batches=debug trainer=kaggle": {
+        "training.gradient_accumulation_steps": 1,
+        "profile": "kaggle",
+    },
     "accumulate_grad_batches=4": {"training.gradient_accumulation_steps": 4},
     "local/accumulate_grad_batches@val_loader=val": {"eval.gradient_accumulation_steps": 1},
-    "local/accumulate_grad_batches@val_loader=high":
-        {"eval.gradient_accumulation_steps": 4, "training.gradient_accumulation_steps": 1},
+    "local/accumulate_grad_batches@val_loader=high": {
+        "eval.gradient_accumulation_steps": 4,
+        "training.gradient_accumulation_steps": 1,
+    },
     "local/accumulate_grad_batches@test_loader=test": {"test.gradient_accumulation_steps": 1},
     "local/accumulate_grad_batches=train@accumulate_grad_batches=4": {"training.gradient_accumulation_steps": 4},
     "local/accumulate_grad_batches=train@accumulate_grad_batches=1": {"training.gradient_accumulation_steps": 1},
     "distributed.fp16=true": {"distributed.mixed_precision": "fp16"},
     "distributed.grad_accumulation=3": {"training.gradient_accumulation_steps": 3},
     "distributed.enabled=false": {"distributed.enabled": False},
-    "distributed.world_size=auto distributed.backend=gloo":
-        {"distributed.world_size": "auto", "distributed.backend": "gloo"},
+    "distributed.world_size=auto distributed.backend=gloo": {
+        "distributed.world_size": "auto",
+        "distributed.backend": "gloo",
+    },
     "distributed.env.NCCL_DEBUG=INFO": {"distributed.env": {"NCCL_DEBUG": "INFO"}},
-    "trainer.strategy=ddp_find_unused_parameters_true":
-        {"distributed.strategy": "ddp", "distributed.find_unused_parameters": True},
+    "trainer.strategy=ddp_find_unused_parameters_true": {
+        "distributed.strategy": "ddp",
+        "distributed.find_unused_parameters": True,
+    },
     "trainer=ddp trainer.num_nodes=4": {"distributed.world_size": 32, "distributed.num_nodes": 4},
     "trainer=ddp distributed.num_nodes=4": {"distributed.world_size": 32, "distributed.num_nodes": 4},
-    "trainer=ddp distributed.num_nodes=4 distributed.world_size=8":
-        {"distributed.world_size": 8, "distributed.num_nodes": 4},
+    "trainer=ddp distributed.num_nodes=4 distributed.world_size=8": {
+        "distributed.world_size": 8,
+        "distributed.num_nodes": 4,
+    },
     "trainer=gpu distributed.num_nodes=4": {"distributed.world_size": "auto", "distributed.num_nodes": 4},
     "distributed.fp16=false trainer.precision=bf16": {"distributed.mixed_precision": "bf16"},
     "trainer=a100 distributed.fp16=false": {"distributed.mixed_precision": "bf16"},
     "distributed.fp16=false": {"distributed.mixed_precision": "no"},
     "training.gradient_accumulation_steps=${accumulate_grad_batches}": {"training.gradient_accumulation_steps": 1},
-    "training.gradient_accumulation_steps=${accumulate_grad_batches} local/accumulate_grad_batches=high":
-        {"training.gradient_accumulation_steps": 4},
-    "training.gradient_accumulation_steps=${accumulate_grad_batches} accumulate_grad_batches=3":
-        {"training.gradient_accumulation_steps": 3},
+    "training.gradient_accumulation_steps=${accumulate_grad_batches} local/accumulate_grad_batches=high": {
+        "training.gradient_accumulation_steps": 4
+    },
+    "training.gradient_accumulation_steps=${accumulate_grad_batches} accumulate_grad_batches=3": {
+        "training.gradient_accumulation_steps": 3
+    },
     "eval.gradient_accumulation_steps=${val_loader.accumulate_grad_batches}": {"eval.gradient_accumulation_steps": 1},
     "test.gradient_accumulation_steps=${test_loader.accumulate_grad_batches}": {"test.gradient_accumulation_steps": 1},
     "local/accumulate_grad_batches=null": {"training.gradient_accumulation_steps": 1},
     "local/accumulate_grad_batches=null trainer=kaggle": {"training.gradient_accumulation_steps": 2},
     "local/accumulate_grad_batches@val_loader=null env=null": {"eval.gradient_accumulation_steps": 1, "env": "auto"},
-    "trainer=smoke": {"watchdog.since": "run"}, "trainer=ci_fast": {"watchdog.since": "run"},
+    "trainer=smoke": {"watchdog.since": "run"},
+    "trainer=ci_fast": {"watchdog.since": "run"},
     "model_checkpoint.every_n_epochs=5": {"checkpoint.every_n_epochs": 5},
     "trainer.log_every_n_steps=20": {"trainer.log_every_n_steps": 20},
     "trainer.monitor=val_accuracy trainer.mode=max": {"checkpoint.monitor": "val_accuracy", "checkpoint.mode": "max"},
-    "trainer.dataloader.pin_memory=false trainer.dataloader.persistent_workers=true":
-        {"dataloader.pin_memory": False, "dataloader.persistent_workers": True},
+    "trainer.dataloader.pin_memory=false trainer.dataloader.persistent_workers=true": {
+        "dataloader.pin_memory": False,
+        "dataloader.persistent_workers": True,
+    },
     "env=kaggle": {"env": "kaggle", "run.dir": "/kaggle/working/runs", "dataloader.num_workers": 2},
     "env=wsl2": {"env": "wsl2", "dataloader.num_workers": 0, "dataloader.pin_memory": False},
     "env=cloud trainer=local_safe": {"env": "cloud", "dataloader.num_workers": 0},
@@ -111,10 +147,14 @@ def test_limit_files_may_be_empty_and_a_wrong_one_is_one_sentence(profile, monke
     for empty in ("", " "):
         monkeypatch.setenv("SPECTRAKIT_LIMIT_FILES", empty)
         assert compose(f"trainer={profile}").limits.max_files is None
-    for wrong, says in (("abc", "is not possible: it needs a whole number from 1 up"), ("0", "is out of range"),
-                        ("2.5", "is not possible")):
+    for wrong, says in (
+        ("abc", "is not possible: it needs a whole number from 1 up"),
+        ("0", "is out of range"),
+        ("2.5", "is not possible"),
+    ):
         monkeypatch.setenv("SPECTRAKIT_LIMIT_FILES", wrong)
-        with pytest.raises(RequestError) as caught: compose(f"trainer={profile}")
+        with pytest.raises(RequestError) as caught:
+            compose(f"trainer={profile}")
         assert str(caught.value).startswith(f"SPECTRAKIT_LIMIT_FILES={wrong} {says}") and "\n" not in str(caught.value)
         assert "stands in" not in str(caught.value) and compose(f"trainer={profile}", "limits.max_files=3")
 
@@ -123,11 +163,23 @@ def test_limit_files_may_be_empty_and_a_wrong_one_is_one_sentence(profile, monke
 def test_every_other_word_reaches_its_setting(alias):
     config = compose()
     target = ALIASES[alias]
-    value = {"distributed.mixed_precision": "bf16", "distributed.strategy": "fsdp", "distributed.backend": "gloo",
-             "checkpoint.monitor": "val_x", "checkpoint.mode": "max", "optimizer.lr": 0.5, "distributed.timeout_s": 7,
-             "trainer.gradient_clip_val": 7.5, "checkpoint.every_minutes": 7.5, "run.console": "none",
-             "checkpoint.mirror": "elsewhere", "checkpoint.max_share": 0.5,
-             "tracking.names": ["csv"], "tracking.mode": "offline", "tracking.project": "mine"}.get(target)
+    value = {
+        "distributed.mixed_precision": "bf16",
+        "distributed.strategy": "fsdp",
+        "distributed.backend": "gloo",
+        "checkpoint.monitor": "val_x",
+        "checkpoint.mode": "max",
+        "optimizer.lr": 0.5,
+        "distributed.timeout_s": 7,
+        "trainer.gradient_clip_val": 7.5,
+        "checkpoint.every_minutes": 7.5,
+        "run.console": "none",
+        "checkpoint.mirror": "elsewhere",
+        "checkpoint.max_share": 0.5,
+        "tracking.names": ["csv"],
+        "tracking.mode": "offline",
+        "tracking.project": "mine",
+    }.get(target)
     if value is None:
         now = get(config, target)
         value = not now if isinstance(now, bool) else True if target == "dataloader.pin_memory" else 7
@@ -135,24 +187,41 @@ def test_every_other_word_reaches_its_setting(alias):
     assert get(compose(f"{alias}={typed}"), target) == value
 
 
-@pytest.mark.parametrize("wrong, right", [
-    ("trainer=kagle_safe", "kaggle_safe"), ("env=kagle", "kaggle"), ("local/accumulate_grad_batches=hihg", "high"),
-    ("local/accumulate_grad_batch=high", "local/accumulate_grad_batches"),
-    ("trainer.max_epoch=3", "trainer.max_epochs"), ("distributed.fall_back=false", "distributed.fallback"),
-    ("distributed.noderank=1", "distributed.node_rank"), ("distributed.rdzv_endpint=a:1", "distributed.rdzv_endpoint"),
-    ("launch.max_restart=1", "launch.max_restarts"), ("launch.mode=torchrunn", "torchrun"),
-    ("launch.start_timeout=9", "launch.start_timeout_s"), ("launch.mode=notebook_luncher", "notebook_launcher"),
-    ("distributed.sync_batch_norm=true", "distributed.sync_batchnorm"), ("data.batchsize=3", "data.batch_size"),
-    ("dataloader.num_worker=3", "num_workers"), ("optimizer.weightdecay=3", "optimizer.weight_decay"),
-    ("scheduler.warmup_step=3", "scheduler.warmup_steps"), ("training.ema=3", "training.ema_decay"),
-    ("early_stopping.patiens=3", "early_stopping.patience"), ("checkpoint.every_epochs=3", "every_n_epochs"),
-    ("limits.train_fraction=0.5", "limits.train_frac"), ("watchdog.limits=9h", "watchdog.limit"),
-    ("launch.mod=inline", "launch.mode"),
-    ("run.direction=x", "run.dir"), ("distributed.backend=ncll", "nccl"), ("distributed.strategy=fdsp", "fsdp"),
-    ("trainer.strategy.init_args.static_grap=true", "static_graph"),
-])
+@pytest.mark.parametrize(
+    "wrong, right",
+    [
+        ("trainer=kagle_safe", "kaggle_safe"),
+        ("env=kagle", "kaggle"),
+        ("local/accumulate_grad_batches=hihg", "high"),
+        ("local/accumulate_grad_batch=high", "local/accumulate_grad_batches"),
+        ("trainer.max_epoch=3", "trainer.max_epochs"),
+        ("distributed.fall_back=false", "distributed.fallback"),
+        ("distributed.noderank=1", "distributed.node_rank"),
+        ("distributed.rdzv_endpint=a:1", "distributed.rdzv_endpoint"),
+        ("launch.max_restart=1", "launch.max_restarts"),
+        ("launch.mode=torchrunn", "torchrun"),
+        ("launch.start_timeout=9", "launch.start_timeout_s"),
+        ("launch.mode=notebook_luncher", "notebook_launcher"),
+        ("distributed.sync_batch_norm=true", "distributed.sync_batchnorm"),
+        ("data.batchsize=3", "data.batch_size"),
+        ("dataloader.num_worker=3", "num_workers"),
+        ("optimizer.weightdecay=3", "optimizer.weight_decay"),
+        ("scheduler.warmup_step=3", "scheduler.warmup_steps"),
+        ("training.ema=3", "training.ema_decay"),
+        ("early_stopping.patiens=3", "early_stopping.patience"),
+        ("checkpoint.every_epochs=3", "every_n_epochs"),
+        ("limits.train_fraction=0.5", "limits.train_frac"),
+        ("watchdog.limits=9h", "watchdog.limit"),
+        ("launch.mod=inline", "launch.mode"),
+        ("run.direction=x", "run.dir"),
+        ("distributed.backend=ncll", "nccl"),
+        ("distributed.strategy=fdsp", "fsdp"),
+        ("trainer.strategy.init_args.static_grap=true", "static_graph"),
+    ],
+)
 def test_a_wrong_word_in_every_group_gives_the_right_one(wrong, right):
-    with pytest.raises(RequestError) as caught: compose(wrong)
+    with pytest.raises(RequestError) as caught:
+        compose(wrong)
     said = str(caught.value)
     assert "Did you mean" in said and right in said and "\n" not in said, said
 
@@ -163,36 +232,50 @@ def test_what_has_no_effect_is_named():
     assert any("scheduler.power=3" in s for s in said) and ignored_settings(compose("trainer=kaggle_safe")) == []
 
 
-@pytest.mark.parametrize("words, world_size, says", [
-    ("distributed.node_rank=1 distributed.rdzv_endpoint=10.0.0.1:29500", 1,
-     "distributed.node_rank=1, distributed.rdzv_endpoint=10.0.0.1:29500: no effect here, because one machine trains"),
-    ("distributed.node_rank=1", 2, "distributed.node_rank=1: no effect here, because one machine trains"),
-    ("distributed.node_rank=1 distributed.num_nodes=2", 2, None),
-    ("distributed.timeout_s=9", 1, "distributed.timeout_s=9: no effect here, because one process trains"),
-    ("distributed.env.NCCL_DEBUG=INFO", 1, "distributed.env: no effect here, because one process trains"),
-    ("distributed.env.NCCL_DEBUG=INFO distributed.timeout_s=9", 2, None),
-    ("launch.start_timeout_s=9", 1, "launch.start_timeout_s=9.0: no effect here, because one process trains"),
-    ("launch.start_timeout_s=9 launch.mode=torchrun launch.max_restarts=0", 2, None),
-    ("launch.mode=torchrun", 1, "launch.mode=torchrun: no effect here, because one process needs no launcher"),
-    ("launch.mode=inline", 1, None),
-    ("launch.max_restarts=0 launch.hang_factor=9 launch.hang_floor_s=9", 1, None),
-    ("launch.mode=inline launch.max_restarts=0", 1,
-     "launch.max_restarts=0: no effect here, because with launch.mode=inline nobody watches the process"),
-    ("distributed.fallback=false", 1, None), ("distributed.fallback=false", 2, None),
-])
+@pytest.mark.parametrize(
+    "words, world_size, says",
+    [
+        (
+            "distributed.node_rank=1 distributed.rdzv_endpoint=10.0.0.1:29500",
+            1,
+            "distributed.node_rank=1, distributed.rdzv_endpoint=10.0.0.1:29500: no effect here, because one machine trains",
+        ),
+        ("distributed.node_rank=1", 2, "distributed.node_rank=1: no effect here, because one machine trains"),
+        ("distributed.node_rank=1 distributed.num_nodes=2", 2, None),
+        ("distributed.timeout_s=9", 1, "distributed.timeout_s=9: no effect here, because one process trains"),
+        ("distributed.env.NCCL_DEBUG=INFO", 1, "distributed.env: no effect here, because one process trains"),
+        ("distributed.env.NCCL_DEBUG=INFO distributed.timeout_s=9", 2, None),
+        ("launch.start_timeout_s=9", 1, "launch.start_timeout_s=9.0: no effect here, because one process trains"),
+        ("launch.start_timeout_s=9 launch.mode=torchrun launch.max_restarts=0", 2, None),
+        ("launch.mode=torchrun", 1, "launch.mode=torchrun: no effect here, because one process needs no launcher"),
+        ("launch.mode=inline", 1, None),
+        ("launch.max_restarts=0 launch.hang_factor=9 launch.hang_floor_s=9", 1, None),
+        (
+            "launch.mode=inline launch.max_restarts=0",
+            1,
+            "launch.max_restarts=0: no effect here, because with launch.mode=inline nobody watches the process",
+        ),
+        ("distributed.fallback=false", 1, None),
+        ("distributed.fallback=false", 2, None),
+    ],
+)
 def test_what_has_no_effect_in_one_process_is_named(words, world_size, says):
     assert ignored_settings(compose(*words.split()), world_size) == ([says] if says else [])
 
 
-@pytest.mark.parametrize("words, says", [
-    ("trainer.max_epochs=10 trainer.max_steps=3", "trainer.max_epochs=10: no effect here, because trainer"),
-    ("trainer.max_steps=3", None), ("scheduler.power=2", "scheduler.power=2.0: no effect here"),
-    ("tracking.project=spectrakit", "tracking.project=spectrakit: no effect here, because csv"),
-    ("tracking.project=mine tracking.mode=offline", "tracking.project=mine, tracking.mode=offline: no effect here"),
-    ("tracking.project=mine tracking.names=[csv,wandb]", None),
-    ("distributed.timeout_s=auto", "distributed.timeout_s=auto: no effect here, because one process trains"),
-    ("watchdog.since=run", "watchdog.since=run: no effect here, because watchdog.limit is null"),
-])
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("trainer.max_epochs=10 trainer.max_steps=3", "trainer.max_epochs=10: no effect here, because trainer"),
+        ("trainer.max_steps=3", None),
+        ("scheduler.power=2", "scheduler.power=2.0: no effect here"),
+        ("tracking.project=spectrakit", "tracking.project=spectrakit: no effect here, because csv"),
+        ("tracking.project=mine tracking.mode=offline", "tracking.project=mine, tracking.mode=offline: no effect here"),
+        ("tracking.project=mine tracking.names=[csv,wandb]", None),
+        ("distributed.timeout_s=auto", "distributed.timeout_s=auto: no effect here, because one process trains"),
+        ("watchdog.since=run", "watchdog.since=run: no effect here, because watchdog.limit is null"),
+    ],
+)
 def test_a_typed_setting_that_is_ignored_is_named_though_it_is_the_default(words, says):
     told = ignored_settings(compose(*words.split()))
     assert len(told) == 1 and told[0].startswith(says) if says else told == []
@@ -201,29 +284,59 @@ def test_a_typed_setting_that_is_ignored_is_named_though_it_is_the_default(words
 FACTS = {"has_valid": True, "resident": False, "own_optimizer": False, "own_scheduler": False}
 
 
-@pytest.mark.parametrize("fact, value, words, says", [
-    ("resident", True, "dataloader.num_workers=2", "dataloader.num_workers=2: no effect here, because the samples are"),
-    ("own_optimizer", True, "optimizer.lr=0.5 optimizer.name=sgd", "optimizer.name=sgd, optimizer.lr=0.5: no effect"),
-    ("own_scheduler", True, "scheduler.warmup_steps=3", "scheduler.warmup_steps=3: no effect here, because the task"),
-    *(("has_valid", False, word, f"{word}: no effect here, because the task has no validation data") for word in (
-        "early_stopping.enabled=true", "early_stopping.patience=10", "checkpoint.monitor=val_x", "checkpoint.mode=max",
-        "trainer.check_val_every_n_epoch=1", "trainer.check_val_every_n_steps=7", "data.eval_batch_size=7",
-        "limits.max_val_batches=7")),
-])
+@pytest.mark.parametrize(
+    "fact, value, words, says",
+    [
+        (
+            "resident",
+            True,
+            "dataloader.num_workers=2",
+            "dataloader.num_workers=2: no effect here, because the samples are",
+        ),
+        (
+            "own_optimizer",
+            True,
+            "optimizer.lr=0.5 optimizer.name=sgd",
+            "optimizer.name=sgd, optimizer.lr=0.5: no effect",
+        ),
+        (
+            "own_scheduler",
+            True,
+            "scheduler.warmup_steps=3",
+            "scheduler.warmup_steps=3: no effect here, because the task",
+        ),
+        *(
+            ("has_valid", False, word, f"{word}: no effect here, because the task has no validation data")
+            for word in (
+                "early_stopping.enabled=true",
+                "early_stopping.patience=10",
+                "checkpoint.monitor=val_x",
+                "checkpoint.mode=max",
+                "trainer.check_val_every_n_epoch=1",
+                "trainer.check_val_every_n_steps=7",
+                "data.eval_batch_size=7",
+                "limits.max_val_batches=7",
+            )
+        ),
+    ],
+)
 def test_what_has_no_effect_by_the_facts_of_the_data_is_named(fact, value, words, says):
     config = compose(*words.split())
     told = ignored_settings(config, facts={**FACTS, fact: value})
     assert len(told) == 1 and told[0].startswith(says), told
     assert ignored_settings(config, facts=FACTS) == [] == ignored_settings(config, facts={})
     assert ignored_settings(compose("trainer=kaggle_safe"), facts={**FACTS, fact: value}) == []  # nobody asked for it
-    with pytest.raises(TypeError, match="hasvalid"): ignored_settings(config, facts={"hasvalid": True})
+    with pytest.raises(TypeError, match="hasvalid"):
+        ignored_settings(config, facts={"hasvalid": True})
 
 
 def test_by_the_facts_a_config_of_unknown_words_goes_by_its_values():
     config = from_dict(to_dict(compose("trainer=kaggle", "dataloader.num_workers=2", "optimizer.lr=0.5")))
     facts = {"resident": True, "own_optimizer": True}
     assert [told.partition(":")[0] for told in ignored_settings(config, facts=facts)] == [
-        "dataloader.persistent_workers=true", "optimizer.lr=0.5"]  # env/ may have filled in the workers
+        "dataloader.persistent_workers=true",
+        "optimizer.lr=0.5",
+    ]  # env/ may have filled in the workers
 
 
 def test_workers_under_wsl2_are_noted():
@@ -234,17 +347,30 @@ def test_workers_under_wsl2_are_noted():
     assert platform_notes(compose("dataloader.num_workers=4"), replace(wsl2, flavour=None)) == []
 
 
-@pytest.mark.parametrize("wrong, says", [
-    ("distributed.fallback=maybe", "true or false"), ("distributed.fallback=null", "true or false"),
-    ("distributed.node_rank=-1", "from 0 up"), ("distributed.node_rank=1.5", "a whole number"),
-    ("distributed.rdzv_endpoint=machine0", "host:port"), ("distributed.rdzv_endpoint=machine0:99999", "host:port"),
-    ("distributed.rdzv_endpoint='a b:29500'", "host:port"), ("distributed.rdzv_endpoint=:29500", "host:port"),
-    ("distributed.env=5", "distributed.env.NCCL_DEBUG=INFO"), ("launch.mode=fork", "notebook_launcher, torchrun"),
-    ("launch.max_restarts=-1", "from 0 up"), ("launch.max_restarts=null", "a whole number"),
-    ("launch.start_timeout_s=0", "above 0"), ("launch.start_timeout_s=soon", "a number above 0"),
-    ("launch.hang_factor=1", "from 2 up"), ("launch.hang_floor_s=0", "above 0"), ("launch.hang_floor_s=inf", "above 0"),
-])
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        ("distributed.fallback=maybe", "true or false"),
+        ("distributed.fallback=null", "true or false"),
+        ("distributed.node_rank=-1", "from 0 up"),
+        ("distributed.node_rank=1.5", "a whole number"),
+        ("distributed.rdzv_endpoint=machine0", "host:port"),
+        ("distributed.rdzv_endpoint=machine0:99999", "host:port"),
+        ("distributed.rdzv_endpoint='a b:29500'", "host:port"),
+        ("distributed.rdzv_endpoint=:29500", "host:port"),
+        ("distributed.env=5", "distributed.env.NCCL_DEBUG=INFO"),
+        ("launch.mode=fork", "notebook_launcher, torchrun"),
+        ("launch.max_restarts=-1", "from 0 up"),
+        ("launch.max_restarts=null", "a whole number"),
+        ("launch.start_timeout_s=0", "above 0"),
+        ("launch.start_timeout_s=soon", "a number above 0"),
+        ("launch.hang_factor=1", "from 2 up"),
+        ("launch.hang_floor_s=0", "above 0"),
+        ("launch.hang_floor_s=inf", "above 0"),
+    ],
+)
 def test_a_wrong_value_for_several_processes_is_one_sentence(wrong, says):
-    with pytest.raises(RequestError) as caught: compose(wrong)
+    with pytest.raises(RequestError) as caught:
+        compose(wrong)
     said = str(caught.value)
     assert said.startswith(wrong.partition("=")[0]) and says in said and "\n" not in said, said

@@ -1,4 +1,5 @@
 "The profiles of the group `trainer`: what they promise, that they take overrides, that they explain each key."
+
 import os
 import re
 import time
@@ -10,8 +11,17 @@ import yaml
 
 import spectrakit
 from spectrakit.config.resolve import resolve_env
-from spectrakit.config.compose import (RequestError, compose, diff, from_dict, load_yaml, profile_intent, profiles, sha256,
-                               snapshot)
+from spectrakit.config.compose import (
+    RequestError,
+    compose,
+    diff,
+    from_dict,
+    load_yaml,
+    profile_intent,
+    profiles,
+    sha256,
+    snapshot,
+)
 from spectrakit.system.hardware import Gpu, choose_precision
 from spectrakit.system.platforms import detect
 from spectrakit.distributed.topology import plan_processes
@@ -19,8 +29,20 @@ from spectrakit.config.schema import get, to_dict
 from spectrakit.system.units import parse_duration
 from spectrakit.watchdog.budget import Budget, check_time, time_limit
 
-NAMES = ("a100", "ci_fast", "ddp", "defaults", "gpu", "h100_bf16", "kaggle", "kaggle_2xt4", "kaggle_safe", "local_safe",
-         "multi_gpu", "smoke")
+NAMES = (
+    "a100",
+    "ci_fast",
+    "ddp",
+    "defaults",
+    "gpu",
+    "h100_bf16",
+    "kaggle",
+    "kaggle_2xt4",
+    "kaggle_safe",
+    "local_safe",
+    "multi_gpu",
+    "smoke",
+)
 FOLDER = Path(spectrakit.__file__).parent / "profiles"
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -31,39 +53,77 @@ def test_these_profiles_are_there_and_say_what_they_are_for():
     assert len(intents) == len(NAMES) and min(map(len, intents)) > 20
 
 
-@pytest.mark.parametrize("name, key, value", [
-    ("defaults", "distributed.world_size", 1),
-    ("defaults", "distributed.mixed_precision", "fp16"),
-    ("defaults", "trainer.deterministic", True),
-    ("defaults", "trainer.check_val_every_n_epoch", 1),
-    ("defaults", "watchdog.limit", None),
-    ("defaults", "checkpoint.enabled", True),
-    *((name, key, value) for name in ("kaggle", "kaggle_safe") for key, value in (
-        ("distributed.world_size", 1), ("dataloader.num_workers", 2), ("data.micro_batch_size", 64),
-        ("training.gradient_accumulation_steps", 2), ("distributed.mixed_precision", "fp16"),
-        ("checkpoint.enabled", True))),
-    ("kaggle_safe", "watchdog.limit", "8h30m"),
-    ("kaggle_safe", "trainer.deterministic", True),
-    ("kaggle_safe", "early_stopping.enabled", True),
-    ("ci_fast", "distributed.world_size", 1),
-    ("ci_fast", "data.micro_batch_size", 8),
-    ("ci_fast", "training.gradient_accumulation_steps", 1),
-    ("ci_fast", "checkpoint.enabled", False),
-    ("ci_fast", "trainer.deterministic", True),
-    *((name, key, value) for name, promised in {
-        "kaggle_2xt4": {"distributed.world_size": 2, "early_stopping.enabled": True, "trainer.deterministic": True},
-        "multi_gpu": {"distributed.world_size": "auto", "distributed.static_graph": True, "distributed.backend": "nccl",
-                      "distributed.sync_batchnorm": True, "distributed.bucket_cap_mb": 50},
-        "gpu": {"distributed.world_size": "auto", "distributed.strategy": "ddp", "distributed.static_graph": False},
-        "ddp": {"distributed.world_size": 16, "distributed.num_nodes": 2, "distributed.timeout_s": 3600},
-        "local_safe": {"data.micro_batch_size": 8, "dataloader.num_workers": 0, "dataloader.pin_memory": False,
-                       "dataloader.persistent_workers": False, "checkpoint.every_n_epochs": 5},
-        "a100": {"data.micro_batch_size": 64, "dataloader.num_workers": 8, "dataloader.pin_memory": True,
-                 "dataloader.persistent_workers": True, "trainer.compile": True},
-        "h100_bf16": {"distributed.mixed_precision": "bf16", "distributed.world_size": "auto"},
-        "smoke": {"limits.max_train_batches": 20, "trainer.max_epochs": 1},
-    }.items() for key, value in promised.items()),
-])
+@pytest.mark.parametrize(
+    "name, key, value",
+    [
+        ("defaults", "distributed.world_size", 1),
+        ("defaults", "distributed.mixed_precision", "fp16"),
+        ("defaults", "trainer.deterministic", True),
+        ("defaults", "trainer.check_val_every_n_epoch", 1),
+        ("defaults", "watchdog.limit", None),
+        ("defaults", "checkpoint.enabled", True),
+        *(
+            (name, key, value)
+            for name in ("kaggle", "kaggle_safe")
+            for key, value in (
+                ("distributed.world_size", 1),
+                ("dataloader.num_workers", 2),
+                ("data.micro_batch_size", 64),
+                ("training.gradient_accumulation_steps", 2),
+                ("distributed.mixed_precision", "fp16"),
+                ("checkpoint.enabled", True),
+            )
+        ),
+        ("kaggle_safe", "watchdog.limit", "8h30m"),
+        ("kaggle_safe", "trainer.deterministic", True),
+        ("kaggle_safe", "early_stopping.enabled", True),
+        ("ci_fast", "distributed.world_size", 1),
+        ("ci_fast", "data.micro_batch_size", 8),
+        ("ci_fast", "training.gradient_accumulation_steps", 1),
+        ("ci_fast", "checkpoint.enabled", False),
+        ("ci_fast", "trainer.deterministic", True),
+        *(
+            (name, key, value)
+            for name, promised in {
+                "kaggle_2xt4": {
+                    "distributed.world_size": 2,
+                    "early_stopping.enabled": True,
+                    "trainer.deterministic": True,
+                },
+                "multi_gpu": {
+                    "distributed.world_size": "auto",
+                    "distributed.static_graph": True,
+                    "distributed.backend": "nccl",
+                    "distributed.sync_batchnorm": True,
+                    "distributed.bucket_cap_mb": 50,
+                },
+                "gpu": {
+                    "distributed.world_size": "auto",
+                    "distributed.strategy": "ddp",
+                    "distributed.static_graph": False,
+                },
+                "ddp": {"distributed.world_size": 16, "distributed.num_nodes": 2, "distributed.timeout_s": 3600},
+                "local_safe": {
+                    "data.micro_batch_size": 8,
+                    "dataloader.num_workers": 0,
+                    "dataloader.pin_memory": False,
+                    "dataloader.persistent_workers": False,
+                    "checkpoint.every_n_epochs": 5,
+                },
+                "a100": {
+                    "data.micro_batch_size": 64,
+                    "dataloader.num_workers": 8,
+                    "dataloader.pin_memory": True,
+                    "dataloader.persistent_workers": True,
+                    "trainer.compile": True,
+                },
+                "h100_bf16": {"distributed.mixed_precision": "bf16", "distributed.world_size": "auto"},
+                "smoke": {"limits.max_train_batches": 20, "trainer.max_epochs": 1},
+            }.items()
+            for key, value in promised.items()
+        ),
+    ],
+)
 def test_a_profile_keeps_its_promise(name, key, value):
     config = compose(f"trainer={name}")
     assert config.profile == name and get(config, key) == value
@@ -71,18 +131,33 @@ def test_a_profile_keeps_its_promise(name, key, value):
 
 def test_the_walls_leave_time():
     wall = {name: parse_duration(limit) for name in NAMES if (limit := compose(f"trainer={name}").watchdog.limit)}
-    assert wall == {"kaggle": 9 * 3600, "kaggle_safe": 8.5 * 3600, "kaggle_2xt4": 8.5 * 3600, "ci_fast": 20 * 60,
-                    "smoke": 10 * 60}
+    assert wall == {
+        "kaggle": 9 * 3600,
+        "kaggle_safe": 8.5 * 3600,
+        "kaggle_2xt4": 8.5 * 3600,
+        "ci_fast": 20 * 60,
+        "smoke": 10 * 60,
+    }
 
 
 # what `auto` becomes
+
 
 def machine(gpus: int = 0, name: str = "Tesla T4", capability: tuple = (7, 5), **changes):
     return replace(detect(environ={}), gpus=(Gpu(name, 15.0, capability),) * gpus, cores=8, **changes)
 
 
-@pytest.mark.parametrize("words", ["trainer=multi_gpu", "trainer=gpu", "trainer.devices=auto", "trainer.devices=-1",
-                                   "distributed.world_size=auto", "trainer=h100_bf16"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "trainer=multi_gpu",
+        "trainer=gpu",
+        "trainer.devices=auto",
+        "trainer.devices=-1",
+        "distributed.world_size=auto",
+        "trainer=h100_bf16",
+    ],
+)
 @pytest.mark.parametrize("gpus", [0, 1, 2])
 @pytest.mark.parametrize("platform", ["kaggle", "local"])
 def test_all_gpus_are_all_gpus_once_env_has_been_looked_up(words, gpus, platform):
@@ -101,14 +176,17 @@ def test_precision_auto_is_what_the_gpus_do_well(gpus, capability, precision):
 
 
 def test_what_env_fills_in_is_what_its_own_files_set(here):
-    (here / "train.yaml").write_text("defaults:\n  - env: auto\n  - trainer: defaults\n  - _self_\n"
-                                    "run:\n  dir: elsewhere\ndistributed:\n  backend: gloo\n  timeout_s: 7\n")
+    (here / "train.yaml").write_text(
+        "defaults:\n  - env: auto\n  - trainer: defaults\n  - _self_\n"
+        "run:\n  dir: elsewhere\ndistributed:\n  backend: gloo\n  timeout_s: 7\n"
+    )
     config, reasons = resolve_env(from_dict({}), machine(name="local", flavour=None))
     assert (config.run.dir, config.distributed.backend, config.distributed.timeout_s) == ("runs", "auto", 600)
     assert set(reasons) == {"run.dir", "dataloader.num_workers", "dataloader.pin_memory", "distributed.timeout_s"}
     (here / "profiles" / "env").mkdir(parents=True)
     (here / "profiles" / "env" / "local.yaml").write_text(
-        "# mine\ndefaults: [cloud]\nrun:\n  dir: ${extra.base}/runs\ntrainer:\n  precision: bf16\n")
+        "# mine\ndefaults: [cloud]\nrun:\n  dir: ${extra.base}/runs\ntrainer:\n  precision: bf16\n"
+    )
     config, reasons = resolve_env(from_dict({"extra": {"base": "/disk"}}), machine(name="local", flavour=None))
     assert (config.run.dir, config.distributed.timeout_s) == ("/disk/runs", 1800)
     assert config.distributed.mixed_precision == "bf16"
@@ -119,6 +197,7 @@ def test_what_env_fills_in_is_what_its_own_files_set(here):
 
 
 # the clock
+
 
 @pytest.mark.parametrize("name", ["smoke", "ci_fast"])
 def test_a_short_limit_counts_from_the_run(name):
@@ -132,17 +211,26 @@ def test_a_short_limit_counts_from_the_run(name):
     assert time_limit(compose(f"trainer={name}"), own).end == own.session_start + 7260  # never exceeded
 
 
-@pytest.mark.parametrize("words, limit_s, source, says", [
-    ("watchdog.limit=1h", None, "", "watchdog.limit=1h counts from the session's start, and it is over"),
-    ("watchdog.limit=1h", None, "", "watchdog.since=run"),
-    ("watchdog.limit=2h1m", None, "", "are held back for the end"),
-    ("trainer.max_epochs=3", 3600.0, "a session lasts an hour", "Set watchdog.limit if you know"),
-    ("trainer=smoke", 3600.0, "SPECTRAKIT_TIME_LIMIT=1h", "SPECTRAKIT_TIME_LIMIT=1h counts from the session's start"),
-    ("watchdog.limit=3s watchdog.since=run", None, "", "counts from the start of the run"),
-])
+@pytest.mark.parametrize(
+    "words, limit_s, source, says",
+    [
+        ("watchdog.limit=1h", None, "", "watchdog.limit=1h counts from the session's start, and it is over"),
+        ("watchdog.limit=1h", None, "", "watchdog.since=run"),
+        ("watchdog.limit=2h1m", None, "", "are held back for the end"),
+        ("trainer.max_epochs=3", 3600.0, "a session lasts an hour", "Set watchdog.limit if you know"),
+        (
+            "trainer=smoke",
+            3600.0,
+            "SPECTRAKIT_TIME_LIMIT=1h",
+            "SPECTRAKIT_TIME_LIMIT=1h counts from the session's start",
+        ),
+        ("watchdog.limit=3s watchdog.since=run", None, "", "counts from the start of the run"),
+    ],
+)
 def test_a_limit_that_is_over_is_refused_before_anything_is_trained(words, limit_s, source, says):
     old = machine(session_start=time.time() - 7200, session_start_source="a test", limit_s=limit_s, limit_source=source)
-    with pytest.raises(RequestError) as caught: check_time(compose(*words.split()), old)
+    with pytest.raises(RequestError) as caught:
+        check_time(compose(*words.split()), old)
     said = str(caught.value)
     assert says in said and "2:00:00 old (a test)" in said and "start a new session" in said and "\n" not in said, said
 
@@ -158,11 +246,23 @@ def test_a_run_without_a_choice_is_that_of_defaults():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_overrides_beat_the_profile_in_any_spelling_and_order(name):
-    words = [f"trainer={name}", "data.batch_size=5", "trainer.accumulate_grad_batches=7", "trainer.max_epochs=3",
-             "trainer.precision=bf16",
-             "+limits.train_frac=0.25", "watchdog.limit=1h"]
-    wanted = {"data.micro_batch_size": 5, "training.gradient_accumulation_steps": 7, "trainer.max_epochs": 3,
-              "distributed.mixed_precision": "bf16", "limits.train_frac": 0.25, "watchdog.limit": "1h"}
+    words = [
+        f"trainer={name}",
+        "data.batch_size=5",
+        "trainer.accumulate_grad_batches=7",
+        "trainer.max_epochs=3",
+        "trainer.precision=bf16",
+        "+limits.train_frac=0.25",
+        "watchdog.limit=1h",
+    ]
+    wanted = {
+        "data.micro_batch_size": 5,
+        "training.gradient_accumulation_steps": 7,
+        "trainer.max_epochs": 3,
+        "distributed.mixed_precision": "bf16",
+        "limits.train_frac": 0.25,
+        "watchdog.limit": "1h",
+    }
     config = compose(*words)
     assert {key: get(config, key) for key in wanted} == wanted
     assert compose(*words[::-1]) == config
@@ -189,32 +289,43 @@ def test_every_key_of_a_profile_is_explained_where_it_is_first_set(file):
     tree = yaml.safe_load(text)
     explained = set()
     for parent in tree.get("defaults") or []:
-        if isinstance(parent, str) and parent != "_self_": explained |= commented(file.with_name(f"{parent}.yaml"))
+        if isinstance(parent, str) and parent != "_self_":
+            explained |= commented(file.with_name(f"{parent}.yaml"))
     missing = set(leaves({k: v for k, v in tree.items() if k != "defaults"})) - commented(file) - explained
     assert not missing, f"{file.name}: no comment says what {', '.join(sorted(missing))} is for"
 
 
 def leaves(tree: dict, prefix: str = "") -> list[str]:
     "Dotted keys of all values."
-    return [leaf for key, value in tree.items() for leaf in
-            (leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"])]
+    return [
+        leaf
+        for key, value in tree.items()
+        for leaf in (leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"])
+    ]
 
 
 def commented(file: Path) -> set[str]:
     "Dotted keys of a two-level file whose line ends in a comment, those of the profiles it includes too."
     found, block = set(), ""
     for line in file.read_text(encoding="utf-8").splitlines():
-        if match := re.match(r"(\w+):", line): block = match[1]
-        if match := re.match(r"(\w+): \S+ # \S", line): found.add(match[1])
-        if match := re.match(r"  (\w+): +# \S", line): inner = f"{block}.{match[1]}"
-        if match := re.match(r"    (\w+):.*\S +# \S", line): found.add(f"{inner}.{match[1]}")
-        if match := re.match(r"  (\w+):.*\S +# \S", line): found.add(f"{block}.{match[1]}")
+        if match := re.match(r"(\w+):", line):
+            block = match[1]
+        if match := re.match(r"(\w+): \S+ # \S", line):
+            found.add(match[1])
+        if match := re.match(r"  (\w+): +# \S", line):
+            inner = f"{block}.{match[1]}"
+        if match := re.match(r"    (\w+):.*\S +# \S", line):
+            found.add(f"{inner}.{match[1]}")
+        if match := re.match(r"  (\w+):.*\S +# \S", line):
+            found.add(f"{block}.{match[1]}")
         elif match := re.match(r"  - (\w+)$", line):
-            if block == "defaults" and match[1] != "_self_": found |= commented(file.with_name(f"{match[1]}.yaml"))
+            if block == "defaults" and match[1] != "_self_":
+                found |= commented(file.with_name(f"{match[1]}.yaml"))
     return found
 
 
 # profiles of one's own, and broken ones
+
 
 def profile(folder: Path, text: str, name: str = "mine") -> Path:
     "A file profiles/trainer/NAME.yaml below `folder`."
@@ -225,16 +336,26 @@ def profile(folder: Path, text: str, name: str = "mine") -> Path:
 
 
 def test_a_profile_of_ones_own_builds_on_ours(here):
-    profile(here, "# @package _global_\n# mine\ndefaults:\n  - kaggle\n"
-                  "data:\n  batch_size: 48\ntask:\n  name: digits\n")
+    profile(
+        here, "# @package _global_\n# mine\ndefaults:\n  - kaggle\ndata:\n  batch_size: 48\ntask:\n  name: digits\n"
+    )
     assert profiles()["trainer"] == sorted((*NAMES, "mine")) and profile_intent("mine") == "mine"
     config = compose("trainer=mine")
     assert config.profile == "mine" and config.task == {"name": "digits"}
     assert set(diff(config, compose("trainer=kaggle"))) == {"profile", "data.micro_batch_size", "task.name"}
 
 
-@pytest.mark.parametrize("head", ["# @package _global_\n# mine\n", "# mine\n# @package _global_\n", "# mine\n", "",
-                                  "\n\n#@package _global_\n# mine\n"], ids=repr)
+@pytest.mark.parametrize(
+    "head",
+    [
+        "# @package _global_\n# mine\n",
+        "# mine\n# @package _global_\n",
+        "# mine\n",
+        "",
+        "\n\n#@package _global_\n# mine\n",
+    ],
+    ids=repr,
+)
 def test_a_profile_of_ones_own_needs_no_header(here, head):
     profile(here, head + "defaults:\n  - kaggle\ntrainer:\n  max_epochs: 7\ndata:\n  batch_size: 48\n")
     config = compose("trainer=mine")
@@ -266,23 +387,33 @@ def test_a_profile_of_ones_own_goes_before_ours_of_the_same_name(here):
 
 def test_the_upper_file_wins_whatever_its_words(here):
     profile(here, "trainer:\n  accumulate_grad_batches: 4\n  precision: 32\n  epochs: 9\n", "base")
-    profile(here, "defaults: [base]\ntraining:\n  gradient_accumulation_steps: 8\n"
-                  "distributed:\n  mixed_precision: bf16\ntrainer:\n  max_epochs: 7\n")
+    profile(
+        here,
+        "defaults: [base]\ntraining:\n  gradient_accumulation_steps: 8\n"
+        "distributed:\n  mixed_precision: bf16\ntrainer:\n  max_epochs: 7\n",
+    )
     config = compose("trainer=mine")
     assert config.training.gradient_accumulation_steps == 8 and config.distributed.mixed_precision == "bf16"
     assert config.trainer.max_epochs == 7 and compose("trainer=base").distributed.mixed_precision == "no"
-    (here / "train.yaml").write_text("defaults:\n  - trainer: base\n  - _self_\ntrainer:\n  max_epochs: 5\n"
-                                    "training:\n  gradient_accumulation_steps: 2\n")
+    (here / "train.yaml").write_text(
+        "defaults:\n  - trainer: base\n  - _self_\ntrainer:\n  max_epochs: 5\n"
+        "training:\n  gradient_accumulation_steps: 2\n"
+    )
     assert compose().trainer.max_epochs == 5 and compose().training.gradient_accumulation_steps == 2
     (here / "train.yaml").write_text("defaults:\n  - _self_\n  - trainer: base\ntrainer:\n  max_epochs: 5\n")
     assert compose().trainer.max_epochs == 9  # as its list says
 
 
-@pytest.mark.parametrize("text, size, nodes", [
-    ("trainer:\n  num_nodes: 4\n", 32, 4), ("distributed:\n  num_nodes: 4\n", 32, 4),
-    ("trainer:\n  devices: 3\n", 6, 2),
-    ("trainer:\n  devices: 3\n  num_nodes: 5\n", 15, 5), ("distributed:\n  num_nodes: 4\n  world_size: 8\n", 8, 4),
-])
+@pytest.mark.parametrize(
+    "text, size, nodes",
+    [
+        ("trainer:\n  num_nodes: 4\n", 32, 4),
+        ("distributed:\n  num_nodes: 4\n", 32, 4),
+        ("trainer:\n  devices: 3\n", 6, 2),
+        ("trainer:\n  devices: 3\n  num_nodes: 5\n", 15, 5),
+        ("distributed:\n  num_nodes: 4\n  world_size: 8\n", 8, 4),
+    ],
+)
 def test_machines_and_devices_in_a_file_count_as_on_the_command_line(here, text, size, nodes):
     profile(here, "defaults: [ddp]\n" + text)
     config = compose("trainer=mine")
@@ -306,15 +437,19 @@ def test_a_typed_policy_beats_every_file(here):
 @pytest.mark.parametrize("policy, steps", [("high", 4), (None, 1)])
 def test_the_steps_may_point_at_the_policy(here, policy, steps):
     listed = f"  - local/accumulate_grad_batches: {policy}\n" if policy else ""
-    (here / "train.yaml").write_text(f"defaults:\n{listed}  - trainer: defaults\n  - _self_\n"
-                                    "training:\n  gradient_accumulation_steps: ${accumulate_grad_batches}\n"
-                                    "eval:\n  gradient_accumulation_steps: ${val_loader.accumulate_grad_batches}\n")
+    (here / "train.yaml").write_text(
+        f"defaults:\n{listed}  - trainer: defaults\n  - _self_\n"
+        "training:\n  gradient_accumulation_steps: ${accumulate_grad_batches}\n"
+        "eval:\n  gradient_accumulation_steps: ${val_loader.accumulate_grad_batches}\n"
+    )
     assert compose().training.gradient_accumulation_steps == steps and compose().eval.gradient_accumulation_steps == 1
     assert compose("local/accumulate_grad_batches=train").training.gradient_accumulation_steps == 2
 
 
 def test_what_a_train_yaml_tells_hydra_itself_is_left_alone(here):
-    (here / "train.yaml").write_text("defaults:\n  - trainer: kaggle\n  - _self_\nhydra:\n  run:\n    dir: x\nseed: 3\n")
+    (here / "train.yaml").write_text(
+        "defaults:\n  - trainer: kaggle\n  - _self_\nhydra:\n  run:\n    dir: x\nseed: 3\n"
+    )
     assert compose().seed == 3 and compose().profile == "kaggle"
 
 
@@ -326,16 +461,19 @@ def test_several_folders_of_profiles(here, monkeypatch):
     monkeypatch.setenv("SPECTRAKIT_PROFILES", os.pathsep.join([str(here / "one"), str(here / "two"), ""]))
     assert (compose("trainer=one").seed, compose("trainer=two").seed) == (1, 1)
     monkeypatch.setenv("SPECTRAKIT_PROFILES", os.pathsep.join([str(here / "one"), "nowhere"]))
-    with pytest.raises(RequestError, match="SPECTRAKIT_PROFILES=nowhere is not a folder"): profiles()
+    with pytest.raises(RequestError, match="SPECTRAKIT_PROFILES=nowhere is not a folder"):
+        profiles()
 
 
 def test_another_ending_is_hinted_at(here):
     profile(here, "seed: 4\n").rename(here / "profiles" / "trainer" / "mine.yml")
     hint = "profiles/trainer/mine.yml is there: name it mine.yaml."
-    with pytest.raises(RequestError) as caught: compose("trainer=mine")
+    with pytest.raises(RequestError) as caught:
+        compose("trainer=mine")
     assert str(caught.value).endswith(hint)
     profile(here, "defaults: [mine]\n", "other")
-    with pytest.raises(RequestError) as caught: compose("trainer=other")
+    with pytest.raises(RequestError) as caught:
+        compose("trainer=other")
     assert str(caught.value).endswith(hint) and "other.yaml names trainer/mine" in str(caught.value)
 
 
@@ -353,60 +491,96 @@ def test_a_profile_that_is_not_utf8_is_one_sentence(here, encoding):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("entry, says", [
-    ("kagle", "Did you mean 'kaggle'"), ("/env: kagle", "Did you mean 'kaggle'"), ("/trainr: kaggle", "'trainer'"),
-    ("trainer: kaggle", "named alone: '- kaggle'"), ("env: kaggle", "needs a slash: '- /env: kaggle'"),
-    ("override /env: kagle", "Did you mean 'kaggle'"), ("xyzzy", "There are: a100, ci_fast"),
-])
+@pytest.mark.parametrize(
+    "entry, says",
+    [
+        ("kagle", "Did you mean 'kaggle'"),
+        ("/env: kagle", "Did you mean 'kaggle'"),
+        ("/trainr: kaggle", "'trainer'"),
+        ("trainer: kaggle", "named alone: '- kaggle'"),
+        ("env: kaggle", "needs a slash: '- /env: kaggle'"),
+        ("override /env: kagle", "Did you mean 'kaggle'"),
+        ("xyzzy", "There are: a100, ci_fast"),
+    ],
+)
 def test_a_list_that_names_no_profile_is_one_sentence(here, entry, says):
     profile(here, f"defaults:\n  - {entry}\n")
-    with pytest.raises(RequestError) as caught: compose("trainer=mine")
+    with pytest.raises(RequestError) as caught:
+        compose("trainer=mine")
     said = str(caught.value)
     assert said.startswith("The list `defaults:` in profiles/trainer/mine.yaml names ") and says in said, said
     assert "\n" not in said and "search path" not in said.lower() and "provider" not in said
 
 
-@pytest.mark.parametrize("text", ["defaults: kaggle\n", "defaults: [5]\n", "defaults: [{1: x}]\n", "defaults: [mine]\n",
-                                  "defaults: [{/env: kaggle, /trainer: x}]\n", "defaults: {trainer: kaggle}\n",
-                                  "defaults: [{/trainer: kaggle}]\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "defaults: kaggle\n",
+        "defaults: [5]\n",
+        "defaults: [{1: x}]\n",
+        "defaults: [mine]\n",
+        "defaults: [{/env: kaggle, /trainer: x}]\n",
+        "defaults: {trainer: kaggle}\n",
+        "defaults: [{/trainer: kaggle}]\n",
+    ],
+)
 def test_a_list_that_is_none_is_one_sentence(here, text):
     profile(here, text)
-    with pytest.raises(RequestError, match="mine") as caught: compose("trainer=mine")
+    with pytest.raises(RequestError, match="mine") as caught:
+        compose("trainer=mine")
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text, says", [
-    ("trainer:\n  max_epochs: many\n", "trainer.max_epochs=many"), ("max_epochs: 0\n", "trainer.max_epochs=0"),
-    ("trainer:\n  precision: 17\n", "trainer.precision=17"), ("seed: ${nothing.there}\n", "nothing.there"),
-    ("trainer:\n  max_epoch: 3\n", "'trainer.max_epoch'"), ("data: 5\n", "'data'"), ("task:\n  name: 5\n", "task="),
-])
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("trainer:\n  max_epochs: many\n", "trainer.max_epochs=many"),
+        ("max_epochs: 0\n", "trainer.max_epochs=0"),
+        ("trainer:\n  precision: 17\n", "trainer.precision=17"),
+        ("seed: ${nothing.there}\n", "nothing.there"),
+        ("trainer:\n  max_epoch: 3\n", "'trainer.max_epoch'"),
+        ("data: 5\n", "'data'"),
+        ("task:\n  name: 5\n", "task="),
+    ],
+)
 def test_a_wrong_value_names_the_file_that_it_stands_in(here, text, says):
     profile(here, text, "base")
     profile(here, "defaults: [base]\nextra:\n  n: 1\n", "mine")
-    with pytest.raises(RequestError) as caught: compose("trainer=mine")
+    with pytest.raises(RequestError) as caught:
+        compose("trainer=mine")
     said = str(caught.value)
     assert says in said and said.endswith("It stands in profiles/trainer/base.yaml.") and "\n" not in said, said
-    with pytest.raises(RequestError) as caught: compose("trainer=kaggle", "trainer.max_epochs=0")
+    with pytest.raises(RequestError) as caught:
+        compose("trainer=kaggle", "trainer.max_epochs=0")
     assert "stands in" not in str(caught.value)  # it was typed
 
 
-@pytest.mark.parametrize("text, words", [
-    ("# @package _global_\ndata:\n\tmicro_batch_size: 8\n", ("mine.yaml", "line 3", "tab", "spaces")),
-    ("# @package _global_\ndata:\n  micro_batch_size: 8\n  micro_batch_size: 9\n",
-     ("mine.yaml", "duplicate key", "micro_batch_size", "Keep one")),
-    ("# @package _global_\ndata:\n  micro_batch_sise: 8\n", ("data.micro_batch_sise", "mine", "data.micro_batch_size")),
-    ("# @package _global_\ntrainer:\n  max_epochs: many\n", ("trainer.max_epochs=many", "whole number")),
-    ("# @package _global_\ntrainer:\n  max_epochs: 0\n", ("trainer.max_epochs=0", "from 1 up")),
-    ("# @package _global_\nscheduler:\n  name: cosinus\n", ("scheduler.name=cosinus", "'cosine'")),
-    ("# @package _global_\ndata: [1\n", ("mine.yaml",)),
-    ("# @package _global_\ndefaults:\n  - kagle\n", ("kagle",)),
-    ("# @package _global_\ndata: 8\n", ("data",)),
-    ("- 1\n- 2\n", ("mine",)),
-    ("# @package _global_\nseed: ${nothing.there}\n", ("nothing",)),
-])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("# @package _global_\ndata:\n\tmicro_batch_size: 8\n", ("mine.yaml", "line 3", "tab", "spaces")),
+        (
+            "# @package _global_\ndata:\n  micro_batch_size: 8\n  micro_batch_size: 9\n",
+            ("mine.yaml", "duplicate key", "micro_batch_size", "Keep one"),
+        ),
+        (
+            "# @package _global_\ndata:\n  micro_batch_sise: 8\n",
+            ("data.micro_batch_sise", "mine", "data.micro_batch_size"),
+        ),
+        ("# @package _global_\ntrainer:\n  max_epochs: many\n", ("trainer.max_epochs=many", "whole number")),
+        ("# @package _global_\ntrainer:\n  max_epochs: 0\n", ("trainer.max_epochs=0", "from 1 up")),
+        ("# @package _global_\nscheduler:\n  name: cosinus\n", ("scheduler.name=cosinus", "'cosine'")),
+        ("# @package _global_\ndata: [1\n", ("mine.yaml",)),
+        ("# @package _global_\ndefaults:\n  - kagle\n", ("kagle",)),
+        ("# @package _global_\ndata: 8\n", ("data",)),
+        ("- 1\n- 2\n", ("mine",)),
+        ("# @package _global_\nseed: ${nothing.there}\n", ("nothing",)),
+    ],
+)
 def test_a_broken_profile_is_one_clear_sentence(here, text, words):
     profile(here, text)
-    with pytest.raises(RequestError) as caught: compose("trainer=mine")
+    with pytest.raises(RequestError) as caught:
+        compose("trainer=mine")
     said = str(caught.value)
     assert all(word in said for word in words) and "\n" not in said, said
 
@@ -418,8 +592,9 @@ def test_a_broken_profile_does_not_stop_the_others(here, broken):
 
 
 def test_a_file_with_a_list_of_profiles_composes_them(here):
-    (here / "train.yaml").write_text("defaults:\n  - trainer: kaggle_safe\n  - _self_\n"
-                                    "task: coffee\ntrainer:\n  max_epochs: 4\n")
+    (here / "train.yaml").write_text(
+        "defaults:\n  - trainer: kaggle_safe\n  - _self_\ntask: coffee\ntrainer:\n  max_epochs: 4\n"
+    )
     config = compose(config=here / "train.yaml")
     assert (config.watchdog.limit, config.trainer.max_epochs, config.task) == ("8h30m", 4, {"name": "coffee"})
     assert compose("trainer=ci_fast", config=here / "train.yaml").data.micro_batch_size == 8
@@ -428,7 +603,9 @@ def test_a_file_with_a_list_of_profiles_composes_them(here):
 def test_a_yaml_file_runs_nothing(here):
     (here / "evil.yaml").write_text(f"seed: !!python/object/apply:os.mkdir ['{here}/ran']\n")
     for read in (lambda: compose(config=here / "evil.yaml"), lambda: load_yaml(here / "evil.yaml")):
-        with pytest.raises(RequestError, match="evil.yaml"): read()
+        with pytest.raises(RequestError, match="evil.yaml"):
+            read()
     profile(here, f"seed: !!python/object/apply:os.mkdir ['{here}/ran']\n")
-    with pytest.raises(RequestError): compose("trainer=mine")
+    with pytest.raises(RequestError):
+        compose("trainer=mine")
     assert not (here / "ran").exists()

@@ -1,4 +1,5 @@
 "Loader workers where the system makes it hard for them."
+
 import os
 import subprocess
 import sys
@@ -27,7 +28,13 @@ print([batch.data[0].tolist() for batch in batches.epoch(0)])
 def test_a_folder_for_temporary_files_with_a_long_name_stops_no_worker(tmp_path, length):
     folder = tmp_path / ("x" * max(1, length - len(str(tmp_path)) - 1))
     folder.mkdir()
-    done = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, timeout=90, env={**os.environ, "TMPDIR": str(folder)})
+    done = subprocess.run(
+        [sys.executable, "-c", READ],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
     assert done.stdout.strip() == "[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]", done.stderr
     assert not list(folder.iterdir())
 
@@ -59,7 +66,12 @@ def test_a_worker_whose_process_was_killed_while_it_began_ends(tmp_path):
     process.kill()
     process.wait()
     process.stdout.close()
-    def ended() -> bool: return not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
-    try: wait_for(ended, "the worker to end")
+
+    def ended() -> bool:
+        return not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+
+    try:
+        wait_for(ended, "the worker to end")
     finally:
-        if not ended(): worker.kill()
+        if not ended():
+            worker.kill()

@@ -1,4 +1,5 @@
 "One process and several learn the same, step by step, whatever does not divide; what two have saved one can load."
+
 import json
 import shutil
 
@@ -20,8 +21,17 @@ from spectrakit.view.text import each_rank
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 
-BASE = ("trainer.accelerator=cpu", "data.micro_batch_size=4", "scheduler.name=constant", "optimizer.lr=0.02", "trainer.log_every_n_steps=1",
-        "trainer.gradient_clip_val=0.5", "training.ema_decay=0.8", "checkpoint.every_n_steps=3", "data.eval_batch_size=3")
+BASE = (
+    "trainer.accelerator=cpu",
+    "data.micro_batch_size=4",
+    "scheduler.name=constant",
+    "optimizer.lr=0.02",
+    "trainer.log_every_n_steps=1",
+    "trainer.gradient_clip_val=0.5",
+    "training.ema_decay=0.8",
+    "checkpoint.every_n_steps=3",
+    "data.eval_batch_size=3",
+)
 ONE = ("launch.mode=inline", "accumulate_grad_batches=4")  # an effective batch of 16: windows of 16, 16 and 5 samples
 TWO = ("trainer.devices=2", "accumulate_grad_batches=2")
 TOLERANCE = 1e-5  # relative, of the loss of a step: sums are made in another order
@@ -42,7 +52,8 @@ def losses(events) -> dict[int, float]:
 
 def assert_equal_losses(some, reference):
     assert some and set(some) <= set(reference)
-    for step, loss in some.items(): assert loss == pytest.approx(reference[step], rel=TOLERANCE), step
+    for step, loss in some.items():
+        assert loss == pytest.approx(reference[step], rel=TOLERANCE), step
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +68,8 @@ def halves(tmp_path_factory):
     "The folders of runs of six steps, by how they were made."
     folder = tmp_path_factory.mktemp("halves")
     train(folder / "one", Curve(), *ONE, "trainer.max_steps=6")
-    for strategy in ("ddp", "fsdp"): train(folder / strategy, Curve(), *TWO, f"distributed.strategy={strategy}", "trainer.max_steps=6")
+    for strategy in ("ddp", "fsdp"):
+        train(folder / strategy, Curve(), *TWO, f"distributed.strategy={strategy}", "trainer.max_steps=6")
     return folder
 
 
@@ -69,10 +81,14 @@ def test_two_ranks_learn_what_one_process_learns(alone, halves, strategy):
     start = last_event(events, "start")
     assert (start["world_size"], start["strategy"], start["backend"]) == (2, strategy, "gloo")
     assert start["effective_batch_size"] == last_event(reference, "start")["effective_batch_size"] == 16
-    for mine, other in zip(columns(events, "eval", "metrics")["metrics"], columns(reference, "eval", "metrics")["metrics"]):
+    for mine, other in zip(
+        columns(events, "eval", "metrics")["metrics"], columns(reference, "eval", "metrics")["metrics"]
+    ):
         assert mine == pytest.approx(other, rel=1e-4) and set(mine) == {"val_loss", "val_mae", "val_last", "val_middle"}
     assert "rank 0" in each_rank(last_event(events, "step")) and "rank 1" in each_rank(last_event(events, "step"))
-    assert [len(e["ranks"]) for e in events if e["type"] == "step"] == [2] * 6 and last_event(events, "step")["ranks"][1]["memory_gib"] > 0
+    assert [len(e["ranks"]) for e in events if e["type"] == "step"] == [2] * 6 and last_event(events, "step")["ranks"][
+        1
+    ]["memory_gib"] > 0
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -80,7 +96,9 @@ def test_files_are_written_once(halves, strategy):
     folder = halves / strategy
     events = read_events(folder / "events.jsonl")
     assert [e["type"] for e in events].count("start") == [e["type"] for e in events].count("end") == 1
-    assert len({e["step"] for e in events if e["type"] == "checkpoint"}) == [e["type"] for e in events].count("checkpoint")
+    assert len({e["step"] for e in events if e["type"] == "checkpoint"}) == [e["type"] for e in events].count(
+        "checkpoint"
+    )
     newest, notes = find_checkpoint(folder / "checkpoints")
     assert notes == [] and verify(newest) == [] and read_manifest(newest)["world_size"] == 2
     assert {"rank-00000.pt", "rank-00001.pt", "ema.safetensors"} <= set(read_manifest(newest)["files"])
@@ -102,32 +120,73 @@ def test_saved_by_two_and_loaded_by_one_and_the_other_way_round(alone, halves, t
     assert_equal_losses(second_half, losses(alone[0]))
     for ema in (True, False):  # momentum, averages and counters came along, or these would differ
         mine, reference = (load_weights(find_checkpoint(f / "checkpoints")[0], ema=ema) for f in (folder, alone[1]))
-        for name in reference: assert mine[name] == pytest.approx(reference[name], abs=2e-5), name
+        for name in reference:
+            assert mine[name] == pytest.approx(reference[name], abs=2e-5), name
 
 
 def test_metrics_over_uneven_shards_are_exactly_those_of_one_process(tmp_path, monkeypatch):
     "With a rate that moves nothing, so that only the evaluation differs: 13 samples in batches of 3, on 1 and on 2 ranks."
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = ("optimizer.lr=1e-30", "trainer.max_steps=2", "checkpoint.enabled=false")
-    one, two = (train(tmp_path / name, Curve(), *how, *words) for name, how in (("one", ("accumulate_grad_batches=4",)), ("two", TWO)))
+    one, two = (
+        train(tmp_path / name, Curve(), *how, *words)
+        for name, how in (("one", ("accumulate_grad_batches=4",)), ("two", TWO))
+    )
     assert last_event(one, "eval")["metrics"] == last_event(two, "eval")["metrics"]
 
 
-@pytest.mark.parametrize("task, words", [
-    (Weighted(), ()), (Augmented(), ("dataloader.num_workers=1",)),
-    (Curve(), ("distributed.static_graph=true", "distributed.bucket_cap_mb=1", "distributed.gradient_as_bucket_view=false", "data.drop_last=true")),
-    (Curve(), ("distributed.find_unused_parameters=true", "distributed.sync_batchnorm=true", "data.micro_batch_size=9", "accumulate_grad_batches=2"))],
-    ids=["weighted", "augmented by loader workers", "static graph", "one window larger than the data"])
+@pytest.mark.parametrize(
+    "task, words",
+    [
+        (Weighted(), ()),
+        (Augmented(), ("dataloader.num_workers=1",)),
+        (
+            Curve(),
+            (
+                "distributed.static_graph=true",
+                "distributed.bucket_cap_mb=1",
+                "distributed.gradient_as_bucket_view=false",
+                "data.drop_last=true",
+            ),
+        ),
+        (
+            Curve(),
+            (
+                "distributed.find_unused_parameters=true",
+                "distributed.sync_batchnorm=true",
+                "data.micro_batch_size=9",
+                "accumulate_grad_batches=2",
+            ),
+        ),
+    ],
+    ids=["weighted", "augmented by loader workers", "static graph", "one window larger than the data"],
+)
 def test_other_ways_to_learn_are_the_same_on_two_ranks(tmp_path, task, words):
-    one = train(tmp_path / "one", task, *ONE, "trainer.max_steps=4", *words, *(["accumulate_grad_batches=4"] if "accumulate_grad_batches=2" in words else []))
+    one = train(
+        tmp_path / "one",
+        task,
+        *ONE,
+        "trainer.max_steps=4",
+        *words,
+        *(["accumulate_grad_batches=4"] if "accumulate_grad_batches=2" in words else []),
+    )
     two = train(tmp_path / "two", task, *TWO, "trainer.max_steps=4", *words)
     assert len(losses(two)) == 4
     assert_equal_losses(losses(two), losses(one))
 
 
 def test_a_nan_on_one_rank_ends_all_ranks_together(tmp_path):
-    outcome = launch(Job("train", tmp_path / "run", compose(*BASE, *TWO, "trainer.max_epochs=3"), detect(environ={})), NanOnOneRank(), lambda: None)
-    assert outcome.status == "failed" and "on rank" in outcome.reason and "not finite" in outcome.reason and "clean the data" in outcome.reason
+    outcome = launch(
+        Job("train", tmp_path / "run", compose(*BASE, *TWO, "trainer.max_epochs=3"), detect(environ={})),
+        NanOnOneRank(),
+        lambda: None,
+    )
+    assert (
+        outcome.status == "failed"
+        and "on rank" in outcome.reason
+        and "not finite" in outcome.reason
+        and "clean the data" in outcome.reason
+    )
     events = read_events(tmp_path / "run" / "events.jsonl")
     assert last_event(events, "end")["status"] == "failed" and outcome.launch["restarts"] == 0
     newest = find_checkpoint(tmp_path / "run" / "checkpoints")[0]
@@ -135,7 +194,13 @@ def test_a_nan_on_one_rank_ends_all_ranks_together(tmp_path):
 
 
 def test_fit_and_predict_use_both_ranks(tmp_path):
-    words = [*BASE, "accumulate_grad_batches=2", "trainer.max_epochs=1", f"run.dir={tmp_path}", "tracking.names=[csv,tensorboard]"]
+    words = [
+        *BASE,
+        "accumulate_grad_batches=2",
+        "trainer.max_epochs=1",
+        f"run.dir={tmp_path}",
+        "tracking.names=[csv,tensorboard]",
+    ]
     run = fit(Curve(), compose(*words, "trainer.devices=2"), show=False)
     assert run.status == "completed", run.error
     both = predict(Curve(), run, out=tmp_path / "two.csv")
@@ -151,7 +216,13 @@ def test_fit_and_predict_use_both_ranks(tmp_path):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_what_was_evaluated_is_what_was_saved(tmp_path, strategy):
     "Batch norm: each rank has seen other samples, and the checkpoint holds the statistics of rank 0."
-    words = [*BASE, "accumulate_grad_batches=2", "trainer.max_epochs=2", "training.ema_decay=null", f"run.dir={tmp_path}"]
+    words = [
+        *BASE,
+        "accumulate_grad_batches=2",
+        "trainer.max_epochs=2",
+        "training.ema_decay=null",
+        f"run.dir={tmp_path}",
+    ]
     run = fit(Normed(), compose(*words, "trainer.devices=2", f"distributed.strategy={strategy}"), show=False)
     assert run.status == "completed", run.error
     config = compose(*words)
@@ -160,14 +231,26 @@ def test_what_was_evaluated_is_what_was_saved(tmp_path, strategy):
 
 
 def test_a_task_sees_its_own_module_and_the_variables_that_were_asked_for(tmp_path):
-    words = ("+distributed.env.MINE=7", "+distributed.env.OMP_NUM_THREADS=2", "trainer.max_steps=3", "checkpoint.enabled=false")
+    words = (
+        "+distributed.env.MINE=7",
+        "+distributed.env.OMP_NUM_THREADS=2",
+        "trainer.max_steps=3",
+        "checkpoint.enabled=false",
+    )
     two = train(tmp_path / "two", Named(), *TWO, *words)
     one = train(tmp_path / "one", Named(), "accumulate_grad_batches=4", *words)
     assert_equal_losses(losses(two), losses(one))
 
 
 def test_ranks_do_not_part_where_nothing_can_be_saved(tmp_path):
-    events = train(tmp_path / "run", NoRoom(tmp_path / "run"), *TWO, "trainer.max_steps=7", "launch.max_restarts=0", "launch.hang_floor_s=5")
+    events = train(
+        tmp_path / "run",
+        NoRoom(tmp_path / "run"),
+        *TWO,
+        "trainer.max_steps=7",
+        "launch.max_restarts=0",
+        "launch.hang_floor_s=5",
+    )
     assert [e["text"] for e in events if e["type"] == "message" and "not saved" in e["text"]]
     assert last_event(events, "end")["status"] == "completed"
 
@@ -177,9 +260,17 @@ def test_a_last_evaluation_that_fails_on_one_rank_costs_no_checkpoint(tmp_path):
 
     def stop_after_a_while():
         steps = [e["step"] for e in read_events(folder / "events.jsonl") if e["type"] == "step"]
-        if steps and steps[-1] >= 4 and not asked: asked.append((folder / "STOP").touch())
+        if steps and steps[-1] >= 4 and not asked:
+            asked.append((folder / "STOP").touch())
 
-    config = compose(*BASE, *TWO, "trainer.max_epochs=40", "checkpoint.every_n_steps=1000", "checkpoint.every_n_epochs=null", "trainer.check_val_every_n_epoch=100")
+    config = compose(
+        *BASE,
+        *TWO,
+        "trainer.max_epochs=40",
+        "checkpoint.every_n_steps=1000",
+        "checkpoint.every_n_epochs=null",
+        "trainer.check_val_every_n_epoch=100",
+    )
     outcome = launch(Job("train", folder, config, detect(environ={})), FailsAtTheEnd(folder), stop_after_a_while)
     assert (outcome.status, outcome.reason) == ("failed", "rank 1: ArithmeticError: at the end")
     assert verify(find_checkpoint(folder / "checkpoints")[0]) == []

@@ -1,4 +1,5 @@
 """Models shared out over two real processes: equal to plain training, to the weights and states that one process has."""
+
 import contextlib
 import multiprocessing
 import os
@@ -15,8 +16,20 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 
 from spectrakit.config.schema import RequestError
-from spectrakit.distributed.fsdp import (all_finite, gradient_norm_clip, is_sharded, like, load_whole_model, load_whole_optimizer,
-                                 same_on_all_ranks, scale, shard, shard_by_accelerate, whole, whole_optimizer_state)
+from spectrakit.distributed.fsdp import (
+    all_finite,
+    gradient_norm_clip,
+    is_sharded,
+    like,
+    load_whole_model,
+    load_whole_optimizer,
+    same_on_all_ranks,
+    scale,
+    shard,
+    shard_by_accelerate,
+    whole,
+    whole_optimizer_state,
+)
 
 TIMEOUT_S = 60
 TOO_OLD = not hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
@@ -62,31 +75,38 @@ def ranks_in(folder: Path):
         assert all(process.exitcode == 0 for process in ranks), [process.exitcode for process in ranks]
         return [torch.load(place / f"{r}.pt", weights_only=True) for r in range(world_size)]
 
-    try: yield run
+    try:
+        yield run
     finally:
         for process in started:
-            if process.is_alive(): process.kill()
+            if process.is_alive():
+                process.kill()
             process.join()
 
 
 @pytest.fixture
 def on_ranks(tmp_path):
-    if TOO_OLD: pytest.skip("this torch cannot share out models on CPUs")
-    with ranks_in(tmp_path) as run: yield run
+    if TOO_OLD:
+        pytest.skip("this torch cannot share out models on CPUs")
+    with ranks_in(tmp_path) as run:
+        yield run
 
 
 def _wait(ranks: list) -> None:
     "Until all have ended, or one has failed, or the time is up; then the others are killed."
     end = time.monotonic() + TIMEOUT_S
     while (living := [p for p in ranks if p.is_alive()]) and time.monotonic() < end:
-        if any(p.exitcode for p in ranks): break
+        if any(p.exitcode for p in ranks):
+            break
         wait([p.sentinel for p in living], timeout=1)
     for process in ranks:
-        if process.is_alive(): process.kill()
+        if process.is_alive():
+            process.kill()
         process.join()
 
 
 # --- a model and its training ------------------------------------------------------------------------------------------
+
 
 class Block(nn.Module):
     "A block with a list of its own inside."
@@ -95,7 +115,8 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.paths = nn.LayerNorm(WIDTH), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
 
-    def forward(self, x): return x + sum(torch.tanh(path(self.norm(x))) for path in self.paths)
+    def forward(self, x):
+        return x + sum(torch.tanh(path(self.norm(x))) for path in self.paths)
 
 
 class Net(nn.Module):
@@ -110,7 +131,8 @@ class Net(nn.Module):
 
     def forward(self, x):
         x = self.embed(x)
-        for block in self.blocks: x = block(x)
+        for block in self.blocks:
+            x = block(x)
         return self.one(torch.tanh(self.three(self.head(x))))
 
 
@@ -119,7 +141,8 @@ def data() -> tuple:
     return torch.randn(8, WIDTH, generator=generator), torch.randn(8, 1, generator=generator)
 
 
-def optimizer_for(model) -> torch.optim.Optimizer: return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+def optimizer_for(model) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
 
 
 def share(rank: int) -> slice:
@@ -132,7 +155,8 @@ def backward(model, rank: int, pieces: int = 1) -> None:
     "The gradient of the whole batch, from this rank's samples, in micro batches of which the last one exchanges."
     x, y = (part[share(rank)].chunk(pieces) for part in data())
     for i in range(pieces):
-        if is_sharded(model): model.set_requires_gradient_sync(i == pieces - 1)
+        if is_sharded(model):
+            model.set_requires_gradient_sync(i == pieces - 1)
         (F.mse_loss(model(x[i]), y[i]) / pieces).backward()
 
 
@@ -149,7 +173,8 @@ def learn(model, optimizer, rank: int, steps: int, pieces: int = 1) -> list:
 
 def leaves(tree) -> list:
     "What is in nested dicts and lists, in order."
-    if isinstance(tree, dict): return [leaf for key in tree for leaf in [key, *leaves(tree[key])]]
+    if isinstance(tree, dict):
+        return [leaf for key in tree for leaf in [key, *leaves(tree[key])]]
     return [leaf for part in tree for leaf in leaves(part)] if isinstance(tree, (list, tuple)) else [tree]
 
 
@@ -178,7 +203,8 @@ def check_equal(found: dict, expected: dict, weights: float = 1e-6, others: floa
         apart = far([state[name] for state in states.values()], [state[name] for state in wanted.values()])
         assert apart <= (0 if name == "step" else others), name
     assert far(found["model"], expected["model"]) <= weights
-    for one, other in zip(found["grads"], expected["grads"], strict=True): assert far(one, other) <= others
+    for one, other in zip(found["grads"], expected["grads"], strict=True):
+        assert far(one, other) <= others
 
 
 def train_plain(rank: int, steps: int) -> dict:
@@ -212,7 +238,8 @@ def alone(tmp_path_factory):
 
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_two_ranks_train_as_one_process_does(on_ranks, alone, pieces):
-    for found in on_ranks(train_sharded, STEPS + LATER, pieces): check_equal(found, alone[STEPS + LATER])
+    for found in on_ranks(train_sharded, STEPS + LATER, pieces):
+        check_equal(found, alone[STEPS + LATER])
 
 
 def go_on(rank: int, saved: dict | None, sharded: bool, from_main: bool = False) -> dict:
@@ -239,7 +266,8 @@ def test_what_one_process_saves_two_ranks_go_on_with(on_ranks, alone, from_main)
     saved = {name: alone[STEPS][name] for name in ("model", "optimizer")}
     expected = alone[STEPS + LATER]
     expected = {**expected, "grads": expected["grads"][STEPS:]}
-    for found in on_ranks(go_on, saved, True, from_main): check_equal(found, expected)
+    for found in on_ranks(go_on, saved, True, from_main):
+        check_equal(found, expected)
 
 
 def from_main_into_plain(rank: int, saved: dict) -> dict:
@@ -249,12 +277,21 @@ def from_main_into_plain(rank: int, saved: dict) -> dict:
 
 
 def test_weights_and_buffers_that_rank_0_has_read_reach_a_plain_model(on_ranks):
-    saved = {"0.weight": torch.rand(2, 2), "0.bias": torch.rand(2), "1.weight": torch.rand(2), "1.bias": torch.rand(2),
-             "1.running_mean": torch.rand(2), "1.running_var": torch.rand(2), "1.num_batches_tracked": torch.tensor(7)}
-    for found in on_ranks(from_main_into_plain, saved): assert far(found, saved) == 0
+    saved = {
+        "0.weight": torch.rand(2, 2),
+        "0.bias": torch.rand(2),
+        "1.weight": torch.rand(2),
+        "1.bias": torch.rand(2),
+        "1.running_mean": torch.rand(2),
+        "1.running_var": torch.rand(2),
+        "1.num_batches_tracked": torch.tensor(7),
+    }
+    for found in on_ranks(from_main_into_plain, saved):
+        assert far(found, saved) == 0
 
 
 # --- gathering ----------------------------------------------------------------------------------------------------------
+
 
 def gather_on_main(rank: int) -> dict:
     model = shard(Net())
@@ -263,7 +300,8 @@ def gather_on_main(rank: int) -> dict:
     kept = whole([model.state_dict(), (optimizer.state_dict(), 3, "x")], keep=rank == 0)
     live = whole(model.state_dict())
     with torch.no_grad():
-        for p in model.parameters(): p.mul_(0)
+        for p in model.parameters():
+            p.mul_(0)
     assert all(tensor.abs().sum() > 0 for tensor in live.values()), "it shares memory with the model"
     assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in live.values())
     kinds = [type(leaf) for leaf in leaves(kept)]
@@ -299,6 +337,7 @@ def test_weights_that_do_not_fit_are_refused_on_every_rank(on_ranks):
 
 # --- calculating with parts ---------------------------------------------------------------------------------------------
 
+
 def calculate(rank: int, sharded: bool) -> dict:
     "Clip, scale and average, as the loop does."
     model = shard(Net()) if sharded else Net()
@@ -308,25 +347,34 @@ def calculate(rank: int, sharded: bool) -> dict:
     norms = [gradient_norm_clip(params, limit) for limit in (100.0, 0.05)]
     assert all(type(norm) is torch.Tensor for norm in norms)
     clipped = whole([p.grad for p in params])
-    for factor in (3.0, torch.tensor(0.5)): scale([p.grad for p in params], factor)
+    for factor in (3.0, torch.tensor(0.5)):
+        scale([p.grad for p in params], factor)
     torch._foreach_lerp_(averages, [p.detach() for p in params], 0.25)
     x, _ = data()
     with torch.no_grad():
         plain = model(x)
         kept = [p.detach().clone() for p in params]
-        for p, average in zip(params, averages): p.copy_(average)
+        for p, average in zip(params, averages):
+            p.copy_(average)
         averaged = model(x)
-        for p, weight in zip(params, kept): p.copy_(weight)
+        for p, weight in zip(params, kept):
+            p.copy_(weight)
         assert torch.equal(model(x), plain)
-    return {"norms": norms, "clipped": clipped, "scaled": whole([p.grad for p in params]), "averages": whole(averages),
-            "outputs": [plain, averaged]}
+    return {
+        "norms": norms,
+        "clipped": clipped,
+        "scaled": whole([p.grad for p in params]),
+        "averages": whole(averages),
+        "outputs": [plain, averaged],
+    }
 
 
 def test_clipping_scaling_and_averages_are_those_of_one_process(on_ranks):
     [expected] = on_ranks(calculate, False, world_size=1)
     assert expected["norms"][0] > 0.05 and far(expected["outputs"][0], expected["outputs"][1]) > 0.1
     for found in on_ranks(calculate, True):
-        for name, value in expected.items(): assert far(found[name], value) <= 2e-6, name
+        for name, value in expected.items():
+            assert far(found[name], value) <= 2e-6, name
 
 
 def find_nan(rank: int) -> list:
@@ -336,15 +384,18 @@ def find_nan(rank: int) -> list:
         for bad in (float("nan"), float("inf")):
             with torch.no_grad():
                 good = p.detach().clone()
-                if rank == (p is model.three.weight): p.to_local()[row - 1] = bad
+                if rank == (p is model.three.weight):
+                    p.to_local()[row - 1] = bad
             found += [all_finite(params), all_finite(params, dist.group.WORLD)]
-            with torch.no_grad(): p.copy_(good)
+            with torch.no_grad():
+                p.copy_(good)
     mine = [torch.tensor([float("nan") if rank else 1.0])]
     return [*found, all_finite(params), all_finite(mine) == (rank == 0), all_finite([])]
 
 
 def test_a_nan_in_one_ranks_part_is_seen_by_both(on_ranks):
-    for found in on_ranks(find_nan): assert found == [True] + [False] * 8 + [True] * 3
+    for found in on_ranks(find_nan):
+        assert found == [True] + [False] * 8 + [True] * 3
 
 
 def overflow(rank: int) -> list:
@@ -355,7 +406,8 @@ def overflow(rank: int) -> list:
     for bad in (True, False):
         x, y = (part[share(rank)] for part in data())
         scaler.scale(F.mse_loss(model(x), y)).backward()
-        if bad and rank: model.three.weight.grad.to_local()[0] = float("inf")
+        if bad and rank:
+            model.three.weight.grad.to_local()[0] = float("inf")
         scaler.unscale_(optimizer)
         gradient_norm_clip(params, 1.0)
         scaler.step(optimizer)
@@ -366,21 +418,25 @@ def overflow(rank: int) -> list:
 
 
 def test_an_overflow_on_one_rank_is_skipped_by_both(on_ranks):
-    for found in on_ranks(overflow): assert found == [4.0, False, 4.0, True]
+    for found in on_ranks(overflow):
+        assert found == [4.0, False, 4.0, True]
 
 
 # --- making -------------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.skipif(TOO_OLD, reason="this torch cannot share out models on CPUs")
 def test_a_parameter_without_a_shape_is_named():
     model = nn.Linear(2, 2)
     model.temperature = nn.Parameter(torch.tensor(1.0))
-    with pytest.raises(RequestError, match=r"temperature .* \(1,\), or use distributed.strategy=ddp"): shard(model)
+    with pytest.raises(RequestError, match=r"temperature .* \(1,\), or use distributed.strategy=ddp"):
+        shard(model)
 
 
 def test_torch_too_old_for_cpus_is_refused(monkeypatch):
     monkeypatch.delattr(FSDPModule, "set_force_sum_reduction_for_comms", raising=False)
-    with pytest.raises(RequestError, match="distributed.strategy=ddp, or a newer torch"): shard(nn.Linear(2, 2))
+    with pytest.raises(RequestError, match="distributed.strategy=ddp, or a newer torch"):
+        shard(nn.Linear(2, 2))
 
 
 class Tied(nn.Module):
@@ -396,7 +452,8 @@ class Tied(nn.Module):
         self.register_buffer("mask", torch.tensor([True, False]))
 
     def forward(self, x):
-        for block in self.blocks: x = block(x)
+        for block in self.blocks:
+            x = block(x)
         return self.heads[0]["a"](self.last(self.norm(x)).flatten(1))
 
 
@@ -411,8 +468,13 @@ def make(rank: int, mixed_precision: str) -> dict:
     apart = whole(model.norm.running_mean)
     same_on_all_ranks(model.buffers())
     shown = [out, *model.parameters(), *(p.grad for p in model.parameters())]
-    return {"weights": whole(list(model.parameters())), "kinds": {str(tensor.dtype) for tensor in shown}, "apart": apart,
-            "mean": whole(model.norm.running_mean), "mask": whole(model.mask)}
+    return {
+        "weights": whole(list(model.parameters())),
+        "kinds": {str(tensor.dtype) for tensor in shown},
+        "apart": apart,
+        "mean": whole(model.norm.running_mean),
+        "mask": whole(model.mask),
+    }
 
 
 @pytest.mark.parametrize("mixed_precision", ["no", "bf16"])
@@ -427,19 +489,31 @@ def test_ranks_start_from_the_weights_of_rank_0(on_ranks, mixed_precision):
 
 # --- through Accelerate -------------------------------------------------------------------------------------------------
 
+
 def train_by_accelerate(rank: int, steps: int, mixed_precision: str) -> dict:
     "The way that GPUs go, on CPUs: Accelerate is told that gloo is what several GPUs talk through."
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="0",
-                      ACCELERATE_TORCH_DEVICE="cpu", ACCELERATE_BYPASS_DEVICE_MAP="true")
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="0",
+        ACCELERATE_TORCH_DEVICE="cpu",
+        ACCELERATE_BYPASS_DEVICE_MAP="true",
+    )
     from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
     from accelerate.state import DistributedType
+
     PartialState._prepare_backend = lambda self, *_, **__: ("gloo", DistributedType.MULTI_GPU)
-    accelerator = Accelerator(mixed_precision=mixed_precision, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+    accelerator = Accelerator(
+        mixed_precision=mixed_precision, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2)
+    )
     assert accelerator.distributed_type == DistributedType.FSDP and accelerator.num_processes == 2
     model = shard_by_accelerate(accelerator, Net(seed=rank))
     optimizer = optimizer_for(model)
     assert is_sharded(model) and is_sharded(model.blocks[0].paths[1]) and accelerator.unwrap_model(model) is model
-    with torch.no_grad(): assert model(data()[0]).dtype == torch.float32
+    with torch.no_grad():
+        assert model(data()[0]).dtype == torch.float32
     grads = learn(model, optimizer, rank, steps)
     assert all(p.dtype == torch.float32 and p.grad is None for p in model.parameters())
     return result(model, optimizer, grads)
@@ -450,5 +524,7 @@ def test_accelerate_shards_for_an_optimizer_that_is_built_later(on_ranks, alone,
     main, other = on_ranks(train_by_accelerate, STEPS + LATER, mixed_precision)
     check_equal(main, other, 0, 0)
     expected = alone[STEPS + LATER]
-    if mixed_precision == "no": check_equal(main, expected)
-    else: assert 1e-6 < far(main["model"], expected["model"]) <= tolerance
+    if mixed_precision == "no":
+        check_equal(main, expected)
+    else:
+        assert 1e-6 < far(main["model"], expected["model"]) <= tolerance

@@ -1,4 +1,5 @@
 "The notebook as people use it: JupyterLab in headless Chromium, two ranks that train, a person who clicks, reloads and saves."
+
 import json
 import shutil
 import sys
@@ -13,7 +14,10 @@ from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.runs.events import last_event
 from spectrakit.api.run import open_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the browser of a Linux distribution")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the browser of a Linux distribution"),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = "run = fit(Tiny({{'slow': True}}), config('{name}', 'trainer.max_epochs=2000', 'run.console=auto'))"
@@ -24,8 +28,11 @@ HEADER = "div[role=group]"
 @pytest.fixture(scope="module")
 def browser():
     from playwright.sync_api import sync_playwright
+
     with sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+        opened = driver.chromium.launch(
+            executable_path=chromium(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        )
         yield opened
         opened.close()
 
@@ -34,21 +41,26 @@ def browser():
 def server(browser, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab") / "notebooks"
     folder.mkdir()
-    with Server(folder) as started: yield started
+    with Server(folder) as started:
+        yield started
 
 
 @pytest.fixture
 def light(browser, server):
-    with Page(browser, server) as page: yield page
+    with Page(browser, server) as page:
+        yield page
 
 
 @pytest.fixture
 def dark(browser, server):
-    with Page(browser, server, dark=True) as page: yield page
+    with Page(browser, server, dark=True) as page:
+        yield page
 
 
 def test_frames_arrive_while_two_ranks_train_and_the_stop_button_ends_the_run(light, browser, server):
-    write_notebook(server.folder / "stopped.ipynb", BEGIN, TRAIN.format(name="stopped"), "run.status, run.best.step > 0")
+    write_notebook(
+        server.folder / "stopped.ipynb", BEGIN, TRAIN.format(name="stopped"), "run.status, run.best.step > 0"
+    )
     light.open("stopped.ipynb")
     light.run_all()
     frames(light, 1, 1)
@@ -64,8 +76,12 @@ def test_frames_arrive_while_two_ranks_train_and_the_stop_button_ends_the_run(li
     assert steps == sorted(set(steps)) and run.status == "interrupted"
     assert light.said(2) == "('interrupted', True)"
     assert verify(find_checkpoint(run.path / "checkpoints")[0]) == []
-    assert while_it_trained.texts > 4 and while_it_trained.blank == 0 and len(while_it_trained.heights) == 1, while_it_trained
-    assert at_the_end.blank == 0 and len(at_the_end.heights) <= 4, at_the_end  # header, buttons and plots become something else, once
+    assert while_it_trained.texts > 4 and while_it_trained.blank == 0 and len(while_it_trained.heights) == 1, (
+        while_it_trained
+    )
+    assert at_the_end.blank == 0 and len(at_the_end.heights) <= 4, (
+        at_the_end
+    )  # header, buttons and plots become something else, once
     stays(light, 1)
     light.picture("stopped", 1)
     saved = light.save("stopped.ipynb")
@@ -84,7 +100,11 @@ def test_frames_arrive_while_two_ranks_train_and_the_stop_button_ends_the_run(li
 
 def test_after_a_reload_the_run_is_watched_from_elsewhere_and_goes_on(light, server):
     write_notebook(server.folder / "reloaded.ipynb", BEGIN, TRAIN.format(name="reloaded"), "run.show(); run.status")
-    write_notebook(server.folder / "watching.ipynb", "import spectrakit as sk\nsk.watch(sorted(__import__('pathlib').Path('runs').glob('reloaded-2*'))[-1])", "'free again'")
+    write_notebook(
+        server.folder / "watching.ipynb",
+        "import spectrakit as sk\nsk.watch(sorted(__import__('pathlib').Path('runs').glob('reloaded-2*'))[-1])",
+        "'free again'",
+    )
     light.open("reloaded.ipynb")
     light.run_all()
     frames(light, 1, 1)
@@ -105,13 +125,20 @@ def test_after_a_reload_the_run_is_watched_from_elsewhere_and_goes_on(light, ser
     assert run.status == "interrupted" and last_event(run.events, "end")["step"] >= steps[-1]
     light.until_idle()
     light.run(2)  # what the reload has cut off is shown again
-    light.until(f"!!document.querySelectorAll('.jp-Notebook .jp-Cell')[2].querySelector(\"{PNG}\")", "the run to be shown")
+    light.until(
+        f"!!document.querySelectorAll('.jp-Notebook .jp-Cell')[2].querySelector(\"{PNG}\")", "the run to be shown"
+    )
     stays(light, 2)
     assert light.said(2).endswith("'interrupted'")
 
 
 def test_the_buttons_save_a_checkpoint_and_stop_the_run(dark, server):
-    write_notebook(server.folder / "clicked.ipynb", BEGIN, TRAIN.format(name="clicked").replace("'run.console", "'checkpoint.every_n_steps=null', 'run.console"), "run.status")
+    write_notebook(
+        server.folder / "clicked.ipynb",
+        BEGIN,
+        TRAIN.format(name="clicked").replace("'run.console", "'checkpoint.every_n_steps=null', 'run.console"),
+        "run.status",
+    )
     dark.open("clicked.ipynb")
     dark.run_all()
     frames(dark, 1, 2)
@@ -130,7 +157,11 @@ def test_the_buttons_save_a_checkpoint_and_stop_the_run(dark, server):
 
 
 def test_a_profile_is_picked_by_clicking_and_stays_in_the_notebook(browser, server, dark):
-    cells = 'import spectrakit as sk\npicker = sk.ProfilePicker("trainer.accelerator=cpu", samples=6400)\npicker', "picker.freeze()", "picker.config.profile"
+    cells = (
+        'import spectrakit as sk\npicker = sk.ProfilePicker("trainer.accelerator=cpu", samples=6400)\npicker',
+        "picker.freeze()",
+        "picker.config.profile",
+    )
     write_notebook(server.folder / "picked.ipynb", *cells)
     dark.open("picked.ipynb")
     dark.run(0)
@@ -161,8 +192,12 @@ def test_the_quickstart_picked_by_clicking_and_run_from_top_to_bottom(light, ser
     shutil.copy(ROOT / "nbs" / "tutorials" / "quickstart.ipynb", server.folder)
     light.open("quickstart.ipynb")
     sources = ["".join(cell["source"]) for cell in light.model()["cells"]]
-    form, fit = (next(i for i, source in enumerate(sources) if source.startswith(start)) for start in ("picker = ", "run = sk.fit("))
-    for index in range(form + 1): light.run(index)
+    form, fit = (
+        next(i for i, source in enumerate(sources) if source.startswith(start))
+        for start in ("picker = ", "run = sk.fit(")
+    )
+    for index in range(form + 1):
+        light.run(index)
     picks(light, form, "kaggle_safe")
     light.run_all()
     light.until_idle(240)
@@ -171,16 +206,21 @@ def test_the_quickstart_picked_by_clicking_and_run_from_top_to_bottom(light, ser
     stays(light, fit)
     light.picture("quickstart", fit)
     for cell in saved["cells"]:
-        assert cell["cell_type"] == "markdown" or (cell["execution_count"] and not any(o["output_type"] == "error" for o in cell["outputs"])), cell
+        assert cell["cell_type"] == "markdown" or (
+            cell["execution_count"] and not any(o["output_type"] == "error" for o in cell["outputs"])
+        ), cell
     assert len(json.dumps([cell.get("outputs") for cell in saved["cells"]])) < 300_000
 
 
 # what is looked at
 
+
 def step_of(cell, what) -> str:
     "JavaScript: the step that the label of `what` tells, in a cell's output; 0 where there is none."
-    return (f"Number(document.querySelectorAll('.jp-Notebook .jp-Cell')[{cell}].querySelector(\"{what}\")"
-            "?.getAttribute('aria-label').match(/step (\\d+)/)?.[1] ?? 0)")
+    return (
+        f"Number(document.querySelectorAll('.jp-Notebook .jp-Cell')[{cell}].querySelector(\"{what}\")"
+        "?.getAttribute('aria-label').match(/step (\\d+)/)?.[1] ?? 0)"
+    )
 
 
 def frames(page, cell, count) -> list[int]:
@@ -193,7 +233,7 @@ def frames(page, cell, count) -> list[int]:
 
 
 def the_run(server, name):
-    found = [path for path in (server.folder / "runs").glob(f"{name}-*") if path.name[len(name) + 1:][:8].isdigit()]
+    found = [path for path in (server.folder / "runs").glob(f"{name}-*") if path.name[len(name) + 1 :][:8].isdigit()]
     assert len(found) == 1, found
     return open_run(found[0])
 
@@ -211,4 +251,6 @@ def picks(page, cell, name) -> None:
 def stays(page, cell) -> None:
     "The end of a run in a cell: a picture and a table, and nothing that would not survive."
     assert page.output(cell).locator(PNG).is_visible() and page.output(cell).locator(TABLE).is_visible()
-    assert page.output(cell).locator(".jp-OutputArea-output").locator("svg, button").count() == 0 and page.problems == []
+    assert (
+        page.output(cell).locator(".jp-OutputArea-output").locator("svg, button").count() == 0 and page.problems == []
+    )

@@ -2,6 +2,7 @@
 
 Killed and hanging ranks, errors on one rank, SIGINT: test_supervise.py; damaged files, a lock, a full disk: test_run.py; a kernel that dies: test_notebook.py.
 """
+
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,15 +12,30 @@ from faultlib import clocks, crashes, losses, matrix, storage
 from faultlib.harness import play
 from faultlib.kills import KINDS, Chain, Quota, run_chain
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400),
-              pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes die with their kernel on Linux only")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes die with their kernel on Linux only"),
+]
 
 # First what takes longest, which is mostly waiting for a limit.
-FAST = (clocks.a_limit_of_three_quarters_of_a_minute_and_a_hang, clocks.a_limit_of_three_quarters_of_a_minute, clocks.a_deadline_in_an_evaluation,
-        clocks.a_deadline_in_a_save, clocks.the_clock_jumps_and_the_process_is_killed, crashes.the_kernel_gets_sigterm, crashes.rank_1_gets_sigterm,
-        crashes.an_exception_in_backward, crashes.an_exception_in_an_evaluation, crashes.a_loader_worker_is_killed,
-        crashes.no_memory_in_backward_on_rank_1, crashes.two_processes_resume_one_run, losses.a_nan_on_rank_1_rolls_both_back,
-        storage.a_disk_that_cannot_flush, storage.checkpoints_that_become_read_only)
+FAST = (
+    clocks.a_limit_of_three_quarters_of_a_minute_and_a_hang,
+    clocks.a_limit_of_three_quarters_of_a_minute,
+    clocks.a_deadline_in_an_evaluation,
+    clocks.a_deadline_in_a_save,
+    clocks.the_clock_jumps_and_the_process_is_killed,
+    crashes.the_kernel_gets_sigterm,
+    crashes.rank_1_gets_sigterm,
+    crashes.an_exception_in_backward,
+    crashes.an_exception_in_an_evaluation,
+    crashes.a_loader_worker_is_killed,
+    crashes.no_memory_in_backward_on_rank_1,
+    crashes.two_processes_resume_one_run,
+    losses.a_nan_on_rank_1_rolls_both_back,
+    storage.a_disk_that_cannot_flush,
+    storage.checkpoints_that_become_read_only,
+)
 SEED = 20  # among ten kills one of the kernel, and one before training began
 
 
@@ -32,13 +48,15 @@ def played(request, tmp_path_factory):
     with ThreadPoolExecutor(2) as pool:
         futures = {name: pool.submit(*job) for name, job in jobs.items() if name in asked}
         yield futures
-        for future in futures.values(): future.cancel()
+        for future in futures.values():
+            future.cancel()
 
 
 @pytest.mark.parametrize("scenario", FAST, ids=lambda scenario: scenario.__name__)
 def test_what_is_promised_holds_when(scenario, played, request):
     row = played[request.node.name].result()
-    if row.skipped: pytest.skip(row.skipped)
+    if row.skipped:
+        pytest.skip(row.skipped)
     assert row.broken == (), row
 
 
@@ -55,9 +73,19 @@ def test_the_report_has_every_fault_and_no_place(tmp_path):
 
     rows = matrix.play_all([a_fault_that_breaks], tmp_path / "play", 1, lambda text: None)
     chain = Chain("one process", 7, {"training": 3}, in_a_save=1, steps_again=[4, 0, 2], broken=["the weights"])
-    text = matrix.markdown({"machine": "a machine", "matrix": {"date": "today", "seconds": 1.0, **matrix.facts_of_rows(rows)},
-                            "kills": {"date": "today", "seconds": 1.0, **matrix.facts_of_kills([chain], 7)},
-                            "deadlines": {"date": "today", "seconds": 1.0, "parallel": 1, "seed": 7, **matrix.facts_of_deadlines(rows)}})
-    assert "| a fault that breaks | It has to hold. | 1 | failed | 3 |" in text and "- **a fault that breaks**: it did not hold in …" in text
+    text = matrix.markdown(
+        {
+            "machine": "a machine",
+            "matrix": {"date": "today", "seconds": 1.0, **matrix.facts_of_rows(rows)},
+            "kills": {"date": "today", "seconds": 1.0, **matrix.facts_of_kills([chain], 7)},
+            "deadlines": {"date": "today", "seconds": 1.0, "parallel": 1, "seed": 7, **matrix.facts_of_deadlines(rows)},
+        }
+    )
+    assert (
+        "| a fault that breaks | It has to hold. | 1 | failed | 3 |" in text
+        and "- **a fault that breaks**: it did not hold in …" in text
+    )
     assert "3 random kills" in text and "- **one process, seed 7**: the weights" in text and str(tmp_path) not in text
-    assert len({one.__name__ for one in matrix.scenarios()}) == len(matrix.scenarios()) > 60 and set(FAST) <= set(matrix.scenarios())
+    assert len({one.__name__ for one in matrix.scenarios()}) == len(matrix.scenarios()) > 60 and set(FAST) <= set(
+        matrix.scenarios()
+    )

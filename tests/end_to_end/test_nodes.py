@@ -2,6 +2,7 @@
 
 Needs root and the `ip` command, as on a CI machine; skipped where these are not to be had.
 """
+
 import json
 import os
 import shutil
@@ -22,78 +23,142 @@ from spectrakit.api.run import open_run
 pytestmark = pytest.mark.slow  # every test here starts processes
 
 TASKS = TESTS / "rank_tasks.py"
-WORDS = ("trainer.accelerator=cpu", "data.batch_size=2", "scheduler.name=constant", "trainer.log_every_n_steps=1", "optimizer.lr=0.02")
+WORDS = (
+    "trainer.accelerator=cpu",
+    "data.batch_size=2",
+    "scheduler.name=constant",
+    "trainer.log_every_n_steps=1",
+    "optimizer.lr=0.02",
+)
 
 
 def ip(*words) -> None:
     done = subprocess.run(["ip", *map(str, words)], capture_output=True, text=True)
-    if done.returncode: pytest.skip(f"no network of two machines can be made here: {done.stderr.strip()}")
+    if done.returncode:
+        pytest.skip(f"no network of two machines can be made here: {done.stderr.strip()}")
 
 
 @pytest.fixture
 def machines():
     "The names of two network namespaces that see each other as 10.77.0.1 and 10.77.0.2, over cards v0 and v1."
-    if shutil.which("ip") is None: pytest.skip("there is no ip command")
+    if shutil.which("ip") is None:
+        pytest.skip("there is no ip command")
     names = [f"spectrakit-{os.getpid()}-{n}" for n in (0, 1)]
     try:
-        for name in names: ip("netns", "add", name)
+        for name in names:
+            ip("netns", "add", name)
         ip("link", "add", "v0", "netns", names[0], "type", "veth", "peer", "name", "v1", "netns", names[1])
         for number, name in enumerate(names):
             ip("-n", name, "addr", "add", f"10.77.0.{number + 1}/24", "dev", f"v{number}")
-            for card in ("lo", f"v{number}"): ip("-n", name, "link", "set", card, "up")
+            for card in ("lo", f"v{number}"):
+                ip("-n", name, "link", "set", card, "up")
         yield names
     finally:
-        for name in names: subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
 def start(machine: str, folder: Path, task: str, *words) -> subprocess.Popen:
     "`spectrakit train` on a machine."
     folder.mkdir()
-    return subprocess.Popen(["ip", "netns", "exec", machine, sys.executable, "-m", "spectrakit", "train", f"{TASKS}:{task}", *WORDS, *words],
-                            cwd=folder, env=clean_environ(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    return subprocess.Popen(
+        [
+            "ip",
+            "netns",
+            "exec",
+            machine,
+            sys.executable,
+            "-m",
+            "spectrakit",
+            "train",
+            f"{TASKS}:{task}",
+            *WORDS,
+            *words,
+        ],
+        cwd=folder,
+        env=clean_environ(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def start_both(machines, folder, task, *words) -> list[subprocess.Popen]:
     "The same run on both machines, each told which one it is."
-    return [start(machine, folder / f"machine-{number}", task, "trainer=ddp", "trainer.devices=2", "trainer.num_nodes=2", "distributed.backend=auto",
-                  f"distributed.node_rank={number}", "distributed.rdzv_endpoint=10.77.0.1:29555", *words) for number, machine in enumerate(machines)]
+    return [
+        start(
+            machine,
+            folder / f"machine-{number}",
+            task,
+            "trainer=ddp",
+            "trainer.devices=2",
+            "trainer.num_nodes=2",
+            "distributed.backend=auto",
+            f"distributed.node_rank={number}",
+            "distributed.rdzv_endpoint=10.77.0.1:29555",
+            *words,
+        )
+        for number, machine in enumerate(machines)
+    ]
 
 
 def ended(process: subprocess.Popen, timeout_s: float = 90) -> tuple[int, str, str]:
-    try: out, err = process.communicate(timeout=timeout_s)
+    try:
+        out, err = process.communicate(timeout=timeout_s)
     finally:
-        if process.poll() is None: process.kill()
+        if process.poll() is None:
+            process.kill()
     return process.returncode, out, err
 
 
-def losses(run: Path) -> list[float]: return columns(read_events(run / "events.jsonl"), "step", "loss")["loss"]
+def losses(run: Path) -> list[float]:
+    return columns(read_events(run / "events.jsonl"), "step", "loss")["loss"]
 
 
 def test_two_machines_train_one_run_that_one_of_them_writes(machines, tmp_path):
     first, second = [ended(p) for p in start_both(machines, tmp_path, "Curve", "trainer.max_epochs=2")]
-    assert first[0] == 0 and "completed" in first[1] and "4 processes: as asked, 2 on each of 2 machines" in first[1], first
+    assert first[0] == 0 and "completed" in first[1] and "4 processes: as asked, 2 on each of 2 machines" in first[1], (
+        first
+    )
     assert second[0] == 0 and second[2] == "", second
     run = only_run(tmp_path / "machine-0")
     assert not (tmp_path / "machine-1" / "runs").exists()
     start = last_event(read_events(run / "events.jsonl"), "start")
     assert (start["world_size"], start["effective_batch_size"]) == (4, 8)
     assert verify(find_checkpoint(run / "checkpoints")[0]) == []
-    alone = run_cli(tmp_path, "train", f"{TASKS}:Curve", *WORDS, "trainer.max_epochs=2", "launch.mode=inline", "accumulate_grad_batches=4")
+    alone = run_cli(
+        tmp_path,
+        "train",
+        f"{TASKS}:Curve",
+        *WORDS,
+        "trainer.max_epochs=2",
+        "launch.mode=inline",
+        "accumulate_grad_batches=4",
+    )
     assert alone.returncode == 0, alone.stderr
     assert losses(run) == pytest.approx(losses(only_run(tmp_path)), rel=1e-5)
 
 
 def test_a_machine_that_is_cut_off_leaves_a_clear_error_and_a_whole_checkpoint(machines, tmp_path):
-    pair = start_both(machines, tmp_path, "Slow", "trainer.max_epochs=40", "distributed.timeout_s=5", "checkpoint.every_n_steps=2")
+    pair = start_both(
+        machines, tmp_path, "Slow", "trainer.max_epochs=40", "distributed.timeout_s=5", "checkpoint.every_n_steps=2"
+    )
     family = []
     try:
-        run = Path(wait_for(lambda: next(iter((tmp_path / "machine-0").glob("runs/*/checkpoints/step-*/manifest.json")), None), "a checkpoint")).parents[2]
+        run = Path(
+            wait_for(
+                lambda: next(iter((tmp_path / "machine-0").glob("runs/*/checkpoints/step-*/manifest.json")), None),
+                "a checkpoint",
+            )
+        ).parents[2]
         family = [p for process in pair for p in psutil.Process(process.pid).children(recursive=True)]
         ip("-n", machines[1], "link", "set", "v1", "down")
         results = [ended(process) for process in pair]
     finally:
         for process in pair:
-            if process.poll() is None: process.kill()
+            if process.poll() is None:
+                process.kill()
     assert [status for status, _, _ in results] == [1, 1], results
     assert "failed" in results[0][1] and "Traceback" not in results[0][2] and "machine" in results[0][2]
     assert results[1][2].startswith("spectrakit: ") and len(results[1][2].splitlines()) == 1
@@ -106,20 +171,53 @@ def test_a_machine_that_is_cut_off_leaves_a_clear_error_and_a_whole_checkpoint(m
 
 def test_an_interrupt_on_one_machine_stops_both_at_the_same_step(machines, tmp_path):
     pair = start_both(machines, tmp_path, "Slow", "trainer.max_epochs=400")
-    wait_for(lambda: next(iter((tmp_path / "machine-0").glob("runs/*/events.jsonl")), None) and
-             last_event(read_events(next((tmp_path / "machine-0").glob("runs/*/events.jsonl"))), "step"), "training")
-    kit = next(p for p in psutil.Process(pair[1].pid).children(recursive=True) + [psutil.Process(pair[1].pid)] if "spectrakit" in p.cmdline())
+    wait_for(
+        lambda: (
+            next(iter((tmp_path / "machine-0").glob("runs/*/events.jsonl")), None)
+            and last_event(read_events(next((tmp_path / "machine-0").glob("runs/*/events.jsonl"))), "step")
+        ),
+        "training",
+    )
+    kit = next(
+        p
+        for p in psutil.Process(pair[1].pid).children(recursive=True) + [psutil.Process(pair[1].pid)]
+        if "spectrakit" in p.cmdline()
+    )
     kit.send_signal(signal.SIGINT)  # on the machine that does not write
     results = [ended(process) for process in pair]
     assert results[0][0] == 130 and "interrupted" in results[0][1], results
     assert results[1][0] == 130, results
     run = only_run(tmp_path / "machine-0")
-    assert find_checkpoint(run / "checkpoints")[0].name == f"step-{last_event(read_events(run / 'events.jsonl'), 'end')['step']:08d}"
+    assert (
+        find_checkpoint(run / "checkpoints")[0].name
+        == f"step-{last_event(read_events(run / 'events.jsonl'), 'end')['step']:08d}"
+    )
 
 
 def test_under_torchrun_every_process_is_a_rank(tmp_path):
-    command = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "spectrakit")
-    done = run_cli(tmp_path, "train", f"{TASKS}:Curve", *WORDS, "trainer.devices=2", "trainer.max_epochs=2", "--predict", "table.csv", command=command)
+    command = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        "-m",
+        "spectrakit",
+    )
+    done = run_cli(
+        tmp_path,
+        "train",
+        f"{TASKS}:Curve",
+        *WORDS,
+        "trainer.devices=2",
+        "trainer.max_epochs=2",
+        "--predict",
+        "table.csv",
+        command=command,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("completed: all") == 1 and done.stdout.count("curve-") < 6  # one rank talks
     run = only_run(tmp_path)
@@ -130,28 +228,81 @@ def test_under_torchrun_every_process_is_a_rank(tmp_path):
 
 
 def test_a_rank_that_fails_under_torchrun_is_named(tmp_path):
-    (tmp_path / "mine.py").write_text("import os\nfrom rank_tasks import Slow\nclass Breaks(Slow):\n    def loss(self, model, batch):\n"
-                                      "        if model.training and os.environ['RANK'] == '1': raise ArithmeticError('seven')\n"
-                                      "        return super().loss(model, batch)\n")
-    command = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "spectrakit")
-    done = run_cli(tmp_path, "train", "mine.py:Breaks", *WORDS, "trainer.devices=2", command=command, env={"PYTHONPATH": str(TASKS.parent)})
+    (tmp_path / "mine.py").write_text(
+        "import os\nfrom rank_tasks import Slow\nclass Breaks(Slow):\n    def loss(self, model, batch):\n"
+        "        if model.training and os.environ['RANK'] == '1': raise ArithmeticError('seven')\n"
+        "        return super().loss(model, batch)\n"
+    )
+    command = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        "-m",
+        "spectrakit",
+    )
+    done = run_cli(
+        tmp_path,
+        "train",
+        "mine.py:Breaks",
+        *WORDS,
+        "trainer.devices=2",
+        command=command,
+        env={"PYTHONPATH": str(TASKS.parent)},
+    )
     assert done.returncode == 1
     run = open_run(only_run(tmp_path))
     assert run.status == "failed" and run.error == "rank 1: ArithmeticError: seven"
 
 
 def test_an_interrupt_of_torchrun_does_not_wait_for_a_log_point(tmp_path):
-    command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "spectrakit",
-               "train", f"{TASKS}:Slow", *WORDS, "trainer.devices=2", "trainer.max_epochs=400", "trainer.log_every_n_steps=100000", "trainer.check_val_every_n_epoch=400",
-               "checkpoint.every_n_steps=5")
-    process = subprocess.Popen(command, cwd=tmp_path, env=clean_environ(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    command = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        "-m",
+        "spectrakit",
+        "train",
+        f"{TASKS}:Slow",
+        *WORDS,
+        "trainer.devices=2",
+        "trainer.max_epochs=400",
+        "trainer.log_every_n_steps=100000",
+        "trainer.check_val_every_n_epoch=400",
+        "checkpoint.every_n_steps=5",
+    )
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=clean_environ(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
-        run = Path(wait_for(lambda: next(iter(tmp_path.glob("runs/*/checkpoints/step-*/manifest.json")), None), "a checkpoint")).parents[2]
+        run = Path(
+            wait_for(lambda: next(iter(tmp_path.glob("runs/*/checkpoints/step-*/manifest.json")), None), "a checkpoint")
+        ).parents[2]
         process.send_signal(signal.SIGINT)
         ended(process)
-    finally: os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+    finally:
+        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
     assert open_run(run).status == "interrupted"
-    assert find_checkpoint(run / "checkpoints")[0].name == f"step-{last_event(read_events(run / 'events.jsonl'), 'end')['step']:08d}"
+    assert (
+        find_checkpoint(run / "checkpoints")[0].name
+        == f"step-{last_event(read_events(run / 'events.jsonl'), 'end')['step']:08d}"
+    )
 
 
 def test_a_meeting_place_that_is_taken_is_a_sentence(tmp_path):
@@ -159,14 +310,49 @@ def test_a_meeting_place_that_is_taken_is_a_sentence(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         place = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = run_cli(tmp_path, "train", f"{TASKS}:Curve", *WORDS, "trainer.devices=2", "trainer.num_nodes=2", "distributed.node_rank=0", f"distributed.rdzv_endpoint={place}")
-    assert done.returncode == 1 and f"distributed.rdzv_endpoint={place} cannot be the meeting place" in done.stderr and "Traceback" not in done.stderr
+        done = run_cli(
+            tmp_path,
+            "train",
+            f"{TASKS}:Curve",
+            *WORDS,
+            "trainer.devices=2",
+            "trainer.num_nodes=2",
+            "distributed.node_rank=0",
+            f"distributed.rdzv_endpoint={place}",
+        )
+    assert (
+        done.returncode == 1
+        and f"distributed.rdzv_endpoint={place} cannot be the meeting place" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_variables_reach_ranks_that_torchrun_started(tmp_path):
-    command = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "spectrakit")
-    done = run_cli(tmp_path, "train", f"{TASKS}:Named", *WORDS, "trainer.devices=2", "trainer.max_steps=2", "+distributed.env.MINE=7", command=command,
-                   env={"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO"})
+    command = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        "-m",
+        "spectrakit",
+    )
+    done = run_cli(
+        tmp_path,
+        "train",
+        f"{TASKS}:Named",
+        *WORDS,
+        "trainer.devices=2",
+        "trainer.max_steps=2",
+        "+distributed.env.MINE=7",
+        command=command,
+        env={"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO"},
+    )
     assert done.returncode == 0, done.stderr
     env = json.loads((only_run(tmp_path) / "environment.json").read_text())["launch"]["env"]
-    assert env["MINE"] == "7" and env["NCCL_DEBUG"] == "INFO" and env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"  # as exported, as asked for, by default
+    assert (
+        env["MINE"] == "7" and env["NCCL_DEBUG"] == "INFO" and env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
+    )  # as exported, as asked for, by default

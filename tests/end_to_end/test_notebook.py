@@ -1,4 +1,5 @@
 "A real Jupyter kernel trains on two ranks, cell after cell: watched, stopped, broken, killed. Today's kernel, and Colab's."
+
 import json
 import os
 import re
@@ -14,8 +15,10 @@ from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.runs.events import last_event
 from spectrakit.api.run import Run, open_run
 
-pytestmark = [pytest.mark.slow,
-              pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes die with their kernel on Linux only")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes die with their kernel on Linux only"),
+]
 
 STEPS = 24  # 3 epochs of 64 samples, 8 in each optimizer step
 HANDLER = "repr(signal.getsignal(signal.SIGINT))"
@@ -25,7 +28,8 @@ def test_todays_kernel_trains_on_two_ranks_whatever_happens(todays_kernel):
     notebook = todays_kernel
     begin(notebook)
     fit_shows_frames_while_it_runs(notebook, "first")
-    for how in ("group", "tree"): an_interrupt_ends_fit_with_a_usable_model(notebook, how)
+    for how in ("group", "tree"):
+        an_interrupt_ends_fit_with_a_usable_model(notebook, how)
     fit_again(notebook, "after-interrupts")
     a_rank_that_raises_is_named(notebook)
     fit_again(notebook, "after-an-error", "launch.mode=notebook_launcher", task="Locked()")
@@ -37,7 +41,10 @@ def test_todays_kernel_trains_on_two_ranks_whatever_happens(todays_kernel):
 
 def test_colabs_kernel_trains_on_two_ranks_whatever_happens(colabs_kernel):
     notebook = colabs_kernel
-    assert notebook.ask("(__import__('IPython').__version__, __import__('ipykernel').__version__)") == ("7.34.0", "6.17.1")
+    assert notebook.ask("(__import__('IPython').__version__, __import__('ipykernel').__version__)") == (
+        "7.34.0",
+        "6.17.1",
+    )
     begin(notebook)
     fit_shows_frames_while_it_runs(notebook, "first")
     an_interrupt_ends_fit_with_a_usable_model(notebook, "group")
@@ -48,8 +55,10 @@ def test_colabs_kernel_trains_on_two_ranks_whatever_happens(colabs_kernel):
 
 # what happens, one after the other, in one kernel
 
+
 def begin(notebook):
-    for code in (BEGIN, LOCKED): notebook.run(code)
+    for code in (BEGIN, LOCKED):
+        notebook.run(code)
 
 
 def fit_shows_frames_while_it_runs(notebook, name):
@@ -63,15 +72,17 @@ def fit_shows_frames_while_it_runs(notebook, name):
         assert cell.reply is None and not cell.idle
         (notebook.folder / f"go-{name}-{held}").touch()
     whole_run(notebook, cell, name)
-    assert len(set(seen)) >= 2 and texts(cell)[:len(seen)] == seen != texts(cell)
+    assert len(set(seen)) >= 2 and texts(cell)[: len(seen)] == seen != texts(cell)
 
 
 def an_interrupt_ends_fit_with_a_usable_model(notebook, how):
     name = f"interrupt-by-{how}"
     before = notebook.ask(HANDLER)
-    cell = notebook.send("before = signal.getsignal(signal.SIGINT)\n"
-                         f"run = fit(Tiny({{'slow': True}}), config('{name}', 'trainer.max_epochs=2000'))\n"
-                         "after = signal.getsignal(signal.SIGINT)")
+    cell = notebook.send(
+        "before = signal.getsignal(signal.SIGINT)\n"
+        f"run = fit(Tiny({{'slow': True}}), config('{name}', 'trainer.max_epochs=2000'))\n"
+        "after = signal.getsignal(signal.SIGINT)"
+    )
     notebook.until(lambda: steps(notebook, name) > 2 and cell.frames, "some steps", 90)
     notebook.interrupt(how)
     notebook.wait(cell, 15)  # two steps of 0.05 s and a save; a launcher that waits for its ranks in vain takes 30 s
@@ -113,7 +124,10 @@ def a_killed_rank_is_replaced(notebook):
     os.kill(number, signal.SIGKILL)
     run = whole_run(notebook, cell, "killed", restarts=1)
     assert re.search("rank 1 (was killed by SIGKILL|disappeared)", cell.text) and "starting again (1 of 2)" in cell.text
-    assert last_event(run.events, "restart")["step"] in (8, 9)  # the last even step, or what the other rank could still save
+    assert last_event(run.events, "restart")["step"] in (
+        8,
+        9,
+    )  # the last even step, or what the other rank could still save
 
 
 def a_rank_that_hangs_is_replaced(notebook):
@@ -132,17 +146,24 @@ def no_process_survives_the_kernel(notebook):
     family = notebook.below()
     assert len(family) >= 3  # a supervisor and two ranks
     os.kill(notebook.pid, signal.SIGKILL)
-    wait_for(lambda: not any(map(lives, family)) and not notebook.processes(), "the processes to end with their kernel", 5)
+    wait_for(
+        lambda: not any(map(lives, family)) and not notebook.processes(), "the processes to end with their kernel", 5
+    )
     run = open_run(the_folder(notebook, "orphans"))
-    wait_for(lambda: run.status == "unfinished", "the lock to be let go", 5)  # a process with many threads is a zombie before the last of them has ended
+    wait_for(
+        lambda: run.status == "unfinished", "the lock to be let go", 5
+    )  # a process with many threads is a zombie before the last of them has ended
     assert verify(find_checkpoint(run.path / "checkpoints")[0]) == []
 
 
 # what is looked at
 
+
 def lives(process) -> bool:
-    try: return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess: return False
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def texts(cell) -> list[str]:
@@ -150,7 +171,7 @@ def texts(cell) -> list[str]:
 
 
 def the_folder(notebook, name):
-    found = [path for path in (notebook.folder / "runs").glob(f"{name}-*") if path.name[len(name) + 1:][:8].isdigit()]
+    found = [path for path in (notebook.folder / "runs").glob(f"{name}-*") if path.name[len(name) + 1 :][:8].isdigit()]
     assert len(found) == 1, found
     return found[0]
 

@@ -1,4 +1,5 @@
 "The tutorials: each opens by its badge, begins with the same cell, and that cell installs the kit where it is missing."
+
 import importlib.util
 import json
 import subprocess
@@ -16,10 +17,13 @@ BADGE = "https://colab.research.google.com/github/spectrakit/spectrakit/blob/mai
 
 def cells(path: Path) -> list[dict]:
     "The cells of a notebook, `source` as one string."
-    return [{**cell, "source": "".join(cell["source"])} for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+    return [
+        {**cell, "source": "".join(cell["source"])} for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+    ]
 
 
-def first_code(path: Path) -> str: return next(cell["source"] for cell in cells(path) if cell["cell_type"] == "code")
+def first_code(path: Path) -> str:
+    return next(cell["source"] for cell in cells(path) if cell["cell_type"] == "code")
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
@@ -40,14 +44,17 @@ def test_a_tutorial_shows_what_it_computes(path):
 
 def test_links_between_tutorials_lead_somewhere():
     import re
+
     for path in TUTORIALS:
         text = "\n".join(cell["source"] for cell in cells(path) if cell["cell_type"] == "markdown")
-        for target in re.findall(r"\]\(([\w.-]+\.ipynb)\)", text): assert (path.parent / target).is_file(), f"{path.name} links to {target}"
+        for target in re.findall(r"\]\(([\w.-]+\.ipynb)\)", text):
+            assert (path.parent / target).is_file(), f"{path.name} links to {target}"
 
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
     "A function that runs the first cell where /kaggle/input and Drive are the test's own folders: the commands it starts."
+
     def run(*attached: str, there: bool = False) -> list[list[str]]:
         for name in attached:
             name = name if name.startswith("drive/") else f"input/{name}"
@@ -55,9 +62,16 @@ def install(tmp_path, monkeypatch):
             told = f"import pathlib\ndef install(): pathlib.Path({str(tmp_path)!r}, 'told').write_text(__file__)\n"
             (tmp_path / name).write_text(told if name.endswith("install.py") else "")
         started = []
-        monkeypatch.setattr(subprocess, "run", lambda words, check: started.append(words) or SimpleNamespace(returncode=0))
+        monkeypatch.setattr(
+            subprocess, "run", lambda words, check: started.append(words) or SimpleNamespace(returncode=0)
+        )
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if there else None)
-        exec(first_code(TUTORIALS[0]).replace("/kaggle/input", str(tmp_path / "input")).replace("/content/drive/MyDrive", str(tmp_path / "drive")), {})
+        exec(
+            first_code(TUTORIALS[0])
+            .replace("/kaggle/input", str(tmp_path / "input"))
+            .replace("/content/drive/MyDrive", str(tmp_path / "drive")),
+            {},
+        )
         return [words[1:] for words in started]
 
     return run
@@ -70,15 +84,30 @@ def test_where_the_kit_is_there_nothing_is_installed(install):
 @pytest.mark.parametrize("folder", ["wheels", "datasets/ada/wheels", "notebooks/ada/wheels/dist"])
 def test_attached_wheels_are_installed_without_the_network(install, tmp_path, folder):
     "In both layouts in which Kaggle mounts inputs; everything that lies beside the kit's wheel comes along."
-    (words,) = install(f"{folder}/spectrakit-0.1.0-py3-none-any.whl", f"{folder}/hydra_core-1.3.8-py3-none-any.whl", "other/torch-2.6-py3-none-any.whl")
+    (words,) = install(
+        f"{folder}/spectrakit-0.1.0-py3-none-any.whl",
+        f"{folder}/hydra_core-1.3.8-py3-none-any.whl",
+        "other/torch-2.6-py3-none-any.whl",
+    )
     assert words[:6] == ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-    assert words[6:] == [str(tmp_path / "input" / folder / f"{name}-py3-none-any.whl") for name in ("hydra_core-1.3.8", "spectrakit-0.1.0")]
+    assert words[6:] == [
+        str(tmp_path / "input" / folder / f"{name}-py3-none-any.whl")
+        for name in ("hydra_core-1.3.8", "spectrakit-0.1.0")
+    ]
 
 
 @pytest.mark.parametrize("folder", ["input/wheels", "input/datasets/ada/spectrakit-wheels", "drive/spectrakit-wheels"])
 def test_a_wheelhouse_installs_itself(install, tmp_path, folder):
     "Its own install.py checks the hashes and leaves alone what is there; plain wheels beside it do not count."
-    assert install(*(f"{folder.removeprefix('input/')}/{name}" for name in ("install.py", "wheelhouse.json", "spectrakit-0.1.0-py3-none-any.whl"))) == []
+    assert (
+        install(
+            *(
+                f"{folder.removeprefix('input/')}/{name}"
+                for name in ("install.py", "wheelhouse.json", "spectrakit-0.1.0-py3-none-any.whl")
+            )
+        )
+        == []
+    )
     assert (tmp_path / "told").read_text() == str(tmp_path / folder / "install.py")
 
 
@@ -89,10 +118,15 @@ def test_somebody_elses_install_py_is_not_run(install, tmp_path):
 
 def test_wheels_on_drive_are_installed_without_the_network(install, tmp_path):
     (words,) = install("drive/spectrakit-wheels/spectrakit-0.1.0-py3-none-any.whl")
-    assert words[-1] == str(tmp_path / "drive" / "spectrakit-wheels" / "spectrakit-0.1.0-py3-none-any.whl") and "--no-index" in words
+    assert (
+        words[-1] == str(tmp_path / "drive" / "spectrakit-wheels" / "spectrakit-0.1.0-py3-none-any.whl")
+        and "--no-index" in words
+    )
 
 
 def test_without_wheels_it_comes_from_the_network(install):
     "From its own repository: somebody else may hold the name in an index."
     (words,) = install("competitions/soil/train.csv")
-    assert words[:4] == ["-m", "pip", "install", "--quiet"] and words[4:] == ["spectrakit[demo] @ git+https://github.com/spectrakit/spectrakit"]
+    assert words[:4] == ["-m", "pip", "install", "--quiet"] and words[4:] == [
+        "spectrakit[demo] @ git+https://github.com/spectrakit/spectrakit"
+    ]

@@ -1,4 +1,5 @@
 "Time that runs out: in an evaluation, in a save, with a rank that hangs; and wall clocks that jump."
+
 import os
 import random
 import time
@@ -13,7 +14,8 @@ from .harness import Kernel, Place, Scenario, look, ranks, whole
 MANY = "trainer.max_steps=1000000"
 
 
-def limit(seconds: float) -> tuple[str, ...]: return MANY, f"watchdog.limit={seconds:g}s", "watchdog.since=run", "checkpoint.every_n_steps=100"
+def limit(seconds: float) -> tuple[str, ...]:
+    return MANY, f"watchdog.limit={seconds:g}s", "watchdog.since=run", "checkpoint.every_n_steps=100"
 
 
 def in_time(p: Place, kernel: Kernel, limit_s: float, *statuses: str, submission: bool = True) -> Run:
@@ -25,7 +27,8 @@ def in_time(p: Place, kernel: Kernel, limit_s: float, *statuses: str, submission
     p.want(late_s <= 0, f"{late_s:.1f} s late")
     file = p.folder / "submission.csv"
     lines = len(file.read_text().splitlines()) if file.is_file() else 0
-    if submission: p.want(lines == 41, f"the submission has {lines} lines, and not 41" if lines else "no submission")
+    if submission:
+        p.want(lines == 41, f"the submission has {lines} lines, and not 41" if lines else "no submission")
     p.want(word["status"] in (statuses or ("out_of_time",)), f"the run ended {word['status']}: {word['error']}")
     return look(p, Run(Path(word["path"])))
 
@@ -35,19 +38,25 @@ def trained_s(run: Run) -> float:
     total, before = 0.0, None
     for event in read_events(run.path / "events.jsonl"):
         if event["type"] == "step":
-            if before is not None: total += event["t"] - before
+            if before is not None:
+                total += event["t"] - before
             before = event["t"]
-        elif event["type"] == "eval" and before is not None: total -= event.get("seconds") or 0.0
-        elif event["type"] in ("restart", "start"): before = None
+        elif event["type"] == "eval" and before is not None:
+            total -= event.get("seconds") or 0.0
+        elif event["type"] in ("restart", "start"):
+            before = None
     return total
 
 
 # --- the deadline ------------------------------------------------------------------------------------------------------
 
+
 def _long(p: Place, limit_s: float, *words: str, eval_s: float = 1.0, predict_s: float = 1.5, **environ: str) -> Kernel:
     "A run with a limit whose evaluations and predictions take their time, and which predicts."
     words = (*limit(limit_s), "data.batch_size=2", "trainer.check_val_every_n_epoch=1000000", *words)
-    return p.start("Long", *words, predict="submission.csv", TINY_EVAL_S=str(eval_s), TINY_PREDICT_S=str(predict_s), **environ)
+    return p.start(
+        "Long", *words, predict="submission.csv", TINY_EVAL_S=str(eval_s), TINY_PREDICT_S=str(predict_s), **environ
+    )
 
 
 def a_deadline_in_an_evaluation(p: Place) -> None:
@@ -62,21 +71,43 @@ def a_deadline_in_an_evaluation_that_hangs(p: Place) -> None:
 
 def a_deadline_in_a_save(p: Place) -> None:
     "A disk that takes a minute to flush: the checkpoint before it is kept; `fit` returns in time, with its submission."
-    run = in_time(p, _long(p, 40, "trainer.check_val_every_n_steps=200", BALLAST, TINY_FAULTS="loss 0 150 slow_disk"), 40)
+    run = in_time(
+        p, _long(p, 40, "trainer.check_val_every_n_steps=200", BALLAST, TINY_FAULTS="loss 0 150 slow_disk"), 40
+    )
     p.facts["note"] = f"the checkpoints are those of steps {whole(run)}"
 
 
 def a_deadline_in_a_save_that_training_waits_for(p: Place) -> None:
     "The same with checkpoint.background=false."
-    in_time(p, _long(p, 40, "trainer.check_val_every_n_steps=200", "checkpoint.background=false", TINY_FAULTS="loss 0 150 slow_disk"), 40)
+    in_time(
+        p,
+        _long(
+            p,
+            40,
+            "trainer.check_val_every_n_steps=200",
+            "checkpoint.background=false",
+            TINY_FAULTS="loss 0 150 slow_disk",
+        ),
+        40,
+    )
 
 
 # --- the promise: in time, whatever happens ----------------------------------------------------------------------------
 
-def run_out(p: Place, limit_s: float, eval_s: float, predict_s: float, every_steps: int, hang_after_s: float | None = None) -> None:
+
+def run_out(
+    p: Place, limit_s: float, eval_s: float, predict_s: float, every_steps: int, hang_after_s: float | None = None
+) -> None:
     "Two ranks with a limit; rank 1 hangs `hang_after_s` seconds after the start (None: not)."
     began = time.monotonic()
-    kernel = _long(p, limit_s, f"trainer.check_val_every_n_steps={every_steps}", eval_s=eval_s, predict_s=predict_s, TINY_STEP_S="0.02")
+    kernel = _long(
+        p,
+        limit_s,
+        f"trainer.check_val_every_n_steps={every_steps}",
+        eval_s=eval_s,
+        predict_s=predict_s,
+        TINY_STEP_S="0.02",
+    )
     if hang_after_s is not None:
         p.process(1)
         time.sleep(max(0.0, began + hang_after_s - time.monotonic()))  # the moment itself is what is asked for
@@ -117,14 +148,17 @@ def a_limit_of_two_minutes(p: Place) -> None:
 
 def a_limit_of_two_minutes_and_a_hang(seed: int) -> Scenario:
     "The same where rank 1 hangs at a moment that `seed` draws, before training would end."
+
     @ranks(2)
     def a_limit_of_two_minutes_and_a_hang(p: Place) -> None:
         "The same where rank 1 hangs at a random moment: `fit` returns in time, with its submission."
         run_out(p, 120, 5.0, 6.0, 1500, hang_after_s=random.Random(seed).uniform(4, 88))
+
     return a_limit_of_two_minutes_and_a_hang
 
 
 # --- wall clocks that jump ---------------------------------------------------------------------------------------------
+
 
 def _jumps(p: Place, *jumps_s: float, faults: str = "", limit_s: float = 20) -> Run:
     "The wall clock jumps by so many seconds, one jump after the other; the limit is that of the monotonic clock."
@@ -133,6 +167,7 @@ def _jumps(p: Place, *jumps_s: float, faults: str = "", limit_s: float = 20) -> 
     def set_clock(offset_s: float) -> None:
         (p.folder / "clock.part").write_text(str(offset_s))
         os.replace(p.folder / "clock.part", clock)
+
     set_clock(0)
     kernel = p.start("Drops", *limit(limit_s), TINY_CLOCK=str(clock), TINY_FAULTS=faults)
     run, offset_s = p.run(), 0.0

@@ -1,4 +1,5 @@
 "Processes that are killed, told to end, hang or raise; loaders and their workers; two that want the same run."
+
 import signal
 
 from spectrakit.runs.events import last_event, read_events
@@ -10,10 +11,12 @@ SOON = "launch.hang_floor_s=3"
 BALLAST = "+task.ballast=5"  # checkpoints that are large enough to be written in the background
 
 
-def restarts(run: Run) -> list[dict]: return [event for event in read_events(run.path / "events.jsonl") if event["type"] == "restart"]
+def restarts(run: Run) -> list[dict]:
+    return [event for event in read_events(run.path / "events.jsonl") if event["type"] == "restart"]
 
 
 # --- killed ------------------------------------------------------------------------------------------------------------
+
 
 def the_training_process_is_killed(p: Place) -> None:
     "The kernel starts another one, which goes on from the last checkpoint: nothing else is lost, and every bit is the same."
@@ -38,7 +41,10 @@ def the_kernel_is_killed(p: Place, task: str = "Drops") -> None:
     p.kill(kernel)
     newest = max(whole(run))
     run = to_the_end(p, run, task)
-    p.want(restarts(run)[-1]["step"] == newest, f"resume went on from step {restarts(run)[-1]['step']}, and that of {newest} was there")
+    p.want(
+        restarts(run)[-1]["step"] == newest,
+        f"resume went on from step {restarts(run)[-1]['step']}, and that of {newest} was there",
+    )
 
 
 @ranks(2)
@@ -70,18 +76,22 @@ def every_call_in_a_save_in_the_background_is_the_last(p: Place) -> None:
 
 # --- told to end -------------------------------------------------------------------------------------------------------
 
+
 def _told(p: Place, task: str, number: int, to: str = "kernel", hears: bool = False) -> None:
     "Send signal `number` in the middle: the run ends at the next step, saved, and goes on from there bit for bit."
     kernel = p.start(task, hears=hears)
     run = p.run()
     p.steps(run, 12)
-    if to == "kernel": kernel.process.send_signal(number)
-    else: p.process(int(to)).send_signal(number)
+    if to == "kernel":
+        kernel.process.send_signal(number)
+    else:
+        p.process(int(to)).send_signal(number)
     if number == signal.SIGTERM and to == "kernel" and not hears:  # it ends as it would have, once the run is safe
         p.want(kernel.process.wait(60) == -signal.SIGTERM, f"the script ended with {kernel.process.returncode}")
         look(p, run)
         p.want(run.status == "interrupted", f"the run ended {run.status}")
-    else: run = ended(p, kernel.wait(), "interrupted")
+    else:
+        run = ended(p, kernel.wait(), "interrupted")
     step = last_event(run.events, "step")["step"]
     p.want(step < 40, "nobody heard it")
     p.want(max(whole(run)) == step == last_event(run.events, "end")["step"], f"the last step, {step}, was not saved")
@@ -122,6 +132,7 @@ def rank_1_gets_sigterm(p: Place) -> None:
 
 # --- hangs -------------------------------------------------------------------------------------------------------------
 
+
 def _hangs(p: Place, task: str, fault: str, *words: str) -> None:
     "One process gives no sign of life any more: it is replaced, and every bit is the same."
     run = ended(p, p.start(task, SOON, *words, TINY_FAULTS=fault).wait(), "completed")
@@ -151,6 +162,7 @@ def an_evaluation_hangs(p: Place) -> None:
 
 
 # --- exceptions --------------------------------------------------------------------------------------------------------
+
 
 def _raises(p: Place, task: str, fault: str, says: str, *words: str) -> None:
     "The task raises: the run fails with that error, keeps its last step, and goes on from there bit for bit."
@@ -199,7 +211,9 @@ def an_exception_in_an_evaluation_on_rank_1(p: Place) -> None:
 
 def an_exception_in_a_tracker(p: Place) -> None:
     "The run goes on without that tracker, with one message, and every bit is the same."
-    run = ended(p, p.start("Drops", "tracking.names=[csv,tensorboard]", TINY_FAULTS="loss 0 18 tracker").wait(), "completed")
+    run = ended(
+        p, p.start("Drops", "tracking.names=[csv,tensorboard]", TINY_FAULTS="loss 0 18 tracker").wait(), "completed"
+    )
     p.want(said(run).count("tensorboard is no longer written") == 1, f"the person was told: {said(run)!r}")
     compare(p, run, "Drops")
 
@@ -216,8 +230,14 @@ def a_loader_worker_is_killed(p: Place) -> None:
 def _no_memory(p: Place, task: str, fault: str) -> None:
     "A device without memory: the run goes on from its last step with half the micro batch and the same effective batch."
     run = ended(p, p.start(task, TINY_FAULTS=fault).wait(), "completed")
-    p.want(len(restarts(run)) == 1 and restarts(run)[0]["step"] == 17, f"the restarts went back to {[e['step'] for e in restarts(run)]}, and not to step 17")
-    p.want("the memory ran out" in said(run) and "the same effective batch" in said(run), f"the person was told: {said(run)!r}")
+    p.want(
+        len(restarts(run)) == 1 and restarts(run)[0]["step"] == 17,
+        f"the restarts went back to {[e['step'] for e in restarts(run)]}, and not to step 17",
+    )
+    p.want(
+        "the memory ran out" in said(run) and "the same effective batch" in said(run),
+        f"the person was told: {said(run)!r}",
+    )
     close(p, run, task)
 
 
@@ -234,6 +254,7 @@ def no_memory_in_backward_on_rank_1(p: Place) -> None:
 
 
 # --- two that want the same run ----------------------------------------------------------------------------------------
+
 
 def two_processes_resume_one_run(p: Place) -> None:
     "The second is refused with a sentence, and the first goes on undisturbed to the same bits."

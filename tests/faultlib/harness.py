@@ -1,4 +1,5 @@
 "A place where one thing goes wrong: processes that cannot hide, what they left behind, and a row that tells it."
+
 import contextlib
 import json
 import math
@@ -28,8 +29,18 @@ TASKS = HERE.parent / "fault_tasks.py"
 STEPS = 40
 
 # Forty optimizer steps in four epochs; every step has its line in the log, every fourth a checkpoint.
-ONE = ("trainer.accelerator=cpu", "data.batch_size=4", f"trainer.max_steps={STEPS}", "optimizer.lr=0.01", "trainer.log_every_n_steps=1",
-       "checkpoint.every_n_steps=4", "checkpoint.every_n_epochs=null", "checkpoint.keep_last=3", "checkpoint.max_share=1", "run.console=none")
+ONE = (
+    "trainer.accelerator=cpu",
+    "data.batch_size=4",
+    f"trainer.max_steps={STEPS}",
+    "optimizer.lr=0.01",
+    "trainer.log_every_n_steps=1",
+    "checkpoint.every_n_steps=4",
+    "checkpoint.every_n_epochs=null",
+    "checkpoint.keep_last=3",
+    "checkpoint.max_share=1",
+    "run.console=none",
+)
 TWO = ("trainer.devices=2", "data.batch_size=2")
 
 
@@ -40,6 +51,7 @@ class Cannot(Exception):
 @dataclass(frozen=True)
 class Row:
     "What one fault did. `None`: it does not apply. `broken`: the promises that did not hold, in words."
+
     scenario: str
     promise: str
     ranks: int = 1
@@ -59,6 +71,7 @@ class Row:
 @dataclass
 class Kernel:
     "A person's process in which `fit` or `resume` runs."
+
     process: subprocess.Popen
     word: Path
     log: Path
@@ -66,12 +79,16 @@ class Kernel:
     def wait(self, timeout_s: float = 120) -> dict:
         "What it said in the end: status, error, path, began, ended, or refused."
         self.process.wait(timeout_s)
-        if self.word.is_file(): return json.loads(self.word.read_text())
+        if self.word.is_file():
+            return json.loads(self.word.read_text())
         last = (self.log.read_text().strip().splitlines() or ["nothing"])[-1]
-        raise AssertionError(f"the kernel ended with {self.process.returncode} and without a word; its log ends with {last!r}")
+        raise AssertionError(
+            f"the kernel ended with {self.process.returncode} and without a word; its log ends with {last!r}"
+        )
 
 
 # --- a place -----------------------------------------------------------------------------------------------------------
+
 
 class Place:
     "A folder in which a scenario plays. It finds everything that was started from it, and ends it."
@@ -83,20 +100,54 @@ class Place:
         self.spoiled: set[int] = set()  # the steps of checkpoints that the scenario damages
         (folder / "temporary").mkdir(parents=True)
 
-    def start(self, task: str, *words: str, resume: Path | None = None, predict: str | None = None, hears: bool = False, **environ: str) -> Kernel:
+    def start(
+        self,
+        task: str,
+        *words: str,
+        resume: Path | None = None,
+        predict: str | None = None,
+        hears: bool = False,
+        **environ: str,
+    ) -> Kernel:
         "Start a kernel that fits `task` of fault_tasks.py with `words`, on as many ranks as the place has, or resumes a run."
         number = len(self.kernels)
-        self.planned += [fault for fault in environ.get("TINY_FAULTS", "").split(";") if fault and not fault.endswith("!")]
+        self.planned += [
+            fault for fault in environ.get("TINY_FAULTS", "").split(";") if fault and not fault.endswith("!")
+        ]
         request, log = self.folder / f"request-{number}.json", self.folder / f"kernel-{number}.log"
         word = self.folder / f"word-{number}.json"
-        request.write_text(json.dumps({"task": f"{TASKS}:{task}", "words": self.words(*words), "resume": str(resume) if resume else None, "predict": predict,
-                                       "hears": hears, "word": str(word)}))
+        request.write_text(
+            json.dumps(
+                {
+                    "task": f"{TASKS}:{task}",
+                    "words": self.words(*words),
+                    "resume": str(resume) if resume else None,
+                    "predict": predict,
+                    "hears": hears,
+                    "word": str(word),
+                }
+            )
+        )
         package = Path(spectrakit.__file__).parent.parent
         path = os.pathsep.join([*([str(HERE / "clock")] if "TINY_CLOCK" in environ else []), str(package)])
-        env = {**clean_environ(), "TINY_MARK": self.mark, "TINY_STEP_S": "0.01", "TMPDIR": str(self.folder / "temporary"), "PYTHONPATH": path, **environ}
+        env = {
+            **clean_environ(),
+            "TINY_MARK": self.mark,
+            "TINY_STEP_S": "0.01",
+            "TMPDIR": str(self.folder / "temporary"),
+            "PYTHONPATH": path,
+            **environ,
+        }
         with open(log, "ab") as output:
-            process = subprocess.Popen([sys.executable, str(HERE / "kernel.py"), str(request)], cwd=self.folder, env=env, stdin=subprocess.DEVNULL,
-                                       stdout=output, stderr=output, start_new_session=True)
+            process = subprocess.Popen(
+                [sys.executable, str(HERE / "kernel.py"), str(request)],
+                cwd=self.folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
         self.kernels.append(Kernel(process, word, log))
         return self.kernels[-1]
 
@@ -106,32 +157,48 @@ class Place:
 
     def run(self, timeout_s: float = 90) -> Run:
         "The one run that was begun here."
-        found = wait_for(lambda: next(iter(sorted(self.folder.glob("**/runs/*/events.jsonl"))), None), "a run", timeout_s)
+        found = wait_for(
+            lambda: next(iter(sorted(self.folder.glob("**/runs/*/events.jsonl"))), None), "a run", timeout_s
+        )
         return open_run(found.parent)
 
     def steps(self, run: Run, least: int, timeout_s: float = 90) -> None:
         "Wait until the run has told of optimizer step `least`."
-        wait_for(lambda: (last_event(read_events(run.path / "events.jsonl"), "step") or {"step": 0})["step"] >= least, f"optimizer step {least}", timeout_s)
+        wait_for(
+            lambda: (last_event(read_events(run.path / "events.jsonl"), "step") or {"step": 0})["step"] >= least,
+            f"optimizer step {least}",
+            timeout_s,
+        )
 
     def file(self, name: str, timeout_s: float = 90) -> Path:
         "Wait for the file `name` of this place, such as the mark of a fault."
+
         def there() -> bool:
-            if (self.folder / name).exists(): return True
-            assert any(kernel.process.poll() is None for kernel in self.kernels), f"every kernel has ended, and there is no {name}"
+            if (self.folder / name).exists():
+                return True
+            assert any(kernel.process.poll() is None for kernel in self.kernels), (
+                f"every kernel has ended, and there is no {name}"
+            )
             return False
+
         wait_for(there, name, timeout_s)
         return self.folder / name
 
     def process(self, rank: int = 0) -> psutil.Process:
         "The process that is rank `rank` now."
+
         def find() -> psutil.Process | None:
-            try: return psutil.Process(int((self.folder / f"pid-{rank}").read_text()))
-            except (OSError, ValueError, psutil.Error): return None
+            try:
+                return psutil.Process(int((self.folder / f"pid-{rank}").read_text()))
+            except (OSError, ValueError, psutil.Error):
+                return None
+
         return wait_for(find, f"rank {rank}")
 
     def want(self, holds: Any, sentence: str) -> bool:
         "A promise: where it does not hold, `sentence` says what did."
-        if not holds: self.broken.append(sentence)
+        if not holds:
+            self.broken.append(sentence)
         return bool(holds)
 
     def processes(self) -> list[psutil.Process]:
@@ -139,7 +206,8 @@ class Place:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("TINY_MARK") == self.mark and process.status() != psutil.STATUS_ZOMBIE: found.append(process)
+                if process.environ().get("TINY_MARK") == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
         return found
 
     def kill(self, kernel: Kernel) -> None:
@@ -148,17 +216,23 @@ class Place:
         kernel.process.wait(30)
         self.gone()
         self.want(not self.processes(), "a process outlived its kernel")
-        for page in pages([kernel.process.pid]): os.utime(page, (time.time() - 120,) * 2)
+        for page in pages([kernel.process.pid]):
+            os.utime(page, (time.time() - 120,) * 2)
 
     def gone(self, timeout_s: float = 15) -> None:
         "Wait until no process is left; where one stays, `stayed` tells."
-        with contextlib.suppress(AssertionError): wait_for(lambda: not self.processes(), "all processes to end", timeout_s)
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: not self.processes(), "all processes to end", timeout_s)
 
     def stayed(self) -> tuple[str, ...]:
         "Processes, locks, pages and temporary files that are still there, without their numbers."
         found = [f"a process: {' '.join(p.cmdline())[-60:]}" for p in self.processes()]
         found += [f"{page.parent}/{page.name}" for page in pages(kernel.process.pid for kernel in self.kernels)]
-        found += [f"TMPDIR/{path.name}" for path in (self.folder / "temporary").iterdir() if path.name.startswith("spectrakit-")]
+        found += [
+            f"TMPDIR/{path.name}"
+            for path in (self.folder / "temporary").iterdir()
+            if path.name.startswith("spectrakit-")
+        ]
         for log in self.folder.glob("**/runs/*/events.jsonl"):
             found += [path.name for path in log.parent.rglob(".*")] + ["a held lock"] * is_locked(log.parent)
         return tuple(sorted(re.sub(r"\d{3,}", "N", one) for one in found))
@@ -166,11 +240,15 @@ class Place:
     def clear(self) -> None:
         "End everything that was started from here, and undo what was made for it."
         for process in self.processes():
-            with contextlib.suppress(psutil.Error): process.kill()
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         for kernel in self.kernels:
-            with contextlib.suppress(subprocess.TimeoutExpired): kernel.process.wait(10)
-        for undo in reversed(self.undo): undo()
-        for page in pages(kernel.process.pid for kernel in self.kernels): page.unlink(missing_ok=True)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                kernel.process.wait(10)
+        for undo in reversed(self.undo):
+            undo()
+        for page in pages(kernel.process.pid for kernel in self.kernels):
+            page.unlink(missing_ok=True)
 
 
 def pages(launchers: Iterable[int]) -> list[Path]:
@@ -181,18 +259,22 @@ def pages(launchers: Iterable[int]) -> list[Path]:
 def mounted(place: Place, folder: Path, *words: str) -> Path:
     "Mount something on `folder` until the scenario is over. Cannot where this user may not."
     folder.mkdir(parents=True, exist_ok=True)
-    if shutil.which("mount") is None: raise Cannot("there is no mount command")
+    if shutil.which("mount") is None:
+        raise Cannot("there is no mount command")
     done = subprocess.run(["mount", *words, str(folder)], capture_output=True, text=True)
-    if done.returncode: raise Cannot("nothing can be mounted here")
+    if done.returncode:
+        raise Cannot("nothing can be mounted here")
     place.undo.append(lambda: subprocess.run(["umount", "--lazy", str(folder)], check=False))
     return folder
 
 
 # --- what a run is worth -----------------------------------------------------------------------------------------------
 
+
 @dataclass(frozen=True)
 class Trace:
     "What has to be the same in two runs: the loss of each step, each evaluation, the weights and the optimizer's state at the end."
+
     losses: dict[int, float]
     evaluations: dict[int, dict]
     weights: dict[str, Any]
@@ -201,19 +283,30 @@ class Trace:
     def differences(self, other: "Trace") -> list[str]:
         "Where `other` differs from this one, in words; an empty list where all is equal bit for bit. It may have evaluated once more, at a stop."
         import torch
+
         found = [f"the loss of step {step}" for step in self.losses if self.losses[step] != other.losses.get(step)][:3]
         found += [f"a step {step}" for step in other.losses if step not in self.losses][:3]
-        found += [f"the evaluation at step {step}" for step in self.evaluations if self.evaluations[step] != other.evaluations.get(step)][:3]
-        same = self.weights.keys() == other.weights.keys() and all(torch.equal(value, other.weights[name]) for name, value in self.weights.items())
+        found += [
+            f"the evaluation at step {step}"
+            for step in self.evaluations
+            if self.evaluations[step] != other.evaluations.get(step)
+        ][:3]
+        same = self.weights.keys() == other.weights.keys() and all(
+            torch.equal(value, other.weights[name]) for name, value in self.weights.items()
+        )
         return found + ["the weights"] * (not same) + ["the optimizer's state"] * (not equal(self.state, other.state))
 
 
 def equal(a: Any, b: Any) -> bool:
     "Whether two trees of tensors and plain values are equal."
     import torch
-    if torch.is_tensor(a): return torch.is_tensor(b) and torch.equal(a, b)
-    if isinstance(a, dict): return isinstance(b, dict) and a.keys() == b.keys() and all(equal(value, b[key]) for key, value in a.items())
-    if isinstance(a, (list, tuple)): return isinstance(b, (list, tuple)) and len(a) == len(b) and all(map(equal, a, b))
+
+    if torch.is_tensor(a):
+        return torch.is_tensor(b) and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(equal(value, b[key]) for key, value in a.items())
+    if isinstance(a, (list, tuple)):
+        return isinstance(b, (list, tuple)) and len(a) == len(b) and all(map(equal, a, b))
     return a == b
 
 
@@ -222,8 +315,12 @@ def trace(run: Run) -> Trace:
     events, (newest, notes) = run.events, find_checkpoint(run.path / "checkpoints")
     steps, evaluations = columns(events, "step", "step", "loss"), columns(events, "eval", "step", "metrics")
     state = load_state(newest)[0]
-    return Trace(dict(zip(steps["step"], steps["loss"])), dict(zip(evaluations["step"], evaluations["metrics"])), load_weights(newest, ema=False),
-                 [state["optimizer"], state["ema"], [state["progress"][name] for name in ("step", "epoch", "window")]])
+    return Trace(
+        dict(zip(steps["step"], steps["loss"])),
+        dict(zip(evaluations["step"], evaluations["metrics"])),
+        load_weights(newest, ema=False),
+        [state["optimizer"], state["ema"], [state["progress"][name] for name in ("step", "epoch", "window")]],
+    )
 
 
 _calm: dict[tuple, Trace] = {}
@@ -248,15 +345,20 @@ def calm(place: Place, task: str, *words: str) -> Trace:
 
 def whole(run: Run) -> list[int]:
     "The steps of all checkpoints that verify."
-    return [int(path.name.removeprefix("step-")) for path in checkpoints(run.path / "checkpoints") if verify(path) == []]
+    return [
+        int(path.name.removeprefix("step-")) for path in checkpoints(run.path / "checkpoints") if verify(path) == []
+    ]
 
 
 def usable(run: Run) -> bool:
     "Whether `load_model` gives a model whose weights are finite."
     import torch
+
     with _loading:
-        try: return all(bool(torch.isfinite(weight).all()) for weight in run.load_model().state_dict().values())
-        except Exception: return False
+        try:
+            return all(bool(torch.isfinite(weight).all()) for weight in run.load_model().state_dict().values())
+        except Exception:
+            return False
 
 
 _loading = threading.Lock()  # Hydra composes one thing at a time
@@ -266,7 +368,8 @@ def lost(run: Run) -> list[int]:
     "Optimizer steps that each restart took back."
     found, done = [], 0
     for event in read_events(run.path / "events.jsonl"):
-        if event["type"] == "step": done = max(done, event["step"])
+        if event["type"] == "step":
+            done = max(done, event["step"])
         elif event["type"] == "restart":
             found.append(max(0, done - event["step"]))
             done = event["step"]
@@ -280,9 +383,11 @@ def said(run: Run) -> str:
 
 # --- the usual things to look at ---------------------------------------------------------------------------------------
 
+
 def ended(place: Place, word: dict, status: str, *reasons: str) -> Run:
     "The run of a kernel that has told how it ended: with `status`, for one of `reasons`, and with a usable model."
-    if "refused" in word: raise AssertionError(f"refused: {word['refused']}")
+    if "refused" in word:
+        raise AssertionError(f"refused: {word['refused']}")
     run = open_run(word["path"])
     place.want(word["status"] == status, f"the run ended {word['status']} and not {status}: {word['error']}")
     end = last_event(run.events, "end") or {"reason": "no end in the log"}
@@ -294,13 +399,21 @@ def ended(place: Place, word: dict, status: str, *reasons: str) -> Run:
 def look(place: Place, run: Run) -> Run:
     "Whatever happened: a model can be had, every checkpoint is whole, and no restart went back beyond a checkpoint that was there."
     place.facts["usable_model"] = place.want(usable(run), "no usable model")
-    bad = [path.name for path in checkpoints(run.path / "checkpoints") if verify(path) and int(path.name.removeprefix("step-")) not in place.spoiled]
+    bad = [
+        path.name
+        for path in checkpoints(run.path / "checkpoints")
+        if verify(path) and int(path.name.removeprefix("step-")) not in place.spoiled
+    ]
     place.want(not bad, f"not whole: {', '.join(bad)}")
     saved = None
     for event in read_events(run.path / "events.jsonl"):
-        if event["type"] == "checkpoint" and event["step"] not in place.spoiled: saved = event["step"]
+        if event["type"] == "checkpoint" and event["step"] not in place.spoiled:
+            saved = event["step"]
         if event["type"] == "restart":
-            place.want(saved is None or event["step"] >= saved, f"a restart went back to step {event['step']}, and the checkpoint of step {saved} was there")
+            place.want(
+                saved is None or event["step"] >= saved,
+                f"a restart went back to step {event['step']}, and the checkpoint of step {saved} was there",
+            )
             saved = event["step"]
     place.facts["lost_steps"] = max(lost(run), default=place.facts.get("lost_steps") or 0)
     place.facts["status"] = " → ".join(filter(None, [place.facts.get("status"), run.status]))
@@ -315,11 +428,22 @@ def to_the_end(place: Place, run: Run, task: str, *words: str) -> Run:
 def compare(place: Place, run: Run, task: str, *words: str) -> Run:
     "Whether a run that is done equals the one to which nothing happened; every line of its log does, also those that were taken back."
     reference, mine, events = calm(place, task, *words), trace(run), read_events(run.path / "events.jsonl")
-    untold = {event["step"] for event in events if event["type"] == "restart" and event["step"] not in mine.losses} if place.ranks > 1 else set()
-    for step in untold: mine.losses[step] = reference.losses.get(step)  # a rank that dies while they add up their losses takes that line along
+    untold = (
+        {event["step"] for event in events if event["type"] == "restart" and event["step"] not in mine.losses}
+        if place.ranks > 1
+        else set()
+    )
+    for step in untold:
+        mine.losses[step] = reference.losses.get(
+            step
+        )  # a rank that dies while they add up their losses takes that line along
     differences = reference.differences(mine)
     lines = [event for event in events if event["type"] == "step"]
-    differences += [f"a line about step {e['step']} that counts no more" for e in lines if e["loss"] != reference.losses.get(e["step"])][:3]
+    differences += [
+        f"a line about step {e['step']} that counts no more"
+        for e in lines
+        if e["loss"] != reference.losses.get(e["step"])
+    ][:3]
     place.facts["same"] = not differences
     place.want(not differences, f"other bits than without the fault: {', '.join(list(dict.fromkeys(differences))[:5])}")
     return run
@@ -340,9 +464,11 @@ Scenario = Callable[[Place], None]
 
 def ranks(number: int) -> Callable[[Scenario], Scenario]:
     "Marks a scenario as one of `number` ranks."
+
     def mark(scenario: Scenario) -> Scenario:
         scenario.ranks = number
         return scenario
+
     return mark
 
 
@@ -352,13 +478,28 @@ def play(scenario: Scenario, folder: Path) -> Row:
     try:
         scenario(place)
         place.gone()
-        for fault in place.planned: place.want((folder / f"fault-{'-'.join(fault.split()[:3])}").exists(), f"the fault {fault!r} never came about")
+        for fault in place.planned:
+            place.want(
+                (folder / f"fault-{'-'.join(fault.split()[:3])}").exists(), f"the fault {fault!r} never came about"
+            )
         place.facts["stayed"] = place.stayed()
         place.want(not place.facts["stayed"], f"stayed: {', '.join(place.facts['stayed'])}")
-    except Cannot as why: skipped = str(why)
-    except Exception as error: place.broken.append(f"{type(error).__name__}: {error}")
-    finally: place.clear()
-    if not place.broken: shutil.rmtree(folder, ignore_errors=True)
+    except Cannot as why:
+        skipped = str(why)
+    except Exception as error:
+        place.broken.append(f"{type(error).__name__}: {error}")
+    finally:
+        place.clear()
+    if not place.broken:
+        shutil.rmtree(folder, ignore_errors=True)
     broken = tuple(sentence.replace(str(folder), "…") for sentence in place.broken)
     promise = " ".join((scenario.__doc__ or "").split())
-    return Row(scenario.__name__, promise, place.ranks, **place.facts, broken=broken, skipped=skipped, seconds=round(time.monotonic() - began, 1))
+    return Row(
+        scenario.__name__,
+        promise,
+        place.ranks,
+        **place.facts,
+        broken=broken,
+        skipped=skipped,
+        seconds=round(time.monotonic() - began, 1),
+    )

@@ -2,6 +2,7 @@
 
 All moments are of the monotonic clock, which the processes of a machine share.
 """
+
 import json
 import os
 import signal
@@ -15,18 +16,25 @@ from spectrakit.api.run import fit, resume
 
 
 def main(request: dict) -> None:
-    if request["hears"]: signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as a program that wants to tidy up
-    running.save_figure = lambda figure, path: path.write_bytes(b"")  # a second of each run, and not what is looked at here
+    if request["hears"]:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as a program that wants to tidy up
+    running.save_figure = lambda figure, path: path.write_bytes(
+        b""
+    )  # a second of each run, and not what is looked at here
     word = {"began": time.monotonic()}
     try:
-        if request["resume"]: run = resume(request["resume"], show=False)
-        else: run = fit(request["task"], compose(*request["words"]), predict=request["predict"], show=False)
+        if request["resume"]:
+            run = resume(request["resume"], show=False)
+        else:
+            run = fit(request["task"], compose(*request["words"]), predict=request["predict"], show=False)
         word |= {"status": run.status, "error": run.error, "path": str(run.path.resolve())}
-    except RequestError as error: word["refused"] = str(error)
+    except RequestError as error:
+        word["refused"] = str(error)
     word["ended"] = time.monotonic()
     aside = Path(request["word"] + ".part")
     aside.write_text(json.dumps(word))
     os.replace(aside, request["word"])
 
 
-if __name__ == "__main__": main(json.loads(Path(sys.argv[1]).read_text()))
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

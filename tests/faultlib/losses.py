@@ -1,4 +1,5 @@
 "A loss that is no number, under each training.nan_policy."
+
 from spectrakit.runs.events import read_events
 from spectrakit.api.run import Run
 
@@ -6,7 +7,8 @@ from .crashes import restarts
 from .harness import Place, ended, ranks, said, to_the_end, whole
 
 
-def spoiled(run: Run) -> list[dict]: return [event for event in read_events(run.path / "events.jsonl") if event["type"] == "nan"]
+def spoiled(run: Run) -> list[dict]:
+    return [event for event in read_events(run.path / "events.jsonl") if event["type"] == "nan"]
 
 
 def _stops(p: Place, task: str, fault: str) -> None:
@@ -58,10 +60,17 @@ def a_nan_on_rank_1_is_skipped_by_both(p: Place) -> None:
 
 def _rolls_back(p: Place, task: str, faults: str) -> Run:
     "The run goes back to the last good checkpoint with a smaller rate, tells it, and completes with finite weights."
-    run = ended(p, p.start(task, "training.nan_policy=rollback", "scheduler.name=constant", TINY_FAULTS=faults).wait(), "completed")
+    run = ended(
+        p,
+        p.start(task, "training.nan_policy=rollback", "scheduler.name=constant", TINY_FAULTS=faults).wait(),
+        "completed",
+    )
     p.want(len(spoiled(run)) >= 1, "no nan event")
     rates = {event["step"]: event["lr"] for event in run.events if event["type"] == "step"}
-    p.want(rates.get(15) == 0.01 and rates.get(40) == 0.005, f"the rate was {rates.get(15)} before and {rates.get(40)} at the end")
+    p.want(
+        rates.get(15) == 0.01 and rates.get(40) == 0.005,
+        f"the rate was {rates.get(15)} before and {rates.get(40)} at the end",
+    )
     told = said(run) + " ".join(note for event in restarts(run) for note in event.get("notes") or [])
     p.want("back to step 16" in told, f"the person was told: {told!r}")
     return run
@@ -81,11 +90,18 @@ def a_nan_on_rank_1_rolls_both_back(p: Place) -> None:
 def a_nan_that_comes_back_ends_the_run(p: Place) -> None:
     "training.nan_policy=rollback: after training.max_rollbacks the run fails with a sentence, and has a usable model."
     faults = ";".join(f"loss 0 {number} nan!" for number in range(18, 400))
-    run = ended(p, p.start("Drops", "training.nan_policy=rollback", "training.max_rollbacks=2", TINY_FAULTS=faults).wait(), "failed", "The loss became")
+    run = ended(
+        p,
+        p.start("Drops", "training.nan_policy=rollback", "training.max_rollbacks=2", TINY_FAULTS=faults).wait(),
+        "failed",
+        "The loss became",
+    )
     p.want(len(spoiled(run)) == 3, f"{len(spoiled(run))} nan events, and not 3")
 
 
 def a_killed_run_remembers_its_rollback(p: Place) -> None:
     "After a rollback the process is killed: the run goes on with the smaller rate, and completes."
     run = _rolls_back(p, "Drops", "loss 0 18 nan;loss 0 30 kill")
-    p.want(any("killed by SIGKILL" in note for e in restarts(run) for note in e.get("notes") or []), "it was not killed")
+    p.want(
+        any("killed by SIGKILL" in note for e in restarts(run) for note in e.get("notes") or []), "it was not killed"
+    )

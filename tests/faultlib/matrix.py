@@ -1,4 +1,5 @@
 "Every scenario, and the report of a run of them: rows, kills and deadlines as plain values, and as markdown."
+
 import inspect
 import statistics
 from collections.abc import Callable, Iterable
@@ -16,60 +17,98 @@ LONG = ("a_limit_of_two_minutes",)  # these are repeated, by --deadline
 
 def scenarios() -> list[Scenario]:
     "Every public function of one place, in the order in which they are written; but not the long ones."
+
     def is_one(module: Any, value: Any) -> bool:
-        if not inspect.isfunction(value) or value.__module__ != module.__name__ or value.__name__.startswith("_"): return False
+        if not inspect.isfunction(value) or value.__module__ != module.__name__ or value.__name__.startswith("_"):
+            return False
         needed = [name for name, one in inspect.signature(value).parameters.items() if one.default is one.empty]
         return needed == ["p"] and value.__name__ not in LONG
-    return [value for module in (crashes, losses, storage, clocks) for value in vars(module).values() if is_one(module, value)]
+
+    return [
+        value
+        for module in (crashes, losses, storage, clocks)
+        for value in vars(module).values()
+        if is_one(module, value)
+    ]
 
 
 def play_all(chosen: Iterable[Scenario], folder: Path, parallel: int, tell: Callable[[str], Any]) -> list[Row]:
     "Let scenarios happen, `parallel` at a time; `tell` gets a line after each."
+
     def one(numbered: tuple[int, Scenario]) -> Row:
         number, scenario = numbered
         row = play(scenario, folder / f"{number:03d}-{scenario.__name__}")
         tell(line(row))
         return row
-    with ThreadPoolExecutor(parallel) as pool: return list(pool.map(one, enumerate(chosen)))
+
+    with ThreadPoolExecutor(parallel) as pool:
+        return list(pool.map(one, enumerate(chosen)))
 
 
 def line(row: Row) -> str:
     "A row in a line, and a line for each promise that was broken."
     how = "skipped: " + row.skipped if row.skipped else "BROKEN" if row.broken else "kept"
-    return f"{row.scenario.replace('_', ' ')}: {how} ({row.seconds:.0f} s)" + "".join(f"\n    {sentence}" for sentence in row.broken)
+    return f"{row.scenario.replace('_', ' ')}: {how} ({row.seconds:.0f} s)" + "".join(
+        f"\n    {sentence}" for sentence in row.broken
+    )
 
 
 # --- the report --------------------------------------------------------------------------------------------------------
 
+
 def facts_of_rows(rows: list[Row]) -> dict:
     "The matrix as plain values."
-    return {"scenarios": len(rows), "broken": sum(bool(row.broken) for row in rows), "skipped": sum(bool(row.skipped) for row in rows),
-            "rows": [asdict(row) for row in rows]}
+    return {
+        "scenarios": len(rows),
+        "broken": sum(bool(row.broken) for row in rows),
+        "skipped": sum(bool(row.skipped) for row in rows),
+        "rows": [asdict(row) for row in rows],
+    }
 
 
 def facts_of_kills(chains: list[Chain], seed: int) -> dict:
     "The kills as plain values."
     again = [steps for chain in chains for steps in chain.steps_again]
-    return {"seed": seed, "kills": sum(chain.total for chain in chains), "in_a_save": sum(chain.in_a_save for chain in chains),
-            "in_a_start": sum(chain.in_a_start for chain in chains), "broken": sum(bool(chain.broken) for chain in chains),
-            "steps_again": {"median": statistics.median(again), "most": max(again)} if again else {}, "chains": [asdict(chain) for chain in chains]}
+    return {
+        "seed": seed,
+        "kills": sum(chain.total for chain in chains),
+        "in_a_save": sum(chain.in_a_save for chain in chains),
+        "in_a_start": sum(chain.in_a_start for chain in chains),
+        "broken": sum(bool(chain.broken) for chain in chains),
+        "steps_again": {"median": statistics.median(again), "most": max(again)} if again else {},
+        "chains": [asdict(chain) for chain in chains],
+    }
 
 
 def facts_of_deadlines(rows: list[Row]) -> dict:
     "The runs with a limit as plain values, by scenario."
-    named = {name: [row for row in rows if row.scenario == name] for name in dict.fromkeys(row.scenario for row in rows)}
-    return {"broken": sum(bool(row.broken) for row in rows), "rows": [asdict(row) for row in rows], "summary": {name: {
-        "runs": len(found), "in_time": sum(row.late_s is not None and row.late_s <= 0 and not row.broken for row in found),
-        "latest_s": max((row.late_s for row in found if row.late_s is not None), default=None),
-        "median_late_s": statistics.median([row.late_s for row in found if row.late_s is not None] or [0]),
-        "least_trained": min((row.trained for row in found if row.trained is not None), default=None)} for name, found in named.items()}}
+    named = {
+        name: [row for row in rows if row.scenario == name] for name in dict.fromkeys(row.scenario for row in rows)
+    }
+    return {
+        "broken": sum(bool(row.broken) for row in rows),
+        "rows": [asdict(row) for row in rows],
+        "summary": {
+            name: {
+                "runs": len(found),
+                "in_time": sum(row.late_s is not None and row.late_s <= 0 and not row.broken for row in found),
+                "latest_s": max((row.late_s for row in found if row.late_s is not None), default=None),
+                "median_late_s": statistics.median([row.late_s for row in found if row.late_s is not None] or [0]),
+                "least_trained": min((row.trained for row in found if row.trained is not None), default=None),
+            }
+            for name, found in named.items()
+        },
+    }
 
 
 def said(value: Any) -> str:
     "A value in a table's cell."
-    if value is None or value == "": return "–"
-    if isinstance(value, bool): return "yes" if value else "no"
-    if isinstance(value, float): return f"{value:.1f}"
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.1f}"
     return ", ".join(value) or "nothing" if isinstance(value, (list, tuple)) else str(value).replace("|", "\\|")
 
 
@@ -82,34 +121,125 @@ def markdown(report: dict) -> str:
     "The report for people."
     text = ["# Faults", "", f"What `make faults` saw: {report['machine']}.", ""]
     if matrix := report.get("matrix"):
-        text += [f"## {matrix['scenarios']} faults", "", f"{matrix['date']}, {matrix['seconds'] / 60:.0f} minutes. Promises that were broken: {matrix['broken']}; "
-                 f"faults that could not be made there: {matrix['skipped']}. *Again*: optimizer steps beyond the last whole checkpoint, which were done again. *Late*: "
-                 "seconds after the limit, negative for before. *Same*: every loss, every weight and the optimizer's state at the end are bit for bit "
-                 "those of the run that nothing happened to. *Stayed*: processes, locks, temporary files.", "",
-                 table(["fault", "what has to happen", "ranks", "ended", "again", "model", "late", "same", "stayed", "kept", "note"],
-                       [[r["scenario"].replace("_", " "), r["promise"], r["ranks"], r["status"], r["lost_steps"], r["usable_model"], r["late_s"], r["same"],
-                         None if r["skipped"] else r["stayed"], r["skipped"] or not r["broken"], r["note"]] for r in matrix["rows"]])]
-        text += [f"- **{r['scenario'].replace('_', ' ')}**: {sentence}" for r in matrix["rows"] for sentence in r["broken"]]
+        text += [
+            f"## {matrix['scenarios']} faults",
+            "",
+            f"{matrix['date']}, {matrix['seconds'] / 60:.0f} minutes. Promises that were broken: {matrix['broken']}; "
+            f"faults that could not be made there: {matrix['skipped']}. *Again*: optimizer steps beyond the last whole checkpoint, which were done again. *Late*: "
+            "seconds after the limit, negative for before. *Same*: every loss, every weight and the optimizer's state at the end are bit for bit "
+            "those of the run that nothing happened to. *Stayed*: processes, locks, temporary files.",
+            "",
+            table(
+                [
+                    "fault",
+                    "what has to happen",
+                    "ranks",
+                    "ended",
+                    "again",
+                    "model",
+                    "late",
+                    "same",
+                    "stayed",
+                    "kept",
+                    "note",
+                ],
+                [
+                    [
+                        r["scenario"].replace("_", " "),
+                        r["promise"],
+                        r["ranks"],
+                        r["status"],
+                        r["lost_steps"],
+                        r["usable_model"],
+                        r["late_s"],
+                        r["same"],
+                        None if r["skipped"] else r["stayed"],
+                        r["skipped"] or not r["broken"],
+                        r["note"],
+                    ]
+                    for r in matrix["rows"]
+                ],
+            ),
+        ]
+        text += [
+            f"- **{r['scenario'].replace('_', ' ')}**: {sentence}" for r in matrix["rows"] for sentence in r["broken"]
+        ]
     if kills := report.get("kills"):
         kinds = dict.fromkeys(chain["kind"] for chain in kills["chains"])
         of = {kind: [chain for chain in kills["chains"] if chain["kind"] == kind] for kind in kinds}
-        text += ["", f"## {kills['kills']} random kills", "", f"{kills['date']}, {kills['seconds'] / 60:.0f} minutes, seed {kills['seed']}. SIGKILL at a random moment, again and "
-                 f"again, until the run is done; {kills['in_a_save']} kills fell into a save, {kills['in_a_start']} into a start. No checkpoint that was whole before "
-                 f"a kill may be gone after it, and every run has to end as the one to which nothing happened. Runs with a loss: {kills['broken']}.", "",
-                 table(["run", "runs", "kills", "of whom", "in a save", "in a start", "steps again: most", "losses"],
-                       [[kind, len(found), sum(sum(c["kills"].values()) for c in found),
-                         ", ".join(f"{who} {sum(c['kills'].get(who, 0) for c in found)}" for who in dict.fromkeys(who for c in found for who in c["kills"])),
-                         sum(c["in_a_save"] for c in found), sum(c["in_a_start"] for c in found), max((s for c in found for s in c["steps_again"]), default=0),
-                         sum(len(c["broken"]) for c in found)] for kind, found in of.items()])]
-        text += [f"- **{chain['kind']}, seed {chain['seed']}**: {sentence}" for chain in kills["chains"] for sentence in chain["broken"]]
+        text += [
+            "",
+            f"## {kills['kills']} random kills",
+            "",
+            f"{kills['date']}, {kills['seconds'] / 60:.0f} minutes, seed {kills['seed']}. SIGKILL at a random moment, again and "
+            f"again, until the run is done; {kills['in_a_save']} kills fell into a save, {kills['in_a_start']} into a start. No checkpoint that was whole before "
+            f"a kill may be gone after it, and every run has to end as the one to which nothing happened. Runs with a loss: {kills['broken']}.",
+            "",
+            table(
+                ["run", "runs", "kills", "of whom", "in a save", "in a start", "steps again: most", "losses"],
+                [
+                    [
+                        kind,
+                        len(found),
+                        sum(sum(c["kills"].values()) for c in found),
+                        ", ".join(
+                            f"{who} {sum(c['kills'].get(who, 0) for c in found)}"
+                            for who in dict.fromkeys(who for c in found for who in c["kills"])
+                        ),
+                        sum(c["in_a_save"] for c in found),
+                        sum(c["in_a_start"] for c in found),
+                        max((s for c in found for s in c["steps_again"]), default=0),
+                        sum(len(c["broken"]) for c in found),
+                    ]
+                    for kind, found in of.items()
+                ],
+            ),
+        ]
+        text += [
+            f"- **{chain['kind']}, seed {chain['seed']}**: {sentence}"
+            for chain in kills["chains"]
+            for sentence in chain["broken"]
+        ]
     if deadlines := report.get("deadlines"):
-        text += ["", "## In time", "", f"{deadlines['date']}, {deadlines['seconds'] / 60:.0f} minutes, {deadlines['parallel']} at a time, seed {deadlines['seed']}. "
-                 "`fit(…, predict=\"submission.csv\")` on two ranks with a limit of 120 s, an evaluation of 5 s, predictions of 6 s.", "",
-                 table(["run", "runs", "in time, with its submission", "latest (s)", "median (s)", "least trained"],
-                       [[name.replace("_", " "), s["runs"], s["in_time"], s["latest_s"], s["median_late_s"],
-                         "–" if s["least_trained"] is None else f"{s['least_trained']:.0%}"] for name, s in deadlines["summary"].items()]),
-                 "", table(["run", "late (s)", "trained", "ended", "note"],
-                           [[r["scenario"].replace("_", " "), r["late_s"], "–" if r["trained"] is None else f"{r['trained']:.0%}", r["status"], r["note"]]
-                            for r in deadlines["rows"]])]
-        text += [f"- **{r['scenario'].replace('_', ' ')}**: {sentence}" for r in deadlines["rows"] for sentence in r["broken"]]
+        text += [
+            "",
+            "## In time",
+            "",
+            f"{deadlines['date']}, {deadlines['seconds'] / 60:.0f} minutes, {deadlines['parallel']} at a time, seed {deadlines['seed']}. "
+            '`fit(…, predict="submission.csv")` on two ranks with a limit of 120 s, an evaluation of 5 s, predictions of 6 s.',
+            "",
+            table(
+                ["run", "runs", "in time, with its submission", "latest (s)", "median (s)", "least trained"],
+                [
+                    [
+                        name.replace("_", " "),
+                        s["runs"],
+                        s["in_time"],
+                        s["latest_s"],
+                        s["median_late_s"],
+                        "–" if s["least_trained"] is None else f"{s['least_trained']:.0%}",
+                    ]
+                    for name, s in deadlines["summary"].items()
+                ],
+            ),
+            "",
+            table(
+                ["run", "late (s)", "trained", "ended", "note"],
+                [
+                    [
+                        r["scenario"].replace("_", " "),
+                        r["late_s"],
+                        "–" if r["trained"] is None else f"{r['trained']:.0%}",
+                        r["status"],
+                        r["note"],
+                    ]
+                    for r in deadlines["rows"]
+                ],
+            ),
+        ]
+        text += [
+            f"- **{r['scenario'].replace('_', ' ')}**: {sentence}"
+            for r in deadlines["rows"]
+            for sentence in r["broken"]
+        ]
     return "\n".join(text).rstrip() + "\n"

@@ -1,4 +1,5 @@
 "Disks that are full, broken or read-only, and files that are torn, cut, bent or gone."
+
 import shutil
 import subprocess
 import threading
@@ -15,6 +16,7 @@ from .harness import Cannot, Place, compare, ended, mounted, said, to_the_end, u
 
 
 # --- the disk ----------------------------------------------------------------------------------------------------------
+
 
 def _told(p: Place, run: Run) -> None:
     p.want("not saved" in said(run), f"nobody was told that nothing is saved: {said(run)!r}")
@@ -37,7 +39,9 @@ def a_full_disk_that_gets_room_again(p: Place) -> None:
 def a_disk_that_stays_full(p: Place) -> None:
     "ENOSPC to the end costs a warning; the older checkpoint stays, and is a usable model."
     disk = mounted(p, p.folder / "disk", "-t", "tmpfs", "-o", "size=24m", "tmpfs")
-    kernel = p.start("Drops", f"run.dir={disk}/runs", TINY_FAULTS="loss 0 18 fill_disk", TINY_DISK=str(disk), TINY_LEFT="200000")
+    kernel = p.start(
+        "Drops", f"run.dir={disk}/runs", TINY_FAULTS="loss 0 18 fill_disk", TINY_DISK=str(disk), TINY_LEFT="200000"
+    )
     word = kernel.wait()
     run = ended(p, word, word["status"])
     _told(p, run)
@@ -58,7 +62,8 @@ def a_disk_that_cannot_flush(p: Place) -> None:
 def _read_only(p: Place, folder: Path) -> None:
     "From now on nothing can be written below `folder` by those who open it anew, also not by root."
     mounted(p, folder, "--bind", str(folder))
-    if subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], capture_output=True).returncode: raise Cannot("nothing can be made read-only here")
+    if subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], capture_output=True).returncode:
+        raise Cannot("nothing can be made read-only here")
 
 
 def checkpoints_that_become_read_only(p: Place) -> None:
@@ -83,9 +88,14 @@ def a_run_folder_that_stays_read_only(p: Place) -> None:
     (p.folder / "go").touch()
     word = kernel.wait()
     p.undo.pop()()
-    p.facts["usable_model"] = p.want(16 in whole(run) and usable(run), f"the checkpoints are those of steps {whole(run)}")
+    p.facts["usable_model"] = p.want(
+        16 in whole(run) and usable(run), f"the checkpoints are those of steps {whole(run)}"
+    )
     _told(p, run)
-    p.facts.update(status=word["status"], note=f"the run ends as {word['status']}; its newest checkpoint is that of step {max(whole(run))} of 40")
+    p.facts.update(
+        status=word["status"],
+        note=f"the run ends as {word['status']}; its newest checkpoint is that of step {max(whole(run))} of 40",
+    )
 
 
 # --- the files ---------------------------------------------------------------------------------------------------------
@@ -102,7 +112,8 @@ def _broken_off(p: Place) -> Run:
             try:
                 word = other.start("Drops", TINY_FAULTS="loss 0 18 value").wait()
                 shutil.copytree(word["path"], kept)
-            finally: other.clear()
+            finally:
+                other.clear()
     run = open_run(shutil.copytree(kept, p.folder / "runs" / "drops"))
     assert run.status == "failed" and whole(run)[-2:] == [16, 17], (run.status, whole(run))
     return run
@@ -113,11 +124,17 @@ def _spoiled(p: Place, spoil: Callable[[Path], object], back_to: int = 16, says:
     run = _broken_off(p)
     newest = run.path / "checkpoints" / "step-00000017"
     spoil(newest)
-    if back_to == 16: p.spoiled.add(17)
+    if back_to == 16:
+        p.spoiled.add(17)
     p.want(usable(run), "no usable model")
     run = to_the_end(p, run, "Drops")
-    p.want(restarts(run)[-1]["step"] == back_to, f"resume went on from step {restarts(run)[-1]['step']}, and {back_to} was whole")
-    p.want(any(says in note for note in restarts(run)[-1].get("notes") or []) or not says, "nobody was told what was wrong")
+    p.want(
+        restarts(run)[-1]["step"] == back_to,
+        f"resume went on from step {restarts(run)[-1]['step']}, and {back_to} was whole",
+    )
+    p.want(
+        any(says in note for note in restarts(run)[-1].get("notes") or []) or not says, "nobody was told what was wrong"
+    )
 
 
 def flip(file: Path) -> None:
@@ -164,7 +181,9 @@ def half_a_manifest(p: Place) -> None:
 
 def a_latest_that_points_nowhere(p: Place) -> None:
     "The newest whole checkpoint is taken, it is told, and the same bits come out."
-    _spoiled(p, lambda newest: (newest.parent / "LATEST").write_text("step-00000099\n"), back_to=17, says="step-00000099")
+    _spoiled(
+        p, lambda newest: (newest.parent / "LATEST").write_text("step-00000099\n"), back_to=17, says="step-00000099"
+    )
 
 
 def a_best_that_points_nowhere(p: Place) -> None:
@@ -174,8 +193,11 @@ def a_best_that_points_nowhere(p: Place) -> None:
 
 def a_torn_last_line(p: Place) -> None:
     "Half a line at the end of events.jsonl is cut off; nothing else is lost, and the same bits come out."
+
     def tear(newest: Path) -> None:
-        with open(newest.parent.parent / "events.jsonl", "ab") as file: file.write(b'{"t": 9.5, "type": "step", "st')
+        with open(newest.parent.parent / "events.jsonl", "ab") as file:
+            file.write(b'{"t": 9.5, "type": "step", "st')
+
     _spoiled(p, tear, back_to=17, says="")
     log = p.run().path / "events.jsonl"
     p.want(len(read_events(log)) == len(log.read_bytes().splitlines()), "a line is no event")
@@ -184,7 +206,8 @@ def a_torn_last_line(p: Place) -> None:
 def no_whole_checkpoint(p: Place) -> None:
     "Resume refuses with a sentence and touches nothing."
     run = _broken_off(p)
-    for path in checkpoints(run.path / "checkpoints"): flip(path / "model.safetensors")
+    for path in checkpoints(run.path / "checkpoints"):
+        flip(path / "model.safetensors")
     events = (run.path / "events.jsonl").read_bytes()
     word = p.start("Drops", resume=run.path).wait()
     p.want("no whole checkpoint" in word.get("refused", ""), f"it was told {word}")

@@ -1,4 +1,5 @@
 "Kernels for Kaggle: metadata, the check that runs before a push, the skeleton that runs, and Kaggle's client, played by a script."
+
 import json
 import os
 import re
@@ -14,11 +15,23 @@ from spectrakit.cli.main import main
 from spectrakit.kaggle.check import check_kernel
 from spectrakit.kaggle.static_analysis import facts_of, parse, read_code
 from spectrakit.kaggle.init import INSTALL_CELL, init_kernel
-from spectrakit.kaggle.metadata import DATASET_FILE, KERNEL, KERNEL_FILE, PLACEHOLDER, Finding, dataset_findings, kernel_findings, slug_of
+from spectrakit.kaggle.metadata import (
+    DATASET_FILE,
+    KERNEL,
+    KERNEL_FILE,
+    PLACEHOLDER,
+    Finding,
+    dataset_findings,
+    kernel_findings,
+    slug_of,
+)
 
 slow = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
-GOOD = {key: entry.default for key, entry in KERNEL.items()} | {"id": "ada/my-kernel", "dataset_sources": ["ada/spectrakit-wheels"]}
+GOOD = {key: entry.default for key, entry in KERNEL.items()} | {
+    "id": "ada/my-kernel",
+    "dataset_sources": ["ada/spectrakit-wheels"],
+}
 TOKEN = "hf_" + "Ab1" * 12  # no token: put together, so that nobody takes this file for a leak
 
 
@@ -30,8 +43,10 @@ def call(here, capsys, monkeypatch):
 
     def run(*words) -> tuple[int, str, str]:
         capsys.readouterr()
-        try: status = main(["kaggle", *map(str, words)])
-        except SystemExit as error: status = error.code
+        try:
+            status = main(["kaggle", *map(str, words)])
+        except SystemExit as error:
+            status = error.code
         return (status, *capsys.readouterr())
 
     return run
@@ -41,8 +56,20 @@ def kernel(folder: Path, *cells, metadata: dict | None = None, **values) -> Path
     "A kernel in `folder` with these code cells; a cell may be (source, outputs)."
     folder.mkdir(parents=True, exist_ok=True)
     pairs = [cell if isinstance(cell, tuple) else (cell, []) for cell in cells or ("print(1)",)]
-    made = [{"cell_type": "code", "id": f"c{i}", "metadata": {}, "execution_count": None, "source": source, "outputs": outputs} for i, (source, outputs) in enumerate(pairs)]
-    (folder / "kernel.ipynb").write_text(json.dumps({"cells": made, "metadata": metadata or {}, "nbformat": 4, "nbformat_minor": 5}))
+    made = [
+        {
+            "cell_type": "code",
+            "id": f"c{i}",
+            "metadata": {},
+            "execution_count": None,
+            "source": source,
+            "outputs": outputs,
+        }
+        for i, (source, outputs) in enumerate(pairs)
+    ]
+    (folder / "kernel.ipynb").write_text(
+        json.dumps({"cells": made, "metadata": metadata or {}, "nbformat": 4, "nbformat_minor": 5})
+    )
     (folder / KERNEL_FILE).write_text(json.dumps(GOOD | values))
     return folder
 
@@ -52,9 +79,11 @@ def client(here, monkeypatch):
     "Kaggle's client, played by a script that notes what it is called with: `.calls()`; it says `.says` and ends with `.status`."
     folder = here / "bin"
     folder.mkdir()
-    (folder / "kaggle").write_text(f"#!{sys.executable}\nimport json, os, sys\n"
-                                   f"with open({str(folder / 'calls')!r}, 'a') as file: file.write(json.dumps(sys.argv[1:]) + '\\n')\n"
-                                   "print(os.environ['FAKE_SAYS'])\nsys.exit(int(os.environ['FAKE_STATUS']))\n")
+    (folder / "kaggle").write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        f"with open({str(folder / 'calls')!r}, 'a') as file: file.write(json.dumps(sys.argv[1:]) + '\\n')\n"
+        "print(os.environ['FAKE_SAYS'])\nsys.exit(int(os.environ['FAKE_STATUS']))\n"
+    )
     (folder / "kaggle").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
@@ -64,60 +93,126 @@ def client(here, monkeypatch):
             monkeypatch.setenv("FAKE_STATUS", str(status))
 
         def calls(self) -> list[list[str]]:
-            return [json.loads(line) for line in (folder / "calls").read_text().splitlines()] if (folder / "calls").exists() else []
+            return (
+                [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
+                if (folder / "calls").exists()
+                else []
+            )
 
     one = Client()
-    one.answers("Kernel version 7 successfully pushed.  Please check progress at https://www.kaggle.com/code/ada/my-kernel")
+    one.answers(
+        "Kernel version 7 successfully pushed.  Please check progress at https://www.kaggle.com/code/ada/my-kernel"
+    )
     return one
 
 
 # metadata
 
-def words_of(findings: list[Finding]) -> str: return "\n".join(f"{f.level}: {f.text}" for f in findings)
+
+def words_of(findings: list[Finding]) -> str:
+    return "\n".join(f"{f.level}: {f.text}" for f in findings)
 
 
-@pytest.mark.parametrize("change, says", [
-    ({"title": "abc"}, ("'abc' has 3 characters", "5 to 50")), ({"title": "x" * 51}, ("51 characters",)), ({"title": 7}, ("it is 7", "quotes")),
-    ({"title": "INSERT_TITLE_HERE"}, ("Write your own",)), ({"title": "Another"}, ("'another'", "'my-kernel'")),
-    ({"id": "my-kernel"}, ("owner/slug",)), ({"id": "ada/my-kernel/3"}, ("version",)), ({"id": "ada/abc", "title": "abc  "}, ("3 characters", "5 to 50")),
-    ({"id": "ada/My-Kernel"}, ("'my-kernel'",)), ({"id": f"{PLACEHOLDER}/my-kernel"}, ("placeholder", "--owner")), ({"id": ""}, ("id",)),
-    ({"language": "Python"}, ("'python'",)), ({"kernel_type": "notebok"}, ("'notebook'",)), ({"code_file": "run.py"}, (".ipynb",)), ({"code_file": ""}, ("code_file",)),
-    ({"enable_gpu": 1}, ("true or false",)), ({"enable_internet": "no"}, ("true or false",)), ({"enable_tpu": True}, ("Keep one",)),
-    ({"machine_shape": ""}, ("P100", "NvidiaTeslaT4")), ({"machine_shape": "NvidiaTeslaP100"}, ("retired",)), ({"machine_shape": "NvidiaTeslaT4Highmem"}, ("NvidiaTeslaT4,",)),
-    ({"machine_shape": "NvidiaTeslaT5"}, ("'NvidiaTeslaT4'",)), ({"machine_shape": ["x"]}, ("name",)),
-    ({"dataset_sources": ["coffee"]}, ("owner/slug",)), ({"dataset_sources": "ada/coffee"}, ("list",)), ({"dataset_sources": ["ada/a", "ada/a"]}, ("twice",)),
-    ({"dataset_sources": ["datasets/ada/coffee"]}, ("'ada/coffee'",)), ({"dataset_sources": [None]}, ("None",)), ({"dataset_sources": ["ada/my data"]}, ("'my-data'",)),
-    ({"competition_sources": ["ada/soil"]}, ("slug",)), ({"competition_sources": ["https://www.kaggle.com/competitions/soil"]}, ("'soil'",)),
-    ({"kernel_sources": ["code/ada/train-it"]}, ("'ada/train-it'",)), ({"model_sources": ["ada/resnet/pytorch/small"]}, ("version",)),
-    ({"model_sources": ["ada/resnet/pytorch/small/new"]}, ("number",)), ({"docker_image_pinning_type": "newest"}, ("original, latest",)),
-    ({"datset_sources": []}, ("'dataset_sources'",)), ({"dataset_data_sources": []}, ("'dataset_sources'",)), ({"id_no": "12"}, ("whole number",)),
-])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"title": "abc"}, ("'abc' has 3 characters", "5 to 50")),
+        ({"title": "x" * 51}, ("51 characters",)),
+        ({"title": 7}, ("it is 7", "quotes")),
+        ({"title": "INSERT_TITLE_HERE"}, ("Write your own",)),
+        ({"title": "Another"}, ("'another'", "'my-kernel'")),
+        ({"id": "my-kernel"}, ("owner/slug",)),
+        ({"id": "ada/my-kernel/3"}, ("version",)),
+        ({"id": "ada/abc", "title": "abc  "}, ("3 characters", "5 to 50")),
+        ({"id": "ada/My-Kernel"}, ("'my-kernel'",)),
+        ({"id": f"{PLACEHOLDER}/my-kernel"}, ("placeholder", "--owner")),
+        ({"id": ""}, ("id",)),
+        ({"language": "Python"}, ("'python'",)),
+        ({"kernel_type": "notebok"}, ("'notebook'",)),
+        ({"code_file": "run.py"}, (".ipynb",)),
+        ({"code_file": ""}, ("code_file",)),
+        ({"enable_gpu": 1}, ("true or false",)),
+        ({"enable_internet": "no"}, ("true or false",)),
+        ({"enable_tpu": True}, ("Keep one",)),
+        ({"machine_shape": ""}, ("P100", "NvidiaTeslaT4")),
+        ({"machine_shape": "NvidiaTeslaP100"}, ("retired",)),
+        ({"machine_shape": "NvidiaTeslaT4Highmem"}, ("NvidiaTeslaT4,",)),
+        ({"machine_shape": "NvidiaTeslaT5"}, ("'NvidiaTeslaT4'",)),
+        ({"machine_shape": ["x"]}, ("name",)),
+        ({"dataset_sources": ["coffee"]}, ("owner/slug",)),
+        ({"dataset_sources": "ada/coffee"}, ("list",)),
+        ({"dataset_sources": ["ada/a", "ada/a"]}, ("twice",)),
+        ({"dataset_sources": ["datasets/ada/coffee"]}, ("'ada/coffee'",)),
+        ({"dataset_sources": [None]}, ("None",)),
+        ({"dataset_sources": ["ada/my data"]}, ("'my-data'",)),
+        ({"competition_sources": ["ada/soil"]}, ("slug",)),
+        ({"competition_sources": ["https://www.kaggle.com/competitions/soil"]}, ("'soil'",)),
+        ({"kernel_sources": ["code/ada/train-it"]}, ("'ada/train-it'",)),
+        ({"model_sources": ["ada/resnet/pytorch/small"]}, ("version",)),
+        ({"model_sources": ["ada/resnet/pytorch/small/new"]}, ("number",)),
+        ({"docker_image_pinning_type": "newest"}, ("original, latest",)),
+        ({"datset_sources": []}, ("'dataset_sources'",)),
+        ({"dataset_data_sources": []}, ("'dataset_sources'",)),
+        ({"id_no": "12"}, ("whole number",)),
+    ],
+)
 def test_a_fault_of_the_metadata_is_an_error_that_says_how_to_mend_it(change, says):
     found = [f for f in kernel_findings(GOOD | change) if f.level == "error"]
     assert found and all(word in words_of(found) for word in says), words_of(found)
 
 
 def test_all_faults_are_told_at_once_and_a_good_file_has_none():
-    assert kernel_findings(GOOD) == [] == kernel_findings(GOOD | {"enable_gpu": "true", "id_no": 7, "title": "Renamed on the site"})
-    assert kernel_findings(GOOD | {"dataset_sources": ["ada/a.b_c", "Bob-2/CORD-19/12"], "model_sources": ["ada/m/pyTorch/v_1/3"], "kernel_sources": ["ada/train-it"]}) == []
+    assert (
+        kernel_findings(GOOD)
+        == []
+        == kernel_findings(GOOD | {"enable_gpu": "true", "id_no": 7, "title": "Renamed on the site"})
+    )
+    assert (
+        kernel_findings(
+            GOOD
+            | {
+                "dataset_sources": ["ada/a.b_c", "Bob-2/CORD-19/12"],
+                "model_sources": ["ada/m/pyTorch/v_1/3"],
+                "kernel_sources": ["ada/train-it"],
+            }
+        )
+        == []
+    )
     found = kernel_findings({"title": "abc", "language": "pyton", "machine_shape": "T4", "quux": 1})
     assert {"error", "warning"} == {f.level for f in found} and len(found) >= 7, words_of(found)
     missing = words_of(kernel_findings({}))
-    assert all(f"{key} is missing" in missing for key in ("id", "title", "code_file", "language", "kernel_type", "enable_internet"))
+    assert all(
+        f"{key} is missing" in missing
+        for key in ("id", "title", "code_file", "language", "kernel_type", "enable_internet")
+    )
 
 
-@pytest.mark.parametrize("change, says", [
-    ({"title": "Kits"}, "6 to 50"), ({"id": "ada/kits"}, "6 to 50"), ({"licenses": []}, "exactly one"), ({"licenses": [{"name": "Apache 2"}]}, "'apache-2.0'"),
-    ({"licenses": [{"name": "other"}] * 2}, "exactly one"), ({"subtitle": "short"}, "20 to 80"), ({"resources": [{"path": "gone.csv"}]}, "'gone.csv'"), ({"lisences": []}, "'licenses'"),
-    ({"expectedUpdateFrequency": "yearly"}, "annually"), ({"image": "a.gif"}, ".png"), ({"id": f"{PLACEHOLDER}/my-wheels"}, "placeholder"),
-])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"title": "Kits"}, "6 to 50"),
+        ({"id": "ada/kits"}, "6 to 50"),
+        ({"licenses": []}, "exactly one"),
+        ({"licenses": [{"name": "Apache 2"}]}, "'apache-2.0'"),
+        ({"licenses": [{"name": "other"}] * 2}, "exactly one"),
+        ({"subtitle": "short"}, "20 to 80"),
+        ({"resources": [{"path": "gone.csv"}]}, "'gone.csv'"),
+        ({"lisences": []}, "'licenses'"),
+        ({"expectedUpdateFrequency": "yearly"}, "annually"),
+        ({"image": "a.gif"}, ".png"),
+        ({"id": f"{PLACEHOLDER}/my-wheels"}, "placeholder"),
+    ],
+)
 def test_a_fault_of_a_data_sets_metadata(tmp_path, change, says):
     good = {"title": "My wheels", "id": "ada/my-wheels", "licenses": [{"name": "apache-2.0"}]}
     assert dataset_findings(good, tmp_path) == []
     assert says in words_of(dataset_findings(good | change, tmp_path))
 
 
-@pytest.mark.parametrize("text, says", [("", "valid JSON"), ("{", "line 1"), ('{"id": "a/b",\n}', "line 2"), ("[]", "no entries"), ("\udcff", "UTF-8")])
+@pytest.mark.parametrize(
+    "text, says",
+    [("", "valid JSON"), ("{", "line 1"), ('{"id": "a/b",\n}', "line 2"), ("[]", "no entries"), ("\udcff", "UTF-8")],
+)
 def test_metadata_that_is_no_json_is_one_line(call, here, text, says):
     folder = kernel(here / "k")
     (folder / KERNEL_FILE).write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -127,14 +222,34 @@ def test_metadata_that_is_no_json_is_one_line(call, here, text, says):
 
 # init
 
+
 def test_what_init_writes_has_every_entry_and_passes_the_check(call, here):
     for kind, name in (("notebook", "first-try.ipynb"), ("script", "first-try.py"), ("utility", "first_try.py")):
-        status, out, err = call("init", here / kind, "--title", "First try", "--owner", "ada", "--kind", kind, "--competition", "soil", "--dataset", "bob/spectra/2", "--kernel", "train-it")
+        status, out, err = call(
+            "init",
+            here / kind,
+            "--title",
+            "First try",
+            "--owner",
+            "ada",
+            "--kind",
+            kind,
+            "--competition",
+            "soil",
+            "--dataset",
+            "bob/spectra/2",
+            "--kernel",
+            "train-it",
+        )
         assert (status, err) == (0, "") and "kaggle check" in out
         values = json.loads((here / kind / KERNEL_FILE).read_text())
         assert list(values) == list(KERNEL) and values["enable_internet"] is False and values["code_file"] == name
-        assert values["dataset_sources"] == ["ada/spectrakit-wheels", "bob/spectra/2"] and values["kernel_sources"] == ["ada/train-it"]
-        assert (values["machine_shape"], values["keywords"]) == (("", ["util-script"]) if kind == "utility" else ("NvidiaTeslaT4", []))
+        assert values["dataset_sources"] == ["ada/spectrakit-wheels", "bob/spectra/2"] and values["kernel_sources"] == [
+            "ada/train-it"
+        ]
+        assert (values["machine_shape"], values["keywords"]) == (
+            ("", ["util-script"]) if kind == "utility" else ("NvidiaTeslaT4", [])
+        )
         assert sorted(p.name for p in (here / kind).iterdir()) == sorted([name, KERNEL_FILE])
         status, out, err = call("check", here / kind)
         assert (status, err) == (0, "") and "0 errors, 0 warnings" in out, out
@@ -148,7 +263,11 @@ def test_the_owner_is_given_known_or_a_placeholder_and_the_key_is_nobodys_busine
         return json.loads((here / name / KERNEL_FILE).read_text())["id"].partition("/")[0]
 
     assert owner("a") == PLACEHOLDER
-    assert "placeholder" in call("check", here / "a")[1] and call("check", here / "a")[0] == 1 and call("check", here / "a", "--owner", "ada")[0] == 0
+    assert (
+        "placeholder" in call("check", here / "a")[1]
+        and call("check", here / "a")[0] == 1
+        and call("check", here / "a", "--owner", "ada")[0] == 0
+    )
     (here / "home/.config/kaggle").mkdir(parents=True)
     (here / "home/.config/kaggle/kaggle.json").write_text('{"username": "from-config", "key": "0123456789"}')
     assert owner("b") == "from-config"
@@ -159,12 +278,25 @@ def test_the_owner_is_given_known_or_a_placeholder_and_the_key_is_nobodys_busine
     assert owner("d") == "from-env" and owner("e", "--owner", "ada") == "ada"
 
 
-@pytest.mark.parametrize("words, says", [
-    (("soil", "--title", "abc"), ("'abc' has 3 characters", "5 to 50")), (("abc",), ("'Abc'", "--title")), (("soil-first", "--kind", "nb"), ("notebook, script, utility",)),
-    (("soil-first", "--task", "cofee"), ("'coffee'",)), (("soil-first", "--task", "gone.py:Mine"), ("'gone.py'",)), (("soil-first", "--task", "mine.py:Other"), ("'Other'", "mine.py")),
-    (("soil-first", "--dataset", "a/b/c/d"), ("dataset",)), (("soil-first", "--competition", "Soil 1"), ("competition",)), (("soil-first", "--owner", "a b"), ("--owner",)),
-    (("mine.py",), ("is a file",)), (("there",), (KERNEL_FILE, "--force")), (("soil-first", "--compettion", "x"), ("--compettion",)), ((), ("DIR",)), (("soil-first", "--interactive"), ("terminal",)),
-])
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (("soil", "--title", "abc"), ("'abc' has 3 characters", "5 to 50")),
+        (("abc",), ("'Abc'", "--title")),
+        (("soil-first", "--kind", "nb"), ("notebook, script, utility",)),
+        (("soil-first", "--task", "cofee"), ("'coffee'",)),
+        (("soil-first", "--task", "gone.py:Mine"), ("'gone.py'",)),
+        (("soil-first", "--task", "mine.py:Other"), ("'Other'", "mine.py")),
+        (("soil-first", "--dataset", "a/b/c/d"), ("dataset",)),
+        (("soil-first", "--competition", "Soil 1"), ("competition",)),
+        (("soil-first", "--owner", "a b"), ("--owner",)),
+        (("mine.py",), ("is a file",)),
+        (("there",), (KERNEL_FILE, "--force")),
+        (("soil-first", "--compettion", "x"), ("--compettion",)),
+        ((), ("DIR",)),
+        (("soil-first", "--interactive"), ("terminal",)),
+    ],
+)
 def test_a_wrong_init_is_one_line_and_writes_nothing(call, here, words, says):
     (here / "mine.py").write_text("class Mine: ...\n")
     kernel(here / "there")
@@ -189,7 +321,11 @@ def test_init_asks_at_a_terminal(call, here, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
     assert call("init", "x", "--interactive")[0] == 0
     values = json.loads((here / "x" / KERNEL_FILE).read_text())
-    assert values["id"] == "ada/soil-first" and values["competition_sources"] == ["soil-2026"] and values["dataset_sources"][1:] == ["bob/spectra", "carl/more"]
+    assert (
+        values["id"] == "ada/soil-first"
+        and values["competition_sources"] == ["soil-2026"]
+        and values["dataset_sources"][1:] == ["bob/spectra", "carl/more"]
+    )
 
 
 def test_a_title_with_quotes_is_only_text(call, here):
@@ -202,19 +338,41 @@ def test_the_notebook_runs_as_kaggle_runs_it(call, here):
     "With a task that comes from a file; the one that stands in the code itself runs in nbs/66_kaggle/05_init.ipynb."
     assert call("init", "made", "--title", "First kernel", "--kind", "script")[0] == 0
     text = (here / "made" / "first-kernel.py").read_text()
-    (here / "mine.py").write_text("import spectrakit as sk\n" + text[text.index("import torch"):text.index("if __name__")])
-    assert call("init", "first-kernel", "--owner", "ada", "--task", "mine.py:Mine")[0] == 0 and call("check", "first-kernel")[0] == 0
+    (here / "mine.py").write_text(
+        "import spectrakit as sk\n" + text[text.index("import torch") : text.index("if __name__")]
+    )
+    assert (
+        call("init", "first-kernel", "--owner", "ada", "--task", "mine.py:Mine")[0] == 0
+        and call("check", "first-kernel")[0] == 0
+    )
     working = here / "working"
     working.mkdir()
-    done = subprocess.run([sys.executable, "-m", "papermill", "--no-progress-bar", "--cwd", working, here / "first-kernel" / "first-kernel.ipynb", here / "out.ipynb"], capture_output=True, text=True,
-                          env=clean_environ(), timeout=400)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "papermill",
+            "--no-progress-bar",
+            "--cwd",
+            working,
+            here / "first-kernel" / "first-kernel.ipynb",
+            here / "out.ipynb",
+        ],
+        capture_output=True,
+        text=True,
+        env=clean_environ(),
+        timeout=400,
+    )
     assert done.returncode == 0, done.stderr
     lines = (working / "submission.csv").read_text().splitlines()
-    assert lines[0] == "id,target" and len(lines) == 101 and {line.partition(",")[2] for line in lines[1:]} == {"0", "1"}
+    assert (
+        lines[0] == "id,target" and len(lines) == 101 and {line.partition(",")[2] for line in lines[1:]} == {"0", "1"}
+    )
     assert (working / "mine.py").is_file()
 
 
 # the cell that installs
+
 
 @pytest.fixture
 def install(here, monkeypatch):
@@ -224,21 +382,34 @@ def install(here, monkeypatch):
 
     def run() -> list:
         done = []
-        monkeypatch.setattr(subprocess, "run", lambda words, check: done.append(words[4:]) or SimpleNamespace(returncode=0))
+        monkeypatch.setattr(
+            subprocess, "run", lambda words, check: done.append(words[4:]) or SimpleNamespace(returncode=0)
+        )
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
         exec(INSTALL_CELL.replace("/kaggle/input", str(here / "input")).replace("/content", str(here / "content")), {})
-        if (here / "installed").exists(): done.append((here / "installed").read_text())
+        if (here / "installed").exists():
+            done.append((here / "installed").read_text())
         return done
 
     return run
 
 
-@pytest.mark.parametrize("place", ["input/spectrakit-wheels", "input/datasets/ada/spectrakit-wheels", "input/notebooks/ada/make/wheels", "content/drive/MyDrive/spectrakit-wheels"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "input/spectrakit-wheels",
+        "input/datasets/ada/spectrakit-wheels",
+        "input/notebooks/ada/make/wheels",
+        "content/drive/MyDrive/spectrakit-wheels",
+    ],
+)
 def test_a_wheelhouse_installs_itself_wherever_it_is_mounted(install, here, place):
     (here / place).mkdir(parents=True)
     (here / place / "wheelhouse.json").write_text("{}")
     (here / place / "spectrakit-0.1.0-py3-none-any.whl").touch()
-    (here / place / "install.py").write_text(f"import pathlib\ndef install(): pathlib.Path({str(here / 'installed')!r}).write_text('by itself')\n")
+    (here / place / "install.py").write_text(
+        f"import pathlib\ndef install(): pathlib.Path({str(here / 'installed')!r}).write_text('by itself')\n"
+    )
     assert install() == ["by itself"]
 
 
@@ -247,12 +418,14 @@ def test_bare_wheels_and_the_network_come_after(install, here):
     assert words == ["--quiet", "spectrakit[demo] @ git+https://github.com/spectrakit/spectrakit"]
     folder = here / "input/datasets/ada/wheels"
     folder.mkdir(parents=True)
-    for name in ("spectrakit-0.1.0-py3-none-any.whl", "hydra_core-1.3.8-py3-none-any.whl"): (folder / name).touch()
+    for name in ("spectrakit-0.1.0-py3-none-any.whl", "hydra_core-1.3.8-py3-none-any.whl"):
+        (folder / name).touch()
     (words,) = install()
     assert words == ["--quiet", "--no-index", "--no-deps", *sorted(str(path) for path in folder.iterdir())]
 
 
 # reading code
+
 
 def test_every_notebook_that_people_run_can_be_read():
     for path in sorted((ROOT / "nbs" / "tutorials").glob("*.ipynb")) + sorted((ROOT / "kaggle").rglob("*.ipynb")):
@@ -260,9 +433,27 @@ def test_every_notebook_that_people_run_can_be_read():
         assert not [use for use in broken if use.how == "always"], (path.name, broken)
 
 
-ODD = ["!ls", "x = !ls -l\nprint(x)", "%time y = 3", "a = (1\n  % 2)\n!ls", 's = """\n!no\n%no\n"""', "if True:\n    !ls\nelse:\n    %pwd", "!echo a \\\n  b\nx = 1",
-       "f?\nx = 1", "?f", "x = 10 \\\n  % 3", "def f():\n    !ls\n    return 1", "await f()", "%matplotlib inline\nimport os\n# !no\n", "a = [\n1,\n% 3\n]" if False else "a = 1 % 2",
-       "for i in range(2):\n    %timeit -n1 i\n    !echo {i}", "!!ls", "x, y = !ls", "d = {'a': 1,\n     'b': '%d' % 3}", "%cd /tmp\n%env A=1\n%pip list"]
+ODD = [
+    "!ls",
+    "x = !ls -l\nprint(x)",
+    "%time y = 3",
+    "a = (1\n  % 2)\n!ls",
+    's = """\n!no\n%no\n"""',
+    "if True:\n    !ls\nelse:\n    %pwd",
+    "!echo a \\\n  b\nx = 1",
+    "f?\nx = 1",
+    "?f",
+    "x = 10 \\\n  % 3",
+    "def f():\n    !ls\n    return 1",
+    "await f()",
+    "%matplotlib inline\nimport os\n# !no\n",
+    "a = [\n1,\n% 3\n]" if False else "a = 1 % 2",
+    "for i in range(2):\n    %timeit -n1 i\n    !echo {i}",
+    "!!ls",
+    "x, y = !ls",
+    "d = {'a': 1,\n     'b': '%d' % 3}",
+    "%cd /tmp\n%env A=1\n%pip list",
+]
 
 
 @pytest.mark.parametrize("source", ODD)
@@ -270,101 +461,199 @@ def test_ipythons_lines_are_those_that_ipython_takes(source):
     "As many as IPython makes calls of, and what is left is Python for both."
     import ast
     from IPython.core.inputtransformer2 import TransformerManager
-    theirs = compile(TransformerManager().transform_cell(source), "cell", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    calls = sum(isinstance(node, ast.Call) and getattr(node.func, "id", "") == "get_ipython" for node in ast.walk(theirs))
+
+    theirs = compile(
+        TransformerManager().transform_cell(source), "cell", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    )
+    calls = sum(
+        isinstance(node, ast.Call) and getattr(node.func, "id", "") == "get_ipython" for node in ast.walk(theirs)
+    )
     ours = parse(source)
     lines = sum(isinstance(node, ast.Name) and node.id.startswith("_ipython_line_") for node in ast.walk(ours.tree))
     assert ours.error is None and lines == calls
 
 
 def test_reading_runs_nothing(here):
-    folder = kernel(here / "k", "open('proof', 'w')\n!touch proof\n%run touch.py", "%%bash\ntouch proof", "__import__('os').system('touch proof')")
+    folder = kernel(
+        here / "k",
+        "open('proof', 'w')\n!touch proof\n%run touch.py",
+        "%%bash\ntouch proof",
+        "__import__('os').system('touch proof')",
+    )
     check_kernel(folder)
     assert not (here / "proof").exists() and not (folder / "proof").exists()
 
 
 # check
 
+
 def levels(folder: Path, about: str, **options) -> list[tuple[str, str]]:
     return [(f.level, f.where) for f in check_kernel(folder, **options).findings if f.about == about]
 
 
 def test_what_would_fail_offline_is_told_with_its_cell(call, here):
-    folder = kernel(here / "k", "import torch, bitsandbytes", "import spectrakit as sk\nfolder = sk.find_input('cofee-table')", "!pip install -q timm==1.0", title="abc", dataset_sources=["ada/coffee-table"])
+    folder = kernel(
+        here / "k",
+        "import torch, bitsandbytes",
+        "import spectrakit as sk\nfolder = sk.find_input('cofee-table')",
+        "!pip install -q timm==1.0",
+        title="abc",
+        dataset_sources=["ada/coffee-table"],
+    )
     status, out, err = call("check", folder)
     assert (status, err) == (1, "")
-    for line in (r"error\s+imports\s+cell 1, line 1\s+bitsandbytes .*--with bitsandbytes", r"error\s+sources\s+cell 2, line 2\s+.*'cofee-table' is not attached.*Did you mean 'coffee-table'",
-                 r"error\s+offline\s+cell 3, line 1\s+pip needs the network", r"error\s+imports\s+cell 2, line 1\s+spectrakit .*'ada/spectrakit-wheels' to dataset_sources",
-                 r"error\s+metadata\s+kernel-metadata.json\s+title: 'abc' has 3 characters"):
+    for line in (
+        r"error\s+imports\s+cell 1, line 1\s+bitsandbytes .*--with bitsandbytes",
+        r"error\s+sources\s+cell 2, line 2\s+.*'cofee-table' is not attached.*Did you mean 'coffee-table'",
+        r"error\s+offline\s+cell 3, line 1\s+pip needs the network",
+        r"error\s+imports\s+cell 2, line 1\s+spectrakit .*'ada/spectrakit-wheels' to dataset_sources",
+        r"error\s+metadata\s+kernel-metadata.json\s+title: 'abc' has 3 characters",
+    ):
         assert re.search(line, out), (line, out)
     assert re.match(r"\d errors, 0 warnings: mend", out.splitlines()[-1])
 
 
-@pytest.mark.parametrize("cell, expected", [
-    ("import numpy, sklearn, cv2, PIL, yaml, google.colab, kaggle_secrets, catboost, IPython", []), ("import nowhere_to_be_found", [("error", "cell 1, line 1")]),
-    ("try:\n    import nowhere\nexcept ImportError: nowhere = None", []), ("if x:\n    import nowhere", [("warning", "cell 1, line 2")]), ("def f():\n    import nowhere", [("error", "cell 1, line 2")]),
-    ("from contextlib import suppress\nwith suppress(ImportError): import nowhere", []), ("import importlib\nimportlib.import_module('nowhere.deep')", [("error", "cell 1, line 2")]),
-    ("import sys\nsys.path.insert(0, '/kaggle/input/ada-code')\nimport nowhere", [("warning", "cell 1, line 3")]), ("from . import x", [("error", "cell 1, line 1")]),
-    ("import my_tools", []), ("import spectrakit, hydra", []), ("import helper", [("error", "cell 1, line 1")]), ("%load_ext nowhere", [("error", "cell 1, line 1")]),
-    ("import spectrakit as sk\nsk.fit('coffee')", [("error", "cell 1, line 2")]), ("import spectrakit as sk\nsk.fit('digits')", []),
-])
+@pytest.mark.parametrize(
+    "cell, expected",
+    [
+        ("import numpy, sklearn, cv2, PIL, yaml, google.colab, kaggle_secrets, catboost, IPython", []),
+        ("import nowhere_to_be_found", [("error", "cell 1, line 1")]),
+        ("try:\n    import nowhere\nexcept ImportError: nowhere = None", []),
+        ("if x:\n    import nowhere", [("warning", "cell 1, line 2")]),
+        ("def f():\n    import nowhere", [("error", "cell 1, line 2")]),
+        ("from contextlib import suppress\nwith suppress(ImportError): import nowhere", []),
+        ("import importlib\nimportlib.import_module('nowhere.deep')", [("error", "cell 1, line 2")]),
+        ("import sys\nsys.path.insert(0, '/kaggle/input/ada-code')\nimport nowhere", [("warning", "cell 1, line 3")]),
+        ("from . import x", [("error", "cell 1, line 1")]),
+        ("import my_tools", []),
+        ("import spectrakit, hydra", []),
+        ("import helper", [("error", "cell 1, line 1")]),
+        ("%load_ext nowhere", [("error", "cell 1, line 1")]),
+        ("import spectrakit as sk\nsk.fit('coffee')", [("error", "cell 1, line 2")]),
+        ("import spectrakit as sk\nsk.fit('digits')", []),
+    ],
+)
 def test_imports(here, cell, expected):
     folder = kernel(here / "k", cell, kernel_sources=["bob/my-tools"])
     (folder / "helper.py").touch()
     found = levels(folder, "imports")
     assert [f for f in found if f[0] != "ok"] == expected
-    if "helper" in cell: assert "%%writefile helper.py" in str(check_kernel(folder))
+    if "helper" in cell:
+        assert "%%writefile helper.py" in str(check_kernel(folder))
 
 
 def wheel(folder: Path, name: str, *files: str) -> None:
     folder.mkdir(exist_ok=True)
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
-        for file in (*files, f"{name}-1.0.dist-info/RECORD"): archive.writestr(file, "")
+        for file in (*files, f"{name}-1.0.dist-info/RECORD"):
+            archive.writestr(file, "")
 
 
 def test_the_wheels_beside_say_what_they_bring(here):
     import spectrakit
+
     folder = kernel(here / "k", "import spectrakit, chemotools", "import accelerate_new")
     assert [level for level, _ in levels(folder, "imports")] == ["error", "error"]
     house = here / "wheels"
-    for name in ("spectrakit", "chemotools", "accelerate_new"): wheel(house, name, f"{name}/__init__.py")
-    listed = [{"file": f"{name}-1.0-py3-none-any.whl", "where": "launch" if name == "accelerate_new" else "session"} for name in ("spectrakit", "chemotools", "accelerate_new")]
+    for name in ("spectrakit", "chemotools", "accelerate_new"):
+        wheel(house, name, f"{name}/__init__.py")
+    listed = [
+        {"file": f"{name}-1.0-py3-none-any.whl", "where": "launch" if name == "accelerate_new" else "session"}
+        for name in ("spectrakit", "chemotools", "accelerate_new")
+    ]
     (house / "wheelhouse.json").write_text(json.dumps({"kit": spectrakit.__version__, "wheels": listed}))
-    assert levels(folder, "imports") == [("error", "cell 2, line 1")] == levels(folder, "imports", wheels=house) and levels(folder, "pinned") == [("ok", "")]
+    assert levels(folder, "imports") == [("error", "cell 2, line 1")] == levels(
+        folder, "imports", wheels=house
+    ) and levels(folder, "pinned") == [("ok", "")]
     (house / "wheelhouse.json").write_text(json.dumps({"kit": "0.0.1", "wheels": listed}))
     (house / DATASET_FILE).write_text('{"id": "ada/other-wheels"}')  # then they have to be attached by that name
     assert ("warning", "") in levels(folder, "pinned") and levels(folder, "imports")[0] == ("error", "cell 1, line 1")
 
 
-@pytest.mark.parametrize("cell, level", [
-    ("open('/kaggle/input/coffee-table/train.csv')", "warning"), ("open('/kaggle/input/datasets/ada/coffee-table/train.csv')", "warning"), ("open('/kaggle/input/datasets/bob/coffee-table/x')", "error"),
-    ("open('../input/soil/train.csv')", "warning"), ("open('../input/nowhere/train.csv')", "error"), ("p = '/kaggle/input/nowhere'\nopen(p + '/x')", "error"), ("import sk\nsk.find_input('ada/coffee-table')", "ok"),
-    ("import sk\nsk.find_input('datasets/ada/coffee-table')", "ok"), ("import sk\nsk.find_input('competitions/soil')", "ok"), ("import sk\nsk.find_input('models/ada/resnet')", "ok"),
-    ("import sk\nsk.find_input('competitions/coffee-table')", "error"), ("import glob\nglob.glob('/kaggle/input/*/x.csv')", "ok"), ("slug = f()\nopen(f'/kaggle/input/{slug}/x')", "ok"), ("# /kaggle/input/nowhere", "ok"),
-    ("'''/kaggle/input/nowhere/x'''", "ok"), ("!cp /kaggle/input/nowhere/x .", "error"), ("import os\nopen(os.path.join('/kaggle/input', 'nowhere', name))", "error"), ("!ls /kaggle/input", "ok"),
-    ("from pathlib import Path\nROOT = Path('/kaggle/input')\nopen(ROOT / 'competitions' / 'soil' / 'train.csv')", "warning"), ("open('/kaggle/input/notebooks/ada/features/f.npy')", "error"),
-    ("open('/kaggle/input/models/ada/resnet/pytorch/small/1/m')", "warning"), ("open('/kaggle/working/x')", "ok"), ("if x:\n    open('/kaggle/input/nowhere/x')", "warning"),
-])
+@pytest.mark.parametrize(
+    "cell, level",
+    [
+        ("open('/kaggle/input/coffee-table/train.csv')", "warning"),
+        ("open('/kaggle/input/datasets/ada/coffee-table/train.csv')", "warning"),
+        ("open('/kaggle/input/datasets/bob/coffee-table/x')", "error"),
+        ("open('../input/soil/train.csv')", "warning"),
+        ("open('../input/nowhere/train.csv')", "error"),
+        ("p = '/kaggle/input/nowhere'\nopen(p + '/x')", "error"),
+        ("import sk\nsk.find_input('ada/coffee-table')", "ok"),
+        ("import sk\nsk.find_input('datasets/ada/coffee-table')", "ok"),
+        ("import sk\nsk.find_input('competitions/soil')", "ok"),
+        ("import sk\nsk.find_input('models/ada/resnet')", "ok"),
+        ("import sk\nsk.find_input('competitions/coffee-table')", "error"),
+        ("import glob\nglob.glob('/kaggle/input/*/x.csv')", "ok"),
+        ("slug = f()\nopen(f'/kaggle/input/{slug}/x')", "ok"),
+        ("# /kaggle/input/nowhere", "ok"),
+        ("'''/kaggle/input/nowhere/x'''", "ok"),
+        ("!cp /kaggle/input/nowhere/x .", "error"),
+        ("import os\nopen(os.path.join('/kaggle/input', 'nowhere', name))", "error"),
+        ("!ls /kaggle/input", "ok"),
+        (
+            "from pathlib import Path\nROOT = Path('/kaggle/input')\nopen(ROOT / 'competitions' / 'soil' / 'train.csv')",
+            "warning",
+        ),
+        ("open('/kaggle/input/notebooks/ada/features/f.npy')", "error"),
+        ("open('/kaggle/input/models/ada/resnet/pytorch/small/1/m')", "warning"),
+        ("open('/kaggle/working/x')", "ok"),
+        ("if x:\n    open('/kaggle/input/nowhere/x')", "warning"),
+    ],
+)
 def test_inputs_belong_to_sources(here, cell, level):
-    folder = kernel(here / "k", cell, dataset_sources=["ada/coffee-table"], competition_sources=["soil"], model_sources=["ada/resnet/pytorch/small/1"])
+    folder = kernel(
+        here / "k",
+        cell,
+        dataset_sources=["ada/coffee-table"],
+        competition_sources=["soil"],
+        model_sources=["ada/resnet/pytorch/small/1"],
+    )
     assert levels(folder, "sources")[0][0] == level, check_kernel(folder)
 
 
 def test_internet_changes_what_is_asked(here):
     folder = kernel(here / "k", "!pip install timm==9 nowhere", "import nowhere, elsewhere", enable_internet=True)
-    assert levels(folder, "offline") == [("warning", KERNEL_FILE)] and levels(folder, "imports") == [("warning", "cell 2, line 1")]
+    assert levels(folder, "offline") == [("warning", KERNEL_FILE)] and levels(folder, "imports") == [
+        ("warning", "cell 2, line 1")
+    ]
 
 
 def test_a_notebook_that_nobody_could_run(here):
-    for source, level in (("x = = 1", "error"), ("if x:\nprint(1)", "error"), ("print 'x'", "error"), ("x = 1\0", "error"), ("%%html\n<b> x = = 1", "ok"), ("!echo 'unbalanced", "ok")):
+    for source, level in (
+        ("x = = 1", "error"),
+        ("if x:\nprint(1)", "error"),
+        ("print 'x'", "error"),
+        ("x = 1\0", "error"),
+        ("%%html\n<b> x = = 1", "ok"),
+        ("!echo 'unbalanced", "ok"),
+    ):
         assert levels(kernel(here / "k", source), "code")[0][0] == level, source
-    for source in ("x = " + "-" * 5000 + "1", "x = " + " + ".join(["'a'"] * 3000), "!\n%\n!!\n%pip\n!sudo\n!python -m", "\r\nimport os\r\n!ls\r\n", "%%writefile", ""):
+    for source in (
+        "x = " + "-" * 5000 + "1",
+        "x = " + " + ".join(["'a'"] * 3000),
+        "!\n%\n!!\n%pip\n!sudo\n!python -m",
+        "\r\nimport os\r\n!ls\r\n",
+        "%%writefile",
+        "",
+    ):
         assert levels(kernel(here / "k", source), "code")[0][0] in ("ok", "warning"), source[:40]
-    newer = levels(kernel(here / "k", "print(f\"{d[\"a\"]}\")"), "code")[0][0]
+    newer = levels(kernel(here / "k", 'print(f"{d["a"]}")'), "code")[0][0]
     assert newer == ("ok" if sys.version_info >= (3, 12) else "warning")
 
 
-@pytest.mark.parametrize("text, says", [("", "JSON"), ("{", "JSON"), ("[]", "cells"), ('{"worksheets": []}', "format 4"), ('{"cells": 3}', "format 4"), ('{"cells": [3]}', "format 4"), ("\udcff", "UTF-8")])
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("", "JSON"),
+        ("{", "JSON"),
+        ("[]", "cells"),
+        ('{"worksheets": []}', "format 4"),
+        ('{"cells": 3}', "format 4"),
+        ('{"cells": [3]}', "format 4"),
+        ("\udcff", "UTF-8"),
+    ],
+)
 def test_a_code_file_that_is_no_notebook_is_one_line(call, here, text, says):
     folder = kernel(here / "k")
     (folder / "kernel.ipynb").write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -372,9 +661,27 @@ def test_a_code_file_that_is_no_notebook_is_one_line(call, here, text, says):
     assert (status, out) == (2, "") and err.count("\n") == 1 and says in err
 
 
-@pytest.mark.parametrize("words, says", [(("check", "nowhere"), "init nowhere"), (("check", "empty"), KERNEL_FILE), (("check",), "DIR"), (("chck", "k"), "'check'"), ((), "COMMAND"), (("check", "k", "--data", "nowhere"), "--data"),
-    (("check", "k", "--wheels", "empty"), "wheelhouse"), (("check", "k", "--timeout", "9"), "8h30m"), (("push", "k", "--timeout", "5s"), "9h"), (("check", "k", "--owner", "a b"), "--owner"), (("status", "nowhere"), "owner/slug"),
-    (("status", "empty"), KERNEL_FILE), (("pull", "ada/my-kernel", "k"), "--force"), (("pull", "ada/my-kernel"), "DIR"), (("output", "k", "o", "--files", "("), "pattern"), (("output", "k", "k/kernel.ipynb"), "is a file")])
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (("check", "nowhere"), "init nowhere"),
+        (("check", "empty"), KERNEL_FILE),
+        (("check",), "DIR"),
+        (("chck", "k"), "'check'"),
+        ((), "COMMAND"),
+        (("check", "k", "--data", "nowhere"), "--data"),
+        (("check", "k", "--wheels", "empty"), "wheelhouse"),
+        (("check", "k", "--timeout", "9"), "8h30m"),
+        (("push", "k", "--timeout", "5s"), "9h"),
+        (("check", "k", "--owner", "a b"), "--owner"),
+        (("status", "nowhere"), "owner/slug"),
+        (("status", "empty"), KERNEL_FILE),
+        (("pull", "ada/my-kernel", "k"), "--force"),
+        (("pull", "ada/my-kernel"), "DIR"),
+        (("output", "k", "o", "--files", "("), "pattern"),
+        (("output", "k", "k/kernel.ipynb"), "is a file"),
+    ],
+)
 def test_a_wrong_request_is_one_line_and_asks_nobody(call, here, client, words, says):
     kernel(here / "k")
     (here / "empty").mkdir()
@@ -387,14 +694,26 @@ def test_a_wrong_request_is_one_line_and_asks_nobody(call, here, client, words, 
 @pytest.mark.parametrize("place", ["source", "output", "notebook", "metadata", "variable", "shell", "keyword", "data"])
 def test_a_key_is_found_everywhere_and_shown_nowhere(call, here, client, place):
     secret = "0f1e" * 10 if place in ("variable", "shell", "keyword") else TOKEN
-    cell = {"source": f"login('{secret}')", "variable": f"import os\nos.environ['WANDB_API_KEY'] = '{secret}'", "shell": f"%env MY_TOKEN={secret}\n!export MY_TOKEN={secret}", "keyword": f"import wandb\nwandb.login(key='{secret}')"}
+    cell = {
+        "source": f"login('{secret}')",
+        "variable": f"import os\nos.environ['WANDB_API_KEY'] = '{secret}'",
+        "shell": f"%env MY_TOKEN={secret}\n!export MY_TOKEN={secret}",
+        "keyword": f"import wandb\nwandb.login(key='{secret}')",
+    }
     outputs = [{"output_type": "stream", "name": "stdout", "text": [f"using {secret}\n"]}] if place == "output" else []
-    folder = kernel(here / "k", (cell.get(place, "x = 1"), outputs), metadata={"kaggle": {"token": secret}} if place == "notebook" else {}, **({"keywords": [secret]} if place == "metadata" else {}))
+    folder = kernel(
+        here / "k",
+        (cell.get(place, "x = 1"), outputs),
+        metadata={"kaggle": {"token": secret}} if place == "notebook" else {},
+        **({"keywords": [secret]} if place == "metadata" else {}),
+    )
     words = [folder]
     if place == "data":
         (here / "data").mkdir()
         (here / "data" / "settings.json").write_text(json.dumps({"token": secret}))
-        (here / "data" / DATASET_FILE).write_text('{"id": "ada/settings", "title": "Settings", "licenses": [{"name": "other"}]}')
+        (here / "data" / DATASET_FILE).write_text(
+            '{"id": "ada/settings", "title": "Settings", "licenses": [{"name": "other"}]}'
+        )
         words += ["--data", here / "data"]
     status, out, err = call("check", *words)
     assert status == 1 and re.search(r"error\s+secret", out) and secret not in out + err
@@ -403,43 +722,87 @@ def test_a_key_is_found_everywhere_and_shown_nowhere(call, here, client, place):
 
 
 def test_what_only_looks_like_a_key_is_left_alone(here):
-    folder = kernel(here / "k", "commit = '" + "0f1e" * 10 + "'\nsort_key = 'feature_12'\npad_token = '[PAD]'\nAPI_KEY = os.environ['KEY']\ntoken = 'YOUR_TOKEN_HERE_123'\nsecret = get('x')")
+    folder = kernel(
+        here / "k",
+        "commit = '"
+        + "0f1e" * 10
+        + "'\nsort_key = 'feature_12'\npad_token = '[PAD]'\nAPI_KEY = os.environ['KEY']\ntoken = 'YOUR_TOKEN_HERE_123'\nsecret = get('x')",
+    )
     assert levels(folder, "secret") == [("ok", "")]
 
 
-@pytest.mark.parametrize("cell, level", [("sk.compose('trainer=kaggle_safe')", "ok"), ("sk.compose('watchdog.limit=13h')", "error"), ("sk.compose('watchdog.limit=11h')", "warning"), ("sk.compose('watchdog.limit=none')", "warning"),
-    ("sk.Watchdog('13h')", "error"), ("sk.compose(*words)", "ok"), ("!spectrakit train digits watchdog.limit=13h", "error")])
+@pytest.mark.parametrize(
+    "cell, level",
+    [
+        ("sk.compose('trainer=kaggle_safe')", "ok"),
+        ("sk.compose('watchdog.limit=13h')", "error"),
+        ("sk.compose('watchdog.limit=11h')", "warning"),
+        ("sk.compose('watchdog.limit=none')", "warning"),
+        ("sk.Watchdog('13h')", "error"),
+        ("sk.compose(*words)", "ok"),
+        ("!spectrakit train digits watchdog.limit=13h", "error"),
+    ],
+)
 def test_the_clock_of_the_run_is_shorter_than_the_session(here, cell, level):
     assert levels(kernel(here / "k", f"import spectrakit as sk\n{cell}"), "time")[0][0] == level
 
 
 def test_a_tpu_session_is_shorter(here):
-    assert levels(kernel(here / "k", "import spectrakit as sk\nsk.compose('watchdog.limit=10h')", enable_tpu=True, enable_gpu=False, machine_shape="TpuV5E8"), "time")[0][0] == "error"
+    assert (
+        levels(
+            kernel(
+                here / "k",
+                "import spectrakit as sk\nsk.compose('watchdog.limit=10h')",
+                enable_tpu=True,
+                enable_gpu=False,
+                machine_shape="TpuV5E8",
+            ),
+            "time",
+        )[0][0]
+        == "error"
+    )
 
 
 def test_a_folder_that_is_to_be_a_data_set(here):
     data = here / "data"
     (data / "deep").mkdir(parents=True)
-    for i in range(51): (data / f"{i}.csv").touch()
+    for i in range(51):
+        (data / f"{i}.csv").touch()
     (data / "x.tar.gz").touch()
     folder = kernel(here / "k")
     assert levels(folder, "data", data=data) == [("error", "data")]
     (data / DATASET_FILE).write_text('{"id": "ada/my-data", "title": "My data", "licenses": [{"name": "other"}]}')
     text = str(check_kernel(folder, data=data))
-    (data / DATASET_FILE).write_text(json.dumps({"id": f"{PLACEHOLDER}/my-data", "title": "My data", "licenses": [{"name": "other"}]}))
-    assert "placeholder" in str(check_kernel(folder, data=data)) and "placeholder" not in str(check_kernel(folder, data=data, owner="ada"))
+    (data / DATASET_FILE).write_text(
+        json.dumps({"id": f"{PLACEHOLDER}/my-data", "title": "My data", "licenses": [{"name": "other"}]})
+    )
+    assert "placeholder" in str(check_kernel(folder, data=data)) and "placeholder" not in str(
+        check_kernel(folder, data=data, owner="ada")
+    )
     assert "53 files" in text and "leaves out folders: deep" in text and "unpacks x.tar.gz" in text
 
 
 # push and its like, by a client that is a script
 
+
 def test_a_push_shows_its_command_and_reads_the_answer(call, here, client):
     kernel(here / "k", id=f"{PLACEHOLDER}/my-kernel", dataset_sources=[f"{PLACEHOLDER}/spectrakit-wheels"])
     before = tree_hashes(here / "k")
     status, out, err = call("push", "k", "--owner", "ada", "--dry-run", "--timeout", "9h")
-    assert (status, err) == (0, "") and "$ kaggle kernels push -p k -t 32400\n" in out and client.calls() == [] and tree_hashes(here / "k") == before
+    assert (
+        (status, err) == (0, "")
+        and "$ kaggle kernels push -p k -t 32400\n" in out
+        and client.calls() == []
+        and tree_hashes(here / "k") == before
+    )
     status, out, err = call("push", "k")
-    assert status == 1 and "--owner" in out and "Not pushed: 1 error" in err and client.calls() == [] and tree_hashes(here / "k") == before
+    assert (
+        status == 1
+        and "--owner" in out
+        and "Not pushed: 1 error" in err
+        and client.calls() == []
+        and tree_hashes(here / "k") == before
+    )
     status, out, err = call("push", "k", "--owner", "ada", "--timeout", "9h")
     assert (status, err) == (0, "") and client.calls() == [["kernels", "push", "-p", "k", "-t", "32400"]]
     assert out.index("$ kaggle kernels push") < out.index("version 7") < out.index("spectrakit kaggle status k")
@@ -447,11 +810,23 @@ def test_a_push_shows_its_command_and_reads_the_answer(call, here, client):
     assert values["id"] == "ada/my-kernel" and values["dataset_sources"] == ["ada/spectrakit-wheels"]
 
 
-@pytest.mark.parametrize("says, ended, told", [
-    ("Kernel push error: Maximum batch GPU session count of 2 reached.", 0, "Maximum batch GPU session"), ("what?", 0, "does not say"),
-    ("The following are not valid dataset sources and could not be added to the kernel: ['ada/gone']\nKernel version 8 successfully pushed.  Please check progress at https://x", 0, "['ada/gone']"),
-    ("Authentication required to call the Kaggle API.", 1, "auth login"), ("HTTPSConnectionPool: Max retries exceeded", 1, "cannot be reached"), ("ModuleNotFoundError: No module named 'six'", 1, "spectrakit[kaggle]"),
-    ("403 - Forbidden", 1, "403 - Forbidden"), ("", 2, "status 2")])
+@pytest.mark.parametrize(
+    "says, ended, told",
+    [
+        ("Kernel push error: Maximum batch GPU session count of 2 reached.", 0, "Maximum batch GPU session"),
+        ("what?", 0, "does not say"),
+        (
+            "The following are not valid dataset sources and could not be added to the kernel: ['ada/gone']\nKernel version 8 successfully pushed.  Please check progress at https://x",
+            0,
+            "['ada/gone']",
+        ),
+        ("Authentication required to call the Kaggle API.", 1, "auth login"),
+        ("HTTPSConnectionPool: Max retries exceeded", 1, "cannot be reached"),
+        ("ModuleNotFoundError: No module named 'six'", 1, "spectrakit[kaggle]"),
+        ("403 - Forbidden", 1, "403 - Forbidden"),
+        ("", 2, "status 2"),
+    ],
+)
 def test_a_push_that_failed_says_so_also_where_the_client_ends_with_0(call, here, client, says, ended, told):
     kernel(here / "k")
     client.answers(says, ended)
@@ -475,34 +850,55 @@ def test_without_a_client_the_extra_is_named_and_nothing_is_changed(call, here, 
     assert call("push", "k", "--owner", "ada", "--dry-run")[0] == 0
 
 
-@pytest.mark.parametrize("state, expected", [("RUNNING", 0), ("QUEUED", 0), ("COMPLETE", 0), ("ERROR", 1), ("CANCEL_ACKNOWLEDGED", 1)])
+@pytest.mark.parametrize(
+    "state, expected", [("RUNNING", 0), ("QUEUED", 0), ("COMPLETE", 0), ("ERROR", 1), ("CANCEL_ACKNOWLEDGED", 1)]
+)
 def test_the_exit_status_of_status_is_the_runs(call, here, client, state, expected):
     kernel(here / "k")
     client.answers(f'ada/my-kernel has status "KernelWorkerStatus.{state}"\nFailure message: "…"')
-    for word in ("k", "ada/my-kernel"): assert call("status", word)[0] == expected
+    for word in ("k", "ada/my-kernel"):
+        assert call("status", word)[0] == expected
     client.answers(f'ada/my-kernel has status "{state.lower()}"')  # as clients before 2 said it
     assert call("status", "k")[0] == expected and client.calls() == [["kernels", "status", "ada/my-kernel"]] * 3
 
 
 def test_what_is_fetched_goes_where_it_was_asked_to(call, here, client):
     kernel(here / "k")
-    assert call("pull", "k", "fresh")[0] == call("logs", "k", "--follow")[0] == call("output", "k", "out", "--files", "sub.*csv", "--force")[0] == call("pull", "k", "k", "--force")[0] == 0
-    assert client.calls() == [["kernels", "pull", "ada/my-kernel", "-p", "fresh", "-m"], ["kernels", "logs", "ada/my-kernel", "--follow"],
-                              ["kernels", "output", "ada/my-kernel", "-p", "out", "--file-pattern", "sub.*csv", "-o"], ["kernels", "pull", "ada/my-kernel", "-p", "k", "-m"]]
+    assert (
+        call("pull", "k", "fresh")[0]
+        == call("logs", "k", "--follow")[0]
+        == call("output", "k", "out", "--files", "sub.*csv", "--force")[0]
+        == call("pull", "k", "k", "--force")[0]
+        == 0
+    )
+    assert client.calls() == [
+        ["kernels", "pull", "ada/my-kernel", "-p", "fresh", "-m"],
+        ["kernels", "logs", "ada/my-kernel", "--follow"],
+        ["kernels", "output", "ada/my-kernel", "-p", "out", "--file-pattern", "sub.*csv", "-o"],
+        ["kernels", "pull", "ada/my-kernel", "-p", "k", "-m"],
+    ]
 
 
 # the real client, which checks metadata before it goes to the network
+
 
 @pytest.fixture
 def real_client(here, monkeypatch):
     "A function that lets the real client push a folder: what it says. There is no way from here to Kaggle, and nobody's name or key."
     program = Path(sys.executable).with_name("kaggle")
-    if not program.is_file(): pytest.skip("Kaggle's client is not installed: pip install 'spectrakit[kaggle]'")
+    if not program.is_file():
+        pytest.skip("Kaggle's client is not installed: pip install 'spectrakit[kaggle]'")
 
     def push(folder: Path) -> str:
         nowhere = {f"{scheme}_proxy".upper(): "http://127.0.0.1:9" for scheme in ("http", "https", "all")}
-        env = {key: value for key, value in clean_environ().items() if not key.lower().endswith("_proxy")} | nowhere | {"HOME": str(here), "KAGGLE_USERNAME": "ada", "KAGGLE_KEY": "0" * 32}
-        done = subprocess.run([program, "kernels", "push", "-p", folder], env=env, capture_output=True, text=True, timeout=120)
+        env = (
+            {key: value for key, value in clean_environ().items() if not key.lower().endswith("_proxy")}
+            | nowhere
+            | {"HOME": str(here), "KAGGLE_USERNAME": "ada", "KAGGLE_KEY": "0" * 32}
+        )
+        done = subprocess.run(
+            [program, "kernels", "push", "-p", folder], env=env, capture_output=True, text=True, timeout=120
+        )
         assert done.returncode != 0
         return done.stdout + done.stderr
 
@@ -511,10 +907,24 @@ def real_client(here, monkeypatch):
 
 @slow
 def test_the_real_client_takes_what_init_writes_and_refuses_what_the_check_refuses(real_client, here):
-    init_kernel(here / "mine", title="A notebook of mine", owner="ada", datasets=["bob/spectra/2"], models=["ada/resnet/pytorch/small/1"])
+    init_kernel(
+        here / "mine",
+        title="A notebook of mine",
+        owner="ada",
+        datasets=["bob/spectra/2"],
+        models=["ada/resnet/pytorch/small/1"],
+    )
     said = real_client(here / "mine")
-    assert re.search("proxy|Max retries|Connection", said) and "does not resolve" not in said, said  # it came as far as the network
-    for change in ({"title": "abc"}, {"language": "Python"}, {"id": "ada/my-kernel/3"}, {"dataset_sources": ["coffee"]}, {"model_sources": ["ada/resnet"]}):
+    assert re.search("proxy|Max retries|Connection", said) and "does not resolve" not in said, (
+        said
+    )  # it came as far as the network
+    for change in (
+        {"title": "abc"},
+        {"language": "Python"},
+        {"id": "ada/my-kernel/3"},
+        {"dataset_sources": ["coffee"]},
+        {"model_sources": ["ada/resnet"]},
+    ):
         folder = kernel(here / "k", **change)
         said = real_client(folder)
         assert not re.search("proxy|Max retries", said), (change, said)
@@ -523,26 +933,37 @@ def test_the_real_client_takes_what_init_writes_and_refuses_what_the_check_refus
 
 def test_an_address_is_made_as_the_client_makes_it():
     slugify = pytest.importorskip("slugify", reason="Kaggle's client is not installed").slugify
-    for title in ("My First Kernel", "Coffée & tea: 1,000 spectra!", "a_b  c--d", "don't", "2×T4 (9h)", "Ünïcode"): assert slug_of(title) in (slugify(title), slugify(title).replace("x", "")), title
+    for title in ("My First Kernel", "Coffée & tea: 1,000 spectra!", "a_b  c--d", "don't", "2×T4 (9h)", "Ünïcode"):
+        assert slug_of(title) in (slugify(title), slugify(title).replace("x", "")), title
 
 
-@pytest.mark.parametrize("line, told", [
-    ("get_ipython().run_line_magic('pip', 'install -q timm-extra')", "--with timm-extra"), ("!pip install spectrakit", r"spectrakit wheelhouse OUT$"),
-    ("!pip install -U 'torch>=2.11'", r"Remove the line: torch stays"), ("%pip install -U ipywidgets", r"Remove the line: ipywidgets stays")])
+@pytest.mark.parametrize(
+    "line, told",
+    [
+        ("get_ipython().run_line_magic('pip', 'install -q timm-extra')", "--with timm-extra"),
+        ("!pip install spectrakit", r"spectrakit wheelhouse OUT$"),
+        ("!pip install -U 'torch>=2.11'", r"Remove the line: torch stays"),
+        ("%pip install -U ipywidgets", r"Remove the line: ipywidgets stays"),
+    ],
+)
 def test_an_installation_is_answered_by_what_a_wheelhouse_does(line, told, here):
     (finding,) = [f for f in check_kernel(kernel(here / "k", line)).findings if f.about == "offline"]
     assert finding.level == "error" and re.search(told, finding.text), finding
 
 
-@pytest.mark.parametrize("words, told", [(["init", "my run/with space", "--owner", "ada"], "kaggle push 'my run/with space'")])
+@pytest.mark.parametrize(
+    "words, told", [(["init", "my run/with space", "--owner", "ada"], "kaggle push 'my run/with space'")]
+)
 def test_a_folder_with_a_space_is_told_as_one_types_it(words, told, call, here):
     assert told in call(*words)[1]
 
 
 # what people are told to type
 
+
 def test_the_commands_that_people_are_told_lead_to_the_submission(call, here):
     from kaggle_sim.story import REAL
+
     page = (ROOT / "kaggle" / "README.md").read_text(encoding="utf-8").replace("$kernel", "infer")
     for name in ("utility", "train", "train-on", "infer"):
         folder = here / "kaggle" / name
@@ -552,6 +973,10 @@ def test_the_commands_that_people_are_told_lead_to_the_submission(call, here):
     for told in (REAL, page):
         lines = re.findall(r"spectrakit (kaggle (?:output|pull|status|logs) kaggle/\S+(?: [\w.-]+)*)", told)
         assert lines and "submission.csv" in lines[-1]
-        for line in lines: assert call(*line.split()[1:], "--dry-run")[0] == 0, line
-        assert "kernels output ada/spectrakit-infer -p out --file-pattern submission.csv" in call(*lines[-1].split()[1:], "--dry-run")[1]
+        for line in lines:
+            assert call(*line.split()[1:], "--dry-run")[0] == 0, line
+        assert (
+            "kernels output ada/spectrakit-infer -p out --file-pattern submission.csv"
+            in call(*lines[-1].split()[1:], "--dry-run")[1]
+        )
     assert "&& spectrakit kaggle status kaggle/infer || break" in page  # `logs` says nothing of how a run ended

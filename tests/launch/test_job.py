@@ -1,4 +1,5 @@
 "A job: what it says, how a task gets to another process, its big arrays mapped, and the sentence where it cannot get there."
+
 import errno
 import json
 import os
@@ -20,8 +21,19 @@ from torch.utils.data import TensorDataset
 from helpers import clean_environ
 from spectrakit.launch.task_pickle import read_task
 from spectrakit.config.compose import RequestError, compose
-from spectrakit.launch.job import (MAPPED_FROM_BYTES, CannotCarry, Job, check_task_name, load_task, name_of, read_job, read_job_head,
-                            settled_name, with_extra, write_job)
+from spectrakit.launch.job import (
+    MAPPED_FROM_BYTES,
+    CannotCarry,
+    Job,
+    check_task_name,
+    load_task,
+    name_of,
+    read_job,
+    read_job_head,
+    settled_name,
+    with_extra,
+    write_job,
+)
 from spectrakit.system.platforms import detect
 from spectrakit.training.task import Task
 from tasks import Line
@@ -31,7 +43,9 @@ BIG = 4096  # bytes: what these tests call big
 
 class Holds:
     "A task that holds what it is given."
-    def __init__(self, **attributes): vars(self).update(attributes)
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
 
 
 @pytest.fixture
@@ -49,12 +63,14 @@ def there_and_back(job, task):
     return read_job(folder)[1], folder
 
 
-def arrays_in(folder) -> list[str]: return sorted(path.name for path in folder.glob("array-*"))
+def arrays_in(folder) -> list[str]:
+    return sorted(path.name for path in folder.glob("array-*"))
 
 
 def is_mapped(array) -> bool:
     "Whether the memory of a numpy array is a file's."
-    while isinstance(array.base, np.ndarray): array = array.base
+    while isinstance(array.base, np.ndarray):
+        array = array.base
     return isinstance(array, np.memmap)
 
 
@@ -63,21 +79,31 @@ def mapped_address(tensor, folder) -> bool:
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, *_, name = line.split(maxsplit=5)
         begin, end = (int(number, 16) for number in span.split("-"))
-        if begin <= tensor.untyped_storage().data_ptr() < end: return name.startswith(str(folder)) and "rw-p" in line
+        if begin <= tensor.untyped_storage().data_ptr() < end:
+            return name.startswith(str(folder)) and "rw-p" in line
     return False
 
 
 def elsewhere(folder, code, cwd="/", **env) -> subprocess.CompletedProcess:
     "Run `code` in a fresh process, where `job, task = read_job(folder)` has been done."
     start = "import sys; from spectrakit.launch.job import *\njob, task = read_job(sys.argv[1])\n"
-    return subprocess.run([sys.executable, "-c", start + code, str(folder)], cwd=cwd, capture_output=True, text=True, timeout=120,
-                          env={**clean_environ(), **env})
+    return subprocess.run(
+        [sys.executable, "-c", start + code, str(folder)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**clean_environ(), **env},
+    )
 
 
 # what a job says
 
+
 def test_a_job_comes_back_as_it_was_written(job, tmp_path):
-    wanted = Job("predict", Path("runs/y"), job.config, job.platform, "table.csv", Path("runs/x"), {"restart": 2, "why": None})
+    wanted = Job(
+        "predict", Path("runs/y"), job.config, job.platform, "table.csv", Path("runs/x"), {"restart": 2, "why": None}
+    )
     folder = write_job(wanted, "digits")
     found, task = read_job(folder)
     assert (found.kind, found.out, found.extra, found.config) == ("predict", "table.csv", wanted.extra, job.config)
@@ -95,19 +121,26 @@ def test_extra_is_changed_and_nothing_else_is_touched(job):
     head = with_extra(folder, restart=1, devices=[0])
     assert with_extra(folder, restart=2)["extra"] == {"restart": 2, "devices": [0]} and head["extra"]["restart"] == 1
     after = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
-    assert set(after) == set(before) and {name for name in after if after[name] != before[name]} == {"job.json"}  # replaced
+    assert set(after) == set(before) and {name for name in after if after[name] != before[name]} == {
+        "job.json"
+    }  # replaced
     again, task = read_job(folder)
     assert again.extra == {"restart": 2, "devices": [0]} and again.config == job.config and task.x[-1] == 9998
-    with pytest.raises(TypeError): with_extra(folder, restart=object())
+    with pytest.raises(TypeError):
+        with_extra(folder, restart=object())
     assert read_job_head(folder)["extra"]["restart"] == 2 and set(os.listdir(folder)) == set(before)
 
 
 def test_a_task_that_a_fork_brings_along_is_not_written(job):
     folder, task = write_job(job, None), Locked()
-    assert os.listdir(folder) == ["job.json"] and read_job_head(folder)["task"] is read_job_head(folder)["task_class"] is None
+    assert (
+        os.listdir(folder) == ["job.json"]
+        and read_job_head(folder)["task"] is read_job_head(folder)["task_class"] is None
+    )
     again, found = read_job(folder, task)
     assert found is task and again.config == job.config
-    with pytest.raises(RequestError, match="carries no task: only a forked process has it"): read_job(folder)
+    with pytest.raises(RequestError, match="carries no task: only a forked process has it"):
+        read_job(folder)
 
 
 def test_the_folder_goes_where_it_is_wanted(job, tmp_path, monkeypatch):
@@ -118,25 +151,32 @@ def test_the_folder_goes_where_it_is_wanted(job, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))  # such as the one of a cluster's job that has ended
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert write_job(job, Holds()).parent == tmp_path
-    with pytest.raises(RequestError, match="No job can be written to none: No such file.*Set TMPDIR"): write_job(job, Holds(), "none")
+    with pytest.raises(RequestError, match="No job can be written to none: No such file.*Set TMPDIR"):
+        write_job(job, Holds(), "none")
 
 
 def test_reading_the_head_touches_no_task(job, tmp_path):
     folder = write_job(job, Holds(x=1))
     (folder / "task.pkl").write_bytes(b"no pickle")
     assert read_job_head(folder)["kind"] == "train"
-    with pytest.raises(RequestError, match="The task Holds cannot be rebuilt.*UnpicklingError"): read_job(folder)
+    with pytest.raises(RequestError, match="The task Holds cannot be rebuilt.*UnpicklingError"):
+        read_job(folder)
     (folder / "task.pkl").unlink()
-    with pytest.raises(RequestError, match="The task Holds cannot be rebuilt.*FileNotFoundError"): read_job(folder)
+    with pytest.raises(RequestError, match="The task Holds cannot be rebuilt.*FileNotFoundError"):
+        read_job(folder)
     for read in (read_job_head, read_job):
-        with pytest.raises(RequestError, match="There is no job in .*nowhere"): read(tmp_path / "nowhere")
+        with pytest.raises(RequestError, match="There is no job in .*nowhere"):
+            read(tmp_path / "nowhere")
 
 
 # who may have written it
 
+
 class Trap:
     "Leaves a trace where it is unpickled."
-    def __reduce__(self): return (Path.touch, (Path("trace"),))
+
+    def __reduce__(self):
+        return (Path.touch, (Path("trace"),))
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701, 0o722])
@@ -144,7 +184,8 @@ def test_a_folder_that_others_can_get_at_is_not_read(job, tmp_path, mode):
     folder = write_job(job, Trap())
     folder.chmod(mode)
     for read in (read_job, lambda folder: read_task(folder, "Trap")):
-        with pytest.raises(RequestError, match="Others than this user have access.*TMPDIR"): read(folder)
+        with pytest.raises(RequestError, match="Others than this user have access.*TMPDIR"):
+            read(folder)
     assert not (tmp_path / "trace").exists()
     folder.chmod(0o700)
     read_job(folder)
@@ -154,10 +195,13 @@ def test_a_folder_that_others_can_get_at_is_not_read(job, tmp_path, mode):
 def test_a_folder_of_somebody_else_or_behind_a_link_is_not_read(job, tmp_path, monkeypatch):
     folder = write_job(job, Trap())
     (tmp_path / "link").symlink_to(folder)
-    with pytest.raises(RequestError, match="is not a folder"): read_job(tmp_path / "link")
+    with pytest.raises(RequestError, match="is not a folder"):
+        read_job(tmp_path / "link")
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
-    with pytest.raises(RequestError, match="Others than this user"): read_job(folder)
-    with pytest.raises(RequestError, match="Others than this user"): write_job(job, Trap())  # it would be read in vain
+    with pytest.raises(RequestError, match="Others than this user"):
+        read_job(folder)
+    with pytest.raises(RequestError, match="Others than this user"):
+        write_job(job, Trap())  # it would be read in vain
     assert not (tmp_path / "trace").exists() and [path for path in tmp_path.glob("spectrakit-job-*")] == [folder]
 
 
@@ -183,23 +227,30 @@ def test_a_class_from_a_cell_is_carried_with_the_globals_it_uses(job):
     exec(CELL, space)
     folder = write_job(job, space["task"], mapped_from_bytes=BIG)
     assert arrays_in(folder) == ["array-0.npy"] and (folder / "task.pkl").stat().st_size < BIG
-    done = elsewhere(folder, "print(task, job.config.seed, type(task).__module__, type(task.datasets(None)[0]).__name__)\n"
-                             "print(type(type(task).datasets.__globals__['SHARED'].base).__name__, 'torch' in sys.modules)")
+    done = elsewhere(
+        folder,
+        "print(task, job.config.seed, type(task).__module__, type(task.datasets(None)[0]).__name__)\n"
+        "print(type(type(task).datasets.__globals__['SHARED'].base).__name__, 'torch' in sys.modules)",
+    )
     assert (done.returncode, done.stdout) == (0, "Cell(5997000) 3 __main__ ndarray\nmemmap False\n"), done.stderr
 
 
 def test_torch_is_imported_only_where_the_task_needs_it():
     code = "import sys, spectrakit.launch.job\nfrom spectrakit.launch.task_pickle import *\nassert not {'torch', 'numpy'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environ(), timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=clean_environ(), timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_several_processes_share_the_pages(job, tmp_path):
     "What one writes stays its own; both have the file mapped, privately."
     folder = write_job(job, Holds(x=torch.arange(2**19), y=np.zeros(2**19)), mapped_from_bytes=MAPPED_FROM_BYTES // 64)
-    code = ("from pathlib import Path\ntask.x[:] += 1; task.y[0] = 7\n"
-            "print(int(task.x[0]), sorted({line.split()[-1].rsplit('/')[-1] for line in Path('/proc/self/maps').read_text().splitlines()"
-            " if 'array-' in line and 'rw-p' in line}))")
+    code = (
+        "from pathlib import Path\ntask.x[:] += 1; task.y[0] = 7\n"
+        "print(int(task.x[0]), sorted({line.split()[-1].rsplit('/')[-1] for line in Path('/proc/self/maps').read_text().splitlines()"
+        " if 'array-' in line and 'rw-p' in line}))"
+    )
     for _ in range(2):
         done = elsewhere(folder, code)
         assert (done.returncode, done.stdout) == (0, "1 ['array-0.npy', 'array-1.npy']\n"), done.stderr
@@ -209,14 +260,27 @@ def test_several_processes_share_the_pages(job, tmp_path):
 
 # arrays
 
+
 def layouts(a):
     "Arrays of many layouts, made of `a` [40, 30, 8]."
     frozen = a.copy()
     frozen.flags.writeable = False
-    return {"plain": a, "fortran": np.asfortranarray(a), "transposed": a.transpose(2, 0, 1), "reversed": a[::-1], "rows": a[3:],
-            "reversed columns": a[:, ::-1], "all reversed": a[::-1, ::-1, ::-1], "gaps": a[:, ::2], "reversed gaps": a[::-2, :, 1:],
-            "a slice of the fortran one": np.asfortranarray(a)[1:], "repeated": np.broadcast_to(a[0], (50, 30, 8)), "frozen": frozen,
-            "windows": np.lib.stride_tricks.sliding_window_view(a, 5, axis=0), "big-endian": a.astype(a.dtype.newbyteorder(">"))}
+    return {
+        "plain": a,
+        "fortran": np.asfortranarray(a),
+        "transposed": a.transpose(2, 0, 1),
+        "reversed": a[::-1],
+        "rows": a[3:],
+        "reversed columns": a[:, ::-1],
+        "all reversed": a[::-1, ::-1, ::-1],
+        "gaps": a[:, ::2],
+        "reversed gaps": a[::-2, :, 1:],
+        "a slice of the fortran one": np.asfortranarray(a)[1:],
+        "repeated": np.broadcast_to(a[0], (50, 30, 8)),
+        "frozen": frozen,
+        "windows": np.lib.stride_tricks.sliding_window_view(a, 5, axis=0),
+        "big-endian": a.astype(a.dtype.newbyteorder(">")),
+    }
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i1", "c16", "?"])
@@ -228,16 +292,25 @@ def test_arrays_of_any_layout_come_back_equal_and_mapped(job, dtype):
         assert type(found) is np.ndarray and found.dtype == wanted.dtype and found.shape == wanted.shape, name
         assert np.array_equal(found, wanted) and is_mapped(found) and found.flags.aligned, name
         assert found.flags.writeable == (name != "frozen" and wanted.flags.writeable), name
-        if "gaps" not in name and "slice" not in name: assert found.strides == wanted.strides, name
+        if "gaps" not in name and "slice" not in name:
+            assert found.strides == wanted.strides, name
     assert (folder / "task.pkl").stat().st_size < 2 * BIG
     assert (folder / "array-0.npy").stat().st_size == random.nbytes + 128  # and it is an array that numpy reads
     assert np.load(folder / "array-0.npy").nbytes == random.nbytes
 
 
-@pytest.mark.parametrize("array", [
-    np.arange(BIG).astype("M8[s]"), np.array(["ab", "ünï"] * BIG), np.array([b"ab"] * BIG),
-    np.zeros(BIG, [("x", "f4"), ("y", "i2", 3)]), np.arange(BIG, dtype=np.float16), np.longdouble(2) * np.arange(BIG)],
-    ids=lambda array: array.dtype.str)
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(BIG).astype("M8[s]"),
+        np.array(["ab", "ünï"] * BIG),
+        np.array([b"ab"] * BIG),
+        np.zeros(BIG, [("x", "f4"), ("y", "i2", 3)]),
+        np.arange(BIG, dtype=np.float16),
+        np.longdouble(2) * np.arange(BIG),
+    ],
+    ids=lambda array: array.dtype.str,
+)
 def test_other_plain_dtypes_are_mapped_too(job, array):
     task, folder = there_and_back(job, Holds(x=array))
     assert task.x.dtype == array.dtype and (task.x == array).all() and is_mapped(task.x) and arrays_in(folder)
@@ -246,21 +319,37 @@ def test_other_plain_dtypes_are_mapped_too(job, array):
 def test_objects_and_small_arrays_stay_in_the_pickle(job):
     objects = np.array([{"a": 1}] * BIG, dtype=object)
     masked = np.ma.masked_array(np.arange(BIG), np.arange(BIG) % 2)
-    task, folder = there_and_back(job, Holds(objects=objects, small=np.zeros(BIG // 8 - 1), tensor=torch.zeros(8), nothing=np.zeros(0)))
-    assert arrays_in(folder) == [] and task.objects[5] == {"a": 1} and len(task.small) == BIG // 8 - 1 and task.nothing.size == 0
+    task, folder = there_and_back(
+        job, Holds(objects=objects, small=np.zeros(BIG // 8 - 1), tensor=torch.zeros(8), nothing=np.zeros(0))
+    )
+    assert (
+        arrays_in(folder) == []
+        and task.objects[5] == {"a": 1}
+        and len(task.small) == BIG // 8 - 1
+        and task.nothing.size == 0
+    )
     task, _ = there_and_back(job, Holds(masked=masked))
     assert isinstance(task.masked, np.ma.MaskedArray) and task.masked.sum() == masked.sum()
 
 
 def test_exactly_the_limit_is_mapped(job):
-    folder = write_job(job, Holds(x=np.zeros(BIG, "i1"), y=np.zeros(BIG - 1, "i1"), z=torch.zeros(BIG, dtype=torch.int8)), mapped_from_bytes=BIG)
+    folder = write_job(
+        job,
+        Holds(x=np.zeros(BIG, "i1"), y=np.zeros(BIG - 1, "i1"), z=torch.zeros(BIG, dtype=torch.int8)),
+        mapped_from_bytes=BIG,
+    )
     assert arrays_in(folder) == ["array-0.npy", "array-1.npy"] and MAPPED_FROM_BYTES == 67108864
 
 
 def test_one_array_named_twice_is_one_file_and_one_object(job):
     x, t = np.arange(9999.0), torch.arange(9999)
-    def closure(): return x, t
-    task, folder = there_and_back(job, Holds(x=x, listed=[x, {"t": t}], t=t, closure=closure, reverse=x[::-1], typed=x.view("i8")))
+
+    def closure():
+        return x, t
+
+    task, folder = there_and_back(
+        job, Holds(x=x, listed=[x, {"t": t}], t=t, closure=closure, reverse=x[::-1], typed=x.view("i8"))
+    )
     assert task.x is task.listed[0] is task.closure()[0] and task.t is task.listed[1]["t"] is task.closure()[1]
     assert arrays_in(folder) == ["array-0.npy", "array-1.npy"]
     task.x[0] = 5  # views of one memory stay views of one memory
@@ -282,9 +371,20 @@ def test_a_gappy_array_larger_than_a_piece_is_written_whole(job):
 def test_arrays_anywhere_in_the_task(job):
     big = np.arange(9999.0)
     pair = namedtuple("pair", "x y")
-    def factory(scale=big): return lambda: big * 2 + scale
-    task, folder = there_and_back(job, Holds(deep=[({"a": [big.copy()]},)], pair=pair(big.copy(), 1), made=factory(),
-                                             data=TensorDataset(torch.arange(9999), torch.ones(9999)), net=nn.Linear(100, 50)))
+
+    def factory(scale=big):
+        return lambda: big * 2 + scale
+
+    task, folder = there_and_back(
+        job,
+        Holds(
+            deep=[({"a": [big.copy()]},)],
+            pair=pair(big.copy(), 1),
+            made=factory(),
+            data=TensorDataset(torch.arange(9999), torch.ones(9999)),
+            net=nn.Linear(100, 50),
+        ),
+    )
     assert is_mapped(task.deep[0][0]["a"][0]) and is_mapped(task.pair.x) and (task.made() == big * 3).all()
     assert mapped_address(task.data.tensors[0], folder) and mapped_address(task.net.weight, folder)
     assert len(arrays_in(folder)) == 6 and task.net(torch.ones(1, 100)).shape == (1, 50)
@@ -310,9 +410,11 @@ def test_a_file_that_is_mapped_already_is_mapped_again_and_not_copied(job, tmp_p
         found = vars(task)[name]
         assert np.array_equal(found, wanted) and is_mapped(found) and not found.flags.writeable, name
     np.save(tmp_path / "raw.npy", np.zeros((200, 100)))
-    with pytest.raises(RequestError, match="raw.npy, which has changed since"): read_job(folder)
+    with pytest.raises(RequestError, match="raw.npy, which has changed since"):
+        read_job(folder)
     (tmp_path / "raw.npy").unlink()
-    with pytest.raises(RequestError, match="raw.npy, which cannot be read: No such file"): read_job(folder)
+    with pytest.raises(RequestError, match="raw.npy, which cannot be read: No such file"):
+        read_job(folder)
 
 
 def test_a_mapped_file_that_was_written_to_or_is_gone_is_copied(job, tmp_path):
@@ -331,22 +433,42 @@ def test_a_job_that_names_a_file_outside_its_folder_is_refused(job, tmp_path):
     assert content.count(b"array-0.npy") == 1
     for name in (b"../aa-7.npy", b"/a/aa-7.npy", b"array-9.npy"):  # of the same length, so that it stays a pickle
         (folder / "task.pkl").write_bytes(content.replace(b"array-0.npy", name))
-        with pytest.raises(RequestError, match="The job has no array"): read_job(folder)
+        with pytest.raises(RequestError, match="The job has no array"):
+            read_job(folder)
     (folder / "task.pkl").write_bytes(content)
     shutil.move(folder / "array-0.npy", tmp_path / "moved.npy")
     (folder / "array-0.npy").symlink_to(tmp_path / "moved.npy")
-    with pytest.raises(RequestError, match="The job has no array 'array-0.npy'"): read_job(folder)
+    with pytest.raises(RequestError, match="The job has no array 'array-0.npy'"):
+        read_job(folder)
 
 
 # tensors
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.int64,
-                                   torch.complex64, torch.float8_e4m3fn, torch.uint16], ids=str)
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.bool,
+        torch.uint8,
+        torch.int64,
+        torch.complex64,
+        torch.float8_e4m3fn,
+        torch.uint16,
+    ],
+    ids=str,
+)
 def test_tensors_of_any_dtype_are_mapped(job, dtype):
     wanted = (torch.arange(9999) % 3).to(dtype)
     task, folder = there_and_back(job, Holds(x=wanted))
     assert task.x.dtype == dtype and torch.equal(task.x.view(torch.uint8), wanted.view(torch.uint8))
-    assert arrays_in(folder) == ["array-0.npy"] and mapped_address(task.x, folder) and (folder / "task.pkl").stat().st_size < BIG
+    assert (
+        arrays_in(folder) == ["array-0.npy"]
+        and mapped_address(task.x, folder)
+        and (folder / "task.pkl").stat().st_size < BIG
+    )
     before = (folder / "array-0.npy").read_bytes()
     task.x.zero_()
     assert (folder / "array-0.npy").read_bytes() == before
@@ -356,7 +478,11 @@ def test_tensors_of_any_dtype_are_mapped(job, dtype):
 def test_small_tensors_of_new_dtypes_are_carried_too(job, dtype):
     x = torch.arange(5).to(dtype)
     task, folder = there_and_back(job, Holds(x=x, view=x[1:], empty=torch.zeros(0, dtype=dtype)))
-    assert torch.equal(task.x.view(torch.uint8), x.view(torch.uint8)) and arrays_in(folder) == [] and task.empty.dtype == dtype
+    assert (
+        torch.equal(task.x.view(torch.uint8), x.view(torch.uint8))
+        and arrays_in(folder) == []
+        and task.empty.dtype == dtype
+    )
     task.view[0] = 4
     assert float(task.x[1]) == 4 and float(x[1]) == 1
 
@@ -364,12 +490,28 @@ def test_small_tensors_of_new_dtypes_are_carried_too(job, dtype):
 def test_tensors_keep_their_layout_their_memory_and_their_gradients(job):
     images = torch.randn(4, 3, 32, 32).to(memory_format=torch.channels_last)
     weight = nn.Parameter(torch.randn(50, 100))
-    task, folder = there_and_back(job, Holds(images=images, view=images[1:], turned=images.permute(3, 0, 1, 2), weight=weight, tied=weight,
-                                             wide=torch.randn(2, 4000).expand(5, 2, 4000), leaf=torch.randn(5000).requires_grad_(),
-                                             sparse=torch.eye(3000).to_sparse(), bits=torch.randn(3000, dtype=torch.cfloat).conj()))
+    task, folder = there_and_back(
+        job,
+        Holds(
+            images=images,
+            view=images[1:],
+            turned=images.permute(3, 0, 1, 2),
+            weight=weight,
+            tied=weight,
+            wide=torch.randn(2, 4000).expand(5, 2, 4000),
+            leaf=torch.randn(5000).requires_grad_(),
+            sparse=torch.eye(3000).to_sparse(),
+            bits=torch.randn(3000, dtype=torch.cfloat).conj(),
+        ),
+    )
     assert task.images.is_contiguous(memory_format=torch.channels_last) and torch.equal(task.images, images)
     assert torch.equal(task.turned, images.permute(3, 0, 1, 2)) and task.wide.stride() == (0, 4000, 1)
-    assert task.weight is task.tied and isinstance(task.weight, nn.Parameter) and task.weight.requires_grad and task.leaf.requires_grad
+    assert (
+        task.weight is task.tied
+        and isinstance(task.weight, nn.Parameter)
+        and task.weight.requires_grad
+        and task.leaf.requires_grad
+    )
     assert task.sparse.to_dense().trace() == 3000 and task.bits.is_conj()
     task.view[0] = 7
     assert (task.images[1] == 7).all() and not (images[1] == 7).any()
@@ -386,36 +528,46 @@ def test_tensors_without_memory(job):
 
 class OnDevice(torch.Tensor):
     "A tensor that says it lies on the second GPU, which a machine without one cannot make."
+
     device = property(lambda self: torch.device("cuda:1"))
 
 
 def test_a_tensor_on_a_gpu_is_refused(job, tmp_path):
     task = Holds(data={"x": torch.ones(3).as_subclass(OnDevice)})
-    with pytest.raises(CannotCarry, match=r"Holds\.data\['x'\] is a tensor on cuda:1\. Keep it on the CPU") as caught: write_job(job, task)
+    with pytest.raises(CannotCarry, match=r"Holds\.data\['x'\] is a tensor on cuda:1\. Keep it on the CPU") as caught:
+        write_job(job, task)
     assert caught.value.may_fork is False and not list(tmp_path.glob("spectrakit-job-*"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_tensor_that_is_on_a_gpu_is_refused(job):
-    with pytest.raises(CannotCarry, match="Holds.x is a tensor on cuda:0"): write_job(job, Holds(x=torch.ones(3, device="cuda")))
+    with pytest.raises(CannotCarry, match="Holds.x is a tensor on cuda:0"):
+        write_job(job, Holds(x=torch.ones(3, device="cuda")))
 
 
 # room
+
 
 def test_arrays_that_do_not_fit_are_refused_before_they_are_written(job, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**40, 2**40, 3 * 2**29))
     huge = np.broadcast_to(np.zeros(1), 2**30)  # 8 GiB that take 8 bytes
     write_job(job, Holds(x=huge))
-    monkeypatch.setattr("spectrakit.launch.task_pickle._stretch", lambda array: (array.ctypes.data, 2**33 if array.size > 9 else 8))
-    with pytest.raises(RequestError, match=r"Holds need 8\.0 GiB in .*, where 1\.5 GiB are free.*TMPDIR.*datasets\(cfg\)") as caught:
+    monkeypatch.setattr(
+        "spectrakit.launch.task_pickle._stretch", lambda array: (array.ctypes.data, 2**33 if array.size > 9 else 8)
+    )
+    with pytest.raises(
+        RequestError, match=r"Holds need 8\.0 GiB in .*, where 1\.5 GiB are free.*TMPDIR.*datasets\(cfg\)"
+    ) as caught:
         write_job(job, Holds(x=huge))
     assert not isinstance(caught.value, CannotCarry) and len(list(tmp_path.glob("spectrakit-job-*"))) == 1
     write_job(job, Holds(x=np.zeros(3)))
 
 
 def test_a_disk_that_fills_up_on_the_way_is_a_sentence(job, tmp_path, monkeypatch):
-    def full(*arguments): raise OSError(errno.ENOSPC, "No space left on device")
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     monkeypatch.setattr(np.lib.format, "write_array_header_1_0", full)
     with pytest.raises(RequestError, match="need more than there is in .* GiB are free.*TMPDIR"):
         write_job(job, Holds(x=np.zeros(9999)), mapped_from_bytes=BIG)
@@ -424,9 +576,12 @@ def test_a_disk_that_fills_up_on_the_way_is_a_sentence(job, tmp_path, monkeypatc
 
 # what cannot be carried
 
+
 class Locked(Line):
     "A task with a lock."
-    def __init__(self): self.lock = threading.Lock()
+
+    def __init__(self):
+        self.lock = threading.Lock()
 
 
 def cannot_be_carried(tmp_path) -> dict:
@@ -435,78 +590,103 @@ def cannot_be_carried(tmp_path) -> dict:
     net = nn.Linear(2, 2)
     net.hook = (n for n in "abc")
 
-    class InClass: pool = {"first": [0, lock]}
+    class InClass:
+        pool = {"first": [0, lock]}
 
     class InHelper:
-        def __init__(self): self.helper = InClass()
+        def __init__(self):
+            self.helper = InClass()
 
     class UsesLock:
         def loss(self, model, batch):
             def inner():
-                with lock: return 0
+                with lock:
+                    return 0
+
             return inner()
 
     class Default:
         @staticmethod
-        def loss(model, batch, guard=lock): return 0
+        def loss(model, batch, guard=lock):
+            return 0
 
     class Property:
         @property
-        def loss(self): return lock
+        def loss(self):
+            return lock
 
     return {
-        "Locked.lock is a lock": Locked(), "Holds.file is an open file": Holds(file=open(os.devnull, "rb")),
+        "Locked.lock is a lock": Locked(),
+        "Holds.file is an open file": Holds(file=open(os.devnull, "rb")),
         "Holds.out is an open file": Holds(x=1, out=open(tmp_path / "out.txt", "w")),
-        "Holds.batches[1] is a generator": Holds(batches=[1, (n for n in "abc")]), "Holds.net.hook is a generator": Holds(net=net),
-        "Holds.link is a socket": Holds(link=socket.socket()), "Holds.todo is an object of the type queue.Queue": Holds(todo=queue.Queue()),
+        "Holds.batches[1] is a generator": Holds(batches=[1, (n for n in "abc")]),
+        "Holds.net.hook is a generator": Holds(net=net),
+        "Holds.link is a socket": Holds(link=socket.socket()),
+        "Holds.todo is an object of the type queue.Queue": Holds(todo=queue.Queue()),
         "Holds.files['a'] is an open file": Holds(files={"a": open(os.devnull, "wb")}),
-        "InHelper.helper.pool['first'][1] is a lock": InHelper(), "lock, which UsesLock.loss uses, is a lock": UsesLock(),
-        "A default of Default.loss is a lock": Default(), "lock, which Property.loss uses, is a lock": Property(),
+        "InHelper.helper.pool['first'][1] is a lock": InHelper(),
+        "lock, which UsesLock.loss uses, is a lock": UsesLock(),
+        "A default of Default.loss is a lock": Default(),
+        "lock, which Property.loss uses, is a lock": Property(),
     }
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_what_cannot_be_carried_is_named(job, tmp_path):
     for words, task in cannot_be_carried(tmp_path).items():
-        with pytest.raises(CannotCarry) as caught: write_job(job, task)
+        with pytest.raises(CannotCarry) as caught:
+            write_job(job, task)
         said = str(caught.value)
-        assert said == (f"The task {type(task).__name__} cannot be carried to the training process: {words}. "
-                        "Make it inside the methods that use it, or use launch.mode=inline."), said
+        assert said == (
+            f"The task {type(task).__name__} cannot be carried to the training process: {words}. "
+            "Make it inside the methods that use it, or use launch.mode=inline."
+        ), said
         assert isinstance(caught.value, RequestError) and caught.value.may_fork
         for thing in vars(task).values():
-            if hasattr(thing, "close"): thing.close()
+            if hasattr(thing, "close"):
+                thing.close()
     assert not list(tmp_path.glob("spectrakit-job-*"))
 
 
 def test_a_global_lock_of_another_cell_is_named(job):
     space = {"__name__": "__main__", "GUARD": threading.Lock()}
     exec("class Cell:\n    def loss(self, model, batch):\n        with GUARD: return 0\ntask = Cell()", space)
-    with pytest.raises(CannotCarry, match=r": GUARD, which Cell\.loss uses, is a lock\."): write_job(job, space["task"])
+    with pytest.raises(CannotCarry, match=r": GUARD, which Cell\.loss uses, is a lock\."):
+        write_job(job, space["task"])
 
 
 def test_what_has_no_part_to_blame_says_what_was_raised(job):
     class Stubborn:
-        def __reduce__(self): raise ValueError("not\nme")
+        def __reduce__(self):
+            raise ValueError("not\nme")
 
     loop = [threading.Lock()]
     loop.append(loop)
-    with pytest.raises(CannotCarry, match="Stubborn cannot be carried to the training process: ValueError: not me. Make"): write_job(job, Stubborn())
-    with pytest.raises(CannotCarry, match=r"Holds.loop\[0\] is a lock"): write_job(job, Holds(loop=loop))
+    with pytest.raises(
+        CannotCarry, match="Stubborn cannot be carried to the training process: ValueError: not me. Make"
+    ):
+        write_job(job, Stubborn())
+    with pytest.raises(CannotCarry, match=r"Holds.loop\[0\] is a lock"):
+        write_job(job, Holds(loop=loop))
     with pytest.raises(CannotCarry, match="recursion"):
         deep = []
-        for _ in range(20_000): deep = [deep]
+        for _ in range(20_000):
+            deep = [deep]
         write_job(job, Holds(deep=deep))
 
 
 def test_an_interrupt_leaves_no_folder(job, tmp_path):
     class Stopped:
-        def __reduce__(self): raise KeyboardInterrupt
+        def __reduce__(self):
+            raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt): write_job(job, Stopped())
+    with pytest.raises(KeyboardInterrupt):
+        write_job(job, Stopped())
     assert not list(tmp_path.glob("spectrakit-job-*"))
 
 
 # another process
+
 
 def test_the_reader_works_where_the_writer_worked(job, tmp_path, monkeypatch):
     "A module beside the notebook is found through '' on sys.path, and relative files are."
@@ -514,6 +694,7 @@ def test_the_reader_works_where_the_writer_worked(job, tmp_path, monkeypatch):
     (tmp_path / "word.txt").write_text("found")
     monkeypatch.setattr(sys, "path", ["", Path("ignored"), *sys.path])
     import beside
+
     monkeypatch.delitem(sys.modules, "beside")
     done = elsewhere(write_job(job, beside.Mine()), "print(task.word(), sys.path[0] == '')")
     assert (done.returncode, done.stdout) == (0, "found True\n"), done.stderr
@@ -528,24 +709,36 @@ def test_a_module_that_is_missing_there_is_a_sentence(job, tmp_path, monkeypatch
     (tmp_path / "modules" / "only_here.py").write_text("class Mine: pass\n")
     monkeypatch.syspath_prepend(tmp_path / "modules")
     import only_here
+
     task = only_here.Mine()
     sys.path.remove(str(tmp_path / "modules"))
-    code = ("from spectrakit.launch.job import RequestError, read_job\n"
-            f"try: read_job({str(write_job(job, task))!r})\nexcept RequestError as error: print(error)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environ(), timeout=120)
-    assert done.stdout == ("The task Mine needs the module 'only_here', which the training process does not find. "
-                           "Install it, or put its folder on sys.path before you start the training.\n"), done.stderr
+    code = (
+        "from spectrakit.launch.job import RequestError, read_job\n"
+        f"try: read_job({str(write_job(job, task))!r})\nexcept RequestError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=clean_environ(), timeout=120
+    )
+    assert done.stdout == (
+        "The task Mine needs the module 'only_here', which the training process does not find. "
+        "Install it, or put its folder on sys.path before you start the training.\n"
+    ), done.stderr
     assert "Traceback" not in done.stderr
     monkeypatch.delitem(sys.modules, "only_here")
 
 
 def test_an_error_while_the_task_is_rebuilt_is_a_sentence_and_its_traceback_is_logged(job, capsys):
     class Breaks:
-        def __init__(self): self.x = 1
-        def __setstate__(self, state): raise KeyError("two\nlines")
+        def __init__(self):
+            self.x = 1
+
+        def __setstate__(self, state):
+            raise KeyError("two\nlines")
 
     folder = write_job(job, Breaks())
-    with pytest.raises(RequestError, match=r"The task Breaks cannot be rebuilt in the training process: KeyError: .*__setstate__") as caught:
+    with pytest.raises(
+        RequestError, match=r"The task Breaks cannot be rebuilt in the training process: KeyError: .*__setstate__"
+    ) as caught:
         read_job(folder)
     assert "\n" not in str(caught.value) and "in __setstate__" in capsys.readouterr().err
 
@@ -559,17 +752,24 @@ def test_a_writer_whose_folder_is_gone(job, tmp_path, monkeypatch):
     assert read_job_head(late)["cwd"] is None
     monkeypatch.chdir(tmp_path)
     assert name_of(read_job(late)[1]) == "digits"
-    with pytest.raises(RequestError, match="The folder .*gone, where the training was started, is gone"): read_job(folder)
+    with pytest.raises(RequestError, match="The folder .*gone, where the training was started, is gone"):
+        read_job(folder)
 
 
 # names
 
+
 def test_the_name_of_a_file_is_kept_with_its_whole_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert settled_name("my.py:Mine") == f"{tmp_path}/my.py:Mine" and settled_name("a/../my.py:Mine") == f"{tmp_path}/my.py:Mine"
+    assert (
+        settled_name("my.py:Mine") == f"{tmp_path}/my.py:Mine"
+        and settled_name("a/../my.py:Mine") == f"{tmp_path}/my.py:Mine"
+    )
     assert settled_name(f"{tmp_path}/a b.py:Mine") == f"{tmp_path}/a b.py:Mine"
-    for name in ("coffee", "my.module:Mine", "__main__:Mine", "tasks:Line", "py:py", ""): assert settled_name(name) == name
-    for name in ("my.py:Mine", "coffee"): assert settled_name(settled_name(name)) == settled_name(name)
+    for name in ("coffee", "my.module:Mine", "__main__:Mine", "tasks:Line", "py:py", ""):
+        assert settled_name(name) == name
+    for name in ("my.py:Mine", "coffee"):
+        assert settled_name(settled_name(name)) == settled_name(name)
     (tmp_path / "it's").mkdir()
     (tmp_path / "it's" / "my.py").write_text("class Mine: x = 5\n")
     name = settled_name("it's/my.py:Mine")
@@ -581,25 +781,36 @@ def test_the_name_of_a_file_is_kept_with_its_whole_path(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "my")
 
 
-@pytest.mark.parametrize("text, words", [
-    ("1/0", "cannot be loaded: ZeroDivisionError"), ("raise ValueError('two\\nlines')", "cannot be loaded: ValueError: two lines."),
-    ("raise SystemExit(3)", "cannot be loaded: SystemExit: 3"), ("import no_such_thing", "needs the module 'no_such_thing'"),
-    ("def (", "cannot be loaded: SyntaxError"), ("class Mein: pass", "Did you mean 'Mein'?"), ("x = 1", "It has no public class."),
-    ("class A: pass\nclass B: pass", "It has the classes A, B."),
-    ("class Mine:\n    def __init__(self, x): pass", "cannot be loaded: TypeError"),
-])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("1/0", "cannot be loaded: ZeroDivisionError"),
+        ("raise ValueError('two\\nlines')", "cannot be loaded: ValueError: two lines."),
+        ("raise SystemExit(3)", "cannot be loaded: SystemExit: 3"),
+        ("import no_such_thing", "needs the module 'no_such_thing'"),
+        ("def (", "cannot be loaded: SyntaxError"),
+        ("class Mein: pass", "Did you mean 'Mein'?"),
+        ("x = 1", "It has no public class."),
+        ("class A: pass\nclass B: pass", "It has the classes A, B."),
+        ("class Mine:\n    def __init__(self, x): pass", "cannot be loaded: TypeError"),
+    ],
+)
 def test_a_task_file_that_does_not_load_is_one_sentence(tmp_path, monkeypatch, text, words):
     (tmp_path / "a_task_file.py").write_text(text)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
-    with pytest.raises(RequestError) as caught: load_task(f"{tmp_path}/a_task_file.py:Mine")
+    with pytest.raises(RequestError) as caught:
+        load_task(f"{tmp_path}/a_task_file.py:Mine")
     assert words in str(caught.value) and "\n" not in str(caught.value)
-    if "class" not in text and "x = 1" not in text: assert "a_task_file" not in set(sys.modules) - before
+    if "class" not in text and "x = 1" not in text:
+        assert "a_task_file" not in set(sys.modules) - before
     sys.modules.pop("a_task_file", None)
 
 
 def test_job_json_is_plain(job):
     "No value of it needs more than JSON, so that anything can read it."
     head = json.loads((write_job(job, Holds()) / "job.json").read_text())
-    assert head["task"] is None and head["task_class"] == "Holds" and all(isinstance(entry, str) for entry in head["path"])
+    assert (
+        head["task"] is None and head["task_class"] == "Holds" and all(isinstance(entry, str) for entry in head["path"])
+    )
     assert head["config"]["seed"] == 3

@@ -1,4 +1,5 @@
 "What happens to a training process that is killed, stopped, refused or left alone; each test starts real processes."
+
 import contextlib
 import json
 import os
@@ -32,9 +33,11 @@ class Held:
         self.run = only_run(folder)
 
     @property
-    def children(self) -> list[psutil.Process]: return psutil.Process(self.process.pid).children(recursive=True)
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
 
-    def go(self) -> None: (self.folder / "go").touch()
+    def go(self) -> None:
+        (self.folder / "go").touch()
 
     def end(self, timeout_s: float = 90) -> tuple[int, str, str]:
         "(exit status, stdout, stderr) of the command."
@@ -45,7 +48,10 @@ class Held:
 @pytest.fixture
 def hold(start_cli, tmp_path):
     "A function that starts a training and returns it held in its eleventh optimizer step of twenty."
-    def held(*words, name="Submitting") -> Held: return Held(start_cli, tmp_path, [task(name), *SETTINGS, *words])
+
+    def held(*words, name="Submitting") -> Held:
+        return Held(start_cli, tmp_path, [task(name), *SETTINGS, *words])
+
     return held
 
 
@@ -54,25 +60,29 @@ def same_result(run, other) -> bool:
     ends = [find_checkpoint(path / "checkpoints")[0] for path in (run, other)]
     logs = [open_run(path).events for path in (run, other)]
     files = ("model.safetensors", "ema.safetensors")
-    return (ends[0].name == ends[1].name
-            and all((ends[0] / name).read_bytes() == (ends[1] / name).read_bytes() for name in files)
-            and columns(logs[0], "step", "step", "loss", "lr") == columns(logs[1], "step", "step", "loss", "lr")
-            and columns(logs[0], "eval", "step", "metrics") == columns(logs[1], "eval", "step", "metrics"))
+    return (
+        ends[0].name == ends[1].name
+        and all((ends[0] / name).read_bytes() == (ends[1] / name).read_bytes() for name in files)
+        and columns(logs[0], "step", "step", "loss", "lr") == columns(logs[1], "step", "step", "loss", "lr")
+        and columns(logs[0], "eval", "step", "metrics") == columns(logs[1], "eval", "step", "metrics")
+    )
 
 
 def here_and_now(run) -> None:
     "Have a run resumed in this process, without workers: that spares a process, and the result may not depend on it."
     text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(text.replace("launch:\n  mode: auto", "launch:\n  mode: inline")
-                                     .replace("num_workers: 1", "num_workers: 0"))
+    (run / "config.yaml").write_text(
+        text.replace("launch:\n  mode: auto", "launch:\n  mode: inline").replace("num_workers: 1", "num_workers: 0")
+    )
     assert compose(config=run / "config.yaml").launch.mode == "inline"
 
 
 # killed
 
+
 def test_a_killed_training_process_is_a_failed_run_that_goes_on_bit_for_bit(hold, trained):
     held = hold("launch.max_restarts=0")
-    child, = held.children
+    (child,) = held.children
     assert is_locked(held.run) and open_run(held.run).status == "running"
     child.kill()
     status, out, err = held.end()
@@ -90,11 +100,14 @@ def test_a_killed_training_process_is_a_failed_run_that_goes_on_bit_for_bit(hold
 
 def test_a_killed_training_process_starts_again_and_ends_as_if_nothing_had_been(hold, trained):
     held = hold()
-    child, = held.children
+    (child,) = held.children
     held.go()  # so that the second start is not held
     child.kill()
     status, out, err = held.end()
-    assert status == 0 and "completed" in out and "killed by SIGKILL" in out and "starting again (1 of 2)" in out, (out, err)
+    assert status == 0 and "completed" in out and "killed by SIGKILL" in out and "starting again (1 of 2)" in out, (
+        out,
+        err,
+    )
     assert same_result(held.run, trained.run)
     run = open_run(held.run)
     assert last_event(run.events, "restart")["notes"][0].startswith("the training process was killed by SIGKILL")
@@ -116,13 +129,18 @@ def test_no_orphan_is_left_when_the_parent_is_killed(hold):
 
 # stopped
 
-@pytest.mark.parametrize("to, words", [("group", ()), ("alone", ()), ("alone", ("launch.mode=inline",))],
-                         ids=["group", "alone", "inline"])
+
+@pytest.mark.parametrize(
+    "to, words", [("group", ()), ("alone", ()), ("alone", ("launch.mode=inline",))], ids=["group", "alone", "inline"]
+)
 def test_an_interrupt_saves_the_model_and_the_run_goes_on(hold, trained, to, words):
     held = hold(*words)
-    if to == "group": os.killpg(held.process.pid, signal.SIGINT)
-    else: held.process.send_signal(signal.SIGINT)
-    if not words: wait_for((held.run / "STOP").exists, "the interrupt to be heard")
+    if to == "group":
+        os.killpg(held.process.pid, signal.SIGINT)
+    else:
+        held.process.send_signal(signal.SIGINT)
+    if not words:
+        wait_for((held.run / "STOP").exists, "the interrupt to be heard")
     held.go()
     status, out, err = held.end()
     assert (status, err) == (130, "") and "interrupted" in out
@@ -132,7 +150,8 @@ def test_an_interrupt_saves_the_model_and_the_run_goes_on(hold, trained, to, wor
     newest, notes = find_checkpoint(held.run / "checkpoints")
     assert 11 <= stopped_at < 20 and newest.name == f"step-{stopped_at:08d}" and notes == []
     assert last_event(run.events, "eval")["step"] == stopped_at  # it was looked at before it was left
-    if to == "group": return  # the other two go on: in a child process, and in the command itself
+    if to == "group":
+        return  # the other two go on: in a child process, and in the command itself
     here_and_now(held.run)
     assert resume(held.run, show=False).status == "completed"
     ends = [find_checkpoint(path / "checkpoints")[0] for path in (held.run, trained.run)]
@@ -143,7 +162,7 @@ def test_the_second_interrupt_kills_and_the_older_checkpoint_stays(hold):
     held = hold()
     held.process.send_signal(signal.SIGINT)
     wait_for((held.run / "STOP").exists, "the first interrupt to be heard")
-    child, = held.children
+    (child,) = held.children
     held.process.send_signal(signal.SIGINT)
     status, out, err = held.end()
     assert status == 130 and "interrupted" in out and "Traceback" not in err and not child.is_running()
@@ -153,10 +172,12 @@ def test_the_second_interrupt_kills_and_the_older_checkpoint_stays(hold):
 
 def test_an_interrupt_while_the_training_process_still_starts_is_not_lost(start_cli, tmp_path):
     process = start_cli("train", task("Line"), *SETTINGS, "trainer.max_epochs=4000")
+
     def started() -> bool:
         for child in psutil.Process(process.pid).children():
             with contextlib.suppress(psutil.Error):  # git, which is asked for the commit, comes and goes
-                if "spectrakit.launch.worker" in " ".join(child.cmdline()): return True
+                if "spectrakit.launch.worker" in " ".join(child.cmdline()):
+                    return True
         return False
 
     wait_for(started, "the training process to be started")
@@ -184,11 +205,15 @@ def test_while_a_run_trains_it_can_be_looked_at_and_not_be_resumed(hold, trained
 
 # failed and refused, through a child process
 
-@pytest.mark.parametrize("name, words", [
-    ("RaisesInLoss", "ZeroDivisionError: in the seventh loss"),
-    ("Exits", "SystemExit"),
-    ("Vanishes", "exit status 0"),
-])
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("RaisesInLoss", "ZeroDivisionError: in the seventh loss"),
+        ("Exits", "SystemExit"),
+        ("Vanishes", "exit status 0"),
+    ],
+)
 def test_a_task_that_breaks_is_a_failed_run_with_a_readable_reason(tmp_path, name, words):
     done = run_cli(tmp_path, "train", task(name), *SETTINGS)
     assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
@@ -196,7 +221,8 @@ def test_a_task_that_breaks_is_a_failed_run_with_a_readable_reason(tmp_path, nam
     run = open_run(only_run(tmp_path))
     assert run.status == "failed" and words in run.error and not is_locked(run.path)
     assert (run.path / "summary.json").is_file() and list((run.path / "logs").iterdir())
-    if name == "RaisesInLoss": assert find_checkpoint(run.path / "checkpoints")[0].name == "step-00000003"
+    if name == "RaisesInLoss":
+        assert find_checkpoint(run.path / "checkpoints")[0].name == "step-00000003"
 
 
 def test_a_request_that_the_child_refuses_leaves_nothing(tmp_path):
@@ -208,8 +234,10 @@ def test_a_request_that_the_child_refuses_leaves_nothing(tmp_path):
 
 def test_a_task_object_is_carried_to_the_child_and_back_to_the_notebook(here):
     "A class that no module holds, as a cell makes it, with a value of its own; called from a thread."
+
     class Cell(Line):
-        def __init__(self, shift): self.shift = shift
+        def __init__(self, shift):
+            self.shift = shift
 
         def metrics(self, outputs, batch):
             return {"shifted": (outputs.sum() * 0 + self.shift * len(outputs), len(outputs))}
@@ -226,22 +254,35 @@ def test_a_task_object_is_carried_to_the_child_and_back_to_the_notebook(here):
 
 def test_a_task_that_cannot_be_carried_is_refused(here):
     class Locked(Line):
-        def __init__(self): self.lock = threading.Lock()
+        def __init__(self):
+            self.lock = threading.Lock()
 
-    with pytest.raises(RequestError, match="cannot be carried.*lock") as caught: fit(Locked(), compose(), show=False)
+    with pytest.raises(RequestError, match="cannot be carried.*lock") as caught:
+        fit(Locked(), compose(), show=False)
     assert "\n" not in str(caught.value) and not list((here / "runs").iterdir())
 
 
 # names of tasks
 
-@pytest.mark.parametrize("name, words", [
-    ("coffe", "'coffee'"), ("digit", "'digits'"), ("", "There is no task"),
-    ("no.such.module:Name", "There is no module 'no'"),
-    ("missing.py:Name", "There is no file 'missing.py'"), (":Name", "There is no task"), ("tasks:", "There is no task"),
-    ("tasks:Lin", "'Line'"), ("tasks:1x", "There is no task"), (f"{tasks.__file__}:Lien", "'Line'"),
-])
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("coffe", "'coffee'"),
+        ("digit", "'digits'"),
+        ("", "There is no task"),
+        ("no.such.module:Name", "There is no module 'no'"),
+        ("missing.py:Name", "There is no file 'missing.py'"),
+        (":Name", "There is no task"),
+        ("tasks:", "There is no task"),
+        ("tasks:Lin", "'Line'"),
+        ("tasks:1x", "There is no task"),
+        (f"{tasks.__file__}:Lien", "'Line'"),
+    ],
+)
 def test_a_wrong_name_is_one_sentence_with_the_nearest_right_one(here, name, words):
-    with pytest.raises(RequestError) as caught: load_task(name)
+    with pytest.raises(RequestError) as caught:
+        load_task(name)
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 

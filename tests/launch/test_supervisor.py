@@ -1,4 +1,5 @@
 "Two ranks on the CPU, and everything that can befall them: errors, kills, hangs, starts that fail, interrupts, orphans."
+
 import contextlib
 import json
 import os
@@ -36,11 +37,23 @@ from spectrakit.launch.worker import _check_fork
 from tasks import Line, Troubled
 
 slow = pytest.mark.slow
-pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux is the home of several processes")]
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux is the home of several processes"),
+]
 
 # Twenty optimizer steps in four epochs: two ranks, two micro batches of two each.
-TWO = ("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=2", "accumulate_grad_batches=2", "trainer.max_epochs=4", "optimizer.lr=0.01",
-       "checkpoint.every_n_steps=2", "checkpoint.every_n_epochs=null", "trainer.log_every_n_steps=1")
+TWO = (
+    "trainer.accelerator=cpu",
+    "trainer.devices=2",
+    "data.batch_size=2",
+    "accumulate_grad_batches=2",
+    "trainer.max_epochs=4",
+    "optimizer.lr=0.01",
+    "checkpoint.every_n_steps=2",
+    "checkpoint.every_n_epochs=null",
+    "trainer.log_every_n_steps=1",
+)
 SOON = ("launch.hang_floor_s=3",)
 
 
@@ -60,7 +73,8 @@ def left(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("TINY_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE: found.append(process)
+            if process.environ().get("TINY_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
 
 
@@ -69,17 +83,22 @@ def nothing_left(mark, here):
     "After the test: no process, no page of shared memory, no job folder."
     yield mark
     stayed = [process.cmdline() for process in left(mark)]
-    for process in left(mark): process.kill()
+    for process in left(mark):
+        process.kill()
     assert stayed == []
-    assert not list(Path("/dev/shm").glob(f"spectrakit-page-{os.getpid()}-*")) and not list((here / "temporary").glob("spectrakit-job-*"))
+    assert not list(Path("/dev/shm").glob(f"spectrakit-page-{os.getpid()}-*")) and not list(
+        (here / "temporary").glob("spectrakit-job-*")
+    )
 
 
 @pytest.fixture
 def cli(start_cli, nothing_left):
     "A function that starts `spectrakit train TASK WORD…` on two ranks in the test's own folder."
+
     def start(name: str, *words: str, **environ: str) -> subprocess.Popen:
         kept = {name: os.environ[name] for name in ("TINY_MARK", "TMPDIR")}
         return start_cli("train", task(name), *TWO, *words, env={**kept, **environ})
+
     return start
 
 
@@ -97,13 +116,25 @@ def losses(run: Run) -> list[tuple[int, float]]:
 
 def close(found: list, expected: list) -> bool:
     "Whether two runs saw the same losses, up to the order in which numbers are added."
-    return [s for s, _ in found] == [s for s, _ in expected] and [x for _, x in found] == pytest.approx([x for _, x in expected], rel=1e-5)
+    return [s for s, _ in found] == [s for s, _ in expected] and [x for _, x in found] == pytest.approx(
+        [x for _, x in expected], rel=1e-5
+    )
 
 
-def facts(run: Run) -> dict: return json.loads((run.path / "summary.json").read_text())["launch"]
-def said(run: Run) -> str: return "\n".join(e["text"] for e in run.events if e["type"] == "message")
-def log_of(run: Run, name: str) -> str: return (run.path / "logs" / name).read_text()
-def intact(run: Run) -> bool: return bool(found := checkpoints(run.path / "checkpoints")) and all(verify(path) == [] for path in found)
+def facts(run: Run) -> dict:
+    return json.loads((run.path / "summary.json").read_text())["launch"]
+
+
+def said(run: Run) -> str:
+    return "\n".join(e["text"] for e in run.events if e["type"] == "message")
+
+
+def log_of(run: Run, name: str) -> str:
+    return (run.path / "logs" / name).read_text()
+
+
+def intact(run: Run) -> bool:
+    return bool(found := checkpoints(run.path / "checkpoints")) and all(verify(path) == [] for path in found)
 
 
 @pytest.fixture(scope="module")
@@ -114,16 +145,29 @@ def calm(tmp_path_factory):
     """
     with pytest.MonkeyPatch.context() as patch, socket.socket() as taken:
         patch.chdir(tmp_path_factory.mktemp("calm"))
-        with contextlib.suppress(OSError): taken.bind(("127.0.0.1", 29500)), taken.listen()  # if it is taken already: so be it
-        for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        with contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", 29500)), taken.listen()  # if it is taken already: so be it
+        for name, value in {
+            "RANK": "1",
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "1",
+            "MASTER_PORT": "29500",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }.items():
             patch.setenv(name, value)
         run = fit(task("Troubled"), compose(*TWO), show=False)
-        assert run.status == "completed" and facts(run) == {"launcher": "notebook_launcher", "world_size": 2, "restarts": 0, "fallback": None}
+        assert run.status == "completed" and facts(run) == {
+            "launcher": "notebook_launcher",
+            "world_size": 2,
+            "restarts": 0,
+            "fallback": None,
+        }
         assert len(losses(run)) == 20
         return losses(run)
 
 
 # a rank fails
+
 
 @slow
 def test_an_error_on_rank_1_is_told_as_its_own(monkeypatch, nothing_left):
@@ -134,7 +178,9 @@ def test_an_error_on_rank_1_is_told_as_its_own(monkeypatch, nothing_left):
     assert intact(run) and find_checkpoint(run.path / "checkpoints")[0].name == "step-00000006"  # all that was done
     done = resume(run, show=False)
     assert done.status == "completed" and done.events[-1]["step"] == 20
-    assert "in divide" in log_of(run, "earlier-error-rank-1.txt") and not (run.path / "logs" / "error-rank-1.txt").exists()
+    assert (
+        "in divide" in log_of(run, "earlier-error-rank-1.txt") and not (run.path / "logs" / "error-rank-1.txt").exists()
+    )
 
 
 @slow
@@ -153,11 +199,23 @@ def test_killed_ranks_are_replaced_and_nothing_is_lost(monkeypatch, nothing_left
 def test_without_restarts_a_killed_rank_is_a_failed_run(nothing_left, here):
     "In a container, where one can be made, whose process 1 is the command: its children are no orphans."
     container = ["unshare", "--kill-child", "--pid", "--fork", "--mount-proc"]
-    if not shutil.which("unshare") or subprocess.run([*container, "true"], capture_output=True).returncode: container = []
+    if not shutil.which("unshare") or subprocess.run([*container, "true"], capture_output=True).returncode:
+        container = []
     command = [*container, sys.executable, "-m", "spectrakit", "train", task("Troubled"), *TWO, "launch.max_restarts=0"]
-    done = subprocess.run(command, cwd=here, env={**os.environ, "TINY_TROUBLE": "1 13 kill"}, capture_output=True, text=True, timeout=90,
-                          stdin=subprocess.DEVNULL)
-    assert done.returncode == 1 and done.stderr.startswith("rank 1 was killed by SIGKILL") and "Traceback" not in done.stderr
+    done = subprocess.run(
+        command,
+        cwd=here,
+        env={**os.environ, "TINY_TROUBLE": "1 13 kill"},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (
+        done.returncode == 1
+        and done.stderr.startswith("rank 1 was killed by SIGKILL")
+        and "Traceback" not in done.stderr
+    )
     run = open_run(only_run(here))
     assert run.status == "failed" and run.error.startswith("rank 1 was killed by SIGKILL") and intact(run)
 
@@ -170,12 +228,15 @@ def test_what_is_refused_in_the_middle_is_a_failed_run_that_keeps_its_checkpoint
 
 # a rank hangs
 
+
 @slow
 def test_a_rank_that_hangs_is_replaced_and_nothing_is_lost(monkeypatch, nothing_left, calm):
     "It sleeps for ever, and the other one waits for it in gloo: the stacks name both places."
     run = troubled(monkeypatch, "1 7 sleep", *SOON)
     assert run.status == "completed" and losses(run) == calm and intact(run) and facts(run)["restarts"] == 1
-    assert said(run).startswith("rank 1 has given no sign of life for 3 s (training, after optimizer step 3); the stacks of all ranks are in")
+    assert said(run).startswith(
+        "rank 1 has given no sign of life for 3 s (training, after optimizer step 3); the stacks of all ranks are in"
+    )
     assert said(run).endswith("/logs/stacks-rank-*.txt; starting again (1 of 2)")
     assert " in sleep" in log_of(run, "stacks-rank-1.txt") and "in backward" in log_of(run, "stacks-rank-0.txt")
 
@@ -187,7 +248,11 @@ def test_ranks_that_hang_in_every_start_become_one_process(monkeypatch, nothing_
     assert run.status == "completed" and close(losses(run), calm)
     assert " in recv" in log_of(run, "stacks-rank-1.txt") and "in backward" in log_of(run, "stacks-rank-0.txt")
     known = facts(run)
-    assert (known["world_size"], known["launcher"], known["restarts"]) == (1, None, 2) and "going on in one process" in known["fallback"]
+    assert (known["world_size"], known["launcher"], known["restarts"]) == (
+        1,
+        None,
+        2,
+    ) and "going on in one process" in known["fallback"]
     decided = json.loads((run.path / "environment.json").read_text())["decided"]
     assert (decided["world_size"], decided["gradient_accumulation_steps"], decided["effective_batch_size"]) == (1, 4, 8)
 
@@ -209,18 +274,30 @@ def test_a_thread_that_never_ends_does_not_keep_a_run(monkeypatch, nothing_left)
 
 # a start fails
 
+
 @slow
 def test_ranks_that_do_not_meet_get_another_launcher_then_one_process(nothing_left, calm):
     config = compose(*TWO, "launch.start_timeout_s=3")
     run = fit(task("Late"), config, show=False)
     assert run.status == "completed" and close(losses(run), calm)
     first, second = said(run).splitlines()
-    assert first == "the processes did not find each other within launch.start_timeout_s=3 (notebook_launcher); trying torchrun"
-    assert second.startswith("rank 1 was killed by SIGKILL") and second.endswith("training in one process, with the same effective batch")
+    assert (
+        first
+        == "the processes did not find each other within launch.start_timeout_s=3 (notebook_launcher); trying torchrun"
+    )
+    assert second.startswith("rank 1 was killed by SIGKILL") and second.endswith(
+        "training in one process, with the same effective batch"
+    )
     assert last_event(run.events, "start")["effective_batch_size"] == 8 and last_event(run.events, "restart") is None
     assert (facts(run)["launcher"], facts(run)["world_size"], facts(run)["fallback"]) == (None, 1, second)
-    run = fit(task("Late"), config, show=False)  # the launcher that failed is remembered; a killed rank says nothing about the other
-    assert run.status == "completed" and said(run).startswith("rank 1 was killed by SIGKILL") and len(said(run).splitlines()) == 1
+    run = fit(
+        task("Late"), config, show=False
+    )  # the launcher that failed is remembered; a killed rank says nothing about the other
+    assert (
+        run.status == "completed"
+        and said(run).startswith("rank 1 was killed by SIGKILL")
+        and len(said(run).splitlines()) == 1
+    )
     assert "notebook_launcher failed in this session" in last_event(run.events, "start")["reasons"]["launcher"]
 
 
@@ -233,18 +310,29 @@ def test_without_a_fallback_a_failed_start_is_a_failed_run(nothing_left, here):
 
 # refused
 
+
 @slow
-@pytest.mark.parametrize("name, words, sentence", [
-    ("Troubled", ["distributed.backend=nccl", "distributed.fallback=false"], "distributed.backend=nccl needs GPUs.*Use distributed.backend=auto"),  # by both
-    ("RefusedOnRank1", [], "RefusedOnRank1.loss returned dict")])
+@pytest.mark.parametrize(
+    "name, words, sentence",
+    [
+        (
+            "Troubled",
+            ["distributed.backend=nccl", "distributed.fallback=false"],
+            "distributed.backend=nccl needs GPUs.*Use distributed.backend=auto",
+        ),  # by both
+        ("RefusedOnRank1", [], "RefusedOnRank1.loss returned dict"),
+    ],
+)
 def test_what_ranks_refuse_is_refused_here(name, words, sentence, nothing_left, here):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(RequestError, match=sentence) as caught: fit(task(name), compose(*TWO, *words), show=False)
+    with pytest.raises(RequestError, match=sentence) as caught:
+        fit(task(name), compose(*TWO, *words), show=False)
     assert "\n" not in str(caught.value) and not list((here / "runs").iterdir())
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 # interrupted
+
 
 @slow
 def test_an_interrupt_stops_both_ranks_at_the_same_step(cli, mark, here):
@@ -255,7 +343,8 @@ def test_an_interrupt_stops_both_ranks_at_the_same_step(cli, mark, here):
     family = left(mark)
     assert len(family) >= 4  # the command, the supervisor, two ranks
     done = last_event(run.events, "step")["step"]
-    for member in family: member.send_signal(signal.SIGINT)
+    for member in family:
+        member.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "") and "interrupted" in out
     end = last_event(run.events, "end")
@@ -297,13 +386,14 @@ def test_an_interrupt_before_the_first_step_is_not_lost(cli, here, where):
 
 # no orphans
 
+
 @slow
 @pytest.mark.parametrize("launcher", ["notebook_launcher", "torchrun"])
 def test_neither_a_dead_supervisor_nor_a_dead_parent_leaves_a_rank_behind(cli, mark, here, launcher):
     "Both ranks are blocked in gloo, where no signal but SIGKILL reaches them."
     process = cli("Troubled", f"launch.mode={launcher}", TINY_TROUBLE="1 5 lost!")
     wait_for((here / "trouble-1-5").exists, "rank 1 to be lost")
-    supervisor, = psutil.Process(process.pid).children()
+    (supervisor,) = psutil.Process(process.pid).children()
     ranks = supervisor.children(recursive=True)
     assert len(ranks) == 2
     supervisor.kill()
@@ -316,16 +406,20 @@ def test_neither_a_dead_supervisor_nor_a_dead_parent_leaves_a_rank_behind(cli, m
     wait_for(lambda: not left(mark), "all processes to be gone", 10)
     run = open_run(only_run(here))
     assert run.status == "unfinished" and not is_locked(run.path) and intact(run)
-    for job in (here / "temporary").glob("spectrakit-job-*"): job.rename(here / job.name)  # nobody was left to remove it
+    for job in (here / "temporary").glob("spectrakit-job-*"):
+        job.rename(here / job.name)  # nobody was left to remove it
 
 
 # surroundings
+
 
 @slow
 def test_a_full_temporary_folder_at_the_end_changes_nothing(monkeypatch, nothing_left, small_disk):
     monkeypatch.setenv("TMPDIR", str(small_disk))
     run = troubled(monkeypatch, "0 40 fill")
-    assert (small_disk / "filled").stat().st_size > 2**20 and "outcome.json could not be written" in log_of(run, "rank-0.log")
+    assert (small_disk / "filled").stat().st_size > 2**20 and "outcome.json could not be written" in log_of(
+        run, "rank-0.log"
+    )
     assert run.status == "completed" and (run.path / "summary.json").is_file()
 
 
@@ -334,7 +428,8 @@ def test_torchrun_carries_a_task_from_a_cell_and_maps_its_large_array(nothing_le
     numpy = pytest.importorskip("numpy")
 
     class Cell(Troubled):
-        def __init__(self): self.spectra = numpy.zeros(72 * 2**20, numpy.uint8)
+        def __init__(self):
+            self.spectra = numpy.zeros(72 * 2**20, numpy.uint8)
 
         def datasets(self, cfg):
             assert isinstance(self.spectra.base, numpy.memmap) and os.environ["WORLD_SIZE"] == "2"
@@ -372,8 +467,14 @@ print("good")
 
 @slow
 def test_a_fork_takes_along_what_cannot_be_carried(nothing_left):
-    done = subprocess.run([sys.executable, "-c", FORK, json.dumps(TWO)], capture_output=True, text=True, timeout=90,
-                          env={**os.environ, "PYTHONPATH": str(TASKS.parent)}, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, json.dumps(TWO)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env={**os.environ, "PYTHONPATH": str(TASKS.parent)},
+        stdin=subprocess.DEVNULL,
+    )
     assert (done.returncode, done.stdout.splitlines()[-1:], done.stderr) == (0, ["good"], "")
 
 
@@ -384,10 +485,18 @@ HERE, PAIR = detect(environ={}), Processes(2, 1, "as asked")
 
 def test_the_launcher_is_chosen_by_what_is_there(monkeypatch):
     gpus = replace(HERE, gpus=(Gpu("Tesla T4", 15.0, (7, 5)),) * 2)
-    choose = lambda *words, platform=HERE, plan=PAIR, failed={}: choose_launcher(compose(*words), platform, plan, failed)[0]
-    assert choose() == "notebook_launcher" and choose("launch.mode=torchrun") == "torchrun" and choose(platform=gpus) == "notebook_launcher"
+    choose = lambda *words, platform=HERE, plan=PAIR, failed={}: choose_launcher(
+        compose(*words), platform, plan, failed
+    )[0]
+    assert (
+        choose() == "notebook_launcher"
+        and choose("launch.mode=torchrun") == "torchrun"
+        and choose(platform=gpus) == "notebook_launcher"
+    )
     assert choose(failed={"notebook_launcher": "timed out"}) == "torchrun"
-    assert choose("launch.mode=notebook_launcher", failed={"notebook_launcher": "timed out"}) == "notebook_launcher"  # as asked
+    assert (
+        choose("launch.mode=notebook_launcher", failed={"notebook_launcher": "timed out"}) == "notebook_launcher"
+    )  # as asked
     assert choose(plan=Processes(1, 1, "")) is None and choose("launch.mode=torchrun", plan=Processes(1, 1, "")) is None
     assert choose(plan=Processes(2, 2, "")) == "torchrun"
     versions = {"accelerate": "1.13.0", "torch": "2.9.1+cu128"}
@@ -399,7 +508,8 @@ def test_the_launcher_is_chosen_by_what_is_there(monkeypatch):
         assert choose(platform=gpus) == "notebook_launcher"
     monkeypatch.setattr(sys, "platform", "darwin")
     assert choose() == "torchrun"
-    with pytest.raises(RequestError, match="Linux only. Use launch.mode=torchrun"): choose("launch.mode=notebook_launcher")
+    with pytest.raises(RequestError, match="Linux only. Use launch.mode=torchrun"):
+        choose("launch.mode=notebook_launcher")
 
 
 def test_what_failed_is_remembered_for_the_session_only(mark):
@@ -417,7 +527,8 @@ def test_where_no_launcher_works_one_process_trains(mark):
     failed = {"notebook_launcher": "timed out", "torchrun": "killed"}
     plan = launching.without_launchers(compose(), PAIR, failed)
     assert (plan.world_size, plan.fallback) == (1, True) and "killed" in plan.reason
-    for words in (["launch.mode=torchrun"], ["distributed.fallback=false"]): assert launching.without_launchers(compose(*words), PAIR, failed) == PAIR
+    for words in (["launch.mode=torchrun"], ["distributed.fallback=false"]):
+        assert launching.without_launchers(compose(*words), PAIR, failed) == PAIR
     assert launching.without_launchers(compose(), Processes(2, 2, ""), failed).world_size == 4
 
 
@@ -426,21 +537,28 @@ def test_more_devices_than_there_are_become_what_divides_them(devices, there, ex
     platform = replace(HERE, gpus=(Gpu("Tesla T4", 15.0, (7, 5)),) * there)
     plan = launching.plan_processes(compose(f"trainer.devices={devices}"), platform)
     assert plan.world_size == expected and plan.fallback and f"there is {there} GPU" in plan.reason
-    assert launching._counted(compose(f"trainer.devices={devices}"), plan).distributed.world_size == devices  # what the batch is made of
+    assert (
+        launching._counted(compose(f"trainer.devices={devices}"), plan).distributed.world_size == devices
+    )  # what the batch is made of
     with pytest.raises(RequestError, match="distributed.fallback=false"):
         launching.plan_processes(compose(f"trainer.devices={devices}", "distributed.fallback=false"), platform)
 
 
 class Locked(Line):
-    def __init__(self): self.inner = {"lock": threading.Lock()}
+    def __init__(self):
+        self.inner = {"lock": threading.Lock()}
 
 
 def test_a_task_that_cannot_be_carried_gets_a_sentence_with_the_modes_that_work(here, monkeypatch):
-    with pytest.raises(RequestError) as caught: fit(Locked(), compose(*TWO), show=False)
-    for words in ("Locked.inner['lock'] is a lock", "launch.mode=notebook_launcher", "launch.mode=inline"): assert words in str(caught.value)
+    with pytest.raises(RequestError) as caught:
+        fit(Locked(), compose(*TWO), show=False)
+    for words in ("Locked.inner['lock'] is a lock", "launch.mode=notebook_launcher", "launch.mode=inline"):
+        assert words in str(caught.value)
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-    with pytest.raises(RequestError) as caught: fit(Locked(), compose(*TWO, "launch.mode=notebook_launcher"), show=False)
-    for words in ("Locked.inner['lock'] is a lock", "CUDA is in use", "Restart the notebook"): assert words in str(caught.value)
+    with pytest.raises(RequestError) as caught:
+        fit(Locked(), compose(*TWO, "launch.mode=notebook_launcher"), show=False)
+    for words in ("Locked.inner['lock'] is a lock", "CUDA is in use", "Restart the notebook"):
+        assert words in str(caught.value)
     assert not list((here / "runs").iterdir())
 
 
@@ -448,21 +566,28 @@ def test_a_fork_of_a_process_that_asked_cuda_is_refused(monkeypatch):
     _check_fork("auto")
     monkeypatch.setattr("torch.cuda._is_in_bad_fork", lambda: True)
     _check_fork("cpu")
-    with pytest.raises(RequestError, match="Restart the notebook.*launch.mode=inline"): _check_fork("auto")
+    with pytest.raises(RequestError, match="Restart the notebook.*launch.mode=inline"):
+        _check_fork("auto")
 
 
 def test_the_error_that_counts_is_found(tmp_path):
-    def write(rank: int, text: str) -> None: (tmp_path / f"error-rank-{rank}.txt").write_text(text)
-    head = "Traceback (most recent call last):\n  File \"t.py\", line 1, in loss\n    connection = gloo(NCCL)\n"
+    def write(rank: int, text: str) -> None:
+        (tmp_path / f"error-rank-{rank}.txt").write_text(text)
+
+    head = 'Traceback (most recent call last):\n  File "t.py", line 1, in loss\n    connection = gloo(NCCL)\n'
     assert first_error(tmp_path) is None
     write(0, head + "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2077\n")
     assert first_error(tmp_path)[0::2] == (0, True)
     write(3, head + "torch.distributed.DistNetworkError: failed to recv, got 0 bytes\n")
-    write(10, f"{head}KeyError: 'x'\n\nDuring handling of the above exception, another exception occurred:\n\n{head}ValueError: first line\nsecond: line\n")
+    write(
+        10,
+        f"{head}KeyError: 'x'\n\nDuring handling of the above exception, another exception occurred:\n\n{head}ValueError: first line\nsecond: line\n",
+    )
     assert first_error(tmp_path) == (10, "ValueError: first line second: line", False)
     write(1, "torn")
     assert first_error(tmp_path)[0] == 10  # which came first
-    for file in tmp_path.iterdir(): file.unlink()
+    for file in tmp_path.iterdir():
+        file.unlink()
     write(2, "")
     assert first_error(tmp_path) == (2, "an error without words", False)
 
@@ -480,25 +605,33 @@ def story(monkeypatch, tmp_path):
         run_dir = tmp_path / "run"
         run_dir.mkdir(exist_ok=True)
         job = Job(kind, run_dir, compose("trainer.accelerator=cpu", "trainer.devices=2", *words), HERE)
-        for name in failed: remember_failed(HERE, name, "broken")
+        for name in failed:
+            remember_failed(HERE, name, "broken")
 
         def run_once(job, folder, plan, launcher, tick, heard, task=None, again=None) -> Ended:
             starts.append((launcher, plan.world_size, job.kind))
             end = ends.pop(0)
             end = end(job, heard) if callable(end) else end
-            if isinstance(end, Exception): raise end
+            if isinstance(end, Exception):
+                raise end
             return end
 
         monkeypatch.setattr(launching, "run_once", run_once)
         outcome = launching.run_supervised(job, "coffee", lambda: None, heard)
         assert not ends and not list(tmp_path.glob("spectrakit-job-*"))
-        if kind == "train": assert last_event(read_events(run_dir / "events.jsonl"), "end")["status"] == outcome.status
+        if kind == "train":
+            assert last_event(read_events(run_dir / "events.jsonl"), "end")["status"] == outcome.status
         return outcome, starts
+
     return see
 
 
 DONE = Ended("completed", "all done")
-FAULT, UNMET, ERROR = Ended("failed", "rank 1 was killed", again=True), Ended("failed", "apart", again=True, met=False, launcher_failed=True), Ended("failed", "KeyError")
+FAULT, UNMET, ERROR = (
+    Ended("failed", "rank 1 was killed", again=True),
+    Ended("failed", "apart", again=True, met=False, launcher_failed=True),
+    Ended("failed", "KeyError"),
+)
 PAIRED, ALONE = ("notebook_launcher", 2, "train"), (None, 1, "train")
 
 
@@ -511,7 +644,9 @@ def test_faults_are_repeated_then_degraded_then_final(story):
     assert (outcome.status, outcome.reason, starts) == ("failed", "rank 1 was killed", [PAIRED] * 3 + [ALONE])
     assert story(FAULT, words=["launch.max_restarts=0"])[1] == [PAIRED]
     assert story(FAULT, FAULT, FAULT, words=["distributed.fallback=false"])[1] == [PAIRED] * 3
-    assert "going on in one process" in outcome.launch["reasons"]["world_size"] and outcome.launch["reasons"]["launcher"].startswith("none, for one process; tried before: notebook_launcher: ")
+    assert "going on in one process" in outcome.launch["reasons"]["world_size"] and outcome.launch["reasons"][
+        "launcher"
+    ].startswith("none, for one process; tried before: notebook_launcher: ")
     assert story(ERROR) == (Outcome("failed", "KeyError", story(DONE)[0].launch), [PAIRED])
     assert story(FAULT, FAULT, kind="predict")[1] == [("notebook_launcher", 2, "predict")] * 2
 
@@ -549,15 +684,22 @@ def test_who_asks_for_a_stop_gets_no_other_start(story):
 
 def test_two_interrupts_while_a_large_task_is_written_end_the_run(here, monkeypatch):
     "Each is sent by the task itself, where it is pickled; what comes after is as for any run."
+
     class Large(Troubled):
         def __getstate__(self):
-            for _ in range(2): os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
             return {}
 
     before = signal.getsignal(signal.SIGINT)
     run = fit(Large(), compose(*TWO), show=False)
-    assert (run.status, last_event(run.events, "end")["reason"]) == ("interrupted", "interrupted a second time before the start")
-    assert (run.path / "summary.json").is_file() and not is_locked(run.path) and signal.getsignal(signal.SIGINT) == before
+    assert (run.status, last_event(run.events, "end")["reason"]) == (
+        "interrupted",
+        "interrupted a second time before the start",
+    )
+    assert (
+        (run.path / "summary.json").is_file() and not is_locked(run.path) and signal.getsignal(signal.SIGINT) == before
+    )
 
 
 def test_memory_that_ran_out_halves_the_micro_batch_and_keeps_the_effective_one(story):
@@ -591,7 +733,13 @@ class Hungry(Curve):
 @pytest.mark.parametrize("where, devices", [("forward", 1), ("backward", 2)])
 def test_a_run_whose_device_runs_out_of_memory_goes_on_with_smaller_micro_batches(nothing_left, here, where, devices):
     (here / "hungry.py").write_text(HUNGRY.format(where=where, forward=where == "forward"))
-    words = ("trainer.accelerator=cpu", "trainer.max_epochs=2", "data.micro_batch_size=8", f"trainer.devices={devices}", "trainer.log_every_n_steps=1")
+    words = (
+        "trainer.accelerator=cpu",
+        "trainer.max_epochs=2",
+        "data.micro_batch_size=8",
+        f"trainer.devices={devices}",
+        "trainer.log_every_n_steps=1",
+    )
     run = fit(f"{here / 'hungry.py'}:Hungry", compose(*words), show=False)
     assert run.status == "completed", run.error
     ooms = [e for e in read_events(run.path / "events.jsonl") if e["type"] == "oom"]
@@ -603,15 +751,25 @@ def test_a_run_whose_device_runs_out_of_memory_goes_on_with_smaller_micro_batche
 
 
 def test_no_start_that_the_time_is_too_short_for_and_no_refusal_after_the_first(story, here):
-    job = Job("train", here, compose("watchdog.limit=2m", "watchdog.since=run"), HERE, extra={"began": time.time() - 100})
+    job = Job(
+        "train", here, compose("watchdog.limit=2m", "watchdog.since=run"), HERE, extra={"began": time.time() - 100}
+    )
     shared = launching._clocked(job)
-    assert shared["ends"] - time.monotonic() == pytest.approx(20, abs=5) and launching._clocked(replace(job, extra=shared)) == shared  # all starts share the time
+    assert (
+        shared["ends"] - time.monotonic() == pytest.approx(20, abs=5)
+        and launching._clocked(replace(job, extra=shared)) == shared
+    )  # all starts share the time
     late = supervising._with_the_time_there_is(FAULT, job, time.monotonic() + 15, 10.0)
     assert (late.again, late.status) == (False, "failed") and late.reason.endswith("no time is left to start again")
-    assert supervising._with_the_time_there_is(FAULT, job, time.monotonic() + 30, 10.0) == FAULT == supervising._with_the_time_there_is(FAULT, job, None, 10.0)
+    assert (
+        supervising._with_the_time_there_is(FAULT, job, time.monotonic() + 30, 10.0)
+        == FAULT
+        == supervising._with_the_time_there_is(FAULT, job, None, 10.0)
+    )
     outcome, _ = story(FAULT, RequestError("There is no GPU."))
     assert (outcome.status, outcome.reason) == ("failed", "There is no GPU.")
-    with pytest.raises(RequestError): story(RequestError("There is no GPU."))
+    with pytest.raises(RequestError):
+        story(RequestError("There is no GPU."))
 
 
 def test_a_view_that_fails_ends_the_processes_and_is_told(tmp_path):
@@ -619,10 +777,12 @@ def test_a_view_that_fails_ends_the_processes_and_is_told(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     board = new_board(1)
 
-    def tick(): raise KeyError("the view")
+    def tick():
+        raise KeyError("the view")
 
     job = Job("train", tmp_path, compose(), HERE)
-    with pytest.raises(KeyError, match="the view"): watch_over(child, job, Watch(board, 20, 60), tmp_path, tick, [])
+    with pytest.raises(KeyError, match="the view"):
+        watch_over(child, job, Watch(board, 20, 60), tmp_path, tick, [])
     assert child.returncode == -signal.SIGKILL
     board.close()
     board.path.unlink()
@@ -637,7 +797,8 @@ def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_p
     heard, began = [], time.monotonic()
 
     def tick():
-        if not heard and time.monotonic() - began > 0.5: heard.append(time.monotonic())
+        if not heard and time.monotonic() - began > 0.5:
+            heard.append(time.monotonic())
 
     seen = watch_over(child, Job("train", tmp_path, compose(), HERE), Watch(board, 20, 60), tmp_path, tick, heard)
     assert seen.killed == "alone" and child.returncode == -signal.SIGKILL and time.monotonic() - began < 5
@@ -647,35 +808,49 @@ def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_p
 
 
 def test_the_handlers_that_were_there_are_put_back():
-    def mine(*_): raise AssertionError("this one sleeps")
+    def mine(*_):
+        raise AssertionError("this one sleeps")
+
     before = signal.signal(signal.SIGINT, mine)
     try:
         with pytest.raises(KeyboardInterrupt), interrupts(second_raises=True) as heard:
-            with interrupts() as inner: os.kill(os.getpid(), signal.SIGINT)
+            with interrupts() as inner:
+                os.kill(os.getpid(), signal.SIGINT)
             assert len(heard) == 1 and inner is heard
             os.kill(os.getpid(), signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is mine and len(heard) == 2
         found = []
-        thread = threading.Thread(target=lambda: found.append(interrupts().__enter__()))  # only the main thread can listen
+        thread = threading.Thread(
+            target=lambda: found.append(interrupts().__enter__())
+        )  # only the main thread can listen
         thread.start(), thread.join()
         assert found == [[]] and signal.getsignal(signal.SIGINT) is mine
-    finally: signal.signal(signal.SIGINT, before)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
     "A job folder that is held, one that is not, one that never was, and a page of memory."
-    script = ("import os, sys; from pathlib import Path; from spectrakit.distributed.heartbeat import new_board; from spectrakit.launch.launcher import held_folder\n"
-              "board = new_board(2, (sys.argv[1],)); folder = Path(sys.argv[1], 'spectrakit-job-' + sys.argv[2]); folder.mkdir()\n"
-              "(folder / 'array-0.npy').touch()\nwith held_folder(folder):\n    print('held', flush=True)\n    input()")
-    start = lambda name: subprocess.Popen([sys.executable, "-c", script, tmp_path, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    script = (
+        "import os, sys; from pathlib import Path; from spectrakit.distributed.heartbeat import new_board; from spectrakit.launch.launcher import held_folder\n"
+        "board = new_board(2, (sys.argv[1],)); folder = Path(sys.argv[1], 'spectrakit-job-' + sys.argv[2]); folder.mkdir()\n"
+        "(folder / 'array-0.npy').touch()\nwith held_folder(folder):\n    print('held', flush=True)\n    input()"
+    )
+    start = lambda name: subprocess.Popen(
+        [sys.executable, "-c", script, tmp_path, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     with start("held") as held:
         held.stdout.readline()
         with start("left") as killed:
             killed.stdout.readline()
             killed.kill()
         (tmp_path / "spectrakit-job-new").mkdir()
-        names = lambda: sorted(path.name.rpartition("-")[0 if "page" in path.name else 2] for path in tmp_path.iterdir())
-        assert names() == sorted(["held", "left", "new", f"spectrakit-page-{held.pid}", f"spectrakit-page-{killed.pid}"])
+        names = lambda: sorted(
+            path.name.rpartition("-")[0 if "page" in path.name else 2] for path in tmp_path.iterdir()
+        )
+        assert names() == sorted(
+            ["held", "left", "new", f"spectrakit-page-{held.pid}", f"spectrakit-page-{killed.pid}"]
+        )
         launching.sweep_jobs(tmp_path)
         assert sweep(tmp_path) == []  # young ones may not be locked yet
         assert len(sweep(tmp_path, older_s=-1)) == 1
@@ -688,8 +863,10 @@ def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
 def test_a_full_memory_for_pages_is_an_error_and_not_a_dead_kernel(small_disk, tmp_path):
     "A hole in a full memory file system kills the process that fills it."
     with open(small_disk / "filled", "wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True: file.write(bytes(4096))
-    with pytest.raises(OSError, match="No space|no room"): new_board(2, (str(small_disk),))
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(OSError, match="No space|no room"):
+        new_board(2, (str(small_disk),))
     assert [path.name for path in small_disk.iterdir()] == ["filled"]
     board = new_board(2, (str(small_disk), str(tmp_path)))
     assert board.path.parent == tmp_path and board.cells[board.row(1)] == -1
@@ -699,7 +876,9 @@ def test_a_full_memory_for_pages_is_an_error_and_not_a_dead_kernel(small_disk, t
 def test_a_whole_family_ends_at_once():
     script = "import os, subprocess, sys, time; subprocess.Popen(['sleep', '60'], start_new_session=True); subprocess.Popen(['sleep', '60']); time.sleep(60)"
     top = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
-    family = wait_for(lambda: len(found := psutil.Process(top.pid).children(recursive=True)) == 2 and found, "two children")
+    family = wait_for(
+        lambda: len(found := psutil.Process(top.pid).children(recursive=True)) == 2 and found, "two children"
+    )
     began = time.monotonic()
     kill_tree(top.pid)
     assert time.monotonic() - began < 2 and top.wait() == -signal.SIGKILL
@@ -720,7 +899,8 @@ print(time.monotonic() - began < 2, [p.status() for p in family_of(1)[1:] if p.p
 
 def test_where_process_1_buries_no_dead_nobody_waits_for_zombies():
     container = ["unshare", "--kill-child", "--pid", "--fork", "--mount-proc"]
-    if not shutil.which("unshare") or subprocess.run([*container, "true"], capture_output=True).returncode: pytest.skip("no container can be made here")
+    if not shutil.which("unshare") or subprocess.run([*container, "true"], capture_output=True).returncode:
+        pytest.skip("no container can be made here")
     done = subprocess.run([*container, sys.executable, "-c", ZOMBIES], capture_output=True, text=True, timeout=60)
     assert done.stdout == "True ['zombie']\n", done.stderr
 
@@ -749,20 +929,34 @@ def test_nothing_here_needs_linux_to_be_imported():
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
-@pytest.mark.parametrize("said, own", [
-    ("ConnectionError: HTTPSConnectionPool(host='hub'): Connection refused", True), ("ValueError: igloo class index 7 out of range", True),
-    ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
-    ("RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:18623", False),
-    ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77", False), ("RuntimeError: another process of this run has failed", False),
-])
+@pytest.mark.parametrize(
+    "said, own",
+    [
+        ("ConnectionError: HTTPSConnectionPool(host='hub'): Connection refused", True),
+        ("ValueError: igloo class index 7 out of range", True),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
+        (
+            "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:18623",
+            False,
+        ),
+        ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77", False),
+        ("RuntimeError: another process of this run has failed", False),
+    ],
+)
 def test_only_what_torch_says_of_another_process_is_talk_about_a_connection(tmp_path, said, own):
-    (tmp_path / "error-rank-1.txt").write_text(f"Traceback (most recent call last):\n  File \"x.py\", line 1, in f\n{said}\n")
+    (tmp_path / "error-rank-1.txt").write_text(
+        f'Traceback (most recent call last):\n  File "x.py", line 1, in f\n{said}\n'
+    )
     assert first_error(tmp_path) == (1, said, not own)
 
 
 def test_what_ddp_cannot_take_is_told_with_what_to_do(tmp_path):
-    lines = ("RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error …",
-             "AttributeError: 'DistributedDataParallel' object has no attribute 'encode'")
+    lines = (
+        "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error …",
+        "AttributeError: 'DistributedDataParallel' object has no attribute 'encode'",
+    )
     for said, words in zip(lines, ("distributed.find_unused_parameters=true", "trainer.devices=1")):
-        (tmp_path / "error-rank-0.txt").write_text(f"Traceback (most recent call last):\n  File \"x.py\", line 1, in f\n{said}\n")
+        (tmp_path / "error-rank-0.txt").write_text(
+            f'Traceback (most recent call last):\n  File "x.py", line 1, in f\n{said}\n'
+        )
         assert words in first_error(tmp_path)[1]

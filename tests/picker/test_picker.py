@@ -1,4 +1,5 @@
 "The profile picker: who wins, what is typed wrong, and the form itself, without a kernel, in today's kernel, and in Colab's."
+
 import ast
 import json
 import os
@@ -29,11 +30,13 @@ from spectrakit.config.schema import get
 def an_empty_folder(tmp_path, monkeypatch):
     "Nothing outside says anything, and what is written goes here."
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith(("SPECTRAKIT_", "KAGGLE_"))]: monkeypatch.delenv(name)
+    for name in [name for name in os.environ if name.startswith(("SPECTRAKIT_", "KAGGLE_"))]:
+        monkeypatch.delenv(name)
 
 
 def refused(call, *args, **kwargs) -> str:
-    with pytest.raises(RequestError) as error: call(*args, **kwargs)
+    with pytest.raises(RequestError) as error:
+        call(*args, **kwargs)
     return str(error.value)
 
 
@@ -46,16 +49,20 @@ def make(*words, **options):
 
 # --- who wins ---------------------------------------------------------------------------------------------------------
 
+
 def test_the_call_beats_the_environment_which_beats_what_is_frozen(monkeypatch):
     monkeypatch.setenv("SPECTRAKIT_OVERRIDES", "optimizer.lr=0.2 seed=2")
     picker = sk.ProfilePicker("optimizer.lr=0.1")
     picker.choose("trainer=kaggle_safe", "optimizer.lr=0.3", "seed=3", "trainer.max_epochs=7")
     config = picker.config
     assert (config.profile, config.optimizer.lr, config.seed, config.trainer.max_epochs) == ("kaggle_safe", 0.1, 2, 7)
-    assert picker.sources == ["trainer=kaggle_safe: frozen in the notebook", "trainer.max_epochs=7: frozen in the notebook",
-                              "seed=2: SPECTRAKIT_OVERRIDES (environment); seed=3, frozen in the notebook, is set aside",
-                              "optimizer.lr=0.1: the call; optimizer.lr=0.2, SPECTRAKIT_OVERRIDES (environment), is set aside; "
-                              "optimizer.lr=0.3, frozen in the notebook, is set aside"]
+    assert picker.sources == [
+        "trainer=kaggle_safe: frozen in the notebook",
+        "trainer.max_epochs=7: frozen in the notebook",
+        "seed=2: SPECTRAKIT_OVERRIDES (environment); seed=3, frozen in the notebook, is set aside",
+        "optimizer.lr=0.1: the call; optimizer.lr=0.2, SPECTRAKIT_OVERRIDES (environment), is set aside; "
+        "optimizer.lr=0.3, frozen in the notebook, is set aside",
+    ]
     assert compose(*picker.words) == config == compose(config=written_file(picker.yaml()))
     again = compose(config="picked.yaml")  # one's own choice only: the environment of today is no choice
     assert (again.profile, again.optimizer.lr, again.seed) == ("kaggle_safe", 0.3, 3)
@@ -76,11 +83,18 @@ def test_a_stronger_profile_beats_the_weaker_settings_that_it_sets_itself(monkey
     assert sk.ProfilePicker().config.trainer.max_epochs == 40  # and is still there when the variable is gone
 
 
-@pytest.mark.parametrize("name, value, told", [
-    ("SPECTRAKIT_PROFILE", "kagle_safe", "Did you mean 'kaggle_safe'"), ("SPECTRAKIT_PROFILE", "a b", "There is no profile"),
-    ("SPECTRAKIT_OVERRIDES", "optimizer.lr=fast", "optimizer.lr=fast is not possible: it needs a number above 0"),
-    ("SPECTRAKIT_OVERRIDES", "run.name='my run", "a quote is not closed"), ("SPECTRAKIT_OVERRIDES", "optimizer.lr", "cannot be read as key=value"),
-    ("SPECTRAKIT_OVERRIDES", "optimzer.lr=0.1", "Did you mean 'optimizer.lr'"), ("SPECTRAKIT_OVERRIDES", "lr=1 optimizer.lr=2", "Keep one of them")])
+@pytest.mark.parametrize(
+    "name, value, told",
+    [
+        ("SPECTRAKIT_PROFILE", "kagle_safe", "Did you mean 'kaggle_safe'"),
+        ("SPECTRAKIT_PROFILE", "a b", "There is no profile"),
+        ("SPECTRAKIT_OVERRIDES", "optimizer.lr=fast", "optimizer.lr=fast is not possible: it needs a number above 0"),
+        ("SPECTRAKIT_OVERRIDES", "run.name='my run", "a quote is not closed"),
+        ("SPECTRAKIT_OVERRIDES", "optimizer.lr", "cannot be read as key=value"),
+        ("SPECTRAKIT_OVERRIDES", "optimzer.lr=0.1", "Did you mean 'optimizer.lr'"),
+        ("SPECTRAKIT_OVERRIDES", "lr=1 optimizer.lr=2", "Keep one of them"),
+    ],
+)
 def test_a_wrong_variable_is_named(monkeypatch, name, value, told):
     monkeypatch.setenv(name, value)
     sentence = refused(sk.ProfilePicker)
@@ -92,7 +106,15 @@ def test_a_folder_in_the_wrong_variable_is_told(monkeypatch, tmp_path):
     assert "goes into SPECTRAKIT_PROFILES" in refused(sk.ProfilePicker)
 
 
-@pytest.mark.parametrize("text, name", [("run.name='my run'", "my run"), ('run.name="my run"', "my run"), ("'run.name=my run'", "my run"), ("run.name=mine\n seed=1", "mine")])
+@pytest.mark.parametrize(
+    "text, name",
+    [
+        ("run.name='my run'", "my run"),
+        ('run.name="my run"', "my run"),
+        ("'run.name=my run'", "my run"),
+        ("run.name=mine\n seed=1", "mine"),
+    ],
+)
 def test_words_in_the_environment_are_parted_as_a_shell_does(monkeypatch, text, name):
     monkeypatch.setenv("SPECTRAKIT_OVERRIDES", text)
     assert sk.ProfilePicker().config.run.name == name
@@ -104,7 +126,16 @@ def test_secrets_are_used_and_shown_to_nobody(monkeypatch, capsys):
     picker, form = make()
     picker.choose("trainer=smoke")
     assert picker.config.extra == {"note": "sesame-4711", "api_key": "open-sesame"}
-    shown = [capsys.readouterr().out, repr(picker), picker.yaml(), *picker.sources, picker.colab_cell(), form.lines.value, choosing.as_html(picker._choice), Path("picked.yaml").read_text()]
+    shown = [
+        capsys.readouterr().out,
+        repr(picker),
+        picker.yaml(),
+        *picker.sources,
+        picker.colab_cell(),
+        form.lines.value,
+        choosing.as_html(picker._choice),
+        Path("picked.yaml").read_text(),
+    ]
     assert not [text for text in shown if "sesame" in text]
     monkeypatch.setenv("SPECTRAKIT_OVERRIDES", "optimizer.lr=sesame-4711")
     assert "sesame" not in refused(sk.ProfilePicker)
@@ -112,16 +143,47 @@ def test_secrets_are_used_and_shown_to_nobody(monkeypatch, capsys):
 
 # --- written down and read again --------------------------------------------------------------------------------------
 
+
 def test_a_value_comes_back_as_it_was():
-    for value in ("it's", "a\\", 'say "hi"', "a\\'b\\", "null", "1e5", "8h30m", "<script>", "", " x ", "a=b", "[1", "{", "~", "a,b", "#x", 3, -0.5, 1e-7, True, None,
-                  ["a b", None, 2.5], {"a": {"b": [1]}}):
+    for value in (
+        "it's",
+        "a\\",
+        'say "hi"',
+        "a\\'b\\",
+        "null",
+        "1e5",
+        "8h30m",
+        "<script>",
+        "",
+        " x ",
+        "a=b",
+        "[1",
+        "{",
+        "~",
+        "a,b",
+        "#x",
+        3,
+        -0.5,
+        1e-7,
+        True,
+        None,
+        ["a b", None, 2.5],
+        {"a": {"b": [1]}},
+    ):
         config = compose(word("extra.x", value))
         assert config.extra["x"] == value and type(config.extra["x"]) is not bool or value is True, value
 
 
 @pytest.mark.parametrize("name", ["a100", "ddp", "gpu", "kaggle_2xt4", "smoke"])
 def test_a_profile_is_written_as_yaml_that_composes_to_the_same(name):
-    words = [f"trainer={name}", "optimizer.lr=0.0003", "trainer.devices=2", "run.name=x", "local/accumulate_grad_batches=high", "env=colab"]
+    words = [
+        f"trainer={name}",
+        "optimizer.lr=0.0003",
+        "trainer.devices=2",
+        "run.name=x",
+        "local/accumulate_grad_batches=high",
+        "env=colab",
+    ]
     config = compose(*words)
     assert diff(compose(config=written_file(yaml_text(words, config))), config) == {}
     again, wrong = read_choice(Path("written.yaml"), "file")
@@ -133,17 +195,30 @@ def test_a_choice_is_found_again_and_taken_back(tmp_path):
     form.controls["trainer"].value = "smoke"
     form.controls["optimizer.lr"].value = "0.5"
     again, its_form = make()
-    assert again.config == picker.config == compose("trainer=smoke", "optimizer.lr=0.5") and again.sources[1] == "optimizer.lr=0.5: picked.yaml"
+    assert (
+        again.config == picker.config == compose("trainer=smoke", "optimizer.lr=0.5")
+        and again.sources[1] == "optimizer.lr=0.5: picked.yaml"
+    )
     its_form.reset.click()
     assert not Path("picked.yaml").exists() and [p.name for p in tmp_path.iterdir()] == []
     assert sk.ProfilePicker().words == ["trainer=defaults"]
 
 
-@pytest.mark.parametrize("content, told", [
-    ("optimizer: {lr: 0.5, beta: 0.9}\n", "There is no setting 'optimizer.beta'"), ("optimizer: {lr: 0.5\n", "not valid YAML"),
-    ("optimizer: {lr: 0.5}\nrun: {name: !!python/object/apply:os.system ['touch stolen']}\n", "could not determine a constructor"),
-    ("optimizer: {lr: 0.5}\ndefaults: [trainer: gone]\n", "There is no profile trainer=gone"), ("- 1\n", "holds no settings"),
-    ("optimizer: {lr: 0.5}\ntrainer: {max_epochs: many}\n", "trainer.max_epochs=many is not possible"), ("optimizer: {lr: 0.5}\ndefaults: 5\n", "holds 5")])
+@pytest.mark.parametrize(
+    "content, told",
+    [
+        ("optimizer: {lr: 0.5, beta: 0.9}\n", "There is no setting 'optimizer.beta'"),
+        ("optimizer: {lr: 0.5\n", "not valid YAML"),
+        (
+            "optimizer: {lr: 0.5}\nrun: {name: !!python/object/apply:os.system ['touch stolen']}\n",
+            "could not determine a constructor",
+        ),
+        ("optimizer: {lr: 0.5}\ndefaults: [trainer: gone]\n", "There is no profile trainer=gone"),
+        ("- 1\n", "holds no settings"),
+        ("optimizer: {lr: 0.5}\ntrainer: {max_epochs: many}\n", "trainer.max_epochs=many is not possible"),
+        ("optimizer: {lr: 0.5}\ndefaults: 5\n", "holds 5"),
+    ],
+)
 def test_a_file_that_cannot_be_used_is_told_until_the_choice_is_made_anew(content, told):
     header = choosing.HEADER
     Path("picked.yaml").write_text(header + content)
@@ -171,9 +246,12 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
 
 # --- the form, without a kernel ---------------------------------------------------------------------------------------
 
+
 def open_all(form) -> None:
-    for index in range(len(pickers.FOLDS)): form.open(index)
-    for index in range(len(form.blocks)): form.open_block(index)
+    for index in range(len(pickers.FOLDS)):
+        form.open(index)
+    for index in range(len(form.blocks)):
+        form.open_block(index)
 
 
 def test_every_setting_can_be_typed_and_says_what_is_wrong():
@@ -184,12 +262,23 @@ def test_every_setting_can_be_typed_and_says_what_is_wrong():
     assert picker.words == ["trainer=defaults"]
     for key, field in forms.fields().items():
         control, value = form.controls[key], get(before, key)
-        if field.kind == "flag": control.value = not value
-        elif field.kind == "list": control.value = next(o for o in field.options if o != control.value)
-        else: control.value = "<script>alert(1)</script>"
+        if field.kind == "flag":
+            control.value = not value
+        elif field.kind == "list":
+            control.value = next(o for o in field.options if o != control.value)
+        else:
+            control.value = "<script>alert(1)</script>"
     wrong = set(picker._choice.wrong)
-    assert {"trainer.max_epochs", "optimizer.lr", "watchdog.limit", "tracking.names", "resume.allow"} <= wrong and "run.name" not in wrong
-    assert all(WARNED in form.notes[key].value for key in wrong) and all(form.controls[key].value == "<script>alert(1)</script>" for key in wrong)
+    assert {
+        "trainer.max_epochs",
+        "optimizer.lr",
+        "watchdog.limit",
+        "tracking.names",
+        "resume.allow",
+    } <= wrong and "run.name" not in wrong
+    assert all(WARNED in form.notes[key].value for key in wrong) and all(
+        form.controls[key].value == "<script>alert(1)</script>" for key in wrong
+    )
     whole = "".join(box.value for box in (*form.notes.values(), form.consequences, form.lines))
     assert "<script" not in whole and "&lt;script&gt;" in whole
     xml.etree.ElementTree.fromstring(f"<div>{whole}</div>")
@@ -205,7 +294,11 @@ def test_one_wrong_field_does_not_lose_the_others():
     form.controls["optimizer.lr"].value = "0.5"
     for half in ("3", "3e", "3e-", "-", "0", "nan", "", "1e400"):
         form.controls["data.micro_batch_size"].value = half if half != "3" else "3"
-        if half != "3": assert WARNED in form.notes["data.micro_batch_size"].value and form.controls["data.micro_batch_size"].value == half
+        if half != "3":
+            assert (
+                WARNED in form.notes["data.micro_batch_size"].value
+                and form.controls["data.micro_batch_size"].value == half
+            )
         assert picker._choice.config_shown.optimizer.lr == 0.5 and form.controls["optimizer.lr"].value == "0.5"
     assert "data.micro_batch_size=inf" in refused(lambda: picker.config)
     form.controls["data.micro_batch_size"].value = "16"
@@ -230,7 +323,9 @@ def test_a_profile_is_chosen_by_its_place_in_the_list_as_a_browser_does():
     assert picker.config.profile == "kaggle_safe" and form.controls["data.micro_batch_size"].value == "64"
     form.controls["data.micro_batch_size"].value = "48"
     control.set_state({"index": names.index("smoke")})
-    assert form.controls["data.micro_batch_size"].value == "48" and form.controls["trainer.max_epochs"].value == "1"  # what was typed stays
+    assert (
+        form.controls["data.micro_batch_size"].value == "48" and form.controls["trainer.max_epochs"].value == "1"
+    )  # what was typed stays
 
 
 def test_a_policy_and_an_environment_can_be_chosen_and_taken_back():
@@ -238,7 +333,11 @@ def test_a_policy_and_an_environment_can_be_chosen_and_taken_back():
     form.controls["local/accumulate_grad_batches"].value = "high"
     form.controls["env"].value = "colab"
     assert picker.config == compose("local/accumulate_grad_batches=high", "env=colab")
-    assert form.controls["training.gradient_accumulation_steps"].value == str(picker.config.training.gradient_accumulation_steps) != "1"
+    assert (
+        form.controls["training.gradient_accumulation_steps"].value
+        == str(picker.config.training.gradient_accumulation_steps)
+        != "1"
+    )
     form.controls["local/accumulate_grad_batches"].value = "–"
     assert picker.config == compose("env=colab")
 
@@ -246,7 +345,11 @@ def test_a_policy_and_an_environment_can_be_chosen_and_taken_back():
 def test_what_is_said_more_strongly_cannot_be_clicked(monkeypatch):
     monkeypatch.setenv("SPECTRAKIT_OVERRIDES", "seed=3")
     picker, form = make("trainer=smoke")
-    assert form.controls["trainer"].disabled and form.controls["seed"].disabled and not form.controls["optimizer.lr"].disabled
+    assert (
+        form.controls["trainer"].disabled
+        and form.controls["seed"].disabled
+        and not form.controls["optimizer.lr"].disabled
+    )
     assert "SPECTRAKIT_OVERRIDES" in form.notes["seed"].value and "the call" in form.notes["trainer"].value
 
 
@@ -284,17 +387,22 @@ def test_a_broken_profile_of_ones_own_is_told_beside_the_list():
     assert "max_epochs=many" in form.notes["trainer"].value and picker._choice.config_shown.optimizer.lr == 0.5
     assert "broken" in refused(lambda: picker.config)
     form.open(2)
-    assert "cannot be used" in form.folds.children[2].children[0].value and "<b>mine" not in form.folds.children[2].children[0].value
+    assert (
+        "cannot be used" in form.folds.children[2].children[0].value
+        and "<b>mine" not in form.folds.children[2].children[0].value
+    )
     form.controls["trainer"].value = "mine"
     assert (picker.config.profile, picker.config.trainer.max_epochs, picker.config.optimizer.lr) == ("mine", 1, 0.5)
 
 
 def test_wrong_calls_are_refused():
     assert "Did you mean 'kaggle_safe'" in refused(sk.ProfilePicker, "trainer=kagle_safe")
-    for samples in (-1, "12", True, 1.5): assert "number of training samples" in refused(sk.ProfilePicker, samples=samples)
+    for samples in (-1, "12", True, 1.5):
+        assert "number of training samples" in refused(sk.ProfilePicker, samples=samples)
     assert "coffee" in refused(sk.ProfilePicker, task="cofee")
     picker = sk.ProfilePicker()
-    for words in (["trainer=kagle"], ["seed=-1"], ["seed"], ["nothing.such=1"]): refused(picker.choose, *words)
+    for words in (["trainer=kagle"], ["seed=-1"], ["seed"], ["nothing.such=1"]):
+        refused(picker.choose, *words)
     assert refused(picker.choose, settings={"optimizer.lr": "3e-"}).startswith("optimizer.lr=3e- is not possible")
     assert picker.words == ["trainer=defaults"]
 
@@ -309,39 +417,71 @@ def test_an_earlier_run_tells_samples_and_pace():
     run = Path("runs/coffee-1")
     run.mkdir(parents=True)
     here = detect()
-    decided = {"task": "coffee", "train_samples": 384, "world_size": 1, "device": "cuda:0" if here.gpus else "cpu", "effective_batch_size": 32}
+    decided = {
+        "task": "coffee",
+        "train_samples": 384,
+        "world_size": 1,
+        "device": "cuda:0" if here.gpus else "cpu",
+        "effective_batch_size": 32,
+    }
     (run / "environment.json").write_text(json.dumps({"platform": here.to_dict(), "decided": decided}))
     (run / "config.yaml").write_text("seed: 1\n")
     (run / "summary.json").write_text(json.dumps({"steps": 100, "seconds": 32.0}))
     picker, form = make(task="coffee")
-    assert "120" in form.consequences.value and "384 samples, by coffee-1" in form.consequences.value and "about 38 s" in form.consequences.value
-    for name in ("environment.json", "summary.json"): (run / name).write_text("{")
+    assert (
+        "120" in form.consequences.value
+        and "384 samples, by coffee-1" in form.consequences.value
+        and "about 38 s" in form.consequences.value
+    )
+    for name in ("environment.json", "summary.json"):
+        (run / name).write_text("{")
     assert "forecast" not in make(task="coffee")[1].consequences.value
 
 
 # --- where nobody clicks ----------------------------------------------------------------------------------------------
 
+
 def run_python(code: str, **environ: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env={**helpers.clean_environ(), **environ})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**helpers.clean_environ(), **environ},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_a_script_is_told_and_goes_on_without_torch_and_widgets():
-    said = run_python("import sys, spectrakit as sk\np = sk.ProfilePicker()\nprint(p.config.profile, p.config.seed, {'torch', 'ipywidgets', 'matplotlib'} & set(sys.modules))",
-                      KAGGLE_KERNEL_RUN_TYPE="Batch", SPECTRAKIT_OVERRIDES="seed=5")
-    assert "no form here: this is not a notebook" in said and "trainer=kaggle_safe: suggested: a Kaggle session ends by the clock" in said
+    said = run_python(
+        "import sys, spectrakit as sk\np = sk.ProfilePicker()\nprint(p.config.profile, p.config.seed, {'torch', 'ipywidgets', 'matplotlib'} & set(sys.modules))",
+        KAGGLE_KERNEL_RUN_TYPE="Batch",
+        SPECTRAKIT_OVERRIDES="seed=5",
+    )
+    assert (
+        "no form here: this is not a notebook" in said
+        and "trainer=kaggle_safe: suggested: a Kaggle session ends by the clock" in said
+    )
     assert said.strip().endswith("kaggle_safe 5 set()")
 
 
-CELLS = ["SPECTRAKIT_OVERRIDES = {overrides!r}", "import spectrakit as sk\npicker = sk.ProfilePicker()\npicker", "picker.choose('trainer=smoke', 'optimizer.lr=0.3')",
-         "print(picker.config.profile, picker.config.optimizer.lr, picker.config.seed)"]
+CELLS = [
+    "SPECTRAKIT_OVERRIDES = {overrides!r}",
+    "import spectrakit as sk\npicker = sk.ProfilePicker()\npicker",
+    "picker.choose('trainer=smoke', 'optimizer.lr=0.3')",
+    "print(picker.config.profile, picker.config.optimizer.lr, picker.config.seed)",
+]
 
 
 def executed(folder: Path, overrides) -> nbformat.NotebookNode:
     "The notebook, run as nbclient and papermill do."
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.format(overrides=overrides)) for cell in CELLS])
-    return NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell.format(overrides=overrides)) for cell in CELLS]
+    )
+    return NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    ).execute()
 
 
 @pytest.mark.slow
@@ -351,11 +491,13 @@ def test_a_notebook_that_is_run_by_a_program_needs_no_click(tmp_path):
     first = done.cells[1].outputs
     assert "run without anybody in front of it" in first[0].text and set(first[1].data) == {"text/html", "text/plain"}
     assert "widgets" not in done.metadata and len(nbformat.writes(done)) < 60_000
-    with pytest.raises(CellExecutionError) as error: executed(tmp_path, 3)
+    with pytest.raises(CellExecutionError) as error:
+        executed(tmp_path, 3)
     assert "SPECTRAKIT_OVERRIDES (notebook) is wrong: it is 3" in str(error.value)
 
 
 # --- a real kernel ----------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.slow
 def test_the_form_in_todays_kernel(todays_kernel):
@@ -375,32 +517,58 @@ def a_person_uses_the_form(notebook):
     bundle = next(json.loads(text) for kind, text in shown.frames if kind == "execute_result")
     assert set(bundle) == {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"}
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == notebook.ask("picker.widget.model_id")
-    assert "ProfilePicker(trainer=defaults)" == bundle["text/plain"] and "<table" in bundle["text/html"] and "As it was when this cell ran" in bundle["text/html"]
+    assert (
+        "ProfilePicker(trainer=defaults)" == bundle["text/plain"]
+        and "<table" in bundle["text/html"]
+        and "As it was when this cell ran" in bundle["text/html"]
+    )
     # a choice in a list, a line of text, half a number, a fold, a click: as a browser sends them
-    tell(notebook, "controls['trainer']", index=notebook.ask("[v for _, v in picker._form.controls['trainer'].options].index('smoke')"))
+    tell(
+        notebook,
+        "controls['trainer']",
+        index=notebook.ask("[v for _, v in picker._form.controls['trainer'].options].index('smoke')"),
+    )
     tell(notebook, "controls['optimizer.lr']", value="0.5")
     tell(notebook, "controls['trainer.max_epochs']", value="3e-")
     tell(notebook, "folds", selected_index=0)
     tell(notebook, "inner", selected_index=notebook.ask("list(picker._form.blocks).index('scheduler')"))
-    tell(notebook, "controls['scheduler.name']", index=notebook.ask("picker._form.fields['scheduler.name'].options.index('linear')"))
+    tell(
+        notebook,
+        "controls['scheduler.name']",
+        index=notebook.ask("picker._form.fields['scheduler.name'].options.index('linear')"),
+    )
     assert notebook.ask("picker.words") == ["trainer=smoke", "optimizer.lr=0.5", "scheduler.name=linear"]
     sent = "".join(text for kind, text in notebook.strays if kind == "comm_msg")
     assert "adamw, linear" in sent and "trainer.max_epochs=3e- is not possible" in sent  # the browser was told
     wrong = notebook.wait(notebook.send("picker.freeze()"))
-    assert wrong.reply["status"] == "error" and "trainer.max_epochs=3e- is not possible" in wrong.reply["evalue"] and not wrong.reply.get("payload")
+    assert (
+        wrong.reply["status"] == "error"
+        and "trainer.max_epochs=3e- is not possible" in wrong.reply["evalue"]
+        and not wrong.reply.get("payload")
+    )
     tell(notebook, "controls['trainer.max_epochs']", value="4")
     # frozen: the cell that holds the call is rewritten, and does the same in a fresh picker
     frozen = notebook.run("seed = 1  # stays\npicker.freeze()")
     (payload,) = frozen.reply["payload"]
     line = 'picker.choose("trainer=smoke", "optimizer.lr=0.5", "scheduler.name=linear", "trainer.max_epochs=4")'
-    assert (payload["source"], payload["replace"], payload["text"]) == ("set_next_input", True, f"seed = 1  # stays\n{line}") and line in frozen.text
+    assert (payload["source"], payload["replace"], payload["text"]) == (
+        "set_next_input",
+        True,
+        f"seed = 1  # stays\n{line}",
+    ) and line in frozen.text
     (notebook.folder / "picked.yaml").unlink()
     notebook.run("picker = sk.ProfilePicker()\npicker.widget")
     again = notebook.run(payload["text"])
     assert "optimizer.lr=0.5: frozen in the notebook" in again.text and not again.reply["payload"]
     assert notebook.ask("(picker.config.trainer.max_epochs, picker._form.controls['optimizer.lr'].value)") == (4, "0.5")
-    notebook._client.session.send(notebook._client.shell_channel.socket, "comm_msg", {
-        "comm_id": notebook.ask("picker._form.reset.model_id"), "data": {"method": "custom", "content": {"event": "click"}}})
+    notebook._client.session.send(
+        notebook._client.shell_channel.socket,
+        "comm_msg",
+        {
+            "comm_id": notebook.ask("picker._form.reset.model_id"),
+            "data": {"method": "custom", "content": {"event": "click"}},
+        },
+    )
     notebook.until(lambda: notebook.ask("picker.words") == ["trainer=defaults"], "the click to arrive")
     # by hand, with a mistake in it
     wrong = notebook.wait(notebook.send('picker.choose("trainer=smok")'))
@@ -410,17 +578,30 @@ def a_person_uses_the_form(notebook):
 def tell(notebook, which: str, **state) -> None:
     "Send what a front end sends when a widget is changed by hand."
     comm = notebook.ask(f"picker._form.{which}.model_id")
-    notebook._client.session.send(notebook._client.shell_channel.socket, "comm_msg", {
-        "comm_id": comm, "data": {"method": "update", "state": state, "buffer_paths": []}})
+    notebook._client.session.send(
+        notebook._client.shell_channel.socket,
+        "comm_msg",
+        {"comm_id": comm, "data": {"method": "update", "state": state, "buffer_paths": []}},
+    )
     name, value = next(iter(state.items()))
     notebook.until(lambda: notebook.ask(f"picker._form.{which}.{name}") == value, f"{which} to be {value}")
 
 
 def test_the_cell_for_colab_does_what_was_chosen():
     picker = sk.ProfilePicker()
-    picker.choose("trainer=smoke", "optimizer.lr=0.5", "data.shuffle=false", "extra.note='it\\'s \"x\"'", "watchdog.limit=90m", "scheduler.name=linear")
+    picker.choose(
+        "trainer=smoke",
+        "optimizer.lr=0.5",
+        "data.shuffle=false",
+        "extra.note='it\\'s \"x\"'",
+        "watchdog.limit=90m",
+        "scheduler.name=linear",
+    )
     cell, known = picker.colab_cell(), {}
-    assert '# @param ["", "constant", "cosine", "linear", "one_cycle", "polynomial"]' in cell and 'lr = "0.5"  # @param {type:"string"}' in cell
+    assert (
+        '# @param ["", "constant", "cosine", "linear", "one_cycle", "polynomial"]' in cell
+        and 'lr = "0.5"  # @param {type:"string"}' in cell
+    )
     Path("picked.yaml").unlink()
     exec(cell, known)
     assert known["picker"].config == picker.config and isinstance(ast.parse(cell), ast.Module)

@@ -1,4 +1,5 @@
 "What `spectrakit.system.platforms` says on faked machines: environment variables and file-system roots made up for each test."
+
 import json
 import math
 import os
@@ -48,11 +49,17 @@ def stat_line(age_s: float) -> str:
 def root(tmp_path) -> Path:
     "A container that began two hours ago on an old host; this process is five minutes old."
     (tmp_path / "tmp").mkdir()
-    return put(tmp_path, {
-        "/proc/stat": f"cpu 1 2\nbtime {int(NOW) - UPTIME_S}\n",
-        "/proc/1/stat": stat_line(2 * HOUR), "/proc/self/stat": stat_line(300),
-        "/proc/meminfo": "MemTotal:       32768000 kB\nSwapTotal:       2048000 kB\n",
-        "/proc/self/status": "Name:\tpython\nCpus_allowed_list:\t0-3\n", "/proc/self/cgroup": "0::/\n"})
+    return put(
+        tmp_path,
+        {
+            "/proc/stat": f"cpu 1 2\nbtime {int(NOW) - UPTIME_S}\n",
+            "/proc/1/stat": stat_line(2 * HOUR),
+            "/proc/self/stat": stat_line(300),
+            "/proc/meminfo": "MemTotal:       32768000 kB\nSwapTotal:       2048000 kB\n",
+            "/proc/self/status": "Name:\tpython\nCpus_allowed_list:\t0-3\n",
+            "/proc/self/cgroup": "0::/\n",
+        },
+    )
 
 
 def on(root: Path, environ: dict | None = None, shell: str = "", now: float = NOW) -> platforms.Platform:
@@ -61,19 +68,47 @@ def on(root: Path, environ: dict | None = None, shell: str = "", now: float = NO
 
 # durations
 
-@pytest.mark.parametrize("text, seconds", [
-    ("8h30m", 30600), ("90m", 5400), ("45s", 45), ("1h", 3600), ("1h5s", 3605),
-    ("8:30:00", 30600), ("0:00:05", 5), ("100:00:00", 360000), (" 8H 30M ", 30600), ("1.5h", 5400), ("0s", 0)])
-def test_duration_is_read(text, seconds): assert parse_duration(text) == seconds
+
+@pytest.mark.parametrize(
+    "text, seconds",
+    [
+        ("8h30m", 30600),
+        ("90m", 5400),
+        ("45s", 45),
+        ("1h", 3600),
+        ("1h5s", 3605),
+        ("8:30:00", 30600),
+        ("0:00:05", 5),
+        ("100:00:00", 360000),
+        (" 8H 30M ", 30600),
+        ("1.5h", 5400),
+        ("0s", 0),
+    ],
+)
+def test_duration_is_read(text, seconds):
+    assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("value, words", [
-    ("540", "no unit"), ("0.5", "no unit"), (540, "not text"), (30600.0, "not text"), (True, "not text"),
-    (None, "not text"), ("9:00", "hours and minutes"), ("8:30", "hours and minutes"),
-    *((text, "not a duration") for text in ("", "  ", "soon", "-5m", "8:61:00", "30m8h", "8h8h", "9" * 400 + "h", "٣h",
-                                            "1e3s", "nan"))])
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        ("540", "no unit"),
+        ("0.5", "no unit"),
+        (540, "not text"),
+        (30600.0, "not text"),
+        (True, "not text"),
+        (None, "not text"),
+        ("9:00", "hours and minutes"),
+        ("8:30", "hours and minutes"),
+        *(
+            (text, "not a duration")
+            for text in ("", "  ", "soon", "-5m", "8:61:00", "30m8h", "8h8h", "9" * 400 + "h", "٣h", "1e3s", "nan")
+        ),
+    ],
+)
 def test_duration_is_refused_with_a_way_out(value, words):
-    with pytest.raises(ValueError, match=words) as caught: parse_duration(value)
+    with pytest.raises(ValueError, match=words) as caught:
+        parse_duration(value)
     assert "540" in str(caught.value) and "8h30m" in str(caught.value)
 
 
@@ -86,7 +121,8 @@ def test_format_never_shows_more_time_than_there_is():
     assert format_duration(59.999) == "0:00:59" and format_duration(-65) == "-0:01:05"
     assert format_duration(-0.5) == "0:00:00"
     for bad in (math.nan, math.inf):
-        with pytest.raises(ValueError, match="finite"): format_duration(bad)
+        with pytest.raises(ValueError, match="finite"):
+            format_duration(bad)
 
 
 # which platform
@@ -94,28 +130,31 @@ def test_format_never_shows_more_time_than_there_is():
 RUN, RERUN = "KAGGLE_KERNEL_RUN_TYPE", "KAGGLE_IS_COMPETITION_RERUN"
 
 
-@pytest.mark.parametrize("environ, files, shell, expected", [
-    # Kaggle, whatever else it looks like
-    ({RUN: "Interactive"}, {}, KERNEL, ("kaggle", "interactive")),
-    ({RUN: "Batch"}, {}, KERNEL, ("kaggle", "batch")),
-    ({RUN: "Batch"}, {}, "", ("kaggle", "batch")),
-    ({RUN: "Batch", RERUN: "1"}, {}, KERNEL, ("kaggle", "competition_rerun")),
-    ({RERUN: "true"}, {}, "", ("kaggle", "competition_rerun")),
-    ({RUN: "Interactive", "COLAB_RELEASE_TAG": "x", "COLAB_GPU": ""}, {}, KERNEL, ("kaggle", "interactive")),
-    ({RUN: "Interactive"}, {"/var/colab/hostname": "x"}, KERNEL, ("kaggle", "interactive")),
-    # (this one is Colab's page on a Kaggle server)
-    ({RUN: "Interactive", "TBE_RUNTIME_ADDR": "x"}, {}, COLAB_SHELL, ("kaggle", "interactive")),
-    # Colab, also with a Kaggle user's variables and mounts, and in its child processes
-    ({}, {}, COLAB_SHELL, ("colab", "interactive")),
-    ({"KAGGLE_USERNAME": "ada", "KAGGLE_KEY": "k"}, {}, COLAB_SHELL, ("colab", "interactive")),
-    ({"TBE_RUNTIME_ADDR": "x"}, {"/kaggle/input/x": ""}, COLAB_SHELL, ("colab", "interactive")),
-    ({"TBE_RUNTIME_ADDR": "x"}, {}, "", ("colab", "script")),
-    ({}, {"/var/colab/hostname": "x"}, "", ("colab", "script")),
-    # at home, with the platforms' image or names
-    ({"COLAB_RELEASE_TAG": "x", "COLAB_GPU": "1"}, {}, KERNEL, ("local", "interactive")),
-    ({"KAGGLE_USERNAME": "ada"}, {"/kaggle/input/x": ""}, "", ("local", "script")),
-    ({RUN: "", RERUN: ""}, {}, "", ("local", "script")),
-])
+@pytest.mark.parametrize(
+    "environ, files, shell, expected",
+    [
+        # Kaggle, whatever else it looks like
+        ({RUN: "Interactive"}, {}, KERNEL, ("kaggle", "interactive")),
+        ({RUN: "Batch"}, {}, KERNEL, ("kaggle", "batch")),
+        ({RUN: "Batch"}, {}, "", ("kaggle", "batch")),
+        ({RUN: "Batch", RERUN: "1"}, {}, KERNEL, ("kaggle", "competition_rerun")),
+        ({RERUN: "true"}, {}, "", ("kaggle", "competition_rerun")),
+        ({RUN: "Interactive", "COLAB_RELEASE_TAG": "x", "COLAB_GPU": ""}, {}, KERNEL, ("kaggle", "interactive")),
+        ({RUN: "Interactive"}, {"/var/colab/hostname": "x"}, KERNEL, ("kaggle", "interactive")),
+        # (this one is Colab's page on a Kaggle server)
+        ({RUN: "Interactive", "TBE_RUNTIME_ADDR": "x"}, {}, COLAB_SHELL, ("kaggle", "interactive")),
+        # Colab, also with a Kaggle user's variables and mounts, and in its child processes
+        ({}, {}, COLAB_SHELL, ("colab", "interactive")),
+        ({"KAGGLE_USERNAME": "ada", "KAGGLE_KEY": "k"}, {}, COLAB_SHELL, ("colab", "interactive")),
+        ({"TBE_RUNTIME_ADDR": "x"}, {"/kaggle/input/x": ""}, COLAB_SHELL, ("colab", "interactive")),
+        ({"TBE_RUNTIME_ADDR": "x"}, {}, "", ("colab", "script")),
+        ({}, {"/var/colab/hostname": "x"}, "", ("colab", "script")),
+        # at home, with the platforms' image or names
+        ({"COLAB_RELEASE_TAG": "x", "COLAB_GPU": "1"}, {}, KERNEL, ("local", "interactive")),
+        ({"KAGGLE_USERNAME": "ada"}, {"/kaggle/input/x": ""}, "", ("local", "script")),
+        ({RUN: "", RERUN: ""}, {}, "", ("local", "script")),
+    ],
+)
 def test_platform_and_mode(root, environ, files, shell, expected):
     found = on(put(root, files), environ, shell)
     assert (found.name, found.mode) == expected and found.name_source
@@ -157,26 +196,29 @@ RELEASE, ENTERPRISE = "/proc/sys/kernel/osrelease", {"VERTEX_PRODUCT": "COLAB_EN
 WSL2 = {RELEASE: "5.15.167.4-microsoft-standard-WSL2\n"}
 
 
-@pytest.mark.parametrize("environ, files, shell, name, flavour", [
-    ({}, {}, "", "local", "plain"),
-    ({}, {RELEASE: "6.8.0-45-generic\n"}, KERNEL, "local", "plain"),
-    ({}, WSL2, "", "local", "wsl2"),
-    ({}, {RELEASE: "4.19.67-microsoft-standard\n"}, "", "local", "wsl2"),
-    ({}, {RELEASE: "4.4.0-19041-Microsoft\n"}, "", "local", "wsl1"),
-    ({"MODAL_TASK_ID": "ta-1"}, {}, "", "local", "modal"),
-    ({"MODAL_IS_REMOTE": "1"}, {}, "", "local", "modal"),
-    ({"SM_TRAINING_ENV": "{}"}, {}, "", "local", "sagemaker"),
-    ({}, {"/opt/ml/input/config/hyperparameters.json": "{}"}, "", "local", "sagemaker"),
-    ({}, {"/opt/ml/metadata/resource-metadata.json": "{}"}, KERNEL, "local", "sagemaker"),
-    ({"DATABRICKS_RUNTIME_VERSION": "16.4"}, {}, KERNEL, "local", "databricks"),
-    ({"VERTEX_PRODUCT": "WORKBENCH_INSTANCE"}, {}, KERNEL, "local", "vertex_workbench"),
-    (ENTERPRISE, {}, COLAB_SHELL, "colab", "colab_enterprise"),
-    (ENTERPRISE, {}, "", "colab", "colab_enterprise"),  # its child processes
-    ({}, {}, COLAB_SHELL, "colab", "plain"),
-    ({"MODAL_TASK_ID": "ta-1"}, WSL2, "", "local", "modal"),  # whoever rents is asked before the kernel
-    ({RUN: "Batch", "MODAL_TASK_ID": "x", **ENTERPRISE}, WSL2, KERNEL, "kaggle", "plain"),
-    ({"MODAL_TASK_ID": "", "SM_TRAINING_ENV": ""}, {}, "", "local", "plain"),
-])
+@pytest.mark.parametrize(
+    "environ, files, shell, name, flavour",
+    [
+        ({}, {}, "", "local", "plain"),
+        ({}, {RELEASE: "6.8.0-45-generic\n"}, KERNEL, "local", "plain"),
+        ({}, WSL2, "", "local", "wsl2"),
+        ({}, {RELEASE: "4.19.67-microsoft-standard\n"}, "", "local", "wsl2"),
+        ({}, {RELEASE: "4.4.0-19041-Microsoft\n"}, "", "local", "wsl1"),
+        ({"MODAL_TASK_ID": "ta-1"}, {}, "", "local", "modal"),
+        ({"MODAL_IS_REMOTE": "1"}, {}, "", "local", "modal"),
+        ({"SM_TRAINING_ENV": "{}"}, {}, "", "local", "sagemaker"),
+        ({}, {"/opt/ml/input/config/hyperparameters.json": "{}"}, "", "local", "sagemaker"),
+        ({}, {"/opt/ml/metadata/resource-metadata.json": "{}"}, KERNEL, "local", "sagemaker"),
+        ({"DATABRICKS_RUNTIME_VERSION": "16.4"}, {}, KERNEL, "local", "databricks"),
+        ({"VERTEX_PRODUCT": "WORKBENCH_INSTANCE"}, {}, KERNEL, "local", "vertex_workbench"),
+        (ENTERPRISE, {}, COLAB_SHELL, "colab", "colab_enterprise"),
+        (ENTERPRISE, {}, "", "colab", "colab_enterprise"),  # its child processes
+        ({}, {}, COLAB_SHELL, "colab", "plain"),
+        ({"MODAL_TASK_ID": "ta-1"}, WSL2, "", "local", "modal"),  # whoever rents is asked before the kernel
+        ({RUN: "Batch", "MODAL_TASK_ID": "x", **ENTERPRISE}, WSL2, KERNEL, "kaggle", "plain"),
+        ({"MODAL_TASK_ID": "", "SM_TRAINING_ENV": ""}, {}, "", "local", "plain"),
+    ],
+)
 def test_flavour(root, environ, files, shell, name, flavour):
     found = on(put(root, files), environ, shell)
     assert (found.name, found.flavour) == (name, flavour) and flavour in platforms.FLAVOURS
@@ -190,7 +232,8 @@ def pretend_shell(monkeypatch, **names):
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
 
 
-def here(root, environ=None): return detect({"PATH": "", **(environ or {})}, root, now=NOW)  # in the shell that runs
+def here(root, environ=None):
+    return detect({"PATH": "", **(environ or {})}, root, now=NOW)  # in the shell that runs
 
 
 def test_vs_code_is_known_by_its_shell(root, monkeypatch):
@@ -211,8 +254,9 @@ def test_databricks_is_known_by_its_tools(root, monkeypatch, app, flavour):
     assert here(root).flavour == "plain"
 
 
-@pytest.mark.parametrize("environ", [{"MODAL_TASK_ID": "ta-1"}, {"SM_TRAINING_ENV": "{}"},
-                                     {"DATABRICKS_RUNTIME_VERSION": "16.4"}])
+@pytest.mark.parametrize(
+    "environ", [{"MODAL_TASK_ID": "ta-1"}, {"SM_TRAINING_ENV": "{}"}, {"DATABRICKS_RUNTIME_VERSION": "16.4"}]
+)
 def test_a_rented_machine_has_a_limit_that_nothing_tells(root, environ):
     found = on(root, environ)
     assert found.limit_s is None and "SPECTRAKIT_TIME_LIMIT" in found.limit_source
@@ -239,7 +283,7 @@ KAGGLE, COLAB = {RUN: "Batch"}, {"TBE_RUNTIME_ADDR": "x"}
 @pytest.mark.parametrize("environ, name", [(KAGGLE, "kaggle"), (COLAB, "colab"), ({RERUN: "1"}, "kaggle")])
 def test_no_accelerator_names_the_menu_to_change(root, smi, environ, name):
     for path in ("", smi(EMPTY_SMI)):
-        note, = on(root, {**environ, "PATH": path}).notes
+        (note,) = on(root, {**environ, "PATH": path}).notes
         assert note.startswith("This session has no GPU") and MENU[name] in note and note.count(".") == 1
     assert not on(root, {**environ, "PATH": smi(TWO)}).notes
 
@@ -247,25 +291,36 @@ def test_no_accelerator_names_the_menu_to_change(root, smi, environ, name):
 def test_no_menu_is_named_where_it_would_not_help(root, smi):
     assert not on(root).notes  # at home there is none
     assert not on(root, {**KAGGLE, "PATH": smi(TWO), "CUDA_VISIBLE_DEVICES": ""}).notes  # hidden on purpose
-    note, = on(root, {**KAGGLE, "PATH": smi("exit 9")}).notes  # a broken driver is another matter
+    (note,) = on(root, {**KAGGLE, "PATH": smi("exit 9")}).notes  # a broken driver is another matter
     assert "nvidia-smi failed" in note
 
 
 PCI = "/sys/bus/pci/devices/0000:00:0"
 
 
-@pytest.mark.parametrize("environ, files, tpu", [
-    ({}, {}, None),
-    ({"TPU_ACCELERATOR_TYPE": "v5litepod-8"}, {}, "v5litepod-8"),
-    ({"COLAB_TPU_ADDR": "10.0.0.2:8470"}, {}, "unknown kind"),
-    ({}, {"/dev/accel0": ""}, "unknown kind"),
-    ({}, {PCI + "4.0/vendor": "0x1ae0\n", PCI + "4.0/device": "0x0063\n"}, "v5e"),
-    ({}, {PCI + "3.0/vendor": "0x8086\n", PCI + "3.0/device": "0x0063\n",
-          PCI + "5.0/vendor": "0x1ae0\n", PCI + "5.0/device": "0x0027\n"}, "v2 or v3"),
-    ({}, {PCI + "4.0/vendor": "0x1ae0\n", PCI + "4.0/device": "0x0042\n"}, None),  # Google's network card
-    ({}, {PCI + "4.0/vendor": "0x8086\n", PCI + "4.0/device": "0x0063\n"}, None),  # another maker's
-    ({}, {"/sys/bus/pci/devices": "not a folder"}, None),
-])
+@pytest.mark.parametrize(
+    "environ, files, tpu",
+    [
+        ({}, {}, None),
+        ({"TPU_ACCELERATOR_TYPE": "v5litepod-8"}, {}, "v5litepod-8"),
+        ({"COLAB_TPU_ADDR": "10.0.0.2:8470"}, {}, "unknown kind"),
+        ({}, {"/dev/accel0": ""}, "unknown kind"),
+        ({}, {PCI + "4.0/vendor": "0x1ae0\n", PCI + "4.0/device": "0x0063\n"}, "v5e"),
+        (
+            {},
+            {
+                PCI + "3.0/vendor": "0x8086\n",
+                PCI + "3.0/device": "0x0063\n",
+                PCI + "5.0/vendor": "0x1ae0\n",
+                PCI + "5.0/device": "0x0027\n",
+            },
+            "v2 or v3",
+        ),
+        ({}, {PCI + "4.0/vendor": "0x1ae0\n", PCI + "4.0/device": "0x0042\n"}, None),  # Google's network card
+        ({}, {PCI + "4.0/vendor": "0x8086\n", PCI + "4.0/device": "0x0063\n"}, None),  # another maker's
+        ({}, {"/sys/bus/pci/devices": "not a folder"}, None),
+    ],
+)
 @pytest.mark.parametrize("where", [{}, KAGGLE, COLAB])
 def test_a_tpu_is_seen_and_said(root, environ, files, tpu, where):
     found = on(put(root, files), {**where, **environ})
@@ -286,28 +341,46 @@ def test_a_gpu_beside_a_tpu_needs_no_advice(root, smi):
 def test_a_p100_says_it_is_available_and_is_not_believed(root, smi, environ, menu):
     found = on(root, {**environ, "PATH": smi("echo Tesla P100-PCIE-16GB, 16384, 6.0, GPU-p")})
     assert [gpu.short for gpu in found.gpus] == ["P100"]  # it is there, and listed
-    note, = found.notes
-    for words in ("P100 says that it is available", "no kernels", "6.0", "accelerator=auto", "CPU", "fp32",
-                  "accelerator=gpu is refused"): assert words in note
+    (note,) = found.notes
+    for words in (
+        "P100 says that it is available",
+        "no kernels",
+        "6.0",
+        "accelerator=auto",
+        "CPU",
+        "fp32",
+        "accelerator=gpu is refused",
+    ):
+        assert words in note
     assert (menu in note) if menu else ("Choose" not in note)
     assert f"note: {note}" in found.table()
     assert choose_precision("auto", found.gpus)[0] == "no"
 
 
 def test_old_and_unknown_gpus():
-    def note(*capability): return hardware.dead_gpu_note([A100, Gpu("X", 8.0, capability or None)])
+    def note(*capability):
+        return hardware.dead_gpu_note([A100, Gpu("X", 8.0, capability or None)])
+
     assert "5.2" in note(5, 2) and "6.1" in note(6, 1) and note(7, 0) is None and note() is None
     assert hardware.dead_gpu_note([]) is None
 
 
-@pytest.mark.parametrize("environ, shell, warned", [
-    ({RUN: "Interactive"}, KERNEL, True), ({RUN: "Batch"}, KERNEL, False),
-    ({RUN: "Interactive", RERUN: "1"}, KERNEL, False), ({}, KERNEL, False), ({}, COLAB_SHELL, False)])
+@pytest.mark.parametrize(
+    "environ, shell, warned",
+    [
+        ({RUN: "Interactive"}, KERNEL, True),
+        ({RUN: "Batch"}, KERNEL, False),
+        ({RUN: "Interactive", RERUN: "1"}, KERNEL, False),
+        ({}, KERNEL, False),
+        ({}, COLAB_SHELL, False),
+    ],
+)
 def test_the_editor_warns_that_the_working_folder_may_vanish(root, smi, environ, shell, warned):
     found = on(root, {**environ, "PATH": smi(TWO)}, shell)
     told = [note for note in found.notes if "/kaggle/working may vanish" in note]
     assert bool(told) == warned == bool(found.notes)
-    if warned: assert "Save & Run All" in told[0]
+    if warned:
+        assert "Save & Run All" in told[0]
 
 
 def test_a_deleted_current_folder_is_survived(root, tmp_path, monkeypatch):
@@ -318,6 +391,7 @@ def test_a_deleted_current_folder_is_survived(root, tmp_path, monkeypatch):
 
 
 # since when, how long
+
 
 def test_container_start_wins_on_kaggle(root):
     found = on(root, {RUN: "Batch"})
@@ -351,7 +425,7 @@ def test_nothing_readable_counts_from_now(root):
 def test_a_restarted_kernel_finds_the_note_of_the_first(root):
     (root / "proc/1/stat").unlink()
     first = on(root, {RUN: "Interactive"})
-    note, = (root / "tmp").iterdir()
+    (note,) = (root / "tmp").iterdir()
     assert stat.S_IMODE(note.stat().st_mode) == 0o600 and first.session_start == NOW - 300
     written = note.read_text()
     put(root, {"/proc/self/stat": stat_line(-3000)})
@@ -368,16 +442,22 @@ def test_a_strange_note_is_not_believed(root, obstacle):
     (root / "proc/1/stat").unlink()
     note, elsewhere = root / "tmp" / f"spectrakit-session-{os.getuid()}", root / "elsewhere"
     elsewhere.write_text(str(NOW - 4 * HOUR))
-    if obstacle == "link": note.symlink_to(elsewhere)
-    if obstacle == "pipe": os.mkfifo(note)  # reading it must not wait
-    if obstacle == "torn": note.write_text("18000")
-    if obstacle == "folder": note.mkdir()
+    if obstacle == "link":
+        note.symlink_to(elsewhere)
+    if obstacle == "pipe":
+        os.mkfifo(note)  # reading it must not wait
+    if obstacle == "torn":
+        note.write_text("18000")
+    if obstacle == "folder":
+        note.mkdir()
     assert on(root, {RUN: "Batch"}).session_start == NOW - 300
     assert elsewhere.read_text() == str(NOW - 4 * HOUR)
 
 
-@pytest.mark.parametrize("text, start_s", [
-    (str(NOW - 77), NOW - 77), ("2027-01-15T07:00:00Z", NOW - HOUR), ("2027-01-15T08:00:00+01:00", NOW - HOUR)])
+@pytest.mark.parametrize(
+    "text, start_s",
+    [(str(NOW - 77), NOW - 77), ("2027-01-15T07:00:00Z", NOW - HOUR), ("2027-01-15T08:00:00+01:00", NOW - HOUR)],
+)
 def test_the_user_knows_better(root, text, start_s):
     parent = json.dumps({"name": "kaggle", "mode": "batch", "session_start": 1.7e9})
     found = on(root, {RUN: "Batch", "SPECTRAKIT_SESSION_START": text, "SPECTRAKIT_PLATFORM": parent})
@@ -400,25 +480,41 @@ def test_limits(root):
     assert on(root, {"SPECTRAKIT_TIME_LIMIT": "1h"}).time_left_s(NOW) == HOUR - 300
     assert on(root, {"SPECTRAKIT_TIME_LIMIT": "4m"}).time_left_s(NOW) == 240  # this kernel is older than such a session
     for wrong in ("9", "9:00", "0s"):
-        with pytest.raises(ValueError, match="SPECTRAKIT_TIME_LIMIT.*8h30m"): on(root, {"SPECTRAKIT_TIME_LIMIT": wrong})
+        with pytest.raises(ValueError, match="SPECTRAKIT_TIME_LIMIT.*8h30m"):
+            on(root, {"SPECTRAKIT_TIME_LIMIT": wrong})
 
 
 def test_a_child_process_inherits(root, tmp_path):
     parent = on(root, {RUN: "Batch"})
-    code = ("import json; from spectrakit.system.platforms import detect; p = detect(); "
-            "print(json.dumps([p.name, p.mode, p.session_start, p.session_start_source]))")
+    code = (
+        "import json; from spectrakit.system.platforms import detect; p = detect(); "
+        "print(json.dumps([p.name, p.mode, p.session_start, p.session_start_source]))"
+    )
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("KAGGLE", "SPECTRAKIT"))}
-    done = subprocess.run([sys.executable, "-c", code], env={**environ, **parent.child_environ()}, capture_output=True,
-                          text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environ, **parent.child_environ()},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert json.loads(done.stdout) == ["kaggle", "batch", NOW - 2 * HOUR, "the parent process"]
 
 
-@pytest.mark.parametrize("text", [
-    "{", "[]", "3", '{"name": "kaggle"}', '{"name": "moon", "mode": "batch", "session_start": 1.8e9}',
-    '{"name": "kaggle", "mode": [], "session_start": 1.8e9}',
-    '{"name": "kaggle", "mode": "batch", "flavour": "vanilla", "session_start": 1.8e9}',
-    '{"name": "kaggle", "mode": "batch", "flavour": [], "session_start": 1.8e9}',
-    '{"name": "kaggle", "mode": "batch", "session_start": NaN}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "3",
+        '{"name": "kaggle"}',
+        '{"name": "moon", "mode": "batch", "session_start": 1.8e9}',
+        '{"name": "kaggle", "mode": [], "session_start": 1.8e9}',
+        '{"name": "kaggle", "mode": "batch", "flavour": "vanilla", "session_start": 1.8e9}',
+        '{"name": "kaggle", "mode": "batch", "flavour": [], "session_start": 1.8e9}',
+        '{"name": "kaggle", "mode": "batch", "session_start": NaN}',
+    ],
+)
 def test_a_broken_inheritance_is_noted_and_left(root, text):
     found = on(root, {RUN: "Batch", "SPECTRAKIT_PLATFORM": text})
     assert found.name == "kaggle" and found.session_start == NOW - 2 * HOUR and "SPECTRAKIT_PLATFORM" in found.notes[0]
@@ -437,30 +533,70 @@ def cpu_v1(folder: str, quota: int) -> dict[str, str]:
     return {f"{GROUP}/{folder}/cpu.cfs_quota_us": f"{quota}\n", f"{GROUP}/{folder}/cpu.cfs_period_us": "100000\n"}
 
 
-@pytest.mark.parametrize("files, cores, memory_gib", [
-    pytest.param({}, 4, 31.25, id="no limit"),
-    pytest.param({"/proc/self/status": "Cpus_allowed_list:\t0,2-3,8\n"}, 4, 31.25, id="affinity in pieces"),
-    pytest.param({"/proc/self/status": "Cpus_allowed_list:\t5\n"}, 1, 31.25, id="one core"),
-    pytest.param({f"{GROUP}/cpu.max": "max 100000\n", f"{GROUP}/memory.max": "max\n"}, 4, 31.25, id="v2, no limits"),
-    pytest.param({f"{GROUP}/cpu.max": "250000 100000\n", f"{GROUP}/memory.max": f"{2048 * MIB}\n"}, 2, 2.0,
-                 id="v2 in a container"),
-    pytest.param({f"{GROUP}/cpu.max": "50000 100000\n"}, 1, 31.25, id="half a core"),
-    pytest.param({"/proc/self/cgroup": "0::/a.slice/b\n",
-                  f"{GROUP}/a.slice/cpu.max": "100000 100000", f"{GROUP}/a.slice/memory.max": f"{512 * MIB}",
-                  f"{GROUP}/a.slice/b/cpu.max": "300000 100000", f"{GROUP}/a.slice/b/memory.max": "max"}, 1, 0.5,
-                 id="v2, the limit above ours"),
-    pytest.param({"/proc/self/cgroup": "0::/../x\n", f"{GROUP}/memory.max": f"{1024 * MIB}",
-                  "/sys/fs/x/memory.max": "1"}, 4, 1.0,
-                 id="v2, a path out of the container"),
-    pytest.param({"/proc/self/cgroup": V1, f"{GROUP}/memory/memory.limit_in_bytes": f"{4096 * MIB}",
-                  **cpu_v1("cpu", 200000)}, 2, 4.0, id="v1 in a container"),
-    pytest.param({"/proc/self/cgroup": V1, **cpu_v1("cpu,cpuacct", -1), **cpu_v1("cpu,cpuacct/docker/ab", 300000),
-                  f"{GROUP}/memory/memory.limit_in_bytes": "9223372036854771712",
-                  f"{GROUP}/memory/docker/ab/memory.limit_in_bytes": f"{1024 * MIB}"}, 3, 1.0,
-                 id="v1 on the host, joined controllers"),
-    pytest.param({"/proc/self/cgroup": "nonsense\n\n", f"{GROUP}/cpu.max": "\n", f"{GROUP}/memory.max": "?"}, 4, 31.25,
-                 id="nonsense"),
-])
+@pytest.mark.parametrize(
+    "files, cores, memory_gib",
+    [
+        pytest.param({}, 4, 31.25, id="no limit"),
+        pytest.param({"/proc/self/status": "Cpus_allowed_list:\t0,2-3,8\n"}, 4, 31.25, id="affinity in pieces"),
+        pytest.param({"/proc/self/status": "Cpus_allowed_list:\t5\n"}, 1, 31.25, id="one core"),
+        pytest.param(
+            {f"{GROUP}/cpu.max": "max 100000\n", f"{GROUP}/memory.max": "max\n"}, 4, 31.25, id="v2, no limits"
+        ),
+        pytest.param(
+            {f"{GROUP}/cpu.max": "250000 100000\n", f"{GROUP}/memory.max": f"{2048 * MIB}\n"},
+            2,
+            2.0,
+            id="v2 in a container",
+        ),
+        pytest.param({f"{GROUP}/cpu.max": "50000 100000\n"}, 1, 31.25, id="half a core"),
+        pytest.param(
+            {
+                "/proc/self/cgroup": "0::/a.slice/b\n",
+                f"{GROUP}/a.slice/cpu.max": "100000 100000",
+                f"{GROUP}/a.slice/memory.max": f"{512 * MIB}",
+                f"{GROUP}/a.slice/b/cpu.max": "300000 100000",
+                f"{GROUP}/a.slice/b/memory.max": "max",
+            },
+            1,
+            0.5,
+            id="v2, the limit above ours",
+        ),
+        pytest.param(
+            {"/proc/self/cgroup": "0::/../x\n", f"{GROUP}/memory.max": f"{1024 * MIB}", "/sys/fs/x/memory.max": "1"},
+            4,
+            1.0,
+            id="v2, a path out of the container",
+        ),
+        pytest.param(
+            {
+                "/proc/self/cgroup": V1,
+                f"{GROUP}/memory/memory.limit_in_bytes": f"{4096 * MIB}",
+                **cpu_v1("cpu", 200000),
+            },
+            2,
+            4.0,
+            id="v1 in a container",
+        ),
+        pytest.param(
+            {
+                "/proc/self/cgroup": V1,
+                **cpu_v1("cpu,cpuacct", -1),
+                **cpu_v1("cpu,cpuacct/docker/ab", 300000),
+                f"{GROUP}/memory/memory.limit_in_bytes": "9223372036854771712",
+                f"{GROUP}/memory/docker/ab/memory.limit_in_bytes": f"{1024 * MIB}",
+            },
+            3,
+            1.0,
+            id="v1 on the host, joined controllers",
+        ),
+        pytest.param(
+            {"/proc/self/cgroup": "nonsense\n\n", f"{GROUP}/cpu.max": "\n", f"{GROUP}/memory.max": "?"},
+            4,
+            31.25,
+            id="nonsense",
+        ),
+    ],
+)
 def test_cores_and_memory(root, files, cores, memory_gib):
     found = on(put(root, files))
     assert (found.cores, found.memory_gib) == (cores, memory_gib)
@@ -481,25 +617,41 @@ def test_a_machine_without_proc_asks_psutil(tmp_path):
 
 # GPUs
 
+
 @pytest.fixture
 def smi(tmp_path):
     "Writes a fake nvidia-smi and gives its folder, to be used as PATH."
+
     def make(script: str) -> str:
         command = tmp_path / "bin" / "nvidia-smi"
         command.parent.mkdir(exist_ok=True)
         command.write_text("#!/bin/sh\n" + script)
         command.chmod(0o755)
         return str(command.parent)
+
     return make
 
 
 TWO = "printf 'Tesla T4, 15360, 7.5, GPU-aa11\\nNVIDIA A100-SXM4-40GB, 40960, 8.0, GPU-bb22\\n'"
 
 
-@pytest.mark.parametrize("choice, names", [
-    (None, ["T4", "A100"]), ("", []), ("-1", []), ("1", ["A100"]), ("1,0", ["A100", "T4"]),
-    (" 1 , 0 ", ["A100", "T4"]), ("GPU-bb", ["A100"]), ("0,5,1", ["T4"]), ("1,1", []),
-    ("GPU-", []), ("NoDevFiles", []), ("0,GPU-aa11", [])])
+@pytest.mark.parametrize(
+    "choice, names",
+    [
+        (None, ["T4", "A100"]),
+        ("", []),
+        ("-1", []),
+        ("1", ["A100"]),
+        ("1,0", ["A100", "T4"]),
+        (" 1 , 0 ", ["A100", "T4"]),
+        ("GPU-bb", ["A100"]),
+        ("0,5,1", ["T4"]),
+        ("1,1", []),
+        ("GPU-", []),
+        ("NoDevFiles", []),
+        ("0,GPU-aa11", []),
+    ],
+)
 def test_visible_gpus(root, smi, choice, names):
     found = on(root, {"PATH": smi(TWO), **({} if choice is None else {"CUDA_VISIBLE_DEVICES": choice})})
     assert [gpu.short for gpu in found.gpus] == names and found.gpus_source.startswith("nvidia-smi") and not found.notes
@@ -530,10 +682,17 @@ def test_a_gpu_that_shares_the_cpus_memory(root, smi):
     assert on(root, {"PATH": smi("echo 'NVIDIA GB10, [N/A], 12.1, GPU-x'")}).gpus == (Gpu("NVIDIA GB10", 0.0, (12, 1)),)
 
 
-@pytest.mark.parametrize("script, words", [
-    ("echo 'NVIDIA-SMI has failed because it could not communicate with the driver.'; exit 9", "could not communicate"),
-    ("echo 'Failed to initialize NVML: Driver/library version mismatch' >&2; exit 18", "version mismatch"),
-    ("exit 3", "exit status 3")])
+@pytest.mark.parametrize(
+    "script, words",
+    [
+        (
+            "echo 'NVIDIA-SMI has failed because it could not communicate with the driver.'; exit 9",
+            "could not communicate",
+        ),
+        ("echo 'Failed to initialize NVML: Driver/library version mismatch' >&2; exit 18", "version mismatch"),
+        ("exit 3", "exit status 3"),
+    ],
+)
 def test_a_broken_driver_is_a_note_and_no_gpu(root, smi, script, words):
     found = on(root, {"PATH": smi(script)})
     assert found.gpus == () and "does not answer" in found.gpus_source
@@ -542,7 +701,8 @@ def test_a_broken_driver_is_a_note_and_no_gpu(root, smi, script, words):
 
 def test_a_driver_that_hangs(smi):
     command = smi("exec sleep 30") + "/nvidia-smi"
-    with pytest.raises(RuntimeError, match="no answer"): hardware._nvidia_smi(command, timeout_s=0.2)
+    with pytest.raises(RuntimeError, match="no answer"):
+        hardware._nvidia_smi(command, timeout_s=0.2)
 
 
 def test_no_gpu_and_no_driver(root, smi):
@@ -557,7 +717,9 @@ def test_nvml_comes_first_and_its_failure_is_told(monkeypatch):
     gpus, source, note = hardware.visible_gpus({"PATH": "", "CUDA_VISIBLE_DEVICES": "GPU-bb"}, "/")
     assert gpus == (T4,) and source.startswith("NVML, 2 found") and note is None
 
-    def broken(): raise RuntimeError("Driver/library version mismatch")
+    def broken():
+        raise RuntimeError("Driver/library version mismatch")
+
     monkeypatch.setattr(hardware, "_nvml", broken)
     gpus, source, note = hardware.visible_gpus({"PATH": ""}, "/")
     assert gpus == () and "version mismatch" in note
@@ -580,11 +742,22 @@ def test_nvml_reader_closes_the_library_it_opened(monkeypatch):
     assert hardware._nvml() == [("GPU-0", T4), ("GPU-1", T4)] and calls == ["init", "shutdown"]
 
 
-@pytest.mark.parametrize("name, short", [
-    ("Tesla T4", "T4"), ("Tesla P100-PCIE-16GB", "P100"), ("NVIDIA A100-SXM4-40GB", "A100"), ("NVIDIA L4", "L4"),
-    ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H100 PCIe", "H100"), ("NVIDIA GeForce RTX 3090", "RTX 3090"),
-    ("Tesla V100-SXM2-16GB", "V100"), ("NVIDIA RTX PRO 6000 Max-Q", "RTX PRO 6000 Max-Q")])
-def test_short_names(name, short): assert Gpu(name, 1.0, None).short == short
+@pytest.mark.parametrize(
+    "name, short",
+    [
+        ("Tesla T4", "T4"),
+        ("Tesla P100-PCIE-16GB", "P100"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100"),
+        ("NVIDIA GeForce RTX 3090", "RTX 3090"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("NVIDIA RTX PRO 6000 Max-Q", "RTX PRO 6000 Max-Q"),
+    ],
+)
+def test_short_names(name, short):
+    assert Gpu(name, 1.0, None).short == short
 
 
 # precision
@@ -592,34 +765,41 @@ def test_short_names(name, short): assert Gpu(name, 1.0, None).short == short
 UNKNOWN, UNTOLD = Gpu("Strange", 8.0, None), "the driver does not tell the compute capability"
 
 
-@pytest.mark.parametrize("requested, gpus, used, reason", [
-    ("no", [], "no", "fp32: as asked"),
-    ("no", [A100], "no", "fp32: as asked"),
-    ("fp16", [], "no", "fp32: precision 16 needs a GPU, and this machine has none"),
-    ("bf16", [], "bf16", "bf16: as asked, on the CPU"),
-    ("auto", [], "no", "fp32: this machine has no GPU"),
-    ("fp16", [T4], "fp16", "fp16: as asked"),
-    ("bf16", [T4], "fp16", "fp16: compute capability 7.5 has no bf16"),
-    ("auto", [T4, T4], "fp16", "fp16: compute capability 7.5 has no bf16"),
-    ("auto", [A100], "bf16", "bf16: compute capability 8.0 has it"),
-    ("bf16", [A100], "bf16", "bf16: as asked"),
-    ("fp16", [A100], "fp16", "fp16: as asked"),
-    ("auto", [A100, T4], "fp16", "fp16: compute capability 7.5 has no bf16"),
-    ("fp16", [P100], "fp16", "fp16: as asked, but slow: compute capability 6.0 has no tensor cores"),
-    ("bf16", [P100], "fp16", "fp16: compute capability 6.0 has no bf16, nor tensor cores: slow"),
-    ("auto", [P100], "no", "fp32: compute capability 6.0 has no tensor cores, so fp16 would not be faster"),
-    ("bf16", [UNKNOWN], "bf16", f"bf16: as asked; {UNTOLD}"),
-    ("auto", [A100, UNKNOWN], "fp16", f"fp16: {UNTOLD}, and fp16 runs on every GPU"),
-])
-def test_precision(requested, gpus, used, reason): assert choose_precision(requested, gpus) == (used, reason)
+@pytest.mark.parametrize(
+    "requested, gpus, used, reason",
+    [
+        ("no", [], "no", "fp32: as asked"),
+        ("no", [A100], "no", "fp32: as asked"),
+        ("fp16", [], "no", "fp32: precision 16 needs a GPU, and this machine has none"),
+        ("bf16", [], "bf16", "bf16: as asked, on the CPU"),
+        ("auto", [], "no", "fp32: this machine has no GPU"),
+        ("fp16", [T4], "fp16", "fp16: as asked"),
+        ("bf16", [T4], "fp16", "fp16: compute capability 7.5 has no bf16"),
+        ("auto", [T4, T4], "fp16", "fp16: compute capability 7.5 has no bf16"),
+        ("auto", [A100], "bf16", "bf16: compute capability 8.0 has it"),
+        ("bf16", [A100], "bf16", "bf16: as asked"),
+        ("fp16", [A100], "fp16", "fp16: as asked"),
+        ("auto", [A100, T4], "fp16", "fp16: compute capability 7.5 has no bf16"),
+        ("fp16", [P100], "fp16", "fp16: as asked, but slow: compute capability 6.0 has no tensor cores"),
+        ("bf16", [P100], "fp16", "fp16: compute capability 6.0 has no bf16, nor tensor cores: slow"),
+        ("auto", [P100], "no", "fp32: compute capability 6.0 has no tensor cores, so fp16 would not be faster"),
+        ("bf16", [UNKNOWN], "bf16", f"bf16: as asked; {UNTOLD}"),
+        ("auto", [A100, UNKNOWN], "fp16", f"fp16: {UNTOLD}, and fp16 runs on every GPU"),
+    ],
+)
+def test_precision(requested, gpus, used, reason):
+    assert choose_precision(requested, gpus) == (used, reason)
 
 
 def test_a_wrong_precision_names_the_right_one():
-    with pytest.raises(ValueError, match="Did you mean 'bf16'"): choose_precision("bfloat16", [])
-    with pytest.raises(ValueError, match="auto, no, fp16, bf16"): choose_precision(16, [])
+    with pytest.raises(ValueError, match="Did you mean 'bf16'"):
+        choose_precision("bfloat16", [])
+    with pytest.raises(ValueError, match="auto, no, fp16, bf16"):
+        choose_precision(16, [])
 
 
 # what people and programs see
+
 
 def test_it_reads_well(root, smi):
     found = on(root, {RUN: "Batch", "PATH": smi("for n in a b; do echo Tesla T4, 15360, 7.5, GPU-$n; done")})
@@ -640,10 +820,12 @@ def test_to_dict_is_plain_json(root, smi):
 
 
 def test_a_platform_cannot_be_changed(root):
-    with pytest.raises(AttributeError): on(root).cores = 64
+    with pytest.raises(AttributeError):
+        on(root).cores = 64
 
 
 # the disk
+
 
 def test_the_working_folder_ends_at_20_gb(root):
     put(root, {"/kaggle/working/model.bin": "x" * 5000, "/kaggle/working/runs/a/b": "x" * 500})
@@ -699,7 +881,9 @@ def test_the_working_folder_before_it_is_made(root):
 
 
 def test_a_mount_that_went_away(root, monkeypatch):
-    def stale(folder): raise OSError(116, "Stale file handle")
+    def stale(folder):
+        raise OSError(116, "Stale file handle")
+
     monkeypatch.setattr(shutil, "disk_usage", stale)
     assert on(root).working_bytes == 0 == writable_bytes("/tmp", {}, root)
 
@@ -712,13 +896,21 @@ def test_a_folder_that_may_not_be_written(root, monkeypatch):
 # where the data lie
 
 K = "/kaggle/input"
-NEWER = {f"{K}/datasets/ada/coffee-spectra/train.csv": "", f"{K}/datasets/bob/wheels/kit.whl": "",
-         f"{K}/datasets/ada/nested/nested/deep/spectra.h5": "",
-         f"{K}/competitions/soil/train.csv": "", f"{K}/competitions/soil/train/a.csv": "",
-         f"{K}/notebooks/ada/features/features.npy": "",
-         f"{K}/models/ada/resnet/pytorch/small/1/model.safetensors": ""}
-OLDER = {f"{K}/coffee-spectra/train.csv": "", f"{K}/soil/train.csv": "", f"{K}/features/features.npy": "",
-         f"{K}/resnet/pytorch/small/1/model.safetensors": ""}
+NEWER = {
+    f"{K}/datasets/ada/coffee-spectra/train.csv": "",
+    f"{K}/datasets/bob/wheels/kit.whl": "",
+    f"{K}/datasets/ada/nested/nested/deep/spectra.h5": "",
+    f"{K}/competitions/soil/train.csv": "",
+    f"{K}/competitions/soil/train/a.csv": "",
+    f"{K}/notebooks/ada/features/features.npy": "",
+    f"{K}/models/ada/resnet/pytorch/small/1/model.safetensors": "",
+}
+OLDER = {
+    f"{K}/coffee-spectra/train.csv": "",
+    f"{K}/soil/train.csv": "",
+    f"{K}/features/features.npy": "",
+    f"{K}/resnet/pytorch/small/1/model.safetensors": "",
+}
 
 
 @pytest.fixture
@@ -733,19 +925,22 @@ def found_at(root, slug, marker=None, **environ):
     return find_input(slug, marker, environ=environ, root=root).relative_to(root).as_posix()
 
 
-@pytest.mark.parametrize("slug, newer, older", [
-    ("coffee-spectra", "datasets/ada/coffee-spectra", "coffee-spectra"),
-    ("ada/coffee-spectra", "datasets/ada/coffee-spectra", "coffee-spectra"),
-    ("datasets/ada/coffee-spectra", "datasets/ada/coffee-spectra", "coffee-spectra"),
-    ("soil", "competitions/soil", "soil"),
-    ("competitions/soil", "competitions/soil", "soil"),
-    ("features", "notebooks/ada/features", "features"),
-    ("ada/features", "notebooks/ada/features", "features"),
-    ("resnet", "models/ada/resnet", "resnet"),
-    ("ada/resnet/pytorch/small/1", "models/ada/resnet/pytorch/small/1", "resnet/pytorch/small/1"),
-    ("models/ada/resnet/pytorch/small/1", "models/ada/resnet/pytorch/small/1", "resnet/pytorch/small/1"),
-    ("resnet/pytorch/small/1", "models/ada/resnet/pytorch/small/1", "resnet/pytorch/small/1"),
-])
+@pytest.mark.parametrize(
+    "slug, newer, older",
+    [
+        ("coffee-spectra", "datasets/ada/coffee-spectra", "coffee-spectra"),
+        ("ada/coffee-spectra", "datasets/ada/coffee-spectra", "coffee-spectra"),
+        ("datasets/ada/coffee-spectra", "datasets/ada/coffee-spectra", "coffee-spectra"),
+        ("soil", "competitions/soil", "soil"),
+        ("competitions/soil", "competitions/soil", "soil"),
+        ("features", "notebooks/ada/features", "features"),
+        ("ada/features", "notebooks/ada/features", "features"),
+        ("resnet", "models/ada/resnet", "resnet"),
+        ("ada/resnet/pytorch/small/1", "models/ada/resnet/pytorch/small/1", "resnet/pytorch/small/1"),
+        ("models/ada/resnet/pytorch/small/1", "models/ada/resnet/pytorch/small/1", "resnet/pytorch/small/1"),
+        ("resnet/pytorch/small/1", "models/ada/resnet/pytorch/small/1", "resnet/pytorch/small/1"),
+    ],
+)
 def test_both_layouts_of_the_mounts(root, away, slug, newer, older):
     one, two = root / "one", root / "two"
     assert found_at(put(one, NEWER), slug) == f"kaggle/input/{newer}"
@@ -757,12 +952,16 @@ def test_both_layouts_of_the_mounts(root, away, slug, newer, older):
 def test_an_owner_or_a_subfolder_is_not_a_data_set(root, away):
     put(root, NEWER)
     for slug in ("ada", "train", "bob/coffee-spectra"):
-        with pytest.raises(FileNotFoundError): find_input(slug, environ={}, root=root)
+        with pytest.raises(FileNotFoundError):
+            find_input(slug, environ={}, root=root)
 
 
 def test_at_home_the_same_notebook_works(root, away):
     put(away, {"input/coffee-spectra/x": "", "data/soil/x": ""})
-    def find(slug, **environ): return find_input(slug, environ=environ, root=root)
+
+    def find(slug, **environ):
+        return find_input(slug, environ=environ, root=root)
+
     assert find("ada/coffee-spectra") == away / "input" / "coffee-spectra"
     put(away, {"data/coffee-spectra/x": ""})
     assert find("ada/coffee-spectra") == away / "data" / "coffee-spectra"
@@ -800,26 +999,30 @@ def test_a_marker_finds_the_folder_that_holds_it(root, away):
         assert found_at(root, "renamed", "kit.whl") == "kaggle/input/datasets/bob/wheels"
     with pytest.warns(UserWarning):  # the name leads to a folder, but to the wrong one
         assert found_at(root, "soil", "spectra.h5") == "kaggle/input/datasets/ada/nested/nested/deep"
-    with pytest.raises(FileNotFoundError, match="nor a folder with 'no.csv'"): found_at(root, "coffee", "no.csv")
+    with pytest.raises(FileNotFoundError, match="nor a folder with 'no.csv'"):
+        found_at(root, "coffee", "no.csv")
 
 
 def test_a_marker_in_two_places_decides_nothing(root, away):
     put(root, {f"{K}/datasets/ada/a/train.csv": "", f"{K}/datasets/ada/b/train.csv": ""})
-    with pytest.raises(ValueError, match="ada/a, .*ada/b.*only one of them has"): find_input("c", "train.csv",
-                                                                                       environ={}, root=root)
+    with pytest.raises(ValueError, match="ada/a, .*ada/b.*only one of them has"):
+        find_input("c", "train.csv", environ={}, root=root)
 
 
 def test_the_search_for_a_marker_ends(root, away, monkeypatch):
     put(root, {f"{K}/a/b/c/d/e/f/g/h/i/j/deep.csv": "", f"{K}/z/wide.csv": ""})
     (root / "kaggle/input/a/loop").symlink_to(root / "kaggle/input")
-    with pytest.raises(FileNotFoundError): find_input("x", "deep.csv", environ={}, root=root)
+    with pytest.raises(FileNotFoundError):
+        find_input("x", "deep.csv", environ={}, root=root)
     monkeypatch.setattr(inputs, "MAX_FOLDERS", 2)  # the top and its first folder
-    with pytest.raises(FileNotFoundError): find_input("x", "wide.csv", environ={}, root=root)
+    with pytest.raises(FileNotFoundError):
+        find_input("x", "wide.csv", environ={}, root=root)
 
 
 @pytest.mark.parametrize("marker", ["", "/etc/passwd", "../x", "**/x.csv", "a//b", 3])
 def test_a_wrong_marker_is_refused(root, away, marker):
-    with pytest.raises(ValueError, match="marker.*'train.csv'"): find_input("coffee", marker, environ={}, root=root)
+    with pytest.raises(ValueError, match="marker.*'train.csv'"):
+        find_input("coffee", marker, environ={}, root=root)
 
 
 def test_two_owners_of_one_name(root, away):
@@ -828,7 +1031,8 @@ def test_two_owners_of_one_name(root, away):
         find_input("coffee-spectra", environ={}, root=root)
     assert not isinstance(caught.value, OSError)
     assert found_at(root, "eve/coffee-spectra") == "kaggle/input/datasets/eve/coffee-spectra"
-    with pytest.raises(ValueError, match="competitions/soil"): find_input("soil", environ={}, root=root)
+    with pytest.raises(ValueError, match="competitions/soil"):
+        find_input("soil", environ={}, root=root)
     assert found_at(root, "competitions/soil") == "kaggle/input/competitions/soil"
     assert found_at(root, "coffee-spectra", "train.csv") == "kaggle/input/datasets/ada/coffee-spectra"
 
@@ -840,10 +1044,18 @@ def test_one_folder_with_two_names_is_one(root, away):
     assert found_at(root, "coffee-spectra") == "kaggle/input/datasets/ada/coffee-spectra"
 
 
-@pytest.mark.parametrize("slug, near", [
-    ("cofee-spectra", "ada/coffee-spectra"), ("Coffee Spectra", "ada/coffee-spectra"),
-    ("coffee_spectra", "ada/coffee-spectra"), ("eve/coffee-spectra", "ada/coffee-spectra"), ("Soil", "soil"),
-    ("feature", "ada/features"), ("ResNet", "ada/resnet")])
+@pytest.mark.parametrize(
+    "slug, near",
+    [
+        ("cofee-spectra", "ada/coffee-spectra"),
+        ("Coffee Spectra", "ada/coffee-spectra"),
+        ("coffee_spectra", "ada/coffee-spectra"),
+        ("eve/coffee-spectra", "ada/coffee-spectra"),
+        ("Soil", "soil"),
+        ("feature", "ada/features"),
+        ("ResNet", "ada/resnet"),
+    ],
+)
 def test_a_wrong_name_gets_the_right_one(root, away, slug, near):
     with pytest.raises(FileNotFoundError, match=f"Did you mean '{near}'") as caught:
         find_input(slug, environ={}, root=put(root, NEWER))
@@ -854,21 +1066,39 @@ def test_a_wrong_name_gets_the_right_one(root, away, slug, near):
 def test_a_failure_says_what_was_looked_at(root, away):
     put(root, OLDER)
     put(away, {"data/wood/x": ""})
-    with pytest.raises(FileNotFoundError) as caught: find_input("q", environ={"SPECTRAKIT_INPUT": "/mine"}, root=root)
+    with pytest.raises(FileNotFoundError) as caught:
+        find_input("q", environ={"SPECTRAKIT_INPUT": "/mine"}, root=root)
     told = str(caught.value)
     assert "/mine (there is no such folder)" in told and "/kaggle/input (it holds coffee-spectra, features" in told
     assert f"{away / 'data'} (it holds wood)" in told and f"{away / 'input'} (there is no such folder)" in told
     assert "Did you mean" not in told
-    for way_out in ("Add Input", "./data/q", "SPECTRAKIT_INPUT"): assert way_out in told
+    for way_out in ("Add Input", "./data/q", "SPECTRAKIT_INPUT"):
+        assert way_out in told
 
 
 def test_a_long_list_is_cut(root, away):
     put(root, {f"{K}/number-{i:02d}/x": "" for i in range(40)})
-    with pytest.raises(FileNotFoundError, match="number-11, and 28 more"): find_input("q", environ={}, root=root)
+    with pytest.raises(FileNotFoundError, match="number-11, and 28 more"):
+        find_input("q", environ={}, root=root)
 
 
-@pytest.mark.parametrize("slug", ["", " ", "/kaggle/input/coffee", "../coffee", "ada/../coffee", "ada//coffee",
-                                  "coffee/", "https://www.kaggle.com/datasets/ada/coffee", "C:/data", "a\0b", None, 3])
+@pytest.mark.parametrize(
+    "slug",
+    [
+        "",
+        " ",
+        "/kaggle/input/coffee",
+        "../coffee",
+        "ada/../coffee",
+        "ada//coffee",
+        "coffee/",
+        "https://www.kaggle.com/datasets/ada/coffee",
+        "C:/data",
+        "a\0b",
+        None,
+        3,
+    ],
+)
 def test_what_is_no_name_is_refused(root, away, slug):
     with pytest.raises(ValueError, match="is not the name of an input.*'ada/coffee-spectra'"):
         find_input(slug, environ={}, root=root)
@@ -876,9 +1106,11 @@ def test_what_is_no_name_is_refused(root, away, slug):
 
 # internet, only when asked
 
+
 @pytest.fixture
 def server():
-    with socket.create_server(("127.0.0.1", 0)) as listening: yield listening
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
 
 
 def test_internet_is_there(server):
@@ -896,10 +1128,18 @@ def test_nobody_answers(server):
     assert has_internet(10, "127.0.0.1", port) is False
 
 
-@pytest.mark.parametrize("error", [socket.gaierror(-3, "Temporary failure in name resolution"),
-                                   OSError(101, "Network is unreachable"), TimeoutError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        socket.gaierror(-3, "Temporary failure in name resolution"),
+        OSError(101, "Network is unreachable"),
+        TimeoutError(),
+    ],
+)
 def test_offline_is_an_answer_and_no_error(monkeypatch, error):
-    def offline(*args, **kwargs): raise error
+    def offline(*args, **kwargs):
+        raise error
+
     monkeypatch.setattr(socket, "getaddrinfo", offline)
     assert has_internet(10) is False
 
@@ -917,26 +1157,35 @@ def test_a_name_lookup_that_hangs_does_not_hold_anybody(monkeypatch):
 @pytest.mark.parametrize("host", ["", "no such host.invalid", "x" * 300, "..", "é" * 80])
 def test_a_strange_host_is_not_there(host, monkeypatch):
     ask = socket.getaddrinfo
+
     def local_only(name, *rest, **more):
-        if name and name != "localhost": str(name).encode("idna")  # as the real one does, and asks nobody
-        if name: raise socket.gaierror(-2, "Name or service not known")
+        if name and name != "localhost":
+            str(name).encode("idna")  # as the real one does, and asks nobody
+        if name:
+            raise socket.gaierror(-2, "Name or service not known")
         return ask(name, *rest, **more)
+
     monkeypatch.setattr(socket, "getaddrinfo", local_only)
     assert has_internet(5, host, 9) is False
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, math.inf, math.nan, True, "2", None])
 def test_a_time_out_that_is_none(timeout_s):
-    with pytest.raises(ValueError, match="no time to wait"): has_internet(timeout_s)
+    with pytest.raises(ValueError, match="no time to wait"):
+        has_internet(timeout_s)
 
 
 def test_detect_asks_nobody(root, monkeypatch, smi):
-    def forbidden(*args, **kwargs): raise AssertionError("the network was touched")
-    for name in ("getaddrinfo", "create_connection", "socket"): monkeypatch.setattr(socket, name, forbidden)
+    def forbidden(*args, **kwargs):
+        raise AssertionError("the network was touched")
+
+    for name in ("getaddrinfo", "create_connection", "socket"):
+        monkeypatch.setattr(socket, name, forbidden)
     assert on(root, {**KAGGLE, "PATH": smi(TWO)}).table() and on(root, COLAB).line()
 
 
 # the house
+
 
 def test_the_import_is_light_and_detect_is_quick():
     code = """if True:

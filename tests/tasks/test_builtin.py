@@ -1,4 +1,5 @@
 "The built-in tasks: what they hold out, what they draw from what is left, and the sentence where the extra is missing."
+
 import subprocess
 import sys
 
@@ -15,18 +16,30 @@ from torch.utils.data import TensorDataset
 from spectrakit.tasks import spectra as example_data
 from spectrakit.tasks import builtin as examples
 from spectrakit.config.compose import compose
-from spectrakit.tasks.spectra import (MINUTES_BETWEEN_SPECTRA, coffee_data, fermentation_data, nearest_spectrum,
-                                     online_data, split)
+from spectrakit.tasks.spectra import (
+    MINUTES_BETWEEN_SPECTRA,
+    coffee_data,
+    fermentation_data,
+    nearest_spectrum,
+    online_data,
+    split,
+)
 from spectrakit.launch.job import BUILT_IN, load_task, name_of
 from spectrakit.config.schema import RequestError
 from spectrakit.training.task import check_loss, check_task
 
 pytestmark = pytest.mark.slow  # each process reads 17 MB of tables
 
-TASKS = {"coffee": (examples.Coffee, 1841, 60), "fermentation": (examples.Fermentation, 410, 21),
-         "digits": (examples.Digits, 64, 1797)}
-TARGETS = {"coffee": lambda: coffee_data()[1], "fermentation": lambda: fermentation_data()[1],
-           "digits": lambda: example_data.demo_package("sklearn.datasets").load_digits().target}
+TASKS = {
+    "coffee": (examples.Coffee, 1841, 60),
+    "fermentation": (examples.Fermentation, 410, 21),
+    "digits": (examples.Digits, 64, 1797),
+}
+TARGETS = {
+    "coffee": lambda: coffee_data()[1],
+    "fermentation": lambda: fermentation_data()[1],
+    "digits": lambda: example_data.demo_package("sklearn.datasets").load_digits().target,
+}
 each_task = pytest.mark.parametrize("name", TASKS)
 spectra_task = pytest.mark.parametrize("name, data", [("coffee", "coffee_data"), ("fermentation", "fermentation_data")])
 
@@ -44,7 +57,8 @@ def test_a_task_follows_the_protocol(name):
     assert type(train) is type(valid) is TensorDataset and train[0][0].shape == (TASKS[name][1],)
     model, batch = task.model(config), valid[:8]
     check_loss(task, task.loss(model, batch))
-    with torch.no_grad(): outputs = task.predict(model, batch)
+    with torch.no_grad():
+        outputs = task.predict(model, batch)
     assert len(outputs) == len(batch[1]) and outputs.isfinite().all()
     found = task.metrics(outputs, batch) if task.metrics else task.metrics_all(outputs, batch[1])
     assert set(found) == {"rmse" if name == "fermentation" else "accuracy"}
@@ -59,8 +73,10 @@ def test_the_folds_hold_out_each_sample_once_and_spread_the_targets(name):
         assert not set(train) & set(valid) and len(train) + len(valid) == samples
         assert list(valid) == list(split(task, compose(f"task.fold={fold}"), targets)[1]), "the seed moved the split"
         seen += list(valid)
-        if name == "fermentation": assert targets[valid].min() < 7 and targets[valid].max() > 30
-        else: assert (abs(np.bincount(targets[valid]) - np.bincount(targets) / folds) < 1).all()
+        if name == "fermentation":
+            assert targets[valid].min() < 7 and targets[valid].max() > 30
+        else:
+            assert (abs(np.bincount(targets[valid]) - np.bincount(targets) / folds) < 1).all()
     assert sorted(seen) == list(range(samples))
 
 
@@ -76,8 +92,10 @@ def test_what_is_held_out_leaves_no_trace_in_training(name, data, monkeypatch):
     after = task.datasets(config)
     assert all(torch.equal(a, b) for a, b in zip(before, after[0].tensors))
     assert all(torch.equal(a, b) for a, b in zip(weights, _weights(task, config)))
-    assert not torch.equal(after[1].tensors[0], task.dataset(spectra, targets)[held_out][0] if name == "fermentation"
-                           else task.inputs(spectra[held_out])), "the test did not reach the data"
+    assert not torch.equal(
+        after[1].tensors[0],
+        task.dataset(spectra, targets)[held_out][0] if name == "fermentation" else task.inputs(spectra[held_out]),
+    ), "the test did not reach the data"
 
 
 def _weights(task, config) -> list[torch.Tensor]:
@@ -87,7 +105,9 @@ def _weights(task, config) -> list[torch.Tensor]:
 
 @spectra_task
 def test_views_depend_on_the_seed_and_on_nothing_else(name, data):
-    def drawn(seed): return load_task(name).datasets(compose(f"seed={seed}", "task.views=2"))[0].tensors[0]
+    def drawn(seed):
+        return load_task(name).datasets(compose(f"seed={seed}", "task.views=2"))[0].tensors[0]
+
     assert torch.equal(drawn(3), drawn(3)) and not torch.equal(drawn(3), drawn(4))
 
 
@@ -109,11 +129,19 @@ def test_every_sample_of_the_test_set_has_the_spectrum_nearest_in_time():
     assert {key: len(column) for key, column in table.items()} == {"hours": 34, "glucose": 34}
 
 
-@pytest.mark.parametrize("request_, words", [
-    ("task.fold=5", "task.fold=5"), ("task.folds=1", "from 2 to 60"), ("task.fold=half", "whole number"),
-    ("task.views=0", "from 1 to"), ("task.fold=true", "whole number")])
+@pytest.mark.parametrize(
+    "request_, words",
+    [
+        ("task.fold=5", "task.fold=5"),
+        ("task.folds=1", "from 2 to 60"),
+        ("task.fold=half", "whole number"),
+        ("task.views=0", "from 1 to"),
+        ("task.fold=true", "whole number"),
+    ],
+)
 def test_an_option_out_of_range_is_refused(request_, words):
-    with pytest.raises(RequestError, match=words): examples.Coffee().datasets(compose(request_))
+    with pytest.raises(RequestError, match=words):
+        examples.Coffee().datasets(compose(request_))
 
 
 @pytest.mark.parametrize("package", ["chemotools", "pandas"])
@@ -129,7 +157,9 @@ try: coffee_data()
 except ImportError as error: print(error)
 sys.exit(demo())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=clean_environ())
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=clean_environ()
+    )
     sentence, *again = done.stdout.splitlines()
     assert done.returncode == 2 and not done.stderr, done.stderr
     assert again == [sentence] and package in sentence and 'pip install "spectrakit[demo]"' in sentence

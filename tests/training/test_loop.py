@@ -1,4 +1,5 @@
 "The loop against plain PyTorch: the same weights, losses and learning rates, computed another way."
+
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +19,17 @@ from spectrakit.training.loop import train_run
 from spectrakit.watchdog.budget import Budget, TimeLimit
 from tasks import Line, NanTrainingListed
 
-PLAIN = ("trainer.accelerator=cpu", "launch.mode=inline", "data.shuffle=false", "optimizer.name=sgd",
-         "optimizer.momentum=0", "optimizer.weight_decay=0", "optimizer.lr=0.1", "scheduler.name=constant",
-         "trainer.log_every_n_steps=1")
+PLAIN = (
+    "trainer.accelerator=cpu",
+    "launch.mode=inline",
+    "data.shuffle=false",
+    "optimizer.name=sgd",
+    "optimizer.momentum=0",
+    "optimizer.weight_decay=0",
+    "optimizer.lr=0.1",
+    "scheduler.name=constant",
+    "trainer.log_every_n_steps=1",
+)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that this torch can use")
 
 
@@ -42,14 +51,18 @@ class Exact(Task):
         torch.manual_seed(3)
         return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1), nn.Flatten(0)).double()
 
-    def errors(self, model, rows): return (model(self.x[rows]) - self.y[rows]) ** 2
+    def errors(self, model, rows):
+        return (model(self.x[rows]) - self.y[rows]) ** 2
 
     def loss(self, model, batch):
         x, y, w, index = batch
-        if model.training: self.seen.append(index.tolist())
+        if model.training:
+            self.seen.append(index.tolist())
         errors = (model(x) - y) ** 2
-        if self.form == "mean": return errors.mean()
-        if self.form == "sum and count": return errors.sum(), len(errors)
+        if self.form == "mean":
+            return errors.mean()
+        if self.form == "sum and count":
+            return errors.sum(), len(errors)
         return (w * errors).sum(), w.sum()
 
 
@@ -66,7 +79,8 @@ class Result:
         assert path is not None and not notes
         return vector(load_weights(path, ema=ema))
 
-    def column(self, kind: str, name: str) -> list: return columns(self.events, kind, name)[name]
+    def column(self, kind: str, name: str) -> list:
+        return columns(self.events, kind, name)[name]
 
 
 def vector(weights) -> torch.Tensor:
@@ -78,6 +92,7 @@ def vector(weights) -> torch.Tensor:
 @pytest.fixture
 def train(tmp_path):
     "A function that trains a task in this process with PLAIN settings and overrides on top."
+
     def run(task, *overrides, name="run", context=None, stop=lambda: False, resume=False, budget=None) -> Result:
         config = compose(*PLAIN, *overrides)
         folder = tmp_path / name
@@ -101,9 +116,11 @@ def by_hand(task: Exact, epochs: int, window: int, *, clip: float | None = None,
             loss = (weight * errors).sum() / weight.sum()
             model.zero_grad()
             loss.backward()
-            if clip: nn.utils.clip_grad_norm_(model.parameters(), clip)
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
             with torch.no_grad():
-                for p in model.parameters(): p -= 0.1 * p.grad
+                for p in model.parameters():
+                    p -= 0.1 * p.grad
                 step += 1
                 if decay is not None:
                     now = min(decay, (1 + step) / (10 + step))
@@ -113,6 +130,7 @@ def by_hand(task: Exact, epochs: int, window: int, *, clip: float | None = None,
 
 
 # gradients
+
 
 @pytest.mark.parametrize("form", ["mean", "sum and count", "weighted"])
 def test_accumulation_equals_the_one_big_batch(train, form):
@@ -146,11 +164,20 @@ def test_accumulation_changes_no_adaptive_optimizer_either(train):
 
 def test_adamw_is_that_of_torch_with_decay_on_matrices_alone(train):
     task = Exact()
-    run = train(task, "data.batch_size=23", "optimizer.name=adamw", "optimizer.weight_decay=0.3", "optimizer.lr=0.05",
-                "optimizer.momentum=0.8", "trainer.max_epochs=7")
+    run = train(
+        task,
+        "data.batch_size=23",
+        "optimizer.name=adamw",
+        "optimizer.weight_decay=0.3",
+        "optimizer.lr=0.05",
+        "optimizer.momentum=0.8",
+        "trainer.max_epochs=7",
+    )
     model = task.model(None)
-    groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.3},
-              {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.3},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=0.05, betas=(0.8, 0.999))
     for _ in range(7):
         optimizer.zero_grad()
@@ -162,8 +189,9 @@ def test_adamw_is_that_of_torch_with_decay_on_matrices_alone(train):
 @pytest.mark.parametrize("form", ["mean", "weighted"])
 def test_clipping_acts_once_on_the_accumulated_gradient(train, form):
     task = Exact(form)
-    run = train(task, "data.batch_size=4", "accumulate_grad_batches=3", "trainer.gradient_clip_val=0.05",
-                "trainer.max_epochs=2")
+    run = train(
+        task, "data.batch_size=4", "accumulate_grad_batches=3", "trainer.gradient_clip_val=0.05", "trainer.max_epochs=2"
+    )
     model, losses, _ = by_hand(task, 2, 12, clip=0.05)
     free, _, _ = by_hand(task, 2, 12)
     assert not torch.allclose(vector(model), vector(free), rtol=1e-3)  # it does clip
@@ -189,6 +217,7 @@ def test_evaluation_is_the_mean_over_samples_not_over_batches(train):
 
 
 # learning rate
+
 
 class Recorded(torch.optim.SGD):
     "SGD that notes the learning rate of every step."
@@ -216,8 +245,9 @@ ACCUMULATED = ("data.batch_size=2", "accumulate_grad_batches=3", "trainer.max_ep
 
 def test_the_cosine_steps_once_per_optimizer_step(train):
     task = Rated()
-    run = train(task, *ACCUMULATED, "scheduler.name=cosine", "scheduler.warmup_steps=2",
-                "scheduler.final_lr_fraction=0.1")
+    run = train(
+        task, *ACCUMULATED, "scheduler.name=cosine", "scheduler.warmup_steps=2", "scheduler.final_lr_fraction=0.1"
+    )
     warm, rest = [0.1 / 3, 0.2 / 3], [0.1 * (0.1 + 0.9 * (1 + math.cos(math.pi * i / 10)) / 2) for i in range(10)]
     assert task.made.rates == pytest.approx(warm + rest, rel=1e-12)
     assert run.column("step", "lr") == pytest.approx(warm + rest, rel=1e-12)
@@ -247,6 +277,7 @@ def test_a_tasks_own_scheduler_steps_once_per_optimizer_step(train):
 
 # moving average, early stop, lengths
 
+
 def test_the_moving_average_is_the_one_written_by_hand_and_is_what_is_evaluated(train):
     task = Exact()
     run = train(task, "data.batch_size=6", "trainer.max_epochs=3", "training.ema_decay=0.6")
@@ -271,18 +302,29 @@ class Scored(Exact):
         return {"rating": self.values[max(0, len(self.seen) // self.batches - 1)]}
 
 
-@pytest.mark.parametrize("mode, values, settings, ends, best", [
-    ("min", [5, 3, 4, 3.5, 1, 1, 1], (), 4, 2),
-    ("max", [5, 6, 4, 3.5, 9, 9, 9], (), 4, 2),
-    ("min", [5, 3, 4, 2, 3, 3, 1], (), 6, 4),  # the count starts again after an improvement
-    # too small to go on for, and yet the best
-    ("min", [5, 4.95, 4.9, 1, 1, 1, 1], ("early_stopping.min_delta=0.1",), 3, 3),
-    ("min", [5, 3, 3, 3, 1, 1, 1], (), 4, 2),  # as good is not better
-    ("min", [5, math.nan, math.nan, 1, 1, 1, 1], (), 3, 1),
-])
+@pytest.mark.parametrize(
+    "mode, values, settings, ends, best",
+    [
+        ("min", [5, 3, 4, 3.5, 1, 1, 1], (), 4, 2),
+        ("max", [5, 6, 4, 3.5, 9, 9, 9], (), 4, 2),
+        ("min", [5, 3, 4, 2, 3, 3, 1], (), 6, 4),  # the count starts again after an improvement
+        # too small to go on for, and yet the best
+        ("min", [5, 4.95, 4.9, 1, 1, 1, 1], ("early_stopping.min_delta=0.1",), 3, 3),
+        ("min", [5, 3, 3, 3, 1, 1, 1], (), 4, 2),  # as good is not better
+        ("min", [5, math.nan, math.nan, 1, 1, 1, 1], (), 3, 1),
+    ],
+)
 def test_early_stopping_ends_at_the_right_evaluation(train, mode, values, settings, ends, best):
-    run = train(Scored(values), "data.batch_size=6", "trainer.max_epochs=7", "early_stopping.enabled=true",
-                "early_stopping.patience=2", "checkpoint.monitor=rating", f"checkpoint.mode={mode}", *settings)
+    run = train(
+        Scored(values),
+        "data.batch_size=6",
+        "trainer.max_epochs=7",
+        "early_stopping.enabled=true",
+        "early_stopping.patience=2",
+        "checkpoint.monitor=rating",
+        f"checkpoint.mode={mode}",
+        *settings,
+    )
     assert run.status == "early_stopped" and "rating did not improve in 2 evaluations" in run.reason
     assert run.column("eval", "step")[-1] == 4 * ends
     assert [e["step"] for e in run.events if e["type"] == "eval" and e["best"]][-1] == 4 * best
@@ -291,8 +333,13 @@ def test_early_stopping_ends_at_the_right_evaluation(train, mode, values, settin
 
 
 def test_without_early_stopping_the_same_run_goes_to_its_end(train):
-    run = train(Scored([5, 3, 4, 3.5, 1, 1]), "data.batch_size=6", "trainer.max_epochs=6", "checkpoint.monitor=rating",
-                "checkpoint.mode=min")
+    run = train(
+        Scored([5, 3, 4, 3.5, 1, 1]),
+        "data.batch_size=6",
+        "trainer.max_epochs=6",
+        "checkpoint.monitor=rating",
+        "checkpoint.mode=min",
+    )
     assert run.status == "completed" and run.column("eval", "step")[-1] == 24
 
 
@@ -306,12 +353,18 @@ def test_max_steps_ends_in_the_middle_of_an_epoch_and_may_go_past_max_epochs(tra
 
 
 def test_evaluations_come_after_every_n_steps_too(train):
-    run = train(Exact(), "data.batch_size=6", "trainer.max_epochs=2", "trainer.check_val_every_n_steps=3",
-                "trainer.check_val_every_n_epoch=2")
+    run = train(
+        Exact(),
+        "data.batch_size=6",
+        "trainer.max_epochs=2",
+        "trainer.check_val_every_n_steps=3",
+        "trainer.check_val_every_n_epoch=2",
+    )
     assert run.column("eval", "step") == [3, 6, 8]
 
 
 # what is seen, and how much of it
+
 
 def test_every_epoch_visits_every_sample_once_in_an_order_of_its_own(train):
     task = Exact()
@@ -322,11 +375,14 @@ def test_every_epoch_visits_every_sample_once_in_an_order_of_its_own(train):
 
 def test_samples_come_in_the_same_order_from_tensors_and_from_a_loader(train):
     class Loaded(Exact):
-        def datasets(self, cfg): return tuple(list(zip(*part.tensors)) for part in super().datasets(cfg))
+        def datasets(self, cfg):
+            return tuple(list(zip(*part.tensors)) for part in super().datasets(cfg))
 
     tensors, loaded = Exact(), Loaded()
-    runs = [train(task, "data.shuffle=true", "data.batch_size=6", "trainer.max_epochs=2", name=type(task).__name__)
-            for task in (tensors, loaded)]
+    runs = [
+        train(task, "data.shuffle=true", "data.batch_size=6", "trainer.max_epochs=2", name=type(task).__name__)
+        for task in (tensors, loaded)
+    ]
     assert tensors.seen == loaded.seen
     assert torch.equal(runs[0].weights(), runs[1].weights())
 
@@ -340,8 +396,15 @@ def test_limits_of_batches(train):
             return {"mae": (outputs.sum(), len(outputs))}
 
     task = Counted()
-    run = train(task, "data.shuffle=true", "data.batch_size=4", "accumulate_grad_batches=2", "trainer.max_epochs=2",
-                "limits.max_train_batches=3", "limits.max_val_batches=2")
+    run = train(
+        task,
+        "data.shuffle=true",
+        "data.batch_size=4",
+        "accumulate_grad_batches=2",
+        "trainer.max_epochs=2",
+        "limits.max_train_batches=3",
+        "limits.max_val_batches=2",
+    )
     assert [len(batch) for batch in task.seen] == [4] * 6 and run.events[-1]["step"] == 4
     assert Counted.evaluated == 3 * 8  # once before the first step, and after both epochs
     assert set(sum(task.seen[:3], [])) != set(sum(task.seen[3:], []))  # another part of the data in every epoch
@@ -351,8 +414,15 @@ def test_a_fraction_of_the_samples_is_the_same_one_in_every_epoch(train):
     seen = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         task = Exact()
-        run = train(task, "data.shuffle=true", "data.batch_size=4", "trainer.max_epochs=2", "limits.train_frac=0.5",
-                    f"seed={seed}", name=name)
+        run = train(
+            task,
+            "data.shuffle=true",
+            "data.batch_size=4",
+            "trainer.max_epochs=2",
+            "limits.train_frac=0.5",
+            f"seed={seed}",
+            name=name,
+        )
         assert last_event(run.events, "start")["train_samples"] == 12
         epochs = sum(task.seen[:3], []), sum(task.seen[3:], [])
         assert set(epochs[0]) == set(epochs[1]) and len(set(epochs[0])) == 12
@@ -362,8 +432,12 @@ def test_a_fraction_of_the_samples_is_the_same_one_in_every_epoch(train):
 
 @pytest.mark.parametrize("deterministic", ["true", "false"])
 def test_the_same_seed_gives_the_same_bits_and_another_seed_gives_others(train, deterministic):
-    settings = ("data.shuffle=true", "data.batch_size=8", "trainer.max_epochs=2",
-                f"trainer.deterministic={deterministic}")
+    settings = (
+        "data.shuffle=true",
+        "data.batch_size=8",
+        "trainer.max_epochs=2",
+        f"trainer.deterministic={deterministic}",
+    )
     torch.manual_seed(123)
     one = train(Line(), *settings, "seed=5", name="one")
     torch.manual_seed(321)  # what the process drew before does not matter
@@ -382,15 +456,19 @@ def test_a_run_leaves_the_process_as_it_was(train):
 
 # precision
 
+
 @dataclass
 class StandIn:
     "What the loop asks of an Accelerator, with a gradient scaler on the CPU: fp16's path without a GPU."
+
     scaler: object
     device: torch.device = torch.device("cpu")
 
-    def prepare_model(self, model): return model
+    def prepare_model(self, model):
+        return model
 
-    def unwrap_model(self, model): return model
+    def unwrap_model(self, model):
+        return model
 
 
 class CountedScaler(torch.amp.GradScaler):
@@ -445,10 +523,12 @@ class Overflow(torch.autograd.Function):
     "The value as it is, its gradient infinite: what fp16 does when the scale is too large."
 
     @staticmethod
-    def forward(ctx, value): return value.clone()
+    def forward(ctx, value):
+        return value.clone()
 
     @staticmethod
-    def backward(ctx, gradient): return gradient * math.inf
+    def backward(ctx, gradient):
+        return gradient * math.inf
 
 
 class Overflowing(OwnSchedule):
@@ -460,7 +540,8 @@ class Overflowing(OwnSchedule):
 
     def loss(self, model, batch):
         loss = super().loss(model, batch)
-        if model.training: self.weights.append(vector(model))
+        if model.training:
+            self.weights.append(vector(model))
         return Overflow.apply(loss) if model.training and len(self.seen) == self.when else loss
 
 
@@ -478,7 +559,9 @@ def test_an_overflow_skips_one_step_and_halves_the_scale(train, when):
 
 def test_a_resumed_run_goes_on_with_its_scale(train):
     task = Overflowing(5)
-    first = train(task, *WINDOWS, context=scaled(CountedScaler()), stop=lambda: len(task.weights) >= 9)  # in the third window
+    first = train(
+        task, *WINDOWS, context=scaled(CountedScaler()), stop=lambda: len(task.weights) >= 9
+    )  # in the third window
     assert first.status == "interrupted", first.reason
     scaler = CountedScaler()
     rest = train(OwnSchedule(), *WINDOWS, context=scaled(scaler), resume=True)
@@ -504,12 +587,15 @@ class Watched(Line):
         return self.net
 
 
-@pytest.mark.parametrize("asked, used, inside, words", [
-    ("bf16", "bf16", torch.bfloat16, "bf16: as asked, on the CPU"),
-    ("fp16", "no", torch.float32, "fp32: precision 16 needs a GPU"),
-    ("32", "no", torch.float32, "fp32: as asked"),
-    ("auto", "no", torch.float32, "fp32"),
-])
+@pytest.mark.parametrize(
+    "asked, used, inside, words",
+    [
+        ("bf16", "bf16", torch.bfloat16, "bf16: as asked, on the CPU"),
+        ("fp16", "no", torch.float32, "fp32: precision 16 needs a GPU"),
+        ("32", "no", torch.float32, "fp32: as asked"),
+        ("auto", "no", torch.float32, "fp32"),
+    ],
+)
 def test_precisions_on_a_cpu(train, asked, used, inside, words):
     task = Watched()
     run = train(task, f"trainer.precision={asked}", "data.batch_size=8", "trainer.max_epochs=6")
@@ -523,6 +609,7 @@ def test_precisions_on_a_cpu(train, asked, used, inside, words):
 
 
 # guards and ends
+
 
 class NanLater(Exact):
     "Its eleventh training loss is not finite: the third micro batch of the fourth window."
@@ -571,7 +658,8 @@ def test_the_clock_ends_a_run_that_saves_and_says_so(train):
 
     class Slow(Exact):
         def loss(self, model, batch):
-            if model.training: now[0] += 49.0  # 2 s are left after the second, and 3 s are held back
+            if model.training:
+                now[0] += 49.0  # 2 s are left after the second, and 3 s are held back
             return super().loss(model, batch)
 
     run = train(Slow(), "data.batch_size=23", "trainer.max_epochs=10", budget=budget)
@@ -580,9 +668,16 @@ def test_the_clock_ends_a_run_that_saves_and_says_so(train):
 
 
 def test_a_stopped_run_goes_on_in_the_middle_of_an_epoch_bit_for_bit(train):
-    settings = ("data.shuffle=true", "data.batch_size=4", "accumulate_grad_batches=2", "trainer.max_epochs=3",
-                "training.ema_decay=0.9", "optimizer.name=adamw", "scheduler.name=one_cycle",
-                "checkpoint.every_n_epochs=null")
+    settings = (
+        "data.shuffle=true",
+        "data.batch_size=4",
+        "accumulate_grad_batches=2",
+        "trainer.max_epochs=3",
+        "training.ema_decay=0.9",
+        "optimizer.name=adamw",
+        "scheduler.name=one_cycle",
+        "checkpoint.every_n_epochs=null",
+    )
     whole = train(Line(), *settings, name="whole")
 
     class Stopping(Line):
@@ -600,8 +695,14 @@ def test_a_stopped_run_goes_on_in_the_middle_of_an_epoch_bit_for_bit(train):
 
 
 def test_every_checkpoint_of_a_run_verifies_and_no_more_are_kept_than_asked(train):
-    run = train(Scored([5, 1, 2, 3, 4, 5]), "data.batch_size=6", "trainer.max_epochs=6", "checkpoint.keep_last=2",
-                "checkpoint.monitor=rating", "checkpoint.mode=min")
+    run = train(
+        Scored([5, 1, 2, 3, 4, 5]),
+        "data.batch_size=6",
+        "trainer.max_epochs=6",
+        "checkpoint.keep_last=2",
+        "checkpoint.monitor=rating",
+        "checkpoint.mode=min",
+    )
     names = [path.name for path in checkpoints(run.folder / "checkpoints")]
     assert names == ["step-00000008", "step-00000020", "step-00000024"]  # the best, and the newest two
     assert [verify(path) for path in checkpoints(run.folder / "checkpoints")] == [[], [], []]
@@ -609,7 +710,8 @@ def test_every_checkpoint_of_a_run_verifies_and_no_more_are_kept_than_asked(trai
 
 def test_no_validation_set(train):
     class Blind(Exact):
-        def datasets(self, cfg): return super().datasets(cfg)[0], None
+        def datasets(self, cfg):
+            return super().datasets(cfg)[0], None
 
     run = train(Blind(), "data.batch_size=6", "trainer.max_epochs=2")
     assert run.status == "completed" and run.column("eval", "step") == []
@@ -620,19 +722,28 @@ def test_no_validation_set(train):
 def test_a_monitor_that_nobody_computes_is_refused_before_training(train, monitor):
     task = Line()
     asked = f"checkpoint.monitor={monitor}"
-    with pytest.raises(RequestError, match=asked): train(task, asked)
+    with pytest.raises(RequestError, match=asked):
+        train(task, asked)
     assert task.losses == 0
 
 
 # a GPU
 
+
 @needs_gpu
 @pytest.mark.parametrize("asked", ["fp16", "bf16"])
 def test_mixed_precision_on_a_gpu(train, asked):
-    if asked == "bf16" and torch.cuda.get_device_capability() < (8, 0): pytest.skip("this GPU has no bf16")
+    if asked == "bf16" and torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("this GPU has no bf16")
     task = Watched()
-    settings = ("trainer.accelerator=gpu", f"trainer.precision={asked}", "data.batch_size=8",
-                "accumulate_grad_batches=2", "trainer.gradient_clip_val=10", "trainer.deterministic=false")
+    settings = (
+        "trainer.accelerator=gpu",
+        f"trainer.precision={asked}",
+        "data.batch_size=8",
+        "accumulate_grad_batches=2",
+        "trainer.gradient_clip_val=10",
+        "trainer.deterministic=false",
+    )
     context = create_run_context(compose(*PLAIN, *settings), detect())
     run = train(task, *settings, "trainer.max_epochs=8", context=context)
     assert run.status == "completed", run.reason
@@ -650,12 +761,25 @@ def test_the_loop_never_waits_for_the_device_between_log_points(train, asked):
         "From its third to its ninth training loss any wait for the GPU is an error; the log point is the tenth."
 
         def during(self, number):
-            if number == 3: torch.cuda.set_sync_debug_mode("error")
-            if number == 10: torch.cuda.set_sync_debug_mode("default")
+            if number == 3:
+                torch.cuda.set_sync_debug_mode("error")
+            if number == 10:
+                torch.cuda.set_sync_debug_mode("default")
 
-    settings = ("trainer.accelerator=gpu", f"trainer.precision={asked}", "data.batch_size=2", "optimizer.name=adamw",
-                "scheduler.name=cosine", "trainer.gradient_clip_val=1.0", "training.ema_decay=0.9",
-                "trainer.log_every_n_steps=10", "trainer.max_epochs=1", "trainer.deterministic=false")
-    try: run = train(Guarded(), *settings, context=create_run_context(compose(*PLAIN, *settings), detect()))
-    finally: torch.cuda.set_sync_debug_mode("default")
+    settings = (
+        "trainer.accelerator=gpu",
+        f"trainer.precision={asked}",
+        "data.batch_size=2",
+        "optimizer.name=adamw",
+        "scheduler.name=cosine",
+        "trainer.gradient_clip_val=1.0",
+        "training.ema_decay=0.9",
+        "trainer.log_every_n_steps=10",
+        "trainer.max_epochs=1",
+        "trainer.deterministic=false",
+    )
+    try:
+        run = train(Guarded(), *settings, context=create_run_context(compose(*PLAIN, *settings), detect()))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     assert run.status == "completed", run.reason

@@ -1,4 +1,5 @@
 "Trackers: a run's numbers, read back by each tracker's own reader, are those of its event log; and they never cost the run."
+
 import io
 import json
 import os
@@ -27,23 +28,33 @@ from tasks import Line
 
 pytestmark = pytest.mark.slow  # half a minute of W&B and MLflow
 
-SETTINGS = ("trainer.accelerator=cpu", "launch.mode=inline", "trainer.max_epochs=3", "data.batch_size=8", "trainer.log_every_n_steps=1",
-            "checkpoint.every_n_steps=4", "checkpoint.every_n_epochs=null")
+SETTINGS = (
+    "trainer.accelerator=cpu",
+    "launch.mode=inline",
+    "trainer.max_epochs=3",
+    "data.batch_size=8",
+    "trainer.log_every_n_steps=1",
+    "checkpoint.every_n_steps=4",
+    "checkpoint.every_n_epochs=null",
+)
 
 
 @pytest.fixture(autouse=True)
 def no_tracker_of_this_machine(monkeypatch):
     "Neither a key nor a server of whoever runs the tests."
     for name in list(os.environ):
-        if name.startswith(("WANDB_", "MLFLOW_")): monkeypatch.delenv(name)
+        if name.startswith(("WANDB_", "MLFLOW_")):
+            monkeypatch.delenv(name)
 
 
 class Dicing(Line):
     "Draws from Python's own generator, which trackers use too; says each draw as a metric with an odd name."
 
-    def loss(self, model, batch): return super().loss(model, batch) * (1 + 0.01 * random.random())
+    def loss(self, model, batch):
+        return super().loss(model, batch) * (1 + 0.01 * random.random())
 
-    def metrics(self, outputs, batch): return {"mae": ((outputs - batch[1]).abs().sum(), len(outputs)), "F1 (macro)": (1.0, 2.0)}
+    def metrics(self, outputs, batch):
+        return {"mae": ((outputs - batch[1]).abs().sum(), len(outputs)), "F1 (macro)": (1.0, 2.0)}
 
 
 def train(folder, *overrides, task=None, resume=False, stop=lambda: False):
@@ -59,19 +70,26 @@ def logged(events, but=()) -> dict[str, dict[int, float]]:
     "What the event log says: name → {step: value}."
     found = {}
     for event in effective_events(events):
-        values = {"step": lambda e: {k: e[k] for k in ("loss", "lr", "epoch", "samples_per_s")}, "eval": lambda e: e["metrics"]}.get(event["type"])
+        values = {
+            "step": lambda e: {k: e[k] for k in ("loss", "lr", "epoch", "samples_per_s")},
+            "eval": lambda e: e["metrics"],
+        }.get(event["type"])
         for name, value in (values(event) if values else {}).items():
-            if name not in but: found.setdefault(name, {})[event["step"]] = value
+            if name not in but:
+                found.setdefault(name, {})[event["step"]] = value
     return found
 
 
-def messages(events) -> list[str]: return [e["text"] for e in events if e["type"] == "message"]
+def messages(events) -> list[str]:
+    return [e["text"] for e in events if e["type"] == "message"]
 
 
 # --- each tracker's own reader ----------------------------------------------------------------------------------------
 
+
 def from_tensorboard(run_dir) -> dict[str, dict[int, float]]:
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+
     reader = EventAccumulator(str(run_dir / "trackers" / "tensorboard"), size_guidance={SCALARS: 0}).Reload()
     points = {name: [(p.step, p.value) for p in reader.Scalars(name)] for name in reader.Tags()["scalars"]}
     assert all(len(dict(found)) == len(found) for found in points.values()), "a step stands there twice"
@@ -83,6 +101,7 @@ def wandb_records(file: Path) -> list:
 
     The file is a LevelDB log behind 7 bytes of W&B's: blocks of 32 KiB, each piece with checksum, length and kind."""
     from wandb.proto import wandb_internal_pb2
+
     data, at, piece, records = file.read_bytes(), 7, b"", []
     assert data[:4] == b":W&B"
     while at + 7 <= len(data):
@@ -90,8 +109,8 @@ def wandb_records(file: Path) -> list:
         if left < 7:
             at += left
             continue
-        _, size, kind = struct.unpack("<IHB", data[at:at + 7])
-        piece, at = piece + data[at + 7:at + 7 + size], at + 7 + size
+        _, size, kind = struct.unpack("<IHB", data[at : at + 7])
+        piece, at = piece + data[at + 7 : at + 7 + size], at + 7 + size
         if kind in (1, 4):  # whole, or the last part
             records.append(wandb_internal_pb2.Record.FromString(piece))
             piece = b""
@@ -102,16 +121,19 @@ def from_wandb(run_dir) -> dict[str, dict[int, float]]:
     found: dict = {}
     for file in sorted((run_dir / "trackers" / "wandb").glob("offline-run-*/*.wandb")):
         for record in wandb_records(file):
-            if record.WhichOneof("record_type") != "history": continue
+            if record.WhichOneof("record_type") != "history":
+                continue
             items = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
             for name, value in items.items():
-                if not name.startswith("_"): found.setdefault(name, {})[items["_step"]] = value
+                if not name.startswith("_"):
+                    found.setdefault(name, {})[items["_step"]] = value
     return found
 
 
 def mlflow_run(run_dir):
     "MLflow's client on the run's own store, and the run there."
     from mlflow import MlflowClient
+
     client = MlflowClient(f"sqlite:///{run_dir / 'trackers' / 'mlflow' / 'mlflow.db'}")
     runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
     assert len(runs) == 1
@@ -120,10 +142,13 @@ def mlflow_run(run_dir):
 
 def from_mlflow(run_dir) -> dict[str, dict[int, float]]:
     client, run = mlflow_run(run_dir)
-    return {name: {m.step: m.value for m in client.get_metric_history(run.info.run_id, name)} for name in run.data.metrics}
+    return {
+        name: {m.step: m.value for m in client.get_metric_history(run.info.run_id, name)} for name in run.data.metrics
+    }
 
 
 # --- what is written --------------------------------------------------------------------------------------------------
+
 
 @pytest.fixture(scope="module")
 def all_three(tmp_path_factory):
@@ -159,6 +184,7 @@ def test_mlflow_has_the_numbers_of_the_event_log(all_three):
 
 def test_every_tracker_knows_the_settings(all_three):
     import yaml
+
     folder, _, cfg = all_three
     told = hyperparameters(cfg)
     client, run = mlflow_run(folder)
@@ -169,23 +195,46 @@ def test_every_tracker_knows_the_settings(all_three):
     assert yaml.safe_load(file.read_text()) == told
     (file,) = (folder / "trackers" / "wandb").glob("offline-run-*/*.wandb")
     records = wandb_records(file)
-    assert {u.key: json.loads(u.value_json) for r in records if r.WhichOneof("record_type") == "config" for u in r.config.update} == told
+    assert {
+        u.key: json.loads(u.value_json)
+        for r in records
+        if r.WhichOneof("record_type") == "config"
+        for u in r.config.update
+    } == told
     (started,) = [r.run for r in records if r.WhichOneof("record_type") == "run"]
-    assert (started.project, started.display_name, started.run_id) == ("lab", "run", (folder / "trackers/wandb/run_id").read_text().strip())
+    assert (started.project, started.display_name, started.run_id) == (
+        "lab",
+        "run",
+        (folder / "trackers/wandb/run_id").read_text().strip(),
+    )
 
 
 def test_no_secret_is_told(all_three, tmp_path):
     folder, _, _ = all_three
     for file in (folder / "trackers").rglob("*"):
-        if file.is_file(): assert b"hush" not in file.read_bytes(), file
-    assert not [p for p in (folder / "trackers").rglob("*") if p.name in ("wandb-metadata.json", "requirements.txt", "output.log")]
+        if file.is_file():
+            assert b"hush" not in file.read_bytes(), file
+    assert not [
+        p
+        for p in (folder / "trackers").rglob("*")
+        if p.name in ("wandb-metadata.json", "requirements.txt", "output.log")
+    ]
 
 
 def test_trackers_stay_in_their_folder_and_say_where_they_write(all_three):
     folder, events, _ = all_three
     assert sorted(p.name for p in folder.iterdir()) == ["checkpoints", "environment.json", "events.jsonl", "trackers"]
     assert {p.name for p in (folder / "trackers").iterdir()} == {"tensorboard", "wandb", "mlflow"}
-    assert len([t for t in messages(events) if "offline: there is no WANDB_API_KEY" in t or "trackers/mlflow/mlflow.db" in t]) == 2
+    assert (
+        len(
+            [
+                t
+                for t in messages(events)
+                if "offline: there is no WANDB_API_KEY" in t or "trackers/mlflow/mlflow.db" in t
+            ]
+        )
+        == 2
+    )
     assert not [t for t in messages(events) if "no longer" in t or "not written" in t]
     assert events[-1]["type"] == "end"
 
@@ -203,10 +252,16 @@ def test_trackers_change_nothing_in_the_run(all_three, tmp_path):
 
 def test_this_process_is_as_it_was_before(all_three):
     import mlflow
-    assert mlflow.active_run() is None and "MLFLOW_TRACKING_URI" not in os.environ and "all" not in mlflow.get_tracking_uri()
+
+    assert (
+        mlflow.active_run() is None
+        and "MLFLOW_TRACKING_URI" not in os.environ
+        and "all" not in mlflow.get_tracking_uri()
+    )
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------
+
 
 def test_a_run_that_goes_on_is_the_same_run_in_every_tracker(tmp_path):
     folder, calls = tmp_path / "run", []
@@ -214,14 +269,16 @@ def test_a_run_that_goes_on_is_the_same_run_in_every_tracker(tmp_path):
     class Stumbles(Line):
         def loss(self, model, batch):
             calls.append(model.training)
-            if sum(calls) > 10: raise OSError("the data's disk went away")
+            if sum(calls) > 10:
+                raise OSError("the data's disk went away")
             return super().loss(model, batch)
 
     status, events, _ = train(folder, "report_to=all", "checkpoint.keep_last=9", task=Stumbles())
     assert status == "failed" and mlflow_run(folder)[1].info.status == "FAILED"
     # only an older checkpoint is left: what was logged after it is done, and logged, anew
     for path in (folder / "checkpoints").glob("step-*"):
-        if path.name != "step-00000004": shutil.rmtree(path)
+        if path.name != "step-00000004":
+            shutil.rmtree(path)
     (folder / "checkpoints" / "LATEST").write_text("step-00000004\n")
     ids = {name: (folder / "trackers" / name / "run_id").read_text() for name in ("wandb", "mlflow")}
     status, events, _ = train(folder, "report_to=all", task=Line(), resume=True)
@@ -233,12 +290,14 @@ def test_a_run_that_goes_on_is_the_same_run_in_every_tracker(tmp_path):
     assert from_mlflow(folder) == told
     assert from_wandb(folder) == told
     found = from_tensorboard(folder)
-    for name in told: assert found[name] == pytest.approx(told[name], rel=1e-6)
+    for name in told:
+        assert found[name] == pytest.approx(told[name], rel=1e-6)
     files = list((folder / "trackers" / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 2 and len({f.name for f in files}) == 1
 
 
 # --- what can go wrong ------------------------------------------------------------------------------------------------
+
 
 def test_a_tracker_that_fails_costs_a_message(tmp_path):
     (tmp_path / "run").mkdir()
@@ -250,44 +309,58 @@ def test_a_tracker_that_fails_costs_a_message(tmp_path):
 
 def test_a_tracker_that_fails_on_the_way_is_dropped_with_one_message(tmp_path, monkeypatch):
     from accelerate.tracking import TensorBoardTracker
+
     real, seen = TensorBoardTracker.log, []
 
     def full(self, values, step=None, **kwargs):
         seen.append(step)
-        if step >= 5: raise OSError(28, "No space left on device")
+        if step >= 5:
+            raise OSError(28, "No space left on device")
         real(self, values, step=step, **kwargs)
 
     monkeypatch.setattr(TensorBoardTracker, "log", full)
     status, events, _ = train(tmp_path / "run", "report_to=[tensorboard,mlflow]")
     assert status == "completed" and max(seen) == 5
-    assert [t for t in messages(events) if "tensorboard is no longer written: OSError: [Errno 28]" in t] and len(messages(events)) == 2
+    assert [t for t in messages(events) if "tensorboard is no longer written: OSError: [Errno 28]" in t] and len(
+        messages(events)
+    ) == 2
     assert max(from_tensorboard(tmp_path / "run")["loss"]) == 4 and max(from_mlflow(tmp_path / "run")["loss"]) == 15
 
 
 def test_the_message_about_a_failure_holds_no_secret(monkeypatch):
     class Dead:
-        def log(self, values, step): raise ConnectionError("https://me:geheim@lab/api does not answer to the key 0123456789")
+        def log(self, values, step):
+            raise ConnectionError("https://me:geheim@lab/api does not answer to the key 0123456789")
 
-        def finish(self): raise OSError("nor does it end")
+        def finish(self):
+            raise OSError("nor does it end")
 
     monkeypatch.setenv("LAB_API_KEY", "0123456789")
     said = []
     trackers = Trackers({"mlflow": Dead()}, said.append)
-    for step in (1, 2): trackers.log(step, {"loss": 1.0})
+    for step in (1, 2):
+        trackers.log(step, {"loss": 1.0})
     trackers.close()
-    assert said == ["mlflow is no longer written: ConnectionError: https://…@lab/api does not answer to the key …; the run's own log goes on"]
+    assert said == [
+        "mlflow is no longer written: ConnectionError: https://…@lab/api does not answer to the key …; the run's own log goes on"
+    ]
 
 
 def test_a_mlflow_run_of_ones_own_stays_open(tmp_path):
     import mlflow
+
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mine.db'}")
     try:
         with mlflow.start_run() as mine:
             status, events, _ = train(tmp_path / "run", "report_to=mlflow")
-            assert status == "completed" and "mlflow is not written: RuntimeError: a run of yours is open" in messages(events)[0]
+            assert (
+                status == "completed"
+                and "mlflow is not written: RuntimeError: a run of yours is open" in messages(events)[0]
+            )
             assert mlflow.active_run().info.run_id == mine.info.run_id
             mlflow.log_metric("mine", 1.0)
-    finally: mlflow.set_tracking_uri(None)
+    finally:
+        mlflow.set_tracking_uri(None)
 
 
 BLOCKED = """
@@ -306,14 +379,23 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 def in_a_fresh_process(code: str, cwd: Path, blocked: tuple[str, ...]) -> str:
     "What `code` prints where `blocked` packages cannot be imported."
     environ = {k: v for k, v in clean_environ().items() if not k.startswith(("WANDB_", "MLFLOW_"))}
-    done = subprocess.run([sys.executable, "-c", BLOCKED.format(blocked=blocked) + code], cwd=cwd, env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED.format(blocked=blocked) + code],
+        cwd=cwd,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_a_missing_package_is_told_before_training_and_leaves_no_run(tmp_path):
-    for name in ("wandb", "tensorboard", "mlflow"): (tmp_path / name).mkdir()  # a folder of that name is no package
-    told = in_a_fresh_process(f"""
+    for name in ("wandb", "tensorboard", "mlflow"):
+        (tmp_path / name).mkdir()  # a folder of that name is no package
+    told = in_a_fresh_process(
+        f"""
 sys.path[:0] = {[str(Path(__file__).parent), str(TESTS)]!r}
 from pathlib import Path
 from spectrakit.config.compose import RequestError, compose
@@ -325,20 +407,32 @@ for word in ("report_to=wandb", "report_to=tensorboard", "trainer.logger=mlflow"
     assert not any(Path("runs").glob("*"))
 print(fit(Line(), compose("launch.mode=inline", "trainer.accelerator=cpu", "run.dir=runs", "report_to=csv"), show=False).status)
 print(Path(next(Path("runs").glob("*/metrics.csv"))).name)
-""", tmp_path, ("wandb", "tensorboard", "mlflow", "rich")).splitlines()
-    assert [re.search(r'Run: pip install "spectrakit\[(\w+)\]"', line)[1] for line in told[:4]] == ["wandb", "tensorboard", "mlflow", "console"]
+""",
+        tmp_path,
+        ("wandb", "tensorboard", "mlflow", "rich"),
+    ).splitlines()
+    assert [re.search(r'Run: pip install "spectrakit\[(\w+)\]"', line)[1] for line in told[:4]] == [
+        "wandb",
+        "tensorboard",
+        "mlflow",
+        "console",
+    ]
     assert told[4:] == ["completed", "metrics.csv"]
 
 
 def test_a_missing_bar_is_told(tmp_path):
-    told = in_a_fresh_process("""
+    told = in_a_fresh_process(
+        """
 from pathlib import Path
 from spectrakit.config.schema import RequestError
 from spectrakit.view.text import make_text_view
 for console in ("rich", "tqdm"):
     try: make_text_view(console, Path())
     except RequestError as error: print(error)
-""", tmp_path, ("rich", "tqdm"))
+""",
+        tmp_path,
+        ("rich", "tqdm"),
+    )
     assert [line.split()[0] for line in told.splitlines()] == ["run.console=rich", "run.console=tqdm"]
     assert told.count("spectrakit[console]") == 2
 
@@ -350,7 +444,8 @@ def test_only_rank_zero_has_trackers(tmp_path):
 
 def test_nothing_is_said_to_a_network(tmp_path):
     "No address is looked up and none is called from Python: files are all that offline trackers need."
-    told = in_a_fresh_process(f"""
+    told = in_a_fresh_process(
+        f"""
 import socket
 real = socket.socket.connect
 def connect(self, address):
@@ -369,17 +464,29 @@ from pathlib import Path
 from test_trackers import train
 status, events, cfg = train(Path("run"), "report_to=all")
 print(status, [e["text"] for e in events if e["type"] == "message" and "written" in e["text"]])
-""", tmp_path, ())
+""",
+        tmp_path,
+        (),
+    )
     assert told.strip().splitlines()[-1] == "completed []" and "REACHED" not in told and "LOOKED UP" not in told
 
 
 # --- where the numbers go ---------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("environ, platform, words, mode", [
-    ({}, "local", (), "offline"), ({"WANDB_API_KEY": "k"}, "local", (), "online"), ({"WANDB_API_KEY": "k"}, "kaggle", (), "offline"),
-    ({"WANDB_API_KEY": "k"}, "colab", (), "offline"), ({"WANDB_API_KEY": "k", "WANDB_MODE": "offline"}, "local", (), "offline"),
-    ({"WANDB_API_KEY": "k", "WANDB_MODE": "online"}, "kaggle", (), "online"),
-    ({"WANDB_API_KEY": "k"}, "kaggle", ("tracking.mode=online",), "online"), ({"WANDB_API_KEY": "k"}, "local", ("tracking.mode=offline",), "offline")])
+
+@pytest.mark.parametrize(
+    "environ, platform, words, mode",
+    [
+        ({}, "local", (), "offline"),
+        ({"WANDB_API_KEY": "k"}, "local", (), "online"),
+        ({"WANDB_API_KEY": "k"}, "kaggle", (), "offline"),
+        ({"WANDB_API_KEY": "k"}, "colab", (), "offline"),
+        ({"WANDB_API_KEY": "k", "WANDB_MODE": "offline"}, "local", (), "offline"),
+        ({"WANDB_API_KEY": "k", "WANDB_MODE": "online"}, "kaggle", (), "online"),
+        ({"WANDB_API_KEY": "k"}, "kaggle", ("tracking.mode=online",), "online"),
+        ({"WANDB_API_KEY": "k"}, "local", ("tracking.mode=offline",), "offline"),
+    ],
+)
 def test_wandb_is_offline_unless_it_can_be_online(environ, platform, words, mode):
     found, reason = wandb_mode(compose(*words), environ, platform)
     assert found == mode and reason and "k" not in reason.split()
@@ -392,30 +499,53 @@ def test_mlflow_goes_to_the_server_that_was_set_up(tmp_path):
     assert mlflow_uri(compose("tracking.mode=online"), {}, tmp_path)[0].startswith("sqlite:///")
 
 
-@pytest.mark.parametrize("word, names", [
-    ("tracking.names=wandb", ["wandb"]), ("trainer.logger=tensorboard", ["tensorboard"]), ("trainer.loggers=[csv,mlflow]", ["csv", "mlflow"]),
-    ("training.log_with=wandb", ["wandb"]), ("report_to=all", ["csv", "tensorboard", "wandb", "mlflow"]), ("log_with=none", ["csv"]),
-    ("trainer.logger=false", ["csv"]), ("trainer.logger=lightning.pytorch.loggers.MLFlowLogger", ["mlflow"]),
-    ("report_to='wandb, mlflow'", ["wandb", "mlflow"])])
+@pytest.mark.parametrize(
+    "word, names",
+    [
+        ("tracking.names=wandb", ["wandb"]),
+        ("trainer.logger=tensorboard", ["tensorboard"]),
+        ("trainer.loggers=[csv,mlflow]", ["csv", "mlflow"]),
+        ("training.log_with=wandb", ["wandb"]),
+        ("report_to=all", ["csv", "tensorboard", "wandb", "mlflow"]),
+        ("log_with=none", ["csv"]),
+        ("trainer.logger=false", ["csv"]),
+        ("trainer.logger=lightning.pytorch.loggers.MLFlowLogger", ["mlflow"]),
+        ("report_to='wandb, mlflow'", ["wandb", "mlflow"]),
+    ],
+)
 def test_a_tracker_is_found_under_every_spelling(word, names):
     assert compose(word).tracking.names == names
 
 
 def test_a_wrong_tracker_gives_the_right_one():
-    with pytest.raises(RequestError, match=r"there is no tracker 'wanbd'.*Did you mean 'wandb'\?$"): compose("report_to=wanbd")
-    with pytest.raises(RequestError, match=r"tracking.names.*console|Did you mean 'tqdm'"): compose("run.console=tqmd")
+    with pytest.raises(RequestError, match=r"there is no tracker 'wanbd'.*Did you mean 'wandb'\?$"):
+        compose("report_to=wanbd")
+    with pytest.raises(RequestError, match=r"tracking.names.*console|Did you mean 'tqdm'"):
+        compose("run.console=tqmd")
 
 
 # --- the console ------------------------------------------------------------------------------------------------------
 
+
 class Terminal(io.StringIO):
-    def isatty(self): return True
+    def isatty(self):
+        return True
 
 
 def written(tmp_path, steps: int) -> EventLog:
     log = EventLog(tmp_path / "events.jsonl")
-    log.write("start", task="line", train_samples=40, parameters=33, total_steps=steps, steps_per_epoch=5, effective_batch_size=8,
-              micro_batch_size=8, gradient_accumulation_steps=1, world_size=1)
+    log.write(
+        "start",
+        task="line",
+        train_samples=40,
+        parameters=33,
+        total_steps=steps,
+        steps_per_epoch=5,
+        effective_batch_size=8,
+        micro_batch_size=8,
+        gradient_accumulation_steps=1,
+        world_size=1,
+    )
     return log
 
 
@@ -438,13 +568,16 @@ def test_a_bar_is_drawn_four_times_a_second_at_most(tmp_path, monkeypatch, conso
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()).replace("\r", "\n")
     assert "1000/1000" in text and "val_loss 0.25" in text and text.rstrip().endswith("completed: all done")
     assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h"), "the cursor was not given back"
-    assert not [t for t in threading.enumerate() if "tqdm" in type(t).__module__ or "rich" in type(t).__module__], "a thread draws"
+    assert not [t for t in threading.enumerate() if "tqdm" in type(t).__module__ or "rich" in type(t).__module__], (
+        "a thread draws"
+    )
 
 
 @pytest.mark.parametrize("console", ["tqdm", "rich"])
 def test_a_bar_writes_lines_where_nothing_can_be_drawn_over(tmp_path, console):
     log, one, two = written(tmp_path, 3), io.StringIO(), io.StringIO()
-    for step in (1, 2, 3): log.write("step", step=step, epoch=step / 5, loss=1 / step, lr=1e-3, samples_per_s=800.0)
+    for step in (1, 2, 3):
+        log.write("step", step=step, epoch=step / 5, loss=1 / step, lr=1e-3, samples_per_s=800.0)
     log.write("message", text="a [note] :with: signs")
     for view in (make_text_view(console, tmp_path, out=one, every_s=0), TextView(tmp_path, two, every_s=0)):
         view.update()

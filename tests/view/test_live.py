@@ -1,4 +1,5 @@
 "The live view in real kernels, today's and Colab's: what it sends, how much, into which cell, and what is left; and a batch run's notebook."
+
 import json
 import subprocess
 import sys
@@ -14,7 +15,10 @@ from lab import write_notebook
 from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.api.run import open_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux is the home of the kernels")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux is the home of the kernels"),
+]
 
 LIMIT_S, MESSAGES, BYTES = 3, 1000, 1_000_000  # jupyter_server drops output beyond so much a second, over three seconds
 
@@ -30,7 +34,8 @@ def test_the_view_of_a_run(kernel, request):
         known |= displays(cell)
     cell = an_interrupt_leaves_the_end_in_its_cell(notebook)
     assert not known & displays(cell)
-    if kernel == "colabs_kernel": the_buttons_are_heard(notebook)  # today's kernel hears them by a channel of their own: test_browser.py
+    if kernel == "colabs_kernel":
+        the_buttons_are_heard(notebook)  # today's kernel hears them by a channel of their own: test_browser.py
     notebook.run("time.sleep(2)")
     assert notebook.strays == []
 
@@ -38,12 +43,22 @@ def test_the_view_of_a_run(kernel, request):
 def a_run_is_drawn_while_it_goes_on(notebook, ranks) -> Cell:
     "It is held twice on the way: what comes until then cannot have come at its end."
     name, happens = f"of-{ranks}", {10: f"hold {ranks}-a", 20: f"hold {ranks}-b"}
-    cell = notebook.send(f"run = fit(Tiny({happens}, rank={ranks - 1}), config('{name}', 'trainer.devices={ranks}', 'trainer.max_epochs={3 * ranks}'))")
-    before = 0  # what is unchanged is not drawn again: the plots may have come just before it is seen that the run is held
+    cell = notebook.send(
+        f"run = fit(Tiny({happens}, rank={ranks - 1}), config('{name}', 'trainer.devices={ranks}', 'trainer.max_epochs={3 * ranks}'))"
+    )
+    before = (
+        0  # what is unchanged is not drawn again: the plots may have come just before it is seen that the run is held
+    )
     for held in ("a", "b"):
         notebook.until((notebook.folder / f"{ranks}-{held}").exists, "the run to be held", 120)
         notebook.until(lambda: any("<polyline" in text for _, text in cell.frames[before:]), "curves")
-        notebook.until(lambda: any("progressbar" in text and ("samples/s", "rank 1 ")[ranks - 1] in text for _, text in cell.frames[before:]), "figures in the header")
+        notebook.until(
+            lambda: any(
+                "progressbar" in text and ("samples/s", "rank 1 ")[ranks - 1] in text
+                for _, text in cell.frames[before:]
+            ),
+            "figures in the header",
+        )
         assert cell.reply is None
         before = len(cell.frames)
         (notebook.folder / f"go-{ranks}-{held}").touch()
@@ -65,7 +80,9 @@ def an_interrupt_leaves_the_end_in_its_cell(notebook) -> Cell:
 
 
 def the_buttons_are_heard(notebook) -> None:
-    cell = notebook.send("run = fit(Tiny({'slow': True}), config('clicked', 'trainer.max_epochs=2000', 'checkpoint.every_n_steps=null'))")
+    cell = notebook.send(
+        "run = fit(Tiny({'slow': True}), config('clicked', 'trainer.max_epochs=2000', 'checkpoint.every_n_steps=null'))"
+    )
     notebook.until(lambda: any("<polyline" in text for _, text in cell.frames), "curves", 120)
     run = run_of(notebook, "clicked")
     kept = find_checkpoint(run.path / "checkpoints")[0]
@@ -79,7 +96,9 @@ def the_buttons_are_heard(notebook) -> None:
 
 # what is looked at
 
-def displays(cell) -> set[str]: return {heard.display for heard in cell.heard if heard.display}
+
+def displays(cell) -> set[str]:
+    return {heard.display for heard in cell.heard if heard.display}
 
 
 def shown(cell) -> list[tuple[str, dict]]:
@@ -88,7 +107,7 @@ def shown(cell) -> list[tuple[str, dict]]:
 
 
 def run_of(notebook, name):
-    found = [path for path in (notebook.folder / "runs").glob(f"{name}-*") if path.name[len(name) + 1:][:8].isdigit()]
+    found = [path for path in (notebook.folder / "runs").glob(f"{name}-*") if path.name[len(name) + 1 :][:8].isdigit()]
     assert len(found) == 1, found
     return open_run(found[0])
 
@@ -100,7 +119,9 @@ def weigh(cell) -> None:
     sizes = sorted(heard.size for heard in mine)
     print(f"{len(mine)} messages and {sum(sizes)} bytes in {seconds:.1f} s, the largest {sizes[-1]}")
     updates = [heard for heard in mine if heard.kind == "update_display_data"]
-    assert len(mine) - len(updates) == len(displays(cell)) <= 3  # header, buttons, plots: each shown once, and changed from then on
+    assert (
+        len(mine) - len(updates) == len(displays(cell)) <= 3
+    )  # header, buttons, plots: each shown once, and changed from then on
     assert 4 <= len(updates) <= 8 + 1.5 * seconds
     assert max(heard.size for heard in mine[:-1]) < 64_000  # the last one is the PNG
     for first in cell.heard:
@@ -113,9 +134,14 @@ def ends_well(notebook, cell, name, status) -> None:
     assert cell.reply["status"] == "ok" and cell.errors == [] and cell.warned == "", cell
     assert run_of(notebook, name).status == status
     assert {heard.kind for heard in cell.heard} <= {"display_data", "update_display_data", "comm_msg"}
-    last = {heard.display: bundle for heard, (_, bundle) in zip([h for h in cell.heard if h.display], shown(cell), strict=True)}
+    last = {
+        heard.display: bundle
+        for heard, (_, bundle) in zip([h for h in cell.heard if h.display], shown(cell), strict=True)
+    }
     final = [bundle for bundle in last.values() if bundle.get("text/plain")]
-    assert len(final) == 2 and all(set(bundle) == {"text/plain"} for bundle in last.values() if bundle not in final), last
+    assert len(final) == 2 and all(set(bundle) == {"text/plain"} for bundle in last.values() if bundle not in final), (
+        last
+    )
     table, picture = sorted(final, key=lambda bundle: "image/png" in bundle)
     assert status in table["text/html"] and "<table" in table["text/html"] and "<svg" not in table["text/html"]
     assert set(picture) == {"text/plain", "image/png"} and notebook.strays == []
@@ -123,27 +149,60 @@ def ends_well(notebook, cell, name, status) -> None:
 
 # a batch run, as Kaggle makes it
 
-BATCH = [BEGIN, "epochs = 1", "run = fit(Tiny({'slow': True}), config('batch', f'trainer.max_epochs={epochs}'))", "run.raise_for_status(); run.status"]
+BATCH = [
+    BEGIN,
+    "epochs = 1",
+    "run = fit(Tiny({'slow': True}), config('batch', f'trainer.max_epochs={epochs}'))",
+    "run.raise_for_status(); run.status",
+]
 
 
 def test_nbclient_keeps_the_end_of_a_run(tmp_path):
     notebook = nbformat.read(write_notebook(tmp_path / "batch.ipynb", *BATCH), 4)
-    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(
+        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     kept_well(notebook, "completed")
 
 
 def test_papermill_keeps_the_end_of_a_run_and_says_whether_a_cell_failed(tmp_path):
-    cells = [*BATCH[:2], *(cell.replace("Tiny({'slow': True})", "Tiny({5: 'raise cat'} if epochs == 2 else {'slow': True})") for cell in BATCH[2:])]
+    cells = [
+        *BATCH[:2],
+        *(
+            cell.replace("Tiny({'slow': True})", "Tiny({5: 'raise cat'} if epochs == 2 else {'slow': True})")
+            for cell in BATCH[2:]
+        ),
+    ]
     notebook = nbformat.read(write_notebook(tmp_path / "batch.ipynb", *cells), 4)
     notebook.cells[1].metadata["tags"] = ["parameters"]
     nbformat.write(notebook, tmp_path / "batch.ipynb")
     for epochs, status in ((3, "completed"), (2, "failed")):
-        words = ["-m", "papermill", "batch.ipynb", f"{status}.ipynb", "-k", "python3", "-p", "epochs", str(epochs), "--log-output", "--no-progress-bar"]
-        done = subprocess.run([sys.executable, *words], cwd=tmp_path, env={**helpers.clean_environ(), "KAGGLE_KERNEL_RUN_TYPE": "Batch"}, timeout=300,
-                              capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        words = [
+            "-m",
+            "papermill",
+            "batch.ipynb",
+            f"{status}.ipynb",
+            "-k",
+            "python3",
+            "-p",
+            "epochs",
+            str(epochs),
+            "--log-output",
+            "--no-progress-bar",
+        ]
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env={**helpers.clean_environ(), "KAGGLE_KERNEL_RUN_TYPE": "Batch"},
+            timeout=300,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
         assert (done.returncode == 0) == (status == "completed"), done.stderr
         assert "batch-" in done.stderr and status in done.stderr  # the log of a batch run tells how it goes
-        if status == "failed": assert "no luck with cat" in done.stderr
+        if status == "failed":
+            assert "no luck with cat" in done.stderr
         kept_well(nbformat.read(tmp_path / f"{status}.ipynb", 4), status)
 
 
@@ -152,5 +211,11 @@ def kept_well(notebook, status) -> None:
     fit = next(cell for cell in notebook.cells if cell.source.startswith("run = fit"))
     html = "".join(output["data"].get("text/html", "") for output in fit.outputs if "data" in output)
     assert status in html and "<table" in html and "<svg" not in html
-    assert [set(output["data"]) for output in fit.outputs if "image/png" in output.get("data", {})] == [{"text/plain", "image/png"}]
-    assert len(json.dumps(fit.outputs)) < 150_000 and "widgets" not in notebook.metadata and "widget-view" not in json.dumps(fit.outputs)
+    assert [set(output["data"]) for output in fit.outputs if "image/png" in output.get("data", {})] == [
+        {"text/plain", "image/png"}
+    ]
+    assert (
+        len(json.dumps(fit.outputs)) < 150_000
+        and "widgets" not in notebook.metadata
+        and "widget-view" not in json.dumps(fit.outputs)
+    )

@@ -3,6 +3,7 @@
 Two layers, which inside.py lays over each other: what both platforms have in the same version, and what differs. torch, what torch
 alone needs, and antlr4 (which has no wheel) are seen through from the environment that asks, so that no gigabytes are copied.
 """
+
 import fcntl
 import hashlib
 import json
@@ -66,20 +67,23 @@ class CannotMake(RuntimeError):
 @dataclass(frozen=True)
 class Environment:
     "A platform's Python, as inside.py lays it together."
-    python: Path                          # as a session calls it
-    layers: tuple[Path, ...]              # the first stands before the second
-    shared: tuple[tuple[str, str], ...]   # (where it lies, where a session sees it)
-    base: str                             # the Python that the environment was made from
-    differences: tuple[str, ...]          # from the platform's own list, in words
+
+    python: Path  # as a session calls it
+    layers: tuple[Path, ...]  # the first stands before the second
+    shared: tuple[tuple[str, str], ...]  # (where it lies, where a session sees it)
+    base: str  # the Python that the environment was made from
+    differences: tuple[str, ...]  # from the platform's own list, in words
 
 
-def plain(name: str) -> str: return re.sub(r"[-_.]+", "-", name).lower()
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def listed(platform: str) -> tuple[dict[str, str], str]:
     "Package → version of the platform's dated list in spectrakit/shipped, and the list's name; nothing where there is none."
     path = root / "spectrakit" / "shipped" / f"{platform}.txt"
-    if not path.is_file(): return {}, DATED
+    if not path.is_file():
+        return {}, DATED
     pins = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;#]+)", path.read_text(encoding="utf-8"), re.M)
     return {plain(name): version for name, version in pins}, path.name
 
@@ -90,10 +94,13 @@ def wanted(platform: str) -> tuple[list[str], list[str]]:
     names = {re.split("==", text)[0]: text for text in COMMON}
     own = {re.split("==", text)[0]: text for text in ONLY[platform]}
     for name, text in list(names.items()):  # a list that was refreshed may part what was in step
-        if len({pins[which].get(plain(name), text.partition("==")[2]) for which in ONLY}) > 1: own[name] = names.pop(name)
+        if len({pins[which].get(plain(name), text.partition("==")[2]) for which in ONLY}) > 1:
+            own[name] = names.pop(name)
+
     def pinned(text: str) -> str:
         name, _, version = text.partition("==")
         return f"{name}=={pins[platform].get(plain(name), version)}"
+
     return sorted(map(pinned, names.values())), sorted(map(pinned, own.values()))
 
 
@@ -101,42 +108,73 @@ def ask(python: str, common: list[str], own: list[str]) -> dict:
     "What PROBE finds out. CannotMake where that Python has no torch."
     names = [plain(text.split("==")[0]) for text in (*common, *own)]
     done = subprocess.run([python, "-c", PROBE, *names], capture_output=True, text=True, cwd="/", env=clean_environ())
-    if done.returncode: raise CannotMake(f"{python} does not run: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
+    if done.returncode:
+        raise CannotMake(f"{python} does not run: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
     told = json.loads(done.stdout)
     if missing := [name for name, found in told["found"].items() if found is None]:
-        raise CannotMake(f"{python} lacks {' and '.join(missing)}, which a session takes from it. Install it there, or name another Python with --python.")
+        raise CannotMake(
+            f"{python} lacks {' and '.join(missing)}, which a session takes from it. Install it there, or name another Python with --python."
+        )
     return told
 
 
 def clean_environ() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "KAGGLE_", "COLAB_", "SPECTRAKIT_")) and key != "VIRTUAL_ENV"}
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PYTHON", "KAGGLE_", "COLAB_", "SPECTRAKIT_")) and key != "VIRTUAL_ENV"
+    }
 
 
 def pip(python: Path, *words: str) -> None:
     "pip for the environment's Python. CannotMake with its last words where it fails."
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", "--quiet", "--no-deps",
-               "--no-compile", "--only-binary", ":all:", "--no-warn-script-location", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-compile",
+        "--only-binary",
+        ":all:",
+        "--no-warn-script-location",
+        *words,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=clean_environ(), stdin=subprocess.DEVNULL)
     errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.strip().splitlines()
-    if done.returncode: raise CannotMake(f"pip cannot install the platform's packages: {errors[-1] if errors else 'it said nothing'}")
+    if done.returncode:
+        raise CannotMake(f"pip cannot install the platform's packages: {errors[-1] if errors else 'it said nothing'}")
 
 
 def install(python: Path, requirements: list[str], defaults: list[str], *words: str) -> None:
     "The requirements, and where one has no wheel for this Python, the version that is known to have one."
-    try: return pip(python, *words, *requirements)
+    try:
+        return pip(python, *words, *requirements)
     except CannotMake:
-        if set(requirements) == set(defaults): raise
+        if set(requirements) == set(defaults):
+            raise
     known = {plain(text.split("==")[0]): text for text in defaults}
     for text in requirements:
-        try: pip(python, *words, text)
-        except CannotMake: pip(python, *words, known[plain(text.split("==")[0])])
+        try:
+            pip(python, *words, text)
+        except CannotMake:
+            pip(python, *words, known[plain(text.split("==")[0])])
 
 
 def make_common(folder: Path, python: str, common: list[str]) -> None:
     "The layer of both platforms: a virtual environment."
-    if (folder / "ready").exists(): return
+    if (folder / "ready").exists():
+        return
     shutil.rmtree(folder, ignore_errors=True)
-    print(f"making a Python with {len(common)} packages that Kaggle and Colab ship: once, in {folder.parent}", file=sys.stderr, flush=True)
+    print(
+        f"making a Python with {len(common)} packages that Kaggle and Colab ship: once, in {folder.parent}",
+        file=sys.stderr,
+        flush=True,
+    )
     subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True, env=clean_environ())
     install(folder / "bin" / "python", common, COMMON)
     (folder / "ready").touch()
@@ -144,7 +182,8 @@ def make_common(folder: Path, python: str, common: list[str]) -> None:
 
 def make_own(layer: Path, common: Path, platform: str, own: list[str], shared: list[str]) -> None:
     "The layer of one platform, without a Python of its own."
-    if (layer / "ready").exists(): return
+    if (layer / "ready").exists():
+        return
     shutil.rmtree(layer, ignore_errors=True)
     install(common / "bin" / "python", own, [*ONLY[platform], *COMMON], "--ignore-installed", "--prefix", str(layer))
     # What is imported everywhere is compiled now and not in every session; torch is seen at the end of the path.
@@ -154,21 +193,32 @@ def make_own(layer: Path, common: Path, platform: str, own: list[str], shared: l
     (layer / "ready").touch()
 
 
-def site(layer: Path) -> Path: return next(layer.glob("lib/python*/site-packages"))
+def site(layer: Path) -> Path:
+    return next(layer.glob("lib/python*/site-packages"))
 
 
 def differences(platform: str, told: dict, layers: tuple[Path, ...]) -> tuple[str, ...]:
     "What is not as on the platform, one line each."
     pins, source = listed(platform)
     ours, theirs = told["version"], PLATFORM_PYTHON[platform]
-    lines = [] if ours.startswith(theirs + ".") else [f"Python {ours} instead of {theirs}: its torch is the one at hand"]
+    lines = (
+        [] if ours.startswith(theirs + ".") else [f"Python {ours} instead of {theirs}: its torch is the one at hand"]
+    )
     lines.append(f"torch {told['found']['torch'][0]} instead of {pins.get('torch', TORCH[platform])}")
     here = installed(layers)
     default = dict(map(str.lower, text.split("==")) for text in [*COMMON, *ONLY[platform]])
-    expected = {**{plain(name): version for name, version in default.items()}, **{name: version for name, version in pins.items() if name in here}}
-    lines += [f"{name} {here.get(name, 'missing')} instead of {version}" for name, version in sorted(expected.items()) if here.get(name) != version]
+    expected = {
+        **{plain(name): version for name, version in default.items()},
+        **{name: version for name, version in pins.items() if name in here},
+    }
+    lines += [
+        f"{name} {here.get(name, 'missing')} instead of {version}"
+        for name, version in sorted(expected.items())
+        if here.get(name) != version
+    ]
     away = sorted(set(pins) - set(here) - set(told["found"]))
-    if away: lines.append(f"{len(away)} of the {len(pins)} packages of {source} are not here: {', '.join(away[:4])} …")
+    if away:
+        lines.append(f"{len(away)} of the {len(pins)} packages of {source} are not here: {', '.join(away[:4])} …")
     return tuple(lines)
 
 
@@ -197,13 +247,19 @@ def environment(platform: str, python: str | None = None, cache: Path = CACHE) -
         make_common(place, python, common)
         make_own(layer, place, platform, own, shared)
     base = "" if told["base"].startswith("/usr") else told["base"]
-    return Environment(place / "bin" / "python", (layer, place), tuple((path, str(site(place) / Path(path).name)) for path in shared),
-                       base, differences(platform, told, (layer, place)))
+    return Environment(
+        place / "bin" / "python",
+        (layer, place),
+        tuple((path, str(site(place) / Path(path).name)) for path in shared),
+        base,
+        differences(platform, told, (layer, place)),
+    )
 
 
 def at_hand(platform: str) -> str:
     "The platform's own Python where it is on the path with a torch, else the one that runs."
     here = shutil.which(f"python{PLATFORM_PYTHON[platform]}")
     code = "from importlib.util import find_spec as find; import sys; sys.exit(not (find('torch') and find('antlr4')))"
-    if here and not subprocess.run([here, "-c", code], env=clean_environ(), cwd="/", capture_output=True).returncode: return here
+    if here and not subprocess.run([here, "-c", code], env=clean_environ(), cwd="/", capture_output=True).returncode:
+        return here
     return sys.executable

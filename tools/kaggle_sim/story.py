@@ -3,6 +3,7 @@
 Twice: a fresh session that finishes, in the newer layout of mounts; and one that is cut short, whose output is the next one's input,
 in the older layout. Both end with the submission, checked against the sample; the second must say what the first says.
 """
+
 import csv
 import json
 import shutil
@@ -30,13 +31,16 @@ class Failed(RuntimeError):
     "The story did not end as it should."
 
 
-def say(text: str) -> None: print(f"\n=== {text}", flush=True)
+def say(text: str) -> None:
+    print(f"\n=== {text}", flush=True)
 
 
 def build(folder: Path, *words: str) -> Path:
     "The data sets of the story: wheels, the table, and the utility script; the folder that holds them by their slugs. `words`: more for `wheelhouse`."
     datasets = folder / "datasets"
-    tool(["-m", "spectrakit", "wheelhouse", datasets / "spectrakit-wheels", "--for", "kaggle", "--owner", OWNER, *words])
+    tool(
+        ["-m", "spectrakit", "wheelhouse", datasets / "spectrakit-wheels", "--for", "kaggle", "--owner", OWNER, *words]
+    )
     tool([root / "tools" / "coffee_table.py", datasets / "coffee-table", "--owner", OWNER])
     shutil.copytree(staged("utility", folder), datasets / "spectrakit-table")
     return datasets
@@ -44,8 +48,18 @@ def build(folder: Path, *words: str) -> Path:
 
 def tool(words: list) -> None:
     "One of the kit's own commands, from the checkout."
-    print("$ " + " ".join(["spectrakit" if words[:2] == ["-m", "spectrakit"] else "python", *(str(word) for word in (words[2:] if words[0] == "-m" else words))]), flush=True)
-    if subprocess.run([sys.executable, *map(str, words)], cwd=root, stdin=subprocess.DEVNULL).returncode: raise Failed(f"{words[1]} failed")
+    print(
+        "$ "
+        + " ".join(
+            [
+                "spectrakit" if words[:2] == ["-m", "spectrakit"] else "python",
+                *(str(word) for word in (words[2:] if words[0] == "-m" else words)),
+            ]
+        ),
+        flush=True,
+    )
+    if subprocess.run([sys.executable, *map(str, words)], cwd=root, stdin=subprocess.DEVNULL).returncode:
+        raise Failed(f"{words[1]} failed")
 
 
 def staged(name: str, folder: Path) -> Path:
@@ -55,7 +69,9 @@ def staged(name: str, folder: Path) -> Path:
     code = source / told["code_file"]
     place.mkdir(parents=True)
     shutil.copy(code, place / code.name)
-    (place / "kernel-metadata.json").write_text(json.dumps({**told, "code_file": code.name}, indent=2), encoding="utf-8")
+    (place / "kernel-metadata.json").write_text(
+        json.dumps({**told, "code_file": code.name}, indent=2), encoding="utf-8"
+    )
     return place
 
 
@@ -65,40 +81,80 @@ def session(title: str, name: str, folder: Path, datasets: Path, out: Path, expe
     done = run_kernel(folder / "pushed" / name, datasets, out, **options)
     files = done.files()
     size_mib = sum((done.out / file).stat().st_size for file in files) / 2**20
-    print(f"--- {done.verdict} after {done.seconds:.0f} s: {len(files)} of {MOST_FILES} files, {size_mib:.1f} MiB", flush=True)
-    if done.verdict != expect: raise Failed(f"{title}: {done.verdict} instead of {expect}; its log is {out.parent}")
-    if len(files) > MOST_FILES: raise Failed(f"{title}: {len(files)} files are more than Kaggle keeps")
+    print(
+        f"--- {done.verdict} after {done.seconds:.0f} s: {len(files)} of {MOST_FILES} files, {size_mib:.1f} MiB",
+        flush=True,
+    )
+    if done.verdict != expect:
+        raise Failed(f"{title}: {done.verdict} instead of {expect}; its log is {out.parent}")
+    if len(files) > MOST_FILES:
+        raise Failed(f"{title}: {len(files)} files are more than Kaggle keeps")
     return done
 
 
 def checked(file: Path, sample: Path) -> list[list[str]]:
     "The submission's rows. Failed where columns, ids or numbers are not as the sample submission has them."
-    if not file.is_file(): raise Failed(f"there is no {file}")
-    with open(file, newline="", encoding="utf-8") as first, open(sample, newline="", encoding="utf-8") as second: rows, wanted = list(csv.reader(first)), list(csv.reader(second))
-    if rows[0] != wanted[0]: raise Failed(f"the submission has the columns {rows[0]}, not {wanted[0]}")
-    if [row[0] for row in rows] != [row[0] for row in wanted]: raise Failed("the submission has other ids than the sample")
+    if not file.is_file():
+        raise Failed(f"there is no {file}")
+    with open(file, newline="", encoding="utf-8") as first, open(sample, newline="", encoding="utf-8") as second:
+        rows, wanted = list(csv.reader(first)), list(csv.reader(second))
+    if rows[0] != wanted[0]:
+        raise Failed(f"the submission has the columns {rows[0]}, not {wanted[0]}")
+    if [row[0] for row in rows] != [row[0] for row in wanted]:
+        raise Failed("the submission has other ids than the sample")
     for row in rows[1:]:
-        if not all(0 <= float(text) <= 1 for text in row[1:]): raise Failed(f"the submission has the row {row}")
+        if not all(0 <= float(text) <= 1 for text in row[1:]):
+            raise Failed(f"the submission has the row {row}")
     return rows
 
 
-def chain(folder: Path, datasets: Path, layout: str, limit_s: float, cut: bool, python: Environment, quiet: bool = False) -> list[list[str]]:
+def chain(
+    folder: Path, datasets: Path, layout: str, limit_s: float, cut: bool, python: Environment, quiet: bool = False
+) -> list[list[str]]:
     "Training, in one session or cut short and gone on with, and the submission of it."
     name, here = ("chained" if cut else "fresh"), folder / ("chained" if cut else "fresh")
     mine = here / "datasets"
     shutil.copytree(datasets, mine)
     options = {"layout": layout, "limit_s": limit_s, "python": python, "quiet": quiet}
     if cut:  # nobody tells a session of Kaggle that it will be cut
-        first = session(f"{name}, session 1: train, cut short after its first checkpoint ({layout} layout)", "train", folder, mine, here / "train" / "working",
-                        "CANCEL_ACKNOWLEDGED", **options, tell_limit=False, kill_after=(CHECKPOINT, 0))
+        first = session(
+            f"{name}, session 1: train, cut short after its first checkpoint ({layout} layout)",
+            "train",
+            folder,
+            mine,
+            here / "train" / "working",
+            "CANCEL_ACKNOWLEDGED",
+            **options,
+            tell_limit=False,
+            kill_after=(CHECKPOINT, 0),
+        )
         shutil.copytree(first.out, mine / "spectrakit-train")
-        second = session(f"{name}, session 2: train-on, with the output of session 1 as its input", "train-on", folder, mine, here / "train-on" / "working", "COMPLETE", **options)
-        if "goes on from step" not in second.text: raise Failed("session 2 began anew")
+        second = session(
+            f"{name}, session 2: train-on, with the output of session 1 as its input",
+            "train-on",
+            folder,
+            mine,
+            here / "train-on" / "working",
+            "COMPLETE",
+            **options,
+        )
+        if "goes on from step" not in second.text:
+            raise Failed("session 2 began anew")
         shutil.copytree(second.out, mine / "spectrakit-train-on")
     else:
-        first = session(f"{name}, session 1: train ({layout} layout)", "train", folder, mine, here / "train" / "working", "COMPLETE", **options)
+        first = session(
+            f"{name}, session 1: train ({layout} layout)",
+            "train",
+            folder,
+            mine,
+            here / "train" / "working",
+            "COMPLETE",
+            **options,
+        )
         shutil.copytree(first.out, mine / "spectrakit-train")
-    last = session(f"{name}, the last session: infer", "infer", folder, mine, here / "infer" / "working", "COMPLETE", **options)
+    last = session(
+        f"{name}, the last session: infer", "infer", folder, mine, here / "infer" / "working", "COMPLETE", **options
+    )
     return checked(last.out / "submission.csv", datasets / "coffee-table" / "sample_submission.csv")
 
 
@@ -107,20 +163,36 @@ def tell_colab(folder: Path, limit_s: float = 600, quiet: bool = False) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     say("what a person puts on Drive: wheels, the task, the table")
     datasets, drive = build(folder), folder / "drive"
-    for name, place in (("spectrakit-wheels", "spectrakit-wheels"), ("spectrakit-table", "spectrakit"), ("coffee-table", "spectrakit/tables")):
+    for name, place in (
+        ("spectrakit-wheels", "spectrakit-wheels"),
+        ("spectrakit-table", "spectrakit"),
+        ("coffee-table", "spectrakit/tables"),
+    ):
         shutil.copytree(datasets / name, drive / place, dirs_exist_ok=True)
     python, page = environment("colab"), folder / "train.ipynb"
     print(*(f"  differs: {line}" for line in python.differences), sep="\n")
     page.write_text(filled(root / "kaggle" / "colab" / "train.ipynb"), encoding="utf-8")
     say("machine 1: taken away after the first checkpoint has reached Drive")
-    first = run_colab(page, drive, folder / "1" / "page", limit_s=limit_s, kill_after=("spectrakit/**/step-*/manifest.json", 0.2), mounted=True, python=python, quiet=quiet)
+    first = run_colab(
+        page,
+        drive,
+        folder / "1" / "page",
+        limit_s=limit_s,
+        kill_after=("spectrakit/**/step-*/manifest.json", 0.2),
+        mounted=True,
+        python=python,
+        quiet=quiet,
+    )
     print(f"--- {first.verdict} after {first.seconds:.0f} s")
-    if first.verdict != "CANCEL_ACKNOWLEDGED": raise Failed("machine 1 was not taken away: no checkpoint reached Drive")
+    if first.verdict != "CANCEL_ACKNOWLEDGED":
+        raise Failed("machine 1 was not taken away: no checkpoint reached Drive")
     say("machine 2: a fresh /content, the same Drive, Runtime > Run all")
     second = run_colab(page, drive, folder / "2" / "page", limit_s=limit_s, mounted=True, python=python, quiet=quiet)
     print(f"--- {second.verdict} after {second.seconds:.0f} s")
-    if second.verdict != "COMPLETE" or "goes on from step" not in second.text: raise Failed("machine 2 did not go on")
-    if "drive: flushed and unmounted" not in (second.out / "journal").read_text(): raise Failed("Drive was not flushed")
+    if second.verdict != "COMPLETE" or "goes on from step" not in second.text:
+        raise Failed("machine 2 did not go on")
+    if "drive: flushed and unmounted" not in (second.out / "journal").read_text():
+        raise Failed("Drive was not flushed")
     rows = checked(drive / "spectrakit" / "predictions.csv", datasets / "coffee-table" / "sample_submission.csv")
     say(f"predictions.csv on Drive, {len(rows) - 1} rows")
 
@@ -129,10 +201,19 @@ def filled(notebook: Path) -> str:
     "The notebook with its form filled in: the task and the tables that lie on Drive."
     place, text = "/content/drive/MyDrive/spectrakit", notebook.read_text(encoding="utf-8")
     told = json.loads(text)
-    values = {"TASK": f"{place}/spectrakit_table.py:Table", "MORE": f"task.data={place}/tables trainer.max_epochs=60 data.micro_batch_size=8 checkpoint.every_n_steps=10"}
+    values = {
+        "TASK": f"{place}/spectrakit_table.py:Table",
+        "MORE": f"task.data={place}/tables trainer.max_epochs=60 data.micro_batch_size=8 checkpoint.every_n_steps=10",
+    }
     for cell in told["cells"]:
         lines = "".join(cell["source"]).split("\n")
-        cell["source"] = "\n".join(next((f'{name} = "{value}"  # @param' for name, value in values.items() if line.startswith(f"{name} = ")), line) for line in lines)
+        cell["source"] = "\n".join(
+            next(
+                (f'{name} = "{value}"  # @param' for name, value in values.items() if line.startswith(f"{name} = ")),
+                line,
+            )
+            for line in lines
+        )
     return json.dumps(told)
 
 
@@ -147,14 +228,19 @@ def tell(folder: Path, limit_s: float = 600, layouts: tuple[str, str] = ("new", 
     shutil.rmtree(folder, ignore_errors=True)
     say("what a person makes at home")
     datasets = build(folder)
-    for name in KERNELS[1:]: staged(name, folder)
+    for name in KERNELS[1:]:
+        staged(name, folder)
     say("the Python of the sealed Kaggle")
     python = environment("kaggle")
     print(*(f"  differs: {line}" for line in python.differences), sep="\n")
     fresh = chain(folder, datasets, layouts[0], limit_s, False, python, quiet)
     chained = chain(folder, datasets, layouts[1], limit_s, True, python, quiet)
     apart = difference(fresh, chained)
-    if apart > 1e-4: raise Failed(f"the chained submission differs from the fresh one by {apart}")
-    say(f"submission.csv, twice, {len(fresh) - 1} rows each, {'the same to the last digit' if not apart else f'at most {apart:.1g} apart'}; {time.monotonic() - began:.0f} s in all")
-    for name in ("fresh", "chained"): print(f"  {folder / name / 'infer' / 'working' / 'submission.csv'}")
+    if apart > 1e-4:
+        raise Failed(f"the chained submission differs from the fresh one by {apart}")
+    say(
+        f"submission.csv, twice, {len(fresh) - 1} rows each, {'the same to the last digit' if not apart else f'at most {apart:.1g} apart'}; {time.monotonic() - began:.0f} s in all"
+    )
+    for name in ("fresh", "chained"):
+        print(f"  {folder / name / 'infer' / 'working' / 'submission.csv'}")
     print(f"\n{REAL}")

@@ -1,4 +1,5 @@
 "The smallest kernel that trains: it installs the kit from the attached wheels, learns a line, and writes a submission."
+
 import importlib
 import json
 import os
@@ -8,7 +9,8 @@ import time
 from pathlib import Path
 
 installers = [file for depth in ("*", "*/*", "*/*/*") for file in Path("/kaggle/input").glob(f"{depth}/install.py")]
-if not installers: sys.exit("The wheels are not attached. Add them: Add Input > Datasets > spectrakit-wheels.")
+if not installers:
+    sys.exit("The wheels are not attached. Add them: Add Input > Datasets > spectrakit-wheels.")
 runpy.run_path(str(installers[0]))["install"]()
 importlib.invalidate_caches()
 
@@ -18,11 +20,14 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 
-settings = json.loads(os.environ.get("PROBE", "{}"))  # what the accident wants: words, seconds that a step takes, MiB that a weight has
+settings = json.loads(
+    os.environ.get("PROBE", "{}")
+)  # what the accident wants: words, seconds that a step takes, MiB that a weight has
 
 
 class Line(sk.Task):
     "A line through 64 points."
+
     def datasets(self, cfg):
         x = torch.linspace(-1, 1, 64)[:, None]
         return TensorDataset(x, 2 * x + 1), TensorDataset(x[::4], 2 * x[::4] + 1)
@@ -33,18 +38,31 @@ class Line(sk.Task):
         return nn.ModuleDict({"line": nn.Linear(1, 1), "ballast": ballast})
 
     def loss(self, model, batch):
-        if model.training: time.sleep(settings.get("step_s", 0))
+        if model.training:
+            time.sleep(settings.get("step_s", 0))
         return nn.functional.mse_loss(model["line"](batch[0]), batch[1])
 
-    def predict(self, model, batch): return model["line"](batch[0])
-    def test_dataset(self, cfg): return TensorDataset(torch.linspace(-1, 1, 10)[:, None])
-    def submission(self, predictions): return {"id": range(10), "y": predictions[:, 0].round(3)}
+    def predict(self, model, batch):
+        return model["line"](batch[0])
+
+    def test_dataset(self, cfg):
+        return TensorDataset(torch.linspace(-1, 1, 10)[:, None])
+
+    def submission(self, predictions):
+        return {"id": range(10), "y": predictions[:, 0].round(3)}
 
 
 if __name__ == "__main__":
     print(sk.detect().table(), flush=True)
-    config = sk.compose("trainer=kaggle_safe", "trainer.max_epochs=4", "data.micro_batch_size=8", "trainer.log_every_n_steps=1", "checkpoint.every_n_steps=4",
-                        "dataloader.num_workers=0", *settings.get("words", []))
+    config = sk.compose(
+        "trainer=kaggle_safe",
+        "trainer.max_epochs=4",
+        "data.micro_batch_size=8",
+        "trainer.log_every_n_steps=1",
+        "checkpoint.every_n_steps=4",
+        "dataloader.num_workers=0",
+        *settings.get("words", []),
+    )
     run = sk.fit(Line(), config, resume="auto", predict="/kaggle/working/submission.csv")
     run.raise_for_status()
     print(f"probe: {run.status}", flush=True)

@@ -2,6 +2,7 @@
 
 `Save` comes after each cell; an error ends it with status 1, the session's end with nothing.
 """
+
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ NOTEBOOK = Path("/opt/page/notebook.ipynb")
 
 class Page(NotebookClient):
     "Says what the cells say, as they say it."
+
     def process_message(self, message, cell, cell_index):
         if message["msg_type"] == "stream":
             where = sys.stderr if message["content"]["name"] == "stderr" else sys.stdout
@@ -26,12 +28,15 @@ def main() -> int:
     page = Page(notebook, kernel_name="colab", timeout=None, resources={"metadata": {"path": "/content"}})
     with page.setup_kernel():
         for number, cell in enumerate(notebook.cells):
-            try: page.execute_cell(cell, number)
+            try:
+                page.execute_cell(cell, number)
             except CellExecutionError as error:
                 print(error, file=sys.stderr)
                 return 1
-            finally: nbformat.write(notebook, NOTEBOOK)
+            finally:
+                nbformat.write(notebook, NOTEBOOK)
     return 0
 
 
-if __name__ == "__main__": sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,4 +2,5 @@
 
 
 def note(text: str) -> None:
-    with open("/opt/page/journal", "a", encoding="utf-8") as file: file.write(text + "\n")
+    with open("/opt/page/journal", "a", encoding="utf-8") as file:
+        file.write(text + "\n")

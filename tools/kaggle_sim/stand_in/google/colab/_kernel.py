@@ -1,4 +1,5 @@
 "The kernel that has Colab's shell."
+
 from google.colab._shell import Shell
 from ipykernel.ipkernel import IPythonKernel
 from traitlets import Type

@@ -1,4 +1,5 @@
 "The class by which a notebook is known to run on Colab."
+
 from ipykernel.zmqshell import ZMQInteractiveShell
 
 
