@@ -19,16 +19,16 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 
 from spectrakit import compose, detect
-from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.checkpoint.store import find_checkpoint, load_state, load_weights
+from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import EventLog
 from spectrakit.training.state import Session, keeper_of, save

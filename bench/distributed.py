@@ -156,7 +156,7 @@ def steps_per_s(pairs: int) -> dict:
         for way in list(rates) if pair % 2 else list(rates)[::-1]:
             times = measured(way, STEPS)[1:]
             rates[way].append((STEPS - WARM - 1) / (times[-1] - times[WARM]))
-    ratios = [a / b for a, b in zip(rates["spectrakit"], rates["torchrun"])]
+    ratios = [a / b for a, b in zip(rates["spectrakit"], rates["torchrun"], strict=False)]
     return {
         "spectrakit": statistics.median(rates["spectrakit"]),
         "by hand": statistics.median(rates["torchrun"]),

@@ -59,7 +59,9 @@ def main() -> None:
     print(f"{'':19} {'median':>9} {'least':>9}   {'× empty':>8} {'× accelerate':>13}   {'modules':>7}  torch")
     for name, mine in times.items():
         # each round is its own comparison: its commands ran within moments of each other
-        empty, heavy = (statistics.median(a / b for a, b in zip(mine, times[other])) for other in (EMPTY, HEAVY))
+        empty, heavy = (
+            statistics.median(a / b for a, b in zip(mine, times[other], strict=False)) for other in (EMPTY, HEAVY)
+        )
         median, least, loaded = statistics.median(mine), min(mine), "torch" in modules[name]
         results[name] = {
             "median_s": median,

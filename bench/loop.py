@@ -18,9 +18,9 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
 
 import torch
 from torch import nn
@@ -30,8 +30,8 @@ from spectrakit import Config, Task, compose, detect, override
 from spectrakit.data.loaders import epoch_order
 from spectrakit.distributed.context import RunContext, create_run_context
 from spectrakit.launch.worker import stop_file
-from spectrakit.training.task import build_optimizer
 from spectrakit.training.loop import train_run
+from spectrakit.training.task import build_optimizer
 from spectrakit.watchdog.budget import Budget, TimeLimit
 
 AIM_US = 20.0
@@ -200,7 +200,9 @@ def measure(variant: Variant, runs: dict[str, Callable[[int], None]], seconds: f
         for order, lengths in ((there, (short, long)), (there[::-1], (long, short))):
             for name in order:
                 took = {n: timed(runs[name], n) for n in lengths}
-                slopes[name].append(tuple((b - a) / (long - short) * 1e6 for a, b in zip(took[short], took[long])))
+                slopes[name].append(
+                    tuple((b - a) / (long - short) * 1e6 for a, b in zip(took[short], took[long], strict=False))
+                )
         for name, (first, second) in slopes.items():
             for i, clock in enumerate(CLOCKS):
                 found[clock][name].append((first[i] + second[i]) / 2)

@@ -59,9 +59,9 @@ class LiveFrame:
     "The live view: header and plots."
 
     def __init__(self, points: int):
-        from spectrakit.view.run_state import take
         from spectrakit.runs.events import EventLog
         from spectrakit.view.live import LiveView
+        from spectrakit.view.run_state import take
 
         self.now, self.step = 0.0, 0
         folder = Path(tempfile.mkdtemp()) / "coffee-20261120-120000"
@@ -236,6 +236,7 @@ def train(steps: int, shown: bool) -> dict:
     import torch
     from torch import nn
     from torch.utils.data import TensorDataset
+
     import spectrakit.api.run
     from spectrakit import Task, compose
 
@@ -399,8 +400,10 @@ def show_redraws(results: dict[int, dict]) -> dict:
         line, figures[way] = f"{way:17}", {}
         for points, found in results.items():
             mine, ours = found[way], found["live view"]
-            ms, size, wall = (statistics.median(column) for column in zip(*mine))
-            ratio, bytes_ratio = (statistics.median(a[i] / b[i] for a, b in zip(mine, ours)) for i in (0, 1))
+            ms, size, wall = (statistics.median(column) for column in zip(*mine, strict=False))
+            ratio, bytes_ratio = (
+                statistics.median(a[i] / b[i] for a, b in zip(mine, ours, strict=False)) for i in (0, 1)
+            )
             figures[way][points] = {
                 "ms": ms,
                 "bytes": size,

@@ -9,9 +9,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 import helpers
+import pytest
 from helpers import SETTINGS
 from kernels import COLAB, CannotInstall, Notebook, python_with
 

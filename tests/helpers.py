@@ -5,8 +5,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 TESTS = Path(__file__).resolve().parent
 TASKS = TESTS / "tasks.py"

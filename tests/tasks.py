@@ -28,7 +28,7 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor]:
 
 def rows(dataset: TensorDataset) -> list:
     "A data set of tensors as a list of samples, which the kit reads with a loader."
-    return list(zip(*dataset.tensors))
+    return list(zip(*dataset.tensors, strict=False))
 
 
 class Line(Task):

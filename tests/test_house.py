@@ -10,9 +10,8 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-
 import sync
+from packaging.requirements import Requirement
 
 root = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "accelerate", "transformers"}
@@ -92,8 +91,9 @@ def test_the_two_settings_files_state_the_same_project():
 
 
 def test_there_is_one_version():
-    import spectrakit
     from importlib.metadata import version
+
+    import spectrakit
 
     assert pyproject["project"]["dynamic"] == ["version"]
     assert spectrakit.__version__ == settings["version"] == version("spectrakit")
@@ -150,7 +150,7 @@ def test_a_package_imports_only_lower_packages_and_a_notebook_only_lower_noteboo
         if other in MODULES:
             above += (
                 [other]
-                if MODULES[other][0] > here[0] or MODULES[other][:2] >= here and MODULES[other][0] == here[0]
+                if MODULES[other][0] > here[0] or (MODULES[other][:2] >= here and MODULES[other][0] == here[0])
                 else []
             )
         elif other in packages:

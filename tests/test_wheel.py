@@ -8,9 +8,8 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-
 import sync
+from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.slow
 root = Path(__file__).resolve().parent.parent

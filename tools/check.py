@@ -5,7 +5,11 @@ Both halves of pytest are run in any case.
 that train whole models (the tutorials and the examples).
 """
 
-import argparse, os, subprocess, sys, time
+import argparse
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent

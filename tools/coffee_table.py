@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from spectrakit.tasks.spectra import ORIGINS, coffee_data, demo_package, fold_of_samples
 from spectrakit.config.schema import RequestError
+from spectrakit.tasks.spectra import ORIGINS, coffee_data, demo_package, fold_of_samples
 
 DECIMALS = 6  # of an absorbance; the spectra have no more to tell
 OWNER = "INSERT-YOUR-NAME"

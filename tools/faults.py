@@ -78,7 +78,9 @@ def main() -> None:
             (clocks.a_limit_of_two_minutes, clocks.a_limit_of_two_minutes_and_a_hang(asked.seed + n))
             for n in range(asked.deadline)
         ]
-        rows = matrix.play_all([one for pair in zip(*pairs) for one in pair], folder / "deadline", asked.parallel, tell)
+        rows = matrix.play_all(
+            [one for pair in zip(*pairs, strict=False) for one in pair], folder / "deadline", asked.parallel, tell
+        )
         report["deadlines"] = part(matrix.facts_of_deadlines(rows), began, parallel=asked.parallel, seed=asked.seed)
 
     places = [
@@ -95,7 +97,7 @@ def main() -> None:
     broken = {name: facts["broken"] for name, facts in report.items() if facts["broken"]}
     for name, facts in report.items():
         tell(
-            f"{name}: {facts['broken'] and 'broken in ' + str(facts['broken']) or 'every promise was kept'}, {facts['seconds'] / 60:.1f} minutes"
+            f"{name}: {(facts['broken'] and 'broken in ' + str(facts['broken'])) or 'every promise was kept'}, {facts['seconds'] / 60:.1f} minutes"
         )
     if broken:
         sys.exit(f"what was left lies in {folder}")

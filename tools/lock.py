@@ -4,7 +4,11 @@ The packages are installed into a fresh environment, which is thrown away; what 
 It has to be made with the lowest Python that the package supports, because newer ones may get releases it cannot run.
 """
 
-import os, re, subprocess, sys, tempfile
+import os
+import re
+import subprocess
+import sys
+import tempfile
 from configparser import ConfigParser
 from pathlib import Path
 

@@ -8,7 +8,14 @@ The notebooks of kaggle/ run as sessions in a temporary folder, with the table o
 trains; a cell that begins with MACHINE keeps no output.
 """
 
-import argparse, contextlib, os, re, shutil, subprocess, sys, tempfile
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
 from configparser import ConfigParser
 from pathlib import Path
 

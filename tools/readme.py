@@ -4,7 +4,10 @@ Text stays as it is, code becomes a fenced block, and so does what it printed. C
 With `--check` nothing is written, and the exit status is 1 where README.md is not what the notebook gives.
 """
 
-import argparse, json, re, sys
+import argparse
+import json
+import re
+import sys
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent

@@ -5,7 +5,17 @@ kernels without internet, and SHA256SUMS. Everything is built twice and has to b
 tree has changes that are not committed, or where the version, CHANGELOG.md and the tag do not agree; DIR is only touched at the very end.
 """
 
-import argparse, gzip, hashlib, io, os, re, shutil, subprocess, sys, tarfile, tempfile
+import argparse
+import gzip
+import hashlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
 from configparser import ConfigParser
 from pathlib import Path
 

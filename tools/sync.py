@@ -5,7 +5,14 @@ Works on a copy of the tree, so a check that fails leaves the tree as it was. Th
 its notebook, and README.md must be what tools/readme.py renders.
 """
 
-import difflib, hashlib, os, re, shutil, subprocess, sys, tempfile
+import difflib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent

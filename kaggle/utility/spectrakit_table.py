@@ -13,7 +13,10 @@ Every option of `Table.options` is a setting: `task.group=patient`, `task.net=co
 """
 
 # Installs spectrakit where it is missing: from wheels that are attached to the notebook or lie on Drive, or else from the network.
-import importlib.util, runpy, subprocess, sys
+import importlib.util
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 if importlib.util.find_spec("spectrakit") is None:
@@ -48,8 +51,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
-from spectrakit.tasks.spectra import fold_of_samples, whole_number
 from spectrakit.config.schema import did_you_mean
+from spectrakit.tasks.spectra import fold_of_samples, whole_number
 
 KINDS = ("auto", "classes", "numbers")
 ANSWERS = ("auto", "label", "probability")
@@ -233,7 +236,7 @@ def _settled(q: Question, train: Any, sample: Any, options: dict[str, Any]) -> Q
         raise sk.RequestError(
             f"task.kind=numbers is not possible: the target {name!r} holds {_few(values[:1]) or 'nothing'}. Use task.kind=classes."
         )
-    if kind == "numbers" or kind == "auto" and numeric and values and not whole:
+    if kind == "numbers" or (kind == "auto" and numeric and values and not whole):
         return replace(q, kind="numbers")
     if len(values) < 2:
         raise sk.RequestError(
@@ -260,7 +263,7 @@ def _settled_several(q: Question, train: Any, kind: str, answer: str, floats: bo
             f"Several targets have to be numbers, and {text[0]!r} is not. Choose one: task.target=COLUMN."
         )
     flags = all(set(train[name].dropna().unique()) <= {0, 1} for name in q.targets)
-    if kind == "numbers" or kind == "auto" and not flags:
+    if kind == "numbers" or (kind == "auto" and not flags):
         return replace(q, kind="numbers")
     if not flags:
         raise sk.RequestError(
@@ -367,7 +370,7 @@ def look_at_columns(
                 f"Column {name!r} of the training table holds text where numbers are: {example}. Mend it, leave it out with "
                 f"task.drop=[{name}], or let it count as missing: task.bad_numbers=missing."
             )
-        if given == 0 or not is_text and np.isnan(values[rows]).all():
+        if given == 0 or (not is_text and np.isnan(values[rows]).all()):
             notes.append(f"{name!r} is left out: it has no value in training")
         elif is_text:
             levels[name] = sorted(set(filter(None, table[name].iloc[rows].map(_as_text))))
@@ -432,7 +435,9 @@ class Net(nn.Module):
         sizes = [len(known) + 1 for known in columns.levels.values()]
         self.one_hot = [size if size <= ONE_HOT + 1 else 0 for size in sizes]
         self.embeddings = nn.ModuleList(
-            nn.Embedding(size, min(16, size // 2)) for size, short in zip(sizes, self.one_hot) if not short
+            nn.Embedding(size, min(16, size // 2))
+            for size, short in zip(sizes, self.one_hot, strict=False)
+            if not short
         )
         found = self.plain - self.numbers + sum(self.one_hot) + sum(e.embedding_dim for e in self.embeddings)
         self.signal = _signal_net(self.numbers) if options["net"] == "conv" else nn.Identity()
@@ -503,7 +508,7 @@ def _signal_net(channels: int, width: int = 16) -> nn.Module:
     strides = 2, 4 if channels >= 64 else 1, 4 if channels >= 256 else 1
     layers = [
         layer
-        for kernel, stride, inputs in zip((15, 9, 5), strides, (1, width, width))
+        for kernel, stride, inputs in zip((15, 9, 5), strides, (1, width, width), strict=False)
         for layer in block(inputs, kernel, stride)
     ]
     return nn.Sequential(nn.Unflatten(1, (1, -1)), *layers, nn.Flatten())

@@ -13,27 +13,28 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
-from ..config.resolve import resolve_env
 from ..checkpoint.store import find_checkpoint, write_atomic
 from ..config.compose import compose, override
-from ..runs.events import effective_events, last_event, read_events, write_metrics_csv
-from ..runs.run_dir import check_mirror, is_locked, look_at, new_run_dir
+from ..config.resolve import resolve_env
+from ..config.schema import Config, RequestError
+from ..distributed.topology import plan_processes, rank_of
 from ..launch.job import Job, check_task_name, job_parent, load_task, name_of, settled_name
 from ..launch.launcher import Outcome, clock_of, launch, sweep_jobs
-from ..view.live import make_view, watch
+from ..runs.events import effective_events, last_event, read_events, write_metrics_csv
 from ..runs.outputs import seal_after
-from ..system.platforms import Platform, detect
-from ..distributed.topology import plan_processes, rank_of
-from ..view.plots import Picture, plot_curves, save_figure
-from ..config.schema import Config, RequestError
-from ..system.signals import ends_softly, interrupts
 from ..runs.resume_source import as_before, begun, choose
+from ..runs.run_dir import check_mirror, is_locked, look_at, new_run_dir
+from ..system.platforms import Platform, detect
+from ..system.signals import ends_softly, interrupts
 from ..training.task import check_task
 from ..training.trackers import lent_key
+from ..view.live import make_view, watch
+from ..view.plots import Picture, plot_curves, save_figure
 from ..watchdog.budget import check_time
 
 # %% ../../nbs/60_api/00_run.ipynb #fea97f29

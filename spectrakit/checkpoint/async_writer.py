@@ -14,10 +14,11 @@ import re
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Collection, Iterable
+from typing import Any
 
 from spectrakit.checkpoint.store import (
     CheckpointError,
@@ -25,15 +26,15 @@ from spectrakit.checkpoint.store import (
     checkpoints,
     mirror_checkpoint,
     nbytes,
-    pointed,
     place_in,
+    pointed,
     prune,
     save_checkpoint,
     verify,
     write_atomic,
 )
-from ..system.hardware import usable_memory
 from ..config.schema import CheckpointConfig
+from ..system.hardware import usable_memory
 from ..system.units import parse_bytes
 
 SMALL = 4 * 2**20  # a state of so few bytes is written at once: what takes time is the flushing
@@ -505,7 +506,7 @@ class Keeper(_Chooser):
             Snapshot(step, self._numbered, parts, best, size, tuple(finite)),
             kind == "best" and not self.affords(),
         )
-        at_once = kind == "last" or not waits and (not self.settings.background or size <= SMALL)
+        at_once = kind == "last" or (not waits and (not self.settings.background or size <= SMALL))
         copied = None if at_once else replace(shot, buffers=Buffers()) if owned else self._copy_of(shot)
         if copied is None:
             self._fetch()

@@ -16,9 +16,10 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Collection
+from typing import Any
 
 SCHEMA = 1
 _PIECE = 2**24
@@ -441,6 +442,7 @@ def load_state(path: Path, rank: int = 0) -> tuple[dict, dict | None]:
 
 def _load(file: Path) -> dict:
     import pickle
+
     import torch
 
     try:
@@ -465,6 +467,7 @@ def _refused(file: Path, error: Exception) -> CheckpointError:
 def random_state() -> dict:
     "The states of Python's, NumPy's and torch's generators as tensors and plain values."
     import random
+
     import numpy
     import torch
 
@@ -481,6 +484,7 @@ def random_state() -> dict:
 def restore_random_state(state: dict) -> None:
     "Put generators back to a `random_state`."
     import random
+
     import numpy
     import torch
 

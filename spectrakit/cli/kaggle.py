@@ -8,7 +8,7 @@ __all__ = ['KAGGLE_COMMANDS', 'init', 'check', 'push', 'status', 'logs', 'output
 # %% ../../nbs/90_cli/02_kaggle.ipynb #a1777b0d
 import shlex
 import sys
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from .runs import Parser, make_parser
 

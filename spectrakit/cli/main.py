@@ -9,7 +9,7 @@ __all__ = ['COMMANDS', 'split_words', 'info', 'profiles', 'show_profile', 'list_
 # %% ../../nbs/90_cli/03_main.ipynb #89ed1aae
 import os
 import sys
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from .kaggle import kaggle
 from spectrakit.cli.runs import (
@@ -135,10 +135,11 @@ def show_profile(name: str) -> None:
 # %% ../../nbs/90_cli/03_main.ipynb #4da373e2
 def list_profiles() -> None:
     "Print a table of the trainer profiles; one of the user's own that is broken stands below it, with its reason."
+    from spectrakit.config.compose import RequestError, compose, profile_intent
+    from spectrakit.config.compose import profiles as all_profiles
     from spectrakit.config.resolve import notable_settings, recommended_profile
-    from spectrakit.config.compose import RequestError, compose, profile_intent, profiles as all_profiles
-    from spectrakit.system.platforms import detect
     from spectrakit.config.schema import Config
+    from spectrakit.system.platforms import detect
 
     fits, why = recommended_profile(detect())
     composed, broken = {}, []
@@ -201,8 +202,8 @@ def train(arguments: Sequence[str]) -> int:
     parser.add_argument("--predict", metavar="FILE", help="write test predictions as CSV afterwards")
     parser.add_argument("--quiet", action="store_true", help="print only where the run is and how it ended")
     options = parser.parse_intermixed_args(arguments)
-    from spectrakit.config.compose import RequestError, compose
     from spectrakit.api.run import fit
+    from spectrakit.config.compose import RequestError, compose
 
     task, overrides = split_words(options.words)
     config = compose(*overrides, config=options.config)
@@ -215,8 +216,10 @@ def train(arguments: Sequence[str]) -> int:
     if typed and config.task.get("name") != task:
         raise RequestError(f"{task} and {typed[-1]} name two tasks. Keep one of them.")
     from pathlib import Path
+
+    from spectrakit.api.run import check_prediction
+    from spectrakit.api.run import predict as predict_run
     from spectrakit.distributed.topology import rank_of
-    from spectrakit.api.run import check_prediction, predict as predict_run
 
     if options.predict:
         check_prediction(config, Path(options.predict))
@@ -246,8 +249,9 @@ def resume(arguments: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that are to be others now")
     parser.add_argument("--quiet", action="store_true", help="print only how it ended")
     options = parser.parse_intermixed_args(arguments)
+    from spectrakit.api.run import open_run
+    from spectrakit.api.run import resume as resume_run
     from spectrakit.config.compose import RequestError
-    from spectrakit.api.run import open_run, resume as resume_run
 
     for word in options.overrides:
         if "=" not in word:
@@ -329,6 +333,7 @@ def find_lr(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_intermixed_args(arguments)
     from pathlib import Path
+
     from spectrakit.config.compose import RequestError, compose
     from spectrakit.tuning.lr_finder import find_lr as find
 

@@ -9,7 +9,7 @@ __all__ = ['Parser', 'make_parser', 'table_text', 'runs', 'show', 'watch_run', '
 # %% ../../nbs/90_cli/00_runs.ipynb #258e367d
 import argparse
 import sys
-from typing import Sequence
+from collections.abc import Sequence
 
 # %% ../../nbs/90_cli/00_runs.ipynb #7b7d3d7c
 class Parser(argparse.ArgumentParser):
@@ -34,7 +34,9 @@ def make_parser(name: str, text: str, examples: str) -> Parser:
 def table_text(rows: list[tuple]) -> str:
     "Rows of text in aligned columns."
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows
+    )
 
 # %% ../../nbs/90_cli/00_runs.ipynb #edaf9b01
 def runs(arguments: Sequence[str]) -> int:
@@ -48,8 +50,8 @@ def runs(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("folder", nargs="?", metavar="DIR", help="default: this platform's folder, such as ./runs")
     options = parser.parse_args(arguments)
-    from spectrakit.system.units import format_duration
     from spectrakit.api.run import list_runs
+    from spectrakit.system.units import format_duration
 
     rows = [("run", "status", "step", "time", "best")]
     for run in list_runs(options.folder):
@@ -71,9 +73,9 @@ def show(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("run_dir", metavar="RUN_DIR")
     options = parser.parse_args(arguments)
+    from spectrakit.api.run import open_run
     from spectrakit.checkpoint.store import checkpoints, verify
     from spectrakit.runs.events import last_event
-    from spectrakit.api.run import open_run
     from spectrakit.view.text import evaluation_line, sayable, start_lines
 
     run = open_run(options.run_dir)
@@ -137,6 +139,7 @@ def plot(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", metavar="FILE", help="default: curves.png in the run's folder")
     options = parser.parse_args(arguments)
     from pathlib import Path
+
     from spectrakit.api.run import open_run
 
     run = open_run(options.run_dir)
@@ -158,8 +161,8 @@ def check_picture(out) -> None:
 
 def save_picture(figure, out):
     "Write a figure to the file `out` and return it. RequestError where it cannot be written."
-    from spectrakit.view.plots import save_figure
     from spectrakit.config.schema import RequestError
+    from spectrakit.view.plots import save_figure
 
     try:
         return save_figure(figure, out)

@@ -6,7 +6,7 @@
 __all__ = ['wheelhouse']
 
 # %% ../../nbs/90_cli/01_wheels.ipynb #8acdc224
-from typing import Sequence
+from collections.abc import Sequence
 
 from .runs import make_parser
 
@@ -72,7 +72,9 @@ def wheelhouse(arguments: Sequence[str]) -> int:
 
 def _left_to_do(house) -> str:
     "What a person does with the folder."
-    import json, shlex
+    import json
+    import shlex
+
     from spectrakit.offline.wheelhouse import NOBODY
 
     if house.manifest["for"].startswith("python"):

@@ -131,7 +131,7 @@ def _tracker_names(value: Any) -> Any:
         "true": ["csv", "tensorboard"],
         **dict.fromkeys(("none", "null", "false", ""), ["csv"]),
     }
-    if value is None or isinstance(value, (str, bool)) and str(value).lower() in whole:
+    if value is None or (isinstance(value, (str, bool)) and str(value).lower() in whole):
         return whole[str(value).lower()]
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)):
@@ -188,7 +188,7 @@ def _not_fp16(typed: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     "`typed` without distributed.fp16=false where the precision is bf16: the word only says that it is not fp16."
     key = "distributed.mixed_precision"
     others = [value for word, value in typed.items() if ALIASES.get(word, word) == key and word != _FP16]
-    if typed.get(_FP16) == "no" and ("bf16" in others or not others and base.get(key) == "bf16"):
+    if typed.get(_FP16) == "no" and ("bf16" in others or (not others and base.get(key) == "bf16")):
         return {word: value for word, value in typed.items() if word != _FP16}
     return typed
 
@@ -343,7 +343,7 @@ def _deletion(text: str, key: str) -> RequestError:
 
 def _profile(group: str, name: Any, groups: dict[str, list[str]], hint: typing.Callable[[str, str], str]) -> str | None:
     "`name`, where the group has that profile; None where none is wanted. A run always has a trainer profile."
-    if name in groups[group] or name is None and group != "trainer":
+    if name in groups[group] or (name is None and group != "trainer"):
         return name
     raise RequestError(
         f"There is no profile {group}={shown(name)}. There are: {', '.join(groups[group])}."

@@ -95,7 +95,7 @@ def _placed(beneath: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     known = settings()
 
     def is_covered(old: str, key: str) -> bool:
-        return old.startswith(key + ".") or key.startswith(old + ".") and old not in known
+        return old.startswith(key + ".") or (key.startswith(old + ".") and old not in known)
 
     return {**{old: v for old, v in beneath.items() if not any(is_covered(old, key) for key in values)}, **values}
 
@@ -397,7 +397,7 @@ def _stacked(layers: Iterable[_Layer]) -> dict[str, Any]:
         tree, task = layer.tree, layer.tree.get("task")
         if isinstance(task, str):
             tree = {**tree, "task": {"name": task}}
-        pairs = [(k, v) for k, v in flat(tree) if not (v == {} or v is None and k in blocks)]
+        pairs = [(k, v) for k, v in flat(tree) if not (v == {} or (v is None and k in blocks))]
         for key, _ in pairs:
             if not is_known(key):
                 raise unknown_key(key)

@@ -33,8 +33,8 @@ def read_text(file: Path | str) -> str:
 
 def parse_yaml(text: str, file: Path | str) -> dict:
     "YAML text as nested mappings. RequestError, which names `file` and the line, where it is broken."
-    from omegaconf import OmegaConf
     import yaml
+    from omegaconf import OmegaConf
 
     try:
         tree = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
@@ -78,7 +78,7 @@ def profile_folders() -> list[Path]:
             )
     if Path("profiles").is_dir():
         users.append(Path("profiles"))
-    return list(dict.fromkeys(folder.resolve() for folder in users)) + [package_profiles()]
+    return [*list(dict.fromkeys(folder.resolve() for folder in users)), package_profiles()]
 
 
 def package_profiles() -> Path:

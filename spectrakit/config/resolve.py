@@ -10,8 +10,8 @@ import dataclasses
 from typing import Any
 
 from .compose import profile_settings
-from ..system.platforms import Platform
 from .schema import Config, get, settings, shown
+from ..system.platforms import Platform
 
 # %% ../../nbs/10_config/05_resolve.ipynb #23a2fc01
 _CLOUDS = ("modal", "sagemaker", "databricks", "vertex_workbench")
@@ -224,7 +224,7 @@ def _changed(config: Config, keys: tuple[str, ...], by_value: bool) -> list[str]
     for key in keys:
         value, default = get(config, key), settings()[key].default
         filled = config.typed is None and default == "auto"  # by env/, perhaps
-        if key in (config.typed or ()) or by_value and value != default and not filled:
+        if key in (config.typed or ()) or (by_value and value != default and not filled):
             found.append(key if isinstance(value, dict) else f"{key}={shown(value)}")
     return found
 

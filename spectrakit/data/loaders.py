@@ -9,10 +9,11 @@ __all__ = ['mix', 'epoch_order', 'SeededSamples', 'MicroBatch', 'Cut', 'train_cu
 
 # %% ../../nbs/22_data/00_loaders.ipynb #89ed1aae
 import os
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 from ..config.batch_plan import BatchPlan
 from ..config.compose import override
@@ -49,8 +50,9 @@ class SeededSamples:
         return len(self.dataset)
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list:
-        import numpy
         import random
+
+        import numpy
         import torch
 
         before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
@@ -155,7 +157,7 @@ def _own(order: Any, cuts: list[Cut]) -> tuple[Any, Iterator[Cut]]:
     import torch
 
     ends = list(accumulate(cut.stop - cut.start for cut in cuts))
-    mine = (cut._replace(start=end - cut.stop + cut.start, stop=end) for cut, end in zip(cuts, ends))
+    mine = (cut._replace(start=end - cut.stop + cut.start, stop=end) for cut, end in zip(cuts, ends, strict=False))
     return torch.cat([order[cut.start : cut.stop] for cut in cuts]), mine
 
 # %% ../../nbs/22_data/00_loaders.ipynb #fe3679ca
@@ -189,8 +191,8 @@ class LoadedBatches:
     def __init__(
         self, dataset: Any, device: Any, cuts: Callable[..., Iterator[Cut]], config: Config, collate: Callable | None
     ):
-        from torch.utils.data import DataLoader
         import torch
+        from torch.utils.data import DataLoader
 
         loader, self.cuts, self.device = config.dataloader, cuts, device
         self.samples, self.seed, self.shuffle = len(dataset), config.seed, config.data.shuffle
@@ -222,7 +224,7 @@ class LoadedBatches:
         order = epoch_order(self.samples, self.seed, epoch, self.shuffle).tolist()
         cuts = list(self.cuts(first_step=first_step) if first_step else self.cuts())
         self._keys[:] = [[(epoch, index) for index in order[cut.start : cut.stop]] for cut in cuts]
-        for data, (_, _, samples, window, last) in zip(self._loader, cuts):
+        for data, (_, _, samples, window, last) in zip(self._loader, cuts, strict=False):
             yield MicroBatch(send_to_device(data, self.device, non_blocking=True), samples, window, last)
 
 

@@ -8,14 +8,15 @@ __all__ = ['BROKEN', 'detect_hardware', 'usable_gpu', 'choose_device', 'Objects'
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fcf4
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable
+from typing import Any
 
-from .heartbeat import Board, Pulse, new_board
-from ..system.platforms import Gpu, Platform, choose_precision, detect
-from .topology import Rank, rank_of
 from ..config.schema import Config, RequestError
 from .fsdp import is_sharded, shard, shard_by_accelerate
+from .heartbeat import Board, Pulse, new_board
+from .topology import Rank, rank_of
+from ..system.platforms import Gpu, Platform, choose_precision, detect
 
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fc01
 def detect_hardware() -> Platform:
@@ -121,7 +122,7 @@ class Exchange(Objects):
 
     def reduce(self, numbers: list[float]) -> list[float]:
         "The sums over all ranks, equal on every rank."
-        return [sum(column) for column in zip(*self.gather_numbers(numbers))]
+        return [sum(column) for column in zip(*self.gather_numbers(numbers), strict=False)]
 
     def reduce_tensor(self, tensor: Any) -> Any:
         "The sum of a tensor over all ranks, on its device."
@@ -326,6 +327,7 @@ def _on_one_page(context: RunContext) -> RunContext:
 def _handlers(config: Config, backend: str, strategy: str, device: str) -> dict[str, Any]:
     "What Accelerate is told about the process group and about DDP or FSDP."
     import datetime
+
     from accelerate import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     d = config.distributed
@@ -366,6 +368,7 @@ def _on_cpu(device: str):
 def _cpu_group(config: Config, backend: str) -> Any:
     "All processes, talking through the CPU: the group itself where that is gloo, or one beside it."
     import datetime
+
     import torch.distributed as dist
 
     if backend == "gloo":

@@ -8,7 +8,8 @@ __all__ = ['is_sharded', 'same_on_all_ranks', 'shard', 'shard_by_accelerate', 'w
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fcf4
 import sys
-from typing import Any, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 from ..config.schema import RequestError
 
@@ -212,7 +213,7 @@ def load_whole_optimizer(optimizer: Any, state: dict) -> None:
     import torch
 
     ids = [number for group in state["param_groups"] for number in group["params"]]
-    params = dict(zip(ids, [p for group in optimizer.param_groups for p in group["params"]]))
+    params = dict(zip(ids, [p for group in optimizer.param_groups for p in group["params"]], strict=False))
 
     def placed(value: Any, parameter: Any) -> Any:
         if not torch.is_tensor(value):

@@ -10,12 +10,13 @@ __all__ = ['NCCL_DEFAULTS', 'LAUNCH_PATH', 'Rank', 'rank_of', 'Processes', 'plan
 import os
 import site
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
 
-from ..system.platforms import Platform
 from ..config.schema import Config, RequestError
+from ..system.platforms import Platform
 
 # %% ../../nbs/21_distributed/00_topology.ipynb #23a2fc01
 @dataclass(frozen=True)

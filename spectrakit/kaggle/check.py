@@ -10,20 +10,12 @@ __all__ = ['WAITS', 'FORMS', 'WIDGET', 'USUAL_S', 'LONGEST_S', 'TPU_S', 'SOURCE_
 # %% ../../nbs/66_kaggle/04_check.ipynb #f2f4a123
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
-from .static_analysis import UNKNOWN, Use
-from spectrakit.kaggle.requirements import (
-    Kernel,
-    broken_findings,
-    import_findings,
-    level_of,
-    offline_findings,
-    open_kernel,
-    source_findings,
-)
+from ..config.validation import RequestError
 from spectrakit.kaggle.metadata import (
     DATASET_FILE,
     KERNEL_FILE,
@@ -37,9 +29,18 @@ from spectrakit.kaggle.metadata import (
     with_owner,
     worst,
 )
+from spectrakit.kaggle.requirements import (
+    Kernel,
+    broken_findings,
+    import_findings,
+    level_of,
+    offline_findings,
+    open_kernel,
+    source_findings,
+)
 from .secret_scan import Leak, leak_in_value, leaks_in
+from .static_analysis import UNKNOWN, Use
 from ..system.platforms import LIMITS
-from ..config.validation import RequestError
 from ..system.units import format_bytes, format_duration, parse_duration
 
 # %% ../../nbs/66_kaggle/04_check.ipynb #35c6ebd5
@@ -59,7 +60,7 @@ def click_findings(kernel: Kernel) -> list[Finding]:
     "Cells that need a person."
     calls, found = kernel.facts.calls, []
     for use in calls:
-        if use.how == "guarded" or use.name.startswith("google.colab.") and use.how == "maybe":
+        if use.how == "guarded" or (use.name.startswith("google.colab.") and use.how == "maybe"):
             continue
         if use.name in WAITS:
             found.append(Finding(level_of(use), "clicks", WAITS[use.name], use.where))

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.store import write_atomic
+from ..config.validation import RequestError, masked
 from .check import Checked, check_kernel
 from .metadata import KERNEL_FILE, PLACEHOLDER, known_owner, read_metadata, split_source, with_owner
-from ..config.validation import RequestError, masked
 
 # %% ../../nbs/66_kaggle/06_client.ipynb #a6027972
 class KaggleError(RuntimeError):

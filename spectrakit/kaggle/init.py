@@ -15,18 +15,18 @@ from typing import Any
 
 from ..checkpoint.store import write_atomic
 from ..config.profile_files import place, read_text
-from ..launch.job import BUILT_IN, check_task_name
+from ..config.validation import RequestError, did_you_mean
 from spectrakit.kaggle.metadata import (
     KERNEL,
     KERNEL_FILE,
     PLACEHOLDER,
     WHEELS,
-    known_owner,
     kernel_findings,
+    known_owner,
     slug_of,
     split_source,
 )
-from ..config.validation import RequestError, did_you_mean
+from ..launch.job import BUILT_IN, check_task_name
 
 # %% ../../nbs/66_kaggle/05_init.ipynb #4bbdb483
 INSTALL_CELL = """\

@@ -12,10 +12,10 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from ..config.profile_files import place, read_text
 from ..config.validation import RequestError, did_you_mean, shown
@@ -73,7 +73,7 @@ def split_source(kind: str, name: Any) -> dict[str, str]:
     )
     if not parts or not least <= len(parts) <= len(form) or bare != name:
         raise ValueError(f"{name!r} is not the name of a {kind}. {mend}")
-    found = {part.strip("()"): value for part, value in zip(form, parts)}
+    found = {part.strip("()"): value for part, value in zip(form, parts, strict=False)}
     for part, value in found.items():
         good = (
             value.isdecimal()
@@ -152,7 +152,7 @@ class Entry:
 
 
 def _flag(value: Any) -> list[str]:
-    good = isinstance(value, bool) or isinstance(value, str) and value.lower() in ("true", "false")
+    good = isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false"))
     return [] if good else [f"it is {shown(value)}. Write true or false."]
 
 
@@ -223,7 +223,7 @@ def _source(kind: str) -> Callable[[Any], list[str]]:
 def _number(value: Any) -> list[str]:
     return (
         []
-        if value is None or isinstance(value, int) and not isinstance(value, bool)
+        if value is None or (isinstance(value, int) and not isinstance(value, bool))
         else [f"it is {shown(value)!r}. Write a whole number, or null."]
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .static_analysis import UNKNOWN, Cell, Facts, Use, facts_of, read_code, tops
+from ..config.validation import RequestError, did_you_mean
 from spectrakit.kaggle.metadata import (
     DATASET_FILE,
     KERNEL_FILE,
@@ -26,8 +26,8 @@ from spectrakit.kaggle.metadata import (
     split_source,
     with_owner,
 )
+from .static_analysis import UNKNOWN, Cell, Facts, Use, facts_of, read_code, tops
 from ..offline.import_names import importable_offline, is_there, modules_of, read_wheels
-from ..config.validation import RequestError, did_you_mean
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #4c6e845d
 OURS = {"spectrakit", "hydra"}  # what the wheels bring where no folder of them is at hand
@@ -119,7 +119,11 @@ def _pip(words: tuple[str, ...], shipped: frozenset[str]) -> tuple[str, str] | N
         "--constraint",
         "--prefix",
     )
-    named = [word for before, word in zip(("", *words), words) if not word.startswith("-") and before not in valued]
+    named = [
+        word
+        for before, word in zip(("", *words), words, strict=False)
+        if not word.startswith("-") and before not in valued
+    ]
     if "-r" not in words and "--requirement" not in words:
         if not named:
             return None
@@ -270,7 +274,7 @@ def _wanted(path: str, text: str, use: Use, fixed: bool) -> Wanted | None:
     kind = KINDS.get(parts[0], "") if len(parts) > 1 else ""
     if kind:
         parts = parts[1:]
-    owned = kind in ("dataset", "model", "kernel") or not fixed and not kind and len(parts) > 1
+    owned = kind in ("dataset", "model", "kernel") or (not fixed and not kind and len(parts) > 1)
     known = parts[: 2 if owned else 1]
     if len(known) < (2 if owned and fixed else 1) or any(UNKNOWN in part or set(part) & set("*?[{$") for part in known):
         return None
@@ -357,7 +361,7 @@ def source_findings(kernel: Kernel) -> list[Finding]:
 def _attached(kernel: Kernel) -> bool:
     "Whether the data set of wheels is among the sources."
     return any(
-        kind == "dataset" and (slug == kernel.wheels_slug or kernel.house is None and "wheel" in slug)
+        kind == "dataset" and (slug == kernel.wheels_slug or (kernel.house is None and "wheel" in slug))
         for kind, _, slug in sources_of(kernel.values)
     )
 

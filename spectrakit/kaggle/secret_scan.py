@@ -64,7 +64,7 @@ def leak_in_value(name: str, value: Any) -> Leak | None:
     last = re.split(r"[.\[]", name)[-1]
     if not isinstance(value, str) or not (_NAME.search(last) or last.lower() in ("key", "pwd", "auth")):
         return None
-    if len(value) < 8 or re.search(r"\s|/", value) or _PLACEHOLDER.search(value) or value.isupper() and "_" in value:
+    if len(value) < 8 or re.search(r"\s|/", value) or _PLACEHOLDER.search(value) or (value.isupper() and "_" in value):
         return None
     mixed = sum(map(bool, (re.search("[0-9]", value), re.search("[a-z]", value), re.search("[A-Z]", value))))
     if len(value) >= 20 and (mixed == 3 or re.fullmatch(r"[0-9a-f-]+", value)):

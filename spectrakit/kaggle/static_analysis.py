@@ -323,9 +323,7 @@ class _Reader(ast.NodeVisitor):
     def ipython(self, node: ast.AST, line: str) -> None:
         "A line of IPython's own: a command, an installation by magic, or one that loads a module."
         name, _, rest = line[1:].strip().partition(" ")
-        if line[0] == "!":
-            self.command(node, line[1:])
-        elif name in ("pip", "conda", "mamba", "uv"):
+        if line[0] == "!" or name in ("pip", "conda", "mamba", "uv"):
             self.command(node, line[1:])
         elif name in ("sx", "system"):
             self.command(node, rest)
@@ -369,7 +367,7 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> None:
-        for key, value in zip(node.keys, node.values):
+        for key, value in zip(node.keys, node.values, strict=False):
             name, text = text_of(key, self.names), text_of(value, self.names)
             if name and text:
                 self.noted("values", node, name, args=(text,))
@@ -412,7 +410,7 @@ class _Reader(ast.NodeVisitor):
             self.started(node, node.args[0], args[0])
         elif tail == "run_line_magic" and UNKNOWN not in args:
             self.ipython(node, "%" + " ".join(args))
-        elif name in ("os.system", "os.popen") or tail in ("system", "getoutput") and name.startswith("."):
+        elif name in ("os.system", "os.popen") or (tail in ("system", "getoutput") and name.startswith(".")):
             self.command(node, args[0] if args and args[0] != UNKNOWN else "")
         if (text := text_of(node, self.names)) is not None:
             self.noted("texts", node, text)

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .task_pickle import MAPPED_FROM_BYTES, CannotCarry, check_private, read_task, write_task
 from ..checkpoint.store import write_atomic
 from ..config.compose import from_dict
-from ..system.platforms import Platform, detect
-from ..distributed.topology import launch_folder
 from ..config.schema import Config, RequestError, did_you_mean, to_dict
+from ..distributed.topology import launch_folder
+from .task_pickle import MAPPED_FROM_BYTES, CannotCarry, check_private, read_task, write_task
+from ..system.platforms import Platform, detect
 from ..training.task import PlainTask
 
 # %% ../../nbs/50_launch/01_job.ipynb #23a2fc01

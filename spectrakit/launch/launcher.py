@@ -15,16 +15,15 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from ..checkpoint.store import find_checkpoint, write_atomic
+from ..config.schema import Config, RequestError
 from ..distributed.context import BROKEN
-from ..runs.events import EventLog, read_events
 from ..distributed.heartbeat import HURRY, STOP, checkpoint_file, hold, stop_file, wanted_by_files
-from .job import CannotCarry, Job, load_task, with_config, write_job
-from ..system.platforms import Platform
 from spectrakit.distributed.topology import (
     NCCL_DEFAULTS,
     Processes,
@@ -34,11 +33,13 @@ from spectrakit.distributed.topology import (
     process_environ,
     rank_of,
 )
-from ..config.schema import Config, RequestError
-from ..system.signals import interrupts
+from .job import CannotCarry, Job, load_task, with_config, write_job
 from .supervisor import Ended, first_error, run_once
-from ..watchdog.budget import time_limit
 from .worker import die_with_parent, work
+from ..runs.events import EventLog, read_events
+from ..system.platforms import Platform
+from ..system.signals import interrupts
+from ..watchdog.budget import time_limit
 
 # %% ../../nbs/50_launch/04_launcher.ipynb #3fd4e271
 def choose_launcher(
@@ -248,9 +249,9 @@ def _see_through(
                 reason=f"{ended.reason}; the other machines cannot be started again from here: "
                 "start the run on each of them once more, with `spectrakit resume`",
             )
-        if not ended.again or job.kind == "predict" and faults:
+        if not ended.again or (job.kind == "predict" and faults):
             return ended
-        if heard or job.kind != "predict" and stop_file(job.run_dir).exists():
+        if heard or (job.kind != "predict" and stop_file(job.run_dir).exists()):
             return Ended("interrupted", f"a stop was asked for; before it was done, {ended.reason}")
         if not ended.met:
             other = _another_way(job, plan, launcher, ended, story)

@@ -15,18 +15,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from ..checkpoint.store import find_checkpoint
-from ..distributed.heartbeat import HURRY, STOP, Board, Watch, end_of, new_board, request, set_end, stop_file
-from .job import Job, with_extra
-from ..distributed.topology import Processes, process_environ, python_path
 from ..config.schema import RequestError
+from ..distributed.heartbeat import HURRY, STOP, Board, Watch, end_of, new_board, request, set_end, stop_file
+from ..distributed.topology import Processes, process_environ, python_path
+from .job import Job, with_extra
+from .worker import START, start
 from ..system.signals import family_of, kill_group, kill_tree, unheard
 from ..watchdog.budget import kill_at, make_budget, time_limit
-from .worker import START, start
 
 # %% ../../nbs/50_launch/03_supervisor.ipynb #23a2fc01
 @dataclass(frozen=True)
@@ -438,8 +439,9 @@ def _network(job: Job) -> dict[str, str]:
     endpoint = job.config.distributed.rdzv_endpoint
     if endpoint is None or job.config.distributed.num_nodes == 1:
         return {}
-    import psutil
     import socket
+
+    import psutil
 
     host, _, port = endpoint.rpartition(":")
     try:

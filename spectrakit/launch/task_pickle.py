@@ -18,9 +18,10 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import cloudpickle
 
@@ -64,13 +65,14 @@ class _Block:
 
 def _stretch(array: Any) -> tuple[int, int]:
     "(address, bytes) of the memory from an array's first to its last byte, in whatever direction its axes run."
-    reach = [stride * (length - 1) for stride, length in zip(array.strides, array.shape)]
+    reach = [stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=False)]
     return array.ctypes.data + sum(r for r in reach if r < 0), array.itemsize + sum(map(abs, reach))
 
 
 def _mapped_file(array: Any) -> tuple[str, int] | None:
     "(path, byte at which the array's memory begins) where a file mapped for reading holds it already, else None."
     import mmap
+
     import numpy
 
     root = array
@@ -301,7 +303,7 @@ def _parts(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}[{i}]", part) for i, part in enumerate(thing[:1000]))
     elif isinstance(thing, types.FunctionType):
         used = {name: thing.__globals__[name] for name in _globals_of(thing.__code__) if name in thing.__globals__}
-        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or ()):
+        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False):
             if cell != types.CellType():
                 used[name] = cell.cell_contents
         yield from ((f"{name}, which {path} uses,", part) for name, part in sorted(used.items()))

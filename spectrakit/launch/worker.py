@@ -14,11 +14,14 @@ import sys
 import time
 import traceback
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from ..checkpoint.store import write_atomic
+from ..config.schema import RequestError
+from ..config.validation import masked
 from ..distributed.context import BROKEN
 from spectrakit.distributed.heartbeat import (
     FAILED,
@@ -31,10 +34,8 @@ from spectrakit.distributed.heartbeat import (
     raise_flag,
     wanted_by_files,
 )
-from .job import Job, read_job, read_job_head
 from ..distributed.topology import rank_of
-from ..config.validation import masked
-from ..config.schema import RequestError
+from .job import Job, read_job, read_job_head
 from ..watchdog.budget import make_budget, time_limit
 
 # %% ../../nbs/50_launch/02_worker.ipynb #9dbc3c87
@@ -50,6 +51,7 @@ def work(
     RequestError where the request cannot work.
     """
     import torch
+
     from spectrakit.distributed.context import create_run_context
 
     context = create_run_context(job.config, job.platform, pulse)

@@ -90,6 +90,7 @@ def build_stage(python: str, shipped: Shipped, folder: Path) -> tuple[str, Path]
 def lend(shipped: Shipped, folder: Path) -> list[str]:
     "Link into `folder` the modules of shipped packages that are installed here, torch and accelerate left out; returns the packages."
     from importlib.metadata import distributions
+
     from spectrakit.offline.platform_packages import normal_name
 
     folder.mkdir()

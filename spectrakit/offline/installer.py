@@ -87,7 +87,7 @@ def runs_here(file):
     mine = "cp%d%d" % sys.version_info[:2]
     older = ["%s3%d" % (kind, minor) for kind in ("py", "cp") for minor in range(sys.version_info[1] + 1)]
     fits = abi == "none" or abi in ("abi3", mine)
-    fits = fits and any(p in ("py3", mine) or p in older and (abi in ("none", "abi3")) for p in pythons.split("."))
+    fits = fits and any(p in ("py3", mine) or (p in older and (abi in ("none", "abi3"))) for p in pythons.split("."))
     machine = sysconfig.get_platform().replace("-", "_").split("_", 1)
     return fits and (
         machines == "any"
@@ -142,14 +142,14 @@ def asked_by(path, extras=()):
     return [
         r
         for r in found
-        if r.marker is None or any(r.marker.evaluate({"extra": extra}) for extra in ("",) + tuple(extras))
+        if r.marker is None or any(r.marker.evaluate({"extra": extra}) for extra in ("", *tuple(extras)))
     ]
 
 
 def unmet(wheels, paths, extras=()):
     "Sentences about what `wheels`, which would be installed from `paths`, ask for, and neither is here nor comes with them."
     coming, problems = {normal_name(w["name"]): w["version"] for w in wheels}, []
-    for wheel, path in zip(wheels, paths):
+    for wheel, path in zip(wheels, paths, strict=False):
         for need in asked_by(path, extras if normal_name(wheel["name"]) == KIT else ()):
             name = normal_name(need.name)
             if name == KIT:
@@ -197,7 +197,7 @@ def _pip(*words):
 def check_writable():
     "Refused where pip could write neither to this environment nor to the user's own packages."
     target = sysconfig.get_paths()["purelib"]
-    if os.access(target, os.W_OK) or sys.prefix == sys.base_prefix and site.ENABLE_USER_SITE:
+    if os.access(target, os.W_OK) or (sys.prefix == sys.base_prefix and site.ENABLE_USER_SITE):
         return
     raise Refused(
         "%s cannot be written, so nothing can be installed there. Use an environment of your own: python -m venv --system-site-packages DIR"
@@ -262,7 +262,7 @@ def choose(manifest, where):
     return [
         w
         for w in wheels
-        if version_here(w["name"]) is None or normal_name(w["name"]) == KIT and version_here(KIT) != w["version"]
+        if version_here(w["name"]) is None or (normal_name(w["name"]) == KIT and version_here(KIT) != w["version"])
     ]
 
 

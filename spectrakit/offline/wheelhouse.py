@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .platform_packages import PYTHONS, Shipped, normal_name, read_list, shipped_on
-from .dry_install import Rehearsed, rehearse
 from ..config.schema import RequestError, did_you_mean
+from .dry_install import Rehearsed, rehearse
+from .platform_packages import PYTHONS, Shipped, normal_name, read_list, shipped_on
 from .wheels import Found, checkout, metadata_of, missing_wheels, needs_of, own_wheel, satisfied
 
 # %% ../../nbs/23_offline/05_wheelhouse.ipynb #edf30c9d

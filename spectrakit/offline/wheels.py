@@ -22,8 +22,8 @@ from email.parser import Parser
 from importlib.util import find_spec
 from pathlib import Path
 
-from .platform_packages import Shipped, normal_name
 from ..config.schema import RequestError
+from .platform_packages import Shipped, normal_name
 
 # %% ../../nbs/23_offline/03_wheels.ipynb #c41662ae
 def metadata_of(wheel: Path) -> Message:
@@ -292,7 +292,7 @@ def _reached(wheels: Mapping[str, Path], start: Sequence, shipped: Shipped) -> t
     while open_ends:
         need, who = open_ends.pop(0)
         name = normal_name(need.name)
-        if name in shipped.packages or name in reached and not need.extras:
+        if name in shipped.packages or (name in reached and not need.extras):
             continue
         if name not in wheels:
             missing.append(

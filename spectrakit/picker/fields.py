@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config.resolve import ignored_settings, platform_notes
 from ..config.batch_plan import plan_batches, total_steps, warmup_length
-from .provenance import value_text, word
 from ..config.compose import compose, diff
 from ..config.profile_files import load_yaml, profile_intent, profiles
+from ..config.resolve import ignored_settings, platform_notes
+from ..config.schema import Config, RequestError, get, settings, shown, wants
+from ..distributed.topology import plan_processes
+from .provenance import value_text, word
+from ..runs.resume_source import same_task
 from ..runs.run_dir import facts_of
 from ..system.hardware import choose_precision
 from ..system.platforms import Platform
-from ..distributed.topology import plan_processes
-from ..config.schema import Config, RequestError, get, settings, shown, wants
-from ..runs.resume_source import same_task
 from ..system.units import format_duration
 from ..watchdog.budget import check_time, make_budget, short_time, time_limit, told, usable_s
 
@@ -326,7 +326,8 @@ def rows_html(rows: list[tuple[str, ...]], label: str, head: tuple[str, ...] = (
         return (
             "<tr>"
             + "".join(
-                f'<{tag} style="{alert}{nowrap}{_CELL}">{escaped(cell)}</{tag}>' for cell, nowrap in zip(row, short)
+                f'<{tag} style="{alert}{nowrap}{_CELL}">{escaped(cell)}</{tag}>'
+                for cell, nowrap in zip(row, short, strict=False)
             )
             + "</tr>"
         )

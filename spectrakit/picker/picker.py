@@ -13,10 +13,29 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from ..checkpoint.store import write_atomic
+from ..config.compose import compose
+from ..config.profile_files import place, profile_intent, profiles
+from ..config.schema import Config, RequestError, get, shown
+from spectrakit.picker.fields import (
+    FRONT,
+    WARNING,
+    blocks,
+    colab_form,
+    copy_html,
+    field_text,
+    fields,
+    note_html,
+    platform_rows,
+    profile_rows,
+    rows_html,
+    section_html,
+    typed_word,
+)
 from .provenance import hidden, python_line, read_choice, said, shell_line, told_outside, word
 from spectrakit.picker.selection import (
     HEADER,
@@ -34,25 +53,7 @@ from spectrakit.picker.selection import (
     told_sources,
     written,
 )
-from ..config.compose import compose
-from ..config.profile_files import place, profile_intent, profiles
-from spectrakit.picker.fields import (
-    FRONT,
-    WARNING,
-    blocks,
-    colab_form,
-    copy_html,
-    field_text,
-    fields,
-    note_html,
-    platform_rows,
-    profile_rows,
-    rows_html,
-    section_html,
-    typed_word,
-)
 from ..system.platforms import Platform, detect
-from ..config.schema import Config, RequestError, get, shown
 
 # %% ../../nbs/65_picker/03_picker.ipynb #fbadae2e
 EXTRA = 'pip install "spectrakit[notebook]"'

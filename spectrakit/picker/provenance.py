@@ -20,8 +20,8 @@ from typing import Any
 from ..config.aliases import ALIASES, flat, parse_overrides
 from ..config.compose import compose, diff, profile_settings
 from ..config.profile_files import load_yaml, nested, other_ending, place, profiles
-from ..config.validation import SECRET_NAME, masked
 from ..config.schema import Config, RequestError, get
+from ..config.validation import SECRET_NAME, masked
 
 # %% ../../nbs/65_picker/00_provenance.ipynb #c3b2ffa2
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
@@ -50,7 +50,7 @@ def value_text(value: Any, inside: bool = False) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     text = str(value)
-    if _PLAIN.fullmatch(text) and (text.lower() not in _OTHER or text == "no" and not inside):
+    if _PLAIN.fullmatch(text) and (text.lower() not in _OTHER or (text == "no" and not inside)):
         return text
     if re.fullmatch(r"[\d.]+[A-Za-z]\w*", text) and not re.fullmatch(r"[\d.]+e\d+", text, re.I):
         return text  # 8h30m, 12GB
@@ -101,7 +101,7 @@ def told_outside(values: Mapping[str, Any], where: str) -> list[Said]:
     found: list[Said] = []
     for name in VARIABLES:
         value = values.get(name)
-        if value is None or isinstance(value, str) and not value.strip():
+        if value is None or (isinstance(value, str) and not value.strip()):
             continue
         label = f"{name} ({where})"
         try:
@@ -174,7 +174,7 @@ def settle(*layers: Iterable[Said], sets: Callable[[str, str], Iterable[str]] = 
                 if not h.said.is_profile and (s.key != "trainer" or under[k] not in (None, s.value))
             ]
             own = set(sets(s.value, s.key)) if rivals and s.value not in ("", "null") else set()
-            held[s.key] = Held(s, _aside(held, [k for k in held if k == s.key or k in own and k in rivals]))
+            held[s.key] = Held(s, _aside(held, [k for k in held if k == s.key or (k in own and k in rivals)]))
         for s in (s for s in layer if not s.is_profile):
             beaten = [
                 k

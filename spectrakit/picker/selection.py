@@ -10,21 +10,10 @@ __all__ = ['CHOSEN', 'MORE', 'HEADER', 'Choice', 'profile_words', 'group_base', 
 import shlex
 from typing import Any
 
-from ..config.resolve import recommended_profile, resolve_env
-from spectrakit.picker.provenance import (
-    Held,
-    Said,
-    hidden,
-    profiles_alone,
-    python_line,
-    said,
-    settle,
-    shell_line,
-    told_outside,
-    yaml_text,
-)
 from ..config.compose import compose, diff, override, profile_settings
 from ..config.profile_files import profile_intent, profiles
+from ..config.resolve import recommended_profile, resolve_env
+from ..config.schema import Config, RequestError, get
 from spectrakit.picker.fields import (
     WARNING,
     Row,
@@ -40,8 +29,19 @@ from spectrakit.picker.fields import (
     rows_text,
     section_html,
 )
+from spectrakit.picker.provenance import (
+    Held,
+    Said,
+    hidden,
+    profiles_alone,
+    python_line,
+    said,
+    settle,
+    shell_line,
+    told_outside,
+    yaml_text,
+)
 from ..system.platforms import Platform, detect
-from ..config.schema import Config, RequestError, get
 
 # %% ../../nbs/65_picker/02_selection.ipynb #2b9415a0
 CHOSEN, MORE = "chosen in the form", "more words"

@@ -11,10 +11,11 @@ import base64
 import html
 import io
 import re
-from typing import Any, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from ..view.plots import GRID, INK, RATE, SPEED, TRAIN, VALID
 from ..config.validation import SECRET_NAME, masked
+from ..view.plots import GRID, INK, RATE, SPEED, TRAIN, VALID
 
 # %% ../../nbs/70_reports/01_html.ipynb #b23cc830
 _NAMED = re.compile(r"""(?<![\w.-])([\w.-]+)(["']?\s*[=:]\s*["']?(?:Bearer\s+)?)([^\s"'`,;&]{6,})""", re.I)
@@ -82,8 +83,10 @@ def table_html(rows: Sequence[Sequence[Any]], head: bool = True, caption: str = 
 def table_text(rows: Sequence[Sequence[Any]], width: int = 40) -> str:
     "The same as text in aligned columns; no cell is wider than `width`."
     texts = [[_cut(" ".join(cell(value).split()), width) for value in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*texts)]
-    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in texts)
+    widths = [max(map(len, column)) for column in zip(*texts, strict=False)]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False)).rstrip() for row in texts
+    )
 
 
 def _cut(text: str, width: int) -> str:

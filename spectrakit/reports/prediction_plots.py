@@ -7,12 +7,13 @@ __all__ = ['MOST_CLASSES', 'MOST_POINTS', 'UNCERTAIN', 'numbers', 'confusion', '
            'plot_spectra', 'default_pictures', 'pictures_of']
 
 # %% ../../nbs/70_reports/00_prediction_plots.ipynb #b37ffffb
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from ..view.plots import GRID, INK, TRAIN, VALID, Picture, decimate, label
 from ..config.validation import RequestError
+from ..view.plots import GRID, INK, TRAIN, VALID, Picture, decimate, label
 
 # %% ../../nbs/70_reports/00_prediction_plots.ipynb #f2d0ce06
 def numbers(values: Any, name: str) -> np.ndarray:
@@ -99,8 +100,8 @@ def plot_confusion(predicted: Any, true: Any, classes: Sequence | None = None, t
     _axes(ax, f"{label(title)}: {said}" if title else said, "predicted", "true")
     size = 7 if k <= 25 else 5
     ax.set_xticks(range(k), short, rotation=0 if letters * k <= 30 else 90, fontsize=size)
-    ax.set_yticks(range(k), [f"{name} ({n})" for name, n in zip(short, rows)], fontsize=size)
-    for i, j in zip(*np.nonzero(counts)) if k <= 25 else ():
+    ax.set_yticks(range(k), [f"{name} ({n})" for name, n in zip(short, rows, strict=False)], fontsize=size)
+    for i, j in zip(*np.nonzero(counts), strict=False) if k <= 25 else ():
         count = str(counts[i, j]) if counts[i, j] < 10_000 else f"{counts[i, j] / 1000:.3g}k"
         text = f"{count}\n{shares[i, j]:.0%}" if k <= 12 else count
         # cells keep their shade in light and dark pages, so their text is not INK, which follows the page
@@ -231,7 +232,7 @@ def plot_spectra(
     rows = -(-len(chosen) // columns)
     figure = _figure(3.4 * columns + 0.4, 2.3 * rows + 0.3)
     order = np.argsort(x, kind="stable")
-    for place, (ax, i) in enumerate(zip(figure.subplots(rows, columns, squeeze=False).flat, chosen)):
+    for place, (ax, i) in enumerate(zip(figure.subplots(rows, columns, squeeze=False).flat, chosen, strict=False)):
         _spectrum(ax, x[order], p[i][order], None if t is None else t[i][order], None if s is None else s[i][order])
         told = f"sample {i}" + (f": {quality(*_both(p[i], t[i]))}" if t is not None else "")
         _axes(

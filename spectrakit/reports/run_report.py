@@ -13,24 +13,25 @@ import contextlib
 import shlex
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
-from ..config.aliases import flat
+from ..api.run import Predictions, Run
 from ..checkpoint.store import CheckpointError, checkpoint_bytes, checkpoints, pointed, verify, write_atomic
-from .comparison import AXES, curve, draw, find_run, frame, plot_runs, results
+from ..config.aliases import flat
 from ..config.compose import compose
-from ..runs.history import Digest, digest
+from ..config.schema import RequestError, settings, to_dict
+from ..config.validation import shown
 from ..launch.job import BUILT_IN, load_task
+from .comparison import AXES, curve, draw, find_run, frame, plot_runs, results
 from .html import HIDDEN, cell, figure_html, fold, is_secret, page, plain, safe, table_html
 from .prediction_plots import pictures_of
-from ..view.plots import INK, VALID
-from ..config.validation import shown
-from ..api.run import Predictions, Run
-from ..config.schema import RequestError, settings, to_dict
+from ..runs.history import Digest, digest
 from ..system.units import format_bytes, format_duration
+from ..view.plots import INK, VALID
 
 # %% ../../nbs/70_reports/03_run_report.ipynb #a5872574
 def time_text(seconds: Any) -> str:
@@ -349,7 +350,7 @@ def settings_html(d: Digest) -> str:
     changed = [
         k
         for k, v in d.settings.items()
-        if v != defaults.get(k) and v not in ({}, None) or k in defaults and v != defaults[k]
+        if (v != defaults.get(k) and v not in ({}, None)) or (k in defaults and v != defaults[k])
     ]
     if not d.settings:
         return "<p>The settings are not known.</p>"

@@ -12,8 +12,9 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 SCHEMA = 1
 
@@ -102,7 +103,7 @@ def _whole(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return type(value) is float and math.isfinite(value) or _whole(value)
+    return (type(value) is float and math.isfinite(value)) or _whole(value)
 
 
 def _text(value: Any) -> bool:

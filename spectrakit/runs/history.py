@@ -8,19 +8,20 @@ __all__ = ['COLUMNS', 'MOST_METRICS', 'HUGE', 'each_line', 'Digest', 'digest', '
 # %% ../../nbs/35_runs/02_history.ipynb #f2f4a123
 import json
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import numpy as np
 
-from ..config.aliases import flat
 from ..checkpoint.store import pointed
+from ..config.aliases import flat
 from ..config.compose import compose
-from .events import SCHEMA, effective_events, is_event
 from ..config.profile_files import load_yaml
-from .run_dir import facts_of, is_locked
 from ..config.schema import RequestError, to_dict
+from .events import SCHEMA, effective_events, is_event
+from .run_dir import facts_of, is_locked
 
 # %% ../../nbs/35_runs/02_history.ipynb #4579a538
 _PIECE = 2**22
@@ -51,7 +52,7 @@ def _decoded(lines: list[bytes]) -> list[dict | bytes]:
             raise ValueError
     except (ValueError, RecursionError):
         found = [_one(line) for line in lines]
-    return [event if is_event(event) else line for event, line in zip(found, lines)]
+    return [event if is_event(event) else line for event, line in zip(found, lines, strict=False)]
 
 
 def _one(line: bytes) -> Any:
@@ -127,7 +128,7 @@ def _standing(steps: np.ndarray, restarts: list[tuple[int, int]]) -> np.ndarray:
     "Which log points no later restart took back. `restarts`: (log points before it, the step it went back to)."
     if not restarts:
         return np.ones(len(steps), bool)
-    places, back_to = (np.array(column, float) for column in zip(*restarts))
+    places, back_to = (np.array(column, float) for column in zip(*restarts, strict=False))
     lowest = np.append(np.minimum.accumulate(back_to[::-1])[::-1], np.inf)
     return steps <= lowest[np.searchsorted(places, np.arange(len(steps)), side="right")]
 
@@ -153,7 +154,7 @@ def digest(path: Path | str) -> Digest:
             continue
         seconds, kind = max(seconds, line["t"]), line["type"]
         if kind == "step":
-            for column, name in zip(columns, COLUMNS):
+            for column, name in zip(columns, COLUMNS, strict=False):
                 column.append(nothing if (value := line.get(name)) is None else value)
             continue
         if kind == "restart":
@@ -161,7 +162,7 @@ def digest(path: Path | str) -> Digest:
         elif kind == "start":
             monitor = line.get("monitor") or monitor
         events.append(_fewer(line, monitor) if kind == "eval" else line)
-    points = {name: np.array(column) for name, column in zip(COLUMNS, columns)}
+    points = {name: np.array(column) for name, column in zip(COLUMNS, columns, strict=False)}
     keep = _standing(points["step"], restarts)
     events = effective_events(events)
     settings, notes = settings_of(path)
@@ -246,7 +247,7 @@ def samples_at(d: Digest, steps: np.ndarray) -> np.ndarray:
     steps, found = np.asarray(steps, float), batches(d)
     if not found:
         return np.full(steps.shape, np.nan)
-    begins, sizes = (np.array(column, float) for column in zip(*found))
+    begins, sizes = (np.array(column, float) for column in zip(*found, strict=False))
     before = np.append(0, np.cumsum(np.diff(begins) * sizes[:-1]))
     place = np.maximum(np.searchsorted(begins, steps, side="right") - 1, 0)
     return before[place] + (steps - begins[place]) * sizes[place]

@@ -13,17 +13,18 @@ import os
 import stat
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime, timezone
 from pathlib import Path, PurePosixPath
-from typing import Any, Iterable
+from typing import Any
 
 from ..checkpoint.store import CheckpointError, file_sha256, pointed, read_manifest, write_atomic
 from ..config.profile_files import load_yaml
+from ..config.schema import RequestError
 from .run_dir import facts_of, is_locked, look_at, versions
 from ..system.hardware import WORKING_BYTES
 from ..system.platforms import Platform, detect
-from ..config.schema import RequestError
 from ..system.units import format_bytes
 
 # %% ../../nbs/35_runs/04_outputs.ipynb #4a84e85a
@@ -298,7 +299,7 @@ def _seal(folder: Path, platform: Platform, show: bool) -> Sealed:
     }
     content = {
         "schema": SCHEMA,
-        "sealed": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "sealed": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "count": len(files),
         "bytes": sum(f["bytes"] for f in files),
         "limits": allowed,

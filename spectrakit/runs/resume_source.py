@@ -14,11 +14,11 @@ import re
 import shutil
 import time
 import uuid
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Iterable, Iterator
+from typing import Any
 
-from ..config.batch_plan import plan_batches
 from spectrakit.checkpoint.store import (
     CheckpointError,
     checkpoint_bytes,
@@ -30,9 +30,12 @@ from spectrakit.checkpoint.store import (
     verify,
     write_atomic,
 )
+from ..config.batch_plan import plan_batches
 from ..config.compose import compose, diff, override, snapshot
-from .events import EventLog, is_event
 from ..config.profile_files import parse_yaml, read_text
+from ..config.schema import Config, RequestError, ResumeConfig, shown
+from ..distributed.topology import plan_processes, rank_of
+from .events import EventLog, is_event
 from spectrakit.runs.run_dir import (
     DEPTH,
     Found,
@@ -45,8 +48,6 @@ from spectrakit.runs.run_dir import (
     reserve,
 )
 from ..system.platforms import Platform, input_folders, writable_bytes
-from ..distributed.topology import plan_processes, rank_of
-from ..config.schema import Config, RequestError, ResumeConfig, shown
 
 # %% ../../nbs/35_runs/03_resume_source.ipynb #23a2fc01
 def places(config: Config) -> list[tuple[Path, int]]:
@@ -256,7 +257,7 @@ def _allowed(found: Found, before: Config, now: Config, platform: Platform) -> d
     "What has changed and may. RequestError that lists what may not."
     changed, allow = changes(before, now, found.facts, platform), now.resume.allow
     batch = any(key in allow for key in BATCH)
-    refused = {k: v for k, v in changed.items() if not (is_allowed(k, allow) or k in BATCH and batch)}
+    refused = {k: v for k, v in changed.items() if not (is_allowed(k, allow) or (k in BATCH and batch))}
     if "task.name" in refused:
         raise RequestError(
             f"{found.path.name} is a run of the task {before.task.get('name')}, and this is {now.task.get('name')}. "
@@ -400,7 +401,7 @@ def _copy_checkpoints(kept: list[Path], besides: list[Path], best: str, folder: 
 def _copy_records(choice: Choice, lines: list[tuple[bytes, dict]], folder: Path) -> None:
     "Copy a run's settings and its log; of the log only what came before the checkpoint, where one was named."
     for path in [*choice.run.glob("config*.yaml"), choice.run / "metrics.csv", *choice.run.glob("trackers/*/run_id")]:
-        if choice.checkpoint and path.name == "run_id" or not path.is_file():
+        if (choice.checkpoint and path.name == "run_id") or not path.is_file():
             continue  # another run, also for a tracker
         if not path.resolve().is_relative_to(choice.run.resolve()):
             continue  # a link that leads out
@@ -454,7 +455,7 @@ def begun(
                 _log(path, choice.told)
             yield path, as_before(resolved[0], choice.facts, platform)
         except RequestError:
-            if choice.kind in ("copy", "branch") or choice.kind == "new" and not (path / "checkpoints").is_dir():
+            if choice.kind in ("copy", "branch") or (choice.kind == "new" and not (path / "checkpoints").is_dir()):
                 shutil.rmtree(path, ignore_errors=True)
             elif choice.kind == "here":
                 for name, text in before.items():

@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from ..config.resolve import ignored_settings, platform_notes
 from ..checkpoint.store import checkpoints, verify
 from ..config.compose import sha256
+from ..config.resolve import ignored_settings, platform_notes
+from ..config.schema import Config, RequestError
+from ..distributed.topology import plan_processes, rank_of
 from .events import is_event
 from ..system.platforms import Platform, writable_bytes
-from ..distributed.topology import plan_processes, rank_of
-from ..config.schema import Config, RequestError
 from ..watchdog.budget import time_limit
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fc01
@@ -198,7 +198,7 @@ def find_runs(folder: Path, depth: int = DEPTH) -> list[Path]:
             except OSError:
                 continue
             seen += len(here)
-            if MARKERS <= {e.name for e in here}:
+            if {e.name for e in here} >= MARKERS:
                 found.append(path)
             else:
                 below += folders

@@ -42,7 +42,7 @@ def _groups(root: str, controller: str) -> list[str]:
     "Folders of this process's control groups for `controller`, innermost first, of both versions."
     paths: dict[str, str] = {}
     for line in read_small(root, "/proc/self/cgroup").splitlines():
-        _, names, path = (line.split(":", 2) + ["", ""])[:3]
+        _, names, path = ([*line.split(":", 2), "", ""])[:3]
         for name in names.split(","):
             paths[name] = path
     bases = [("/sys/fs/cgroup", ""), ("/sys/fs/cgroup/unified", "")]  # version 2, alone and beside version 1
@@ -74,7 +74,7 @@ def usable_cores(root: str) -> tuple[int, str]:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = math.inf
     for folder in _groups(root, "cpu"):
-        limit, period = (read_small(root, f"{folder}/cpu.max").split() + ["", ""])[:2]
+        limit, period = ([*read_small(root, f"{folder}/cpu.max").split(), "", ""])[:2]
         if not limit:
             limit, period = (read_small(root, f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
         quota = min(quota, _number(limit) / max(_number(period), 1.0)) if period.strip() else quota
@@ -137,10 +137,8 @@ def _tree_bytes(folder: str) -> int:
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            try:
+            with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(parent, name)).st_size
-            except OSError:
-                pass
     return total
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc07

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime, timezone
 
 # choose_precision is not used here: whoever asks for the platform finds it beside `Gpu`
 from spectrakit.system.hardware import (
@@ -331,7 +331,7 @@ class Platform:
 def _rows(platform: Platform, now: float | None) -> list[tuple[str, str, str]]:
     "The rows of `Platform.table`: what, its value, who says so."
     p, unlimited = platform, "unknown" if platform.flavour in HOSTED else "none"
-    began = datetime.fromtimestamp(p.session_start, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    began = datetime.fromtimestamp(p.session_start, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     rows = [
         ("platform", f"{p.name}, {p.mode}", p.name_source),
         ("flavour", p.flavour, p.flavour_source),
@@ -351,7 +351,8 @@ def _rows(platform: Platform, now: float | None) -> list[tuple[str, str, str]]:
     if p.tpu:
         rows.append(("TPU", p.tpu, "seen, and not used"))
     free = [f"{free / GIB:.1f} GiB may be written" for free in (p.working_bytes, p.scratch_bytes)]
-    return rows + [
+    return [
+        *rows,
         ("input", p.input_dir or "none", ""),
         ("working", p.working_dir, f"is kept; {free[0]}"),
         ("scratch", p.scratch_dir, f"may vanish; {free[1]}"),

@@ -10,7 +10,8 @@ import difflib
 import os
 import re
 import threading
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from .platforms import detect
 
@@ -18,7 +19,7 @@ from .platforms import detect
 class Secret:
     "A value that shows itself nowhere. `reveal()` gives it as text, for the one call that needs it."
 
-    __slots__ = ("name", "_value")
+    __slots__ = ("_value", "name")
 
     def __init__(self, name: str, value: str):
         object.__setattr__(self, "name", name)

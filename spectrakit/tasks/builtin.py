@@ -23,6 +23,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from ..config.schema import Config
+from ..reports.prediction_plots import plot_confusion, plot_predictions
 from ..runs.events import last_event, read_events
 from spectrakit.tasks.spectra import (
     ORIGINS,
@@ -40,10 +42,8 @@ from spectrakit.tasks.spectra import (
     standard_normal_variate,
     whole_number,
 )
-from ..reports.prediction_plots import plot_confusion, plot_predictions
-from ..view.plots import Picture
-from ..config.schema import Config
 from ..training.task import Task
+from ..view.plots import Picture
 
 # %% ../../nbs/80_tasks/01_builtin.ipynb #23a2fc01
 class Standardize(nn.Module):
@@ -341,8 +341,8 @@ def demo(runs: str = "runs", seeds: int = 3) -> int:
 
 def fermentation_hplc(seed: int) -> float:
     "RMSE in g/l on the 34 HPLC samples, of the network that is trained on all 21 samples."
-    from spectrakit.config.compose import compose
     from spectrakit.api.run import fit, predict
+    from spectrakit.config.compose import compose
 
     with tempfile.TemporaryDirectory(prefix="spectrakit-") as folder:
         config = compose("task.fold=-1", "launch.mode=inline", f"run.dir='{folder}'", f"seed={seed}")
@@ -357,13 +357,15 @@ def table(rows: list[tuple[str, list[float], str, float]]) -> str:
         spread = f"{np.mean(values):.3f} ± {np.std(values):.3f} ({len(values)} seeds)"
         lines.append((what, spread, f"{value:.3f} ({plain})"))
     widths = [max(len(line[i]) for line in lines) for i in range(3)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip() for line in lines
+    )
 
 
 def _kept_run(task: str, runs: str, *overrides: str) -> tuple:
     "A run in a child process, and its predictions; RuntimeError where it failed."
-    from spectrakit.config.compose import compose
     from spectrakit.api.run import fit, predict
+    from spectrakit.config.compose import compose
 
     config = compose(f"run.dir='{runs}'", "trainer.log_every_n_steps=10", *BRIEF[task], *overrides)
     run = fit(task, config).raise_for_status()

@@ -10,11 +10,11 @@ import statistics
 import time
 from typing import Any
 
-from ..config.batch_plan import BatchPlan
 from ..checkpoint.store import random_state, restore_random_state
+from ..config.batch_plan import BatchPlan
+from ..config.schema import Config
 from ..data.loaders import dataset_length, eval_batches
 from ..distributed.context import RunContext
-from ..config.schema import Config
 from .task import evaluate, predict_batch
 from ..watchdog.budget import Budget
 

@@ -12,23 +12,17 @@ import contextlib
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
-from ..config.batch_plan import lr_factor, warmup_length
 from ..checkpoint.store import write_atomic
-from .schedule import plan_anew, start_interval, step_cost, time_for
+from ..config.batch_plan import lr_factor, warmup_length
+from ..config.schema import Config, RequestError
+from ..config.validation import masked
 from ..distributed.context import BROKEN, RunContext
-from ..runs.events import EventLog
-from spectrakit.training.nan_guard import (
-    ROLLED_BACK,
-    answer_nan,
-    bad_loss,
-    step_unless_bad,
-    tell_skipped,
-    watch_buffers,
-)
+from ..distributed.fsdp import all_finite, gradient_norm_clip, same_on_all_ranks, scale
 from spectrakit.distributed.heartbeat import (
     FAILED,
     HURRY,
@@ -43,16 +37,24 @@ from spectrakit.distributed.heartbeat import (
     raise_flag,
     set_end,
 )
-from .setup import prepare, write_start
-from ..config.validation import masked
-from ..config.schema import Config, RequestError
-from ..distributed.fsdp import all_finite, gradient_norm_clip, same_on_all_ranks, scale
+from ..runs.events import EventLog
+from ..system.units import parse_duration
+from spectrakit.training.nan_guard import (
+    ROLLED_BACK,
+    answer_nan,
+    bad_loss,
+    step_unless_bad,
+    tell_skipped,
+    watch_buffers,
+)
 from .restore import restore_session
+from .schedule import plan_anew, start_interval, step_cost, time_for
+from .setup import prepare, write_start
 from spectrakit.training.state import (
     Session,
+    ema_weights,
     end_mirror,
     end_saving,
-    ema_weights,
     save,
     save_due,
     save_wanted,
@@ -60,7 +62,6 @@ from spectrakit.training.state import (
 )
 from .task import evaluate, repeatable
 from .trackers import start_trackers
-from ..system.units import parse_duration
 from ..watchdog.budget import Budget, fits, held_back, hurry, kill_at, short_time, told, usable_s
 
 # %% ../../nbs/40_training/08_loop.ipynb #23a2fc01
@@ -197,7 +198,7 @@ def step_scheduler(s: Session) -> None:
 
 def set_lr(s: Session, factor: float) -> None:
     "Give every parameter group its base rate times `factor`."
-    for group, base in zip(s.optimizer.param_groups, s.base_lrs):
+    for group, base in zip(s.optimizer.param_groups, s.base_lrs, strict=False):
         group["lr"] = base * factor * s.progress.lr_scale
 
 # %% ../../nbs/40_training/08_loop.ipynb #9b68a2c0
@@ -300,7 +301,7 @@ def at_step_edge(s: Session) -> tuple[str, str] | None:
             "interrupted",
             "the system asked this process to end (SIGTERM)" if agenda & HURRY else "a stop was asked for",
         )
-    if agenda & TIME or wants and p.eval_step != p.step:
+    if agenda & TIME or (wants and p.eval_step != p.step):
         return "out_of_time", f"the time is up: {told(s.budget)}"
     if (
         epoch_end
@@ -403,7 +404,7 @@ def run_evaluation(s: Session, heed: int = STOP | HURRY) -> bool:
     def over() -> bool:
         nonlocal asked_for
         asked_for |= int(s.stop_asked()) & heed
-        return asked_for > 0 or s.budget.ends is not None and not fits(s.budget, "eval", 0.0)
+        return asked_for > 0 or (s.budget.ends is not None and not fits(s.budget, "eval", 0.0))
 
     with ema_weights(s):
         metrics = evaluate(s.task, s.context.plain(s.model), s.valid, s.context, over)

@@ -10,20 +10,21 @@ import contextlib
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any
 
-from ..distributed.context import BROKEN, RunContext
-from ..runs.events import EventLog
-from ..distributed.heartbeat import STOP, TIME, set_end
-from .setup import prepare
-from ..config.validation import masked
 from ..config.schema import Config, RequestError
-from .state import Session
+from ..config.validation import masked
+from ..distributed.context import BROKEN, RunContext
 from ..distributed.fsdp import gradient_norm_clip
-from .task import repeatable
+from ..distributed.heartbeat import STOP, TIME, set_end
+from ..runs.events import EventLog
 from .loop import Silent, leave_traceback, scale_gradients, set_lr
+from .setup import prepare
+from .state import Session
+from .task import repeatable
 from ..watchdog.budget import Budget, kill_at
 
 # %% ../../nbs/40_training/10_lr_range_test.ipynb #fea97f29
@@ -101,7 +102,9 @@ def _follows(s: Session, rates: list[float]) -> bool:
     if other is None:
         return True
     found = [group["lr"] for group in other.param_groups]
-    return len(found) == len(rates) and all(math.isclose(float(f), 2 * r, rel_tol=1e-6) for f, r in zip(found, rates))
+    return len(found) == len(rates) and all(
+        math.isclose(float(f), 2 * r, rel_tol=1e-6) for f, r in zip(found, rates, strict=False)
+    )
 
 # %% ../../nbs/40_training/10_lr_range_test.ipynb #a4a458ca
 def range_loop(s: Session, sweep: Sweep, unit: Unit) -> tuple[str, str, str]:

@@ -10,11 +10,11 @@ __all__ = ['ROLLED_BACK', 'bad_loss', 'answer_nan', 'not_finite', 'written_step'
 import math
 from typing import Any
 
-from .schedule import start_interval
+from ..config.schema import RequestError
 from ..data.loaders import find_non_finite
 from ..distributed.heartbeat import clear_agenda
 from .restore import restore_session
-from ..config.schema import RequestError
+from .schedule import start_interval
 from .state import Session, keeper_of, tell_once
 
 # %% ../../nbs/40_training/07_nan_guard.ipynb #23a2fc01

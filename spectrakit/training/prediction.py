@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.store import find_checkpoint, load_weights
+from ..config.schema import Config, RequestError
 from ..data.loaders import dataset_length, eval_batches
 from ..distributed.context import RunContext
-from ..config.schema import Config, RequestError
 from .task import check_task, predict_batch, repeatable, seed_everything
 
 # %% ../../nbs/40_training/09_prediction.ipynb #23a2fc01
@@ -64,7 +64,7 @@ def table_text(table: Any) -> str:
         lengths = {k: len(v) for k, v in table.items()}
         if len(set(lengths.values())) > 1:
             raise RequestError(f"The submission's columns have different lengths: {lengths}. Make them equal.")
-        rows = [list(table), *zip(*table.values())]
+        rows = [list(table), *zip(*table.values(), strict=False)]
     elif isinstance(table, list) and table and all(isinstance(row, dict) for row in table):
         rows = [list(table[0]), *([row.get(k, "") for k in table[0]] for row in table)]
     else:

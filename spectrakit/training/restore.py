@@ -21,11 +21,11 @@ from spectrakit.checkpoint.store import (
     verify,
     write_atomic,
 )
-from ..data.loaders import mix
-from ..data.fingerprint import fingerprint_change
 from ..config.schema import RequestError
-from .state import Progress, Session
+from ..data.fingerprint import fingerprint_change
+from ..data.loaders import mix
 from ..distributed.fsdp import like, load_whole_model, load_whole_optimizer
+from .state import Progress, Session
 from .task import seed_everything
 from ..watchdog.budget import schedule_pace
 
@@ -227,7 +227,9 @@ def _load_learned(s: Session, path: Path, weights: dict, state: dict, notes: lis
         load_whole_optimizer(s.optimizer, state["optimizer"])
         _use_today(s, today, state)
     if s.ema is not None:
-        for mine, there in zip(s.ema, like(state["ema"], s.params) if state["ema"] is not None else s.params):
+        for mine, there in zip(
+            s.ema, like(state["ema"], s.params) if state["ema"] is not None else s.params, strict=False
+        ):
             mine.copy_(there.detach())
     if s.context.scaler and state["scaler"]:
         s.context.scaler.load_state_dict(state["scaler"])
@@ -244,7 +246,7 @@ def _use_today(s: Session, today: list[dict], state: dict) -> None:
         )
         if _may(s, key)
     ]
-    for group, now, new in zip(s.optimizer.param_groups, today, s.base_lrs):
+    for group, now, new in zip(s.optimizer.param_groups, today, s.base_lrs, strict=False):
         group.update({name: now[name] for name in changed if name in now})
         if not _may(s, "optimizer.lr"):
             continue

@@ -10,12 +10,15 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
-from ..config.resolve import ignored_settings
-from ..config.batch_plan import plan_batches, total_steps
 from ..checkpoint.store import random_state, restore_random_state, write_atomic
+from ..config.batch_plan import plan_batches, total_steps
+from ..config.resolve import ignored_settings
+from ..config.schema import Config, RequestError, did_you_mean
+from ..data.fingerprint import dataset_fingerprint
 from spectrakit.data.loaders import (
     ResidentBatches,
     check_finite_dataset,
@@ -28,9 +31,7 @@ from spectrakit.data.loaders import (
 )
 from ..distributed.context import RunContext
 from ..runs.events import EventLog, last_event, read_events
-from ..data.fingerprint import dataset_fingerprint
 from .forecast import first_evaluation, look_s, passes, predictions_s, test_data
-from ..config.schema import Config, RequestError, did_you_mean
 from .state import Session
 from .task import build_optimizer, check_loss, check_task, seed_everything
 from .trackers import check_trackers

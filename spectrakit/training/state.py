@@ -12,18 +12,19 @@ import copy
 import math
 import re
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
-from ..config.batch_plan import BatchPlan
-from ..checkpoint.store import random_state
-from ..distributed.context import RunContext
-from ..runs.events import EventLog
-from ..distributed.heartbeat import Pace
 from ..checkpoint.async_writer import Keeper, mirror_files
+from ..checkpoint.store import random_state
+from ..config.batch_plan import BatchPlan
 from ..config.schema import Config
+from ..distributed.context import RunContext
 from ..distributed.fsdp import whole
+from ..distributed.heartbeat import Pace
+from ..runs.events import EventLog
 from .trackers import Trackers
 from ..watchdog.budget import Budget, kill_at
 

@@ -8,11 +8,12 @@ __all__ = ['Task', 'PlainTask', 'check_task', 'check_loss', 'build_optimizer', '
 
 # %% ../../nbs/40_training/00_task.ipynb #23a2fcf4
 import contextlib
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from ..checkpoint.store import random_state, restore_random_state
-from ..distributed.context import RunContext
 from ..config.schema import Config, RequestError, did_you_mean
+from ..distributed.context import RunContext
 from ..distributed.fsdp import is_sharded
 
 # %% ../../nbs/40_training/00_task.ipynb #fd627859
@@ -94,7 +95,7 @@ def check_loss(task: Any, result: Any) -> None:
             f"{name} returned {got}. It has to return a scalar tensor, the mean over the batch's samples, or a tuple (sum, weight)."
         )
     if isinstance(result, tuple) and not (
-        isinstance(result[1], (int, float)) or torch.is_tensor(result[1]) and result[1].numel() == 1
+        isinstance(result[1], (int, float)) or (torch.is_tensor(result[1]) and result[1].numel() == 1)
     ):
         raise RequestError(
             f"{name} returned the weight {result[1]!r}. In (sum, weight) the weight has to be a number or a tensor of one element."
@@ -133,8 +134,9 @@ def build_optimizer(model: Any, config: Config) -> Any:
 
 def seed_everything(seed: int) -> None:
     "Seed Python's, NumPy's and torch's generators."
-    import numpy
     import random
+
+    import numpy
     import torch
 
     random.seed(seed)
@@ -199,7 +201,7 @@ def on_host(rows: dict[int, dict[str, tuple]]) -> dict[int, dict[str, tuple[floa
         by_device.setdefault(flat[i].device, []).append(i)
     for indices in by_device.values():
         numbers = torch.stack([flat[i].detach().double().reshape(()) for i in indices]).tolist()
-        for i, number in zip(indices, numbers):
+        for i, number in zip(indices, numbers, strict=False):
             flat[i] = number
     numbers = iter(map(float, flat))
     return {index: {name: (next(numbers), next(numbers)) for name in row} for index, row in rows.items()}
@@ -280,7 +282,7 @@ def _on_all_samples(task: Any, parts: dict[int, tuple], context: RunContext | No
         parts = context.gather_by_index(parts)
     found: Any = None
     if parts is not None:
-        predictions, targets = zip(*(parts[index] for index in sorted(parts)))
+        predictions, targets = zip(*(parts[index] for index in sorted(parts)), strict=False)
         found = task.metrics_all(torch.cat(predictions), torch.cat(targets))
         if not isinstance(found, dict):
             raise RequestError(

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config.aliases import flat
 from ..checkpoint.store import write_atomic
-from ..system.platforms import detect
+from ..config.aliases import flat
 from ..config.schema import Config, RequestError, shown, to_dict
+from ..system.platforms import detect
 from ..system.secrets import SecretError, hidden, secret
 
 # %% ../../nbs/40_training/02_trackers.ipynb #23a2fc01

@@ -17,18 +17,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config.resolve import resolve_env
 from ..config.compose import compose
-from ..runs.events import EventReader, last_event, read_events
+from ..config.resolve import resolve_env
+from ..config.schema import Config, RequestError
+from ..distributed.topology import rank_of
 from ..launch.job import Job, check_task_name, name_of, private_folder, settled_name
 from ..launch.launcher import Outcome, held_folder, launch
+from ..runs.events import EventReader, last_event, read_events
 from ..system.platforms import detect
-from ..view.plots import GRID, INK, TRAIN, VALID, Picture
-from ..distributed.topology import rank_of
-from ..training.lr_range_test import SURE, Smoothed, Sweep
-from ..config.schema import Config, RequestError
 from ..system.signals import ends_softly
+from ..training.lr_range_test import SURE, Smoothed, Sweep
 from ..training.task import check_task
+from ..view.plots import GRID, INK, TRAIN, VALID, Picture
 from ..watchdog.budget import check_time
 
 # %% ../../nbs/71_tuning/00_lr_finder.ipynb #f1e896d6

@@ -10,8 +10,9 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from ..distributed.heartbeat import checkpoint_file, stop_file
 

@@ -9,9 +9,10 @@ __all__ = ['INK', 'GRID', 'TRAIN', 'VALID', 'RATE', 'SPEED', 'decimate', 'smooth
 # %% ../../nbs/55_view/00_plots.ipynb #336588ec
 import io
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 from ..runs.events import effective_events
 
@@ -106,7 +107,7 @@ def plot_curves(events: list[dict], title: str = "") -> Any:
     names = sorted({n for e in events if e["type"] == "eval" for n in e.get("metrics", {})} - {"val_loss"})[:2]
     panels = ["loss", *names, "lr", "samples_per_s"]
     figure = Figure(figsize=(3.2 * len(panels), 2.9), dpi=110, facecolor="white", layout="constrained")
-    for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+    for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=False):
         if panel == "loss":
             _draw_loss(ax, events)
         elif panel in names:

@@ -48,7 +48,7 @@ class Curve:
         "Make one slice of each two."
         self._all = [
             [a[0], b[1], *min(a[2:4], b[2:4], key=_height), *max(a[4:6], b[4:6], key=_height), a[6] + b[6], a[7] + b[7]]
-            for a, b in zip(self._all[::2], self._all[1::2])
+            for a, b in zip(self._all[::2], self._all[1::2], strict=False)
         ]
         self.width *= 2
 
@@ -255,11 +255,13 @@ def take(state: RunState, event: Any) -> None:
 def as_events(s: RunState) -> list[dict]:
     "Events from which `plots.plot_curves` draws what is kept of the run."
     curves = [(s.loss, "loss"), (s.lr, "lr"), (s.speed, "samples_per_s")]
-    steps = [{"type": "step", "step": x, name: y} for curve, name in curves for x, y in zip(*drawn(curve))]
+    steps = [
+        {"type": "step", "step": x, name: y} for curve, name in curves for x, y in zip(*drawn(curve), strict=False)
+    ]
     evals = [
         {"type": "eval", "step": x, "metrics": {name: y}}
         for name, curve in s.valid.items()
-        for x, y in zip(*drawn(curve))
+        for x, y in zip(*drawn(curve), strict=False)
     ]
     best = {n: v for n, v in s.best["metrics"].items() if plain_number(v)} if s.best else {}
     if best:

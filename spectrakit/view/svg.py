@@ -9,12 +9,13 @@ __all__ = ['WIDTH', 'PLOT_HEIGHT', 'TABLE_HEIGHT', 'escaped', 'ticks', 'log_tick
 # %% ../../nbs/55_view/02_svg.ipynb #e622868b
 import html
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any
 
-from .run_state import Curve, RunState, drawn, estimate_left_s, number, plain_number, smoothed
-from .plots import RATE, SPEED, TRAIN, VALID
 from ..system.units import format_duration
+from .plots import RATE, SPEED, TRAIN, VALID
+from .run_state import Curve, RunState, drawn, estimate_left_s, number, plain_number, smoothed
 
 WIDTH, PLOT_HEIGHT, TABLE_HEIGHT = 900, 220, 150  # pixels
 
@@ -95,10 +96,10 @@ def _range(values: Sequence[float], log: bool, from_zero: bool) -> tuple[float, 
 # %% ../../nbs/55_view/02_svg.ipynb #ff6df211
 def _path(line: Line, sx: _Scale, sy: _Scale) -> str:
     "The SVG of one line."
-    points = [f"{sx(x):.1f},{sy(y):.1f}" for x, y in zip(line.x, line.y)]
+    points = [f"{sx(x):.1f},{sy(y):.1f}" for x, y in zip(line.x, line.y, strict=False)]
     dash = ' stroke-dasharray="5 3"' if line.dashed else ""
     drawn = f'<polyline points="{" ".join(points)}" fill="none" stroke="{line.color}" stroke-width="{line.width}" stroke-opacity="{line.opacity}"{dash} stroke-linejoin="round"/>'
-    marks = points if line.dots and len(points) <= 60 or len(points) == 1 else []
+    marks = points if (line.dots and len(points) <= 60) or len(points) == 1 else []
     return drawn + "".join(
         '<circle cx="{}" cy="{}" r="2.2" fill="{}"/>'.format(*p.split(","), line.color) for p in marks
     )

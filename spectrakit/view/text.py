@@ -12,14 +12,15 @@ import io
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
-from .run_state import MOST_METRICS, estimate_left_s, number
+from ..config.schema import RequestError
 from ..runs.events import EventReader
 from ..system.units import format_duration
-from ..config.schema import RequestError
+from .run_state import MOST_METRICS, estimate_left_s, number
 
 # %% ../../nbs/55_view/03_text.ipynb #64b0940b
 def bar(fraction: float, width: int = 20) -> str:

@@ -13,10 +13,12 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any
 
+from ..config.schema import Config, LaunchConfig, RequestError, WatchdogConfig, did_you_mean
 from spectrakit.distributed.heartbeat import (
     FAILED,
     HURRY,
@@ -32,7 +34,6 @@ from spectrakit.distributed.heartbeat import (
     raise_flag,
 )
 from ..system.platforms import detect
-from ..config.schema import Config, LaunchConfig, RequestError, WatchdogConfig, did_you_mean
 from ..system.signals import interrupts
 from ..system.units import parse_duration
 from .budget import check_time, fits, hurry, make_budget, time_limit, told

@@ -1,5 +1,6 @@
 "A run's folder: what is refused before it is made, what survives, and how it goes on when parts of it are broken."
 
+import contextlib
 import hashlib
 import json
 import pickle
@@ -8,18 +9,18 @@ from pathlib import Path
 
 import numpy
 import pytest
-import torch
-
 import tasks
+import torch
 from helpers import task, tree_hashes
-from spectrakit.cli.main import report
+from tasks import Line, Listed, Submitting
+
+from spectrakit.api.run import Run, fit, list_runs, open_run, predict, resume
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, verify
+from spectrakit.cli.main import report
 from spectrakit.config.compose import RequestError, compose, sha256
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.run_dir import is_locked, locked
-from spectrakit.api.run import Run, fit, list_runs, open_run, predict, resume
 from spectrakit.training.task import Task
-from tasks import Line, Listed, Submitting
 
 pytestmark = pytest.mark.usefixtures("here", "no_pictures")
 INLINE = (
@@ -600,10 +601,8 @@ def fill(folder: Path, left: int) -> None:
         except OSError as error:
             assert error.errno == 28
         finally:
-            try:
+            with contextlib.suppress(OSError):
                 file.close()
-            except OSError:
-                pass
 
 
 def test_no_secret_of_the_environment_reaches_the_runs_folder(here, monkeypatch, capsys):

@@ -17,15 +17,17 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import helpers
 import pytest
 import torch
+from helpers import TESTS
+from tasks import Line
 from torch import nn
 
-import helpers
-from helpers import TESTS
-from spectrakit.checkpoint import store as checkpoint
+from spectrakit.api.run import fit
 from spectrakit.checkpoint import async_writer as keeper
-from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.checkpoint import store as checkpoint
+from spectrakit.checkpoint.async_writer import Buffers, Keeper
 from spectrakit.checkpoint.store import (
     CheckpointError,
     checkpoints,
@@ -41,18 +43,16 @@ from spectrakit.checkpoint.store import (
     verify,
     write_tensors,
 )
+from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.config.compose import compose
-from spectrakit.distributed.context import create_run_context
-from spectrakit.runs.events import EventLog, last_event, read_events
-from spectrakit.checkpoint.async_writer import Buffers, Keeper
-from spectrakit.launch.launcher import tidy
-from spectrakit.system.platforms import detect
-from spectrakit.api.run import fit
 from spectrakit.config.schema import CheckpointConfig
-from spectrakit.training.state import Session, end_mirror, end_saving, keeper_of, save, save_wanted
+from spectrakit.distributed.context import create_run_context
+from spectrakit.launch.launcher import tidy
+from spectrakit.runs.events import EventLog, last_event, read_events
+from spectrakit.system.platforms import detect
 from spectrakit.training.loop import train_run
+from spectrakit.training.state import Session, end_mirror, end_saving, keeper_of, save, save_wanted
 from spectrakit.watchdog.budget import Budget, TimeLimit
-from tasks import Line
 
 MIB = 2**20
 FILES = ("model.safetensors", "ema.safetensors", "state.pt", "rank-00000.pt", "manifest.json")
@@ -418,7 +418,7 @@ def test_what_is_written_is_what_was_handed_over_whatever_training_does_meanwhil
         net(torch.randn(8, 2)).square().mean().backward()
         adam.step()
         adam.zero_grad()
-        for average, p in zip(ema, net.parameters()):
+        for average, p in zip(ema, net.parameters(), strict=False):
             average.lerp_(p.detach(), 0.5)
         big.add_(1)
         shared["seen"][0] += 1
@@ -451,7 +451,7 @@ def test_what_is_written_is_what_was_handed_over_whatever_training_does_meanwhil
     for number, held in wanted[1]["adam"]["state"].items():
         assert all(torch.equal(state["adam"]["state"][number][name], t) for name, t in held.items())
     assert (
-        all(torch.equal(a, b) for a, b in zip(state["ema"], wanted[1]["ema"]))
+        all(torch.equal(a, b) for a, b in zip(state["ema"], wanted[1]["ema"], strict=False))
         and state["seen"] == [1]
         and state["milestones"] == Counter({7: 2})
     )

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import SETTINGS, clean_environ, only_run, run_cli, task, tree_hashes, wait_for
 
 import spectrakit
-from helpers import SETTINGS, clean_environ, only_run, run_cli, task, tree_hashes, wait_for
+from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.cli.main import COMMANDS, main
 from spectrakit.runs.events import columns, read_events
 from spectrakit.view.plots import plot_curves
-from spectrakit.api.run import open_run
 
 COMMANDS = list(COMMANDS)
 QUICK = ("launch.mode=inline", "trainer.accelerator=cpu", "trainer.max_steps=2", "data.batch_size=8")
@@ -296,7 +296,7 @@ def test_a_wrong_request_through_the_real_command(tmp_path):
 
 
 def test_plus_sets_what_has_a_value_and_opens_extra_and_task(call, here):
-    status, out, err = call(
+    status, _out, err = call(
         "train", task("Line"), "+trainer.max_epochs=3", "+extra.note.deep=hello", "+task.width=5", "extra.n=1", *QUICK
     )
     assert (status, err) == (0, "")
@@ -324,7 +324,7 @@ def test_the_task_may_stand_in_the_configuration(call, here, text, words):
             if ("- ci_fast" in text) == (file.parent != here):
                 file.write_text(text.replace("{name}", name))
     quoted = [word.replace("{name}", f"'{name}'") for word in words]
-    status, out, err = call("train", *quoted, *QUICK)
+    status, _out, err = call("train", *quoted, *QUICK)
     assert (status, err) == (0, ""), err
     assert open_run(only_run(here)).config.task["name"] == name
 
@@ -343,7 +343,7 @@ def test_quiet_prints_only_where_and_how(call, here):
 def test_a_run_without_checkpoints_says_why_it_cannot_predict(call, here):
     assert call("train", task("Line"), *QUICK, "checkpoint.enabled=false")[0] == 0
     for words in (("predict", only_run(here)), ("predict", task("Line"), only_run(here))):
-        status, out, err = call(*words)
+        status, _out, err = call(*words)
         assert status == 2 and "no whole checkpoint" in err and "checkpoint.enabled=true" in err
         assert err.count("\n") == 1
 
@@ -450,7 +450,7 @@ def test_the_curve_of_the_training_loss_is_not_late(points, label):
     losses = [0.01 ** (i / points) for i in range(points)]
     steps = [{"t": i, "type": "step", "step": i, "epoch": i, "loss": loss} for i, loss in enumerate(losses)]
     line = next(line for line in plot_curves(steps).axes[0].lines if line.get_label().startswith("training"))
-    drawn = dict(zip(*line.get_data()))
+    drawn = dict(zip(*line.get_data(), strict=False))
     assert line.get_label() == label
     assert all(losses[step] <= value <= losses[step] * (8 / 7 if points >= 25 else 1) for step, value in drawn.items())
 
@@ -507,7 +507,7 @@ def test_lines_of_somebody_else_in_the_log_break_no_command(call, trained, train
         ("plot", trained_copy),
         ("resume", trained_copy),
     ):
-        status, out, err = call(command, where)
+        status, _out, err = call(command, where)
         assert (status, err) == (0, ""), (command, err)
     assert open_run(trained_copy).best == open_run(trained.run).best
     assert [row.split()[1:3] for row in call("runs", trained_copy.parent)[1].splitlines()[1:]] == [["completed", "20"]]

@@ -1,11 +1,11 @@
 "Settings: that they are of their type and stay as they are, that a cut file is noticed, and what a wrong word is told."
 
-import subprocess
-import sys
 import copy
 import dataclasses
 import json
 import pickle
+import subprocess
+import sys
 import types
 import typing
 from concurrent.futures import ThreadPoolExecutor
@@ -134,7 +134,7 @@ def wrong_values(key: str) -> list:
     "Values that setting `key` must refuse, by its annotation."
     kind, checked = settings()[key].type, "check" in settings()[key].limits
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    values: list = [object(), b"x"] + ([] if type(None) in kinds or checked and kind is typing.Any else [None])
+    values: list = [object(), b"x"] + ([] if type(None) in kinds or (checked and kind is typing.Any) else [None])
     if int in kinds:
         return [*values, "abc", True, [1], {}, 1.5, float("nan")]
     if float in kinds:
@@ -325,7 +325,8 @@ def test_an_empty_list_of_profiles_takes_the_schema_alone(here, text):
 
 
 def test_ones_own_hydra_is_left_alone(here):
-    from hydra import compose as hydra_compose, initialize_config_dir
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
     (here / "conf").mkdir()

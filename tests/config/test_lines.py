@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from spectrakit.config.resolve import ignored_settings, platform_notes
 from spectrakit.config.aliases import ALIASES
 from spectrakit.config.compose import RequestError, compose, diff, from_dict, profiles
-from spectrakit.system.platforms import detect
+from spectrakit.config.resolve import ignored_settings, platform_notes
 from spectrakit.config.schema import get, to_dict
+from spectrakit.system.platforms import detect
 
 pytestmark = pytest.mark.usefixtures("here")
 

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 import spectrakit
-from spectrakit.config.resolve import resolve_env
 from spectrakit.config.compose import (
     RequestError,
     compose,
@@ -22,10 +21,11 @@ from spectrakit.config.compose import (
     sha256,
     snapshot,
 )
+from spectrakit.config.resolve import resolve_env
+from spectrakit.config.schema import get, to_dict
+from spectrakit.distributed.topology import plan_processes
 from spectrakit.system.hardware import Gpu, choose_precision
 from spectrakit.system.platforms import detect
-from spectrakit.distributed.topology import plan_processes
-from spectrakit.config.schema import get, to_dict
 from spectrakit.system.units import parse_duration
 from spectrakit.watchdog.budget import Budget, check_time, time_limit
 

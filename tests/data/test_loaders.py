@@ -6,7 +6,6 @@ import sys
 
 import psutil
 import pytest
-
 from helpers import wait_for
 
 READ = """

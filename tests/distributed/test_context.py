@@ -5,17 +5,17 @@ import shutil
 
 import numpy
 import pytest
+from rank_tasks import Augmented, Curve, FailsAtTheEnd, Named, NanOnOneRank, Normed, NoRoom, Weighted
 
-from rank_tasks import Augmented, Curve, FailsAtTheEnd, Named, NanOnOneRank, NoRoom, Normed, Weighted
+from spectrakit.api.run import fit, predict
 from spectrakit.checkpoint.store import find_checkpoint, load_weights, read_manifest, verify
 from spectrakit.config.compose import compose
+from spectrakit.config.schema import RequestError
 from spectrakit.data.loaders import eval_batches
-from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.launch.job import Job
 from spectrakit.launch.launcher import launch
+from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.system.platforms import detect
-from spectrakit.api.run import fit, predict
-from spectrakit.config.schema import RequestError
 from spectrakit.training.task import evaluate
 from spectrakit.view.text import each_rank
 
@@ -47,7 +47,7 @@ def train(folder, task, *words, kind="train"):
 def losses(events) -> dict[int, float]:
     "Loss by optimizer step."
     found = columns(events, "step", "step", "loss")
-    return dict(zip(found["step"], found["loss"]))
+    return dict(zip(found["step"], found["loss"], strict=False))
 
 
 def assert_equal_losses(some, reference):
@@ -82,7 +82,7 @@ def test_two_ranks_learn_what_one_process_learns(alone, halves, strategy):
     assert (start["world_size"], start["strategy"], start["backend"]) == (2, strategy, "gloo")
     assert start["effective_batch_size"] == last_event(reference, "start")["effective_batch_size"] == 16
     for mine, other in zip(
-        columns(events, "eval", "metrics")["metrics"], columns(reference, "eval", "metrics")["metrics"]
+        columns(events, "eval", "metrics")["metrics"], columns(reference, "eval", "metrics")["metrics"], strict=False
     ):
         assert mine == pytest.approx(other, rel=1e-4) and set(mine) == {"val_loss", "val_mae", "val_last", "val_middle"}
     assert "rank 0" in each_rank(last_event(events, "step")) and "rank 1" in each_rank(last_event(events, "step"))

@@ -182,9 +182,9 @@ def far(found, expected) -> float:
     "How far the tensors of two trees lie apart, each tree taken as one vector, relative to its length; the rest is equal."
     found, expected = leaves(found), leaves(expected)
     assert [type(leaf) for leaf in found] == [type(leaf) for leaf in expected]
-    pairs = [(a.double(), b.double()) for a, b in zip(found, expected) if torch.is_tensor(b)]
+    pairs = [(a.double(), b.double()) for a, b in zip(found, expected, strict=False) if torch.is_tensor(b)]
     assert [a.shape for a, _ in pairs] == [b.shape for _, b in pairs]
-    assert all(a == b for a, b in zip(found, expected) if not torch.is_tensor(b))
+    assert all(a == b for a, b in zip(found, expected, strict=False) if not torch.is_tensor(b))
     return (sum((a - b).square().sum() for a, b in pairs) / sum(b.square().sum() for _, b in pairs)).sqrt().item()
 
 
@@ -354,10 +354,10 @@ def calculate(rank: int, sharded: bool) -> dict:
     with torch.no_grad():
         plain = model(x)
         kept = [p.detach().clone() for p in params]
-        for p, average in zip(params, averages):
+        for p, average in zip(params, averages, strict=False):
             p.copy_(average)
         averaged = model(x)
-        for p, weight in zip(params, kept):
+        for p, weight in zip(params, kept, strict=False):
             p.copy_(weight)
         assert torch.equal(model(x), plain)
     return {

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from helpers import wait_for
 from kernels import BEGIN
 from lab import Page, Server, chromium, write_notebook
+
+from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.runs.events import last_event
-from spectrakit.api.run import open_run
 
 pytestmark = [
     pytest.mark.slow,

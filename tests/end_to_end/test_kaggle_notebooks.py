@@ -10,19 +10,19 @@ import sys
 import warnings
 from pathlib import Path
 
+import coffee_table
+import helpers
 import nbformat
+import notebooks
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-
-import coffee_table
-import helpers
-import notebooks
-import spectrakit as sk
-from spectrakit.runs.run_dir import facts_of, find_runs, look_at
 from test_house import PATH_IN_OUTPUT
 from test_tutorials import TUTORIALS, cells, first_code
+
+import spectrakit as sk
+from spectrakit.runs.run_dir import facts_of, find_runs, look_at
 
 root = Path(__file__).resolve().parents[2]
 UTILITY = root / "kaggle" / "utility" / "spectrakit_table.py"
@@ -231,7 +231,7 @@ def test_what_cannot_be_learned_from_is_left_out_and_told(tmp_path):
     t["test"] = t["test"].assign(empty=1.0, same=6, names="new")
     t["test"]["b"] = t["test"]["b"].astype(object)
     t["test"].loc[2, "b"] = "oops"
-    task, table, told = answered(put(tmp_path / "odd", t), "task.max_categories=20")
+    task, _table, told = answered(put(tmp_path / "odd", t), "task.max_categories=20")
     notes = [line.removeprefix("note      ") for line in told.splitlines() if line.startswith("note")]
     assert len(notes) == 6
     for part in (

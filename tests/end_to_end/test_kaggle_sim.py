@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from helpers import tree_hashes
 from kaggle_sim import accidents, environment, kernels, sealed, story
 from kaggle_sim.colab import run_colab
@@ -499,7 +498,7 @@ def test_where_there_are_no_namespaces_a_sentence_says_so(monkeypatch):
 def test_the_command_says_what_is_wrong_with_what_it_was_given(tmp_path):
     command = [sys.executable, str(root / "tools" / "kaggle_sim")]
     done = subprocess.run([*command, "accidents", "p1000"], capture_output=True, text=True)
-    assert done.returncode == 1 and "there is no accident 'p1000'" in done.stderr or sealed.why_not()
+    assert (done.returncode == 1 and "there is no accident 'p1000'" in done.stderr) or sealed.why_not()
     done = subprocess.run(
         [*command, "run", str(tmp_path), "--datasets", str(tmp_path), "--out", str(tmp_path / "out")],
         capture_output=True,

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from helpers import TESTS, clean_environ, only_run, run_cli, wait_for
+
+from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.runs.events import columns, last_event, read_events
-from spectrakit.api.run import open_run
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 
@@ -180,7 +180,7 @@ def test_an_interrupt_on_one_machine_stops_both_at_the_same_step(machines, tmp_p
     )
     kit = next(
         p
-        for p in psutil.Process(pair[1].pid).children(recursive=True) + [psutil.Process(pair[1].pid)]
+        for p in [*psutil.Process(pair[1].pid).children(recursive=True), psutil.Process(pair[1].pid)]
         if "spectrakit" in p.cmdline()
     )
     kit.send_signal(signal.SIGINT)  # on the machine that does not write

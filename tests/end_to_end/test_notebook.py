@@ -8,12 +8,12 @@ import sys
 
 import psutil
 import pytest
-
 from helpers import wait_for
 from kernels import BEGIN, LOCKED
+
+from spectrakit.api.run import Run, open_run
 from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.runs.events import last_event
-from spectrakit.api.run import Run, open_run
 
 pytestmark = [
     pytest.mark.slow,

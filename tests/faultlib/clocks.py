@@ -5,8 +5,8 @@ import random
 import time
 from pathlib import Path
 
-from spectrakit.runs.events import read_events
 from spectrakit.api.run import Run
+from spectrakit.runs.events import read_events
 
 from .crashes import BALLAST, restarts
 from .harness import Kernel, Place, Scenario, look, ranks, whole

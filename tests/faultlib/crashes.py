@@ -2,8 +2,8 @@
 
 import signal
 
-from spectrakit.runs.events import last_event, read_events
 from spectrakit.api.run import Run
+from spectrakit.runs.events import last_event, read_events
 
 from .harness import Place, close, compare, ended, look, ranks, said, to_the_end, usable, whole
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from helpers import clean_environ, wait_for
 
 import spectrakit
-from helpers import clean_environ, wait_for
+from spectrakit.api.run import Run, is_locked, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_state, load_weights, verify
 from spectrakit.runs.events import columns, last_event, read_events
-from spectrakit.api.run import Run, is_locked, open_run
 
 HERE = Path(__file__).resolve().parent
 TASKS = HERE.parent / "fault_tasks.py"
@@ -316,8 +316,8 @@ def trace(run: Run) -> Trace:
     steps, evaluations = columns(events, "step", "step", "loss"), columns(events, "eval", "step", "metrics")
     state = load_state(newest)[0]
     return Trace(
-        dict(zip(steps["step"], steps["loss"])),
-        dict(zip(evaluations["step"], evaluations["metrics"])),
+        dict(zip(steps["step"], steps["loss"], strict=False)),
+        dict(zip(evaluations["step"], evaluations["metrics"], strict=False)),
         load_weights(newest, ema=False),
         [state["optimizer"], state["ema"], [state["progress"][name] for name in ("step", "epoch", "window")]],
     )

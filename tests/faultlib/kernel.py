@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from spectrakit.api import run as running
-from spectrakit.config.compose import RequestError, compose
 from spectrakit.api.run import fit, resume
+from spectrakit.config.compose import RequestError, compose
 
 
 def main(request: dict) -> None:

@@ -1,7 +1,7 @@
 "A loss that is no number, under each training.nan_policy."
 
-from spectrakit.runs.events import read_events
 from spectrakit.api.run import Run
+from spectrakit.runs.events import read_events
 
 from .crashes import restarts
 from .harness import Place, ended, ranks, said, to_the_end, whole

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helpers import wait_for
+
+from spectrakit.api.run import Run, open_run
 from spectrakit.checkpoint.store import checkpoints
 from spectrakit.runs.events import read_events
-from spectrakit.api.run import Run, open_run
 
 from .crashes import restarts
 from .harness import Cannot, Place, compare, ended, mounted, said, to_the_end, usable, whole
-
 
 # --- the disk ----------------------------------------------------------------------------------------------------------
 

@@ -9,11 +9,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
 from helpers import clean_environ, tree_hashes
+
 from spectrakit.cli.main import main
 from spectrakit.kaggle.check import check_kernel
-from spectrakit.kaggle.static_analysis import facts_of, parse, read_code
 from spectrakit.kaggle.init import INSTALL_CELL, init_kernel
 from spectrakit.kaggle.metadata import (
     DATASET_FILE,
@@ -25,6 +24,7 @@ from spectrakit.kaggle.metadata import (
     kernel_findings,
     slug_of,
 )
+from spectrakit.kaggle.static_analysis import facts_of, parse, read_code
 
 slow = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -460,6 +460,7 @@ ODD = [
 def test_ipythons_lines_are_those_that_ipython_takes(source):
     "As many as IPython makes calls of, and what is left is Python for both."
     import ast
+
     from IPython.core.inputtransformer2 import TransformerManager
 
     theirs = compile(
@@ -845,7 +846,7 @@ def test_without_a_client_the_extra_is_named_and_nothing_is_changed(call, here, 
     monkeypatch.setenv("PATH", str(here))
     monkeypatch.setattr(sys, "executable", str(here / "python"))
     before = tree_hashes(here)
-    status, out, err = call("push", "k", "--owner", "ada")
+    status, _out, err = call("push", "k", "--owner", "ada")
     assert status == 2 and "spectrakit[kaggle]" in err and tree_hashes(here) == before
     assert call("push", "k", "--owner", "ada", "--dry-run")[0] == 0
 

@@ -8,16 +8,16 @@ import threading
 
 import psutil
 import pytest
-
 import tasks
 from helpers import SETTINGS, only_run, run_cli, task, tree_hashes, wait_for
+from tasks import Line
+
+from spectrakit.api.run import fit, open_run, resume
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.config.compose import RequestError, compose
-from spectrakit.runs.events import columns, last_event
 from spectrakit.launch.job import check_task_name, load_task, name_of
+from spectrakit.runs.events import columns, last_event
 from spectrakit.runs.run_dir import is_locked
-from spectrakit.api.run import fit, open_run, resume
-from tasks import Line
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 
@@ -199,7 +199,7 @@ def test_while_a_run_trains_it_can_be_looked_at_and_not_be_resumed(hold, trained
     assert tree_hashes(held.run) == before and held.process.poll() is None
     (held.run / "STOP").touch()  # anyone may ask it to stop
     held.go()
-    status, out, _ = held.end()
+    status, _out, _ = held.end()
     assert status == 130 and open_run(held.run).status == "interrupted"
 
 

@@ -17,24 +17,24 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from helpers import TASKS, TESTS, only_run, task, wait_for
-from spectrakit.launch import launcher as launching
-from spectrakit.launch import supervisor as supervising
+from tasks import Line, Troubled
+
+from spectrakit.api.run import Run, fit, is_locked, open_run, resume
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, read_manifest, verify
 from spectrakit.config.compose import RequestError, compose
-from spectrakit.runs.events import columns, last_event, read_events
-from spectrakit.system.hardware import Gpu
 from spectrakit.distributed.heartbeat import FAILED, STOP, Pulse, Watch, asked, new_board, raise_flag, stop_file, sweep
+from spectrakit.distributed.topology import Processes
+from spectrakit.launch import launcher as launching
+from spectrakit.launch import supervisor as supervising
 from spectrakit.launch.job import Job
 from spectrakit.launch.launcher import Outcome, choose_launcher, failed_launchers, remember_failed
-from spectrakit.system.platforms import detect
-from spectrakit.distributed.topology import Processes
-from spectrakit.api.run import Run, fit, is_locked, open_run, resume
-from spectrakit.system.signals import interrupts, kill_tree
 from spectrakit.launch.supervisor import Ended, first_error, watch_over
 from spectrakit.launch.worker import _check_fork
-from tasks import Line, Troubled
+from spectrakit.runs.events import columns, last_event, read_events
+from spectrakit.system.hardware import Gpu
+from spectrakit.system.platforms import detect
+from spectrakit.system.signals import interrupts, kill_tree
 
 slow = pytest.mark.slow
 pytestmark = [
@@ -111,7 +111,7 @@ def troubled(monkeypatch, trouble: str, *words: str) -> Run:
 def losses(run: Run) -> list[tuple[int, float]]:
     "(step, loss) of every log point that counts."
     found = columns(run.events, "step", "step", "loss")
-    return list(zip(found["step"], found["loss"]))
+    return list(zip(found["step"], found["loss"], strict=False))
 
 
 def close(found: list, expected: list) -> bool:
@@ -955,7 +955,7 @@ def test_what_ddp_cannot_take_is_told_with_what_to_do(tmp_path):
         "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error …",
         "AttributeError: 'DistributedDataParallel' object has no attribute 'encode'",
     )
-    for said, words in zip(lines, ("distributed.find_unused_parameters=true", "trainer.devices=1")):
+    for said, words in zip(lines, ("distributed.find_unused_parameters=true", "trainer.devices=1"), strict=False):
         (tmp_path / "error-rank-0.txt").write_text(
             f'Traceback (most recent call last):\n  File "x.py", line 1, in f\n{said}\n'
         )

@@ -14,17 +14,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers import SETTINGS, clean_environ, only_run
 from packaging.requirements import Requirement
 
-from helpers import SETTINGS, clean_environ, only_run
-from spectrakit.offline import installer
-from spectrakit.offline import wheels
+from spectrakit.config.schema import RequestError
+from spectrakit.distributed.topology import launch_folder
 from spectrakit.kaggle.check import check_kernel
 from spectrakit.kaggle.init import init_kernel
-from spectrakit.offline.platform_packages import LISTS, Shipped, normal_name, read_list, shipped_on
-from spectrakit.distributed.topology import launch_folder
+from spectrakit.offline import installer, wheels
 from spectrakit.offline.dry_install import build_stage, find_python, sealed
-from spectrakit.config.schema import RequestError
+from spectrakit.offline.platform_packages import LISTS, Shipped, normal_name, read_list, shipped_on
 from spectrakit.offline.wheelhouse import check_out, kit_needs, make_wheelhouse
 
 root = Path(__file__).resolve().parents[2]

@@ -10,20 +10,20 @@ import sys
 import xml.etree.ElementTree
 from pathlib import Path
 
+import helpers
 import nbformat
 import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-import helpers
 import spectrakit as sk
-from spectrakit.picker import selection as choosing
+from spectrakit.config.compose import RequestError, compose, diff, profiles
+from spectrakit.config.schema import get
 from spectrakit.picker import fields as forms
 from spectrakit.picker import picker as pickers
+from spectrakit.picker import selection as choosing
 from spectrakit.picker.provenance import read_choice, word, yaml_text
-from spectrakit.config.compose import RequestError, compose, diff, profiles
 from spectrakit.system.platforms import detect
-from spectrakit.config.schema import get
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +171,7 @@ def test_a_value_comes_back_as_it_was():
         {"a": {"b": [1]}},
     ):
         config = compose(word("extra.x", value))
-        assert config.extra["x"] == value and type(config.extra["x"]) is not bool or value is True, value
+        assert (config.extra["x"] == value and type(config.extra["x"]) is not bool) or value is True, value
 
 
 @pytest.mark.parametrize("name", ["a100", "ddp", "gpu", "kaggle_2xt4", "smoke"])
@@ -344,7 +344,7 @@ def test_a_policy_and_an_environment_can_be_chosen_and_taken_back():
 
 def test_what_is_said_more_strongly_cannot_be_clicked(monkeypatch):
     monkeypatch.setenv("SPECTRAKIT_OVERRIDES", "seed=3")
-    picker, form = make("trainer=smoke")
+    _picker, form = make("trainer=smoke")
     assert (
         form.controls["trainer"].disabled
         and form.controls["seed"].disabled
@@ -369,7 +369,7 @@ def test_words_of_ones_own():
 
 
 def test_settings_that_contradict_each_other_are_told_and_kept():
-    picker, form = make(samples=1000)
+    _picker, form = make(samples=1000)
     form.open_block(list(form.blocks).index("scheduler"))
     form.controls["scheduler.warmup_steps"].value = "10"
     form.controls["scheduler.warmup_epochs"].value = "1"
@@ -427,7 +427,7 @@ def test_an_earlier_run_tells_samples_and_pace():
     (run / "environment.json").write_text(json.dumps({"platform": here.to_dict(), "decided": decided}))
     (run / "config.yaml").write_text("seed: 1\n")
     (run / "summary.json").write_text(json.dumps({"steps": 100, "seconds": 32.0}))
-    picker, form = make(task="coffee")
+    _picker, form = make(task="coffee")
     assert (
         "120" in form.consequences.value
         and "384 samples, by coffee-1" in form.consequences.value
@@ -518,7 +518,7 @@ def a_person_uses_the_form(notebook):
     assert set(bundle) == {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"}
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == notebook.ask("picker.widget.model_id")
     assert (
-        "ProfilePicker(trainer=defaults)" == bundle["text/plain"]
+        bundle["text/plain"] == "ProfilePicker(trainer=defaults)"
         and "<table" in bundle["text/html"]
         and "As it was when this cell ran" in bundle["text/html"]
     )

@@ -6,15 +6,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-
-import spectrakit as sk
 from helpers import clean_environ
 from odd_runs import ODD, SCRIPT, START, evaluation, odd_run, plain_run, step, write_run
+
+import spectrakit as sk
 from spectrakit.cli.main import main
 from spectrakit.config.compose import diff
+from spectrakit.config.schema import RequestError
 from spectrakit.runs.run_dir import locked
 from spectrakit.view.plots import Picture
-from spectrakit.config.schema import RequestError
 
 
 class Parsed(HTMLParser):
@@ -112,7 +112,7 @@ def test_samples_count_the_batch_that_each_step_had(here):
         *(step(n) for n in range(16, 26)),
     ]
     comparison = sk.compare(write_run(here / "run", events), x="samples", metric="loss", smooth=0)
-    places = dict(zip(range(1, 26), lines_of(comparison)[0][0]))
+    places = dict(zip(range(1, 26), lines_of(comparison)[0][0], strict=False))
     assert [places[n] for n in (1, 10, 11, 15, 16, 25)] == [
         8,
         80,

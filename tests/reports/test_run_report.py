@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-import spectrakit as sk
 from helpers import clean_environ, tree_hashes
 from odd_runs import ODD, SCRIPT, START, end, evaluation, odd_run, plain_run, step, write_run
-from spectrakit.cli.main import main
-from spectrakit.runs.run_dir import locked
-from spectrakit.reports.prediction_plots import plot_predictions
-from spectrakit.api.run import Run, predict
-from spectrakit.config.schema import RequestError
 from test_comparison import Parsed
+
+import spectrakit as sk
+from spectrakit.api.run import Run, predict
+from spectrakit.cli.main import main
+from spectrakit.config.schema import RequestError
+from spectrakit.reports.prediction_plots import plot_predictions
+from spectrakit.runs.run_dir import locked
 
 PARTS = (
     "results",

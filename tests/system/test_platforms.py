@@ -16,9 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spectrakit.system import hardware
-from spectrakit.system import inputs
-from spectrakit.system import platforms
+from spectrakit.system import hardware, inputs, platforms
 from spectrakit.system.hardware import Gpu, choose_precision
 from spectrakit.system.inputs import find_input, has_internet
 from spectrakit.system.platforms import detect, writable_bytes

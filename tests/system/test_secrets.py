@@ -10,10 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
 from helpers import TESTS, clean_environ, only_run
-from spectrakit.system import secrets
+
 from spectrakit.config.validation import masked
+from spectrakit.system import secrets
 from spectrakit.system.secrets import SecretError, hidden, secret
 from spectrakit.training.trackers import without_secrets
 
@@ -168,7 +168,7 @@ def test_nothing_shows_or_keeps_it(monkeypatch):
 
     monkeypatch.setenv("LAB_KEY", VALUE)
     key = secret("LAB_KEY")
-    shown = [repr(key), str(key), f"{key}", f"{key!r:>50}", "%s" % key, "{}".format(key), repr([key]), repr({"a": key})]
+    shown = [repr(key), str(key), f"{key}", f"{key!r:>50}", "%s" % key, f"{key}", repr([key]), repr({"a": key})]
     assert not any(VALUE in text for text in shown) and "***" in repr(key) and not hasattr(key, "__dict__")
     for write in (pickle.dumps, cloudpickle.dumps, json.dumps):
         with pytest.raises(TypeError):
@@ -273,9 +273,10 @@ def test_a_run_that_uses_secrets_leaves_them_in_none_of_its_files(here):
 @pytest.mark.slow
 def test_a_task_that_holds_a_secret_is_not_written_to_a_job(here, monkeypatch, tmp_path):
     "Where only a file could carry it along, it is refused, with the way to mend it."
-    from spectrakit.config.compose import RequestError, compose
-    from spectrakit.api.run import fit
     from tasks import Line
+
+    from spectrakit.api.run import fit
+    from spectrakit.config.compose import RequestError, compose
 
     monkeypatch.setenv("LAB_KEY", VALUE)
     holding = Line()

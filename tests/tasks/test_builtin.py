@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import pytest
-
 from helpers import clean_environ, run_cli
 
 pytest.importorskip("chemotools", reason="the extra `demo` is not installed")
@@ -13,9 +12,11 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from spectrakit.tasks import spectra as example_data
-from spectrakit.tasks import builtin as examples
 from spectrakit.config.compose import compose
+from spectrakit.config.schema import RequestError
+from spectrakit.launch.job import BUILT_IN, load_task, name_of
+from spectrakit.tasks import builtin as examples
+from spectrakit.tasks import spectra as example_data
 from spectrakit.tasks.spectra import (
     MINUTES_BETWEEN_SPECTRA,
     coffee_data,
@@ -24,8 +25,6 @@ from spectrakit.tasks.spectra import (
     online_data,
     split,
 )
-from spectrakit.launch.job import BUILT_IN, load_task, name_of
-from spectrakit.config.schema import RequestError
 from spectrakit.training.task import check_loss, check_task
 
 pytestmark = pytest.mark.slow  # each process reads 17 MB of tables
@@ -90,8 +89,8 @@ def test_what_is_held_out_leaves_no_trace_in_training(name, data, monkeypatch):
     spoiled[held_out] = np.random.default_rng(0).random(spoiled[held_out].shape)
     monkeypatch.setattr(examples, data, lambda: (spoiled, targets))
     after = task.datasets(config)
-    assert all(torch.equal(a, b) for a, b in zip(before, after[0].tensors))
-    assert all(torch.equal(a, b) for a, b in zip(weights, _weights(task, config)))
+    assert all(torch.equal(a, b) for a, b in zip(before, after[0].tensors, strict=False))
+    assert all(torch.equal(a, b) for a, b in zip(weights, _weights(task, config), strict=False))
     assert not torch.equal(
         after[1].tensors[0],
         task.dataset(spectra, targets)[held_out][0] if name == "fermentation" else task.inputs(spectra[held_out]),

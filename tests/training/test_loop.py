@@ -1,11 +1,13 @@
 "The loop against plain PyTorch: the same weights, losses and learning rates, computed another way."
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
+from tasks import Line, NanTrainingListed
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -14,10 +16,9 @@ from spectrakit.config.compose import RequestError, compose
 from spectrakit.distributed.context import RunContext, create_run_context
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.system.platforms import detect
-from spectrakit.training.task import Task
 from spectrakit.training.loop import train_run
+from spectrakit.training.task import Task
 from spectrakit.watchdog.budget import Budget, TimeLimit
-from tasks import Line, NanTrainingListed
 
 PLAIN = (
     "trainer.accelerator=cpu",
@@ -376,7 +377,7 @@ def test_every_epoch_visits_every_sample_once_in_an_order_of_its_own(train):
 def test_samples_come_in_the_same_order_from_tensors_and_from_a_loader(train):
     class Loaded(Exact):
         def datasets(self, cfg):
-            return tuple(list(zip(*part.tensors)) for part in super().datasets(cfg))
+            return tuple(list(zip(*part.tensors, strict=False)) for part in super().datasets(cfg))
 
     tensors, loaded = Exact(), Loaded()
     runs = [
@@ -552,7 +553,7 @@ def test_an_overflow_skips_one_step_and_halves_the_scale(train, when):
     assert run.status == "completed", run.reason
     assert scaler.calls.count("update") == scaler.calls.count("step") == 6 and scaler.get_scale() == 512.0
     edges = [*task.weights[::3], run.weights()]  # before every optimizer step, and after the last
-    unchanged = [bool(torch.equal(a, b)) for a, b in zip(edges, edges[1:])]
+    unchanged = [bool(torch.equal(a, b)) for a, b in itertools.pairwise(edges)]
     assert unchanged == [index == (when - 1) // 3 for index in range(6)]
     assert run.events[-1]["step"] == 6 and all(math.isfinite(loss) for loss in run.column("step", "loss"))
 

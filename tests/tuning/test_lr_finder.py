@@ -10,20 +10,20 @@ from pathlib import Path
 
 import numpy
 import pytest
+import tasks
 import torch
+from helpers import TESTS, clean_environ, task, wait_for
+from rank_tasks import Curve
+from tasks import Line
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
-import tasks
-from helpers import TESTS, clean_environ, task, wait_for
-from rank_tasks import Curve
 from spectrakit.checkpoint.store import random_state
 from spectrakit.cli.main import main
 from spectrakit.config.compose import RequestError, compose
-from spectrakit.tuning.lr_finder import find_lr
 from spectrakit.training.task import Task
-from tasks import Line
+from spectrakit.tuning.lr_finder import find_lr
 
 pytestmark = pytest.mark.usefixtures("here", "temporary")
 slow = pytest.mark.slow
@@ -90,7 +90,10 @@ def test_two_processes_find_what_one_finds(name):
         two.points
     ) > 50
     assert name == "Weighted" or 1e-5 < one.suggestion < one.lowest_loss
-    assert all(a.lr == b.lr and a.loss == pytest.approx(b.loss, rel=1e-3) for a, b in zip(one.points[:60], two.points))
+    assert all(
+        a.lr == b.lr and a.loss == pytest.approx(b.loss, rel=1e-3)
+        for a, b in zip(one.points[:60], two.points, strict=False)
+    )
 
 
 def test_a_sweep_sees_the_samples_in_the_order_of_a_run():
@@ -191,7 +194,9 @@ def test_it_stops_where_the_loss_breaks_out():
         and found.suggestion < found.lowest_loss < found.points[-1].lr < 1e5
     )
     best = [min(p.smoothed for p in found.points[9 : i + 1]) for i in range(9, len(found.points))]
-    assert [p.smoothed > 4 * b for p, b in zip(found.points[9:], best)] == [False] * (len(best) - 1) + [True]
+    assert [p.smoothed > 4 * b for p, b in zip(found.points[9:], best, strict=False)] == [False] * (len(best) - 1) + [
+        True
+    ]
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,15 @@ import subprocess
 import sys
 import time
 
+import helpers
 import nbformat
 import pytest
-from nbclient import NotebookClient
-
-import helpers
 from kernels import BEGIN, Cell
 from lab import write_notebook
-from spectrakit.checkpoint.store import find_checkpoint
+from nbclient import NotebookClient
+
 from spectrakit.api.run import open_run
+from spectrakit.checkpoint.store import find_checkpoint
 
 pytestmark = [
     pytest.mark.slow,

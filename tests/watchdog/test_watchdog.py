@@ -1,20 +1,21 @@
 """The clock of a run: what is held back, what is not begun, what is stopped inside, and what a bad loss leads to."""
 
+import itertools
 import math
 import os
 import time
 
 import pytest
 import torch
-
 from rank_tasks import Curve
+
+from spectrakit.api.run import fit
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import RequestError, compose
 from spectrakit.distributed.context import create_run_context
-from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.distributed.heartbeat import HURRY, STOP
+from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.system.platforms import detect
-from spectrakit.api.run import fit
 from spectrakit.training import loop as trainer
 from spectrakit.training.loop import train_run
 from spectrakit.watchdog.budget import Budget, TimeLimit, make_budget, time_limit
@@ -104,7 +105,7 @@ def test_an_evaluation_is_stopped_inside_and_its_half_result_is_nobodys(train):
             return super().loss(model, batch)
 
     task = Late(clock)
-    status, reason, events, folder = train(task, "data.eval_batch_size=4", budget=clock.budget(60.0, save=1.0))
+    status, _reason, events, folder = train(task, "data.eval_batch_size=4", budget=clock.budget(60.0, save=1.0))
     assert status == "out_of_time" and "was stopped after" in texts(events)
     assert columns(events, "eval", "step")["step"] == [] and saved(folder) == f"step-{events[-1]['step']:08d}"
     assert not (folder / "checkpoints" / "BEST").exists()
@@ -149,10 +150,10 @@ def test_the_schedule_ends_when_the_time_does(train, plan):
     start, rates, steps = last_event(events, "start"), columns(events, "step", "lr")["lr"], events[-1]["step"]
     assert status == "completed" and f"of {start['total_steps']} that were asked for" in reason, reason
     assert 50 < steps < start["total_steps"] / 4 and rates[-1] < 0.1 * max(rates) / 5
-    assert max(abs(a - b) for a, b in zip(rates, rates[1:])) < 0.05  # it never jumps
+    assert max(abs(a - b) for a, b in itertools.pairwise(rates)) < 0.05  # it never jumps
     if plan == "fit_epochs":
         assert steps % start["steps_per_epoch"] == 0
-    assert f"watchdog.plan={plan}" in texts(events) and 0 < budget.left_s()
+    assert f"watchdog.plan={plan}" in texts(events) and budget.left_s() > 0
 
 
 def test_a_plan_with_enough_time_changes_nothing(train):
@@ -278,7 +279,7 @@ def test_skip_leaves_out_the_step_and_nothing_else(train, value):
 
 
 def test_skip_gives_up_where_no_update_is_left(train):
-    status, reason, events, _ = train(Poisoned(range(1000)), "training.nan_policy=skip", "trainer.max_epochs=30")
+    status, reason, _events, _ = train(Poisoned(range(1000)), "training.nan_policy=skip", "trainer.max_epochs=30")
     assert status == "failed" and "The loss became nan" in reason
 
 
@@ -289,7 +290,7 @@ def test_rollback_goes_back_with_half_the_rate_and_ends_well(train):
         "optimizer.lr=0.01",
         "scheduler.name=constant",
     )
-    status, reason, events, folder = train(Poisoned({5, 9}), *words)
+    status, reason, events, _folder = train(Poisoned({5, 9}), *words)
     assert status == "completed", reason
     restarts = [e for e in events if e["type"] == "restart"]
     assert [e["step"] for e in restarts] == [
@@ -371,7 +372,9 @@ def test_a_training_that_hangs_is_ended_from_outside_and_predicted_in_time(tmp_p
     assert time.monotonic() - began < 40 and run.status == "out_of_time", run.error
     reason = last_event(run.events, "end")["reason"]
     # whichever comes first: that it gives no sign of life, or that its time is over
-    assert "did not end by itself" in reason and "step-0000000" in reason or "no time is left to start again" in reason
+    assert (
+        "did not end by itself" in reason and "step-0000000" in reason
+    ) or "no time is left to start again" in reason
     assert (
         find_checkpoint(run.path / "checkpoints")[0].name.startswith("step-0000000")
         and (tmp_path / "table.csv").is_file()

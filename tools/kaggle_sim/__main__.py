@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from kaggle_sim import accidents, colab, environment, kernels, sealed, story  # noqa: E402
+from kaggle_sim import accidents, colab, environment, kernels, sealed, story
 
 BUILD = environment.root / "build" / "kaggle-sim"
 

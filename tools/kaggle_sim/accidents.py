@@ -8,9 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from kaggle_sim.environment import CACHE, CannotMake, Environment, clean_environ
 from kaggle_sim.kernels import OWNER, run_kernel

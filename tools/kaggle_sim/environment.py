@@ -22,21 +22,103 @@ PLATFORM_PYTHON = {"kaggle": "3.12", "colab": "3.13"}
 TORCH = {"kaggle": "2.10.0+cu128", "colab": "2.11.0+cu128"}
 
 # Needed by the kit, a kernel, papermill and a table; everything else that the platforms ship stays away, and is counted.
-COMMON = """
-annotated-doc==0.0.4 anyio==4.13.0 attrs==26.1.0 backcall==0.2.0 certifi==2026.5.20 charset-normalizer==3.4.7 click==8.4.1 cloudpickle==3.1.2 comm==0.2.3
-contourpy==1.3.3 cycler==0.12.1 decorator==4.4.2 entrypoints==0.4 fastjsonschema==2.21.2 filelock==3.29.0 fonttools==4.63.0 fsspec==2025.3.0 h11==0.16.0
-httpcore==1.0.9 httpx==0.28.1 idna==3.18 ipykernel==6.17.1 ipython==7.34.0 jedi==0.19.2 Jinja2==3.1.6 jsonschema==4.26.0
-jsonschema-specifications==2025.9.1 jupyter_client==7.4.9 jupyter_core==5.9.1 kiwisolver==1.5.0 MarkupSafe==3.0.3 matplotlib==3.10.0 matplotlib-inline==0.2.2
-nbclient==0.10.4 nbformat==5.10.4 nest-asyncio==1.6.0 packaging==26.2 parso==0.8.7 pexpect==4.9.0 pickleshare==0.7.5 pillow==11.3.0 pip==24.1.2
-platformdirs==4.10.0 prompt_toolkit==3.0.52 psutil==5.9.5 ptyprocess==0.7.0 Pygments==2.20.0 pyparsing==3.3.2 python-dateutil==2.9.0.post0 pytz==2025.2
-PyYAML==6.0.3 pyzmq==26.2.1 referencing==0.37.0 requests==2.32.4 rpds-py==2026.5.1 shellingham==1.5.4 six==1.17.0 tornado==6.5.1 tqdm==4.67.3
-traitlets==5.7.1 typing_extensions==4.15.0 tzdata==2026.2 urllib3==2.5.0 wcwidth==0.7.0
-""".split()
+COMMON = [
+    "annotated-doc==0.0.4",
+    "anyio==4.13.0",
+    "attrs==26.1.0",
+    "backcall==0.2.0",
+    "certifi==2026.5.20",
+    "charset-normalizer==3.4.7",
+    "click==8.4.1",
+    "cloudpickle==3.1.2",
+    "comm==0.2.3",
+    "contourpy==1.3.3",
+    "cycler==0.12.1",
+    "decorator==4.4.2",
+    "entrypoints==0.4",
+    "fastjsonschema==2.21.2",
+    "filelock==3.29.0",
+    "fonttools==4.63.0",
+    "fsspec==2025.3.0",
+    "h11==0.16.0",
+    "httpcore==1.0.9",
+    "httpx==0.28.1",
+    "idna==3.18",
+    "ipykernel==6.17.1",
+    "ipython==7.34.0",
+    "jedi==0.19.2",
+    "Jinja2==3.1.6",
+    "jsonschema==4.26.0",
+    "jsonschema-specifications==2025.9.1",
+    "jupyter_client==7.4.9",
+    "jupyter_core==5.9.1",
+    "kiwisolver==1.5.0",
+    "MarkupSafe==3.0.3",
+    "matplotlib==3.10.0",
+    "matplotlib-inline==0.2.2",
+    "nbclient==0.10.4",
+    "nbformat==5.10.4",
+    "nest-asyncio==1.6.0",
+    "packaging==26.2",
+    "parso==0.8.7",
+    "pexpect==4.9.0",
+    "pickleshare==0.7.5",
+    "pillow==11.3.0",
+    "pip==24.1.2",
+    "platformdirs==4.10.0",
+    "prompt_toolkit==3.0.52",
+    "psutil==5.9.5",
+    "ptyprocess==0.7.0",
+    "Pygments==2.20.0",
+    "pyparsing==3.3.2",
+    "python-dateutil==2.9.0.post0",
+    "pytz==2025.2",
+    "PyYAML==6.0.3",
+    "pyzmq==26.2.1",
+    "referencing==0.37.0",
+    "requests==2.32.4",
+    "rpds-py==2026.5.1",
+    "shellingham==1.5.4",
+    "six==1.17.0",
+    "tornado==6.5.1",
+    "tqdm==4.67.3",
+    "traitlets==5.7.1",
+    "typing_extensions==4.15.0",
+    "tzdata==2026.2",
+    "urllib3==2.5.0",
+    "wcwidth==0.7.0",
+]
 ONLY = {
-    "kaggle": """accelerate==1.13.0 ansicolors==1.1.8 huggingface_hub==1.4.1 ipywidgets==8.1.5 jupyterlab_widgets==3.0.16 numpy==2.0.2 nvidia-ml-py==13.595.45
-                 omegaconf==2.3.0 pandas==2.2.2 papermill==2.6.0 safetensors==0.7.0 setuptools==81.0.0 tenacity==9.1.4 widgetsnbextension==4.0.15""".split(),
-    "colab": """accelerate==1.14.0 huggingface_hub==1.17.0 ipython-genutils==0.2.0 ipywidgets==7.7.1 jupyterlab_widgets==3.0.16 numpy==2.1.3 nvidia-ml-py==13.610.43
-                omegaconf==2.3.1 pandas==2.2.3 safetensors==0.8.0 setuptools==75.2.0 widgetsnbextension==3.6.10""".split(),
+    "kaggle": [
+        "accelerate==1.13.0",
+        "ansicolors==1.1.8",
+        "huggingface_hub==1.4.1",
+        "ipywidgets==8.1.5",
+        "jupyterlab_widgets==3.0.16",
+        "numpy==2.0.2",
+        "nvidia-ml-py==13.595.45",
+        "omegaconf==2.3.0",
+        "pandas==2.2.2",
+        "papermill==2.6.0",
+        "safetensors==0.7.0",
+        "setuptools==81.0.0",
+        "tenacity==9.1.4",
+        "widgetsnbextension==4.0.15",
+    ],
+    "colab": [
+        "accelerate==1.14.0",
+        "huggingface_hub==1.17.0",
+        "ipython-genutils==0.2.0",
+        "ipywidgets==7.7.1",
+        "jupyterlab_widgets==3.0.16",
+        "numpy==2.1.3",
+        "nvidia-ml-py==13.610.43",
+        "omegaconf==2.3.1",
+        "pandas==2.2.3",
+        "safetensors==0.8.0",
+        "setuptools==75.2.0",
+        "widgetsnbextension==3.6.10",
+    ],
 }
 FORBIDDEN = ("spectrakit", "hydra-core", "nbdev")  # what a session must bring itself, or must not have
 

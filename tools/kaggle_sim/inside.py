@@ -4,6 +4,7 @@ Started by sealed.py in new mount, network, process, host name and IPC namespace
 ends, the kernel ends everything that was started here; when whoever started it goes away, standard input ends, and so does this.
 """
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -240,10 +241,8 @@ def reap(pid: int) -> int | None:
 
 def end_all() -> None:
     "Kill every process but this one, and wait until they are gone."
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     while True:
         try:
             os.wait()

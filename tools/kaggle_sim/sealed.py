@@ -1,5 +1,6 @@
 """Run a command in a tree of its own, without network: namespaces by root or, where these are allowed, by a user's own."""
 
+import contextlib
 import functools
 import json
 import os
@@ -131,10 +132,8 @@ def _start(plan: dict, quiet: bool) -> dict:
         except BrokenPipeError:
             said = process.stderr.read().decode(errors="replace")
         finally:  # the end of its input ends it, after it has kept what there is
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-            except BrokenPipeError:
-                pass
             try:
                 process.wait(timeout=60)
             except subprocess.TimeoutExpired:

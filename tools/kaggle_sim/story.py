@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from kaggle_sim.environment import Environment, environment, root
 from kaggle_sim.colab import run_colab
+from kaggle_sim.environment import Environment, environment, root
 from kaggle_sim.kernels import MOST_FILES, OWNER, PLACEHOLDER, run_kernel
 from kaggle_sim.sealed import Session
 
@@ -219,7 +219,11 @@ def filled(notebook: Path) -> str:
 
 def difference(first: list[list[str]], second: list[list[str]]) -> float:
     "How far two submissions are from each other, at most."
-    return max(abs(float(a) - float(b)) for one, two in zip(first[1:], second[1:]) for a, b in zip(one[1:], two[1:]))
+    return max(
+        abs(float(a) - float(b))
+        for one, two in zip(first[1:], second[1:], strict=False)
+        for a, b in zip(one[1:], two[1:], strict=False)
+    )
 
 
 def tell(folder: Path, limit_s: float = 600, layouts: tuple[str, str] = ("new", "legacy"), quiet: bool = False) -> None:
