@@ -8,6 +8,7 @@ __all__ = ['GIB', 'JOINED', 'WORKING_BYTES', 'SCRATCH_BYTES', 'OLDEST_CAPABILITY
            'visible_tpu', 'choose_precision']
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fcf4
+import contextlib
 import difflib
 import math
 import os
