@@ -9,8 +9,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import helpers
 import pytest
+
+import helpers
 from helpers import SETTINGS
 from kernels import COLAB, CannotInstall, Notebook, python_with
 

@@ -14,9 +14,10 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from tasks import SAMPLES, Submitting, Troubled, rows, tensors
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
+
+from tasks import SAMPLES, Submitting, Troubled, rows, tensors
 
 
 def seconds(name: str) -> float:

@@ -17,11 +17,11 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
-import helpers
 import psutil
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 
+import helpers
 import spectrakit
 
 # Colab's and Kaggle's kernel with what it was released for; everything else comes from the environment that runs the tests.

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import helpers
 import nbformat
 import pytest
+
+import helpers
 
 PICTURES = Path(__file__).resolve().parent.parent / "build" / "screenshots"  # not in git
 SETTINGS = {

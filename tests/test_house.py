@@ -10,8 +10,12 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-import sync
+import yaml
 from packaging.requirements import Requirement
+
+import check
+import outputs
+import sync
 
 root = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "accelerate", "transformers"}
@@ -251,6 +255,10 @@ def test_no_committed_file_names_a_folder_of_somebodys_machine():
     assert not told
 
 
+def test_outputs_are_small_enough_for_git():
+    assert not [line for path in NOTEBOOKS for line in outputs.large_outputs(path)]
+
+
 # --- the checks of tools/ notice what they are there for --------------------------------------------------------------
 
 
@@ -289,3 +297,25 @@ def test_a_module_without_a_notebook_is_noticed(tmp_path):
     top = sync.copy_tree(tmp_path / "tree")
     (top / "spectrakit" / "stray.py").write_text("x = 1\n", encoding="utf-8")
     assert "spectrakit/stray.py: was not exported from a notebook" in sync.orphans(top)
+
+
+def test_a_cell_with_a_large_output_is_named(tmp_path):
+    path = tmp_path / "plots.ipynb"
+    sizes = (outputs.MAX_BYTES // 2, 2 * outputs.MAX_BYTES)
+    cells = [{"cell_type": "code", "outputs": [{"text": "x" * size}]} for size in sizes]
+    path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    (line,) = outputs.large_outputs(path)
+    assert "cell 1" in line
+
+
+def test_the_hooks_before_a_commit_run_what_make_test_runs():
+    hooks = yaml.safe_load((root / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    assert {hook["id"] for hook in hooks} >= {
+        "ruff-format",
+        "ruff-check",
+        "nbdev-clean",
+        "nbdev-export",
+        "large-outputs",
+    }
+    checked = [" ".join(command) for _, command in check.steps(fast=True)]
+    assert any("ruff format --check" in words for words in checked) and any("ruff check" in words for words in checked)

@@ -12,9 +12,10 @@ from email.parser import BytesParser
 from pathlib import Path
 
 import pytest
+import yaml
+
 import release
 import sync
-import yaml
 from helpers import clean_environ
 
 root = Path(__file__).resolve().parent.parent

@@ -8,8 +8,9 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
-import sync
 from packaging.requirements import Requirement
+
+import sync
 
 pytestmark = pytest.mark.slow
 root = Path(__file__).resolve().parent.parent

@@ -39,7 +39,11 @@ def steps(fast: bool) -> list[tuple[str, list[str]]]:
         arguments += ", skip_folder_re='^[_.]|tutorials', skip_file_re='^[_.]|builtin'"
     pytest = ["-m", "pytest", "--durations=12", "--durations-min=15", *(["-m", "not slow"] if fast else [])]
     notebooks = f"from nbdev.test import nbdev_test; nbdev_test({arguments})"
+    source = ["nbs", "tests", "tools", "bench", "kaggle"]
     return [
+        ("ruff format", ["-m", "ruff", "format", "--check", "--quiet", *source]),
+        ("ruff check", ["-m", "ruff", "check", *source]),
+        ("mypy", ["-m", "mypy"]),
         ("notebooks, modules and README agree", ["tools/sync.py"]),
         ("the cells of the notebooks", ["-c", notebooks]),
         (

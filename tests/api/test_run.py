@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy
 import pytest
-import tasks
 import torch
-from helpers import task, tree_hashes
-from tasks import Line, Listed, Submitting
 
+import tasks
+from helpers import task, tree_hashes
 from spectrakit.api.run import Run, fit, list_runs, open_run, predict, resume
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, verify
 from spectrakit.cli.main import report
@@ -21,6 +20,7 @@ from spectrakit.config.compose import RequestError, compose, sha256
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.run_dir import is_locked, locked
 from spectrakit.training.task import Task
+from tasks import Line, Listed, Submitting
 
 pytestmark = pytest.mark.usefixtures("here", "no_pictures")
 INLINE = (

@@ -3,8 +3,8 @@
 from dataclasses import fields
 
 import pytest
-from rank_tasks import Curve
 
+from rank_tasks import Curve
 from spectrakit.checkpoint.store import checkpoints
 from spectrakit.config.compose import compose, profiles
 from spectrakit.distributed.context import RunContext, create_run_context

@@ -17,13 +17,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import helpers
 import pytest
 import torch
-from helpers import TESTS
-from tasks import Line
 from torch import nn
 
+import helpers
+from helpers import TESTS
 from spectrakit.api.run import fit
 from spectrakit.checkpoint import async_writer as keeper
 from spectrakit.checkpoint import store as checkpoint
@@ -53,6 +52,7 @@ from spectrakit.system.platforms import detect
 from spectrakit.training.loop import train_run
 from spectrakit.training.state import Session, end_mirror, end_saving, keeper_of, save, save_wanted
 from spectrakit.watchdog.budget import Budget, TimeLimit
+from tasks import Line
 
 MIB = 2**20
 FILES = ("model.safetensors", "ema.safetensors", "state.pt", "rank-00000.pt", "manifest.json")

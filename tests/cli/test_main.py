@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import SETTINGS, clean_environ, only_run, run_cli, task, tree_hashes, wait_for
 
 import spectrakit
+from helpers import SETTINGS, clean_environ, only_run, run_cli, task, tree_hashes, wait_for
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.cli.main import COMMANDS, main

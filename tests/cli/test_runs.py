@@ -4,16 +4,16 @@ import io
 import shutil
 
 import pytest
-from odd_runs import ODD, SCRIPT, odd_run, plain_run
-from tasks import Line
 
 import spectrakit as sk
 import spectrakit.api.run
 import spectrakit.view.live
+from odd_runs import ODD, SCRIPT, odd_run, plain_run
 from spectrakit.api.run import Run, summarize
 from spectrakit.cli.main import main
 from spectrakit.view.live import LiveView, watch
 from spectrakit.view.text import TextView
+from tasks import Line
 
 INLINE = ("launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=20", "trainer.max_epochs=1")
 

@@ -6,6 +6,7 @@ import sys
 
 import psutil
 import pytest
+
 from helpers import wait_for
 
 READ = """

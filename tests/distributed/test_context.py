@@ -5,8 +5,8 @@ import shutil
 
 import numpy
 import pytest
-from rank_tasks import Augmented, Curve, FailsAtTheEnd, Named, NanOnOneRank, Normed, NoRoom, Weighted
 
+from rank_tasks import Augmented, Curve, FailsAtTheEnd, Named, NanOnOneRank, Normed, NoRoom, Weighted
 from spectrakit.api.run import fit, predict
 from spectrakit.checkpoint.store import find_checkpoint, load_weights, read_manifest, verify
 from spectrakit.config.compose import compose

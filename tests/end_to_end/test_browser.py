@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from helpers import wait_for
 from kernels import BEGIN
 from lab import Page, Server, chromium, write_notebook
-
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.runs.events import last_event

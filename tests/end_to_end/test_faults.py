@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from faultlib import clocks, crashes, losses, matrix, storage
 from faultlib.harness import play
 from faultlib.kills import KINDS, Chain, Quota, run_chain

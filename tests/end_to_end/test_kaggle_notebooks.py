@@ -10,19 +10,19 @@ import sys
 import warnings
 from pathlib import Path
 
-import coffee_table
-import helpers
 import nbformat
-import notebooks
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from test_house import PATH_IN_OUTPUT
 from test_tutorials import TUTORIALS, cells, first_code
 
+import coffee_table
+import helpers
+import notebooks
 import spectrakit as sk
 from spectrakit.runs.run_dir import facts_of, find_runs, look_at
+from test_house import PATH_IN_OUTPUT
 
 root = Path(__file__).resolve().parents[2]
 UTILITY = root / "kaggle" / "utility" / "spectrakit_table.py"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from helpers import tree_hashes
 from kaggle_sim import accidents, environment, kernels, sealed, story
 from kaggle_sim.colab import run_colab

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import TESTS, clean_environ, only_run, run_cli, wait_for
 
+from helpers import TESTS, clean_environ, only_run, run_cli, wait_for
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.runs.events import columns, last_event, read_events

@@ -8,9 +8,9 @@ import sys
 
 import psutil
 import pytest
+
 from helpers import wait_for
 from kernels import BEGIN, LOCKED
-
 from spectrakit.api.run import Run, open_run
 from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.runs.events import last_event

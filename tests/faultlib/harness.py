@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from helpers import clean_environ, wait_for
 
 import spectrakit
+from helpers import clean_environ, wait_for
 from spectrakit.api.run import Run, is_locked, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_state, load_weights, verify
 from spectrakit.runs.events import columns, last_event, read_events

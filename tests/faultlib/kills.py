@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from helpers import wait_for
 
+from helpers import wait_for
 from spectrakit.checkpoint.store import checkpoints, verify
 from spectrakit.runs.events import EventReader
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helpers import wait_for
-
 from spectrakit.api.run import Run, open_run
 from spectrakit.checkpoint.store import checkpoints
 from spectrakit.runs.events import read_events

@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from helpers import clean_environ, tree_hashes
 
+from helpers import clean_environ, tree_hashes
 from spectrakit.cli.main import main
 from spectrakit.kaggle.check import check_kernel
 from spectrakit.kaggle.init import INSTALL_CELL, init_kernel

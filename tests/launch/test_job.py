@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import clean_environ
-from tasks import Line
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from helpers import clean_environ
 from spectrakit.config.compose import RequestError, compose
 from spectrakit.launch.job import (
     MAPPED_FROM_BYTES,
@@ -37,6 +36,7 @@ from spectrakit.launch.job import (
 from spectrakit.launch.task_pickle import read_task
 from spectrakit.system.platforms import detect
 from spectrakit.training.task import Task
+from tasks import Line
 
 BIG = 4096  # bytes: what these tests call big
 

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import TASKS, TESTS, only_run, task, wait_for
-from tasks import Line, Troubled
 
+from helpers import TASKS, TESTS, only_run, task, wait_for
 from spectrakit.api.run import Run, fit, is_locked, open_run, resume
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, read_manifest, verify
 from spectrakit.config.compose import RequestError, compose
@@ -35,6 +34,7 @@ from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.system.hardware import Gpu
 from spectrakit.system.platforms import detect
 from spectrakit.system.signals import interrupts, kill_tree
+from tasks import Line, Troubled
 
 slow = pytest.mark.slow
 pytestmark = [

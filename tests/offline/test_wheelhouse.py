@@ -14,9 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import SETTINGS, clean_environ, only_run
 from packaging.requirements import Requirement
 
+from helpers import SETTINGS, clean_environ, only_run
 from spectrakit.config.schema import RequestError
 from spectrakit.distributed.topology import launch_folder
 from spectrakit.kaggle.check import check_kernel

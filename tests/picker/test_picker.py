@@ -10,12 +10,12 @@ import sys
 import xml.etree.ElementTree
 from pathlib import Path
 
-import helpers
 import nbformat
 import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+import helpers
 import spectrakit as sk
 from spectrakit.config.compose import RequestError, compose, diff, profiles
 from spectrakit.config.schema import get

@@ -6,10 +6,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from helpers import clean_environ
-from odd_runs import ODD, SCRIPT, START, evaluation, odd_run, plain_run, step, write_run
 
 import spectrakit as sk
+from helpers import clean_environ
+from odd_runs import ODD, SCRIPT, START, evaluation, odd_run, plain_run, step, write_run
 from spectrakit.cli.main import main
 from spectrakit.config.compose import diff
 from spectrakit.config.schema import RequestError

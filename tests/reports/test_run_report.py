@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import clean_environ, tree_hashes
-from odd_runs import ODD, SCRIPT, START, end, evaluation, odd_run, plain_run, step, write_run
 from test_comparison import Parsed
 
 import spectrakit as sk
+from helpers import clean_environ, tree_hashes
+from odd_runs import ODD, SCRIPT, START, end, evaluation, odd_run, plain_run, step, write_run
 from spectrakit.api.run import Run, predict
 from spectrakit.cli.main import main
 from spectrakit.config.schema import RequestError

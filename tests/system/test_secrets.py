@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from helpers import TESTS, clean_environ, only_run
 
+from helpers import TESTS, clean_environ, only_run
 from spectrakit.config.validation import masked
 from spectrakit.system import secrets
 from spectrakit.system.secrets import SecretError, hidden, secret
@@ -273,10 +273,9 @@ def test_a_run_that_uses_secrets_leaves_them_in_none_of_its_files(here):
 @pytest.mark.slow
 def test_a_task_that_holds_a_secret_is_not_written_to_a_job(here, monkeypatch, tmp_path):
     "Where only a file could carry it along, it is refused, with the way to mend it."
-    from tasks import Line
-
     from spectrakit.api.run import fit
     from spectrakit.config.compose import RequestError, compose
+    from tasks import Line
 
     monkeypatch.setenv("LAB_KEY", VALUE)
     holding = Line()

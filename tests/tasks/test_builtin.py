@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+
 from helpers import clean_environ, run_cli
 
 pytest.importorskip("chemotools", reason="the extra `demo` is not installed")

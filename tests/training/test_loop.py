@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tasks import Line, NanTrainingListed
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -19,6 +18,7 @@ from spectrakit.system.platforms import detect
 from spectrakit.training.loop import train_run
 from spectrakit.training.task import Task
 from spectrakit.watchdog.budget import Budget, TimeLimit
+from tasks import Line, NanTrainingListed
 
 PLAIN = (
     "trainer.accelerator=cpu",

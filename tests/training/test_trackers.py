@@ -13,9 +13,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from helpers import TESTS, clean_environ, only_run, run_cli, task
-from tasks import Line
 
+from helpers import TESTS, clean_environ, only_run, run_cli, task
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import RequestError, compose
 from spectrakit.distributed.context import create_run_context
@@ -25,6 +24,7 @@ from spectrakit.training.loop import train_run
 from spectrakit.training.trackers import Trackers, hyperparameters, mlflow_uri, start_trackers, wandb_mode
 from spectrakit.view.text import RichView, TextView, TqdmView, make_text_view
 from spectrakit.watchdog.budget import Budget, TimeLimit
+from tasks import Line
 
 pytestmark = pytest.mark.slow  # half a minute of W&B and MLflow
 

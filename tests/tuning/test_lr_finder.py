@@ -10,20 +10,20 @@ from pathlib import Path
 
 import numpy
 import pytest
-import tasks
 import torch
-from helpers import TESTS, clean_environ, task, wait_for
-from rank_tasks import Curve
-from tasks import Line
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
+import tasks
+from helpers import TESTS, clean_environ, task, wait_for
+from rank_tasks import Curve
 from spectrakit.checkpoint.store import random_state
 from spectrakit.cli.main import main
 from spectrakit.config.compose import RequestError, compose
 from spectrakit.training.task import Task
 from spectrakit.tuning.lr_finder import find_lr
+from tasks import Line
 
 pytestmark = pytest.mark.usefixtures("here", "temporary")
 slow = pytest.mark.slow

@@ -5,13 +5,13 @@ import subprocess
 import sys
 import time
 
-import helpers
 import nbformat
 import pytest
-from kernels import BEGIN, Cell
-from lab import write_notebook
 from nbclient import NotebookClient
 
+import helpers
+from kernels import BEGIN, Cell
+from lab import write_notebook
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 import torch
-from rank_tasks import Curve
 
+from rank_tasks import Curve
 from spectrakit.api.run import fit
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import RequestError, compose
