@@ -12,7 +12,7 @@ What is asked for is read off the sample submission: its columns that the test h
 Every option of `Table.options` is a setting: `task.group=patient`, `task.net=conv`.
 """
 
-# Installs spectrakit where it is missing: from wheels that are attached to the notebook or lie on Drive, or else from the network.
+# Installs spectrakit where it is missing: from wheels that are attached or lie on Drive, or else from the network.
 import importlib.util
 import runpy
 import subprocess
@@ -22,11 +22,8 @@ from pathlib import Path
 if importlib.util.find_spec("spectrakit") is None:
 
     def attached(name):
-        inputs = [
-            file
-            for depth in ("*", "*/*", "*/*/*", "*/*/*/*")
-            for file in sorted(Path("/kaggle/input").glob(f"{depth}/{name}"))
-        ]
+        depths = ("*", "*/*", "*/*/*", "*/*/*/*")
+        inputs = [file for depth in depths for file in sorted(Path("/kaggle/input").glob(f"{depth}/{name}"))]
         return inputs + sorted(Path("/content/drive/MyDrive/spectrakit-wheels").glob(name))
 
     houses = [file for file in attached("install.py") if file.with_name("wheelhouse.json").is_file()]

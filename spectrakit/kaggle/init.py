@@ -30,20 +30,28 @@ from ..launch.job import BUILT_IN, check_task_name
 
 # %% ../../nbs/66_kaggle/05_init.ipynb #4bbdb483
 INSTALL_CELL = """\
-# Installs spectrakit where it is missing: from wheels that are attached to the notebook or lie on Drive, or else from the network.
-import importlib.util, runpy, subprocess, sys
+# Installs spectrakit where it is missing: from wheels that are attached or lie on Drive, or else from the network.
+import importlib.util
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 if importlib.util.find_spec("spectrakit") is None:
+
     def attached(name):
-        inputs = [file for depth in ("*", "*/*", "*/*/*", "*/*/*/*") for file in sorted(Path("/kaggle/input").glob(f"{depth}/{name}"))]
+        depths = ("*", "*/*", "*/*/*", "*/*/*/*")
+        inputs = [file for depth in depths for file in sorted(Path("/kaggle/input").glob(f"{depth}/{name}"))]
         return inputs + sorted(Path("/content/drive/MyDrive/spectrakit-wheels").glob(name))
+
     houses = [file for file in attached("install.py") if file.with_name("wheelhouse.json").is_file()]
     wheels = attached("spectrakit-*.whl")
     what = ["--no-index", "--no-deps", *sorted(map(str, wheels[-1].parent.glob("*.whl")))] if wheels else []
     what = what or ["spectrakit[demo] @ git+https://github.com/spectrakit/spectrakit"]
-    if houses: runpy.run_path(str(houses[0]))["install"]()
-    else: subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *what], check=True)
+    if houses:
+        runpy.run_path(str(houses[0]))["install"]()
+    else:
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *what], check=True)
     importlib.invalidate_caches()"""
 
 # %% ../../nbs/66_kaggle/05_init.ipynb #7d2dfd9e
@@ -61,23 +69,32 @@ class {name}(sk.Task):
         x = torch.randn(count, 8, generator=torch.Generator().manual_seed(seed))
         return x, (x[:, 0] * x[:, 1] > 0).long()
 
-    def datasets(self, cfg): return TensorDataset(*self.points(2048, 1)), TensorDataset(*self.points(512, 2))
+    def datasets(self, cfg):
+        return TensorDataset(*self.points(2048, 1)), TensorDataset(*self.points(512, 2))
 
-    def test_dataset(self, cfg): return TensorDataset(self.points(100, 3)[0])
+    def test_dataset(self, cfg):
+        return TensorDataset(self.points(100, 3)[0])
 
-    def model(self, cfg): return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))
+    def model(self, cfg):
+        return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))
 
-    def loss(self, model, batch): return nn.functional.cross_entropy(model(batch[0]), batch[1])
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    def metrics(self, outputs, batch): return {{"accuracy": ((outputs.argmax(1) == batch[1]).sum(), len(batch[1]))}}
+    def metrics(self, outputs, batch):
+        return {{"accuracy": ((outputs.argmax(1) == batch[1]).sum(), len(batch[1]))}}
 
-    def submission(self, predictions): return {{"id": range(len(predictions)), "target": predictions.argmax(1)}}"""
+    def submission(self, predictions):
+        return {{"id": range(len(predictions)), "target": predictions.argmax(1)}}"""
 FIT_CELL = """\
 platform = sk.detect()
 cfg = sk.compose("trainer=kaggle_2xt4" if len(platform.gpus) == 2 else "trainer=kaggle_safe", "trainer.max_epochs=5")
-run = sk.fit({task}, cfg, resume="auto", predict="submission.csv")  # the same line in a session that goes on with this one
+# the same line in a session that goes on with this one
+run = sk.fit({task}, cfg, resume="auto", predict="submission.csv")
 run.raise_for_status()"""
-SEAL_CELL = 'if platform.name == "kaggle": sk.seal_output()  # counts and lists what the session leaves'
+SEAL_CELL = """\
+if platform.name == "kaggle":
+    sk.seal_output()  # counts and lists what the session leaves"""
 
 
 def task_cells(task: str | None, inputs: Iterable[str] = (), script: bool = False) -> tuple[list[str], str]:
