@@ -29,7 +29,7 @@ from torch.utils.data import TensorDataset
 from spectrakit import Config, Task, compose, detect, override
 from spectrakit.data.loaders import epoch_order
 from spectrakit.distributed.context import RunContext, create_run_context
-from spectrakit.launch.worker import stop_file
+from spectrakit.distributed.heartbeat import stop_file
 from spectrakit.training.loop import train_run
 from spectrakit.training.task import build_optimizer
 from spectrakit.watchdog.budget import Budget, TimeLimit

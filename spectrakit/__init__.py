@@ -5,7 +5,7 @@ Importing it is light: names are looked up where they are used first, and torch 
 __version__ = "0.1.0"
 
 _NAMES = {
-    "Config": "config.compose", "RequestError": "config.compose", "compose": "config.compose", "diff": "config.compose", "override": "config.compose", "profiles": "config.compose",
+    "Config": "config.schema", "RequestError": "system.errors", "compose": "config.compose", "diff": "config.compose", "override": "config.compose", "profiles": "config.profile_files",
     "ProfilePicker": "picker.picker",
     "Platform": "system.platforms", "detect": "system.platforms", "find_input": "system.inputs", "has_internet": "system.inputs",
     "FoundLr": "tuning.lr_finder", "find_lr": "tuning.lr_finder",

@@ -280,7 +280,7 @@ class Troubled(Line):
         os._exit(0)
 
     def refuse(self):
-        from spectrakit.config.compose import RequestError
+        from spectrakit.system.errors import RequestError
 
         raise RequestError("this came late. Mend it.")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from spectrakit.config.schema import RequestError
+from spectrakit.system.errors import RequestError
 from spectrakit.tasks.spectra import ORIGINS, coffee_data, demo_package, fold_of_samples
 
 DECIMALS = 6  # of an absorbance; the spectra have no more to tell

@@ -48,7 +48,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
-from spectrakit.config.schema import did_you_mean
+from spectrakit.system.errors import did_you_mean
 from spectrakit.tasks.spectra import fold_of_samples, whole_number
 
 KINDS = ("auto", "classes", "numbers")

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.store import find_checkpoint, write_atomic
+from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, override
 from ..config.resolve import resolve_env
-from ..config.schema import Config, RequestError
+from ..config.schema import Config
 from ..distributed.topology import plan_processes, rank_of
 from ..launch.job import Job, check_task_name, job_parent, load_task, name_of, settled_name
 from ..launch.launcher import Outcome, clock_of, launch, sweep_jobs
@@ -29,6 +29,8 @@ from ..runs.events import effective_events, last_event, read_events, write_metri
 from ..runs.outputs import seal_after
 from ..runs.resume_source import as_before, begun, choose
 from ..runs.run_dir import check_mirror, is_locked, look_at, new_run_dir
+from ..system.errors import RequestError
+from ..system.files import write_atomic
 from ..system.platforms import Platform, detect
 from ..system.signals import ends_softly, interrupts
 from ..training.task import check_task

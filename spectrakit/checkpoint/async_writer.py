@@ -31,9 +31,9 @@ from spectrakit.checkpoint.store import (
     prune,
     save_checkpoint,
     verify,
-    write_atomic,
 )
 from ..config.schema import CheckpointConfig
+from ..system.files import write_atomic
 from ..system.hardware import usable_memory
 from ..system.units import parse_bytes
 

@@ -15,7 +15,7 @@ from .runs import Parser, make_parser
 # %% ../../nbs/90_cli/02_kaggle.ipynb #72381dfb
 def _ask(options, folder: str) -> None:
     "Ask for what was not given; an empty answer leaves it out. RequestError where nobody can answer."
-    from spectrakit.config.schema import RequestError
+    from spectrakit.system.errors import RequestError
 
     if not sys.stdin or not sys.stdin.isatty():
         raise RequestError(
@@ -109,7 +109,7 @@ def _looked_at(parser: Parser) -> None:
 
 def _seconds(text: str | None) -> float | None:
     "The time that --timeout gives. RequestError where it is none."
-    from spectrakit.config.schema import RequestError
+    from spectrakit.system.errors import RequestError
     from spectrakit.system.units import parse_duration
 
     try:
@@ -273,7 +273,7 @@ def kaggle(arguments: Sequence[str]) -> int:
   spectrakit kaggle status soil-first""",
     )
     parser.add_argument("command", metavar="COMMAND", help="one of these")
-    from spectrakit.config.schema import RequestError, did_you_mean
+    from spectrakit.system.errors import RequestError, did_you_mean
 
     name = parser.parse_known_args(words)[0].command
     raise RequestError(

@@ -30,7 +30,7 @@ from .wheels import wheelhouse
 def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
     "(task, overrides): the task is the word that is no override, wherever it stands. RequestError where there are two."
     from spectrakit.config.aliases import is_known
-    from spectrakit.config.schema import RequestError
+    from spectrakit.system.errors import RequestError
 
     tasks = [word for word in words if "=" not in word and word[:1] not in ("+", "~")]
     for word in tasks:
@@ -89,7 +89,7 @@ def profiles(arguments: Sequence[str]) -> int:
     parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="the settings in which two profiles differ")
     options = parser.parse_args(arguments)
     from spectrakit.config.compose import compose, diff
-    from spectrakit.config.schema import shown
+    from spectrakit.config.validation import shown
 
     if options.compare:
         a, b = (compose(f"trainer={name}") for name in options.compare)
@@ -104,9 +104,10 @@ def profiles(arguments: Sequence[str]) -> int:
 
 def show_profile(name: str) -> None:
     "Print a trainer profile with all its settings, another one with what it sets, or the profiles of a group."
-    from spectrakit.config.compose import compose, describe, from_dict, profile_intent, profile_settings
-    from spectrakit.config.compose import profiles as all_profiles
-    from spectrakit.config.schema import RequestError, did_you_mean
+    from spectrakit.config.compose import compose, describe, from_dict, profile_settings
+    from spectrakit.config.profile_files import profile_intent
+    from spectrakit.config.profile_files import profiles as all_profiles
+    from spectrakit.system.errors import RequestError, did_you_mean
 
     found = all_profiles()
     group, _, alone = name.rpartition("/")
@@ -135,10 +136,12 @@ def show_profile(name: str) -> None:
 # %% ../../nbs/90_cli/03_main.ipynb #4da373e2
 def list_profiles() -> None:
     "Print a table of the trainer profiles; one of the user's own that is broken stands below it, with its reason."
-    from spectrakit.config.compose import RequestError, compose, profile_intent
-    from spectrakit.config.compose import profiles as all_profiles
+    from spectrakit.config.compose import compose
+    from spectrakit.config.profile_files import profile_intent
+    from spectrakit.config.profile_files import profiles as all_profiles
     from spectrakit.config.resolve import notable_settings, recommended_profile
     from spectrakit.config.schema import Config
+    from spectrakit.system.errors import RequestError
     from spectrakit.system.platforms import detect
 
     fits, why = recommended_profile(detect())
@@ -203,7 +206,8 @@ def train(arguments: Sequence[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="print only where the run is and how it ended")
     options = parser.parse_intermixed_args(arguments)
     from spectrakit.api.run import fit
-    from spectrakit.config.compose import RequestError, compose
+    from spectrakit.config.compose import compose
+    from spectrakit.system.errors import RequestError
 
     task, overrides = split_words(options.words)
     config = compose(*overrides, config=options.config)
@@ -251,7 +255,7 @@ def resume(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     from spectrakit.api.run import open_run
     from spectrakit.api.run import resume as resume_run
-    from spectrakit.config.compose import RequestError
+    from spectrakit.system.errors import RequestError
 
     for word in options.overrides:
         if "=" not in word:
@@ -334,7 +338,8 @@ def find_lr(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     from pathlib import Path
 
-    from spectrakit.config.compose import RequestError, compose
+    from spectrakit.config.compose import compose
+    from spectrakit.system.errors import RequestError
     from spectrakit.tuning.lr_finder import find_lr as find
 
     for word in options.words:
@@ -429,7 +434,7 @@ def _dispatch(words: list[str]) -> int:
         print(__version__)
         return 0
     if words[0] not in COMMANDS:
-        from spectrakit.config.schema import RequestError, did_you_mean
+        from spectrakit.system.errors import RequestError, did_you_mean
 
         raise RequestError(
             f"There is no command {words[0]!r}. There are {', '.join(COMMANDS)}.{did_you_mean(words[0], COMMANDS)}"
@@ -442,6 +447,6 @@ def _dispatch(words: list[str]) -> int:
 
 def _is_request(error: ValueError) -> bool:
     "Whether the error is the user's to mend: a RequestError, or a SPECTRAKIT_… variable that cannot be read."
-    from spectrakit.config.schema import RequestError
+    from spectrakit.system.errors import RequestError
 
     return isinstance(error, RequestError) or "SPECTRAKIT_" in str(error)

@@ -151,7 +151,7 @@ def plot(arguments: Sequence[str]) -> int:
 
 def check_picture(out) -> None:
     "RequestError where the file `out` cannot become a picture, before anything is drawn or computed for it."
-    from spectrakit.config.schema import RequestError
+    from spectrakit.system.errors import RequestError
 
     if out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise RequestError(f"{str(out)!r} has an unknown ending. Use .png, .svg or .pdf.")
@@ -161,7 +161,7 @@ def check_picture(out) -> None:
 
 def save_picture(figure, out):
     "Write a figure to the file `out` and return it. RequestError where it cannot be written."
-    from spectrakit.config.schema import RequestError
+    from spectrakit.system.errors import RequestError
     from spectrakit.view.plots import save_figure
 
     try:

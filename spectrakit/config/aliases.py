@@ -13,15 +13,9 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from spectrakit.config.schema import (
-    TRACKERS,
-    CheckpointConfig,
-    DataloaderConfig,
-    RequestError,
-    did_you_mean,
-    settings,
-    shown,
-)
+from .schema import TRACKERS, CheckpointConfig, DataloaderConfig, settings
+from .validation import shown
+from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc01
 _DDP = ("static_graph", "find_unused_parameters", "gradient_as_bucket_view", "bucket_cap_mb", "sync_batchnorm")

@@ -9,7 +9,8 @@ __all__ = ['BatchPlan', 'plan_batches', 'total_steps', 'warmup_length', 'lr_fact
 import math
 from dataclasses import dataclass
 
-from .schema import Config, RequestError, SchedulerConfig
+from .schema import Config, SchedulerConfig
+from ..system.errors import RequestError
 
 # %% ../../nbs/10_config/06_batch_plan.ipynb #23a2fc01
 @dataclass(frozen=True)

@@ -40,11 +40,12 @@ from spectrakit.config.profile_files import (
     parse_yaml,
     place,
     profile_folders,
-    profile_intent,
     profiles,
     read_text,
 )
-from .schema import Config, RequestError, did_you_mean, get, meant, settings, shown, to_dict, wants
+from .schema import Config, get, settings, to_dict
+from .validation import meant, shown, wants
+from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/10_config/04_compose.ipynb #23a2fc01
 def _writable(node: Any) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .aliases import flat, is_known
-from .schema import RequestError, did_you_mean
+from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/10_config/03_profile_files.ipynb #23a2fc01
 def read_text(file: Path | str) -> str:

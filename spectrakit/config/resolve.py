@@ -10,7 +10,8 @@ import dataclasses
 from typing import Any
 
 from .compose import profile_settings
-from .schema import Config, get, settings, shown
+from .schema import Config, get, settings
+from .validation import shown
 from ..system.platforms import Platform
 
 # %% ../../nbs/10_config/05_resolve.ipynb #23a2fc01

@@ -18,19 +18,14 @@ from functools import partial
 from typing import Any
 
 from spectrakit.config.validation import (
-    SECRET_NAME,
-    ReadOnly,
-    RequestError,
     Setting,
     check_setting,
-    did_you_mean,
     frozen,
     has_kind,
-    meant,
     setting,
-    shown,
-    wants,
 )
+from ..system.errors import RequestError, did_you_mean
+from ..system.secrets import SECRET_NAME
 from ..system.units import parse_bytes, parse_duration, parse_moment
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fc01

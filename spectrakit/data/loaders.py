@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from ..config.batch_plan import BatchPlan
 from ..config.compose import override
-from ..config.schema import Config, RequestError
+from ..config.schema import Config
+from ..system.errors import RequestError
 
 # %% ../../nbs/22_data/00_loaders.ipynb #23a2fc01
 def mix(*numbers: int) -> int:

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..config.schema import Config, RequestError
+from ..config.schema import Config
 from .fsdp import is_sharded, shard, shard_by_accelerate
 from .heartbeat import Board, Pulse, new_board
 from .topology import Rank, rank_of
-from ..system.platforms import Gpu, Platform, choose_precision, detect
+from ..system.errors import RequestError
+from ..system.hardware import Gpu, choose_precision
+from ..system.platforms import Platform, detect
 
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fc01
 def detect_hardware() -> Platform:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ..config.schema import RequestError
+from ..system.errors import RequestError
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc01
 def _is_dtensor(value: Any) -> bool:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config.schema import Config, RequestError
+from ..config.schema import Config
+from ..system.errors import RequestError
 from ..system.platforms import Platform
 
 # %% ../../nbs/21_distributed/00_topology.ipynb #23a2fc01

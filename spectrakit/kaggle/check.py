@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config.validation import RequestError
 from spectrakit.kaggle.metadata import (
     DATASET_FILE,
     KERNEL_FILE,
@@ -40,6 +39,7 @@ from spectrakit.kaggle.requirements import (
 )
 from .secret_scan import Leak, leak_in_value, leaks_in
 from .static_analysis import UNKNOWN, Use
+from ..system.errors import RequestError
 from ..system.platforms import LIMITS
 from ..system.units import format_bytes, format_duration, parse_duration
 

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.store import write_atomic
-from ..config.validation import RequestError, masked
 from .check import Checked, check_kernel
 from .metadata import KERNEL_FILE, PLACEHOLDER, known_owner, read_metadata, split_source, with_owner
+from ..system.errors import RequestError
+from ..system.files import write_atomic
+from ..system.secrets import masked
 
 # %% ../../nbs/66_kaggle/06_client.ipynb #a6027972
 class KaggleError(RuntimeError):

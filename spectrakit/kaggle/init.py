@@ -13,9 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.store import write_atomic
 from ..config.profile_files import place, read_text
-from ..config.validation import RequestError, did_you_mean
 from spectrakit.kaggle.metadata import (
     KERNEL,
     KERNEL_FILE,
@@ -27,6 +25,8 @@ from spectrakit.kaggle.metadata import (
     split_source,
 )
 from ..launch.job import BUILT_IN, check_task_name
+from ..system.errors import RequestError, did_you_mean
+from ..system.files import write_atomic
 
 # %% ../../nbs/66_kaggle/05_init.ipynb #4bbdb483
 INSTALL_CELL = """\

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config.profile_files import place, read_text
-from ..config.validation import RequestError, did_you_mean, shown
+from ..config.validation import shown
+from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #86caa348
 LEVELS = ("error", "warning", "ok")

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config.validation import RequestError, did_you_mean
 from spectrakit.kaggle.metadata import (
     DATASET_FILE,
     KERNEL_FILE,
@@ -28,6 +27,7 @@ from spectrakit.kaggle.metadata import (
 )
 from .static_analysis import UNKNOWN, Cell, Facts, Use, facts_of, read_code, tops
 from ..offline.import_names import importable_offline, is_there, modules_of, read_wheels
+from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #4c6e845d
 OURS = {"spectrakit", "hydra"}  # what the wheels bring where no folder of them is at hand

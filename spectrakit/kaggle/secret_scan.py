@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..config.validation import SECRET_NAME
+from ..system.secrets import SECRET_NAME
 
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #be22bd4b
 FORMS = {  # whose key it is: its form, the key itself as a group where there is more around it

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.profile_files import place, read_text
-from ..config.validation import RequestError
+from ..system.errors import RequestError
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #fea97f29
 @dataclass(frozen=True)

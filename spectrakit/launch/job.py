@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.store import write_atomic
 from ..config.compose import from_dict
-from ..config.schema import Config, RequestError, did_you_mean, to_dict
+from ..config.schema import Config, to_dict
 from ..distributed.topology import launch_folder
 from .task_pickle import MAPPED_FROM_BYTES, CannotCarry, check_private, read_task, write_task
+from ..system.errors import RequestError, did_you_mean
+from ..system.files import write_atomic
 from ..system.platforms import Platform, detect
 from ..training.task import PlainTask
 

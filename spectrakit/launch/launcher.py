@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.store import find_checkpoint, write_atomic
-from ..config.schema import Config, RequestError
+from ..checkpoint.store import find_checkpoint
+from ..config.schema import Config
 from ..distributed.context import BROKEN
 from ..distributed.heartbeat import HURRY, STOP, checkpoint_file, hold, stop_file, wanted_by_files
 from spectrakit.distributed.topology import (
@@ -33,10 +33,13 @@ from spectrakit.distributed.topology import (
     process_environ,
     rank_of,
 )
-from .job import CannotCarry, Job, load_task, with_config, write_job
+from .job import Job, load_task, with_config, write_job
 from .supervisor import Ended, first_error, run_once
+from .task_pickle import CannotCarry
 from .worker import die_with_parent, work
 from ..runs.events import EventLog, read_events
+from ..system.errors import RequestError
+from ..system.files import write_atomic
 from ..system.platforms import Platform
 from ..system.signals import interrupts
 from ..watchdog.budget import time_limit

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.store import find_checkpoint
-from ..config.schema import RequestError
 from ..distributed.heartbeat import HURRY, STOP, Board, Watch, end_of, new_board, request, set_end, stop_file
 from ..distributed.topology import Processes, process_environ, python_path
 from .job import Job, with_extra
 from .worker import START, start
+from ..system.errors import RequestError
 from ..system.signals import family_of, kill_group, kill_tree, unheard
 from ..watchdog.budget import kill_at, make_budget, time_limit
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import cloudpickle
 
-from ..config.schema import RequestError
+from ..system.errors import RequestError
 
 # %% ../../nbs/50_launch/00_task_pickle.ipynb #23a2fc01
 MAPPED_FROM_BYTES = 64 * 2**20

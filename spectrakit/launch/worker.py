@@ -19,9 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.store import write_atomic
-from ..config.schema import RequestError
-from ..config.validation import masked
 from ..distributed.context import BROKEN
 from spectrakit.distributed.heartbeat import (
     FAILED,
@@ -36,6 +33,9 @@ from spectrakit.distributed.heartbeat import (
 )
 from ..distributed.topology import rank_of
 from .job import Job, read_job, read_job_head
+from ..system.errors import RequestError
+from ..system.files import write_atomic
+from ..system.secrets import masked
 from ..watchdog.budget import make_budget, time_limit
 
 # %% ../../nbs/50_launch/02_worker.ipynb #9dbc3c87

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 from ..config.profile_files import place
-from ..config.validation import RequestError
 from .platform_packages import shipped_on
+from ..system.errors import RequestError
 
 # %% ../../nbs/23_offline/01_import_names.ipynb #72b188de
 MODULES = {

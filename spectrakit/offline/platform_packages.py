@@ -16,7 +16,7 @@ from datetime import date
 from importlib.resources import files
 from pathlib import Path
 
-from ..config.schema import RequestError, did_you_mean
+from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/23_offline/00_platform_packages.ipynb #dfded266
 PYTHONS = ("3.11", "3.12", "3.13")  # those that spectrakit is tested with

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config.schema import RequestError, did_you_mean
 from .dry_install import Rehearsed, rehearse
 from .platform_packages import PYTHONS, Shipped, normal_name, read_list, shipped_on
 from .wheels import Found, checkout, metadata_of, missing_wheels, needs_of, own_wheel, satisfied
+from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/23_offline/05_wheelhouse.ipynb #edf30c9d
 MOST_FILES = 50

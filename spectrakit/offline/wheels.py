@@ -22,8 +22,8 @@ from email.parser import Parser
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..config.schema import RequestError
 from .platform_packages import Shipped, normal_name
+from ..system.errors import RequestError
 
 # %% ../../nbs/23_offline/03_wheels.ipynb #c41662ae
 def metadata_of(wheel: Path) -> Message:

@@ -22,11 +22,13 @@ from ..config.batch_plan import plan_batches, total_steps, warmup_length
 from ..config.compose import compose, diff
 from ..config.profile_files import load_yaml, profile_intent, profiles
 from ..config.resolve import ignored_settings, platform_notes
-from ..config.schema import Config, RequestError, get, settings, shown, wants
+from ..config.schema import Config, get, settings
+from ..config.validation import shown, wants
 from ..distributed.topology import plan_processes
 from .provenance import value_text, word
 from ..runs.resume_source import same_task
 from ..runs.run_dir import facts_of
+from ..system.errors import RequestError
 from ..system.hardware import choose_precision
 from ..system.platforms import Platform
 from ..system.units import format_duration

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.store import write_atomic
 from ..config.compose import compose
 from ..config.profile_files import place, profile_intent, profiles
-from ..config.schema import Config, RequestError, get, shown
+from ..config.schema import Config, get
+from ..config.validation import shown
 from spectrakit.picker.fields import (
     FRONT,
     WARNING,
@@ -53,6 +53,8 @@ from spectrakit.picker.selection import (
     told_sources,
     written,
 )
+from ..system.errors import RequestError
+from ..system.files import write_atomic
 from ..system.platforms import Platform, detect
 
 # %% ../../nbs/65_picker/03_picker.ipynb #fbadae2e

@@ -20,8 +20,9 @@ from typing import Any
 from ..config.aliases import ALIASES, flat, parse_overrides
 from ..config.compose import compose, diff, profile_settings
 from ..config.profile_files import load_yaml, nested, other_ending, place, profiles
-from ..config.schema import Config, RequestError, get
-from ..config.validation import SECRET_NAME, masked
+from ..config.schema import Config, get
+from ..system.errors import RequestError
+from ..system.secrets import SECRET_NAME, masked
 
 # %% ../../nbs/65_picker/00_provenance.ipynb #c3b2ffa2
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")

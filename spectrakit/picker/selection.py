@@ -13,7 +13,7 @@ from typing import Any
 from ..config.compose import compose, diff, override, profile_settings
 from ..config.profile_files import profile_intent, profiles
 from ..config.resolve import recommended_profile, resolve_env
-from ..config.schema import Config, RequestError, get
+from ..config.schema import Config, get
 from spectrakit.picker.fields import (
     WARNING,
     Row,
@@ -41,6 +41,7 @@ from spectrakit.picker.provenance import (
     told_outside,
     yaml_text,
 )
+from ..system.errors import RequestError
 from ..system.platforms import Platform, detect
 
 # %% ../../nbs/65_picker/02_selection.ipynb #2b9415a0

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..api.run import Run, list_runs, open_run
-from ..checkpoint.store import write_atomic
-from ..config.schema import RequestError, did_you_mean, settings
+from ..config.schema import settings
 from ..config.validation import shown
 from spectrakit.reports.html import (
     HIDDEN,
@@ -33,6 +32,8 @@ from spectrakit.reports.html import (
     table_text,
 )
 from ..runs.history import HUGE, Digest, digest, samples_at
+from ..system.errors import RequestError, did_you_mean
+from ..system.files import write_atomic
 from ..system.units import format_duration
 from spectrakit.view.plots import (
     GRID,

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..config.validation import SECRET_NAME, masked
+from ..system.secrets import SECRET_NAME, masked
 from ..view.plots import GRID, INK, RATE, SPEED, TRAIN, VALID
 
 # %% ../../nbs/70_reports/01_html.ipynb #b23cc830

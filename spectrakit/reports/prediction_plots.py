@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config.validation import RequestError
+from ..system.errors import RequestError
 from ..view.plots import GRID, INK, TRAIN, VALID, Picture, decimate, label
 
 # %% ../../nbs/70_reports/00_prediction_plots.ipynb #f2d0ce06

@@ -20,16 +20,18 @@ from typing import Any
 import numpy as np
 
 from ..api.run import Predictions, Run
-from ..checkpoint.store import CheckpointError, checkpoint_bytes, checkpoints, pointed, verify, write_atomic
+from ..checkpoint.store import CheckpointError, checkpoint_bytes, checkpoints, pointed, verify
 from ..config.aliases import flat
 from ..config.compose import compose
-from ..config.schema import RequestError, settings, to_dict
+from ..config.schema import settings, to_dict
 from ..config.validation import shown
 from ..launch.job import BUILT_IN, load_task
 from .comparison import AXES, curve, draw, find_run, frame, plot_runs, results
 from .html import HIDDEN, cell, figure_html, fold, is_secret, page, plain, safe, table_html
 from .prediction_plots import pictures_of
 from ..runs.history import Digest, digest
+from ..system.errors import RequestError
+from ..system.files import write_atomic
 from ..system.units import format_bytes, format_duration
 from ..view.plots import INK, VALID
 

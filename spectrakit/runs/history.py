@@ -19,9 +19,10 @@ from ..checkpoint.store import pointed
 from ..config.aliases import flat
 from ..config.compose import compose
 from ..config.profile_files import load_yaml
-from ..config.schema import RequestError, to_dict
+from ..config.schema import to_dict
 from .events import SCHEMA, effective_events, is_event
 from .run_dir import facts_of, is_locked
+from ..system.errors import RequestError
 
 # %% ../../nbs/35_runs/02_history.ipynb #4579a538
 _PIECE = 2**22

@@ -19,10 +19,11 @@ from datetime import UTC, datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..checkpoint.store import CheckpointError, file_sha256, pointed, read_manifest, write_atomic
+from ..checkpoint.store import CheckpointError, pointed, read_manifest
 from ..config.profile_files import load_yaml
-from ..config.schema import RequestError
 from .run_dir import facts_of, is_locked, look_at, versions
+from ..system.errors import RequestError
+from ..system.files import file_sha256, write_atomic
 from ..system.hardware import WORKING_BYTES
 from ..system.platforms import Platform, detect
 from ..system.units import format_bytes

@@ -28,12 +28,12 @@ from spectrakit.checkpoint.store import (
     pointed,
     read_manifest,
     verify,
-    write_atomic,
 )
 from ..config.batch_plan import plan_batches
 from ..config.compose import compose, diff, override, snapshot
 from ..config.profile_files import parse_yaml, read_text
-from ..config.schema import Config, RequestError, ResumeConfig, shown
+from ..config.schema import Config, ResumeConfig
+from ..config.validation import shown
 from ..distributed.topology import plan_processes, rank_of
 from .events import EventLog, is_event
 from spectrakit.runs.run_dir import (
@@ -47,6 +47,8 @@ from spectrakit.runs.run_dir import (
     new_run_dir,
     reserve,
 )
+from ..system.errors import RequestError
+from ..system.files import write_atomic
 from ..system.platforms import Platform, input_folders, writable_bytes
 
 # %% ../../nbs/35_runs/03_resume_source.ipynb #23a2fc01

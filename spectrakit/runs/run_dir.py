@@ -23,9 +23,10 @@ from pathlib import Path
 from ..checkpoint.store import checkpoints, verify
 from ..config.compose import sha256
 from ..config.resolve import ignored_settings, platform_notes
-from ..config.schema import Config, RequestError
+from ..config.schema import Config
 from ..distributed.topology import plan_processes, rank_of
 from .events import is_event
+from ..system.errors import RequestError
 from ..system.platforms import Platform, writable_bytes
 from ..watchdog.budget import time_limit
 

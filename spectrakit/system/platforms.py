@@ -16,13 +16,12 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timezone
+from datetime import UTC, datetime
 
 # choose_precision is not used here: whoever asks for the platform finds it beside `Gpu`
 from spectrakit.system.hardware import (
     GIB,
     Gpu,
-    choose_precision,
     dead_gpu_note,
     free_bytes,
     read_small,

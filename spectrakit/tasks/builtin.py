@@ -276,7 +276,8 @@ BRIEF = {"coffee": ("trainer.max_epochs=5",), "fermentation": ()}  # settings of
 def quick_metrics(task: str, *overrides: str) -> dict[str, float]:
     "Train in this process; the metrics after the last step. RuntimeError where the run did not come to its end."
     from spectrakit.config.compose import compose
-    from spectrakit.launch.launcher import Job, launch
+    from spectrakit.launch.job import Job
+    from spectrakit.launch.launcher import launch
     from spectrakit.system.platforms import detect
 
     # one evaluation, at the end: the held-out samples choose nothing

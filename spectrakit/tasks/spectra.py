@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..config.schema import Config, RequestError
+from ..config.schema import Config
+from ..system.errors import RequestError
 from ..training.task import Task
 
 # %% ../../nbs/80_tasks/00_spectra.ipynb #23a2fc01

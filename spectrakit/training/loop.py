@@ -17,10 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.store import write_atomic
 from ..config.batch_plan import lr_factor, warmup_length
-from ..config.schema import Config, RequestError
-from ..config.validation import masked
+from ..config.schema import Config
 from ..distributed.context import BROKEN, RunContext
 from ..distributed.fsdp import all_finite, gradient_norm_clip, same_on_all_ranks, scale
 from spectrakit.distributed.heartbeat import (
@@ -38,6 +36,9 @@ from spectrakit.distributed.heartbeat import (
     set_end,
 )
 from ..runs.events import EventLog
+from ..system.errors import RequestError
+from ..system.files import write_atomic
+from ..system.secrets import masked
 from ..system.units import parse_duration
 from spectrakit.training.nan_guard import (
     ROLLED_BACK,

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config.schema import Config, RequestError
-from ..config.validation import masked
+from ..config.schema import Config
 from ..distributed.context import BROKEN, RunContext
 from ..distributed.fsdp import gradient_norm_clip
 from ..distributed.heartbeat import STOP, TIME, set_end
 from ..runs.events import EventLog
+from ..system.errors import RequestError
+from ..system.secrets import masked
 from .loop import Silent, leave_traceback, scale_gradients, set_lr
 from .setup import prepare
 from .state import Session

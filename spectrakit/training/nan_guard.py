@@ -10,9 +10,9 @@ __all__ = ['ROLLED_BACK', 'bad_loss', 'answer_nan', 'not_finite', 'written_step'
 import math
 from typing import Any
 
-from ..config.schema import RequestError
 from ..data.loaders import find_non_finite
 from ..distributed.heartbeat import clear_agenda
+from ..system.errors import RequestError
 from .restore import restore_session
 from .schedule import start_interval
 from .state import Session, keeper_of, tell_once

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.store import find_checkpoint, load_weights
-from ..config.schema import Config, RequestError
+from ..config.schema import Config
 from ..data.loaders import dataset_length, eval_batches
 from ..distributed.context import RunContext
+from ..system.errors import RequestError
 from .task import check_task, predict_batch, repeatable, seed_everything
 
 # %% ../../nbs/40_training/09_prediction.ipynb #23a2fc01

@@ -19,12 +19,12 @@ from spectrakit.checkpoint.store import (
     pointed,
     restore_random_state,
     verify,
-    write_atomic,
 )
-from ..config.schema import RequestError
 from ..data.fingerprint import fingerprint_change
 from ..data.loaders import mix
 from ..distributed.fsdp import like, load_whole_model, load_whole_optimizer
+from ..system.errors import RequestError
+from ..system.files import write_atomic
 from .state import Progress, Session
 from .task import seed_everything
 from ..watchdog.budget import schedule_pace

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.store import random_state, restore_random_state, write_atomic
+from ..checkpoint.store import random_state, restore_random_state
 from ..config.batch_plan import plan_batches, total_steps
 from ..config.resolve import ignored_settings
-from ..config.schema import Config, RequestError, did_you_mean
+from ..config.schema import Config
 from ..data.fingerprint import dataset_fingerprint
 from spectrakit.data.loaders import (
     ResidentBatches,
@@ -31,6 +31,8 @@ from spectrakit.data.loaders import (
 )
 from ..distributed.context import RunContext
 from ..runs.events import EventLog, last_event, read_events
+from ..system.errors import RequestError, did_you_mean
+from ..system.files import write_atomic
 from .forecast import first_evaluation, look_s, passes, predictions_s, test_data
 from .state import Session
 from .task import build_optimizer, check_loss, check_task, seed_everything

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..checkpoint.store import random_state, restore_random_state
-from ..config.schema import Config, RequestError, did_you_mean
+from ..config.schema import Config
 from ..distributed.context import RunContext
 from ..distributed.fsdp import is_sharded
+from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/40_training/00_task.ipynb #fd627859
 class Task:

@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.store import write_atomic
 from ..config.aliases import flat
-from ..config.schema import Config, RequestError, shown, to_dict
+from ..config.schema import Config, to_dict
+from ..config.validation import shown
+from ..system.errors import RequestError
+from ..system.files import write_atomic
 from ..system.platforms import detect
 from ..system.secrets import SecretError, hidden, secret
 

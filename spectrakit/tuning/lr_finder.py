@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 from ..config.compose import compose
 from ..config.resolve import resolve_env
-from ..config.schema import Config, RequestError
+from ..config.schema import Config
 from ..distributed.topology import rank_of
 from ..launch.job import Job, check_task_name, name_of, private_folder, settled_name
 from ..launch.launcher import Outcome, held_folder, launch
 from ..runs.events import EventReader, last_event, read_events
+from ..system.errors import RequestError
 from ..system.platforms import detect
 from ..system.signals import ends_softly
 from ..training.lr_range_test import SURE, Smoothed, Sweep

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.store import write_atomic
-from ..config.schema import RequestError
 from ..runs.events import EventReader
 from ..runs.run_dir import is_locked
+from ..system.errors import RequestError
+from ..system.files import write_atomic
 from .buttons import Buttons
 from .plots import Picture, plot_curves
 from .run_state import RunState, as_events, take

@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..config.schema import RequestError
 from ..runs.events import EventReader
+from ..system.errors import RequestError
 from ..system.units import format_duration
 from .run_state import MOST_METRICS, estimate_left_s, number
 

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..config.schema import Config, RequestError
+from ..config.schema import Config
+from ..system.errors import RequestError
 from ..system.platforms import Platform
 from ..system.units import format_duration, parse_duration, parse_moment
 

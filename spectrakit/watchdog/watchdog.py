@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..config.schema import Config, LaunchConfig, RequestError, WatchdogConfig, did_you_mean
+from ..config.schema import Config, LaunchConfig, WatchdogConfig
 from spectrakit.distributed.heartbeat import (
     FAILED,
     HURRY,
@@ -33,6 +33,7 @@ from spectrakit.distributed.heartbeat import (
     new_board,
     raise_flag,
 )
+from ..system.errors import RequestError, did_you_mean
 from ..system.platforms import detect
 from ..system.signals import interrupts
 from ..system.units import parse_duration

@@ -16,9 +16,10 @@ from helpers import task, tree_hashes
 from spectrakit.api.run import Run, fit, list_runs, open_run, predict, resume
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, verify
 from spectrakit.cli.main import report
-from spectrakit.config.compose import RequestError, compose, sha256
+from spectrakit.config.compose import compose, sha256
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.run_dir import is_locked, locked
+from spectrakit.system.errors import RequestError
 from spectrakit.training.task import Task
 from tasks import Line, Listed, Submitting
 

@@ -6,7 +6,8 @@ import pytest
 
 from rank_tasks import Curve
 from spectrakit.checkpoint.store import checkpoints
-from spectrakit.config.compose import compose, profiles
+from spectrakit.config.compose import compose
+from spectrakit.config.profile_files import profiles
 from spectrakit.distributed.context import RunContext, create_run_context
 from spectrakit.system.platforms import detect
 from spectrakit.training.loop import train_run

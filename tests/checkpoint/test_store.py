@@ -30,7 +30,6 @@ from spectrakit.checkpoint.async_writer import Buffers, Keeper
 from spectrakit.checkpoint.store import (
     CheckpointError,
     checkpoints,
-    file_sha256,
     find_checkpoint,
     load_state,
     load_weights,
@@ -48,6 +47,7 @@ from spectrakit.config.schema import CheckpointConfig
 from spectrakit.distributed.context import create_run_context
 from spectrakit.launch.launcher import tidy
 from spectrakit.runs.events import EventLog, last_event, read_events
+from spectrakit.system.files import file_sha256
 from spectrakit.system.platforms import detect
 from spectrakit.training.loop import train_run
 from spectrakit.training.state import Session, end_mirror, end_saving, keeper_of, save, save_wanted

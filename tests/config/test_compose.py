@@ -15,7 +15,9 @@ import pytest
 import yaml
 
 from spectrakit.config.compose import compose, from_dict, override, sha256, snapshot
-from spectrakit.config.schema import Config, DistributedConfig, ReadOnly, RequestError, get, settings, to_dict
+from spectrakit.config.schema import Config, DistributedConfig, get, settings, to_dict
+from spectrakit.config.validation import ReadOnly
+from spectrakit.system.errors import RequestError
 
 pytestmark = pytest.mark.usefixtures("here")
 OWN = ("task.name=coffee", "task.fold=2", "extra.note.deep=[1,2]", "distributed.env.NCCL_DEBUG=INFO")

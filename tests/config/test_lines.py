@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from spectrakit.config.aliases import ALIASES
-from spectrakit.config.compose import RequestError, compose, diff, from_dict, profiles
+from spectrakit.config.compose import compose, diff, from_dict
+from spectrakit.config.profile_files import profiles
 from spectrakit.config.resolve import ignored_settings, platform_notes
 from spectrakit.config.schema import get, to_dict
+from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms import detect
 
 pytestmark = pytest.mark.usefixtures("here")

@@ -10,20 +10,12 @@ import pytest
 import yaml
 
 import spectrakit
-from spectrakit.config.compose import (
-    RequestError,
-    compose,
-    diff,
-    from_dict,
-    load_yaml,
-    profile_intent,
-    profiles,
-    sha256,
-    snapshot,
-)
+from spectrakit.config.compose import compose, diff, from_dict, sha256, snapshot
+from spectrakit.config.profile_files import load_yaml, profile_intent, profiles
 from spectrakit.config.resolve import resolve_env
 from spectrakit.config.schema import get, to_dict
 from spectrakit.distributed.topology import plan_processes
+from spectrakit.system.errors import RequestError
 from spectrakit.system.hardware import Gpu, choose_precision
 from spectrakit.system.platforms import detect
 from spectrakit.system.units import parse_duration

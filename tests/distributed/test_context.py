@@ -10,11 +10,11 @@ from rank_tasks import Augmented, Curve, FailsAtTheEnd, Named, NanOnOneRank, Nor
 from spectrakit.api.run import fit, predict
 from spectrakit.checkpoint.store import find_checkpoint, load_weights, read_manifest, verify
 from spectrakit.config.compose import compose
-from spectrakit.config.schema import RequestError
 from spectrakit.data.loaders import eval_batches
 from spectrakit.launch.job import Job
 from spectrakit.launch.launcher import launch
 from spectrakit.runs.events import columns, last_event, read_events
+from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms import detect
 from spectrakit.training.task import evaluate
 from spectrakit.view.text import each_rank

@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 
-from spectrakit.config.schema import RequestError
 from spectrakit.distributed.fsdp import (
     all_finite,
     gradient_norm_clip,
@@ -30,6 +29,7 @@ from spectrakit.distributed.fsdp import (
     whole,
     whole_optimizer_state,
 )
+from spectrakit.system.errors import RequestError
 
 TIMEOUT_S = 60
 TOO_OLD = not hasattr(FSDPModule, "set_force_sum_reduction_for_comms")

@@ -20,9 +20,10 @@ import psutil
 
 import spectrakit
 from helpers import clean_environ, wait_for
-from spectrakit.api.run import Run, is_locked, open_run
+from spectrakit.api.run import Run, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_state, load_weights, verify
 from spectrakit.runs.events import columns, last_event, read_events
+from spectrakit.runs.run_dir import is_locked
 
 HERE = Path(__file__).resolve().parent
 TASKS = HERE.parent / "fault_tasks.py"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from spectrakit.api import run as running
 from spectrakit.api.run import fit, resume
-from spectrakit.config.compose import RequestError, compose
+from spectrakit.config.compose import compose
+from spectrakit.system.errors import RequestError
 
 
 def main(request: dict) -> None:

@@ -19,10 +19,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from helpers import clean_environ
-from spectrakit.config.compose import RequestError, compose
+from spectrakit.config.compose import compose
 from spectrakit.launch.job import (
-    MAPPED_FROM_BYTES,
-    CannotCarry,
     Job,
     check_task_name,
     load_task,
@@ -33,7 +31,8 @@ from spectrakit.launch.job import (
     with_extra,
     write_job,
 )
-from spectrakit.launch.task_pickle import read_task
+from spectrakit.launch.task_pickle import MAPPED_FROM_BYTES, CannotCarry, read_task
+from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms import detect
 from spectrakit.training.task import Task
 from tasks import Line
@@ -713,7 +712,7 @@ def test_a_module_that_is_missing_there_is_a_sentence(job, tmp_path, monkeypatch
     task = only_here.Mine()
     sys.path.remove(str(tmp_path / "modules"))
     code = (
-        "from spectrakit.launch.job import RequestError, read_job\n"
+        "from spectrakit.system.errors import RequestError; from spectrakit.launch.job import read_job\n"
         f"try: read_job({str(write_job(job, task))!r})\nexcept RequestError as error: print(error)"
     )
     done = subprocess.run(

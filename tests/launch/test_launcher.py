@@ -13,10 +13,11 @@ import tasks
 from helpers import SETTINGS, only_run, run_cli, task, tree_hashes, wait_for
 from spectrakit.api.run import fit, open_run, resume
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
-from spectrakit.config.compose import RequestError, compose
+from spectrakit.config.compose import compose
 from spectrakit.launch.job import check_task_name, load_task, name_of
 from spectrakit.runs.events import columns, last_event
 from spectrakit.runs.run_dir import is_locked
+from spectrakit.system.errors import RequestError
 from tasks import Line
 
 pytestmark = pytest.mark.slow  # every test here starts processes

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from helpers import TASKS, TESTS, only_run, task, wait_for
-from spectrakit.api.run import Run, fit, is_locked, open_run, resume
+from spectrakit.api.run import Run, fit, open_run, resume
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, read_manifest, verify
-from spectrakit.config.compose import RequestError, compose
+from spectrakit.config.compose import compose
 from spectrakit.distributed.heartbeat import FAILED, STOP, Pulse, Watch, asked, new_board, raise_flag, stop_file, sweep
 from spectrakit.distributed.topology import Processes
 from spectrakit.launch import launcher as launching
@@ -31,6 +31,8 @@ from spectrakit.launch.launcher import Outcome, choose_launcher, failed_launcher
 from spectrakit.launch.supervisor import Ended, first_error, watch_over
 from spectrakit.launch.worker import _check_fork
 from spectrakit.runs.events import columns, last_event, read_events
+from spectrakit.runs.run_dir import is_locked
+from spectrakit.system.errors import RequestError
 from spectrakit.system.hardware import Gpu
 from spectrakit.system.platforms import detect
 from spectrakit.system.signals import interrupts, kill_tree
@@ -444,7 +446,8 @@ FORK = """
 import json, os, sys, threading
 import torch
 from accelerate import Accelerator
-from spectrakit.config.compose import RequestError, compose
+from spectrakit.config.compose import compose
+from spectrakit.system.errors import RequestError
 from spectrakit.api.run import fit
 from tasks import Troubled
 

@@ -17,7 +17,6 @@ import pytest
 from packaging.requirements import Requirement
 
 from helpers import SETTINGS, clean_environ, only_run
-from spectrakit.config.schema import RequestError
 from spectrakit.distributed.topology import launch_folder
 from spectrakit.kaggle.check import check_kernel
 from spectrakit.kaggle.init import init_kernel
@@ -25,6 +24,7 @@ from spectrakit.offline import installer, wheels
 from spectrakit.offline.dry_install import build_stage, find_python, sealed
 from spectrakit.offline.platform_packages import LISTS, Shipped, normal_name, read_list, shipped_on
 from spectrakit.offline.wheelhouse import check_out, kit_needs, make_wheelhouse
+from spectrakit.system.errors import RequestError
 
 root = Path(__file__).resolve().parents[2]
 HERE = "%d.%d" % sys.version_info[:2]

@@ -17,12 +17,14 @@ from nbclient.exceptions import CellExecutionError
 
 import helpers
 import spectrakit as sk
-from spectrakit.config.compose import RequestError, compose, diff, profiles
+from spectrakit.config.compose import compose, diff
+from spectrakit.config.profile_files import profiles
 from spectrakit.config.schema import get
 from spectrakit.picker import fields as forms
 from spectrakit.picker import picker as pickers
 from spectrakit.picker import selection as choosing
 from spectrakit.picker.provenance import read_choice, word, yaml_text
+from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms import detect
 
 

@@ -12,8 +12,8 @@ from helpers import clean_environ
 from odd_runs import ODD, SCRIPT, START, evaluation, odd_run, plain_run, step, write_run
 from spectrakit.cli.main import main
 from spectrakit.config.compose import diff
-from spectrakit.config.schema import RequestError
 from spectrakit.runs.run_dir import locked
+from spectrakit.system.errors import RequestError
 from spectrakit.view.plots import Picture
 
 

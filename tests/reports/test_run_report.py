@@ -15,9 +15,9 @@ from helpers import clean_environ, tree_hashes
 from odd_runs import ODD, SCRIPT, START, end, evaluation, odd_run, plain_run, step, write_run
 from spectrakit.api.run import Run, predict
 from spectrakit.cli.main import main
-from spectrakit.config.schema import RequestError
 from spectrakit.reports.prediction_plots import plot_predictions
 from spectrakit.runs.run_dir import locked
+from spectrakit.system.errors import RequestError
 
 PARTS = (
     "results",

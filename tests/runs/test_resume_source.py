@@ -1,4 +1,5 @@
 """A run that was stopped goes on as if it had not been: found by itself, told what has changed, exact to the last bit."""
+
 import functools
 import json
 import os
@@ -14,26 +15,40 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from helpers import only_run, task, tree_hashes
+from spectrakit.api.run import Run, fit, list_runs, open_run, predict, resume
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.config.compose import compose
-from spectrakit.runs.history import digest, samples_at
 from spectrakit.runs.events import columns, last_event, read_events
+from spectrakit.runs.history import digest, samples_at
 from spectrakit.runs.run_dir import find_runs, locked
-from spectrakit.api.run import Run, fit, list_runs, open_run, predict, resume
-from spectrakit.config.schema import RequestError
+from spectrakit.system.errors import RequestError
 from spectrakit.training.task import Task
 
 SAMPLES, STEPS = 22, 12  # six optimizer steps an epoch, the last one short
-BASE = ("launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=4", "trainer.max_epochs=2", "optimizer.lr=0.02", "trainer.log_every_n_steps=1",
-        "checkpoint.every_n_epochs=1", "dataloader.num_workers=0", "watchdog.limit=none")
+BASE = (
+    "launch.mode=inline",
+    "trainer.accelerator=cpu",
+    "data.batch_size=4",
+    "trainer.max_epochs=2",
+    "optimizer.lr=0.02",
+    "trainer.log_every_n_steps=1",
+    "checkpoint.every_n_epochs=1",
+    "dataloader.num_workers=0",
+    "watchdog.limit=none",
+)
 
 
 class Augmented:
     "Samples with noise from all three generators."
 
-    def __init__(self, x, y): self.x, self.y = x, y
-    def __len__(self): return len(self.x)
-    def __getitem__(self, i): return self.x[i] + 0.1 * torch.randn(3) + random.random() + float(numpy.random.rand()), self.y[i]
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i] + 0.1 * torch.randn(3) + random.random() + float(numpy.random.rand()), self.y[i]
 
 
 class Tiny(Task):
@@ -41,40 +56,63 @@ class Tiny(Task):
 
     options = {"width": 6}
 
-    def __init__(self, stop=None, fail=None, augment=False, own_schedule=False, samples=SAMPLES, dropout=0.3, norm=False):
-        self.stop, self.fail, self.augment, self.own_schedule, self.samples, self.dropout, self.norm = stop, fail, augment, own_schedule, samples, dropout, norm
+    def __init__(
+        self, stop=None, fail=None, augment=False, own_schedule=False, samples=SAMPLES, dropout=0.3, norm=False
+    ):
+        self.stop, self.fail, self.augment, self.own_schedule, self.samples, self.dropout, self.norm = (
+            stop,
+            fail,
+            augment,
+            own_schedule,
+            samples,
+            dropout,
+            norm,
+        )
         self.losses, self.nap_s = 0, 0.0
-        if self.stop is None and "TINY_STOP" in os.environ: self.stop = int(os.environ["TINY_STOP"])
+        if self.stop is None and "TINY_STOP" in os.environ:
+            self.stop = int(os.environ["TINY_STOP"])
 
     def datasets(self, cfg):
         x = torch.randn(40, 3, generator=torch.Generator().manual_seed(3))
         y = x @ torch.tensor([1.0, -2.0, 0.5])
         made = Augmented if self.augment else TensorDataset
-        return made(x[:self.samples], y[:self.samples]), TensorDataset(x[32:], y[32:])
+        return made(x[: self.samples], y[: self.samples]), TensorDataset(x[32:], y[32:])
 
     def model(self, cfg):
         width = self.option(cfg, "width")
-        return nn.Sequential(nn.Linear(3, width), *([nn.BatchNorm1d(width)] if self.norm else []), nn.Dropout(self.dropout), nn.Linear(width, 1), nn.Flatten(0))
+        return nn.Sequential(
+            nn.Linear(3, width),
+            *([nn.BatchNorm1d(width)] if self.norm else []),
+            nn.Dropout(self.dropout),
+            nn.Linear(width, 1),
+            nn.Flatten(0),
+        )
 
-    def scheduler(self, optimizer, cfg, steps): return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=steps)
+    def scheduler(self, optimizer, cfg, steps):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=steps)
 
     def __getattribute__(self, name):  # without it the built-in schedule is used
-        if name == "scheduler" and not self.own_schedule: raise AttributeError(name)
+        if name == "scheduler" and not self.own_schedule:
+            raise AttributeError(name)
         return super().__getattribute__(name)
 
     def loss(self, model, batch):
         if model.training:
             self.losses += 1
             time.sleep(self.nap_s)
-            if self.losses == self.fail: raise OSError("the data's disk went away")
-            if self.losses == self.stop: [(run / "STOP").touch() for run in Path("runs").iterdir()]
+            if self.losses == self.fail:
+                raise OSError("the data's disk went away")
+            if self.losses == self.stop:
+                [(run / "STOP").touch() for run in Path("runs").iterdir()]
         return nn.functional.mse_loss(model(batch[0]).float(), batch[1])
 
-    def metrics(self, outputs, batch): return {"mae": ((outputs.float() - batch[1]).abs().sum(), len(outputs))}
+    def metrics(self, outputs, batch):
+        return {"mae": ((outputs.float() - batch[1]).abs().sum(), len(outputs))}
 
 
 @functools.cache
-def settings(*words): return compose(*BASE, *words)
+def settings(*words):
+    return compose(*BASE, *words)
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +125,7 @@ def no_pictures(monkeypatch):
 def tensors(run, which="LATEST"):
     "Weights, averages and optimizer of a checkpoint."
     from spectrakit.checkpoint.store import load_state, load_weights
+
     path = find_checkpoint(run.path / "checkpoints", which)[0]
     state = load_state(path)[0]
     flat = [t for values in state["optimizer"]["state"].values() for _, t in sorted(values.items())]
@@ -96,7 +135,9 @@ def tensors(run, which="LATEST"):
 def history(run):
     "What a run logged, by step: losses and rates; and its evaluations at the ends of epochs."
     points = {e["step"]: (e["loss"], e["lr"]) for e in run.events if e["type"] == "step"}
-    return points, {e["step"]: e["metrics"] for e in run.events if e["type"] == "eval" and float(e["epoch"]).is_integer()}
+    return points, {
+        e["step"]: e["metrics"] for e in run.events if e["type"] == "eval" and float(e["epoch"]).is_integer()
+    }
 
 
 def assert_same(run, whole):
@@ -121,11 +162,14 @@ def whole(tmp_path_factory):
     "The base case, not interrupted. Not to be changed."
     before = os.getcwd()
     os.chdir(tmp_path_factory.mktemp("whole"))
-    try: return Run(fit(Tiny(), settings(), show=False).path.absolute())
-    finally: os.chdir(before)
+    try:
+        return Run(fit(Tiny(), settings(), show=False).path.absolute())
+    finally:
+        os.chdir(before)
 
 
 # --- the very same run ------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("step", range(1, STEPS))
 def test_a_run_that_is_stopped_at_any_step_goes_on_to_the_same_bits(here, whole, step):
@@ -136,7 +180,11 @@ def test_a_run_that_is_stopped_at_any_step_goes_on_to_the_same_bits(here, whole,
 
 VARIANTS = {
     "augmented": (("training.ema_decay=0.9",), {"augment": True}, 7),
-    "accumulation": (("data.batch_size=2", "accumulate_grad_batches=2", "training.ema_decay=0.9", "scheduler.name=one_cycle"), {}, 8),
+    "accumulation": (
+        ("data.batch_size=2", "accumulate_grad_batches=2", "training.ema_decay=0.9", "scheduler.name=one_cycle"),
+        {},
+        8,
+    ),
     "own schedule": (("optimizer.name=sgd",), {"own_schedule": True}, 5),
     "in order": (("data.shuffle=false", "data.drop_last=true", "scheduler.warmup_steps=5"), {"norm": True}, 6),
     "bf16": (("distributed.mixed_precision=bf16", "trainer.gradient_clip_val=0.5"), {}, 4),
@@ -154,32 +202,50 @@ def test_so_does_every_other_kind_of_run(here, name):
     assert_same(resume(run, Tiny(**options), show=False), other)
 
 
-@pytest.mark.parametrize("words", [("dataloader.num_workers=2", "trainer.max_epochs=1"),
-                                   pytest.param(("dataloader.num_workers=2", "dataloader.persistent_workers=true"), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("dataloader.num_workers=2", "trainer.max_epochs=1"),
+        pytest.param(("dataloader.num_workers=2", "dataloader.persistent_workers=true"), marks=pytest.mark.slow),
+    ],
+)
 def test_workers_and_where_the_samples_are_read_make_no_difference(here, words):
-    other = fit(Tiny(augment=True), settings(*words, "dataloader.num_workers=0", "dataloader.persistent_workers=false"), show=False)
+    other = fit(
+        Tiny(augment=True),
+        settings(*words, "dataloader.num_workers=0", "dataloader.persistent_workers=false"),
+        show=False,
+    )
     run = stopped(settings(*words), 4, augment=True)
     assert_same(resume(run, Tiny(augment=True), show=False), other)
 
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_an_evaluation_that_only_the_stop_has_asked_for_changes_nothing(here, copied):
-    config = settings("optimizer.name=sgd", "optimizer.lr=0.9", "trainer.gradient_clip_val=1.0", "scheduler.name=constant", "trainer.max_epochs=3")
+    config = settings(
+        "optimizer.name=sgd",
+        "optimizer.lr=0.9",
+        "trainer.gradient_clip_val=1.0",
+        "scheduler.name=constant",
+        "trainer.max_epochs=3",
+    )
     other = fit(Tiny(), config, show=False)
     planned = history(other)[1]
     best, chosen = min(m["val_loss"] for m in planned.values()), None
     for step in (1, 2, 7, 8, 9, 10, 11, 13, 14, 15):  # one of them is better than what any planned evaluation sees
         run = stopped(config, step)
-        if run.metrics["val_loss"] < best and (chosen := run): break
+        if run.metrics["val_loss"] < best and (chosen := run):
+            break
         shutil.rmtree(run.path)
     assert chosen, planned
-    if copied: run = Run(Path(shutil.move(run.path, here / "input" / "part" / run.path.name)))
+    if copied:
+        run = Run(Path(shutil.move(run.path, here / "input" / "part" / run.path.name)))
     assert_same(resume(run, Tiny(), show=False), other)
 
 
 def test_stopped_again_and_again_it_is_still_the_same(here, whole):
     run = stopped(settings(), 2)
-    for _ in range(3): run = resume(run, Tiny(stop=3), show=False)
+    for _ in range(3):
+        run = resume(run, Tiny(stop=3), show=False)
     assert run.status == "interrupted"
     run = resume(run, Tiny(), show=False)
     assert_same(run, whole)
@@ -195,6 +261,7 @@ def test_predictions_are_the_same(here, whole):
 
 
 # --- found by itself --------------------------------------------------------------------------------------------------
+
 
 def mounted_at(run, folder):
     "A copy of a run's output below `folder`, as Kaggle mounts it."
@@ -213,7 +280,9 @@ def test_auto_begins_goes_on_and_returns_what_is_done(here, whole, capsys):
     assert_same(again, whole)
     before = tree_hashes(again.path)
     done = fit(Tiny(), config, predict="table.csv")
-    assert done.path == again.path and Path("table.csv").is_file() and "nothing to go on with" in capsys.readouterr().out
+    assert (
+        done.path == again.path and Path("table.csv").is_file() and "nothing to go on with" in capsys.readouterr().out
+    )
     assert {k: v for k, v in before.items()} == {k: v for k, v in tree_hashes(done.path).items() if k in before}
     assert len(list_runs("runs")) == 1
     assert fit(Tiny(), config, resume=None, show=False).path == run.path
@@ -229,12 +298,17 @@ def test_a_run_in_three_sessions_with_the_same_lines(here, whole, read_only, mon
         monkeypatch.setenv("SPECTRAKIT_INPUT", str(inputs))
         run = fit(Tiny(stop=stop), config, show=False)
         assert run.path.is_relative_to("runs") and run.status == ("interrupted" if stop else "completed")
-        if stop: read_only(mounted_at(Run(run.path.absolute()), inputs / "notebooks" / "ada" / f"part-{number}"))
+        if stop:
+            read_only(mounted_at(Run(run.path.absolute()), inputs / "notebooks" / "ada" / f"part-{number}"))
         last = Run(run.path.absolute())
     assert_same(last, whole)
     events = read_events(last.path / "events.jsonl")
     t = [e["t"] for e in events]
-    assert t == sorted(t) and [e["type"] for e in events if e["type"] in ("start", "restart")] == ["start", "restart", "restart"]
+    assert t == sorted(t) and [e["type"] for e in events if e["type"] in ("start", "restart")] == [
+        "start",
+        "restart",
+        "restart",
+    ]
     known = json.loads((last.path / "environment.json").read_text())
     assert known["resumed"]["session"] == 3 and "/" not in known["resumed"]["source"]
     assert len({json.loads((p / "environment.json").read_text())["run_id"] for p in find_runs(here)}) == 1
@@ -249,19 +323,23 @@ def test_of_several_the_furthest_is_chosen_and_a_copy_is_no_second_run(here):
 
 
 def test_other_tasks_and_other_names_are_left_alone(here):
-    class Other(Tiny): pass
+    class Other(Tiny):
+        pass
+
     run = fit(Other(stop=3), settings(), show=False)
     assert fit(Tiny(), settings("run.name=mine"), resume="auto", show=False).path != run.path
     assert fit(Other(), settings("run.name=mine"), resume="auto", show=False).path != run.path
     assert open_run(run.path).status == "interrupted"
-    with pytest.raises(RequestError, match="a run of the task"): fit(Tiny(), settings(), resume=run, show=False)
+    with pytest.raises(RequestError, match="a run of the task"):
+        fit(Tiny(), settings(), resume=run, show=False)
 
 
 def test_a_run_that_another_process_works_on_is_not_taken(here):
     run = stopped(settings(), 3)
     shutil.copytree(run.path, here / "input" / "copy")
     with locked(run.path):
-        with pytest.raises(RequestError, match="another process"): resume(run, Tiny(), show=False)
+        with pytest.raises(RequestError, match="another process"):
+            resume(run, Tiny(), show=False)
         other = fit(Tiny(), settings(), resume="auto", show=False)
     assert other.path != run.path and any("another process" in e.get("text", "") for e in other.events)
     assert last_event(other.events, "restart") is None
@@ -269,7 +347,8 @@ def test_a_run_that_another_process_works_on_is_not_taken(here):
 
 def test_a_run_without_a_whole_checkpoint_is_no_candidate(here):
     run = stopped(settings(), 3)
-    for path in checkpoints(run.path / "checkpoints"): flip(path)
+    for path in checkpoints(run.path / "checkpoints"):
+        flip(path)
     assert fit(Tiny(), settings(), resume="auto", show=False).path != run.path
 
 
@@ -280,6 +359,7 @@ def flip(path, name="model.safetensors"):
 
 
 # --- a run, a read-only run, a checkpoint -----------------------------------------------------------------------------
+
 
 def test_a_read_only_run_goes_on_in_a_copy(here, whole, read_only):
     run = stopped(settings(), 8)
@@ -306,12 +386,17 @@ def test_where_the_newest_is_damaged_the_copy_goes_on_from_the_one_before(here, 
 
 def test_a_copy_that_is_cut_leaves_nothing(here, read_only, monkeypatch):
     from spectrakit.runs import resume_source as source
+
     run = Run(stopped(settings(), 8).path.absolute())
     read_only(run.path)
-    def cut(*_): raise OSError(28, "No space left on device")
+
+    def cut(*_):
+        raise OSError(28, "No space left on device")
+
     with monkeypatch.context() as patch:
         patch.setattr(source, "_copy_records", cut)
-        with pytest.raises(RequestError, match="cannot be copied"): resume(run, Tiny(), show=False)
+        with pytest.raises(RequestError, match="cannot be copied"):
+            resume(run, Tiny(), show=False)
     assert [p.name for p in Path("runs").iterdir()] == [run.path.name]
     (Path("runs") / ".copying-left-behind").mkdir()
     os.utime(Path("runs") / ".copying-left-behind", (0, 0))
@@ -350,7 +435,8 @@ def test_a_mirror_is_copied_back_and_not_trained_in(here, whole):
     config = settings("checkpoint.mirror=drive")
     run = stopped(config, 8)
     copy = here / "drive" / run.path.name
-    if not copy.is_dir(): shutil.copytree(run.path, copy)
+    if not copy.is_dir():
+        shutil.copytree(run.path, copy)
     before = tree_hashes(copy / "checkpoints" / "step-00000008")
     shutil.rmtree(run.path)
     again = fit(Tiny(), settings("checkpoint.mirror=drive", "resume.source=auto"), show=False)
@@ -360,10 +446,24 @@ def test_a_mirror_is_copied_back_and_not_trained_in(here, whole):
 
 # --- what has changed -------------------------------------------------------------------------------------------------
 
+
 def test_settings_that_do_not_matter_change_freely(here, whole):
     run = stopped(settings(), 5)
-    again = resume(run, Tiny(), "watchdog.limit=5h", "checkpoint.keep_last=4", "data.batch_size=2", "accumulate_grad_batches=2", "tracking.names=[csv]", show=False)
-    assert again.status == "completed" and again.config.checkpoint.keep_last == 4 and (run.path / "config-1.yaml").is_file()
+    again = resume(
+        run,
+        Tiny(),
+        "watchdog.limit=5h",
+        "checkpoint.keep_last=4",
+        "data.batch_size=2",
+        "accumulate_grad_batches=2",
+        "tracking.names=[csv]",
+        show=False,
+    )
+    assert (
+        again.status == "completed"
+        and again.config.checkpoint.keep_last == 4
+        and (run.path / "config-1.yaml").is_file()
+    )
     rates = [{step: lr for step, (_, lr) in history(r)[0].items()} for r in (again, whole)]
     assert rates[0] == rates[1]
 
@@ -383,10 +483,26 @@ def test_settings_that_matter_are_listed_and_have_to_be_allowed(here):
     run = stopped(settings(), 5)
     before = tree_hashes(run.path)
     for source in ("auto", run.path):
-        with pytest.raises(RequestError) as caught: fit(Tiny(), settings("optimizer.lr=0.5", "seed=3"), resume=source, show=False)
-        assert all(word in str(caught.value) for word in ("optimizer.lr was 0.02 and is 0.5", "seed was 0 and is 3", "resume.allow=[", "resume.source=null"))
+        with pytest.raises(RequestError) as caught:
+            fit(Tiny(), settings("optimizer.lr=0.5", "seed=3"), resume=source, show=False)
+        assert all(
+            word in str(caught.value)
+            for word in (
+                "optimizer.lr was 0.02 and is 0.5",
+                "seed was 0 and is 3",
+                "resume.allow=[",
+                "resume.source=null",
+            )
+        )
     assert tree_hashes(run.path) == before
-    again = resume(run, Tiny(), "optimizer.lr=0.5", "scheduler.name=constant", "resume.allow=[optimizer.lr,scheduler.name]", show=False)
+    again = resume(
+        run,
+        Tiny(),
+        "optimizer.lr=0.5",
+        "scheduler.name=constant",
+        "resume.allow=[optimizer.lr,scheduler.name]",
+        show=False,
+    )
     assert {e["lr"] for e in again.events if e["type"] == "step" and e["step"] > 5} == {0.5}
     assert again.config.optimizer.lr == 0.5 and compose(config=run.path / "config-1.yaml").optimizer.lr == 0.02
     assert "optimizer.lr" in json.dumps(last_event(again.events, "restart")) and again.config.resume.allow == []
@@ -395,7 +511,8 @@ def test_settings_that_matter_are_listed_and_have_to_be_allowed(here):
 def test_a_run_that_is_done_goes_on_where_more_epochs_are_allowed(here):
     longer = fit(Tiny(), settings("scheduler.name=constant", "trainer.max_epochs=3"), show=False)
     run = fit(Tiny(), settings("scheduler.name=constant"), show=False)
-    with pytest.raises(RequestError, match="trainer.max_epochs was 2 and is 3"): resume(run, Tiny(), "trainer.max_epochs=3", show=False)
+    with pytest.raises(RequestError, match="trainer.max_epochs was 2 and is 3"):
+        resume(run, Tiny(), "trainer.max_epochs=3", show=False)
     again = resume(run, Tiny(), "trainer.max_epochs=3", "resume.allow=[trainer.max_epochs]", show=False)
     assert again.path == run.path
     assert_same(again, longer)
@@ -403,9 +520,12 @@ def test_a_run_that_is_done_goes_on_where_more_epochs_are_allowed(here):
 
 def test_another_effective_batch_is_carried_over_by_samples(here):
     run = stopped(settings(), 8)
-    with pytest.raises(RequestError, match="data.micro_batch_size was 4 and is 8"): resume(run, Tiny(), "data.batch_size=8", show=False)
+    with pytest.raises(RequestError, match="data.micro_batch_size was 4 and is 8"):
+        resume(run, Tiny(), "data.batch_size=8", show=False)
     again = resume(run, Tiny(), "data.batch_size=8", "resume.allow=[data.micro_batch_size]", show=False)
-    assert again.status == "completed" and last_event(again.events, "end")["step"] == 10  # 2 of 6 steps of epoch 2 are 1 of 3
+    assert (
+        again.status == "completed" and last_event(again.events, "end")["step"] == 10
+    )  # 2 of 6 steps of epoch 2 are 1 of 3
     assert samples_at(digest(run.path), [8, 10]).tolist() == [32, 48]  # the last two steps are twice as large
     rates = columns(again.events, "step", "lr")["lr"]
     assert rates == sorted(rates, reverse=True) and rates[-1] < 0.1 * rates[0]
@@ -416,58 +536,86 @@ def test_another_effective_batch_is_carried_over_by_samples(here):
 def test_other_data_are_noticed_and_have_to_be_allowed(here):
     run = stopped(settings(), 8)
     before = tree_hashes(run.path)
-    with pytest.raises(RequestError, match="data.train"): resume(run, Tiny(samples=18), show=False)
+    with pytest.raises(RequestError, match="data.train"):
+        resume(run, Tiny(samples=18), show=False)
     after = tree_hashes(run.path)
-    assert {k for k in before if after.get(k) != before[k]} <= {"STOP", "events.jsonl"} and open_run(run.path).status == "interrupted"
+    assert {k for k in before if after.get(k) != before[k]} <= {"STOP", "events.jsonl"} and open_run(
+        run.path
+    ).status == "interrupted"
     assert resume(run, Tiny(samples=18), "resume.allow=[data.train]", show=False).status == "completed"
 
 
 def test_a_limit_that_counts_micro_batches_is_noticed(here):
     run = stopped(settings("limits.max_train_batches=4"), 5)
     words = ("data.batch_size=2", "accumulate_grad_batches=2")
-    with pytest.raises(RequestError, match="An epoch of the run had 16 samples, and would have 8"): resume(run, Tiny(), *words, show=False)
-    assert resume(run, Tiny(), *words, "limits.max_train_batches=8", "resume.allow=[limits.max_train_batches]", show=False).status == "completed"
+    with pytest.raises(RequestError, match="An epoch of the run had 16 samples, and would have 8"):
+        resume(run, Tiny(), *words, show=False)
+    assert (
+        resume(
+            run, Tiny(), *words, "limits.max_train_batches=8", "resume.allow=[limits.max_train_batches]", show=False
+        ).status
+        == "completed"
+    )
 
 
 def test_the_task_s_own_scheduler_goes_on_over_more_epochs(here):
     run = fit(Tiny(own_schedule=True), settings(), show=False)
-    longer = resume(run, Tiny(own_schedule=True), "trainer.max_epochs=4", "resume.allow=[trainer.max_epochs]", show=False)
+    longer = resume(
+        run, Tiny(own_schedule=True), "trainer.max_epochs=4", "resume.allow=[trainer.max_epochs]", show=False
+    )
     assert longer.status == "completed", longer.error
-    other = resume(stopped(settings(), 8, own_schedule=True), Tiny(own_schedule=True), "data.batch_size=2", "resume.allow=[data.micro_batch_size]", show=False)
+    other = resume(
+        stopped(settings(), 8, own_schedule=True),
+        Tiny(own_schedule=True),
+        "data.batch_size=2",
+        "resume.allow=[data.micro_batch_size]",
+        show=False,
+    )
     assert other.status == "completed", other.error
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
+
 def test_what_is_no_run_is_said_to_be_none(here):
     run = stopped(settings(), 5)
     newest = checkpoints(run.path / "checkpoints")[-1]
     for path in (here, here / "nowhere", run.path / "config.yaml", here / "step-00000001"):
-        with pytest.raises(RequestError) as caught: fit(Tiny(), settings(), resume=path, show=False)
+        with pytest.raises(RequestError) as caught:
+            fit(Tiny(), settings(), resume=path, show=False)
         assert "\n" not in str(caught.value)
     (newest / "manifest.json").unlink()
-    with pytest.raises(RequestError, match="manifest"): fit(Tiny(), settings(), resume=newest, show=False)
+    with pytest.raises(RequestError, match="manifest"):
+        fit(Tiny(), settings(), resume=newest, show=False)
     assert len(list_runs("runs")) == 1
 
 
 def test_a_model_of_another_shape_is_one_sentence(here):
     run = stopped(settings(), 5)
     before = tree_hashes(run.path)
-    with pytest.raises(RequestError, match="task.width"): resume(run, Tiny(), "+task.width=9", show=False)
+    with pytest.raises(RequestError, match="task.width"):
+        resume(run, Tiny(), "+task.width=9", show=False)
     with pytest.raises(RequestError, match="does not fit the model of Tiny.*shape") as caught:
         resume(run, Tiny(), "+task.width=9", "resume.allow=[task.width]", show=False)
     after = tree_hashes(run.path)
-    assert "\n" not in str(caught.value) and {k for k in before if after.get(k) != before[k]} <= {"STOP", "events.jsonl"}
+    assert "\n" not in str(caught.value) and {k for k in before if after.get(k) != before[k]} <= {
+        "STOP",
+        "events.jsonl",
+    }
 
 
 def test_a_torn_log_and_no_permission(here, whole, monkeypatch):
     run = stopped(settings(), 5)
-    with open(run.path / "events.jsonl", "a") as file: file.write('{"t": 3, "ty')
+    with open(run.path / "events.jsonl", "a") as file:
+        file.write('{"t": 3, "ty')
     assert_same(resume(run, Tiny(), show=False), whole)
 
-    def refused(*_, **__): raise PermissionError(13, "Permission denied")
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
     monkeypatch.setattr("spectrakit.runs.resume_source.look_at", refused)
-    with pytest.raises(RequestError, match="Permission denied"): fit(Tiny(), settings(), resume=run.path, show=False)
+    with pytest.raises(RequestError, match="Permission denied"):
+        fit(Tiny(), settings(), resume=run.path, show=False)
 
 
 # --- several processes ------------------------------------------------------------------------------------------------
@@ -483,9 +631,15 @@ def test_two_ranks_go_on_to_the_same_bits(here):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first, then", [(TWO, ("distributed.world_size=1", "data.batch_size=4", "launch.mode=inline")),
-                                         (TWO, ("distributed.world_size=1", "data.batch_size=2", "accumulate_grad_batches=2")),
-                                         ((), TWO), (("distributed.world_size=auto",), TWO)])
+@pytest.mark.parametrize(
+    "first, then",
+    [
+        (TWO, ("distributed.world_size=1", "data.batch_size=4", "launch.mode=inline")),
+        (TWO, ("distributed.world_size=1", "data.batch_size=2", "accumulate_grad_batches=2")),
+        ((), TWO),
+        (("distributed.world_size=auto",), TWO),
+    ],
+)
 def test_another_number_of_processes_sees_the_same_samples(here, first, then):
     whole = fit(Tiny(dropout=0.0), settings(), show=False)
     run = stopped(settings(*first), 5, dropout=0.0)
@@ -509,10 +663,13 @@ def test_sessions_that_end_by_the_clock(here, read_only, monkeypatch):
         run = Run(fit(patient, config, show=False).path.absolute())
         status = run.status
         assert status in ("out_of_time", "completed")
-        if status != "completed": read_only(mounted_at(run, inputs / f"part-{number}"))
+        if status != "completed":
+            read_only(mounted_at(run, inputs / f"part-{number}"))
     assert number > 1
     assert_same(run, whole)
-    assert [e["type"] for e in run.events if e["type"] in ("start", "restart")] == ["start"] + ["restart"] * (number - 1)
+    assert [e["type"] for e in run.events if e["type"] in ("start", "restart")] == ["start"] + ["restart"] * (
+        number - 1
+    )
 
 
 @pytest.mark.slow
@@ -524,30 +681,51 @@ def test_two_processes_that_copy_one_run_have_a_folder_each(start_cli, run_cli, 
     both = [start_cli("resume", source) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]
     assert {p.name for p in (tmp_path / "runs").iterdir()} == {"old", "old-2"}
-    assert all(r.status == "completed" and last_event(r.events, "restart")["step"] == 5 for r in list_runs(tmp_path / "runs"))
+    assert all(
+        r.status == "completed" and last_event(r.events, "restart")["step"] == 5 for r in list_runs(tmp_path / "runs")
+    )
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
 
+
 def test_the_same_words_in_a_shell(run_cli, tmp_path):
-    words = ("train", task("Line"), *(w for w in BASE if w != "launch.mode=inline"), "launch.mode=inline", "resume.source=auto")
+    words = (
+        "train",
+        task("Line"),
+        *(w for w in BASE if w != "launch.mode=inline"),
+        "launch.mode=inline",
+        "resume.source=auto",
+    )
     assert run_cli(*words).returncode == 0
     again = run_cli(*words)
     assert again.returncode == 0 and "nothing to go on with" in again.stdout
     run = only_run(tmp_path)
     refused = run_cli("resume", run, "trainer.max_epochs=3")
-    assert refused.returncode == 2 and "resume.allow=[trainer.max_epochs]" in refused.stderr and refused.stderr.count("\n") == 1
+    assert (
+        refused.returncode == 2
+        and "resume.allow=[trainer.max_epochs]" in refused.stderr
+        and refused.stderr.count("\n") == 1
+    )
     assert run_cli("resume", run, "trainer.max_epochs=3", "resume.allow=[trainer.max_epochs]").returncode == 0
-    assert open_run(run).config.trainer.max_epochs == 3 and all(verify(p) == [] for p in checkpoints(run / "checkpoints"))
+    assert open_run(run).config.trainer.max_epochs == 3 and all(
+        verify(p) == [] for p in checkpoints(run / "checkpoints")
+    )
 
 
-def test_what_a_run_still_had_to_write_when_it_was_killed_at_its_end_is_written_by_whoever_asks_for_it(here, monkeypatch):
+def test_what_a_run_still_had_to_write_when_it_was_killed_at_its_end_is_written_by_whoever_asks_for_it(
+    here, monkeypatch
+):
     monkeypatch.setattr("spectrakit.api.run.save_figure", lambda figure, path: path.write_bytes(b"a picture"))
     run = fit(Tiny(), settings(), show=False)
     whole = json.loads((run.path / "summary.json").read_text())
-    for name in ("summary.json", "curves.png"): (run.path / name).unlink()
+    for name in ("summary.json", "curves.png"):
+        (run.path / name).unlink()
     again = resume(run, Tiny(), show=False)
-    assert json.loads((again.path / "summary.json").read_text()) == whole and (again.path / "curves.png").read_bytes() == b"a picture"
+    assert (
+        json.loads((again.path / "summary.json").read_text()) == whole
+        and (again.path / "curves.png").read_bytes() == b"a picture"
+    )
     before = (run.path / "summary.json").stat().st_mtime_ns
     assert fit(Tiny(), settings(), resume=run.path, show=False).path == run.path
     assert (run.path / "summary.json").stat().st_mtime_ns == before  # what is there already stays

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from spectrakit.config.compose import compose
-from spectrakit.config.schema import RequestError
 from spectrakit.launch.job import BUILT_IN, load_task, name_of
+from spectrakit.system.errors import RequestError
 from spectrakit.tasks import builtin as examples
 from spectrakit.tasks import spectra as example_data
 from spectrakit.tasks.spectra import (
@@ -152,7 +152,8 @@ class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == {package!r}: raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocked())
-from spectrakit.tasks.builtin import coffee_data, demo
+from spectrakit.tasks.builtin import demo
+from spectrakit.tasks.spectra import coffee_data
 try: coffee_data()
 except ImportError as error: print(error)
 sys.exit(demo())

@@ -11,9 +11,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, verify
-from spectrakit.config.compose import RequestError, compose
+from spectrakit.config.compose import compose
 from spectrakit.distributed.context import RunContext, create_run_context
 from spectrakit.runs.events import columns, last_event, read_events
+from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms import detect
 from spectrakit.training.loop import train_run
 from spectrakit.training.task import Task

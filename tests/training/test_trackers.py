@@ -16,9 +16,10 @@ import pytest
 
 from helpers import TESTS, clean_environ, only_run, run_cli, task
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
-from spectrakit.config.compose import RequestError, compose
+from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import EventLog, effective_events, read_events
+from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms import detect
 from spectrakit.training.loop import train_run
 from spectrakit.training.trackers import Trackers, hyperparameters, mlflow_uri, start_trackers, wandb_mode
@@ -398,7 +399,8 @@ def test_a_missing_package_is_told_before_training_and_leaves_no_run(tmp_path):
         f"""
 sys.path[:0] = {[str(Path(__file__).parent), str(TESTS)]!r}
 from pathlib import Path
-from spectrakit.config.compose import RequestError, compose
+from spectrakit.config.compose import compose
+from spectrakit.system.errors import RequestError
 from spectrakit.api.run import fit
 from tasks import Line
 for word in ("report_to=wandb", "report_to=tensorboard", "trainer.logger=mlflow", "run.console=rich"):
@@ -424,7 +426,7 @@ def test_a_missing_bar_is_told(tmp_path):
     told = in_a_fresh_process(
         """
 from pathlib import Path
-from spectrakit.config.schema import RequestError
+from spectrakit.system.errors import RequestError
 from spectrakit.view.text import make_text_view
 for console in ("rich", "tqdm"):
     try: make_text_view(console, Path())

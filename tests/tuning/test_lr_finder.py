@@ -20,7 +20,8 @@ from helpers import TESTS, clean_environ, task, wait_for
 from rank_tasks import Curve
 from spectrakit.checkpoint.store import random_state
 from spectrakit.cli.main import main
-from spectrakit.config.compose import RequestError, compose
+from spectrakit.config.compose import compose
+from spectrakit.system.errors import RequestError
 from spectrakit.training.task import Task
 from spectrakit.tuning.lr_finder import find_lr
 from tasks import Line

@@ -11,10 +11,11 @@ import torch
 from rank_tasks import Curve
 from spectrakit.api.run import fit
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
-from spectrakit.config.compose import RequestError, compose
+from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.distributed.heartbeat import HURRY, STOP
 from spectrakit.runs.events import columns, last_event, read_events
+from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms import detect
 from spectrakit.training import loop as trainer
 from spectrakit.training.loop import train_run
