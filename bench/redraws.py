@@ -233,11 +233,11 @@ def redraw(way: str) -> tuple[float, float]:
 
 def train(steps: int, shown: bool) -> dict:
     "Two ranks train; seconds of the whole, of the view by the wall and by the processor, of the kernel's process, and steps/s behind the first tenth."
+    import spectrakit.api.actions
     import torch
     from torch import nn
     from torch.utils.data import TensorDataset
 
-    import spectrakit.api.run
     from spectrakit import Task, compose
 
     class Net(Task):
@@ -272,7 +272,7 @@ def train(steps: int, shown: bool) -> dict:
             view.update, view.close = timed(view.update), timed(view.close)
         return view
 
-    make, began = spectrakit.api.run.make_view, (time.perf_counter(), time.process_time())
+    make, began = spectrakit.api.actions.make_view, (time.perf_counter(), time.process_time())
     config = compose(
         "trainer.accelerator=cpu",
         "trainer.devices=2",
@@ -283,8 +283,8 @@ def train(steps: int, shown: bool) -> dict:
         "checkpoint.enabled=false",
         f"run.dir={tempfile.mkdtemp()}",
     )
-    with mock.patch.object(spectrakit.api.run, "make_view", make_view):
-        run = spectrakit.api.run.fit(Net(), config, show=shown)
+    with mock.patch.object(spectrakit.api.actions, "make_view", make_view):
+        run = spectrakit.api.actions.fit(Net(), config, show=shown)
     whole, kernel = time.perf_counter() - began[0], time.process_time() - began[1]
     run.raise_for_status()
     points = [(e["step"], e["t"]) for e in run.events if e["type"] == "step"]

@@ -11,7 +11,7 @@ _NAMES = {
     "FoundLr": "tuning.lr_finder", "find_lr": "tuning.lr_finder",
     "check_kernel": "kaggle.check", "init_kernel": "kaggle.init", "push_kernel": "kaggle.client",
     "seal_output": "runs.outputs", "secret": "system.secrets",
-    "Run": "api.run", "fit": "api.run", "list_runs": "api.run", "open_run": "api.run", "predict": "api.run", "resume": "api.run",
+    "Run": "api.run", "fit": "api.actions", "list_runs": "api.run", "open_run": "api.run", "predict": "api.actions", "resume": "api.actions",
     "compare": "reports.comparison", "report": "reports.run_report",
     "make_wheelhouse": "offline.wheelhouse",
     "Task": "training.task", "Watchdog": "watchdog.watchdog", "watch": "view.live",

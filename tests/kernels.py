@@ -53,7 +53,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 from spectrakit.config.compose import compose
-from spectrakit.api.run import fit
+from spectrakit.api.actions import fit
 from spectrakit.training.task import Task
 
 HERE = Path.cwd()

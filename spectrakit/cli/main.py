@@ -205,7 +205,8 @@ def train(arguments: Sequence[str]) -> int:
     parser.add_argument("--predict", metavar="FILE", help="write test predictions as CSV afterwards")
     parser.add_argument("--quiet", action="store_true", help="print only where the run is and how it ended")
     options = parser.parse_intermixed_args(arguments)
-    from spectrakit.api.run import fit
+    from spectrakit.api.actions import fit
+
     from spectrakit.config.compose import compose
     from spectrakit.system.errors import RequestError
 
@@ -221,8 +222,9 @@ def train(arguments: Sequence[str]) -> int:
         raise RequestError(f"{task} and {typed[-1]} name two tasks. Keep one of them.")
     from pathlib import Path
 
-    from spectrakit.api.run import check_prediction
-    from spectrakit.api.run import predict as predict_run
+    from spectrakit.api.actions import check_prediction
+    from spectrakit.api.actions import predict as predict_run
+
     from spectrakit.distributed.topology import rank_of
 
     if options.predict:
@@ -253,8 +255,9 @@ def resume(arguments: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that are to be others now")
     parser.add_argument("--quiet", action="store_true", help="print only how it ended")
     options = parser.parse_intermixed_args(arguments)
+    from spectrakit.api.actions import resume as resume_run
+
     from spectrakit.api.run import open_run
-    from spectrakit.api.run import resume as resume_run
     from spectrakit.system.errors import RequestError
 
     for word in options.overrides:
@@ -301,7 +304,7 @@ def predict(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     if len(options.words) > 2:
         parser.error(f"too many words: {' '.join(options.words[2:])}")
-    from spectrakit.api.run import predict as predict_run
+    from spectrakit.api.actions import predict as predict_run
 
     found = predict_run(options.words[0] if len(options.words) == 2 else None, options.words[-1], out=options.out)
     table = f", table in {found.table}" if found.table else ""

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ..api.actions import Predictions
 
-from ..api.run import Predictions, Run
+from ..api.run import Run
 from ..checkpoint.store import CheckpointError, checkpoint_bytes, checkpoints, pointed, verify
 from ..config.aliases import flat
 from ..config.compose import compose

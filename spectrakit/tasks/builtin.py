@@ -342,7 +342,8 @@ def demo(runs: str = "runs", seeds: int = 3) -> int:
 
 def fermentation_hplc(seed: int) -> float:
     "RMSE in g/l on the 34 HPLC samples, of the network that is trained on all 21 samples."
-    from spectrakit.api.run import fit, predict
+    from spectrakit.api.actions import fit, predict
+
     from spectrakit.config.compose import compose
 
     with tempfile.TemporaryDirectory(prefix="spectrakit-") as folder:
@@ -365,7 +366,8 @@ def table(rows: list[tuple[str, list[float], str, float]]) -> str:
 
 def _kept_run(task: str, runs: str, *overrides: str) -> tuple:
     "A run in a child process, and its predictions; RuntimeError where it failed."
-    from spectrakit.api.run import fit, predict
+    from spectrakit.api.actions import fit, predict
+
     from spectrakit.config.compose import compose
 
     config = compose(f"run.dir='{runs}'", "trainer.log_every_n_steps=10", *BRIEF[task], *overrides)

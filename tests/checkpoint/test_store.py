@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from spectrakit.api.actions import fit
 from torch import nn
 
 import helpers
 from helpers import TESTS
-from spectrakit.api.run import fit
 from spectrakit.checkpoint import async_writer as keeper
 from spectrakit.checkpoint import store as checkpoint
 from spectrakit.checkpoint.async_writer import Buffers, Keeper

@@ -5,9 +5,9 @@ import shutil
 
 import numpy
 import pytest
+from spectrakit.api.actions import fit, predict
 
 from rank_tasks import Augmented, Curve, FailsAtTheEnd, Named, NanOnOneRank, Normed, NoRoom, Weighted
-from spectrakit.api.run import fit, predict
 from spectrakit.checkpoint.store import find_checkpoint, load_weights, read_manifest, verify
 from spectrakit.config.compose import compose
 from spectrakit.data.loaders import eval_batches

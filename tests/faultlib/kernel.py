@@ -10,8 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+from spectrakit.api.actions import fit, resume
+
 from spectrakit.api import run as running
-from spectrakit.api.run import fit, resume
 from spectrakit.config.compose import compose
 from spectrakit.system.errors import RequestError
 

@@ -8,10 +8,11 @@ import threading
 
 import psutil
 import pytest
+from spectrakit.api.actions import fit, resume
 
 import tasks
 from helpers import SETTINGS, only_run, run_cli, task, tree_hashes, wait_for
-from spectrakit.api.run import fit, open_run, resume
+from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.config.compose import compose
 from spectrakit.launch.job import check_task_name, load_task, name_of

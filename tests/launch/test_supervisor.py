@@ -17,9 +17,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from spectrakit.api.actions import fit, resume
 
 from helpers import TASKS, TESTS, only_run, task, wait_for
-from spectrakit.api.run import Run, fit, open_run, resume
+from spectrakit.api.run import Run, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, read_manifest, verify
 from spectrakit.config.compose import compose
 from spectrakit.distributed.heartbeat import FAILED, STOP, Pulse, Watch, asked, new_board, raise_flag, stop_file, sweep
@@ -448,7 +449,7 @@ import torch
 from accelerate import Accelerator
 from spectrakit.config.compose import compose
 from spectrakit.system.errors import RequestError
-from spectrakit.api.run import fit
+from spectrakit.api.actions import fit
 from tasks import Troubled
 
 class Locked(Troubled):
@@ -916,7 +917,7 @@ sys.modules["fcntl"] = None
 from spectrakit.cli import main as cli
 from spectrakit.distributed import heartbeat
 from spectrakit.launch import launcher as launch
-from spectrakit.api import run
+from spectrakit.api import actions, run
 from spectrakit.launch import supervisor as supervise
 from spectrakit.launch import worker
 board = heartbeat.new_board(2)

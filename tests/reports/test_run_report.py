@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from spectrakit.api.actions import predict
 from test_comparison import Parsed
 
 import spectrakit as sk
 from helpers import clean_environ, tree_hashes
 from odd_runs import ODD, SCRIPT, START, end, evaluation, odd_run, plain_run, step, write_run
-from spectrakit.api.run import Run, predict
+from spectrakit.api.run import Run
 from spectrakit.cli.main import main
 from spectrakit.reports.prediction_plots import plot_predictions
 from spectrakit.runs.run_dir import locked

@@ -344,7 +344,7 @@ def test_after_a_run_on_kaggle(trained_copy, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_fit_seals_after_the_predictions(here, capsys, monkeypatch):
-    from spectrakit.api import run as kit
+    from spectrakit.api import actions as kit
     from tasks import Submitting
 
     monkeypatch.setattr(kit, "detect", lambda: on_kaggle(here))

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from spectrakit.api.actions import fit, predict, resume
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from helpers import only_run, task, tree_hashes
-from spectrakit.api.run import Run, fit, list_runs, open_run, predict, resume
+from spectrakit.api.run import Run, list_runs, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.config.compose import compose
 from spectrakit.runs.events import columns, last_event, read_events

@@ -6,7 +6,6 @@ import pickle
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -272,7 +271,8 @@ def test_a_run_that_uses_secrets_leaves_them_in_none_of_its_files(here):
 @pytest.mark.slow
 def test_a_task_that_holds_a_secret_is_not_written_to_a_job(here, monkeypatch, tmp_path):
     "Where only a file could carry it along, it is refused, with the way to mend it."
-    from spectrakit.api.run import fit
+    from spectrakit.api.actions import fit
+
     from spectrakit.config.compose import compose
     from spectrakit.system.errors import RequestError
     from tasks import Line

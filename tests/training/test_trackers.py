@@ -401,7 +401,7 @@ sys.path[:0] = {[str(Path(__file__).parent), str(TESTS)]!r}
 from pathlib import Path
 from spectrakit.config.compose import compose
 from spectrakit.system.errors import RequestError
-from spectrakit.api.run import fit
+from spectrakit.api.actions import fit
 from tasks import Line
 for word in ("report_to=wandb", "report_to=tensorboard", "trainer.logger=mlflow", "run.console=rich"):
     try: fit(Line(), compose("launch.mode=inline", "trainer.accelerator=cpu", "run.dir=runs", word))

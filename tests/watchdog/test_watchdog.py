@@ -7,9 +7,9 @@ import time
 
 import pytest
 import torch
+from spectrakit.api.actions import fit
 
 from rank_tasks import Curve
-from spectrakit.api.run import fit
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
