@@ -27,7 +27,8 @@ root = Path(__file__).resolve().parent.parent
 
 def all_notebooks() -> list[Path]:
     "Every notebook that people read, tutorials last: they use what the numbered ones export."
-    return [path for folder in ("nbs", "nbs/tutorials", "kaggle/*") for path in sorted(root.glob(f"{folder}/*.ipynb"))]
+    folders = ("nbs/[0-9]*", "nbs", "nbs/tutorials", "kaggle/*")
+    return [path for folder in folders for path in sorted(root.glob(f"{folder}/*.ipynb"))]
 
 
 MACHINE = "# differs from machine to machine"
