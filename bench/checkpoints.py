@@ -31,7 +31,7 @@ from spectrakit.checkpoint.store import find_checkpoint, load_state, load_weight
 from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import EventLog
-from spectrakit.training.state import Session, keeper_of, save
+from spectrakit.training.state import Data, Execution, Learner, Record, Schedule, TrainState, save, writer_of
 from spectrakit.watchdog.budget import Budget, TimeLimit
 
 WIDTH = 1024
@@ -50,46 +50,35 @@ def trained(megabytes: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     return net, adam
 
 
-def session_of(net: nn.Module, adam: torch.optim.Optimizer, folder: Path, background: bool) -> Session:
-    "A session of the kit that saves this network, as often as it is asked to."
+def session_of(net: nn.Module, adam: torch.optim.Optimizer, folder: Path, background: bool) -> TrainState:
+    "The state of a run that saves this network, as often as it is asked to."
     folder.mkdir()
     config = compose(
         "trainer.accelerator=cpu", f"checkpoint.background={str(background).lower()}", "checkpoint.keep_last=1"
     )
     context = create_run_context(config, detect())
-    s = Session(
+    s = TrainState(
         None,
         config,
-        context,
-        folder,
-        EventLog(folder / "events.jsonl"),
-        Budget(TimeLimit(None, 0.0, "none")),
-        lambda: False,
-        net,
-        list(net.parameters()),
-        adam,
-        [1e-4],
-        None,
-        None,
-        BatchPlan(8, 8),
-        10**9,
-        None,
-        net,
-        "val_loss",
-        "min",
+        Execution(context, folder, Budget(TimeLimit(None, 0.0, "none"))),
+        Learner(net, list(net.parameters()), adam, [1e-4]),
+        Data(BatchPlan(8, 8), valid=net),
+        Schedule(10**9, 10**9),
+        Record(EventLog(folder / "events.jsonl")),
+        monitor="val_loss",
     )
-    keeper_of(s).time.most = math.inf
+    writer_of(s).time.most = math.inf
     return s
 
 
-def one_save(s: Session) -> tuple[float, float]:
+def one_save(s: TrainState) -> tuple[float, float]:
     "Seconds that training waits for a checkpoint of the next step, and seconds until it is whole."
     s.progress.step += 1
     began = time.perf_counter()
     save(s)
     paused = time.perf_counter() - began
-    keeper_of(s).flush()
-    if keeper_of(s).written_step != s.progress.step:
+    writer_of(s).flush()
+    if writer_of(s).written_step != s.progress.step:
         raise SystemExit(f"step {s.progress.step} was not saved")
     return paused, time.perf_counter() - began
 
@@ -146,7 +135,7 @@ def read_back(folder: Path) -> None:
     load_weights(path), load_state(path)
 
 
-def slowdown(s: Session, rounds: int) -> dict:
+def slowdown(s: TrainState, rounds: int) -> dict:
     "A small training loop of one thread: its steps per second while a checkpoint is written, over those in a quiet time as long; and its slowest step, in ms."
     x, net = torch.randn(64, 256), nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
     adam, threads = torch.optim.Adam(net.parameters(), fused=True), torch.get_num_threads()
@@ -167,9 +156,9 @@ def slowdown(s: Session, rounds: int) -> dict:
         s.progress.step += 1
         save(s)
         began = time.perf_counter()
-        busy, worst = steps(lambda: not keeper_of(s)._writer.done)
+        busy, worst = steps(lambda: not writer_of(s)._writer.done)
         end = 2 * time.perf_counter() - began
-        keeper_of(s).flush()
+        writer_of(s).flush()
         quiet, least = steps(lambda: time.perf_counter() < end)
         ratios.append(busy / quiet)
         slowest["while writing"].append(worst), slowest["quiet"].append(least)

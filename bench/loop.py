@@ -31,6 +31,7 @@ from spectrakit.data.loaders import epoch_order
 from spectrakit.distributed.context import RunContext, create_run_context
 from spectrakit.distributed.heartbeat import stop_file
 from spectrakit.training.loop import train_run
+from spectrakit.training.state import Execution
 from spectrakit.training.task import build_optimizer
 from spectrakit.watchdog.budget import Budget, TimeLimit
 
@@ -124,7 +125,7 @@ def by_kit(task: Tiny, config: Config, context: RunContext, folder: Path) -> Non
     "Train with the kit's own loop for trainer.max_steps optimizer steps, in a new run folder below `folder`."
     steps, run_dir = config.trainer.max_steps, Path(tempfile.mkdtemp(dir=folder))
     budget = Budget(TimeLimit(9 * 3600.0, time.time(), "a limit for the benchmark"))
-    status, reason = train_run(task, config, context, run_dir, budget, lambda: stop_file(run_dir).exists())
+    status, reason = train_run(task, config, Execution(context, run_dir, budget, lambda: stop_file(run_dir).exists()))
     if (status, reason) != ("completed", f"all {steps} optimizer steps done"):
         raise SystemExit(f"{status}: {reason}")
 

@@ -53,6 +53,7 @@ def work(
     import torch
 
     from spectrakit.distributed.context import create_run_context
+    from spectrakit.training.state import Execution
 
     context = create_run_context(job.config, job.platform, pulse)
     run_dir, kind = context.broadcast(
@@ -76,34 +77,21 @@ def work(
         if "launched" in job.extra:
             budget.starts_s = time.monotonic() - job.extra["launched"]  # as long as predicting will take to start
         logs = Path(job.extra["logs"]) if "logs" in job.extra else None
+        execution = Execution(context, job.run_dir, budget, stop_asked, logs)
         if job.kind == "find_lr":
             from spectrakit.training.lr_range_test import Sweep, range_run
 
             status, reason = range_run(
                 task,
                 job.config,
-                context,
-                Path(job.extra["folder"]),
-                budget,
-                stop_asked,
+                replace(execution, run_dir=Path(job.extra["folder"])),
                 Sweep(**job.extra["sweep"]),
-                pulse is None,
-                logs,
+                inline=pulse is None,
             )
         else:
             from spectrakit.training.loop import train_run
 
-            status, reason = train_run(
-                task,
-                job.config,
-                context,
-                job.run_dir,
-                budget,
-                stop_asked,
-                job.kind == "resume",
-                job.extra.get("again"),
-                logs,
-            )
+            status, reason = train_run(task, job.config, execution, job.kind == "resume", job.extra.get("again"))
         if reason.startswith(BROKEN):
             return status, reason  # the others are not there to say goodbye to
     if pulse is not None:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['train_loop', 'scale_gradients', 'lr_rule', 'step_scheduler', 'set_lr', 'next_due', 'look_around', 'answer_wish',
            'evaluation_due', 'stops_early', 'make_up', 'at_step_edge', 'log_step', 'device_load', 'same_buffers',
-           'run_evaluation', 'train_run', 'leave_traceback', 'Silent', 'finish']
+           'run_evaluation', 'train_run', 'leave_traceback', 'NullLog', 'finish']
 
 # %% ../../nbs/40_training/08_loop.ipynb #e463e137
 import contextlib
@@ -48,11 +48,12 @@ from spectrakit.training.nan_guard import (
     tell_skipped,
     watch_buffers,
 )
-from .restore import restore_session
+from .restore import restore_state
 from .schedule import plan_anew, start_interval, step_cost, time_for
 from .setup import prepare, write_start
 from spectrakit.training.state import (
-    Session,
+    Execution,
+    TrainState,
     ema_weights,
     end_mirror,
     end_saving,
@@ -66,36 +67,27 @@ from .trackers import start_trackers
 from ..watchdog.budget import Budget, fits, held_back, hurry, kill_at, short_time, told, usable_s
 
 # %% ../../nbs/40_training/08_loop.ipynb #23a2fc01
-def train_loop(s: Session) -> tuple[str, str]:
-    "Train until the end, or until something asks for one: (status, reason). Every rank runs it, over its share of each step."
+def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one function in which a whole step can be read
+    "Train until the end or a stop: (status, reason). Every rank runs it, over its share of each step."
     import torch
 
-    p, task, model, optimizer, scaler, pulse = (
-        s.progress,
-        s.task,
-        s.model,
-        s.optimizer,
-        s.context.scaler,
-        s.context.pulse,
-    )
-    on_host, clip, decay, ranks = (
-        s.context.device.type == "cpu",
-        s.config.trainer.gradient_clip_val,
-        s.config.training.ema_decay,
-        s.context.world_size,
-    )
-    factor, exchange, skips = lr_rule(s), s.context.gradient_sync(model), s.config.training.nan_policy == "skip"
+    c, p, task, schedule, record, requests = s.config, s.progress, s.task, s.schedule, s.record, s.requests
+    model, optimizer, params, averages = s.learner.model, s.learner.optimizer, s.learner.params, s.learner.ema
+    plan, saving, pace, scaler, pulse = s.data.plan, s.saving, s.timing.pace, s.context.scaler, s.context.pulse
+    on_host, ranks = s.context.device.type == "cpu", s.context.world_size
+    clip, decay = c.trainer.gradient_clip_val, c.training.ema_decay
+    factor, exchange, skips = lr_rule(s), s.context.gradient_sync(model), c.training.nan_policy == "skip"
     model.train()
     start_interval(s)
     watch_buffers(s)
     pulse.begin(p.step)
-    s.began = time.monotonic(), p.step
+    s.timing.began = time.monotonic(), p.step
     due, step_began, ending = next_due(s), time.monotonic(), make_up(s)
     if ending is not None:
         return ending
-    while p.step < s.total_steps:
+    while p.step < schedule.total_steps:
         window_loss, window_weight = 0.0, None
-        for batch in s.train.epoch(p.epoch, p.window):
+        for batch in s.data.train.epoch(p.epoch, p.window):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step
             result, share = task.loss(model, batch.data), batch.window_samples / ranks  # DDP takes the mean over ranks
@@ -119,8 +111,8 @@ def train_loop(s: Session) -> tuple[str, str]:
             if clip is not None:
                 if scaler is not None:
                     scaler.unscale_(optimizer)
-                gradient_norm_clip(s.params, clip)
-            s.edge = None  # from here to the next edge the session is nothing that can be saved
+                gradient_norm_clip(params, clip)
+            saving.rng_state = None  # from here to the next step boundary there is nothing that could be saved
             if factor is not None:
                 set_lr(s, factor(p.position))
             if skips:
@@ -129,81 +121,83 @@ def train_loop(s: Session) -> tuple[str, str]:
                 optimizer.step()
             else:
                 scaler.step(optimizer), scaler.update()
-            if s.scheduler is not None:
+            if s.learner.scheduler is not None:
                 step_scheduler(s)
             optimizer.zero_grad()
             p.step += 1
             p.window += 1
-            p.position += s.stride
-            if decay is not None:
-                update_ema(s.ema, s.params, decay, p.step)
-            if p.window == s.plan.steps_per_epoch:
+            p.position += schedule.stride
+            if decay is not None and averages is not None:
+                update_ema(averages, params, decay, p.step)
+            if p.window == plan.steps_per_epoch:
                 p.epoch, p.window = p.epoch + 1, 0
-            s.interval["loss"] += window_loss
-            s.interval["samples"] += batch.window_samples
-            s.edge = torch.get_rng_state(), None if on_host else torch.cuda.get_rng_state(s.context.device)
+            record.interval.loss += window_loss
+            record.interval.samples += batch.window_samples
+            saving.rng_state = torch.get_rng_state(), None if on_host else torch.cuda.get_rng_state(s.context.device)
             window_loss, window_weight = 0.0, None
 
             now = time.monotonic()
-            s.pace.add(now - step_began)
-            if now >= s.look_at or p.step >= due:
+            pace.add(now - step_began)
+            if now >= requests.next_check or p.step >= due:
                 look_around(s, now)
             if pulse.step(p.step) or p.step >= due:  # something is due, or all ranks have agreed on something
                 if (ending := at_step_edge(s)) is not None:
                     break
                 due, now = next_due(s), time.monotonic()
             step_began = now
-            if p.step >= s.total_steps:
+            if p.step >= schedule.total_steps:
                 break
         if ending == ROLLED_BACK:
             due, step_began, ending = next_due(s), time.monotonic(), None
         elif ending is not None:
             return ending
     shorter = (
-        f", of {s.asked_steps} that were asked for: the schedule was planned for the time there is"
-        if p.step < s.asked_steps
+        f", of {schedule.requested_steps} that were asked for: the schedule was planned for the time there is"
+        if p.step < schedule.requested_steps
         else ""
     )
     return "completed", f"all {p.step} optimizer steps done{shorter}"
 
 # %% ../../nbs/40_training/08_loop.ipynb #23a2fc02
-def scale_gradients(s: Session, samples: int, weight: Any) -> Any:
+def scale_gradients(s: TrainState, samples: int, weight: Any) -> Any:
     "Turn gradients of sum / samples into gradients of sum / weight; returns the factor. A window without weight has none."
     import torch
 
     if s.context.world_size > 1:
         weight = s.context.reduce_tensor(torch.as_tensor(weight, dtype=torch.float32, device=s.context.device))
     factor = samples / (weight.detach().clamp(min=1e-12) if torch.is_tensor(weight) else max(weight, 1e-12))
-    grads = [q.grad for q in s.params if q.grad is not None]
+    grads = [q.grad for q in s.learner.params if q.grad is not None]
     if grads:
         scale(grads, factor)
     return factor.item() if torch.is_tensor(factor) and s.context.device.type == "cpu" else factor
 
 
-def lr_rule(s: Session) -> Callable[[int], float] | None:
+def lr_rule(s: TrainState) -> Callable[[int], float] | None:
     "The built-in schedule as a function of the position on it; None where it is constant or the task has its own scheduler."
     rule = s.config.scheduler
-    if s.scheduler is not None or (rule.name == "constant" and not warmup_length(rule, s.plan.steps_per_epoch)):
+    if s.learner.scheduler is not None or (
+        rule.name == "constant" and not warmup_length(rule, s.data.plan.steps_per_epoch)
+    ):
         return None
-    return lambda position: lr_factor(rule, position, s.asked_steps, s.plan.steps_per_epoch)
+    return lambda position: lr_factor(rule, position, s.schedule.requested_steps, s.data.plan.steps_per_epoch)
 
 
-def step_scheduler(s: Session) -> None:
+def step_scheduler(s: TrainState) -> None:
     "Step the task's own scheduler. Where fp16 skipped an update, torch takes this for a wrong order and warns."
     import warnings
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-        s.scheduler.step()
+        s.learner.scheduler.step()
 
 
-def set_lr(s: Session, factor: float) -> None:
+def set_lr(s: TrainState, factor: float) -> None:
     "Give every parameter group its base rate times `factor`."
-    for group, base in zip(s.optimizer.param_groups, s.base_lrs, strict=False):
+    for group, base in zip(s.learner.optimizer.param_groups, s.learner.base_lrs, strict=False):
         group["lr"] = base * factor * s.progress.lr_scale
 
 # %% ../../nbs/40_training/08_loop.ipynb #9b68a2c0
-def next_due(s: Session) -> int:
+def next_due(s: TrainState) -> int:
     "The next optimizer step at which something is due by count."
     p, c = s.progress, s.config
     every = [
@@ -211,14 +205,17 @@ def next_due(s: Session) -> int:
         c.trainer.check_val_every_n_steps,
         c.checkpoint.every_n_steps if c.checkpoint.enabled else None,
     ]
-    steps = [(p.step // n + 1) * n for n in every if n] + [p.step + s.plan.steps_per_epoch - p.window, s.total_steps]
+    steps = [(p.step // n + 1) * n for n in every if n] + [
+        p.step + s.data.plan.steps_per_epoch - p.window,
+        s.schedule.total_steps,
+    ]
     return min(steps)
 
 
-def look_around(s: Session, now: float) -> None:
+def look_around(s: TrainState, now: float) -> None:
     "Five times a second, and where something is due: does anything ask for a stop, or for a checkpoint by the clock? Rank 0 puts it on the agenda."
-    s.look_at, pulse = now + 0.2, s.context.pulse
-    wish = int(s.stop_asked())
+    s.requests.next_check, pulse = now + 0.2, s.context.pulse
+    wish = int(s.stop_requested())
     if pulse.rank == 0:
         set_end(pulse.board, kill_at(s.budget))
     if s.context.is_main:
@@ -227,32 +224,38 @@ def look_around(s: Session, now: float) -> None:
         if save_wanted(s, now):
             wish |= SAVE
     if not s.context.together:
-        s.wish |= wish  # said at the next log point
+        s.requests.pending |= wish  # said at the next log point
     elif not s.context.is_main:
         raise_flag(pulse, wish)
     elif wish := wish | asked(pulse.board):
         announce(pulse, s.progress.step, wish)
 
 
-def answer_wish(s: Session) -> None:
+def answer_wish(s: TrainState) -> None:
     "Tell that the checkpoint that a person asked for is there, by removing the file that asked for it."
     if not s.context.is_main:
         return
     with contextlib.suppress(OSError):
         checkpoint_file(s.run_dir).unlink()
     if not s.config.checkpoint.enabled:
-        s.log.write("message", text="a checkpoint was asked for, and checkpoint.enabled=false: nothing was saved")
+        s.record.log.write(
+            "message", text="a checkpoint was asked for, and checkpoint.enabled=false: nothing was saved"
+        )
 
 
-def evaluation_due(s: Session) -> bool:
+def evaluation_due(s: TrainState) -> bool:
     "Whether the settings ask for an evaluation at this step, and it has not been made."
     p, c = s.progress, s.config.trainer
     by_epoch = p.window == 0 and p.step > 0 and p.epoch % c.check_val_every_n_epoch == 0
     by_step = c.check_val_every_n_steps and p.step > 0 and p.step % c.check_val_every_n_steps == 0
-    return s.valid is not None and p.eval_step != p.step and bool(by_epoch or by_step or p.step >= s.total_steps)
+    return (
+        s.data.valid is not None
+        and p.eval_step != p.step
+        and bool(by_epoch or by_step or p.step >= s.schedule.total_steps)
+    )
 
 
-def stops_early(s: Session) -> tuple[str, str] | None:
+def stops_early(s: TrainState) -> tuple[str, str] | None:
     "The end of a run that no longer improves."
     stopping, bad = s.config.early_stopping, s.progress.bad_evals
     return (
@@ -262,7 +265,7 @@ def stops_early(s: Session) -> tuple[str, str] | None:
     )
 
 
-def make_up(s: Session) -> tuple[str, str] | None:
+def make_up(s: TrainState) -> tuple[str, str] | None:
     "The evaluation that was due at the step a run goes on from, where it broke, or there was no time for it."
     if s.progress.step == 0 or not evaluation_due(s) or not time_for(s, "eval"):
         return None
@@ -271,23 +274,23 @@ def make_up(s: Session) -> tuple[str, str] | None:
     return stops_early(s)
 
 
-def at_step_edge(s: Session) -> tuple[str, str] | None:
+def at_step_edge(s: TrainState) -> tuple[str, str] | None:
     "Log, evaluate, save, stop: what is due at this step, on all ranks alike; returns (status, reason) where the run ends here."
     p, c = s.progress, s.config
-    last, epoch_end = p.step >= s.total_steps, p.window == 0
+    last, epoch_end = p.step >= s.schedule.total_steps, p.window == 0
     agenda = agreed(s.context.pulse, p.step)
     if p.step % c.trainer.log_every_n_steps == 0 or last:
         if (ending := log_step(s)) is not None:
             return ending
-        agenda, s.agenda = agenda | s.agenda, 0
+        agenda, s.requests.agreed = agenda | s.requests.agreed, 0
     if agenda & HURRY:
         hurry(s.budget, parse_duration(c.watchdog.after_sigterm))
     wants = evaluation_due(s)
-    if last and not all_finite(s.params):
-        return answer_nan(s, math.nan, s.bad)
+    if last and not all_finite(s.learner.params):
+        return answer_nan(s, math.nan, s.nan.bad_input)
     improved = run_evaluation(s) if wants and time_for(s, "eval") else False
-    agenda |= s.broken_off
-    if s.broken_off & HURRY:
+    agenda |= s.requests.evaluation_stopped_by
+    if s.requests.evaluation_stopped_by & HURRY:
         hurry(s.budget, parse_duration(c.watchdog.after_sigterm))
     if improved or agenda & (SAVE | SAVE_NOW) or save_due(s, epoch_end) or last:
         save(s, best=improved, last=last or bool(agenda & SAVE_NOW))
@@ -307,7 +310,7 @@ def at_step_edge(s: Session) -> tuple[str, str] | None:
     if (
         epoch_end
         and c.watchdog.whole_epochs
-        and not time_for(s, "epoch", epoch_s := s.plan.steps_per_epoch * step_cost(s))
+        and not time_for(s, "epoch", epoch_s := s.data.plan.steps_per_epoch * step_cost(s))
     ):
         return (
             "out_of_time",
@@ -316,61 +319,61 @@ def at_step_edge(s: Session) -> tuple[str, str] | None:
     return None
 
 # %% ../../nbs/40_training/08_loop.ipynb #23a2fc04
-def log_step(s: Session) -> tuple[str, str] | None:
+def log_step(s: TrainState) -> tuple[str, str] | None:
     "Write a log point: the mean loss since the last one, the rate, the speed. Ends the run where the loss is not finite."
-    p, i, pace_s = s.progress, s.interval, s.pace.quantile(0.99)
-    steps = p.step - i["step"]
+    p, i, pace_s = s.progress, s.record.interval, s.timing.pace.quantile(0.99)
+    steps = p.step - i.step
     if steps == 0:
         return None
-    loss = float(i["loss"])  # on a GPU the one place where the host waits for the device
-    seconds = max(1e-9, time.monotonic() - i["began"] - i["paused_s"])
+    loss = float(i.loss)  # on a GPU the one place where the host waits for the device
+    seconds = max(1e-9, time.monotonic() - i.began - i.paused_s)
     usable = usable_s(s.budget)
     rows = s.context.gather_numbers(
         [
             loss / s.context.world_size,
             *device_load(s, seconds),
-            float(s.wish),
+            float(s.requests.pending),
             -1.0 if usable is None else usable,
             step_cost(s),
         ]
     )
-    skipped, s.skipped = int(s.skipped), 0
+    skipped, s.nan.skipped = int(s.nan.skipped), 0
     loss = sum(row[0] for row in rows) / max(1, steps - skipped)
     if not math.isfinite(loss):
-        return answer_nan(s, loss, next(filter(None, s.context.gather(s.bad)), None))
+        return answer_nan(s, loss, next(filter(None, s.context.gather(s.nan.bad_input)), None))
     if skipped and (ending := tell_skipped(s, skipped, steps)):
         return ending
     for row in rows:
-        s.agenda |= int(row[3])
-    s.wish = 0
+        s.requests.agreed |= int(row[3])
+    s.requests.pending = 0
     s.context.pulse.pace(pace_s)
-    s.budget.observe("step", s.pace.quantile(0.95))
-    if usable is not None and p.step < s.total_steps:
+    s.budget.observe("step", s.timing.pace.quantile(0.95))
+    if usable is not None and p.step < s.schedule.total_steps:
         plan_anew(s, *rows[0][4:])
     point = {
-        "epoch": round(p.epoch + p.window / s.plan.steps_per_epoch, 4),
+        "epoch": round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4),
         "loss": loss,
-        "lr": s.optimizer.param_groups[0]["lr"],
-        "samples_per_s": round(i["samples"] / seconds, 1),
+        "lr": s.learner.optimizer.param_groups[0]["lr"],
+        "samples_per_s": round(i.samples / seconds, 1),
     }
     if s.context.device.type == "cuda":
         point["gpu_gib"] = max(row[1] for row in rows)
-    s.trackers.log(p.step, point)
+    s.record.trackers.log(p.step, point)
     if len(rows) > 1:
         point["ranks"] = [{"memory_gib": row[1], "busy": row[2]} for row in rows]
         _, memory_gib, busy, *_ = rows[s.context.rank]
         print(
             f"step {p.step}: {memory_gib:.2f} GiB" + (f", busy {busy:.0%}" if busy >= 0 else ""), flush=True
         )  # into logs/rank-N.log
-    s.log.write("step", step=p.step, **point)
-    if (now := time.monotonic()) - s.budget_at >= 60 and usable is not None:
-        s.budget_at = now
-        s.log.write("budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), held=held_back(s.budget))
+    s.record.log.write("step", step=p.step, **point)
+    if (now := time.monotonic()) - s.record.budget_logged_at >= 60 and usable is not None:
+        s.record.budget_logged_at = now
+        s.record.log.write("budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), held=held_back(s.budget))
     start_interval(s)
     return None
 
 
-def device_load(s: Session, seconds: float) -> tuple[float, float]:
+def device_load(s: TrainState, seconds: float) -> tuple[float, float]:
     "This rank's memory in GiB (peak on a GPU, resident on a CPU), and how busy its device was (0 to 1); -1 where nobody knows."
     if s.context.device.type == "cuda":
         import torch
@@ -385,17 +388,17 @@ def device_load(s: Session, seconds: float) -> tuple[float, float]:
     import psutil
 
     return round(psutil.Process().memory_info().rss / 2**30, 3), round(
-        (time.process_time() - s.interval["busy_s"]) / seconds, 2
+        (time.process_time() - s.record.interval.busy_s) / seconds, 2
     )
 
 # %% ../../nbs/40_training/08_loop.ipynb #23a2fc05
-def same_buffers(s: Session) -> None:
+def same_buffers(s: TrainState) -> None:
     "Give every rank rank 0's buffers, such as the running statistics of batch norm: they are what a checkpoint holds."
     if s.context.world_size > 1:
-        same_on_all_ranks(s.context.unwrap(s.model).buffers())
+        same_on_all_ranks(s.context.unwrap(s.learner.model).buffers())
 
 
-def run_evaluation(s: Session, heed: int = STOP | HURRY) -> bool:
+def run_evaluation(s: TrainState, heed: int = STOP | HURRY) -> bool:
     "Evaluate, write the event, and tell whether this is the best result so far. Without a result where the time ends before it."
     p, began = s.progress, time.monotonic()
     s.context.pulse.beat("evaluating")
@@ -404,25 +407,27 @@ def run_evaluation(s: Session, heed: int = STOP | HURRY) -> bool:
 
     def over() -> bool:
         nonlocal asked_for
-        asked_for |= int(s.stop_asked()) & heed
+        asked_for |= int(s.stop_requested()) & heed
         return asked_for > 0 or (s.budget.ends is not None and not fits(s.budget, "eval", 0.0))
 
     with ema_weights(s):
-        metrics = evaluate(s.task, s.context.plain(s.model), s.valid, s.context, over)
+        metrics = evaluate(s.task, s.context.plain(s.learner.model), s.data.valid, s.context, over)
     s.context.pulse.beat("training")
     seconds = time.monotonic() - began
-    s.interval["paused_s"] += seconds
-    s.broken_off = 0
+    s.record.interval.paused_s += seconds
+    s.requests.evaluation_stopped_by = 0
     if metrics is None:
         for code in s.context.gather(asked_for):
-            s.broken_off |= code
-        why = "a stop was asked for" if s.broken_off else "the time is up"
-        s.log.write("message", text=f"the evaluation at step {p.step} was stopped after {short_time(seconds)}: {why}")
+            s.requests.evaluation_stopped_by |= code
+        why = "a stop was asked for" if s.requests.evaluation_stopped_by else "the time is up"
+        s.record.log.write(
+            "message", text=f"the evaluation at step {p.step} was stopped after {short_time(seconds)}: {why}"
+        )
         return False
     p.metrics, p.eval_step = metrics, p.step
     s.budget.observe("eval", seconds)
     if s.monitor not in p.metrics:
-        s.log.write(
+        s.record.log.write(
             "message", text=f"checkpoint.monitor={s.monitor} is not among {', '.join(p.metrics)}; val_loss is used"
         )
         s.monitor, s.mode = "val_loss", "min"
@@ -435,44 +440,41 @@ def run_evaluation(s: Session, heed: int = STOP | HURRY) -> bool:
     if better:
         p.best_value, p.best_step, p.best_metrics = value, p.step, dict(p.metrics)
     p.bad_evals = 0 if enough else p.bad_evals + 1
-    s.log.write(
+    s.record.log.write(
         "eval",
         step=p.step,
-        epoch=round(p.epoch + p.window / s.plan.steps_per_epoch, 4),
+        epoch=round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4),
         metrics=p.metrics,
         best=better,
         seconds=round(seconds, 3),
     )
-    s.trackers.log(p.step, p.metrics)
+    s.record.trackers.log(p.step, p.metrics)
     return better
 
 # %% ../../nbs/40_training/08_loop.ipynb #23a2fc06
 def train_run(
-    task: Any,
-    config: Config,
-    context: RunContext,
-    run_dir: Path,
-    budget: Budget,
-    stop_asked: Callable[[], bool],
-    resume: bool = False,
-    again: str | None = None,
-    logs: Path | None = None,
+    task: Any, config: Config, execution: Execution, resume: bool = False, restart_reason: str | None = None
 ) -> tuple[str, str]:
     """Train in this process and write the run's folder: (status, reason). Every end but a wrong request returns.
 
-    `again`: why the launcher starts this run once more. `logs`: where tracebacks go; the run's logs/ by default. Rank 0 writes; a rank that breaks leaves its traceback in logs/, and the
-    launcher, which sees all ranks, writes the end. RequestError where the request cannot work; the folder then holds nothing of
-    this attempt.
+    - `task`, `config`: what to train, and how
+    - `execution`: where, and until when
+    - `resume`: go on from the newest checkpoint in the folder (default: begin anew)
+    - `restart_reason`: why the launcher starts this run once more (default: it does not)
+
+    Rank 0 writes; a rank that breaks leaves its traceback in logs/, and the launcher, which sees all ranks, writes the end.
+    RequestError where the request cannot work; the folder then holds nothing of this attempt.
     """
+    context, run_dir, budget = execution.context, execution.run_dir, execution.budget
     with repeatable(config.trainer.deterministic):
-        log = EventLog(run_dir / "events.jsonl") if context.is_main else Silent()
+        log = EventLog(run_dir / "events.jsonl") if context.is_main else NullLog()
         s, broken = None, False
         context.pulse.beat("preparing")
         try:
-            s = prepare(task, config, context, run_dir, log, budget, stop_asked)
-            notes = [again] * bool(again) + (restore_session(s) if resume else [])
-            write_start(s, resume or bool(again), notes)
-            s.trackers = start_trackers(
+            s = prepare(task, config, execution, log)
+            notes = ([restart_reason] if restart_reason else []) + (restore_state(s) if resume else [])
+            write_start(s, resume or bool(restart_reason), notes)
+            s.record.trackers = start_trackers(
                 config,
                 run_dir,
                 lambda text: log.write("message", text=text),
@@ -482,13 +484,13 @@ def train_run(
             status, reason = train_loop(s)
         except RequestError:
             if s is not None:
-                s.trackers.close(failed=True)
+                s.record.trackers.close(failed=True)
             raise
         except (Exception, SystemExit) as error:  # a task that calls exit() must not take the notebook along
-            leave_traceback(context, logs or run_dir / "logs")
+            leave_traceback(context, execution.traceback_dir)
             status, reason, broken = "failed", masked(f"{type(error).__name__}: {error}"), True
         alone = broken and context.world_size > 1
-        if s is not None and s.progress.step > 0 and not finish(s, status, alone, logs) and not alone:
+        if s is not None and s.progress.step > 0 and not finish(s, status, alone) and not alone:
             status, reason, alone = "failed", "the last evaluation failed", True
         if s is not None:
             end_saving(s)
@@ -504,7 +506,7 @@ def train_run(
         context.pulse.beat("ending")
         if s is not None:
             end_mirror(s)
-            s.trackers.close(failed=status == "failed")  # last: a slow one keeps nothing waiting
+            s.record.trackers.close(failed=status == "failed")  # last: a slow one keeps nothing waiting
         log.close()
         return status, BROKEN + reason if alone else reason
 
@@ -520,29 +522,30 @@ def leave_traceback(context: RunContext, logs: Path) -> None:
     print(masked(traceback.format_exc()), file=sys.stderr)  # in a child: into logs/rank-N.log
 
 
-class Silent:
+class NullLog(EventLog):
     "The event log of a rank that does not write."
 
-    def write(self, type: str, **fields: Any) -> None:
+    def __init__(self) -> None:
         pass
+
+    def write(self, type: str, **fields: Any) -> None:
+        "Nothing is written."
 
     def close(self) -> None:
-        pass
+        "Nothing is open."
 
 # %% ../../nbs/40_training/08_loop.ipynb #23a2fc07
-def finish(s: Session, status: str, alone: bool = False, logs: Path | None = None) -> bool:
+def finish(s: TrainState, status: str, alone: bool = False) -> bool:
     """The last log point, save and evaluation of a run that ends before its last step; after a failure the save, of this rank `alone`.
 
     False where the task's own code failed once more on a rank of several: the others then wait for it in vain.
     """
     p = s.progress
-    planned, interval = (
-        replace(p),
-        dict(s.interval),
-    )  # a run that goes on has not seen what comes now: only the stop asks for it
+    # a run that goes on has not seen what comes now: only the stop asks for it
+    planned, interval = replace(p), replace(s.record.interval)
     try:
-        if status == "failed" and s.edge is None and p.saved_step != p.step:
-            s.log.write(
+        if status == "failed" and s.saving.rng_state is None and p.saved_step != p.step:
+            s.record.log.write(
                 "message", text=f"the run broke in the middle of an update after step {p.step}, which is not saved"
             )
             return True
@@ -551,23 +554,23 @@ def finish(s: Session, status: str, alone: bool = False, logs: Path | None = Non
         )  # first: what comes now may fail, and none of it belongs to the run that goes on
         if status != "failed":
             log_step(s)
-        if status == "failed" or s.valid is None or p.eval_step == p.step:
+        if status == "failed" or s.data.valid is None or p.eval_step == p.step:
             return True
-        if s.broken_off & STOP:
+        if s.requests.evaluation_stopped_by & STOP:
             return True
         if not time_for(s, "eval"):
-            s.log.write("message", text="there is no time for a last evaluation")
+            s.record.log.write("message", text="there is no time for a last evaluation")
             return True
         improved = run_evaluation(s, heed=0 if s.budget.hurried else HURRY)
         if p.eval_step != p.step:
             return True
         planned.saved_step = p.saved_step
-        s.progress, s.interval, now = planned, interval, s.interval
+        s.progress, s.record.interval, now = planned, interval, s.record.interval
         save(s, best=improved, last=True)
-        s.progress, s.interval = p, now
+        s.progress, s.record.interval = p, now
     except Exception as error:  # the end has to be written
-        s.log.write("message", text=f"at the end: {type(error).__name__}: {error}")
+        s.record.log.write("message", text=f"at the end: {type(error).__name__}: {error}")
         if s.context.world_size > 1 and not alone:
-            leave_traceback(s.context, logs or s.run_dir / "logs")
+            leave_traceback(s.context, s.execution.traceback_dir)
         return s.context.world_size == 1
     return True

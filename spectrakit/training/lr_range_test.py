@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from ..config.schema import Config
-from ..distributed.context import BROKEN, RunContext
+from ..distributed.context import BROKEN
 from ..distributed.fsdp import gradient_norm_clip
 from ..distributed.heartbeat import STOP, TIME, set_end
 from ..runs.events import EventLog
 from ..system.errors import RequestError
 from ..system.secrets import masked
-from .loop import Silent, leave_traceback, scale_gradients, set_lr
+from .loop import NullLog, leave_traceback, scale_gradients, set_lr
 from .setup import prepare
-from .state import Session
+from .state import Execution, TrainState
 from .task import repeatable
 from ..watchdog.budget import Budget, kill_at
 
@@ -78,9 +78,9 @@ class Unit:
     follows: bool
 
 
-def unit_of(s: Session) -> Unit:
+def unit_of(s: TrainState) -> Unit:
     "The rate that the sweep sets. RequestError where the optimizer has none."
-    rates = s.base_lrs
+    rates = s.learner.base_lrs
     if not all(isinstance(rate, (int, float)) or getattr(rate, "numel", lambda: 0)() == 1 for rate in rates) or not any(
         float(r) > 0 for r in rates
     ):
@@ -94,12 +94,12 @@ def unit_of(s: Session) -> Unit:
     return Unit(float(rates[0]) or max(map(float, rates)), False)
 
 
-def _follows(s: Session, rates: list[float]) -> bool:
+def _follows(s: TrainState, rates: list[float]) -> bool:
     "Whether twice optimizer.lr makes each of the optimizer's `rates` twice what it is."
     if not callable(getattr(s.task, "optimizer", None)):
         return True
     twice = replace(s.config, optimizer=replace(s.config.optimizer, lr=2 * s.config.optimizer.lr))
-    other = s.task.optimizer(s.context.unwrap(s.model), twice)
+    other = s.task.optimizer(s.context.unwrap(s.learner.model), twice)
     if other is None:
         return True
     found = [group["lr"] for group in other.param_groups]
@@ -108,28 +108,28 @@ def _follows(s: Session, rates: list[float]) -> bool:
     )
 
 # %% ../../nbs/40_training/10_lr_range_test.ipynb #a4a458ca
-def range_loop(s: Session, sweep: Sweep, unit: Unit) -> tuple[str, str, str]:
+def range_loop(s: TrainState, sweep: Sweep, unit: Unit) -> tuple[str, str, str]:
     """One optimizer step at each rate: (status, why, reason). Every rank runs it, over its share of each step.
 
     `why` it ended: end, risen, not finite, stop or time. A small data set is read again and again, each time in another order.
     """
     p, optimizer, scaler, ranks, clip = (
         s.progress,
-        s.optimizer,
+        s.learner.optimizer,
         s.context.scaler,
         s.context.world_size,
         s.config.trainer.gradient_clip_val,
     )
-    exchange, curve = s.context.gradient_sync(s.model), Smoothed(sweep.steps)
-    s.model.train()
+    exchange, curve = s.context.gradient_sync(s.learner.model), Smoothed(sweep.steps)
+    s.learner.model.train()
     s.context.pulse.begin(0)
     while True:
         began, loss, weight = time.monotonic(), 0.0, None
-        for batch in s.train.epoch(p.epoch):
+        for batch in s.data.train.epoch(p.epoch):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step
             result, share = (
-                s.task.loss(s.model, batch.data),
+                s.task.loss(s.learner.model, batch.data),
                 batch.window_samples / ranks,
             )  # DDP takes the mean over ranks
             s.context.pulse.part()
@@ -151,7 +151,7 @@ def range_loop(s: Session, sweep: Sweep, unit: Unit) -> tuple[str, str, str]:
             if clip is not None:
                 if scaler is not None:
                     scaler.unscale_(optimizer)
-                gradient_norm_clip(s.params, clip)
+                gradient_norm_clip(s.learner.params, clip)
             set_lr(s, rate / unit.value)
             if scaler is None:
                 optimizer.step()
@@ -159,20 +159,20 @@ def range_loop(s: Session, sweep: Sweep, unit: Unit) -> tuple[str, str, str]:
                 scaler.step(optimizer), scaler.update()
             optimizer.zero_grad()
             p.step += 1
-            s.pace.add(time.monotonic() - began)
+            s.timing.pace.add(time.monotonic() - began)
             s.context.pulse.step(p.step)
             began, loss, weight = time.monotonic(), 0.0, None
         p.epoch += 1
 
 # %% ../../nbs/40_training/10_lr_range_test.ipynb #3de35391
-def look(s: Session, sweep: Sweep, curve: Smoothed, rate: float, loss: float) -> tuple[str, str, str] | None:
+def look(s: TrainState, sweep: Sweep, curve: Smoothed, rate: float, loss: float) -> tuple[str, str, str] | None:
     "Write down the `loss` that was met at `rate`; (status, why, reason) where the sweep ends with it, on all ranks alike."
     p, pulse = s.progress, s.context.pulse
     if pulse.rank == 0:
         set_end(pulse.board, kill_at(s.budget))
-    pulse.pace(s.pace.quantile(0.99))
-    s.budget.observe("step", s.pace.quantile(0.95))
-    wish = int(s.stop_asked()) & STOP | (TIME if s.context.is_main and s.budget.should_stop() else 0)
+    pulse.pace(s.timing.pace.quantile(0.99))
+    s.budget.observe("step", s.timing.pace.quantile(0.95))
+    wish = int(s.stop_requested()) & STOP | (TIME if s.context.is_main and s.budget.should_stop() else 0)
     rows = s.context.gather_numbers([loss / s.context.world_size, float(wish)])
     loss = sum(row[0] for row in rows)
     for row in rows:
@@ -181,7 +181,7 @@ def look(s: Session, sweep: Sweep, curve: Smoothed, rate: float, loss: float) ->
     if not math.isfinite(loss):
         return "completed", "not finite", f"the loss became {loss} {where}"
     smoothed = curve.add(loss)
-    s.log.write("step", step=p.step + 1, epoch=p.epoch, lr=rate, loss=loss, smoothed=smoothed)
+    s.record.log.write("step", step=p.step + 1, epoch=p.epoch, lr=rate, loss=loss, smoothed=smoothed)
     if curve.risen(smoothed):
         return "completed", "risen", f"the loss had risen far above its best {where}"
     if p.step + 1 == sweep.steps:
@@ -248,28 +248,23 @@ def untouched(task: Any) -> Iterator[Callable[[Any], None]]:
             vars(task).clear(), vars(task).update(attributes)
 
 # %% ../../nbs/40_training/10_lr_range_test.ipynb #362501a6
-def range_run(
-    task: Any,
-    config: Config,
-    context: RunContext,
-    folder: Path,
-    budget: Budget,
-    stop_asked: Callable[[], int],
-    sweep: Sweep,
-    inline: bool = False,
-    logs: Path | None = None,
-) -> tuple[str, str]:
-    """Sweep the learning rate in this process; the first process of each machine writes events.jsonl in `folder`: (status, reason).
+def range_run(task: Any, config: Config, execution: Execution, sweep: Sweep, inline: bool = False) -> tuple[str, str]:
+    """Sweep the learning rate in this process; the first process of each machine writes events.jsonl: (status, reason).
 
-    `inline`: the task and its model are a person's own objects, each process has a folder of its own. `logs`: where tracebacks go.
+    - `task`, `config`: what to train, and how
+    - `execution`: where, and until when; its `run_dir` takes the events
+    - `sweep`: the learning rates
+    - `inline`: the task and its model are the caller's own objects, each process has a folder of its own (default: not so)
+
     RequestError where the request cannot work.
     """
-    log, broken = EventLog(folder / "events.jsonl") if inline or context.pulse.rank == 0 else Silent(), False
+    context, folder = execution.context, execution.run_dir
+    log, broken = EventLog(folder / "events.jsonl") if inline or context.pulse.rank == 0 else NullLog(), False
     context.pulse.beat("preparing")
     kept = inline and context.strategy != "fsdp"  # what FSDP has cut up is nobody's model any more
     with repeatable(config.trainer.deterministic), untouched(task) if kept else contextlib.nullcontext() as keep:
         try:
-            s = prepare(task, config, context, folder, log, budget, stop_asked, training_only=True, made=keep)
+            s = prepare(task, config, execution, log, training_only=True, on_model=keep)
             unit = unit_of(s)
             write_sweep(s, sweep, unit)
             status, why, reason = range_loop(s, sweep, unit)
@@ -277,7 +272,7 @@ def range_run(
             log.close()
             raise
         except (Exception, SystemExit) as error:
-            leave_traceback(context, logs or folder / "logs")
+            leave_traceback(context, execution.traceback_dir)
             status, why, reason, broken = "failed", "error", masked(f"{type(error).__name__}: {error}"), True
     if not (broken and context.world_size > 1):
         log.write("end", status=status, why=why, reason=reason)
@@ -286,10 +281,10 @@ def range_run(
     return status, BROKEN + reason if broken and context.world_size > 1 else reason
 
 
-def write_sweep(s: Session, sweep: Sweep, unit: Unit) -> None:
+def write_sweep(s: TrainState, sweep: Sweep, unit: Unit) -> None:
     "Say in the log what is going to be done, and with what."
-    plan, c = s.plan, s.context
-    s.log.write(
+    plan, c = s.data.plan, s.context
+    s.record.log.write(
         "start",
         task=(s.config.task.get("name") or type(s.task).__name__).rpartition(":")[2],
         lowest=sweep.lowest,
@@ -297,7 +292,7 @@ def write_sweep(s: Session, sweep: Sweep, unit: Unit) -> None:
         total_steps=sweep.steps,
         follows=unit.follows,
         unit=unit.value,
-        groups=len(s.base_lrs),
+        groups=len(s.learner.base_lrs),
         device=str(c.device),
         mixed_precision=c.mixed_precision,
         reasons=c.reasons,

@@ -13,46 +13,48 @@ from typing import Any
 from ..data.loaders import find_non_finite
 from ..distributed.heartbeat import clear_agenda
 from ..system.errors import RequestError
-from .restore import restore_session
+from .restore import restore_state
 from .schedule import start_interval
-from .state import Session, keeper_of, tell_once
+from .state import TrainState, log_once, writer_of
 
 # %% ../../nbs/40_training/07_nan_guard.ipynb #23a2fc01
-def bad_loss(s: Session, value: float, data: Any) -> tuple[str, str] | None:
+def bad_loss(s: TrainState, value: float, data: Any) -> tuple[str, str] | None:
     "A loss that is not finite is answered here in a run of one process. A rank of several goes on until all have seen it, at a log point."
     where = find_non_finite(data)
-    s.bad = s.bad or (where and (f"on rank {s.context.rank}, " if s.context.world_size > 1 else "") + where)
+    s.nan.bad_input = s.nan.bad_input or (
+        where and (f"on rank {s.context.rank}, " if s.context.world_size > 1 else "") + where
+    )
     if s.context.world_size > 1 or s.config.training.nan_policy == "skip":
         return None
     return answer_nan(s, value, where)
 
 
-def answer_nan(s: Session, value: float, where: str | None) -> tuple[str, str]:
+def answer_nan(s: TrainState, value: float, where: str | None) -> tuple[str, str]:
     "What training.nan_policy wants: the end of the run, or the last checkpoint once more."
     return roll_back(s, value, where) if s.config.training.nan_policy == "rollback" else not_finite(s, value, where)
 
 
-def not_finite(s: Session, value: float, where: str | None = None) -> tuple[str, str]:
+def not_finite(s: TrainState, value: float, where: str | None = None) -> tuple[str, str]:
     "The end of a run whose loss is not finite, with the likeliest cause and what to do."
     p = s.progress
     cause = (
         f"{where}: clean the data"
         if where
-        else f"lower optimizer.lr (now {s.optimizer.param_groups[0]['lr']:.3g}) or set trainer.gradient_clip_val=1.0"
+        else f"lower optimizer.lr (now {s.learner.optimizer.param_groups[0]['lr']:.3g}) or set trainer.gradient_clip_val=1.0"
     )
     whole = written_step(s)
     kept = f" The checkpoint of step {whole} is from before it." if whole is not None and whole >= 0 else ""
     if p.rollbacks:
         kept = f" It was rolled back {p.rollbacks} times.{kept}"
-    s.log.write("nan", step=p.step, value=str(value))
+    s.record.log.write("nan", step=p.step, value=str(value))
     return "failed", f"The loss became {value} at optimizer step {p.step + 1} of epoch {p.epoch + 1}; {cause}.{kept}"
 
 # %% ../../nbs/40_training/07_nan_guard.ipynb #23a2fc02
-def written_step(s: Session) -> int | None:
+def written_step(s: TrainState) -> int | None:
     "The step of the newest checkpoint that is whole on disk, when all that was handed over is written; None where there is none. Rank 0 knows."
     if not s.config.checkpoint.enabled or not s.context.is_main:
         return None
-    keeper = keeper_of(s)
+    keeper = writer_of(s)
     keeper.flush()
     return s.progress.saved_step if keeper.written_step is None else keeper.written_step
 
@@ -60,61 +62,63 @@ def written_step(s: Session) -> int | None:
 ROLLED_BACK = ("rolled back", "")  # an ending that is none
 
 
-def watch_buffers(s: Session) -> None:
+def watch_buffers(s: TrainState) -> None:
     "Training begins: which buffers, such as running means, a bad step could spoil. Masks of infinities are none of them."
     import torch
 
     found = {
         name: b
-        for name, b in s.context.unwrap(s.model).named_buffers()
+        for name, b in s.context.unwrap(s.learner.model).named_buffers()
         if b.is_floating_point() and bool(torch.isfinite(b).all())
     }
-    s.watched = list(found)
+    s.nan.buffers = list(found)
     if s.config.training.nan_policy == "skip":
-        s.kept = [(b, b.detach().clone()) for b in found.values()]
+        s.nan.copies = [(b, b.detach().clone()) for b in found.values()]
 
 
-def _keep_buffers(s: Session, bad: Any) -> None:
+def _keep_buffers(s: TrainState, bad: Any) -> None:
     "After a bad step the buffers are what they were before it."
     import torch
 
-    for now, before in s.kept or ():
+    for now, before in s.nan.copies or ():
         good = torch.where(bad.to(now.device), before, now)
         now.copy_(good), before.copy_(good)
 
 
-def step_unless_bad(s: Session, loss: Any) -> Any:
+def step_unless_bad(s: TrainState, loss: Any) -> Any:
     "Update the weights, unless the loss or a gradient is not finite on any rank; returns the loss, 0 for a step that was left out."
     import torch
 
-    grads = [q.grad.to_local() if hasattr(q.grad, "to_local") else q.grad for q in s.params if q.grad is not None]
+    grads = [
+        q.grad.to_local() if hasattr(q.grad, "to_local") else q.grad for q in s.learner.params if q.grad is not None
+    ]
     size = torch.stack(torch._foreach_norm(grads)).sum() if grads else torch.zeros((), device=s.context.device)
     # the gradients of fp16 are scaled, and overflow now and then: that is the scaler's business
     bad = ~torch.isfinite(torch.as_tensor(loss) if s.context.scaler is not None else size + loss)
     if s.context.world_size > 1:
         bad = s.context.reduce_tensor(bad.float()) > 0
-    s.skipped = s.skipped + bad
+    s.nan.skipped = s.nan.skipped + bad
     with torch.no_grad():
         _keep_buffers(s, bad)
     if (scaler := s.context.scaler) is not None:  # it looks at the gradients itself
-        scaler.step(s.optimizer), scaler.update()
+        scaler.step(s.learner.optimizer), scaler.update()
         return torch.where(bad, torch.zeros_like(loss), loss) if torch.is_tensor(loss) else 0.0 if bad else loss
     if s.context.device.type == "cpu":
         if not bad:
-            s.optimizer.step()
+            s.learner.optimizer.step()
         return 0.0 if bad else loss
-    if getattr(s.optimizer, "_step_supports_amp_scaling", False) and all(
-        g.get("fused") for g in s.optimizer.param_groups
+    if getattr(s.learner.optimizer, "_step_supports_amp_scaling", False) and all(
+        g.get("fused") for g in s.learner.optimizer.param_groups
     ):
-        s.optimizer.found_inf = bad.float()
-        s.optimizer.step()
-        del s.optimizer.found_inf
+        s.learner.optimizer.found_inf = bad.float()
+        s.learner.optimizer.step()
+        del s.learner.optimizer.found_inf
     elif not bad:
-        s.optimizer.step()  # an optimizer of the task's own: it has to be asked
+        s.learner.optimizer.step()  # an optimizer of the task's own: it has to be asked
     return torch.where(bad, torch.zeros_like(loss), loss)
 
 
-def roll_back(s: Session, value: float, where: str | None) -> tuple[str, str]:
+def roll_back(s: TrainState, value: float, where: str | None) -> tuple[str, str]:
     "Take all ranks back to the last checkpoint, with a smaller learning rate; the end of the run where that has been done often enough."
     p, c = s.progress, s.config.training
     times, scale, step = p.rollbacks + 1, p.lr_scale * c.rollback_lr_factor, p.step
@@ -123,19 +127,19 @@ def roll_back(s: Session, value: float, where: str | None) -> tuple[str, str]:
     s.context.pulse.beat("preparing")
     written_step(s)  # what was handed over counts
     try:
-        notes = restore_session(s)
+        notes = restore_state(s)
     except RequestError:
         return not_finite(s, value, where)  # nothing to go back to
     change = scale / s.progress.lr_scale
     vars(p).update(vars(s.progress))  # the loop holds this one
     s.progress, p.rollbacks, p.lr_scale = p, times, scale
-    for group in s.optimizer.param_groups:
+    for group in s.learner.optimizer.param_groups:
         group["lr"] = group["lr"] * change
-    if hasattr(s.scheduler, "base_lrs"):
-        s.scheduler.base_lrs = [lr * change for lr in s.scheduler.base_lrs]
-    s.optimizer.zero_grad()
-    s.log.write("nan", step=step, value=str(value))
-    s.log.write(
+    if hasattr(s.learner.scheduler, "base_lrs"):
+        s.learner.scheduler.base_lrs = [lr * change for lr in s.learner.scheduler.base_lrs]
+    s.learner.optimizer.zero_grad()
+    s.record.log.write("nan", step=step, value=str(value))
+    s.record.log.write(
         "restart",
         step=p.step,
         epoch=p.epoch,
@@ -150,18 +154,18 @@ def roll_back(s: Session, value: float, where: str | None) -> tuple[str, str]:
         clear_agenda(s.context.pulse.board)
     s.context.pulse.begin(p.step)
     s.context.barrier()
-    s.bad, s.skipped, s.agenda, s.wish, s.edge = None, 0, 0, 0, None
+    s.nan.bad_input, s.nan.skipped, s.requests.agreed, s.requests.pending, s.saving.rng_state = None, 0, 0, 0, None
     start_interval(s)
     return ROLLED_BACK
 
 # %% ../../nbs/40_training/07_nan_guard.ipynb #23a2fc04
-def tell_skipped(s: Session, skipped: int, steps: int) -> tuple[str, str] | None:
+def tell_skipped(s: TrainState, skipped: int, steps: int) -> tuple[str, str] | None:
     "Tell a person of updates that were left out; the end of the run where none has been made for long."
-    where, s.bad = next(filter(None, s.context.gather(s.bad)), None), None
-    s.log.write("nan", step=s.progress.step, value="nan", skipped=skipped)
-    tell_once(
+    where, s.nan.bad_input = next(filter(None, s.context.gather(s.nan.bad_input)), None), None
+    s.record.log.write("nan", step=s.progress.step, value="nan", skipped=skipped)
+    log_once(
         s,
         f"{skipped} of the last {steps} updates were left out, because the loss was not finite{f': {where}' if where else ''}",
     )
-    s.idle_steps = s.idle_steps + steps if skipped == steps else 0
-    return not_finite(s, math.nan, where) if s.idle_steps >= min(50, s.total_steps) else None
+    s.nan.idle_steps = s.nan.idle_steps + steps if skipped == steps else 0
+    return not_finite(s, math.nan, where) if s.nan.idle_steps >= min(50, s.schedule.total_steps) else None

@@ -9,49 +9,57 @@ __all__ = ['time_for', 'start_interval', 'step_cost', 'plan_anew']
 import itertools
 import math
 import time
+from dataclasses import replace
 
 from ..config.batch_plan import warmup_length
-from .state import Session
+from .state import Interval, TrainState
 from ..watchdog.budget import fits, planned_steps, schedule_pace
 
 # %% ../../nbs/40_training/04_schedule.ipynb #23a2fc01
-def time_for(s: Session, kind: str, seconds: float | None = None) -> bool:
+def time_for(s: TrainState, kind: str, seconds: float | None = None) -> bool:
     "Whether an 'eval' or an 'epoch' that begins now would end in time, as rank 0 sees it."
     return s.budget.ends is None or s.context.broadcast(fits(s.budget, kind, seconds))
 
 
-def start_interval(s: Session) -> None:
+def start_interval(s: TrainState) -> None:
     "Begin to count for the next log point."
-    s.interval.update(
-        began=time.monotonic(), step=s.progress.step, samples=0, loss=0.0, paused_s=0.0, busy_s=time.process_time()
-    )
-    s.interval.update(s.carried)
-    s.carried = {}
+    began = Interval(began=time.monotonic(), step=s.progress.step, busy_s=time.process_time())
+    s.record.interval, s.record.restored = replace(began, **s.record.restored), {}
 
 # %% ../../nbs/40_training/04_schedule.ipynb #23a2fc02
-def step_cost(s: Session) -> float:
+def step_cost(s: TrainState) -> float:
     "Seconds that an optimizer step takes, with its share of evaluations, saves and log points."
-    (began, first), c, done = s.began, s.config.trainer, s.progress.step
-    each = s.pace.mean()
-    every = min(c.check_val_every_n_steps or math.inf, c.check_val_every_n_epoch * s.plan.steps_per_epoch)
-    known = each + (s.budget.parts["eval"] / every if s.valid is not None else 0.0)
-    return max(known, (time.monotonic() - began - s.pace.first) / (done - first - 1)) if done - first > every else known
+    (began, first), c, done = s.timing.began, s.config.trainer, s.progress.step
+    each = s.timing.pace.mean()
+    every = min(c.check_val_every_n_steps or math.inf, c.check_val_every_n_epoch * s.data.plan.steps_per_epoch)
+    known = each + (s.budget.parts["eval"] / every if s.data.valid is not None else 0.0)
+    return (
+        max(known, (time.monotonic() - began - s.timing.pace.first) / (done - first - 1))
+        if done - first > every
+        else known
+    )
 
 # %% ../../nbs/40_training/04_schedule.ipynb #23a2fc03
-def plan_anew(s: Session, usable: float, cost_s: float) -> None:
+def plan_anew(s: TrainState, usable: float, cost_s: float) -> None:
     "With watchdog.plan=anneal or fit_epochs: how many steps fit into the time, and how fast the schedule has to move."
     p, rule = s.progress, s.config.scheduler
-    if s.config.watchdog.plan == "stop" or s.scheduler is not None:
+    if s.config.watchdog.plan == "stop" or s.learner.scheduler is not None:
         return  # a task's own scheduler knows its own end
-    s.total_steps = planned_steps(s.config.watchdog.plan, p.step, s.asked_steps, s.plan.steps_per_epoch, usable, cost_s)
-    left, warmup = s.total_steps - p.step, warmup_length(rule, s.plan.steps_per_epoch) - p.position
+    s.schedule.total_steps = planned_steps(
+        s.config.watchdog.plan, p.step, s.schedule.requested_steps, s.data.plan.steps_per_epoch, usable, cost_s
+    )
+    left, warmup = s.schedule.total_steps - p.step, warmup_length(rule, s.data.plan.steps_per_epoch) - p.position
     # a warm-up keeps its length, unless it would take more than half of what is left
-    s.stride = 1.0 if 0 < warmup < left / 2 else schedule_pace(p.position, p.step, s.asked_steps, s.total_steps)
-    if abs(s.total_steps - s.planned_told) > 0.1 * s.planned_told:
-        s.log.write(
+    s.schedule.stride = (
+        1.0
+        if 0 < warmup < left / 2
+        else schedule_pace(p.position, p.step, s.schedule.requested_steps, s.schedule.total_steps)
+    )
+    if abs(s.schedule.total_steps - s.schedule.announced_steps) > 0.1 * s.schedule.announced_steps:
+        s.record.log.write(
             "message",
-            text=f"watchdog.plan={s.config.watchdog.plan}: {s.total_steps} of {s.asked_steps} optimizer steps "
-            f"({s.total_steps / s.plan.steps_per_epoch:.3g} epochs) fit into the time"
+            text=f"watchdog.plan={s.config.watchdog.plan}: {s.schedule.total_steps} of {s.schedule.requested_steps} optimizer steps "
+            f"({s.schedule.total_steps / s.data.plan.steps_per_epoch:.3g} epochs) fit into the time"
             + ("" if rule.name == "constant" else "; the learning rate reaches its end with the last of them"),
         )
-        s.planned_told = s.total_steps
+        s.schedule.announced_steps = s.schedule.total_steps

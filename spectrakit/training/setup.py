@@ -11,7 +11,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ..checkpoint.store import random_state, restore_random_state
@@ -34,7 +33,7 @@ from ..runs.events import EventLog, last_event, read_events
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import write_atomic
 from .forecast import first_evaluation, look_s, passes, predictions_s, test_data
-from .state import Session
+from .state import Data, Execution, Learner, Record, Saving, Schedule, TrainState
 from .task import build_optimizer, check_loss, check_task, seed_everything
 from .trackers import check_trackers
 from ..watchdog.budget import Budget, held_back, told
@@ -104,19 +103,22 @@ def compiled(task: Any, model: Any, train: Any, context: RunContext, log: EventL
 def prepare(
     task: Any,
     config: Config,
-    context: RunContext,
-    run_dir: Path,
+    execution: Execution,
     log: EventLog,
-    budget: Budget,
-    stop_asked: Callable[[], bool],
     training_only: bool = False,
-    made: Callable[[Any], None] | None = None,
-) -> Session:
+    on_model: Callable[[Any], None] | None = None,
+) -> TrainState:
     """Data, model and optimizer, checked, at step 0. RequestError where the request cannot work.
 
-    `training_only`: for a look at the training alone, without validation, predictions and a scheduler. `made` sees the task's model first.
+    - `task`, `config`: what to train, and how
+    - `execution`: where, and until when
+    - `log`: where events are written
+    - `training_only`: without validation, predictions, averages and a scheduler, as for a range test (default: with them)
+    - `on_model`: called with the task's model before it is moved or wrapped (default: nothing is)
     """
     import torch
+
+    context, budget = execution.context, execution.budget
 
     check_task(task, config)
     check_trackers(config)
@@ -151,8 +153,8 @@ def prepare(
         raise RequestError(
             f"{type(task).__name__}.model returned {type(model).__name__}. It has to return a torch Module."
         )
-    if made is not None:
-        made(model)
+    if on_model is not None:
+        on_model(model)
     model = context.prepare(model)
     collate = task.collate if callable(getattr(task, "collate", None)) else None
     batches = train_batches(train, context.device, plan, config, collate, context.rank)
@@ -182,29 +184,25 @@ def prepare(
     )
     params = [q for q in model.parameters() if q.requires_grad]
     seed_everything(mix(config.seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
-    return Session(
+    averages = config.training.ema_decay is not None and not training_only
+    return TrainState(
         task,
         config,
-        context,
-        run_dir,
-        log,
-        budget,
-        stop_asked,
-        model,
-        params,
-        optimizer,
-        [g["lr"] for g in optimizer.param_groups],
-        scheduler,
-        [q.detach().clone() for q in params] if config.training.ema_decay is not None and not training_only else None,
-        plan,
-        steps,
-        batches,
-        checks,
+        execution,
+        Learner(
+            model,
+            params,
+            optimizer,
+            [group["lr"] for group in optimizer.param_groups],
+            scheduler,
+            [q.detach().clone() for q in params] if averages else None,
+        ),
+        Data(plan, batches, checks, prints),
+        Schedule(steps, steps),
+        Record(log),
         monitor,
         mode,
-        saved_at=time.monotonic(),
-        asked_steps=steps,
-        fingerprints=prints,
+        saving=Saving(saved_at=time.monotonic()),
     )
 
 
@@ -237,7 +235,7 @@ def expect_predictions(
         )  # as this process took to start; a machine that others use as well may be slower by then
 
 # %% ../../nbs/40_training/05_setup.ipynb #e7d7a664
-def write_start(s: Session, resume: bool, notes: list[str]) -> None:
+def write_start(s: TrainState, resume: bool, notes: list[str]) -> None:
     "Say what was decided, in the log and in environment.json; a run that goes on writes a `restart` besides."
     import torch
 
@@ -252,7 +250,7 @@ def write_start(s: Session, resume: bool, notes: list[str]) -> None:
         return
     file = s.run_dir / "environment.json"
     known = json.loads(file.read_text()) if file.is_file() else {}
-    lr, plan = s.base_lrs[0], s.plan
+    lr, plan = s.learner.base_lrs[0], s.data.plan
     decided = {
         "task": c.task.get("name") or type(s.task).__name__,
         "device": str(s.context.device),
@@ -260,13 +258,13 @@ def write_start(s: Session, resume: bool, notes: list[str]) -> None:
         "reasons": {**s.context.reasons, **known.get("launch", {}).get("reasons", {})},
         "strategy": s.context.strategy,
         "backend": s.context.backend,
-        "micro_batch_size": s.plan.micro_batch_size,
-        "gradient_accumulation_steps": s.plan.gradient_accumulation_steps,
-        "world_size": s.plan.world_size,
-        "effective_batch_size": s.plan.effective_batch_size,
-        "train_samples": s.plan.samples,
-        "steps_per_epoch": s.plan.steps_per_epoch,
-        "total_steps": s.total_steps,
+        "micro_batch_size": s.data.plan.micro_batch_size,
+        "gradient_accumulation_steps": s.data.plan.gradient_accumulation_steps,
+        "world_size": s.data.plan.world_size,
+        "effective_batch_size": s.data.plan.effective_batch_size,
+        "train_samples": s.data.plan.samples,
+        "steps_per_epoch": s.data.plan.steps_per_epoch,
+        "total_steps": s.schedule.total_steps,
         "base_lr": lr,
         # the rule of thumb of the linear scaling rule: what the same rate amounts to, compared with one micro batch a step
         "effective_lr": lr * plan.gradient_accumulation_steps * plan.world_size,
@@ -277,24 +275,24 @@ def write_start(s: Session, resume: bool, notes: list[str]) -> None:
         "ignored": [*known.get("ignored", []), *_ignored(s)],
         "monitor": s.monitor,
         "mode": s.mode,
-        "data": s.fingerprints,
-        "parameters": sum(q.numel() for q in s.params),
+        "data": s.data.fingerprints,
+        "parameters": sum(q.numel() for q in s.learner.params),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
     if not resume or last_event(read_events(s.run_dir / "events.jsonl"), "start") is None:
-        s.log.write("start", **decided)
+        s.record.log.write("start", **decided)
     facts = known.get("resumed", {})
     if resume:
-        s.log.write(
+        s.record.log.write(
             "restart",
             step=p.step,
             epoch=p.epoch,
             notes=notes,
-            effective_batch_size=s.plan.effective_batch_size,
+            effective_batch_size=s.data.plan.effective_batch_size,
             **{name: facts.get(name) for name in ("source", "session", "changed")},
         )
-    s.log.write(
+    s.record.log.write(
         "budget",
         left_s=s.budget.left_s(),
         reserve_s=s.budget.reserve_s(),
@@ -304,14 +302,14 @@ def write_start(s: Session, resume: bool, notes: list[str]) -> None:
     write_atomic(file, json.dumps({**known, "decided": decided}, indent=1) + "\n")
 
 
-def _ignored(s: Session) -> list[str]:
+def _ignored(s: TrainState) -> list[str]:
     "Typed settings that this task and these data leave without effect."
     return ignored_settings(
         s.config,
         facts={
-            "has_valid": s.valid is not None,
-            "resident": isinstance(s.train, ResidentBatches),
+            "has_valid": s.data.valid is not None,
+            "resident": isinstance(s.data.train, ResidentBatches),
             "own_optimizer": callable(getattr(s.task, "optimizer", None)),
-            "own_scheduler": s.scheduler is not None,
+            "own_scheduler": s.learner.scheduler is not None,
         },
     )

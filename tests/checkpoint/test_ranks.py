@@ -11,6 +11,7 @@ from spectrakit.config.profile_files import profiles
 from spectrakit.distributed.context import RunContext, create_run_context
 from spectrakit.system.platforms import detect
 from spectrakit.training.loop import train_run
+from spectrakit.training.state import Execution
 from spectrakit.watchdog.budget import Budget, TimeLimit
 
 
@@ -25,7 +26,7 @@ def as_rank(kind, folder, config):
     folder.mkdir()
     context = create_run_context(config, detect(environ={}))
     context = kind(**{f.name: getattr(context, f.name) for f in fields(context)})
-    return train_run(Curve(), config, context, folder, Budget(TimeLimit(None, 0.0, "none")), lambda: False)
+    return train_run(Curve(), config, Execution(context, folder, Budget(TimeLimit(None, 0.0, "none"))))
 
 
 @pytest.mark.parametrize("name", profiles()["trainer"])

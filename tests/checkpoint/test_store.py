@@ -50,7 +50,19 @@ from spectrakit.runs.events import EventLog, last_event, read_events
 from spectrakit.system.files import file_sha256
 from spectrakit.system.platforms import detect
 from spectrakit.training.loop import train_run
-from spectrakit.training.state import Session, end_mirror, end_saving, keeper_of, save, save_wanted
+from spectrakit.training.state import (
+    Data,
+    Execution,
+    Learner,
+    Record,
+    Schedule,
+    TrainState,
+    end_mirror,
+    end_saving,
+    save,
+    save_wanted,
+    writer_of,
+)
 from spectrakit.watchdog.budget import Budget, TimeLimit
 from tasks import Line
 
@@ -760,40 +772,29 @@ def test_a_slow_mirror_is_broken_off_when_the_run_has_to_end(tmp_path, monkeypat
 # within a run
 
 
-def session_in(folder: Path, *words: str) -> Session:
-    "A session of a small net, as `prepare` makes it."
+def state_in(folder: Path, *words: str) -> TrainState:
+    "The state of a small net, as `prepare` makes it."
     folder.mkdir(exist_ok=True)
     config, net = compose("trainer.accelerator=cpu", *words), nn.Linear(3, 1)
-    return Session(
+    return TrainState(
         None,
         config,
-        create_run_context(config, detect(environ={})),
-        folder,
-        EventLog(folder / "events.jsonl"),
-        Budget(TimeLimit(None, 0.0, "none")),
-        lambda: False,
-        net,
-        list(net.parameters()),
-        torch.optim.SGD(net.parameters(), lr=0.1),
-        [0.1],
-        None,
-        None,
-        BatchPlan(8, 4),
-        99,
-        None,
-        object(),
-        "val_loss",
-        "min",
+        Execution(create_run_context(config, detect(environ={})), folder, Budget(TimeLimit(None, 0.0, "none"))),
+        Learner(net, list(net.parameters()), torch.optim.SGD(net.parameters(), lr=0.1), [0.1]),
+        Data(BatchPlan(8, 4), valid=object()),
+        Schedule(99, 99),
+        Record(EventLog(folder / "events.jsonl")),
+        monitor="val_loss",
     )
 
 
-def progress_in(s: Session, which: str = "LATEST") -> dict:
+def progress_in(s: TrainState, which: str = "LATEST") -> dict:
     return load_state(find_checkpoint(s.checkpoints, which)[0])[0]["progress"]
 
 
 def test_a_result_that_comes_after_its_step_was_saved_is_in_the_checkpoint_in_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(keeper, "SMALL", 0)
-    s = session_in(tmp_path / "run")
+    s = state_in(tmp_path / "run")
     s.progress.step = 4
     save(s)
     s.progress.best_value, s.progress.best_step, s.progress.eval_step, s.progress.saved_step = (
@@ -816,12 +817,12 @@ def test_a_result_that_comes_after_its_step_was_saved_is_in_the_checkpoint_in_th
 
 def test_the_last_save_looks_at_the_disk_and_not_at_what_was_handed_over(tmp_path, monkeypatch):
     monkeypatch.setattr(keeper, "SMALL", 0)
-    s = session_in(tmp_path / "run")
+    s = state_in(tmp_path / "run")
     s.progress.step = 4
     with monkeypatch.context() as patched:
         patched.setattr(keeper, "save_checkpoint", lambda *a, **k: (_ for _ in ()).throw(CheckpointError("no")))
         save(s)
-        keeper_of(s).flush()
+        writer_of(s).flush()
     assert s.progress.saved_step == 4 and names(s.checkpoints) == []
     save(s, last=True)
     assert names(s.checkpoints) == [4]
@@ -829,32 +830,32 @@ def test_the_last_save_looks_at_the_disk_and_not_at_what_was_handed_over(tmp_pat
     save(s, last=True)  # it is there
     assert helpers.tree_hashes(s.checkpoints) == before
     flip(s.checkpoints / "step-00000004" / "state.pt")
-    s.keeper = None  # as after a new start: nothing is known of the disk
+    s.saving.writer = None  # as after a new start: nothing is known of the disk
     save(s, last=True)
     assert verify(s.checkpoints / "step-00000004") == []
 
 
 def test_the_first_checkpoint_comes_early_and_others_by_the_clock(tmp_path):
-    s = session_in(tmp_path / "run", "checkpoint.every_minutes=30", "checkpoint.first_within_minutes=5")
+    s = state_in(tmp_path / "run", "checkpoint.every_minutes=30", "checkpoint.first_within_minutes=5")
     s.progress.step, began = 1, time.monotonic()
-    s.began = began, 0
+    s.timing.began = began, 0
     wanted = lambda minutes: save_wanted(s, began + 60 * minutes)
     assert [wanted(m) for m in (0, 4.9, 5.1, 31)] == [False, False, True, True]
     save(s)
     assert [wanted(m) for m in (5.1, 29, 31)] == [False, False, True]
-    off = session_in(tmp_path / "off", "checkpoint.first_within_minutes=null")
+    off = state_in(tmp_path / "off", "checkpoint.first_within_minutes=null")
     assert not save_wanted(off, time.monotonic() + 1e6)
-    assert not save_wanted(session_in(tmp_path / "none", "checkpoint.enabled=false"), time.monotonic() + 1e6)
+    assert not save_wanted(state_in(tmp_path / "none", "checkpoint.enabled=false"), time.monotonic() + 1e6)
 
 
 def test_weights_that_are_not_finite_are_not_saved_and_sums_that_overflow_are_no_such(tmp_path):
-    s = session_in(tmp_path / "run")
+    s = state_in(tmp_path / "run")
     with torch.no_grad():
-        s.params[0].fill_(3e38)  # their sum is not finite
+        s.learner.params[0].fill_(3e38)  # their sum is not finite
     s.progress.step = 1
     save(s)
     with torch.no_grad():
-        s.params[0][0, 1] = float("nan")
+        s.learner.params[0][0, 1] = float("nan")
     s.progress.step = 2
     save(s)
     assert names(s.checkpoints) == [1] and s.progress.saved_step == 1
@@ -884,10 +885,7 @@ def train(folder: Path, *words: str) -> list[dict]:
     status, reason = train_run(
         Line(),
         config,
-        create_run_context(config, detect(environ={})),
-        folder,
-        Budget(TimeLimit(None, 0.0, "none")),
-        lambda: False,
+        Execution(create_run_context(config, detect(environ={})), folder, Budget(TimeLimit(None, 0.0, "none"))),
     )
     assert status == "completed", reason
     return read_events(folder / "events.jsonl")
@@ -945,11 +943,11 @@ def test_a_damaged_best_does_not_keep_the_newest_from_being_copied(tmp_path):
 
 
 def test_a_session_leaves_its_run_in_the_second_folder(tmp_path):
-    s = session_in(tmp_path / "coffee-1", f"checkpoint.mirror={tmp_path / 'drive'}")
+    s = state_in(tmp_path / "coffee-1", f"checkpoint.mirror={tmp_path / 'drive'}")
     s.progress.step = 3
     save(s, best=True, last=True)
     end_saving(s)
-    s.log.write("end", status="completed", reason="done", step=3)
+    s.record.log.write("end", status="completed", reason="done", step=3)
     end_mirror(s)
     there = tmp_path / "drive" / "coffee-1"
     assert (

@@ -17,6 +17,7 @@ from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms import detect
 from spectrakit.training.loop import train_run
+from spectrakit.training.state import Execution
 from spectrakit.training.task import Task
 from spectrakit.watchdog.budget import Budget, TimeLimit
 from tasks import Line, NanTrainingListed
@@ -100,7 +101,8 @@ def train(tmp_path):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         context = context or create_run_context(config, detect({"PATH": ""}, shell=""))
-        ended = train_run(task, config, context, folder, budget or Budget(TimeLimit(None, 0.0, "none")), stop, resume)
+        execution = Execution(context, folder, budget or Budget(TimeLimit(None, 0.0, "none")), stop)
+        ended = train_run(task, config, execution, resume)
         return Result(*ended, folder, read_events(folder / "events.jsonl"))
 
     return run

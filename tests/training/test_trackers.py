@@ -22,6 +22,7 @@ from spectrakit.runs.events import EventLog, effective_events, read_events
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms import detect
 from spectrakit.training.loop import train_run
+from spectrakit.training.state import Execution
 from spectrakit.training.trackers import Trackers, hyperparameters, mlflow_uri, start_trackers, wandb_mode
 from spectrakit.view.text import RichView, TextView, TqdmView, make_text_view
 from spectrakit.watchdog.budget import Budget, TimeLimit
@@ -63,7 +64,8 @@ def train(folder, *overrides, task=None, resume=False, stop=lambda: False):
     cfg = compose(*SETTINGS, *overrides)
     folder.mkdir(exist_ok=True)
     context = create_run_context(cfg, detect(environ={}))
-    status, _ = train_run(task or Dicing(), cfg, context, folder, Budget(TimeLimit(None, 0.0, "none")), stop, resume)
+    execution = Execution(context, folder, Budget(TimeLimit(None, 0.0, "none")), stop)
+    status, _ = train_run(task or Dicing(), cfg, execution, resume)
     return status, read_events(folder / "events.jsonl"), cfg
 
 

@@ -19,6 +19,7 @@ from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms import detect
 from spectrakit.training import loop as trainer
 from spectrakit.training.loop import train_run
+from spectrakit.training.state import Execution
 from spectrakit.watchdog.budget import Budget, TimeLimit, make_budget, time_limit
 
 SETTINGS = (
@@ -54,7 +55,8 @@ def train(tmp_path):
         folder.mkdir(exist_ok=True)
         config = compose(*SETTINGS, *words)
         context = create_run_context(config, detect({"PATH": ""}, shell=""))
-        ended = train_run(task, config, context, folder, budget or Budget(TimeLimit(None, 0.0, "none")), stop, resume)
+        execution = Execution(context, folder, budget or Budget(TimeLimit(None, 0.0, "none")), stop)
+        ended = train_run(task, config, execution, resume)
         return *ended, read_events(folder / "events.jsonl"), folder
 
     return run
