@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import TESTS, tree_hashes
 
 import spectrakit as sk
+from helpers import TESTS, tree_hashes
 from spectrakit.checkpoint.store import checkpoints, verify
 from spectrakit.cli.main import main
 from spectrakit.config.compose import sha256
