@@ -1,0 +1,53 @@
+"""The environment of processes that train together: what was exported, what was asked for, and the defaults."""
+
+import pytest
+
+from spectrakit.config.compose import compose
+from spectrakit.distributed.topology import NCCL_DEFAULTS, process_environ, rank_of
+from spectrakit.system.errors import RequestError
+
+
+def test_what_was_exported_is_never_overwritten():
+    config = compose("+distributed.env.NCCL_DEBUG=INFO", "+distributed.env.NCCL_P2P_DISABLE=1")
+    exported = {"NCCL_DEBUG": "TRACE", "CUDA_LAUNCH_BLOCKING": "1"}
+    made = process_environ(config, exported)
+    assert made == {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_DISTRIBUTED_DEBUG": "OFF",
+        "NCCL_P2P_DISABLE": "1",
+    }
+    assert not made.keys() & exported.keys()
+
+
+def test_what_was_asked_for_beats_the_defaults():
+    assert process_environ(compose(), {}) == NCCL_DEFAULTS
+    made = process_environ(compose("+distributed.env.NCCL_DEBUG=INFO"), {})
+    assert made == {**NCCL_DEFAULTS, "NCCL_DEBUG": "INFO"}
+
+
+def test_old_names_mean_the_new_ones():
+    made = process_environ(compose("+distributed.env.NCCL_ASYNC_ERROR_HANDLING=0"), {})
+    assert made["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0" and "NCCL_ASYNC_ERROR_HANDLING" not in made
+    made = process_environ(compose("+distributed.env.TORCH_NCCL_BLOCKING_WAIT=0"), {"NCCL_BLOCKING_WAIT": "1"})
+    assert made["TORCH_NCCL_BLOCKING_WAIT"] == "1"  # an export counts, by its old name too
+
+
+@pytest.mark.parametrize(("value", "text"), [("true", "1"), ("false", "0"), ("null", ""), ("7", "7"), ("eth0", "eth0")])
+def test_values_become_the_text_that_nccl_reads(value, text):
+    assert process_environ(compose(f"+distributed.env.NCCL_X={value}"), {})["NCCL_X"] == text
+
+
+PLACE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+def test_a_launchers_place_is_taken():
+    place = rank_of({**PLACE, "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
+    assert (place.rank, place.local_rank, place.world_size, place.local_world_size) == (3, 1, 4, 2)
+    assert rank_of({**PLACE, "RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert rank_of({"RANK": "0", "WORLD_SIZE": "2"}) is None
+
+
+@pytest.mark.parametrize("rank", ["4", "-1", "x"])
+def test_a_place_that_cannot_be_is_refused(rank):
+    with pytest.raises(RequestError, match="no place among processes"):
+        rank_of({**PLACE, "RANK": rank, "WORLD_SIZE": "4"})

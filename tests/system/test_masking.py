@@ -1,0 +1,52 @@
+"""No value of a variable that is named like a secret reaches a message, a log or a run's folder."""
+
+import json
+
+import pytest
+
+from spectrakit.api.run import fit
+from spectrakit.config.compose import compose
+from spectrakit.system.secrets import masked
+from tasks import Line
+
+VALUE = "hf_0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "WANDB_API_KEY", "MY_APIKEY", "KEY", "db_password", "X_PASSWD", "AWS_SECRET", "CREDENTIALS"]
+)
+def test_the_value_of_a_secret_variable_is_replaced_by_its_name(monkeypatch, name):
+    monkeypatch.setenv(name, VALUE)
+    assert masked(f"401 for {VALUE}, twice {VALUE}") == f"401 for <{name}>, twice <{name}>"
+
+
+@pytest.mark.parametrize("name", ["HOME_DIR", "MONKEY", "KEYBOARD", "MY_NAME"])
+def test_other_variables_are_no_secrets(monkeypatch, name):
+    monkeypatch.setenv(name, VALUE)
+    assert masked(VALUE) == VALUE
+
+
+def test_a_short_value_is_a_word_that_stands_anywhere(monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "train12")
+    assert masked("train123") == "train123"
+    monkeypatch.setenv("MY_TOKEN", "train123")
+    assert masked("train123") == "<MY_TOKEN>"
+
+
+class Leaking(Line):
+    "It fails with an address that holds a password."
+
+    def during(self, number):
+        if number == 3:
+            raise ConnectionError(f"https://user:{VALUE}@example.org/data")
+
+
+def test_an_error_is_written_down_without_it(here, monkeypatch, capfd):
+    monkeypatch.setenv("DATA_PASSWORD", VALUE)
+    run = fit(Leaking(), compose("launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=8"), show=False)
+    assert run.status == "failed" and "https://user:<DATA_PASSWORD>@example.org/data" in run.error
+    written = [path for path in run.path.rglob("*") if path.is_file() and VALUE.encode() in path.read_bytes()]
+    assert written == []
+    captured = capfd.readouterr()
+    assert VALUE not in captured.out + captured.err
+    assert "<DATA_PASSWORD>" in json.dumps(run.events[-1])
