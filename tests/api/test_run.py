@@ -16,7 +16,7 @@ import tasks
 from helpers import task, tree_hashes
 from spectrakit.api.run import Run, list_runs, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, verify
-from spectrakit.cli.main import report
+from spectrakit.cli.output import report_outcome
 from spectrakit.config.compose import compose, sha256
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.run_dir import is_locked, locked
@@ -588,7 +588,7 @@ def test_no_space_in_the_middle_costs_a_warning_and_keeps_the_older_checkpoint(s
             said = [e["text"] for e in run.events if e["type"] == "message"]
             assert run.status == "completed" and any("not saved" in text for text in said), said
         else:  # the disk had no room for the word that it is done
-            assert run.status == "unfinished" and report(run) != 0
+            assert run.status == "unfinished" and report_outcome(run) != 0
 
 
 def fill(folder: Path, left: int) -> None:
