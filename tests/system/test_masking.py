@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from spectrakit.api.run import fit
+from spectrakit.api.actions import fit
 from spectrakit.config.compose import compose
 from spectrakit.system.secrets import masked
 from tasks import Line

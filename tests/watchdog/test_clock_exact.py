@@ -13,6 +13,7 @@ from spectrakit.runs.events import read_events
 from spectrakit.system.platforms import Platform, detect
 from spectrakit.training import loop
 from spectrakit.training.loop import train_run
+from spectrakit.training.state import Execution
 from spectrakit.watchdog.budget import Budget, TimeLimit, fits, hurry, kill_at, make_budget, time_limit, usable_s
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -71,7 +72,7 @@ def train(tmp_path):
             *words,
         )
         context = create_run_context(config, detect({"PATH": ""}, shell=""))
-        status, _ = train_run(task, config, context, tmp_path, budget, lambda: 0)
+        status, _ = train_run(task, config, Execution(context, tmp_path, budget))
         events = read_events(tmp_path / "events.jsonl")
         return status, events[-1]["step"], events
 
