@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fork_server
+
 TESTS = Path(__file__).resolve().parent
 TASKS = TESTS / "tasks.py"
 
@@ -57,31 +59,51 @@ def task(name: str) -> str:
 
 
 def run_cli(
-    cwd: Path, *words: Any, env: dict | None = None, timeout_s: float = 180, command: tuple = ("-m", "spectrakit")
+    cwd: Path,
+    *words: Any,
+    env: dict | None = None,
+    timeout_s: float = 180,
+    command: tuple = ("-m", "spectrakit"),
+    fresh: bool = False,
 ) -> subprocess.CompletedProcess:
-    "Run `python -m spectrakit WORD…` in `cwd`; `timeout_s` ends a command that hangs."
-    return subprocess.run(
-        [sys.executable, *command, *map(str, words)],
-        cwd=cwd,
-        timeout=timeout_s,
-        capture_output=True,
-        text=True,
-        env={**clean_environ(), **(env or {})},
-        stdin=subprocess.DEVNULL,
-    )
+    """Run `python -m spectrakit WORD…` in `cwd`; `timeout_s` ends a command that hangs.
+
+    `fresh`: in an interpreter of its own, not in a fork of one that has imported everything (fork_server.py).
+    """
+    arguments, environ = [str(word) for word in words], {**clean_environ(), **(env or {})}
+    if fresh or command != ("-m", "spectrakit") or not fork_server.serves(environ):
+        return subprocess.run(
+            [sys.executable, *command, *arguments],
+            cwd=cwd,
+            timeout=timeout_s,
+            capture_output=True,
+            text=True,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+        )
+    with fork_server.start(arguments, cwd, environ) as process:
+        try:
+            out, err = process.communicate(timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def start_cli(cwd: Path, *words: Any, env: dict | None = None) -> subprocess.Popen:
-    "The same without waiting, in a process group of its own, as a shell starts it."
+def start_cli(cwd: Path, *words: Any, env: dict | None = None, fresh: bool = False) -> Any:
+    "The same without waiting, in a process group of its own, as a shell starts it. Returns what is used like a Popen."
+    arguments, environ = [str(word) for word in words], {**clean_environ(), **(env or {})}
+    if not fresh and fork_server.serves(environ):
+        return fork_server.start(arguments, cwd, environ, session=True)
     return subprocess.Popen(
-        [sys.executable, "-m", "spectrakit", *map(str, words)],
+        [sys.executable, "-m", "spectrakit", *arguments],
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**clean_environ(), **(env or {})},
+        env=environ,
     )
 
 
