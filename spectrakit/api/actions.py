@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..trackers.wandb import lent_key
+
 from .run import Run, open_run, summarize, task_of
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, override
@@ -33,7 +35,6 @@ from ..system.errors import RequestError
 from ..system.platforms import Platform, detect
 from ..system.signals import ends_softly, interrupts
 from ..training.task import check_task
-from ..training.trackers import lent_key
 from ..view.live import make_view
 from ..watchdog.budget import check_time
 

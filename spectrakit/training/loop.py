@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..trackers.registry import start_trackers
+
 from ..config.batch_plan import lr_factor, warmup_length
 from ..config.schema import Config
 from ..distributed.context import BROKEN, RunContext
@@ -63,7 +65,6 @@ from spectrakit.training.state import (
     update_ema,
 )
 from .task import evaluate, repeatable
-from .trackers import start_trackers
 from ..watchdog.budget import Budget, fits, held_back, hurry, kill_at, short_time, told, usable_s
 
 # %% ../../nbs/40_training/08_loop.ipynb #23a2fc01

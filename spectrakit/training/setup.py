@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..trackers.registry import check_trackers
+
 from ..checkpoint.store import random_state, restore_random_state
 from ..config.batch_plan import plan_batches, total_steps
 from ..config.resolve import ignored_settings
@@ -35,7 +37,6 @@ from ..system.files import write_atomic
 from .forecast import first_evaluation, look_s, passes, predictions_s, test_data
 from .state import Data, Execution, Learner, Record, Saving, Schedule, TrainState
 from .task import build_optimizer, check_loss, check_task, seed_everything
-from .trackers import check_trackers
 from ..watchdog.budget import Budget, held_back, told
 
 # %% ../../nbs/40_training/05_setup.ipynb #23a2fc01

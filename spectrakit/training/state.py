@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..trackers.tracker import Trackers
+
 from ..checkpoint.async_writer import Keeper, mirror_files
 from ..checkpoint.store import random_state
 from ..config.batch_plan import BatchPlan
@@ -26,7 +28,6 @@ from ..distributed.context import RunContext
 from ..distributed.fsdp import like, load_whole_optimizer, whole
 from ..distributed.heartbeat import Pace
 from ..runs.events import EventLog
-from .trackers import Trackers
 from ..watchdog.budget import Budget, kill_at
 
 # %% ../../nbs/40_training/03_state.ipynb #23a2fc01

@@ -9,11 +9,11 @@ import time
 from types import ModuleType
 
 import pytest
+from spectrakit.trackers.tracker import without_secrets
 
 from helpers import TESTS, clean_environ, only_run
 from spectrakit.system import secrets
 from spectrakit.system.secrets import SecretError, hidden, masked, secret
-from spectrakit.training.trackers import without_secrets
 
 VALUE = "0a1B-the-value-nobody-sees-9z"
 
@@ -272,7 +272,6 @@ def test_a_run_that_uses_secrets_leaves_them_in_none_of_its_files(here):
 def test_a_task_that_holds_a_secret_is_not_written_to_a_job(here, monkeypatch, tmp_path):
     "Where only a file could carry it along, it is refused, with the way to mend it."
     from spectrakit.api.actions import fit
-
     from spectrakit.config.compose import compose
     from spectrakit.system.errors import RequestError
     from tasks import Line

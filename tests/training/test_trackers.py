@@ -13,6 +13,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from spectrakit.trackers.mlflow import mlflow_uri
+from spectrakit.trackers.registry import start_trackers
+from spectrakit.trackers.tracker import Tracker, Trackers, hyperparameters
+from spectrakit.trackers.wandb import wandb_mode
 
 from helpers import TESTS, clean_environ, only_run, run_cli, task
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
@@ -23,7 +27,6 @@ from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms import detect
 from spectrakit.training.loop import train_run
 from spectrakit.training.state import Execution
-from spectrakit.training.trackers import Trackers, hyperparameters, mlflow_uri, start_trackers, wandb_mode
 from spectrakit.view.text import RichView, TextView, TqdmView, make_text_view
 from spectrakit.watchdog.budget import Budget, TimeLimit
 from tasks import Line
@@ -331,11 +334,11 @@ def test_a_tracker_that_fails_on_the_way_is_dropped_with_one_message(tmp_path, m
 
 
 def test_the_message_about_a_failure_holds_no_secret(monkeypatch):
-    class Dead:
+    class Dead(Tracker):
         def log(self, values, step):
             raise ConnectionError("https://me:geheim@lab/api does not answer to the key 0123456789")
 
-        def finish(self):
+        def finish(self, failed=False):
             raise OSError("nor does it end")
 
     monkeypatch.setenv("LAB_API_KEY", "0123456789")
