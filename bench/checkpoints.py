@@ -1,15 +1,17 @@
-"""For how long training pauses for a checkpoint: `python bench/checkpoints.py [--mb 100 1000] [--rounds 7] [--json FILE]`.
+"""For how long training pauses for a checkpoint: `python bench/checkpoints.py [--mb 100 1000] [--rounds 7] [--json
+FILE]`.
 
 A network and its Adam state of so many megabytes, on the CPU, are saved in four ways that take turns:
 
-- `background`: the kit as it is, `session.save`. The pause ends when the copy is made; the write is waited for before the next turn.
+- `background`: the kit as it is, `session.save`. The pause ends when the copy is made; the write is waited for before
+the next turn.
 - `foreground`: the same with checkpoint.background=false.
 - `save_state`: `accelerator.save_state`, into a new folder.
 - `torch.save`: a dictionary of both state dicts, into a new file.
 
-The kit flushes, hashes and renames; the others leave their bytes to the system's cache. Beside that: how many steps a small training
-loop makes while a checkpoint is written, against the same loop with nothing else; and how long it takes to find the newest checkpoint, verify
-it and read it. bench/README.md says how to read the table.
+The kit flushes, hashes and renames; the others leave their bytes to the system's cache. Beside that: how many steps a
+small training loop makes while a checkpoint is written, against the same loop with nothing else; and how long it takes
+to find the newest checkpoint, verify it and read it. bench/README.md says how to read the table.
 """
 
 import argparse
@@ -91,7 +93,9 @@ def timed(run: Callable[[], None]) -> float:
 
 
 def pauses(megabytes: int, rounds: int, folder: Path) -> dict:
-    "{way: pauses in seconds}, and the kit's seconds until a checkpoint is whole, and its first pause, which has to find the memory."
+    """{way: pauses in seconds}, and the kit's seconds until a checkpoint is whole, and its first pause, which has to
+    find the memory.
+    """
     net, adam = trained(megabytes)
     kit = {way: session_of(net, adam, folder / way, way == "background") for way in WAYS[:2]}
     accelerator = Accelerator(cpu=True)
@@ -136,7 +140,9 @@ def read_back(folder: Path) -> None:
 
 
 def slowdown(s: TrainState, rounds: int) -> dict:
-    "A small training loop of one thread: its steps per second while a checkpoint is written, over those in a quiet time as long; and its slowest step, in ms."
+    """A small training loop of one thread: its steps per second while a checkpoint is written, over those in a quiet
+    time as long; and its slowest step, in ms.
+    """
     x, net = torch.randn(64, 256), nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
     adam, threads = torch.optim.Adam(net.parameters(), fused=True), torch.get_num_threads()
 
@@ -159,7 +165,7 @@ def slowdown(s: TrainState, rounds: int) -> dict:
         busy, worst = steps(lambda: not writer_of(s)._writer.done)
         end = 2 * time.perf_counter() - began
         writer_of(s).flush()
-        quiet, least = steps(lambda: time.perf_counter() < end)
+        quiet, least = steps(lambda end=end: time.perf_counter() < end)
         ratios.append(busy / quiet)
         slowest["while writing"].append(worst), slowest["quiet"].append(least)
     torch.set_num_threads(threads)
@@ -196,8 +202,10 @@ def main() -> None:
         print(f"  verify and read back     {told(found['resume'])}")
         slow = found["slowdown"]
         print(
-            f"  steps/s while writing over quiet {statistics.median(slow['ratios']):.3f} ({min(slow['ratios']):.3f} to {max(slow['ratios']):.3f}); slowest step "
-            f"{statistics.median(slow['slowest_ms']['while writing']):.1f} ms, quiet {statistics.median(slow['slowest_ms']['quiet']):.1f} ms",
+            f"  steps/s while writing over quiet {statistics.median(slow['ratios']):.3f} "
+            f"({min(slow['ratios']):.3f} to {max(slow['ratios']):.3f}); slowest step "
+            f"{statistics.median(slow['slowest_ms']['while writing']):.1f} ms, "
+            f"quiet {statistics.median(slow['slowest_ms']['quiet']):.1f} ms",
             flush=True,
         )
     if options.json:

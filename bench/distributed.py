@@ -1,9 +1,12 @@
 """Two ranks over gloo, side by side with what a person writes: `python bench/distributed.py [--pairs N] [--json FILE]`.
 
-- steps/s: `spectrakit` with `trainer.devices=2` and a DDP loop by hand under `torchrun`, both over the same network, data,
+- steps/s: `spectrakit` with `trainer.devices=2` and a DDP loop by hand under `torchrun`, both over the same network,
+data,
   batch and optimizer. They take turns; the ratio is the median over pairs. Aim: 0.98 or more.
-- time to the first step: from the call to the end of the first optimizer step, for `spectrakit`, `torchrun`, and a script
-  that calls `accelerate.notebook_launcher`. Each starts from a fresh interpreter, but for spectrakit, whose caller runs.
+- time to the first step: from the call to the end of the first optimizer step, for `spectrakit`, `torchrun`, and a
+script
+  that calls `accelerate.notebook_launcher`. Each starts from a fresh interpreter, but for spectrakit, whose caller
+  runs.
 - what the signs of life cost a step: writing the page, looking at the other rank, keeping the step's time. Aim: < 2 µs.
 """
 
@@ -91,7 +94,10 @@ UNDER_NOTEBOOK_LAUNCHER = (
     BY_HAND
     + """
 from accelerate import notebook_launcher
-notebook_launcher(train, (sys.argv[1], int(sys.argv[2])), num_processes=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", rdzv_id="bench")
+notebook_launcher(
+    train, (sys.argv[1], int(sys.argv[2])), num_processes=2,
+    rdzv_backend="c10d", rdzv_endpoint="localhost:0", rdzv_id="bench",
+)
 """
 )
 
@@ -184,7 +190,7 @@ def signs_of_life_us(steps: int = 200_000) -> float:
     step, add, best = pulse.step, pace.add, float("inf")
     for _ in range(5):
         began = time.perf_counter()
-        for number in range(1, steps + 1):
+        for _number in range(1, steps + 1):
             pass
         empty = time.perf_counter() - began
         began = time.perf_counter()
@@ -203,7 +209,8 @@ def main() -> None:
     rate, first, sign = steps_per_s(options.pairs), first_step(max(1, options.pairs // 2)), signs_of_life_us()
     print(f"2-rank DDP, {os.cpu_count()} cores, torch {torch.__version__}")
     print(
-        f"  steps/s: spectrakit {rate['spectrakit']:.1f}, by hand {rate['by hand']:.1f}, ratio {rate['ratio']:.3f} (pairs: {rate['ratios']})"
+        f"  steps/s: spectrakit {rate['spectrakit']:.1f}, by hand {rate['by hand']:.1f}, "
+        f"ratio {rate['ratio']:.3f} (pairs: {rate['ratios']})"
     )
     print(
         "  seconds to the end of the first step: " + ", ".join(f"{way} {seconds:.2f}" for way, seconds in first.items())

@@ -170,7 +170,7 @@ def check_same_work(task: Tiny, context: RunContext, folder: Path) -> None:
         by_kit(task, config, context, folder)
         wanted = [p.detach().clone() for p in task.trained.parameters()]
         for watched in (False, True):
-            by_hand(task, config, 230, watched, lambda epoch: epoch_order(SAMPLES, config.seed, epoch))
+            by_hand(task, config, 230, watched, lambda epoch, seed=config.seed: epoch_order(SAMPLES, seed, epoch))
             same = all(torch.equal(a, b) for a, b in zip(wanted, task.trained.parameters(), strict=True))
             if not same:
                 raise SystemExit(f"{variant.name}: the loops differ in their work; their times say nothing.")

@@ -1,12 +1,14 @@
 """What it costs to look at a run: `python bench/redraws.py [--rounds N] [--seconds S] [--pairs N] [--json FILE]`.
 
-- redraws: milliseconds of processor time of the kernel's main thread, and bytes that leave the kernel, for one redraw of a run with 10³ and with 10⁶ steps: the
-  live view, and what people use else: livelossplot, fastprogress with its graph, and a loop with `clear_output(wait=True)` and `plt.show()`. All
-  draw in one kernel of Jupyter, in turn; each redraw comes after a new step. The ratios are medians over rounds.
-- a run: two ranks over gloo train for S seconds, with and without the view, in pairs. Aim: the view takes at most 1 % of the time, and the ranks
-  make as many steps.
+- redraws: milliseconds of processor time of the kernel's main thread, and bytes that leave the kernel, for one redraw
+  of a run with 10³ and with 10⁶ steps: the live view, and what else people use: livelossplot, fastprogress with its
+  graph, and a loop with `clear_output(wait=True)` and `plt.show()`. All draw in one Jupyter kernel, in turn; each
+  redraw comes after a new step. The ratios are medians over rounds.
+- a run: two ranks over gloo train for S seconds, with and without the view, in pairs. Aim: the view takes at most 1 %
+  of the time, and the ranks make as many steps.
 
-livelossplot and fastprogress are fetched by pip into build/peers; without them their rows are missing. bench/README.md says how to read the tables.
+livelossplot and fastprogress are fetched by pip into build/peers; without them their rows are missing. bench/README.md
+says how to read the tables.
 """
 
 import argparse
@@ -232,12 +234,14 @@ def redraw(way: str) -> tuple[float, float]:
 
 
 def train(steps: int, shown: bool) -> dict:
-    "Two ranks train; seconds of the whole, of the view by the wall and by the processor, of the kernel's process, and steps/s behind the first tenth."
-    import spectrakit.api.actions
+    """Two ranks train; seconds of the whole, of the view by the wall and by the processor, of the kernel's process, and
+    steps/s behind the first tenth.
+    """
     import torch
     from torch import nn
     from torch.utils.data import TensorDataset
 
+    import spectrakit.api.actions
     from spectrakit import Task, compose
 
     class Net(Task):
@@ -440,8 +444,10 @@ def measure_runs(kernel: Kernel, seconds: float, pairs: int) -> list[dict]:
         )
         f = found[-1]
         print(
-            f"{f['seconds']:5.0f} s   {f['steps_per_s']:7.1f} with, {f['without']:7.1f} without, ratio {f['ratio']:.3f}   view {f['share_wall']:.2%} by the wall, "
-            f"{f['share_cpu']:.2%} by the processor, the kernel's process {f['share_of_process']:+.2%}   {f['bytes_per_s'] / 1024:.1f} KiB/s",
+            f"{f['seconds']:5.0f} s   {f['steps_per_s']:7.1f} with, {f['without']:7.1f} without, "
+            f"ratio {f['ratio']:.3f}   view {f['share_wall']:.2%} by the wall, "
+            f"{f['share_cpu']:.2%} by the processor, the kernel's process {f['share_of_process']:+.2%}   "
+            f"{f['bytes_per_s'] / 1024:.1f} KiB/s",
             flush=True,
         )
     return found
@@ -470,7 +476,8 @@ def main() -> None:
             runs = measure_runs(kernel, options.seconds, options.pairs)
         share, ratio = (statistics.median(run[name] for run in runs) for name in ("share_wall", "ratio"))
         print(
-            f"The aim is at most {AIM:.0%} of the time. It is {'met' if share <= AIM else 'missed'}: {share:.2%}; steps/s with the view ÷ without it: {ratio:.3f}."
+            f"The aim is at most {AIM:.0%} of the time. It is {'met' if share <= AIM else 'missed'}: {share:.2%}; "
+            f"steps/s with the view ÷ without it: {ratio:.3f}."
         )
     if options.json:
         options.json.write_text(json.dumps({"redraws": figures, "us_an_event": events, "runs": runs}, indent=1) + "\n")

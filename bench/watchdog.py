@@ -1,7 +1,9 @@
-"""What the watchdog costs a loop between two points of agreement: `python bench/watchdog.py [--rounds N] [--json FILE]`.
+"""What the watchdog costs a loop between two points of agreement: `python bench/watchdog.py [--rounds N] [--json
+FILE]`.
 
 Three figures, each the time of many calls divided by their number, the median over rounds, beside an empty loop that is
-measured in the same round and subtracted: `Watchdog.should_stop()` for one process and for two ranks on one page, and what
+measured in the same round and subtracted: `Watchdog.should_stop()` for one process and for two ranks on one page, and
+what
 `fit`'s own loop spends on its clock. Aim: less than 1 µs. The clock is really read: a limit of an hour is set.
 """
 

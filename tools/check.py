@@ -1,8 +1,8 @@
 """Every check, cheapest first, stopping at the first that fails: `python tools/check.py [--fast]`, or `make test`.
 Both halves of pytest are run in any case.
 
-`--fast` leaves out what is slow: pytest tests with `@pytest.mark.slow`, notebook cells with `#| slow`, and the notebooks
-that train whole models (the tutorials and the examples).
+`--fast` leaves out what is slow: pytest tests with `@pytest.mark.slow`, notebook cells with `#| slow`, and the
+notebooks that train whole models (the tutorials and the examples).
 """
 
 import argparse

@@ -1,8 +1,9 @@
-"""The built-in coffee spectra as a data set of a competition: `python tools/coffee_table.py OUT [--parquet] [--owner NAME]`.
+"""The built-in coffee spectra as a data set of a competition: `python tools/coffee_table.py OUT [--parquet] [--owner
+NAME]`.
 
-Writes train.csv (id, 1841 absorbances, origin), test.csv (the same without the origin), sample_submission.csv (a probability for
-each origin), and the dataset-metadata.json with which `kaggle datasets create -p OUT` uploads the folder. A fourth of the spectra
-are the test; what grew there is not written anywhere. The same bytes every time.
+Writes train.csv (id, 1841 absorbances, origin), test.csv (the same without the origin), sample_submission.csv (a
+probability for each origin), and the dataset-metadata.json with which `kaggle datasets create -p OUT` uploads the
+folder. A fourth of the spectra are the test; what grew there is not written anywhere. The same bytes every time.
 """
 
 import argparse
@@ -43,7 +44,8 @@ def metadata(owner: str = OWNER) -> dict[str, Any]:
         "id": f"{owner}/coffee-table",
         "licenses": [{"name": "other"}],
         "subtitle": "Infrared spectra of 60 coffees from three origins",
-        "description": "ATR-FTIR spectra from the Python package chemotools, under its MIT licence, as the tables of a small competition.",
+        "description": "ATR-FTIR spectra from the Python package chemotools, under its MIT licence, "
+        "as the tables of a small competition.",
     }
 
 

@@ -1,8 +1,10 @@
-"""The whole fault matrix: `python tools/faults.py`, or `make faults`. About an hour and a half; each part can be had alone.
+"""The whole fault matrix: `python tools/faults.py`, or `make faults`. About an hour and a half; each part can be had
+alone.
 
---matrix plays every scenario once; --kills N kills runs at random moments, N times at least; --deadline N runs into a limit of two minutes 2 N times.
-Without any of them: all three, with 200 kills and 20 runs of each kind. The report goes to bench/faults.md and bench/faults.json, where a part that
-was not run keeps its last result, and with --out RUN to RUN/faults/ as well. Exit status 1 where a promise was broken.
+--matrix plays every scenario once; --kills N kills runs at random moments, N times at least; --deadline N runs into a
+limit of two minutes 2 N times. Without any of them: all three, with 200 kills and 20 runs of each kind. The report goes
+to bench/faults.md and bench/faults.json, where a part that was not run keeps its last result, and with --out RUN to
+RUN/faults/ as well. Exit status 1 where a promise was broken.
 """
 
 import argparse
@@ -28,7 +30,10 @@ def machine() -> str:
     "What was used, without anybody's name for it."
     from importlib.metadata import version
 
-    return f"{os.cpu_count()} CPU cores, {platform.system()}, Python {platform.python_version()}, torch {version('torch').partition('+')[0]}"
+    return (
+        f"{os.cpu_count()} CPU cores, {platform.system()}, Python {platform.python_version()}, "
+        f"torch {version('torch').partition('+')[0]}"
+    )
 
 
 def part(facts: dict, began: float, **more) -> dict:
@@ -97,7 +102,8 @@ def main() -> None:
     broken = {name: facts["broken"] for name, facts in report.items() if facts["broken"]}
     for name, facts in report.items():
         tell(
-            f"{name}: {(facts['broken'] and 'broken in ' + str(facts['broken'])) or 'every promise was kept'}, {facts['seconds'] / 60:.1f} minutes"
+            f"{name}: {(facts['broken'] and 'broken in ' + str(facts['broken'])) or 'every promise was kept'}, "
+            f"{facts['seconds'] / 60:.1f} minutes"
         )
     if broken:
         sys.exit(f"what was left lies in {folder}")

@@ -40,7 +40,7 @@ def main() -> None:
     settings = ConfigParser()
     settings.read(root / "settings.ini", encoding="utf-8")
     lowest = settings["DEFAULT"]["min_python"]
-    if "%d.%d" % sys.version_info[:2] != lowest:
+    if f"{sys.version_info[0]}.{sys.version_info[1]}" != lowest:
         sys.exit(
             f"The lock is made with Python {lowest}, and this is {sys.version.split()[0]}. "
             f"Run `make lock PYTHON=python{lowest}`."

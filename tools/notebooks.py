@@ -4,8 +4,8 @@
 wants its pictures and values to be the ones that today's code gives. Cells marked with a flag of `tst_flags` other than
 `slow` need what is not everywhere: without `--flags` they are not run, and keep the outputs they have.
 
-The notebooks of kaggle/ run as sessions in a temporary folder, with the table of coffee, and before the one that predicts the one that
-trains; a cell that begins with MACHINE keeps no output.
+The notebooks of kaggle/ run as sessions in a temporary folder, with the table of coffee, and before the one that
+predicts the one that trains; a cell that begins with MACHINE keeps no output.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """Build a release: `python tools/release.py [--out DIR] [--tag v1.2.3] [--check]`, or `make release`.
 
-From a clean copy of the last commit: the source archive, the wheel that is built from that archive, the wheelhouse for Kaggle's
-kernels without internet, and SHA256SUMS. Everything is built twice and has to be the same bytes both times. Nothing is built where the
-tree has changes that are not committed, or where the version, CHANGELOG.md and the tag do not agree; DIR is only touched at the very end.
+From a clean copy of the last commit: the source archive, the wheel that is built from that archive, the wheelhouse for
+Kaggle's kernels without internet, and SHA256SUMS. Everything is built twice and has to be the same bytes both times.
+Nothing is built where the tree has changes that are not committed, or where the version, CHANGELOG.md and the tag do
+not agree; DIR is only touched at the very end.
 """
 
 import argparse
@@ -58,7 +59,8 @@ def disagreements(top: Path, tag: str | None) -> list[str]:
         )
     if entry != version:
         told.append(
-            f"The newest section of CHANGELOG.md is of {entry or 'no version'}, and settings.ini has {version}. Write `## [{version}] - DATE` above it."
+            f"The newest section of CHANGELOG.md is of {entry or 'no version'}, and settings.ini has {version}. "
+            f"Write `## [{version}] - DATE` above it."
         )
     if tag is not None and tag != f"v{version}":
         told.append(f"The tag is {tag}, and the version {version}. The tag of this version is v{version}.")
@@ -98,7 +100,9 @@ def relative_links(text: str) -> list[str]:
 
 
 def with_absolute_links(text: str, url: str, tag: str) -> str:
-    "`text` with its links to files led to the repository at `url`, as of `tag`: elsewhere there is nothing beside the text."
+    """`text` with its links to files led to the repository at `url`, as of `tag`: elsewhere there is nothing beside the
+    text.
+    """
 
     def absolute(found: re.Match) -> str:
         kind = "raw" if found[1].startswith("!") else "blob"
@@ -112,7 +116,9 @@ def with_absolute_links(text: str, url: str, tag: str) -> str:
 
 
 def committed(top: Path, target: Path) -> Path:
-    "The tree of the last commit in the folder `target`, with the same modes on every machine; its README leads to the repository."
+    """The tree of the last commit in the folder `target`, with the same modes on every machine; its README leads to the
+    repository.
+    """
     archive = subprocess.run(
         ["git", "-C", str(top), "archive", "--format=tar", "HEAD"], check=True, capture_output=True
     ).stdout
@@ -214,7 +220,9 @@ def built_twice(top: Path, folder: Path, epoch: int, wheels: bool) -> Path:
 
 
 def ours(out: Path) -> bool:
-    "Whether the folder `out` may be replaced: it is not there, empty, an earlier release, or holds nothing but built packages."
+    """Whether the folder `out` may be replaced: it is not there, empty, an earlier release, or holds nothing but built
+    packages.
+    """
     if not out.exists():
         return True
     names = [path.name for path in out.iterdir()] if out.is_dir() else ["a file"]

@@ -1,7 +1,8 @@
 """Learn from a competition's table and write its submission: `Table`, a task for spectrakit.
 
-A utility script for Kaggle, and a plain module anywhere else. A folder holds train, test and a sample submission, as CSV or Parquet.
-What is asked for is read off the sample submission: its columns that the test has are ids, the others are the answer.
+A utility script for Kaggle, and a plain module anywhere else. A folder holds train, test and a sample submission, as
+CSV or Parquet. What is asked for is read off the sample submission: its columns that the test has are ids, the others
+are the answer.
 
     import spectrakit as sk
     from spectrakit_table import Table
@@ -39,7 +40,7 @@ if importlib.util.find_spec("spectrakit") is None:
 import json
 import warnings
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -64,7 +65,10 @@ FURTHEST = 10.0  # standard deviations: an outlier counts no more than this
 
 
 def find_folder(data: str) -> Path:
-    "The folder that holds the tables: a path, or the slug of an input on Kaggle, Colab or at home. RequestError where there is none."
+    """The folder that holds the tables: a path, or the slug of an input on Kaggle, Colab or at home.
+
+    RequestError where there is none.
+    """
     path = Path(str(data)).expanduser()
     if path.is_dir():
         return path
@@ -123,7 +127,10 @@ def read_table(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class Question:
-    "What a sample submission asks for. `columns`: its own, in order; `kind`: classes, labels (several yes or no) or numbers."
+    """What a sample submission asks for.
+
+    `columns`: its own, in order; `kind`: classes, labels (several yes or no) or numbers.
+    """
 
     columns: list[str]
     ids: list[str]
@@ -142,7 +149,8 @@ def ask(train: Any, test: Any, sample: Any, options: dict[str, Any]) -> Question
     if not ids:
         if len(sample) != len(test):
             raise sk.RequestError(
-                f"No column of the sample submission ({_few(columns)}) is in the test table, which has {len(test)} rows "
+                f"No column of the sample submission ({_few(columns)}) is in the test table, "
+                f"which has {len(test)} rows "
                 f"to its {len(sample)}. Name the column that both have: task.id=COLUMN."
             )
         ids = columns[:1]
@@ -200,8 +208,9 @@ def _class_columns(column: Any, name: str, asked: list[str]) -> list:
     values = column.dropna().unique()
     if not 2 <= len(values) <= 10_000 or len(asked) < 2:
         return []
-    for called in (str, lambda value: f"{name}_{value}", lambda value: str(value).lower().replace(" ", "_")):
-        by_name = {called(_plain(value)): _plain(value) for value in values}
+    spellings = (str, f"{name}_{{}}".format, lambda value: str(value).lower().replace(" ", "_"))
+    for spelling in spellings:
+        by_name = {spelling(_plain(value)): _plain(value) for value in values}
         if set(by_name) <= set(asked) and len(by_name) == len(values) >= len(asked) - 1:
             return [by_name.get(name, name) for name in asked]
     return []
@@ -231,7 +240,8 @@ def _settled(q: Question, train: Any, sample: Any, options: dict[str, Any]) -> Q
     whole = numeric and all(isinstance(value, int) for value in values) and len(values) <= min(FEW, rows / 3)
     if kind == "numbers" and not numeric:
         raise sk.RequestError(
-            f"task.kind=numbers is not possible: the target {name!r} holds {_few(values[:1]) or 'nothing'}. Use task.kind=classes."
+            f"task.kind=numbers is not possible: the target {name!r} holds {_few(values[:1]) or 'nothing'}. "
+            "Use task.kind=classes."
         )
     if kind == "numbers" or (kind == "auto" and numeric and values and not whole):
         return replace(q, kind="numbers")
@@ -273,7 +283,8 @@ def _choice(options: dict[str, Any], name: str, known: tuple[str, ...]) -> str:
     if options[name] in known:
         return options[name]
     raise sk.RequestError(
-        f"task.{name}={options[name]} is not possible.{did_you_mean(str(options[name]), known) or ''} It is one of {', '.join(known)}."
+        f"task.{name}={options[name]} is not possible.{did_you_mean(str(options[name]), known) or ''} It is "
+        f"one of {', '.join(known)}."
     )
 
 
@@ -306,7 +317,9 @@ def as_numbers(column: Any) -> tuple[np.ndarray, Any]:
 
 @dataclass(frozen=True)
 class Columns:
-    "How the columns become inputs: `numbers` (mean and spread in training), `gaps` (a flag where one is missing), `levels` (text → code from 1 on)."
+    """How the columns become inputs: `numbers` (mean and spread in training), `gaps` (a flag where one is missing),
+    `levels` (text → code from 1 on).
+    """
 
     numbers: list[str]
     centre: np.ndarray
@@ -315,7 +328,9 @@ class Columns:
     levels: dict[str, list[str]]
 
     def encode(self, table: Any, where: str, notes: list[str]) -> np.ndarray:
-        "Inputs float32 [rows, numbers + gaps + levels]: in standard deviations, 0 for what is missing; then flags; then codes, 0 for what is new."
+        """Inputs float32 [rows, numbers + gaps + levels]: in standard deviations, 0 for what is missing; then flags;
+        then codes, 0 for what is new.
+        """
         gaps = {name: len(self.numbers) + place for place, name in enumerate(self.gaps)}
         out = np.empty((len(table), len(self.numbers) + len(gaps) + len(self.levels)), np.float32)
         for place, name in enumerate(self.numbers):
@@ -340,10 +355,12 @@ def _tell_wrong(name: str, column: Any, wrong: Any, where: str, notes: list[str]
     example = f"such as {str(wrong.iloc[0])!r}"
     if len(wrong) == column.notna().sum():
         raise sk.RequestError(
-            f"{name!r} of {where} holds text, {example}, and numbers in the other table. Mend it, or leave it out: task.drop=[{name}]."
+            f"{name!r} of {where} holds text, {example}, and numbers in the other table. Mend it, "
+            f"or leave it out: task.drop=[{name}]."
         )
     notes.append(
-        f"{name!r} of {where} has {len(wrong)} text{'s' * (len(wrong) > 1)} among its numbers, {example}, which count as missing"
+        f"{name!r} of {where} has {len(wrong)} text{'s' * (len(wrong) > 1)} among its numbers, {example}, "
+        "which count as missing"
     )
 
 
@@ -354,7 +371,10 @@ def _as_text(value: Any) -> str | None:
 def look_at_columns(
     table: Any, rows: np.ndarray, names: list[str], options: dict[str, Any], notes: list[str]
 ) -> Columns:
-    "Decide from the training `rows` how the columns `names` become inputs. RequestError where numbers are mixed with text, or nothing is left."
+    """Decide from the training `rows` how the columns `names` become inputs.
+
+    RequestError where numbers are mixed with text, or nothing is left.
+    """
     numbers, gaps, levels = {}, [], {}
     refuse = _choice(options, "bad_numbers", ("refuse", "missing")) == "refuse"
     for name in names:
@@ -364,7 +384,8 @@ def look_at_columns(
         if len(wrong) and not is_text and refuse:
             example = f"{str(wrong.iloc[0])!r} in row {wrong.index[0] + 1} ({len(wrong)} of {given})"
             raise sk.RequestError(
-                f"Column {name!r} of the training table holds text where numbers are: {example}. Mend it, leave it out with "
+                f"Column {name!r} of the training table holds text where numbers are: {example}. Mend it, "
+                "leave it out with "
                 f"task.drop=[{name}], or let it count as missing: task.bad_numbers=missing."
             )
         if given == 0 or (not is_text and np.isnan(values[rows]).all()):
@@ -374,7 +395,8 @@ def look_at_columns(
             if (found := len(levels[name])) > options["max_categories"]:
                 del levels[name]
                 notes.append(
-                    f"{name!r} is left out: it has {found} different texts, more than task.max_categories={options['max_categories']}"
+                    f"{name!r} is left out: it has {found} different texts, more than "
+                    f"task.max_categories={options['max_categories']}"
                 )
         else:
             seen, some = values[rows], np.isnan(values[rows]).any()
@@ -395,13 +417,17 @@ def look_at_columns(
 
 
 def folds_of(targets: np.ndarray, groups: np.ndarray | None, folds: int) -> np.ndarray:
-    "The fold of each row. Equal targets are dealt out evenly; rows of one group stay together, and large groups are dealt out first."
+    """The fold of each row.
+
+    Equal targets are dealt out evenly; rows of one group stay together, and large groups are dealt out first.
+    """
     if groups is None:
         return fold_of_samples(targets, folds)
     _, group = np.unique(groups.astype(str), return_inverse=True)
     if group.max() + 1 < folds:
         raise sk.RequestError(
-            f"task.folds={folds} is not possible: the rows are of {group.max() + 1} group{'s' * (group.max() > 0)} only. Use fewer folds."
+            f"task.folds={folds} is not possible: the rows are of {group.max() + 1} "
+            f"group{'s' * (group.max() > 0)} only. Use fewer folds."
         )
     values, part = np.unique(targets, return_inverse=True)
     if len(values) > FEW:
@@ -424,7 +450,10 @@ def folds_of(targets: np.ndarray, groups: np.ndarray | None, folds: int) -> np.n
 
 
 class Net(nn.Module):
-    "Inputs of `Columns.encode` → scores of classes, or targets in standard deviations. It remembers what columns it was made for."
+    """Inputs of `Columns.encode` → scores of classes, or targets in standard deviations.
+
+    It remembers what columns it was made for.
+    """
 
     def __init__(self, columns: Columns, question: Question, outputs: int, options: dict[str, Any]):
         super().__init__()
@@ -496,7 +525,8 @@ def _signal_net(channels: int, width: int = 16) -> nn.Module:
     "A small 1-D convolutional network: [batch, channels] → features [batch, …]."
     if channels < 16:
         raise sk.RequestError(
-            f"task.net=conv is for ordered columns, such as a spectrum's, and there are only {channels} numbers. Use task.net=mlp."
+            f"task.net=conv is for ordered columns, such as a spectrum's, and there are only {channels} numbers. "
+            "Use task.net=mlp."
         )
 
     def block(inputs: int, kernel: int, stride: int) -> list[nn.Module]:
@@ -534,10 +564,11 @@ class Known:
 class Table(sk.Task):
     """Learn a table's target from its other columns, and answer as the sample submission asks.
 
-    `data`: the slug of an input, or a folder. Options as keywords or as settings: `Table("titanic", folds=10)` is `task.folds=10`.
+    `data`: the slug of an input, or a folder. Options as keywords or as settings: `Table("titanic", folds=10)` is
+    `task.folds=10`.
     """
 
-    options = {
+    options: ClassVar[dict[str, Any]] = {
         "data": "coffee-table",  # slug of a data set or competition, or a folder
         "id": None,  # column of the ids; None: those that sample submission and test have in common
         "target": None,  # column of train to learn; None: as the sample submission's columns say
@@ -595,7 +626,10 @@ class Table(sk.Task):
             "probability": f"the probability of {q.classes[1]!r}" if q.classes else "a probability each",
         }[q.answer]
         rows = f"{len(k.y)} to learn from, of which {int(k.held_out.sum())} are held out; {len(k.x_test)} to answer"
-        inputs = f"columns of numbers: {len(k.columns.numbers)}, with gaps: {len(k.columns.gaps)}; of text: {len(k.columns.levels)}"
+        inputs = (
+            f"columns of numbers: {len(k.columns.numbers)}, with gaps: {len(k.columns.gaps)}; of text: "
+            f"{len(k.columns.levels)}"
+        )
         return "\n".join(
             [
                 f"rows      {rows}",

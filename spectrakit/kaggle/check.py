@@ -48,7 +48,8 @@ WAITS = {  # a call, by the end of its name: what happens
     "input": "input() waits for a person, and in a saved version there is none. Write the value down.",
     "getpass.getpass": "getpass() waits for a person. Use Kaggle's store of secrets.",
     "google.colab.files.upload": "files.upload() waits for a person, and exists on Colab alone. Attach a data set.",
-    "google.colab.drive.mount": "drive.mount() exists on Colab alone. Attach a data set, or put the line below: if sk.detect().name == 'colab':",
+    "google.colab.drive.mount": "drive.mount() exists on Colab alone. Attach a data set, or put the line below: "
+    "if sk.detect().name == 'colab':",
     "breakpoint": "breakpoint() waits for a person. Remove it.",
     "pdb.set_trace": "pdb.set_trace() waits for a person. Remove it.",
     "huggingface_hub.notebook_login": "notebook_login() waits for a person. Use Kaggle's store of secrets.",
@@ -85,7 +86,7 @@ def _picker_findings(calls: list[Use]) -> list[Finding]:
             Finding(
                 "warning",
                 "clicks",
-                "The picker's choice is not frozen yet: run this cell once, and its choice takes the place of freeze().",
+                "The picker's choice is not frozen yet: run this cell once, and its choice replaces freeze().",
                 frozen[0].where,
             )
         ]
@@ -95,7 +96,8 @@ def _picker_findings(calls: list[Use]) -> list[Finding]:
         Finding(
             "warning",
             "clicks",
-            "The choice of this picker stands nowhere, and a saved version takes what is suggested there. Add a cell: picker.freeze()",
+            "The choice of this picker stands nowhere, and a saved version takes what is suggested there. "
+            "Add a cell: picker.freeze()",
             made[0].where,
         )
     ]
@@ -178,7 +180,8 @@ def clean_findings(kernel: Kernel) -> list[Finding]:
             Finding(
                 "warning",
                 "clean",
-                "The notebook's metadata has widgets without a state, and GitHub shows it as invalid. Remove metadata.widgets.",
+                "The notebook's metadata has widgets without a state, and GitHub shows it as invalid. "
+                "Remove metadata.widgets.",
                 "",
             )
         )
@@ -216,7 +219,8 @@ def pinned_findings(kernel: Kernel) -> list[Finding]:
             Finding(
                 "warning",
                 "pinned",
-                f"{', '.join(loose)}: somebody else's data, read in the newest version. Write {loose[0]}/VERSION to keep one.",
+                f"{', '.join(loose)}: somebody else's data, read in the newest version. "
+                f"Write {loose[0]}/VERSION to keep one.",
                 KERNEL_FILE,
             )
         )
@@ -226,7 +230,8 @@ def pinned_findings(kernel: Kernel) -> list[Finding]:
             Finding(
                 "warning",
                 "pinned",
-                f"{', '.join(dropped)}: Kaggle drops a kernel's version and takes its last complete one. Write it without.",
+                f"{', '.join(dropped)}: Kaggle drops a kernel's version and takes its last complete one. "
+                "Write it without.",
                 KERNEL_FILE,
             )
         )
@@ -238,7 +243,8 @@ def pinned_findings(kernel: Kernel) -> list[Finding]:
             Finding(
                 "warning",
                 "pinned",
-                f"The wheels hold spectrakit {kit}, and this is {__version__}. Make them again: spectrakit wheelhouse OUT",
+                f"The wheels hold spectrakit {kit}, and this is {__version__}. Make them again: "
+                "spectrakit wheelhouse OUT",
             )
         )
     return found
@@ -249,10 +255,13 @@ TPU_S = 9 * 3600.0
 
 
 def _limits(kernel: Kernel) -> list[tuple[Use, Any]]:
-    "Each limit of a run that the code writes down: where, and the text of it. RequestError where settings cannot be composed."
+    """Each limit of a run that the code writes down: where, and the text of it.
+
+    RequestError where settings cannot be composed.
+    """
     from spectrakit.config.compose import compose
 
-    found = []
+    found: list[tuple[Use, Any]] = []
     for use in kernel.facts.calls:
         if (
             use.name in ("spectrakit.compose", "spectrakit.config.compose.compose")
@@ -289,7 +298,8 @@ def time_findings(kernel: Kernel, timeout_s: float | None = None) -> list[Findin
                 Finding(
                     "warning",
                     "time",
-                    f"The run has no limit, and the session ends it after {format_duration(longest_s)}. Write one, such as watchdog.limit=8h30m.",
+                    f"The run has no limit, and the session ends it after {format_duration(longest_s)}. Write one, "
+                    "such as watchdog.limit=8h30m.",
                     use.where,
                 )
             )
@@ -302,7 +312,8 @@ def time_findings(kernel: Kernel, timeout_s: float | None = None) -> list[Findin
                 Finding(
                     level_of(use),
                     "time",
-                    f"The run may take {limit}, and the session ends after {format_duration(longest_s)}. Write less, such as watchdog.limit=8h30m.",
+                    f"The run may take {limit}, and the session ends after {format_duration(longest_s)}. Write less, "
+                    "such as watchdog.limit=8h30m.",
                     use.where,
                 )
             )
@@ -345,14 +356,18 @@ def size_findings(kernel: Kernel) -> list[Finding]:
         Finding(
             "warning",
             "size",
-            f"The code has {format_bytes(size)}, and Kaggle has refused more than {format_bytes(SOURCE_BYTES)}. Move what is large into a data set.",
+            f"The code has {format_bytes(size)}, and Kaggle has refused more than {format_bytes(SOURCE_BYTES)}. "
+            "Move what is large into a data set.",
             large.at(),
         )
     ]
 
 
 def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]:
-    "What is wrong with a folder that is to be a data set; `owner` in place of the placeholder. RequestError where it is no folder."
+    """What is wrong with a folder that is to be a data set; `owner` in place of the placeholder.
+
+    RequestError where it is no folder.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise RequestError(f"There is no folder {str(folder)!r} for the data set. Check --data.")
@@ -388,7 +403,8 @@ def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]
             told(
                 "warning",
                 "data",
-                f"The client leaves out folders: {', '.join(folders[:3])}. Upload with --dir-mode zip, or move the files up.",
+                f"The client leaves out folders: {', '.join(folders[:3])}. Upload with --dir-mode zip, "
+                "or move the files up.",
             )
         )
     if packed:
@@ -486,8 +502,9 @@ def check_kernel(
 ) -> Checked:
     """Look at the kernel in `folder` without running it: all that would fail on Kaggle, and what may.
 
-    `data`: a folder that is to be a data set, looked at as well. `wheels`: the folder of wheels, where it does not lie beside. `owner`: your Kaggle name in place of
-    the placeholder. `timeout_s`: of the push. RequestError where there is no kernel, or a file cannot be read."""
+    `data`: a folder that is to be a data set, looked at as well. `wheels`: the folder of wheels, where it does not lie
+    beside. `owner`: your Kaggle name in place of the placeholder. `timeout_s`: of the push. RequestError where there is
+    no kernel, or a file cannot be read."""
     kernel, found = open_kernel(folder, wheels, owner), []
     for about, (good, check) in CHECKS.items():
         told = time_findings(kernel, timeout_s) if about == "time" else check(kernel)

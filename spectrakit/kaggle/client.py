@@ -43,12 +43,15 @@ def shown_command(words: Sequence[str]) -> str:
 
 
 def call_client(words: Sequence[str], dry_run: bool = False) -> str:
-    "Show a command of the client, run it unless `dry_run`, and pass its lines on; returns them. KaggleError with the client's own words where it fails."
+    """Show a command of the client, run it unless `dry_run`, and pass its lines on; returns them.
+
+    KaggleError with the client's own words where it fails.
+    """
     program = None if dry_run else client()
     print(shown_command(words), flush=True)
     if program is None:
         return ""
-    said = []
+    printed: list[str] = []
     with subprocess.Popen(
         [program, *words],
         stdout=subprocess.PIPE,
@@ -57,10 +60,10 @@ def call_client(words: Sequence[str], dry_run: bool = False) -> str:
         text=True,
         errors="replace",
     ) as process:
-        for line in process.stdout:
-            said.append(masked(line))
-            print(said[-1], end="", flush=True)
-    text = "".join(said)
+        for line in process.stdout or ():
+            printed.append(masked(line))
+            print(printed[-1], end="", flush=True)
+    text = "".join(printed)
     if process.returncode:
         raise KaggleError(_why(text, process.returncode))
     return text
@@ -74,13 +77,19 @@ def _why(text: str, status: int) -> str:
         or "Unauthorized" in text
         or re.search(r"\b401\b", text)
     ):
-        return "Kaggle does not know you. Log in with `kaggle auth login`, or put a token into ~/.kaggle as the client says above."
+        return (
+            "Kaggle does not know you. Log in with `kaggle auth login`, or put a token into ~/.kaggle as the "
+            "client says above."
+        )
     if re.search(r"ModuleNotFoundError|ImportError", text):
         return 'Kaggle\'s client does not start. Install it with what it needs: pip install "spectrakit[kaggle]"'
     if re.search(r"Max retries|resolve|ConnectionError|Network is unreachable", text):
         return "Kaggle cannot be reached from here. Check the network, and run it again."
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"Kaggle's client ended with status {status}: {lines[-1] if lines else 'it said nothing'}. Mend that, and run it again."
+    return (
+        f"Kaggle's client ended with status {status}: {lines[-1] if lines else 'it said nothing'}. Mend that, "
+        "and run it again."
+    )
 
 # %% ../../nbs/66_kaggle/06_client.ipynb #f125c492
 _PUSHED = re.compile(r"Kernel version (\d+) successfully pushed\.\s+Please check progress at (\S+)")
@@ -109,8 +118,10 @@ def push_kernel(
 ) -> Pushed:
     """Check the kernel in `folder`, push it by Kaggle's client, and read the answer.
 
-    `owner`: your Kaggle name, written into kernel-metadata.json in place of the placeholder. `timeout_s`: Kaggle ends the session after it; what is there then is kept. `anyway`: in spite of
-    errors of the check, but never with a secret. `dry_run`: show the command and do nothing. RequestError where the request is wrong, KaggleError where the kernel is refused, here or there."""
+    `owner`: your Kaggle name, written into kernel-metadata.json in place of the placeholder. `timeout_s`: Kaggle ends
+    the session after it; what is there then is kept. `anyway`: in spite of errors of the check, but never with a
+    secret. `dry_run`: show the command and do nothing. RequestError where the request is wrong, KaggleError where the
+    kernel is refused, here or there."""
     folder, known = Path(folder), None if owner is None else known_owner(owner)
     if timeout_s is not None and timeout_s < 60:
         raise RequestError(f"A timeout of {timeout_s:g} s ends the session before it begins. Give more, such as 9h.")
@@ -123,7 +134,8 @@ def push_kernel(
     errors = [f for f in checked.findings if f.level == "error"]
     if errors and not anyway:
         raise KaggleError(
-            f"Not pushed: {len(errors)} error{'s' * (len(errors) > 1)}. Mend {'them' if len(errors) > 1 else 'it'}, or push with --anyway."
+            f"Not pushed: {len(errors)} error{'s' * (len(errors) > 1)}. Mend "
+            f"{'them' if len(errors) > 1 else 'it'}, or push with --anyway."
         )
     words = ["kernels", "push", "-p", str(folder), *(["-t", str(int(timeout_s))] if timeout_s else [])]
     if dry_run:
@@ -152,11 +164,13 @@ def _answer(checked: Checked, words: list[str], said: str) -> Pushed:
         kind, names = left_out[0]
         more = f"Version {done[1]} runs without it: stop it on the site" if done else "Stop it on the site"
         raise KaggleError(
-            f"Kaggle does not know these {kind} sources, or you may not read them: {names.strip()}. {more}, mend {kind}_sources, and push again."
+            f"Kaggle does not know these {kind} sources, or you may not read them: {names.strip()}. {more}, "
+            f"mend {kind}_sources, and push again."
         )
     if not done and "successfully pushed" not in said:
         raise KaggleError(
-            "The client does not say that the kernel was pushed. Read its lines above, and look on the site before you push again."
+            "The client does not say that the kernel was pushed. Read its lines above, "
+            "and look on the site before you push again."
         )
     return Pushed(checked, shown_command(words), *((int(done[1]), done[2]) if done else ()))
 
@@ -170,7 +184,8 @@ def kernel_name(word: Path | str) -> str:
         name = read_metadata(Path(word) / KERNEL_FILE).get("id")
         if str(name).startswith(f"{PLACEHOLDER}/"):
             raise RequestError(
-                f"The kernel in {str(word)!r} has no owner yet. Push it with --owner NAME first, or write NAME/{str(name).partition('/')[2]}."
+                f"The kernel in {str(word)!r} has no owner yet. Push it with --owner NAME first, "
+                f"or write NAME/{str(name).partition('/')[2]}."
             )
     else:
         name = str(word)
@@ -199,7 +214,10 @@ def kernel_logs(kernel: Path | str, *, follow: bool = False, dry_run: bool = Fal
 def kernel_output(
     kernel: Path | str, folder: Path | str, *, files: str | None = None, force: bool = False, dry_run: bool = False
 ) -> None:
-    "Fetch what the last run of a kernel has left into `folder`; `files`, a pattern, fetches those alone. The whole of /kaggle/working may be 20 GB."
+    """Fetch what the last run of a kernel has left into `folder`; `files`, a pattern, fetches those alone.
+
+    The whole of /kaggle/working may be 20 GB.
+    """
     if files is not None:
         try:
             re.compile(files)
@@ -222,14 +240,18 @@ def kernel_output(
 
 
 def pull_kernel(kernel: Path | str, folder: Path | str, *, force: bool = False, dry_run: bool = False) -> None:
-    "Fetch a kernel's code and metadata into `folder`. RequestError where files are there already and `force` is not given."
+    """Fetch a kernel's code and metadata into `folder`.
+
+    RequestError where files are there already and `force` is not given.
+    """
     name, there = (
         kernel_name(kernel),
         sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else [],
     )
     if there and not force:
         raise RequestError(
-            f"{str(folder)!r} holds {there[0]}{' and more' if len(there) > 1 else ''}, and a pull may overwrite it. Take an empty folder, or --force."
+            f"{str(folder)!r} holds {there[0]}{' and more' if len(there) > 1 else ''}, "
+            "and a pull may overwrite it. Take an empty folder, or --force."
         )
     call_client(["kernels", "pull", name, "-p", _target(folder, "kernel", dry_run), "-m"], dry_run)
 

@@ -17,7 +17,6 @@ from ..config.profile_files import place, read_text
 from spectrakit.kaggle.metadata import (
     KERNEL,
     KERNEL_FILE,
-    PLACEHOLDER,
     WHEELS,
     kernel_findings,
     known_owner,
@@ -98,7 +97,10 @@ if platform.name == "kaggle":
 
 
 def task_cells(task: str | None, inputs: Iterable[str] = (), script: bool = False) -> tuple[list[str], str]:
-    "The cells that make a task, and the expression that names it: a built-in name, file.py:Name, or a new one. RequestError where there is no such task."
+    """The cells that make a task, and the expression that names it: a built-in name, file.py:Name, or a new one.
+
+    RequestError where there is no such task.
+    """
     if task is None:
         folder = next(iter(inputs), "")
         data = (
@@ -123,7 +125,8 @@ def task_cells(task: str | None, inputs: Iterable[str] = (), script: bool = Fals
         return [f"%%writefile {file}\n{text}", f"from {Path(file).stem} import {name}"], f"{name}()"
     if "from __future__" in text:
         raise RequestError(
-            f"{place(source)} begins with from __future__, which cannot stand in the middle of a script. Remove it, or use --kind notebook."
+            f"{place(source)} begins with from __future__, which cannot stand in the middle of a script. "
+            "Remove it, or use --kind notebook."
         )
     return [text], f"{name}()"
 
@@ -144,7 +147,8 @@ def notebook_text(title: str, task: str | None, inputs: Iterable[str]) -> str:
         (
             "what",
             "markdown",
-            f"# {title}\n\nTrains within the session, goes on where an earlier session stopped, and writes `submission.csv`.",
+            f"# {title}\n\nTrains within the session, goes on where an earlier session stopped, "
+            "and writes `submission.csv`.",
         ),
         ("install", "code", INSTALL_CELL),
         ("where", "code", "import spectrakit as sk\n\nsk.detect()"),
@@ -217,7 +221,7 @@ def kernel_values(folder: Path, title: str, owner: str, kind: str, sources: dict
     slug, utility = slug_of(title), kind == "utility"
     name = (slug.replace("-", "_") if utility else slug) + SUFFIXES[kind]
     wheels = [f"{owner}/{WHEELS}", *sources.get("dataset_sources", [])]
-    changed = {
+    changed: dict[str, Any] = {
         "id": f"{owner}/{slug}",
         "title": title,
         "code_file": name,
@@ -243,10 +247,12 @@ def init_kernel(
     models: Iterable[str] = (),
     force: bool = False,
 ) -> list[Path]:
-    """Write a kernel into `folder`: kernel-metadata.json and a notebook ('script', 'utility') that runs. Returns the two files.
+    """Write a kernel into `folder`: kernel-metadata.json and a notebook ('script', 'utility') that runs. Returns the
+    two files.
 
-    `task`: a built-in name or file.py:Name; without one a small task to be replaced. `owner`: your Kaggle name, else that of the environment or of kaggle.json, else a placeholder.
-    RequestError, with nothing written, where anything is wrong or a file is there already and `force` is not given."""
+    `task`: a built-in name or file.py:Name; without one a small task to be replaced. `owner`: your Kaggle name, else
+    that of the environment or of kaggle.json, else a placeholder. RequestError, with nothing written, where anything is
+    wrong or a file is there already and `force` is not given."""
     folder = Path(folder)
     if kind not in SUFFIXES:
         raise RequestError(
@@ -273,7 +279,8 @@ def init_kernel(
     there = [path.name for path in files if path.exists()]
     if there and not force:
         raise RequestError(
-            f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} in {str(folder)!r} already. Take another folder, or --force to write {'it' if len(there) == 1 else 'them'} anew."
+            f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} in {str(folder)!r} already. "
+            f"Take another folder, or --force to write {'it' if len(there) == 1 else 'them'} anew."
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,9 @@ WHEELS = "spectrakit-wheels"  # the data set that `spectrakit wheelhouse` makes
 
 @dataclass(frozen=True)
 class Finding:
-    "What was found: `level`, one of LEVELS; `about`, in a word; `text`, what is wrong and how to mend it; `where`, such as 'cell 3'."
+    """What was found: `level`, one of LEVELS; `about`, in a word; `text`, what is wrong and how to mend it; `where`,
+    such as 'cell 3'.
+    """
 
     level: str
     about: str
@@ -89,7 +91,8 @@ def split_source(kind: str, name: Any) -> dict[str, str]:
                 "slug": f"an address has letters, digits and hyphens: {slug_of(value)!r}",
             }
             raise ValueError(
-                f"{name!r} is not the name of a {kind}. Mend {value!r}: {why.get(part, 'a name has letters, digits and hyphens')}."
+                f"{name!r} is not the name of a {kind}. Mend {value!r}: "
+                f"{why.get(part, 'a name has letters, digits and hyphens')}."
             )
     return found
 
@@ -119,7 +122,8 @@ def machine_finding(shape: Any, gpu: bool) -> Finding | None:
         return (
             told(
                 "error",
-                "enable_gpu is true and machine_shape is empty, which has given a P100, and Kaggle's torch does not run on it. "
+                "enable_gpu is true and machine_shape is empty, which has given a P100, "
+                "and Kaggle's torch does not run on it. "
                 'Write "machine_shape": "NvidiaTeslaT4", which is two T4s.',
             )
             if gpu
@@ -130,7 +134,8 @@ def machine_finding(shape: Any, gpu: bool) -> Finding | None:
     if shape in RETIRED:
         return told(
             "error",
-            f"{shape} is retired, and Kaggle gives another machine without a word. Write NvidiaTeslaT4 (two T4s) or TpuV5E8.",
+            f"{shape} is retired, and Kaggle gives another machine without a word. "
+            "Write NvidiaTeslaT4 (two T4s) or TpuV5E8.",
         )
     if shape == "NvidiaTeslaT4Highmem":
         return told(
@@ -145,7 +150,10 @@ def machine_finding(shape: Any, gpu: bool) -> Finding | None:
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #fea97f29
 @dataclass(frozen=True)
 class Entry:
-    "One entry of a metadata file. `faults(value)`: what is wrong with a value and how to mend it, one text for each fault."
+    """One entry of a metadata file.
+
+    `faults(value)`: what is wrong with a value and how to mend it, one text for each fault.
+    """
 
     help: str
     default: Any
@@ -296,7 +304,8 @@ def _licenses(value: Any) -> list[str]:
         []
         if names[0] in LICENSES
         else [
-            f"{names[0]!r} is none that Kaggle knows. Write one such as apache-2.0, CC0-1.0 or other.{did_you_mean(str(names[0]), LICENSES)}"
+            f"{names[0]!r} is none that Kaggle knows. Write one such as apache-2.0, "
+            f"CC0-1.0 or other.{did_you_mean(str(names[0]), LICENSES)}"
         ]
     )
 
@@ -366,7 +375,8 @@ def _owner_findings(values: Mapping[str, Any], file: str) -> list[Finding]:
         Finding(
             "error",
             "owner",
-            f"{', '.join(waiting)}: the owner is still a placeholder. Write your Kaggle name for it, or give --owner NAME.",
+            f"{', '.join(waiting)}: the owner is still a placeholder. Write your Kaggle name for it, "
+            "or give --owner NAME.",
             file,
         )
     ]
@@ -406,7 +416,8 @@ def _code_file_findings(values: Mapping[str, Any], folder: Path | None) -> list[
     if kind in ENDINGS and not name.lower().endswith(ENDINGS[kind]):
         return [
             told(
-                f"{name!r} is no {kind[1]} {kind[0]}. Name a file that ends in {' or '.join(ENDINGS[kind])}, or change kernel_type."
+                f"{name!r} is no {kind[1]} {kind[0]}. Name a file that ends in {' or '.join(ENDINGS[kind])}, "
+                "or change kernel_type."
             )
         ]
     if folder is None or (folder / name).is_file():
@@ -435,7 +446,10 @@ def _title_findings(values: Mapping[str, Any]) -> list[Finding]:
 
 
 def kernel_findings(values: Mapping[str, Any], folder: Path | None = None) -> list[Finding]:
-    "Every fault of a kernel's metadata; none where it is good. `folder`: where the file lies, to look for the code file."
+    """Every fault of a kernel's metadata; none where it is good.
+
+    `folder`: where the file lies, to look for the code file.
+    """
     found = _entry_findings(KERNEL, values, KERNEL_FILE)
     missing = [key for key in ("title", "code_file", "language", "kernel_type") if key not in values]
     if not values.get("id") and not values.get("id_no"):
@@ -448,7 +462,8 @@ def kernel_findings(values: Mapping[str, Any], folder: Path | None = None) -> li
             Finding(
                 "warning",
                 "offline",
-                "enable_internet is missing, and Kaggle's documentation and its client take different defaults. Write false.",
+                "enable_internet is missing, and Kaggle's documentation and its client take different defaults. "
+                "Write false.",
                 KERNEL_FILE,
             )
         )
@@ -475,14 +490,18 @@ def kernel_findings(values: Mapping[str, Any], folder: Path | None = None) -> li
 
 
 def dataset_findings(values: Mapping[str, Any], folder: Path | None = None) -> list[Finding]:
-    "Every fault of a data set's metadata; none where it is good. `folder`: where the file lies, to look for its resources."
+    """Every fault of a data set's metadata; none where it is good.
+
+    `folder`: where the file lies, to look for its resources.
+    """
     found = _entry_findings(DATASET, values, DATASET_FILE)
     found += [
         Finding("error", "metadata", f"{key} is missing. Write it: {DATASET[key].help}.", DATASET_FILE)
         for key in ("id", "title", "licenses")
         if key not in values
     ]
-    listed = values.get("resources") if isinstance(values.get("resources"), list) else []
+    resources = values.get("resources")
+    listed = resources if isinstance(resources, list) else []
     names = [one["path"] for one in listed if isinstance(one, dict) and isinstance(one.get("path"), str)]
     gone = [name for name in names if folder is not None and not (folder / name).exists()]
     found += [
@@ -510,7 +529,10 @@ def read_metadata(file: Path) -> dict[str, Any]:
 
 
 def known_owner(given: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    "The Kaggle name: as `given`, KAGGLE_USERNAME, the one in kaggle.json, or the placeholder. RequestError where it cannot be a name."
+    """The Kaggle name: as `given`, KAGGLE_USERNAME, the one in kaggle.json, or the placeholder.
+
+    RequestError where it cannot be a name.
+    """
     name, source = given, "--owner"
     if name is None:
         name, source = environ.get("KAGGLE_USERNAME") or None, "KAGGLE_USERNAME"

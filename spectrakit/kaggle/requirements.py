@@ -35,7 +35,9 @@ OURS = {"spectrakit", "hydra"}  # what the wheels bring where no folder of them 
 
 @dataclass(frozen=True)
 class Kernel:
-    "A kernel's folder, read: `wheels`, the modules that its wheels bring; `house`, their wheelhouse.json; `wheels_slug`, the name of their data set."
+    """A kernel's folder, read: `wheels`, the modules that its wheels bring; `house`, their wheelhouse.json;
+    `wheels_slug`, the name of their data set.
+    """
 
     folder: Path
     values: dict[str, Any]
@@ -70,7 +72,10 @@ def wheels_beside(folder: Path) -> Path | None:
 
 
 def open_kernel(folder: Path | str, wheels: Path | str | None = None, owner: str | None = None) -> Kernel:
-    "Read the kernel in `folder`; `owner` fills the placeholder. RequestError where there is none, or its file cannot be read."
+    """Read the kernel in `folder`; `owner` fills the placeholder.
+
+    RequestError where there is none, or its file cannot be read.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise RequestError(f"There is no folder {str(folder)!r}. Make one: spectrakit kaggle init {folder}")
@@ -140,7 +145,7 @@ def _pip(words: tuple[str, ...], shipped: frozenset[str]) -> tuple[str, str] | N
         } & set(words)
         if there:
             return "warning", f"{', '.join(named)} is there already. Remove the line."
-    bare = re.match(r"[\w.-]*", named[0])[0].lower() if named else ""
+    bare = re.sub(r"[^\w.-].*", "", named[0], flags=re.S).lower() if named else ""
     mend = "" if bare == "spectrakit" else f" --with {shlex.quote(named[0]) if named else 'NAME'}"
     if bare in KEPT:
         return (
@@ -149,7 +154,8 @@ def _pip(words: tuple[str, ...], shipped: frozenset[str]) -> tuple[str, str] | N
         )
     return (
         "error",
-        f"pip needs the network for {', '.join(named) or 'that'}. Attach wheels instead: spectrakit wheelhouse OUT{mend}",
+        f"pip needs the network for {', '.join(named) or 'that'}. Attach wheels instead: "
+        f"spectrakit wheelhouse OUT{mend}",
     )
 
 
@@ -219,7 +225,10 @@ def _fetches(use: Use) -> str | None:
         return f"{tail}() reads from {first.split('/')[2] or 'the network'}. Attach the file as a data set."
     is_name = first and UNKNOWN not in first and not re.match(r"[./~]", first)
     if tail == "from_pretrained" and is_name:
-        return f"from_pretrained({first!r}) asks Hugging Face. Attach the model and give its folder: sk.find_input({first.rpartition('/')[2].lower()!r})."
+        return (
+            f"from_pretrained({first!r}) asks Hugging Face. Attach the model and give its folder: "
+            f"sk.find_input({first.rpartition('/')[2].lower()!r})."
+        )
     if use.name == "datasets.load_dataset" and is_name and first not in LOCAL_READERS:
         return f"load_dataset({first!r}) asks Hugging Face. Attach the data set and read its files."
     for key in ("download", "pretrained"):
@@ -258,7 +267,9 @@ _INPUT = re.compile(r"(?:^|[\s'\"=:])(?:/kaggle/input|(?:\.\./)+input)/([^\s'\";
 
 @dataclass(frozen=True)
 class Wanted:
-    "An input that the code asks for: `kind` and `owner` are '' where it does not say; `text`, as it is written; `fixed`, whether by a path."
+    """An input that the code asks for: `kind` and `owner` are '' where it does not say; `text`, as it is written;
+    `fixed`, whether by a path.
+    """
 
     kind: str
     owner: str
@@ -327,7 +338,8 @@ def _fits(wanted: Wanted, source: tuple[str, str, str]) -> bool:
 
 def source_findings(kernel: Kernel) -> list[Finding]:
     "Inputs that no source brings, and paths that hold in one of Kaggle's two layouts only."
-    found, sources, fixed = [], sources_of(kernel.values), {}
+    found, sources = [], sources_of(kernel.values)
+    fixed: dict[str, Any] = {}
     names = [f"{owner}/{slug}".strip("/") for _, owner, slug in sources]
     for wanted in wanted_inputs(kernel.facts):
         if any(_fits(wanted, source) for source in sources):
@@ -351,7 +363,8 @@ def source_findings(kernel: Kernel) -> list[Finding]:
             Finding(
                 "warning",
                 "sources",
-                f"The path to {slug!r} is written out, and Kaggle mounts it in one of two places. sk.find_input({slug!r}) finds either.",
+                f"The path to {slug!r} is written out, and Kaggle mounts it in one of two places. "
+                f"sk.find_input({slug!r}) finds either.",
                 where,
             )
         )
@@ -367,7 +380,9 @@ def _attached(kernel: Kernel) -> bool:
 
 
 def _has_module(kernel: Kernel) -> set[str]:
-    "The modules that the kernel brings itself: utility scripts, files that it writes, and what it installs from the network where it has one."
+    """The modules that the kernel brings itself: utility scripts, files that it writes, and what it installs from the
+    network where it has one.
+    """
     scripts = {slug.replace("-", "_").lower() for kind, _, slug in sources_of(kernel.values) if kind == "kernel"}
     written = {Path(name).stem.lower() for name in kernel.facts.written if name.endswith(".py")}
     words = [word for use in kernel.facts.shell if use.args[0] == "pip" and not kernel.offline for word in use.args[2:]]
@@ -432,7 +447,8 @@ SPECTRA = (("coffee",), ("fermentation",))  # built-in tasks whose data lie in t
 
 def import_findings(kernel: Kernel) -> list[Finding]:
     "Modules that are imported and not there, each once."
-    found, shipped, own, attached = {}, importable_offline(kernel.platform), _has_module(kernel), _attached(kernel)
+    shipped, own, attached = importable_offline(kernel.platform), _has_module(kernel), _attached(kernel)
+    found: dict[str, Any] = {}
     spectra = [
         replace(use, name="chemotools")
         for use in kernel.facts.calls

@@ -17,7 +17,8 @@ FORMS = {  # whose key it is: its form, the key itself as a group where there is
     "Kaggle token": r"\bKGAT_[0-9a-f]{32}\b",
     "Kaggle key": r"""["']key["']\s*:\s*["']([0-9a-f]{32})["']""",
     "Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}\b",
-    "Weights & Biases key": r"\bwandb_v\d_[A-Za-z0-9_-]{40,}|(?i:wandb[\w. ]*(?:key|login)\W{0,12}(?:key\W{0,4})?)\b([0-9a-f]{40})\b",
+    "Weights & Biases key": r"\bwandb_v\d_[A-Za-z0-9_-]{40,}|(?i:wandb[\w. "
+    r"]*(?:key|login)\W{0,12}(?:key\W{0,4})?)\b([0-9a-f]{40})\b",
     "AWS key": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
     "GitHub token": r"\bgh[pousr]_[A-Za-z0-9]{36,}\b|\bgithub_pat_[A-Za-z0-9_]{40,}\b",
     "GitLab token": r"\bglpat-[A-Za-z0-9_-]{20,}",
@@ -33,7 +34,10 @@ _FORMS = {whose: re.compile(form) for whose, form in FORMS.items()}
 
 @dataclass(frozen=True)
 class Leak:
-    "A key in a text: `whose`, and `hint`, as much of it as its owner needs. `sure`: whether it cannot well be something else."
+    """A key in a text: `whose`, and `hint`, as much of it as its owner needs.
+
+    `sure`: whether it cannot well be something else.
+    """
 
     whose: str
     hint: str

@@ -14,7 +14,7 @@ import shlex
 import sys
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -41,7 +41,10 @@ class Cell:
 
 
 def read_code(file: Path) -> tuple[list[Cell], dict[str, Any]]:
-    "The cells of a notebook or script, and the notebook's metadata ({} for a script). RequestError where it cannot be read."
+    """The cells of a notebook or script, and the notebook's metadata ({} for a script).
+
+    RequestError where it cannot be read.
+    """
     text = read_text(file)
     if file.suffix.lower() != ".ipynb":
         return [Cell(None, "code", text)], {}
@@ -91,8 +94,12 @@ def _is_open(lines: list[str]) -> bool:
 
 
 def _without_magics(source: str) -> tuple[str, dict[str, str]]:
-    "The text with a name in place of each line of IPython's own, and what that line says: name → '!command' or '%magic'."
-    lines, said, out, i = source.split("\n"), {}, [], 0
+    """The text with a name in place of each line of IPython's own, and what that line says: name → '!command' or
+    '%magic'.
+    """
+    lines, i = source.split("\n"), 0
+    magics: dict[str, str] = {}
+    out: list[str] = []
     while i < len(lines):
         line, found, here = lines[i], _MAGIC.match(lines[i]), len(out)
         if (found or _HELP.match(line)) and not _is_open(out):
@@ -102,13 +109,13 @@ def _without_magics(source: str) -> tuple[str, dict[str, str]]:
                 rest = rest[:-1] + lines[i]
                 out.append("")
             if found:
-                said[name] = found["sign"][0] + rest.strip()
-            indent = found["indent"] if found else re.match(r"\s*", line)[0]
+                magics[name] = found["sign"][0] + rest.strip()
+            indent = found["indent"] if found else line[: len(line) - len(line.lstrip())]
             out.insert(here, f"{indent}{(found['target'] or '') if found else ''}{name}")
         else:
             out.append(line)
         i += 1
-    return "\n".join(out), said
+    return "\n".join(out), magics
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #63aea672
 PYTHON_BELOW, SHELL_BELOW = (
@@ -121,7 +128,9 @@ TOO_DEEP = "it is nested too deeply"
 
 @dataclass(frozen=True)
 class Parsed:
-    "A cell taken apart: `tree`, or `error` as (line, message); `lines`, name → line of IPython; `shell`, (line, command); `file` that it writes, with its text as the tree."
+    """A cell taken apart: `tree`, or `error` as (line, message); `lines`, name → line of IPython; `shell`, (line,
+    command); `file` that it writes, with its text as the tree.
+    """
 
     tree: ast.Module | None = None
     error: tuple[int, str] | None = None
@@ -198,7 +207,9 @@ def python_module(words: list[str]) -> list[str]:
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #fea97f01
 @dataclass(frozen=True)
 class Use:
-    "One thing that the code would do: `name` of a module or function, or ''; `args`, texts or UNKNOWN; `how`: 'always', 'maybe' or 'guarded'."
+    """One thing that the code would do: `name` of a module or function, or ''; `args`, texts or UNKNOWN; `how`:
+    'always', 'maybe' or 'guarded'.
+    """
 
     name: str
     where: str
@@ -209,7 +220,10 @@ class Use:
 
 @dataclass
 class Facts:
-    "All that a notebook or script would do, as lists of Use. `shell`: `args` are a command's words; `texts`: `name` is a text; `values`: a name that is given a text."
+    """All that a notebook or script would do, as lists of Use.
+
+    `shell`: `args` are a command's words; `texts`: `name` is a text; `values`: a name that is given a text.
+    """
 
     imports: list[Use] = field(default_factory=list)
     calls: list[Use] = field(default_factory=list)
@@ -229,7 +243,7 @@ def text_of(node: ast.AST | None, names: dict[str, str]) -> str | None:
         return names.get(node.id)
     if isinstance(node, ast.JoinedStr):
         return "".join(
-            part.value if isinstance(part, ast.Constant) else text_of(part.value, names) or UNKNOWN
+            text_of(part.value if isinstance(part, ast.FormattedValue) else part, names) or UNKNOWN
             for part in node.values
         )
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Add)):
@@ -247,7 +261,10 @@ def text_of(node: ast.AST | None, names: dict[str, str]) -> str | None:
 
 
 def _dotted(node: ast.AST) -> str:
-    "A name with its dots, as it is written; '' for anything else. The result of a call counts as nothing: get_ipython().system → .system."
+    """A name with its dots, as it is written; '' for anything else.
+
+    The result of a call counts as nothing: get_ipython().system → .system.
+    """
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -274,14 +291,14 @@ class _Reader(ast.NodeVisitor):
     def noted(self, kind: str, node: ast.AST, name: str, **more: Any) -> None:
         getattr(self.facts, kind).append(Use(name, self.cell.at(getattr(node, "lineno", None)), self.how, **more))
 
-    def below(self, nodes: list[ast.AST], how: str | None = None) -> None:
+    def below(self, nodes: Sequence[ast.AST], how: str | None = None) -> None:
         "Visit `nodes` as what happens only so far as `how` says."
         before, self.how = self.how, self.how if how is None or self.how == "guarded" else how
         for node in nodes:
             self.visit(node)
         self.how = before
 
-    def visit_Try(self, node: ast.Try) -> None:
+    def visit_Try(self, node: ast.Try | ast.TryStar) -> None:
         caught = {
             _dotted(one).rpartition(".")[2]
             for h in node.handlers
@@ -292,7 +309,8 @@ class _Reader(ast.NodeVisitor):
         self.below([*node.handlers, *node.orelse], "maybe")
         self.below(node.finalbody)
 
-    visit_TryStar = visit_Try
+    def visit_TryStar(self, node: ast.TryStar) -> None:
+        self.visit_Try(node)
 
     def visit_With(self, node: ast.With) -> None:
         for item in node.items:
@@ -432,7 +450,9 @@ class _Reader(ast.NodeVisitor):
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #bcbed505
 def facts_of(cells: list[Cell]) -> Facts:
     "What the code cells would do, one after the other."
-    facts, names, aliases = Facts(), {}, {}
+    facts = Facts()
+    names: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     for cell in cells:
         if cell.kind != "code":
             continue

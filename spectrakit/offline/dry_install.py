@@ -8,11 +8,9 @@ __all__ = ['Rehearsed', 'find_python', 'build_stage', 'lend', 'sealed', 'rehears
 # %% ../../nbs/23_offline/04_dry_install.ipynb #f2f4a123
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -47,7 +45,7 @@ def _outcome(done: subprocess.CompletedProcess) -> str:
 # %% ../../nbs/23_offline/04_dry_install.ipynb #d9546ba6
 def find_python(minor: str) -> str | None:
     "The path of a Python of that version on this machine, such as 3.12; None where there is none."
-    if minor == "%d.%d" % sys.version_info[:2]:
+    if minor == f"{sys.version_info[0]}.{sys.version_info[1]}":
         return sys.executable
     places = [
         shutil.which(f"python{minor}"),
@@ -65,7 +63,9 @@ def find_python(minor: str) -> str | None:
 
 
 def build_stage(python: str, shipped: Shipped, folder: Path) -> tuple[str, Path]:
-    "A fresh environment in `folder` with pip and an empty entry for each shipped package: (its Python, where its packages lie)."
+    """A fresh environment in `folder` with pip and an empty entry for each shipped package: (its Python, where its
+    packages lie).
+    """
     subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True, timeout=120)
     stage = str(folder / "bin" / "python")
     where = subprocess.run(
@@ -82,13 +82,15 @@ def build_stage(python: str, shipped: Shipped, folder: Path) -> tuple[str, Path]
             f"Metadata-Version: 2.1\nName: {name}\nVersion: {version or '9999'}\n", encoding="utf-8"
         )
     pip = find_spec("pip")
-    if pip is not None:
+    if pip is not None and pip.origin is not None:
         (site / "pip").symlink_to(Path(pip.origin).parent)
     return stage, site
 
 # %% ../../nbs/23_offline/04_dry_install.ipynb #1feff805
 def lend(shipped: Shipped, folder: Path) -> list[str]:
-    "Link into `folder` the modules of shipped packages that are installed here, torch and accelerate left out; returns the packages."
+    """Link into `folder` the modules of shipped packages that are installed here, torch and accelerate left out;
+    returns the packages.
+    """
     from importlib.metadata import distributions
 
     from spectrakit.offline.platform_packages import normal_name
@@ -105,7 +107,7 @@ def lend(shipped: Shipped, folder: Path) -> list[str]:
             if not entry.parts[0].endswith((".dist-info", ".pth")) and entry.parts[0] not in ("..", "__pycache__")
         }
         for top in tops:
-            source = Path(found.locate_file(top))
+            source = Path(str(found.locate_file(top)))
             if source.exists() and not (folder / top).exists():
                 (folder / top).symlink_to(source)
         lent.append(name)
@@ -156,13 +158,14 @@ _CONSISTENT = """
 import json, runpy, sys
 i = runpy.run_path(sys.argv[1] + "/install.py")
 manifest = i["read_manifest"](sys.argv[1])
-here = "%d.%d" % sys.version_info[:2]
+here = str(sys.version_info[0]) + "." + str(sys.version_info[1])
 wheels = [w for w in manifest["wheels"] if here in w.get("python", manifest["python"]) and w["where"] == "session"]
-said = i["unmet"](wheels, [sys.argv[1] + "/" + w["file"] for w in wheels], manifest.get("extras", ()))
-said += [w["name"] + " is not there" for w in wheels if i["version_here"](w["name"]) != w["version"]]
+problems = i["unmet"](wheels, [sys.argv[1] + "/" + w["file"] for w in wheels], manifest.get("extras", ()))
+problems += [w["name"] + " is not there" for w in wheels if i["version_here"](w["name"]) != w["version"]]
 later = [w for w in manifest["wheels"] if w["where"] == "launch" and here in w.get("python", manifest["python"])]
-said += ["launch processes do not get " + w["name"] + " " + w["version"] for w in later if i["version_for_launch"](w["name"]) != w["version"]]
-print(json.dumps(said))
+lacking = [w for w in later if i["version_for_launch"](w["name"]) != w["version"]]
+problems += ["launch processes do not get " + w["name"] + " " + w["version"] for w in lacking]
+print(json.dumps(problems))
 """
 
 
@@ -201,13 +204,15 @@ def _play(
         return tried, [f"importing spectrakit: {_outcome(done)}"]
     return [
         *tried,
-        f"importing spectrakit and composing a profile ({_outcome(done)}; {len(lent)} of the platform's packages lent by this machine)",
+        f"importing spectrakit and composing a profile ({_outcome(done)}; "
+        f"{len(lent)} of the platform's packages lent by this machine)",
     ], []
 
 # %% ../../nbs/23_offline/04_dry_install.ipynb #8a8a3deb
 def rehearse(house: Path, shipped: Shipped, folder: Path) -> Rehearsed:
     "Install the wheelhouse `house` as on the platform, in the empty folder `folder`."
-    house, net, here = Path(house).resolve(), sealed(), "%d.%d" % sys.version_info[:2]
+    house, net = Path(house).resolve(), sealed()
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if find_spec("pip") is None or not sys.platform.startswith("linux"):
         return Rehearsed((), ("anything: that needs pip, and Linux",))
     manifest = json.loads((house / "wheelhouse.json").read_text(encoding="utf-8"))
@@ -226,7 +231,8 @@ def rehearse(house: Path, shipped: Shipped, folder: Path) -> Rehearsed:
         (folder / str(number)).mkdir()
         tried, wrong = _play(house, one, shipped, folder / str(number), net, imports=version == here)
         told += [
-            f"with Python {version}, {len(shipped.packages)} packages as listed, {'no network' if net else 'no index'}: {t}"
+            f"with Python {version}, {len(shipped.packages)} packages as listed, "
+            f"{'no network' if net else 'no index'}: {t}"
             for t in tried
         ]
         problems += [f"with Python {version}: {w}" for w in wrong]
@@ -235,6 +241,7 @@ def rehearse(house: Path, shipped: Shipped, folder: Path) -> Rehearsed:
     if not net:
         untried.append("to reach a network: this user may not make a network namespace, so only pip was kept from it")
     untried.append(
-        f"the platform's own packages: they stood there by name and version; torch, a GPU and {shipped.platform} itself were not there"
+        "the platform's own packages: they stood there by name and version; torch, "
+        f"a GPU and {shipped.platform} itself were not there"
     )
     return Rehearsed(tuple(told), tuple(untried), tuple(problems))

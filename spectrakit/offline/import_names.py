@@ -19,24 +19,24 @@ from .platform_packages import shipped_on
 from ..system.errors import RequestError
 
 # %% ../../nbs/23_offline/01_import_names.ipynb #72b188de
+_MODULES = """
+absl-py: absl|antlr4-python3-runtime: antlr4|argon2-cffi: argon2|attrs: attr attrs|beautifulsoup4: bs4
+cuda-python: cuda|curl-cffi: curl_cffi|cython: cython pyximport|dbus-python: dbus|dm-tree: tree
+dopamine-rl: dopamine|earthengine-api: ee|faiss-cpu: faiss|gin-config: gin|gitpython: git
+google-api-python-client: googleapiclient apiclient|google-pasta: pasta
+googledrivedownloader: google_drive_downloader|grpcio: grpc|hydra-core: hydra|ibis-framework: ibis
+imbalanced-learn: imblearn|ipython-sql: sql|libclang: clang|linkify-it-py: linkify_it
+logical-unification: unification|markdown-it-py: markdown_it|matplotlib: matplotlib mpl_toolkits pylab
+minikanren: kanren|mlflow-skinny: mlflow|nvidia-ml-py: pynvml|pillow: pil|progressbar2: progressbar
+proto-plus: proto|protobuf: google|py-cpuinfo: cpuinfo|pycairo: cairo|pycryptodome: crypto
+pycryptodomex: cryptodome|pyerfa: erfa|pygobject: gi|pyjwt: jwt|pyshp: shapefile|pysocks: socks|pywavelets: pywt
+pyyaml: yaml|pyzmq: zmq|python-apt: apt|python-json-logger: pythonjsonlogger|python-louvain: community
+python-multipart: multipart python_multipart|pytorch-ignite: ignite|rpds-py: rpds|scikit-image: skimage
+scikit-learn: sklearn|scikit-optimize: skopt|setuptools: setuptools pkg_resources|torch: torch torchgen functorch
+uc-micro-py: uc_micro|umap-learn: umap|websocket-client: websocket"""
 MODULES = {
     name: modules.split()
-    for name, _, modules in (
-        line.partition(": ")
-        for line in """
-absl-py: absl|antlr4-python3-runtime: antlr4|argon2-cffi: argon2|attrs: attr attrs|beautifulsoup4: bs4|cuda-python: cuda|curl-cffi: curl_cffi
-cython: cython pyximport|dbus-python: dbus|dm-tree: tree|dopamine-rl: dopamine|earthengine-api: ee|faiss-cpu: faiss|gin-config: gin|gitpython: git
-google-api-python-client: googleapiclient apiclient|google-pasta: pasta|googledrivedownloader: google_drive_downloader|grpcio: grpc|hydra-core: hydra
-ibis-framework: ibis|imbalanced-learn: imblearn|ipython-sql: sql|libclang: clang|linkify-it-py: linkify_it|logical-unification: unification
-markdown-it-py: markdown_it|matplotlib: matplotlib mpl_toolkits pylab|minikanren: kanren|mlflow-skinny: mlflow|nvidia-ml-py: pynvml|pillow: pil
-progressbar2: progressbar|proto-plus: proto|protobuf: google|py-cpuinfo: cpuinfo|pycairo: cairo|pycryptodome: crypto|pycryptodomex: cryptodome
-pyerfa: erfa|pygobject: gi|pyjwt: jwt|pyshp: shapefile|pysocks: socks|pywavelets: pywt|pyyaml: yaml|pyzmq: zmq|python-apt: apt
-python-json-logger: pythonjsonlogger|python-louvain: community|python-multipart: multipart python_multipart|pytorch-ignite: ignite|rpds-py: rpds
-scikit-image: skimage|scikit-learn: sklearn|scikit-optimize: skopt|setuptools: setuptools pkg_resources|torch: torch torchgen functorch
-uc-micro-py: uc_micro|umap-learn: umap|websocket-client: websocket""".strip()
-        .replace("\n", "|")
-        .split("|")
-    )
+    for name, _, modules in (entry.partition(": ") for entry in re.split(r"[|\n]", _MODULES.strip()))
 }
 FAMILIES = {
     "google": "google",
@@ -67,121 +67,25 @@ def modules_of(package: str) -> set[str]:
     return {part.replace("-", "_") for part in parts}
 
 # %% ../../nbs/23_offline/01_import_names.ipynb #b25c78ee
-ON_TOP = {
-    "kaggle": [
-        "annoy",
-        "bayes_opt",
-        "boruta",
-        "boto3",
-        "botocore",
-        "bson",
-        "cartopy",
-        "catboost",
-        "category_encoders",
-        "cesium",
-        "crypto",
-        "cytoolz",
-        "deap",
-        "dipy",
-        "docker",
-        "easyocr",
-        "eli5",
-        "emoji",
-        "fasttext",
-        "featuretools",
-        "fiona",
-        "fury",
-        "fuzzywuzzy",
-        "geojson",
-        "gensim",
-        "gpxpy",
-        "h2o",
-        "haversine",
-        "hep_ml",
-        "igraph",
-        "imagehash",
-        "ipympl",
-        "isoweek",
-        "janome",
-        "jedi",
-        "kaggle_datasets",
-        "kaggle_environments",
-        "kaggle_gcp",
-        "kaggle_secrets",
-        "kaggle_session",
-        "kaggle_web_client",
-        "keras_cv",
-        "keras_tuner",
-        "kmodes",
-        "kornia",
-        "langid",
-        "learntools",
-        "lightning_utilities",
-        "lime",
-        "line_profiler",
-        "mamba",
-        "mlcrate",
-        "mne",
-        "mpld3",
-        "nilearn",
-        "olefile",
-        "onnx",
-        "openslide",
-        "optuna",
-        "pandas_profiling",
-        "pandasql",
-        "papermill",
-        "path",
-        "pdf2image",
-        "plotly_express",
-        "preprocessing",
-        "pudb",
-        "pyarabic",
-        "pydegensac",
-        "pydicom",
-        "pyemd",
-        "pyexcel_ods",
-        "pyldavis",
-        "pymc3",
-        "pymongo",
-        "pympler",
-        "pypdf",
-        "pytesseract",
-        "pytorch_lightning",
-        "pyupset",
-        "qgrid",
-        "ray",
-        "rgf",
-        "s3fs",
-        "scikitplot",
-        "segment_anything",
-        "simpleitk",
-        "skmultilearn",
-        "sklearnex",
-        "skopt",
-        "squarify",
-        "surprise",
-        "tensorflow_cloud",
-        "tensorflow_decision_forests",
-        "tensorflow_io",
-        "theano",
-        "torchinfo",
-        "torchmetrics",
-        "tpot",
-        "vtk",
-        "wand",
-        "wavio",
-        "xvfbwrapper",
-        "ydata_profiling",
-        "ignite",
-    ],
-    "colab": ["portpicker"],
-}
+_KAGGLE = """
+annoy bayes_opt boruta boto3 botocore bson cartopy catboost category_encoders cesium crypto cytoolz deap dipy docker
+easyocr eli5 emoji fasttext featuretools fiona fury fuzzywuzzy geojson gensim gpxpy h2o haversine hep_ml igraph
+imagehash ipympl isoweek janome jedi kaggle_datasets kaggle_environments kaggle_gcp kaggle_secrets kaggle_session
+kaggle_web_client keras_cv keras_tuner kmodes kornia langid learntools lightning_utilities lime line_profiler mamba
+mlcrate mne mpld3 nilearn olefile onnx openslide optuna pandas_profiling pandasql papermill path pdf2image
+plotly_express preprocessing pudb pyarabic pydegensac pydicom pyemd pyexcel_ods pyldavis pymc3 pymongo pympler pypdf
+pytesseract pytorch_lightning pyupset qgrid ray rgf s3fs scikitplot segment_anything simpleitk skmultilearn
+sklearnex skopt squarify surprise tensorflow_cloud tensorflow_decision_forests tensorflow_io theano torchinfo
+torchmetrics tpot vtk wand wavio xvfbwrapper ydata_profiling ignite"""
+ON_TOP = {"kaggle": _KAGGLE.split(), "colab": ["portpicker"]}
 
 
 @cache
 def importable_offline(platform: str = "kaggle") -> frozenset[str]:
-    "The modules, in lower case, that a notebook on `platform` can import without the network. RequestError where no list is known."
+    """The modules, in lower case, that a notebook on `platform` can import without the network.
+
+    RequestError where no list is known.
+    """
     packages = {name for found in shipped_on(platform) for name in found.packages}
     return frozenset(
         {module for name in packages for module in modules_of(name)}

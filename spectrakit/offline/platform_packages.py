@@ -68,33 +68,39 @@ def _package(line: str) -> tuple[str, str] | None:
         return normal_name(found[1]), ""
     if not (found := _FROM_URL.match(line)):
         return None
-    told = re.search(
+    version = re.search(
         r"[-_]v?(\d+(?:\.\w+)*(?:\+[\w.]+)?)(?:-[^/]*\.whl|\.tar\.gz|\.zip)$",
         found[2].split("#")[0].replace("%2B", "+"),
     )
-    return normal_name(found[1]), told[1] if told else ""
+    return normal_name(found[1]), version[1] if version else ""
 
 
 def parse_list(text: str, where: str, **facts: str) -> Shipped:
-    "The list that `text` is, ours or a plain `pip freeze`; `facts` hold for what it does not say itself. RequestError where a line is no package."
-    packages, inferred, said = {}, set(), {"platform": "yours", "python": "", "dated": "unknown date", **facts}
+    """The list that `text` is, ours or a plain `pip freeze`; `facts` hold for what it does not say itself.
+
+    RequestError where a line is no package.
+    """
+    packages: dict[str, str] = {}
+    inferred: set[str] = set()
+    known = {"platform": "yours", "python": "", "dated": "unknown date", **facts}
     for number, line in enumerate(text.lstrip("\ufeff").splitlines(), 1):
         line = line.strip()
-        if found := _FACT.match(line):
-            said[found[1]] = found[2]
+        if fact := _FACT.match(line):
+            known[fact[1]] = fact[2]
         if not line or line[0] == "#" or line.startswith("--"):
             continue
         line, _, remark = line.partition("  #")
         if (found := _package(line.strip())) is None:
             raise RequestError(
-                f"Line {number} of {where} is {line[:60]!r}, which names no package. Write the file with: pip freeze > {where}"
+                f"Line {number} of {where} is {line[:60]!r}, which names no package. Write the file with: "
+                f"pip freeze > {where}"
             )
         packages[found[0]] = found[1]
         if remark.strip().startswith("inferred"):
             inferred.add(found[0])
     if not packages:
         raise RequestError(f"{where} lists no package. Write it with: pip freeze > {where}")
-    return Shipped(packages=packages, inferred=frozenset(inferred), **said)
+    return Shipped(packages=packages, inferred=frozenset(inferred), **known)
 
 # %% ../../nbs/23_offline/00_platform_packages.ipynb #594c0877
 LISTS = Path(str(files("spectrakit"))) / "shipped"
@@ -108,13 +114,16 @@ def read_list(file: Path | str, **facts: str) -> Shipped:
     except (OSError, UnicodeDecodeError) as error:
         why = "it is no text" if isinstance(error, ValueError) else error.strerror
         raise RequestError(
-            f"The list of packages {str(file)!r} cannot be read: {why}. Write it on the platform with: pip freeze > freeze.txt"
+            f"The list of packages {str(file)!r} cannot be read: {why}. Write it on the platform with: "
+            "pip freeze > freeze.txt"
         ) from None
     return parse_list(text, Path(file).name, **facts)
 
 
 def shipped_on(target: str) -> tuple[Shipped, ...]:
-    "What the platform `target` ships, one list for each of its Pythons: 'kaggle', 'colab', or 'python==3.12' for any machine with torch."
+    """What the platform `target` ships, one list for each of its Pythons: 'kaggle', 'colab', or 'python==3.12' for any
+    machine with torch.
+    """
     if found := re.fullmatch(r"python\s*==?\s*(\d+\.\d+)(\.\d+)?", target.strip().lower()):
         if found[1] in PYTHONS:
             return (replace(read_list(LISTS / "python.txt"), python=found[1]),)
@@ -124,7 +133,8 @@ def shipped_on(target: str) -> tuple[Shipped, ...]:
     if target in PLATFORMS:
         return tuple(read_list(LISTS / name) for name in PLATFORMS[target])
     raise RequestError(
-        f"There is no list of what {target!r} ships. There are {', '.join(PLATFORMS)} and python=={PYTHONS[1]}; or give your own "
+        f"There is no list of what {target!r} ships. There are {', '.join(PLATFORMS)} and "
+        f"python=={PYTHONS[1]}; or give your own "
         f"`pip freeze` as the list of packages.{did_you_mean(target, (*PLATFORMS, 'python==3.12'))}"
     )
 
@@ -151,7 +161,8 @@ def _here(python: str | None, source: str) -> tuple[str, str]:
 
     if python is None and source != "-":
         raise RequestError(
-            "A file does not say which Python its packages are for. Add --python 3.12.13, or pipe `pip freeze` in on the platform itself."
+            "A file does not say which Python its packages are for. Add --python 3.12.13, "
+            "or pipe `pip freeze` in on the platform itself."
         )
     if python is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", python):
         raise RequestError(f"--python {python} is no version. Write it as 3.12.13.")
@@ -161,7 +172,10 @@ def _here(python: str | None, source: str) -> tuple[str, str]:
 
 # %% ../../nbs/23_offline/00_platform_packages.ipynb #9931b585
 def main(words: Sequence[str] | None = None) -> int:
-    "`python -m spectrakit.offline.platform_packages FREEZE`: a `pip freeze` becomes a dated list. Returns the exit status."
+    """`python -m spectrakit.offline.platform_packages FREEZE`: a `pip freeze` becomes a dated list.
+
+    Returns the exit status.
+    """
     parser = argparse.ArgumentParser(
         "python -m spectrakit.offline.platform_packages",
         description="Turn a `pip freeze` into the dated list of a platform.",

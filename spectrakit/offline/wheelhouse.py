@@ -8,7 +8,6 @@ __all__ = ['MOST_FILES', 'SLUG', 'NOBODY', 'CELL', 'Wheelhouse', 'check_out', 'p
            'make_wheelhouse']
 
 # %% ../../nbs/23_offline/05_wheelhouse.ipynb #e463e137
-import contextlib
 import hashlib
 import json
 import os
@@ -34,15 +33,19 @@ CELL = """# Installs spectrakit from the wheels that are attached to this notebo
 import runpy
 from pathlib import Path
 
-found = [f for depth in ("*", "*/*", "*/*/*", "*/*/*/*") for f in sorted(Path("/kaggle/input").glob(f"{depth}/wheelhouse.json"))]
+depths = ("*", "*/*", "*/*/*", "*/*/*/*")
+found = [f for depth in depths for f in sorted(Path("/kaggle/input").glob(f"{depth}/wheelhouse.json"))]
 found += Path("/content/drive/MyDrive").glob("spectrakit-wheels/wheelhouse.json")
-if not found: raise FileNotFoundError("Attach the dataset spectrakit-wheels to this notebook (Add Input).")
+if not found:
+    raise FileNotFoundError("Attach the dataset spectrakit-wheels to this notebook (Add Input).")
 runpy.run_path(str(found[0].with_name("install.py")))["install"]()"""
 
 
 @dataclass(frozen=True)
 class Wheelhouse:
-    "A wheelhouse that was made: its folder, its manifest, how its rehearsal went (None: not asked for), and what a person should know."
+    """A wheelhouse that was made: its folder, its manifest, how its rehearsal went (None: not asked for), and what a
+    person should know.
+    """
 
     path: Path
     manifest: dict[str, Any]
@@ -58,7 +61,8 @@ class Wheelhouse:
         wheels = [f"  {w['file']} ({w['where']}): {w['why']}" for w in self.manifest["wheels"]]
         return "\n".join(
             [
-                f"{self.path}: {len(wheels)} wheels for {self.manifest['for']}, packages of {self.manifest['packages_dated']}",
+                f"{self.path}: {len(wheels)} wheels for {self.manifest['for']}, "
+                f"packages of {self.manifest['packages_dated']}",
                 *wheels,
                 *self.notes,
                 *([str(self.rehearsed)] if self.rehearsed else []),
@@ -70,7 +74,10 @@ _OWN = ("wheelhouse.json", "dataset-metadata.json", "install.py")
 
 
 def check_out(out: Path) -> Path:
-    "The folder in which a wheelhouse for `out` is made aside. RequestError where `out` cannot be one, or holds something else."
+    """The folder in which a wheelhouse for `out` is made aside.
+
+    RequestError where `out` cannot be one, or holds something else.
+    """
     if out.exists() and not out.is_dir():
         raise RequestError(f"{str(out)!r} is a file. Name a folder for the wheels.")
     if out.is_dir() and out.samefile(os.curdir):
@@ -111,7 +118,8 @@ def _put(made: Path, out: Path) -> None:
         if old.exists() and not out.exists():
             os.rename(old, out)
         raise RequestError(
-            f"The wheelhouse could not be put at {str(out)!r}: {error.strerror}. What was there is there still; name another folder."
+            f"The wheelhouse could not be put at {str(out)!r}: {error.strerror}. What was there is there still; "
+            "name another folder."
         ) from None
     shutil.rmtree(old, ignore_errors=True)
 
@@ -128,7 +136,8 @@ def platforms_for(target: str, packages: Path | str | None) -> tuple[list[Shippe
             continue
         lists[i] = replace(one, packages={**shipped_on(f"python=={one.minor}")[0].packages, **one.packages})
         notes.append(
-            "torch is not in the list of packages. It is too large for a wheelhouse, so it has to be on the platform all the same."
+            "torch is not in the list of packages. It is too large for a wheelhouse, "
+            "so it has to be on the platform all the same."
         )
     if target.startswith("python"):
         notes.append("torch and what it brings are not in the folder: install torch there first.")
@@ -181,7 +190,10 @@ def kit_needs(wheel: Path, shipped: Shipped, extras: Sequence[str]) -> tuple[lis
 def session_wheels(
     kit: Path, shipped: Shipped, extras: Sequence[str], folder: Path, more: Sequence = ()
 ) -> list[Found]:
-    "What the platform lacks for the kit, and of `more`, requirements. RequestError where something that is there is in the way."
+    """What the platform lacks for the kit, and of `more`, requirements.
+
+    RequestError where something that is there is in the way.
+    """
     told = metadata_of(kit)
     who = f"{told['Name']} {told['Version']}"
     needs, _ = kit_needs(kit, shipped, extras)
@@ -192,7 +204,8 @@ def session_wheels(
     ]
     if clashes:
         raise RequestError(
-            f"On {shipped.title}: {'; '.join(clashes)}. A wheelhouse changes nothing that is there: ask for another image, or remove the line "
+            f"On {shipped.title}: {'; '.join(clashes)}. A wheelhouse changes nothing that is there: "
+            "ask for another image, or remove the line "
             "from the list of packages if you replace that package yourself."
         )
     new = {normal_name(need.name): need for need in more if normal_name(need.name) not in shipped.packages}
@@ -216,7 +229,10 @@ _NEVER = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.*|cuda-.*|ipyw
 
 
 def launch_needs(words: Iterable[str]) -> list:
-    "The requirements that `words`, such as 'accelerate>=1.14', are. RequestError for what is none, or never goes into a wheelhouse."
+    """The requirements that `words`, such as 'accelerate>=1.14', are.
+
+    RequestError for what is none, or never goes into a wheelhouse.
+    """
     from packaging.requirements import InvalidRequirement, Requirement
 
     found = []
@@ -231,7 +247,8 @@ def launch_needs(words: Iterable[str]) -> list:
             raise RequestError(f'{word!r} is an address. Write a name and a version, as "accelerate>=1.14".')
         if _NEVER.fullmatch(normal_name(found[-1].name)):
             raise RequestError(
-                f"{found[-1].name} is never part of what is asked for besides: it would not fit the rest of the platform. Leave it out."
+                f"{found[-1].name} is never part of what is asked for besides: "
+                "it would not fit the rest of the platform. Leave it out."
             )
     return found
 
@@ -252,9 +269,9 @@ def launch_wheels(
     if not lacking:
         return [], notes
     asked = {normal_name(need.name): need for need, _ in lacking}
-    there = {**shipped.packages, **{normal_name(found.name): found.version for found in session}}
+    versions = {**shipped.packages, **{normal_name(found.name): found.version for found in session}}
     found = missing_wheels(
-        lacking, replace(shipped, packages={n: v for n, v in there.items() if n not in asked}), folder
+        lacking, replace(shipped, packages={n: v for n, v in versions.items() if n not in asked}), folder
     )
     return [_asked_for(one, asked, shipped) for one in found], notes
 
@@ -270,7 +287,9 @@ def _pythons(file: Path, fetched_for: Sequence[str], of_all: bool) -> list[str]:
 
 
 def entries(found: Sequence[tuple[Found, str, str]], minors: Sequence[str]) -> list[dict[str, Any]]:
-    "The manifest's lines for (wheel, session or launch, the Python that it was found for), the kit's first, each file once."
+    """The manifest's lines for (wheel, session or launch, the Python that it was found for), the kit's first, each file
+    once.
+    """
     grouped: dict[tuple[str, str], list] = {}
     for one, where, minor in found:
         grouped.setdefault((one.file.name, where), []).append((one, minor))
@@ -340,8 +359,8 @@ def make_wheelhouse(
 
     `extras` of the kit; `launch`: packages besides, such as 'accelerate>=1.14': for launch processes alone
     where the platform has an older one; `packages`: a `pip freeze` of the platform;
-    `owner` of the dataset; `wheel`: the kit's wheel, where one is built already. RequestError where it cannot work, RuntimeError where it was
-    made and its rehearsal failed; `out` is then as it was.
+    `owner` of the dataset; `wheel`: the kit's wheel, where one is built already. RequestError where it cannot work,
+    RuntimeError where it was made and its rehearsal failed; `out` is then as it was.
     """
     out, needs = Path(os.path.realpath(out)), launch_needs(launch)  # behind a link: the folder itself
     check_owner(owner)
@@ -369,7 +388,8 @@ def make_wheelhouse(
             }
             if (count := len({line["file"] for line in lines}) + len(_OWN)) > MOST_FILES:
                 raise RequestError(
-                    f"The folder would hold {count} files, and a Kaggle dataset shows {MOST_FILES} at its top. Ask for fewer extras."
+                    f"The folder would hold {count} files, and a Kaggle dataset shows {MOST_FILES} at its top. "
+                    "Ask for fewer extras."
                 )
             _write(made, found, manifest, _dataset(out, owner))
             rehearsed = _rehearse(made, lists, Path(work)) if check else None

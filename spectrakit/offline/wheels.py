@@ -21,6 +21,7 @@ from email.message import Message
 from email.parser import Parser
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from .platform_packages import Shipped, normal_name
 from ..system.errors import RequestError
@@ -57,7 +58,8 @@ def stub_wheel(folder: Path, name: str, version: str) -> Path:
     base = f"{normal_name(name).replace('-', '_')}-{version}"
     files = {
         f"{base}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
-        f"{base}.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: spectrakit\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{base}.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: spectrakit\nRoot-Is-Purelib: true\nTag: "
+        b"py3-none-any\n",
     }
     return write_wheel(folder / f"{base}-py3-none-any.whl", files, f"{base}.dist-info")
 
@@ -104,7 +106,8 @@ def _built(top: Path, folder: Path) -> Path:
     built = sorted(folder.glob("spectrakit-*.whl"))
     if done.returncode or not built:
         raise RequestError(
-            f"The kit's own wheel could not be built: {last_words(done)}. Install setuptools 77 or newer, or give a wheel that is built already."
+            f"The kit's own wheel could not be built: {last_words(done)}. Install setuptools 77 or newer, "
+            "or give a wheel that is built already."
         )
     shutil.rmtree(source)
     return built[0]
@@ -128,7 +131,8 @@ def _repacked(folder: Path) -> Path:
         digest = base64.urlsafe_b64encode(hashlib.new(entry.hash.mode, content).digest()).rstrip(b"=").decode()
         if digest != entry.hash.value:
             raise RequestError(
-                f"{name} was changed after spectrakit was installed. Install it anew, or give a wheel that is built already."
+                f"{name} was changed after spectrakit was installed. Install it anew, "
+                "or give a wheel that is built already."
             )
         files[name] = content
     information = next((name.partition("/")[0] for name in files if name.endswith(".dist-info/METADATA")), None)
@@ -148,10 +152,14 @@ def metadata_version(name: str) -> str:
 
 
 def run_pip(*words: str, epoch: bool = False) -> subprocess.CompletedProcess:
-    "Run pip with the person's own settings (index, proxy, mirror). `epoch`: one date for all files. RequestError where there is none."
+    """Run pip with the person's own settings (index, proxy, mirror).
+
+    `epoch`: one date for all files. RequestError where there is none.
+    """
     if find_spec("pip") is None:
         raise RequestError(
-            f"pip is missing in this environment ({Path(sys.prefix).name}). Install it, for example with: python -m ensurepip"
+            f"pip is missing in this environment ({Path(sys.prefix).name}). Install it, for example with: "
+            "python -m ensurepip"
         )
     environ = {
         **os.environ,
@@ -198,7 +206,9 @@ def platform_words(shipped: Shipped) -> list[str]:
 
 
 def markers_of(shipped: Shipped) -> dict[str, str]:
-    "What a requirement's marker (`; python_version < '3.11'`) is asked about; pip itself asks the Python that it runs in."
+    """What a requirement's marker (`; python_version < '3.11'`) is asked about; pip itself asks the Python that it runs
+    in.
+    """
     return {
         "python_version": shipped.minor,
         "python_full_version": shipped.python,
@@ -227,7 +237,7 @@ def needs_of(wheel: Path, shipped: Shipped, extras: Iterable[str] = ()) -> list:
     ]
 
 
-def satisfied(need, version: str) -> bool:
+def satisfied(need: Any, version: str) -> bool:
     "Whether `version` ('' where it is not known, which counts as new enough) is one that `need` allows."
     from packaging.version import InvalidVersion
 
@@ -287,8 +297,11 @@ def _download(
 
 # %% ../../nbs/23_offline/03_wheels.ipynb #6a537b4a
 def _reached(wheels: Mapping[str, Path], start: Sequence, shipped: Shipped) -> tuple[dict[str, str], list[str]]:
-    "(name → who asks for it, what is asked for and not among `wheels`), beginning with the requirements `start`, each with who asks."
-    reached, missing, open_ends = {}, [], list(start)
+    """(name → who asks for it, what is asked for and not among `wheels`), beginning with the requirements `start`, each
+    with who asks.
+    """
+    reached: dict[str, str] = {}
+    missing, open_ends = [], list(start)
     while open_ends:
         need, who = open_ends.pop(0)
         name = normal_name(need.name)
@@ -306,7 +319,10 @@ def _reached(wheels: Mapping[str, Path], start: Sequence, shipped: Shipped) -> t
 
 
 def missing_wheels(start: Sequence, shipped: Shipped, folder: Path, links: Sequence[Path] = ()) -> list[Found]:
-    "The wheels of what `start`, pairs of a requirement and who asks, needs beyond what is shipped. RequestError where pip finds no answer."
+    """The wheels of what `start`, pairs of a requirement and who asks, needs beyond what is shipped.
+
+    RequestError where pip finds no answer.
+    """
     stubs = folder / "stubs"
     (folder / "constraints.txt").write_text("\n".join(_stubs(stubs, shipped.packages)), encoding="utf-8")
     asked, links = [str(need) for need, _ in start if normal_name(need.name) not in shipped.packages], [stubs, *links]
@@ -336,7 +352,8 @@ def missing_wheels(start: Sequence, shipped: Shipped, folder: Path, links: Seque
             ]
         asked += missing
     raise RequestError(
-        f"What {shipped.title} lacks cannot be settled: {', '.join(missing)} is asked for again and again. Ask for less."
+        f"What {shipped.title} lacks cannot be settled: {', '.join(missing)} is asked for again and again. "
+        "Ask for less."
     )
 
 
@@ -348,7 +365,9 @@ SDISTS = {"antlr4-python3-runtime": ("4.9.3", "f224469b4168294902bb1efa80a8bf785
 
 
 def _from_sdist(said: str, shipped: Shipped, folder: Path, links: Sequence[Path]) -> Path | None:
-    "A folder with the wheel that `said`, pip's complaint, is about, built from its source; None where it is about something else."
+    """A folder with the wheel that `said`, pip's complaint, is about, built from its source; None where it is about
+    something else.
+    """
     name = next((n for n in SDISTS if n in said and n not in shipped.packages and folder / n not in links), None)
     if name is None:
         return None
@@ -370,14 +389,16 @@ def _from_sdist(said: str, shipped: Shipped, folder: Path, links: Sequence[Path]
     )
     if done.returncode:
         raise RequestError(
-            f"{name} {version} has no wheel, {_place(shipped)} has none installed, and it could not be built from its source: {last_words(done)}. "
+            f"{name} {version} has no wheel, {_place(shipped)} has none installed, "
+            f"and it could not be built from its source: {last_words(done)}. "
             f"Build it where it can be, with `pip wheel {name}=={version}`, and name its folder in PIP_FIND_LINKS."
         )
     return folder / name
 
 # %% ../../nbs/23_offline/03_wheels.ipynb #7ec6c8b8
 _UNREACHABLE = re.compile(
-    r"NewConnectionError|NameResolutionError|Temporary failure in name resolution|Network is unreachable|ConnectTimeout|ProxyError|"
+    r"NewConnectionError|NameResolutionError|Temporary failure in name resolution|Network is "
+    r"unreachable|ConnectTimeout|ProxyError|"
     r"Connection refused|SSLError|ReadTimeout|Max retries exceeded"
 )
 
@@ -392,14 +413,19 @@ def _why_not(done: subprocess.CompletedProcess, shipped: Shipped) -> str:
             )
         )
         return (
-            f"What is missing on {shipped.title} does not fit what is there, and a wheelhouse changes nothing that is there: {clashes}. "
+            f"What is missing on {shipped.title} does not fit what is there, "
+            f"and a wheelhouse changes nothing that is there: {clashes}. "
             "Ask for less, or make it for a platform whose packages fit."
         )
     if _UNREACHABLE.search(said):
-        return "The package index cannot be reached, and the wheels come from there. Make the wheelhouse where there is a network (see also: pip config list)."
+        return (
+            "The package index cannot be reached, and the wheels come from there. "
+            "Make the wheelhouse where there is a network (see also: pip config list)."
+        )
     if told := re.search(r"No matching distribution found for ([^\n(]+)", said):
         return (
-            f"There is no wheel of {told[1].strip()} for Python {shipped.minor} on Linux that fits {shipped.title}. Check the name and the version, and "
+            f"There is no wheel of {told[1].strip()} for Python {shipped.minor} on Linux that fits "
+            f"{shipped.title}. Check the name and the version, and "
             "PIP_NO_INDEX and PIP_INDEX_URL; what is only there as source has to be built into a wheel first."
         )
     if re.search(r"No space left|Errno 28", said):

@@ -15,7 +15,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -49,6 +49,9 @@ from ..view.plots import Picture
 class Standardize(nn.Module):
     "Each channel less its mean over the training spectra, divided by its spread: [batch, channels] → the same."
 
+    mean: torch.Tensor
+    spread: torch.Tensor
+
     def __init__(self, spectra: torch.Tensor):
         super().__init__()
         spread = spectra.std(dim=0)
@@ -81,7 +84,7 @@ def coffee_net(channels: int, classes: int = 3, width: int = 16) -> nn.Module:
 class Coffee(Task):
     "The country that a coffee comes from, by its infrared spectrum. Held out: fold `fold` of `folds`; -1: none."
 
-    options = {"fold": 0, "folds": 5, "views": 32}
+    options: ClassVar = {"fold": 0, "folds": 5, "views": 32}
 
     def datasets(self, cfg: Config) -> tuple:
         "Views of the training spectra, and the held-out spectra as they are; each sample: (input [1841], origin)."
@@ -139,6 +142,11 @@ class CalibrationNet(nn.Module):
     The principal components, the mean and the spread come from the training samples, and are kept with the weights.
     """
 
+    mean: torch.Tensor
+    axes: torch.Tensor
+    centre: torch.Tensor
+    spread: torch.Tensor
+
     def __init__(self, inputs: torch.Tensor, targets: torch.Tensor, components: int = 8, hidden: int = 16):
         super().__init__()
         components = min(components, len(inputs) - 1)
@@ -165,7 +173,7 @@ class Fermentation(Task):
     The test set is a fermentation with 34 HPLC samples. The loss is the squared error in units of (10 g/l)².
     """
 
-    options = {"fold": 0, "folds": 4, "views": 128}
+    options: ClassVar = {"fold": 0, "folds": 4, "views": 128}
 
     def datasets(self, cfg: Config) -> tuple:
         "Views of the training samples, and the held-out samples as they are; each: (input [410], glucose in g/l)."
@@ -186,7 +194,8 @@ class Fermentation(Task):
         "The calibration on the principal components of the training samples."
         spectra, glucose = fermentation_data()
         train, _ = split(self, cfg, glucose)
-        return CalibrationNet(*self.dataset(spectra[train], glucose[train]).tensors)
+        inputs, targets = self.dataset(spectra[train], glucose[train]).tensors
+        return CalibrationNet(inputs, targets)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         "Squared error."
@@ -220,7 +229,7 @@ def digits_data() -> tuple[np.ndarray, np.ndarray]:
 class Digits(Task):
     "Which digit an image of 8 × 8 pixels shows. Held out: fold `fold` of `folds`; -1: none."
 
-    options = {"fold": 0, "folds": 5}
+    options: ClassVar = {"fold": 0, "folds": 5}
 
     def datasets(self, cfg: Config) -> tuple:
         "Training and held-out images; each sample: (pixels [64], digit)."
@@ -293,7 +302,8 @@ def quick_metrics(task: str, *overrides: str) -> dict[str, float]:
         outcome = launch(Job("train", Path(folder), config, one_core), task, lambda: None)
         if outcome.status != "completed":
             raise RuntimeError(f"{task} {outcome.status}: {outcome.reason}")
-        return last_event(read_events(Path(folder) / "events.jsonl"), "eval")["metrics"]
+        evaluation = last_event(read_events(Path(folder) / "events.jsonl"), "eval")
+        return {} if evaluation is None else evaluation["metrics"]
 
 
 def coffee_accuracy(seed: int, folds: int = 5) -> float:
@@ -343,7 +353,6 @@ def demo(runs: str = "runs", seeds: int = 3) -> int:
 def fermentation_hplc(seed: int) -> float:
     "RMSE in g/l on the 34 HPLC samples, of the network that is trained on all 21 samples."
     from spectrakit.api.actions import fit, predict
-
     from spectrakit.config.compose import compose
 
     with tempfile.TemporaryDirectory(prefix="spectrakit-") as folder:
@@ -367,7 +376,6 @@ def table(rows: list[tuple[str, list[float], str, float]]) -> str:
 def _kept_run(task: str, runs: str, *overrides: str) -> tuple:
     "A run in a child process, and its predictions; RuntimeError where it failed."
     from spectrakit.api.actions import fit, predict
-
     from spectrakit.config.compose import compose
 
     config = compose(f"run.dir='{runs}'", "trainer.log_every_n_steps=10", *BRIEF[task], *overrides)
@@ -384,6 +392,7 @@ def _told(what: str, measure: Any, seeds: range) -> list[float]:
     return values
 
 
-# the importable module's own `demo`: a child process and this one then know the same classes; not when a notebook runs this cell
+# the importable module's own `demo`: a child process and this one then know the same classes; not when a notebook runs
+# this cell
 if __name__ == "__main__" and __package__:
     raise SystemExit(importlib.import_module("spectrakit.tasks.builtin").demo())

@@ -1,4 +1,6 @@
-"What is pushed to Kaggle and opened in Colab: the metadata, the notebooks from one session to the next, and the task that learns from a table."
+"""What is pushed to Kaggle and opened in Colab: the metadata, the notebooks from one session to the next, and the task
+that learns from a table.
+"""
 
 import ast
 import json
@@ -176,7 +178,10 @@ def put(folder: Path, given: dict) -> Path:
 
 
 def answered(folder: Path, *words: str) -> tuple[Table, pd.DataFrame, str]:
-    "A task on `folder`, the submission of its untrained model, and what it tells. Loss and metrics are finite, and the sample's columns are kept."
+    """A task on `folder`, the submission of its untrained model, and what it tells.
+
+    Loss and metrics are finite, and the sample's columns are kept.
+    """
     task, cfg = Table(folder), sk.compose(*words)
     told = task.describe(cfg)
     torch.manual_seed(0)
@@ -414,12 +419,17 @@ def play(path: Path, folder: Path, told: dict) -> nbformat.NotebookNode:
 
 def up_to(steps: int) -> str:
     "Settings of a session that has time for so many optimizer steps in all; what a clock does is tested elsewhere."
-    return f"env=local trainer.accelerator=cpu launch.mode=inline trainer.max_steps={steps} resume.allow=[trainer.max_steps]"
+    return (
+        f"env=local trainer.accelerator=cpu launch.mode=inline trainer.max_steps={steps} "
+        "resume.allow=[trainer.max_steps]"
+    )
 
 
 @pytest.mark.slow
 def test_a_session_the_next_one_and_the_one_that_predicts(tmp_path):
-    "The second session finds the first one's output among its inputs, and goes on with a copy; the last one writes the submission."
+    """The second session finds the first one's output among its inputs, and goes on with a copy; the last one writes
+    the submission.
+    """
     inputs = tmp_path / "input"
     coffee_table.write(inputs / "datasets" / "ada" / "coffee-table")
     told, reached = {"SPECTRAKIT_INPUT": str(inputs)}, []

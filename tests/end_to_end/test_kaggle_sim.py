@@ -1,6 +1,8 @@
-"""A sealed Kaggle and a sealed Colab: what a session sees and what is left of it, the pushed kernels in it, and what goes wrong on purpose.
+"""A sealed Kaggle and a sealed Colab: what a session sees and what is left of it, the pushed kernels in it, and what
+goes wrong on purpose.
 
-Needs namespaces (root, or a user's own) and an index for the platform's packages; skipped with a reason where these are not to be had.
+Needs namespaces (root, or a user's own) and an index for the platform's packages; skipped with a reason where these are
+not to be had.
 `make kaggle-sim` plays more.
 """
 
@@ -114,12 +116,16 @@ inputs = sorted(os.path.join(top, name) for top, _, names in os.walk("/kaggle/in
 subprocess.Popen(["sleep", os.environ["SLEEP"]])  # somebody who does not go home
 print("on its way", file=sys.stderr)
 json.dump({
-    "file": __file__, "cwd": os.getcwd(), "argv": sys.argv[1:], "home": [name for name in os.listdir("/root") if name != ".pyenv"], "inputs": inputs,
+    "file": __file__, "cwd": os.getcwd(), "argv": sys.argv[1:], "inputs": inputs,
+    "home": [name for name in os.listdir("/root") if name != ".pyenv"],
     "write input": refused(lambda: open(inputs[0], "a")), "new input": refused(lambda: open("/kaggle/input/mine", "w")),
     "network": refused(lambda: socket.create_connection(("192.0.2.1", 80), timeout=5)), "loop": loop,
-    "working": shutil.disk_usage("/kaggle/working").total, "found": [name for name in ("spectrakit", "hydra", "nbdev", "torch", "omegaconf") if importlib.util.find_spec(name)],
-    "environ": {name: value for name, value in os.environ.items() if name.startswith(("KAGGLE_KERNEL", "KAGGLE_IS", "COLAB_", "PYTHON", "SPECTRAKIT"))},
-    "others": [os.path.basename(os.readlink(f"/proc/{n}/exe")) for n in os.listdir("/proc") if n.isdigit() and int(n) != os.getpid()],
+    "working": shutil.disk_usage("/kaggle/working").total,
+    "found": [n for n in ("spectrakit", "hydra", "nbdev", "torch", "omegaconf") if importlib.util.find_spec(n)],
+    "environ": {name: value for name, value in os.environ.items()
+                if name.startswith(("KAGGLE_KERNEL", "KAGGLE_IS", "COLAB_", "PYTHON", "SPECTRAKIT"))},
+    "others": [os.path.basename(os.readlink(f"/proc/{n}/exe")) for n in os.listdir("/proc")
+               if n.isdigit() and int(n) != os.getpid()],
     "seen": [path for path in os.environ["UNSEEN"].split(":") if os.path.exists(path)],
 }, open("facts.json", "w"))
 """
@@ -209,7 +215,10 @@ def test_a_users_own_namespaces_do_as_well(kaggles, tmp_path, soil, monkeypatch)
     if subprocess.run([*words, sys.executable, "-I", "-c", sealed.TRY], capture_output=True).returncode:
         pytest.skip("a user's own namespaces are not allowed here")
     monkeypatch.setattr(sealed, "_namespaces", lambda: words)
-    code = "import os\nprint(os.listdir('/kaggle/input/soil'), os.getuid())\nopen('/kaggle/working/x', 'w').write('kept')\nopen('/kaggle/input/soil/y', 'w')"
+    code = (
+        "import os\nprint(os.listdir('/kaggle/input/soil'), os.getuid())\nopen('/kaggle/working/x', "
+        "'w').write('kept')\nopen('/kaggle/input/soil/y', 'w')"
+    )
     done = run_kernel(
         kernel(tmp_path / "kernel", code, dataset_sources=["ada/soil"]),
         soil,
@@ -247,7 +256,10 @@ def test_a_notebook_that_fails_leaves_its_outputs_and_its_log(kaggles, tmp_path,
 
 
 def test_a_session_is_killed_at_its_limit_and_keeps_what_it_wrote(kaggles, tmp_path, soil):
-    code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('kept.txt', 'w').write('x')\nprint('here', flush=True)\ntime.sleep(1000)"
+    code = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('kept.txt', "
+        "'w').write('x')\nprint('here', flush=True)\ntime.sleep(1000)"
+    )
     done = run_kernel(
         kernel(tmp_path / "kernel", code),
         soil,
@@ -272,7 +284,8 @@ def test_a_session_ends_with_whoever_started_it(kaggles, tmp_path, soil):
     mark = str(100000 + uuid.uuid4().int % 900000)
     folder = kernel(
         tmp_path / "kernel",
-        f"import subprocess\nopen('kept.txt', 'w').write('x')\nprint('here', flush=True)\nsubprocess.run(['sleep', '{mark}'])",
+        "import subprocess\nopen('kept.txt', 'w').write('x')\nprint('here', "
+        f"flush=True)\nsubprocess.run(['sleep', '{mark}'])",
     )
     words = [
         sys.executable,
@@ -303,7 +316,9 @@ def test_a_session_ends_with_whoever_started_it(kaggles, tmp_path, soil):
 
 
 def test_cut_short_gone_on_with_and_predicted_for_a_hidden_test(kaggles, pushed, tmp_path):
-    "Three sessions, each with the output of the one before, in both layouts; the last is a competition's rerun with more to predict."
+    """Three sessions, each with the output of the one before, in both layouts; the last is a competition's rerun with
+    more to predict.
+    """
     sources = tmp_path / "sources"
     shutil.copytree(pushed / "datasets", sources)
     # 15 epochs of 40, for the tests' time; the first session is killed after the first of them

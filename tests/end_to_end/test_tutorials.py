@@ -53,7 +53,9 @@ def test_links_between_tutorials_lead_somewhere():
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    "A function that runs the first cell where /kaggle/input and Drive are the test's own folders: the commands it starts."
+    """A function that runs the first cell where /kaggle/input and Drive are the test's own folders: the commands it
+    starts.
+    """
 
     def run(*attached: str, there: bool = False) -> list[list[str]]:
         for name in attached:

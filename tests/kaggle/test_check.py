@@ -1,4 +1,6 @@
-"Kernels for Kaggle: metadata, the check that runs before a push, the skeleton that runs, and Kaggle's client, played by a script."
+"""Kernels for Kaggle: metadata, the check that runs before a push, the skeleton that runs, and Kaggle's client, played
+by a script.
+"""
 
 import json
 import os
@@ -76,7 +78,9 @@ def kernel(folder: Path, *cells, metadata: dict | None = None, **values) -> Path
 
 @pytest.fixture
 def client(here, monkeypatch):
-    "Kaggle's client, played by a script that notes what it is called with: `.calls()`; it says `.says` and ends with `.status`."
+    """Kaggle's client, played by a script that notes what it is called with: `.calls()`; it says `.says` and ends with
+    `.status`.
+    """
     folder = here / "bin"
     folder.mkdir()
     (folder / "kaggle").write_text(
@@ -593,7 +597,8 @@ def test_the_wheels_beside_say_what_they_bring(here):
         ("import os\nopen(os.path.join('/kaggle/input', 'nowhere', name))", "error"),
         ("!ls /kaggle/input", "ok"),
         (
-            "from pathlib import Path\nROOT = Path('/kaggle/input')\nopen(ROOT / 'competitions' / 'soil' / 'train.csv')",
+            "from pathlib import Path\nROOT = Path('/kaggle/input')\n"
+            "open(ROOT / 'competitions' / 'soil' / 'train.csv')",
             "warning",
         ),
         ("open('/kaggle/input/notebooks/ada/features/f.npy')", "error"),
@@ -727,7 +732,8 @@ def test_what_only_looks_like_a_key_is_left_alone(here):
         here / "k",
         "commit = '"
         + "0f1e" * 10
-        + "'\nsort_key = 'feature_12'\npad_token = '[PAD]'\nAPI_KEY = os.environ['KEY']\ntoken = 'YOUR_TOKEN_HERE_123'\nsecret = get('x')",
+        + "'\nsort_key = 'feature_12'\npad_token = '[PAD]'\nAPI_KEY = os.environ['KEY']\ntoken = "
+        "'YOUR_TOKEN_HERE_123'\nsecret = get('x')",
     )
     assert levels(folder, "secret") == [("ok", "")]
 
@@ -817,7 +823,8 @@ def test_a_push_shows_its_command_and_reads_the_answer(call, here, client):
         ("Kernel push error: Maximum batch GPU session count of 2 reached.", 0, "Maximum batch GPU session"),
         ("what?", 0, "does not say"),
         (
-            "The following are not valid dataset sources and could not be added to the kernel: ['ada/gone']\nKernel version 8 successfully pushed.  Please check progress at https://x",
+            "The following are not valid dataset sources and could not be added to the kernel: "
+            "['ada/gone']\nKernel version 8 successfully pushed.  Please check progress at https://x",
             0,
             "['ada/gone']",
         ),
@@ -885,7 +892,10 @@ def test_what_is_fetched_goes_where_it_was_asked_to(call, here, client):
 
 @pytest.fixture
 def real_client(here, monkeypatch):
-    "A function that lets the real client push a folder: what it says. There is no way from here to Kaggle, and nobody's name or key."
+    """A function that lets the real client push a folder: what it says.
+
+    There is no way from here to Kaggle, and nobody's name or key.
+    """
     program = Path(sys.executable).with_name("kaggle")
     if not program.is_file():
         pytest.skip("Kaggle's client is not installed: pip install 'spectrakit[kaggle]'")

@@ -1,4 +1,6 @@
-"""The wheelhouse: what goes in, what its installer does on platforms of every kind, and what launch processes see of it."""
+"""The wheelhouse: what goes in, what its installer does on platforms of every kind, and what launch processes see of
+it.
+"""
 
 import hashlib
 import json
@@ -27,7 +29,7 @@ from spectrakit.offline.wheelhouse import check_out, kit_needs, make_wheelhouse
 from spectrakit.system.errors import RequestError
 
 root = Path(__file__).resolve().parents[2]
-HERE = "%d.%d" % sys.version_info[:2]
+HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 PLATFORM = {
     "torch": "2.10.0+cu128",
     "omegaconf": "2.3.0",
@@ -155,7 +157,8 @@ class Stage:
     def packages(self) -> dict[str, str]:
         said = self.run(
             "-c",
-            "import importlib.metadata as m, json; print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))",
+            "import importlib.metadata as m, json; print(json.dumps({d.metadata['Name']: "
+            "d.version for d in m.distributions()}))",
         )
         return {normal_name(name): version for name, version in json.loads(said.stdout).items()}
 
@@ -303,7 +306,7 @@ def test_what_cannot_be_made_leaves_the_folder_as_it_was(shop, monkeypatch):
 def test_a_folder_with_something_else_in_it_and_one_that_cannot_be_written(shop, tmp_path, read_only):
     house = make(shop)
     (house.path / "model.pt").write_bytes(b"mine")
-    with pytest.raises(RequestError, match="model.pt. Nothing was changed"):
+    with pytest.raises(RequestError, match=r"model\.pt\. Nothing was changed"):
         make(shop)
     assert (house.path / "model.pt").read_bytes() == b"mine"
     (tmp_path / "frozen").mkdir()
@@ -424,7 +427,7 @@ def test_packages_that_cannot_be_written(house, tmp_path, read_only):
 def test_a_python_that_is_too_old_says_so(house):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(installer, "sys", SimpleNamespace(version_info=(3, 10, 4)))
-        with pytest.raises(installer.Refused, match="this is Python 3.10. spectrakit needs Python 3.11 or newer"):
+        with pytest.raises(installer.Refused, match=r"this is Python 3\.10\. spectrakit needs Python 3\.11 or newer"):
             installer.check_python(house.manifest)
     for minor in ("3.8", "3.9", "3.10"):
         if (python := find_python(minor)) is None:
@@ -475,7 +478,8 @@ def test_a_newer_accelerate_is_for_launch_processes_alone(made, tmp_path):
     assert (
         status == 0
         and said
-        == f"spectrakit: installed spectrakit 9.0, hydra-core 1.3.8, accelerate 1.14.0 for launch processes, in {folder}"
+        == "spectrakit: installed spectrakit 9.0, hydra-core 1.3.8, accelerate 1.14.0 for launch processes, "
+        f"in {folder}"
     )
     assert stage.packages()["accelerate"] == "1.13.0" and (folder / "accelerate" / "__init__.py").is_file()
     assert "nothing to install" in stage.install(house)[1]
@@ -532,7 +536,8 @@ def test_launch_processes_see_it_and_the_notebook_does_not(tmp_path, run_cli):
     (folder / "accelerate").symlink_to(Path(accelerate.__file__).parent)
     (tmp_path / "mine.py").write_text(
         f"import sys\nsys.path.append({str(root / 'tests')!r})\nimport tasks\n"
-        "class Looks(tasks.Submitting):\n    def model(self, cfg):\n        import accelerate\n        print('SEEN', accelerate.__file__)\n        return super().model(cfg)\n"
+        "class Looks(tasks.Submitting):\n    def model(self, cfg):\n        import accelerate\n        "
+        "print('SEEN', accelerate.__file__)\n        return super().model(cfg)\n"
     )
     done = run_cli(
         "train",
@@ -620,7 +625,10 @@ def test_the_kit_is_made_a_wheel_again_where_it_is_installed_without_its_source(
     stage = Stage(tmp_path / "stage")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", stage.python]
     subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", kit], check=True, timeout=120)
-    code = "import sys; sys.path += sys.argv[2:]; from pathlib import Path; from spectrakit.offline.wheels import own_wheel; print(own_wheel(Path(sys.argv[1])))"
+    code = (
+        "import sys; sys.path += sys.argv[2:]; from pathlib import Path; "
+        "from spectrakit.offline.wheels import own_wheel; print(own_wheel(Path(sys.argv[1])))"
+    )
     behind = [entry for entry in sys.path if entry.endswith("-packages")]
     done = stage.run("-c", code, tmp_path, *behind)
     assert done.returncode == 0, done.stderr

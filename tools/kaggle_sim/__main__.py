@@ -1,4 +1,6 @@
-"A sealed Kaggle and a sealed Colab on this machine: `python tools/kaggle_sim` plays the whole story, as `make kaggle-sim` does."
+"""A sealed Kaggle and a sealed Colab on this machine: `python tools/kaggle_sim` plays the whole story, as `make
+kaggle-sim` does.
+"""
 
 import argparse
 import sys
@@ -93,7 +95,8 @@ def play(names: list[str], wheels: Path, layout: str, verbose: bool) -> int:
         told = accidents.complaints(accident, done)
         wrong += bool(told)
         print(
-            f"{accident.name}: {accident.what}\n  {done.verdict}, exit status {done.status}, {done.seconds:.0f} s, {len(done.files())} files left\n"
+            f"{accident.name}: {accident.what}\n  {done.verdict}, exit status {done.status}, "
+            f"{done.seconds:.0f} s, {len(done.files())} files left\n"
             f"  reads: {accidents.last_words(done)}",
             *(f"  NOT AS IT SHOULD BE: {line}" for line in told),
             sep="\n",
@@ -136,7 +139,8 @@ def main() -> int:
             else:
                 done = colab.run_colab(options.notebook, options.drive, options.out, limit_s=options.limit)
             print(
-                f"--- {done.verdict} after {done.seconds:.0f} s, exit status {done.status}; {len(done.files())} files in {done.out}"
+                f"--- {done.verdict} after {done.seconds:.0f} s, exit status {done.status}; "
+                f"{len(done.files())} files in {done.out}"
             )
             return 0 if done.verdict == "COMPLETE" else 1
     except (sealed.NotPermitted, sealed.Broken, environment.CannotMake, kernels.BadKernel, story.Failed) as error:

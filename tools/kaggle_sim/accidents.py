@@ -25,7 +25,10 @@ INLINE = ["launch.mode=inline"]  # no child process: where it is not the point
 
 @dataclass(frozen=True)
 class Accident:
-    "One thing that goes wrong. `left` and `gone`: patterns below /kaggle/working; `reads`: what the log says, as patterns."
+    """One thing that goes wrong.
+
+    `left` and `gone`: patterns below /kaggle/working; `reads`: what the log says, as patterns.
+    """
 
     name: str
     what: str

@@ -1,4 +1,6 @@
-"""A notebook as a session of Colab: its shell, its older widgets, no /kaggle, a fresh /content, and Drive as a folder of this machine."""
+"""A notebook as a session of Colab: its shell, its older widgets, no /kaggle, a fresh /content, and Drive as a folder
+of this machine.
+"""
 
 import json
 from pathlib import Path
@@ -51,11 +53,13 @@ def run_colab(
     quiet: bool = False,
     python: Environment | None = None,
 ) -> Session:
-    """Run a notebook on a fresh machine of Colab. `drive`: the folder that is Drive, kept from session to session, as nothing else is.
+    """Run a notebook on a fresh machine of Colab. `drive`: the folder that is Drive, kept from session to session, as
+    nothing else is.
 
-    `out` then holds the page: notebook.ipynb with its outputs, and the journal of what was asked of Drive and of the page.
-    `kill_after`: a pattern below Drive; so many seconds after the first such file the machine is taken away. `mounted`: Drive is there
-    before the first cell, as by the button in the panel of files.
+    `out` then holds the page: notebook.ipynb with its outputs, and the journal of what was asked of Drive and of the
+    page.
+    `kill_after`: a pattern below Drive; so many seconds after the first such file the machine is taken away. `mounted`:
+    Drive is there before the first cell, as by the button in the panel of files.
     """
     python = python or environment("colab")
     path = f"{python.python.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

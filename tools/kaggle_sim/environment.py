@@ -1,7 +1,9 @@
-"""A Python that has what Kaggle or Colab ships, as far as small wheels for the Python at hand go; made once, kept in build/.
+"""A Python that has what Kaggle or Colab ships, as far as small wheels for the Python at hand go; made once, kept in
+build/.
 
-Two layers, which inside.py lays over each other: what both platforms have in the same version, and what differs. torch, what torch
-alone needs, and antlr4 (which has no wheel) are seen through from the environment that asks, so that no gigabytes are copied.
+Two layers, which inside.py lays over each other: what both platforms have in the same version, and what differs. torch,
+what torch alone needs, and antlr4 (which has no wheel) are seen through from the environment that asks, so that no
+gigabytes are copied.
 """
 
 import fcntl
@@ -21,7 +23,8 @@ DATED = "googlecolab/backend-info of 2026-06 under kaggle_requirements.txt of 20
 PLATFORM_PYTHON = {"kaggle": "3.12", "colab": "3.13"}
 TORCH = {"kaggle": "2.10.0+cu128", "colab": "2.11.0+cu128"}
 
-# Needed by the kit, a kernel, papermill and a table; everything else that the platforms ship stays away, and is counted.
+# Needed by the kit, a kernel, papermill and a table; everything else that the platforms ship stays away, and is
+# counted.
 COMMON = [
     "annotated-doc==0.0.4",
     "anyio==4.13.0",
@@ -139,7 +142,10 @@ while todo:
     todo += [need for need in dist.requires or () if "extra ==" not in need]
 print(json.dumps({"version": sys.version.split()[0], "base": sys.base_prefix, "found": found}))
 """
-WARM = "import accelerate, json, matplotlib.pyplot, omegaconf, pandas, torch.utils.data, torch.distributed.run, ipykernel.kernelapp, nbclient, pip._internal.cli.main"
+WARM = (
+    "import accelerate, json, matplotlib.pyplot, omegaconf, pandas, torch.utils.data, "
+    "torch.distributed.run, ipykernel.kernelapp, nbclient, pip._internal.cli.main"
+)
 
 
 class CannotMake(RuntimeError):
@@ -162,7 +168,9 @@ def plain(name: str) -> str:
 
 
 def listed(platform: str) -> tuple[dict[str, str], str]:
-    "Package → version of the platform's dated list in spectrakit/shipped, and the list's name; nothing where there is none."
+    """Package → version of the platform's dated list in spectrakit/shipped, and the list's name; nothing where there is
+    none.
+    """
     path = root / "spectrakit" / "shipped" / f"{platform}.txt"
     if not path.is_file():
         return {}, DATED
@@ -195,7 +203,8 @@ def ask(python: str, common: list[str], own: list[str]) -> dict:
     told = json.loads(done.stdout)
     if missing := [name for name, found in told["found"].items() if found is None]:
         raise CannotMake(
-            f"{python} lacks {' and '.join(missing)}, which a session takes from it. Install it there, or name another Python with --python."
+            f"{python} lacks {' and '.join(missing)}, which a session takes from it. Install it there, "
+            "or name another Python with --python."
         )
     return told
 
@@ -315,7 +324,10 @@ def installed(layers: tuple[Path, ...]) -> dict[str, str]:
 
 
 def environment(platform: str, python: str | None = None, cache: Path = CACHE) -> Environment:
-    "The environment of 'kaggle' or 'colab', made where it is missing; other processes wait for that. CannotMake where it cannot be had."
+    """The environment of 'kaggle' or 'colab', made where it is missing; other processes wait for that.
+
+    CannotMake where it cannot be had.
+    """
     python = python or at_hand(platform)
     common, own = wanted(platform)
     told = ask(python, common, own)

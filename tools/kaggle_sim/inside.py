@@ -1,7 +1,9 @@
-"""Process 1 of a sealed session: reads its plan from standard input, builds the file tree, runs the commands, ends with them.
+"""Process 1 of a sealed session: reads its plan from standard input, builds the file tree, runs the commands, ends with
+them.
 
-Started by sealed.py in new mount, network, process, host name and IPC namespaces. Standard library only. When this process
-ends, the kernel ends everything that was started here; when whoever started it goes away, standard input ends, and so does this.
+Started by sealed.py in new mount, network, process, host name and IPC namespaces. Standard library only. When this
+process ends, the kernel ends everything that was started here; when whoever started it goes away, standard input ends,
+and so does this.
 """
 
 import contextlib
@@ -180,10 +182,13 @@ def build(plan: dict) -> Path:
 
 
 class Log:
-    "What the session said, with its second, as Kaggle's log has it: a JSON list, one entry a line; and as text for who looks on."
+    """What the session said, with its second, as Kaggle's log has it: a JSON list, one entry a line; and as text for
+    who looks on.
+    """
 
     def __init__(self, path: str, began_s: float):
-        self.file, self.began_s, self.first, self.rest = open(path, "w", encoding="utf-8"), began_s, True, {}
+        self.file = open(path, "w", encoding="utf-8")  # noqa: SIM115  close() closes it, at the end of the session
+        self.began_s, self.first, self.rest = began_s, True, {}
         self.file.write("[")
 
     def take(self, name: str, data: bytes) -> None:
@@ -199,10 +204,8 @@ class Log:
         )
         self.file.flush()
         self.first = False
-        try:
+        with contextlib.suppress(OSError):  # nobody looks on any more
             print(f"{at_s:7.1f}s {text}", end="" if text.endswith("\n") else "\n", flush=True)
-        except OSError:
-            pass  # nobody looks on any more
 
     def close(self) -> None:
         for name, line in self.rest.items():
@@ -308,10 +311,7 @@ def prepare(words: list[str], root: Path, plan: dict) -> None:
 def main() -> None:
     plan = json.loads(sys.stdin.buffer.raw.readline())
     try:
-        if "command" in plan:
-            result = session(plan)
-        else:
-            result = {"how": "tried", "seen": build(plan).is_dir()}
+        result = session(plan) if "command" in plan else {"how": "tried", "seen": build(plan).is_dir()}
     except OSError as error:
         result = {
             "how": "broken",

@@ -1,7 +1,9 @@
-"""A kernel folder, as it is pushed, run as a session of Kaggle: its sources mounted, its notebook by papermill, its script by Python.
+"""A kernel folder, as it is pushed, run as a session of Kaggle: its sources mounted, its notebook by papermill, its
+script by Python.
 
-A source SLUG is the folder DATASETS/SLUG: files for a data set, competition, model or notebook's output; a folder with a
-kernel-metadata.json of its own for a utility script. One that is not there is left out, as Kaggle leaves it out, and told.
+A source SLUG is the folder DATASETS/SLUG: files for a data set, competition, model or notebook's output; a folder with
+a kernel-metadata.json of its own for a utility script. One that is not there is left out, as Kaggle leaves it out, and
+told.
 """
 
 import json
@@ -112,7 +114,9 @@ def place_of_utility(owner: str, slug: str, layout: str) -> str:
 
 
 def mounts(kernel: Kernel, datasets: Path, layout: str) -> tuple[list[tuple[str, str, bool]], list[str]]:
-    "The kernel's sources as binds, utility scripts among them, and the paths that a notebook finds on sys.path; notes go to the kernel."
+    """The kernel's sources as binds, utility scripts among them, and the paths that a notebook finds on sys.path; notes
+    go to the kernel.
+    """
     binds, utilities = [], []
     for kind, name in kernel.sources:
         owner, slug = name.split("/")[0], name.split("/")[1 if "/" in name else 0]
@@ -168,10 +172,12 @@ def run_kernel(
     quiet: bool = False,
     python: Environment | None = None,
 ) -> Session:
-    """Run a kernel folder as Kaggle would; what it left in /kaggle/working is then in `out`, and `out`/../SLUG.log is its log.
+    """Run a kernel folder as Kaggle would; what it left in /kaggle/working is then in `out`, and `out`/../SLUG.log is
+    its log.
 
-    `tell_limit`: the kit knows that the session lasts `limit_s` and not nine hours, which nothing on Kaggle tells; without it the
-    session is cut short. `gpus`: names that a fake nvidia-smi tells. `instead`: wheels that stand for another version of the image.
+    `tell_limit`: the kit knows that the session lasts `limit_s` and not nine hours, which nothing on Kaggle tells;
+    without it the session is cut short. `gpus`: names that a fake nvidia-smi tells. `instead`: wheels that stand for
+    another version of the image.
     """
     kernel, python = read_kernel(folder, owner), python or environment("kaggle")
     if layout not in LAYOUTS:

@@ -1,4 +1,4 @@
-"""Run a command in a tree of its own, without network: namespaces by root or, where these are allowed, by a user's own."""
+"""Run a command in a tree of its own, without network: namespaces by root or, where allowed, by a user's own."""
 
 import contextlib
 import functools
@@ -79,10 +79,11 @@ def run(
     kill_after: tuple[str, float] | None = None,
     watched: str | None = None,
 ) -> Session:
-    """Run `command` as a session of at most `limit_s` seconds; the folder `keep` of it is then in `out`, also after a failure.
+    """Run `command` as a session of at most `limit_s` seconds; the folder `keep` of it is then in `out`, also after a
+    failure.
 
-    `kill_after`: a pattern below `watched` (or `keep`), and how many seconds after the first such file the session is killed, as at
-    its limit.
+    `kill_after`: a pattern below `watched` (or `keep`), and how many seconds after the first such file the session is
+    killed, as at its limit.
     """
     out.mkdir(parents=True, exist_ok=True)
     plan = {
@@ -152,7 +153,8 @@ def _namespaces() -> tuple[str, ...]:
     if not sys.platform.startswith("linux"):
         name = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
         raise NotPermitted(
-            f"{name} has no namespaces, so there is no sealed Kaggle here. Use Linux: a virtual machine, a container with --privileged, or WSL2."
+            f"{name} has no namespaces, so there is no sealed Kaggle here. Use Linux: a virtual machine, "
+            "a container with --privileged, or WSL2."
         )
     if shutil.which("unshare") is None:
         raise NotPermitted(
@@ -167,8 +169,10 @@ def _namespaces() -> tuple[str, ...]:
             return words
         told.append((done.stderr.strip().splitlines() or ["no reason was given"])[-1])
     raise NotPermitted(
-        f"This user may not make the namespaces of a sealed session ({told[0]}). Become root, or allow a user's own namespaces: "
-        "`sysctl kernel.unprivileged_userns_clone=1`, on Ubuntu also `kernel.apparmor_restrict_unprivileged_userns=0`; a container needs --privileged."
+        f"This user may not make the namespaces of a sealed session ({told[0]}). Become root, "
+        "or allow a user's own namespaces: "
+        "`sysctl kernel.unprivileged_userns_clone=1`, on Ubuntu also "
+        "`kernel.apparmor_restrict_unprivileged_userns=0`; a container needs --privileged."
     )
 
 

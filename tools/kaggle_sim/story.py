@@ -1,7 +1,9 @@
-"""From an empty folder to submission.csv: wheels, data set and kernels as they are pushed, then sessions of the sealed Kaggle.
+"""From an empty folder to submission.csv: wheels, data set and kernels as they are pushed, then sessions of the sealed
+Kaggle.
 
-Twice: a fresh session that finishes, in the newer layout of mounts; and one that is cut short, whose output is the next one's input,
-in the older layout. Both end with the submission, checked against the sample; the second must say what the first says.
+Twice: a fresh session that finishes, in the newer layout of mounts; and one that is cut short, whose output is the next
+one's input, in the older layout. Both end with the submission, checked against the sample; the second must say what the
+first says.
 """
 
 import csv
@@ -23,8 +25,9 @@ REAL = """What you would do on the real site, with NAME your name there:
   1. spectrakit wheelhouse wheels --owner NAME            then: kaggle datasets create -p wheels
   2. python tools/coffee_table.py data --owner NAME       then: kaggle datasets create -p data
   3. spectrakit kaggle push kaggle/utility --owner NAME   once, and so the task is there
-  4. spectrakit kaggle push kaggle/train --owner NAME     and when it has ended kaggle/train-on, which goes on where time was short
-  5. spectrakit kaggle push kaggle/infer --owner NAME     then: spectrakit kaggle output kaggle/infer out --files submission.csv"""
+  4. spectrakit kaggle push kaggle/train --owner NAME     then kaggle/train-on, which goes on where time was short
+  5. spectrakit kaggle push kaggle/infer --owner NAME     and when it has ended:
+     spectrakit kaggle output kaggle/infer out --files submission.csv"""
 
 
 class Failed(RuntimeError):
@@ -36,7 +39,10 @@ def say(text: str) -> None:
 
 
 def build(folder: Path, *words: str) -> Path:
-    "The data sets of the story: wheels, the table, and the utility script; the folder that holds them by their slugs. `words`: more for `wheelhouse`."
+    """The data sets of the story: wheels, the table, and the utility script; the folder that holds them by their slugs.
+
+    `words`: more for `wheelhouse`.
+    """
     datasets = folder / "datasets"
     tool(
         ["-m", "spectrakit", "wheelhouse", datasets / "spectrakit-wheels", "--for", "kaggle", "--owner", OWNER, *words]
@@ -159,7 +165,10 @@ def chain(
 
 
 def tell_colab(folder: Path, limit_s: float = 600, quiet: bool = False) -> None:
-    "kaggle/colab/train on two machines of Colab with one Drive: the first is taken away, the second goes on. Failed where it does not."
+    """kaggle/colab/train on two machines of Colab with one Drive: the first is taken away, the second goes on.
+
+    Failed where it does not.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     say("what a person puts on Drive: wheels, the task, the table")
     datasets, drive = build(folder), folder / "drive"
@@ -243,7 +252,9 @@ def tell(folder: Path, limit_s: float = 600, layouts: tuple[str, str] = ("new", 
     if apart > 1e-4:
         raise Failed(f"the chained submission differs from the fresh one by {apart}")
     say(
-        f"submission.csv, twice, {len(fresh) - 1} rows each, {'the same to the last digit' if not apart else f'at most {apart:.1g} apart'}; {time.monotonic() - began:.0f} s in all"
+        f"submission.csv, twice, {len(fresh) - 1} rows each, "
+        f"{'the same to the last digit' if not apart else f'at most {apart:.1g} apart'}; "
+        f"{time.monotonic() - began:.0f} s in all"
     )
     for name in ("fresh", "chained"):
         print(f"  {folder / name / 'infer' / 'working' / 'submission.csv'}")

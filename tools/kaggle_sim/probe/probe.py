@@ -14,11 +14,11 @@ if not installers:
 runpy.run_path(str(installers[0]))["install"]()
 importlib.invalidate_caches()
 
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
+import torch  # noqa: E402  what was just installed may be needed by it
+from torch import nn  # noqa: E402  as above
+from torch.utils.data import TensorDataset  # noqa: E402  as above
 
-import spectrakit as sk
+import spectrakit as sk  # noqa: E402  as above
 
 settings = json.loads(
     os.environ.get("PROBE", "{}")

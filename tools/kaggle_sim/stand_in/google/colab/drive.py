@@ -1,6 +1,7 @@
 """Drive, which is the folder /opt/drive here.
 
-What is written is kept at once. The real one promises that only after flush_and_unmount, which the journal therefore notes.
+What is written is kept at once. The real one promises that only after flush_and_unmount, which the journal
+therefore notes.
 """
 
 import os
@@ -21,7 +22,8 @@ def mount(mountpoint: str, force_remount: bool = False, timeout_ms: int = 120000
         raise ValueError("Mountpoint must not contain a space.")
     if (here := _mounted()) and not force_remount:
         print(
-            f'Drive already mounted at {here[0]}; to attempt to forcibly remount, call drive.mount("{here[0]}", force_remount=True).'
+            f"Drive already mounted at {here[0]}; to attempt to forcibly remount, "
+            f'call drive.mount("{here[0]}", force_remount=True).'
         )
         return
     if here:
