@@ -69,7 +69,7 @@ def session_of(net: nn.Module, adam: torch.optim.Optimizer, folder: Path, backgr
         Record(EventLog(folder / "events.jsonl")),
         monitor="val_loss",
     )
-    writer_of(s).time.most = math.inf
+    writer_of(s).share.limit = math.inf
     return s
 
 
@@ -162,7 +162,7 @@ def slowdown(s: TrainState, rounds: int) -> dict:
         s.progress.step += 1
         save(s)
         began = time.perf_counter()
-        busy, worst = steps(lambda: not writer_of(s)._writer.done)
+        busy, worst = steps(lambda: not writer_of(s).background.done)
         end = 2 * time.perf_counter() - began
         writer_of(s).flush()
         quiet, least = steps(lambda end=end: time.perf_counter() < end)

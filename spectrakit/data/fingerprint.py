@@ -72,10 +72,12 @@ WHOLE_BYTES, PATIENCE_S = 2**26, 2.0
 
 
 def dataset_fingerprint(dataset: Any, seed: int, apart: bool = False) -> dict:
-    """`{"samples": n, "content": {what: hash}}`, where what is 'all' or a sample's index; no content where it cannot be told.
+    """`{"samples": n, "content": {what: hash}}`, where what is 'all' or a sample's index; no content where it cannot
+    be told.
 
-    Draws nothing from the generators of Python, NumPy and torch, and looks for PATIENCE_S seconds at most. `apart`: in a process of
-    its own, for data sets that workers will read: what such a set opens here, each forked worker would share.
+    Draws nothing from the generators of Python, NumPy and torch, and looks for PATIENCE_S seconds at most. `apart`:
+    in a process of its own, for data sets that workers will read: what such a set opens here, each forked worker
+    would share.
     """
     from torch.utils.data import Subset, TensorDataset
 
@@ -152,7 +154,10 @@ def _three_samples(source: SeededSamples, samples: int) -> dict[str, str]:
 
 # %% ../../nbs/22_data/01_fingerprint.ipynb #23a2fc03
 def fingerprint_change(before: dict | None, now: dict | None) -> str | None:
-    "What has changed from one `dataset_fingerprint` to another, in words; None where nothing has, as far as can be told."
+    """What has changed from one `dataset_fingerprint` to another, in words.
+
+    None where nothing has, as far as can be told.
+    """
     if before is None and now is None:
         return None
     if before is None or now is None:

@@ -42,7 +42,10 @@ def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool = True) -> An
 
 # %% ../../nbs/22_data/00_loaders.ipynb #23a2fc02
 class SeededSamples:
-    "A map-style data set asked for (epoch, index) pairs; each sample's randomness is a function of (seed, epoch, index)."
+    """A map-style data set asked for (epoch, index) pairs.
+
+    Each sample's randomness is a function of (seed, epoch, index).
+    """
 
     def __init__(self, dataset: Any, seed: int):
         self.dataset, self.seed = dataset, seed
@@ -69,8 +72,10 @@ class SeededSamples:
 
 # %% ../../nbs/22_data/00_loaders.ipynb #23a2fc03
 class MicroBatch(NamedTuple):
-    """One forward pass: the collated data on the device, its samples, those of its optimizer step on all processes, and whether
-    it is the step's last. With `samples` 0 the data are borrowed: this process takes part, and the result does not count."""
+    """One forward pass: the collated data on the device, its samples, those of its optimizer step on all processes,
+    and whether it is the step's last. With `samples` 0 the data are borrowed: this process takes part, and the result
+    does not count.
+    """
 
     data: Any
     samples: int
@@ -167,7 +172,9 @@ _LONGEST = 103  # bytes in the path of a socket: 107 on Linux, 103 on macOS
 
 
 def short_sockets() -> None:
-    "Let the processes of this one exchange tensors through sockets below /tmp where the folder for temporary files has too long a name for them."
+    """Let the processes of this one exchange tensors through sockets below /tmp where the folder for temporary files
+    has too long a name for them.
+    """
     import tempfile
     from multiprocessing import current_process, util
 
@@ -230,7 +237,10 @@ class LoadedBatches:
 
 
 def end_with(parent: int, worker: int) -> None:
-    "Let this loader worker end with the process `parent`, which started it: one that is busy reading, or just begins, would outlive it."
+    """Let this loader worker end with the process `parent`, which started it.
+
+    One that is busy reading, or just begins, would outlive it.
+    """
     import signal
     import sys
 
@@ -276,7 +286,10 @@ def eval_batches(
     rank: int = 0,
     world_size: int = 1,
 ) -> Any:
-    "Batches for evaluation and prediction, in the data set's order: `epoch(0)` yields those of `rank`, every `world_size`-th."
+    """Batches for evaluation and prediction, in the data set's order.
+
+    `epoch(0)` yields those of `rank`, every `world_size`-th.
+    """
     size = config.data.eval_batch_size or config.data.micro_batch_size
     cuts = partial(eval_cuts, BatchPlan(len(dataset), size, max_batches=max_batches), rank, world_size)
     tensors = resident_tensors(dataset, config.data.resident_gib) if collate is None else None
@@ -314,7 +327,10 @@ def dataset_length(dataset: Any, what: str) -> int:
 
 # %% ../../nbs/22_data/00_loaders.ipynb #23a2fc08
 def find_non_finite(data: Any, name: str = "batch") -> str | None:
-    "Where floating-point data hold NaN or infinity, in words; None where all is finite. `data`: tensors, nested in lists and mappings."
+    """Where floating-point data hold NaN or infinity, in words; None where all is finite.
+
+    `data`: tensors, nested in lists and mappings.
+    """
     import torch
 
     if isinstance(data, dict):

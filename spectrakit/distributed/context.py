@@ -27,7 +27,10 @@ def detect_hardware() -> Platform:
 
 
 def usable_gpu(index: int = 0) -> tuple[bool, str]:
-    "Whether CUDA runs a real operation on GPU `index`, and why not. Only for the training process: it initialises CUDA."
+    """Whether CUDA runs a real operation on GPU `index`, and why not.
+
+    Only for the training process: it initialises CUDA.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -141,7 +144,10 @@ class Exchange(Objects):
         self.gather_numbers([0.0])
 
     def sampler(self, samples: int) -> range:
-        "The indices of this rank's samples, of `samples` in all: each has one owner, and none is repeated to make shares equal."
+        """The indices of this rank's samples, of `samples` in all.
+
+        Each has one owner, and none is repeated to make shares equal.
+        """
         return range(self.rank, samples, self.world_size)
 
     def leave(self) -> None:
@@ -312,7 +318,9 @@ def _joined(config: Config, place: Rank, device: str, precision: str, reasons: d
 
 
 def _on_one_page(context: RunContext) -> RunContext:
-    "Ranks of one machine that the user's own launcher has started get a page as well, so that a stop need not wait for a log point."
+    """Ranks of one machine that the user's own launcher has started get a page as well, so that a stop need not wait
+    for a log point.
+    """
     try:
         page = new_board(context.world_size) if context.is_main else None
     except OSError:
@@ -354,7 +362,10 @@ def _handlers(config: Config, backend: str, strategy: str, device: str) -> dict[
 
 @contextlib.contextmanager
 def _on_cpu(device: str):
-    "Within this block Accelerate sees a run on CPUs; without the variable it would take each process for a run of its own."
+    """Within this block Accelerate sees a run on CPUs.
+
+    Without the variable it would take each process for a run of its own.
+    """
     before = os.environ.get("ACCELERATE_USE_CPU")
     if device == "cpu":
         os.environ["ACCELERATE_USE_CPU"] = "true"

@@ -85,7 +85,10 @@ class Board:
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #23a2fc02
 def hold(handle: int) -> bool:
-    "Whether this process now holds the lock on an open file; False where another one does, or the system has no such locks."
+    """Whether this process now holds the lock on an open file.
+
+    False where another one does, or the system has no such locks.
+    """
     try:
         import fcntl
 
@@ -96,7 +99,10 @@ def hold(handle: int) -> bool:
 
 
 def new_board(ranks: int, folders: tuple[str, ...] | None = None) -> Board:
-    "A fresh page in the first of `folders` (None: in memory, or where temporary files go) that has room. OSError where none has."
+    """A fresh page in the first of `folders` (None: in memory, or where temporary files go) that has room.
+
+    OSError where none has.
+    """
     name, error = f"spectrakit-page-{os.getpid()}-{os.urandom(4).hex()}", None
     for folder in folders or ("/dev/shm", tempfile.gettempdir()):
         if not os.access(folder, os.W_OK):
@@ -212,7 +218,10 @@ def asked(board: Board) -> int:
 
 
 def announce(pulse: Pulse, step: int, code: int) -> int:
-    "Rank 0, before it tells that `step` is done: put `code` on the agenda; returns the step at which all ranks will act."
+    """Rank 0, before it tells that `step` is done: put `code` on the agenda.
+
+    Returns the step at which all ranks will act.
+    """
     cells = pulse._cells
     if cells[_AGENDA_STEP] >= step > 0:
         return cells[_AGENDA_STEP]  # one thing after the other
@@ -283,9 +292,11 @@ class Stuck:
 
 
 class Watch:
-    """Looks for ranks that are stuck. `start_s`: seconds of silence allowed at the start (None: as in QUIET phases); `most_s`: ever.
+    """Looks for ranks that are stuck. `start_s`: seconds of silence allowed at the start (None: as in QUIET phases);
+    `most_s`: ever.
 
-    `first`: the rank of this machine's first row; what is told about ranks counts on all machines. `clock` is replaced in tests.
+    `first`: the rank of this machine's first row; what is told about ranks counts on all machines. `clock` is
+    replaced in tests.
     """
 
     def __init__(

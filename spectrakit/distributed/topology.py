@@ -31,7 +31,10 @@ class Rank:
 
 
 def rank_of(environ: Mapping[str, str]) -> Rank | None:
-    "The place that a launcher gave this process; None where no launcher did. RequestError where its variables make no sense."
+    """The place that a launcher gave this process; None where no launcher did.
+
+    RequestError where its variables make no sense.
+    """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(name not in environ for name in names):
         return None
@@ -151,7 +154,10 @@ _OLD_NAMES = {
 
 
 def process_environ(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    "The variables that processes which train together get besides `environ`, what the user exported: distributed.env and the defaults."
+    """The variables that processes which train together get besides `environ`, which the user exported.
+
+    They are the setting distributed.env and `NCCL_DEFAULTS`; what the user exported wins.
+    """
     wanted = dict(NCCL_DEFAULTS)
     for name, value in config.distributed.env.items():
         wanted[_OLD_NAMES.get(name, name)] = _text(value)
@@ -169,7 +175,10 @@ LAUNCH_PATH = "SPECTRAKIT_LAUNCH_PATH"  # names that folder; empty: none
 
 
 def launch_folder(environ: Mapping[str, str]) -> Path | None:
-    "The folder of packages that launch processes see first; None where there is none. RequestError where SPECTRAKIT_LAUNCH_PATH names no folder."
+    """The folder of packages that launch processes see first; None where there is none.
+
+    RequestError where SPECTRAKIT_LAUNCH_PATH names no folder.
+    """
     if (told := environ.get(LAUNCH_PATH)) is not None:
         if told and not os.path.isdir(told):
             raise RequestError(
