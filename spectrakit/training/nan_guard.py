@@ -54,9 +54,9 @@ def written_step(s: TrainState) -> int | None:
     "The step of the newest checkpoint that is whole on disk, when all that was handed over is written; None where there is none. Rank 0 knows."
     if not s.config.checkpoint.enabled or not s.context.is_main:
         return None
-    keeper = writer_of(s)
-    keeper.flush()
-    return s.progress.saved_step if keeper.written_step is None else keeper.written_step
+    writer = writer_of(s)
+    writer.flush()
+    return s.progress.saved_step if writer.written_step is None else writer.written_step
 
 # %% ../../nbs/40_training/07_nan_guard.ipynb #23a2fc03
 ROLLED_BACK = ("rolled back", "")  # an ending that is none

@@ -20,7 +20,8 @@ from typing import Any
 
 from ..trackers.tracker import Trackers
 
-from ..checkpoint.async_writer import Keeper, mirror_files
+from ..checkpoint.async_writer import CheckpointWriter, Snapshot
+from ..checkpoint.mirror import mirror_files
 from ..checkpoint.store import random_state
 from ..config.batch_plan import BatchPlan
 from ..config.schema import Config
@@ -159,7 +160,7 @@ class NanState:
 class Saving:
     "What saving needs to know."
 
-    writer: Keeper | None = None  # of rank 0; made when it is first needed
+    writer: CheckpointWriter | None = None  # of rank 0; made when it is first needed
     saved_at: float = 0.0  # when a save was last tried, monotonic
     rng_state: tuple | None = None  # torch's (CPU, and GPU or None) at the last step boundary; None within a step
 
@@ -288,23 +289,23 @@ def save_wanted(s: TrainState, now: float) -> bool:
     c = s.config.checkpoint
     if not c.enabled:
         return False
-    keeper = writer_of(s)
-    keeper.poll()
+    writer = writer_of(s)
+    writer.poll()
     minutes = (now - max(s.saving.saved_at, s.timing.began[0])) / 60  # saved_at: the last try
     due = c.every_minutes and minutes >= c.every_minutes
-    first = c.first_within_minutes and keeper.written_step is None and minutes >= c.first_within_minutes
-    return bool(due or first) and keeper.affords()
+    first = c.first_within_minutes and writer.written_step is None and minutes >= c.first_within_minutes
+    return bool(due or first) and writer.affords()
 
 
-def writer_of(s: TrainState) -> Keeper:
-    "The session's keeper."
+def writer_of(s: TrainState) -> CheckpointWriter:
+    "The session's writer."
     if s.saving.writer is None:
-        s.saving.writer = Keeper(s.run_dir, s.config.checkpoint, s.record.log.write, s.budget.observe)
+        s.saving.writer = CheckpointWriter(s.run_dir, s.config.checkpoint, s.record.log.write, s.budget.observe)
     return s.saving.writer
 
 # %% ../../nbs/40_training/03_state.ipynb #23a2fc04
 def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = False) -> None:
-    """Save this step edge: soon, if the keeper finds the time, and certainly where it is the `best` or the `last`, for which training waits.
+    """Save this step edge: soon, if the checkpoint writer finds the time, and certainly where it is the `best` or the `last`, for which training waits.
 
     All ranks call it, rank 0 writes. `alone`: the others can no longer be asked, so only what rank 0 knows is saved, as the last.
     """
@@ -327,13 +328,13 @@ def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = Fa
 
 def _choose(s: TrainState, kind: str, best: bool) -> bool:
     "Whether this step is to be handed over; where it is the last, everything else is written then."
-    keeper, p = writer_of(s), s.progress
+    writer, p = writer_of(s), s.progress
     if kind != "last":
-        return keeper.choose(kind)
+        return writer.choose(kind)
     if p.saved_step != p.step or best:
         return True
-    keeper.flush()
-    return not keeper.has(p.step)
+    writer.flush()
+    return not writer.has(p.step)
 
 
 def end_saving(s: TrainState) -> None:
@@ -370,7 +371,7 @@ def log_once(s: TrainState, text: str) -> None:
 def save_weights(
     s: TrainState, kind: str = "last", best: bool = False, alone: bool = False, began: float | None = None
 ) -> bool:
-    "Bring this step edge together and give it to the keeper; False, on all ranks, where the disk, or a look at the weights, said no at once."
+    "Bring this step edge together and give it to the checkpoint writer; False, on all ranks, where the disk, or a look at the weights, said no at once."
     p, sharded = s.progress, s.context.strategy == "fsdp"
     s.saving.saved_at = time.monotonic()
     before, p.saved_step = p.saved_step, p.step
@@ -379,9 +380,8 @@ def save_weights(
     learned = [name for name, q in s.context.unwrap(s.learner.model).named_parameters() if q.requires_grad] + (
         s.nan.buffers or []
     )
-    ok = not s.context.is_main or writer_of(s).put(
-        p.step, parts, kind, best or s.data.valid is None, sharded, began, learned
-    )
+    snapshot = Snapshot(p.step, parts, best or s.data.valid is None, tuple(learned), owned=sharded)
+    ok = not s.context.is_main or writer_of(s).put(snapshot, kind, began)
     return ok if alone else s.context.broadcast(ok)
 
 
