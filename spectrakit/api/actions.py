@@ -27,10 +27,11 @@ from ..config.schema import Config
 from ..distributed.topology import plan_processes, rank_of
 from ..launch.job import Job, check_task_name, job_parent, name_of, settled_name
 from ..launch.launcher import Outcome, clock_of, launch, sweep_jobs
-from ..runs.events import write_metrics_csv
+from ..runs.events import log_file, write_metrics_csv
+from ..runs.history import outline
 from ..runs.outputs import seal_after
 from ..runs.resume_source import as_before, begun, choose
-from ..runs.run_dir import check_mirror, is_locked, look_at, new_run_dir
+from ..runs.run_dir import check_mirror, is_locked, new_run_dir
 from ..system.errors import RequestError
 from ..system.platforms import Platform, detect
 from ..system.signals import ends_softly, interrupts
@@ -136,7 +137,7 @@ def _train(task: Any, config: Config, show: bool, predict: Any = None, clock: di
 
 def _as_done(run: Run) -> Run:
     "A run that is done. What its process had still to write, and to clear away, when it was killed at the very end is done now."
-    log, left = run.path / "events.jsonl", [run.path / name for name in ("summary.json", "metrics.csv", "curves.png")]
+    log, left = log_file(run.path), [run.path / name for name in ("summary.json", "metrics.csv", "curves.png")]
     with contextlib.suppress(OSError):
         if is_locked(run.path) or all(
             file.is_file() and file.stat().st_mtime_ns >= log.stat().st_mtime_ns for file in left
@@ -228,7 +229,7 @@ def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool 
         task, overrides = None, (task, *overrides)
     run = run if isinstance(run, Run) else open_run(run)
     config = _from(override(run.config, *overrides), run)
-    if not overrides and look_at(run.path).done:
+    if not overrides and outline(run.path).done:
         return _as_done(run)
     with ends_softly():
         done = _train(_named_or_given(run, task, config), config, show)

@@ -17,8 +17,9 @@ from ..config.compose import compose
 from ..config.resolve import resolve_env
 from ..config.schema import Config
 from ..launch.job import load_task
-from ..runs.events import effective_events, last_event, read_events, write_metrics_csv
-from ..runs.run_dir import is_locked
+from ..runs.events import write_metrics_csv
+from ..runs.history import History, read_all_events, read_history
+from ..runs.run_dir import missing_files
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from ..system.platforms import detect
@@ -50,7 +51,7 @@ class Run:
     @property
     def events(self) -> list[dict]:
         "The event log, without the steps that a restart took back."
-        return effective_events(read_events(self.path / "events.jsonl"))
+        return read_all_events(self.path)[1]
 
     @property
     def config(self) -> Config:
@@ -60,35 +61,24 @@ class Run:
     @property
     def status(self) -> str:
         "How the run ended, or that it has not."
-        if self.ended:
-            return self.ended
-        end = _end(self.events)
-        return end["status"] if end else ("running" if is_locked(self.path) else "unfinished")
+        return self.ended or read_history(self.path).status
 
     @property
     def error(self) -> str | None:
         "Why the run failed; None where it did not."
-        end = _end(self.events)
+        end = read_history(self.path).end
         return end["reason"] if end and end["status"] == "failed" else None
 
     @property
     def best(self) -> Best | None:
         "The best evaluation; None before the first."
-        events = self.events
-        start, found = last_event(events, "start") or {}, [e for e in events if e["type"] == "eval" and e.get("best")]
-        kept = _best_kept(self.path)
-        found = [
-            e for e in found if e["step"] == kept
-        ] or found  # where the disk was full, an older one is all there is
-        if not found:
-            return None
-        event, monitor = found[-1], start.get("monitor") or "val_loss"
-        return Best(monitor, event["metrics"].get(monitor), event["step"], event["epoch"], event["metrics"])
+        return _best_of(read_history(self.path))
 
     @property
     def metrics(self) -> dict[str, float]:
         "The metrics of the best evaluation, which is the checkpoint that `load_model` and `predict` use."
-        return dict(self.best.metrics) if self.best else {}
+        best = self.best
+        return dict(best.metrics) if best else {}
 
     def raise_for_status(self) -> "Run":
         "RuntimeError where the run failed; else the run itself."
@@ -98,7 +88,8 @@ class Run:
 
     def plot(self) -> Picture:
         "The curves, as a picture that a notebook shows."
-        return Picture(plot_curves(self.events, f"{self.path.name} · {self.status}"))
+        history, events = read_all_events(self.path)
+        return Picture(plot_curves(events, f"{self.path.name} · {self.ended or history.status}"))
 
     def show(self, log: bool | None = None) -> None:
         "The live view of the run in this cell, until it ends. `log`: a logarithmic axis for the loss; None: as its values ask for."
@@ -114,28 +105,25 @@ class Run:
         return model
 
     def __str__(self) -> str:
-        best = self.best
-        return f"{self.path.name}: {self.status}" + (
-            f", best {best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else ""
-        )
+        return _title(self, read_history(self.path))
 
     def __repr__(self) -> str:
         return f"Run({str(self)!r})"
 
 
-def _best_kept(path: Path) -> int | None:
-    "The optimizer step of the checkpoint that BEST names; None where there is none."
-    try:
-        return int((path / "checkpoints" / "BEST").read_text().strip().removeprefix("step-"))
-    except (OSError, ValueError):
+def _title(run: Run, history: History) -> str:
+    "A run in one line: its name, its status, its best evaluation."
+    best = _best_of(history)
+    value = f", best {best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else ""
+    return f"{run.path.name}: {run.ended or history.status}{value}"
+
+
+def _best_of(history: History) -> Best | None:
+    "The best evaluation of a history."
+    if (event := history.best) is None:
         return None
-
-
-def _end(events: list[dict]) -> dict | None:
-    "The `end` event, unless a restart came after it."
-    return next(
-        (e if e["type"] == "end" else None for e in reversed(events) if e["type"] in ("end", "restart", "start")), None
-    )
+    metrics = history.all_metrics(event)
+    return Best(history.monitor, metrics.get(history.monitor), event["step"], event["epoch"], metrics)
 
 
 def task_of(run: Run, task: Any) -> Any:
@@ -155,8 +143,7 @@ def open_run(path: Path | str) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise RequestError(f"There is no folder {str(path)!r}. `spectrakit runs` lists the runs.")
-    missing = [name for name in ("config.yaml", "events.jsonl") if not (path / name).is_file()]
-    if missing:
+    if missing := missing_files(path):
         raise RequestError(
             f"{str(path)!r} is not a run: it has no {' and no '.join(missing)}. `spectrakit runs` lists the runs."
         )
@@ -170,27 +157,22 @@ def list_runs(folder: Path | str | None = None) -> list[Run]:
     folder = Path(folder)
     if not folder.is_dir():
         raise RequestError(f"There is no folder {str(folder)!r}. Runs go to ./runs, or to where run.dir says.")
-    found = [
-        Run(p)
-        for p in folder.iterdir()
-        if p.name[0] != "." and (p / "config.yaml").is_file() and (p / "events.jsonl").is_file()
-    ]
+    found = [Run(p) for p in folder.iterdir() if p.name[0] != "." and not missing_files(p)]
     return sorted(found, key=lambda run: (run.path / "config.yaml").stat().st_mtime, reverse=True)
 
 # %% ../../nbs/60_api/00_run.ipynb #23a2fc03
-def _launch_facts(path: Path) -> dict:
+def _launch_facts(environment: dict) -> dict:
     "What environment.json says of the processes: launcher, how many, restarts, fallback."
-    try:
-        facts = json.loads((path / "environment.json").read_text(encoding="utf-8")).get("launch", {})
-    except (OSError, ValueError, AttributeError):
+    facts = environment.get("launch")
+    if not isinstance(facts, dict):
         return {}
     names = ("launcher", "world_size", "restarts", "fallback", "micro_batch_size", "gradient_accumulation_steps")
     return {name: facts.get(name) for name in names if name in facts}
 
 
-def _clock_facts(events: list[dict]) -> dict | None:
+def _clock_facts(history: History) -> dict | None:
     "What the clock did: seconds left at the start and at the end of training, and what was held back for what; None without a limit."
-    told = [e for e in events if e["type"] == "budget" and e.get("left_s") is not None]
+    told = [e for e in history.of_type("budget") if e.get("left_s") is not None]
     if not told:
         return None
     return {
@@ -204,26 +186,26 @@ def _clock_facts(events: list[dict]) -> dict | None:
 
 def summarize(run: Run) -> dict:
     "Write metrics.csv, curves.png and summary.json of a run; returns the summary."
-    events = run.events
-    best, start, steps = run.best, last_event(events, "start") or {}, [e for e in events if e["type"] == "step"]
+    history, events = read_all_events(run.path)
+    best, start, steps = _best_of(history), history.start, history.points["step"]
     folder = run.path / "checkpoints"
     summary = {
-        "status": run.status,
-        "reason": (_end(events) or {}).get("reason"),
+        "status": run.ended or history.status,
+        "reason": history.end.get("reason"),
         "task": start.get("task"),
         "best": asdict(best) if best else None,
-        "metrics": run.metrics,
-        "steps": steps[-1]["step"] if steps else 0,
-        "epochs": steps[-1]["epoch"] if steps else 0,
-        "seconds": events[-1]["t"] if events else 0,
+        "metrics": dict(best.metrics) if best else {},
+        "steps": int(steps[-1]) if len(steps) else 0,
+        "epochs": float(history.points["epoch"][-1]) if len(steps) else 0,
+        "seconds": history.seconds,
         "effective_batch_size": start.get("effective_batch_size"),
-        "clock": _clock_facts(events),
-        "launch": _launch_facts(run.path),
+        "clock": _clock_facts(history),
+        "launch": _launch_facts(history.environment),
         "checkpoints": {
             which.lower(): path.name for which in ("LATEST", "BEST") if (path := find_checkpoint(folder, which)[0])
         },
     }
     write_atomic(run.path / "summary.json", json.dumps(summary, indent=1) + "\n")
     write_metrics_csv(events, run.path / "metrics.csv")
-    save_figure(plot_curves(events, str(run)), run.path / "curves.png")
+    save_figure(plot_curves(events, _title(run, history)), run.path / "curves.png")
     return summary

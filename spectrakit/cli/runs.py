@@ -16,6 +16,7 @@ from .parsing import Command, make_parser
 
 if TYPE_CHECKING:
     from spectrakit.api.run import Run
+    from spectrakit.runs.history import History
 
 # %% ../../nbs/90_cli/04_runs.ipynb #6edb264a
 def runs(arguments: Sequence[str]) -> int:
@@ -30,14 +31,15 @@ def runs(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", nargs="?", metavar="DIR", help="default: this platform's folder, such as ./runs")
     options = parser.parse_args(arguments)
     from spectrakit.api.run import list_runs
+    from spectrakit.runs.history import read_history
     from spectrakit.system.units import format_duration
 
     rows = [("run", "status", "step", "time", "best")]
     for run in list_runs(options.folder):
-        events, best = run.events, run.best
-        step = max((e["step"] for e in events if e["type"] in ("step", "eval", "checkpoint")), default=0)
+        history, best = read_history(run.path), run.best
         result = f"{best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else "–"
-        rows.append((run.path.name, run.status, str(step), format_duration(events[-1]["t"]) if events else "–", result))
+        taken = format_duration(history.seconds) if history.events or history.steps else "–"
+        rows.append((run.path.name, run.ended or history.status, str(history.steps), taken, result))
     print(table_text(rows) if len(rows) > 1 else "There are no runs yet: spectrakit train coffee")
     return 0
 
@@ -63,27 +65,24 @@ def show(arguments: Sequence[str]) -> int:
 def run_lines(run: "Run") -> list[str]:
     "One run as text: its result, what was decided, its evaluations, messages and checkpoints, and why it ended."
     from spectrakit.checkpoint.store import checkpoints, verify
-    from spectrakit.runs.events import last_event
+    from spectrakit.runs.history import read_history
     from spectrakit.view.text import start_lines
 
-    events = run.events
-    start, end = last_event(events, "start"), last_event(events, "end")
-    lines = [*(start_lines(start) if start else []), *_evaluation_lines(events)]
-    for event in events:
-        if event["type"] == "restart":
-            lines.append(f"went on from optimizer step {event['step']}")
-        elif event["type"] == "message":
-            lines.append(event["text"])
+    history = read_history(run.path)
+    lines = [*(start_lines(history.start) if history.start else []), *_evaluation_lines(history)]
+    for event in history.of_type("restart", "message"):
+        went_on = event["type"] == "restart"
+        lines.append(f"went on from optimizer step {event['step']}" if went_on else event["text"])
     for path in checkpoints(run.path / "checkpoints"):
         lines.append(f"{path.name}: {'; '.join(verify(path)) or 'verified'}")
-    return [str(run), *(f"  {line}" for line in [*lines, *([end["reason"]] if end else [])])]
+    return [str(run), *(f"  {line}" for line in [*lines, *([history.end["reason"]] if history.end else [])])]
 
 
-def _evaluation_lines(events: list[dict], newest: int = 10) -> list[str]:
+def _evaluation_lines(history: "History", newest: int = 10) -> list[str]:
     "The `newest` evaluations, and the best one if it is older."
     from spectrakit.view.text import evaluation_line
 
-    evaluations = [e for e in events if e["type"] == "eval"]
+    evaluations = history.of_type("eval")
     chosen = evaluations[-newest:]
     if not any(e.get("best") for e in chosen):
         chosen = [e for e in evaluations if e.get("best")][-1:] + chosen

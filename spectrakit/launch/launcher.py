@@ -37,7 +37,9 @@ from .job import Job, load_task, with_config, write_job
 from .supervisor import Ended, first_error, run_once
 from .task_pickle import CannotCarry
 from .worker import die_with_parent, work
-from ..runs.events import EventLog, read_events
+from ..runs.events import EventLog, log_file
+from ..runs.history import has_started
+from ..runs.run_dir import read_environment, update_environment
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from ..system.platforms import Platform
@@ -157,7 +159,7 @@ class _Story:
         if not _writes(self.job):
             return
         with contextlib.suppress(OSError):
-            log = EventLog(self.job.run_dir / "events.jsonl")
+            log = EventLog(log_file(self.job.run_dir))
             log.write(type, **fields)
             log.close()
 
@@ -168,14 +170,10 @@ class _Story:
     def keep(self, **facts: Any) -> None:
         "Write what is known to environment.json."
         self.facts.update(facts)
-        file = self.job.run_dir / "environment.json"
-        if self.job.kind == "predict" or not file.is_file():
+        if self.job.kind == "predict" or not read_environment(self.job.run_dir):
             return
         with contextlib.suppress(OSError):
-            write_atomic(
-                file,
-                json.dumps({**json.loads(file.read_text(encoding="utf-8")), "launch": self.facts}, indent=1) + "\n",
-            )
+            update_environment(self.job.run_dir, launch=self.facts)
 
 # %% ../../nbs/50_launch/04_launcher.ipynb #0de8f16a
 def run_supervised(job: Job, task: Any, tick: Callable[[], None], heard: list[int]) -> Outcome:
@@ -361,7 +359,7 @@ def tidy(checkpoints: Path) -> None:
 
 def _has_start(job: Job) -> bool:
     "Whether the run's log has its beginning; if not, the next start is the first one."
-    return job.kind == "predict" or any(event["type"] == "start" for event in read_events(job.run_dir / "events.jsonl"))
+    return job.kind == "predict" or has_started(job.run_dir)
 
 # %% ../../nbs/50_launch/04_launcher.ipynb #9e15f3a0
 def _counted(config: Config, plan: Processes) -> Config:
@@ -530,7 +528,7 @@ def _tell_what_broke(job: Job, run_dir: Path, place: Rank, reason: str) -> str:
     time.sleep(1.0)  # another rank may be writing it
     rank, said, _ = first_error(run_dir / "logs") or (place.rank, reason.removeprefix(BROKEN), True)
     if place.rank == 0 and job.kind != "predict":
-        log = EventLog(run_dir / "events.jsonl")
+        log = EventLog(log_file(run_dir))
         log.write("end", status="failed", reason=f"rank {rank}: {said}")
         log.close()
     return f"rank {rank}: {said}"

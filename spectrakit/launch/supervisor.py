@@ -25,6 +25,7 @@ from ..distributed.heartbeat import HURRY, STOP, Board, Watch, end_of, new_board
 from ..distributed.topology import Processes, process_environ, python_path
 from .job import Job, with_extra
 from .worker import START, start
+from ..runs.history import end_after, log_size
 from ..system.errors import RequestError
 from ..system.signals import family_of, kill_group, kill_tree, unheard
 from ..watchdog.budget import kill_at, make_budget, time_limit
@@ -280,8 +281,8 @@ def run_once(
         set_end(board, _first_end(job))
     except OSError as error:
         return Ended("failed", f"no process could be started: {error}")
-    log_size, threads = (
-        _size(job.run_dir / "events.jsonl"),
+    size_before, threads = (
+        log_size(job.run_dir),
         1 if task is not None else max(1, job.platform.cores // plan.per_node),
     )
     try:
@@ -305,7 +306,7 @@ def run_once(
             most_s=max(20.0, 0.4 * left),
         )  # another start has to fit
         seen = watch_over(child, job, watch, folder, tick, heard)
-        ended = _how_it_ended(child.returncode, seen, job, folder, logs, watch, plan, log_size)
+        ended = _how_it_ended(child.returncode, seen, job, folder, logs, watch, plan, size_before)
         return _with_the_time_there_is(ended, job, end_of(board), (seen.trained_at or began + 10) - began)
     finally:
         board.close()
@@ -556,20 +557,7 @@ def _read(file: Path) -> Any:
 
 def _end_in_log(job: Job, since: int) -> tuple[str, str] | None:
     "What the run's log says of its end, where this start wrote one: the last line, beyond the first `since` bytes."
-    if job.kind == "predict" or _size(job.run_dir / "events.jsonl") <= since:
-        return None
-    with open(job.run_dir / "events.jsonl", "rb") as file:
-        file.seek(since)
-        lines = file.read().splitlines()
-    try:
-        last = json.loads(lines[-1])
-    except (ValueError, IndexError):
-        return None
-    return (last["status"], last.get("reason", "")) if last.get("type") == "end" and "status" in last else None
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+    return None if job.kind == "predict" else end_after(job.run_dir, since)
 
 
 def _killed_by(number: int) -> str:

@@ -27,7 +27,7 @@ from ..config.validation import shown, wants
 from ..distributed.topology import plan_processes
 from .provenance import value_text, word
 from ..runs.resume_source import same_task
-from ..runs.run_dir import facts_of
+from ..runs.run_dir import newest_environments, read_summary
 from ..system.errors import RequestError
 from ..system.hardware import choose_precision
 from ..system.platforms import Platform
@@ -123,15 +123,10 @@ class Former:
 def former_run(folder: Path | str, task: str, newest: int = 50) -> Former | None:
     "The newest run of `task` in `folder` that can tell how many samples there are; None where there is none. Looks at the `newest` folders only."
     try:
-        paths = sorted(
-            (p for p in Path(folder).iterdir() if (p / "environment.json").is_file()),
-            key=lambda p: p.stat().st_mtime,
-            reverse=True,
-        )
+        runs = list(newest_environments(Path(folder), newest))
     except OSError:
         return None
-    for path in paths[:newest]:
-        facts = facts_of(path)
+    for path, facts in runs:
         try:
             decided = facts["decided"]
             if not same_task(decided["task"], task):
@@ -152,10 +147,10 @@ def former_run(folder: Path | str, task: str, newest: int = 50) -> Former | None
 def _sample_s(path: Path, decided: dict) -> float | None:
     "Seconds for each training sample, as summary.json tells; None where the run took too few steps to tell."
     try:
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        summary = read_summary(path)
         done = summary["steps"] * decided["effective_batch_size"]
         return summary["seconds"] / done if summary["steps"] >= 10 and summary["seconds"] > 0 else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 # %% ../../nbs/65_picker/01_fields.ipynb #c8099056

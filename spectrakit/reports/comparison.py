@@ -31,7 +31,8 @@ from spectrakit.reports.html import (
     table_html,
     table_text,
 )
-from ..runs.history import HUGE, Digest, digest, samples_at
+from ..runs.history import HUGE, History, read_history, samples_at
+from ..runs.run_dir import RUN_FILES, missing_files
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import write_atomic
 from ..system.units import format_duration
@@ -59,10 +60,10 @@ def find_run(run: Run | Path | str) -> Run:
     if not isinstance(run, (str, Path)):
         raise RequestError(f"{type(run).__name__} is no run. Give a Run, its folder, or its name.")
     path = Path(run).expanduser()
-    if path.is_file() and path.name in ("config.yaml", "events.jsonl"):
+    if path.is_file() and path.name in RUN_FILES:
         path = path.parent
     if path.is_dir():
-        if any((path / name).is_file() for name in ("config.yaml", "events.jsonl")):
+        if len(missing_files(path)) < len(RUN_FILES):
             return Run(path)
         try:
             inside = list_runs(path)
@@ -102,14 +103,16 @@ LOGGED = ("loss", "lr", "samples_per_s")
 TITLES = {"loss": "training loss", "lr": "learning rate", "samples_per_s": "samples per second"}
 
 
-def curve(d: Digest, name: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
+def curve(h: History, name: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
     "The values of `name`, of the log points or of the evaluations, over `x`; without those that cannot be drawn."
     if name in LOGGED:
-        steps, t, y = d.points["step"], d.points["t"], d.points[name]
+        steps, t, y = h.points["step"], h.points["t"], h.points[name]
     else:
-        told = [(e["step"], e["t"], e["metrics"][name]) for e in d.all("eval") if e["metrics"].get(name) is not None]
+        told = [
+            (e["step"], e["t"], e["metrics"][name]) for e in h.of_type("eval") if e["metrics"].get(name) is not None
+        ]
         steps, t, y = np.array(told, float).reshape(-1, 3).T
-    place = steps if x == "step" else t if x == "time" else samples_at(d, steps)
+    place = steps if x == "step" else t if x == "time" else samples_at(h, steps)
     kept = np.isfinite(place) & np.isfinite(y) & (np.abs(y) < HUGE) & (np.abs(place) < HUGE)
     return place[kept], y[kept]
 
@@ -199,13 +202,17 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 # %% ../../nbs/70_reports/02_comparison.ipynb #fc149429
 def plot_runs(
-    digests: Sequence[Digest], names: Sequence[str], panels: Sequence[str], x: str = "step", smooth: float | None = None
+    histories: Sequence[History],
+    names: Sequence[str],
+    panels: Sequence[str],
+    x: str = "step",
+    smooth: float | None = None,
 ) -> Any:
     "A matplotlib Figure with a panel for each of `panels`, and in it a curve for each run."
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    per, unit = time_unit(max((d.seconds for d in digests), default=0))
+    per, unit = time_unit(max((h.seconds for h in histories), default=0))
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     legend = -(-min(len(names), 17) // 3)
@@ -218,20 +225,20 @@ def plot_runs(
     axes = figure.subplots(rows, columns, squeeze=False).flat
     for panel, ax in zip(panels, axes, strict=False):
         drawn = []
-        for i, d in enumerate(digests):
-            place, y = curve(d, panel, x)
+        for i, h in enumerate(histories):
+            place, y = curve(h, panel, x)
             place, color = (
                 place / (per if x == "time" else 1),
-                COLORS[i % len(COLORS)] if len(digests) > 1 else ALONE.get(panel, VALID),
+                COLORS[i % len(COLORS)] if len(histories) > 1 else ALONE.get(panel, VALID),
             )
-            draw(ax, place, y, panel, color, LINES[i // len(COLORS) % len(LINES)], smooth, faint=len(digests) <= 3)
+            draw(ax, place, y, panel, color, LINES[i // len(COLORS) % len(LINES)], smooth, faint=len(histories) <= 3)
             if panel not in LOGGED:
-                _ring(ax, d, place, y, panel, color)
+                _ring(ax, h, place, y, panel, color)
             drawn.append(y)
         frame(ax, TITLES.get(panel, panel), f"time ({unit})" if x == "time" else AXES[x], drawn)
     for ax in list(axes):
         ax.set_visible(False)
-    if len(digests) == 1:
+    if len(histories) == 1:
         if names[0]:
             figure.suptitle(label(names[0], 90), fontsize=9, color=INK, x=0.01, ha="left")
         return figure
@@ -248,9 +255,9 @@ def plot_runs(
     return figure
 
 
-def _ring(ax: Any, d: Digest, place: np.ndarray, y: np.ndarray, name: str, color: str) -> None:
+def _ring(ax: Any, h: History, place: np.ndarray, y: np.ndarray, name: str, color: str) -> None:
     "A ring at the best checkpoint."
-    best = d.best
+    best = h.best
     value = best and best["metrics"].get(name)
     if value is None:
         return
@@ -267,11 +274,11 @@ def _ring(ax: Any, d: Digest, place: np.ndarray, y: np.ndarray, name: str, color
         )
 
 # %% ../../nbs/70_reports/02_comparison.ipynb #695528d1
-def panels_of(digests: Sequence[Digest], metric: str | Sequence[str] | None) -> list[str]:
+def panels_of(histories: Sequence[History], metric: str | Sequence[str] | None) -> list[str]:
     "The curves to draw. RequestError for a metric that no run has."
-    known = list(dict.fromkeys(n for d in digests for e in d.all("eval") for n in e["metrics"]))
+    known = list(dict.fromkeys(n for h in histories for e in h.of_type("eval") for n in e["metrics"]))
     if metric is None:
-        watched = list(dict.fromkeys(d.monitor for d in digests if d.monitor in known))[:3]
+        watched = list(dict.fromkeys(h.monitor for h in histories if h.monitor in known))[:3]
         return ["loss", *(watched or [n for n in ("val_loss", *known) if n in known][:1])]
     found, names = [], [metric] if isinstance(metric, str) else metric
     if not isinstance(names, (list, tuple)) or not names:
@@ -301,9 +308,9 @@ _TAKEN = (
 _FACTS = ("effective_batch_size", "world_size", "mixed_precision", "device", "train_samples", "total_steps")
 
 
-def results(d: Digest, name: str, metrics: Sequence[str], status: str) -> dict[str, Any]:
+def results(h: History, name: str, metrics: Sequence[str], status: str) -> dict[str, Any]:
     "What came of a run: status, the metrics of its best checkpoint, how far it came and how fast."
-    best, speeds = d.best, d.points["samples_per_s"]
+    best, speeds = h.best, h.points["samples_per_s"]
     speeds = speeds[np.isfinite(speeds)]
     told = {m: best["metrics"].get(m) if best else None for m in metrics}
     return {
@@ -311,16 +318,16 @@ def results(d: Digest, name: str, metrics: Sequence[str], status: str) -> dict[s
         "status": status,
         **{m: v for m, v in told.items() if m not in _TAKEN},
         "best_step": best["step"] if best else None,
-        "steps": d.steps,
-        "seconds": round(d.seconds, 3),
+        "steps": h.steps,
+        "seconds": round(h.seconds, 3),
         "samples_per_s": round(float(np.sort(speeds)[len(speeds) // 2]), 1) if len(speeds) else None,
-        "restarts": len(d.all("restart")),
+        "restarts": len(h.of_type("restart")),
     }
 
 
-def differing(digests: Sequence[Digest]) -> list[str]:
+def differing(histories: Sequence[History]) -> list[str]:
     "The settings in which runs differ. What a run of another version does not state is not known; a key of one's own that is missing is not set."
-    known, told = settings(), [d.settings for d in digests if d.settings]
+    known, told = settings(), [h.settings for h in histories if h.settings]
     values = {
         k: [s.get(k) for s in told if k in s or k not in known] for k in dict.fromkeys(k for s in told for k in s)
     }
@@ -423,11 +430,11 @@ def _names(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _winner(digests: Sequence[Digest]) -> tuple[str, int] | None:
+def _winner(histories: Sequence[History]) -> tuple[str, int] | None:
     "The metric and the place of the best run, where all learned the same task and were judged by the same metric."
-    judged = {(d.monitor, d.start.get("mode"), d.start.get("task")) for d in digests if d.start}
+    judged = {(h.monitor, h.start.get("mode"), h.start.get("task")) for h in histories if h.start}
     ((monitor, mode, _),) = judged if len(judged) == 1 else [(None, None, None)]
-    values = [(v, i) for i, d in enumerate(digests) if d.best and (v := d.best["metrics"].get(monitor)) is not None]
+    values = [(v, i) for i, h in enumerate(histories) if h.best and (v := h.best["metrics"].get(monitor)) is not None]
     if mode not in ("min", "max") or len(values) < 2:
         return None
     best = (min if mode == "min" else max)(v for v, _ in values)
@@ -449,26 +456,26 @@ def compare(
     if smooth is not None and not (isinstance(smooth, (int, float)) and 0 <= smooth < 1):
         raise RequestError(f"smooth={smooth!r} is not possible: it needs a number from 0, below 1.")
     found = find_all(runs)
-    digests, names = [digest(run.path) for run in found], _names(found)
-    panels = panels_of(digests, metric)
-    metrics = list(dict.fromkeys([*(p for p in panels if p not in LOGGED), *(d.monitor for d in digests if d.best)]))
-    table = [results(d, n, metrics, run.ended or d.status) for d, n, run in zip(digests, names, found, strict=False)]
-    facts = [k for k in _FACTS if len({str(d.start.get(k)) for d in digests if d.start}) > 1]
-    keys = differing(digests)
-    for line, d in zip(table, digests, strict=False):
-        line.update({k: d.start.get(k) for k in facts if k not in line})
+    histories, names = [read_history(run.path) for run in found], _names(found)
+    panels = panels_of(histories, metric)
+    metrics = list(dict.fromkeys([*(p for p in panels if p not in LOGGED), *(h.monitor for h in histories if h.best)]))
+    table = [results(h, n, metrics, run.ended or h.status) for h, n, run in zip(histories, names, found, strict=False)]
+    facts = [k for k in _FACTS if len({str(h.start.get(k)) for h in histories if h.start}) > 1]
+    keys = differing(histories)
+    for line, h in zip(table, histories, strict=False):
+        line.update({k: h.start.get(k) for k in facts if k not in line})
         line.update(
             {
-                k: HIDDEN if is_secret(k) and d.settings.get(k) is not None else d.settings.get(k)
+                k: HIDDEN if is_secret(k) and h.settings.get(k) is not None else h.settings.get(k)
                 for k in keys
                 if k not in line
             }
         )
-    notes = [f"{n}: {note}" for n, d in zip(names, digests, strict=False) for note in d.notes]
+    notes = [f"{n}: {note}" for n, h in zip(names, histories, strict=False) for note in h.notes]
     if x == "samples":
         notes += [
             f"{n}: its log does not say how large its batches are, so it is not drawn over samples"
-            for n, d in zip(names, digests, strict=False)
-            if not d.start.get("effective_batch_size")
+            for n, h in zip(names, histories, strict=False)
+            if not h.start.get("effective_batch_size")
         ]
-    return Comparison(plot_runs(digests, names, panels, x, smooth), table, notes, _winner(digests))
+    return Comparison(plot_runs(histories, names, panels, x, smooth), table, notes, _winner(histories))

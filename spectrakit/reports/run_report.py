@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ..api.actions import Predictions
 
+from ..api.actions import Predictions
 from ..api.run import Run
 from ..checkpoint.store import CheckpointError, checkpoint_bytes, checkpoints, pointed, verify
 from ..config.aliases import flat
@@ -30,7 +30,7 @@ from ..launch.job import BUILT_IN, load_task
 from .comparison import AXES, curve, draw, find_run, frame, plot_runs, results
 from .html import HIDDEN, cell, figure_html, fold, is_secret, page, plain, safe, table_html
 from .prediction_plots import pictures_of
-from ..runs.history import Digest, digest
+from ..runs.history import History, read_history
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from ..system.units import format_bytes, format_duration
@@ -59,20 +59,22 @@ def mapping(value: Any) -> dict:
     return value if isinstance(value, dict) else {}
 
 # %% ../../nbs/70_reports/03_run_report.ipynb #8470157f
-def run_figure(d: Digest) -> Any:
+def run_figure(h: History) -> Any:
     "A matplotlib Figure of one run: loss, what it was judged by, learning rate, speed."
     names = [
-        n for n in dict.fromkeys([d.monitor, *(n for e in d.all("eval")[-1:] for n in e["metrics"])]) if n != "val_loss"
+        n
+        for n in dict.fromkeys([h.monitor, *(n for e in h.of_type("eval")[-1:] for n in e["metrics"])])
+        if n != "val_loss"
     ][:2]
-    names = [n for n in names if len(curve(d, n)[0])]
-    figure = plot_runs([d], [""], ["loss", *names, "lr", "samples_per_s"])
-    x, y = curve(d, "val_loss")
+    names = [n for n in names if len(curve(h, n)[0])]
+    figure = plot_runs([h], [""], ["loss", *names, "lr", "samples_per_s"])
+    x, y = curve(h, "val_loss")
     if len(y):
         ax = figure.axes[0]
         for text in list(ax.texts):
             text.remove()
         draw(ax, x, y, "val_loss", VALID, "--")
-        best = d.best
+        best = h.best
         if best and best["metrics"].get("val_loss") is not None:
             ax.plot(
                 best["step"],
@@ -82,53 +84,58 @@ def run_figure(d: Digest) -> Any:
                 markerfacecolor="none",
                 markeredgecolor=INK,
             )
-        frame(ax, "loss (validation dashed)", AXES["step"], [curve(d, "loss")[1], y])
+        frame(ax, "loss (validation dashed)", AXES["step"], [curve(h, "loss")[1], y])
     return figure
 
 # %% ../../nbs/70_reports/03_run_report.ipynb #62034a2d
 MOST_LINES = 200  # of what happened, and of evaluations
 
 
-def results_html(d: Digest, status: str) -> str:
+def results_html(h: History, status: str) -> str:
     "How it ended, how good it got, how far it came."
-    told, best = results(d, d.path.name, [], status), d.best
-    planned = d.start.get("total_steps")
+    told, best = results(h, h.path.name, [], status), h.best
+    planned = h.start.get("total_steps")
     rows = (
         [
-            ("best " + d.monitor, best and best["metrics"].get(d.monitor)),
+            ("best " + h.monitor, best and best["metrics"].get(h.monitor)),
             ("at optimizer step", best and best["step"]),
             ("at epoch", best and best["epoch"]),
         ]
         if best
         else [("best", "no evaluation yet")]
     )
-    rows += [(n, v) for n, v in best["metrics"].items() if n != d.monitor][:20] if best else []
+    rows += [(n, v) for n, v in best["metrics"].items() if n != h.monitor][:20] if best else []
     rows += [
         ("optimizer steps", f"{told['steps']} of {planned}" if planned else told["steps"]),
-        ("time", time_text(d.seconds)),
+        ("time", time_text(h.seconds)),
         ("samples per second (median)", told["samples_per_s"]),
-        ("effective batch", d.start.get("effective_batch_size")),
+        ("effective batch", h.start.get("effective_batch_size")),
         ("restarts", told["restarts"]),
     ]
-    notes = "".join(f'<p class="soft">{safe(note, 600)}</p>' for note in d.notes)
+    notes = "".join(f'<p class="soft">{safe(note, 600)}</p>' for note in h.notes)
     strange = (
-        fold("what the log holds besides", f"<pre>{safe(chr(10).join(d.strange[1]))}</pre>") if d.strange[1] else ""
+        fold("what the log holds besides", f"<pre>{safe(chr(10).join(h.unreadable))}</pre>") if h.unreadable else ""
     )
     return (
-        (f"<p>{safe(d.end['reason'], 2000)}</p>" if d.end.get("reason") else "")
+        (f"<p>{safe(h.end['reason'], 2000)}</p>" if h.end.get("reason") else "")
         + table_html(rows, head=False, caption="results")
-        + evaluations_html(d)
+        + evaluations_html(h)
         + notes
         + strange
     )
 
 
-def evaluations_html(d: Digest) -> str:
+def evaluations_html(h: History) -> str:
     "The evaluations, folded: of very many the last ones."
-    found, best = d.all("eval"), d.best
-    names = list(dict.fromkeys([d.monitor, *(n for e in found[-1:] for n in e["metrics"])]))[:8]
+    found, best = h.of_type("eval"), h.best
+    names = list(dict.fromkeys([h.monitor, *(n for e in found[-1:] for n in e["metrics"])]))[:8]
     rows = [
-        (e["step"], e["epoch"], *(e["metrics"].get(n) for n in names), "★" if e is best else "")
+        (
+            e["step"],
+            e["epoch"],
+            *(e["metrics"].get(n) for n in names),
+            "★" if best and e["t"] == best["t"] and e["step"] == best["step"] else "",
+        )
         for e in found[-MOST_LINES:]
     ]
     told = f"{len(found)} evaluation{'s' * (len(found) != 1)}" + (
@@ -137,16 +144,16 @@ def evaluations_html(d: Digest) -> str:
     return fold(told, table_html([("step", "epoch", *names, "best"), *rows], caption="evaluations")) if found else ""
 
 
-def clock_html(d: Digest) -> str:
+def clock_html(h: History) -> str:
     "What the time limit and the reserve did."
-    told = [e for e in d.all("budget") if e.get("left_s") is not None]
-    sentence = next((e["told"] for e in d.all("budget") if e.get("told")), None)
-    limit = mapping(d.facts.get("time_limit"))
+    told = [e for e in h.of_type("budget") if e.get("left_s") is not None]
+    sentence = next((e["told"] for e in h.of_type("budget") if e.get("told")), None)
+    limit = mapping(h.environment.get("time_limit"))
     rows = [("limit", f"{time_text(limit['limit_s'])} ({limit.get('reason')})")] if limit.get("limit_s") else []
     if told:
         rows += [
             ("left when training began", time_text(told[0]["left_s"])),
-            ("left when it ended" if d.end else "left at the last word", time_text(told[-1]["left_s"])),
+            ("left when it ended" if h.end else "left at the last word", time_text(told[-1]["left_s"])),
             ("held back at the last word", time_text(told[-1].get("reserve_s"))),
         ]
         rows += [
@@ -157,10 +164,10 @@ def clock_html(d: Digest) -> str:
         rows.append(
             (
                 "did it end the run?",
-                "yes: " + str(d.end.get("reason"))
-                if d.end.get("status") == "out_of_time"
+                "yes: " + str(h.end.get("reason"))
+                if h.end.get("status") == "out_of_time"
                 else "no"
-                if d.end
+                if h.end
                 else "not yet",
             )
         )
@@ -169,10 +176,10 @@ def clock_html(d: Digest) -> str:
     )
 
 # %% ../../nbs/70_reports/03_run_report.ipynb #b2bff6eb
-def story(d: Digest) -> list[tuple[str, str, str]]:
+def story(h: History) -> list[tuple[str, str, str]]:
     "(time, step, what happened) of all that is no log point and no evaluation; of very many the first and the last ones."
     told = []
-    for e in d.all("restart", "message", "oom", "nan", "end"):
+    for e in h.of_type("restart", "message", "oom", "nan", "end"):
         kind, step = e["type"], e.get("step")
         if kind == "restart":
             text = f"went on from optimizer step {step}" + "".join(f"; {note}" for note in e.get("notes") or [])
@@ -191,12 +198,12 @@ def story(d: Digest) -> list[tuple[str, str, str]]:
     )
 
 
-def faults_html(d: Digest, status: str) -> str:
+def faults_html(h: History, status: str) -> str:
     "Restarts, messages, errors, and the end of the logs where the run did not end well."
-    lines, logs, parts = story(d), d.path / "logs", []
+    lines, logs, parts = story(h), h.path / "logs", []
     bad = status in ("failed", "unfinished")
     counts = {
-        word: len(d.all(kind))
+        word: len(h.of_type(kind))
         for word, kind in (("restarts", "restart"), ("out of memory", "oom"), ("losses that were not finite", "nan"))
     }
     parts.append(
@@ -226,16 +233,16 @@ def faults_html(d: Digest, status: str) -> str:
 MOST_HASHED = 4 * 10**9  # bytes of one checkpoint
 
 
-def checkpoints_html(d: Digest) -> str:
+def checkpoints_html(h: History) -> str:
     "Each checkpoint: step, size, whether it is whole, and whether it is the best or the latest one."
-    folder = d.path / "checkpoints"
+    folder = h.path / "checkpoints"
     try:
         found = checkpoints(folder)
     except OSError:
         found = []
     best, latest = pointed(folder, "BEST"), pointed(folder, "LATEST")
     rows: list[tuple] = [("checkpoint", "epoch", "size", "whole?", "used as")]
-    epochs = {e["step"]: e["epoch"] for e in d.all("eval")}
+    epochs = {e["step"]: e["epoch"] for e in h.of_type("eval")}
     for path in found:
         try:
             size = checkpoint_bytes(path)
@@ -257,7 +264,7 @@ def checkpoints_html(d: Digest) -> str:
                 ", ".join(w for w, n in (("best", best), ("latest", latest)) if n == path.name),
             )
         )
-    written = {e["path"] for e in d.all("checkpoint")}
+    written = {e["path"] for e in h.of_type("checkpoint")}
     gone = len(written - {p.name for p in found})
     after = (
         f'<p class="soft">{gone} more were written and are not here: older ones are deleted, as checkpoint.keep_last says.</p>'
@@ -295,9 +302,9 @@ def array_row(name: str, values: np.ndarray) -> tuple:
     return (*row, *told, int(numbers.size - whole.size))
 
 
-def task_of(run: Run, task: Any, d: Digest) -> Any:
+def task_of(run: Run, task: Any, h: History) -> Any:
     "The task that draws the predictions: the given one, the run's, or a built-in one. Code that a run's settings name is not run for a report."
-    name = task if task is not None else run.task if run.task is not None else d.settings.get("task.name")
+    name = task if task is not None else run.task if run.task is not None else h.settings.get("task.name")
     if not isinstance(name, str):
         return name
     if task is None and name not in BUILT_IN:
@@ -305,9 +312,9 @@ def task_of(run: Run, task: Any, d: Digest) -> Any:
     return load_task(name)
 
 
-def predictions_html(run: Run, d: Digest, task: Any) -> str:
+def predictions_html(run: Run, h: History, task: Any) -> str:
     "The arrays of the predictions, and their pictures."
-    path = d.path / "predictions.npz"
+    path = h.path / "predictions.npz"
     if not path.is_file():
         return "<p>Nothing was predicted into this folder yet: predict(task, run).</p>"
     try:
@@ -324,7 +331,7 @@ def predictions_html(run: Run, d: Digest, task: Any) -> str:
         )
     ]
     try:
-        pictures, said = pictures_of(found, task_of(run, task, d)), ""
+        pictures, said = pictures_of(found, task_of(run, task, h)), ""
     except Exception as error:  # the task's own code
         pictures, said = (
             {},
@@ -347,31 +354,31 @@ def _setting(key: str, value: Any) -> str:
     return HIDDEN if is_secret(key) and value is not None else shown(value)
 
 
-def settings_html(d: Digest) -> str:
+def settings_html(h: History) -> str:
     "The settings that differ from the defaults, and all of them."
     defaults, help = dict(flat(to_dict(compose()))), {k: spec.help for k, spec in settings().items()}
     changed = [
         k
-        for k, v in d.settings.items()
+        for k, v in h.settings.items()
         if (v != defaults.get(k) and v not in ({}, None)) or (k in defaults and v != defaults[k])
     ]
-    if not d.settings:
+    if not h.settings:
         return "<p>The settings are not known.</p>"
     rows = [("setting", "value", "default", "what it is")] + [
-        (k, _setting(k, d.settings[k]), shown(defaults[k]) if k in defaults else None, help.get(k))
+        (k, _setting(k, h.settings[k]), shown(defaults[k]) if k in defaults else None, help.get(k))
         for k in changed[:500]
     ]
     every = [("setting", "value", "what it is")] + [
-        (k, _setting(k, v), help.get(k)) for k, v in list(d.settings.items())[:1000]
+        (k, _setting(k, v), help.get(k)) for k, v in list(h.settings.items())[:1000]
     ]
     return fold(
         f"{len(changed)} differ from the defaults", table_html(rows, caption="settings that differ"), True
-    ) + fold(f"all {len(d.settings)} settings", table_html(every, caption="all settings"))
+    ) + fold(f"all {len(h.settings)} settings", table_html(every, caption="all settings"))
 
 
-def environment_html(d: Digest) -> str:
+def environment_html(h: History) -> str:
     "The machine, how the run was started on it, and what was decided for it."
-    f, p, launch = d.facts, mapping(d.facts.get("platform")), mapping(d.facts.get("launch"))
+    f, p, launch = h.environment, mapping(h.environment.get("platform")), mapping(h.environment.get("launch"))
     gpus = (
         ", ".join(str(mapping(g).get("name", g)) for g in p.get("gpus") or [])
         if isinstance(p.get("gpus"), list)
@@ -383,20 +390,20 @@ def environment_html(d: Digest) -> str:
         ("GPUs", gpus or ("none" if p else None)),
         ("CPU cores", p.get("cores")),
         ("memory", f"{memory:.1f} GiB" if isinstance(memory, (int, float)) else None),
-        ("device", d.start.get("device")),
-        ("precision", d.start.get("mixed_precision")),
-        ("processes", launch.get("world_size") or d.start.get("world_size")),
+        ("device", h.start.get("device")),
+        ("precision", h.start.get("mixed_precision")),
+        ("processes", launch.get("world_size") or h.start.get("world_size")),
         ("launcher", launch.get("launcher")),
         ("fallback", launch.get("fallback")),
         (
             "batch",
-            " × ".join(str(d.start.get(k)) for k in ("micro_batch_size", "gradient_accumulation_steps", "world_size"))
-            if d.start.get("micro_batch_size")
+            " × ".join(str(h.start.get(k)) for k in ("micro_batch_size", "gradient_accumulation_steps", "world_size"))
+            if h.start.get("micro_batch_size")
             else None,
         ),
     ]
-    reasons = [*mapping(d.start.get("reasons")).values(), *mapping(f.get("auto")).values()]
-    notes = [*(d.start.get("ignored") or []), *(p.get("notes") if isinstance(p.get("notes"), list) else [])]
+    reasons = [*mapping(h.start.get("reasons")).values(), *mapping(f.get("auto")).values()]
+    notes = [*(h.start.get("ignored") or []), *(p.get("notes") if isinstance(p.get("notes"), list) else [])]
     said = "".join(f"<p>{safe(n, 600)}</p>" for n in [*reasons, *(f"note: {n}" for n in notes)])
     sessions = [mapping(s) for s in f["sessions"]] if isinstance(f.get("sessions"), list) else []
     list_of = (
@@ -422,10 +429,10 @@ def environment_html(d: Digest) -> str:
     )
 
 # %% ../../nbs/70_reports/03_run_report.ipynb #e74a18b5
-def repeat_html(d: Digest) -> str:
+def repeat_html(h: History) -> str:
     "Versions, seed, commit, hashes, and the line that repeats the run."
-    f, decided = d.facts, mapping(d.facts.get("decided"))
-    data = mapping(decided.get("data") or d.start.get("data"))
+    f, decided = h.environment, mapping(h.environment.get("decided"))
+    data = mapping(decided.get("data") or h.start.get("data"))
     prints = [
         (
             f"{'training' if n == 'train' else 'validation'} data",
@@ -439,19 +446,19 @@ def repeat_html(d: Digest) -> str:
         if v
     ]
     rows = [
-        ("seed", d.settings.get("seed")),
-        ("git commit", f.get("git_commit") or d.start.get("git_commit")),
+        ("seed", h.settings.get("seed")),
+        ("git commit", f.get("git_commit") or h.start.get("git_commit")),
         ("config sha256", f.get("config_sha256")),
         ("run id", f.get("run_id")),
         (
             "deterministic",
-            shown(d.settings["trainer.deterministic"]) if "trainer.deterministic" in d.settings else None,
+            shown(h.settings["trainer.deterministic"]) if "trainer.deterministic" in h.settings else None,
         ),
         *prints,
         *((name, version) for name, version in mapping(f.get("versions")).items()),
     ]
-    name = d.settings.get("task.name") or d.start.get("task") or "TASK"
-    line = f"spectrakit train {shlex.quote(plain(name))} --config {shlex.quote(plain(d.path / 'config.yaml'))}"
+    name = h.settings.get("task.name") or h.start.get("task") or "TASK"
+    line = f"spectrakit train {shlex.quote(plain(name))} --config {shlex.quote(plain(h.path / 'config.yaml'))}"
     own = (
         ""
         if not str(name).startswith("__main__:")
@@ -463,33 +470,33 @@ def repeat_html(d: Digest) -> str:
 
 # %% ../../nbs/70_reports/03_run_report.ipynb #f70371b4
 _PARTS: dict[str, Callable] = {
-    "Results": lambda run, d, task: results_html(d, run.ended or d.status),
-    "Curves": lambda run, d, task: figure_html(
-        run_figure(d), "curves", f"curves of {d.path.name}: loss, metrics, learning rate, speed"
+    "Results": lambda run, h, task: results_html(h, run.ended or h.status),
+    "Curves": lambda run, h, task: figure_html(
+        run_figure(h), "curves", f"curves of {h.path.name}: loss, metrics, learning rate, speed"
     ),
-    "Clock": lambda run, d, task: clock_html(d),
-    "Faults": lambda run, d, task: faults_html(d, run.ended or d.status),
-    "Checkpoints": lambda run, d, task: checkpoints_html(d),
+    "Clock": lambda run, h, task: clock_html(h),
+    "Faults": lambda run, h, task: faults_html(h, run.ended or h.status),
+    "Checkpoints": lambda run, h, task: checkpoints_html(h),
     "Predictions": predictions_html,
-    "Settings": lambda run, d, task: settings_html(d),
-    "Environment": lambda run, d, task: environment_html(d),
-    "Reproducibility": lambda run, d, task: repeat_html(d),
+    "Settings": lambda run, h, task: settings_html(h),
+    "Environment": lambda run, h, task: environment_html(h),
+    "Reproducibility": lambda run, h, task: repeat_html(h),
 }
 
 
 def report_page(run: Run, task: Any = None) -> str:
     "The page of a run as HTML. A part that cannot be made, because of what stands in the folder, says why."
-    d = digest(run.path)
-    status = run.ended or d.status
-    started = f" · {safe(d.start.get('task'))}" if d.start.get("task") else ""
+    h = read_history(run.path)
+    status = run.ended or h.status
+    started = f" · {safe(h.start.get('task'))}" if h.start.get("task") else ""
     parts = [
         f'<h1>{safe(run.path.name or run.path)} <span class="state">{safe(status)}</span></h1>',
-        f'<p class="soft">{time_text(d.seconds)}{started} · as of {time.strftime("%Y-%m-%d %H:%M")}</p>',
+        f'<p class="soft">{time_text(h.seconds)}{started} · as of {time.strftime("%Y-%m-%d %H:%M")}</p>',
         '<nav aria-label="parts">' + " ".join(f'<a href="#{name.lower()}">{name}</a>' for name in _PARTS) + "</nav>",
     ]
     for name, make in _PARTS.items():
         try:
-            body = make(run, d, task)
+            body = make(run, h, task)
         except Exception as error:
             body = f"<p>This part could not be made: {safe(f'{type(error).__name__}: {error}', 600)}</p>"
         parts.append(f'<section id="{name.lower()}" aria-label="{name}"><h2>{name}</h2>{body}</section>')

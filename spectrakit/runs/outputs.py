@@ -15,13 +15,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..checkpoint.store import CheckpointError, pointed, read_manifest
 from ..config.profile_files import load_yaml
-from .run_dir import facts_of, is_locked, look_at, versions
+from .history import outline
+from .run_dir import is_locked, versions
 from ..system.errors import RequestError
 from ..system.files import file_sha256, write_atomic
 from ..system.hardware import WORKING_BYTES
@@ -105,20 +106,20 @@ def _runs(folder: Path, files: Iterable[str]) -> list[dict]:
 def _run(folder: Path, path: str) -> dict:
     "One run: its status, seed, the hash of its settings, and the checkpoints that LATEST and BEST name."
     where = folder / path
-    found, facts, settings = look_at(where), facts_of(where), {}
+    run, settings = outline(where), {}
     with contextlib.suppress(RequestError):
         settings = load_yaml(where / "config.yaml")
-    status = "running" if is_locked(where) else found.ended or "unfinished"
+    status = "running" if is_locked(where) else run.ended or "unfinished"
     task = settings.get("task")
     return {
         "path": path,
         "status": status,
         "task": task.get("name") if isinstance(task, dict) else None,
         "seed": settings.get("seed"),
-        "run_id": facts.get("run_id"),
-        "config_sha256": facts.get("config_sha256"),
-        "versions": facts.get("versions"),
-        "step": max(found.step, found.end_step, 0),
+        "run_id": run.environment.get("run_id"),
+        "config_sha256": run.environment.get("config_sha256"),
+        "versions": run.environment.get("versions"),
+        "step": max(run.step, run.end_step, 0),
         "checkpoint": {
             which.lower(): name for which in ("LATEST", "BEST") if (name := pointed(where / "checkpoints", which))
         },

@@ -35,15 +35,15 @@ from ..config.profile_files import parse_yaml, read_text
 from ..config.schema import Config, ResumeConfig
 from ..config.validation import shown
 from ..distributed.topology import plan_processes, rank_of
-from .events import EventLog, is_event
+from .events import EventLog, is_event, log_file
+from .history import RunOutline, outline
 from spectrakit.runs.run_dir import (
     DEPTH,
-    Found,
     environment,
     find_runs,
     is_locked,
     locked,
-    look_at,
+    missing_files,
     new_run_dir,
     reserve,
 )
@@ -187,8 +187,7 @@ def _one_run(path: Path, config: Config, platform: Platform) -> Choice:
     "The choice where the user named a run."
     if not path.is_dir():
         raise RequestError(f"There is no folder {str(path)!r} to go on with. `spectrakit runs` lists the runs.")
-    missing = [name for name in ("config.yaml", "events.jsonl") if not (path / name).is_file()]
-    if missing:
+    if missing := missing_files(path):
         below = [str(p) for p in find_runs(path)[:3]]
         hint = (
             f"There is one below it: {below[0]}"
@@ -198,10 +197,12 @@ def _one_run(path: Path, config: Config, platform: Platform) -> Choice:
             else "`spectrakit runs` lists the runs"
         )
         raise RequestError(f"{str(path)!r} is not a run: it has no {' and no '.join(missing)}. {hint}.")
-    found, before = look_at(path, hashes=False), compose(config=path / "config.yaml")
+    found, before = outline(path, hashes=False), compose(config=path / "config.yaml")
     changed = _allowed(found, before, config, platform)
     if found.done and not changed:
-        return Choice("done", f"{path.name} is {found.ended}: there is nothing to go on with", path, facts=found.facts)
+        return Choice(
+            "done", f"{path.name} is {found.ended}: there is nothing to go on with", path, facts=found.environment
+        )
     whole, notes = find_checkpoint(path / "checkpoints")
     if whole is None:
         raise RequestError(
@@ -227,14 +228,19 @@ def _one_checkpoint(path: Path, config: Config, platform: Platform) -> Choice:
             None,
             path,
         )
-    found = look_at(run)
+    found = outline(run)
     changed = _allowed(found, compose(config=run / "config.yaml"), config, platform)
     return Choice(
-        "branch", f"a new run goes on from {path.name} of {run.name}{_told(changed)}", run, path, changed, found.facts
+        "branch",
+        f"a new run goes on from {path.name} of {run.name}{_told(changed)}",
+        run,
+        path,
+        changed,
+        found.environment,
     )
 
 
-def _gone_on(found: Found, changed: dict, config: Config, told: str) -> Choice:
+def _gone_on(found: RunOutline, changed: dict, config: Config, told: str) -> Choice:
     "The choice of a run that goes on: where it lies, or in a copy."
     real, own = found.path.resolve(), Path(config.run.dir).resolve()
     kept = real.is_relative_to(own) or not any(
@@ -247,7 +253,7 @@ def _gone_on(found: Found, changed: dict, config: Config, told: str) -> Choice:
         found.path,
         None,
         changed,
-        found.facts,
+        found.environment,
     )
 
 
@@ -255,9 +261,9 @@ def _told(changed: dict[str, tuple]) -> str:
     return "".join(f"; {key} was {shown(one)} and is {shown(other)}" for key, (one, other) in changed.items())
 
 # %% ../../nbs/35_runs/03_resume_source.ipynb #23a2fc05
-def _allowed(found: Found, before: Config, now: Config, platform: Platform) -> dict[str, tuple]:
+def _allowed(found: RunOutline, before: Config, now: Config, platform: Platform) -> dict[str, tuple]:
     "What has changed and may. RequestError that lists what may not."
-    changed, allow = changes(before, now, found.facts, platform), now.resume.allow
+    changed, allow = changes(before, now, found.environment, platform), now.resume.allow
     batch = any(key in allow for key in BATCH)
     refused = {k: v for k, v in changed.items() if not (is_allowed(k, allow) or (k in BATCH and batch))}
     if "task.name" in refused:
@@ -278,7 +284,7 @@ def _furthest(config: Config, platform: Platform, peer: bool) -> Choice:
     "The choice of resume.source=auto."
     looked = places(config)
     paths = {path.resolve(): path for folder, depth in looked for path in find_runs(folder, depth)}
-    pool = [look_at(path) for path in paths.values() if _fits(path, config)]
+    pool = [outline(path) for path in paths.values() if _fits(path, config)]
     busy = set() if peer else {found.run_id for found in pool if is_locked(found.path)}
     taken, differing = sorted(f.path.name for f in pool if f.run_id in busy), None
     pool = [f for f in pool if f.run_id not in busy and f.step >= 0]
@@ -287,7 +293,7 @@ def _furthest(config: Config, platform: Platform, peer: bool) -> Choice:
         found = max(pool, key=lambda f: f.rank)
         pool.remove(found)
         if not found.hashed:
-            pool += [again] if (again := look_at(found.path, hashes=True)).step >= 0 else []
+            pool += [again] if (again := outline(found.path, hashes=True)).step >= 0 else []
             continue
         pool = [f for f in pool if f.run_id != found.run_id]
         try:
@@ -302,7 +308,7 @@ def _furthest(config: Config, platform: Platform, peer: bool) -> Choice:
                 "done",
                 f"resume.source=auto: {found.path.name} is {found.ended}, {why}; there is nothing to go on with{note}",
                 found.path,
-                facts=found.facts,
+                facts=found.environment,
             )
         told = f"resume.source=auto: {found.path.name} ({found.ended or 'unfinished'}), {why}, goes on from step {found.step}{note}"
         return _gone_on(found, changed, config, told)
@@ -410,13 +416,13 @@ def _copy_records(choice: Choice, lines: list[tuple[bytes, dict]], folder: Path)
         target = folder / path.relative_to(choice.run)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    (folder / "events.jsonl").write_bytes(b"".join(line for line, _ in lines))
+    log_file(folder).write_bytes(b"".join(line for line, _ in lines))
 
 
 def _log_of(choice: Choice) -> list[tuple[bytes, dict]]:
     "Lines and events of the log that goes on: all, or those up to the checkpoint that was named, or else to the first event after it."
     events = []
-    for line in (choice.run / "events.jsonl").read_bytes().splitlines() if choice.run else ():
+    for line in log_file(choice.run).read_bytes().splitlines() if choice.run else ():
         try:
             event = json.loads(line)
         except (ValueError, RecursionError):
@@ -532,6 +538,6 @@ def _continued(choice: Choice, new: dict, platform: Platform) -> dict:
 
 def _log(path: Path, text: str) -> None:
     "One message in the run's log, before training begins."
-    log = EventLog(path / "events.jsonl")
+    log = EventLog(log_file(path))
     log.write("message", text=text)
     log.close()

@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 
 from ..config.schema import Config
 from ..reports.prediction_plots import plot_confusion, plot_predictions
-from ..runs.events import last_event, read_events
+from ..runs.history import read_history
 from spectrakit.tasks.spectra import (
     ORIGINS,
     MissingExtra,
@@ -133,7 +133,7 @@ class Coffee(Task):
 # %% ../../nbs/80_tasks/01_builtin.ipynb #23a2fc04
 def last_metrics(run: Any) -> dict[str, float]:
     "The metrics of a run's last evaluation, which nobody has chosen."
-    return last_event(run.events, "eval")["metrics"]
+    return read_history(run.path).of_type("eval")[-1]["metrics"]
 
 # %% ../../nbs/80_tasks/01_builtin.ipynb #23a2fc05
 class CalibrationNet(nn.Module):

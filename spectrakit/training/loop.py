@@ -37,7 +37,7 @@ from spectrakit.distributed.heartbeat import (
     raise_flag,
     set_end,
 )
-from ..runs.events import EventLog
+from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from ..system.secrets import masked
@@ -468,7 +468,7 @@ def train_run(
     """
     context, run_dir, budget = execution.context, execution.run_dir, execution.budget
     with repeatable(config.trainer.deterministic):
-        log = EventLog(run_dir / "events.jsonl") if context.is_main else NullLog()
+        log = EventLog(log_file(run_dir)) if context.is_main else NullLog()
         s, broken = None, False
         context.pulse.beat("preparing")
         try:

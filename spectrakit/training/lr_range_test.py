@@ -19,7 +19,7 @@ from ..config.schema import Config
 from ..distributed.context import BROKEN
 from ..distributed.fsdp import gradient_norm_clip
 from ..distributed.heartbeat import STOP, TIME, set_end
-from ..runs.events import EventLog
+from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
 from ..system.secrets import masked
 from .loop import NullLog, leave_traceback, scale_gradients, set_lr
@@ -259,7 +259,7 @@ def range_run(task: Any, config: Config, execution: Execution, sweep: Sweep, inl
     RequestError where the request cannot work.
     """
     context, folder = execution.context, execution.run_dir
-    log, broken = EventLog(folder / "events.jsonl") if inline or context.pulse.rank == 0 else NullLog(), False
+    log, broken = EventLog(log_file(folder)) if inline or context.pulse.rank == 0 else NullLog(), False
     context.pulse.beat("preparing")
     kept = inline and context.strategy != "fsdp"  # what FSDP has cut up is nobody's model any more
     with repeatable(config.trainer.deterministic), untouched(task) if kept else contextlib.nullcontext() as keep:

@@ -6,7 +6,6 @@
 __all__ = ['restore_state']
 
 # %% ../../nbs/40_training/06_restore.ipynb #23a2fcf4
-import json
 from pathlib import Path
 
 from spectrakit.checkpoint.store import (
@@ -22,6 +21,7 @@ from spectrakit.checkpoint.store import (
 from ..data.fingerprint import fingerprint_change
 from ..data.loaders import mix
 from ..distributed.fsdp import load_whole_model
+from ..runs.run_dir import read_environment
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from .state import TrainState
@@ -106,10 +106,7 @@ def _may_change(s: TrainState, *keys: str) -> bool:
 
 def _lineage(s: TrainState) -> list[str]:
     "What environment.json says of this session: where the run comes from, and what device it had before."
-    try:
-        known = json.loads((s.run_dir / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
+    known = read_environment(s.run_dir)
     before, now = (
         known.get("decided", {}),
         {"device": str(s.context.device), "mixed_precision": s.context.mixed_precision},

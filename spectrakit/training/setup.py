@@ -6,7 +6,6 @@
 __all__ = ['check_first_batches', 'resolve_monitor', 'compiled', 'prepare', 'expect_predictions', 'write_start']
 
 # %% ../../nbs/40_training/05_setup.ipynb #23a2fcf4
-import json
 import math
 import os
 import time
@@ -31,9 +30,10 @@ from spectrakit.data.loaders import (
     train_batches,
 )
 from ..distributed.context import RunContext
-from ..runs.events import EventLog, last_event, read_events
+from ..runs.events import EventLog
+from ..runs.history import has_started
+from ..runs.run_dir import read_environment, update_environment
 from ..system.errors import RequestError, did_you_mean
-from ..system.files import write_atomic
 from .forecast import first_evaluation, look_s, passes, predictions_s, test_data
 from .state import Data, Execution, Learner, Record, Saving, Schedule, TrainState
 from .task import build_optimizer, check_loss, check_task, seed_everything
@@ -249,8 +249,7 @@ def write_start(s: TrainState, resume: bool, notes: list[str]) -> None:
         )
     if not s.context.is_main:
         return
-    file = s.run_dir / "environment.json"
-    known = json.loads(file.read_text()) if file.is_file() else {}
+    known = read_environment(s.run_dir)
     lr, plan = s.learner.base_lrs[0], s.data.plan
     decided = {
         "task": c.task.get("name") or type(s.task).__name__,
@@ -281,7 +280,7 @@ def write_start(s: TrainState, resume: bool, notes: list[str]) -> None:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-    if not resume or last_event(read_events(s.run_dir / "events.jsonl"), "start") is None:
+    if not resume or not has_started(s.run_dir):
         s.record.log.write("start", **decided)
     facts = known.get("resumed", {})
     if resume:
@@ -300,7 +299,7 @@ def write_start(s: TrainState, resume: bool, notes: list[str]) -> None:
         told=told(s.budget),
         held=held_back(s.budget),
     )
-    write_atomic(file, json.dumps({**known, "decided": decided}, indent=1) + "\n")
+    update_environment(s.run_dir, decided=decided)
 
 
 def _ignored(s: TrainState) -> list[str]:

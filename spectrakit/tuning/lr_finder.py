@@ -23,7 +23,8 @@ from ..config.schema import Config
 from ..distributed.topology import rank_of
 from ..launch.job import Job, check_task_name, name_of, private_folder, settled_name
 from ..launch.launcher import Outcome, held_folder, launch
-from ..runs.events import EventReader, last_event, read_events
+from ..runs.events import last_event, log_file, read_events
+from ..runs.history import follow
 from ..system.errors import RequestError
 from ..system.platforms import detect
 from ..system.signals import ends_softly
@@ -248,7 +249,7 @@ class _Teller:
 
     def __init__(self, folder: Path, out: Any, every_s: float = 10.0):
         self._reader, self._out, self._every_s, self._spoken, self._steps = (
-            EventReader(folder / "events.jsonl"),
+            follow(folder),
             out,
             every_s,
             time.monotonic(),
@@ -307,7 +308,7 @@ def checked_sweep(lowest: float, highest: float, steps: int) -> Sweep:
 
 def read_sweep(folder: Path, sweep: Sweep, outcome: Outcome) -> FoundLr:
     "The result of a job that left its log in `folder`, which is removed afterwards."
-    events = read_events(folder / "events.jsonl")
+    events = read_events(log_file(folder))
     first = max((i for i, event in enumerate(events) if event["type"] == "start"), default=0)  # of the last try
     events, facts = events[first:], {}
     for event in events[:1] if events and events[0]["type"] == "start" else ():

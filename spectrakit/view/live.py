@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..runs.events import EventReader
-from ..runs.run_dir import is_locked
+from ..runs.events import log_file
+from ..runs.history import follow
+from ..runs.run_dir import RUN_FILES, is_locked, missing_files
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from .buttons import Buttons
@@ -115,7 +116,7 @@ class LiveView:
             draws,
             clock,
         )
-        self.state, self._reader = RunState(run_dir.name), EventReader(run_dir / "events.jsonl", _PIECE, strict=False)
+        self.state, self._reader = RunState(run_dir.name), follow(run_dir, _PIECE, strict=False)
         self._top, self._below = Screen(), Screen()
         self._buttons = Buttons(run_dir, kernel()) if controls else None
         self._began, self._anchor, self._fresh = clock(), (0.0, clock()), True
@@ -214,7 +215,7 @@ def _last_picture(view: LiveView) -> bytes | None:
     "The curves as a PNG: those that the run has left, where they are up to date, else new ones; None where there is nothing to see."
     if not view.state.loss.count and not view.state.rows:
         return None
-    there, log = view.run_dir / "curves.png", view.run_dir / "events.jsonl"
+    there, log = view.run_dir / "curves.png", log_file(view.run_dir)
     try:
         if there.stat().st_size and there.stat().st_mtime >= log.stat().st_mtime:
             return there.read_bytes()
@@ -254,7 +255,7 @@ def _close_header(view: LiveView) -> None:
 
 def _give_up(view: LiveView, error: Exception) -> None:
     "Say once that the view cannot go on."
-    view.broken = f"the live view cannot be drawn ({type(error).__name__}: {error}); the run goes on, and its log is {view.run_dir / 'events.jsonl'}"
+    view.broken = f"the live view cannot be drawn ({type(error).__name__}: {error}); the run goes on, and its log is {log_file(view.run_dir)}"
     print(view.broken, file=sys.stderr)
 
 # %% ../../nbs/55_view/05_live.ipynb #615e6d21
@@ -269,7 +270,7 @@ def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise RequestError(f"There is no run in {folder}. list_runs() shows those that are there.")
-    if not any((folder / name).exists() for name in ("events.jsonl", "config.yaml")):
+    if set(RUN_FILES) <= set(missing_files(folder)):
         raise RequestError(
             f"{folder} is no run: it has no events.jsonl. A run's folder is named like coffee-20261120-120000; list_runs() shows them."
         )

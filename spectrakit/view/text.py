@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..runs.events import EventReader
+from ..runs.history import follow
 from ..system.errors import RequestError
 from ..system.units import format_duration
 from .run_state import MOST_METRICS, estimate_left_s, number
@@ -73,7 +73,7 @@ class TextView:
         self.out = sys.stdout if out is None else out
         self.redraw = bool(getattr(self.out, "isatty", lambda: False)()) if redraw is None else redraw
         self.every_s, self._clock = every_s, clock
-        self.run_dir, self._reader = run_dir, EventReader(run_dir / "events.jsonl")
+        self.run_dir, self._reader = run_dir, follow(run_dir)
         self._start: dict = {}
         self._first: tuple[int, float] | None = None
         self._ends: float | None = None  # when the session's time is over, on the run's clock

@@ -23,7 +23,8 @@ import coffee_table
 import helpers
 import notebooks
 import spectrakit as sk
-from spectrakit.runs.run_dir import facts_of, find_runs, look_at
+from spectrakit.runs.history import outline
+from spectrakit.runs.run_dir import find_runs, read_environment
 from test_house import PATH_IN_OUTPUT
 
 root = Path(__file__).resolve().parents[2]
@@ -440,8 +441,8 @@ def test_a_session_the_next_one_and_the_one_that_predicts(tmp_path):
             {**told, "SPECTRAKIT_OVERRIDES": up_to(6 * number)},
         )
         (path,) = find_runs(tmp_path / slug)
-        reached.append(look_at(path, hashes=True))
-        assert reached[-1].step == 6 * number and len(facts_of(path).get("sessions") or [0]) == number
+        reached.append(outline(path, hashes=True))
+        assert reached[-1].step == 6 * number and len(read_environment(path).get("sessions") or [0]) == number
         manifest = json.loads((tmp_path / slug / "output-manifest.json").read_text())
         assert f"{path.relative_to(tmp_path / slug).as_posix()}/config.yaml" in {
             file["path"] for file in manifest["files"]
@@ -471,7 +472,7 @@ def test_colab_goes_on_with_the_copy_on_drive_when_its_disk_is_gone(tmp_path):
         words = f"{up_to(steps)} task.views=2 data.batch_size=16"
         play(notebook, tmp_path / "content", {"SPECTRAKIT_DRIVE": str(drive), "SPECTRAKIT_OVERRIDES": words})
         (kept,) = find_runs(drive / "spectrakit" / "runs")
-        runs.append(look_at(kept, hashes=True))
+        runs.append(outline(kept, hashes=True))
         shutil.rmtree(tmp_path / "content")
     assert [found.step for found in runs] == [3, 5] and runs[0].run_id == runs[1].run_id
     assert (drive / "spectrakit" / "predictions.csv").is_file()

@@ -20,7 +20,7 @@ from spectrakit.api.run import Run, list_runs, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.config.compose import compose
 from spectrakit.runs.events import columns, last_event, read_events
-from spectrakit.runs.history import digest, samples_at
+from spectrakit.runs.history import read_history, samples_at
 from spectrakit.runs.run_dir import find_runs, locked
 from spectrakit.system.errors import RequestError
 from spectrakit.training.task import Task
@@ -527,7 +527,7 @@ def test_another_effective_batch_is_carried_over_by_samples(here):
     assert (
         again.status == "completed" and last_event(again.events, "end")["step"] == 10
     )  # 2 of 6 steps of epoch 2 are 1 of 3
-    assert samples_at(digest(run.path), [8, 10]).tolist() == [32, 48]  # the last two steps are twice as large
+    assert samples_at(read_history(run.path), [8, 10]).tolist() == [32, 48]  # the last two steps are twice as large
     rates = columns(again.events, "step", "lr")["lr"]
     assert rates == sorted(rates, reverse=True) and rates[-1] < 0.1 * rates[0]
     more = resume(run, Tiny(), show=False)
@@ -614,7 +614,7 @@ def test_a_torn_log_and_no_permission(here, whole, monkeypatch):
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("spectrakit.runs.resume_source.look_at", refused)
+    monkeypatch.setattr("spectrakit.runs.resume_source.outline", refused)
     with pytest.raises(RequestError, match="Permission denied"):
         fit(Tiny(), settings(), resume=run.path, show=False)
 
