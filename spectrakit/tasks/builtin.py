@@ -302,7 +302,7 @@ def quick_metrics(task: str, *overrides: str) -> dict[str, float]:
         outcome = launch(Job("train", Path(folder), config, one_core), task, lambda: None)
         if outcome.status != "completed":
             raise RuntimeError(f"{task} {outcome.status}: {outcome.reason}")
-        evaluation = last_event(read_events(Path(folder) / "events.jsonl"), "eval")
+        evaluation = next(iter(read_history(folder).of_type("eval")[::-1]), None)
         return {} if evaluation is None else evaluation["metrics"]
 
 
