@@ -1,10 +1,13 @@
 """The environment of processes that train together: what was exported, what was asked for, and the defaults."""
 
+from dataclasses import replace
+
 import pytest
 
 from spectrakit.config.compose import compose
-from spectrakit.distributed.topology import NCCL_DEFAULTS, process_environ, rank_of
+from spectrakit.distributed.topology import NCCL_DEFAULTS, plan_processes, process_environ, rank_of
 from spectrakit.system.errors import RequestError
+from spectrakit.system.platforms import detect
 
 
 def test_what_was_exported_is_never_overwritten():
@@ -51,3 +54,26 @@ def test_a_launchers_place_is_taken():
 def test_a_place_that_cannot_be_is_refused(rank):
     with pytest.raises(RequestError, match="no place among processes"):
         rank_of({**PLACE, "RANK": rank, "WORLD_SIZE": "4"})
+
+
+# how many processes
+
+
+def planned(*words: str, cores: int = 4) -> tuple[int, bool]:
+    "The processes on a machine with no GPU and `cores` cores, and whether they are fewer than asked for."
+    machine = replace(detect({"PATH": ""}, shell=""), gpus=(), cores=cores)
+    made = plan_processes(compose(*words), machine)
+    return made.world_size, made.fallback
+
+
+def test_more_processes_than_there_is_room_for_become_what_divides_them():
+    assert planned() == (1, False)
+    assert planned("trainer.devices=4") == (4, False)
+    assert planned("trainer.devices=6") == (3, True)
+    assert planned("trainer.devices=4", "distributed.enabled=false") == (1, False)
+    assert planned("trainer.devices=4", "launch.mode=inline") == (1, True)
+
+
+def test_fewer_processes_are_refused_where_that_was_asked_for():
+    with pytest.raises(RequestError, match=r"distributed\.fallback=false, and 6 processes cannot be had"):
+        planned("trainer.devices=6", "distributed.fallback=false")
