@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "Config": "config.schema", "RequestError": "system.errors", "compose": "config.compose", "diff": "config.compose", "override": "config.compose", "profiles": "config.profile_files",
     "ProfilePicker": "picker.picker",
-    "Platform": "system.platforms", "detect": "system.platforms", "find_input": "system.inputs", "has_internet": "system.inputs",
+    "Platform": "system.platforms.platform", "detect": "system.platforms.detect", "find_input": "system.inputs", "has_internet": "system.inputs",
     "FoundLr": "tuning.lr_finder", "find_lr": "tuning.lr_finder",
     "check_kernel": "kaggle.check", "init_kernel": "kaggle.init", "push_kernel": "kaggle.client",
     "seal_output": "runs.outputs", "secret": "system.secrets",

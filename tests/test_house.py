@@ -33,13 +33,15 @@ def read_notebook(path: Path) -> list[dict]:
     return [{**cell, "source": "".join(cell["source"])} for cell in cells]
 
 
-def exported_modules() -> dict[str, tuple[int, int]]:
-    "Module name, such as `spectrakit.runs.events` → numbers of its package's folder and of its notebook, lowest first."
+def exported_modules() -> dict[str, tuple[int, ...]]:
+    "Module name, such as `spectrakit.runs.events` → the numbers of its folders and of its notebook, lowest first."
     found = {}
-    for path in sorted((root / "nbs").glob("[0-9]*/[0-9]*.ipynb")):
+    for path in sorted((root / "nbs").rglob("[0-9]*.ipynb")):
         code = "\n".join(cell["source"] for cell in read_notebook(path) if cell["cell_type"] == "code")
         if name := re.search(r"^#\|\s*default_exp\s+(\S+)", code, re.M):
-            found[f"spectrakit.{name[1]}"] = (int(path.parent.name.partition("_")[0]), int(path.name.partition("_")[0]))
+            found[f"spectrakit.{name[1]}"] = tuple(
+                int(part.partition("_")[0]) for part in path.relative_to(root / "nbs").parts
+            )
     return found
 
 
@@ -136,29 +138,23 @@ def test_every_numbered_notebook_has_its_module():
 )
 def test_a_notebook_lies_where_its_module_does(path):
     code = "\n".join(cell["source"] for cell in read_notebook(path) if cell["cell_type"] == "code")
-    package, module = (re.fullmatch(r"\d\d_(\w+)", name)[1] for name in (path.parent.name, path.stem))
-    assert re.search(rf"^#\|\s*default_exp\s+{package}\.{module}$", code, re.M)
+    folders = path.relative_to(root / "nbs").with_suffix("").parts
+    module = r"\.".join(re.fullmatch(r"\d\d_(\w+)", name)[1] for name in folders)
+    assert re.search(rf"^#\|\s*default_exp\s+{module}$", code, re.M)
 
 
 def test_no_two_notebooks_have_the_same_number():
     assert len(set(MODULES.values())) == len(MODULES)
-    packages = {(name.split(".")[1], numbers[0]) for name, numbers in MODULES.items()}
-    assert len({number for _, number in packages}) == len(packages)
+    packages = {(name.rpartition(".")[0], numbers[:-1]) for name, numbers in MODULES.items()}
+    assert len({numbers for _, numbers in packages}) == len(packages)
 
 
 @pytest.mark.parametrize("name", EXPORTED)
 def test_a_package_imports_only_lower_packages_and_a_notebook_only_lower_notebooks(name):
-    packages = {module.rpartition(".")[0]: numbers[0] for module, numbers in MODULES.items()}
-    here, above = MODULES[name], []
-    for other in imports_of(name):
-        if other in MODULES:
-            above += (
-                [other]
-                if MODULES[other][0] > here[0] or (MODULES[other][:2] >= here and MODULES[other][0] == here[0])
-                else []
-            )
-        elif other in packages:
-            above += [other] if packages[other] > here[0] else []
+    packages = {module.rpartition(".")[0]: numbers[:-1] for module, numbers in MODULES.items()}
+    here = MODULES[name]
+    above = [other for other in imports_of(name) if MODULES.get(other, ()) >= here]
+    above += [other for other in imports_of(name) if other in packages and packages[other] > here]
     assert not above, f"{name} imports {above}, which have higher numbers"
 
 

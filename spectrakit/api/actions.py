@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..trackers.wandb import lent_key
-
 from .run import Run, open_run, summarize, task_of
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, override
@@ -33,8 +31,10 @@ from ..runs.outputs import seal_after
 from ..runs.resume_source import as_before, begun, choose
 from ..runs.run_dir import check_mirror, is_locked, new_run_dir
 from ..system.errors import RequestError
-from ..system.platforms import Platform, detect
+from ..system.platforms.detect import detect
+from ..system.platforms.platform import Platform
 from ..system.signals import ends_softly, interrupts
+from ..trackers.wandb import lent_key
 from ..training.task import check_task
 from ..view.live import make_view
 from ..watchdog.budget import check_time

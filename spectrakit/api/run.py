@@ -22,7 +22,7 @@ from ..runs.history import History, read_all_events, read_history
 from ..runs.run_dir import missing_files
 from ..system.errors import RequestError
 from ..system.files import write_atomic
-from ..system.platforms import detect
+from ..system.platforms.detect import detect
 from ..view.live import watch
 from ..view.plots import Picture, plot_curves, save_figure
 

@@ -29,7 +29,7 @@ def info(arguments: Sequence[str]) -> int:
     parser.add_argument("--internet", action="store_true", help="try also whether there is internet (2 s at most)")
     options = parser.parse_args(arguments)
     from spectrakit.system.inputs import has_internet
-    from spectrakit.system.platforms import detect
+    from spectrakit.system.platforms.detect import detect
 
     platform = detect()
     internet = {"internet": has_internet()} if options.internet else {}
@@ -115,7 +115,7 @@ def list_profiles() -> None:
     from spectrakit.config.resolve import recommended_profile
     from spectrakit.config.schema import Config
     from spectrakit.system.errors import RequestError
-    from spectrakit.system.platforms import detect
+    from spectrakit.system.platforms.detect import detect
 
     fits, why = recommended_profile(detect())
     composed, broken = {}, []

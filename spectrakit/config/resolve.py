@@ -12,17 +12,13 @@ from typing import Any
 from .compose import profile_settings
 from .schema import Config, get, settings
 from .validation import shown
-from ..system.platforms import Platform
+from ..system.platforms.kinds import kind_of
+from ..system.platforms.platform import Platform
 
 # %% ../../nbs/10_config/05_resolve.ipynb #23a2fc01
-_CLOUDS = ("modal", "sagemaker", "databricks", "vertex_workbench")
-
-
 def env_name(platform: Platform) -> str:
     "The profile of the group env/ for this platform: kaggle, colab, wsl2, cloud or local."
-    if platform.name in ("kaggle", "colab"):
-        return platform.name
-    return "wsl2" if platform.flavour in ("wsl1", "wsl2") else "cloud" if platform.flavour in _CLOUDS else "local"
+    return kind_of(platform.name, platform.flavour).env
 
 
 def resolve_env(config: Config, platform: Platform) -> tuple[Config, dict[str, str]]:

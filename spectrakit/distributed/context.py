@@ -18,7 +18,8 @@ from .heartbeat import Board, Pulse, new_board
 from .topology import Rank, rank_of
 from ..system.errors import RequestError
 from ..system.hardware import Gpu, choose_precision
-from ..system.platforms import Platform, detect
+from ..system.platforms.detect import detect
+from ..system.platforms.platform import Platform
 
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fc01
 def detect_hardware() -> Platform:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..config.schema import Config
 from ..system.errors import RequestError
-from ..system.platforms import Platform
+from ..system.platforms.platform import Platform
 
 # %% ../../nbs/21_distributed/00_topology.ipynb #23a2fc01
 @dataclass(frozen=True)

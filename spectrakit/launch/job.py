@@ -25,7 +25,8 @@ from ..distributed.topology import launch_folder
 from .task_pickle import MAPPED_FROM_BYTES, CannotCarry, check_private, read_task, write_task
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import write_atomic
-from ..system.platforms import Platform, detect
+from ..system.platforms.detect import detect
+from ..system.platforms.platform import Platform
 from ..training.task import PlainTask
 
 # %% ../../nbs/50_launch/01_job.ipynb #23a2fc01

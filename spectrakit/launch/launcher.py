@@ -42,7 +42,7 @@ from ..runs.history import has_started
 from ..runs.run_dir import read_environment, update_environment
 from ..system.errors import RequestError
 from ..system.files import write_atomic
-from ..system.platforms import Platform
+from ..system.platforms.platform import Platform
 from ..system.signals import interrupts
 from ..watchdog.budget import time_limit
 

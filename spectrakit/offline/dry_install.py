@@ -146,7 +146,7 @@ import sys
 sys.path.append(sys.argv[1])
 import spectrakit, spectrakit.cli.main
 from spectrakit.config.compose import compose
-from spectrakit.system.platforms import detect
+from spectrakit.system.platforms.detect import detect
 assert compose("trainer=kaggle_safe", "trainer.max_epochs=3").trainer.max_epochs == 3
 detect()
 assert not {"torch", "accelerate"} & set(sys.modules), "torch was loaded"

@@ -30,7 +30,7 @@ from ..runs.resume_source import same_task
 from ..runs.run_dir import newest_environments, read_summary
 from ..system.errors import RequestError
 from ..system.hardware import choose_precision
-from ..system.platforms import Platform
+from ..system.platforms.platform import Platform
 from ..system.units import format_duration
 from ..watchdog.budget import check_time, make_budget, short_time, time_limit, told, usable_s
 

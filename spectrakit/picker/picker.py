@@ -55,7 +55,8 @@ from spectrakit.picker.selection import (
 )
 from ..system.errors import RequestError
 from ..system.files import write_atomic
-from ..system.platforms import Platform, detect
+from ..system.platforms.detect import detect
+from ..system.platforms.platform import Platform
 
 # %% ../../nbs/65_picker/03_picker.ipynb #fbadae2e
 EXTRA = 'pip install "spectrakit[notebook]"'

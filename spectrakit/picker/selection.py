@@ -42,7 +42,8 @@ from spectrakit.picker.provenance import (
     yaml_text,
 )
 from ..system.errors import RequestError
-from ..system.platforms import Platform, detect
+from ..system.platforms.detect import detect
+from ..system.platforms.platform import Platform
 
 # %% ../../nbs/65_picker/02_selection.ipynb #2b9415a0
 CHOSEN, MORE = "chosen in the form", "more words"

@@ -26,7 +26,8 @@ from .run_dir import is_locked, versions
 from ..system.errors import RequestError
 from ..system.files import file_sha256, write_atomic
 from ..system.hardware import WORKING_BYTES
-from ..system.platforms import Platform, detect
+from ..system.platforms.detect import detect
+from ..system.platforms.platform import Platform
 from ..system.units import format_bytes
 
 # %% ../../nbs/35_runs/04_outputs.ipynb #4a84e85a

@@ -49,7 +49,8 @@ from spectrakit.runs.run_dir import (
 )
 from ..system.errors import RequestError
 from ..system.files import write_atomic
-from ..system.platforms import Platform, input_folders, writable_bytes
+from ..system.platforms.detect import input_folders, writable_bytes
+from ..system.platforms.platform import Platform
 
 # %% ../../nbs/35_runs/03_resume_source.ipynb #23a2fc01
 def places(config: Config) -> list[tuple[Path, int]]:

@@ -29,7 +29,8 @@ from ..config.schema import Config
 from ..distributed.topology import plan_processes, rank_of
 from ..system.errors import RequestError
 from ..system.files import write_atomic
-from ..system.platforms import Platform, writable_bytes
+from ..system.platforms.detect import writable_bytes
+from ..system.platforms.platform import Platform
 from ..watchdog.budget import time_limit
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fc01

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from .platforms import input_folders
+from .platforms.detect import input_folders
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc01
 KINDS = ("competitions", "datasets", "models", "notebooks")

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .platforms import detect
+from .platforms.detect import detect
 
 # %% ../../nbs/00_system/06_secrets.ipynb #6e5b4d56
 class Secret:

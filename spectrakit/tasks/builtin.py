@@ -287,7 +287,7 @@ def quick_metrics(task: str, *overrides: str) -> dict[str, float]:
     from spectrakit.config.compose import compose
     from spectrakit.launch.job import Job
     from spectrakit.launch.launcher import launch
-    from spectrakit.system.platforms import detect
+    from spectrakit.system.platforms.detect import detect
 
     # one evaluation, at the end: the held-out samples choose nothing
     config = compose(

@@ -12,11 +12,10 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from .tracker import Opening, Tracker
-
 from ..config.schema import Config
-from ..system.platforms import detect
+from ..system.platforms.detect import detect
 from ..system.secrets import SecretError, secret
+from .tracker import Opening, Tracker
 
 # %% ../../nbs/36_trackers/02_wandb.ipynb #d9ab52f0
 def wandb_mode(config: Config, environ: Mapping[str, str], platform: str) -> tuple[str, str]:

@@ -17,8 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..trackers.registry import start_trackers
-
 from ..config.batch_plan import lr_factor, warmup_length
 from ..config.schema import Config
 from ..distributed.context import BROKEN, RunContext
@@ -42,6 +40,7 @@ from ..system.errors import RequestError
 from ..system.files import write_atomic
 from ..system.secrets import masked
 from ..system.units import parse_duration
+from ..trackers.registry import start_trackers
 from spectrakit.training.nan_guard import (
     ROLLED_BACK,
     answer_nan,

@@ -18,8 +18,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..trackers.tracker import Trackers
-
 from ..checkpoint.async_writer import CheckpointWriter, Snapshot
 from ..checkpoint.mirror import mirror_files
 from ..checkpoint.store import random_state
@@ -29,6 +27,7 @@ from ..distributed.context import RunContext
 from ..distributed.fsdp import like, load_whole_optimizer, whole
 from ..distributed.heartbeat import Pace
 from ..runs.events import EventLog
+from ..trackers.tracker import Trackers
 from ..watchdog.budget import Budget, kill_at
 
 # %% ../../nbs/40_training/03_state.ipynb #23a2fc01

@@ -26,7 +26,7 @@ from ..launch.launcher import Outcome, held_folder, launch
 from ..runs.events import last_event, log_file, read_events
 from ..runs.history import follow
 from ..system.errors import RequestError
-from ..system.platforms import detect
+from ..system.platforms.detect import detect
 from ..system.signals import ends_softly
 from ..training.lr_range_test import SURE, Smoothed, Sweep
 from ..training.task import check_task

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from ..config.schema import Config
 from ..system.errors import RequestError
-from ..system.platforms import Platform
+from ..system.platforms.platform import Platform
 from ..system.units import format_duration, parse_duration, parse_moment
 
 # %% ../../nbs/30_watchdog/00_budget.ipynb #23a2fc01

@@ -34,7 +34,7 @@ from spectrakit.distributed.heartbeat import (
     raise_flag,
 )
 from ..system.errors import RequestError, did_you_mean
-from ..system.platforms import detect
+from ..system.platforms.detect import detect
 from ..system.signals import interrupts
 from ..system.units import parse_duration
 from .budget import check_time, fits, hurry, make_budget, time_limit, told

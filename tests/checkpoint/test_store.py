@@ -49,7 +49,7 @@ from spectrakit.distributed.context import create_run_context
 from spectrakit.launch.launcher import tidy
 from spectrakit.runs.events import EventLog, last_event, read_events
 from spectrakit.system.files import file_sha256
-from spectrakit.system.platforms import detect
+from spectrakit.system.platforms.detect import detect
 from spectrakit.training.loop import train_run
 from spectrakit.training.state import (
     Data,

@@ -10,7 +10,7 @@ from spectrakit.config.profile_files import profiles
 from spectrakit.config.resolve import ignored_settings, platform_notes
 from spectrakit.config.schema import get, to_dict
 from spectrakit.system.errors import RequestError
-from spectrakit.system.platforms import detect
+from spectrakit.system.platforms.detect import detect
 
 pytestmark = pytest.mark.usefixtures("here")
 

@@ -17,7 +17,7 @@ from spectrakit.config.schema import get, to_dict
 from spectrakit.distributed.topology import plan_processes
 from spectrakit.system.errors import RequestError
 from spectrakit.system.hardware import Gpu, choose_precision
-from spectrakit.system.platforms import detect
+from spectrakit.system.platforms.detect import detect
 from spectrakit.system.units import parse_duration
 from spectrakit.watchdog.budget import Budget, check_time, time_limit
 

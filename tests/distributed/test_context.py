@@ -5,9 +5,9 @@ import shutil
 
 import numpy
 import pytest
-from spectrakit.api.actions import fit, predict
 
 from rank_tasks import Augmented, Curve, FailsAtTheEnd, Named, NanOnOneRank, Normed, NoRoom, Weighted
+from spectrakit.api.actions import fit, predict
 from spectrakit.checkpoint.store import find_checkpoint, load_weights, read_manifest, verify
 from spectrakit.config.compose import compose
 from spectrakit.data.loaders import eval_batches
@@ -15,7 +15,7 @@ from spectrakit.launch.job import Job
 from spectrakit.launch.launcher import launch
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.system.errors import RequestError
-from spectrakit.system.platforms import detect
+from spectrakit.system.platforms.detect import detect
 from spectrakit.training.task import evaluate
 from spectrakit.view.text import each_rank
 

@@ -33,7 +33,7 @@ from spectrakit.launch.job import (
 )
 from spectrakit.launch.task_pickle import MAPPED_FROM_BYTES, CannotCarry, read_task
 from spectrakit.system.errors import RequestError
-from spectrakit.system.platforms import detect
+from spectrakit.system.platforms.detect import detect
 from spectrakit.training.task import Task
 from tasks import Line
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from spectrakit.api.actions import fit, resume
 
 from helpers import TASKS, TESTS, only_run, task, wait_for
+from spectrakit.api.actions import fit, resume
 from spectrakit.api.run import Run, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, read_manifest, verify
 from spectrakit.config.compose import compose
@@ -35,7 +35,7 @@ from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.run_dir import is_locked
 from spectrakit.system.errors import RequestError
 from spectrakit.system.hardware import Gpu
-from spectrakit.system.platforms import detect
+from spectrakit.system.platforms.detect import detect
 from spectrakit.system.signals import interrupts, kill_tree
 from tasks import Line, Troubled
 

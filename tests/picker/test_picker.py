@@ -25,7 +25,7 @@ from spectrakit.picker import picker as pickers
 from spectrakit.picker import selection as choosing
 from spectrakit.picker.provenance import read_choice, word, yaml_text
 from spectrakit.system.errors import RequestError
-from spectrakit.system.platforms import detect
+from spectrakit.system.platforms.detect import detect
 
 
 @pytest.fixture(autouse=True)

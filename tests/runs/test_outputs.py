@@ -19,7 +19,7 @@ from spectrakit.runs.outputs import MANIFEST, Sealed, limits, notes_on, seal_aft
 from spectrakit.runs.run_dir import locked
 from spectrakit.system.errors import RequestError
 from spectrakit.system.files import file_sha256
-from spectrakit.system.platforms import detect
+from spectrakit.system.platforms.detect import detect
 
 pytestmark = pytest.mark.usefixtures("here")
 KAGGLE = {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}

@@ -1,4 +1,4 @@
-"What `spectrakit.system.platforms` says on faked machines: environment variables and file-system roots made up for each test."
+"What `spectrakit.system.platforms` finds on faked machines: environment variables and file-system roots made up for each test."
 
 import json
 import math
@@ -16,10 +16,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from spectrakit.system import hardware, inputs, platforms
+from spectrakit.system import hardware, inputs
 from spectrakit.system.hardware import Gpu, choose_precision
 from spectrakit.system.inputs import find_input, has_internet
-from spectrakit.system.platforms import detect, writable_bytes
+from spectrakit.system.platforms.detect import detect, writable_bytes
+from spectrakit.system.platforms.kinds import FLAVOURS
+from spectrakit.system.platforms.platform import Platform
 from spectrakit.system.units import format_duration, parse_duration
 
 NOW = 1_800_000_000.0
@@ -60,7 +62,7 @@ def root(tmp_path) -> Path:
     )
 
 
-def on(root: Path, environ: dict | None = None, shell: str = "", now: float = NOW) -> platforms.Platform:
+def on(root: Path, environ: dict | None = None, shell: str = "", now: float = NOW) -> Platform:
     return detect({"PATH": "", **(environ or {})}, root, shell=shell, now=now)
 
 
@@ -219,7 +221,7 @@ WSL2 = {RELEASE: "5.15.167.4-microsoft-standard-WSL2\n"}
 )
 def test_flavour(root, environ, files, shell, name, flavour):
     found = on(put(root, files), environ, shell)
-    assert (found.name, found.flavour) == (name, flavour) and flavour in platforms.FLAVOURS
+    assert (found.name, found.flavour) == (name, flavour) and flavour in FLAVOURS
     assert f"flavour        {flavour}" in found.table() and found.to_dict()["flavour"] == flavour
     assert ("flavour=" in found.line()) == (flavour != "plain")
     assert bool(found.flavour_source) == (name == "local" or flavour != "plain")
@@ -485,7 +487,7 @@ def test_limits(root):
 def test_a_child_process_inherits(root, tmp_path):
     parent = on(root, {RUN: "Batch"})
     code = (
-        "import json; from spectrakit.system.platforms import detect; p = detect(); "
+        "import json; from spectrakit.system.platforms.detect import detect; p = detect(); "
         "print(json.dumps([p.name, p.mode, p.session_start, p.session_start_source]))"
     )
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("KAGGLE", "SPECTRAKIT"))}
@@ -1188,7 +1190,7 @@ def test_detect_asks_nobody(root, monkeypatch, smi):
 def test_the_import_is_light_and_detect_is_quick():
     code = """if True:
         import sys, time
-        import spectrakit.system.hardware, spectrakit.system.inputs, spectrakit.system.platforms as p
+        import spectrakit.system.hardware, spectrakit.system.inputs, spectrakit.system.platforms.detect as p
         heavy = {"torch", "accelerate", "psutil", "pynvml", "numpy", "yaml", "IPython"} & set(sys.modules)
         assert not heavy, heavy
         environ, spectrakit.system.hardware._nvml = {"PATH": ""}, lambda: []  # the driver takes its own time

@@ -9,7 +9,7 @@ import time
 from types import ModuleType
 
 import pytest
-from spectrakit.trackers.tracker import without_secrets
+from spectrakit.training.trackers import without_secrets
 
 from helpers import TESTS, clean_environ, only_run
 from spectrakit.system import secrets

@@ -15,7 +15,7 @@ from spectrakit.config.compose import compose
 from spectrakit.distributed.context import RunContext, create_run_context
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.system.errors import RequestError
-from spectrakit.system.platforms import detect
+from spectrakit.system.platforms.detect import detect
 from spectrakit.training.loop import train_run
 from spectrakit.training.state import Execution
 from spectrakit.training.task import Task

@@ -13,10 +13,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from spectrakit.trackers.mlflow import mlflow_uri
-from spectrakit.trackers.registry import start_trackers
-from spectrakit.trackers.tracker import Tracker, Trackers, hyperparameters
-from spectrakit.trackers.wandb import wandb_mode
 
 from helpers import TESTS, clean_environ, only_run, run_cli, task
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
@@ -24,7 +20,11 @@ from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import EventLog, effective_events, read_events
 from spectrakit.system.errors import RequestError
-from spectrakit.system.platforms import detect
+from spectrakit.system.platforms.detect import detect
+from spectrakit.trackers.mlflow import mlflow_uri
+from spectrakit.trackers.registry import start_trackers
+from spectrakit.trackers.tracker import Tracker, Trackers, hyperparameters
+from spectrakit.trackers.wandb import wandb_mode
 from spectrakit.training.loop import train_run
 from spectrakit.training.state import Execution
 from spectrakit.view.text import RichView, TextView, TqdmView, make_text_view

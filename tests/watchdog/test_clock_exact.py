@@ -10,7 +10,8 @@ from rank_tasks import Curve
 from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import read_events
-from spectrakit.system.platforms import Platform, detect
+from spectrakit.system.platforms.detect import detect
+from spectrakit.system.platforms.platform import Platform
 from spectrakit.training import loop
 from spectrakit.training.loop import train_run
 from spectrakit.training.state import Execution

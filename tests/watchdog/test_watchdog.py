@@ -7,16 +7,16 @@ import time
 
 import pytest
 import torch
-from spectrakit.api.actions import fit
 
 from rank_tasks import Curve
+from spectrakit.api.actions import fit
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.distributed.heartbeat import HURRY, STOP
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.system.errors import RequestError
-from spectrakit.system.platforms import detect
+from spectrakit.system.platforms.detect import detect
 from spectrakit.training import loop as trainer
 from spectrakit.training.loop import train_run
 from spectrakit.training.state import Execution
