@@ -26,7 +26,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from spectrakit import Task, compose, detect
-from spectrakit.distributed.heartbeat import Board, Pace, Pulse
+from spectrakit.distributed.heartbeat import Heartbeat, Pace, SharedPage
 from spectrakit.launch.job import Job
 from spectrakit.launch.launcher import launch
 
@@ -183,11 +183,11 @@ def first_step(rounds: int) -> dict:
 
 def signs_of_life_us(steps: int = 200_000) -> float:
     "Microseconds a step of what the loop does for heartbeat and agreement, the other rank being ahead."
-    board = Board(None, 2)
-    pulse, other, pace = Pulse(board, 0), Pulse(board, 1), Pace()
+    page = SharedPage(None, 2)
+    heartbeat, other, pace = Heartbeat(page, 0), Heartbeat(page, 1), Pace()
     other.begin(10 * steps)
-    pulse.begin(0)
-    step, add, best = pulse.step, pace.add, float("inf")
+    heartbeat.begin(0)
+    step, add, best = heartbeat.step, pace.add, float("inf")
     for _ in range(5):
         began = time.perf_counter()
         for _number in range(1, steps + 1):

@@ -13,7 +13,7 @@ import statistics
 import time
 from pathlib import Path
 
-from spectrakit.distributed.heartbeat import Board, Pace, Pulse
+from spectrakit.distributed.heartbeat import Heartbeat, Pace, SharedPage
 from spectrakit.watchdog.watchdog import Agreement, Watchdog
 
 CALLS = 200_000
@@ -33,9 +33,9 @@ def seconds(call, calls: int = CALLS) -> float:
 def ranks() -> Agreement:
     "Rank 0 of two on a page, whose other rank is always a step ahead."
     together = Agreement()
-    board = Board(None, 2)
-    together.pulse = Pulse(board, 0)
-    board.cells[board.row(1)] = 2**62
+    page = SharedPage(None, 2)
+    together.heartbeat = Heartbeat(page, 0)
+    page.cells[page.row(1)] = 2**62
     return together
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..config.schema import Config
 from .fsdp import is_sharded, shard, shard_by_accelerate
-from .heartbeat import Board, Pulse, new_board
+from .heartbeat import Heartbeat, SharedPage, new_page
 from .topology import Rank, rank_of
 from ..system.errors import RequestError
 from ..system.hardware import Gpu, choose_precision
@@ -164,8 +164,8 @@ class Exchange(Objects):
 BROKEN = "broken: "  # before the reason of a rank that left the others behind
 
 
-def _no_pulse() -> Pulse:
-    return Pulse(Board(None, 1), 0)
+def _no_heartbeat() -> Heartbeat:
+    return Heartbeat(SharedPage(None, 1), 0)
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,10 @@ class RunContext(Exchange):
     backend: str | None = None  # nccl or gloo
     sync_batchnorm: bool = False
     static_graph: bool = False
-    pulse: Pulse = field(default_factory=_no_pulse, repr=False)  # signs of life, and the agenda of this machine
-    together: bool = True  # whether all ranks share one agenda; else they agree at log points
+    heartbeat: Heartbeat = field(
+        default_factory=_no_heartbeat, repr=False
+    )  # signs of life, and what the ranks of this machine agree on
+    together: bool = True  # whether all ranks agree step by step; else they agree at log points
     group: Any = field(default=None, repr=False)  # the processes, talking through the CPU
 
     @property
@@ -245,10 +247,10 @@ class RunContext(Exchange):
         return exchange
 
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fc05
-def create_run_context(config: Config, hardware: Platform, pulse: Pulse | None = None) -> RunContext:
+def create_run_context(config: Config, hardware: Platform, heartbeat: Heartbeat | None = None) -> RunContext:
     """The context for `config` on this machine, as one process or, where a launcher says so, as one rank of several.
 
-    `pulse`: this rank's hand on the page that the launcher watches. RequestError where the request cannot be met here.
+    `heartbeat`: this rank's hand on the page that the launcher watches. RequestError where the request cannot be met here.
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
@@ -265,11 +267,13 @@ def create_run_context(config: Config, hardware: Platform, pulse: Pulse | None =
     GradientState._reset_state()
     if place is None:
         accelerator = Accelerator(mixed_precision=precision, cpu=device == "cpu")
-        return RunContext(accelerator, precision, reasons, **({"pulse": pulse} if pulse else {}))
-    return _joined(config, place, device, precision, reasons, pulse)
+        return RunContext(accelerator, precision, reasons, **({"heartbeat": heartbeat} if heartbeat else {}))
+    return _joined(config, place, device, precision, reasons, heartbeat)
 
 
-def _joined(config: Config, place: Rank, device: str, precision: str, reasons: dict, pulse: Pulse | None) -> RunContext:
+def _joined(
+    config: Config, place: Rank, device: str, precision: str, reasons: dict, heartbeat: Heartbeat | None
+) -> RunContext:
     "The context of one rank, once all have met."
     from accelerate import Accelerator
 
@@ -285,8 +289,8 @@ def _joined(config: Config, place: Rank, device: str, precision: str, reasons: d
     sync = d.sync_batchnorm and device == "cuda" and strategy == "ddp"
     if d.sync_batchnorm and not sync:
         reasons["sync_batchnorm"] = "batch norm of each process alone: torch synchronises it on GPUs with ddp only"
-    if pulse:
-        pulse.beat("meeting")
+    if heartbeat:
+        heartbeat.beat("meeting")
     with _on_cpu(device):
         accelerator = Accelerator(
             mixed_precision=precision, cpu=device == "cpu", **_handlers(config, backend, strategy, device)
@@ -307,15 +311,15 @@ def _joined(config: Config, place: Rank, device: str, precision: str, reasons: d
         backend,
         sync,
         d.static_graph,
-        pulse or _no_pulse(),
-        pulse is not None and place.local_world_size == place.world_size,
+        heartbeat or _no_heartbeat(),
+        heartbeat is not None and place.local_world_size == place.world_size,
         group,
     )
     if (total := sum(row[0] for row in context.gather_numbers([1.0]))) != place.world_size:
         raise RuntimeError(f"{place.world_size} processes were started, and {total:g} answered")
     context.reduce_tensor(_one(accelerator.device))
-    context.pulse.met()
-    return context if pulse or place.local_world_size != place.world_size else _on_one_page(context)
+    context.heartbeat.met()
+    return context if heartbeat or place.local_world_size != place.world_size else _on_one_page(context)
 
 
 def _on_one_page(context: RunContext) -> RunContext:
@@ -323,16 +327,16 @@ def _on_one_page(context: RunContext) -> RunContext:
     for a log point.
     """
     try:
-        page = new_board(context.world_size) if context.is_main else None
+        page = new_page(context.world_size) if context.is_main else None
     except OSError:
         page = None
     if (path := context.broadcast(str(page.path) if page else None)) is None:
         return context
-    pulse = Pulse(page or Board(path, context.world_size), context.rank)
+    heartbeat = Heartbeat(page or SharedPage(path, context.world_size), context.rank)
     context.barrier()
     if page:
         page.path.unlink(missing_ok=True)  # all have it open
-    return replace(context, pulse=pulse, together=True)
+    return replace(context, heartbeat=heartbeat, together=True)
 
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fc06
 def _handlers(config: Config, backend: str, strategy: str, device: str) -> dict[str, Any]:

@@ -24,11 +24,11 @@ from spectrakit.distributed.heartbeat import (
     FAILED,
     HURRY,
     STOP,
-    Board,
-    Pulse,
-    Watch,
-    asked,
+    HangDetector,
+    Heartbeat,
+    SharedPage,
     raise_flag,
+    requested,
     wanted_by_files,
 )
 from ..distributed.topology import rank_of
@@ -43,7 +43,7 @@ def work(
     job: Job,
     task: Any,
     stop_asked: Callable[[], int],
-    pulse: Pulse | None = None,
+    heartbeat: Heartbeat | None = None,
     told: Callable[[Path], None] | None = None,
 ) -> tuple[str, str]:
     """Do `job` in this process: (status, reason). `told` learns the run's folder, which is that of rank 0.
@@ -55,7 +55,7 @@ def work(
     from spectrakit.distributed.context import create_run_context
     from spectrakit.training.state import Execution
 
-    context = create_run_context(job.config, job.platform, pulse)
+    context = create_run_context(job.config, job.platform, heartbeat)
     run_dir, kind = context.broadcast(
         (str(job.run_dir), job.kind)
     )  # rank 0 alone writes there, and knows whether it goes on
@@ -86,7 +86,7 @@ def work(
                 job.config,
                 replace(execution, run_dir=Path(job.extra["folder"])),
                 Sweep(**job.extra["sweep"]),
-                inline=pulse is None,
+                inline=heartbeat is None,
             )
         else:
             from spectrakit.training.loop import train_run
@@ -94,7 +94,7 @@ def work(
             status, reason = train_run(task, job.config, execution, job.kind == "resume", job.extra.get("again"))
         if reason.startswith(BROKEN):
             return status, reason  # the others are not there to say goodbye to
-    if pulse is not None:
+    if heartbeat is not None:
         context.leave()  # a user's own launcher may want the group again
     return status, reason
 
@@ -111,8 +111,8 @@ def rank_main(folder: str, task: Any = None) -> int:
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: told.append(1))
     _write_to(Path(extra["logs"]), rank)
-    board = Board(extra["board"], extra["per_node"])
-    pulse = Pulse(board, place.local_rank if place else 0)
+    page = SharedPage(extra["page"], extra["per_node"])
+    heartbeat = Heartbeat(page, place.local_rank if place else 0)
     try:
         if extra["launcher"] is not None or task is not None:
             _one_thread()
@@ -125,29 +125,29 @@ def rank_main(folder: str, task: Any = None) -> int:
 
         def asks() -> int:
             here = wanted_by_files(job.run_dir) if rank == 0 else 0
-            return here | asked(board) & (STOP | HURRY) | (STOP | HURRY if told else 0)
+            return here | requested(page) & (STOP | HURRY) | (STOP | HURRY if told else 0)
 
-        status, reason = work(job, task, asks, pulse)
+        status, reason = work(job, task, asks, heartbeat)
     except RequestError as error:
         _note(folder / f"refused-{rank}.txt", str(error))
-        raise_flag(pulse, FAILED)
+        raise_flag(heartbeat, FAILED)
         return 2
     except BaseException:
         _note(Path(extra["logs"]) / f"error-rank-{rank}.txt", masked(traceback.format_exc()))
-        raise_flag(pulse, FAILED)
+        raise_flag(heartbeat, FAILED)
         print(masked(traceback.format_exc()), file=sys.stderr)
         return 1
-    return _leave_word(folder, status, reason, pulse)
+    return _leave_word(folder, status, reason, heartbeat)
 
 # %% ../../nbs/50_launch/02_worker.ipynb #23a2fc03
-def _leave_word(folder: Path, status: str, reason: str, pulse: Pulse) -> int:
+def _leave_word(folder: Path, status: str, reason: str, heartbeat: Heartbeat) -> int:
     "Say how it ended; returns the exit status."
     if reason.startswith(BROKEN):
         return 1
-    if pulse.rank == 0:
+    if heartbeat.rank == 0:
         _note(folder / "outcome.json", json.dumps([status, reason]))
-    pulse.beat("done")
-    return 1 if status == "failed" and pulse.board.ranks == 1 else 0
+    heartbeat.beat("done")
+    return 1 if status == "failed" and heartbeat.page.ranks == 1 else 0
 
 
 def _note(file: Path, text: str) -> None:
@@ -254,7 +254,9 @@ def note_exits(folder: Path, extra: dict) -> None:
     if not hasattr(signal, "SIGCHLD") or not hasattr(os, "waitid"):
         return
     watch, exits = (
-        Watch(Board(extra["board"], extra["per_node"]), 1, 1, first=extra["per_node"] * (extra["node_rank"] or 0)),
+        HangDetector(
+            SharedPage(extra["page"], extra["per_node"]), 1, 1, first=extra["per_node"] * (extra["node_rank"] or 0)
+        ),
         {},
     )
 

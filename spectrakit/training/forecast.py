@@ -72,7 +72,7 @@ def predictions_s(task: Any, model: Any, dataset: Any, config: Config, context: 
         with torch.no_grad():
             last = began
             for batch in batches.epoch(0):
-                context.pulse.beat()
+                context.heartbeat.beat()
                 predict_batch(task, model, batch.data)
                 if context.device.type == "cuda":
                     torch.cuda.synchronize()

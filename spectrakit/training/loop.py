@@ -30,9 +30,9 @@ from spectrakit.distributed.heartbeat import (
     TIME,
     agreed,
     announce,
-    asked,
     checkpoint_file,
     raise_flag,
+    requested,
     set_end,
 )
 from ..runs.events import EventLog, log_file
@@ -73,14 +73,14 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
 
     c, p, task, schedule, record, requests = s.config, s.progress, s.task, s.schedule, s.record, s.requests
     model, optimizer, params, averages = s.learner.model, s.learner.optimizer, s.learner.params, s.learner.ema
-    plan, saving, pace, scaler, pulse = s.data.plan, s.saving, s.timing.pace, s.context.scaler, s.context.pulse
+    plan, saving, pace, scaler, heartbeat = s.data.plan, s.saving, s.timing.pace, s.context.scaler, s.context.heartbeat
     on_host, ranks = s.context.device.type == "cpu", s.context.world_size
     clip, decay = c.trainer.gradient_clip_val, c.training.ema_decay
     factor, exchange, skips = lr_rule(s), s.context.gradient_sync(model), c.training.nan_policy == "skip"
     model.train()
     start_interval(s)
     watch_buffers(s)
-    pulse.begin(p.step)
+    heartbeat.begin(p.step)
     s.timing.began = time.monotonic(), p.step
     due, step_began, ending = next_due(s), time.monotonic(), make_up(s)
     if ending is not None:
@@ -91,7 +91,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step
             result, share = task.loss(model, batch.data), batch.window_samples / ranks  # DDP takes the mean over ranks
-            pulse.part()
+            heartbeat.part()
             if isinstance(result, tuple):  # (sum, weight): the window's weight is known at its end
                 total, weight = result if batch.samples else (result[0] * 0, result[1] * 0)
                 loss = total / share
@@ -140,7 +140,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
             pace.add(now - step_began)
             if now >= requests.next_check or p.step >= due:
                 look_around(s, now)
-            if pulse.step(p.step) or p.step >= due:  # something is due, or all ranks have agreed on something
+            if heartbeat.step(p.step) or p.step >= due:  # something is due, or all ranks have agreed on something
                 if (ending := at_step_edge(s)) is not None:
                     break
                 due, now = next_due(s), time.monotonic()
@@ -214,10 +214,10 @@ def next_due(s: TrainState) -> int:
 
 def look_around(s: TrainState, now: float) -> None:
     "Five times a second, and where something is due: does anything ask for a stop, or for a checkpoint by the clock? Rank 0 puts it on the agenda."
-    s.requests.next_check, pulse = now + 0.2, s.context.pulse
+    s.requests.next_check, heartbeat = now + 0.2, s.context.heartbeat
     wish = int(s.stop_requested())
-    if pulse.rank == 0:
-        set_end(pulse.board, kill_at(s.budget))
+    if heartbeat.rank == 0:
+        set_end(heartbeat.page, kill_at(s.budget))
     if s.context.is_main:
         if s.budget.should_stop():
             wish |= TIME
@@ -226,9 +226,9 @@ def look_around(s: TrainState, now: float) -> None:
     if not s.context.together:
         s.requests.pending |= wish  # said at the next log point
     elif not s.context.is_main:
-        raise_flag(pulse, wish)
-    elif wish := wish | asked(pulse.board):
-        announce(pulse, s.progress.step, wish)
+        raise_flag(heartbeat, wish)
+    elif wish := wish | requested(heartbeat.page):
+        announce(heartbeat, s.progress.step, wish)
 
 
 def answer_wish(s: TrainState) -> None:
@@ -278,7 +278,7 @@ def at_step_edge(s: TrainState) -> tuple[str, str] | None:
     "Log, evaluate, save, stop: what is due at this step, on all ranks alike; returns (status, reason) where the run ends here."
     p, c = s.progress, s.config
     last, epoch_end = p.step >= s.schedule.total_steps, p.window == 0
-    agenda = agreed(s.context.pulse, p.step)
+    agenda = agreed(s.context.heartbeat, p.step)
     if p.step % c.trainer.log_every_n_steps == 0 or last:
         if (ending := log_step(s)) is not None:
             return ending
@@ -346,7 +346,7 @@ def log_step(s: TrainState) -> tuple[str, str] | None:
     for row in rows:
         s.requests.agreed |= int(row[3])
     s.requests.pending = 0
-    s.context.pulse.pace(pace_s)
+    s.context.heartbeat.pace(pace_s)
     s.budget.observe("step", s.timing.pace.quantile(0.95))
     if usable is not None and p.step < s.schedule.total_steps:
         plan_anew(s, *rows[0][4:])
@@ -401,7 +401,7 @@ def same_buffers(s: TrainState) -> None:
 def run_evaluation(s: TrainState, heed: int = STOP | HURRY) -> bool:
     "Evaluate, write the event, and tell whether this is the best result so far. Without a result where the time ends before it."
     p, began = s.progress, time.monotonic()
-    s.context.pulse.beat("evaluating")
+    s.context.heartbeat.beat("evaluating")
     same_buffers(s)
     asked_for = 0
 
@@ -412,7 +412,7 @@ def run_evaluation(s: TrainState, heed: int = STOP | HURRY) -> bool:
 
     with ema_weights(s):
         metrics = evaluate(s.task, s.context.plain(s.learner.model), s.data.valid, s.context, over)
-    s.context.pulse.beat("training")
+    s.context.heartbeat.beat("training")
     seconds = time.monotonic() - began
     s.record.interval.paused_s += seconds
     s.requests.evaluation_stopped_by = 0
@@ -469,7 +469,7 @@ def train_run(
     with repeatable(config.trainer.deterministic):
         log = EventLog(log_file(run_dir)) if context.is_main else NullLog()
         s, broken = None, False
-        context.pulse.beat("preparing")
+        context.heartbeat.beat("preparing")
         try:
             s = prepare(task, config, execution, log)
             notes = ([restart_reason] if restart_reason else []) + (restore_state(s) if resume else [])
@@ -503,7 +503,7 @@ def train_run(
                 step=s.progress.step if s else 0,
                 metrics=s.progress.metrics if s else {},
             )
-        context.pulse.beat("ending")
+        context.heartbeat.beat("ending")
         if s is not None:
             end_mirror(s)
             s.record.trackers.close(failed=status == "failed")  # last: a slow one keeps nothing waiting
@@ -515,7 +515,7 @@ def leave_traceback(context: RunContext, logs: Path) -> None:
     "Tell the other ranks, and keep the error that is being handled in error-rank-N.txt."
     import traceback
 
-    raise_flag(context.pulse, FAILED)
+    raise_flag(context.heartbeat, FAILED)
     with contextlib.suppress(OSError):
         logs.mkdir(exist_ok=True)
         write_atomic(logs / f"error-rank-{context.rank}.txt", masked(traceback.format_exc()))

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from ..data.loaders import find_non_finite
-from ..distributed.heartbeat import clear_agenda
+from ..distributed.heartbeat import clear_agreement
 from ..system.errors import RequestError
 from .restore import restore_state
 from .schedule import start_interval
@@ -124,7 +124,7 @@ def roll_back(s: TrainState, value: float, where: str | None) -> tuple[str, str]
     times, scale, step = p.rollbacks + 1, p.lr_scale * c.rollback_lr_factor, p.step
     if times > c.max_rollbacks:
         return not_finite(s, value, where)
-    s.context.pulse.beat("preparing")
+    s.context.heartbeat.beat("preparing")
     written_step(s)  # what was handed over counts
     try:
         notes = restore_state(s)
@@ -150,9 +150,9 @@ def roll_back(s: TrainState, value: float, where: str | None) -> tuple[str, str]
         ],
     )
     s.context.barrier()
-    if s.context.pulse.rank == 0:
-        clear_agenda(s.context.pulse.board)
-    s.context.pulse.begin(p.step)
+    if s.context.heartbeat.rank == 0:
+        clear_agreement(s.context.heartbeat.page)
+    s.context.heartbeat.begin(p.step)
     s.context.barrier()
     s.nan.bad_input, s.nan.skipped, s.requests.agreed, s.requests.pending, s.saving.rng_state = None, 0, 0, 0, None
     start_interval(s)

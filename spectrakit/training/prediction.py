@@ -102,7 +102,7 @@ def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context
     mine: dict[int, dict] = {}
     with torch.inference_mode():
         for place, batch in enumerate(batches.epoch(0)):
-            context.pulse.beat()
+            context.heartbeat.beat()
             if batch.samples == 0:
                 continue
             outputs = predict_batch(task, model, batch.data)
@@ -127,7 +127,7 @@ def predict_run(
     RequestError where there is no checkpoint or nothing to predict on.
     """
     check_task(task, config)
-    context.pulse.beat("preparing")
+    context.heartbeat.beat("preparing")
     with repeatable(config.trainer.deterministic):
         seed_everything(config.seed)
         has_test = callable(getattr(task, "test_dataset", None))
@@ -137,7 +137,7 @@ def predict_run(
                 f"{type(task).__name__} has nothing to predict on. Write `test_dataset(cfg)`, or return a validation set."
             )
         model, name, notes = trained_model(task, config, run_dir)
-        context.pulse.beat("predicting")
+        context.heartbeat.beat("predicting")
         model = context.accelerator.prepare_model(
             model, evaluation_mode=True
         ).eval()  # no gradients: nothing to wrap or to shard

@@ -314,7 +314,7 @@ def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = Fa
     kind = "last" if last or alone or p.step >= s.schedule.total_steps else "best" if best else "periodic"
     if kind == "periodic" and p.saved_step == p.step:
         return  # on all ranks
-    s.context.pulse.beat("saving")
+    s.context.heartbeat.beat("saving")
     began = time.monotonic()
     chosen = _choose(s, kind, best) if main else None
     if not alone:
@@ -322,7 +322,7 @@ def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = Fa
     if chosen and save_weights(s, kind, best, alone, began):
         p.saved_step = p.step
     s.record.interval.paused_s += time.monotonic() - began
-    s.context.pulse.beat("training")
+    s.context.heartbeat.beat("training")
 
 
 def _choose(s: TrainState, kind: str, best: bool) -> bool:
@@ -340,7 +340,7 @@ def end_saving(s: TrainState) -> None:
     "The end of a run, before it is written down: everything is on disk afterwards, and in the second folder, if the time allows."
     if not s.config.checkpoint.enabled or not s.context.is_main:
         return
-    s.context.pulse.beat("saving")
+    s.context.heartbeat.beat("saving")
     end = kill_at(s.budget)
     writer_of(s).close(math.inf if end is None else max(0.0, end - s.budget.clock()))
 

@@ -246,7 +246,7 @@ def evaluate(
         with torch.no_grad() if sharded else torch.inference_mode():
             for place, batch in enumerate(batches.epoch(0)):
                 if context:
-                    context.pulse.beat()
+                    context.heartbeat.beat()
                 if over is not None and place and (cut := _cut_here(over, context if sharded else None)):
                     break
                 found, outputs = score_batch(task, model, batch)
@@ -279,7 +279,7 @@ def _on_all_samples(task: Any, parts: dict[int, tuple], context: RunContext | No
     import torch
 
     if context:
-        context.pulse.beat("scoring")
+        context.heartbeat.beat("scoring")
         parts = context.gather_by_index(parts)
     found: Any = None
     if parts is not None:

@@ -24,14 +24,14 @@ from spectrakit.distributed.heartbeat import (
     HURRY,
     STOP,
     TIME,
-    Board,
+    Heartbeat,
     Pace,
-    Pulse,
+    SharedPage,
     agreed,
     announce,
-    asked,
-    new_board,
+    new_page,
     raise_flag,
+    requested,
 )
 from ..system.errors import RequestError, did_you_mean
 from ..system.platforms.detect import detect
@@ -47,7 +47,7 @@ class Agreement:
     "How the ranks of torch.distributed, if there are any, come to the same answer at the same call."
 
     def __init__(self):
-        self.pulse, self.group, dist = None, None, sys.modules.get("torch.distributed")
+        self.heartbeat, self.group, dist = None, None, sys.modules.get("torch.distributed")
         if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return
         self.group, rank, ranks = dist.new_group(backend="gloo"), dist.get_rank(), dist.get_world_size()
@@ -56,30 +56,30 @@ class Agreement:
         page = None
         if rank == 0 and len(set(hosts)) == 1:
             with contextlib.suppress(OSError):
-                page = new_board(ranks)
+                page = new_page(ranks)
         path = [str(page.path) if page else None]
         dist.broadcast_object_list(path, src=0, group=self.group)
         if path[0] is None:
             return
-        self.pulse = Pulse(page or Board(path[0], ranks), rank)
+        self.heartbeat = Heartbeat(page or SharedPage(path[0], ranks), rank)
         dist.barrier(group=self.group)
         if page:
             page.path.unlink(missing_ok=True)  # all have it open
 
     def look(self, step: int, wish: int) -> int:
         "Before call number `step` is answered: pass on what this rank wants; what a process alone does at once."
-        if self.pulse is None:
+        if self.heartbeat is None:
             return wish if self.group is None else 0
-        if self.pulse.rank:
-            raise_flag(self.pulse, wish)
-        elif wish := wish | asked(self.pulse.board):
-            announce(self.pulse, step, wish)
+        if self.heartbeat.rank:
+            raise_flag(self.heartbeat, wish)
+        elif wish := wish | requested(self.heartbeat.page):
+            announce(self.heartbeat, step, wish)
         return 0
 
     def answer(self, step: int, wishes: Callable[[], int]) -> int:
         "What all ranks do at call number `step`; 0 for nothing."
-        if self.pulse is not None:
-            return agreed(self.pulse, step) if self.pulse.step(step) else 0
+        if self.heartbeat is not None:
+            return agreed(self.heartbeat, step) if self.heartbeat.step(step) else 0
         if self.group is None or step % _TOGETHER:
             return 0
         import torch.distributed as dist
@@ -90,11 +90,11 @@ class Agreement:
 
     def leave(self, failed: bool) -> None:
         "Nobody waits for this rank any more; the others learn where it failed."
-        if self.pulse is None:
+        if self.heartbeat is None:
             return
         if failed:
-            raise_flag(self.pulse, FAILED)
-        self.pulse.begin(_FAR)
+            raise_flag(self.heartbeat, FAILED)
+        self.heartbeat.begin(_FAR)
 
 # %% ../../nbs/30_watchdog/01_watchdog.ipynb #23a2fc02
 class Watchdog:

@@ -9,15 +9,15 @@ from spectrakit.distributed.heartbeat import (
     HURRY,
     SAVE_NOW,
     STOP,
-    Board,
-    Pulse,
-    Watch,
+    HangDetector,
+    Heartbeat,
+    SharedPage,
     agreed,
     announce,
-    asked,
     checkpoint_file,
     raise_flag,
     request,
+    requested,
     stop_file,
     wanted_by_files,
 )
@@ -27,17 +27,17 @@ class Page:
     "A page for two ranks that train, and a detector that allows `floor_s` seconds of silence."
 
     def __init__(self, floor_s: float = 30.0, factor: float = 20.0, **options: float):
-        self.now, self.board = 0.0, Board(None, 2)
-        self.ranks = [Pulse(self.board, rank) for rank in (0, 1)]
-        self.detector = Watch(self.board, factor, floor_s, clock=lambda: self.now, **options)
+        self.now, self.page = 0.0, SharedPage(None, 2)
+        self.ranks = [Heartbeat(self.page, rank) for rank in (0, 1)]
+        self.detector = HangDetector(self.page, factor, floor_s, clock=lambda: self.now, **options)
         for rank in self.ranks:
             rank.begin(0)
-        self.detector.look()
+        self.detector.find_stuck()
 
     def stuck_at(self, seconds: float) -> int | None:
         "The rank that is stuck when the clock shows `seconds`."
         self.now = seconds
-        found = self.detector.look()
+        found = self.detector.find_stuck()
         return None if found is None else found.rank
 
 
@@ -98,10 +98,10 @@ def test_all_ranks_act_at_the_step_that_rank_0_has_announced():
 
 def test_a_stop_is_asked_for_by_a_rank_or_from_outside():
     page = Page()
-    assert asked(page.board) == 0
+    assert requested(page.page) == 0
     raise_flag(page.ranks[1], HURRY)
-    request(page.board, STOP)
-    assert asked(page.board) & (STOP | HURRY) == STOP | HURRY
+    request(page.page, STOP)
+    assert requested(page.page) & (STOP | HURRY) == STOP | HURRY
 
 
 def test_a_rank_that_waits_for_a_failed_one_is_told():

@@ -8,10 +8,10 @@ import threading
 
 import psutil
 import pytest
-from spectrakit.api.actions import fit, resume
 
 import tasks
 from helpers import SETTINGS, only_run, run_cli, task, tree_hashes, wait_for
+from spectrakit.api.actions import fit, resume
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.config.compose import compose

@@ -23,7 +23,17 @@ from spectrakit.api.actions import fit, resume
 from spectrakit.api.run import Run, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, read_manifest, verify
 from spectrakit.config.compose import compose
-from spectrakit.distributed.heartbeat import FAILED, STOP, Pulse, Watch, asked, new_board, raise_flag, stop_file, sweep
+from spectrakit.distributed.heartbeat import (
+    FAILED,
+    STOP,
+    HangDetector,
+    Heartbeat,
+    new_page,
+    raise_flag,
+    requested,
+    stop_file,
+    sweep,
+)
 from spectrakit.distributed.topology import Processes
 from spectrakit.launch import launcher as launching
 from spectrakit.launch import supervisor as supervising
@@ -779,36 +789,36 @@ def test_no_start_that_the_time_is_too_short_for_and_no_refusal_after_the_first(
 def test_a_view_that_fails_ends_the_processes_and_is_told(tmp_path):
     "And so does anything else that ends the waiting thread."
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    board = new_board(1)
+    page = new_page(1)
 
     def tick():
         raise KeyError("the view")
 
     job = Job("train", tmp_path, compose(), HERE)
     with pytest.raises(KeyError, match="the view"):
-        watch_over(child, job, Watch(board, 20, 60), tmp_path, tick, [])
+        watch_over(child, job, HangDetector(page, 20, 60), tmp_path, tick, [])
     assert child.returncode == -signal.SIGKILL
-    board.close()
-    board.path.unlink()
+    page.close()
+    page.path.unlink()
 
 
 def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_path):
     "Rank 1 has failed; rank 0 would have a quarter of a minute to notice by itself."
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    board = new_board(2)
-    pulse = Pulse(board, 1)
-    pulse.begin(3), raise_flag(pulse, FAILED)
+    page = new_page(2)
+    heartbeat = Heartbeat(page, 1)
+    heartbeat.begin(3), raise_flag(heartbeat, FAILED)
     heard, began = [], time.monotonic()
 
     def tick():
         if not heard and time.monotonic() - began > 0.5:
             heard.append(time.monotonic())
 
-    seen = watch_over(child, Job("train", tmp_path, compose(), HERE), Watch(board, 20, 60), tmp_path, tick, heard)
+    seen = watch_over(child, Job("train", tmp_path, compose(), HERE), HangDetector(page, 20, 60), tmp_path, tick, heard)
     assert seen.killed == "alone" and child.returncode == -signal.SIGKILL and time.monotonic() - began < 5
-    assert asked(board) == STOP and stop_file(tmp_path).exists()
-    board.close()
-    board.path.unlink()
+    assert requested(page) == STOP and stop_file(tmp_path).exists()
+    page.close()
+    page.path.unlink()
 
 
 def test_the_handlers_that_were_there_are_put_back():
@@ -836,8 +846,8 @@ def test_the_handlers_that_were_there_are_put_back():
 def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
     "A job folder that is held, one that is not, one that never was, and a page of memory."
     script = (
-        "import os, sys; from pathlib import Path; from spectrakit.distributed.heartbeat import new_board; from spectrakit.launch.launcher import held_folder\n"
-        "board = new_board(2, (sys.argv[1],)); folder = Path(sys.argv[1], 'spectrakit-job-' + sys.argv[2]); folder.mkdir()\n"
+        "import os, sys; from pathlib import Path; from spectrakit.distributed.heartbeat import new_page; from spectrakit.launch.launcher import held_folder\n"
+        "page = new_page(2, (sys.argv[1],)); folder = Path(sys.argv[1], 'spectrakit-job-' + sys.argv[2]); folder.mkdir()\n"
         "(folder / 'array-0.npy').touch()\nwith held_folder(folder):\n    print('held', flush=True)\n    input()"
     )
     start = lambda name: subprocess.Popen(
@@ -870,11 +880,11 @@ def test_a_full_memory_for_pages_is_an_error_and_not_a_dead_kernel(small_disk, t
         while True:
             file.write(bytes(4096))
     with pytest.raises(OSError, match="No space|no room"):
-        new_board(2, (str(small_disk),))
+        new_page(2, (str(small_disk),))
     assert [path.name for path in small_disk.iterdir()] == ["filled"]
-    board = new_board(2, (str(small_disk), str(tmp_path)))
-    assert board.path.parent == tmp_path and board.cells[board.row(1)] == -1
-    board.close()
+    page = new_page(2, (str(small_disk), str(tmp_path)))
+    assert page.path.parent == tmp_path and page.cells[page.row(1)] == -1
+    page.close()
 
 
 def test_a_whole_family_ends_at_once():
@@ -920,8 +930,8 @@ from spectrakit.launch import launcher as launch
 from spectrakit.api import actions, run
 from spectrakit.launch import supervisor as supervise
 from spectrakit.launch import worker
-board = heartbeat.new_board(2)
-board.close(), board.path.unlink()
+page = heartbeat.new_page(2)
+page.close(), page.path.unlink()
 supervise.dump_stacks([1])
 with supervise.unheard(): pass
 print(supervise._killed_by(9), heartbeat.stop_file(run.Path("x")))
