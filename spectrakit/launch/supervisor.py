@@ -21,7 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.store import find_checkpoint
-from ..distributed.heartbeat import HURRY, STOP, Board, Watch, end_of, new_board, request, set_end, stop_file
+from spectrakit.distributed.heartbeat import (
+    HURRY,
+    STOP,
+    HangDetector,
+    SharedPage,
+    end_of,
+    new_page,
+    request,
+    set_end,
+    stop_file,
+)
 from ..distributed.topology import Processes, process_environ, python_path
 from .job import Job, with_extra
 from .worker import START, start
@@ -152,7 +162,13 @@ class _Seen:
 
 # %% ../../nbs/50_launch/03_supervisor.ipynb #5f0502d3
 def watch_over(
-    child: Any, job: Job, watch: Watch, folder: Path, tick: Callable[[], None], heard: list[int], every_s: float = 0.1
+    child: Any,
+    job: Job,
+    watch: HangDetector,
+    folder: Path,
+    tick: Callable[[], None],
+    heard: list[int],
+    every_s: float = 0.1,
 ) -> _Seen:
     "Wait for `child`; end it where it is interrupted twice, stuck, left alone by a rank that failed, or cannot meet the others."
     seen = _Seen()
@@ -163,7 +179,7 @@ def watch_over(
                 seen.asked = True
                 if job.kind == "predict":
                     return _end(seen, child, "interrupted", "interrupted")  # nothing to save
-                request(watch.board, STOP | HURRY if signal.SIGTERM in heard else STOP)
+                request(watch.page, STOP | HURRY if signal.SIGTERM in heard else STOP)
                 with contextlib.suppress(OSError):
                     stop_file(job.run_dir).touch()  # seen from outside, too
             if len(heard) > 1:
@@ -193,18 +209,18 @@ def watch_over(
 _LEAVE_S = 10.0  # for a process to end once all is done
 
 
-def _gone_wrong(seen: _Seen, child: Any, job: Job, watch: Watch, folder: Path, now: float) -> bool:
+def _gone_wrong(seen: _Seen, child: Any, job: Job, watch: HangDetector, folder: Path, now: float) -> bool:
     "Look at the page, and end the processes where nothing good can come any more."
     import psutil
 
-    c, several, nodes = job.config.launch, watch.board.ranks > 1, job.config.distributed.num_nodes
+    c, several, nodes = job.config.launch, watch.page.ranks > 1, job.config.distributed.num_nodes
     phases = watch.phases()
     refused = any(folder.glob("refused-*.txt"))
     if not seen.gone:
         seen.gone = tuple(r for r, pid in watch.pids().items() if phases[r] != "done" and not psutil.pid_exists(pid))
     if watch.steps() >= 0:
         seen.trained_at = seen.trained_at or now
-    if (end := end_of(watch.board)) is not None and now > end:
+    if (end := end_of(watch.page)) is not None and now > end:
         what = "predicting" if job.kind == "predict" else "training"
         _end(seen, child, "overdue", f"the time is up, and {what} did not end by itself", gently=watch)
     elif refused or watch.failed() or (several and seen.gone):
@@ -214,7 +230,7 @@ def _gone_wrong(seen: _Seen, child: Any, job: Job, watch: Watch, folder: Path, n
             grace = max(grace, 10 * c.hang_floor_s)
         if now - seen.failed_at > grace:
             _end(seen, child, "alone", "")
-    elif stuck := watch.look():
+    elif stuck := watch.find_stuck():
         apart = several and not watch.all_met()
         where = f"{stuck}; the stacks of all ranks are in {job.run_dir.name}/logs/stacks-rank-*.txt"
         _end(seen, child, "apart" if apart else "stuck", where, gently=watch)
@@ -230,7 +246,7 @@ def _gone_wrong(seen: _Seen, child: Any, job: Job, watch: Watch, folder: Path, n
     return bool(seen.killed)
 
 # %% ../../nbs/50_launch/03_supervisor.ipynb #23a2fc06
-def _end(seen: _Seen, child: Any, why: str, what: str, gently: Watch | None = None) -> _Seen:
+def _end(seen: _Seen, child: Any, why: str, what: str, gently: HangDetector | None = None) -> _Seen:
     "End the processes. Gently: stacks first, then SIGTERM, which a rank may still hear, then SIGKILL."
     seen.killed, seen.what = why, what
     if gently is not None:
@@ -277,8 +293,8 @@ def run_once(
     )  # one machine has the run's folder
     try:
         _set_aside(logs, folder)
-        board = new_board(plan.per_node)
-        set_end(board, _first_end(job))
+        page = new_page(plan.per_node)
+        set_end(page, _first_end(job))
     except OSError as error:
         return Ended("failed", f"no process could be started: {error}")
     size_before, threads = (
@@ -287,7 +303,7 @@ def run_once(
     )
     try:
         try:
-            _tell(job, folder, plan, launcher, board, logs, threads, again)
+            _tell(job, folder, plan, launcher, page, logs, threads, again)
             with unheard():
                 child = _start(job, folder, plan, launcher, logs, task, threads)
         except OSError as error:
@@ -297,8 +313,8 @@ def run_once(
             _floor_s(job),
             math.inf if job.extra.get("ends") is None else job.extra["ends"] - time.monotonic(),
         )
-        watch = Watch(
-            board,
+        watch = HangDetector(
+            page,
             c.hang_factor,
             floor_s,
             max(floor_s, 5 * c.start_timeout_s) if launcher else None,
@@ -307,11 +323,11 @@ def run_once(
         )  # another start has to fit
         seen = watch_over(child, job, watch, folder, tick, heard)
         ended = _how_it_ended(child.returncode, seen, job, folder, logs, watch, plan, size_before)
-        return _with_the_time_there_is(ended, job, end_of(board), (seen.trained_at or began + 10) - began)
+        return _with_the_time_there_is(ended, job, end_of(page), (seen.trained_at or began + 10) - began)
     finally:
-        board.close()
+        page.close()
         with contextlib.suppress(OSError):
-            board.path.unlink()
+            page.path.unlink()
             for unused in logs.glob(
                 "stacks-rank-*.txt"
             ):  # made for a rank that is asked for its stacks; Kaggle counts files
@@ -353,7 +369,7 @@ def _tell(
     folder: Path,
     plan: Processes,
     launcher: str | None,
-    board: Board,
+    page: SharedPage,
     logs: Path,
     threads: int,
     again: str | None,
@@ -366,7 +382,7 @@ def _tell(
         world_size=plan.world_size,
         per_node=plan.per_node,
         num_nodes=plan.num_nodes,
-        board=str(board.path),
+        page=str(page.path),
         logs=str(logs.resolve()),
         threads=threads,
         again=again,
@@ -464,7 +480,7 @@ def _how_it_ended(
     job: Job,
     folder: Path,
     logs: Path,
-    watch: Watch,
+    watch: HangDetector,
     plan: Processes,
     log_size: int,
 ) -> Ended:
@@ -532,7 +548,7 @@ def _overdue(seen: _Seen, job: Job) -> Ended:
     )
 
 
-def _who_left(seen: _Seen, watch: Watch, folder: Path, logs: Path) -> str | None:
+def _who_left(seen: _Seen, watch: HangDetector, folder: Path, logs: Path) -> str | None:
     "The rank that was the first to leave the others without a word, and how. One that was told to end (SIGTERM) counts where nobody spoke."
     errors = {int(f.stem.rpartition("-")[2]) for f in logs.glob("error-rank-*.txt")}
     spoke = errors | {rank for rank, phase in watch.phases().items() if phase == "done"}

@@ -122,7 +122,7 @@ def range_loop(s: TrainState, sweep: Sweep, unit: Unit) -> tuple[str, str, str]:
     )
     exchange, curve = s.context.gradient_sync(s.learner.model), Smoothed(sweep.steps)
     s.learner.model.train()
-    s.context.pulse.begin(0)
+    s.context.heartbeat.begin(0)
     while True:
         began, loss, weight = time.monotonic(), 0.0, None
         for batch in s.data.train.epoch(p.epoch):
@@ -132,7 +132,7 @@ def range_loop(s: TrainState, sweep: Sweep, unit: Unit) -> tuple[str, str, str]:
                 s.task.loss(s.learner.model, batch.data),
                 batch.window_samples / ranks,
             )  # DDP takes the mean over ranks
-            s.context.pulse.part()
+            s.context.heartbeat.part()
             if isinstance(result, tuple):  # (sum, weight): the window's weight is known at its end
                 total, own = result if batch.samples else (result[0] * 0, result[1] * 0)
                 part, weight = total / share, own if weight is None else weight + own
@@ -160,17 +160,17 @@ def range_loop(s: TrainState, sweep: Sweep, unit: Unit) -> tuple[str, str, str]:
             optimizer.zero_grad()
             p.step += 1
             s.timing.pace.add(time.monotonic() - began)
-            s.context.pulse.step(p.step)
+            s.context.heartbeat.step(p.step)
             began, loss, weight = time.monotonic(), 0.0, None
         p.epoch += 1
 
 # %% ../../nbs/40_training/10_lr_range_test.ipynb #3de35391
 def look(s: TrainState, sweep: Sweep, curve: Smoothed, rate: float, loss: float) -> tuple[str, str, str] | None:
     "Write down the `loss` that was met at `rate`; (status, why, reason) where the sweep ends with it, on all ranks alike."
-    p, pulse = s.progress, s.context.pulse
-    if pulse.rank == 0:
-        set_end(pulse.board, kill_at(s.budget))
-    pulse.pace(s.timing.pace.quantile(0.99))
+    p, heartbeat = s.progress, s.context.heartbeat
+    if heartbeat.rank == 0:
+        set_end(heartbeat.page, kill_at(s.budget))
+    heartbeat.pace(s.timing.pace.quantile(0.99))
     s.budget.observe("step", s.timing.pace.quantile(0.95))
     wish = int(s.stop_requested()) & STOP | (TIME if s.context.is_main and s.budget.should_stop() else 0)
     rows = s.context.gather_numbers([loss / s.context.world_size, float(wish)])
@@ -259,8 +259,8 @@ def range_run(task: Any, config: Config, execution: Execution, sweep: Sweep, inl
     RequestError where the request cannot work.
     """
     context, folder = execution.context, execution.run_dir
-    log, broken = EventLog(log_file(folder)) if inline or context.pulse.rank == 0 else NullLog(), False
-    context.pulse.beat("preparing")
+    log, broken = EventLog(log_file(folder)) if inline or context.heartbeat.rank == 0 else NullLog(), False
+    context.heartbeat.beat("preparing")
     kept = inline and context.strategy != "fsdp"  # what FSDP has cut up is nobody's model any more
     with repeatable(config.trainer.deterministic), untouched(task) if kept else contextlib.nullcontext() as keep:
         try:
@@ -276,7 +276,7 @@ def range_run(task: Any, config: Config, execution: Execution, sweep: Sweep, inl
             status, why, reason, broken = "failed", "error", masked(f"{type(error).__name__}: {error}"), True
     if not (broken and context.world_size > 1):
         log.write("end", status=status, why=why, reason=reason)
-    context.pulse.beat("ending")
+    context.heartbeat.beat("ending")
     log.close()
     return status, BROKEN + reason if broken and context.world_size > 1 else reason
 

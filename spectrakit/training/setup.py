@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..trackers.registry import check_trackers
-
 from ..checkpoint.store import random_state, restore_random_state
 from ..config.batch_plan import plan_batches, total_steps
 from ..config.resolve import ignored_settings
@@ -34,6 +32,7 @@ from ..runs.events import EventLog
 from ..runs.history import has_started
 from ..runs.run_dir import read_environment, update_environment
 from ..system.errors import RequestError, did_you_mean
+from ..trackers.registry import check_trackers
 from .forecast import first_evaluation, look_s, passes, predictions_s, test_data
 from .state import Data, Execution, Learner, Record, Saving, Schedule, TrainState
 from .task import build_optimizer, check_loss, check_task, seed_everything
@@ -165,11 +164,11 @@ def prepare(
     if config.trainer.compile:
         model = compiled(task, model, batches, context, log)
     whole = passes(len(valid), config, config.limits.max_val_batches, context.world_size) if valid is not None else 0
-    context.pulse.beat("evaluating")
+    context.heartbeat.beat("evaluating")
     metrics, evaluation_s = check_first_batches(
         task, context.plain(model), batches, checks, context, whole, look_s(budget)
     )
-    context.pulse.beat("preparing")
+    context.heartbeat.beat("preparing")
     monitor, mode = resolve_monitor(config, list(metrics))
     budget.observe("eval", evaluation_s)
     if not training_only:
