@@ -131,14 +131,14 @@ def secret_findings(kernel: Kernel) -> list[Finding]:
     ]
     found += [(leak, "its metadata") for leak in leaks_in(json.dumps(kernel.notebook, ensure_ascii=False))]
     found += [(leak, KERNEL_FILE) for leak in leaks_in((kernel.folder / KERNEL_FILE).read_text(encoding="utf-8-sig"))]
-    once: dict[tuple, Finding] = {}  # found by its form and by its name, it is told once
+    once: dict[tuple, Finding] = {}  # found by its form and by its name, it is reported once
     for leak, where in found:
         if leak is not None:
             once.setdefault((leak.hint, where.partition(", line")[0]), _leak_finding(leak, where))
-    told = list(once.values())
+    findings = list(once.values())
     asks = next((use for use in kernel.facts.calls if use.name.endswith((".get_secret", "spectrakit.secret"))), None)
     if asks:
-        told.append(
+        findings.append(
             Finding(
                 "warning",
                 "secret",
@@ -146,7 +146,7 @@ def secret_findings(kernel: Kernel) -> list[Finding]:
                 asks.where,
             )
         )
-    return told
+    return findings
 
 # %% ../../nbs/66_kaggle/04_check.ipynb #3c79c9e9
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -371,11 +371,13 @@ def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]
     if not folder.is_dir():
         raise RequestError(f"There is no folder {str(folder)!r} for the data set. Check --data.")
 
-    def told(level: str, about: str, text: str) -> Finding:
+    def finding(level: str, about: str, text: str) -> Finding:
         return Finding(level, about, text, folder.name)
 
     if not (folder / DATASET_FILE).is_file():
-        return [told("error", "data", f"There is no {DATASET_FILE} in {folder.name}. Write one: title, id, licenses.")]
+        return [
+            finding("error", "data", f"There is no {DATASET_FILE} in {folder.name}. Write one: title, id, licenses.")
+        ]
     values = read_metadata(folder / DATASET_FILE)
     found = [
         replace(f, where=f"{folder.name}/{f.where}")
@@ -388,10 +390,10 @@ def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]
     )
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if not files:
-        found.append(told("error", "data", "It holds no files. Add some."))
+        found.append(finding("error", "data", "It holds no files. Add some."))
     if len(files) > DATA_FILES:
         found.append(
-            told(
+            finding(
                 "error",
                 "data",
                 f"It has {len(files)} files at its top, and Kaggle takes {DATA_FILES}. Put some into one.",
@@ -399,7 +401,7 @@ def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]
         )
     if folders:
         found.append(
-            told(
+            finding(
                 "warning",
                 "data",
                 f"The client leaves out folders: {', '.join(folders[:3])}. Upload with --dir-mode zip, "
@@ -408,7 +410,7 @@ def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]
         )
     if packed:
         found.append(
-            told(
+            finding(
                 "warning",
                 "data",
                 f"Kaggle unpacks {', '.join(packed[:3])}. Reckon with what is inside, or leave it unpacked.",
@@ -416,9 +418,9 @@ def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]
         )
     if size > DATA_BYTES:
         found.append(
-            told("error", "data", f"It has {format_bytes(size)}, and Kaggle takes {format_bytes(DATA_BYTES)}.")
+            finding("error", "data", f"It has {format_bytes(size)}, and Kaggle takes {format_bytes(DATA_BYTES)}.")
         )
-    return found + _data_leaks(files) or [told("ok", "data", f"{len(files)} files, {format_bytes(size)}")]
+    return found + _data_leaks(files) or [finding("ok", "data", f"{len(files)} files, {format_bytes(size)}")]
 
 
 def _data_leaks(files: list[Path]) -> list[Finding]:
@@ -444,7 +446,7 @@ def _data_leaks(files: list[Path]) -> list[Finding]:
 # %% ../../nbs/66_kaggle/04_check.ipynb #a542e749
 CHECKS: dict[
     str, tuple[str, Callable[[Kernel], list[Finding]]]
-] = {  # what is looked at: (what is said where it is good, the check)
+] = {  # what is checked: (the sentence where it is good, the check)
     "metadata": ("every entry is one that Kaggle takes", lambda k: kernel_findings(k.values, k.folder)),
     "code": ("every cell is Python", broken_findings),
     "offline": ("nothing needs the network", offline_findings),
@@ -478,9 +480,12 @@ class Checked:
         widths = [max(len(f.about) for f in self.findings), max(len(f.where) for f in self.findings)]
         lines = [f"{f.level:7}  {f.about:{widths[0]}}  {f.where:{widths[1]}}  {f.text}" for f in self.findings]
         counts = {level: sum(f.level == level for f in self.findings) for level in LEVELS}
-        told = [f"{counts[level]} {level}{'s' * (counts[level] != 1)}" for level in ("error", "warning")]
+        totals = [f"{counts[level]} {level}{'s' * (counts[level] != 1)}" for level in ("error", "warning")]
         return "\n".join(
-            [*lines, f"{', '.join(told)}: {'mend the errors before a push' if counts['error'] else 'it can be pushed'}"]
+            [
+                *lines,
+                f"{', '.join(totals)}: {'mend the errors before a push' if counts['error'] else 'it can be pushed'}",
+            ]
         )
 
     def __repr__(self) -> str:
@@ -506,8 +511,8 @@ def check_kernel(
     no kernel, or a file cannot be read."""
     kernel, found = open_kernel(folder, wheels, owner), []
     for about, (good, check) in CHECKS.items():
-        told = time_findings(kernel, timeout_s) if about == "time" else check(kernel)
-        found += told or ([Finding("ok", about, good)] if good else [])
+        findings = time_findings(kernel, timeout_s) if about == "time" else check(kernel)
+        found += findings or ([Finding("ok", about, good)] if good else [])
     if data is not None:
         found += data_findings(data, owner)
     return Checked(Path(folder), tuple(sorted(found, key=_order)))

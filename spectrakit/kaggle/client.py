@@ -70,7 +70,7 @@ def call_client(words: Sequence[str], dry_run: bool = False) -> str:
 
 
 def _why(text: str, status: int) -> str:
-    "What a client that failed has said, in a sentence, and what to do where that is known."
+    "Why the client failed, in a sentence, and what to do where that is known."
     if (
         "Authentication required" in text
         or "kaggle.json" in text
@@ -155,11 +155,11 @@ def _fill(folder: Path, owner: str | None) -> None:
         print(f"{file.name}: {owner} in place of {PLACEHOLDER}")
 
 
-def _answer(checked: Checked, words: list[str], said: str) -> Pushed:
+def _answer(checked: Checked, words: list[str], output: str) -> Pushed:
     "What the client's lines say of a push. KaggleError where the server refused it or left something out."
-    if refused := re.search(r"Kernel push error: (.+)", said):
+    if refused := re.search(r"Kernel push error: (.+)", output):
         raise KaggleError(f"Kaggle refused the kernel: {refused[1].strip().rstrip('.')}. Mend that, and push again.")
-    done, left_out = _PUSHED.search(said), _LEFT_OUT.findall(said)
+    done, left_out = _PUSHED.search(output), _LEFT_OUT.findall(output)
     if left_out:
         kind, names = left_out[0]
         more = f"Version {done[1]} runs without it: stop it on the site" if done else "Stop it on the site"
@@ -167,7 +167,7 @@ def _answer(checked: Checked, words: list[str], said: str) -> Pushed:
             f"Kaggle does not know these {kind} sources, or you may not read them: {names.strip()}. {more}, "
             f"mend {kind}_sources, and push again."
         )
-    if not done and "successfully pushed" not in said:
+    if not done and "successfully pushed" not in output:
         raise KaggleError(
             "The client does not say that the kernel was pushed. Read its lines above, "
             "and look on the site before you push again."
@@ -192,15 +192,15 @@ def kernel_name(word: Path | str) -> str:
     try:
         split_source("kernel", name)
     except ValueError as error:
-        gone = f"There is no {KERNEL_FILE} in {str(word)!r}. " if Path(word).is_dir() else ""
-        raise RequestError(f"{gone}{error}") from None
+        missing = f"There is no {KERNEL_FILE} in {str(word)!r}. " if Path(word).is_dir() else ""
+        raise RequestError(f"{missing}{error}") from None
     return str(name)
 
 
 def kernel_status(kernel: Path | str, *, dry_run: bool = False) -> str:
     "How the last run of a kernel stands, such as RUNNING, COMPLETE or ERROR. KaggleError where the client fails."
-    said = call_client(["kernels", "status", kernel_name(kernel)], dry_run)
-    found = re.search(r'has status "(?:\w+\.)?(\w+)"', said)
+    output = call_client(["kernels", "status", kernel_name(kernel)], dry_run)
+    found = re.search(r'has status "(?:\w+\.)?(\w+)"', output)
     if not found and not dry_run:
         raise KaggleError("The client does not say how the kernel stands. Read its lines above.")
     return found[1].upper() if found else ""

@@ -194,8 +194,8 @@ def script_text(title: str, task: str | None, inputs: Iterable[str], utility: bo
 def _title_of(folder: Path, title: str | None) -> str:
     "The title that was given, or the folder's name as one. RequestError where it is too short or too long."
     made = title if title is not None else re.sub(r"[\W_]+", " ", folder.resolve().name).strip().capitalize()
-    if told := KERNEL["title"].faults(made) or ([] if slug_of(made) else [f"{made!r} has no letters."]):
-        raise RequestError(f"The title {told[0]}{'' if title is not None else ' Give one: --title NAME.'}")
+    if problems := KERNEL["title"].faults(made) or ([] if slug_of(made) else [f"{made!r} has no letters."]):
+        raise RequestError(f"The title {problems[0]}{'' if title is not None else ' Give one: --title NAME.'}")
     return made
 
 

@@ -113,14 +113,14 @@ RETIRED = ("NvidiaTeslaP100", "TpuV38", "Tpu1VmV38", "TpuV232", "TpuV2256")
 def machine_finding(shape: Any, gpu: bool) -> Finding | None:
     "What is wrong with a `machine_shape`, or None. `gpu`: whether a GPU is asked for."
 
-    def told(level: str, text: str) -> Finding:
+    def finding(level: str, text: str) -> Finding:
         return Finding(level, "machine", text, KERNEL_FILE)
 
     if not isinstance(shape, str | None):
-        return told("error", f'machine_shape is {shown(shape)}. Write a name, such as "NvidiaTeslaT4".')
+        return finding("error", f'machine_shape is {shown(shape)}. Write a name, such as "NvidiaTeslaT4".')
     if not shape:
         return (
-            told(
+            finding(
                 "error",
                 "enable_gpu is true and machine_shape is empty, which has given a P100, "
                 "and Kaggle's torch does not run on it. "
@@ -132,17 +132,17 @@ def machine_finding(shape: Any, gpu: bool) -> Finding | None:
     if shape in MACHINES:
         return None
     if shape in RETIRED:
-        return told(
+        return finding(
             "error",
             f"{shape} is retired, and Kaggle gives another machine without a word. "
             "Write NvidiaTeslaT4 (two T4s) or TpuV5E8.",
         )
     if shape == "NvidiaTeslaT4Highmem":
-        return told(
+        return finding(
             "error", "NvidiaTeslaT4Highmem is a pool for Kaggle's own use. Write NvidiaTeslaT4, which is two T4s."
         )
     near = did_you_mean(shape, MACHINES)
-    return told(
+    return finding(
         "error" if near else "warning",
         f"{shape!r} is no machine that is known here.{near or ' Known are ' + ', '.join(MACHINES) + '.'}",
     )
@@ -192,13 +192,15 @@ def _listed(each: Callable[[Any], Any]) -> Callable[[Any], list[str]]:
     def faults(value: Any) -> list[str]:
         if not isinstance(value, list):
             return [f'it is {shown(value)!r}. Write a list, such as [] or ["ada/coffee-table"].']
-        told = [f"it names {name!r} twice. Keep one." for name in sorted({str(v) for v in value if value.count(v) > 1})]
+        problems = [
+            f"it names {name!r} twice. Keep one." for name in sorted({str(v) for v in value if value.count(v) > 1})
+        ]
         for one in value:
             try:
                 each(one)
             except ValueError as error:
-                told.append(str(error))
-        return told
+                problems.append(str(error))
+        return problems
 
     return faults
 
@@ -410,12 +412,12 @@ def _code_file_findings(values: Mapping[str, Any], folder: Path | None) -> list[
     if not isinstance(name, str) or not name:
         return []
 
-    def told(text: str) -> Finding:
+    def finding(text: str) -> Finding:
         return Finding("error", "code file", text, KERNEL_FILE)
 
     if kind in ENDINGS and not name.lower().endswith(ENDINGS[kind]):
         return [
-            told(
+            finding(
                 f"{name!r} is no {kind[1]} {kind[0]}. Name a file that ends in {' or '.join(ENDINGS[kind])}, "
                 "or change kernel_type."
             )
@@ -423,7 +425,7 @@ def _code_file_findings(values: Mapping[str, Any], folder: Path | None) -> list[
     if folder is None or (folder / name).is_file():
         return []
     near = did_you_mean(name, [path.name for path in folder.iterdir() if path.suffix in (".ipynb", ".py")])
-    return [told(f"There is no file {name!r} beside {KERNEL_FILE}. Check code_file.{near}")]
+    return [finding(f"There is no file {name!r} beside {KERNEL_FILE}. Check code_file.{near}")]
 
 
 def _title_findings(values: Mapping[str, Any]) -> list[Finding]:
@@ -470,8 +472,8 @@ def kernel_findings(values: Mapping[str, Any], folder: Path | None = None) -> li
     gpu, tpu, shape = is_on(values, "enable_gpu"), is_on(values, "enable_tpu"), values.get("machine_shape")
     if gpu and tpu:
         found.append(Finding("error", "machine", "enable_gpu and enable_tpu are both true. Keep one.", KERNEL_FILE))
-    if told := machine_finding(shape, bool(gpu)):
-        found.append(told)
+    if machine := machine_finding(shape, bool(gpu)):
+        found.append(machine)
     elif isinstance(shape, str) and shape.startswith("Nvidia") and gpu is False:
         found.append(
             Finding(
@@ -503,12 +505,12 @@ def dataset_findings(values: Mapping[str, Any], folder: Path | None = None) -> l
     resources = values.get("resources")
     listed = resources if isinstance(resources, list) else []
     names = [one["path"] for one in listed if isinstance(one, dict) and isinstance(one.get("path"), str)]
-    gone = [name for name in names if folder is not None and not (folder / name).exists()]
+    missing = [name for name in names if folder is not None and not (folder / name).exists()]
     found += [
         Finding(
             "error", "metadata", f"resources: there is no file {name!r} here. Remove it, or add the file.", DATASET_FILE
         )
-        for name in gone
+        for name in missing
     ]
     return [*found, *_owner_findings(values, DATASET_FILE)]
 

@@ -51,7 +51,7 @@ class Kernel:
 
     @property
     def offline(self) -> bool:
-        return not is_on(self.values, "enable_internet")  # where nothing is said it may be
+        return not is_on(self.values, "enable_internet")  # where nothing is chosen it may be
 
     @property
     def file(self) -> Path:
@@ -187,8 +187,8 @@ def shell_findings(kernel: Kernel) -> list[Finding]:
         if tool == "uv" and rest[:1] == ("pip",):
             tool, rest = "pip", rest[1:]
         if re.fullmatch(r"pip[\d.]*", tool) and rest and rest[0] in ("install", "download", "wheel"):
-            if told := _pip(rest[1:], shipped):
-                found.append(Finding(level_of(use, told[0]), "offline", told[1], use.where))
+            if verdict := _pip(rest[1:], shipped):
+                found.append(Finding(level_of(use, verdict[0]), "offline", verdict[1], use.where))
         elif (
             tool in TOOLS
             and (not TOOLS[tool] or set(TOOLS[tool]) & set(rest))
@@ -330,7 +330,7 @@ def sources_of(values: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _fits(wanted: Wanted, source: tuple[str, str, str]) -> bool:
-    "Whether an input is that source; what is not said, and a placeholder, fits all."
+    "Whether an input is that source; what is left out, and a placeholder, fits all."
     kind, owner, slug = source
     owners = wanted.owner in ("", owner) or PLACEHOLDER in (owner, wanted.owner)
     return wanted.kind in ("", kind) and owners and wanted.slug.lower() == slug.lower()
@@ -393,7 +393,7 @@ def _has_module(kernel: Kernel) -> set[str]:
 
 
 def _missing(kernel: Kernel, module: str, use: Use) -> Finding:
-    "What is to be told about a module that nobody brings."
+    "What is reported about a module that nobody brings."
     beside = any((kernel.folder / name).exists() for name in (f"{module}.py", f"{module}/__init__.py"))
     if is_there(module, kernel.wheels):
         name = f"{str(kernel.values.get('id', '')).partition('/')[0] or PLACEHOLDER}/{kernel.wheels_slug}"
@@ -476,9 +476,9 @@ def import_findings(kernel: Kernel) -> list[Finding]:
 def broken_findings(kernel: Kernel) -> list[Finding]:
     "Cells that are no Python."
 
-    def told(use: Use) -> str:
+    def sentence(use: Use) -> str:
         if use.how == "maybe":
             return f"This Python cannot read it ({use.name}), and a newer one may. It was not looked at."
         return f"This is not valid Python: {use.name}. Mend the line."
 
-    return [Finding(level_of(use), "code", told(use), use.where) for use in kernel.facts.broken]
+    return [Finding(level_of(use), "code", sentence(use), use.where) for use in kernel.facts.broken]

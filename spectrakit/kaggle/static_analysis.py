@@ -236,7 +236,7 @@ class Facts:
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #7370746f
 def text_of(node: ast.AST | None, names: dict[str, str]) -> str | None:
-    "The text that an expression gives, with UNKNOWN where a part cannot be told; None where nothing of it can."
+    "The text that an expression gives, with UNKNOWN where a part is not known; None where nothing of it can."
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.Name):

@@ -140,10 +140,10 @@ def asked_by(path: str, extras: tuple = ()) -> list:
     try:
         with zipfile.ZipFile(path) as archive:
             name = next(n for n in archive.namelist() if re.match(r"[^/]+\.dist-info/METADATA$", n))
-            told = Parser().parsestr(archive.read(name).decode("utf-8")).get_all("Requires-Dist") or []
+            required = Parser().parsestr(archive.read(name).decode("utf-8")).get_all("Requires-Dist") or []
     except (zipfile.BadZipFile, StopIteration, OSError):
         raise Refused(f"{os.path.basename(path)} is no wheel. Upload the folder anew, as it was made.") from None
-    found = [requirements.Requirement(text) for text in told]
+    found = [requirements.Requirement(text) for text in required]
     return [
         r
         for r in found
@@ -296,11 +296,11 @@ def install(folder: "str | None" = None, anyway: bool = False) -> list:
         _pip(*paths)
     importlib.invalidate_caches()
     installed = ["{} {}".format(w["name"], w["version"]) for w in wheels]
-    gone = [w["name"] for w in wheels if version_here(w["name"]) != w["version"]]
-    if gone:
+    missing = [w["name"] for w in wheels if version_here(w["name"]) != w["version"]]
+    if missing:
         raise Failed(
             "pip said nothing, and {} cannot be found after it. Restart the session and run this once more".format(
-                ", ".join(gone)
+                ", ".join(missing)
             )
         )
     if later:

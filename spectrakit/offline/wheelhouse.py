@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .dry_install import Rehearsed, rehearse
+from .dry_install import DryInstall, dry_install
 from .platform_packages import PYTHONS, Shipped, normal_name, read_list, shipped_on
 from .wheels import Found, checkout, metadata_of, missing_wheels, needs_of, own_wheel, satisfied
 from ..system.errors import RequestError, did_you_mean
@@ -43,13 +43,13 @@ runpy.run_path(str(found[0].with_name("install.py")))["install"]()"""
 
 @dataclass(frozen=True)
 class Wheelhouse:
-    """A wheelhouse that was made: its folder, its manifest, how its rehearsal went (None: not asked for), and what a
+    """A wheelhouse that was made: its folder, its manifest, how its dry install went (None: not asked for), and what a
     person should know.
     """
 
     path: Path
     manifest: dict[str, Any]
-    rehearsed: Rehearsed | None = None
+    dry_install: DryInstall | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -65,7 +65,7 @@ class Wheelhouse:
                 f"packages of {self.manifest['packages_dated']}",
                 *wheels,
                 *self.notes,
-                *([str(self.rehearsed)] if self.rehearsed else []),
+                *([str(self.dry_install)] if self.dry_install else []),
             ]
         )
 
@@ -194,8 +194,8 @@ def session_wheels(
 
     RequestError where something that is there is in the way.
     """
-    told = metadata_of(kit)
-    who = f"{told['Name']} {told['Version']}"
+    headers = metadata_of(kit)
+    who = f"{headers['Name']} {headers['Version']}"
     needs, _ = kit_needs(kit, shipped, extras)
     clashes = [
         f"{normal_name(n.name)} {shipped.packages[normal_name(n.name)]} is there, and {who} needs {n.name}{n.specifier}"
@@ -360,7 +360,7 @@ def make_wheelhouse(
     `extras` of the kit; `launch`: packages besides, such as 'accelerate>=1.14': for launch processes alone
     where the platform has an older one; `packages`: a `pip freeze` of the platform;
     `owner` of the dataset; `wheel`: the kit's wheel, where one is built already. RequestError where it cannot work,
-    RuntimeError where it was made and its rehearsal failed; `out` is then as it was.
+    RuntimeError where it was made and its dry install failed; `out` is then as it was.
     """
     out, needs = Path(os.path.realpath(out)), launch_needs(launch)  # behind a link: the folder itself
     check_owner(owner)
@@ -370,7 +370,7 @@ def make_wheelhouse(
     made = check_out(out)
     try:
         with tempfile.TemporaryDirectory(prefix="spectrakit-wheels-") as work:
-            found, told, extras = _gather(kit or own_wheel(Path(work)), lists, extras, needs, Path(work))
+            found, found_notes, extras = _gather(kit or own_wheel(Path(work)), lists, extras, needs, Path(work))
             lines = entries(found, [one.minor for one in lists])
             manifest = {
                 "schema": 1,
@@ -392,10 +392,10 @@ def make_wheelhouse(
                     "Ask for fewer extras."
                 )
             _write(made, found, manifest, _dataset(out, owner))
-            rehearsed = _rehearse(made, lists, Path(work)) if check else None
-            if rehearsed and rehearsed.problems:
+            trial = _dry_installs(made, lists, Path(work)) if check else None
+            if trial and trial.problems:
                 raise RuntimeError(
-                    f"The wheelhouse was made, and installing it does not work: {'; '.join(rehearsed.problems)}"
+                    f"The wheelhouse was made, and installing it does not work: {'; '.join(trial.problems)}"
                 )
         _put(made, out)
     except OSError as error:
@@ -404,7 +404,7 @@ def make_wheelhouse(
         ) from None
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    return Wheelhouse(out, manifest, rehearsed, tuple(dict.fromkeys([*notes, *told])))
+    return Wheelhouse(out, manifest, trial, tuple(dict.fromkeys([*notes, *found_notes])))
 
 # %% ../../nbs/23_offline/05_wheelhouse.ipynb #9fe6fd22
 def _given(wheel: Path | str | None) -> Path | None:
@@ -423,33 +423,33 @@ def _gather(
     kit: Path, lists: Sequence[Shipped], extras: list[str], needs: Sequence, work: Path
 ) -> tuple[list[tuple[Found, str, str]], list[str], list[str]]:
     "(every wheel with where it goes and for which Python, notes, the extras with all that they name)."
-    told, found, notes = metadata_of(kit), [], []
-    own = Found(kit, told["Name"], told["Version"], "the kit itself")
+    headers, found, notes = metadata_of(kit), [], []
+    own = Found(kit, headers["Name"], headers["Version"], "the kit itself")
     for number, shipped in enumerate(lists):
         place = work / str(number)
         (place / "launch").mkdir(parents=True)
         session = session_wheels(kit, shipped, extras, place, needs)
-        later, said = launch_wheels(needs, shipped, session, place / "launch")
+        later, launch_notes = launch_wheels(needs, shipped, session, place / "launch")
         found += [
             (own, "session", shipped.minor),
             *((one, "session", shipped.minor) for one in session),
             *((one, "launch", shipped.minor) for one in later),
         ]
-        notes += said
+        notes += launch_notes
     return found, notes, kit_needs(kit, lists[0], extras)[1]
 
 
-def _rehearse(made: Path, lists: Sequence[Shipped], work: Path) -> Rehearsed:
-    "One rehearsal for each Python of the platform, told together."
+def _dry_installs(made: Path, lists: Sequence[Shipped], work: Path) -> DryInstall:
+    "One dry install for each Python of the platform, as one result."
     parts = []
     for number, shipped in enumerate(lists):
-        stage = work / f"rehearsal-{number}"
-        stage.mkdir()
+        folder = work / f"dry-install-{number}"
+        folder.mkdir()
         try:
-            parts.append(rehearse(made, shipped, stage))
+            parts.append(dry_install(made, shipped, folder))
         except (OSError, subprocess.SubprocessError) as error:
-            parts.append(Rehearsed((), (f"to install it: no environment could be made for that ({error})",)))
-    return Rehearsed(
+            parts.append(DryInstall((), (f"to install it: no environment could be made for that ({error})",)))
+    return DryInstall(
         *(
             tuple(dict.fromkeys(line for part in parts for line in getattr(part, which)))
             for which in ("tried", "untried", "problems")

@@ -70,10 +70,10 @@ def checkout() -> Path | None:
 
     top = Path(spectrakit.__file__).resolve().parent.parent
     try:
-        said = (top / "pyproject.toml").read_text(encoding="utf-8")
+        text = (top / "pyproject.toml").read_text(encoding="utf-8")
     except OSError:
         return None
-    return top if re.search(r'^name = "spectrakit"$', said, re.M) else None
+    return top if re.search(r'^name = "spectrakit"$', text, re.M) else None
 
 
 def own_wheel(folder: Path) -> Path:
@@ -313,8 +313,10 @@ def _reached(wheels: Mapping[str, Path], start: Sequence, shipped: Shipped) -> t
             )
             continue
         reached.setdefault(name, f"{who} needs {need.name}{need.specifier}")
-        told = metadata_of(wheels[name])
-        open_ends += [(n, f"{told['Name']} {told['Version']}") for n in needs_of(wheels[name], shipped, need.extras)]
+        headers = metadata_of(wheels[name])
+        open_ends += [
+            (n, f"{headers['Name']} {headers['Version']}") for n in needs_of(wheels[name], shipped, need.extras)
+        ]
     return reached, missing
 
 
@@ -364,11 +366,11 @@ def _place(shipped: Shipped) -> str:
 SDISTS = {"antlr4-python3-runtime": ("4.9.3", "f224469b4168294902bb1efa80a8bf7855f24c99aef99cbefc1bcd3cce77881b")}
 
 
-def _from_sdist(said: str, shipped: Shipped, folder: Path, links: Sequence[Path]) -> Path | None:
-    """A folder with the wheel that `said`, pip's complaint, is about, built from its source; None where it is about
+def _from_sdist(output: str, shipped: Shipped, folder: Path, links: Sequence[Path]) -> Path | None:
+    """A folder with the wheel that pip's `output` complains about, built from its source; None where it is about
     something else.
     """
-    name = next((n for n in SDISTS if n in said and n not in shipped.packages and folder / n not in links), None)
+    name = next((n for n in SDISTS if n in output and n not in shipped.packages and folder / n not in links), None)
     if name is None:
         return None
     version, sha256 = SDISTS[name]
@@ -405,11 +407,11 @@ _UNREACHABLE = re.compile(
 
 def _why_not(done: subprocess.CompletedProcess, shipped: Shipped) -> str:
     "One sentence on why pip could not fetch what a platform lacks, and one on how to mend it."
-    said = (done.stdout + done.stderr).replace("+shipped", "")
-    if told := re.search(r"The conflict is caused by:\n((?:    \S.*\n)+)", said):
+    output = (done.stdout + done.stderr).replace("+shipped", "")
+    if matched := re.search(r"The conflict is caused by:\n((?:    \S.*\n)+)", output):
         clashes = "; ".join(
             dict.fromkeys(
-                line.strip().replace("The user requested (constraint)", "there is") for line in told[1].splitlines()
+                line.strip().replace("The user requested (constraint)", "there is") for line in matched[1].splitlines()
             )
         )
         return (
@@ -417,17 +419,17 @@ def _why_not(done: subprocess.CompletedProcess, shipped: Shipped) -> str:
             f"and a wheelhouse changes nothing that is there: {clashes}. "
             "Ask for less, or make it for a platform whose packages fit."
         )
-    if _UNREACHABLE.search(said):
+    if _UNREACHABLE.search(output):
         return (
             "The package index cannot be reached, and the wheels come from there. "
             "Make the wheelhouse where there is a network (see also: pip config list)."
         )
-    if told := re.search(r"No matching distribution found for ([^\n(]+)", said):
+    if matched := re.search(r"No matching distribution found for ([^\n(]+)", output):
         return (
-            f"There is no wheel of {told[1].strip()} for Python {shipped.minor} on Linux that fits "
+            f"There is no wheel of {matched[1].strip()} for Python {shipped.minor} on Linux that fits "
             f"{shipped.title}. Check the name and the version, and "
             "PIP_NO_INDEX and PIP_INDEX_URL; what is only there as source has to be built into a wheel first."
         )
-    if re.search(r"No space left|Errno 28", said):
+    if re.search(r"No space left|Errno 28", output):
         return "There is no room for the wheels in the temporary folder. Set TMPDIR to a folder with room."
     return f"pip could not fetch the wheels: {last_words(done)}. Try again, or see: pip config list"

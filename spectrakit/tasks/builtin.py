@@ -327,10 +327,10 @@ def demo(runs: str = "runs", seeds: int = 3) -> int:
         return 2
     began = time.monotonic()
     coffee, fermentation = _kept_run("coffee", runs), _kept_run("fermentation", runs, "task.fold=-1")
-    accuracy = _told("coffee: accuracy, 5 folds held out", coffee_accuracy, range(seeds))
-    loo = _told("fermentation: RMSE in g/l, leave-one-out", fermentation_loo, range(seeds))
+    accuracy = _measured("coffee: accuracy, 5 folds held out", coffee_accuracy, range(seeds))
+    loo = _measured("fermentation: RMSE in g/l, leave-one-out", fermentation_loo, range(seeds))
     hplc = [rmse(fermentation[1].values, fermentation[1].targets)]
-    hplc += _told("fermentation: RMSE in g/l, 34 HPLC samples", fermentation_hplc, range(1, seeds))
+    hplc += _measured("fermentation: RMSE in g/l, 34 HPLC samples", fermentation_hplc, range(1, seeds))
     pls_loo, pls_hplc = fermentation_baseline()
     print(
         "\n"
@@ -383,8 +383,8 @@ def _kept_run(task: str, runs: str, *overrides: str) -> tuple:
     return run, predict(task, run, out=run.path / "predictions.csv")
 
 
-def _told(what: str, measure: Any, seeds: range) -> list[float]:
-    "measure(seed) for each seed, told as it goes: nobody likes a minute of silence."
+def _measured(what: str, measure: Any, seeds: range) -> list[float]:
+    "measure(seed) for each seed, printed as it goes: nobody likes a minute of silence."
     values = []
     for seed in seeds:
         values.append(measure(seed))

@@ -9,7 +9,7 @@ __all__ = ['Task', 'PlainTask', 'check_task', 'check_loss', 'build_optimizer', '
 # %% ../../nbs/40_training/00_task.ipynb #23a2fcf4
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from ..checkpoint.store import random_state, restore_random_state
 from ..config.schema import Config
@@ -30,8 +30,15 @@ class Task:
     - `pictures(predictions)` → {name: picture} of what `predict` returned; without it the shapes say what is drawn
     """
 
-    options: dict[str, Any] = {}  # what cfg.task may set, with defaults
-    optimizer = scheduler = collate = metrics = metrics_all = test_dataset = submission = pictures = None
+    options: ClassVar[dict[str, Any]] = {}  # what cfg.task may set, with defaults
+    optimizer: Any = None
+    scheduler: Any = None
+    collate: Any = None
+    metrics: Any = None
+    metrics_all: Any = None
+    test_dataset: Any = None
+    submission: Any = None
+    pictures: Any = None
 
     def option(self, cfg: Config, name: str) -> Any:
         "The task option `name`: what cfg.task says, or the default in `options`."

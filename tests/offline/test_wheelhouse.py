@@ -23,7 +23,7 @@ from spectrakit.distributed.topology import launch_folder
 from spectrakit.kaggle.check import check_kernel
 from spectrakit.kaggle.init import init_kernel
 from spectrakit.offline import installer, wheels
-from spectrakit.offline.dry_install import build_stage, find_python, sealed
+from spectrakit.offline.dry_install import build_environment, find_python, without_network
 from spectrakit.offline.platform_packages import LISTS, Shipped, normal_name, read_list, shipped_on
 from spectrakit.offline.wheelhouse import check_out, kit_needs, make_wheelhouse
 from spectrakit.system.errors import RequestError
@@ -136,7 +136,7 @@ class Stage:
     def __init__(self, folder: Path, **changes: str | None):
         packages = {**PLATFORM, **{name.replace("_", "-"): version for name, version in changes.items()}}
         self.folder = folder.parent  # a checkout that is the current folder would be found first
-        self.python, self.site = build_stage(
+        self.python, self.site = build_environment(
             sys.executable, Shipped("kaggle", HERE, "now", {n: v for n, v in packages.items() if v}), folder
         )
 
@@ -265,7 +265,7 @@ def test_a_wheel_with_code_in_it_serves_its_python_alone(shop, tmp_path):
         w["python"] for w in house.manifest["wheels"] if w["name"] == "paint"
     ] == [["3.13"]]
     if HERE != "3.13":
-        assert any("importing spectrakit" in line for line in house.rehearsed.untried)
+        assert any("importing spectrakit" in line for line in house.dry_install.untried)
         status, said = Stage(tmp_path / "stage").install(house)
         assert status == 2 and said.startswith(
             f"spectrakit: These wheels are for Python 3.13, and this is Python {HERE}."
@@ -593,7 +593,7 @@ def test_for_kaggle_two_wheels_are_enough(kit, tmp_path, run_cli):
     ]
     assert f"with Python {HERE}" in done.stdout and "importing spectrakit and composing a profile" in done.stdout
     assert "not tried: the platform's own packages" in done.stdout and "kaggle datasets create -p" in done.stdout
-    if sealed():
+    if without_network():
         assert "no network" in done.stdout
 
 
@@ -617,7 +617,7 @@ def test_a_machine_without_omegaconf_gets_the_package_that_has_no_wheel(kit, tmp
         "antlr4-python3-runtime",
     }
     assert (
-        all(path.suffix in (".whl", ".json", ".py") for path in house.path.iterdir()) and not house.rehearsed.problems
+        all(path.suffix in (".whl", ".json", ".py") for path in house.path.iterdir()) and not house.dry_install.problems
     )
 
 
