@@ -25,10 +25,12 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from spectrakit import Task, compose, detect
+from spectrakit import Task, compose
 from spectrakit.distributed.heartbeat import Heartbeat, Pace, SharedPage
 from spectrakit.launch.job import Job
+from spectrakit.launch.job_kind import TRAIN
 from spectrakit.launch.launcher import launch
+from spectrakit.launch.request import new_request
 
 BATCH, SAMPLES, WIDTH, WARM, STEPS = 64, 6400, 768, 20, 220
 
@@ -114,7 +116,8 @@ def by_kit(folder: Path, steps: int) -> list[float]:
         "trainer.deterministic=false",
     )
     called = time.time()
-    outcome = launch(Job("train", folder / "run", compose(*words), detect()), Net(folder / "times.json"), lambda: None)
+    job = Job(TRAIN, folder / "run", new_request(compose(*words)))
+    outcome = launch(job, Net(folder / "times.json"), lambda: None)
     assert outcome.status == "completed", outcome
     return [called, *json.loads((folder / "times.json").read_text())]
 

@@ -315,3 +315,32 @@ def test_the_hooks_before_a_commit_run_what_make_test_runs():
     }
     checked = [" ".join(command) for _, command in check.steps(fast=True)]
     assert any("ruff format --check" in words for words in checked) and any("ruff check" in words for words in checked)
+
+
+# --- one place for what differs between jobs --------------------------------------------------------------------------
+
+
+def compares_a_job_kind(node: ast.AST) -> bool:
+    "Whether `node` compares the kind of a job, or the name of one, with anything."
+    if not isinstance(node, ast.Compare):
+        return False
+    sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+    return any(re.search(r"\bjob\.kind(\.name)?$", side) for side in sides) or (
+        any(re.search(r"\bkind(\.name)?$", side) for side in sides)
+        and any(
+            re.search(r"\b(TRAIN|RESUME|PREDICT|FIND_LR)\b|'(train|resume|find_lr)'|^'predict'$", side)
+            for side in sides
+        )
+    )
+
+
+def test_only_a_kind_itself_knows_in_what_it_differs():
+    assert compares_a_job_kind(ast.parse("job.kind == 'predict'", mode="eval").body)
+    assert compares_a_job_kind(ast.parse("kind in ('train', 'find_lr')", mode="eval").body)
+    found = [
+        f"{name}:{node.lineno}: {ast.unparse(node)}"
+        for name in EXPORTED
+        for node in ast.walk(ast.parse(module_path(name).read_text(encoding="utf-8")))
+        if compares_a_job_kind(node)
+    ]
+    assert not found, "ask JobKind for what differs"

@@ -20,19 +20,17 @@ from typing import Any
 from .run import Run, open_run, summarize, task_of
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, override
-from ..config.resolve import resolve_env
 from ..config.schema import Config
-from ..distributed.topology import plan_processes, rank_of
 from ..launch.job import Job, check_task_name, job_parent, name_of, settled_name
-from ..launch.launcher import Outcome, clock_of, launch, sweep_jobs
+from ..launch.job_kind import PREDICT, RESUME, TRAIN, JobKind
+from ..launch.launcher import Outcome, launch, sweep_jobs
+from ..launch.request import RunRequest, new_request
 from ..runs.events import log_file, write_metrics_csv
 from ..runs.history import outline
 from ..runs.outputs import seal_after
 from ..runs.resume_source import as_before, begun, choose
 from ..runs.run_dir import check_mirror, is_locked, new_run_dir
 from ..system.errors import RequestError
-from ..system.platforms.detect import detect
-from ..system.platforms.platform import Platform
 from ..system.signals import ends_softly, interrupts
 from ..trackers.wandb import lent_key
 from ..training.task import check_task
@@ -69,29 +67,28 @@ def fit(
         config = _from(config, resume)
     if predict is not None:
         check_prediction(config, Path(predict))
-    with ends_softly() as told:
-        platform = detect()
-        clock = clock_of(config, platform)
-        run = _train(task, config, show, predict, clock)
+    with ends_softly() as terminated:
+        request = new_request(config)
+        run = _train(task, config, request, show, predict)
         if predict is not None and run.ended is None:
-            _predict_in_time(task, run, predict, clock, bool(told))
+            _predict_in_time(task, run, predict, request, bool(terminated))
         if run.ended is None:
-            seal_after(run.path, platform, show)
+            seal_after(run.path, request.platform, show)
     return run
 
 
-def _predict_in_time(task: Any, run: Run, out: str | Path, clock: dict, hurried: bool) -> None:
-    "Predict after training, also where that has failed and left a checkpoint; what cannot be done is told."
+def _predict_in_time(task: Any, run: Run, out: str | Path, request: RunRequest, hurried: bool) -> None:
+    "Predict after training, also where that has failed and left a checkpoint; what cannot be done is said."
     failed, best = run.status == "failed", find_checkpoint(run.path / "checkpoints", "BEST")[0]
     if failed and best is None:
         return
-    left = None if clock["ends"] is None else clock["ends"] - time.monotonic()
+    left = request.left_s()
     try:
         if hurried:
             raise RuntimeError("the system asked this process to end (SIGTERM)")
         if left is not None and left <= 0:
             raise RuntimeError("the time is over")
-        _predict(task, run, out, clock)
+        _predict(task, run, out, request)
         if failed:
             print(
                 f"{run.path.name} failed; {out} was made with its best checkpoint, of step {int(best.name[5:])}",
@@ -115,23 +112,26 @@ def _from(config: Config, source: str | Path | Run) -> Config:
     )
 
 
-def _train(task: Any, config: Config, show: bool, predict: Any = None, clock: dict | None = None) -> Run:
-    "Begin a run, or go on with the one that resume.source leads to, and see it through. A run that is done is returned as it is."
-    platform, given, peer = detect(), None if isinstance(task, str) else task, not _writes(config)
-    resolved = resolve_env(config, platform)
-    choice = choose(resolved[0], platform, peer)
+def _train(task: Any, config: Config, request: RunRequest, show: bool, predict: Any = None) -> Run:
+    """Begin a run, or go on with the one that resume.source leads to, and see it through. A run that is done is returned as it is.
+
+    `config`: as it was asked for. `request`: what became of it here. `predict`: the file for predictions afterwards, or None.
+    """
+    platform, given, peer = request.platform, None if isinstance(task, str) else task, not _writes(request)
+    choice = choose(request.config, platform, peer)
     if show and choice.told and not peer and config.run.console != "none":
         print(choice.told, flush=True)
     if choice.kind == "done":
         return _as_done(Run(choice.run, given))
     check_time(config, platform)
-    check_mirror(resolved[0])
-    kind = "resume" if choice.goes_on else "train"
+    check_mirror(request.config)
+    kind = RESUME if choice.goes_on else TRAIN
     if peer:
-        return _as_peer(kind, as_before(resolved[0], choice.facts, platform), platform, task, predict)
-    with begun(choice, config, resolved, platform) as (path, settled):
+        return _as_peer(kind, request.with_config(as_before(request.config, choice.facts, platform)), task, predict)
+    with begun(choice, config, (request.config, request.auto), platform) as (path, settled):
         run = Run(path, given)
-        _see_through(run, kind, settled, platform, task, show, {**(clock or {}), "predicts": predict is not None})
+        job = Job(kind, path, request.with_config(settled), extra={"predicts": predict is not None})
+        _see_through(run, job, task, show)
     return run
 
 
@@ -148,23 +148,22 @@ def _as_done(run: Run) -> Run:
     return run
 
 
-def _writes(config: Config) -> bool:
+def _writes(request: RunRequest) -> bool:
     "Whether this process, or this machine, is the one that writes the run's folder."
-    place = rank_of(os.environ)
-    d = config.distributed
+    place, d = request.place, request.config.distributed
     return place.rank == 0 if place else not (d.node_rank and d.rdzv_endpoint and d.num_nodes > 1)
 
 
-def _as_peer(kind: str, resolved: Config, platform: Platform, task: Any, predict: Any = None) -> Run:
+def _as_peer(kind: JobKind, request: RunRequest, task: Any, predict: Any = None) -> Run:
     "Take part in a run whose folder another rank, or another machine, writes. RuntimeError where it failed."
     scratch = Path(tempfile.mkdtemp(prefix="spectrakit-peer-"))
     try:
-        outcome = launch(Job(kind, scratch, resolved, platform), task, lambda: None)
+        outcome = launch(Job(kind, scratch, request), task, lambda: None)
         if outcome.status == "failed":
             raise RuntimeError(f"This part of the run failed: {outcome.reason}")
         run = Run(Path(outcome.launch.get("run_dir", scratch)), None if isinstance(task, str) else task, outcome.status)
-        if predict is not None and rank_of(os.environ):
-            launch(Job("predict", scratch, resolved, platform, str(predict), run.path), task, lambda: None)
+        if predict is not None and request.place:
+            launch(Job(PREDICT, scratch, request, str(predict), run.path), task, lambda: None)
         return run
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -188,13 +187,14 @@ def _ticking(run: Run, view: Any) -> Callable[[], None]:
 
 
 @interrupts()
-def _see_through(run: Run, kind: str, config: Config, platform: Platform, task: Any, show: bool, extra: dict) -> None:
+def _see_through(run: Run, job: Job, task: Any, show: bool) -> None:
     "Have the job done, show it, and write what is left at the end."
     every_s = 10.0 if "ipykernel" in sys.modules else 60.0
-    view = make_view(config.run.console if show else "none", run.path, every_s=every_s, only_new=kind == "resume")
+    console = job.config.run.console if show else "none"
+    view = make_view(console, run.path, every_s=every_s, only_new=not job.kind.begins)
     try:
-        with lent_key(config, platform.name, lambda text: print(text, file=sys.stderr)):
-            launch(Job(kind, run.path, config, platform, extra=extra), task, _ticking(run, view))
+        with lent_key(job.config, job.platform.name, lambda text: print(text, file=sys.stderr)):
+            launch(job, task, _ticking(run, view))
         try:
             summarize(run)
         except Exception as error:  # a full disk, a matplotlib that is broken: what was trained is there all the same
@@ -232,9 +232,10 @@ def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool 
     if not overrides and outline(run.path).done:
         return _as_done(run)
     with ends_softly():
-        done = _train(_named_or_given(run, task, config), config, show)
+        request = new_request(config)
+        done = _train(_named_or_given(run, task, config), config, request, show)
         if done.ended is None:
-            seal_after(done.path, detect(), show)
+            seal_after(done.path, request.platform, show)
     return done
 
 # %% ../../nbs/60_api/01_actions.ipynb #23a2fc06
@@ -268,7 +269,8 @@ def predict(task: Any, run: Run | Path | str, *, out: str | Path | None = None) 
         return _predict(task, run if isinstance(run, Run) else open_run(run), out)
 
 
-def _predict(task: Any, run: Run, out: str | Path | None, clock: dict | None = None) -> Predictions:
+def _predict(task: Any, run: Run, out: str | Path | None, request: RunRequest | None = None) -> Predictions:
+    "Predict, in the time of `request`; None: of a request of its own."
     import numpy
 
     config = run.config
@@ -276,25 +278,16 @@ def _predict(task: Any, run: Run, out: str | Path | None, clock: dict | None = N
     out = None if out is None else Path(out)
     if out is not None:
         _check_folder(out)
-    if (place := rank_of(os.environ)) and place.rank:  # rank 0 writes
-        launch(
-            Job("predict", run.path, resolve_env(config, detect())[0], detect(), str(out), run.path), task, lambda: None
-        )
+    request = new_request(config) if request is None else request.resolve(config)
+    if request.place and request.place.rank:  # rank 0 writes
+        launch(Job(PREDICT, run.path, request, str(out), run.path), task, lambda: None)
         return Predictions({}, run.path / "predictions.npz", out)
+    if request.config.distributed.num_nodes > 1 and not request.place:
+        request = _on_this_machine(request)
     # a run on a read-only disk, such as Kaggle's input: what is made of it goes beside the other runs
-    platform = detect()
-    config, _ = resolve_env(config, platform)
-    if config.distributed.num_nodes > 1 and not rank_of(os.environ):  # the machine that holds the run predicts alone
-        here = plan_processes(config, platform).per_node
-        config = override(
-            config,
-            f"distributed.world_size={here}",
-            "distributed.num_nodes=1",
-            "distributed.node_rank=null",
-            "distributed.rdzv_endpoint=null",
-        )
-    folder = run.path if os.access(run.path, os.W_OK) else new_run_dir(config, f"{run.path.name}-predictions")
-    job = Job("predict", folder, config, platform, None if out is None else str(out), run.path, clock or {})
+    writable = os.access(run.path, os.W_OK)
+    folder = run.path if writable else new_run_dir(request.config, f"{run.path.name}-predictions")
+    job = Job(PREDICT, folder, request, None if out is None else str(out), run.path)
     outcome: Outcome = launch(job, task, lambda: None)
     if "in place of the best" in outcome.reason:
         print(f"{run.path.name}: {outcome.reason}", file=sys.stderr)
@@ -302,6 +295,18 @@ def _predict(task: Any, run: Run, out: str | Path | None, clock: dict | None = N
         raise RuntimeError(f"Predicting with {run.path.name} failed: {outcome.reason}")
     with numpy.load(folder / "predictions.npz", allow_pickle=False) as stored:
         return Predictions(dict(stored), folder / "predictions.npz", out)
+
+
+def _on_this_machine(request: RunRequest) -> RunRequest:
+    "The request of a run of several machines for the one that holds the run, which predicts alone."
+    config = override(
+        request.config,
+        f"distributed.world_size={request.processes.per_node}",
+        "distributed.num_nodes=1",
+        "distributed.node_rank=null",
+        "distributed.rdzv_endpoint=null",
+    )
+    return request.with_config(config)
 
 
 def check_prediction(config: Config, out: Path) -> None:

@@ -286,7 +286,9 @@ def quick_metrics(task: str, *overrides: str) -> dict[str, float]:
     "Train in this process; the metrics after the last step. RuntimeError where the run did not come to its end."
     from spectrakit.config.compose import compose
     from spectrakit.launch.job import Job
+    from spectrakit.launch.job_kind import TRAIN
     from spectrakit.launch.launcher import launch
+    from spectrakit.launch.request import new_request
     from spectrakit.system.platforms.detect import detect
 
     # one evaluation, at the end: the held-out samples choose nothing
@@ -299,7 +301,7 @@ def quick_metrics(task: str, *overrides: str) -> dict[str, float]:
     )
     one_core = replace(detect(), cores=1)  # threads of networks this small spend their time waiting for each other
     with tempfile.TemporaryDirectory(prefix="spectrakit-") as folder:
-        outcome = launch(Job("train", Path(folder), config, one_core), task, lambda: None)
+        outcome = launch(Job(TRAIN, Path(folder), new_request(config, one_core)), task, lambda: None)
         if outcome.status != "completed":
             raise RuntimeError(f"{task} {outcome.status}: {outcome.reason}")
         evaluation = next(iter(read_history(folder).of_type("eval")[::-1]), None)

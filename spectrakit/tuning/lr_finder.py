@@ -9,7 +9,6 @@ __all__ = ['Point', 'Valley', 'fall_of', 'find_valley', 'rounded', 'judge', 'Fou
 # %% ../../nbs/71_tuning/00_lr_finder.ipynb #e463e137
 import contextlib
 import math
-import os
 import re
 import sys
 import time
@@ -18,15 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config.compose import compose
-from ..config.resolve import resolve_env
 from ..config.schema import Config
-from ..distributed.topology import rank_of
 from ..launch.job import Job, check_task_name, name_of, private_folder, settled_name
+from ..launch.job_kind import FIND_LR
 from ..launch.launcher import Outcome, held_folder, launch
+from ..launch.request import new_request
 from ..runs.events import last_event, log_file, read_events
 from ..runs.history import follow
 from ..system.errors import RequestError
-from ..system.platforms.detect import detect
 from ..system.signals import ends_softly
 from ..training.lr_range_test import SURE, Smoothed, Sweep
 from ..training.task import check_task
@@ -371,18 +369,13 @@ def find_lr(
     config = replace(
         config, task={**config.task, "name": settled_name(task) if isinstance(task, str) else name_of(task)}
     )
-    platform, place = detect(), rank_of(os.environ)
-    check_time(config, platform)
+    request = new_request(config)
+    check_time(config, request.platform)
+    place = request.place
     show = show and config.run.console != "none" and (place is None or place.rank == 0)
     with ends_softly(), held_folder(private_folder()) as folder:
         teller = _Teller(folder, sys.stdout) if show else None
-        job = Job(
-            "find_lr",
-            folder,
-            resolve_env(config, platform)[0],
-            platform,
-            extra={"sweep": asdict(sweep), "folder": str(folder)},
-        )
+        job = Job(FIND_LR, folder, request, extra={"sweep": asdict(sweep), "folder": str(folder)})
         found = read_sweep(folder, sweep, launch(job, task, teller.update if teller else lambda: None))
     if show:
         print(found, flush=True)

@@ -12,7 +12,9 @@ from spectrakit.checkpoint.store import find_checkpoint, load_weights, read_mani
 from spectrakit.config.compose import compose
 from spectrakit.data.loaders import eval_batches
 from spectrakit.launch.job import Job
+from spectrakit.launch.job_kind import TRAIN, kind_named
 from spectrakit.launch.launcher import launch
+from spectrakit.launch.request import new_request
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
@@ -39,7 +41,9 @@ TOLERANCE = 1e-5  # relative, of the loss of a step: sums are made in another or
 
 def train(folder, task, *words, kind="train"):
     "The events of a run in `folder`."
-    outcome = launch(Job(kind, folder, compose(*BASE, *words), detect(environ={})), task, lambda: None)
+    outcome = launch(
+        Job(kind_named(kind), folder, new_request(compose(*BASE, *words), detect(environ={}))), task, lambda: None
+    )
     assert outcome.status == "completed", outcome
     return read_events(folder / "events.jsonl")
 
@@ -177,7 +181,7 @@ def test_other_ways_to_learn_are_the_same_on_two_ranks(tmp_path, task, words):
 
 def test_a_nan_on_one_rank_ends_all_ranks_together(tmp_path):
     outcome = launch(
-        Job("train", tmp_path / "run", compose(*BASE, *TWO, "trainer.max_epochs=3"), detect(environ={})),
+        Job(TRAIN, tmp_path / "run", new_request(compose(*BASE, *TWO, "trainer.max_epochs=3"), detect(environ={}))),
         NanOnOneRank(),
         lambda: None,
     )
@@ -271,7 +275,9 @@ def test_a_last_evaluation_that_fails_on_one_rank_costs_no_checkpoint(tmp_path):
         "checkpoint.every_n_epochs=null",
         "trainer.check_val_every_n_epoch=100",
     )
-    outcome = launch(Job("train", folder, config, detect(environ={})), FailsAtTheEnd(folder), stop_after_a_while)
+    outcome = launch(
+        Job(TRAIN, folder, new_request(config, detect(environ={}))), FailsAtTheEnd(folder), stop_after_a_while
+    )
     assert (outcome.status, outcome.reason) == ("failed", "rank 1: ArithmeticError: at the end")
     assert verify(find_checkpoint(folder / "checkpoints")[0]) == []
 

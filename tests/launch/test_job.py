@@ -31,9 +31,10 @@ from spectrakit.launch.job import (
     with_extra,
     write_job,
 )
+from spectrakit.launch.job_kind import PREDICT, TRAIN
+from spectrakit.launch.request import new_request
 from spectrakit.launch.task_pickle import MAPPED_FROM_BYTES, CannotCarry, read_task
 from spectrakit.system.errors import RequestError
-from spectrakit.system.platforms.detect import detect
 from spectrakit.training.task import Task
 from tasks import Line
 
@@ -53,7 +54,7 @@ def job(tmp_path, monkeypatch) -> Job:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    return Job("train", tmp_path / "runs" / "x", compose("seed=3", "data.batch_size=4"), detect())
+    return Job(TRAIN, tmp_path / "runs" / "x", new_request(compose("seed=3", "data.batch_size=4")))
 
 
 def there_and_back(job, task):
@@ -100,18 +101,17 @@ def elsewhere(folder, code, cwd="/", **env) -> subprocess.CompletedProcess:
 
 
 def test_a_job_comes_back_as_it_was_written(job, tmp_path):
-    wanted = Job(
-        "predict", Path("runs/y"), job.config, job.platform, "table.csv", Path("runs/x"), {"restart": 2, "why": None}
-    )
+    extra = {"restart": 2, "why": None}
+    wanted = Job(PREDICT, Path("runs/y"), job.request, "table.csv", Path("runs/x"), extra)
     folder = write_job(wanted, "digits")
     found, task = read_job(folder)
-    assert (found.kind, found.out, found.extra, found.config) == ("predict", "table.csv", wanted.extra, job.config)
+    assert (found.kind, found.out, found.extra, found.request) == (PREDICT, "table.csv", wanted.extra, job.request)
     assert (found.run_dir, found.weights_from) == (tmp_path / "runs" / "y", tmp_path / "runs" / "x")
     assert name_of(task) == "digits" and folder.parent == tmp_path
     assert folder.stat().st_mode & 0o777 == 0o700 and sorted(os.listdir(folder)) == ["job.json"]
     head = read_job_head(folder)
     assert head["parent"] == os.getpid() and head["cwd"] == str(tmp_path) and head["task"] == "digits"
-    assert Job("train", tmp_path, job.config, job.platform).extra == {}
+    assert Job(TRAIN, tmp_path, job.request).extra == {}
 
 
 def test_extra_is_changed_and_nothing_else_is_touched(job):
@@ -812,4 +812,4 @@ def test_job_json_is_plain(job):
     assert (
         head["task"] is None and head["task_class"] == "Holds" and all(isinstance(entry, str) for entry in head["path"])
     )
-    assert head["config"]["seed"] == 3
+    assert head["request"]["config"]["seed"] == 3

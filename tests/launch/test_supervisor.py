@@ -34,11 +34,13 @@ from spectrakit.distributed.heartbeat import (
     stop_file,
     sweep,
 )
-from spectrakit.distributed.topology import Processes
+from spectrakit.distributed.topology import Processes, plan_processes
 from spectrakit.launch import launcher as launching
 from spectrakit.launch import supervisor as supervising
 from spectrakit.launch.job import Job
+from spectrakit.launch.job_kind import PREDICT, TRAIN, kind_named
 from spectrakit.launch.launcher import Outcome, choose_launcher, failed_launchers, remember_failed
+from spectrakit.launch.request import new_request
 from spectrakit.launch.supervisor import Ended, first_error, watch_over
 from spectrakit.launch.worker import _check_fork
 from spectrakit.runs.events import columns, last_event, read_events
@@ -549,13 +551,13 @@ def test_where_no_launcher_works_one_process_trains(mark):
 @pytest.mark.parametrize("devices, there, expected", [(4, 2, 2), (3, 2, 1), (8, 3, 2), (2, 1, 1)])
 def test_more_devices_than_there_are_become_what_divides_them(devices, there, expected):
     platform = replace(HERE, gpus=(Gpu("Tesla T4", 15.0, (7, 5)),) * there)
-    plan = launching.plan_processes(compose(f"trainer.devices={devices}"), platform)
+    plan = plan_processes(compose(f"trainer.devices={devices}"), platform)
     assert plan.world_size == expected and plan.fallback and f"there is {there} GPU" in plan.reason
     assert (
         launching._counted(compose(f"trainer.devices={devices}"), plan).distributed.world_size == devices
     )  # what the batch is made of
     with pytest.raises(RequestError, match="distributed.fallback=false"):
-        launching.plan_processes(compose(f"trainer.devices={devices}", "distributed.fallback=false"), platform)
+        plan_processes(compose(f"trainer.devices={devices}", "distributed.fallback=false"), platform)
 
 
 class Locked(Line):
@@ -618,12 +620,16 @@ def story(monkeypatch, tmp_path):
         starts, ends, heard = [], list(ends), [] if heard is None else heard
         run_dir = tmp_path / "run"
         run_dir.mkdir(exist_ok=True)
-        job = Job(kind, run_dir, compose("trainer.accelerator=cpu", "trainer.devices=2", *words), HERE)
+        job = Job(
+            kind_named(kind),
+            run_dir,
+            new_request(compose("trainer.accelerator=cpu", "trainer.devices=2", *words), HERE),
+        )
         for name in failed:
             remember_failed(HERE, name, "broken")
 
         def run_once(job, folder, plan, launcher, tick, heard, task=None, again=None) -> Ended:
-            starts.append((launcher, plan.world_size, job.kind))
+            starts.append((launcher, plan.world_size, job.kind.name))
             end = ends.pop(0)
             end = end(job, heard) if callable(end) else end
             if isinstance(end, Exception):
@@ -765,14 +771,13 @@ def test_a_run_whose_device_runs_out_of_memory_goes_on_with_smaller_micro_batche
 
 
 def test_no_start_that_the_time_is_too_short_for_and_no_refusal_after_the_first(story, here):
-    job = Job(
-        "train", here, compose("watchdog.limit=2m", "watchdog.since=run"), HERE, extra={"began": time.time() - 100}
-    )
-    shared = launching._clocked(job)
-    assert (
-        shared["ends"] - time.monotonic() == pytest.approx(20, abs=5)
-        and launching._clocked(replace(job, extra=shared)) == shared
-    )  # all starts share the time
+    request = new_request(compose("watchdog.limit=2m", "watchdog.since=run"), HERE, began=time.time() - 100)
+    job = Job(TRAIN, here, request)
+    assert request.left_s() == pytest.approx(20, abs=5)
+    assert launching._with_time(job) == job  # all starts share the time
+    over = replace(request, ends=time.monotonic() - 1)
+    assert launching._with_time(Job(TRAIN, here, over)).request.ends == over.ends
+    assert launching._with_time(Job(PREDICT, here, over)).request.ends is None  # predictions may still work
     late = supervising._with_the_time_there_is(FAULT, job, time.monotonic() + 15, 10.0)
     assert (late.again, late.status) == (False, "failed") and late.reason.endswith("no time is left to start again")
     assert (
@@ -794,7 +799,7 @@ def test_a_view_that_fails_ends_the_processes_and_is_told(tmp_path):
     def tick():
         raise KeyError("the view")
 
-    job = Job("train", tmp_path, compose(), HERE)
+    job = Job(TRAIN, tmp_path, new_request(compose(), HERE))
     with pytest.raises(KeyError, match="the view"):
         watch_over(child, job, HangDetector(page, 20, 60), tmp_path, tick, [])
     assert child.returncode == -signal.SIGKILL
@@ -814,7 +819,9 @@ def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_p
         if not heard and time.monotonic() - began > 0.5:
             heard.append(time.monotonic())
 
-    seen = watch_over(child, Job("train", tmp_path, compose(), HERE), HangDetector(page, 20, 60), tmp_path, tick, heard)
+    seen = watch_over(
+        child, Job(TRAIN, tmp_path, new_request(compose(), HERE)), HangDetector(page, 20, 60), tmp_path, tick, heard
+    )
     assert seen.killed == "alone" and child.returncode == -signal.SIGKILL and time.monotonic() - began < 5
     assert requested(page) == STOP and stop_file(tmp_path).exists()
     page.close()
