@@ -1,9 +1,9 @@
 """A process that has imported torch and spectrakit once, and forks each command that a test starts.
 
-`helpers.run_cli` and `helpers.start_cli` ask it. What such a command starts is no fresh one either: its training process
-is forked from the command itself. A fresh interpreter costs three seconds of a core before it does anything, and most
-tests are not about that: those that are say `fresh=True`. The server has no threads and never computes, so a fork of it
-is as good as new; what an interpreter reads only as it starts (PYTHONPATH, variables of OpenMP) needs a fresh one.
+`helpers.run_cli` and `helpers.start_cli` ask it. What such a command starts is no fresh one either: its training
+process is forked from the command itself. A fresh interpreter costs three seconds of a core before it does anything;
+most tests are not about that, and those that are say `fresh=True`. The server has no threads and never computes, so a
+fork of it is as good as new; what is read only at a start (PYTHONPATH, variables of OpenMP) needs a fresh one.
 """
 
 import array
