@@ -15,7 +15,7 @@ from spectrakit.api.actions import fit, predict, resume
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from helpers import only_run, task, tree_hashes
+from helpers import TESTS, only_run, task, tree_hashes
 from spectrakit.api.run import Run, list_runs, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.config.compose import compose
@@ -676,10 +676,12 @@ def test_sessions_that_end_by_the_clock(here, read_only, monkeypatch):
 @pytest.mark.slow
 def test_two_processes_that_copy_one_run_have_a_folder_each(start_cli, run_cli, tmp_path, read_only):
     words = [w for w in BASE if not w.startswith("launch")]
-    assert run_cli("train", f"{__file__}:Tiny", *words, "launch.mode=inline", env={"TINY_STOP": "5"}).returncode == 130
+    env = {"PYTHONPATH": str(TESTS)}  # this file imports helpers
+    began = run_cli("train", f"{__file__}:Tiny", *words, "launch.mode=inline", env={**env, "TINY_STOP": "5"})
+    assert began.returncode == 130, began.stderr
     run = only_run(tmp_path)
     source = read_only(shutil.move(run, tmp_path / "old"))
-    both = [start_cli("resume", source) for _ in range(2)]
+    both = [start_cli("resume", source, env=env) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]
     assert {p.name for p in (tmp_path / "runs").iterdir()} == {"old", "old-2"}
     assert all(
