@@ -9,6 +9,7 @@ __all__ = ['WHOLE_BYTES', 'PATIENCE_S', 'content_hash', 'dataset_fingerprint', '
 import hashlib
 import os
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,14 +17,15 @@ from .loaders import SeededSamples, end_with
 
 # %% ../../nbs/22_data/01_fingerprint.ipynb #23a2fc01
 class _Unknown(Exception):
-    "A value whose content cannot be told."
+    "A value whose content cannot be hashed."
 
 
 def _add(digest: Any, value: Any) -> None:
     "Hash `value` and all in it."
     if isinstance(value, dict):
         for key in sorted(value, key=str):
-            _add(digest, str(key)), _add(digest, value[key])
+            _add(digest, str(key))
+            _add(digest, value[key])
     elif isinstance(value, (list, tuple)):
         digest.update(b"[%d" % len(value))
         for part in value:
@@ -59,7 +61,7 @@ def _add_array(digest: Any, value: Any) -> None:
 
 
 def content_hash(value: Any) -> str | None:
-    "A hash of `value` and all in it, equal on every machine; None where its content cannot be told."
+    "A hash of `value` and all in it, equal on every machine; None where its content cannot be hashed."
     digest = hashlib.sha256()
     try:
         _add(digest, value)
@@ -82,9 +84,9 @@ def dataset_fingerprint(dataset: Any, seed: int, apart: bool = False) -> dict:
     from torch.utils.data import Subset, TensorDataset
 
     samples = len(dataset)
-    found = {"samples": samples, "content": {}}
     if samples == 0:
-        return found
+        return {"samples": 0, "content": {}}
+    content: Mapping[str, str | None]
     if type(dataset) is TensorDataset:
         every = -(-sum(t.nbytes for t in dataset.tensors) // WHOLE_BYTES) or 1
         content = {"all": content_hash([every, *(t[::every] for t in dataset.tensors)])}
@@ -95,21 +97,20 @@ def dataset_fingerprint(dataset: Any, seed: int, apart: bool = False) -> dict:
         content = (
             _in_a_worker(dataset, seed, samples) if apart else _three_samples(SeededSamples(dataset, seed), samples)
         )
-    found["content"] = {what: told for what, told in content.items() if told is not None}
-    return found
+    return {"samples": samples, "content": {what: digest for what, digest in content.items() if digest is not None}}
 
 
-class _Told:
-    "A data set of one entry: what three samples of another one tell."
+class _SampleHashes:
+    "A data set of one entry: the hashes of three samples of another one."
 
-    def __init__(self, *told: Any):
-        self.told = told
+    def __init__(self, dataset: Any, seed: int, samples: int):
+        self.dataset, self.seed, self.samples = dataset, seed, samples
 
     def __len__(self) -> int:
         return 1
 
     def __getitem__(self, _: int) -> dict[str, str]:
-        return _three_samples(SeededSamples(self.told[0], self.told[1]), self.told[2])
+        return _three_samples(SeededSamples(self.dataset, self.seed), self.samples)
 
 
 def _in_a_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
@@ -122,7 +123,7 @@ def _in_a_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
         return next(
             iter(
                 DataLoader(
-                    _Told(dataset, seed, samples),
+                    _SampleHashes(dataset, seed, samples),  # type: ignore[arg-type]  # torch asks for its methods alone
                     batch_size=None,
                     num_workers=1,
                     timeout=10 * PATIENCE_S,
@@ -139,7 +140,8 @@ def _in_a_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
 
 def _three_samples(source: SeededSamples, samples: int) -> dict[str, str]:
     "Hashes of the first, the middle and the last sample; none where one differs when it is fetched once more."
-    found, end = {}, time.monotonic() + PATIENCE_S
+    hashes: dict[str, str] = {}
+    end = time.monotonic() + PATIENCE_S
     for index in dict.fromkeys((0, samples // 2, samples - 1)):
         if time.monotonic() > end:
             break
@@ -149,8 +151,8 @@ def _three_samples(source: SeededSamples, samples: int) -> dict[str, str]:
             return {}  # training tells what is wrong with it, if it comes to that sample
         if one is None or one != two:
             return {}
-        found[str(index)] = one
-    return found
+        hashes[str(index)] = one
+    return hashes
 
 # %% ../../nbs/22_data/01_fingerprint.ipynb #23a2fc03
 def fingerprint_change(before: dict | None, now: dict | None) -> str | None:

@@ -67,7 +67,9 @@ class SeededSamples:
             numpy.random.seed(seed & 0xFFFFFFFF)
             torch.default_generator.manual_seed(seed)  # the CPU's only: torch.manual_seed would also reset the GPU's
             samples.append(self.dataset[index])
-        random.setstate(before[0]), numpy.random.set_state(before[1]), torch.set_rng_state(before[2])
+        random.setstate(before[0])
+        numpy.random.set_state(before[1])
+        torch.set_rng_state(before[2])
         return samples
 
 # %% ../../nbs/22_data/00_loaders.ipynb #23a2fc03
@@ -180,7 +182,7 @@ def short_sockets() -> None:
 
     if os.name == "nt" or len(os.fsencode(tempfile.gettempdir())) + _SOCKET <= _LONGEST:
         return
-    config = current_process()._config
+    config = current_process()._config  # type: ignore[attr-defined]  # there is no public name for it
     if len(os.fsencode(config.get("tempdir") or "x" * _LONGEST)) + len("/listener-12345678") <= _LONGEST:
         return
     before, tempfile.tempdir = tempfile.tempdir, "/tmp"
@@ -206,7 +208,7 @@ class LoadedBatches:
         self.samples, self.seed, self.shuffle = len(dataset), config.seed, config.data.shuffle
         self._keys: list[list[tuple[int, int]]] = []
         workers_asked = 0 if loader.num_workers == "auto" else loader.num_workers  # `fit` has turned auto into a number
-        workers = (
+        workers: dict[str, Any] = (
             {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
             if workers_asked
             else {}
@@ -214,8 +216,8 @@ class LoadedBatches:
         if workers_asked:
             short_sockets()
         # a generator of its own, so that starting an epoch draws nothing from the global one
-        self._loader = DataLoader(
-            SeededSamples(dataset, config.seed),
+        self._loader: DataLoader = DataLoader(
+            SeededSamples(dataset, config.seed),  # type: ignore[arg-type]  # torch asks for its methods alone
             batch_sampler=_Listed(self._keys),
             num_workers=workers_asked,
             collate_fn=collate,
@@ -342,10 +344,12 @@ def find_non_finite(data: Any, name: str = "batch") -> str | None:
         if not bad:
             return None
         rows = (~torch.isfinite(data)).reshape(len(data), -1).any(1).nonzero().flatten().tolist() if data.dim() else [0]
-        return f"{name} holds {bad} values that are not finite, first in sample {rows[0]} ({len(rows)} of {len(data) if data.dim() else 1} samples)"
+        samples = len(data) if data.dim() else 1
+        where = f"first in sample {rows[0]} ({len(rows)} of {samples} samples)"
+        return f"{name} holds {bad} values that are not finite, {where}"
     else:
         return None
-    return next((found for part, value in parts if (found := find_non_finite(value, part))), None)
+    return next((problem for part, value in parts if (problem := find_non_finite(value, part))), None)
 
 
 def check_finite_dataset(dataset: Any, what: str) -> None:
@@ -353,5 +357,5 @@ def check_finite_dataset(dataset: Any, what: str) -> None:
     from torch.utils.data import Subset, TensorDataset
 
     source = dataset.dataset if isinstance(dataset, Subset) else dataset
-    if type(source) is TensorDataset and (found := find_non_finite(source.tensors, f"the {what} data")):
-        raise RequestError(f"{found[0].upper()}{found[1:]}. Clean or fill them before training.")
+    if type(source) is TensorDataset and (problem := find_non_finite(source.tensors, f"the {what} data")):
+        raise RequestError(f"{problem[0].upper()}{problem[1:]}. Clean or fill them before training.")

@@ -8,7 +8,7 @@ __all__ = ['BROKEN', 'detect_hardware', 'usable_gpu', 'choose_device', 'Objects'
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fcf4
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,7 +69,14 @@ def choose_device(wanted: str, index: int = 0) -> tuple[str, str]:
 class Objects:
     "Plain values and CPU tensors, from rank to rank."
 
-    rank, world_size, is_main, group = 0, 1, True, None
+    rank: int = 0
+    world_size: int = 1
+    group: Any = None
+
+    @property
+    def is_main(self) -> bool:
+        "Whether this process writes files."
+        return self.rank == 0
 
     def gather(self, value: Any) -> list:
         "`value` of every rank, by rank, on every rank."
@@ -194,11 +201,6 @@ class RunContext(Exchange):
         return self.accelerator.device
 
     @property
-    def is_main(self) -> bool:
-        "Whether this process writes files."
-        return self.rank == 0
-
-    @property
     def scaler(self) -> Any:
         "The gradient scaler of fp16, or None."
         return self.accelerator.scaler
@@ -250,7 +252,8 @@ class RunContext(Exchange):
 def create_run_context(config: Config, hardware: Platform, heartbeat: Heartbeat | None = None) -> RunContext:
     """The context for `config` on this machine, as one process or, where a launcher says so, as one rank of several.
 
-    `heartbeat`: this rank's hand on the page that the launcher watches. RequestError where the request cannot be met here.
+    `heartbeat`: this rank's signs of life, on the page that the launcher watches (None: nobody watches). RequestError
+    where the request cannot be met here.
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
@@ -267,7 +270,7 @@ def create_run_context(config: Config, hardware: Platform, heartbeat: Heartbeat 
     GradientState._reset_state()
     if place is None:
         accelerator = Accelerator(mixed_precision=precision, cpu=device == "cpu")
-        return RunContext(accelerator, precision, reasons, **({"heartbeat": heartbeat} if heartbeat else {}))
+        return RunContext(accelerator, precision, reasons, heartbeat=heartbeat or _no_heartbeat())
     return _joined(config, place, device, precision, reasons, heartbeat)
 
 
@@ -334,7 +337,7 @@ def _on_one_page(context: RunContext) -> RunContext:
         return context
     heartbeat = Heartbeat(page or SharedPage(path, context.world_size), context.rank)
     context.barrier()
-    if page:
+    if page and page.path:
         page.path.unlink(missing_ok=True)  # all have it open
     return replace(context, heartbeat=heartbeat, together=True)
 
@@ -366,7 +369,7 @@ def _handlers(config: Config, backend: str, strategy: str, device: str) -> dict[
 
 
 @contextlib.contextmanager
-def _on_cpu(device: str):
+def _on_cpu(device: str) -> Iterator[None]:
     """Within this block Accelerate sees a run on CPUs.
 
     Without the variable it would take each process for a run of its own.

@@ -177,7 +177,7 @@ def whole(tree: Any, keep: bool = True) -> Any:
         return parts if isinstance(tree, list) else tuple(parts)
     if not torch.is_tensor(tree):
         return tree
-    tensor = tree.detach()
+    tensor: Any = tree.detach()
     if _is_dtensor(tensor):
         tensor = tensor.full_tensor()
     if not keep:
@@ -236,6 +236,8 @@ def load_whole_model(module: Any, state: dict | None, broadcast_from_main: bool 
 
     if broadcast_from_main:
         state = _announced(state)
+    if state is None:
+        raise RuntimeError("There are no weights to load: only with broadcast_from_main may a rank pass None.")
     own, parts = module.state_dict(), {}
     _check_fit(own, state)
     for name, tensor in state.items():
@@ -274,18 +276,18 @@ def _announced(state: dict | None) -> dict:
     import torch
     import torch.distributed as dist
 
-    told = [None if state is None else {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}]
-    dist.broadcast_object_list(told, 0)
-    if dist.get_rank() == 0:
+    kinds: list[Any] = [None if state is None else {name: (t.shape, t.dtype) for name, t in state.items()}]
+    dist.broadcast_object_list(kinds, 0)
+    if state is not None and dist.get_rank() == 0:
         return state
-    return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in told[0].items()}
+    return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in kinds[0].items()}
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc13
 def gradient_norm_clip(params: list, limit: float) -> Any:
     "Shorten the gradient of all parameters together to the norm `limit`; returns the norm that it had, a 0-dim tensor."
     from torch.nn.utils import clip_grad_norm_
 
-    norm = clip_grad_norm_(params, limit)
+    norm: Any = clip_grad_norm_(params, limit)
     return norm.full_tensor() if _is_dtensor(norm) else norm
 
 

@@ -14,6 +14,7 @@ import os
 import tempfile
 import time
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -253,7 +254,7 @@ def agreed(heartbeat: Heartbeat, step: int) -> int:
 class Pace:
     "The durations of the last 1024 optimizer steps, seconds."
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._ring, self._count = array("d", bytes(8 * 1024)), 0
 
     @property
@@ -292,11 +293,12 @@ class Stuck:
 
 
 class HangDetector:
-    """Looks for ranks that are stuck. `start_s`: seconds of silence allowed at the start (None: as in QUIET phases);
-    `most_s`: ever.
+    """Finds ranks that are stuck.
 
-    `first`: the rank of this machine's first row; what is told about ranks counts on all machines. `clock` is
-    replaced in tests.
+    `page`: where this machine's ranks write their heartbeats. `factor`: how many of the slowest steps a rank may be
+    silent. `floor_s`: seconds of silence that are always allowed, ten times as many in QUIET phases. `start_s`: as many
+    at the start (None: as in QUIET phases). `first`: the rank, counted on all machines, of this machine's first
+    row (default 0). `clock`: seconds that only rise. `most_s`: the most that is ever allowed (default: no limit).
     """
 
     def __init__(
@@ -306,7 +308,7 @@ class HangDetector:
         floor_s: float,
         start_s: float | None = None,
         first: int = 0,
-        clock=time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
         most_s: float = float("inf"),
     ):
         self.page, self.factor, self.floor_s, self.first, self._clock = page, factor, floor_s, first, clock

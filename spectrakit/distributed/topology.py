@@ -44,17 +44,18 @@ def rank_of(environ: Mapping[str, str]) -> Rank | None:
         **{k: environ[k] for k in ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if k in environ},
     }
     try:
-        found = Rank(
+        place = Rank(
             int(environ["RANK"]), int(values["LOCAL_RANK"]), int(environ["WORLD_SIZE"]), int(values["LOCAL_WORLD_SIZE"])
         )
     except ValueError:
-        found = None
-    if found is None or not 0 <= found.rank < found.world_size:
-        said = ", ".join(f"{name}={environ[name]!r}" for name in names[:2])
+        place = None
+    if place is None or not 0 <= place.rank < place.world_size:
+        values_given = ", ".join(f"{name}={environ[name]!r}" for name in names[:2])
         raise RequestError(
-            f"The environment says {said}, which is no place among processes. Start with torchrun, or unset them."
+            f"The environment says {values_given}, which is no place among processes. "
+            "Start with torchrun, or unset them."
         )
-    return found if found.world_size > 1 else None
+    return place if place.world_size > 1 else None
 
 # %% ../../nbs/21_distributed/00_topology.ipynb #23a2fc02
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def plan_processes(config: Config, platform: Platform) -> Processes:
     )
     if d.node_rank is not None and d.node_rank >= nodes:
         raise RequestError(
-            f"distributed.node_rank={d.node_rank} is not one of distributed.num_nodes={nodes} machines, which count from 0. "
-            "Use trainer.num_nodes to say how many there are."
+            f"distributed.node_rank={d.node_rank} is not one of distributed.num_nodes={nodes} machines, "
+            "which count from 0. Use trainer.num_nodes to say how many there are."
         )
     if d.enabled is False:
         return Processes(1, 1, "1 process: distributed.enabled is false")
@@ -179,13 +180,16 @@ def launch_folder(environ: Mapping[str, str]) -> Path | None:
 
     RequestError where SPECTRAKIT_LAUNCH_PATH names no folder.
     """
-    if (told := environ.get(LAUNCH_PATH)) is not None:
-        if told and not os.path.isdir(told):
+    if (folder := environ.get(LAUNCH_PATH)) is not None:
+        if folder and not os.path.isdir(folder):
             raise RequestError(
-                f"{LAUNCH_PATH}={told} is no folder. Run the wheelhouse's install.py, which makes it, or unset the variable."
+                f"{LAUNCH_PATH}={folder} is no folder. "
+                "Run the wheelhouse's install.py, which makes it, or unset the variable."
             )
-        return Path(told).absolute() if told else None
-    name = Path("share", "spectrakit", "launch-%d.%d" % sys.version_info[:2])  # as the wheelhouse's install.py has it
+        return Path(folder).absolute() if folder else None
+    name = Path(
+        "share", "spectrakit", f"launch-{sys.version_info[0]}.{sys.version_info[1]}"
+    )  # as the wheelhouse's install.py has it
     return next((home / name for home in map(Path, (sys.prefix, site.getuserbase())) if (home / name).is_dir()), None)
 
 

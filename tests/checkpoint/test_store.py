@@ -126,7 +126,7 @@ def test_the_manifest_says_what_is_in_the_files_and_every_file_is_in_it(tmp_path
 
 
 def test_a_type_that_safetensors_do_not_have_is_refused_by_its_name(tmp_path):
-    with open(tmp_path / "x", "wb") as file, pytest.raises(TypeError, match="odd is of type torch.complex128"):
+    with open(tmp_path / "x", "wb") as file, pytest.raises(TypeError, match=r"odd is of type torch.complex128"):
         write_tensors(file, {"odd": torch.ones(2, dtype=torch.complex128)})
     with pytest.raises(CheckpointError, match="step-00000001 could not be written: odd is of type"):
         save_checkpoint(tmp_path, 1, {"odd": torch.ones(2, dtype=torch.complex128)}, None, {}, [{}])
@@ -139,7 +139,7 @@ def test_a_type_that_safetensors_do_not_have_is_refused_by_its_name(tmp_path):
 def test_a_disk_without_room_is_not_written_to_and_the_older_checkpoint_stays(small_disk):
     write(small_disk, 1, mebibytes=10)
     with pytest.raises(
-        CheckpointError, match="step-00000002 needs 16.0 MiB and .* MiB are free. Older checkpoints are kept"
+        CheckpointError, match=r"step-00000002 needs 16.0 MiB and .* MiB are free. Older checkpoints are kept"
     ):
         write(small_disk, 2, mebibytes=15)
     assert names(small_disk) == [1] and find_checkpoint(small_disk)[1] == [] and len(list(small_disk.iterdir())) == 2
@@ -191,7 +191,7 @@ def test_an_input_output_error_costs_one_checkpoint(tmp_path, monkeypatch, where
 def test_a_read_only_folder_costs_a_sentence(tmp_path, read_only):
     write(tmp_path / "run", 1)
     folder = read_only(tmp_path / "run")
-    with pytest.raises(CheckpointError, match="could not be written: (Read-only file system|Permission denied)"):
+    with pytest.raises(CheckpointError, match=r"could not be written: (Read-only file system|Permission denied)"):
         write(folder, 2)
     assert names(folder) == [1] and prune(folder, 1, max_bytes=0) == []
 
@@ -345,7 +345,7 @@ def test_a_malicious_pickle_as_any_file_is_refused_in_a_sentence_and_runs_nothin
 def test_noise_in_place_of_a_file_is_refused_in_a_sentence(tmp_path, name, data):
     (path,) = write(tmp_path, 1)
     (path / name).write_bytes(data)
-    with pytest.raises(CheckpointError, match="is refused: ."):
+    with pytest.raises(CheckpointError, match=r"is refused: ."):
         load_weights(path), load_state(path)
 
 
@@ -739,7 +739,7 @@ def test_a_copy_that_does_not_equal_its_manifest_is_not_given_a_name(tmp_path):
     one, two = write(tmp_path / "run", 1, 2)
     mirror_checkpoint(one, tmp_path / "mirror")
     flip(two / "state.pt")
-    with pytest.raises(CheckpointError, match="the copy of step-00000002 is not whole: .*state.pt is damaged"):
+    with pytest.raises(CheckpointError, match=r"the copy of step-00000002 is not whole: .*state.pt is damaged"):
         mirror_checkpoint(two, tmp_path / "mirror")
     assert (
         sorted(p.name for p in (tmp_path / "mirror").iterdir()) == ["LATEST", "step-00000001"]
@@ -862,7 +862,10 @@ def test_the_first_checkpoint_comes_early_and_others_by_the_clock(tmp_path):
     s = state_in(tmp_path / "run", "checkpoint.every_minutes=30", "checkpoint.first_within_minutes=5")
     s.progress.step, began = 1, time.monotonic()
     s.timing.began = began, 0
-    wanted = lambda minutes: save_wanted(s, began + 60 * minutes)
+
+    def wanted(minutes):
+        return save_wanted(s, began + 60 * minutes)
+
     assert [wanted(m) for m in (0, 4.9, 5.1, 31)] == [False, False, True, True]
     save(s)
     assert [wanted(m) for m in (5.1, 29, 31)] == [False, False, True]
@@ -979,7 +982,7 @@ def test_a_session_leaves_its_run_in_the_second_folder(tmp_path):
     )
 
 
-# --- a checkpoint that a person asks for -------------------------------------------------------------------------------
+# --- a checkpoint that a person asks for ------------------------------------------------------------------------------
 
 ASKING = (
     "trainer.accelerator=cpu",
@@ -1008,7 +1011,7 @@ def test_the_file_checkpoint_saves_at_once_and_the_run_goes_on(start_cli, here, 
         helpers.wait_for(lambda: not (run_dir / "CHECKPOINT").exists(), "the checkpoint")
         there, now = checkpoints(run_dir / "checkpoints"), step()
         assert len(there) == number and verify(there[-1]) == []
-        helpers.wait_for(lambda: step() > now, "training to go on")
+        helpers.wait_for(lambda now=now: step() > now, "training to go on")
     (run_dir / "STOP").touch()
     out, err = process.communicate(timeout=60)
     assert "interrupted" in out and process.returncode == 130, out + err

@@ -129,7 +129,7 @@ def test_saved_by_two_and_loaded_by_one_and_the_other_way_round(alone, halves, t
 
 
 def test_metrics_over_uneven_shards_are_exactly_those_of_one_process(tmp_path, monkeypatch):
-    "With a rate that moves nothing, so that only the evaluation differs: 13 samples in batches of 3, on 1 and on 2 ranks."
+    "With a rate of zero, so that only the evaluation differs: 13 samples in batches of 3, on 1 and on 2 ranks."
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = ("optimizer.lr=1e-30", "trainer.max_steps=2", "checkpoint.enabled=false")
     one, two = (

@@ -1,4 +1,4 @@
-"""Models shared out over two real processes: equal to plain training, to the weights and states that one process has."""
+"""Models sharded over two real processes: equal to plain training, to the weights and states of one process."""
 
 import contextlib
 import multiprocessing
@@ -105,7 +105,7 @@ def _wait(ranks: list) -> None:
         process.join()
 
 
-# --- a model and its training ------------------------------------------------------------------------------------------
+# --- a model and its training -----------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):
@@ -179,7 +179,7 @@ def leaves(tree) -> list:
 
 
 def far(found, expected) -> float:
-    "How far the tensors of two trees lie apart, each tree taken as one vector, relative to its length; the rest is equal."
+    "The relative distance of the tensors of two trees, each taken as one vector; everything else must be equal."
     found, expected = leaves(found), leaves(expected)
     assert [type(leaf) for leaf in found] == [type(leaf) for leaf in expected]
     pairs = [(a.double(), b.double()) for a, b in zip(found, expected, strict=False) if torch.is_tensor(b)]
@@ -224,7 +224,7 @@ def train_sharded(rank: int, steps: int, pieces: int = 1) -> dict:
     return result(model, optimizer, grads)
 
 
-# --- equal to plain training --------------------------------------------------------------------------------------------
+# --- equal to plain training ------------------------------------------------------------------------------------------
 
 STEPS, LATER = 3, 2
 
@@ -290,7 +290,7 @@ def test_weights_and_buffers_that_rank_0_has_read_reach_a_plain_model(on_ranks):
         assert far(found, saved) == 0
 
 
-# --- gathering ----------------------------------------------------------------------------------------------------------
+# --- gathering --------------------------------------------------------------------------------------------------------
 
 
 def gather_on_main(rank: int) -> dict:
@@ -335,7 +335,7 @@ def test_weights_that_do_not_fit_are_refused_on_every_rank(on_ranks):
     assert ["embed.weight is missing" in text for text in main] == [False] * 4 + [True] * 2
 
 
-# --- calculating with parts ---------------------------------------------------------------------------------------------
+# --- calculating with parts -------------------------------------------------------------------------------------------
 
 
 def calculate(rank: int, sharded: bool) -> dict:
@@ -422,7 +422,7 @@ def test_an_overflow_on_one_rank_is_skipped_by_both(on_ranks):
         assert found == [4.0, False, 4.0, True]
 
 
-# --- making -------------------------------------------------------------------------------------------------------------
+# --- making -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(TOO_OLD, reason="this torch cannot share out models on CPUs")
@@ -435,7 +435,7 @@ def test_a_parameter_without_a_shape_is_named():
 
 def test_torch_too_old_for_cpus_is_refused(monkeypatch):
     monkeypatch.delattr(FSDPModule, "set_force_sum_reduction_for_comms", raising=False)
-    with pytest.raises(RequestError, match="distributed.strategy=ddp, or a newer torch"):
+    with pytest.raises(RequestError, match=r"distributed.strategy=ddp, or a newer torch"):
         shard(nn.Linear(2, 2))
 
 
@@ -487,7 +487,7 @@ def test_ranks_start_from_the_weights_of_rank_0(on_ranks, mixed_precision):
     assert main["kinds"] == other["kinds"] == {"torch.float32"}
 
 
-# --- through Accelerate -------------------------------------------------------------------------------------------------
+# --- through Accelerate -----------------------------------------------------------------------------------------------
 
 
 def train_by_accelerate(rank: int, steps: int, mixed_precision: str) -> dict:
