@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 
 from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.config.compose import compose
+from spectrakit.data.fingerprint import fingerprint_change
 from spectrakit.data.loaders import SeededSamples, epoch_order, eval_batches, eval_cuts, mix, train_batches, train_cuts
 
 
@@ -108,3 +109,12 @@ def test_a_fraction_of_the_data_and_its_batches():
     plan = BatchPlan(11, 2, 2, 1, drop_last=True)
     assert (plan.samples_per_epoch, plan.steps_per_epoch, plan.window(1)) == (8, 2, (4, 8))
     assert BatchPlan(11, 2, 2, 2, max_batches=2).samples_per_epoch == 8
+
+
+def test_a_data_set_is_known_by_its_number_of_samples_and_by_its_content():
+    before = {"samples": 3, "content": {"0": "aa", "2": "bb"}}
+    assert fingerprint_change(before, dict(before)) is None
+    assert fingerprint_change(before, {**before, "samples": 4}) == "it had 3 samples and has 4"
+    assert fingerprint_change(before, {**before, "content": {"0": "aa", "2": "cc"}}) == "sample 2 has changed"
+    assert fingerprint_change({**before, "content": {"all": "a"}}, {**before, "content": {"all": "b"}}) is not None
+    assert fingerprint_change(None, None) is None and "now is one" in fingerprint_change(None, before)
