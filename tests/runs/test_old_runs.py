@@ -4,6 +4,7 @@ What stands here as a number is what that version has written. The folders in te
 where a format changes, this version learns to read the old one.
 """
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from helpers import TESTS, tree_hashes
 from spectrakit.checkpoint.store import checkpoints, verify
 from spectrakit.cli.main import main
 from spectrakit.config.compose import sha256
+from spectrakit.system.errors import RequestError
 
 OLD = TESTS / "old_runs" / "v0.1"
 (FINISHED,), (INTERRUPTED,) = (sorted(OLD.glob(f"{name}-*")) for name in ("finished", "interrupted"))
@@ -100,6 +102,14 @@ def test_a_new_run_goes_on_from_it_where_it_cannot_be_written(copy, read_only):
     assert (run.status, run.events[-1]["step"]) == ("completed", 12) and run.path.parent != folder
     assert losses(run) == pytest.approx(losses(sk.open_run(FINISHED)), rel=1e-4)
     assert tree_hashes(folder) == before
+
+
+def test_other_data_than_it_had_are_refused(copy, monkeypatch):
+    task, folder = importlib.import_module("plane").Plane, copy(INTERRUPTED)
+    x, y = task().samples()
+    monkeypatch.setattr(task, "samples", lambda self: (x, y + 1))
+    with pytest.raises(RequestError, match="training data set is not the one that step-00000007 was made with"):
+        sk.resume(folder, show=False)
 
 
 def test_one_that_is_done_is_not_trained_again(copy):
