@@ -123,7 +123,7 @@ def _tracker_names(value: Any) -> Any:
     whole = {
         "all": list(TRACKERS),
         "true": ["csv", "tensorboard"],
-        **dict.fromkeys(("none", "null", "false", ""), ["csv"]),
+        **{word: ["csv"] for word in ("none", "null", "false", "")},
     }
     if value is None or (isinstance(value, (str, bool)) and str(value).lower() in whole):
         return whole[str(value).lower()]

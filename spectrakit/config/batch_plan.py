@@ -48,13 +48,14 @@ class BatchPlan:
         return start, min(start + self.effective_batch_size, self.samples_per_epoch)
 
     def share(self, start: int, stop: int, rank: int) -> tuple[int, int]:
-        "First position and number of samples of `rank` where all processes together read the positions from `start` to `stop`."
+        "First position and number of samples of `rank`, where all processes read the positions from `start` to `stop`."
         each, more = divmod(stop - start, self.world_size)
         return start + rank * each + min(rank, more), each + (rank < more)
 
     def __str__(self) -> str:
         return (
-            f"effective batch {self.effective_batch_size} = {self.micro_batch_size} × {self.gradient_accumulation_steps} "
+            f"effective batch {self.effective_batch_size} = "
+            f"{self.micro_batch_size} × {self.gradient_accumulation_steps} "
             f"accumulated × {self.world_size} process{'es' if self.world_size > 1 else ''}; "
             f"{self.steps_per_epoch} optimizer steps an epoch"
         )
@@ -63,8 +64,8 @@ class BatchPlan:
 def plan_batches(config: Config, samples: int, world_size: int = 1) -> BatchPlan:
     """The plan for `samples` training samples on `world_size` processes.
 
-    Where fewer processes run than `distributed.world_size` asks for, accumulation makes up for them, so that the effective
-    batch stays what was asked for. RequestError where the data set is empty or smaller than a micro batch.
+    Where fewer processes run than `distributed.world_size` asks for, accumulation makes up for them, so that the
+    effective batch stays what was asked for. RequestError where the data set is empty or smaller than a micro batch.
     """
     size, steps = config.data.micro_batch_size, config.training.gradient_accumulation_steps
     asked, limit = config.distributed.world_size, config.limits.max_train_batches
@@ -87,7 +88,8 @@ def plan_batches(config: Config, samples: int, world_size: int = 1) -> BatchPlan
     plan = BatchPlan(samples, size, steps, world_size, config.data.drop_last, limit)
     if plan.steps_per_epoch == 0:
         raise RequestError(
-            f"data.drop_last leaves no optimizer step: an effective batch of {plan.effective_batch_size} does not fit into "
+            f"data.drop_last leaves no optimizer step: "
+            f"an effective batch of {plan.effective_batch_size} does not fit into "
             f"{samples} samples. Turn data.drop_last off, or lower training.gradient_accumulation_steps."
         )
     return plan
@@ -99,7 +101,7 @@ def total_steps(config: Config, plan: BatchPlan) -> int:
 
 # %% ../../nbs/10_config/06_batch_plan.ipynb #23a2fc03
 def warmup_length(scheduler: SchedulerConfig, steps_per_epoch: int) -> int:
-    "Optimizer steps of warm-up; given in epochs it keeps its share when accumulation changes. RequestError where both are set."
+    "Optimizer steps of warm-up; given in epochs it keeps its share when accumulation changes. RequestError for both."
     if scheduler.warmup_steps and scheduler.warmup_epochs:
         raise RequestError(
             f"scheduler.warmup_steps={scheduler.warmup_steps} and scheduler.warmup_epochs={scheduler.warmup_epochs} "

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from spectrakit.config.aliases import (
     ALIASES,
@@ -60,7 +60,7 @@ def _writable(node: Any) -> Any:
 
 
 def _build(leaves: dict[str, Any], typed: Iterable[tuple[str, Any]], words: dict[str, str] | None = None) -> Config:
-    """A checked Config of `leaves` (canonical key → value) with the `typed` (key, value) pairs, in any spelling, on top.
+    """A checked Config of `leaves` (canonical key → value) with the `typed` (key, value) pairs, however spelt, on top.
 
     `words`: what was said in another spelling than the canonical one, by canonical key; errors repeat it."""
     from omegaconf import OmegaConf
@@ -148,7 +148,7 @@ def _recorded(config: Config, typed: Iterable[str]) -> Config:
 # %% ../../nbs/10_config/04_compose.ipynb #23a2fc03
 @functools.cache
 def _profile_source() -> type:
-    "The class that reads a folder of profiles for Hydra, registered with it: the first one, where this module was loaded twice."
+    "The class that reads a folder of profiles for Hydra, registered with it; the first, if there are two."
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
     from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -156,7 +156,7 @@ def _profile_source() -> type:
 
     class ProfileSource(ConfigSource):
         # by group/name: file, settings and `defaults:` of each profile in the composition under way
-        loaded: dict[str, tuple[Path, dict, Any]] = {}
+        loaded: ClassVar[dict[str, tuple[Path, dict, Any]]] = {}
 
         @staticmethod
         def scheme() -> str:

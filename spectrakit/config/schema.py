@@ -315,7 +315,7 @@ class DistributedConfig:
         example="distributed.env.NCCL_DEBUG=INFO",
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "env", frozen(self.env))
 
 
@@ -474,7 +474,7 @@ class Config:
     typed: list[str] | None = dataclasses.field(default=None, compare=False, repr=False)
     # no setting: which ones somebody asked for; null where that is not known
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for block in dataclasses.fields(self):
             if dataclasses.is_dataclass(block.type) and not isinstance(getattr(self, block.name), block.type):
                 raise RequestError(f"{block.name} needs a {block.type.__name__}. Change single settings with override.")

@@ -43,7 +43,7 @@ for _dumper in (yaml.SafeDumper, yaml.Dumper):
     _dumper.add_representer(ReadOnly, _dumper.represent_dict)
 
 # %% ../../nbs/10_config/00_validation.ipynb #23a2fc03
-def setting(default: Any, help: str, **limits) -> Any:
+def setting(default: Any, help: str, **limits: Any) -> Any:
     """A dataclass field. `limits`: `minimum`, `above`, `maximum`, `choices`; `check`, a function of the value;
     `words`, those that it takes beside numbers; `example`."""
     metadata = {"help": help, **limits}

@@ -76,7 +76,7 @@ SECRET_NAME = r"(^|_)KEY(_|$)|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL"
 
 
 def masked(text: str) -> str:
-    """`text` with `<NAME>` in place of every secret: those handed out by `secret`, and values of variables named like one.
+    """`text` with `<NAME>` for every secret: those handed out by `secret`, and values of variables named like one.
 
     An error's message may hold one, and is written to disk.
     """
@@ -109,8 +109,8 @@ _STORES: dict[
     "kaggle": (
         _kaggle,
         10.0,
-        "In Kaggle's editor: Add-ons > Secrets > Add secret, with the label {name}, and tick it for this notebook, which also "
-        "needs Settings > Internet on. A push of the notebook takes the tick away.",
+        "In Kaggle's editor: Add-ons > Secrets > Add secret, with the label {name}, and tick it for this notebook, "
+        "which also needs Settings > Internet on. A push of the notebook takes the tick away.",
     ),
     "colab": (
         _colab,
@@ -173,7 +173,8 @@ def _checked_name(name: Any) -> str:
 def secret(name: str, default: str | None = None) -> Secret:
     """The secret `name`: the environment variable, else what Kaggle's or Colab's own store has, else `default`.
 
-    It prints as ***; `.reveal()` gives the value. SecretError where there is none and no `default`, with the way to add it.
+    It prints as ***; `.reveal()` gives the value. SecretError where there is none
+    and no `default`, with the way to add it.
     """
     name = _checked_name(name)
     if default is not None and not isinstance(default, str):

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 # %% ../../nbs/00_system/07_signals.ipynb #23a2fc01
@@ -30,8 +31,12 @@ class _Ear:
 
 
 @contextlib.contextmanager
-def interrupts(second_raises: bool = False, number: int = signal.SIGINT, into: list[int] | None = None):
-    """Within this block Ctrl-C, or signal `number`, adds its number to the list (`into`) instead of raising (the second may raise).
+def interrupts(
+    second_raises: bool = False, number: int = signal.SIGINT, into: list[int] | None = None
+) -> Iterator[list[int]]:
+    """Within this block Ctrl-C, or signal `number`, adds its number to the list (`into`) instead of raising.
+
+    With `second_raises` the second one raises.
 
     Only the main thread hears it.
     """
@@ -57,8 +62,8 @@ def interrupts(second_raises: bool = False, number: int = signal.SIGINT, into: l
 
 
 @contextlib.contextmanager
-def ends_softly():
-    """Within this block SIGTERM is only heard (the list that is given), and at its end this process dies of it as it would have.
+def ends_softly() -> Iterator[list[int]]:
+    """Within this block SIGTERM is only noted, in the list that is given; at its end this process dies of it.
 
     Where somebody else listens to SIGTERM already, or off the main thread, nothing changes.
     """
@@ -77,8 +82,8 @@ def ends_softly():
 
 
 @contextlib.contextmanager
-def unheard():
-    "Processes that are started within this block never hear Ctrl-C: some editors send it to each process of a notebook."
+def unheard() -> Iterator[None]:
+    "Processes that are started within this block never hear Ctrl-C, which some editors send to all processes."
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -69,14 +69,17 @@ def parse_bytes(value: int | str) -> int:
 
 # %% ../../nbs/00_system/00_units.ipynb #23a2fc04
 def parse_moment(text: str) -> float:
-    "Unix seconds of a moment such as `2026-11-21T17:30`; local time where it names no zone. ValueError for anything else."
-    said = f"The moment {text!r} is not understood. Write it as in 2026-11-21T17:30, or with a zone, 2026-11-21T17:30+01:00."
+    "Unix seconds of a moment such as `2026-11-21T17:30`, local time where it names no zone; else ValueError."
+    message = (
+        f"The moment {text!r} is not understood. "
+        "Write it as in 2026-11-21T17:30, or with a zone, 2026-11-21T17:30+01:00."
+    )
     if not isinstance(text, str) or not re.match(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}", text.strip()):
-        raise ValueError(said)
+        raise ValueError(message)
     try:
         return datetime.fromisoformat(text.strip()).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise ValueError(said) from None
+        raise ValueError(message) from None
 
 # %% ../../nbs/00_system/00_units.ipynb #077fd8be
 def format_bytes(size: float) -> str:

@@ -240,7 +240,8 @@ def test_what_has_no_effect_is_named():
         (
             "distributed.node_rank=1 distributed.rdzv_endpoint=10.0.0.1:29500",
             1,
-            "distributed.node_rank=1, distributed.rdzv_endpoint=10.0.0.1:29500: no effect here, because one machine trains",
+            "distributed.node_rank=1, distributed.rdzv_endpoint=10.0.0.1:29500: no effect here, "
+            "because one machine trains",
         ),
         ("distributed.node_rank=1", 2, "distributed.node_rank=1: no effect here, because one machine trains"),
         ("distributed.node_rank=1 distributed.num_nodes=2", 2, None),

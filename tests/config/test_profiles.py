@@ -184,7 +184,7 @@ def test_what_env_fills_in_is_what_its_own_files_set(here):
     assert config.distributed.mixed_precision == "bf16"
     assert config.distributed.world_size == "auto" and "env/local" in reasons["distributed.mixed_precision"]
     (here / "profiles" / "env" / "local.yaml").write_text("dataloader:\n  num_workers: many\n")
-    with pytest.raises(RequestError, match="num_workers=many.*It stands in profiles/env/local.yaml."):
+    with pytest.raises(RequestError, match=r"num_workers=many.*It stands in profiles/env/local.yaml."):
         resolve_env(from_dict({}), machine(name="local", flavour=None))
 
 
@@ -310,9 +310,8 @@ def commented(file: Path) -> set[str]:
             found.add(f"{inner}.{match[1]}")
         if match := re.match(r"  (\w+):.*\S +# \S", line):
             found.add(f"{block}.{match[1]}")
-        elif match := re.match(r"  - (\w+)$", line):
-            if block == "defaults" and match[1] != "_self_":
-                found |= commented(file.with_name(f"{match[1]}.yaml"))
+        elif (match := re.match(r"  - (\w+)$", line)) and block == "defaults" and match[1] != "_self_":
+            found |= commented(file.with_name(f"{match[1]}.yaml"))
     return found
 
 
@@ -595,7 +594,7 @@ def test_a_file_with_a_list_of_profiles_composes_them(here):
 def test_a_yaml_file_runs_nothing(here):
     (here / "evil.yaml").write_text(f"seed: !!python/object/apply:os.mkdir ['{here}/ran']\n")
     for read in (lambda: compose(config=here / "evil.yaml"), lambda: load_yaml(here / "evil.yaml")):
-        with pytest.raises(RequestError, match="evil.yaml"):
+        with pytest.raises(RequestError, match=r"evil.yaml"):
             read()
     profile(here, f"seed: !!python/object/apply:os.mkdir ['{here}/ran']\n")
     with pytest.raises(RequestError):

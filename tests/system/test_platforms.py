@@ -1,4 +1,4 @@
-"What `spectrakit.system.platforms` finds on faked machines: environment variables and file-system roots made up for each test."
+"What `spectrakit.system.platforms` finds on faked machines: variables and file systems made up for each test."
 
 import json
 import math
@@ -466,7 +466,7 @@ def test_the_user_knows_better(root, text, start_s):
 
 @pytest.mark.parametrize("text", ["9:00", "540", "nan", "inf", "1800000000000", "yesterday", "0001-01-01"])
 def test_a_wrong_session_start_is_refused(root, text):
-    with pytest.raises(ValueError, match="SPECTRAKIT_SESSION_START.*2026-11-20T09:00:00Z"):
+    with pytest.raises(ValueError, match=r"SPECTRAKIT_SESSION_START.*2026-11-20T09:00:00Z"):
         on(root, {"SPECTRAKIT_SESSION_START": text})
 
 
@@ -480,7 +480,7 @@ def test_limits(root):
     assert on(root, {"SPECTRAKIT_TIME_LIMIT": "1h"}).time_left_s(NOW) == HOUR - 300
     assert on(root, {"SPECTRAKIT_TIME_LIMIT": "4m"}).time_left_s(NOW) == 240  # this kernel is older than such a session
     for wrong in ("9", "9:00", "0s"):
-        with pytest.raises(ValueError, match="SPECTRAKIT_TIME_LIMIT.*8h30m"):
+        with pytest.raises(ValueError, match=r"SPECTRAKIT_TIME_LIMIT.*8h30m"):
             on(root, {"SPECTRAKIT_TIME_LIMIT": wrong})
 
 
@@ -999,13 +999,13 @@ def test_a_marker_finds_the_folder_that_holds_it(root, away):
         assert found_at(root, "renamed", "kit.whl") == "kaggle/input/datasets/bob/wheels"
     with pytest.warns(UserWarning):  # the name leads to a folder, but to the wrong one
         assert found_at(root, "soil", "spectra.h5") == "kaggle/input/datasets/ada/nested/nested/deep"
-    with pytest.raises(FileNotFoundError, match="nor a folder with 'no.csv'"):
+    with pytest.raises(FileNotFoundError, match=r"nor a folder with 'no.csv'"):
         found_at(root, "coffee", "no.csv")
 
 
 def test_a_marker_in_two_places_decides_nothing(root, away):
     put(root, {f"{K}/datasets/ada/a/train.csv": "", f"{K}/datasets/ada/b/train.csv": ""})
-    with pytest.raises(ValueError, match="ada/a, .*ada/b.*only one of them has"):
+    with pytest.raises(ValueError, match=r"ada/a, .*ada/b.*only one of them has"):
         find_input("c", "train.csv", environ={}, root=root)
 
 
@@ -1021,13 +1021,13 @@ def test_the_search_for_a_marker_ends(root, away, monkeypatch):
 
 @pytest.mark.parametrize("marker", ["", "/etc/passwd", "../x", "**/x.csv", "a//b", 3])
 def test_a_wrong_marker_is_refused(root, away, marker):
-    with pytest.raises(ValueError, match="marker.*'train.csv'"):
+    with pytest.raises(ValueError, match=r"marker.*'train.csv'"):
         find_input("coffee", marker, environ={}, root=root)
 
 
 def test_two_owners_of_one_name(root, away):
     put(root, {**NEWER, f"{K}/datasets/eve/coffee-spectra/x": "", f"{K}/datasets/eve/soil/x": ""})
-    with pytest.raises(ValueError, match="ada/coffee-spectra, .*eve/coffee-spectra.*Write more") as caught:
+    with pytest.raises(ValueError, match=r"ada/coffee-spectra, .*eve/coffee-spectra.*Write more") as caught:
         find_input("coffee-spectra", environ={}, root=root)
     assert not isinstance(caught.value, OSError)
     assert found_at(root, "eve/coffee-spectra") == "kaggle/input/datasets/eve/coffee-spectra"
@@ -1100,7 +1100,7 @@ def test_a_long_list_is_cut(root, away):
     ],
 )
 def test_what_is_no_name_is_refused(root, away, slug):
-    with pytest.raises(ValueError, match="is not the name of an input.*'ada/coffee-spectra'"):
+    with pytest.raises(ValueError, match=r"is not the name of an input.*'ada/coffee-spectra'"):
         find_input(slug, environ={}, root=root)
 
 

@@ -1,4 +1,4 @@
-"Secrets: read from the environment or from stores that look like Kaggle's and Colab's, and found in nothing that is written."
+"Secrets: read from the environment or from stores like Kaggle's and Colab's, and found in nothing that is written."
 
 import json
 import os
@@ -9,11 +9,11 @@ import time
 from types import ModuleType
 
 import pytest
-from spectrakit.training.trackers import without_secrets
 
 from helpers import TESTS, clean_environ, only_run
 from spectrakit.system import secrets
 from spectrakit.system.secrets import SecretError, hidden, masked, secret
+from spectrakit.trackers.tracker import without_secrets
 
 VALUE = "0a1B-the-value-nobody-sees-9z"
 
@@ -73,7 +73,7 @@ def test_the_environment_comes_before_the_store(monkeypatch, platform):
 def test_at_home_no_store_is_asked(monkeypatch):
     store(monkeypatch, "kaggle", lambda name: "of-the-store")
     monkeypatch.delenv("KAGGLE_KERNEL_RUN_TYPE")
-    with pytest.raises(SecretError, match="no environment variable LAB_KEY.*export LAB_KEY="):
+    with pytest.raises(SecretError, match=r"no environment variable LAB_KEY.*export LAB_KEY="):
         secret("LAB_KEY")
 
 
@@ -166,7 +166,7 @@ def test_nothing_shows_or_keeps_it(monkeypatch):
 
     monkeypatch.setenv("LAB_KEY", VALUE)
     key = secret("LAB_KEY")
-    shown = [repr(key), str(key), f"{key}", f"{key!r:>50}", "%s" % key, f"{key}", repr([key]), repr({"a": key})]
+    shown = [repr(key), str(key), f"{key}", f"{key!r:>50}", format(key), f"{key}", repr([key]), repr({"a": key})]
     assert not any(VALUE in text for text in shown) and "***" in repr(key) and not hasattr(key, "__dict__")
     for write in (pickle.dumps, cloudpickle.dumps, json.dumps):
         with pytest.raises(TypeError):
@@ -222,8 +222,8 @@ class Telling(Line):
 
 @pytest.mark.slow
 def test_a_run_that_uses_secrets_leaves_them_in_none_of_its_files(here):
-    """On a Kaggle whose store has both: W&B's key reaches the process that trains, W&B's own error repeats it, the task reads
-    another one and dies with it in its message."""
+    """On a Kaggle whose store has both: W&B's key reaches the process that trains, W&B's own error repeats it,
+    the task reads another one and dies with it in its message."""
     packages, jobs = here / "packages", here / "jobs"
     for name, text in {
         "wandb/__init__.py": FAKE_WANDB,
@@ -281,7 +281,7 @@ def test_a_task_that_holds_a_secret_is_not_written_to_a_job(here, monkeypatch, t
     holding.key = secret("LAB_KEY")
     with pytest.raises(
         RequestError,
-        match="Line.key is an object of the type spectrakit.system.secrets.Secret. Make it inside the methods",
+        match=r"Line.key is an object of the type spectrakit.system.secrets.Secret. Make it inside the methods",
     ):
         fit(
             holding,

@@ -49,7 +49,7 @@ class PlatformKind:
     `recognise`: the sign by which a `Probe` shows this platform, in words, or '' where it is another.
     `flavour`, `name`: as in `Platform`; the name is `local` unless profiles tell this platform apart.
     `env`: the profile of the group env/ that suits it. `mode`: the kind of session, from a `Probe`.
-    `limit_s`, `limit_source`: the usual longest session, and who says so; None where there is no limit or nothing states it.
+    `limit_s`, `limit_source`: the usual longest session, and its source; None where nothing states one.
     `hidden_limit`: a sentence where the host sets a limit that no process can read. `longest_s`: no session is older.
     `session`: start and end of the session in Unix seconds, each None where the platform does not state it.
     `working_dir`: the folder that is kept, else the current one; `needs_working_dir`: it may be missing there.

@@ -69,7 +69,7 @@ def noted_start(folder: str, first_s: float, now: float, cap_s: float, boot_s: f
                 about = os.fstat(file.fileno())
                 mine = about.st_uid == os.getuid() and stat.S_ISREG(about.st_mode)
                 start_s, then_s = [*map(float, file.read(64).split()), None][:2] if mine else (None, None)
-            if boot_s and then_s and abs(boot_s - then_s) > 2:
+            if start_s is not None and boot_s and then_s and abs(boot_s - then_s) > 2:
                 start_s += boot_s - then_s
             if is_credible(start_s, now, cap_s):
                 return start_s
