@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .tracker import Opening, Tracker
-
 from ..config.schema import Config
+from .tracker import Opening, Tracker
 
 # %% ../../nbs/36_trackers/03_mlflow.ipynb #ca7f9e15
 def mlflow_uri(config: Config, environ: Mapping[str, str], folder: Path) -> tuple[str, str]:

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..config.schema import Config
+from ..system.errors import RequestError
 from .mlflow import MLflow
 from .tensorboard import TensorBoard
 from .tracker import Opening, Tracker, Trackers, attempt, hyperparameters, installed
 from .wandb import WandB
-
-from ..config.schema import Config
-from ..system.errors import RequestError
 
 # %% ../../nbs/36_trackers/04_registry.ipynb #537a2132
 TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (TensorBoard, WandB, MLflow)}

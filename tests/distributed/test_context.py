@@ -18,7 +18,7 @@ from spectrakit.launch.request import new_request
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
-from spectrakit.training.task import evaluate
+from spectrakit.training.evaluation import evaluate
 from spectrakit.view.text import each_rank
 
 pytestmark = pytest.mark.slow  # every test here starts processes
