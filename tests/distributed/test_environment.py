@@ -7,7 +7,7 @@ import pytest
 from spectrakit.config.compose import compose
 from spectrakit.distributed.topology import NCCL_DEFAULTS, plan_processes, process_environ, rank_of
 from spectrakit.system.errors import RequestError
-from spectrakit.system.platforms import detect
+from spectrakit.system.platforms.detect import detect
 
 
 def test_what_was_exported_is_never_overwritten():
