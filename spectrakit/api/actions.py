@@ -28,7 +28,7 @@ from ..launch.request import RunRequest, new_request
 from ..runs.events import log_file, write_metrics_csv
 from ..runs.history import outline
 from ..runs.outputs import seal_after
-from ..runs.resume_source import as_before, begun, choose
+from ..runs.resume_source import as_before, open_run_dir, plan_resume
 from ..runs.run_dir import check_mirror, is_locked, new_run_dir
 from ..system.errors import RequestError
 from ..system.signals import ends_softly, interrupts
@@ -118,17 +118,17 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, predict: 
     `config`: as it was asked for. `request`: what became of it here. `predict`: the file for predictions afterwards, or None.
     """
     platform, given, peer = request.platform, None if isinstance(task, str) else task, not _writes(request)
-    choice = choose(request.config, platform, peer)
-    if show and choice.told and not peer and config.run.console != "none":
-        print(choice.told, flush=True)
-    if choice.kind == "done":
-        return _as_done(Run(choice.run, given))
+    plan = plan_resume(request.config, platform, peer)
+    if show and plan.reason and not peer and config.run.console != "none":
+        print(plan.reason, flush=True)
+    if plan.kind == "done":
+        return _as_done(Run(plan.run, given))
     check_time(config, platform)
     check_mirror(request.config)
-    kind = RESUME if choice.goes_on else TRAIN
+    kind = RESUME if plan.goes_on else TRAIN
     if peer:
-        return _as_peer(kind, request.with_config(as_before(request.config, choice.facts, platform)), task, predict)
-    with begun(choice, config, (request.config, request.auto), platform) as (path, settled):
+        return _as_peer(kind, request.with_config(as_before(request.config, plan.environment, platform)), task, predict)
+    with open_run_dir(plan, config, (request.config, request.auto), platform) as (path, settled):
         run = Run(path, given)
         job = Job(kind, path, request.with_config(settled), extra={"predicts": predict is not None})
         _see_through(run, job, task, show)
