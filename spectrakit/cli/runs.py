@@ -55,10 +55,10 @@ def show(arguments: Sequence[str]) -> int:
     parser.add_argument("run_dir", metavar="RUN_DIR")
     options = parser.parse_args(arguments)
     from spectrakit.api.run import open_run
-    from spectrakit.view.text import sayable
+    from spectrakit.view.text import printable
 
     for line in run_lines(open_run(options.run_dir)):
-        print(sayable(line, sys.stdout))  # a message may hold what moves a terminal's cursor
+        print(printable(line, sys.stdout))  # a message may hold what moves a terminal's cursor
     return 0
 
 

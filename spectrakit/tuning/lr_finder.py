@@ -204,8 +204,9 @@ def plot_sweep(found: FoundLr) -> Any:
     ax.plot(rates, [p.loss for p in points], color=TRAIN, alpha=0.3, linewidth=0.8, label="each step")
     ax.plot(rates, averages, color=TRAIN, linewidth=1.8, label="average")
     ax.set_xscale("log")
-    if found.suggestion is not None:
-        near = min(points, key=lambda p: abs(math.log(p.lr / found.suggestion)))
+    suggestion = found.suggestion
+    if suggestion is not None:
+        near = min(points, key=lambda p: abs(math.log(p.lr) - math.log(suggestion)))
         ax.axvline(
             found.suggestion, color=VALID, linewidth=1.2, linestyle="--", label=f"suggestion {found.suggestion:g}"
         )

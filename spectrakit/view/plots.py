@@ -54,7 +54,7 @@ def drawable(value: Any) -> bool:
 
 
 def label(text: Any, length: int = 40) -> str:
-    "`text` as a picture can show it: in one line, without control characters or formulas, long ones without their middle."
+    "`text` as a picture can show it: one line, no control characters or formulas, a long one without its middle."
     text = str(text)
     if len(text) > 3 * length:
         text = f"{text[:length]}…{text[-length:]}"  # its middle is not shown
@@ -129,8 +129,8 @@ def plot_curves(events: list[dict], title: str = "") -> Any:
 def _mark_best(ax: Any, events: list[dict], metric: str) -> None:
     "A ring at the step of the best checkpoint."
     best = next((e for e in reversed(events) if e["type"] == "eval" and e.get("best")), None)
-    value = best and best.get("metrics", {}).get(metric)
-    if not drawable(value):
+    value = best.get("metrics", {}).get(metric) if best else None
+    if best is None or not drawable(value):
         return
     ring = {"markersize": 10, "markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.3}
     ax.plot([best["step"]], [value], marker="o", **ring)

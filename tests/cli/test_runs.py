@@ -1,4 +1,4 @@
-"A run of any condition is shown as what it is, by each view, and no picture that cannot be drawn ends what was trained."
+"A run of any condition is shown as what it is, by each view; a picture that cannot be drawn ends no training."
 
 import io
 import shutil
@@ -118,7 +118,7 @@ def test_a_folder_that_vanishes_while_it_is_watched_is_told(here, monkeypatch, c
 
 @pytest.mark.parametrize("wrong", [None, 7, ["runs"]])
 def test_what_is_no_run_is_not_watched(wrong):
-    with pytest.raises(sk.RequestError, match="is no run. Give a Run, or its folder"):
+    with pytest.raises(sk.RequestError, match=r"is no run\. Give a Run, or its folder"):
         watch(wrong)
 
 

@@ -19,7 +19,8 @@ from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 from spectrakit.training.evaluation import evaluate
-from spectrakit.view.text import each_rank
+from spectrakit.view.figures import figures
+from spectrakit.view.run_state import RunState, take
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 
@@ -89,7 +90,10 @@ def test_two_ranks_learn_what_one_process_learns(alone, halves, strategy):
         columns(events, "eval", "metrics")["metrics"], columns(reference, "eval", "metrics")["metrics"], strict=False
     ):
         assert mine == pytest.approx(other, rel=1e-4) and set(mine) == {"val_loss", "val_mae", "val_last", "val_middle"}
-    assert "rank 0" in each_rank(last_event(events, "step")) and "rank 1" in each_rank(last_event(events, "step"))
+    state = RunState()
+    for event in events:
+        take(state, event)
+    assert "rank 0" in figures(state) and "rank 1" in figures(state)
     assert [len(e["ranks"]) for e in events if e["type"] == "step"] == [2] * 6 and last_event(events, "step")["ranks"][
         1
     ]["memory_gib"] > 0

@@ -1,4 +1,4 @@
-"The profile picker: who wins, what is typed wrong, and the form itself, without a kernel, in today's kernel, and in Colab's."
+"The profile picker: which override wins, wrong input, and the form: without a kernel, in today's kernel, in Colab's."
 
 import ast
 import json
@@ -23,7 +23,7 @@ from spectrakit.config.schema import get
 from spectrakit.picker import fields as forms
 from spectrakit.picker import picker as pickers
 from spectrakit.picker import selection as choosing
-from spectrakit.picker.provenance import read_choice, word, yaml_text
+from spectrakit.picker.provenance import read_selection, word, yaml_text
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 
@@ -45,7 +45,7 @@ def refused(call, *args, **kwargs) -> str:
 def make(*words, **options):
     "A picker and its form, both outside a notebook."
     picker = sk.ProfilePicker(*words, **options)
-    picker.widget  # built
+    _ = picker.widget  # built
     return picker, picker._form
 
 
@@ -61,9 +61,9 @@ def test_the_call_beats_the_environment_which_beats_what_is_frozen(monkeypatch):
     assert picker.sources == [
         "trainer=kaggle_safe: frozen in the notebook",
         "trainer.max_epochs=7: frozen in the notebook",
-        "seed=2: SPECTRAKIT_OVERRIDES (environment); seed=3, frozen in the notebook, is set aside",
-        "optimizer.lr=0.1: the call; optimizer.lr=0.2, SPECTRAKIT_OVERRIDES (environment), is set aside; "
-        "optimizer.lr=0.3, frozen in the notebook, is set aside",
+        "seed=2: SPECTRAKIT_OVERRIDES (environment); seed=3, frozen in the notebook, is overridden",
+        "optimizer.lr=0.1: the call; optimizer.lr=0.2, SPECTRAKIT_OVERRIDES (environment), is overridden; "
+        "optimizer.lr=0.3, frozen in the notebook, is overridden",
     ]
     assert compose(*picker.words) == config == compose(config=written_file(picker.yaml()))
     again = compose(config="picked.yaml")  # one's own choice only: the environment of today is no choice
@@ -80,7 +80,7 @@ def test_a_stronger_profile_beats_the_weaker_settings_that_it_sets_itself(monkey
     picker = sk.ProfilePicker()
     picker.choose("trainer=kaggle_safe", "trainer.max_epochs=40", "optimizer.lr=0.3")
     assert (picker.config.profile, picker.config.trainer.max_epochs, picker.config.optimizer.lr) == ("smoke", 1, 0.3)
-    assert "trainer.max_epochs=40, frozen in the notebook, is set aside" in picker.sources[0]
+    assert "trainer.max_epochs=40, frozen in the notebook, is overridden" in picker.sources[0]
     monkeypatch.delenv("SPECTRAKIT_PROFILE")
     assert sk.ProfilePicker().config.trainer.max_epochs == 40  # and is still there when the variable is gone
 
@@ -135,7 +135,7 @@ def test_secrets_are_used_and_shown_to_nobody(monkeypatch, capsys):
         *picker.sources,
         picker.colab_cell(),
         form.lines.value,
-        choosing.as_html(picker._choice),
+        choosing.as_html(picker._selection),
         Path("picked.yaml").read_text(),
     ]
     assert not [text for text in shown if "sesame" in text]
@@ -188,7 +188,7 @@ def test_a_profile_is_written_as_yaml_that_composes_to_the_same(name):
     ]
     config = compose(*words)
     assert diff(compose(config=written_file(yaml_text(words, config))), config) == {}
-    again, wrong = read_choice(Path("written.yaml"), "file")
+    again, wrong = read_selection(Path("written.yaml"), "file")
     assert wrong == [] and diff(compose(*(s.word for s in again)), config) == {}
 
 
@@ -250,7 +250,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
 
 
 def open_all(form) -> None:
-    for index in range(len(pickers.FOLDS)):
+    for index in range(len(pickers.SECTIONS)):
         form.open(index)
     for index in range(len(form.blocks)):
         form.open_block(index)
@@ -270,7 +270,7 @@ def test_every_setting_can_be_typed_and_says_what_is_wrong():
             control.value = next(o for o in field.options if o != control.value)
         else:
             control.value = "<script>alert(1)</script>"
-    wrong = set(picker._choice.wrong)
+    wrong = set(picker._selection.wrong)
     assert {
         "trainer.max_epochs",
         "optimizer.lr",
@@ -285,7 +285,7 @@ def test_every_setting_can_be_typed_and_says_what_is_wrong():
     assert "<script" not in whole and "&lt;script&gt;" in whole
     xml.etree.ElementTree.fromstring(f"<div>{whole}</div>")
     right = set(forms.fields()) - wrong
-    assert {key for key in picker._choice.own} >= {key for key in right if forms.fields()[key].kind != "text"}
+    assert {key for key in picker._selection.own} >= {key for key in right if forms.fields()[key].kind != "text"}
 
 
 WARNED = 'role="alert"'
@@ -301,7 +301,7 @@ def test_one_wrong_field_does_not_lose_the_others():
                 WARNED in form.notes["data.micro_batch_size"].value
                 and form.controls["data.micro_batch_size"].value == half
             )
-        assert picker._choice.config_shown.optimizer.lr == 0.5 and form.controls["optimizer.lr"].value == "0.5"
+        assert picker._selection.config.optimizer.lr == 0.5 and form.controls["optimizer.lr"].value == "0.5"
     assert "data.micro_batch_size=inf" in refused(lambda: picker.config)
     form.controls["data.micro_batch_size"].value = "16"
     assert picker.config == compose("trainer=defaults", "optimizer.lr=0.5", "data.micro_batch_size=16")
@@ -363,7 +363,7 @@ def test_words_of_ones_own():
     assert (picker.config.task, picker.config.extra, picker.config.optimizer.lr) == ({"fold": 2}, {"note": "a b"}, 0.5)
     assert form.controls["optimizer.lr"].value == "0.5" and shlex.split(more.value) == ["task.fold=2", "extra.note=a b"]
     more.value = "task.fold=2 nothing.such=1"
-    assert "There is no setting" in form.notes[choosing.MORE].value and picker._choice.config_shown.optimizer.lr == 0.5
+    assert "There is no setting" in form.notes[choosing.MORE].value and picker._selection.config.optimizer.lr == 0.5
     more.value = "seed='5"
     assert "A quote is not closed" in form.notes[choosing.MORE].value
     more.value = ""
@@ -386,7 +386,7 @@ def test_a_broken_profile_of_ones_own_is_told_beside_the_list():
     picker, form = make()
     form.controls["optimizer.lr"].value = "0.5"
     form.controls["trainer"].value = "broken"
-    assert "max_epochs=many" in form.notes["trainer"].value and picker._choice.config_shown.optimizer.lr == 0.5
+    assert "max_epochs=many" in form.notes["trainer"].value and picker._selection.config.optimizer.lr == 0.5
     assert "broken" in refused(lambda: picker.config)
     form.open(2)
     assert (
@@ -457,7 +457,8 @@ def run_python(code: str, **environ: str) -> str:
 
 def test_a_script_is_told_and_goes_on_without_torch_and_widgets():
     said = run_python(
-        "import sys, spectrakit as sk\np = sk.ProfilePicker()\nprint(p.config.profile, p.config.seed, {'torch', 'ipywidgets', 'matplotlib'} & set(sys.modules))",
+        "import sys, spectrakit as sk\np = sk.ProfilePicker()\nprint(p.config.profile, p.config.seed, "
+        "{'torch', 'ipywidgets', 'matplotlib'} & set(sys.modules))",
         KAGGLE_KERNEL_RUN_TYPE="Batch",
         SPECTRAKIT_OVERRIDES="seed=5",
     )
