@@ -247,12 +247,17 @@ def init_kernel(
     models: Iterable[str] = (),
     force: bool = False,
 ) -> list[Path]:
-    """Write a kernel into `folder`: kernel-metadata.json and a notebook ('script', 'utility') that runs. Returns the
-    two files.
+    """Write a kernel into `folder`: its metadata, and a notebook or script that runs. Returns the two files.
 
-    `task`: a built-in name or file.py:Name; without one a small task to be replaced. `owner`: your Kaggle name, else
-    that of the environment or of kaggle.json, else a placeholder. RequestError, with nothing written, where anything is
-    wrong or a file is there already and `force` is not given."""
+    - `title`: 5 to 50 characters; None: the folder's name
+    - `owner`: your Kaggle name; None: that of the environment or of kaggle.json, else a placeholder
+    - `kind`: notebook, script, or utility (a module that other kernels import); default: notebook
+    - `task`: a built-in name or file.py:Name; None: a small task to be replaced
+    - `datasets`, `competitions`, `kernels`, `models`: what is attached, as slugs or owner/slug; default: only the wheels
+    - `force`: write over files that are there; default: refuse
+
+    RequestError, with nothing written, where anything is wrong.
+    """
     folder = Path(folder)
     if kind not in SUFFIXES:
         raise RequestError(
