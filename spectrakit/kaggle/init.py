@@ -253,7 +253,7 @@ def init_kernel(
     - `owner`: your Kaggle name; None: that of the environment or of kaggle.json, else a placeholder
     - `kind`: notebook, script, or utility (a module that other kernels import); default: notebook
     - `task`: a built-in name or file.py:Name; None: a small task to be replaced
-    - `datasets`, `competitions`, `kernels`, `models`: what is attached, as slugs or owner/slug; default: only the wheels
+    - `datasets`, `competitions`, `kernels`, `models`: what is attached, as slugs or owner/slug; default: the wheels
     - `force`: write over files that are there; default: refuse
 
     RequestError, with nothing written, where anything is wrong.
