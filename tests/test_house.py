@@ -344,3 +344,12 @@ def test_only_a_kind_itself_knows_in_what_it_differs():
         if compares_a_job_kind(node)
     ]
     assert not found, "ask JobKind for what differs"
+
+
+def test_contributing_names_files_that_are_there():
+    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    notebooks = re.findall(r"`(nbs/\w+/[\w/]+\.ipynb)`", text)
+    modules = re.findall(r"^\| .* \| .*?`(\w+/\w+)`", text, re.M)
+    assert len(notebooks) > 5 and len(modules) > 10
+    assert not [name for name in notebooks if not (root / name).exists()]
+    assert not [name for name in modules if not (root / "spectrakit" / f"{name}.py").exists()]
