@@ -46,7 +46,10 @@ def here(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> subprocess.CompletedProcess:
-    "`spectrakit train …/tasks.py:Submitting …`, once, in a child; `.folder` is where, `.run` its run. Not to be changed."
+    """`spectrakit train …/tasks.py:Submitting …`, once, in a child; `.folder` is where, `.run` its run.
+
+    Not to be changed.
+    """
     folder = tmp_path_factory.mktemp("trained")
     done = helpers.run_cli(folder, "train", helpers.task("Submitting"), *SETTINGS, "--predict", "table.csv")
     assert done.returncode == 0, done.stderr

@@ -1,9 +1,10 @@
 """Tasks for the fault matrix: what TINY_FAULTS says goes wrong, at the moment that it names.
 
-`PLACE RANK NUMBER WHAT`, divided by `;`: at the NUMBER-th call of PLACE (loss, read, metric, predict) in a process that is rank RANK, counted from
-its start, the method WHAT. It happens once, in all starts together, unless WHAT ends with `!`; what happened is a file `fault-PLACE-RANK-NUMBER`.
-TINY_STEP_S: seconds that each training loss takes. TINY_EVAL_S, TINY_PREDICT_S: those of a whole evaluation and of all predictions on one rank.
-The option `ballast`: MiB that the model carries along, so that its checkpoints are large enough to be written in the background.
+`PLACE RANK NUMBER WHAT`, divided by `;`: at the NUMBER-th call of PLACE (loss, read, metric, predict) in a process that
+is rank RANK, counted from its start, the method WHAT. It happens once, in all starts together, unless WHAT ends with
+`!`; what happened is a file `fault-PLACE-RANK-NUMBER`. TINY_STEP_S: seconds that each training loss takes. TINY_EVAL_S,
+TINY_PREDICT_S: those of a whole evaluation and of all predictions on one rank. The option `ballast`: MiB that the model
+carries along, so that its checkpoints are large enough to be written in the background.
 """
 
 import errno
@@ -25,7 +26,9 @@ def seconds(name: str) -> float:
 
 
 class Walk(Troubled):
-    "A linear relation, learned slowly enough to act in the middle; each of its processes leaves its number in a file `pid-RANK`."
+    """A linear relation, learned slowly enough to act in the middle; each of its processes leaves its number in a file
+    `pid-RANK`.
+    """
 
     options = {**Troubled.options, "ballast": 0}
     spoil = None  # what is done to the next training loss
@@ -102,7 +105,9 @@ class Walk(Troubled):
         TensorBoardTracker.log = refuse
 
     def crash(self):
-        "Die at a call to the disk that touches a checkpoint: the first time at the first one from now on, then at the second, and so on."
+        """Die at a call to the disk that touches a checkpoint: the first time at the first one from now on, then at the
+        second, and so on.
+        """
         death = 1 + len(list(Path().glob("calls-*")))
         left = [death]
 
@@ -166,7 +171,9 @@ class Breaks(torch.autograd.Function):
 
 
 def watch_disk(act) -> None:
-    "Call `act` with a word before each call of this process that opens, makes, renames or removes something below checkpoints/, and before each fsync."
+    """Call `act` with a word before each call of this process that opens, makes, renames or removes something below
+    checkpoints/, and before each fsync.
+    """
     events = {"open": 0, "os.mkdir": 0, "os.rename": 1, "os.remove": 0, "os.rmdir": 0}
     busy, flush = [], os.fsync
 

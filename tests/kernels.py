@@ -1,4 +1,6 @@
-"A Jupyter kernel for tests: cells go in, and what they say is kept with its cell; and Colab's kernel in an environment of its own."
+"""A Jupyter kernel for tests: cells go in, and what they say is kept with its cell; and Colab's kernel in an
+environment of its own.
+"""
 
 import ast
 import fcntl
@@ -24,7 +26,8 @@ from jupyter_client.kernelspec import KernelSpecManager
 import helpers
 import spectrakit
 
-# Colab's and Kaggle's kernel with what it was released for; everything else comes from the environment that runs the tests.
+# Colab's and Kaggle's kernel with what it was released for; everything else comes from the environment that runs the
+# tests.
 COLAB = (
     "ipykernel==6.17.1",
     "ipython==7.34.0",
@@ -105,7 +108,8 @@ class CannotInstall(RuntimeError):
 
 
 def python_with(packages: tuple[str, ...], folder: Path) -> str:
-    """The Python of an environment in `folder` with `packages`, pinned, in front of everything that this environment has.
+    """The Python of an environment in `folder` with `packages`, pinned, in front of everything that this environment
+    has.
 
     Made once; CannotInstall where pip reaches no index.
     """
@@ -144,7 +148,9 @@ def python_with(packages: tuple[str, ...], folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Heard:
-    "A message that a person sees: when it came, its type, the bytes of its content as JSON, and the display that it belongs to."
+    """A message that a person sees: when it came, its type, the bytes of its content as JSON, and the display that it
+    belongs to.
+    """
 
     at: float
     kind: str
@@ -172,7 +178,10 @@ class Cell:
 
 
 class Notebook:
-    "A kernel that runs in `folder`, whose processes are all known by a mark in their environment. To be used with `with`."
+    """A kernel that runs in `folder`, whose processes are all known by a mark in their environment.
+
+    To be used with `with`.
+    """
 
     def __init__(self, python: str, folder: Path):
         self.folder, self.mark, self.cells = folder, uuid.uuid4().hex, []
@@ -266,7 +275,9 @@ class Notebook:
         return ast.literal_eval(found["data"]["text/plain"])
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60) -> Any:
-        "The first true value of `condition()` while messages come in; an AssertionError with what was said where it does not come."
+        """The first true value of `condition()` while messages come in; an AssertionError with what was said where it
+        does not come.
+        """
         end = time.monotonic() + timeout_s
         while True:
             self._listen()
@@ -328,7 +339,9 @@ class Notebook:
     # signals
 
     def interrupt(self, how: str) -> None:
-        "The stop button: as Jupyter does it (`group`: the kernel's process group), as VS Code (`tree`), or to the kernel `alone`."
+        """The stop button: as Jupyter does it (`group`: the kernel's process group), as VS Code (`tree`), or to the
+        kernel `alone`.
+        """
         if how == "group":
             self._manager.interrupt_kernel()
         elif how == "alone":

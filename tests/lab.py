@@ -1,4 +1,6 @@
-"JupyterLab in headless Chromium for tests: a server, a page in it, its notebook's model, and what the eye would see of an output."
+"""JupyterLab in headless Chromium for tests: a server, a page in it, its notebook's model, and what the eye would see
+of an output.
+"""
 
 import json
 import os
@@ -162,7 +164,8 @@ class Page:
 
     def _ready(self) -> None:
         self.page.wait_for_function(
-            f"() => window.jupyterapp && {NOTEBOOK}?.sessionContext?.session?.kernel && {NOTEBOOK}.content.widgets.length",
+            f"() => window.jupyterapp && {NOTEBOOK}?.sessionContext?.session?.kernel && "
+            f"{NOTEBOOK}.content.widgets.length",
             timeout=90_000,
         )
         self.page.evaluate(f"() => {NOTEBOOK}.context.ready")
@@ -174,7 +177,8 @@ class Page:
     def command(self, name: str, wait: bool = True) -> None:
         "One of JupyterLab's commands; `wait` for it to be done."
         self.page.evaluate(
-            f"() => {{ const done = window.jupyterapp.commands.execute('{name}'); {'return done.then(() => null)' if wait else ''} }}"
+            f"() => {{ const done = window.jupyterapp.commands.execute('{name}'); "
+            f"{'return done.then(() => null)' if wait else ''} }}"
         )
 
     # the kernel
@@ -209,7 +213,8 @@ class Page:
             self.page.wait_for_function(f"() => {condition}", timeout=timeout_s * 1000)
         except Exception as error:
             raise AssertionError(
-                f"waited {timeout_s} s in vain for {what}; the page shows: {self.page.inner_text('.jp-Notebook')[-3000:]}"
+                f"waited {timeout_s} s in vain for {what}; the page shows: "
+                f"{self.page.inner_text('.jp-Notebook')[-3000:]}"
             ) from error
 
     # the notebook
@@ -226,7 +231,8 @@ class Page:
     def trusted(self) -> bool:
         "Whether JupyterLab shows all of it."
         return self.page.evaluate(
-            f"() => [...{NOTEBOOK}.content.model.cells].filter(cell => cell.type === 'code').every(cell => cell.trusted)"
+            f"() => [...{NOTEBOOK}.content.model.cells].filter(cell => cell.type === 'code').every(cell => "
+            "cell.trusted)"
         )
 
     def output(self, cell: int) -> Any:
@@ -265,7 +271,8 @@ class Page:
         return path
 
 
-# One look a frame: the output's height, and whether anything in it is there to be seen. It begins with the first content.
+# One look a frame: the output's height, and whether anything in it is there to be seen. It begins with the first
+# content.
 SAMPLER = """cell => {
   const s = window.sampling = {on: true, frames: 0, blank: 0, heights: [], texts: 0}
   let last = ''

@@ -246,8 +246,9 @@ class Vanishes(Line):
 class Troubled(Line):
     """Without dropout, so that a run that was disturbed can equal one that was not. What TINY_TROUBLE says goes wrong.
 
-    `RANK NUMBER WHAT`, divided by `;`: before the NUMBER-th training loss of a process that is rank RANK (0 where there is
-    only one). It happens once, in all starts together, unless WHAT ends with `!`. What happened is a file `trouble-RANK-NUMBER`.
+    `RANK NUMBER WHAT`, divided by `;`: before the NUMBER-th training loss of a process that is rank RANK (0 where there
+    is only one). It happens once, in all starts together, unless WHAT ends with `!`. What happened is a file
+    `trouble-RANK-NUMBER`.
     """
 
     def model(self, cfg):

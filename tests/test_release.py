@@ -173,10 +173,14 @@ def test_a_folder_of_somebodys_is_not_replaced(small, tmp_path):
 
 
 def test_links_to_files_lead_to_the_repository_and_code_is_left_alone():
-    text = "[a](x/y.md) ![p](p.png) [b](https://h/x) [c](#part) [d](z.md#part) [e](mailto:a@b)\n```python\nprint('[f](g.md)')\n```\n[h](i.md)\n"
+    text = (
+        "[a](x/y.md) ![p](p.png) [b](https://h/x) [c](#part) [d](z.md#part) "
+        "[e](mailto:a@b)\n```python\nprint('[f](g.md)')\n```\n[h](i.md)\n"
+    )
     assert release.relative_links(text) == ["x/y.md", "p.png", "z.md", "i.md"]
     assert release.with_absolute_links(text, "https://hub/k", "v1") == (
-        "[a](https://hub/k/blob/v1/x/y.md) ![p](https://hub/k/raw/v1/p.png) [b](https://h/x) [c](#part) [d](https://hub/k/blob/v1/z.md#part) [e](mailto:a@b)\n"
+        "[a](https://hub/k/blob/v1/x/y.md) ![p](https://hub/k/raw/v1/p.png) [b](https://h/x) [c](#part) "
+        "[d](https://hub/k/blob/v1/z.md#part) [e](mailto:a@b)\n"
         "```python\nprint('[f](g.md)')\n```\n[h](https://hub/k/blob/v1/i.md)\n"
     )
 

@@ -48,8 +48,9 @@ def fit(
 ) -> Run:
     """Train `task` (an object, or a name such as 'coffee') with `config`, and return the run, also one that failed.
 
-    `resume`: 'auto', a run or a checkpoint to go on with, in place of the setting resume.source. `predict`: write test predictions
-    as a table to this file afterwards. `show`: print how it goes. RequestError, with nothing left behind, where the request is wrong.
+    `resume`: 'auto', a run or a checkpoint to go on with, in place of the setting resume.source. `predict`: write test
+    predictions as a table to this file afterwards. `show`: print how it goes. RequestError, with nothing left behind,
+    where the request is wrong.
     """
     config = compose() if config is None else config
     if not isinstance(config, Config):
@@ -113,9 +114,11 @@ def _from(config: Config, source: str | Path | Run) -> Config:
 
 
 def _train(task: Any, config: Config, request: RunRequest, show: bool, predict: Any = None) -> Run:
-    """Begin a run, or go on with the one that resume.source leads to, and see it through. A run that is done is returned as it is.
+    """Begin a run, or go on with the one that resume.source leads to, and see it through. A run that is done is
+    returned as it is.
 
-    `config`: as it was asked for. `request`: what became of it here. `predict`: the file for predictions afterwards, or None.
+    `config`: as it was asked for. `request`: what became of it here. `predict`: the file for predictions afterwards, or
+    None.
     """
     platform, given, peer = request.platform, None if isinstance(task, str) else task, not _writes(request)
     plan = plan_resume(request.config, platform, peer)
@@ -136,7 +139,10 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, predict: 
 
 
 def _as_done(run: Run) -> Run:
-    "A run that is done. What its process had still to write, and to clear away, when it was killed at the very end is done now."
+    """A run that is done.
+
+    What its process had still to write, and to clear away, when it was killed at the very end is done now.
+    """
     log, left = log_file(run.path), [run.path / name for name in ("summary.json", "metrics.csv", "curves.png")]
     with contextlib.suppress(OSError):
         if is_locked(run.path) or all(
@@ -170,7 +176,9 @@ def _as_peer(kind: JobKind, request: RunRequest, task: Any, predict: Any = None)
 
 
 def _ticking(run: Run, view: Any) -> Callable[[], None]:
-    "What is done while one waits: redraw, and twice a minute bring metrics.csv up to date, for whoever reads it meanwhile."
+    """What is done while one waits: redraw, and twice a minute bring metrics.csv up to date, for whoever reads it
+    meanwhile.
+    """
     due = [time.monotonic() + 30]
 
     def tick() -> None:
@@ -199,7 +207,9 @@ def _see_through(run: Run, job: Job, task: Any, show: bool) -> None:
             summarize(run)
         except Exception as error:  # a full disk, a matplotlib that is broken: what was trained is there all the same
             print(
-                f"{run.path.name}: the summary was not written ({getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'}); the run itself is as its log says",
+                f"{run.path.name}: the summary was not written "
+                f"({getattr(error, 'strerror', None) or f'{type(error).__name__}: {error}'}); "
+                "the run itself is as its log says",
                 file=sys.stderr,
             )
     finally:
@@ -222,8 +232,9 @@ def _named_or_given(run: Run, task: Any, config: Config) -> Any:
 def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool = True) -> Run:
     """Go on with a run from its newest whole checkpoint, in its own folder, or in a copy where that cannot be written.
 
-    A run that is done is returned as it is. `task`: needed where the run's own was defined in a notebook. `overrides`: settings that
-    are to be others now, such as 'trainer.max_epochs=40', with 'resume.allow=[trainer.max_epochs]'. RequestError where it cannot go on.
+    A run that is done is returned as it is. `task`: needed where the run's own was defined in a notebook. `overrides`:
+    settings that are to be others now, such as 'trainer.max_epochs=40', with 'resume.allow=[trainer.max_epochs]'.
+    RequestError where it cannot go on.
     """
     if isinstance(task, str) and "=" in task:
         task, overrides = None, (task, *overrides)
@@ -262,8 +273,8 @@ class Predictions:
 def predict(task: Any, run: Run | Path | str, *, out: str | Path | None = None) -> Predictions:
     """Predict the task's test data, or else its validation data, with the best checkpoint of `run`.
 
-    The arrays go to the run's predictions.npz; `out` takes the task's table as CSV. RequestError where that cannot be done;
-    RuntimeError where predicting failed.
+    The arrays go to the run's predictions.npz; `out` takes the task's table as CSV. RequestError where that cannot be
+    done; RuntimeError where predicting failed.
     """
     with ends_softly():
         return _predict(task, run if isinstance(run, Run) else open_run(run), out)
@@ -310,7 +321,9 @@ def _on_this_machine(request: RunRequest) -> RunRequest:
 
 
 def check_prediction(config: Config, out: Path) -> None:
-    "RequestError where predictions after training cannot work: no checkpoint will be there, or `out` cannot be written."
+    """RequestError where predictions after training cannot work: no checkpoint will be there, or `out` cannot be
+    written.
+    """
     if not config.checkpoint.enabled:
         raise RequestError(
             "Predictions need a checkpoint, and checkpoint.enabled is false. Turn it on, or do not predict."

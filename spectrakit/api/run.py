@@ -40,7 +40,10 @@ class Best:
 
 @dataclass(frozen=True)
 class Run:
-    "A run's folder. `status` is completed, early_stopped, out_of_time, interrupted or failed; running or unfinished before its end."
+    """A run's folder.
+
+    `status` is completed, early_stopped, out_of_time, interrupted or failed; running or unfinished before its end.
+    """
 
     path: Path
     task: Any = None  # the object that `fit` was called with, for `load_model`
@@ -92,11 +95,17 @@ class Run:
         return Picture(plot_curves(events, f"{self.path.name} · {self.ended or history.status}"))
 
     def show(self, log: bool | None = None) -> None:
-        "The live view of the run in this cell, until it ends. `log`: a logarithmic axis for the loss; None: as its values ask for."
+        """The live view of the run in this cell, until it ends.
+
+        `log`: a logarithmic axis for the loss; None: as its values ask for.
+        """
         watch(self.path, log=log)
 
     def load_model(self, task: Any = None) -> Any:
-        "The trained model on the CPU, in eval mode. `task` where the run's own cannot be found by its name. RequestError where it cannot be loaded."
+        """The trained model on the CPU, in eval mode.
+
+        `task` where the run's own cannot be found by its name. RequestError where it cannot be loaded.
+        """
         from spectrakit.training.prediction import trained_model
 
         model, _, notes = trained_model(task_of(self, task), self.config, self.path)
@@ -133,7 +142,8 @@ def task_of(run: Run, task: Any) -> Any:
     name = run.config.task.get("name")
     if task is None and (name is None or name.startswith("__main__:")):
         raise RequestError(
-            f"The task of {run.path.name} was defined in a notebook or script ({name}). Pass it along, such as Coffee()."
+            f"The task of {run.path.name} was defined in a notebook or script ({name}). Pass it along, "
+            "such as Coffee()."
         )
     return load_task(name) if task is None else load_task(task) if isinstance(task, str) else task
 
@@ -151,7 +161,10 @@ def open_run(path: Path | str) -> Run:
 
 
 def list_runs(folder: Path | str | None = None) -> list[Run]:
-    "The runs in `folder` (None: where this platform keeps them), newest first. RequestError where there is no such folder."
+    """The runs in `folder` (None: where this platform keeps them), newest first.
+
+    RequestError where there is no such folder.
+    """
     if folder is None and not Path(folder := resolve_env(compose(), detect())[0].run.dir).is_dir():
         return []
     folder = Path(folder)
@@ -171,7 +184,9 @@ def _launch_facts(environment: dict) -> dict:
 
 
 def _clock_facts(history: History) -> dict | None:
-    "What the clock did: seconds left at the start and at the end of training, and what was held back for what; None without a limit."
+    """What the clock did: seconds left at the start and at the end of training, and what was held back for what; None
+    without a limit.
+    """
     told = [e for e in history.of_type("budget") if e.get("left_s") is not None]
     if not told:
         return None

@@ -38,7 +38,9 @@ BUILT_IN = {
 
 
 def check_task_name(name: str) -> None:
-    "RequestError where `name` is neither a built-in task nor of the form module:Name or file.py:Name, or its file is missing."
+    """RequestError where `name` is neither a built-in task nor of the form module:Name or file.py:Name, or its file is
+    missing.
+    """
     if name in BUILT_IN:
         return
     source, colon, attribute = name.rpartition(":")
@@ -52,7 +54,9 @@ def check_task_name(name: str) -> None:
 
 
 def settled_name(name: str) -> str:
-    "`name` as a run keeps it: a file's path made absolute, so that the run can be resumed from any folder; others as they are."
+    """`name` as a run keeps it: a file's path made absolute, so that the run can be resumed from any folder; others as
+    they are.
+    """
     source, _, attribute = name.rpartition(":")
     return f"{os.path.abspath(source)}:{attribute}" if source.endswith(".py") else name
 
@@ -106,7 +110,9 @@ def _import(source: str) -> types.ModuleType:
 
 
 def name_of(task: Any) -> str:
-    "The name under which `task` could be found again: a built-in name, or module:Name; `__main__:…` where it could not."
+    """The name under which `task` could be found again: a built-in name, or module:Name; `__main__:…` where it could
+    not.
+    """
     if isinstance(task, PlainTask):
         return "__main__:PlainTask"
     path = f"{type(task).__module__}:{type(task).__qualname__}"
@@ -162,8 +168,8 @@ def write_job(
     """Write `job` and its task (a name, an object, or None for one that a fork brings along) into a private folder in
     `folder_parent`, or where TMPDIR says.
 
-    Returns the folder. Arrays of `mapped_from_bytes` and more become files that all readers share. CannotCarry where the
-    task cannot be pickled, RequestError where there is no room for it.
+    Returns the folder. Arrays of `mapped_from_bytes` and more become files that all readers share. CannotCarry where
+    the task cannot be pickled, RequestError where there is no room for it.
     """
     folder = private_folder(folder_parent)
     by_value = not isinstance(task, (str, type(None)))
@@ -215,7 +221,10 @@ def read_job_head(folder: Path | str) -> dict[str, Any]:
 
 
 def with_extra(folder: Path | str, **values: Any) -> dict[str, Any]:
-    "Set `values` (plain JSON values) in the job's `extra`; a reader finds all or none. Returns what job.json says then."
+    """Set `values` (plain JSON values) in the job's `extra`; a reader finds all or none.
+
+    Returns what job.json says then.
+    """
     head = read_job_head(folder)
     head["extra"] = {**head["extra"], **values}
     write_atomic(Path(folder) / "job.json", json.dumps(head))
@@ -230,7 +239,8 @@ def change_config(folder: Path | str, config: Config) -> None:
 
 
 def read_job(folder: Path | str, task: Any = None) -> tuple[Job, Any]:
-    """The job in `folder`, which this user's own process has just written, and its task object. Goes to its writer's folder.
+    """The job in `folder`, which this user's own process has just written, and its task object. Goes to its writer's
+    folder.
 
     `task`: the object itself, where a fork brought it along.
     """

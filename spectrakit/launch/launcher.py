@@ -48,7 +48,10 @@ from ..system.signals import interrupts
 def choose_launcher(
     config: Config, platform: Platform, plan: Processes, failed: dict[str, str]
 ) -> tuple[str | None, str]:
-    "The launcher for `plan` (None: one process needs none), and why. `failed`: those that did not work in this session, and how."
+    """The launcher for `plan` (None: one process needs none), and why.
+
+    `failed`: those that did not work in this session, and how.
+    """
     if plan.world_size == 1 and not (config.launch.mode == "torchrun" and plan.num_nodes > 1):
         return None, "one process needs no launcher"
     if plan.num_nodes > 1:
@@ -73,7 +76,9 @@ def choose_launcher(
 
 
 def _breaks_forks() -> str | None:
-    "Accelerate before 1.14 with a torch that binds processes to memory nodes initialises CUDA before the fork (accelerate#4059)."
+    """Accelerate before 1.14 with a torch that binds processes to memory nodes initialises CUDA before the fork
+    (accelerate#4059).
+    """
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -153,7 +158,10 @@ class _Story:
     facts: dict[str, Any]
 
     def write(self, type: str, **fields: Any) -> None:
-        "One event in the run's log, which the view reads. Only while no rank writes it; a disk that is full ends nothing."
+        """One event in the run's log, which the view reads.
+
+        Only while no rank writes it; a disk that is full ends nothing.
+        """
         if not _writes(self.job):
             return
         with contextlib.suppress(OSError):
@@ -175,7 +183,10 @@ class _Story:
 
 # %% ../../nbs/50_launch/06_launcher.ipynb #0de8f16a
 def run_supervised(job: Job, task: Any, tick: Callable[[], None], heard: list[int]) -> Outcome:
-    "Do `job` in child processes and see it through; `heard`: interrupts. RequestError where the request is wrong, or a rank refused it."
+    """Do `job` in child processes and see it through; `heard`: interrupts.
+
+    RequestError where the request is wrong, or a rank refused it.
+    """
     plan = job.request.processes
     job = _with_time(job.with_config(_counted(job.config, plan)))
     failed = failed_launchers(job.platform)
@@ -279,7 +290,9 @@ def _see_through(
 
 # %% ../../nbs/50_launch/06_launcher.ipynb #23a2fc06
 def _smaller(job: Job, folder: Path, ended: Ended) -> Job | None:
-    "The job with half the micro batch and twice the accumulation, where a device ran out of memory; None where that is not so, or cannot be."
+    """The job with half the micro batch and twice the accumulation, where a device ran out of memory; None where that
+    is not so, or cannot be.
+    """
     c, size = job.config, job.config.data.micro_batch_size
     if not ended.oom or size % 2 or job.config.distributed.num_nodes > 1:
         return None
@@ -315,7 +328,9 @@ def _alone(story: _Story, why: str) -> dict[str, str]:
 
 
 def _another_way(job: Job, plan: Processes, launcher: str | None, ended: Ended, story: _Story) -> tuple | None:
-    "(plan, launcher, why) after processes could not meet: the other launcher, then one process; None where nothing is left."
+    """(plan, launcher, why) after processes could not meet: the other launcher, then one process; None where nothing is
+    left.
+    """
     if launcher is not None and ended.launcher_failed:
         remember_failed(job.platform, launcher, ended.reason)
     if launcher == "notebook_launcher" and job.config.launch.mode == "auto":
@@ -338,7 +353,10 @@ def _alive(pid: int) -> bool:
 
 
 def tidy(checkpoints: Path) -> None:
-    "Remove what a killed process left half written in `checkpoints`, and put back what it had put aside. Nobody may be writing there."
+    """Remove what a killed process left half written in `checkpoints`, and put back what it had put aside.
+
+    Nobody may be writing there.
+    """
     for pattern in (".writing-*", ".gone-*"):
         for half in checkpoints.glob(pattern):
             shutil.rmtree(half, ignore_errors=True)
@@ -388,7 +406,8 @@ def _packed(job: Job, task: Any) -> tuple[Path, Any]:
             raise RequestError(f"{error} launch.mode=notebook_launcher takes it along as it is, by a fork.") from None
         if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
             raise RequestError(
-                f"{error} launch.mode=notebook_launcher would fork, and CUDA is in use in this process, which a fork does not "
+                f"{error} launch.mode=notebook_launcher would fork, and CUDA is in use in this process, "
+                "which a fork does not "
                 "survive. Restart the notebook and touch no GPU before the training."
             ) from None
         return write_job(job, None), task
@@ -396,7 +415,9 @@ def _packed(job: Job, task: Any) -> tuple[Path, Any]:
 
 @contextlib.contextmanager
 def held_folder(folder: Path):
-    "Hold the job's folder, which is removed afterwards, and remove those beside it whose holder was killed: their arrays may be large."
+    """Hold the job's folder, which is removed afterwards, and remove those beside it whose holder was killed: their
+    arrays may be large.
+    """
     with contextlib.suppress(OSError):
         sweep_jobs(folder.parent)
     lock = None
@@ -432,7 +453,9 @@ def _kind_now(job: Job) -> JobKind:
 
 
 def _with_time(job: Job) -> Job:
-    "The job, whose time limit means nothing where it is over and the kind works without one: late predictions may still be made."
+    """The job, whose time limit means nothing where it is over and the kind works without one: late predictions may
+    still be made.
+    """
     left = job.request.left_s()
     if job.kind.plans_time or left is None or left > 0:
         return job

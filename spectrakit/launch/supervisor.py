@@ -43,7 +43,10 @@ from ..watchdog.budget import kill_at, make_budget
 # %% ../../nbs/50_launch/05_supervisor.ipynb #23a2fc01
 @dataclass(frozen=True)
 class Ended:
-    "How one start ended. `again`: whether another one may do better; `met`: whether the processes had found each other."
+    """How one start ended.
+
+    `again`: whether another one may do better; `met`: whether the processes had found each other.
+    """
 
     status: str  # completed, early_stopped, out_of_time, interrupted, failed
     reason: str
@@ -56,7 +59,8 @@ class Ended:
 
 # what torch says where it loses another process; a task's own ConnectionError is none of these
 _TALK = re.compile(
-    r"^(torch\.\S*\.)?Dist(Backend|Network|Store)?Error\b|^RuntimeError: .*(gloo/|NCCL|Connection (closed|reset) by peer|"
+    r"^(torch\.\S*\.)?Dist(Backend|Network|Store)?Error\b|^RuntimeError: "
+    r".*(gloo/|NCCL|Connection (closed|reset) by peer|"
     r"Connection was likely closed|Timed out waiting|recvValue failed|another process of this run has failed|"
     r"Socket Timeout|Broken pipe|store->get|collective operation timeout)",
     re.I | re.S,
@@ -64,20 +68,25 @@ _TALK = re.compile(
 
 # what torch says of models that DDP cannot take as they are, and what to do
 _HINTS = {
-    "Expected to have finished reduction in the prior iteration": "RuntimeError: some parameters have no part in the loss of every step. "
+    "Expected to have finished reduction in the prior iteration": "RuntimeError: some parameters have no part in the "
+    "loss of every step. "
     "Set distributed.find_unused_parameters=true, or freeze them with requires_grad_(False)",
-    "'DistributedDataParallel' object has no attribute": "In several processes the task's `loss` gets the model inside DDP, which has only `forward`: "
+    "'DistributedDataParallel' object has no attribute": "In several processes the task's `loss` gets the model "
+    "inside DDP, which has only `forward`: "
     "compute there what the loss needs, or train in one process (trainer.devices=1)",
 }
 
 
 _OOM = re.compile(
-    r"^(torch\.\S*\.?)?OutOfMemoryError\b|\bCUDA out of memory|^RuntimeError: .*DefaultCPUAllocator: can't allocate memory"
+    r"^(torch\.\S*\.?)?OutOfMemoryError\b|\bCUDA out of memory|^RuntimeError: .*DefaultCPUAllocator: "
+    r"can't allocate memory"
 )
 
 
 def first_error(logs: Path) -> tuple[int, str, bool] | None:
-    "(rank, type and message, whether it is only about a connection) of the error that came first; one of the task's own before any other."
+    """(rank, type and message, whether it is only about a connection) of the error that came first; one of the task's
+    own before any other.
+    """
     found = []
     for file in logs.glob("error-rank-*.txt"):
         said = _last_words(file.read_text(errors="replace"))
@@ -92,7 +101,9 @@ def first_error(logs: Path) -> tuple[int, str, bool] | None:
 
 
 def _last_words(traceback: str) -> str:
-    "Type and message of the error that a traceback ends with; its frames are indented, and the message may have several lines."
+    """Type and message of the error that a traceback ends with; its frames are indented, and the message may have
+    several lines.
+    """
     lines = traceback.strip().splitlines() or ["an error without words"]
     begin = max((i for i, line in enumerate(lines) if line == "Traceback (most recent call last):"), default=None)
     if begin is None:
@@ -170,7 +181,9 @@ def watch_over(
     heard: list[int],
     every_s: float = 0.1,
 ) -> _Seen:
-    "Wait for `child`; end it where it is interrupted twice, stuck, left alone by a rank that failed, or cannot meet the others."
+    """Wait for `child`; end it where it is interrupted twice, stuck, left alone by a rank that failed, or cannot meet
+    the others.
+    """
     seen = _Seen()
     try:
         while child.poll() is None:
@@ -283,8 +296,9 @@ def run_once(
     task: Any = None,
     again: str | None = None,
 ) -> Ended:
-    """Start the job in `folder` as `plan` says and wait for its end. `launcher`: None for one process, else notebook_launcher or
-    torchrun; `heard`: interrupts; `task`: taken along by a fork. RequestError where a rank refused the request.
+    """Start the job in `folder` as `plan` says and wait for its end. `launcher`: None for one process, else
+    notebook_launcher or torchrun; `heard`: interrupts; `task`: taken along by a fork. RequestError where a rank refused
+    the request.
     """
     logs, began = (
         (job.run_dir if not job.config.distributed.node_rank else folder) / "logs",
@@ -341,7 +355,9 @@ def _first_end(job: Job) -> float | None:
 
 
 def _floor_s(job: Job) -> float:
-    "launch.hang_floor_s, or a tenth of the time that is left where that is less: who waits longer has no time to start again."
+    """launch.hang_floor_s, or a tenth of the time that is left where that is less: who waits longer has no time to
+    start again.
+    """
     return min(job.config.launch.hang_floor_s, max(20.0, 0.1 * _left_s(job)))
 
 
@@ -352,7 +368,10 @@ def _left_s(job: Job) -> float:
 
 
 def _with_the_time_there_is(ended: Ended, job: Job, end: float | None, start_s: float) -> Ended:
-    "`ended`, and no other start where that would take longer than there is time. What is saved then counts, the fault is told."
+    """`ended`, and no other start where that would take longer than there is time.
+
+    What is saved then counts, the fault is told.
+    """
     if not ended.again or end is None or end - time.monotonic() > 2 * start_s:
         return ended
     kept = job.kind.keeps_checkpoints and find_checkpoint(job.run_dir / "checkpoints")[0]
@@ -549,7 +568,10 @@ def _overdue(seen: _Seen, job: Job) -> Ended:
 
 
 def _who_left(seen: _Seen, watch: HangDetector, folder: Path, logs: Path) -> str | None:
-    "The rank that was the first to leave the others without a word, and how. One that was told to end (SIGTERM) counts where nobody spoke."
+    """The rank that was the first to leave the others without a word, and how.
+
+    One that was told to end (SIGTERM) counts where nobody spoke.
+    """
     errors = {int(f.stem.rpartition("-")[2]) for f in logs.glob("error-rank-*.txt")}
     spoke = errors | {rank for rank, phase in watch.phases().items() if phase == "done"}
     exits = [(int(rank), code) for rank, code in (_read(folder / "exits.json") or {}).items() if int(rank) not in spoke]

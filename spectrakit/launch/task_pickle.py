@@ -45,7 +45,9 @@ class _OnDevice(TypeError):
 # %% ../../nbs/50_launch/00_task_pickle.ipynb #23a2fc02
 @dataclass(frozen=True)
 class _Block:
-    "A stretch of memory that becomes a file: `nbytes` from `address`, or the array `owner` without its gaps where that is None."
+    """A stretch of memory that becomes a file: `nbytes` from `address`, or the array `owner` without its gaps where
+    that is None.
+    """
 
     owner: Any  # keeps the memory alive
     nbytes: int
@@ -398,7 +400,8 @@ def _no_room(folder: Path, name: str, needed: str, free: int) -> RequestError:
 def write_task(folder: Path, task: Any, name: str, mapped_from_bytes: int = MAPPED_FROM_BYTES) -> None:
     """Write `task` to task.pkl in `folder`, and its arrays of `mapped_from_bytes` and more to files of their own.
 
-    `name` is what errors call the task. CannotCarry where it cannot be pickled, RequestError where there is no room for it.
+    `name` is what errors call the task. CannotCarry where it cannot be pickled, RequestError where there is no room for
+    it.
     """
     try:
         with open(folder / "task.pkl", "xb") as file:
@@ -433,7 +436,10 @@ def _cannot_carry(task: Any, name: str, error: Exception) -> CannotCarry:
 
 # %% ../../nbs/50_launch/00_task_pickle.ipynb #23a2fc12
 def read_task(folder: Path, name: str) -> Any:
-    "The task in `folder`'s task.pkl. RequestError where the folder is not private, or something that the task needs is missing."
+    """The task in `folder`'s task.pkl.
+
+    RequestError where the folder is not private, or something that the task needs is missing.
+    """
     check_private(folder)
     try:
         with open(folder / "task.pkl", "rb") as file:

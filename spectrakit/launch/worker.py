@@ -49,9 +49,9 @@ def work(
 ) -> tuple[str, str]:
     """Do `job` in this process: (status, reason). RequestError where the request cannot work.
 
-    `task`: the task object. `stop_requested`: asked once a step for flags such as STOP, 0 for nothing. `heartbeat`: this rank's
-    part of the page that the supervisor watches; None in the user's own process. `on_folder`: called with the run's folder, which
-    is that of rank 0.
+    `task`: the task object. `stop_requested`: asked once a step for flags such as STOP, 0 for nothing. `heartbeat`:
+    this rank's part of the page that the supervisor watches; None in the user's own process. `on_folder`: called with
+    the run's folder, which is that of rank 0.
     """
     import torch
 
@@ -93,7 +93,10 @@ def _work_of(job: Job, task: Any, context: RunContext, stop_requested: Callable[
 
 # %% ../../nbs/50_launch/04_worker.ipynb #842d7d97
 def rank_main(folder: str, task: Any = None) -> int:
-    "The whole life of one training process: read the job in `folder`, do it, leave a word there. Returns the exit status."
+    """The whole life of one training process: read the job in `folder`, do it, leave a word there.
+
+    Returns the exit status.
+    """
     folder, place = Path(folder), rank_of(os.environ)
     head = read_job_head(folder)
     extra, rank = head["extra"], place.rank if place else 0
@@ -144,7 +147,10 @@ def _leave_word(folder: Path, status: str, reason: str, heartbeat: Heartbeat) ->
 
 
 def _note(file: Path, text: str) -> None:
-    "Leave a word. Where the disk has no room for it, it goes to this process's log; the run's own log has the end, too."
+    """Leave a word.
+
+    Where the disk has no room for it, it goes to this process's log; the run's own log has the end, too.
+    """
     try:
         write_atomic(file, text)
     except OSError as error:
@@ -164,8 +170,10 @@ def _check_fork(accelerator: str) -> None:
     if accelerator == "cpu" or not getattr(torch.cuda, "_is_in_bad_fork", lambda: False)():
         return
     raise RequestError(
-        "CUDA was in use in the notebook before this start, and a process that is forked from it cannot use a GPU. Restart the "
-        "notebook and touch no GPU before the training (torch.cuda.is_available() is enough), or use launch.mode=inline."
+        "CUDA was in use in the notebook before this start, and a process that is forked from it cannot use "
+        "a GPU. Restart the "
+        "notebook and touch no GPU before the training (torch.cuda.is_available() is enough), "
+        "or use launch.mode=inline."
     )
 
 
@@ -196,7 +204,10 @@ _SUPERVISOR = "SPECTRAKIT_SUPERVISOR"  # tells ranks the process that they must 
 
 
 def start(folder: str, task: Any = None) -> int:
-    "What a fresh process does with the job in `folder`: be the one rank, or the supervisor of several. Returns the exit status."
+    """What a fresh process does with the job in `folder`: be the one rank, or the supervisor of several.
+
+    Returns the exit status.
+    """
     head = read_job_head(Path(folder))
     if head["extra"]["launcher"] is None or rank_of(os.environ):
         return rank_main(folder, task)
@@ -243,7 +254,9 @@ def _as_rank(folder: str, task: Any) -> None:
 
 
 def note_exits(folder: Path, extra: dict) -> None:
-    "From now on keep in exits.json how each rank ended, in the order in which they did; the launchers tell of one, and not always the first."
+    """From now on keep in exits.json how each rank ended, in the order in which they did; the launchers tell of one,
+    and not always the first.
+    """
     if not hasattr(signal, "SIGCHLD") or not hasattr(os, "waitid"):
         return
     watch, exits = (

@@ -71,7 +71,8 @@ def find_run(run: Run | Path | str) -> Run:
             inside = []
         if inside:
             raise RequestError(
-                f"{str(path)!r} is a folder of {len(inside)} run{'s' * (len(inside) > 1)}. Name a run in it, such as {str(inside[0].path)!r}, or give list_runs({str(path)!r})."
+                f"{str(path)!r} is a folder of {len(inside)} run{'s' * (len(inside) > 1)}. Name a run in it, "
+                f"such as {str(inside[0].path)!r}, or give list_runs({str(path)!r})."
             )
         return open_run(path)  # says what is missing
     try:
@@ -85,7 +86,8 @@ def find_run(run: Run | Path | str) -> Run:
     except OSError:
         beside = []
     raise RequestError(
-        f"There is no run {str(run)!r}.{did_you_mean(path.name, [*beside, *known]) or ' `spectrakit runs` lists the runs.'}"
+        "There is no run "
+        f"{str(run)!r}.{did_you_mean(path.name, [*beside, *known]) or ' `spectrakit runs` lists the runs.'}"
     )
 
 
@@ -290,7 +292,8 @@ def panels_of(histories: Sequence[History], metric: str | Sequence[str] | None) 
         if right is None:
             some = ", ".join(plain(n)[:40] for n in [*LOGGED, *known][:12])
             raise RequestError(
-                f"No run has the metric {name!r}. There are {some}{', …' if len(known) > 9 else ''}.{did_you_mean(str(name), [*LOGGED, *known[:1000]])}"
+                f"No run has the metric {name!r}. There are "
+                f"{some}{', …' if len(known) > 9 else ''}.{did_you_mean(str(name), [*LOGGED, *known[:1000]])}"
             )
         found.append(right)
     return found
@@ -326,7 +329,10 @@ def results(h: History, name: str, metrics: Sequence[str], status: str) -> dict[
 
 
 def differing(histories: Sequence[History]) -> list[str]:
-    "The settings in which runs differ. What a run of another version does not state is not known; a key of one's own that is missing is not set."
+    """The settings in which runs differ.
+
+    What a run of another version does not state is not known; a key of one's own that is missing is not set.
+    """
     known, told = settings(), [h.settings for h in histories if h.settings]
     values = {
         k: [s.get(k) for s in told if k in s or k not in known] for k in dict.fromkeys(k for s in told for k in s)
@@ -336,7 +342,8 @@ def differing(histories: Sequence[History]) -> list[str]:
 # %% ../../nbs/70_reports/02_comparison.ipynb #fea97f29
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` returns: `figure` is matplotlib's, `table` a dict for each run, `notes` what is to be known about them.
+    """What `compare` returns: `figure` is matplotlib's, `table` a dict for each run, `notes` what is to be known about
+    them.
 
     A cell shows the picture and the table; `print` shows the table as text; `save` writes either.
     """
@@ -375,7 +382,10 @@ class Comparison:
         return table_html(self.rows(), caption="runs compared") + notes
 
     def save(self, path: Path | str) -> Path:
-        "Write the picture (.png, .svg, .pdf) or a page with picture and table (.html). RequestError where that cannot be done."
+        """Write the picture (.png, .svg, .pdf) or a page with picture and table (.html).
+
+        RequestError where that cannot be done.
+        """
         path = Path(path)
         ending = path.suffix.lower()
         if ending not in (".png", ".svg", ".pdf", ".html"):
@@ -447,9 +457,10 @@ def compare(
 ) -> Comparison:
     """The curves of `runs`, the settings in which they differ, and what came of them.
 
-    `runs`: what `fit` returned, folders, or names. `x`: 'step', 'time' or 'samples'. `metric`: what to draw, in place of the loss and what the
-    runs were judged by. `smooth`: the weight of the past in the curves of log points, from 0, below 1; None: as much as fits their number.
-    Metrics in the table are those of the best checkpoint. RequestError where something is no run, or no run has the metric.
+    `runs`: what `fit` returned, folders, or names. `x`: 'step', 'time' or 'samples'. `metric`: what to draw, in place
+    of the loss and what the runs were judged by. `smooth`: the weight of the past in the curves of log points, from 0,
+    below 1; None: as much as fits their number. Metrics in the table are those of the best checkpoint. RequestError
+    where something is no run, or no run has the metric.
     """
     if not isinstance(x, str) or x not in AXES:
         raise RequestError(f"x={x!r} is not possible: it needs one of {', '.join(AXES)}.{did_you_mean(str(x), AXES)}")

@@ -45,7 +45,10 @@ def safe(text: Any, length: int = 20_000) -> str:
     return html.escape(plain(text, length))
 
 # %% ../../nbs/70_reports/01_html.ipynb #78512f22
-_CELL = "padding:0.25em 0.8em 0.25em 0;text-align:left;vertical-align:top;border-bottom:1px solid rgba(128,128,128,.35);background:none;color:inherit"
+_CELL = (
+    "padding:0.25em 0.8em 0.25em 0;text-align:left;vertical-align:top;border-bottom:1px solid "
+    "rgba(128,128,128,.35);background:none;color:inherit"
+)
 
 
 def cell(value: Any) -> str:
@@ -69,13 +72,15 @@ def table_html(rows: Sequence[Sequence[Any]], head: bool = True, caption: str = 
             f'<th scope="{"row" if tag == "td" else "col"}" style="{_CELL};font-weight:600{whole}">{texts[0]}</th>'
         ]
         cells += [
-            f'<{tag}{" scope=col" if tag == "th" else ""} style="{_CELL};font-weight:{600 if tag == "th" or text.endswith("★") else 400}">{text}</{tag}>'
+            f"<{tag}{' scope=col' if tag == 'th' else ''} "
+            f'style="{_CELL};font-weight:{600 if tag == "th" or text.endswith("★") else 400}">{text}</{tag}>'
             for text in texts[1:]
         ]
         lines.append(f'<tr style="background:none">{"".join(cells)}</tr>')
     named = f' aria-label="{safe(caption)}"' if caption else ""
     return (
-        f'<div style="overflow-x:auto"><table{named} style="border-collapse:collapse;font-variant-numeric:tabular-nums;color:inherit">'
+        f'<div style="overflow-x:auto"><table{named} '
+        'style="border-collapse:collapse;font-variant-numeric:tabular-nums;color:inherit">'
         f"{''.join(lines)}</table></div>"
     )
 
@@ -106,7 +111,9 @@ _THEMED = {
 
 
 def figure_svg(figure: Any, prefix: str) -> str:
-    "A figure as an `<svg>` for a page: ink in the text's colour, no background, no address, its ids beginning with `prefix`."
+    """A figure as an `<svg>` for a page: ink in the text's colour, no background, no address, its ids beginning with
+    `prefix`.
+    """
     from matplotlib import rc_context
 
     buffer = io.StringIO()
@@ -160,6 +167,7 @@ def fold(summary: str, body: str, opened: bool = False) -> str:
 def page(title: str, parts: Iterable[str]) -> str:
     "A whole page of `parts`, which are HTML already."
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        'content="width=device-width,initial-scale=1">'
         f"<title>{safe(title)}</title><style>{_STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )

@@ -47,8 +47,8 @@ MOST_CLASSES = 50  # more cannot be read
 def confusion(predicted: Any, true: Any, classes: Sequence | None = None) -> tuple[np.ndarray, list[str], int]:
     """Counts [true, predicted], the classes' names, and how many samples have no class.
 
-    `predicted`: classes [samples], or scores [samples, classes]; `classes`: their names, in the order of the numbers. RequestError
-    where the arrays do not fit each other.
+    `predicted`: classes [samples], or scores [samples, classes]; `classes`: their names, in the order of the numbers.
+    RequestError where the arrays do not fit each other.
     """
     predicted, true = np.asarray(predicted), np.asarray(true)
     if predicted.ndim == 2 and predicted.shape[1] > 1:
@@ -71,7 +71,8 @@ def confusion(predicted: Any, true: Any, classes: Sequence | None = None) -> tup
         raise RequestError(f"There are {len(names)} names for {len(known)} classes. Give one for each.")
     if not 2 <= len(known) <= MOST_CLASSES:
         raise RequestError(
-            f"A confusion matrix of {len(known)} class{'es' * (len(known) != 1)} says nothing to the eye. It needs 2 to {MOST_CLASSES} of them."
+            f"A confusion matrix of {len(known)} class{'es' * (len(known) != 1)} says nothing to the eye. "
+            f"It needs 2 to {MOST_CLASSES} of them."
         )
     place = {v: i for i, v in enumerate(known)}
     rows, columns = (np.array([place.get(v, -1) for v in values.tolist()], dtype=int) for values in (true, predicted))
@@ -223,7 +224,8 @@ def plot_spectra(
             )
     if p.ndim != 2 or len(x) != p.shape[1]:
         raise RequestError(
-            f"There are {len(x)} wavelengths for spectra of the shape {list(p.shape)}. It has to be [samples, wavelengths]."
+            f"There are {len(x)} wavelengths for spectra of the shape {list(p.shape)}. It has to be [samples, "
+            "wavelengths]."
         )
     chosen = _chosen(p, t, samples)
     if not chosen:
@@ -285,7 +287,9 @@ UNCERTAIN = ("sigma", "uncertainty", "std", "error")  # names of an output that 
 
 
 def default_pictures(arrays: dict[str, Any]) -> dict[str, Picture]:
-    "Pictures by the shapes of `arrays`: `predictions` (or the first output), `targets`, and an output of UNCERTAIN's; none where they tell nothing."
+    """Pictures by the shapes of `arrays`: `predictions` (or the first output), `targets`, and an output of UNCERTAIN's;
+    none where they tell nothing.
+    """
     outputs = {k: np.asarray(v) for k, v in arrays.items() if k != "targets"}
     sigma = next((outputs.pop(n) for n in UNCERTAIN if len(outputs) > 1 and n in outputs), None)
     values = outputs.get("predictions", next(iter(outputs.values()), None))
@@ -323,7 +327,8 @@ def pictures_of(predictions: Any, task: Any = None) -> dict[str, Picture]:
     for name, picture in found.items():
         if not hasattr(getattr(picture, "figure", picture), "savefig"):
             raise RequestError(
-                f"{type(task).__name__}.pictures gave {name!r} as {type(picture).__name__}. It has to be a Picture, or a figure of matplotlib's."
+                f"{type(task).__name__}.pictures gave {name!r} as {type(picture).__name__}. It has to be a Picture, "
+                "or a figure of matplotlib's."
             )
     return {
         str(name): picture if isinstance(picture, Picture) else Picture(getattr(picture, "figure", picture))

@@ -177,7 +177,9 @@ def clock_html(h: History) -> str:
 
 # %% ../../nbs/70_reports/03_run_report.ipynb #b2bff6eb
 def story(h: History) -> list[tuple[str, str, str]]:
-    "(time, step, what happened) of all that is no log point and no evaluation; of very many the first and the last ones."
+    """(time, step, what happened) of all that is no log point and no evaluation; of very many the first and the last
+    ones.
+    """
     told = []
     for e in h.of_type("restart", "message", "oom", "nan", "end"):
         kind, step = e["type"], e.get("step")
@@ -267,7 +269,8 @@ def checkpoints_html(h: History) -> str:
     written = {e["path"] for e in h.of_type("checkpoint")}
     gone = len(written - {p.name for p in found})
     after = (
-        f'<p class="soft">{gone} more were written and are not here: older ones are deleted, as checkpoint.keep_last says.</p>'
+        f'<p class="soft">{gone} more were written and are not here: older ones are deleted, '
+        "as checkpoint.keep_last says.</p>"
         if gone
         else ""
     )
@@ -303,7 +306,10 @@ def array_row(name: str, values: np.ndarray) -> tuple:
 
 
 def task_of(run: Run, task: Any, h: History) -> Any:
-    "The task that draws the predictions: the given one, the run's, or a built-in one. Code that a run's settings name is not run for a report."
+    """The task that draws the predictions: the given one, the run's, or a built-in one.
+
+    Code that a run's settings name is not run for a report.
+    """
     name = task if task is not None else run.task if run.task is not None else h.settings.get("task.name")
     if not isinstance(name, str):
         return name
@@ -335,7 +341,8 @@ def predictions_html(run: Run, h: History, task: Any) -> str:
     except Exception as error:  # the task's own code
         pictures, said = (
             {},
-            f'<p class="soft">The task has drawn nothing: {safe(error if isinstance(error, RequestError) else f"{type(error).__name__}: {error}", 500)}</p>',
+            '<p class="soft">The task has drawn nothing: '
+            f"{safe(error if isinstance(error, RequestError) else f'{type(error).__name__}: {error}', 500)}</p>",
         )
         with contextlib.suppress(Exception):
             pictures = pictures_of(found)
@@ -462,7 +469,8 @@ def repeat_html(h: History) -> str:
     own = (
         ""
         if not str(name).startswith("__main__:")
-        else '<p class="soft">The task was defined in a notebook: fit(YourTask(), compose(config="…/config.yaml")) there repeats the run.</p>'
+        else '<p class="soft">The task was defined in a notebook: fit(YourTask(), '
+        'compose(config="…/config.yaml")) there repeats the run.</p>'
     )
     return table_html([r for r in rows if r[1] not in (None, "")], head=False, caption="reproducibility") + (
         own or f"<pre>{safe(line)}</pre>"
@@ -504,9 +512,11 @@ def report_page(run: Run, task: Any = None) -> str:
 
 
 def report(run: Run | Path | str, out: Path | str | None = None, task: Any = None) -> Path:
-    """Write a page with all that is known about `run` to `out`, by default report.html in its folder; returns where it is.
+    """Write a page with all that is known about `run` to `out`, by default report.html in its folder; returns where it
+    is.
 
-    `task`: draws the predictions, where the run's own was not built in. RequestError where there is no such run, or nothing can be written.
+    `task`: draws the predictions, where the run's own was not built in. RequestError where there is no such run, or
+    nothing can be written.
     """
     run = find_run(run)
     out = run.path / "report.html" if out is None else Path(out).expanduser()
@@ -519,6 +529,7 @@ def report(run: Run | Path | str, out: Path | str | None = None, task: Any = Non
         write_atomic(out, text)
     except OSError as error:
         raise RequestError(
-            f"{str(out)!r} cannot be written: {error.strerror}. Choose another file: out='report.html' (in a shell: --out report.html)."
+            f"{str(out)!r} cannot be written: {error.strerror}. Choose another file: "
+            "out='report.html' (in a shell: --out report.html)."
         ) from None
     return out

@@ -176,7 +176,8 @@ def is_event(value: Any) -> bool:
 class EventReader:
     """Follows the log at `path`: every `poll` returns the events written since the last one.
 
-    `most`: read about so many bytes at a time. `strict`: leave out what `is_event` does not know; else any mapping is returned."""
+    `most`: read about so many bytes at a time. `strict`: leave out what `is_event` does not know; else any mapping is
+    returned."""
 
     def __init__(self, path: Path | str, most: int | None = None, strict: bool = True):
         self.path, self.most, self.strict, self._position = Path(path), most, strict, 0

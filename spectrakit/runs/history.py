@@ -346,7 +346,9 @@ def read_history(path: Path | str) -> History:
 
 
 def read_all_events(path: Path | str) -> tuple[History, list[dict]]:
-    "The history of a run, and all its events with every log point, which are many: the log is read once, and as a whole."
+    """The history of a run, and all its events with every log point, which are many: the log is read once, and as a
+    whole.
+    """
     path, every = Path(path), []
     running = is_locked(path)
     history = History(path, _log_at(path, every), running)
@@ -397,7 +399,10 @@ def follow(path: Path | str, most: int | None = None, strict: bool = True) -> Ev
 # %% ../../nbs/35_runs/02_history.ipynb #36314805
 @dataclass(frozen=True)
 class RunOutline:
-    "A run in a few facts. `ended`: its status, None where it has no end. `step`: of its newest whole checkpoint, -1 without one."
+    """A run in a few facts.
+
+    `ended`: its status, None where it has no end. `step`: of its newest whole checkpoint, -1 without one.
+    """
 
     path: Path
     environment: dict = field(repr=False)

@@ -208,7 +208,8 @@ def notes_on(folder: Path, seen: Walk, allowed: dict[str, int | None], runs: lis
             for path, count in _biggest(seen, paths, lambda about: about.st_size)
         )
         told.append(
-            f"The files take {format_bytes(size)}, and {format_bytes(most['bytes'])} are kept at most. Most is in {big}."
+            f"The files take {format_bytes(size)}, and {format_bytes(most['bytes'])} are kept at most. "
+            f"Most is in {big}."
         )
     return told + (_spare(seen, runs) if told else [])
 
@@ -223,7 +224,8 @@ def _spare(seen: Walk, runs: list[dict]) -> list[str]:
     for paths, sentence in (
         (
             older,
-            "Checkpoints that are neither the last nor the best are {n} of them, {size}: checkpoint.keep_last=1 keeps fewer.",
+            "Checkpoints that are neither the last nor the best are {n} of them, {size}: "
+            "checkpoint.keep_last=1 keeps fewer.",
         ),
         (guests, "Trackers keep {n} of them, {size}: delete those that are uploaded."),
         (left, "Editors and Python left {n} of them, {size}: delete them."),
@@ -267,16 +269,18 @@ def _folder_to_seal(folder: Path | str | None, platform: Platform) -> Path:
         )
     if folder is None and platform.name == "local" and path.resolve() in (Path.home().resolve(), Path("/")):
         raise RequestError(
-            f"This session works in {str(path)!r}, which holds more than its output. Name a folder, such as seal_output('runs')."
+            f"This session works in {str(path)!r}, which holds more than its output. Name a folder, "
+            "such as seal_output('runs')."
         )
     return path.resolve()
 
 # %% ../../nbs/35_runs/04_outputs.ipynb #1a7c7dfb
 def seal_output(folder: Path | str | None = None, *, show: bool = True) -> Sealed:
-    """Count the files of `folder` (None: where this platform keeps its output), tell what is near a limit, and write output-manifest.json.
+    """Count the files of `folder` (None: where this platform keeps its output), tell what is near a limit, and write
+    output-manifest.json.
 
-    It lists every file with its size and SHA-256, the runs with their seeds and settings, and the versions; made again it is replaced.
-    RequestError where there is no such folder; what cannot be read or written is told.
+    It lists every file with its size and SHA-256, the runs with their seeds and settings, and the versions; made again
+    it is replaced. RequestError where there is no such folder; what cannot be read or written is told.
     """
     platform = detect()
     return _seal(_folder_to_seal(folder, platform), platform, show)
@@ -329,7 +333,9 @@ QUICK_BYTES = 2**28
 
 
 def seal_after(run_dir: Path, platform: Platform, show: bool = True) -> None:
-    "After a run that lies where Kaggle keeps output: seal it where that is quick and nobody watches; else tell what is near a limit. Never raises."
+    """After a run that lies where Kaggle keeps output: seal it where that is quick and nobody watches; else tell what
+    is near a limit. Never raises.
+    """
     folder = Path(platform.working_dir)
     with contextlib.suppress(OSError, RequestError):
         if platform.name != "kaggle" or not run_dir.resolve().is_relative_to(folder.resolve()):

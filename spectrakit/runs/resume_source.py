@@ -126,7 +126,9 @@ def changes(before: Config, now: Config, facts: dict, platform: Platform) -> dic
 
 # %% ../../nbs/35_runs/03_resume_source.ipynb #23a2fc03
 def as_before(config: Config, facts: dict, platform: Platform) -> Config:
-    "`config` for the processes that are here, with the effective batch that the run has had, where their number is left to the kit."
+    """`config` for the processes that are here, with the effective batch that the run has had, where their number is
+    left to the kit.
+    """
     decided = facts.get("decided", {})
     kept, processes = decided.get("effective_batch_size"), decided.get("world_size")
     micro, accumulated = config.data.micro_batch_size, config.training.gradient_accumulation_steps
@@ -166,7 +168,8 @@ class ResumePlan:
 
 
 def plan_resume(config: Config, platform: Platform, peer: bool = False) -> ResumePlan:
-    """What `resume.source` of `config`, whose run.dir is known, leads to. RequestError where it leads nowhere, or to other settings.
+    """What `resume.source` of `config`, whose run.dir is known, leads to. RequestError where it leads nowhere, or to
+    other settings.
 
     `peer`: this process takes part in what another one has chosen, and maybe holds.
     """
@@ -278,7 +281,8 @@ def _allowed(found: RunOutline, before: Config, now: Config, platform: Platform)
         return changed
     listed = "; ".join(f"{key} was {shown(one)} and is {shown(other)}" for key, (one, other) in refused.items())
     raise RequestError(
-        f"{found.path.name} was made with other settings: {listed}. Allow it with 'resume.allow=[{','.join(dict.fromkeys([*allow, *refused]))}]', "
+        f"{found.path.name} was made with other settings: {listed}. Allow it with "
+        f"'resume.allow=[{','.join(dict.fromkeys([*allow, *refused]))}]', "
         "give the settings of that run, or start anew with resume.source=null."
     )
 
@@ -313,7 +317,10 @@ def _furthest_run_plan(config: Config, platform: Platform, peer: bool) -> Resume
                 found.path,
                 environment=found.environment,
             )
-        reason = f"resume.source=auto: {found.path.name} ({found.ended or 'unfinished'}), {why}, goes on from step {found.step}{note}"
+        reason = (
+            f"resume.source=auto: {found.path.name} ({found.ended or 'unfinished'}), {why}, "
+            f"goes on from step {found.step}{note}"
+        )
         return _continue_plan(found, changed, config, reason)
     if differing is not None:
         raise differing
@@ -340,7 +347,9 @@ def _fits(path: Path, config: Config) -> bool:
 
 # %% ../../nbs/35_runs/03_resume_source.ipynb #23a2fc06
 def _copy_run(plan: ResumePlan, config: Config) -> Path:
-    "A folder under run.dir, hidden and locked by the caller's process afterwards, that holds what the run needs to go on."
+    """A folder under run.dir, hidden and locked by the caller's process afterwards, that holds what the run needs to go
+    on.
+    """
     base = Path(config.run.dir)
     source, run = plan.checkpoint, plan.run
     name = (run or source).name
@@ -356,7 +365,8 @@ def _copy_run(plan: ResumePlan, config: Config) -> Path:
         need = sum(map(checkpoint_bytes, {kept[0], *besides})) + 2**22
         if (free := writable_bytes(base)) < need:
             raise RequestError(
-                f"{name} cannot be copied to {base}: it takes {need / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are free. "
+                f"{name} cannot be copied to {base}: it takes {need / 2**20:.0f} MiB, "
+                f"and {free / 2**20:.0f} MiB are free. "
                 "Make room, or choose another folder with run.dir=…"
             )
         folder.mkdir()
@@ -368,7 +378,8 @@ def _copy_run(plan: ResumePlan, config: Config) -> Path:
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise RequestError(
-            f"{name} cannot be copied to {base}: {error.strerror or error}. Make room, or choose another folder with run.dir=…"
+            f"{name} cannot be copied to {base}: {error.strerror or error}. Make room, "
+            "or choose another folder with run.dir=…"
         ) from None
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -376,7 +387,9 @@ def _copy_run(plan: ResumePlan, config: Config) -> Path:
 
 
 def _besides(plan: ResumePlan, lines: list[tuple[bytes, dict]]) -> tuple[str, list[Path]]:
-    "The name of the best checkpoint; and what is copied besides the newest: it and the best two of the log, of which the stop may have asked for the last."
+    """The name of the best checkpoint; and what is copied besides the newest: it and the best two of the log, of which
+    the stop may have asked for the last.
+    """
     if plan.run is None:
         return "", []
     there = checkpoints(plan.run / "checkpoints")
@@ -423,7 +436,9 @@ def _copy_records(plan: ResumePlan, lines: list[tuple[bytes, dict]], folder: Pat
 
 
 def _log_of(plan: ResumePlan) -> list[tuple[bytes, dict]]:
-    "Lines and events of the log that goes on: all, or those up to the checkpoint that was named, or else to the first event after it."
+    """Lines and events of the log that goes on: all, or those up to the checkpoint that was named, or else to the first
+    event after it.
+    """
     events = []
     for line in log_file(plan.run).read_bytes().splitlines() if plan.run else ():
         try:
@@ -447,7 +462,8 @@ def open_run_dir(
 ) -> Iterator[tuple[Path, Config]]:
     """The run's folder, locked, with its settings and facts written, and the settings to train with.
 
-    `resolved`: what `resolve_env` made of `config`. A RequestError inside this block takes back what was made, unless something could be lost.
+    `resolved`: what `resolve_env` made of `config`. A RequestError inside this block takes back what was made, unless
+    something could be lost.
     """
     kept = replace(config, resume=ResumeConfig())  # how it was found is no part of the run
     path = _make_folder(plan, resolved[0])
@@ -515,7 +531,9 @@ def _set_aside(path: Path, config: Config) -> Path | None:
 
 
 def _continued_environment(plan: ResumePlan, new: dict, platform: Platform) -> dict:
-    "environment.json of a run that goes on: `new`, this session's, with the run's own name and a line for each session."
+    """environment.json of a run that goes on: `new`, this session's, with the run's own name and a line for each
+    session.
+    """
     old = plan.environment
     sessions = old.get("sessions") or [{"session": 1, "platform": old.get("platform", {}).get("name")}]
     source = plan.checkpoint.name if plan.checkpoint else plan.run.name

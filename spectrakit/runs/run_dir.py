@@ -55,13 +55,17 @@ def reserve(base: Path) -> Path:
                 raise RequestError(f"run.dir={base.parent} is not a folder. Choose another one.") from None
         except OSError as error:
             raise RequestError(
-                f"No run folder can be made in {str(base.parent)!r}: {error.strerror}. Choose another one with run.dir=…"
+                f"No run folder can be made in {str(base.parent)!r}: {error.strerror}. "
+                "Choose another one with run.dir=…"
             ) from None
     raise RequestError(f"There are a thousand runs {base.name} already. Give this one a name: run.name=…")
 
 
 def check_mirror(config: Config) -> None:
-    "RequestError where checkpoint.mirror is a file, or the folder of the runs itself. `config` is resolved for this platform."
+    """RequestError where checkpoint.mirror is a file, or the folder of the runs itself.
+
+    `config` is resolved for this platform.
+    """
     if config.checkpoint.mirror is None or not config.checkpoint.enabled:
         return
     mirror = Path(config.checkpoint.mirror).expanduser()
@@ -83,7 +87,8 @@ def _check_writable(path: Path) -> None:
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)
         raise RequestError(
-            f"Nothing can be written to {str(path.parent)!r}: {error.strerror}. Make room, or choose another folder with run.dir=…"
+            f"Nothing can be written to {str(path.parent)!r}: {error.strerror}. Make room, "
+            "or choose another folder with run.dir=…"
         ) from None
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #59c869ed
@@ -102,7 +107,8 @@ def versions() -> dict[str, str]:
 
 
 def environment(config: Config, platform: Platform, auto: dict[str, str]) -> dict:
-    """Platform, hardware, versions, git commit, config hash, time limit, what `auto` became and what has no effect, as plain values.
+    """Platform, hardware, versions, git commit, config hash, time limit, what `auto` became and what has no effect, as
+    plain values.
 
     And `run_id`, a random name that copies of the run keep.
     """

@@ -40,7 +40,8 @@ def wandb_mode(config: Config, environ: Mapping[str, str], platform: str) -> tup
 def lent_key(config: Config, platform: str, report: Callable[[str], Any] = print) -> Iterator[None]:
     """While the block runs: WANDB_API_KEY from the store of `platform` (a Platform's name).
 
-    Only where W&B is to be online and the variable is not set. Where the store has none, `report` takes the sentence: W&B may know another way, such as a .netrc file.
+    Only where W&B is to be online and the variable is not set. Where the store has none, `report` takes the sentence:
+    W&B may know another way, such as a .netrc file.
     """
     wanted = "wandb" in config.tracking.names and wandb_mode(config, os.environ, platform)[0] == "online"
     if not wanted or platform not in ("kaggle", "colab") or os.environ.get("WANDB_API_KEY"):

@@ -48,7 +48,8 @@ def score_batch(task: Any, model: Any, batch: Any) -> tuple[dict[str, tuple], An
         for key, pair in given.items():
             if not (isinstance(pair, tuple) and len(pair) == 2):
                 raise RequestError(
-                    f"{name} gave {key!r} as {type(pair).__name__}. It has to be a tuple (sum over the batch's samples, count)."
+                    f"{name} gave {key!r} as {type(pair).__name__}. It has to be a tuple (sum over the batch's "
+                    "samples, count)."
                 )
         found.update(given)
     return found, outputs
@@ -80,7 +81,8 @@ def averages(rows: dict[int, dict[str, tuple[float, float]]]) -> dict[str, float
             entry[0], entry[1] = entry[0] + value, entry[1] + count
     if sums and sums["loss"][1] == 0:
         raise RequestError(
-            "The weights of all validation samples are zero, so they have no loss. Check the weights that `loss` returns."
+            "The weights of all validation samples are zero, so they have no loss. "
+            "Check the weights that `loss` returns."
         )
     return {f"val_{name}": value / count if count else float("nan") for name, (value, count) in sums.items()}
 
@@ -139,7 +141,10 @@ def evaluate(
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #0b853901
 def _ends_here(over: Callable[[], bool], context: RunContext | None) -> bool:
-    "Whether an evaluation ends here. The ranks of a sharded model, which exchange weights in every batch, end at the same one."
+    """Whether an evaluation ends here.
+
+    The ranks of a sharded model, which exchange weights in every batch, end at the same one.
+    """
     mine = bool(over())
     return mine if context is None else context.reduce([float(mine)])[0] > 0
 
@@ -208,7 +213,8 @@ def test_data(task: Any, valid: Any, config: Config) -> tuple[Any, float]:
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #fdaed7c4
 def predictions_s(task: Any, model: Any, dataset: Any, config: Config, context: RunContext) -> float:
-    """Seconds that predicting all of `dataset` will take, from five batches on each process. Leaves no trace on the model.
+    """Seconds that predicting all of `dataset` will take, from five batches on each process. Leaves no trace on the
+    model.
 
     - `task`, `model`: what predicts
     - `dataset`: the test data
@@ -260,7 +266,9 @@ def same_buffers(s: TrainState) -> None:
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #9b7317f7
 def note_result(s: TrainState) -> bool:
-    "Compare `progress.metrics` with the best so far, and count evaluations without improvement; whether it is the best."
+    """Compare `progress.metrics` with the best so far, and count evaluations without improvement; whether it is the
+    best.
+    """
     p, delta = s.progress, s.config.early_stopping.min_delta
     if s.monitor not in p.metrics:
         s.record.log.write(

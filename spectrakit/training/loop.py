@@ -157,7 +157,10 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
 
 # %% ../../nbs/40_training/07_loop.ipynb #23a2fc02
 def scale_gradients(s: TrainState, samples: int, weight: Any) -> Any:
-    "Turn gradients of sum / samples into gradients of sum / weight; returns the factor. A window without weight has none."
+    """Turn gradients of sum / samples into gradients of sum / weight; returns the factor.
+
+    A window without weight has none.
+    """
     import torch
 
     if s.context.world_size > 1:
@@ -185,7 +188,9 @@ def next_due(s: TrainState) -> int:
 
 
 def look_around(s: TrainState, now: float) -> None:
-    "Five times a second, and where something is due: does anything ask for a stop, or for a checkpoint by the clock? Rank 0 puts it on the agenda."
+    """Five times a second, and where something is due: does anything ask for a stop, or for a checkpoint by the clock?
+    Rank 0 puts it on the agenda.
+    """
     s.requests.next_check, heartbeat = now + 0.2, s.context.heartbeat
     wish = int(s.stop_requested())
     if heartbeat.rank == 0:
@@ -235,7 +240,9 @@ def make_up(s: TrainState) -> tuple[str, str] | None:
 
 
 def at_step_edge(s: TrainState) -> tuple[str, str] | None:
-    "Log, evaluate, save, stop: what is due at this step, on all ranks alike; returns (status, reason) where the run ends here."
+    """Log, evaluate, save, stop: what is due at this step, on all ranks alike; returns (status, reason) where the run
+    ends here.
+    """
     p, c = s.progress, s.config
     last, epoch_end = p.step >= s.schedule.total_steps, p.window == 0
     agenda = agreed(s.context.heartbeat, p.step)
@@ -280,7 +287,10 @@ def at_step_edge(s: TrainState) -> tuple[str, str] | None:
 
 # %% ../../nbs/40_training/07_loop.ipynb #23a2fc04
 def log_step(s: TrainState) -> tuple[str, str] | None:
-    "Write a log point: the mean loss since the last one, the rate, the speed. Ends the run where the loss is not finite."
+    """Write a log point: the mean loss since the last one, the rate, the speed.
+
+    Ends the run where the loss is not finite.
+    """
     p, i, pace_s = s.progress, s.record.interval, s.timing.pace.quantile(0.99)
     steps = p.step - i.step
     if steps == 0:
@@ -334,7 +344,9 @@ def log_step(s: TrainState) -> tuple[str, str] | None:
 
 
 def device_load(s: TrainState, seconds: float) -> tuple[float, float]:
-    "This rank's memory in GiB (peak on a GPU, resident on a CPU), and how busy its device was (0 to 1); -1 where nobody knows."
+    """This rank's memory in GiB (peak on a GPU, resident on a CPU), and how busy its device was (0 to 1); -1 where
+    nobody knows.
+    """
     if s.context.device.type == "cuda":
         import torch
 
@@ -362,8 +374,8 @@ def train_run(
     - `resume`: go on from the newest checkpoint in the folder (default: begin anew)
     - `restart_reason`: why the launcher starts this run once more (default: it does not)
 
-    Rank 0 writes; a rank that breaks leaves its traceback in logs/, and the launcher, which sees all ranks, writes the end.
-    RequestError where the request cannot work; the folder then holds nothing of this attempt.
+    Rank 0 writes; a rank that breaks leaves its traceback in logs/, and the launcher, which sees all ranks, writes the
+    end. RequestError where the request cannot work; the folder then holds nothing of this attempt.
     """
     context, run_dir, budget = execution.context, execution.run_dir, execution.budget
     with repeatable(config.trainer.deterministic):
@@ -436,7 +448,8 @@ class NullLog(EventLog):
 
 # %% ../../nbs/40_training/07_loop.ipynb #23a2fc07
 def finish(s: TrainState, status: str, alone: bool = False) -> bool:
-    """The last log point, save and evaluation of a run that ends before its last step; after a failure the save, of this rank `alone`.
+    """The last log point, save and evaluation of a run that ends before its last step; after a failure the save, of
+    this rank `alone`.
 
     False where the task's own code failed once more on a rank of several: the others then wait for it in vain.
     """

@@ -32,7 +32,9 @@ from ..watchdog.budget import Budget, kill_at
 # %% ../../nbs/40_training/09_lr_range_test.ipynb #fea97f29
 @dataclass(frozen=True)
 class Sweep:
-    "The learning rates of a range test: `steps` of them, from `lowest` to `highest`, each the same factor above the one before."
+    """The learning rates of a range test: `steps` of them, from `lowest` to `highest`, each the same factor above the
+    one before.
+    """
 
     lowest: float = 1e-7
     highest: float = 1.0
@@ -73,7 +75,9 @@ class Smoothed:
 # %% ../../nbs/40_training/09_lr_range_test.ipynb #fea97f01
 @dataclass(frozen=True)
 class Unit:
-    "What a sweep's rates are rates of: `value` as the optimizer has it now; `follows`: it is optimizer.lr that the optimizer goes by."
+    """What a sweep's rates are rates of: `value` as the optimizer has it now; `follows`: it is optimizer.lr that the
+    optimizer goes by.
+    """
 
     value: float
     follows: bool
@@ -112,7 +116,8 @@ def _follows(s: TrainState, rates: list[float]) -> bool:
 def range_loop(s: TrainState, sweep: Sweep, unit: Unit) -> tuple[str, str, str]:
     """One optimizer step at each rate: (status, why, reason). Every rank runs it, over its share of each step.
 
-    `why` it ended: end, risen, not finite, stop or time. A small data set is read again and again, each time in another order.
+    `why` it ended: end, risen, not finite, stop or time. A small data set is read again and again, each time in another
+    order.
     """
     p, optimizer, scaler, ranks, clip = (
         s.progress,
@@ -167,7 +172,9 @@ def range_loop(s: TrainState, sweep: Sweep, unit: Unit) -> tuple[str, str, str]:
 
 # %% ../../nbs/40_training/09_lr_range_test.ipynb #3de35391
 def look(s: TrainState, sweep: Sweep, curve: Smoothed, rate: float, loss: float) -> tuple[str, str, str] | None:
-    "Write down the `loss` that was met at `rate`; (status, why, reason) where the sweep ends with it, on all ranks alike."
+    """Write down the `loss` that was met at `rate`; (status, why, reason) where the sweep ends with it, on all ranks
+    alike.
+    """
     p, heartbeat = s.progress, s.context.heartbeat
     if heartbeat.rank == 0:
         set_end(heartbeat.page, kill_at(s.budget))
@@ -238,7 +245,9 @@ class _Kept:
 
 @contextlib.contextmanager
 def untouched(task: Any) -> Iterator[Callable[[Any], None]]:
-    "What happens to `task`, and to the models that the function is told of, within this block is taken back at its end."
+    """What happens to `task`, and to the models that the function is told of, within this block is taken back at its
+    end.
+    """
     attributes, kept = dict(getattr(task, "__dict__", {})), []
     try:
         yield lambda model: kept.append(_Kept(model))
@@ -255,7 +264,8 @@ def range_run(task: Any, config: Config, execution: Execution, sweep: Sweep, inl
     - `task`, `config`: what to train, and how
     - `execution`: where, and until when; its `run_dir` takes the events
     - `sweep`: the learning rates
-    - `inline`: the task and its model are the caller's own objects, each process has a folder of its own (default: not so)
+    - `inline`: the task and its model are the caller's own objects, each process has a folder of its own (default: not
+    so)
 
     RequestError where the request cannot work.
     """

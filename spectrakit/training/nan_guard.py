@@ -19,7 +19,10 @@ from .state import TrainState, log_once, writer_of
 
 # %% ../../nbs/40_training/06_nan_guard.ipynb #23a2fc01
 def bad_loss(s: TrainState, value: float, data: Any) -> tuple[str, str] | None:
-    "A loss that is not finite is answered here in a run of one process. A rank of several goes on until all have seen it, at a log point."
+    """A loss that is not finite is answered here in a run of one process.
+
+    A rank of several goes on until all have seen it, at a log point.
+    """
     where = find_non_finite(data)
     s.nan.bad_input = s.nan.bad_input or (
         where and (f"on rank {s.context.rank}, " if s.context.world_size > 1 else "") + where
@@ -40,7 +43,8 @@ def not_finite(s: TrainState, value: float, where: str | None = None) -> tuple[s
     cause = (
         f"{where}: clean the data"
         if where
-        else f"lower optimizer.lr (now {s.learner.optimizer.param_groups[0]['lr']:.3g}) or set trainer.gradient_clip_val=1.0"
+        else f"lower optimizer.lr (now {s.learner.optimizer.param_groups[0]['lr']:.3g}) or set "
+        "trainer.gradient_clip_val=1.0"
     )
     whole = written_step(s)
     kept = f" The checkpoint of step {whole} is from before it." if whole is not None and whole >= 0 else ""
@@ -51,7 +55,9 @@ def not_finite(s: TrainState, value: float, where: str | None = None) -> tuple[s
 
 # %% ../../nbs/40_training/06_nan_guard.ipynb #23a2fc02
 def written_step(s: TrainState) -> int | None:
-    "The step of the newest checkpoint that is whole on disk, when all that was handed over is written; None where there is none. Rank 0 knows."
+    """The step of the newest checkpoint that is whole on disk, when all that was handed over is written; None where
+    there is none. Rank 0 knows.
+    """
     if not s.config.checkpoint.enabled or not s.context.is_main:
         return None
     writer = writer_of(s)
@@ -63,7 +69,10 @@ ROLLED_BACK = ("rolled back", "")  # an ending that is none
 
 
 def watch_buffers(s: TrainState) -> None:
-    "Training begins: which buffers, such as running means, a bad step could spoil. Masks of infinities are none of them."
+    """Training begins: which buffers, such as running means, a bad step could spoil.
+
+    Masks of infinities are none of them.
+    """
     import torch
 
     found = {
@@ -86,7 +95,9 @@ def _keep_buffers(s: TrainState, bad: Any) -> None:
 
 
 def step_unless_bad(s: TrainState, loss: Any) -> Any:
-    "Update the weights, unless the loss or a gradient is not finite on any rank; returns the loss, 0 for a step that was left out."
+    """Update the weights, unless the loss or a gradient is not finite on any rank; returns the loss, 0 for a step that
+    was left out.
+    """
     import torch
 
     grads = [
@@ -119,7 +130,9 @@ def step_unless_bad(s: TrainState, loss: Any) -> Any:
 
 
 def roll_back(s: TrainState, value: float, where: str | None) -> tuple[str, str]:
-    "Take all ranks back to the last checkpoint, with a smaller learning rate; the end of the run where that has been done often enough."
+    """Take all ranks back to the last checkpoint, with a smaller learning rate; the end of the run where that has been
+    done often enough.
+    """
     p, c = s.progress, s.config.training
     times, scale, step = p.rollbacks + 1, p.lr_scale * c.rollback_lr_factor, p.step
     if times > c.max_rollbacks:
@@ -165,7 +178,8 @@ def tell_skipped(s: TrainState, skipped: int, steps: int) -> tuple[str, str] | N
     s.record.log.write("nan", step=s.progress.step, value="nan", skipped=skipped)
     log_once(
         s,
-        f"{skipped} of the last {steps} updates were left out, because the loss was not finite{f': {where}' if where else ''}",
+        f"{skipped} of the last {steps} updates were left out, because the loss was not "
+        f"finite{f': {where}' if where else ''}",
     )
     s.nan.idle_steps = s.nan.idle_steps + steps if skipped == steps else 0
     return not_finite(s, math.nan, where) if s.nan.idle_steps >= min(50, s.schedule.total_steps) else None

@@ -22,7 +22,8 @@ from .task import check_task, repeatable, seed_everything
 
 # %% ../../nbs/40_training/08_prediction.ipynb #23a2fc01
 def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, list[str]]:
-    """The task's model with the weights of the best checkpoint, on the CPU, in eval mode; the checkpoint's name; and what was wrong on the way.
+    """The task's model with the weights of the best checkpoint, on the CPU, in eval mode; the checkpoint's name; and
+    what was wrong on the way.
 
     RequestError where there is no whole checkpoint, or its weights do not fit.
     """
@@ -40,7 +41,8 @@ def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, l
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise RequestError(
-            f"The weights of {path.name} do not fit the model of {type(task).__name__} ({reason}). Use the task that trained this run."
+            f"The weights of {path.name} do not fit the model of {type(task).__name__} ({reason}). "
+            "Use the task that trained this run."
         ) from None
     return model.eval(), path.name, notes
 
@@ -71,7 +73,8 @@ def table_text(table: Any) -> str:
         rows = [list(table[0]), *([row.get(k, "") for k in table[0]] for row in table)]
     else:
         raise RequestError(
-            f"`submission` returned {type(table).__name__}. It has to return a pandas table, a mapping of columns, or a list of rows."
+            f"`submission` returned {type(table).__name__}. It has to return a pandas table, "
+            "a mapping of columns, or a list of rows."
         )
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
@@ -87,12 +90,14 @@ def write_table(table: Any, out: Path) -> None:
         os.replace(temporary, out)
     except OSError as error:
         raise RequestError(
-            f"{str(out)!r} cannot be written ({error.strerror}). The predictions are in the run's predictions.npz; choose another file."
+            f"{str(out)!r} cannot be written ({error.strerror}). The predictions are in the run's "
+            "predictions.npz; choose another file."
         ) from None
 
 # %% ../../nbs/40_training/08_prediction.ipynb #23a2fc03
 def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context: RunContext) -> dict[str, Any] | None:
-    """Arrays by name, each [samples, …], in the data set's order: `predictions` (or the names of a mapping), and `targets` where samples have them.
+    """Arrays by name, each [samples, …], in the data set's order: `predictions` (or the names of a mapping), and
+    `targets` where samples have them.
 
     Every rank predicts its share; rank 0 gets the arrays, the others None.
     """
@@ -123,7 +128,8 @@ def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context
 def predict_run(
     task: Any, config: Config, context: RunContext, run_dir: Path, folder: Path, out: str | None
 ) -> tuple[str, str]:
-    """Predict with the best checkpoint of `run_dir`, write `predictions.npz` to `folder` and, where `out` is given, the table.
+    """Predict with the best checkpoint of `run_dir`, write `predictions.npz` to `folder` and, where `out` is given, the
+    table.
 
     RequestError where there is no checkpoint or nothing to predict on.
     """
@@ -135,7 +141,8 @@ def predict_run(
         dataset = task.test_dataset(config) if has_test else task.datasets(config)[1]
         if dataset is None or dataset_length(dataset, "test") == 0:
             raise RequestError(
-                f"{type(task).__name__} has nothing to predict on. Write `test_dataset(cfg)`, or return a validation set."
+                f"{type(task).__name__} has nothing to predict on. Write `test_dataset(cfg)`, "
+                "or return a validation set."
             )
         model, name, notes = trained_model(task, config, run_dir)
         context.heartbeat.beat("predicting")

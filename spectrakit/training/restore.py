@@ -30,7 +30,10 @@ from ..watchdog.budget import schedule_pace
 
 # %% ../../nbs/40_training/05_restore.ipynb #23a2fc01
 def restore_state(s: TrainState) -> list[str]:
-    "Bring a session to its newest whole checkpoint; returns notes for the person. RequestError where there is none, or it does not fit."
+    """Bring a session to its newest whole checkpoint; returns notes for the person.
+
+    RequestError where there is none, or it does not fit.
+    """
     fresh = s.progress.saved_step < 0
     path, notes = s.context.broadcast(find_checkpoint(s.checkpoints) if s.context.is_main else None)
     if path is None:
@@ -61,7 +64,9 @@ def restore_state(s: TrainState) -> list[str]:
 
 
 def _first_good(s: TrainState, path: Path, notes: list[str]) -> tuple:
-    "(path, weights, shared state, own state) of `path`, or of the newest older one that can be read, on all ranks alike."
+    """(path, weights, shared state, own state) of `path`, or of the newest older one that can be read, on all ranks
+    alike.
+    """
     tried: list[str] = []
     while True:
         found, broken = None, None
@@ -82,7 +87,8 @@ def _first_good(s: TrainState, path: Path, notes: list[str]) -> tuple:
         path = s.context.broadcast(older)
         if path is None:
             raise RequestError(
-                f"There is no checkpoint to go on from in {s.checkpoints} that can be read. {' '.join(notes)} Start a new run."
+                f"There is no checkpoint to go on from in {s.checkpoints} that can be read. "
+                f"{' '.join(notes)} Start a new run."
             )
 
 
@@ -128,27 +134,34 @@ def _refusal(s: TrainState, path: Path, state: dict) -> str | None:
     kept, here = state.get("effective_batch_size", s.data.plan.effective_batch_size), s.data.plan.effective_batch_size
     if kept != here and not _may_change(s, *_BATCH):
         return (
-            f"The run had an effective batch of {kept} samples, and would go on with {here} ({s.data.plan}). Choose trainer.devices or "
-            "training.gradient_accumulation_steps so that it stays, or allow it with resume.allow=[data.micro_batch_size]."
+            f"The run had an effective batch of {kept} samples, and would go on with {here} ({s.data.plan}). "
+            "Choose trainer.devices or "
+            "training.gradient_accumulation_steps so that it stays, or allow it with "
+            "resume.allow=[data.micro_batch_size]."
         )
     for name, now in (s.data.fingerprints or {}).items():
         change = fingerprint_change(state["fingerprints"][name], now) if name in state.get("fingerprints", {}) else None
         if change and not _may_change(s, f"data.{name}"):
             return (
-                f"The {'training' if name == 'train' else 'validation'} data set is not the one that {path.name} was made with: {change}. "
+                f"The {'training' if name == 'train' else 'validation'} data set is not the one that {path.name} was "
+                f"made with: {change}. "
                 f"Give it the data that it had, or allow it with resume.allow=[data.{name}]."
             )
     samples, used = state.get("samples_per_epoch"), s.data.plan.samples_per_epoch
     if samples not in (None, used) and not _may_change(s, *_PART, *_BATCH):
         return (
-            f"An epoch of the run had {samples} samples, and would have {used} now. Look at limits.max_train_batches, which counts micro batches, "
+            f"An epoch of the run had {samples} samples, and would have {used} now. "
+            "Look at limits.max_train_batches, which counts micro batches, "
             "or allow it with resume.allow=[data.train]."
         )
     return None
 
 
 def _move_position(s: TrainState, state: dict, notes: list[str]) -> int | None:
-    "The place in the epoch, by samples where the batch or the data are others, and the steps that are left. Returns the steps of today that the past would be."
+    """The place in the epoch, by samples where the batch or the data are others, and the steps that are left.
+
+    Returns the steps of today that the past would be.
+    """
     p, plan, epochs = s.progress, s.data.plan, s.config.trainer.max_epochs
     batch = state.get("effective_batch_size", plan.effective_batch_size)
     before = -(-state.get("samples_per_epoch", plan.samples_per_epoch) // batch)  # steps of an epoch
@@ -161,7 +174,8 @@ def _move_position(s: TrainState, state: dict, notes: list[str]) -> int | None:
         if p.window >= plan.steps_per_epoch:
             p.epoch, p.window = p.epoch + 1, 0
         notes.append(
-            f"an epoch has {plan.steps_per_epoch} optimizer steps of {plan.effective_batch_size} samples in place of {before} of {batch}; "
+            f"an epoch has {plan.steps_per_epoch} optimizer steps of {plan.effective_batch_size} samples in place "
+            f"of {before} of {batch}; "
             f"epoch {p.epoch + 1} goes on at its step {p.window + 1}"
         )
     if s.config.trainer.max_steps is None:
@@ -187,10 +201,12 @@ def _restore_best(s: TrainState, requested: tuple[str | None, str], notes: list[
         p.best_value = p.counted_value = p.best_step = None
         p.best_metrics, p.bad_evals = {}, 0
         notes.append(
-            f"the best result is looked for anew: by {requested[0]} ({requested[1]}) in place of {saved[0]} ({saved[1]})"
+            f"the best result is looked for anew: by {requested[0]} ({requested[1]}) in place of {saved[0]} "
+            f"({saved[1]})"
         )
     named = f"step-{p.best_step:08d}" if p.best_step is not None else ""
-    # an evaluation that only the stop had asked for made another one the best: a run that was not stopped has not seen it
+    # an evaluation that only the stop had asked for made another one the best: a run that was not stopped has not seen
+    # it
     if (
         s.context.is_main
         and named
@@ -201,7 +217,10 @@ def _restore_best(s: TrainState, requested: tuple[str | None, str], notes: list[
 
 # %% ../../nbs/40_training/05_restore.ipynb #23a2fc03
 def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str]) -> None:
-    "Weights, averages, counters, the optimizer and its scaler. RequestError where they do not fit; nothing is half loaded."
+    """Weights, averages, counters, the optimizer and its scaler.
+
+    RequestError where they do not fit; nothing is half loaded.
+    """
     groups, saved = s.learner.optimizer.param_groups, state["optimizer"]["param_groups"]
     today = [{k: v for k, v in group.items() if k != "params"} for group in groups]
     names = [[set(g) - {"params", "initial_lr"} for g in each] for each in (saved, today)]
@@ -251,7 +270,9 @@ _LENGTHS = ("T_max", "total_steps", "total_iters", "milestones", "_schedule_phas
 
 
 def _load_scheduler(s: TrainState, state: dict, done: int | None, notes: list[str]) -> None:
-    "The task's own scheduler goes on; where the run has another length, batch or rate, with those of today, `done` steps of today on."
+    """The task's own scheduler goes on; where the run has another length, batch or rate, with those of today, `done`
+    steps of today on.
+    """
     today, kept = s.learner.scheduler.state_dict(), dict(state["scheduler"])
     if done is not None or state.get("asked_steps", s.schedule.requested_steps) != s.schedule.requested_steps:
         kept.update({name: today[name] for name in _LENGTHS if name in today})

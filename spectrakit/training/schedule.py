@@ -60,7 +60,8 @@ def plan_anew(s: TrainState, usable: float, cost_s: float) -> None:
     if abs(s.schedule.total_steps - s.schedule.announced_steps) > 0.1 * s.schedule.announced_steps:
         s.record.log.write(
             "message",
-            text=f"watchdog.plan={s.config.watchdog.plan}: {s.schedule.total_steps} of {s.schedule.requested_steps} optimizer steps "
+            text=f"watchdog.plan={s.config.watchdog.plan}: {s.schedule.total_steps} of {s.schedule.requested_steps} "
+            "optimizer steps "
             f"({s.schedule.total_steps / s.data.plan.steps_per_epoch:.3g} epochs) fit into the time"
             + ("" if rule.name == "constant" else "; the learning rate reaches its end with the last of them"),
         )
@@ -68,7 +69,9 @@ def plan_anew(s: TrainState, usable: float, cost_s: float) -> None:
 
 # %% ../../nbs/40_training/03_schedule.ipynb #f6786157
 def lr_rule(s: TrainState) -> Callable[[int], float] | None:
-    "The built-in schedule as a function of the position on it; None where it is constant or the task has its own scheduler."
+    """The built-in schedule as a function of the position on it; None where it is constant or the task has its own
+    scheduler.
+    """
     rule = s.config.scheduler
     if s.learner.scheduler is not None or (
         rule.name == "constant" and not warmup_length(rule, s.data.plan.steps_per_epoch)

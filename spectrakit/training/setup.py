@@ -42,7 +42,8 @@ from ..watchdog.budget import Budget, held_back, told
 def check_first_batches(
     task: Any, model: Any, train: Any, valid: Any, context: RunContext, whole: int = 0, most_s: float = 30.0
 ) -> tuple[dict[str, float], float]:
-    """Try the loss on one training batch and the metrics on the first of `whole` validation batches: these, and the seconds of an evaluation.
+    """Try the loss on one training batch and the metrics on the first of `whole` validation batches: these, and the
+    seconds of an evaluation.
 
     Leaves no trace on the model.
     """
@@ -86,7 +87,9 @@ def resolve_monitor(config: Config, names: list[str]) -> tuple[str | None, str]:
 
 # %% ../../nbs/40_training/04_setup.ipynb #b11a7a7e
 def compiled(task: Any, model: Any, train: Any, context: RunContext, log: EventLog) -> Any:
-    "The model compiled and tried on one batch; where that fails, as without a C++ compiler, the model as it is, with a message."
+    """The model compiled and tried on one batch; where that fails, as without a C++ compiler, the model as it is, with
+    a message.
+    """
     import torch
 
     result = torch.compile(model)
@@ -113,7 +116,8 @@ def prepare(
     - `task`, `config`: what to train, and how
     - `execution`: where, and until when
     - `log`: where events are written
-    - `training_only`: without validation, predictions, averages and a scheduler, as for a range test (default: with them)
+    - `training_only`: without validation, predictions, averages and a scheduler, as for a range test (default: with
+    them)
     - `on_model`: called with the task's model before it is moved or wrapped (default: nothing is)
     """
     import torch
@@ -126,7 +130,8 @@ def prepare(
     sets = task.datasets(config)
     if not isinstance(sets, (tuple, list)) or len(sets) != 2:
         raise RequestError(
-            f"{type(task).__name__}.datasets returned {type(sets).__name__}. It has to return two data sets: (train, valid)."
+            f"{type(task).__name__}.datasets returned {type(sets).__name__}. It has to return two data sets: "
+            "(train, valid)."
         )
     train, valid = limit_samples(sets[0], config), None if training_only else sets[1]
     plan = plan_batches(config, len(train), context.world_size)
@@ -209,7 +214,10 @@ def prepare(
 def expect_predictions(
     task: Any, model: Any, valid: Any, config: Config, context: RunContext, budget: Budget, log: EventLog
 ) -> None:
-    "Hold back time for the test predictions, where they were asked for or the task has test data. What fails only then is told now."
+    """Hold back time for the test predictions, where they were asked for or the task has test data.
+
+    What fails only then is told now.
+    """
     if budget.ends is None or not (budget.predictions or callable(getattr(task, "test_dataset", None))):
         return
     dataset, made_s, broken = None, 0.0, None
@@ -220,7 +228,8 @@ def expect_predictions(
     broken = next(filter(None, context.gather(broken)), None)  # one rank alone must not leave the others
     if broken and budget.predictions:
         raise RequestError(
-            f"The test data, which are to be predicted on after training, cannot be made: {broken}. Mend `test_dataset`."
+            f"The test data, which are to be predicted on after training, cannot be made: {broken}. "
+            "Mend `test_dataset`."
         )
     if broken:
         log.write(
@@ -265,7 +274,8 @@ def write_start(s: TrainState, resume: bool, notes: list[str]) -> None:
         "steps_per_epoch": s.data.plan.steps_per_epoch,
         "total_steps": s.schedule.total_steps,
         "base_lr": lr,
-        # the rule of thumb of the linear scaling rule: what the same rate amounts to, compared with one micro batch a step
+        # the rule of thumb of the linear scaling rule: what the same rate amounts to, compared with one micro batch a
+        # step
         "effective_lr": lr * plan.gradient_accumulation_steps * plan.world_size,
         "config_sha256": known.get("config_sha256"),
         "git_commit": known.get("git_commit"),

@@ -94,8 +94,8 @@ def never() -> int:
 class Execution:
     """Where a run is carried out in this process, and what bounds it.
 
-    `stop_requested` is asked a few times a second; it returns a sum of STOP and HURRY, 0 for nothing. `logs`: the folder for
-    tracebacks (None: logs/ in `run_dir`).
+    `stop_requested` is asked a few times a second; it returns a sum of STOP and HURRY, 0 for nothing. `logs`: the
+    folder for tracebacks (None: logs/ in `run_dir`).
     """
 
     context: RunContext
@@ -284,7 +284,9 @@ def save_due(s: TrainState, epoch_end: bool) -> bool:
 
 
 def save_wanted(s: TrainState, now: float) -> bool:
-    "Rank 0, a few times a second: tell what has been written meanwhile; whether a checkpoint is due by the clock, `now` being time.monotonic()."
+    """Rank 0, a few times a second: tell what has been written meanwhile; whether a checkpoint is due by the clock,
+    `now` being time.monotonic().
+    """
     c = s.config.checkpoint
     if not c.enabled:
         return False
@@ -304,9 +306,11 @@ def writer_of(s: TrainState) -> CheckpointWriter:
 
 # %% ../../nbs/40_training/01_state.ipynb #23a2fc04
 def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = False) -> None:
-    """Save this step edge: soon, if the checkpoint writer finds the time, and certainly where it is the `best` or the `last`, for which training waits.
+    """Save this step edge: soon, if the checkpoint writer finds the time, and certainly where it is the `best` or the
+    `last`, for which training waits.
 
-    All ranks call it, rank 0 writes. `alone`: the others can no longer be asked, so only what rank 0 knows is saved, as the last.
+    All ranks call it, rank 0 writes. `alone`: the others can no longer be asked, so only what rank 0 knows is saved, as
+    the last.
     """
     p, c, main = s.progress, s.config.checkpoint, s.context.is_main
     if not c.enabled or (alone and (s.context.strategy == "fsdp" or not main)):
@@ -337,7 +341,9 @@ def _choose(s: TrainState, kind: str, best: bool) -> bool:
 
 
 def end_saving(s: TrainState) -> None:
-    "The end of a run, before it is written down: everything is on disk afterwards, and in the second folder, if the time allows."
+    """The end of a run, before it is written down: everything is on disk afterwards, and in the second folder, if the
+    time allows.
+    """
     if not s.config.checkpoint.enabled or not s.context.is_main:
         return
     s.context.heartbeat.beat("saving")
@@ -370,7 +376,9 @@ def log_once(s: TrainState, text: str) -> None:
 def save_weights(
     s: TrainState, kind: str = "last", best: bool = False, alone: bool = False, began: float | None = None
 ) -> bool:
-    "Bring this step edge together and give it to the checkpoint writer; False, on all ranks, where the disk, or a look at the weights, said no at once."
+    """Bring this step edge together and give it to the checkpoint writer; False, on all ranks, where the disk, or a
+    look at the weights, said no at once.
+    """
     p, sharded = s.progress, s.context.strategy == "fsdp"
     s.saving.saved_at = time.monotonic()
     before, p.saved_step = p.saved_step, p.step
@@ -385,7 +393,10 @@ def save_weights(
 
 
 def _gathered(s: TrainState, alone: bool) -> tuple:
-    "What a checkpoint holds, as rank 0 writes it: weights, averages, shared state, each rank's own. With FSDP copies, otherwise the tensors themselves."
+    """What a checkpoint holds, as rank 0 writes it: weights, averages, shared state, each rank's own.
+
+    With FSDP copies, otherwise the tensors themselves.
+    """
     keep, module = s.context.is_main, s.context.unwrap(s.learner.model)
     if s.context.strategy == "fsdp":
         model = whole(module.state_dict(), keep=keep)

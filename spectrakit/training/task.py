@@ -21,7 +21,8 @@ class Task:
     - `datasets(cfg)` → (train, valid): map-style data sets; `valid` may be None
     - `model(cfg)` → a torch Module
     - `loss(model, batch)` → a scalar, the mean over the batch's samples, or `(sum, weight)`
-    - `metrics(outputs, batch)` → {name: (sum, count)}, or `metrics_all(predictions, targets)` → {name: value} on all samples in order
+    - `metrics(outputs, batch)` → {name: (sum, count)}, or `metrics_all(predictions, targets)` → {name: value} on all
+    samples in order
     - `optimizer(model, cfg)`, `scheduler(optimizer, cfg, total_steps)` → torch's; None: the ones that the settings name
     - `collate(samples)`, `test_dataset(cfg)`, `submission(predictions)` → a table
     - `pictures(predictions)` → {name: picture} of what `predict` returned; without it the shapes say what is drawn
@@ -97,26 +98,32 @@ def check_loss(task: Any, result: Any) -> None:
     if not torch.is_tensor(scalar) or scalar.numel() != 1 or scalar.dim() > 0:
         got = f"a tensor of shape {list(scalar.shape)}" if torch.is_tensor(scalar) else f"{type(result).__name__}"
         raise RequestError(
-            f"{name} returned {got}. It has to return a scalar tensor, the mean over the batch's samples, or a tuple (sum, weight)."
+            f"{name} returned {got}. It has to return a scalar tensor, the mean over the batch's samples, "
+            "or a tuple (sum, weight)."
         )
     if isinstance(result, tuple) and not (
         isinstance(result[1], (int, float)) or (torch.is_tensor(result[1]) and result[1].numel() == 1)
     ):
         raise RequestError(
-            f"{name} returned the weight {result[1]!r}. In (sum, weight) the weight has to be a number or a tensor of one element."
+            f"{name} returned the weight {result[1]!r}. In (sum, weight) the weight has to be a number or a "
+            "tensor of one element."
         )
     if isinstance(result, tuple) and not 0 <= float(result[1]) < float("inf"):
         raise RequestError(
-            f"{name} returned the weight {float(result[1]):g}. In (sum, weight) the weight has to be a number from 0 up."
+            f"{name} returned the weight {float(result[1]):g}. In (sum, weight) the weight has to be a number "
+            "from 0 up."
         )
     if not scalar.requires_grad:
         raise RequestError(
-            f"{name} returned a number that does not depend on the model's weights. Do not detach it, and do not use .item()."
+            f"{name} returned a number that does not depend on the model's weights. Do not detach it, "
+            "and do not use .item()."
         )
 
 # %% ../../nbs/40_training/00_task.ipynb #23a2fc04
 def build_optimizer(model: Any, config: Config) -> Any:
-    "The optimizer that the settings name, for the trainable parameters of `model`; fused, which spares fp16 a wait for the GPU."
+    """The optimizer that the settings name, for the trainable parameters of `model`; fused, which spares fp16 a wait
+    for the GPU.
+    """
     import torch
 
     params = [p for p in model.parameters() if p.requires_grad]
@@ -151,7 +158,9 @@ def seed_everything(seed: int) -> None:
 
 @contextlib.contextmanager
 def repeatable(deterministic: bool):
-    "torch's deterministic algorithms, or its fastest ones; what the process had before is put back, and so are the random states."
+    """torch's deterministic algorithms, or its fastest ones; what the process had before is put back, and so are the
+    random states.
+    """
     import torch
 
     before = (

@@ -42,7 +42,9 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Valley:
-    "Where the losses of a sweep fall, as indices of points: half of the way down, the steepest place, the lowest average; None without a fall."
+    """Where the losses of a sweep fall, as indices of points: half of the way down, the steepest place, the lowest
+    average; None without a fall.
+    """
 
     half: int
     steepest: int
@@ -52,7 +54,9 @@ class Valley:
 
 
 def fall_of(points: list[Point], steps: int) -> tuple[int, float, float, float]:
-    "(index of the lowest average, level of the first fifth of the losses, how far the average fell, how far noise would carry it)."
+    """(index of the lowest average, level of the first fifth of the losses, how far the average fell, how far noise
+    would carry it).
+    """
     first = [p.loss for p in points[: max(SURE, steps // 5)]]
     level = sum(first) / len(first)
     spread = math.sqrt(sum((x - level) ** 2 for x in first) / (len(first) - 1))
@@ -107,7 +111,8 @@ def judge(points: list[Point], sweep: Sweep, why: str, reason: str) -> tuple[flo
         return (
             None,
             None,
-            f"{reason}; the losses of the batches differ so much that a fall cannot be told from noise: try steps={5 * sweep.steps}, or larger batches",
+            f"{reason}; the losses of the batches differ so much that a fall cannot be told from noise: "
+            f"try steps={5 * sweep.steps}, or larger batches",
         )
     if valley is None and early:
         return None, None, f"{reason}, before the loss had fallen"
@@ -116,7 +121,8 @@ def judge(points: list[Point], sweep: Sweep, why: str, reason: str) -> tuple[flo
             None,
             None,
             (
-                f"the loss hardly changed from {sweep.lowest:g} to {sweep.highest:g}: {higher}; where it stays as it is, nothing is learned: "
+                f"the loss hardly changed from {sweep.lowest:g} to {sweep.highest:g}: {higher}; "
+                "where it stays as it is, nothing is learned: "
                 "look at the loss, at requires_grad, and at the targets"
             ),
         )
@@ -124,7 +130,8 @@ def judge(points: list[Point], sweep: Sweep, why: str, reason: str) -> tuple[flo
         return (
             None,
             None,
-            f"{reason}, and had not fallen before: {lower}; where that does not help either, look at the loss and at the data",
+            f"{reason}, and had not fallen before: {lower}; where that does not help either, "
+            "look at the loss and at the data",
         )
     said = reason if early else ""
     if valley.late > 0.2:
@@ -138,7 +145,10 @@ def judge(points: list[Point], sweep: Sweep, why: str, reason: str) -> tuple[flo
 # %% ../../nbs/71_tuning/00_lr_finder.ipynb #fea97f29
 @dataclass(frozen=True)
 class FoundLr:
-    "What a range test found: `suggestion`, or None and the `reason`. Rates are values of optimizer.lr, unless the task's own optimizer does not go by it."
+    """What a range test found: `suggestion`, or None and the `reason`.
+
+    Rates are values of optimizer.lr, unless the task's own optimizer does not go by it.
+    """
 
     suggestion: float | None
     steepest: float | None  # where the loss fell fastest
@@ -168,7 +178,8 @@ class FoundLr:
         if self.override:
             return f'sk.override(cfg, "{self.override}"), or {self.override} in a shell'
         return (
-            f"{self.facts.get('task', 'the task')} has an optimizer of its own that does not go by optimizer.lr: there its first group gets lr={self.suggestion:g} "
+            f"{self.facts.get('task', 'the task')} has an optimizer of its own that does not go by optimizer.lr: "
+            f"there its first group gets lr={self.suggestion:g} "
             f"(now {self.facts.get('unit', 0):g})"
             + (", and the others in proportion" if self.facts.get("groups", 1) > 1 else "")
         )
@@ -195,7 +206,10 @@ class FoundLr:
 
 # %% ../../nbs/71_tuning/00_lr_finder.ipynb #f0d627c7
 def plot_sweep(found: FoundLr) -> Any:
-    "A matplotlib Figure: each loss faint, their average bold, a ring and a line at the suggestion. Where the loss breaks out it is cut off."
+    """A matplotlib Figure: each loss faint, their average bold, a ring and a line at the suggestion.
+
+    Where the loss breaks out it is cut off.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 3.4), dpi=110, facecolor="white", layout="constrained")
@@ -265,13 +279,15 @@ class _Teller:
                     self._say(self._beginning(event))
                 elif event["type"] == "step" and time.monotonic() - self._spoken >= self._every_s:
                     self._say(
-                        f"step {event['step']} of {self._steps} · learning rate {event['lr']:.2g} · loss {event['smoothed']:.4g}"
+                        f"step {event['step']} of {self._steps} · learning rate {event['lr']:.2g} · loss "
+                        f"{event['smoothed']:.4g}"
                     )
 
     def _beginning(self, event: dict) -> str:
         self._steps, ranks = event["total_steps"], event["world_size"]
         return (
-            f"{event['task']}: {event['total_steps']} optimizer steps of {event['effective_batch_size']} samples, learning rate {event['lowest']:g} to {event['highest']:g}, "
+            f"{event['task']}: {event['total_steps']} optimizer steps of {event['effective_batch_size']} samples, "
+            f"learning rate {event['lowest']:g} to {event['highest']:g}, "
             f"on {event['device']}"
             + (f" in {ranks} processes" if ranks > 1 else "")
             + (f", {event['mixed_precision']}" if event["mixed_precision"] != "no" else "")
@@ -293,7 +309,8 @@ def checked_sweep(lowest: float, highest: float, steps: int) -> Sweep:
             raise RequestError(f"{name}={value!r} is not possible: a learning rate is a number above 0, such as 1e-7.")
     if highest < 10 * lowest:
         raise RequestError(
-            f"lowest={lowest:g} and highest={highest:g} are not possible: a sweep goes up, over a factor of ten at least. "
+            f"lowest={lowest:g} and highest={highest:g} are not possible: a sweep goes up, "
+            "over a factor of ten at least. "
             + (
                 f"Did you mean lowest={highest:g} and highest={lowest:g}?"
                 if highest <= lowest / 10
@@ -348,13 +365,14 @@ def find_lr(
     steps: int = 100,
     show: bool = True,
 ) -> FoundLr:
-    """Suggest a learning rate for `task` (an object, or a name such as 'coffee') by a range test (Smith, 2015): `steps` optimizer steps with
-    rates that grow from `lowest` to `highest`.
+    """Suggest a learning rate for `task` (an object, or a name such as 'coffee') by a range test (Smith, 2015): `steps`
+    optimizer steps with rates that grow from `lowest` to `highest`.
 
-    The suggestion is the rate at which half of the fall of the averaged loss is done, a steadier form of fast.ai's `valley`: it does not depend
-    on noise, nor on where the sweep begins. It is None, with a reason, where the loss does not fall, is not a number, or breaks out at once.
-    Everything is as `fit` would do it: processes, device, precision, accumulation, clipping, the optimizer with its groups in proportion.
-    No run, no checkpoint and no change of the task remain. `show`: print how it goes. A test that fails on the way returns, with its
+    The suggestion is the rate at which half of the fall of the averaged loss is done, a steadier form of fast.ai's
+    `valley`: it does not depend on noise, nor on where the sweep begins. It is None, with a reason, where the loss does
+    not fall, is not a number, or breaks out at once. Everything is as `fit` would do it: processes, device, precision,
+    accumulation, clipping, the optimizer with its groups in proportion. No run, no checkpoint and no change of the task
+    remain. `show`: print how it goes. A test that fails on the way returns, with its
     `status`, too. RequestError where the request is wrong.
     """
     config = compose() if config is None else config

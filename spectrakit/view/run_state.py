@@ -18,7 +18,10 @@ _LARGEST = 1e150  # so that differences and ratios stay finite
 
 
 class Curve:
-    "Points in order of x. What is kept is bounded: the lowest, the highest and the mean value of at most 2 `slices` slices."
+    """Points in order of x.
+
+    What is kept is bounded: the lowest, the highest and the mean value of at most 2 `slices` slices.
+    """
 
     def __init__(self, slices: int = 150):
         self.slices, self.width = slices, 1  # points of a full slice
@@ -76,7 +79,9 @@ def drawn(curve: Curve) -> tuple[list, list]:
 
 
 def smoothed(curve: Curve) -> tuple[list, list]:
-    "The same curve as a moving average, whose weight is that of `plots.smoothing_weight`; nothing where the points are too few to smooth."
+    """The same curve as a moving average, whose weight is that of `plots.smoothing_weight`; nothing where the points
+    are too few to smooth.
+    """
     weight = smoothing_weight(curve.count)
     if not weight:
         return [], []
@@ -123,7 +128,10 @@ def _is_time(value: Any) -> bool:
 
 
 class RunState:
-    "What is known of a run. `add` takes its events in order; `t` is the time of the last one, seconds since the run began."
+    """What is known of a run.
+
+    `add` takes its events in order; `t` is the time of the last one, seconds since the run began.
+    """
 
     def __init__(self, name: str = ""):
         self.name, self.start, self.t = name, {}, 0.0

@@ -34,10 +34,11 @@ class TimeLimit:
 
 
 def time_limit(config: Config, platform: Platform, began: float | None = None) -> TimeLimit:
-    """The limit of a run: watchdog.limit, or else what the platform allows, or watchdog.deadline where that comes sooner.
+    """The limit of a run: watchdog.limit, or else what the platform allows, or watchdog.deadline where that comes
+    sooner.
 
-    With watchdog.since=run the limit counts from `began`, when the run began, in unix seconds (None: now). A limit that the
-    user has set for the whole session, in SPECTRAKIT_TIME_LIMIT, is never exceeded by a profile's.
+    With watchdog.since=run the limit counts from `began`, when the run began, in unix seconds (None: now). A limit that
+    the user has set for the whole session, in SPECTRAKIT_TIME_LIMIT, is never exceeded by a profile's.
     """
     limit, told = _limit_for(config, platform, began), config.watchdog.deadline
     if told is None or (moment := parse_moment(told)) >= limit.end:
@@ -93,8 +94,9 @@ _AFTER = ("end", "start", "predict", "submit", "margin")  # what comes when the 
 class Budget:
     """Time left for training under `limit`, with a measured reserve.
 
-    `ends`: when the time is over by `clock` (None: found from the limit and the wall clock); `reserve_s`: what the user wants held
-    back, in place of what is measured; `grace_s` as watchdog.grace. `clock` and `wall` are the two clocks, replaced in tests.
+    `ends`: when the time is over by `clock` (None: found from the limit and the wall clock); `reserve_s`: what the user
+    wants held back, in place of what is measured; `grace_s` as watchdog.grace. `clock` and `wall` are the two clocks,
+    replaced in tests.
     """
 
     def __init__(
@@ -129,7 +131,9 @@ class Budget:
         return sum(self.parts.values()) if self.asked_s is None else self.asked_s
 
     def observe(self, kind: str, seconds: float) -> None:
-        "How long `kind`, one of PARTS, takes: the longest evaluation, save, start and submission count, of steps and predictions the last word."
+        """How long `kind`, one of PARTS, takes: the longest evaluation, save, start and submission count, of steps and
+        predictions the last word.
+        """
         held = self.parts[kind]
         self.parts[kind] = seconds if kind in ("step", "predict") else max(held, seconds)
         self._reserve_s = self._sum()
@@ -148,7 +152,10 @@ class Budget:
 
 # %% ../../nbs/30_watchdog/00_budget.ipynb #23a2fc04
 def make_budget(config: Config, limit: TimeLimit, ends: float | None = None) -> Budget:
-    "The budget of a run under `limit`, with what the settings say of the reserve. Nobody ends a process that trains inline."
+    """The budget of a run under `limit`, with what the settings say of the reserve.
+
+    Nobody ends a process that trains inline.
+    """
     c = config.watchdog
     grace = 0.0 if config.launch.mode == "inline" else None if c.grace is None else parse_duration(c.grace)
     return Budget(limit, ends, None if c.reserve is None else parse_duration(c.reserve), grace)
@@ -161,7 +168,9 @@ def usable_s(budget: Budget) -> float | None:
 
 
 def fits(budget: Budget, kind: str, seconds: float | None = None) -> bool:
-    "Whether an 'eval', a 'save' or an 'epoch' (of `seconds`) that is begun now would end with enough time for what comes after it."
+    """Whether an 'eval', a 'save' or an 'epoch' (of `seconds`) that is begun now would end with enough time for what
+    comes after it.
+    """
     left = budget.left_s()
     if left is None:
         return True
@@ -179,7 +188,9 @@ def after_s(budget: Budget) -> float:
 
 
 def kill_at(budget: Budget) -> float | None:
-    "When, by the monotonic clock, the training process has to be gone for the rest to be in time; None without a limit."
+    """When, by the monotonic clock, the training process has to be gone for the rest to be in time; None without a
+    limit.
+    """
     return None if budget.ends is None else budget.ends - after_s(budget)
 
 
@@ -223,9 +234,11 @@ def told(budget: Budget) -> str:
 
 # %% ../../nbs/30_watchdog/00_budget.ipynb #23a2fc06
 def planned_steps(plan: str, done: int, asked: int, steps_per_epoch: int, usable: float | None, step_s: float) -> int:
-    """Optimizer steps in total that fit: `done` so far, `asked` by the settings; a step takes `step_s`, with its share of evaluations and saves.
+    """Optimizer steps in total that fit: `done` so far, `asked` by the settings; a step takes `step_s`, with its share
+    of evaluations and saves.
 
-    At least one more than are done. With fit_epochs whole epochs, a little carefully, and part of one only where it is clear that it would not end.
+    At least one more than are done. With fit_epochs whole epochs, a little carefully, and part of one only where it is
+    clear that it would not end.
     """
     if plan == "stop" or usable is None or step_s <= 0:
         return asked
@@ -243,12 +256,16 @@ def planned_steps(plan: str, done: int, asked: int, steps_per_epoch: int, usable
 
 
 def schedule_pace(position: float, done: int, asked: int, total: int) -> float:
-    "How far the schedule, now at `position` of `asked` steps, moves with each step, when `done` of `total` are taken; 1 where all of them fit."
+    """How far the schedule, now at `position` of `asked` steps, moves with each step, when `done` of `total` are taken;
+    1 where all of them fit.
+    """
     return (asked - position) / max(1, total - done)
 
 # %% ../../nbs/30_watchdog/00_budget.ipynb #23a2fc07
 def check_time(config: Config, platform: Platform) -> None:
-    "RequestError where the time limit leaves nothing to train with: it is over, or all that is left is held back for the end."
+    """RequestError where the time limit leaves nothing to train with: it is over, or all that is left is held back for
+    the end.
+    """
     limit = time_limit(config, platform)
     if limit.limit_s is None:
         return
@@ -283,7 +300,9 @@ def check_time(config: Config, platform: Platform) -> None:
     )
     counts = "the session's start" if limit.session_start == platform.session_start else "the start of the run"
     raise RequestError(
-        f"There is no time to train: {named.get(limit.set_by, f'watchdog.limit={config.watchdog.limit}')} counts from {counts}, and {over}; "
-        f"the session is {format_duration(max(0, time.time() - platform.session_start))} old ({platform.session_start_source}). "
+        f"There is no time to train: {named.get(limit.set_by, f'watchdog.limit={config.watchdog.limit}')} "
+        f"counts from {counts}, and {over}; "
+        f"the session is {format_duration(max(0, time.time() - platform.session_start))} old "
+        f"({platform.session_start_source}). "
         f"{mend.get(limit.set_by, longer)} or start a new session."
     )

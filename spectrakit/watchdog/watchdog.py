@@ -100,10 +100,12 @@ class Agreement:
 class Watchdog:
     """A clock around any loop: `with Watchdog("9h") as w:` and, once a step, `if w.should_stop(): break`.
 
-    `limit`: a duration such as 8h30m, from the session's start or, with since="run", from here; None: the platform's. `deadline`: a
-    moment such as 2026-11-21T17:30; the earlier counts. `reserve`: a duration held back; None: what `measure` and `hold` add up to, and
-    a margin. `stop_file`: a file that asks for a stop. The ranks of torch.distributed stop at the same call of `should_stop`, which all of
-    them make equally often. SIGTERM is a stop, too: what follows the block is still done, in the time that the system leaves. RequestError where a value is not understood, or the time is over already.
+    `limit`: a duration such as 8h30m, from the session's start or, with since="run", from here; None: the platform's.
+    `deadline`: a moment such as 2026-11-21T17:30; the earlier counts. `reserve`: a duration held back; None: what
+    `measure` and `hold` add up to, and a margin. `stop_file`: a file that asks for a stop. The ranks of
+    torch.distributed stop at the same call of `should_stop`, which all of them make equally often. SIGTERM is a stop,
+    too: what follows the block is still done, in the time that the system leaves. RequestError where a value is not
+    understood, or the time is over already.
     """
 
     def __init__(
@@ -189,7 +191,9 @@ class Watchdog:
         self.budget.observe(kind, seconds)
 
     def fits(self, kind: str, seconds: float | None = None) -> bool:
-        "Whether an 'eval', a 'save' or an 'epoch' of `seconds` (None: as long as it took so far) that begins now would end in time. For one process."
+        """Whether an 'eval', a 'save' or an 'epoch' of `seconds` (None: as long as it took so far) that begins now
+        would end in time. For one process.
+        """
         return fits(self.budget, kind, seconds)
 
     def left_s(self) -> float | None:

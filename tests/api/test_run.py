@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from spectrakit.api.actions import fit, predict, resume
 
 import tasks
 from helpers import task, tree_hashes
+from spectrakit.api.actions import fit, predict, resume
 from spectrakit.api.run import Run, list_runs, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, verify
 from spectrakit.cli.output import report_outcome

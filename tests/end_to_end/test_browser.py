@@ -1,4 +1,6 @@
-"The notebook as people use it: JupyterLab in headless Chromium, two ranks that train, a person who clicks, reloads and saves."
+"""The notebook as people use it: JupyterLab in headless Chromium, two ranks that train, a person who clicks, reloads
+and saves.
+"""
 
 import json
 import shutil

@@ -1,6 +1,8 @@
-"""The cheapest form of each fault that no other file makes. `make faults` plays them all, with 200 random kills and many deadlines.
+"""The cheapest form of each fault that no other file makes. `make faults` plays them all, with 200 random kills and
+many deadlines.
 
-Killed and hanging ranks, errors on one rank, SIGINT: test_supervise.py; damaged files, a lock, a full disk: test_run.py; a kernel that dies: test_notebook.py.
+Killed and hanging ranks, errors on one rank, SIGINT: test_supervise.py; damaged files, a lock, a full disk:
+test_run.py; a kernel that dies: test_notebook.py.
 """
 
 import sys

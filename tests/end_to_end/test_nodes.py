@@ -1,4 +1,5 @@
-"""Two machines, two ranks each: network namespaces joined by a pair of virtual cards. And torchrun, started by the user.
+"""Two machines, two ranks each: network namespaces joined by a pair of virtual cards. And torchrun, started by the
+user.
 
 Needs root and the `ip` command, as on a CI machine; skipped where these are not to be had.
 """

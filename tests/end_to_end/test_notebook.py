@@ -1,4 +1,7 @@
-"A real Jupyter kernel trains on two ranks, cell after cell: watched, stopped, broken, killed. Today's kernel, and Colab's."
+"""A real Jupyter kernel trains on two ranks, cell after cell: watched, stopped, broken, killed.
+
+Today's kernel, and Colab's.
+"""
 
 import json
 import os
@@ -194,7 +197,9 @@ def launched(run) -> dict:
 
 
 def the_run(notebook, name, status) -> Run:
-    "The run of that name, which ended with `status` and left nothing behind: no process, no temporary file, no stray output."
+    """The run of that name, which ended with `status` and left nothing behind: no process, no temporary file, no stray
+    output.
+    """
     run = open_run(the_folder(notebook, name))
     assert run.status == status == notebook.ask("run.status"), run.error
     assert notebook.ask("str(run.path.resolve())") == str(run.path.resolve())

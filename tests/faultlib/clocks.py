@@ -48,7 +48,8 @@ def trained_s(run: Run) -> float:
     return total
 
 
-# --- the deadline ------------------------------------------------------------------------------------------------------
+# --- the deadline
+# ------------------------------------------------------------------------------------------------------
 
 
 def _long(p: Place, limit_s: float, *words: str, eval_s: float = 1.0, predict_s: float = 1.5, **environ: str) -> Kernel:
@@ -92,7 +93,8 @@ def a_deadline_in_a_save_that_training_waits_for(p: Place) -> None:
     )
 
 
-# --- the promise: in time, whatever happens ----------------------------------------------------------------------------
+# --- the promise: in time, whatever happens
+# ----------------------------------------------------------------------------
 
 
 def run_out(
@@ -138,7 +140,8 @@ def a_limit_of_three_quarters_of_a_minute_and_a_hang(p: Place) -> None:
 
 @ranks(2)
 def a_limit_of_two_minutes(p: Place) -> None:
-    """Two ranks, watchdog.limit=120s, an evaluation of 5 s at the end, predictions of 6 s: `fit` returns in time, with its submission.
+    """Two ranks, watchdog.limit=120s, an evaluation of 5 s at the end, predictions of 6 s: `fit` returns in time, with
+    its submission.
 
     At least 60 % of the time went to training.
     """
@@ -157,7 +160,8 @@ def a_limit_of_two_minutes_and_a_hang(seed: int) -> Scenario:
     return a_limit_of_two_minutes_and_a_hang
 
 
-# --- wall clocks that jump ---------------------------------------------------------------------------------------------
+# --- wall clocks that jump
+# ---------------------------------------------------------------------------------------------
 
 
 def _jumps(p: Place, *jumps_s: float, faults: str = "", limit_s: float = 20) -> Run:

@@ -15,11 +15,14 @@ def restarts(run: Run) -> list[dict]:
     return [event for event in read_events(run.path / "events.jsonl") if event["type"] == "restart"]
 
 
-# --- killed ------------------------------------------------------------------------------------------------------------
+# --- killed
+# ------------------------------------------------------------------------------------------------------------
 
 
 def the_training_process_is_killed(p: Place) -> None:
-    "The kernel starts another one, which goes on from the last checkpoint: nothing else is lost, and every bit is the same."
+    """The kernel starts another one, which goes on from the last checkpoint: nothing else is lost, and every bit is the
+    same.
+    """
     run = ended(p, p.start("Drops", TINY_FAULTS="loss 0 18 kill").wait(), "completed")
     p.want(len(restarts(run)) == 1 and "killed by SIGKILL" in said(run), "nobody was told of the kill")
     compare(p, run, "Drops")
@@ -65,7 +68,9 @@ def _every_call(p: Place, *words: str) -> None:
 
 
 def every_call_in_a_save_is_the_last(p: Place) -> None:
-    "A process that dies at any one of its calls to the disk in a save leaves the checkpoint before or the new one; the same bits come out."
+    """A process that dies at any one of its calls to the disk in a save leaves the checkpoint before or the new one;
+    the same bits come out.
+    """
     _every_call(p)
 
 
@@ -74,7 +79,8 @@ def every_call_in_a_save_in_the_background_is_the_last(p: Place) -> None:
     _every_call(p, BALLAST)
 
 
-# --- told to end -------------------------------------------------------------------------------------------------------
+# --- told to end
+# -------------------------------------------------------------------------------------------------------
 
 
 def _told(p: Place, task: str, number: int, to: str = "kernel", hears: bool = False) -> None:
@@ -99,7 +105,9 @@ def _told(p: Place, task: str, number: int, to: str = "kernel", hears: bool = Fa
 
 
 def the_kernel_gets_sigint(p: Place) -> None:
-    "Ctrl-C: the run ends at the next step, its model saved; resume goes on with the next one, and every bit is the same."
+    """Ctrl-C: the run ends at the next step, its model saved; resume goes on with the next one, and every bit is the
+    same.
+    """
     _told(p, "Drops", signal.SIGINT)
 
 
@@ -110,7 +118,9 @@ def the_kernel_of_two_ranks_gets_sigint(p: Place) -> None:
 
 
 def the_kernel_gets_sigterm(p: Place) -> None:
-    "A script without a handler of its own, as under SLURM: the run stops softly, saved, before the script ends; every bit is the same after resume."
+    """A script without a handler of its own, as under SLURM: the run stops softly, saved, before the script ends; every
+    bit is the same after resume.
+    """
     _told(p, "Drops", signal.SIGTERM)
 
 
@@ -130,7 +140,8 @@ def rank_1_gets_sigterm(p: Place) -> None:
     _told(p, "Walk", signal.SIGTERM, to="1")
 
 
-# --- hangs -------------------------------------------------------------------------------------------------------------
+# --- hangs
+# -------------------------------------------------------------------------------------------------------------
 
 
 def _hangs(p: Place, task: str, fault: str, *words: str) -> None:
@@ -152,7 +163,9 @@ def the_loader_hangs(p: Place) -> None:
 
 
 def a_loader_worker_hangs(p: Place) -> None:
-    "A worker that never answers: the process is found stuck and replaced, its worker with it, and every bit is the same."
+    """A worker that never answers: the process is found stuck and replaced, its worker with it, and every bit is the
+    same.
+    """
     _hangs(p, "Read", "read 0 30 sleep", "dataloader.num_workers=1")
 
 
@@ -161,7 +174,8 @@ def an_evaluation_hangs(p: Place) -> None:
     _hangs(p, "Drops", "metric 0 8 sleep")
 
 
-# --- exceptions --------------------------------------------------------------------------------------------------------
+# --- exceptions
+# --------------------------------------------------------------------------------------------------------
 
 
 def _raises(p: Place, task: str, fault: str, says: str, *words: str) -> None:
@@ -199,7 +213,9 @@ def an_exception_in_a_loader_worker(p: Place) -> None:
 
 
 def an_exception_in_an_evaluation(p: Place) -> None:
-    "The run fails with that error and keeps its last step; once it is mended, resume evaluates there, and gives the same bits."
+    """The run fails with that error and keeps its last step; once it is mended, resume evaluates there, and gives the
+    same bits.
+    """
     _raises(p, "Drops", "metric 0 8 value", "ValueError: as planned")
 
 
@@ -219,7 +235,9 @@ def an_exception_in_a_tracker(p: Place) -> None:
 
 
 def a_loader_worker_is_killed(p: Place) -> None:
-    "As by a machine without memory: the run fails with a sentence, or goes on; no step is lost, and the same bits come out."
+    """As by a machine without memory: the run fails with a sentence, or goes on; no step is lost, and the same bits
+    come out.
+    """
     kernel = p.start("Read", "dataloader.num_workers=1", TINY_FAULTS="read 0 30 kill")
     word = kernel.wait()
     run = ended(p, word, "completed" if word.get("status") == "completed" else "failed")
@@ -228,7 +246,9 @@ def a_loader_worker_is_killed(p: Place) -> None:
 
 
 def _no_memory(p: Place, task: str, fault: str) -> None:
-    "A device without memory: the run goes on from its last step with half the micro batch and the same effective batch."
+    """A device without memory: the run goes on from its last step with half the micro batch and the same effective
+    batch.
+    """
     run = ended(p, p.start(task, TINY_FAULTS=fault).wait(), "completed")
     p.want(
         len(restarts(run)) == 1 and restarts(run)[0]["step"] == 17,
@@ -243,7 +263,9 @@ def _no_memory(p: Place, task: str, fault: str) -> None:
 
 @ranks(2)
 def no_memory_in_forward_on_rank_1(p: Place) -> None:
-    "Nobody waits for that rank; the run goes on from its last step with half the micro batch and the same effective batch, and the same losses."
+    """Nobody waits for that rank; the run goes on from its last step with half the micro batch and the same effective
+    batch, and the same losses.
+    """
     _no_memory(p, "Walk", "loss 1 18 oom")
 
 
@@ -253,7 +275,8 @@ def no_memory_in_backward_on_rank_1(p: Place) -> None:
     _no_memory(p, "Walk", "loss 1 18 oom_backward")
 
 
-# --- two that want the same run ----------------------------------------------------------------------------------------
+# --- two that want the same run
+# ----------------------------------------------------------------------------------------
 
 
 def two_processes_resume_one_run(p: Place) -> None:

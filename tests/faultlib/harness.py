@@ -88,7 +88,8 @@ class Kernel:
         )
 
 
-# --- a place -----------------------------------------------------------------------------------------------------------
+# --- a place
+# -----------------------------------------------------------------------------------------------------------
 
 
 class Place:
@@ -110,7 +111,9 @@ class Place:
         hears: bool = False,
         **environ: str,
     ) -> Kernel:
-        "Start a kernel that fits `task` of fault_tasks.py with `words`, on as many ranks as the place has, or resumes a run."
+        """Start a kernel that fits `task` of fault_tasks.py with `words`, on as many ranks as the place has, or resumes
+        a run.
+        """
         number = len(self.kernels)
         self.planned += [
             fault for fault in environ.get("TINY_FAULTS", "").split(";") if fault and not fault.endswith("!")
@@ -212,7 +215,9 @@ class Place:
         return found
 
     def kill(self, kernel: Kernel) -> None:
-        "SIGKILL for a kernel; wait for its processes to follow it, and let its page of memory look old: nobody takes a fresh one for left behind."
+        """SIGKILL for a kernel; wait for its processes to follow it, and let its page of memory look old: nobody takes
+        a fresh one for left behind.
+        """
         kernel.process.kill()
         kernel.process.wait(30)
         self.gone()
@@ -269,12 +274,15 @@ def mounted(place: Place, folder: Path, *words: str) -> Path:
     return folder
 
 
-# --- what a run is worth -----------------------------------------------------------------------------------------------
+# --- what a run is worth
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Trace:
-    "What has to be the same in two runs: the loss of each step, each evaluation, the weights and the optimizer's state at the end."
+    """What has to be the same in two runs: the loss of each step, each evaluation, the weights and the optimizer's
+    state at the end.
+    """
 
     losses: dict[int, float]
     evaluations: dict[int, dict]
@@ -282,7 +290,10 @@ class Trace:
     state: list
 
     def differences(self, other: "Trace") -> list[str]:
-        "Where `other` differs from this one, in words; an empty list where all is equal bit for bit. It may have evaluated once more, at a stop."
+        """Where `other` differs from this one, in words; an empty list where all is equal bit for bit.
+
+        It may have evaluated once more, at a stop.
+        """
         import torch
 
         found = [f"the loss of step {step}" for step in self.losses if self.losses[step] != other.losses.get(step)][:3]
@@ -382,7 +393,8 @@ def said(run: Run) -> str:
     return "\n".join(event["text"] for event in read_events(run.path / "events.jsonl") if event["type"] == "message")
 
 
-# --- the usual things to look at ---------------------------------------------------------------------------------------
+# --- the usual things to look at
+# ---------------------------------------------------------------------------------------
 
 
 def ended(place: Place, word: dict, status: str, *reasons: str) -> Run:
@@ -398,7 +410,9 @@ def ended(place: Place, word: dict, status: str, *reasons: str) -> Run:
 
 
 def look(place: Place, run: Run) -> Run:
-    "Whatever happened: a model can be had, every checkpoint is whole, and no restart went back beyond a checkpoint that was there."
+    """Whatever happened: a model can be had, every checkpoint is whole, and no restart went back beyond a checkpoint
+    that was there.
+    """
     place.facts["usable_model"] = place.want(usable(run), "no usable model")
     bad = [
         path.name
@@ -427,7 +441,9 @@ def to_the_end(place: Place, run: Run, task: str, *words: str) -> Run:
 
 
 def compare(place: Place, run: Run, task: str, *words: str) -> Run:
-    "Whether a run that is done equals the one to which nothing happened; every line of its log does, also those that were taken back."
+    """Whether a run that is done equals the one to which nothing happened; every line of its log does, also those that
+    were taken back.
+    """
     reference, mine, events = calm(place, task, *words), trace(run), read_events(run.path / "events.jsonl")
     untold = (
         {event["step"] for event in events if event["type"] == "restart" and event["step"] not in mine.losses}
@@ -451,14 +467,17 @@ def compare(place: Place, run: Run, task: str, *words: str) -> Run:
 
 
 def close(place: Place, run: Run, task: str) -> Run:
-    "Whether a run that is done has the losses of the one to which nothing happened, up to the order in which numbers are added."
+    """Whether a run that is done has the losses of the one to which nothing happened, up to the order in which numbers
+    are added.
+    """
     there, here = calm(place, task).losses, trace(run).losses
     far = [step for step in there if not math.isclose(there[step], here.get(step, math.inf), rel_tol=1e-4)]
     place.want(not far, f"other losses than without the fault, first at step {far[0] if far else None}")
     return run
 
 
-# --- a scenario --------------------------------------------------------------------------------------------------------
+# --- a scenario
+# --------------------------------------------------------------------------------------------------------
 
 Scenario = Callable[[Place], None]
 

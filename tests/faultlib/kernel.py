@@ -1,4 +1,5 @@
-"""A person's script: `python kernel.py REQUEST`, a JSON file with what to do. How it went goes to the file that it names as `word`.
+"""A person's script: `python kernel.py REQUEST`, a JSON file with what to do. How it went goes to the file that it
+names as `word`.
 
 All moments are of the monotonic clock, which the processes of a machine share.
 """
@@ -10,9 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from spectrakit.api.actions import fit, resume
-
 from spectrakit.api import run as running
+from spectrakit.api.actions import fit, resume
 from spectrakit.config.compose import compose
 from spectrakit.system.errors import RequestError
 

@@ -1,7 +1,8 @@
 """Random kills: runs that are killed over and over, at random moments, until they are done.
 
-A chain is one run. Everything else is held still while one of its processes is killed, so that what the kill left can be looked at before anybody
-tidies up. The same seed draws the same victims and moments; how far a run has come by then depends on the machine.
+A chain is one run. Everything else is held still while one of its processes is killed, so that what the kill left can
+be looked at before anybody tidies up. The same seed draws the same victims and moments; how far a run has come by then
+depends on the machine.
 """
 
 import contextlib
@@ -130,7 +131,8 @@ class Following:
         self.began = self.trains = False
 
 
-# --- one kill ----------------------------------------------------------------------------------------------------------
+# --- one kill
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _first_child(kernel: Kernel) -> psutil.Process | None:
@@ -176,7 +178,10 @@ def _go_on(place: Place) -> None:
 
 
 def _look(chain: Chain, folder: Path, newest: int) -> int:
-    "What a kill left among the checkpoints: each is whole, and none that was there has gone. Returns the newest one's step, 0 for none."
+    """What a kill left among the checkpoints: each is whole, and none that was there has gone.
+
+    Returns the newest one's step, 0 for none.
+    """
     chain.in_a_save += any(folder.glob(".writing-*")) or any(folder.glob(".old-*"))
     bad = [path.name for path in checkpoints(folder) if verify(path)]
     steps = [
@@ -192,7 +197,10 @@ def _look(chain: Chain, folder: Path, newest: int) -> int:
 
 
 def _wait(place: Place, kernel: Kernel, follow: Following, early: bool) -> bool:
-    "Wait for the next moment to strike: a new process (`early`), or training that goes on. False where the run is at its end first."
+    """Wait for the next moment to strike: a new process (`early`), or training that goes on.
+
+    False where the run is at its end first.
+    """
 
     def there() -> str:
         if kernel.process.poll() is not None:
@@ -202,7 +210,8 @@ def _wait(place: Place, kernel: Kernel, follow: Following, early: bool) -> bool:
     return wait_for(there, "training to go on", 120) == "now"
 
 
-# --- a chain of them ---------------------------------------------------------------------------------------------------
+# --- a chain of them
+# ---------------------------------------------------------------------------------------------------
 
 
 def run_chain(kind: Kind, seed: int, folder: Path, quota: Quota, most: int = 10**6) -> Chain:
@@ -271,7 +280,8 @@ def random_kills(wanted: int, seed: int, folder: Path, parallel: int = 2, tell=p
             with lock:
                 done.append(chain)
                 tell(
-                    f"chain {number} ({chain.kind}, seed {chain.seed}): {chain.total} kills, {chain.in_a_save} of them in a save, {chain.seconds:.0f} s"
+                    f"chain {number} ({chain.kind}, seed {chain.seed}): {chain.total} kills, "
+                    f"{chain.in_a_save} of them in a save, {chain.seconds:.0f} s"
                     + "".join(f"\n    {sentence}" for sentence in chain.broken)
                 )
 

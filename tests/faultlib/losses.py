@@ -77,13 +77,17 @@ def _rolls_back(p: Place, task: str, faults: str) -> Run:
 
 
 def a_nan_rolls_back(p: Place) -> None:
-    "training.nan_policy=rollback: back to the last good checkpoint with half the rate; it is told, and the run completes."
+    """training.nan_policy=rollback: back to the last good checkpoint with half the rate; it is told, and the run
+    completes.
+    """
     _rolls_back(p, "Drops", "loss 0 18 nan")
 
 
 @ranks(2)
 def a_nan_on_rank_1_rolls_both_back(p: Place) -> None:
-    "training.nan_policy=rollback: all ranks go back to the same checkpoint with half the rate; it is told, and the run completes."
+    """training.nan_policy=rollback: all ranks go back to the same checkpoint with half the rate; it is told, and the
+    run completes.
+    """
     _rolls_back(p, "Walk", "loss 1 18 nan")
 
 

@@ -53,7 +53,8 @@ def line(row: Row) -> str:
     )
 
 
-# --- the report --------------------------------------------------------------------------------------------------------
+# --- the report
+# --------------------------------------------------------------------------------------------------------
 
 
 def facts_of_rows(rows: list[Row]) -> dict:
@@ -125,8 +126,10 @@ def markdown(report: dict) -> str:
             f"## {matrix['scenarios']} faults",
             "",
             f"{matrix['date']}, {matrix['seconds'] / 60:.0f} minutes. Promises that were broken: {matrix['broken']}; "
-            f"faults that could not be made there: {matrix['skipped']}. *Again*: optimizer steps beyond the last whole checkpoint, which were done again. *Late*: "
-            "seconds after the limit, negative for before. *Same*: every loss, every weight and the optimizer's state at the end are bit for bit "
+            f"faults that could not be made there: {matrix['skipped']}. *Again*: "
+            "optimizer steps beyond the last whole checkpoint, which were done again. *Late*: "
+            "seconds after the limit, negative for before. *Same*: every loss, "
+            "every weight and the optimizer's state at the end are bit for bit "
             "those of the run that nothing happened to. *Stayed*: processes, locks, temporary files.",
             "",
             table(
@@ -171,9 +174,12 @@ def markdown(report: dict) -> str:
             "",
             f"## {kills['kills']} random kills",
             "",
-            f"{kills['date']}, {kills['seconds'] / 60:.0f} minutes, seed {kills['seed']}. SIGKILL at a random moment, again and "
-            f"again, until the run is done; {kills['in_a_save']} kills fell into a save, {kills['in_a_start']} into a start. No checkpoint that was whole before "
-            f"a kill may be gone after it, and every run has to end as the one to which nothing happened. Runs with a loss: {kills['broken']}.",
+            f"{kills['date']}, {kills['seconds'] / 60:.0f} minutes, seed {kills['seed']}. "
+            "SIGKILL at a random moment, again and "
+            f"again, until the run is done; {kills['in_a_save']} kills fell into a save, "
+            f"{kills['in_a_start']} into a start. No checkpoint that was whole before "
+            "a kill may be gone after it, and every run has to end as the one to which nothing happened. "
+            f"Runs with a loss: {kills['broken']}.",
             "",
             table(
                 ["run", "runs", "kills", "of whom", "in a save", "in a start", "steps again: most", "losses"],
@@ -205,8 +211,10 @@ def markdown(report: dict) -> str:
             "",
             "## In time",
             "",
-            f"{deadlines['date']}, {deadlines['seconds'] / 60:.0f} minutes, {deadlines['parallel']} at a time, seed {deadlines['seed']}. "
-            '`fit(…, predict="submission.csv")` on two ranks with a limit of 120 s, an evaluation of 5 s, predictions of 6 s.',
+            f"{deadlines['date']}, {deadlines['seconds'] / 60:.0f} minutes, {deadlines['parallel']} at a time, "
+            f"seed {deadlines['seed']}. "
+            '`fit(…, predict="submission.csv")` on two ranks with a limit of 120 s, an evaluation of 5 s, '
+            "predictions of 6 s.",
             "",
             table(
                 ["run", "runs", "in time, with its submission", "latest (s)", "median (s)", "least trained"],

@@ -14,7 +14,8 @@ from spectrakit.runs.events import read_events
 from .crashes import restarts
 from .harness import Cannot, Place, compare, ended, mounted, said, to_the_end, usable, whole
 
-# --- the disk ----------------------------------------------------------------------------------------------------------
+# --- the disk
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _told(p: Place, run: Run) -> None:
@@ -49,12 +50,16 @@ def a_disk_that_stays_full(p: Place) -> None:
 
 
 def a_disk_with_errors(p: Place) -> None:
-    "EIO from every call in a save: a warning; older checkpoints stay, saving goes on once the disk is well, and every bit is the same."
+    """EIO from every call in a save: a warning; older checkpoints stay, saving goes on once the disk is well, and every
+    bit is the same.
+    """
     _recovers(p, "loss 0 18 eio;loss 0 30 well")
 
 
 def a_disk_that_cannot_flush(p: Place) -> None:
-    "EIO from fsync alone: what was not flushed is no checkpoint; older ones stay, saving goes on later, and every bit is the same."
+    """EIO from fsync alone: what was not flushed is no checkpoint; older ones stay, saving goes on later, and every bit
+    is the same.
+    """
     _recovers(p, "loss 0 18 eio_flush;loss 0 30 well")
 
 
@@ -66,7 +71,9 @@ def _read_only(p: Place, folder: Path) -> None:
 
 
 def checkpoints_that_become_read_only(p: Place) -> None:
-    "In the middle of a run, for a while: a warning; older checkpoints stay, saving goes on later, and every bit is the same."
+    """In the middle of a run, for a while: a warning; older checkpoints stay, saving goes on later, and every bit is
+    the same.
+    """
     kernel = p.start("Drops", TINY_HOLD=f"18:{p.folder}", TINY_STEP_S="0.1")
     p.file("held")
     run = p.run()
@@ -97,13 +104,17 @@ def a_run_folder_that_stays_read_only(p: Place) -> None:
     )
 
 
-# --- the files ---------------------------------------------------------------------------------------------------------
+# --- the files
+# ---------------------------------------------------------------------------------------------------------
 
 _making = threading.Lock()
 
 
 def _broken_off(p: Place) -> Run:
-    "A run that failed in step 18, with checkpoints of steps 12, 16 and 17. It is made once, and each scenario spoils its own copy."
+    """A run that failed in step 18, with checkpoints of steps 12, 16 and 17.
+
+    It is made once, and each scenario spoils its own copy.
+    """
     kept = p.folder.parent / "broken-off"
     with _making:
         if not kept.is_dir():
@@ -119,7 +130,9 @@ def _broken_off(p: Place) -> Run:
 
 
 def _spoiled(p: Place, spoil: Callable[[Path], object], back_to: int = 16, says: str = "step-00000017") -> None:
-    "Something happens to a run's files: it goes on from the newest checkpoint that is whole, says so, and gives the same bits."
+    """Something happens to a run's files: it goes on from the newest checkpoint that is whole, says so, and gives the
+    same bits.
+    """
     run = _broken_off(p)
     newest = run.path / "checkpoints" / "step-00000017"
     spoil(newest)

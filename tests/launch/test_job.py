@@ -1,4 +1,6 @@
-"A job: what it says, how a task gets to another process, its big arrays mapped, and the sentence where it cannot get there."
+"""A job: what it says, how a task gets to another process, its big arrays mapped, and the sentence where it cannot get
+there.
+"""
 
 import errno
 import json
@@ -235,7 +237,10 @@ def test_a_class_from_a_cell_is_carried_with_the_globals_it_uses(job):
 
 
 def test_torch_is_imported_only_where_the_task_needs_it():
-    code = "import sys, spectrakit.launch.job\nfrom spectrakit.launch.task_pickle import *\nassert not {'torch', 'numpy'} & set(sys.modules)"
+    code = (
+        "import sys, spectrakit.launch.job\nfrom spectrakit.launch.task_pickle import *\nassert not "
+        "{'torch', 'numpy'} & set(sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=clean_environ(), timeout=120
     )
@@ -247,7 +252,8 @@ def test_several_processes_share_the_pages(job, tmp_path):
     folder = write_job(job, Holds(x=torch.arange(2**19), y=np.zeros(2**19)), mapped_from_bytes=MAPPED_FROM_BYTES // 64)
     code = (
         "from pathlib import Path\ntask.x[:] += 1; task.y[0] = 7\n"
-        "print(int(task.x[0]), sorted({line.split()[-1].rsplit('/')[-1] for line in Path('/proc/self/maps').read_text().splitlines()"
+        "print(int(task.x[0]), sorted({line.split()[-1].rsplit('/')[-1] for line in "
+        "Path('/proc/self/maps').read_text().splitlines()"
         " if 'array-' in line and 'rw-p' in line}))"
     )
     for _ in range(2):

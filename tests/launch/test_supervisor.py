@@ -1,4 +1,6 @@
-"Two ranks on the CPU, and everything that can befall them: errors, kills, hangs, starts that fail, interrupts, orphans."
+"""Two ranks on the CPU, and everything that can befall them: errors, kills, hangs, starts that fail, interrupts,
+orphans.
+"""
 
 import contextlib
 import json
@@ -154,7 +156,8 @@ def intact(run: Run) -> bool:
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory):
-    """An undisturbed run, in surroundings where a launcher could stumble: the usual port is taken, and a shell has leftovers.
+    """An undisturbed run, in surroundings where a launcher could stumble: the usual port is taken, and a shell has
+    leftovers.
 
     Losses by step.
     """
@@ -597,7 +600,8 @@ def test_the_error_that_counts_is_found(tmp_path):
     write(3, head + "torch.distributed.DistNetworkError: failed to recv, got 0 bytes\n")
     write(
         10,
-        f"{head}KeyError: 'x'\n\nDuring handling of the above exception, another exception occurred:\n\n{head}ValueError: first line\nsecond: line\n",
+        f"{head}KeyError: 'x'\n\nDuring handling of the above exception, "
+        f"another exception occurred:\n\n{head}ValueError: first line\nsecond: line\n",
     )
     assert first_error(tmp_path) == (10, "ValueError: first line second: line", False)
     write(1, "torn")
@@ -610,7 +614,8 @@ def test_the_error_that_counts_is_found(tmp_path):
 
 @pytest.fixture
 def story(monkeypatch, tmp_path):
-    """A function that sees a job through whose starts end as told, without a process: what became of it, and how it was started.
+    """A function that sees a job through whose starts end as told, without a process: what became of it, and how it was
+    started.
 
     An end may be a function, which then acts in the middle of a start.
     """
@@ -853,8 +858,10 @@ def test_the_handlers_that_were_there_are_put_back():
 def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
     "A job folder that is held, one that is not, one that never was, and a page of memory."
     script = (
-        "import os, sys; from pathlib import Path; from spectrakit.distributed.heartbeat import new_page; from spectrakit.launch.launcher import held_folder\n"
-        "page = new_page(2, (sys.argv[1],)); folder = Path(sys.argv[1], 'spectrakit-job-' + sys.argv[2]); folder.mkdir()\n"
+        "import os, sys; from pathlib import Path; from spectrakit.distributed.heartbeat import new_page; "
+        "from spectrakit.launch.launcher import held_folder\n"
+        "page = new_page(2, (sys.argv[1],)); folder = Path(sys.argv[1], 'spectrakit-job-' + sys.argv[2]); "
+        "folder.mkdir()\n"
         "(folder / 'array-0.npy').touch()\nwith held_folder(folder):\n    print('held', flush=True)\n    input()"
     )
     start = lambda name: subprocess.Popen(
@@ -895,7 +902,10 @@ def test_a_full_memory_for_pages_is_an_error_and_not_a_dead_kernel(small_disk, t
 
 
 def test_a_whole_family_ends_at_once():
-    script = "import os, subprocess, sys, time; subprocess.Popen(['sleep', '60'], start_new_session=True); subprocess.Popen(['sleep', '60']); time.sleep(60)"
+    script = (
+        "import os, subprocess, sys, time; subprocess.Popen(['sleep', '60'], start_new_session=True); "
+        "subprocess.Popen(['sleep', '60']); time.sleep(60)"
+    )
     top = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
     family = wait_for(
         lambda: len(found := psutil.Process(top.pid).children(recursive=True)) == 2 and found, "two children"
@@ -957,7 +967,8 @@ def test_nothing_here_needs_linux_to_be_imported():
         ("ValueError: igloo class index 7 out of range", True),
         ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
         (
-            "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:18623",
+            "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+            "[127.0.0.1]:18623",
             False,
         ),
         ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77", False),
@@ -973,7 +984,8 @@ def test_only_what_torch_says_of_another_process_is_talk_about_a_connection(tmp_
 
 def test_what_ddp_cannot_take_is_told_with_what_to_do(tmp_path):
     lines = (
-        "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error …",
+        "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. "
+        "This error …",
         "AttributeError: 'DistributedDataParallel' object has no attribute 'encode'",
     )
     for said, words in zip(lines, ("distributed.find_unused_parameters=true", "trainer.devices=1"), strict=False):

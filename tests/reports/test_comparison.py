@@ -1,4 +1,6 @@
-"""`compare` and `spectrakit compare`: which runs, curves over what, the table of what differs, runs of every condition, plain HTML."""
+"""`compare` and `spectrakit compare`: which runs, curves over what, the table of what differs, runs of every condition,
+plain HTML.
+"""
 
 import subprocess
 import sys
@@ -278,7 +280,8 @@ def test_what_is_saved_opens_offline_and_a_wrong_file_is_refused(two, here):
 def test_it_stays_a_function_and_imports_no_torch(two):
     code = (
         "import sys, spectrakit as sk, spectrakit.reports.comparison, spectrakit.reports.run_report\n"
-        "sk.compare('one', 'two')._repr_html_(); sk.report('one'); assert callable(sk.compare) and callable(sk.report)\n"
+        "sk.compare('one', 'two')._repr_html_(); sk.report('one'); assert callable(sk.compare) and "
+        "callable(sk.report)\n"
         "assert not {'torch', 'accelerate', 'pandas'} & set(sys.modules)"
     )
     done = subprocess.run(

@@ -1,4 +1,6 @@
-"""`report` and `spectrakit report`: one page that opens offline, of a run in any condition, without secrets and without running its code."""
+"""`report` and `spectrakit report`: one page that opens offline, of a run in any condition, without secrets and without
+running its code.
+"""
 
 import json
 import re
@@ -8,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from spectrakit.api.actions import predict
 from test_comparison import Parsed
 
 import spectrakit as sk
 from helpers import clean_environ, tree_hashes
 from odd_runs import ODD, SCRIPT, START, end, evaluation, odd_run, plain_run, step, write_run
+from spectrakit.api.actions import predict
 from spectrakit.api.run import Run
 from spectrakit.cli.main import main
 from spectrakit.reports.prediction_plots import plot_predictions
@@ -295,7 +297,10 @@ def test_the_command_writes_the_page(here, trained_copy, capsys):
 def test_no_torch_is_imported_where_the_task_is_ones_own(here):
     run = plain_run(here / "run", "task.name=somewhere.else:Thing")
     np.savez(run / "predictions.npz", predictions=np.arange(6.0), targets=np.arange(6.0))
-    code = f"import sys, spectrakit as sk; sk.report({str(run)!r}); assert not {{'torch', 'accelerate', 'pandas'}} & set(sys.modules)"
+    code = (
+        f"import sys, spectrakit as sk; sk.report({str(run)!r}); assert not {{'torch', 'accelerate', "
+        f"'pandas'}} & set(sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=here, env=clean_environ(), capture_output=True, text=True, timeout=120
     )

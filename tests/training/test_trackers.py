@@ -1,4 +1,6 @@
-"Trackers: a run's numbers, read back by each tracker's own reader, are those of its event log; and they never cost the run."
+"""Trackers: a run's numbers, read back by each tracker's own reader, are those of its event log; and they never cost
+the run.
+"""
 
 import io
 import json
@@ -348,7 +350,8 @@ def test_the_message_about_a_failure_holds_no_secret(monkeypatch):
         trackers.log(step, {"loss": 1.0})
     trackers.close()
     assert said == [
-        "mlflow is no longer written: ConnectionError: https://…@lab/api does not answer to the key …; the run's own log goes on"
+        "mlflow is no longer written: ConnectionError: https://…@lab/api does not answer to the key …; "
+        "the run's own log goes on"
     ]
 
 

@@ -1,4 +1,6 @@
-"The learning rate finder: the same on one process and on two, no trace of it, and an honest word where there is no answer."
+"""The learning rate finder: the same on one process and on two, no trace of it, and an honest word where there is no
+answer.
+"""
 
 import os
 import random

@@ -1,4 +1,6 @@
-"The live view in real kernels, today's and Colab's: what it sends, how much, into which cell, and what is left; and a batch run's notebook."
+"""The live view in real kernels, today's and Colab's: what it sends, how much, into which cell, and what is left; and a
+batch run's notebook.
+"""
 
 import json
 import subprocess
@@ -44,7 +46,8 @@ def a_run_is_drawn_while_it_goes_on(notebook, ranks) -> Cell:
     "It is held twice on the way: what comes until then cannot have come at its end."
     name, happens = f"of-{ranks}", {10: f"hold {ranks}-a", 20: f"hold {ranks}-b"}
     cell = notebook.send(
-        f"run = fit(Tiny({happens}, rank={ranks - 1}), config('{name}', 'trainer.devices={ranks}', 'trainer.max_epochs={3 * ranks}'))"
+        f"run = fit(Tiny({happens}, rank={ranks - 1}), config('{name}', 'trainer.devices={ranks}', "
+        f"'trainer.max_epochs={3 * ranks}'))"
     )
     before = (
         0  # what is unchanged is not drawn again: the plots may have come just before it is seen that the run is held

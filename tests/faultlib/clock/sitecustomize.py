@@ -1,4 +1,6 @@
-"The wall clock of a process that has this folder on its path: `time.time` is off by the seconds that the file TINY_CLOCK holds now."
+"""The wall clock of a process that has this folder on its path: `time.time` is off by the seconds that the file
+TINY_CLOCK holds now.
+"""
 
 import os
 import time
