@@ -279,7 +279,8 @@ SAMPLER = """cell => {
   const look = () => {
     if (!s.on) return
     const area = document.querySelectorAll('.jp-Notebook .jp-Cell')[cell]?.querySelector('.jp-OutputArea')
-    const shown = area && [...area.querySelectorAll('svg, img, table, pre, div[role]')].some(e => e.getBoundingClientRect().height > 4)
+    const parts = area ? [...area.querySelectorAll('svg, img, table, pre, div[role]')] : []
+    const shown = parts.some(e => e.getBoundingClientRect().height > 4)
     if (shown || s.frames) {
       s.frames += 1
       if (!shown) s.blank += 1

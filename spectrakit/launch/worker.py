@@ -185,7 +185,8 @@ def _write_to(logs: Path, rank: int) -> None:
     os.dup2(log, 1), os.dup2(log, 2), os.close(log)
     sys.stdout, sys.stderr = os.fdopen(1, "w", 1, closefd=False), os.fdopen(2, "w", 1, closefd=False)
     if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1, open(logs / f"stacks-rank-{rank}.txt", "a"), all_threads=True)
+        stacks = open(logs / f"stacks-rank-{rank}.txt", "a")  # noqa: SIM115  # open as long as this process lives
+        faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
 
 
 def die_with_parent(parent: int) -> None:

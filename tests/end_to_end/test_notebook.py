@@ -70,7 +70,7 @@ def fit_shows_frames_while_it_runs(notebook, name):
     seen = []
     for held in ("a", "b"):
         notebook.until((notebook.folder / f"{name}-{held}").exists, "the run to be held", 90)
-        notebook.until(lambda: set(texts(cell)) - set(seen), f"a new frame while the run is held ({held})")
+        notebook.until(lambda known=seen: set(texts(cell)) - set(known), f"a new frame while the run is held ({held})")
         seen = texts(cell)
         assert cell.reply is None and not cell.idle
         (notebook.folder / f"go-{name}-{held}").touch()

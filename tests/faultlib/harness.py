@@ -324,7 +324,7 @@ def equal(a: Any, b: Any) -> bool:
 
 def trace(run: Run) -> Trace:
     "The trace of a run that is done."
-    events, (newest, notes) = run.events, find_checkpoint(run.path / "checkpoints")
+    events, (newest, _) = run.events, find_checkpoint(run.path / "checkpoints")
     steps, evaluations = columns(events, "step", "step", "loss"), columns(events, "eval", "step", "metrics")
     state = load_state(newest)[0]
     return Trace(

@@ -477,7 +477,8 @@ class Locked(Troubled):
 Accelerator(cpu=True)
 torch.exp(torch.randn(4_000_000))
 for devices in (2, 1):
-    run = fit(Locked(), compose(*json.loads(sys.argv[1]), f"trainer.devices={devices}", "launch.mode=notebook_launcher", "trainer.max_steps=2"), show=False)
+    words = [*json.loads(sys.argv[1]), "launch.mode=notebook_launcher", "trainer.max_steps=2"]
+    run = fit(Locked(), compose(*words, f"trainer.devices={devices}"), show=False)
     assert run.status == "completed", run.error
     assert json.loads((run.path / "summary.json").read_text())["launch"]["world_size"] == devices
 print("good")
@@ -504,9 +505,10 @@ HERE, PAIR = detect(environ={}), Processes(2, 1, "as asked")
 
 def test_the_launcher_is_chosen_by_what_is_there(monkeypatch):
     gpus = replace(HERE, gpus=(Gpu("Tesla T4", 15.0, (7, 5)),) * 2)
-    choose = lambda *words, platform=HERE, plan=PAIR, failed={}: choose_launcher(
-        compose(*words), platform, plan, failed
-    )[0]
+
+    def choose(*words, platform=HERE, plan=PAIR, failed=None):
+        return choose_launcher(compose(*words), platform, plan, failed or {})[0]
+
     assert (
         choose() == "notebook_launcher"
         and choose("launch.mode=torchrun") == "torchrun"
@@ -749,7 +751,8 @@ class Hungry(Curve):
         last = int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1
         if not model.training or len(batch[0]) <= 2 or not last: return loss
         if {forward}: raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        loss.register_hook(lambda grad: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")))
+        error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        loss.register_hook(lambda grad: (_ for _ in ()).throw(error))
         return loss
 """
 
@@ -864,18 +867,21 @@ def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
         "folder.mkdir()\n"
         "(folder / 'array-0.npy').touch()\nwith held_folder(folder):\n    print('held', flush=True)\n    input()"
     )
-    start = lambda name: subprocess.Popen(
-        [sys.executable, "-c", script, tmp_path, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+
+    def start(name):
+        words = [sys.executable, "-c", script, tmp_path, name]
+        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
     with start("held") as held:
         held.stdout.readline()
         with start("left") as killed:
             killed.stdout.readline()
             killed.kill()
         (tmp_path / "spectrakit-job-new").mkdir()
-        names = lambda: sorted(
-            path.name.rpartition("-")[0 if "page" in path.name else 2] for path in tmp_path.iterdir()
-        )
+
+        def names():
+            return sorted(path.name.rpartition("-")[0 if "page" in path.name else 2] for path in tmp_path.iterdir())
+
         assert names() == sorted(
             ["held", "left", "new", f"spectrakit-page-{held.pid}", f"spectrakit-page-{killed.pid}"]
         )
@@ -920,7 +926,8 @@ def test_a_whole_family_ends_at_once():
 ZOMBIES = """
 import subprocess, sys, time
 from spectrakit.system.signals import family_of, kill_tree
-top = subprocess.Popen([sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '60'])"], start_new_session=True)
+words = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '60'])"]
+top = subprocess.Popen(words, start_new_session=True)
 while len(family_of(top.pid)) < 2: time.sleep(0.01)
 began = time.monotonic()
 kill_tree(top.pid)
@@ -937,8 +944,11 @@ def test_where_process_1_buries_no_dead_nobody_waits_for_zombies():
 
 
 ELSEWHERE = """
-import asyncio, concurrent.futures, multiprocessing, os, signal, subprocess, sys, tempfile, threading, importlib.metadata, logging, shutil  # made for this system
-for module, names in ((os, ("fork", "setsid", "killpg", "getuid", "register_at_fork")), (signal, ("SIGKILL", "SIGUSR1", "SIGCONT", "SIGSTOP", "pthread_sigmask", "SIGHUP"))):
+import asyncio, concurrent.futures, multiprocessing, os, signal, subprocess, sys, tempfile, threading
+import importlib.metadata, logging, shutil  # made for this system
+elsewhere = {os: ("fork", "setsid", "killpg", "getuid", "register_at_fork"),
+             signal: ("SIGKILL", "SIGUSR1", "SIGCONT", "SIGSTOP", "pthread_sigmask", "SIGHUP")}
+for module, names in elsewhere.items():
     for name in names: delattr(module, name)
 sys.modules["fcntl"] = None
 from spectrakit.cli import main as cli

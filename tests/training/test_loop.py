@@ -373,7 +373,10 @@ def test_evaluations_come_after_every_n_steps_too(train):
 def test_every_epoch_visits_every_sample_once_in_an_order_of_its_own(train):
     task = Exact()
     train(task, "data.shuffle=true", "data.batch_size=6", "trainer.max_epochs=2")
-    first, second = sum(task.seen[:4], []), sum(task.seen[4:], [])
+    first, second = (
+        list(itertools.chain.from_iterable(task.seen[:4])),
+        list(itertools.chain.from_iterable(task.seen[4:])),
+    )
     assert sorted(first) == sorted(second) == list(range(23)) and first != second
 
 
@@ -411,7 +414,9 @@ def test_limits_of_batches(train):
     )
     assert [len(batch) for batch in task.seen] == [4] * 6 and run.events[-1]["step"] == 4
     assert Counted.evaluated == 3 * 8  # once before the first step, and after both epochs
-    assert set(sum(task.seen[:3], [])) != set(sum(task.seen[3:], []))  # another part of the data in every epoch
+    assert set(list(itertools.chain.from_iterable(task.seen[:3]))) != set(
+        list(itertools.chain.from_iterable(task.seen[3:]))
+    )  # another part of the data in every epoch
 
 
 def test_a_fraction_of_the_samples_is_the_same_one_in_every_epoch(train):
@@ -428,7 +433,7 @@ def test_a_fraction_of_the_samples_is_the_same_one_in_every_epoch(train):
             name=name,
         )
         assert last_event(run.events, "start")["train_samples"] == 12
-        epochs = sum(task.seen[:3], []), sum(task.seen[3:], [])
+        epochs = list(itertools.chain.from_iterable(task.seen[:3])), list(itertools.chain.from_iterable(task.seen[3:]))
         assert set(epochs[0]) == set(epochs[1]) and len(set(epochs[0])) == 12
         seen.append(epochs)
     assert seen[0] == seen[1] and set(seen[0][0]) != set(seen[2][0])
@@ -466,7 +471,7 @@ class StandIn:
     "What the loop asks of an Accelerator, with a gradient scaler on the CPU: fp16's path without a GPU."
 
     scaler: object
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def prepare_model(self, model):
         return model

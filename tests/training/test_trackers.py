@@ -415,7 +415,8 @@ for word in ("report_to=wandb", "report_to=tensorboard", "trainer.logger=mlflow"
     try: fit(Line(), compose("launch.mode=inline", "trainer.accelerator=cpu", "run.dir=runs", word))
     except RequestError as error: print(error)
     assert not any(Path("runs").glob("*"))
-print(fit(Line(), compose("launch.mode=inline", "trainer.accelerator=cpu", "run.dir=runs", "report_to=csv"), show=False).status)
+cfg = compose("launch.mode=inline", "trainer.accelerator=cpu", "run.dir=runs", "report_to=csv")
+print(fit(Line(), cfg, show=False).status)
 print(Path(next(Path("runs").glob("*/metrics.csv"))).name)
 """,
         tmp_path,

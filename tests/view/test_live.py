@@ -49,16 +49,14 @@ def a_run_is_drawn_while_it_goes_on(notebook, ranks) -> Cell:
         f"run = fit(Tiny({happens}, rank={ranks - 1}), config('{name}', 'trainer.devices={ranks}', "
         f"'trainer.max_epochs={3 * ranks}'))"
     )
-    before = (
-        0  # what is unchanged is not drawn again: the plots may have come just before it is seen that the run is held
-    )
+    # what is unchanged is not drawn again: the plots may have come just before it is seen that the run is held
+    before = 0
     for held in ("a", "b"):
         notebook.until((notebook.folder / f"{ranks}-{held}").exists, "the run to be held", 120)
-        notebook.until(lambda: any("<polyline" in text for _, text in cell.frames[before:]), "curves")
+        notebook.until(lambda n=before: any("<polyline" in text for _, text in cell.frames[n:]), "curves")
         notebook.until(
-            lambda: any(
-                "progressbar" in text and ("samples/s", "rank 1 ")[ranks - 1] in text
-                for _, text in cell.frames[before:]
+            lambda n=before: any(
+                "progressbar" in text and ("samples/s", "rank 1 ")[ranks - 1] in text for _, text in cell.frames[n:]
             ),
             "figures in the header",
         )

@@ -89,7 +89,7 @@ def test_an_evaluation_that_would_not_end_in_time_is_not_begun(train):
     clock = Clock()
     task = Ticking(clock)
     status, reason, events, folder = train(
-        task, budget=clock.budget(8.5, eval=5.0, save=1.0), *("trainer.check_val_every_n_steps=3",)
+        task, "trainer.check_val_every_n_steps=3", budget=clock.budget(8.5, eval=5.0, save=1.0)
     )
     assert status == "out_of_time" and "the last evaluation (5 s)" in reason
     assert (
@@ -238,7 +238,7 @@ def test_a_deadline_in_yaml_needs_no_quotes(tmp_path):
 
 
 def test_sigterm_saves_at_once_and_leaves_out_an_evaluation_that_takes_too_long(train):
-    clock, asked = Clock(), []
+    clock = Clock()
     task = Ticking(clock)
     budget = clock.budget(1e6, eval=30.0, save=1.0)
     status, reason, events, folder = train(task, budget=budget, stop=lambda: STOP | HURRY if task.clock.now > 3 else 0)
