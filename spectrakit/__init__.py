@@ -2,6 +2,8 @@
 
 Importing it is light: names are looked up where they are used first, and torch is imported by what needs it.
 """
+from typing import Any as _Any
+
 __version__ = "0.1.0"
 
 _NAMES = {
@@ -19,7 +21,7 @@ _NAMES = {
 __all__ = ["__version__", *_NAMES]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> _Any:
     if name not in _NAMES: raise AttributeError(f"module 'spectrakit' has no attribute {name!r}")
     from importlib import import_module
     return getattr(import_module(f"spectrakit.{_NAMES[name]}"), name)

@@ -101,11 +101,13 @@ def usable_memory(root: str) -> tuple[float, float, str]:
         ),
         default=math.inf,
     )
-    swap = min([swap, *(_number(read_small(root, f"{folder}/memory.swap.max")) for folder in _groups(root, "memory"))])
+    granted = min(
+        [swap, *(_number(read_small(root, f"{folder}/memory.swap.max")) for folder in _groups(root, "memory"))]
+    )
     source = "the machine's memory"
     if limit < total:
         source = f"the control group's limit; the host has {total / GIB:.1f} GiB"
-    return min(total, limit) / GIB, swap / GIB, source
+    return min(total, limit) / GIB, granted / GIB, source
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc05
 WORKING_BYTES = 20_000_000_000  # Kaggle's limit on /kaggle/working

@@ -160,8 +160,8 @@ def find_input(
             found = [below for path in found for below in _holding(path, marker)]
         if found:
             return _only(slug, found, marker)
-    for _, real in folders if marker is not None else ():
-        if found := _holding(real, marker):
+    for _, real in folders:
+        if marker is not None and (found := _holding(real, marker)):
             path = _only(slug, found, marker)
             warnings.warn(f"No input is called {slug!r}; {path} is taken, because {marker!r} is in it.", stacklevel=2)
             return path

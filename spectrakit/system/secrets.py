@@ -20,6 +20,8 @@ class Secret:
     "A value that shows itself nowhere. `reveal()` gives it as text, for the one call that needs it."
 
     __slots__ = ("_value", "name")
+    _value: str
+    name: str
 
     def __init__(self, name: str, value: str):
         object.__setattr__(self, "name", name)
@@ -182,9 +184,9 @@ def secret(name: str, default: str | None = None) -> Secret:
     if value := os.environ.get(name):
         return _hand_out(name, value)
     platform = detect().name
-    reason, read, timeout_s, mend = (
-        f"there is no environment variable {name}",
-        *_STORES.get(platform, (None, 0.0, f"In a shell: export {name}=… before the notebook is started.")),
+    reason = f"there is no environment variable {name}"
+    read, timeout_s, mend = _STORES.get(
+        platform, (None, 0.0, f"In a shell: export {name}=… before the notebook is started.")
     )
     if read is not None:
         value, reason = _ask(read, name, timeout_s)
