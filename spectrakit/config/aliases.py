@@ -291,8 +291,8 @@ def parse_overrides(
             if key in groups and not isinstance(value, dict):
                 chosen[key + (f"@{parsed.package}" if parsed.package else "")] = _profile(key, value, groups, hint)
             elif "/" in key:
-                hint = did_you_mean(key, groups) or f" There are: {', '.join(groups)}."
-                raise RequestError(f"There is no group of profiles {key!r}.{hint}")
+                near = did_you_mean(key, groups) or f" There are: {', '.join(groups)}."
+                raise RequestError(f"There is no group of profiles {key!r}.{near}")
             elif key in ("profile", "env"):
                 group = "trainer" if key == "profile" else key
                 raise RequestError(f"{text!r} only records a choice. Choose a profile with {group}={shown(value)}.")

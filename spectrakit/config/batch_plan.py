@@ -110,7 +110,7 @@ def warmup_length(scheduler: SchedulerConfig, steps_per_epoch: int) -> int:
     return scheduler.warmup_steps or round(scheduler.warmup_epochs * steps_per_epoch)
 
 
-def lr_factor(scheduler: SchedulerConfig, step: int, total: int, steps_per_epoch: int) -> float:
+def lr_factor(scheduler: SchedulerConfig, step: float, total: int, steps_per_epoch: int) -> float:
     "What the base learning rate is multiplied by at optimizer step `step` (the first is 0) of `total`."
     warmup, end = warmup_length(scheduler, steps_per_epoch), scheduler.final_lr_fraction
     if scheduler.name == "one_cycle":  # Smith 2018: up and down again by half cosines; it starts at 1/25

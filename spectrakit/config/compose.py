@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from spectrakit.config.aliases import (
     ALIASES,
@@ -77,7 +77,7 @@ def _build(leaves: dict[str, Any], typed: Iterable[tuple[str, Any]], words: dict
             if value != {}:
                 merged.merge_with(nested(key, canonical_interpolations(value)))
         key = ""
-        return OmegaConf.to_object(merged)
+        return cast("Config", OmegaConf.to_object(merged))
     except RequestError as error:
         raise _as_said(error, words) from None
     except (OmegaConfBaseException, OverflowError) as error:
@@ -147,7 +147,7 @@ def _recorded(config: Config, typed: Iterable[str]) -> Config:
 
 # %% ../../nbs/10_config/04_compose.ipynb #23a2fc03
 @functools.cache
-def _profile_source() -> type:
+def _profile_source() -> Any:
     "The class that reads a folder of profiles for Hydra, registered with it; the first, if there are two."
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
@@ -393,7 +393,8 @@ def _words_of(layers: list[_Layer]) -> dict[str, str]:
 
 def _stacked(layers: Iterable[_Layer]) -> dict[str, Any]:
     "Canonical key → value of `layers`, undermost first: the words of each are resolved before it is laid on others."
-    blocks, leaves = {key.rpartition(".")[0] for key in settings()}, {}
+    blocks = {key.rpartition(".")[0] for key in settings()}
+    leaves: dict[str, Any] = {}
     for layer in layers:
         tree, task = layer.tree, layer.tree.get("task")
         if isinstance(task, str):

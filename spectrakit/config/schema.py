@@ -476,8 +476,11 @@ class Config:
 
     def __post_init__(self) -> None:
         for block in dataclasses.fields(self):
-            if dataclasses.is_dataclass(block.type) and not isinstance(getattr(self, block.name), block.type):
-                raise RequestError(f"{block.name} needs a {block.type.__name__}. Change single settings with override.")
+            kind = block.type
+            if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+                continue
+            if not isinstance(getattr(self, block.name), kind):
+                raise RequestError(f"{block.name} needs a {kind.__name__}. Change single settings with override.")
         for name in ("task", "extra"):
             object.__setattr__(self, name, frozen(getattr(self, name)))
         for key, spec in settings().items():
@@ -488,10 +491,10 @@ def settings(cls: type = Config, prefix: str = "") -> dict[str, Setting]:
     "Every setting by its dotted key, in order."
     found: dict[str, Setting] = {}
     for f in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(f.type):
+        if isinstance(f.type, type) and dataclasses.is_dataclass(f.type):
             found.update(settings(f.type, f"{prefix}{f.name}."))
         elif "help" in f.metadata:
-            default = f.default_factory() if f.default is dataclasses.MISSING else f.default
+            default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
             limits = {k: v for k, v in f.metadata.items() if k != "help"}
             found[prefix + f.name] = Setting(f.type, default, f.metadata["help"], limits)
     return found
