@@ -76,6 +76,7 @@ def _first_good(s: TrainState, path: Path, notes: list[str]) -> tuple:
             broken = str(error)
         broken = next(filter(None, s.context.gather(broken)), None)
         if broken is None:
+            assert found is not None, "every rank has read it"
             return path, *found
         notes.append(broken)
         tried.append(path.name)

@@ -60,7 +60,7 @@ def _limit_for(config: Config, platform: Platform, began: float | None) -> TimeL
         return platforms if own else TimeLimit(None, start, said, "watchdog.limit")
     asked = parse_duration(config.watchdog.limit)
     if config.watchdog.since == "session":
-        if own and platform.limit_s < asked:
+        if own and platform.limit_s is not None and platform.limit_s < asked:
             return replace(platforms, reason=f"{source}, which is less than {said}")
         return TimeLimit(
             asked, start, f"{said}, from the session's start ({platform.session_start_source})", "watchdog.limit"
@@ -220,15 +220,15 @@ def held_back(budget: Budget) -> dict[str, float]:
 
 def told(budget: Budget) -> str:
     "The budget in a sentence for a person."
-    left = budget.left_s()
-    if left is None:
+    left, usable = budget.left_s(), usable_s(budget)
+    if left is None or usable is None:
         return f"no time limit ({budget.limit.reason})"
     if budget.hurried:
         return f"the system ends this process; {short_time(max(0, left))} are left"
     parts = [f"{name} ({short_time(seconds)})" for name, seconds in held_back(budget).items() if round(seconds)]
     names = (", ".join(parts[:-1]) + " and " + parts[-1]) if len(parts) > 1 else "".join(parts)
     return (
-        f"{format_duration(max(0, left))} left; training may use {format_duration(usable_s(budget))}; "
+        f"{format_duration(max(0, left))} left; training may use {format_duration(usable)}; "
         f"{short_time(budget.reserve_s())} {'are' if budget.reserve_s() > 1 else 'is'} held back for {names}"
     )
 

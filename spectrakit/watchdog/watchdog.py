@@ -46,8 +46,10 @@ _FAR, _TOGETHER = 2**62, 50  # the step of a rank that has left: nobody waits fo
 class Agreement:
     "How the ranks of torch.distributed, if there are any, come to the same answer at the same call."
 
-    def __init__(self):
-        self.heartbeat, self.group, dist = None, None, sys.modules.get("torch.distributed")
+    def __init__(self) -> None:
+        self.heartbeat: Heartbeat | None = None
+        self.group: Any = None
+        dist = sys.modules.get("torch.distributed")
         if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return
         self.group, rank, ranks = dist.new_group(backend="gloo"), dist.get_rank(), dist.get_world_size()
@@ -63,7 +65,7 @@ class Agreement:
             return
         self.heartbeat = Heartbeat(page or SharedPage(path[0], ranks), rank)
         dist.barrier(group=self.group)
-        if page:
+        if page and page.path:
             page.path.unlink(missing_ok=True)  # all have it open
 
     def look(self, step: int, wish: int) -> int:
@@ -126,13 +128,9 @@ class Watchdog:
         check_time(self.config, platform)
         self.budget = make_budget(self.config, time_limit(self.config, platform))
         self.stop_file, self.reason, self.steps = None if stop_file is None else Path(stop_file), "", 0
-        self._pace, self._look_at, self._terms, self._opened, self._ranks = (
-            Pace(),
-            0.0,
-            [],
-            contextlib.ExitStack(),
-            None,
-        )
+        self._pace, self._look_at, self._opened = Pace(), 0.0, contextlib.ExitStack()
+        self._terms: list[int] = []
+        self._ranks: Agreement | None = None
 
     def __enter__(self) -> "Watchdog":
         self._ranks, self._last = Agreement(), time.monotonic()
@@ -140,6 +138,7 @@ class Watchdog:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        assert self._ranks is not None, "the block was entered"
         self._ranks.leave(failed=kind is not None)
         self._opened.__exit__(kind, error, trace)
 
