@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -151,7 +151,7 @@ def averaged(x: np.ndarray, y: np.ndarray, slices: int = 2000) -> tuple[np.ndarr
 # %% ../../nbs/70_reports/02_comparison.ipynb #e38e3b55
 COLORS = (TRAIN, VALID, RATE, SPEED, "#56b4e9", "#cc79a7", "#b8860b", "#999999")
 ALONE = {"loss": TRAIN, "lr": RATE, "samples_per_s": SPEED}  # the panels of a run that nothing is compared with
-LINES = ("-", "--", "-.", ":")  # from the ninth run on
+LINES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")  # from the ninth run on
 
 
 def draw(
@@ -445,7 +445,7 @@ def _winner(histories: Sequence[History]) -> tuple[str, int] | None:
     judged = {(h.monitor, h.start.get("mode"), h.start.get("task")) for h in histories if h.start}
     ((monitor, mode, _),) = judged if len(judged) == 1 else [(None, None, None)]
     values = [(v, i) for i, h in enumerate(histories) if h.best and (v := h.best["metrics"].get(monitor)) is not None]
-    if mode not in ("min", "max") or len(values) < 2:
+    if monitor is None or mode not in ("min", "max") or len(values) < 2:
         return None
     best = (min if mode == "min" else max)(v for v, _ in values)
     first = [i for v, i in values if v == best]

@@ -145,16 +145,24 @@ def figure_html(figure: Any, prefix: str, told: str) -> str:
 
 # %% ../../nbs/70_reports/01_html.ipynb #ca56c627
 _STYLE = """
-:root{color-scheme:light dark;--paper:#ffffff;--ink:#222222;--soft:#666666;--line:#d9d9d9;--block:#f5f5f5;--train:#0072b2;--valid:#d55e00;--rate:#117733;--speed:#7a5195}
-@media(prefers-color-scheme:dark){:root{--paper:#181a1b;--ink:#dddddd;--soft:#a0a0a0;--line:#4a4d50;--block:#232627;--train:#56a9e0;--valid:#f08a3c;--rate:#4fb477;--speed:#b08fd0}}
+:root{color-scheme:light dark;--paper:#ffffff;--ink:#222222;--soft:#666666;--line:#d9d9d9;--block:#f5f5f5;
+--train:#0072b2;--valid:#d55e00;--rate:#117733;--speed:#7a5195}
+@media(prefers-color-scheme:dark){:root{--paper:#181a1b;--ink:#dddddd;--soft:#a0a0a0;--line:#4a4d50;--block:#232627;
+--train:#56a9e0;--valid:#f08a3c;--rate:#4fb477;--speed:#b08fd0}}
 *{box-sizing:border-box}
-body{margin:0 auto;padding:1.5em 1.2em 4em;max-width:62em;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif;font-variant-numeric:tabular-nums}
-h1{font-size:1.5em;margin:0 0 .2em;overflow-wrap:anywhere}h2{font-size:1.15em;margin:2em 0 .5em;padding-top:.6em;border-top:1px solid var(--line)}h3{font-size:1em;margin:1.2em 0 .3em}
+body{margin:0 auto;padding:1.5em 1.2em 4em;max-width:62em;background:var(--paper);color:var(--ink);
+font:15px/1.5 system-ui,sans-serif;font-variant-numeric:tabular-nums}
+h1{font-size:1.5em;margin:0 0 .2em;overflow-wrap:anywhere}
+h2{font-size:1.15em;margin:2em 0 .5em;padding-top:.6em;border-top:1px solid var(--line)}
+h3{font-size:1em;margin:1.2em 0 .3em}
 p{margin:.4em 0}.soft{color:var(--soft)}td{overflow-wrap:break-word;min-width:4em}
-figure{margin:.6em 0}figure svg,figure img{width:100%;height:auto;display:block}figure img{background:#fff}svg{fill:currentColor}svg text{font-family:system-ui,sans-serif!important}
+figure{margin:.6em 0}figure svg,figure img{width:100%;height:auto;display:block}
+figure img{background:#fff}svg{fill:currentColor}svg text{font-family:system-ui,sans-serif!important}
 details{margin:.5em 0}summary{cursor:pointer;color:var(--soft)}details[open]>summary{margin-bottom:.4em}
-pre{overflow-x:auto;padding:.8em;background:var(--block);font-size:12.5px;line-height:1.4;white-space:pre-wrap;overflow-wrap:anywhere}
-nav a{color:inherit;margin-right:1em}.state{display:inline-block;padding:0 .6em;border:1px solid currentColor;border-radius:.3em;font-size:.85em;vertical-align:.15em}
+pre{overflow-x:auto;padding:.8em;background:var(--block);font-size:12.5px;line-height:1.4;
+white-space:pre-wrap;overflow-wrap:anywhere}
+nav a{color:inherit;margin-right:1em}.state{display:inline-block;padding:0 .6em;border:1px solid currentColor;
+border-radius:.3em;font-size:.85em;vertical-align:.15em}
 @media print{body{max-width:none}}
 """
 

@@ -51,6 +51,7 @@ def confusion(predicted: Any, true: Any, classes: Sequence | None = None) -> tup
     RequestError where the arrays do not fit each other.
     """
     predicted, true = np.asarray(predicted), np.asarray(true)
+    known: list[Any] | None
     if predicted.ndim == 2 and predicted.shape[1] > 1:
         whole = np.isfinite(scores := numbers(predicted, "The scores")).all(axis=1)
         known, predicted = list(range(predicted.shape[1])), np.where(whole, scores.argmax(axis=1), -1)
@@ -286,6 +287,11 @@ def _spectrum(ax: Any, x: np.ndarray, p: np.ndarray, t: np.ndarray | None, s: np
 UNCERTAIN = ("sigma", "uncertainty", "std", "error")  # names of an output that says how sure the model is
 
 
+def _flat(a: np.ndarray) -> np.ndarray:
+    "`a`, and where it is a single column its values in a row."
+    return a[:, 0] if a.ndim == 2 and a.shape[1] == 1 else a
+
+
 def default_pictures(arrays: dict[str, Any]) -> dict[str, Picture]:
     """Pictures by the shapes of `arrays`: `predictions` (or the first output), `targets`, and an output of UNCERTAIN's;
     none where they tell nothing.
@@ -296,9 +302,8 @@ def default_pictures(arrays: dict[str, Any]) -> dict[str, Picture]:
     targets = None if arrays.get("targets") is None else np.asarray(arrays["targets"])
     if values is None or values.ndim == 0 or not len(values) or values.dtype.kind not in "fiub":
         return {}
-    values, targets, sigma = (
-        a[:, 0] if a is not None and a.ndim == 2 and a.shape[1] == 1 else a for a in (values, targets, sigma)
-    )
+    values = _flat(values)
+    targets, sigma = None if targets is None else _flat(targets), None if sigma is None else _flat(sigma)
     if sigma is not None and sigma.shape != values.shape:
         sigma = None
     if targets is not None and targets.ndim == 1 and targets.dtype.kind in "iub" and len(targets) == len(values):

@@ -208,9 +208,8 @@ def faults_html(h: History, status: str) -> str:
         word: len(h.of_type(kind))
         for word, kind in (("restarts", "restart"), ("out of memory", "oom"), ("losses that were not finite", "nan"))
     }
-    parts.append(
-        f"<p>{safe('; '.join(f'{word}: {n}' for word, n in counts.items() if n) or 'No restart, no lack of memory, no loss that was not finite.')}</p>"
-    )
+    counted = "; ".join(f"{word}: {n}" for word, n in counts.items() if n)
+    parts.append(f"<p>{safe(counted or 'No restart, no lack of memory, no loss that was not finite.')}</p>")
     if lines:
         parts.append(
             fold(
@@ -348,9 +347,8 @@ def predictions_html(run: Run, h: History, task: Any) -> str:
             pictures = pictures_of(found)
     for number, (name, picture) in enumerate(list(pictures.items())[:20]):
         try:
-            parts.append(
-                f"<h3>{safe(name, 200)}</h3>{figure_html(picture.figure, f'picture{number}', f'picture of the predictions: {name}')}"
-            )
+            drawn = figure_html(picture.figure, f"picture{number}", f"picture of the predictions: {name}")
+            parts.append(f"<h3>{safe(name, 200)}</h3>{drawn}")
         except Exception as error:
             parts.append(f'<p class="soft">{safe(name, 200)} could not be drawn: {safe(error, 500)}</p>')
     return "".join(parts) + said
@@ -410,7 +408,8 @@ def environment_html(h: History) -> str:
         ),
     ]
     reasons = [*mapping(h.start.get("reasons")).values(), *mapping(f.get("auto")).values()]
-    notes = [*(h.start.get("ignored") or []), *(p.get("notes") if isinstance(p.get("notes"), list) else [])]
+    found = p.get("notes")
+    notes = [*(h.start.get("ignored") or []), *(found if isinstance(found, list) else [])]
     said = "".join(f"<p>{safe(n, 600)}</p>" for n in [*reasons, *(f"note: {n}" for n in notes)])
     sessions = [mapping(s) for s in f["sessions"]] if isinstance(f.get("sessions"), list) else []
     list_of = (

@@ -68,7 +68,7 @@ def plan_anew(s: TrainState, usable: float, cost_s: float) -> None:
         s.schedule.announced_steps = s.schedule.total_steps
 
 # %% ../../nbs/40_training/03_schedule.ipynb #f6786157
-def lr_rule(s: TrainState) -> Callable[[int], float] | None:
+def lr_rule(s: TrainState) -> Callable[[float], float] | None:
     """The built-in schedule as a function of the position on it; None where it is constant or the task has its own
     scheduler.
     """

@@ -7,7 +7,7 @@ __all__ = ['Task', 'PlainTask', 'check_task', 'check_loss', 'build_optimizer', '
 
 # %% ../../nbs/40_training/00_task.ipynb #23a2fcf4
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from ..checkpoint.store import random_state, restore_random_state
@@ -157,7 +157,7 @@ def seed_everything(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def repeatable(deterministic: bool):
+def repeatable(deterministic: bool) -> Iterator[None]:
     """torch's deterministic algorithms, or its fastest ones; what the process had before is put back, and so are the
     random states.
     """

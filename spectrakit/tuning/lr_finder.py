@@ -221,11 +221,9 @@ def plot_sweep(found: FoundLr) -> Any:
     suggestion = found.suggestion
     if suggestion is not None:
         near = min(points, key=lambda p: abs(math.log(p.lr) - math.log(suggestion)))
-        ax.axvline(
-            found.suggestion, color=VALID, linewidth=1.2, linestyle="--", label=f"suggestion {found.suggestion:g}"
-        )
+        ax.axvline(suggestion, color=VALID, linewidth=1.2, linestyle="--", label=f"suggestion {suggestion:g}")
         ax.plot(
-            [found.suggestion],
+            [suggestion],
             [near.smoothed],
             marker="o",
             markersize=10,

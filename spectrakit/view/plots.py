@@ -9,15 +9,23 @@ __all__ = ['INK', 'GRID', 'TRAIN', 'VALID', 'RATE', 'SPEED', 'decimate', 'smooth
 # %% ../../nbs/55_view/00_plots.ipynb #336588ec
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..runs.events import effective_events
 
 # %% ../../nbs/55_view/00_plots.ipynb #23a2fc01
-def decimate(x: Sequence[float], y: Sequence[float], points: int = 800) -> tuple[list, list]:
+class _Values(Protocol):
+    "Numbers in order: a list, a tuple, or an array of NumPy."
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, place: int, /) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+def decimate(x: _Values, y: _Values, points: int = 800) -> tuple[list, list]:
     "The lowest and the highest point of each of `points` / 2 slices, in order; short data come back as they are."
     if len(x) <= points:
         return list(x), list(y)

@@ -134,7 +134,8 @@ class RunState:
     """
 
     def __init__(self, name: str = ""):
-        self.name, self.start, self.t = name, {}, 0.0
+        self.name, self.t = name, 0.0
+        self.start: dict = {}
         self.status, self.reason = "", ""  # as the end of the log has them
         self.step, self.epoch, self.total_steps = 0, 0.0, 0
         self.pace_from: tuple[int, float] | None = None
@@ -163,12 +164,8 @@ def _take_start(s: RunState, e: dict) -> None:
     for why in list((e.get("reasons") or {}).values())[:8] + list(e.get("ignored") or [])[:8]:
         s.messages.append((s.t, str(why)[:400]))
     if _whole(e.get("schema")) > SCHEMA:
-        s.messages.append(
-            (
-                s.t,
-                f"this log has the form {e['schema']}, and this version knows the form {SCHEMA}: what it knows is shown",
-            )
-        )
+        told = f"this log has the form {e['schema']}, and this version knows the form {SCHEMA}: what it knows is shown"
+        s.messages.append((s.t, told))
 
 
 def _take_step(s: RunState, e: dict) -> None:
@@ -186,7 +183,8 @@ def _take_step(s: RunState, e: dict) -> None:
 
 
 def _take_eval(s: RunState, e: dict) -> None:
-    metrics = e.get("metrics") if isinstance(e.get("metrics"), dict) else {}
+    found = e.get("metrics")
+    metrics: dict = found if isinstance(found, dict) else {}
     names = [s.monitor] * (s.monitor in metrics) + [n for n in metrics if n != s.monitor]
     kept = {name: metrics[name] for name in names[:MOST_METRICS]}
     s.left_out = max(s.left_out, len(metrics) - len(kept))
@@ -215,7 +213,8 @@ def _take_restart(s: RunState, e: dict) -> None:
     s.saved = [step for step in s.saved if step <= back]
     s.best = next((row for row in reversed(s.rows) if row["best"]), None)
     s.step, s.status, s.reason = back, "", ""
-    notes = e.get("notes") if isinstance(e.get("notes"), list) else []
+    found = e.get("notes")
+    notes: list = found if isinstance(found, list) else []
     s.messages.append((s.t, "; ".join([f"goes on from optimizer step {back}", *map(str, notes[:5])])))
 
 
@@ -272,6 +271,6 @@ def as_events(s: RunState) -> list[dict]:
         for x, y in zip(*drawn(curve), strict=False)
     ]
     best = {n: v for n, v in s.best["metrics"].items() if plain_number(v)} if s.best else {}
-    if best:
+    if s.best and best:
         evals.append({"type": "eval", "step": s.best["step"], "metrics": best, "best": True})
     return steps + sorted(evals, key=lambda event: event["step"])
