@@ -75,18 +75,19 @@ class EventLog:
             repair_tail(self.path)
             self._offset_s = max((e["t"] for e in read_events(self.path)), default=0.0)
         self._began = time.monotonic()
-        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file: int | None = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._size, self._waiting = os.fstat(self._file).st_size, b""
 
     def seconds(self) -> float:
         "Seconds since the run began, over all its sessions."
         return self._offset_s + time.monotonic() - self._began
 
-    def write(self, type: str, **fields) -> None:
+    def write(self, type: str, **fields: Any) -> None:
         "Append one event. A `start` event also carries the schema's number."
         if type == "start":
             fields = {"schema": SCHEMA, **fields}
         self._waiting += encode_event(self.seconds(), type, fields)
+        assert self._file is not None  # nobody writes to a log that was closed
         try:
             written = os.write(self._file, self._waiting)
         except OSError:

@@ -349,7 +349,8 @@ def read_all_events(path: Path | str) -> tuple[History, list[dict]]:
     """The history of a run, and all its events with every log point, which are many: the log is read once, and as a
     whole.
     """
-    path, every = Path(path), []
+    path = Path(path)
+    every: list[dict] = []
     running = is_locked(path)
     history = History(path, _log_at(path, every), running)
     return history, effective_events(every)

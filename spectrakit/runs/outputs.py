@@ -49,7 +49,8 @@ class Walk:
 
 def walk(folder: Path) -> Walk:
     "Look through `folder`, but for its own manifest. Nothing in it raises; 50,000 files are looked at at most."
-    disk, found, left_out, todo = folder.stat().st_dev, {}, [], [folder]
+    found: dict[str, os.stat_result] = {}
+    disk, left_out, todo = folder.stat().st_dev, [], [folder]
     while todo:
         here = todo.pop()
         try:
@@ -317,12 +318,12 @@ def _seal(folder: Path, platform: Platform, show: bool) -> Sealed:
         "left_out": [*unread, *seen.left_out],
         "files": files,
     }
-    path = folder / MANIFEST
+    path: Path | None = None
     try:
-        write_atomic(path, json.dumps(content, indent=1, default=str) + "\n")
+        write_atomic(folder / MANIFEST, json.dumps(content, indent=1, default=str) + "\n")
+        path = folder / MANIFEST
     except OSError as error:
         notes.insert(0, f"{MANIFEST} was not written: {error.strerror}.")
-        path = None
     sealed = Sealed(path, content["count"], content["bytes"], allowed, tuple(notes))
     if show:
         print("\n".join([f"{MANIFEST}: {sealed}" if path else str(sealed), *notes]), flush=True)

@@ -352,7 +352,9 @@ def _copy_run(plan: ResumePlan, config: Config) -> Path:
     """
     base = Path(config.run.dir)
     source, run = plan.checkpoint, plan.run
-    name = (run or source).name
+    origin = run or source
+    assert origin is not None  # a plan that copies has one of the two
+    name = origin.name
     for half in base.glob(".copying-*"):
         with contextlib.suppress(OSError):  # a killed process left it
             if time.time() - half.stat().st_mtime > 60 and not is_locked(half):
@@ -360,7 +362,7 @@ def _copy_run(plan: ResumePlan, config: Config) -> Path:
     folder = base / f".copying-{name}-{uuid.uuid4().hex[:8]}"
     try:
         base.mkdir(parents=True, exist_ok=True)
-        lines, kept = _log_of(plan), [source] if source else checkpoints(run / "checkpoints")[::-1]
+        lines, kept = _log_of(plan), [source] if source else checkpoints(origin / "checkpoints")[::-1]
         best, besides = _besides(plan, lines)
         need = sum(map(checkpoint_bytes, {kept[0], *besides})) + 2**22
         if (free := writable_bytes(base)) < need:
@@ -424,6 +426,7 @@ def _copy_checkpoints(kept: list[Path], besides: list[Path], best: str, folder: 
 
 def _copy_records(plan: ResumePlan, lines: list[tuple[bytes, dict]], folder: Path) -> None:
     "Copy a run's settings and its log; of the log only what came before the checkpoint, where one was named."
+    assert plan.run is not None  # a checkpoint alone has no records
     for path in [*plan.run.glob("config*.yaml"), plan.run / "metrics.csv", *plan.run.glob("trackers/*/run_id")]:
         if (plan.checkpoint and path.name == "run_id") or not path.is_file():
             continue  # another run, also for a tracker
@@ -495,6 +498,7 @@ def open_run_dir(
 def _make_folder(plan: ResumePlan, config: Config) -> Path:
     "The folder for the run: its own, a new one, or one with a copy."
     if plan.kind == "here":
+        assert plan.run is not None  # the folder it goes on in
         return plan.run
     if plan.kind == "new":
         return new_run_dir(config, config.task["name"])
@@ -502,7 +506,7 @@ def _make_folder(plan: ResumePlan, config: Config) -> Path:
     try:
         path = (
             reserve(Path(config.run.dir) / plan.run.name)
-            if plan.kind == "copy"
+            if plan.kind == "copy" and plan.run
             else new_run_dir(config, config.task["name"])
         )
     except RequestError:
@@ -536,7 +540,9 @@ def _continued_environment(plan: ResumePlan, new: dict, platform: Platform) -> d
     """
     old = plan.environment
     sessions = old.get("sessions") or [{"session": 1, "platform": old.get("platform", {}).get("name")}]
-    source = plan.checkpoint.name if plan.checkpoint else plan.run.name
+    origin = plan.checkpoint or plan.run
+    assert origin is not None  # a plan that goes on has one of the two
+    source = origin.name
     if plan.checkpoint and plan.run:
         source = f"{plan.run.name}/{source}"
     this = {

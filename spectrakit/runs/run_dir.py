@@ -143,7 +143,7 @@ def _git_commit() -> str | None:
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fc03
 @contextlib.contextmanager
-def locked(run_dir: Path):
+def locked(run_dir: Path) -> Iterator[None]:
     "Hold the run's lock. RequestError where another process works on the run, or the folder cannot be written."
     try:
         handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -196,7 +196,8 @@ DEPTH, MAX_NAMES, MAX_NAMES_EACH = 8, 20_000, 2_000
 
 def find_runs(folder: Path, depth: int = DEPTH) -> list[Path]:
     "Folders of runs with checkpoints at or below `folder`, nearest first; none where it cannot be read."
-    found, level, seen = [], [folder], 0
+    found: list[Path] = []
+    level, seen = [folder], 0
     for _ in range(depth + 1):
         below: list[Path] = []
         for path in level:
