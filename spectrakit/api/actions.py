@@ -90,7 +90,7 @@ def _predict_in_time(task: Any, run: Run, out: str | Path, request: RunRequest, 
         if left is not None and left <= 0:
             raise RuntimeError("the time is over")
         _predict(task, run, out, request)
-        if failed:
+        if failed and best is not None:
             print(
                 f"{run.path.name} failed; {out} was made with its best checkpoint, of step {int(best.name[5:])}",
                 file=sys.stderr,
@@ -125,6 +125,7 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, predict: 
     if show and plan.reason and not peer and config.run.console != "none":
         print(plan.reason, flush=True)
     if plan.kind == "done":
+        assert plan.run is not None  # the run that is done
         return _as_done(Run(plan.run, given))
     check_time(config, platform)
     check_mirror(request.config)

@@ -32,7 +32,7 @@ class Best:
     "The best evaluation of a run."
 
     monitor: str
-    value: float
+    value: float | None  # None where the log has no number for it
     step: int
     epoch: float
     metrics: dict
@@ -140,12 +140,14 @@ def task_of(run: Run, task: Any) -> Any:
     if task is None:
         task = run.task
     name = run.config.task.get("name")
-    if task is None and (name is None or name.startswith("__main__:")):
+    if task is not None:
+        return load_task(task) if isinstance(task, str) else task
+    if name is None or name.startswith("__main__:"):
         raise RequestError(
             f"The task of {run.path.name} was defined in a notebook or script ({name}). Pass it along, "
             "such as Coffee()."
         )
-    return load_task(name) if task is None else load_task(task) if isinstance(task, str) else task
+    return load_task(name)
 
 # %% ../../nbs/60_api/00_run.ipynb #23a2fc02
 def open_run(path: Path | str) -> Run:
@@ -165,8 +167,10 @@ def list_runs(folder: Path | str | None = None) -> list[Run]:
 
     RequestError where there is no such folder.
     """
-    if folder is None and not Path(folder := resolve_env(compose(), detect())[0].run.dir).is_dir():
-        return []
+    if folder is None:
+        folder = resolve_env(compose(), detect())[0].run.dir
+        if not Path(folder).is_dir():
+            return []
     folder = Path(folder)
     if not folder.is_dir():
         raise RequestError(f"There is no folder {str(folder)!r}. Runs go to ./runs, or to where run.dir says.")
