@@ -98,6 +98,7 @@ def _import(source: str) -> types.ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(Path(source).stem, source)
+    assert spec is not None and spec.loader is not None  # every file that ends in .py has both
     module = importlib.util.module_from_spec(spec)
     new = sys.modules.setdefault(spec.name, module) is module
     try:

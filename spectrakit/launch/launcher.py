@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -245,24 +245,9 @@ def _see_through(
             if not restarts:
                 raise
             return Ended("failed", str(error))  # the run has something to lose
-        if ended.launcher_failed and "EADDRINUSE" in ended.reason and plan.num_nodes > 1:
-            return replace(
-                ended,
-                again=False,
-                reason=f"distributed.rdzv_endpoint={job.config.distributed.rdzv_endpoint} cannot be the meeting place: "
-                "another program on this machine uses that port. Choose another one, the same on all machines",
-            )
-        if ended.again and plan.num_nodes > 1:
-            return replace(
-                ended,
-                again=False,
-                reason=f"{ended.reason}; the other machines cannot be started again from here: "
-                "start the run on each of them once more, with `spectrakit resume`",
-            )
-        if not ended.again or (job.kind.max_restarts is not None and faults >= job.kind.max_restarts):
-            return ended
-        if heard or (job.kind.stops_itself and stop_file(job.run_dir).exists()):
-            return Ended("interrupted", f"a stop was asked for; before it was done, {ended.reason}")
+        final = _final_end(job, plan, ended, faults, heard)
+        if final is not None:
+            return final
         if not ended.met:
             other = _another_way(job, plan, launcher, ended, story)
             if other is None:
@@ -287,6 +272,29 @@ def _see_through(
         job = replace(job, kind=_kind_now(job))
         story.keep(restarts=restarts)
         story.tell(again)
+
+
+def _final_end(job: Job, plan: Processes, ended: Ended, faults: int, heard: list[int]) -> Ended | None:
+    "How it ends where no other start may follow `ended`; None where one may. `faults`: how many came before."
+    if ended.launcher_failed and "EADDRINUSE" in ended.reason and plan.num_nodes > 1:
+        return replace(
+            ended,
+            again=False,
+            reason=f"distributed.rdzv_endpoint={job.config.distributed.rdzv_endpoint} cannot be the meeting place: "
+            "another program on this machine uses that port. Choose another one, the same on all machines",
+        )
+    if ended.again and plan.num_nodes > 1:
+        return replace(
+            ended,
+            again=False,
+            reason=f"{ended.reason}; the other machines cannot be started again from here: "
+            "start the run on each of them once more, with `spectrakit resume`",
+        )
+    if not ended.again or (job.kind.max_restarts is not None and faults >= job.kind.max_restarts):
+        return ended
+    if heard or (job.kind.stops_itself and stop_file(job.run_dir).exists()):
+        return Ended("interrupted", f"a stop was asked for; before it was done, {ended.reason}")
+    return None
 
 # %% ../../nbs/50_launch/06_launcher.ipynb #23a2fc06
 def _smaller(job: Job, folder: Path, ended: Ended) -> Job | None:
@@ -414,7 +422,7 @@ def _packed(job: Job, task: Any) -> tuple[Path, Any]:
 
 
 @contextlib.contextmanager
-def held_folder(folder: Path):
+def held_folder(folder: Path) -> Iterator[Path]:
     """Hold the job's folder, which is removed afterwards, and remove those beside it whose holder was killed: their
     arrays may be large.
     """
@@ -520,7 +528,8 @@ def _in_this_process(job: Job, task: Any, tick: Callable[[], None], place: Rank 
         die_with_parent(os.getppid())  # with torchrun's agent: a rank alone would wait for ever
         os.environ.update(process_environ(job.config, os.environ))  # before NCCL reads them
     job = _with_time(job)
-    with interrupts(second_raises=True) as heard, interrupts(number=signal.SIGTERM, into=(ended := [])):
+    ended: list[int] = []
+    with interrupts(second_raises=True) as heard, interrupts(number=signal.SIGTERM, into=ended):
 
         def asked() -> int:
             tick()
@@ -529,6 +538,7 @@ def _in_this_process(job: Job, task: Any, tick: Callable[[], None], place: Rank 
 
         status, reason = work(job, task, asked, on_folder=folder.append)
         if reason.startswith(BROKEN):
+            assert place is not None  # only one of several ranks says so
             status, reason = "failed", _tell_what_broke(job, folder[0], place, reason)
     tick()
     return Outcome(status, reason, {"run_dir": str(folder[0])})

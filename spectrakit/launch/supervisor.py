@@ -134,7 +134,8 @@ class Forked:
             nothing = os.open(os.devnull, os.O_RDONLY)
             os.dup2(nothing, 0), os.dup2(output, 1), os.dup2(output, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w", 1, closefd=False), os.fdopen(2, "w", 1, closefd=False)
-            os.environ.clear(), os.environ.update(environ)
+            os.environ.clear()
+            os.environ.update(environ)
             status = start(str(folder), task)
         except BaseException:
             import traceback
@@ -237,7 +238,8 @@ def _gone_wrong(seen: _Seen, child: Any, job: Job, watch: HangDetector, folder: 
         _end(seen, child, "overdue", f"the time is up, and {job.kind.verb} did not end by itself", gently=watch)
     elif refused or watch.failed() or (several and seen.gone):
         seen.failed_at = seen.failed_at or now
-        grace = 1 if watch.steps() < 0 else 2 if seen.asked else 15  # before the first step there is nothing to save
+        # before the first step there is nothing to save
+        grace: float = 1 if watch.steps() < 0 else 2 if seen.asked else 15
         if "saving" in phases.values():
             grace = max(grace, 10 * c.hang_floor_s)
         if now - seen.failed_at > grace:
@@ -337,6 +339,7 @@ def run_once(
     finally:
         page.close()
         with contextlib.suppress(OSError):
+            assert page.path is not None  # it is shared with the processes
             page.path.unlink()
             for unused in logs.glob(
                 "stacks-rank-*.txt"
@@ -513,7 +516,7 @@ def _how_it_ended(
     said = _read(folder / "outcome.json") or _end_in_log(job, log_size)
     if said and not (seen.killed in ("stuck", "overdue") and said[0] in ("interrupted", "failed")):
         oom = said[0] == "failed" and bool(_OOM.search(said[1]))
-        return Ended(*said, written=True, oom=oom, again=oom)
+        return Ended(said[0], said[1], written=True, oom=oom, again=oom)
     if seen.killed == "interrupted":
         return Ended("interrupted", seen.what)
     if seen.killed == "overdue":

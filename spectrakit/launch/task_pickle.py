@@ -155,7 +155,8 @@ class _Carrier(cloudpickle.Pickler):
         super().__init__(file)
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")  # a task that has neither needs neither
         self._arrays = (numpy.ndarray, numpy.memmap) if numpy else ()
-        self._tensor, self._untyped = (torch.Tensor, torch.UntypedStorage) if torch else ((), ())
+        self._tensor: Any = torch.Tensor if torch else ()
+        self._untyped: Any = torch.UntypedStorage if torch else ()
         self._typed = torch.storage.TypedStorage if torch else ()
         self._notes: dict[int, tuple] = {}  # id → (note, the object, so that nobody else gets its id)
         self.shelf = _Shelf(mapped_from_bytes)

@@ -92,7 +92,7 @@ def _work_of(job: Job, task: Any, context: RunContext, stop_requested: Callable[
     )
 
 # %% ../../nbs/50_launch/04_worker.ipynb #842d7d97
-def rank_main(folder: str, task: Any = None) -> int:
+def rank_main(folder: Path | str, task: Any = None) -> int:
     """The whole life of one training process: read the job in `folder`, do it, leave a word there.
 
     Returns the exit status.
@@ -182,7 +182,8 @@ def _write_to(logs: Path, rank: int) -> None:
     logs.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush(), sys.stderr.flush()
     log = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1), os.dup2(log, 2), os.close(log)
+    os.dup2(log, 1), os.dup2(log, 2)
+    os.close(log)
     sys.stdout, sys.stderr = os.fdopen(1, "w", 1, closefd=False), os.fdopen(2, "w", 1, closefd=False)
     if hasattr(signal, "SIGUSR1"):
         stacks = open(logs / f"stacks-rank-{rank}.txt", "a")  # noqa: SIM115  # open as long as this process lives
@@ -260,12 +261,9 @@ def note_exits(folder: Path, extra: dict) -> None:
     """
     if not hasattr(signal, "SIGCHLD") or not hasattr(os, "waitid"):
         return
-    watch, exits = (
-        HangDetector(
-            SharedPage(extra["page"], extra["per_node"]), 1, 1, first=extra["per_node"] * (extra["node_rank"] or 0)
-        ),
-        {},
-    )
+    page = SharedPage(extra["page"], extra["per_node"])
+    watch = HangDetector(page, 1, 1, first=extra["per_node"] * (extra["node_rank"] or 0))
+    exits: dict[str, int] = {}
 
     def look(*_: Any) -> None:
         known = len(exits)
@@ -291,7 +289,7 @@ def _by_torchrun(folder: str, extra: dict, task: Any) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     if (endpoint := extra.get("rdzv_endpoint")) is None:
-        meeting = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": uuid.uuid4().hex}
+        meeting: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": uuid.uuid4().hex}
     else:  # the rank of a machine is given, so that global rank 0 is where the run's folder is
         configs = {"rank": extra["node_rank"], "timeout": int(extra["meet_s"])}
         meeting = {"rdzv_backend": "static", "rdzv_endpoint": endpoint, "rdzv_configs": configs, "run_id": "spectrakit"}
