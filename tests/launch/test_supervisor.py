@@ -114,7 +114,8 @@ def cli(start_cli, nothing_left):
 
     def start(name: str, *words: str, **environ: str) -> subprocess.Popen:
         kept = {name: os.environ[name] for name in ("TINY_MARK", "TMPDIR")}
-        return start_cli("train", task(name), *TWO, *words, env={**kept, **environ})
+        # each process is known by a variable in its environment, which a fork keeps to itself
+        return start_cli("train", task(name), *TWO, *words, env={**kept, **environ}, fresh=True)
 
     return start
 
