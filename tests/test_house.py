@@ -158,6 +158,12 @@ def test_a_package_imports_only_lower_packages_and_a_notebook_only_lower_noteboo
     assert not above, f"{name} imports {above}, which have higher numbers"
 
 
+@pytest.mark.parametrize("package", sorted({name.split(".")[1] for name in EXPORTED}))
+def test_a_package_says_what_it_is_for(package):
+    face = ast.parse((root / "spectrakit" / package / "__init__.py").read_text(encoding="utf-8"))
+    assert ast.get_docstring(face), "one sentence, and the names that others use"
+
+
 @pytest.mark.parametrize("name", EXPORTED)
 def test_a_module_uses_no_private_name_of_another(name):
     tree = ast.parse(module_path(name).read_text(encoding="utf-8"))
