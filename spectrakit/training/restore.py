@@ -40,8 +40,8 @@ def restore_state(s: TrainState) -> list[str]:
         raise RequestError(
             f"There is no whole checkpoint to go on from in {s.checkpoints}. {' '.join(notes)} Start a new run."
         )
-    path, weights, state, rank_state = _first_good(s, path, notes)
-    if refusal := s.context.broadcast(_refusal(s, path, state) if s.context.is_main else None):
+    path, weights, state, rank_state = _load_newest_readable(s, path, notes)
+    if refusal := s.context.broadcast(_why_incompatible(s, path, state) if s.context.is_main else None):
         raise RequestError(refusal)
     requested = s.monitor, s.mode
     _load(s, path, weights, state, notes)
@@ -60,10 +60,10 @@ def restore_state(s: TrainState) -> list[str]:
         if s.data.plan.effective_batch_size == state.get("effective_batch_size")
         else {}
     )
-    return [*(_lineage(s) if fresh and s.context.is_main else []), *notes]
+    return [*(_session_notes(s) if fresh and s.context.is_main else []), *notes]
 
 
-def _first_good(s: TrainState, path: Path, notes: list[str]) -> tuple:
+def _load_newest_readable(s: TrainState, path: Path, notes: list[str]) -> tuple:
     """(path, weights, shared state, own state) of `path`, or of the newest older one that can be read, on all ranks
     alike.
     """
@@ -111,7 +111,7 @@ def _may_change(s: TrainState, *keys: str) -> bool:
     return any(key == name or key.startswith(f"{name}.") for key in keys for name in s.config.resume.allow)
 
 
-def _lineage(s: TrainState) -> list[str]:
+def _session_notes(s: TrainState) -> list[str]:
     "What environment.json says of this session: where the run comes from, and what device it had before."
     known = read_environment(s.run_dir)
     before, now = (
@@ -130,7 +130,7 @@ _BATCH = ("data.micro_batch_size", "training.gradient_accumulation_steps", "dist
 _PART = ("data.train", "limits.max_train_batches", "limits.train_frac", "data.drop_last")
 
 
-def _refusal(s: TrainState, path: Path, state: dict) -> str | None:
+def _why_incompatible(s: TrainState, path: Path, state: dict) -> str | None:
     "Why this session cannot go on from a checkpoint's state, with what would allow it; None where it can."
     kept, here = state.get("effective_batch_size", s.data.plan.effective_batch_size), s.data.plan.effective_batch_size
     if kept != here and not _may_change(s, *_BATCH):
@@ -243,10 +243,10 @@ def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str
     if replaced:
         notes.append("the optimizer is another one: its memory starts anew")
     else:
-        _use_today(s, today, state)
+        _apply_allowed_changes(s, today, state)
 
 
-def _use_today(s: TrainState, today: list[dict], state: dict) -> None:
+def _apply_allowed_changes(s: TrainState, today: list[dict], state: dict) -> None:
     "Give the loaded optimizer the hyperparameters that were allowed to change."
     changed = [
         name

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Progress', 'Learner', 'Data', 'Schedule', 'never', 'Execution', 'Interval', 'Record', 'Requests', 'NanState',
-           'Saving', 'Timing', 'TrainState', 'update_ema', 'ema_weights', 'save_due', 'save_wanted', 'writer_of',
-           'save', 'end_saving', 'end_mirror', 'log_once', 'save_weights']
+           'Saving', 'Timing', 'TrainState', 'update_ema', 'ema_weights', 'save_due', 'save_due_by_clock', 'writer_of',
+           'save', 'finish_saving', 'finish_mirror', 'log_once', 'submit_snapshot']
 
 # %% ../../nbs/40_training/01_state.ipynb #23a2fcf4
 import contextlib
@@ -283,7 +283,7 @@ def save_due(s: TrainState, epoch_end: bool) -> bool:
     return bool(by_step or (epoch_end and c.every_n_epochs and p.epoch % c.every_n_epochs == 0))
 
 
-def save_wanted(s: TrainState, now: float) -> bool:
+def save_due_by_clock(s: TrainState, now: float) -> bool:
     """Rank 0, a few times a second: tell what has been written meanwhile; whether a checkpoint is due by the clock,
     `now` being time.monotonic().
     """
@@ -320,16 +320,16 @@ def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = Fa
         return  # on all ranks
     s.context.heartbeat.beat("saving")
     began = time.monotonic()
-    chosen = _choose(s, kind, best) if main else None
+    chosen = _should_save(s, kind, best) if main else None
     if not alone:
         chosen = s.context.broadcast(chosen)  # one fact on all ranks, or they would part here
-    if chosen and save_weights(s, kind, best, alone, began):
+    if chosen and submit_snapshot(s, kind, best, alone, began):
         p.saved_step = p.step
     s.record.interval.paused_s += time.monotonic() - began
     s.context.heartbeat.beat("training")
 
 
-def _choose(s: TrainState, kind: str, best: bool) -> bool:
+def _should_save(s: TrainState, kind: str, best: bool) -> bool:
     "Whether this step is to be handed over; where it is the last, everything else is written then."
     writer, p = writer_of(s), s.progress
     if kind != "last":
@@ -340,7 +340,7 @@ def _choose(s: TrainState, kind: str, best: bool) -> bool:
     return not writer.has(p.step)
 
 
-def end_saving(s: TrainState) -> None:
+def finish_saving(s: TrainState) -> None:
     """The end of a run, before it is written down: everything is on disk afterwards, and in the second folder, if the
     time allows.
     """
@@ -351,7 +351,7 @@ def end_saving(s: TrainState) -> None:
     writer_of(s).close(math.inf if end is None else max(0.0, end - s.budget.clock()))
 
 
-def end_mirror(s: TrainState) -> None:
+def finish_mirror(s: TrainState) -> None:
     "The end of a run, when it has been written down: the second folder learns of it."
     mirror = s.config.checkpoint.mirror
     if (
@@ -373,7 +373,7 @@ def log_once(s: TrainState, text: str) -> None:
     s.record.last_message = kind
 
 # %% ../../nbs/40_training/01_state.ipynb #3c3209f6
-def save_weights(
+def submit_snapshot(
     s: TrainState, kind: str = "last", best: bool = False, alone: bool = False, began: float | None = None
 ) -> bool:
     """Bring this step edge together and give it to the checkpoint writer; False, on all ranks, where the disk, or a
@@ -382,7 +382,7 @@ def save_weights(
     p, sharded = s.progress, s.context.strategy == "fsdp"
     s.saving.saved_at = time.monotonic()
     before, p.saved_step = p.saved_step, p.step
-    parts = _gathered(s, alone)
+    parts = _checkpoint_parts(s, alone)
     p.saved_step = before
     learned = [name for name, q in s.context.unwrap(s.learner.model).named_parameters() if q.requires_grad] + (
         s.nan.buffers or []
@@ -392,7 +392,7 @@ def save_weights(
     return ok if alone else s.context.broadcast(ok)
 
 
-def _gathered(s: TrainState, alone: bool) -> tuple:
+def _checkpoint_parts(s: TrainState, alone: bool) -> tuple:
     """What a checkpoint holds, as rank 0 writes it: weights, averages, shared state, each rank's own.
 
     With FSDP copies, otherwise the tensors themselves.
@@ -419,12 +419,12 @@ def _gathered(s: TrainState, alone: bool) -> tuple:
         if alone and s.context.world_size > 1
         else {"step": s.record.interval.step, "loss": float(s.record.interval.loss)}
     )
-    own = {**_edge_state(s), "interval": interval}
+    own = {**_boundary_random_state(s), "interval": interval}
     ranks = [own] if alone else s.context.gather_on_main(own)
     return model, averaged, state, ranks
 
 
-def _edge_state(s: TrainState) -> dict:
+def _boundary_random_state(s: TrainState) -> dict:
     "The random states of the last step edge, also where something has broken in the middle of a step."
     state = random_state()
     if s.saving.rng_state is None:

@@ -58,10 +58,10 @@ from spectrakit.training.state import (
     Record,
     Schedule,
     TrainState,
-    end_mirror,
-    end_saving,
+    finish_mirror,
+    finish_saving,
     save,
-    save_wanted,
+    save_due_by_clock,
     writer_of,
 )
 from spectrakit.watchdog.budget import Budget, TimeLimit
@@ -834,7 +834,7 @@ def test_a_result_that_comes_after_its_step_was_saved_is_in_the_checkpoint_in_th
             "best_step": 4,
             "eval_step": 4,
         }.items()
-    end_saving(s)
+    finish_saving(s)
     assert names(s.checkpoints) == [4]
 
 
@@ -864,14 +864,14 @@ def test_the_first_checkpoint_comes_early_and_others_by_the_clock(tmp_path):
     s.timing.began = began, 0
 
     def wanted(minutes):
-        return save_wanted(s, began + 60 * minutes)
+        return save_due_by_clock(s, began + 60 * minutes)
 
     assert [wanted(m) for m in (0, 4.9, 5.1, 31)] == [False, False, True, True]
     save(s)
     assert [wanted(m) for m in (5.1, 29, 31)] == [False, False, True]
     off = state_in(tmp_path / "off", "checkpoint.first_within_minutes=null")
-    assert not save_wanted(off, time.monotonic() + 1e6)
-    assert not save_wanted(state_in(tmp_path / "none", "checkpoint.enabled=false"), time.monotonic() + 1e6)
+    assert not save_due_by_clock(off, time.monotonic() + 1e6)
+    assert not save_due_by_clock(state_in(tmp_path / "none", "checkpoint.enabled=false"), time.monotonic() + 1e6)
 
 
 def test_weights_that_are_not_finite_are_not_saved_and_sums_that_overflow_are_no_such(tmp_path):
@@ -972,9 +972,9 @@ def test_a_session_leaves_its_run_in_the_second_folder(tmp_path):
     s = state_in(tmp_path / "coffee-1", f"checkpoint.mirror={tmp_path / 'drive'}")
     s.progress.step = 3
     save(s, best=True, last=True)
-    end_saving(s)
+    finish_saving(s)
     s.record.log.write("end", status="completed", reason="done", step=3)
-    end_mirror(s)
+    finish_mirror(s)
     there = tmp_path / "drive" / "coffee-1"
     assert (
         find_checkpoint(there / "checkpoints", "BEST")[0].name == "step-00000003"
