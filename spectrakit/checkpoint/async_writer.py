@@ -19,11 +19,11 @@ from .background import BackgroundJob, torch_section
 from .host_copy import HostBuffers, HostCopy
 from .mirror import Mirror
 from spectrakit.checkpoint.store import (
+    CheckpointContent,
     CheckpointError,
     Saved,
     checkpoint_bytes,
     checkpoints,
-    nbytes,
     prune,
     save_checkpoint,
     verify,
@@ -54,22 +54,24 @@ def check_finite(step: int, tensors: Iterable[Any]) -> None:
 class Snapshot:
     """A state that is to be written as the checkpoint of `step`.
 
-    `parts`: what `save_checkpoint` takes: model, averages, shared state, state of each rank. `best`: whether BEST is
-    to name it. `finite`: names of the weights that must be finite. `owned`: nobody else changes these tensors, so
-    they need not be copied. The writer sets the rest: its number in order, its size, for how long training waited,
-    and the memory of its copy.
+    - `content`: model, averages, shared state, state of each rank
+    - `best`: whether BEST is to name it
+    - `finite`: names of the weights that must be finite
+    - `owned`: whether nobody else changes these tensors, so that they need not be copied
+
+    The writer sets the rest.
     """
 
     step: int
-    parts: tuple[dict, dict | None, dict, list[dict]]
+    content: CheckpointContent
     best: bool = False
     finite: tuple[str, ...] = ()
     owned: bool = False
     # set by the writer
-    number: int = 0
-    bytes: int = 0
-    paused_s: float = 0.0
-    buffers: HostBuffers | None = None
+    number: int = 0  # counts what was handed over
+    bytes: int = 0  # of its tensors
+    paused_s: float = 0.0  # seconds that training waited for it
+    buffers: HostBuffers | None = None  # the memory of its copy
 
 # %% ../../nbs/20_checkpoint/05_async_writer.ipynb #fe6155c5
 class CheckpointFiles:
@@ -86,12 +88,12 @@ class CheckpointFiles:
 
     def write(self, snapshot: Snapshot) -> Saved:
         "Write it, and delete what is no longer kept. CheckpointError where that is not possible."
-        weights = snapshot.parts[0]
+        weights = snapshot.content.model
         check_finite(snapshot.step, (weights[name] for name in snapshot.finite if name in weights))
         if self.max_bytes is not None:
             self.prune(snapshot.bytes)
         latest = snapshot.number > self._newest
-        saved = save_checkpoint(self.folder, snapshot.step, *snapshot.parts, best=snapshot.best, latest=latest)
+        saved = save_checkpoint(self.folder, snapshot.step, snapshot.content, snapshot.best, latest)
         self._newest = max(self._newest, snapshot.number)
         self.hashed.add(saved.path.name)
         self.prune()
@@ -172,7 +174,7 @@ class CheckpointWriter:
         "Whether a periodic checkpoint would be written now."
         return not self.background.busy and self.share.affords()
 
-    def choose(self, kind: str) -> bool:
+    def wants(self, kind: str) -> bool:
         "Whether a state of this `kind` (periodic, best or last) is wanted now. The answer holds for all ranks."
         self.poll()
         if kind != "periodic" or self.affords():
@@ -186,18 +188,18 @@ class CheckpointWriter:
         return False
 
     def put(self, snapshot: Snapshot, kind: str = "periodic", started_at: float | None = None) -> bool:
-        """Take a state that `choose(kind)` wanted. False where it was to be written at once and could not be.
+        """Take a state that `wants(kind)` wanted. False where it was to be written at once and could not be.
 
         `started_at`: since when training waits, by `clock`; by default since this call.
         """
         started_at = self.clock() if started_at is None else started_at
         if snapshot.best and self.waiting is not None:
-            self.host_copy.give_back(self.waiting.buffers)
+            self.host_copy.release(self.waiting.buffers)
             self.waiting = None  # the new one is better
         if kind == "last":
             self.flush()
         self._received += 1
-        snapshot = replace(snapshot, number=self._received, bytes=nbytes(snapshot.parts))
+        snapshot = replace(snapshot, number=self._received, bytes=snapshot.content.tensor_bytes())
         waits = kind == "best" and not self.affords()
         small = not self.settings.background or snapshot.bytes <= SMALL
         copied = None if kind == "last" or (small and not waits) else self._copy(snapshot)
@@ -215,8 +217,10 @@ class CheckpointWriter:
         "The same with tensors of its own; None where the host has no memory for them."
         if snapshot.owned:
             return replace(snapshot, buffers=HostBuffers())
-        if (copied := self.host_copy.take(snapshot.parts, snapshot.bytes)) is not None:
-            return replace(snapshot, parts=copied[0], buffers=copied[1])
+        c = snapshot.content
+        if (copied := self.host_copy.copy([c.model, c.state, c.ranks, c.ema], snapshot.bytes)) is not None:
+            tensors, buffers = copied
+            return replace(snapshot, content=CheckpointContent(*tensors), buffers=buffers)
         gib = snapshot.bytes / 2**30
         self.messages.write(
             "memory", f"training waits for its checkpoints: there is no memory for a copy of {gib:.2f} GiB"
@@ -268,7 +272,7 @@ class CheckpointWriter:
         if isinstance(result, Exception):
             self._report_failure(snapshot, result)
             return False
-        self.host_copy.give_back(snapshot.buffers)
+        self.host_copy.release(snapshot.buffers)
         self._written, self.written_step = self._written + 1, snapshot.step
         self.messages.reset("save")
         self.log(
@@ -295,7 +299,7 @@ class CheckpointWriter:
         if retry and snapshot.best and snapshot.buffers and self.waiting is None:
             self.waiting = snapshot
         else:
-            self.host_copy.give_back(snapshot.buffers)
+            self.host_copy.release(snapshot.buffers)
 
     # the second folder
 

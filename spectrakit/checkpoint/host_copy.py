@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .store import nbytes
+from .store import tensor_bytes
 from ..system.hardware import usable_memory
 
 _SLACK = 2**28  # bytes of memory that are left to others
@@ -103,7 +103,7 @@ class HostBuffers:
         _copy_all(pairs)
         for device in {tensor.device for _, tensor in pairs if tensor.device.type == "cuda"}:
             torch.cuda.current_stream(device).synchronize()
-        self.fits = max(self.fits, nbytes(tree))
+        self.fits = max(self.fits, tensor_bytes(tree))
         return result
 
     def bytes(self) -> int:
@@ -125,7 +125,7 @@ class HostCopy:
     def __init__(self) -> None:
         self.spare: list[HostBuffers] = []
 
-    def take(self, tree: Any, size: int) -> tuple[Any, HostBuffers] | None:
+    def copy(self, tree: Any, size: int) -> tuple[Any, HostBuffers] | None:
         "A copy of `tree`, whose tensors have `size` bytes, and its memory; None where the host has none left."
         buffers = self.spare.pop() if self.spare else HostBuffers()
         with contextlib.suppress(MemoryError, RuntimeError):
@@ -133,7 +133,7 @@ class HostCopy:
                 return buffers.copy(tree), buffers
         return None
 
-    def give_back(self, buffers: HostBuffers | None) -> None:
+    def release(self, buffers: HostBuffers | None) -> None:
         "The copy in `buffers` is no longer needed."
         if buffers and buffers.fits:
             self.spare.append(buffers)

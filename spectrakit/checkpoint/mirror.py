@@ -11,7 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .background import BackgroundJob
-from .store import CheckpointError, checkpoints, mirror_checkpoint, place_in, pointed, prune
+from spectrakit.checkpoint.store import (
+    CheckpointError,
+    checkpoints,
+    mirror_checkpoint,
+    mirror_folder,
+    prune,
+    read_pointer,
+)
 from .throttle import TimeShare
 from ..config.schema import CheckpointConfig
 from ..system.files import write_atomic
@@ -20,7 +27,7 @@ from ..system.files import write_atomic
 def checkpoints_to_mirror(run_dir: Path) -> dict[str, str]:
     "The names of a run's best and newest checkpoint, by BEST and LATEST."
     folder = run_dir / "checkpoints"
-    names = {which: pointed(folder, which) for which in ("BEST", "LATEST")}
+    names = {which: read_pointer(folder, which) for which in ("BEST", "LATEST")}
     existing = {path.name for path in checkpoints(folder)}
     return {which: name for which, name in names.items() if name in existing}
 
@@ -33,7 +40,7 @@ def mirror_files(run_dir: Path, mirror: Path) -> None:
         data = (run_dir / name).read_bytes()
         if name == "events.jsonl":
             data = data[: data.rfind(b"\n") + 1]
-        write_atomic(place_in(mirror, run_dir) / name, data)
+        write_atomic(mirror_folder(mirror, run_dir) / name, data)
 
 # %% ../../nbs/20_checkpoint/04_mirror.ipynb #fabd6ca6
 def mirror_run(
@@ -50,7 +57,7 @@ def mirror_run(
     `max_bytes`: what all may take there (None: no limit). `stop`: asked between pieces; once it is true, the copy is
     broken off. OSError where it fails.
     """
-    target = place_in(mirror, run_dir)
+    target = mirror_folder(mirror, run_dir)
     if not target.parent.parent.is_dir():
         raise CheckpointError(f"{target.parent.parent} is not there. Is it mounted?")
     for folder in (target.parent, target):

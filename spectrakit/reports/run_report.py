@@ -21,7 +21,7 @@ import numpy as np
 
 from ..api.actions import Predictions
 from ..api.run import Run
-from ..checkpoint.store import CheckpointError, checkpoint_bytes, checkpoints, pointed, verify
+from ..checkpoint.store import CheckpointError, checkpoint_bytes, checkpoints, read_pointer, verify
 from ..config.aliases import flat
 from ..config.compose import compose
 from ..config.schema import settings, to_dict
@@ -241,7 +241,7 @@ def checkpoints_html(h: History) -> str:
         found = checkpoints(folder)
     except OSError:
         found = []
-    best, latest = pointed(folder, "BEST"), pointed(folder, "LATEST")
+    best, latest = read_pointer(folder, "BEST"), read_pointer(folder, "LATEST")
     rows: list[tuple] = [("checkpoint", "epoch", "size", "whole?", "used as")]
     epochs = {e["step"]: e["epoch"] for e in h.of_type("eval")}
     for path in found:

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..checkpoint.store import checkpoints, pointed, verify
+from ..checkpoint.store import checkpoints, read_pointer, verify
 from ..config.aliases import flat
 from ..config.compose import compose
 from ..config.profile_files import load_yaml
@@ -247,7 +247,7 @@ class History:
     def best(self) -> dict | None:
         "The evaluation of the best checkpoint; None before the first. A full disk may have kept an older one."
         evaluations = [e for e in self.of_type("eval") if e.get("best")]
-        kept = pointed(self.path / "checkpoints", "BEST")
+        kept = read_pointer(self.path / "checkpoints", "BEST")
         saved = [e for e in evaluations if f"step-{e['step']:08d}" == kept]
         return next(iter(saved[-1:] or evaluations[-1:]), None)
 

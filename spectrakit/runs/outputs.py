@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..checkpoint.store import CheckpointError, pointed, read_manifest
+from ..checkpoint.store import CheckpointError, read_manifest, read_pointer
 from ..config.profile_files import load_yaml
 from .history import outline
 from .run_dir import is_locked, versions
@@ -123,7 +123,7 @@ def _run(folder: Path, path: str) -> dict:
         "versions": run.environment.get("versions"),
         "step": max(run.step, run.end_step, 0),
         "checkpoint": {
-            which.lower(): name for which in ("LATEST", "BEST") if (name := pointed(where / "checkpoints", which))
+            which.lower(): name for which in ("LATEST", "BEST") if (name := read_pointer(where / "checkpoints", which))
         },
     }
 

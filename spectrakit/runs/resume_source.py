@@ -25,8 +25,8 @@ from spectrakit.checkpoint.store import (
     checkpoints,
     find_checkpoint,
     mirror_checkpoint,
-    pointed,
     read_manifest,
+    read_pointer,
     verify,
 )
 from ..config.batch_plan import plan_batches
@@ -397,7 +397,7 @@ def _besides(plan: ResumePlan, lines: list[tuple[bytes, dict]]) -> tuple[str, li
     there = checkpoints(plan.run / "checkpoints")
     bests = [f"step-{e['step']:08d}" for _, e in lines if e["type"] == "eval" and e.get("best")][::-1]
     best = (
-        pointed(plan.run / "checkpoints", "BEST")
+        read_pointer(plan.run / "checkpoints", "BEST")
         if plan.kind == "copy"
         else next((n for n in bests if n in {p.name for p in there}), "")
     )

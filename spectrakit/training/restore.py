@@ -14,7 +14,7 @@ from spectrakit.checkpoint.store import (
     find_checkpoint,
     load_state,
     load_weights,
-    pointed,
+    read_pointer,
     restore_random_state,
     verify,
 )
@@ -211,7 +211,7 @@ def _restore_best(s: TrainState, requested: tuple[str | None, str], notes: list[
     if (
         s.context.is_main
         and named
-        and pointed(s.checkpoints, "BEST") not in ("", named)
+        and read_pointer(s.checkpoints, "BEST") not in ("", named)
         and (s.checkpoints / named / "manifest.json").is_file()
     ):
         write_atomic(s.checkpoints / "BEST", named + "\n")

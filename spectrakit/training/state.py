@@ -20,7 +20,7 @@ from typing import Any
 
 from ..checkpoint.async_writer import CheckpointWriter, Snapshot
 from ..checkpoint.mirror import mirror_files
-from ..checkpoint.store import random_state
+from ..checkpoint.store import CheckpointContent, random_state
 from ..config.batch_plan import BatchPlan
 from ..config.schema import Config
 from ..distributed.context import RunContext
@@ -333,7 +333,7 @@ def _should_save(s: TrainState, kind: str, best: bool) -> bool:
     "Whether this step is to be handed over; where it is the last, everything else is written then."
     writer, p = writer_of(s), s.progress
     if kind != "last":
-        return writer.choose(kind)
+        return writer.wants(kind)
     if p.saved_step != p.step or best:
         return True
     writer.flush()
@@ -382,18 +382,18 @@ def submit_snapshot(
     p, sharded = s.progress, s.context.strategy == "fsdp"
     s.saving.saved_at = time.monotonic()
     before, p.saved_step = p.saved_step, p.step
-    parts = _checkpoint_parts(s, alone)
+    content = _checkpoint_content(s, alone)
     p.saved_step = before
     learned = [name for name, q in s.context.unwrap(s.learner.model).named_parameters() if q.requires_grad] + (
         s.nan.buffers or []
     )
-    snapshot = Snapshot(p.step, parts, best or s.data.valid is None, tuple(learned), owned=sharded)
+    snapshot = Snapshot(p.step, content, best or s.data.valid is None, tuple(learned), owned=sharded)
     ok = not s.context.is_main or writer_of(s).put(snapshot, kind, began)
     return ok if alone else s.context.broadcast(ok)
 
 
-def _checkpoint_parts(s: TrainState, alone: bool) -> tuple:
-    """What a checkpoint holds, as rank 0 writes it: weights, averages, shared state, each rank's own.
+def _checkpoint_content(s: TrainState, alone: bool) -> CheckpointContent:
+    """What a checkpoint holds, as rank 0 writes it; on other ranks nothing that counts.
 
     With FSDP copies, otherwise the tensors themselves.
     """
@@ -421,7 +421,7 @@ def _checkpoint_parts(s: TrainState, alone: bool) -> tuple:
     )
     own = {**_boundary_random_state(s), "interval": interval}
     ranks = [own] if alone else s.context.gather_on_main(own)
-    return model, averaged, state, ranks
+    return CheckpointContent(model, state, ranks, averaged)
 
 
 def _boundary_random_state(s: TrainState) -> dict:

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from spectrakit.checkpoint.store import find_checkpoint, mirror_checkpoint, prune, save_checkpoint, verify
+from spectrakit.checkpoint.store import (
+    CheckpointContent,
+    find_checkpoint,
+    mirror_checkpoint,
+    prune,
+    save_checkpoint,
+    verify,
+)
 from spectrakit.system.files import fsync_path, write_atomic
 
 
@@ -36,7 +43,7 @@ def recorded(tmp_path, monkeypatch) -> list[tuple]:
 
 def save(folder: Path, step: int, **options: bool) -> None:
     weights = {"w": torch.full((4,), float(step))}
-    save_checkpoint(folder, step, weights, weights, {"step": step}, [{"rank": 0}], **options)
+    save_checkpoint(folder, step, CheckpointContent(weights, {"step": step}, [{"rank": 0}], weights), **options)
 
 
 def test_a_small_file_is_flushed_then_named_then_its_folder_is_flushed(tmp_path, recorded):

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,15 +30,16 @@ from spectrakit.checkpoint import store as checkpoint
 from spectrakit.checkpoint.async_writer import CheckpointWriter, Snapshot
 from spectrakit.checkpoint.host_copy import HostBuffers
 from spectrakit.checkpoint.store import (
+    CheckpointContent,
     CheckpointError,
     checkpoints,
     find_checkpoint,
     load_state,
     load_weights,
     mirror_checkpoint,
-    pointed,
     prune,
     read_manifest,
+    read_pointer,
     save_checkpoint,
     verify,
     write_tensors,
@@ -71,12 +73,11 @@ MIB = 2**20
 FILES = ("model.safetensors", "ema.safetensors", "state.pt", "rank-00000.pt", "manifest.json")
 
 
-def state_of(value: float, mebibytes: float = 0.01) -> tuple:
-    "What `save_checkpoint` takes: half of it weights, half of it optimizer state, all of one value."
+def state_of(value: float, mebibytes: float = 0.01) -> CheckpointContent:
+    "Half of it weights, half of it optimizer state, all of one value."
     half = max(1, int(mebibytes * MIB / 8))
-    return (
+    return CheckpointContent(
         {"w": torch.full((half,), float(value))},
-        None,
         {"step": value, "m": torch.full((half,), float(value))},
         [{"rng": [value]}],
     )
@@ -86,12 +87,10 @@ def write(folder: Path, *steps: int, best: int | None = None, ema: bool = False,
     "Checkpoints of these steps, each with its number as its weights."
     made = []
     for step in steps:
-        model, _, state, ranks = state_of(step, mebibytes)
-        made.append(
-            save_checkpoint(
-                folder, step, model, {"w": model["w"] + 0.5} if ema else None, state, ranks, best=step == best
-            ).path
-        )
+        content = state_of(step, mebibytes)
+        if ema:
+            content = replace(content, ema={"w": content.model["w"] + 0.5})
+        made.append(save_checkpoint(folder, step, content, best=step == best).path)
     return made
 
 
@@ -129,7 +128,7 @@ def test_a_type_that_safetensors_do_not_have_is_refused_by_its_name(tmp_path):
     with open(tmp_path / "x", "wb") as file, pytest.raises(TypeError, match=r"odd is of type torch.complex128"):
         write_tensors(file, {"odd": torch.ones(2, dtype=torch.complex128)})
     with pytest.raises(CheckpointError, match="step-00000001 could not be written: odd is of type"):
-        save_checkpoint(tmp_path, 1, {"odd": torch.ones(2, dtype=torch.complex128)}, None, {}, [{}])
+        save_checkpoint(tmp_path, 1, CheckpointContent({"odd": torch.ones(2, dtype=torch.complex128)}, {}, [{}]))
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
@@ -433,7 +432,7 @@ def messages(k: CheckpointWriter) -> list[str]:
 
 def give(k: CheckpointWriter, step: int, kind: str = "periodic", mebibytes: float = 6, **more) -> bool:
     "Offer a state; whether it was wanted and taken."
-    return k.choose(kind) and k.put(Snapshot(step, state_of(step, mebibytes), best=kind == "best", **more), kind)
+    return k.wants(kind) and k.put(Snapshot(step, state_of(step, mebibytes), best=kind == "best", **more), kind)
 
 
 def test_what_is_written_is_what_was_handed_over_whatever_training_does_meanwhile(tmp_path):
@@ -455,7 +454,8 @@ def test_what_is_written_is_what_was_handed_over_whatever_training_does_meanwhil
     shared = {"seen": [0], "milestones": Counter({7: 1})}
     step()
     shared_state = {"adam": adam.state_dict(), "ema": ema, **shared}
-    k.put(Snapshot(1, ({**net.state_dict(), "big": big}, None, shared_state, [{"torch": torch.get_rng_state()}])))
+    ranks = [{"torch": torch.get_rng_state()}]
+    k.put(Snapshot(1, CheckpointContent({**net.state_dict(), "big": big}, shared_state, ranks)))
     wanted = copy.deepcopy(({**net.state_dict(), "big": big}, {"adam": adam.state_dict(), "ema": ema, **shared}))
     assert k.began.wait(60)
     for _ in range(3):
@@ -479,9 +479,9 @@ def test_what_is_written_is_what_was_handed_over_whatever_training_does_meanwhil
 
 
 def test_tensors_that_nobody_else_changes_are_not_copied(tmp_path):
-    k, parts = make_blocked(tmp_path), state_of(1, 6)
-    assert k.put(Snapshot(1, parts, owned=True)) and k.began.wait(60) and k.host_copy.spare == []
-    parts[0]["w"][0] = 7.0  # so one can see it
+    k, content = make_blocked(tmp_path), state_of(1, 6)
+    assert k.put(Snapshot(1, content, owned=True)) and k.began.wait(60) and k.host_copy.spare == []
+    content.model["w"][0] = 7.0  # so one can see it
     k.go.set()
     k.flush()
     assert value_of(checkpoints(k.folder)[0]) == 7 and k.host_copy.spare == []
@@ -512,7 +512,7 @@ def test_a_periodic_one_is_left_out_while_another_is_written_and_the_best_waits_
     helpers.wait_for(lambda: (k.poll(), len(saved(k)) == 2)[1], "the best one")
     assert (
         saved(k) == [1, 5]
-        and [pointed(k.folder, w) for w in ("LATEST", "BEST")] == ["step-00000005"] * 2
+        and [read_pointer(k.folder, w) for w in ("LATEST", "BEST")] == ["step-00000005"] * 2
         and names(k.folder) == [1, 5]
     )
 
@@ -522,7 +522,7 @@ def test_the_last_one_comes_after_what_is_under_way_and_is_there_when_it_returns
     give(k, 1), give(k, 2, "best")
     threading.Timer(0.1, k.go.set).start()
     assert give(k, 3, "last")
-    assert saved(k) == [1, 2, 3] and [pointed(k.folder, w) for w in ("LATEST", "BEST")] == [
+    assert saved(k) == [1, 2, 3] and [read_pointer(k.folder, w) for w in ("LATEST", "BEST")] == [
         "step-00000003",
         "step-00000002",
     ]
@@ -547,7 +547,7 @@ def test_the_best_one_waits_for_its_share_and_is_written_by_the_clock_or_at_the_
         now[0] = 0.0
         k = make_slow(tmp_path / str(late), now, background=False)
         give(k, 1, "best"), give(k, 2, "best"), give(k, 3, "best")
-        assert saved(k) == [1] and k.waiting.step == 3 and pointed(k.folder, "BEST") == "step-00000001"
+        assert saved(k) == [1] and k.waiting.step == 3 and read_pointer(k.folder, "BEST") == "step-00000001"
         k.poll()
         assert saved(k) == [1]
         now[0] += 1000 * late
@@ -572,7 +572,7 @@ def test_a_write_that_fails_costs_one_message_and_the_next_one_is_tried(tmp_path
     k.poll()
     assert k.waiting is not None  # not at once
     assert give(k, 5) and (k.flush() or saved(k)) == [1, 5, 4]  # the newest first; the best was late
-    assert [pointed(k.folder, w) for w in ("LATEST", "BEST")] == ["step-00000005", "step-00000004"]
+    assert [read_pointer(k.folder, w) for w in ("LATEST", "BEST")] == ["step-00000005", "step-00000004"]
 
 
 def test_a_full_disk_keeps_what_is_there_and_the_writer_goes_on(small_disk):
@@ -583,7 +583,7 @@ def test_a_full_disk_keeps_what_is_there_and_the_writer_goes_on(small_disk):
     assert [verify(path) for path in checkpoints(k.folder)] == [[], []] and not list(k.folder.glob(".*"))
     shutil.rmtree(k.folder / "step-00000001")
     give(k, 4, mebibytes=9), k.flush()
-    assert saved(k) == [1, 2, 4] and pointed(k.folder, "LATEST") == "step-00000004"
+    assert saved(k) == [1, 2, 4] and read_pointer(k.folder, "LATEST") == "step-00000004"
 
 
 def test_the_bound_in_bytes_holds_also_while_one_is_written_but_for_the_best_and_the_last(tmp_path):
@@ -636,13 +636,13 @@ from spectrakit.config.schema import CheckpointConfig
 from test_store import state_of
 k = CheckpointWriter(Path(sys.argv[1]), CheckpointConfig())
 k.put(Snapshot(1, state_of(1, 6))); k.flush()
-write = checkpoint._Hashed.write
+write = checkpoint._HashedFile.write
 def slow(self, data):
     done = write(self, data)
     if memoryview(data).nbytes > 2**20 and self._file.name.endswith(sys.argv[2]):
         self._file.flush(); print("writing", flush=True); time.sleep(600)
     return done
-checkpoint._Hashed.write = slow
+checkpoint._HashedFile.write = slow
 k.put(Snapshot(2, state_of(2, 6), best=True), "best")
 time.sleep(600)
 """
@@ -671,6 +671,7 @@ def test_a_process_killed_in_the_middle_of_a_background_write_leaves_the_older_o
 
 ENDING = """
 import sys, time, threading
+from dataclasses import replace
 from pathlib import Path
 import torch
 from spectrakit.checkpoint import store
@@ -680,15 +681,15 @@ from test_store import state_of
 writer = CheckpointWriter(Path(sys.argv[1]), CheckpointConfig(), clock=lambda: 0.0)
 begun = threading.Event()
 writer.put(Snapshot(1, state_of(1, 6))); writer.flush()
-write = store._Hashed.write
+write = store._HashedFile.write
 def slow(self, data):
     size = write(self, data)
     if self._file.name.endswith(sys.argv[2]):
         begun.set(); time.sleep(float(sys.argv[3]))
     return size
-store._Hashed.write = slow
-model, ema, _, ranks = state_of(2, 16)
-writer.put(Snapshot(2, (model, ema, {"many": [torch.ones(9) for _ in range(5000)]}, ranks), best=True), "best")
+store._HashedFile.write = slow
+content = replace(state_of(2, 16), state={"many": [torch.ones(9) for _ in range(5000)]})
+writer.put(Snapshot(2, content, best=True), "best")
 begun.wait()
 """
 
@@ -729,7 +730,7 @@ def test_the_mirror_gets_the_newest_and_the_best_and_is_pruned_as_the_original(t
     k.close()
     there = mirrored(k, tmp_path / "drive")
     assert names(there) == names(k.folder) == [2, 4, 5] and [verify(path) for path in checkpoints(there)] == [[]] * 3
-    assert [pointed(there, w) for w in ("LATEST", "BEST")] == ["step-00000005", "step-00000002"]
+    assert [read_pointer(there, w) for w in ("LATEST", "BEST")] == ["step-00000005", "step-00000002"]
     assert (there.parent / "config.yaml").read_text() == "a: 1\n" and messages(k) == [
         f"checkpoints are copied to {there.parent}"
     ]
@@ -743,14 +744,14 @@ def test_a_copy_that_does_not_equal_its_manifest_is_not_given_a_name(tmp_path):
         mirror_checkpoint(two, tmp_path / "mirror")
     assert (
         sorted(p.name for p in (tmp_path / "mirror").iterdir()) == ["LATEST", "step-00000001"]
-        and pointed(tmp_path / "mirror", "LATEST") == "step-00000001"
+        and read_pointer(tmp_path / "mirror", "LATEST") == "step-00000001"
     )
 
 
 def test_a_step_that_was_saved_again_is_copied_again(tmp_path):
     (one,) = write(tmp_path / "run", 1)
     mirror_checkpoint(one, tmp_path / "mirror")
-    save_checkpoint(tmp_path / "run", 1, *state_of(7))
+    save_checkpoint(tmp_path / "run", 1, state_of(7))
     mirror_checkpoint(one, tmp_path / "mirror")
     assert value_of(tmp_path / "mirror" / one.name) == 7
 
@@ -924,8 +925,8 @@ def test_a_run_that_saves_in_the_background_has_the_same_checkpoints(tmp_path, m
     fore, back = (tmp_path / name / "checkpoints" for name in ("fore", "back"))
     assert set(names(back)) <= set(names(fore)) and max(names(back)) == max(names(fore)) == 30
     assert (
-        pointed(back, "BEST") == pointed(fore, "BEST")
-        and pointed(back, "LATEST") == pointed(fore, "LATEST") == "step-00000030"
+        read_pointer(back, "BEST") == read_pointer(fore, "BEST")
+        and read_pointer(back, "LATEST") == read_pointer(fore, "LATEST") == "step-00000030"
     )
     assert sorted(e["step"] for e in events if e["type"] == "checkpoint") == names(back) and all(
         verify(path) == [] for path in checkpoints(back)
@@ -953,7 +954,7 @@ def same(a, b) -> bool:
 def test_a_run_with_a_tiny_bound_ends_with_its_best_and_its_last(tmp_path):
     events = train(tmp_path / "run", "checkpoint.max_bytes=1KB")
     folder = tmp_path / "run" / "checkpoints"
-    assert {f"step-{step:08d}" for step in names(folder)} == {pointed(folder, "BEST"), "step-00000030"}
+    assert {f"step-{step:08d}" for step in names(folder)} == {read_pointer(folder, "BEST"), "step-00000030"}
     assert len([e for e in events if e["type"] == "message" and "max_bytes" in e["text"]]) == 1
 
 
