@@ -44,6 +44,7 @@ ALIASES = {
     **dict.fromkeys(("training.epochs", "trainer.epochs"), "trainer.max_epochs"),
     **dict.fromkeys(("training.compile_model", "trainer.compile_model"), "trainer.compile"),
     "training.grad_clip_norm": "trainer.gradient_clip_val",
+    **dict.fromkeys(("warmup_ratio", "training.warmup_ratio", "optimizer.warmup_ratio"), "scheduler.warmup_ratio"),
     **dict.fromkeys(
         (
             "trainer.logger",
@@ -221,7 +222,7 @@ _MEANT = {
     ),
     **dict.fromkeys(("checkpoint_interval", "save_steps", "trainer.checkpoint_interval"), "checkpoint.every_n_steps"),
     **dict.fromkeys(("output_dir", "run_dir", "log_dir", "trainer.default_root_dir"), "run.dir"),
-    **dict.fromkeys(("eval_interval", "trainer.val_check_interval"), "trainer.check_val_every_n_steps"),
+    **dict.fromkeys(("eval_interval", "eval_steps"), "trainer.check_val_every_n_steps"),
     "trainer.limit_train_batches": "limits.max_train_batches",
     "trainer.limit_val_batches": "limits.max_val_batches",
     "trainer.enable_checkpointing": "checkpoint.enabled",

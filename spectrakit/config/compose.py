@@ -450,8 +450,13 @@ def _check_whole(text: str, file: Path) -> None:
 
 
 def sha256(config: Config) -> str:
-    "Hash of the canonical form: equal settings, equal hash."
-    return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    "Hash of the canonical form: equal settings, equal hash, also where a later version has more settings."
+    tree = to_dict(config)
+    for key, spec in settings().items():
+        if spec.limits.get("added_later") and get(config, key) == spec.default:
+            block, _, name = key.rpartition(".")
+            del tree[block][name]
+    return hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:

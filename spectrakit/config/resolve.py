@@ -167,7 +167,8 @@ _RULES = (  # settings, when they have no effect in a run of `world` processes, 
 
 
 def _warms_up(config: Config) -> bool:
-    return bool(config.scheduler.warmup_steps or config.scheduler.warmup_epochs)
+    s = config.scheduler
+    return bool(s.warmup_steps or s.warmup_epochs or s.warmup_ratio)
 
 # %% ../../nbs/10_config/05_resolve.ipynb #23a2fc05
 _OWN = "unless it reads them itself"
@@ -187,6 +188,7 @@ _FACTS = (  # settings, the fact that leaves them without effect, and why
             "checkpoint.mode",
             "trainer.check_val_every_n_epoch",
             "trainer.check_val_every_n_steps",
+            "trainer.val_check_interval",
             "data.eval_batch_size",
             "limits.max_val_batches",
         ),

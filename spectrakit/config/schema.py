@@ -44,6 +44,14 @@ def _auto_or_seconds(value: Any) -> None:
         raise ValueError("it needs 'auto' or a number of seconds above 0")
 
 
+def _fraction_of_epoch(value: Any) -> None:
+    if value is not None and not 0 < value <= 1:
+        raise ValueError(
+            "it needs a fraction of an epoch, such as 0.25; a number of optimizer steps is "
+            "trainer.check_val_every_n_steps"
+        )
+
+
 def _endpoint(value: Any) -> None:
     if value is None:
         return
@@ -184,6 +192,9 @@ class SchedulerConfig:
     name: str = setting("cosine", "the shape", choices=("constant", "cosine", "linear", "one_cycle", "polynomial"))
     warmup_steps: int = setting(0, "optimizer steps of linear warm-up", minimum=0)
     warmup_epochs: float = setting(0.0, "epochs of linear warm-up; keeps its share if accumulation changes", minimum=0)
+    warmup_ratio: float = setting(
+        0.0, "fraction of all optimizer steps that is linear warm-up", minimum=0, maximum=0.99, added_later=True
+    )
     final_lr_fraction: float = setting(0.0, "learning rate at the end, as a fraction of the base", minimum=0, maximum=1)
     power: float = setting(2.0, "exponent of the polynomial shape", above=0)
     peak_at: float = setting(0.3, "where one_cycle peaks, as a fraction of all steps", above=0, maximum=0.99)
@@ -219,6 +230,12 @@ class TrainerConfig:
     gradient_clip_val: float | None = setting(None, "largest norm of a step's gradient; null: no clipping", above=0)
     check_val_every_n_epoch: int = setting(1, "evaluate after every n-th epoch", minimum=1)
     check_val_every_n_steps: int | None = setting(None, "evaluate also after every n-th optimizer step", minimum=1)
+    val_check_interval: float | None = setting(
+        None,
+        "evaluate also after every such fraction of an epoch: 0.25 is four times an epoch",
+        check=_fraction_of_epoch,
+        added_later=True,
+    )
     log_every_n_steps: int = setting(
         50, "optimizer steps between two log points; the device is only waited for there", minimum=1
     )
@@ -413,6 +430,14 @@ class LaunchConfig:
         20.0, "a process is stuck after so many times the p99 of its steps without a sign of life", minimum=2
     )
     hang_floor_s: float = setting(300.0, "but never before so many seconds", above=0)
+    threads: Any = setting(
+        "auto",
+        "CPU threads of each training process; auto: OMP_NUM_THREADS where you exported it, else a fair share of the "
+        "cores",
+        check=partial(_auto_or_whole, minimum=1),
+        words=("auto",),
+        added_later=True,
+    )
 
 
 @dataclass(frozen=True)

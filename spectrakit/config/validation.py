@@ -45,7 +45,8 @@ for _dumper in (yaml.SafeDumper, yaml.Dumper):
 # %% ../../nbs/10_config/00_validation.ipynb #23a2fc03
 def setting(default: Any, help: str, **limits: Any) -> Any:
     """A dataclass field. `limits`: `minimum`, `above`, `maximum`, `choices`; `check`, a function of the value;
-    `words`, those that it takes beside numbers; `example`."""
+    `words`, those that it takes beside numbers; `example`; `added_later`: earlier versions had no such setting, so at
+    its default it is left out of the hash."""
     metadata = {"help": help, **limits}
     if isinstance(default, (dict, list)):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)

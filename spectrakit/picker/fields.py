@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config.batch_plan import plan_batches, total_steps, warmup_length
+from ..config.batch_plan import BatchPlan, plan_batches, total_steps, warmup_length
 from ..config.compose import compose, diff
 from ..config.profile_files import load_yaml, profile_intent, profiles
 from ..config.resolve import ignored_settings, platform_notes
@@ -183,6 +183,17 @@ def consequences(
     return rows + [("note", "", note) for note in (*ignored_settings(config, world), *platform_notes(config, platform))]
 
 
+def _warmup(config: Config, plan: BatchPlan, data_known: bool) -> str:
+    "The length of the warm-up in words, empty where there is none. RequestError where it is set in two ways."
+    s = config.scheduler
+    steps = warmup_length(s, plan.steps_per_epoch, total_steps(config, plan))
+    if not data_known and s.warmup_epochs:
+        return f"{s.warmup_epochs:g} epochs"
+    if not data_known and s.warmup_ratio and config.trainer.max_steps is None:
+        return f"{s.warmup_ratio:.0%} of all steps"
+    return f"{steps} steps" if steps else ""
+
+
 def _batch_rows(
     config: Config, world: int, samples: int | None, earlier: EarlierRun | None, platform: Platform, gpus: tuple
 ) -> list[Row]:
@@ -190,20 +201,13 @@ def _batch_rows(
     used = None if samples is None else max(1, round(samples * config.limits.train_frac)) if samples else 0
     plan = plan_batches(config, 2**62 if used is None else used, world)
     o, s = config.optimizer, config.scheduler
-    warmup = warmup_length(s, plan.steps_per_epoch) if used or not s.warmup_epochs else f"{s.warmup_epochs:g} epochs"
+    warmup = _warmup(config, plan, used is not None)
     rows = [
         ("effective batch", str(plan.effective_batch_size), str(plan).partition(" = ")[2].partition(";")[0]),
         (
             "learning rate",
             f"{o.lr:g}",
-            f"{o.name}, {s.name}"
-            + (
-                f", {warmup} steps of warm-up"
-                if isinstance(warmup, int) and warmup
-                else f", {warmup} of warm-up"
-                if warmup
-                else ""
-            ),
+            f"{o.name}, {s.name}{warmup and f', {warmup} of warm-up'}",
         ),
     ]
     if used is None:

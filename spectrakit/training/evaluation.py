@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..checkpoint.store import random_state, restore_random_state
-from ..config.batch_plan import BatchPlan
+from ..config.batch_plan import BatchPlan, next_fraction
 from ..config.schema import Config
 from ..data.loaders import dataset_length, eval_batches
 from ..distributed.context import RunContext
@@ -250,13 +250,17 @@ def predictions_s(task: Any, model: Any, dataset: Any, config: Config, context: 
 # %% ../../nbs/40_training/02_evaluation.ipynb #b24fb279
 def evaluation_due(s: TrainState) -> bool:
     "Whether the settings ask for an evaluation at this step, and it has not been made."
-    p, c = s.progress, s.config.trainer
+    p, c, per_epoch = s.progress, s.config.trainer, s.data.plan.steps_per_epoch
     by_epoch = p.window == 0 and p.step > 0 and p.epoch % c.check_val_every_n_epoch == 0
     by_step = c.check_val_every_n_steps and p.step > 0 and p.step % c.check_val_every_n_steps == 0
+    place = p.epoch * per_epoch + p.window
+    by_fraction = (
+        c.val_check_interval and p.step > 0 and next_fraction(place - 1, c.val_check_interval, per_epoch) == place
+    )
     return (
         s.data.valid is not None
         and p.eval_step != p.step
-        and bool(by_epoch or by_step or p.step >= s.schedule.total_steps)
+        and bool(by_epoch or by_step or by_fraction or p.step >= s.schedule.total_steps)
     )
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #1056188a

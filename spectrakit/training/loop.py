@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..config.batch_plan import next_fraction
 from ..config.schema import Config
 from ..distributed.context import BROKEN, RunContext
 from ..distributed.fsdp import all_finite, gradient_norm_clip, scale
@@ -181,10 +182,11 @@ def next_due(s: TrainState) -> int:
         c.trainer.check_val_every_n_steps,
         c.checkpoint.every_n_steps if c.checkpoint.enabled else None,
     ]
-    steps = [(p.step // n + 1) * n for n in every if n] + [
-        p.step + s.data.plan.steps_per_epoch - p.window,
-        s.schedule.total_steps,
-    ]
+    per_epoch = s.data.plan.steps_per_epoch
+    steps = [(p.step // n + 1) * n for n in every if n] + [p.step + per_epoch - p.window, s.schedule.total_steps]
+    if c.trainer.val_check_interval:
+        place = p.epoch * per_epoch + p.window
+        steps.append(p.step + next_fraction(place, c.trainer.val_check_interval, per_epoch) - place)
     return min(steps)
 
 

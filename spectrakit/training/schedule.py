@@ -33,7 +33,10 @@ def step_cost(s: TrainState) -> float:
     "Seconds that an optimizer step takes, with its share of evaluations, saves and log points."
     (began, first), c, done = s.timing.began, s.config.trainer, s.progress.step
     each = s.timing.pace.mean()
-    every = min(c.check_val_every_n_steps or math.inf, c.check_val_every_n_epoch * s.data.plan.steps_per_epoch)
+    every = min(
+        c.check_val_every_n_steps or math.inf,
+        min(c.check_val_every_n_epoch, c.val_check_interval or math.inf) * s.data.plan.steps_per_epoch,
+    )
     known = each + (s.budget.parts["eval"] / every if s.data.valid is not None else 0.0)
     return (
         max(known, (time.monotonic() - began - s.timing.pace.first) / (done - first - 1))
@@ -50,7 +53,8 @@ def replan(s: TrainState, usable: float, cost_s: float) -> None:
     s.schedule.total_steps = planned_steps(
         s.config.watchdog.plan, p.step, s.schedule.requested_steps, s.data.plan.steps_per_epoch, usable, cost_s
     )
-    left, warmup = s.schedule.total_steps - p.step, warmup_length(rule, s.data.plan.steps_per_epoch) - p.position
+    length = warmup_length(rule, s.data.plan.steps_per_epoch, s.schedule.requested_steps)
+    left, warmup = s.schedule.total_steps - p.step, length - p.position
     # a warm-up keeps its length, unless it would take more than half of what is left
     s.schedule.stride = (
         1.0
@@ -74,7 +78,7 @@ def lr_rule(s: TrainState) -> Callable[[float], float] | None:
     """
     rule = s.config.scheduler
     if s.learner.scheduler is not None or (
-        rule.name == "constant" and not warmup_length(rule, s.data.plan.steps_per_epoch)
+        rule.name == "constant" and not warmup_length(rule, s.data.plan.steps_per_epoch, s.schedule.requested_steps)
     ):
         return None
     return lambda position: lr_factor(rule, position, s.schedule.requested_steps, s.data.plan.steps_per_epoch)

@@ -201,6 +201,7 @@ def test_the_list_of_profiles_says_auto_and_survives_a_wrong_variable(call, monk
             ("data.batch_size=8", "data.micro_batch_size=16", "Keep one"),
         ),
         (("train", "LINE", "scheduler.warmup_steps=3", "scheduler.warmup_epochs=1"), ("warmup_steps=3", "Keep one")),
+        (("train", "LINE", "scheduler.warmup_steps=3", "warmup_ratio=0.1"), ("warmup_ratio=0.1 both", "Keep one")),
         (("train", "LINE", "task.widht=9"), ("'widht'", "'width'")),
         (("train", "LINE", "data.batch_size=64"), ("data.micro_batch_size=64", "40 samples")),
         (("train", "LINE", "run.dir=a_file"), ("a_file", "run.dir")),

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import hashlib
 import json
 import pickle
 import subprocess
@@ -106,6 +107,20 @@ def test_a_config_is_carried_whole_and_stays_frozen(make):
     for key in BLOCKS:
         with pytest.raises(TypeError):
             get(again, key)["x"] = 1
+
+
+ADDED_LATER = {"scheduler.warmup_ratio": 0.5, "trainer.val_check_interval": 0.5, "launch.threads": 3}
+
+
+def test_a_setting_that_came_later_leaves_the_hash_of_earlier_versions(here):
+    assert {key for key, spec in settings().items() if spec.limits.get("added_later")} == set(ADDED_LATER)
+    config, tree = compose(), to_dict(compose())
+    for key, other in ADDED_LATER.items():
+        block, _, name = key.partition(".")
+        assert tree[block].pop(name) == settings()[key].default
+        assert sha256(override(config, f"{key}={other}")) != sha256(config)
+    as_before = hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    assert sha256(from_dict(tree)) == sha256(config) == as_before
 
 
 def test_an_open_block_is_a_dict_in_all_else():
@@ -245,6 +260,10 @@ def test_a_number_too_large_for_the_machine_is_refused(key, digits):
         ("trainer.strategy=null", "trainer.strategy=null is not possible: it needs one of auto, ddp, fsdp."),
         ("watchdog.limit=0s", "watchdog.limit=0s is not possible: it needs a time above 0"),
         ("watchdog.since=start", "it needs one of session, run."),
+        ("trainer.val_check_interval=100", "a number of optimizer steps is trainer.check_val_every_n_steps."),
+        ("trainer.val_check_interval=0", "it needs a fraction of an epoch, such as 0.25"),
+        ("warmup_ratio=1", "warmup_ratio=1 is out of range"),
+        ("launch.threads=0", "it needs 'auto' or a whole number from 1 up"),
     ],
 )
 def test_what_people_type_by_mistake_is_told_what_they_meant(word, says):

@@ -181,6 +181,7 @@ def test_every_other_word_reaches_its_setting(alias):
         "tracking.names": ["csv"],
         "tracking.mode": "offline",
         "tracking.project": "mine",
+        "scheduler.warmup_ratio": 0.25,
     }.get(target)
     if value is None:
         now = get(config, target)

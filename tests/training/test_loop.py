@@ -265,6 +265,12 @@ def test_warm_up_in_epochs_keeps_its_share_when_accumulation_changes(train):
     assert many.made.rates == pytest.approx([0.1 * (i + 1) / 19 for i in range(18)] + [0.1] * 18)
 
 
+def test_warm_up_as_a_ratio_is_that_share_of_all_steps(train):
+    task = Rated()
+    train(task, *ACCUMULATED, "warmup_ratio=0.25")
+    assert task.made.rates == pytest.approx([0.1 * (i + 1) / 4 for i in range(3)] + [0.1] * 9)
+
+
 class OwnSchedule(Rated):
     "With a schedule of torch's own."
 
@@ -365,6 +371,20 @@ def test_evaluations_come_after_every_n_steps_too(train):
         "trainer.check_val_every_n_epoch=2",
     )
     assert run.column("eval", "step") == [3, 6, 8]
+
+
+@pytest.mark.parametrize(
+    "words, steps",
+    [
+        (("data.batch_size=6", "trainer.val_check_interval=0.5"), [2, 4, 6, 8]),  # 4 steps an epoch
+        (("data.batch_size=8", "trainer.val_check_interval=0.5"), [2, 3, 5, 6]),  # 3 steps an epoch
+        (("data.batch_size=6", "trainer.val_check_interval=0.1"), list(range(1, 9))),
+        (("data.batch_size=6", "trainer.val_check_interval=0.75", "trainer.check_val_every_n_epoch=2"), [3, 6, 8]),
+    ],
+)
+def test_evaluations_come_after_every_fraction_of_an_epoch_too(train, words, steps):
+    run = train(Exact(), *words, "trainer.max_epochs=2", "trainer.log_every_n_steps=100")
+    assert run.column("eval", "step") == steps
 
 
 # what is seen, and how much of it
