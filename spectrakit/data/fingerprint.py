@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from .loaders import SeededSamples, end_with
+from .loaders import SeededSamples, end_with_parent
 
 # %% ../../nbs/22_data/01_fingerprint.ipynb #23a2fc01
 class _Unknown(Exception):
@@ -59,7 +59,7 @@ def _add_array(digest: Any, value: Any) -> None:
         raise _Unknown
     digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
 
-
+# %% ../../nbs/22_data/01_fingerprint.ipynb #51b6d0d7
 def content_hash(value: Any) -> str | None:
     "A hash of `value` and all in it, equal on every machine; None where its content cannot be hashed."
     digest = hashlib.sha256()
@@ -70,16 +70,68 @@ def content_hash(value: Any) -> str | None:
     return digest.hexdigest()[:16]
 
 # %% ../../nbs/22_data/01_fingerprint.ipynb #7d64c29d
-WHOLE_BYTES, PATIENCE_S = 2**26, 2.0
+WHOLE_BYTES = 2**26  # bytes of tensors up to which all are hashed
+PATIENCE_S = 2.0  # seconds after which no further sample is fetched
 
 
-def dataset_fingerprint(dataset: Any, seed: int, apart: bool = False) -> dict:
+def _sample_hashes(source: SeededSamples, samples: int) -> dict[str, str]:
+    "Hashes of the first, the middle and the last sample; none where one differs when it is fetched once more."
+    hashes: dict[str, str] = {}
+    end = time.monotonic() + PATIENCE_S
+    for index in dict.fromkeys((0, samples // 2, samples - 1)):
+        if time.monotonic() > end:
+            break
+        try:
+            one, two = (content_hash(source.__getitems__([(0, index)])) for _ in range(2))
+        except Exception:
+            return {}  # training reports what is wrong with it, if it comes to that sample
+        if one is None or one != two:
+            return {}
+        hashes[str(index)] = one
+    return hashes
+
+# %% ../../nbs/22_data/01_fingerprint.ipynb #c2128cad
+class _HashesOnly:
+    "A data set of one entry: the hashes of three samples of another one."
+
+    def __init__(self, dataset: Any, seed: int, samples: int):
+        self.dataset, self.seed, self.samples = dataset, seed, samples
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _: int) -> dict[str, str]:
+        return _sample_hashes(SeededSamples(self.dataset, self.seed), self.samples)
+
+
+def _hashes_in_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
+    "The same, from a loader's worker, which ends afterwards."
+    import torch
+    from torch.utils.data import DataLoader
+
+    before = torch.get_rng_state()
+    loader: DataLoader = DataLoader(
+        _HashesOnly(dataset, seed, samples),  # type: ignore[arg-type]  # torch asks for its methods alone
+        batch_size=None,
+        num_workers=1,
+        timeout=10 * PATIENCE_S,
+        generator=torch.Generator(),
+        worker_init_fn=partial(end_with_parent, os.getpid()),
+    )
+    try:
+        return next(iter(loader))
+    except Exception:
+        return {}
+    finally:
+        torch.set_rng_state(before)
+
+# %% ../../nbs/22_data/01_fingerprint.ipynb #0b472969
+def dataset_fingerprint(dataset: Any, seed: int, in_worker: bool = False) -> dict:
     """`{"samples": n, "content": {what: hash}}`, where what is 'all' or a sample's index; no content where it cannot
-    be told.
+    be hashed.
 
-    Draws nothing from the generators of Python, NumPy and torch, and looks for PATIENCE_S seconds at most. `apart`:
-    in a process of its own, for data sets that workers will read: what such a set opens here, each forked worker
-    would share.
+    Draws nothing from the generators of Python, NumPy and torch, and begins no sample after PATIENCE_S seconds.
+    `in_worker`: fetch samples in a process of its own.
     """
     from torch.utils.data import Subset, TensorDataset
 
@@ -93,72 +145,17 @@ def dataset_fingerprint(dataset: Any, seed: int, apart: bool = False) -> dict:
     elif type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
         inner = dataset_fingerprint(dataset.dataset, seed)["content"]
         content = {"all": content_hash([inner, list(dataset.indices)])}
+    elif in_worker:
+        content = _hashes_in_worker(dataset, seed, samples)
     else:
-        content = (
-            _in_a_worker(dataset, seed, samples) if apart else _three_samples(SeededSamples(dataset, seed), samples)
-        )
-    return {"samples": samples, "content": {what: digest for what, digest in content.items() if digest is not None}}
-
-
-class _SampleHashes:
-    "A data set of one entry: the hashes of three samples of another one."
-
-    def __init__(self, dataset: Any, seed: int, samples: int):
-        self.dataset, self.seed, self.samples = dataset, seed, samples
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, _: int) -> dict[str, str]:
-        return _three_samples(SeededSamples(self.dataset, self.seed), self.samples)
-
-
-def _in_a_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
-    "The same, asked of a loader's worker, which ends afterwards."
-    import torch
-    from torch.utils.data import DataLoader
-
-    before = torch.get_rng_state()
-    try:
-        return next(
-            iter(
-                DataLoader(
-                    _SampleHashes(dataset, seed, samples),  # type: ignore[arg-type]  # torch asks for its methods alone
-                    batch_size=None,
-                    num_workers=1,
-                    timeout=10 * PATIENCE_S,
-                    generator=torch.Generator(),
-                    worker_init_fn=partial(end_with, os.getpid()),
-                )
-            )
-        )
-    except Exception:
-        return {}
-    finally:
-        torch.set_rng_state(before)
-
-
-def _three_samples(source: SeededSamples, samples: int) -> dict[str, str]:
-    "Hashes of the first, the middle and the last sample; none where one differs when it is fetched once more."
-    hashes: dict[str, str] = {}
-    end = time.monotonic() + PATIENCE_S
-    for index in dict.fromkeys((0, samples // 2, samples - 1)):
-        if time.monotonic() > end:
-            break
-        try:
-            one, two = (content_hash(source.__getitems__([(0, index)])) for _ in range(2))
-        except Exception:
-            return {}  # training tells what is wrong with it, if it comes to that sample
-        if one is None or one != two:
-            return {}
-        hashes[str(index)] = one
-    return hashes
+        content = _sample_hashes(SeededSamples(dataset, seed), samples)
+    return {"samples": samples, "content": {what: value for what, value in content.items() if value is not None}}
 
 # %% ../../nbs/22_data/01_fingerprint.ipynb #23a2fc03
 def fingerprint_change(before: dict | None, now: dict | None) -> str | None:
     """What has changed from one `dataset_fingerprint` to another, in words.
 
-    None where nothing has, as far as can be told.
+    None where nothing has, as far as they show.
     """
     if before is None and now is None:
         return None

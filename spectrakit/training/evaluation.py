@@ -17,7 +17,7 @@ from typing import Any
 from ..checkpoint.store import random_state, restore_random_state
 from ..config.batch_plan import BatchPlan, next_fraction
 from ..config.schema import Config
-from ..data.loaders import dataset_length, eval_batches
+from ..data.loaders import Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
 from ..distributed.fsdp import is_sharded, same_on_all_ranks
 from ..distributed.heartbeat import HURRY, STOP
@@ -228,7 +228,11 @@ def predictions_s(task: Any, model: Any, dataset: Any, config: Config, context: 
     collate = task.collate if callable(getattr(task, "collate", None)) else None
     whole, took = forward_passes(len(dataset), config, world_size=context.world_size), []
     batches = eval_batches(
-        dataset, context.device, config, collate, min(5, whole) * context.world_size, context.rank, context.world_size
+        dataset,
+        config,
+        Placement(context.device, context.rank, context.world_size),
+        collate,
+        max_batches=min(5, whole) * context.world_size,
     )
     model.eval()
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..checkpoint.store import find_checkpoint, load_weights
 from ..config.schema import Config
-from ..data.loaders import dataset_length, eval_batches
+from ..data.loaders import Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
 from ..system.errors import RequestError
 from .evaluation import predict_batch
@@ -104,7 +104,8 @@ def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context
     import torch
 
     collate = task.collate if callable(getattr(task, "collate", None)) else None
-    batches = eval_batches(dataset, context.device, config, collate, rank=context.rank, world_size=context.world_size)
+    placement = Placement(context.device, context.rank, context.world_size)
+    batches = eval_batches(dataset, config, placement, collate)
     mine: dict[int, dict] = {}
     with torch.inference_mode():
         for place, batch in enumerate(batches.epoch(0)):

@@ -19,7 +19,7 @@ from spectrakit.checkpoint.store import (
     verify,
 )
 from ..data.fingerprint import fingerprint_change
-from ..data.loaders import mix
+from ..data.loaders import mix_seed
 from ..distributed.fsdp import load_whole_model
 from ..runs.run_dir import read_environment
 from ..system.errors import RequestError
@@ -53,7 +53,7 @@ def restore_state(s: TrainState) -> list[str]:
     if rank_state is not None:
         restore_random_state(rank_state)
     else:
-        seed_everything(mix(s.config.seed, 1, s.context.rank, s.progress.step) & 0xFFFFFFFF)
+        seed_everything(mix_seed(s.config.seed, 1, s.context.rank, s.progress.step) & 0xFFFFFFFF)
         notes.append(f"rank {s.context.rank} has no random state in {path.name}; it draws new numbers")
     s.record.restored = (
         (rank_state or {}).get("interval", {})

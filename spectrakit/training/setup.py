@@ -18,13 +18,14 @@ from ..config.resolve import ignored_settings
 from ..config.schema import Config
 from ..data.fingerprint import dataset_fingerprint
 from spectrakit.data.loaders import (
+    Placement,
     ResidentBatches,
     check_finite_dataset,
     dataset_length,
     eval_batches,
     find_non_finite,
     limit_samples,
-    mix,
+    mix_seed,
     train_batches,
 )
 from ..distributed.context import RunContext
@@ -162,10 +163,9 @@ def prepare(
         on_model(model)
     model = context.prepare(model)
     collate = task.collate if callable(getattr(task, "collate", None)) else None
-    batches = train_batches(train, context.device, plan, config, collate, context.rank)
-    checks = valid and eval_batches(
-        valid, context.device, config, collate, config.limits.max_val_batches, context.rank, context.world_size
-    )
+    placement = Placement(context.device, context.rank, context.world_size)
+    batches = train_batches(train, plan, config, placement, collate)
+    checks = valid and eval_batches(valid, config, placement, collate, config.limits.max_val_batches)
     if config.trainer.compile:
         model = try_compile(task, model, batches, context, log)
     whole = (
@@ -192,7 +192,7 @@ def prepare(
         else None
     )
     params = [q for q in model.parameters() if q.requires_grad]
-    seed_everything(mix(config.seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
+    seed_everything(mix_seed(config.seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
     averages = config.training.ema_decay is not None and not training_only
     return TrainState(
         task,

@@ -10,7 +10,16 @@ from torch.utils.data import TensorDataset
 from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.config.compose import compose
 from spectrakit.data.fingerprint import fingerprint_change
-from spectrakit.data.loaders import SeededSamples, epoch_order, eval_batches, eval_cuts, mix, train_batches, train_cuts
+from spectrakit.data.loaders import (
+    Placement,
+    SeededSamples,
+    epoch_order,
+    eval_batches,
+    eval_cuts,
+    mix_seed,
+    train_batches,
+    train_cuts,
+)
 
 
 class Augmented:
@@ -31,7 +40,9 @@ def noise(batches, epoch: int, first_step: int = 0) -> dict[int, tuple]:
 
 def loaded(seed: int = 0, size: int = 2, rank: int = 0, world_size: int = 1):
     config = compose("dataloader.num_workers=0", f"seed={seed}", f"data.micro_batch_size={size}")
-    return train_batches(Augmented(), "cpu", BatchPlan(10, size, 1, world_size), config, None, rank)
+    return train_batches(
+        Augmented(), BatchPlan(10, size, 1, world_size), config, Placement(rank=rank, world_size=world_size)
+    )
 
 
 def test_a_sample_is_augmented_anew_in_every_epoch():
@@ -65,7 +76,9 @@ def test_an_order_depends_on_seed_and_epoch():
     orders = {tuple(epoch_order(50, seed, epoch).tolist()) for seed in (0, 1) for epoch in (0, 1, 2)}
     assert len(orders) == 6 and all(sorted(order) == list(range(50)) for order in orders)
     assert epoch_order(5, 0, 7, shuffle=False).tolist() == [0, 1, 2, 3, 4]
-    assert mix(1, 2) != mix(2, 1) and mix(0) == 0xE220A8397B1DCDAF >> 1  # SplitMix64's first number from 0
+    assert (
+        mix_seed(1, 2) != mix_seed(2, 1) and mix_seed(0) == 0xE220A8397B1DCDAF >> 1
+    )  # SplitMix64's first number from 0
 
 
 def test_the_shares_of_a_step_are_equal_to_one_sample_and_cover_it():
@@ -91,14 +104,14 @@ def test_evaluation_batches_are_dealt_out_and_the_last_ones_borrowed():
 @pytest.mark.parametrize("resident", ["1.0", "0.0"])  # tensors on the device, and a loader
 def test_evaluation_reads_every_sample_in_order(resident):
     config = compose("dataloader.num_workers=0", "data.eval_batch_size=4", f"data.resident_gib={resident}", "seed=3")
-    batches = eval_batches(TensorDataset(torch.arange(10)), "cpu", config)
+    batches = eval_batches(TensorDataset(torch.arange(10)), config)
     assert torch.cat([batch.data[0] for batch in batches.epoch(0)]).tolist() == list(range(10))
 
 
 @pytest.mark.parametrize("resident", ["1.0", "0.0"])
 def test_a_resumed_epoch_goes_on_at_its_step(resident):
     config = compose("dataloader.num_workers=0", "data.micro_batch_size=3", f"data.resident_gib={resident}", "seed=3")
-    batches = train_batches(TensorDataset(torch.arange(10)), "cpu", BatchPlan(10, 3), config)
+    batches = train_batches(TensorDataset(torch.arange(10)), BatchPlan(10, 3), config)
     order = epoch_order(10, 3, 2).tolist()
     for first in range(4):
         read = torch.cat([batch.data[0] for batch in batches.epoch(2, first)]).tolist()

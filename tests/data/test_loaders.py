@@ -15,10 +15,10 @@ import torch
 from torch.utils.data import TensorDataset
 from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.config.compose import compose
-from spectrakit.data.loaders import LoadedBatches, eval_cuts
+from spectrakit.data.loaders import EpochPlan, LoadedBatches, eval_cuts
 samples = TensorDataset(torch.arange(8.0))
 config = compose("dataloader.num_workers=1", "data.shuffle=false", "data.batch_size=4")
-batches = LoadedBatches(samples, "cpu", partial(eval_cuts, BatchPlan(8, 4)), config, None)
+batches = LoadedBatches(samples, "cpu", EpochPlan(partial(eval_cuts, BatchPlan(8, 4))), config.dataloader)
 print([batch.data[0].tolist() for batch in batches.epoch(0)])
 """
 
@@ -43,12 +43,12 @@ ORPHAN = """
 import os, sys, time
 from functools import partial
 from torch.utils.data import DataLoader
-from spectrakit.data.loaders import end_with
+from spectrakit.data.loaders import end_with_parent
 
 def late(parent, worker):
     print(os.getpid(), flush=True)
     while os.getppid() == parent: time.sleep(0.01)  # until the parent is gone
-    end_with(parent, worker)
+    end_with_parent(parent, worker)
 
 class Endless:
     def __len__(self): return 10**9

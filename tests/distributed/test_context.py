@@ -234,7 +234,7 @@ def test_what_was_evaluated_is_what_was_saved(tmp_path, strategy):
     run = fit(Normed(), compose(*words, "trainer.devices=2", f"distributed.strategy={strategy}"), show=False)
     assert run.status == "completed", run.error
     config = compose(*words)
-    found = evaluate(Normed(), run.load_model(), eval_batches(Normed().datasets(config)[1], "cpu", config))
+    found = evaluate(Normed(), run.load_model(), eval_batches(Normed().datasets(config)[1], config))
     assert found == pytest.approx(run.metrics, rel=1e-5)
 
 
