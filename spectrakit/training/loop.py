@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['train_loop', 'scale_gradients', 'next_due', 'poll_requests', 'confirm_requested_save', 'stops_early',
-           'overdue_evaluation', 'at_step_boundary', 'log_step', 'device_load', 'train_run', 'save_traceback',
-           'NullLog', 'finish']
+           'overdue_evaluation', 'device_load', 'RankReport', 'gather_reports', 'log_step', 'write_log_point',
+           'at_step_boundary', 'evaluate_and_save', 'ends_by_request', 'finish', 'last_evaluation', 'save_traceback',
+           'NullLog', 'train_run', 'begin_run', 'end_run']
 
 # %% ../../nbs/40_training/07_loop.ipynb #e463e137
 import contextlib
@@ -14,7 +15,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..config.batch_plan import next_fraction
 from ..config.schema import Config
@@ -45,8 +46,8 @@ from spectrakit.training.nan_guard import (
     ROLLED_BACK,
     apply_nan_policy,
     handle_bad_loss,
-    step_unless_bad,
     report_skipped,
+    step_unless_bad,
     watch_buffers,
 )
 from .restore import restore_state
@@ -54,6 +55,8 @@ from .schedule import lr_rule, replan, set_lr, start_interval, step_cost, step_s
 from .setup import prepare, write_start
 from spectrakit.training.state import (
     Execution,
+    Interval,
+    Progress,
     TrainState,
     finish_mirror,
     finish_saving,
@@ -189,30 +192,31 @@ def next_due(s: TrainState) -> int:
         steps.append(p.step + next_fraction(place, c.trainer.val_check_interval, per_epoch) - place)
     return min(steps)
 
-
+# %% ../../nbs/40_training/07_loop.ipynb #585afbdc
 def poll_requests(s: TrainState, now: float) -> None:
-    """Five times a second, and where something is due: does anything ask for a stop, or for a checkpoint by the clock?
-    Rank 0 puts it on the agenda.
+    """Ask whether anything wants a stop, or a checkpoint by the clock; rank 0 announces it for the next step boundary.
+
+    Called five times a second, and where something is due; `now` is time.monotonic().
     """
     s.requests.next_check, heartbeat = now + 0.2, s.context.heartbeat
-    wish = int(s.stop_requested())
+    flags = int(s.stop_requested())
     if heartbeat.rank == 0:
         set_end(heartbeat.page, kill_at(s.budget))
     if s.context.is_main:
         if s.budget.should_stop():
-            wish |= TIME
+            flags |= TIME
         if save_due_by_clock(s, now):
-            wish |= SAVE
+            flags |= SAVE
     if not s.context.together:
-        s.requests.pending |= wish  # said at the next log point
+        s.requests.pending |= flags  # for the next log point, where the ranks agree
     elif not s.context.is_main:
-        raise_flag(heartbeat, wish)
-    elif wish := wish | requested(heartbeat.page):
-        announce(heartbeat, s.progress.step, wish)
+        raise_flag(heartbeat, flags)
+    elif flags := flags | requested(heartbeat.page):
+        announce(heartbeat, s.progress.step, flags)
 
-
+# %% ../../nbs/40_training/07_loop.ipynb #4982d440
 def confirm_requested_save(s: TrainState) -> None:
-    "Tell that the checkpoint that a person asked for is there, by removing the file that asked for it."
+    "Remove the file by which a person asked for a checkpoint: it is there now."
     if not s.context.is_main:
         return
     with contextlib.suppress(OSError):
@@ -224,7 +228,7 @@ def confirm_requested_save(s: TrainState) -> None:
 
 
 def stops_early(s: TrainState) -> tuple[str, str] | None:
-    "The end of a run that no longer improves."
+    "The end (status, reason) of a run that no longer improves; None where it goes on."
     stopping, bad = s.config.early_stopping, s.progress.bad_evals
     return (
         ("early_stopped", f"{s.monitor} did not improve in {bad} evaluations")
@@ -232,123 +236,21 @@ def stops_early(s: TrainState) -> tuple[str, str] | None:
         else None
     )
 
-
+# %% ../../nbs/40_training/07_loop.ipynb #9c8638a9
 def overdue_evaluation(s: TrainState) -> tuple[str, str] | None:
-    "The evaluation that was due at the step a run goes on from, where it broke, or there was no time for it."
+    """Make the evaluation that was due at the step a run goes on from; (status, reason) where the run ends early with
+    it.
+    """
     if s.progress.step == 0 or not evaluation_due(s) or not time_for(s, "eval"):
         return None
     if run_evaluation(s):
         save(s, best=True)
     return stops_early(s)
 
-
-def at_step_boundary(s: TrainState) -> tuple[str, str] | None:
-    """Log, evaluate, save, stop: what is due at this step, on all ranks alike; returns (status, reason) where the run
-    ends here.
-    """
-    p, c = s.progress, s.config
-    last, epoch_end = p.step >= s.schedule.total_steps, p.window == 0
-    agenda = agreed(s.context.heartbeat, p.step)
-    if p.step % c.trainer.log_every_n_steps == 0 or last:
-        if (ending := log_step(s)) is not None:
-            return ending
-        agenda, s.requests.agreed = agenda | s.requests.agreed, 0
-    if agenda & HURRY:
-        hurry(s.budget, parse_duration(c.watchdog.after_sigterm))
-    wants = evaluation_due(s)
-    if last and not all_finite(s.learner.params):
-        return apply_nan_policy(s, math.nan, s.nan.bad_input)
-    improved = run_evaluation(s) if wants and time_for(s, "eval") else False
-    agenda |= s.requests.evaluation_stopped_by
-    if s.requests.evaluation_stopped_by & HURRY:
-        hurry(s.budget, parse_duration(c.watchdog.after_sigterm))
-    if improved or agenda & (SAVE | SAVE_NOW) or save_due(s, epoch_end) or last:
-        save(s, best=improved, last=last or bool(agenda & SAVE_NOW))
-    if agenda & SAVE_NOW:
-        confirm_requested_save(s)
-    if last:
-        return None
-    if (ending := stops_early(s)) is not None:
-        return ending
-    if agenda & STOP:
-        return (
-            "interrupted",
-            "the system asked this process to end (SIGTERM)" if agenda & HURRY else "a stop was asked for",
-        )
-    if agenda & TIME or (wants and p.eval_step != p.step):
-        return "out_of_time", f"the time is up: {told(s.budget)}"
-    if (
-        epoch_end
-        and c.watchdog.whole_epochs
-        and not time_for(s, "epoch", epoch_s := s.data.plan.steps_per_epoch * step_cost(s))
-    ):
-        return (
-            "out_of_time",
-            f"an epoch takes {short_time(epoch_s)}, which is more than training may still use: {told(s.budget)}",
-        )
-    return None
-
-# %% ../../nbs/40_training/07_loop.ipynb #23a2fc04
-def log_step(s: TrainState) -> tuple[str, str] | None:
-    """Write a log point: the mean loss since the last one, the rate, the speed.
-
-    Ends the run where the loss is not finite.
-    """
-    p, i, pace_s = s.progress, s.record.interval, s.timing.pace.quantile(0.99)
-    steps = p.step - i.step
-    if steps == 0:
-        return None
-    loss = float(i.loss)  # on a GPU the one place where the host waits for the device
-    seconds = max(1e-9, time.monotonic() - i.began - i.paused_s)
-    usable = usable_s(s.budget)
-    rows = s.context.gather_numbers(
-        [
-            loss / s.context.world_size,
-            *device_load(s, seconds),
-            float(s.requests.pending),
-            -1.0 if usable is None else usable,
-            step_cost(s),
-        ]
-    )
-    skipped, s.nan.skipped = int(s.nan.skipped), 0
-    loss = sum(row[0] for row in rows) / max(1, steps - skipped)
-    if not math.isfinite(loss):
-        return apply_nan_policy(s, loss, next(filter(None, s.context.gather(s.nan.bad_input)), None))
-    if skipped and (ending := report_skipped(s, skipped, steps)):
-        return ending
-    for row in rows:
-        s.requests.agreed |= int(row[3])
-    s.requests.pending = 0
-    s.context.heartbeat.pace(pace_s)
-    s.budget.observe("step", s.timing.pace.quantile(0.95))
-    if usable is not None and p.step < s.schedule.total_steps:
-        replan(s, *rows[0][4:])
-    point = {
-        "epoch": round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4),
-        "loss": loss,
-        "lr": s.learner.optimizer.param_groups[0]["lr"],
-        "samples_per_s": round(i.samples / seconds, 1),
-    }
-    if s.context.device.type == "cuda":
-        point["gpu_gib"] = max(row[1] for row in rows)
-    s.record.trackers.log(p.step, point)
-    if len(rows) > 1:
-        point["ranks"] = [{"memory_gib": row[1], "busy": row[2]} for row in rows]
-        _, memory_gib, busy, *_ = rows[s.context.rank]
-        print(
-            f"step {p.step}: {memory_gib:.2f} GiB" + (f", busy {busy:.0%}" if busy >= 0 else ""), flush=True
-        )  # into logs/rank-N.log
-    s.record.log.write("step", step=p.step, **point)
-    if (now := time.monotonic()) - s.record.budget_logged_at >= 60 and usable is not None:
-        s.record.budget_logged_at = now
-        s.record.log.write("budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), held=held_back(s.budget))
-    start_interval(s)
-    return None
-
-
+# %% ../../nbs/40_training/07_loop.ipynb #045b56d1
 def device_load(s: TrainState, seconds: float) -> tuple[float, float]:
-    """This rank's memory in GiB (peak on a GPU, resident on a CPU), and how busy its device was (0 to 1); -1 where
-    nobody knows.
+    """This rank's memory in GiB (peak on a GPU, resident on a CPU), and how busy its device was (0 to 1) over the last
+    `seconds`; -1 where that is not known.
     """
     if s.context.device.type == "cuda":
         import torch
@@ -362,70 +264,186 @@ def device_load(s: TrainState, seconds: float) -> tuple[float, float]:
         return -1.0, -1.0
     import psutil
 
-    return round(psutil.Process().memory_info().rss / 2**30, 3), round(
-        (time.process_time() - s.record.interval.busy_s) / seconds, 2
+    busy_s = time.process_time() - s.record.interval.busy_s
+    return round(psutil.Process().memory_info().rss / 2**30, 3), round(busy_s / seconds, 2)
+
+
+class RankReport(NamedTuple):
+    "What one rank reports at a log point. Ranks exchange numbers alone, so -1 stands for unknown."
+
+    loss: float  # its part of the sum of the losses since the last log point
+    memory_gib: float
+    busy: float  # 0 to 1
+    requests: float  # what it asks for: a sum of STOP, TIME, SAVE, …
+    usable_s: float  # what training may still use; -1: there is no limit
+    step_cost_s: float
+
+
+def gather_reports(s: TrainState, loss: float, seconds: float) -> list[RankReport]:
+    "The reports of all ranks, in their order. `loss` is the sum of the losses of the last `seconds`."
+    usable = usable_s(s.budget)
+    memory_gib, busy = device_load(s, seconds)
+    own = RankReport(
+        loss / s.context.world_size,
+        memory_gib,
+        busy,
+        float(s.requests.pending),
+        -1.0 if usable is None else usable,
+        step_cost(s),
+    )
+    return [RankReport(*row) for row in s.context.gather_numbers(list(own))]
+
+# %% ../../nbs/40_training/07_loop.ipynb #23a2fc04
+def log_step(s: TrainState) -> tuple[str, str] | None:
+    """Write a log point: the mean loss since the last one, the rate, the speed.
+
+    Ends the run, with (status, reason), where the loss is not finite.
+    """
+    p, interval, p99_s = s.progress, s.record.interval, s.timing.pace.quantile(0.99)
+    steps = p.step - interval.step
+    if steps == 0:
+        return None
+    total = float(interval.loss)  # on a GPU the one place where the host waits for the device
+    seconds = max(1e-9, time.monotonic() - interval.began - interval.paused_s)
+    reports = gather_reports(s, total, seconds)
+    skipped, s.nan.skipped = int(s.nan.skipped), 0
+    loss = sum(report.loss for report in reports) / max(1, steps - skipped)
+    if not math.isfinite(loss):
+        return apply_nan_policy(s, loss, next(filter(None, s.context.gather(s.nan.bad_input)), None))
+    if skipped and (ending := report_skipped(s, skipped, steps)):
+        return ending
+    for report in reports:
+        s.requests.agreed |= int(report.requests)
+    s.requests.pending = 0
+    s.context.heartbeat.pace(p99_s)
+    s.budget.observe("step", s.timing.pace.quantile(0.95))
+    if s.budget.ends is not None and p.step < s.schedule.total_steps:
+        replan(s, reports[0].usable_s, reports[0].step_cost_s)
+    write_log_point(s, loss, seconds, reports)
+    start_interval(s)
+    return None
+
+
+def write_log_point(s: TrainState, loss: float, seconds: float, reports: list[RankReport]) -> None:
+    "The mean `loss` of the last `seconds` for the trackers and the log, and each minute what is left of the time."
+    p = s.progress
+    point: dict[str, Any] = {
+        "epoch": round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4),
+        "loss": loss,
+        "lr": s.learner.optimizer.param_groups[0]["lr"],
+        "samples_per_s": round(s.record.interval.samples / seconds, 1),
+    }
+    if s.context.device.type == "cuda":
+        point["gpu_gib"] = max(report.memory_gib for report in reports)
+    s.record.trackers.log(p.step, point)
+    if len(reports) > 1:
+        point["ranks"] = [{"memory_gib": report.memory_gib, "busy": report.busy} for report in reports]
+        own = reports[s.context.rank]
+        busy = f", busy {own.busy:.0%}" if own.busy >= 0 else ""
+        print(f"step {p.step}: {own.memory_gib:.2f} GiB{busy}", flush=True)  # into logs/rank-N.log
+    s.record.log.write("step", step=p.step, **point)
+    if (now := time.monotonic()) - s.record.budget_logged_at >= 60 and s.budget.ends is not None:
+        s.record.budget_logged_at = now
+        s.record.log.write("budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), held=held_back(s.budget))
+
+# %% ../../nbs/40_training/07_loop.ipynb #375777b0
+def at_step_boundary(s: TrainState) -> tuple[str, str] | None:
+    """Log, evaluate, save, stop: what is due at this step, on all ranks alike; returns (status, reason) where the run
+    ends here.
+    """
+    p = s.progress
+    last = p.step >= s.schedule.total_steps
+    flags = agreed(s.context.heartbeat, p.step)
+    if p.step % s.config.trainer.log_every_n_steps == 0 or last:
+        if (ending := log_step(s)) is not None:
+            return ending
+        flags, s.requests.agreed = flags | s.requests.agreed, 0
+    if flags & HURRY:
+        hurry(s.budget, parse_duration(s.config.watchdog.after_sigterm))
+    if last and not all_finite(s.learner.params):
+        return apply_nan_policy(s, math.nan, s.nan.bad_input)
+    flags = evaluate_and_save(s, flags, last)
+    return None if last else stops_early(s) or ends_by_request(s, flags)
+
+
+def evaluate_and_save(s: TrainState, flags: int, last: bool) -> int:
+    "The evaluation and the save that are due; returns `flags` with what the evaluation was stopped for."
+    improved = run_evaluation(s) if evaluation_due(s) and time_for(s, "eval") else False
+    flags |= s.requests.evaluation_stopped_by
+    if s.requests.evaluation_stopped_by & HURRY:
+        hurry(s.budget, parse_duration(s.config.watchdog.after_sigterm))
+    epoch_end = s.progress.window == 0
+    if improved or flags & (SAVE | SAVE_NOW) or save_due(s, epoch_end) or last:
+        save(s, best=improved, last=last or bool(flags & SAVE_NOW))
+    if flags & SAVE_NOW:
+        confirm_requested_save(s)
+    return flags
+
+# %% ../../nbs/40_training/07_loop.ipynb #ec14f09f
+def ends_by_request(s: TrainState, flags: int) -> tuple[str, str] | None:
+    "The end (status, reason) of a run that was asked to stop, or for which there is no time; None where it goes on."
+    if flags & STOP:
+        by_system = "the system asked this process to end (SIGTERM)"
+        return "interrupted", by_system if flags & HURRY else "a stop was asked for"
+    if flags & TIME or evaluation_due(s):  # still due: there was no time for it
+        return "out_of_time", f"the time is up: {told(s.budget)}"
+    epoch_end = s.progress.window == 0
+    if not epoch_end or not s.config.watchdog.whole_epochs:
+        return None
+    epoch_s = s.data.plan.steps_per_epoch * step_cost(s)
+    if time_for(s, "epoch", epoch_s):
+        return None
+    return (
+        "out_of_time",
+        f"an epoch takes {short_time(epoch_s)}, which is more than training may still use: {told(s.budget)}",
     )
 
-# %% ../../nbs/40_training/07_loop.ipynb #23a2fc06
-def train_run(
-    task: Any, config: Config, execution: Execution, resume: bool = False, restart_reason: str | None = None
-) -> tuple[str, str]:
-    """Train in this process and write the run's folder: (status, reason). Every end but a wrong request returns.
+# %% ../../nbs/40_training/07_loop.ipynb #23a2fc07
+def finish(s: TrainState, status: str, alone: bool = False) -> bool:
+    """The last log point, save and evaluation of a run that ends before its last step; after a failure the save, of
+    this rank `alone`.
 
-    - `task`, `config`: what to train, and how
-    - `execution`: where, and until when
-    - `resume`: go on from the newest checkpoint in the folder (default: begin anew)
-    - `restart_reason`: why the launcher starts this run once more (default: it does not)
-
-    Rank 0 writes; a rank that breaks leaves its traceback in logs/, and the launcher, which sees all ranks, writes the
-    end. RequestError where the request cannot work; the folder then holds nothing of this attempt.
+    False where the task's own code failed once more on a rank of several: the others then wait for it in vain.
     """
-    context, run_dir, budget = execution.context, execution.run_dir, execution.budget
-    with repeatable(config.trainer.deterministic):
-        log = EventLog(log_file(run_dir)) if context.is_main else NullLog()
-        s, broken = None, False
-        context.heartbeat.beat("preparing")
-        try:
-            s = prepare(task, config, execution, log)
-            notes = ([restart_reason] if restart_reason else []) + (restore_state(s) if resume else [])
-            write_start(s, resume or bool(restart_reason), notes)
-            s.record.trackers = start_trackers(
-                config,
-                run_dir,
-                lambda text: log.write("message", text=text),
-                context.is_main,
-                s.progress.step if resume else None,
+    p, planned, interval = s.progress, replace(s.progress), replace(s.record.interval)
+    try:
+        if status == "failed" and s.saving.rng_state is None and p.saved_step != p.step:
+            s.record.log.write(
+                "message", text=f"the run broke in the middle of an update after step {p.step}, which is not saved"
             )
-            status, reason = train_loop(s)
-        except RequestError:
-            if s is not None:
-                s.record.trackers.close(failed=True)
-            raise
-        except (Exception, SystemExit) as error:  # a task that calls exit() must not take the notebook along
-            save_traceback(context, execution.traceback_dir)
-            status, reason, broken = "failed", masked(f"{type(error).__name__}: {error}"), True
-        alone = broken and context.world_size > 1
-        if s is not None and s.progress.step > 0 and not finish(s, status, alone) and not alone:
-            status, reason, alone = "failed", "the last evaluation failed", True
-        if s is not None:
-            finish_saving(s)
-            log.write("budget", left_s=budget.left_s(), reserve_s=budget.reserve_s(), held=held_back(budget))
-        if not alone:
-            log.write(
-                "end",
-                status=status,
-                reason=reason,
-                step=s.progress.step if s else 0,
-                metrics=s.progress.metrics if s else {},
-            )
-        context.heartbeat.beat("ending")
-        if s is not None:
-            finish_mirror(s)
-            s.record.trackers.close(failed=status == "failed")  # last: a slow one keeps nothing waiting
-        log.close()
-        return status, BROKEN + reason if alone else reason
+            return True
+        save(s, alone=alone, last=True)
+        if status != "failed":
+            log_step(s)
+            last_evaluation(s, planned, interval)
+    except Exception as error:  # the end has to be written
+        s.record.log.write("message", text=f"at the end: {type(error).__name__}: {error}")
+        if s.context.world_size > 1 and not alone:
+            save_traceback(s.context, s.execution.traceback_dir)
+        return s.context.world_size == 1
+    return True
 
 
+def last_evaluation(s: TrainState, planned: Progress, interval: Interval) -> None:
+    """Evaluate once more, if there is time, and save the result.
+
+    `planned` and `interval`: the counters as a run has them that was not stopped; they are saved with it.
+    """
+    p = s.progress
+    if s.data.valid is None or p.eval_step == p.step or s.requests.evaluation_stopped_by & STOP:
+        return
+    if not time_for(s, "eval"):
+        s.record.log.write("message", text="there is no time for a last evaluation")
+        return
+    improved = run_evaluation(s, stop_on=0 if s.budget.hurried else HURRY)
+    if p.eval_step != p.step:
+        return
+    planned.saved_step = p.saved_step
+    s.progress, s.record.interval, now = planned, interval, s.record.interval
+    save(s, best=improved, last=True)
+    s.progress, s.record.interval = p, now
+
+# %% ../../nbs/40_training/07_loop.ipynb #60519637
 def save_traceback(context: RunContext, logs: Path) -> None:
     "Tell the other ranks, and keep the error that is being handled in error-rank-N.txt."
     import traceback
@@ -449,44 +467,71 @@ class NullLog(EventLog):
     def close(self) -> None:
         "Nothing is open."
 
-# %% ../../nbs/40_training/07_loop.ipynb #23a2fc07
-def finish(s: TrainState, status: str, alone: bool = False) -> bool:
-    """The last log point, save and evaluation of a run that ends before its last step; after a failure the save, of
-    this rank `alone`.
+# %% ../../nbs/40_training/07_loop.ipynb #23a2fc06
+def train_run(
+    task: Any, config: Config, execution: Execution, resume: bool = False, restart_reason: str | None = None
+) -> tuple[str, str]:
+    """Train in this process and write the run's folder: (status, reason). Every end but a wrong request returns.
 
-    False where the task's own code failed once more on a rank of several: the others then wait for it in vain.
+    - `task`, `config`: what to train, and how
+    - `execution`: where, and until when
+    - `resume`: go on from the newest checkpoint in the folder (default: begin anew)
+    - `restart_reason`: why the launcher starts this run once more (default: it does not)
+
+    Rank 0 writes; a rank that breaks leaves its traceback in logs/, and the launcher, which sees all ranks, writes the
+    end. RequestError where the request cannot work; the folder then holds nothing of this attempt.
     """
-    p = s.progress
-    # a run that goes on has not seen what comes now: only the stop asks for it
-    planned, interval = replace(p), replace(s.record.interval)
-    try:
-        if status == "failed" and s.saving.rng_state is None and p.saved_step != p.step:
-            s.record.log.write(
-                "message", text=f"the run broke in the middle of an update after step {p.step}, which is not saved"
-            )
-            return True
-        save(
-            s, alone=alone, last=True
-        )  # first: what comes now may fail, and none of it belongs to the run that goes on
-        if status != "failed":
-            log_step(s)
-        if status == "failed" or s.data.valid is None or p.eval_step == p.step:
-            return True
-        if s.requests.evaluation_stopped_by & STOP:
-            return True
-        if not time_for(s, "eval"):
-            s.record.log.write("message", text="there is no time for a last evaluation")
-            return True
-        improved = run_evaluation(s, stop_on=0 if s.budget.hurried else HURRY)
-        if p.eval_step != p.step:
-            return True
-        planned.saved_step = p.saved_step
-        s.progress, s.record.interval, now = planned, interval, s.record.interval
-        save(s, best=improved, last=True)
-        s.progress, s.record.interval = p, now
-    except Exception as error:  # the end has to be written
-        s.record.log.write("message", text=f"at the end: {type(error).__name__}: {error}")
-        if s.context.world_size > 1 and not alone:
-            save_traceback(s.context, s.execution.traceback_dir)
-        return s.context.world_size == 1
-    return True
+    context = execution.context
+    with repeatable(config.trainer.deterministic):
+        log = EventLog(log_file(execution.run_dir)) if context.is_main else NullLog()
+        s, broken = None, False
+        context.heartbeat.beat("preparing")
+        try:
+            s = prepare(task, config, execution, log)
+            begin_run(s, resume, restart_reason)
+            status, reason = train_loop(s)
+        except RequestError:
+            if s is not None:
+                s.record.trackers.close(failed=True)
+            raise
+        except (Exception, SystemExit) as error:  # a task that calls exit() must not take the notebook along
+            save_traceback(context, execution.traceback_dir)
+            status, reason, broken = "failed", masked(f"{type(error).__name__}: {error}"), True
+        alone = broken and context.world_size > 1
+        if s is not None and s.progress.step > 0 and not finish(s, status, alone) and not alone:
+            status, reason, alone = "failed", "the last evaluation failed", True
+        if s is not None:
+            end_run(s, status, reason, alone)
+        else:
+            if not alone:
+                log.write("end", status=status, reason=reason, step=0, metrics={})
+            context.heartbeat.beat("ending")
+        log.close()
+        return status, BROKEN + reason if alone else reason
+
+
+def begin_run(s: TrainState, resume: bool, restart_reason: str | None) -> None:
+    "Before the first step: the newest checkpoint where the run is to `resume`, what was decided, the trackers."
+    notes = ([restart_reason] if restart_reason else []) + (restore_state(s) if resume else [])
+    write_start(s, resume or bool(restart_reason), notes)
+    s.record.trackers = start_trackers(
+        s.config,
+        s.run_dir,
+        lambda text: s.record.log.write("message", text=text),
+        s.context.is_main,
+        s.progress.step if resume else None,
+    )
+
+
+def end_run(s: TrainState, status: str, reason: str, alone: bool) -> None:
+    """After the last step: all files are written, then the `end`, then the second folder and the trackers.
+
+    `alone`: this rank has broken, and the launcher writes the end.
+    """
+    finish_saving(s)
+    s.record.log.write("budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), held=held_back(s.budget))
+    if not alone:
+        s.record.log.write("end", status=status, reason=reason, step=s.progress.step, metrics=s.progress.metrics)
+    s.context.heartbeat.beat("ending")
+    finish_mirror(s)
+    s.record.trackers.close(failed=status == "failed")  # last: a slow one keeps nothing waiting
