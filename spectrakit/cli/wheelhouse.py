@@ -81,7 +81,7 @@ def _next_steps(house: "Wheelhouse") -> str:
 def wheelhouse(arguments: Sequence[str]) -> int:
     "Make a folder of wheels from which an offline notebook installs spectrakit."
     options = _wheelhouse_parser().parse_args(arguments)
-    from spectrakit.offline.wheelhouse import make_wheelhouse
+    from spectrakit.offline.wheelhouse import WheelhouseOptions, make_wheelhouse
 
     house = make_wheelhouse(
         options.out,
@@ -89,9 +89,7 @@ def wheelhouse(arguments: Sequence[str]) -> int:
         extras=[extra.strip() for word in options.extras for extra in word.split(",") if extra.strip()],
         launch=options.launch,
         packages=options.packages,
-        owner=options.owner,
-        check=not options.no_check,
-        wheel=options.wheel,
+        options=WheelhouseOptions(options.owner, not options.no_check, options.wheel),
     )
     print(f"{house}\n\n{_next_steps(house)}")
     return 0

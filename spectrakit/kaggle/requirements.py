@@ -7,7 +7,7 @@ __all__ = ['OURS', 'KEPT', 'TOOLS', 'FETCHES', 'LOCAL_READERS', 'KINDS', 'SPECTR
            'level_of', 'shell_findings', 'fetch_findings', 'offline_findings', 'Wanted', 'wanted_inputs', 'sources_of',
            'source_findings', 'import_findings', 'broken_findings']
 
-# %% ../../nbs/66_kaggle/03_requirements.ipynb #c307405b
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #fc2cc022
 import re
 import shlex
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from spectrakit.kaggle.metadata import (
     with_owner,
 )
 from .static_analysis import UNKNOWN, Cell, Facts, Use, facts_of, read_code, tops
-from ..offline.import_names import importable_offline, is_there, modules_of, read_wheels
+from ..offline.import_names import importable_offline, modules_of, read_wheels
 from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #4c6e845d
@@ -370,7 +370,7 @@ def source_findings(kernel: Kernel) -> list[Finding]:
         )
     return found
 
-# %% ../../nbs/66_kaggle/03_requirements.ipynb #5abe92e4
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #ac87cdc8
 def _attached(kernel: Kernel) -> bool:
     "Whether the data set of wheels is among the sources."
     return any(
@@ -395,7 +395,7 @@ def _has_module(kernel: Kernel) -> set[str]:
 def _missing(kernel: Kernel, module: str, use: Use) -> Finding:
     "What is reported about a module that nobody brings."
     beside = any((kernel.folder / name).exists() for name in (f"{module}.py", f"{module}/__init__.py"))
-    if is_there(module, kernel.wheels):
+    if module.lower() in kernel.wheels:
         name = f"{str(kernel.values.get('id', '')).partition('/')[0] or PLACEHOLDER}/{kernel.wheels_slug}"
         return Finding(
             level_of(use),
@@ -465,9 +465,9 @@ def import_findings(kernel: Kernel) -> list[Finding]:
                     use.where,
                 ),
             )
-        if not module or use.how == "guarded" or module in found or is_there(module, shipped) or is_there(module, own):
+        if not module or use.how == "guarded" or module in found or module.lower() in shipped or module.lower() in own:
             continue
-        if is_there(module, kernel.wheels) and (attached or not kernel.offline):
+        if module.lower() in kernel.wheels and (attached or not kernel.offline):
             continue
         found[module] = _missing(kernel, module, use)
     return list(found.values())

@@ -24,8 +24,8 @@ from spectrakit.kaggle.check import check_kernel
 from spectrakit.kaggle.init import init_kernel
 from spectrakit.offline import installer, wheels
 from spectrakit.offline.dry_install import build_environment, find_python, without_network
-from spectrakit.offline.platform_packages import LISTS, Shipped, normal_name, read_list, shipped_on
-from spectrakit.offline.wheelhouse import check_out, kit_needs, make_wheelhouse
+from spectrakit.offline.platform_packages import LISTS, PlatformPackages, normal_name, read_list, shipped_on
+from spectrakit.offline.wheelhouse import WheelhouseOptions, make_wheelhouse, own_requirements, staging_folder
 from spectrakit.system.errors import RequestError
 
 root = Path(__file__).resolve().parents[2]
@@ -119,14 +119,10 @@ def house(made, tmp_path):
 
 def make(shop: Path, **options):
     "The wheelhouse of that shop, for its platform."
+    rare = {"wheel": shop / "spectrakit-9.0-py3-none-any.whl", "check": False}
+    rare |= {name: options.pop(name) for name in ("owner", "check", "wheel") if name in options}
     return make_wheelhouse(
-        shop.parent / "house",
-        **{
-            "packages": shop / "freeze.txt",
-            "wheel": shop / "spectrakit-9.0-py3-none-any.whl",
-            "check": False,
-            **options,
-        },
+        shop.parent / "house", **{"packages": shop / "freeze.txt", "options": WheelhouseOptions(**rare), **options}
     )
 
 
@@ -137,7 +133,7 @@ class Stage:
         packages = {**PLATFORM, **{name.replace("_", "-"): version for name, version in changes.items()}}
         self.folder = folder.parent  # a checkout that is the current folder would be found first
         self.python, self.site = build_environment(
-            sys.executable, Shipped("kaggle", HERE, "now", {n: v for n, v in packages.items() if v}), folder
+            sys.executable, PlatformPackages("kaggle", HERE, "now", {n: v for n, v in packages.items() if v}), folder
         )
 
     def run(self, *words, **environ) -> subprocess.CompletedProcess:
@@ -277,13 +273,13 @@ def test_too_many_files_for_a_dataset(shop):
     for n in range(60):
         offer(shop, f"part{n}", "1.0")
     offer(shop, "paint", "4.0", *many)
-    with pytest.raises(RequestError, match="66 files, and a Kaggle dataset shows 50"):
+    with pytest.raises(RequestError, match="66 files, and a Kaggle data set shows 50"):
         make(shop, extras=["pretty"])
     assert not (shop.parent / "house").exists()
 
 
 def test_the_kits_own_needs_with_nested_extras(shop):
-    needs, extras = kit_needs(shop / "spectrakit-9.0-py3-none-any.whl", shipped_on("kaggle")[0], ["all"])
+    needs, extras = own_requirements(shop / "spectrakit-9.0-py3-none-any.whl", shipped_on("kaggle")[0], ["all"])
     assert [n.name for n in needs] == ["torch", "hydra-core", "accelerate", "paint"] and extras == ["all", "pretty"]
 
 
@@ -311,13 +307,13 @@ def test_a_folder_with_something_else_in_it_and_one_that_cannot_be_written(shop,
     assert (house.path / "model.pt").read_bytes() == b"mine"
     (tmp_path / "frozen").mkdir()
     with pytest.raises(RequestError, match="frozen' cannot be written"):
-        check_out(read_only(tmp_path / "frozen") / "house")
+        staging_folder(read_only(tmp_path / "frozen") / "house")
 
 
 def test_an_installation_that_does_not_work_is_no_wheelhouse(shop):
     # on the stage spectrakit would be imported, and this one has no modules
     (shop / "freeze.txt").write_text((shop / "freeze.txt").read_text() + f"# python: {HERE}\n")
-    with pytest.raises(RuntimeError, match="installing it does not work"):
+    with pytest.raises(RuntimeError, match="cannot be installed"):
         make(shop, check=True)
     assert not (shop.parent / "house").exists()
 
@@ -444,7 +440,9 @@ def test_a_folder_behind_a_link_is_the_folder(shop, tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "disk")
     house = make_wheelhouse(
-        tmp_path / "out", packages=shop / "freeze.txt", wheel=shop / "spectrakit-9.0-py3-none-any.whl", check=False
+        tmp_path / "out",
+        packages=shop / "freeze.txt",
+        options=WheelhouseOptions(wheel=shop / "spectrakit-9.0-py3-none-any.whl", check=False),
     )
     assert (
         house.path == tmp_path / "disk"
@@ -458,8 +456,8 @@ def test_a_folder_behind_a_link_is_the_folder(shop, tmp_path):
 def test_the_folder_that_one_is_in_does_not_go(out, shop, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(RequestError, match="the folder that you are in"):
-        make_wheelhouse(out, packages=shop / "freeze.txt", wheel=shop / "spectrakit-9.0-py3-none-any.whl", check=False)
+    with pytest.raises(RequestError, match="is the current folder"):
+        make_wheelhouse(out, packages=shop / "freeze.txt", options=WheelhouseOptions(check=False))
     assert Path.cwd() == tmp_path / "here" and list(Path.cwd().iterdir()) == []
 
 
@@ -504,7 +502,7 @@ def test_what_the_platform_has_none_of_is_for_the_session_too(shop, tmp_path):
     house = make(shop, launch=["palette>=1", "accelerate>=1.14"])
     where = {w["name"]: (w["where"], w["why"]) for w in house.manifest["wheels"]}
     assert (
-        where["palette"] == ("session", "asked for: palette>=1; kaggle has none") and where["accelerate"][0] == "launch"
+        where["palette"] == ("session", "requested: palette>=1; kaggle has none") and where["accelerate"][0] == "launch"
     )
     assert where["brush"] == ("session", "palette 1.0 needs brush; kaggle has none")
     stage = Stage(tmp_path / "stage")
@@ -605,7 +603,9 @@ def test_a_machine_without_omegaconf_gets_the_package_that_has_no_wheel(kit, tmp
         "".join(f"{name}=={there[name]}\n" for name in sorted(names)) + f"# python: {HERE}\n"
     )
     try:
-        house = make_wheelhouse(tmp_path / "out", packages=tmp_path / "freeze.txt", wheel=kit)
+        house = make_wheelhouse(
+            tmp_path / "out", packages=tmp_path / "freeze.txt", options=WheelhouseOptions(wheel=kit)
+        )
     except RequestError as error:
         if "index cannot be reached" in str(error):
             pytest.skip("there is no network")
@@ -648,10 +648,10 @@ def test_the_kit_is_made_a_wheel_again_where_it_is_installed_without_its_source(
         ([], "the following arguments are required: OUT"),
         (["out", "--for", "kagle"], "Did you mean 'kaggle'?"),
         (["out", "--extras", "demos"], "Did you mean 'demo'?"),
-        (["out", "--for", "python==3.8"], "not made for Python 3.8"),
+        (["out", "--for", "python==3.8"], "does not run on Python 3.8"),
         (["out", "--packages", "nowhere.txt"], "cannot be read"),
-        (["out", "--owner", "a b"], "no Kaggle user name"),
-        (["out", "--with", "ipywidgets>=8"], "never part of"),
+        (["out", "--owner", "a b"], "not a Kaggle user name"),
+        (["out", "--with", "ipywidgets>=8"], "cannot be added"),
         (["out", "--wheel", "nowhere.whl"], "There is no wheel"),
     ],
 )
