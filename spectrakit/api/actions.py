@@ -28,8 +28,10 @@ from ..launch.request import RunRequest, new_request
 from ..runs.events import log_file, write_metrics_csv
 from ..runs.history import outline
 from ..runs.outputs import seal_after
-from ..runs.resume_source import as_before, open_run_dir, plan_resume
-from ..runs.run_dir import check_mirror, is_locked, new_run_dir
+from ..runs.resume_changes import keep_effective_batch
+from ..runs.resume_dir import open_run_dir
+from ..runs.resume_source import plan_resume
+from ..runs.run_dir import Session, check_mirror, is_locked, new_run_dir
 from ..system.errors import RequestError
 from ..system.signals import ends_softly, interrupts
 from ..trackers.wandb import lent_key
@@ -121,7 +123,8 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, predict: 
     None.
     """
     platform, given, peer = request.platform, None if isinstance(task, str) else task, not _writes(request)
-    plan = plan_resume(request.config, platform, peer)
+    session = Session(platform, request.limit, request.place, request.auto)
+    plan = plan_resume(request.config, session, peer)
     if show and plan.reason and not peer and config.run.console != "none":
         print(plan.reason, flush=True)
     if plan.kind == "done":
@@ -131,8 +134,10 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, predict: 
     check_mirror(request.config)
     kind = RESUME if plan.goes_on else TRAIN
     if peer:
-        return _as_peer(kind, request.with_config(as_before(request.config, plan.environment, platform)), task, predict)
-    with open_run_dir(plan, config, (request.config, request.auto), platform) as (path, settled):
+        return _as_peer(
+            kind, request.with_config(keep_effective_batch(request.config, plan.environment, session)), task, predict
+        )
+    with open_run_dir(plan, config, request.config, session) as (path, settled):
         run = Run(path, given)
         job = Job(kind, path, request.with_config(settled), extra={"predicts": predict is not None})
         _see_through(run, job, task, show)

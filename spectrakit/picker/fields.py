@@ -27,7 +27,7 @@ from ..config.schema import Config, get, settings
 from ..config.validation import shown, wants
 from ..distributed.topology import plan_processes
 from .provenance import value_text, word
-from ..runs.resume_source import same_task
+from ..runs.resume_changes import same_task
 from ..runs.run_dir import newest_environments, read_summary
 from ..system.errors import RequestError
 from ..system.hardware import choose_precision

@@ -51,14 +51,14 @@ def reads(monkeypatch) -> list[str]:
 
         return opens
 
-    for module in ("events", "history", "run_dir", "resume_source"):
+    for module in ("events", "log_reader", "history", "run_dir", "resume_dir"):
         monkeypatch.setattr(f"spectrakit.runs.{module}.open", watched(open), raising=False)
     monkeypatch.setattr(Path, "open", watched(Path.open))
     return opened
 
 
 def test_a_log_is_opened_once_for_all_that_is_asked_of_a_run(run_dir, reads, monkeypatch):
-    monkeypatch.setattr("spectrakit.runs.history._LOGS", {})
+    monkeypatch.setattr("spectrakit.runs.log_reader._LOGS", {})
     run = open_run(run_dir)
     assert run.metrics == {"val_loss": 1 / 20} and run.status == "completed" and run.error is None
     assert run.best.step == 20 and "best val_loss=0.05" in str(run)
@@ -66,7 +66,7 @@ def test_a_log_is_opened_once_for_all_that_is_asked_of_a_run(run_dir, reads, mon
 
 
 def test_a_summary_reads_the_log_once(run_dir, reads, monkeypatch):
-    monkeypatch.setattr("spectrakit.runs.history._LOGS", {})
+    monkeypatch.setattr("spectrakit.runs.log_reader._LOGS", {})
     summary = summarize(Run(run_dir))
     assert len(reads) == 1
     assert (summary["status"], summary["steps"], summary["epochs"]) == ("completed", 20, 2.0)
@@ -75,7 +75,7 @@ def test_a_summary_reads_the_log_once(run_dir, reads, monkeypatch):
 
 
 def test_the_command_show_reads_the_log_once(run_dir, reads, monkeypatch, capsys):
-    monkeypatch.setattr("spectrakit.runs.history._LOGS", {})
+    monkeypatch.setattr("spectrakit.runs.log_reader._LOGS", {})
     assert show([str(run_dir)]) == 0
     assert len(reads) == 1
     assert "went on from optimizer step 8" in capsys.readouterr().out
@@ -84,7 +84,7 @@ def test_the_command_show_reads_the_log_once(run_dir, reads, monkeypatch, capsys
 def test_of_a_log_that_has_grown_only_the_new_lines_are_read(run_dir, monkeypatch):
     first = read_history(run_dir)
     seconds, decoded = first.seconds, []
-    monkeypatch.setattr("spectrakit.runs.history._decoded", lambda lines: decoded.extend(lines) or [])
+    monkeypatch.setattr("spectrakit.runs.log_reader.decode_lines", lambda lines: decoded.extend(lines) or [])
     assert read_history(run_dir).status == "completed" and decoded == []
     with open(log_file(run_dir), "ab") as log:
         log.write(b'{"t": 99, "type": "message", "text": "later"}\n{"t": 100, "ty')
@@ -138,8 +138,8 @@ def test_metrics_that_were_too_many_to_be_kept_are_read_again(tmp_path):
 
 
 def test_what_stays_in_memory_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("spectrakit.runs.history._LOGS", kept := {})
-    monkeypatch.setattr("spectrakit.runs.history._MOST_POINTS", 25)
+    monkeypatch.setattr("spectrakit.runs.log_reader._LOGS", kept := {})
+    monkeypatch.setattr("spectrakit.runs.log_reader._MOST_POINTS", 25)
     for name in "abc":
         (tmp_path / name).mkdir()
         log = EventLog(log_file(tmp_path / name))

@@ -61,7 +61,7 @@ def test_every_file_is_listed_with_its_hash_and_sealing_again_gives_the_same(tmp
 
 def test_the_folder_is_that_of_the_platform(here, monkeypatch, capsys):
     put(here, mine=1)
-    assert seal_output().path == here / MANIFEST and "1 files, 1 B\n" in capsys.readouterr().out
+    assert seal_output().path == here / MANIFEST and "1 file, 1 B\n" in capsys.readouterr().out
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
     if not Path("/kaggle/working").exists():
         with pytest.raises(RequestError, match="no folder '/kaggle/working'"):
@@ -308,7 +308,7 @@ def test_a_large_output_is_told_with_what_may_go(tmp_path):
 
 
 def test_a_walk_has_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(outputs, "MOST", 5)
+    monkeypatch.setattr(outputs, "MOST_FILES", 5)
     put(tmp_path, **{f"f{number}": 1 for number in range(9)})
     seen = walk(tmp_path)
     assert len(seen.files) == 5 and "more than 5 files" in seen.left_out[0]["why"]
@@ -378,6 +378,6 @@ def test_what_is_returned_reads_well(tmp_path):
         == "12 files, 3.4 MB (of 500 files and 20 GB)"
     )
     assert (
-        repr(Sealed(None, 1, 20, {"files": None, "bytes": None})) == "Sealed(1 files, 20 B)"
+        repr(Sealed(None, 1, 20, {"files": None, "bytes": None})) == "Sealed(1 file, 20 B)"
         and sk.seal_output is seal_output
     )

@@ -386,7 +386,7 @@ def test_where_the_newest_is_damaged_the_copy_goes_on_from_the_one_before(here, 
 
 
 def test_a_copy_that_is_cut_leaves_nothing(here, read_only, monkeypatch):
-    from spectrakit.runs import resume_source as source
+    from spectrakit.runs import resume_dir
 
     run = Run(stopped(settings(), 8).path.absolute())
     read_only(run.path)
@@ -395,7 +395,7 @@ def test_a_copy_that_is_cut_leaves_nothing(here, read_only, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(source, "_copy_records", cut)
+        patch.setattr(resume_dir, "_copy_records", cut)
         with pytest.raises(RequestError, match="cannot be copied"):
             resume(run, Tiny(), show=False)
     assert [p.name for p in Path("runs").iterdir()] == [run.path.name]
