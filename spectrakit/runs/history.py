@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint.store import checkpoints, pointed, verify
+from ..checkpoint.store import checkpoints, read_pointer, verify
 from ..config.aliases import flat
 from ..config.compose import compose
 from ..config.profile_files import load_yaml
@@ -148,7 +148,7 @@ class History:
     @cached_property
     def best(self) -> dict | None:
         "The evaluation of the best checkpoint; None before the first. A full disk may have kept an older one."
-        return best_evaluation(self.of_type("eval"), pointed(self.path / "checkpoints", "BEST"))
+        return best_evaluation(self.of_type("eval"), read_pointer(self.path / "checkpoints", "BEST"))
 
     def all_metrics(self, evaluation: dict) -> dict[str, float | None]:
         "The metrics of one of the evaluations, also those that were too many to be kept."

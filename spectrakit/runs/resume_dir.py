@@ -21,8 +21,8 @@ from spectrakit.checkpoint.store import (
     checkpoint_bytes,
     checkpoints,
     mirror_checkpoint,
-    pointed,
     read_manifest,
+    read_pointer,
 )
 from ..config.compose import compose, diff, snapshot
 from ..config.profile_files import read_text
@@ -62,7 +62,7 @@ def _other_checkpoints(plan: ResumePlan, lines: list[tuple[bytes, dict]]) -> tup
     there = checkpoints(plan.run / "checkpoints")
     bests = [f"step-{e['step']:08d}" for _, e in lines if e["type"] == "eval" and e.get("best")][::-1]
     if plan.kind == "copy":
-        best = pointed(plan.run / "checkpoints", "BEST")
+        best = read_pointer(plan.run / "checkpoints", "BEST")
     else:
         best = next((name for name in bests if name in {p.name for p in there}), "")
     return best, [p for p in there if p.name in (best, *bests[:2])]
