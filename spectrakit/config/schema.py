@@ -281,7 +281,11 @@ class CheckpointConfig:
         0.05, "saving may take this share of the time; on a slow disk it happens less often", above=0, maximum=1
     )
     monitor: str = setting("val_loss", "the metric that says which checkpoint is best")
-    mode: str = setting("auto", "which way is better; auto goes by the metric's name", choices=("auto", "min", "max"))
+    mode: str = setting(
+        "auto",
+        "which way is better; auto: as the task's metric_modes, else the metric's name, says",
+        choices=("auto", "min", "max"),
+    )
 
 # %% ../../nbs/10_config/01_schema.ipynb #fea97f29
 @dataclass(frozen=True)

@@ -10,10 +10,12 @@ import math
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ..checkpoint.store import random_state, restore_random_state
 from ..config.batch_plan import plan_batches, total_steps
+from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
 from ..config.schema import Config
 from ..data.fingerprint import dataset_fingerprint
@@ -70,21 +72,27 @@ def check_first_batches(
     return metrics, seconds
 
 
-def resolve_monitor(config: Config, names: list[str]) -> tuple[str | None, str]:
-    "The metric to watch and its direction ('min' or 'max'). RequestError where nobody computes it."
+def resolve_monitor(
+    task: Any, config: Config, names: list[str], before: tuple[str, str] | None = None
+) -> tuple[str | None, Direction]:
+    """The metric to watch and its direction. RequestError where nobody computes it, or knows which way it is better.
+
+    - `task`: its `metric_modes` say the direction of its own metrics
+    - `config`: checkpoint.monitor and checkpoint.mode
+    - `names`: the metrics that are computed; none without validation data
+    - `before`: metric and direction of the run that goes on, which keeps them (default: a new run)
+    """
     wanted, mode = config.checkpoint.monitor, config.checkpoint.mode
     if not names:
-        return None, "min"
+        return None, Direction("min", "")
     found = next((n for n in (wanted, f"val_{wanted}") if n in names), None)
     if found is None:
         raise RequestError(
             f"checkpoint.monitor={wanted} is not computed; there are {', '.join(names)}.{did_you_mean(wanted, names)}"
         )
-    larger_is_better = any(
-        word in found.lower()
-        for word in ("acc", "auc", "f1", "r2", "score", "precision", "recall", "map", "iou", "dice", "kappa")
-    )
-    return found, mode if mode != "auto" else ("max" if larger_is_better else "min")
+    if mode == "auto" and before is not None and before[0] == found:
+        return found, Direction(before[1], f"{found}, {before[1]}: as this run began")
+    return found, metric_direction(found, mode, getattr(task, "metric_modes", None))
 
 # %% ../../nbs/40_training/04_setup.ipynb #b11a7a7e
 def try_compile(task: Any, model: Any, train: Any, context: RunContext, log: EventLog) -> Any:
@@ -178,7 +186,8 @@ def prepare(
         task, context.plain(model), batches, checks, context, whole, trial_limit_s(budget)
     )
     context.heartbeat.beat("preparing")
-    monitor, mode = resolve_monitor(config, list(metrics))
+    before = context.broadcast(_monitor_before(execution.run_dir) if context.is_main else None)
+    monitor, direction = resolve_monitor(task, config, list(metrics), before)
     budget.observe("eval", evaluation_s)
     if not training_only:
         reserve_for_predictions(task, context.plain(model), valid, config, context, budget, log)
@@ -210,9 +219,16 @@ def prepare(
         Schedule(steps, steps),
         Record(log),
         monitor,
-        mode,
+        direction.mode,
+        direction.reason,
         saving=Saving(saved_at=time.monotonic()),
     )
+
+
+def _monitor_before(run_dir: Path) -> tuple[str, str] | None:
+    "The metric and the direction that the run in this folder was begun with; None where it begins now."
+    known = read_environment(run_dir).get("decided", {})
+    return (known["monitor"], known["mode"]) if known.get("monitor") and known.get("mode") else None
 
 
 def reserve_for_predictions(
@@ -267,7 +283,11 @@ def write_start(s: TrainState, resume: bool, notes: list[str]) -> None:
         "task": c.task.get("name") or type(s.task).__name__,
         "device": str(s.context.device),
         "mixed_precision": s.context.mixed_precision,
-        "reasons": {**s.context.reasons, **known.get("launch", {}).get("reasons", {})},
+        "reasons": {
+            **s.context.reasons,
+            **({"mode": s.mode_reason} if s.mode_reason else {}),
+            **known.get("launch", {}).get("reasons", {}),
+        },
         "strategy": s.context.strategy,
         "backend": s.context.backend,
         "micro_batch_size": s.data.plan.micro_batch_size,

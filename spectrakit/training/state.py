@@ -187,6 +187,7 @@ class TrainState:
     # state
     monitor: str | None = None  # the metric that says which checkpoint is best
     mode: str = "min"
+    mode_reason: str = ""  # why more or less of it is better
     progress: Progress = field(default_factory=Progress)
     requests: Requests = field(default_factory=Requests)
     nan: NanState = field(default_factory=NanState)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from ..checkpoint.store import random_state, restore_random_state
+from ..config.metric_direction import check_metric_modes
 from ..config.schema import Config
 from ..system.errors import RequestError, did_you_mean
 
@@ -25,10 +26,12 @@ class Task:
     samples in order
     - `optimizer(model, cfg)`, `scheduler(optimizer, cfg, total_steps)` → torch's; None: the ones that the settings name
     - `collate(samples)`, `test_dataset(cfg)`, `submission(predictions)` → a table
+    - `metric_modes`: {name: "min" or "max"} for metrics whose names do not tell which way is better
     - `pictures(predictions)` → {name: picture} of what `predict` returned; without it the shapes say what is drawn
     """
 
     options: ClassVar[dict[str, Any]] = {}  # what cfg.task may set, with defaults
+    metric_modes: ClassVar[dict[str, str]] = {}  # which way its own metrics are better: {"qwk": "max"}
     optimizer: Any = None
     scheduler: Any = None
     collate: Any = None
@@ -83,6 +86,7 @@ def check_task(task: Any, cfg: Config) -> None:
         raise RequestError(
             f"{name} is not a task: it has no `{'`, `'.join(missing)}`. Write {'them' if len(missing) > 1 else 'it'}."
         )
+    check_metric_modes(name, getattr(task, "metric_modes", {}))
     for option in set(cfg.task) - {"name"} - set(getattr(task, "options", {})):
         known = list(getattr(task, "options", {}))
         hint = did_you_mean(option, known) or (f" It has {', '.join(known)}." if known else " It has none.")

@@ -14,6 +14,7 @@ from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weigh
 from spectrakit.config.compose import compose
 from spectrakit.distributed.context import RunContext, create_run_context
 from spectrakit.runs.events import columns, last_event, read_events
+from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 from spectrakit.training.loop import train_run
@@ -754,6 +755,55 @@ def test_a_monitor_that_nobody_computes_is_refused_before_training(train, monito
     with pytest.raises(RequestError, match=asked):
         train(task, asked)
     assert task.losses == 0
+
+
+class Wayward(Scored):
+    "Its metric is called `name`, and `modes` is all that it says about it."
+
+    def __init__(self, values, name, modes):
+        super().__init__(values)
+        self.name, self.metric_modes = name, modes
+
+    def metrics_all(self, predictions, targets):
+        return {self.name: super().metrics_all(predictions, targets)["rating"]}
+
+
+@pytest.mark.parametrize(
+    "name, modes, words, best",
+    [
+        ("smape", {}, (), 2),
+        ("brier_score", {}, (), 2),
+        ("qwk", {}, (), 3),
+        ("ours", {"ours": "max"}, (), 3),
+        ("ours", {"val_ours": "min"}, (), 2),
+        ("ours", {"ours": "min"}, ("checkpoint.mode=max",), 3),
+    ],
+)
+def test_the_best_checkpoint_goes_the_way_of_the_metric_and_the_reason_is_recorded(train, name, modes, words, best):
+    task = Wayward([3, 1, 5, 2], name, modes)
+    run = train(task, "data.batch_size=6", "trainer.max_epochs=4", f"checkpoint.monitor={name}", *words)
+    assert [e["step"] for e in run.events if e["type"] == "eval" and e["best"]][-1] == 4 * best
+    start, decided = last_event(run.events, "start"), read_environment(run.folder)["decided"]
+    assert start["mode"] == decided["mode"] == ("min" if best == 2 else "max")
+    assert f"val_{name}, {'lower' if best == 2 else 'higher'} is better" in start["reasons"]["mode"]
+    assert decided["reasons"]["mode"] == start["reasons"]["mode"]
+
+
+def test_a_metric_whose_name_does_not_tell_is_refused_before_training(train):
+    task = Wayward([1, 2], "ours", {})
+    with pytest.raises(RequestError, match=r"val_ours is better .* checkpoint\.mode=max or checkpoint\.mode=min"):
+        train(task, "data.batch_size=6", "checkpoint.monitor=ours")
+    assert task.seen == []
+
+
+def test_a_run_that_goes_on_keeps_the_direction_that_it_recorded(train):
+    words = ("data.batch_size=6", "checkpoint.monitor=ours")
+    task = Wayward([3, 1, 5, 4], "ours", {"ours": "max"})
+    train(task, *words, "trainer.max_epochs=2", name="kept")
+    task.metric_modes = {}
+    run = train(task, *words, "trainer.max_epochs=4", name="kept", resume=True)
+    assert [e["best"] for e in run.events if e["type"] == "eval"] == [True, False, True, False]
+    assert read_environment(run.folder)["decided"]["mode"] == "max"
 
 
 # a GPU
