@@ -71,7 +71,7 @@ def read_manifest(folder: str) -> dict:
         raise Refused(f"{path} is damaged, or from a later spectrakit. Upload the folder again, as it was built.")
     return manifest
 
-# %% ../../nbs/23_offline/02_installer.ipynb #b3c9315b
+# %% ../../nbs/23_offline/02_installer.ipynb #4ec4e0ab
 def check_python(manifest: dict) -> None:
     "Refused where none of the wheels is for this Python."
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -79,7 +79,7 @@ def check_python(manifest: dict) -> None:
         return
     mend = "Rebuild the folder with: spectrakit wheelhouse OUT --for python==" + here
     if sys.version_info < (3, 11):  # noqa: UP036  older Pythons run this file, too, and print why nothing is installed
-        mend = "spectrakit needs Python 3.11 or newer: wheels_to_install an image that has it"
+        mend = "spectrakit needs Python 3.11 or newer: choose an image that has it"
     raise Refused(
         "These wheels are for Python {}, and this is Python {}. {}".format(", ".join(manifest["python"]), here, mend)
     )
@@ -171,11 +171,16 @@ def unmet_requirements(wheels: list, paths: list, extras: tuple = ()) -> list:
             )
     return problems
 
-# %% ../../nbs/23_offline/02_installer.ipynb #13cb4d24
+# %% ../../nbs/23_offline/02_installer.ipynb #3c5ab521
 def _pip(*arguments: str) -> None:
     "Run `pip install` without an index. Failed, with the line in which pip says why, where it does not finish."
     environ = dict(
-        os.environ, PIP_NO_INDEX="1", PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", PIP_ROOT_USER_ACTION="ignore"
+        os.environ,
+        PIP_NO_INDEX="1",
+        PIP_DISABLE_PIP_VERSION_CHECK="1",
+        PIP_NO_INPUT="1",
+        PIP_ROOT_USER_ACTION="ignore",
+        PIP_NO_COLOR="1",
     )
     for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_REQUIREMENT", "PIP_CONSTRAINT", "PIP_USER"):
         environ.pop(name, None)
