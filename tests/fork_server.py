@@ -175,7 +175,7 @@ def preload() -> None:
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     assert not torch.cuda.is_initialized()
-    from spectrakit.launch import supervisor
+    from spectrakit.launch import attempt
     from spectrakit.launch.worker import START
 
     class Processes:
@@ -186,10 +186,10 @@ def preload() -> None:
 
         def Popen(self, args: Any, **keywords: Any) -> Any:
             if isinstance(args, list) and args[1:3] == ["-c", START] and serves_worker(keywords["env"]):
-                return supervisor.Forked(Path(args[3]), None, keywords["env"], Path(keywords["stdout"].name))
+                return attempt.ForkedProcess(Path(args[3]), None, keywords["env"], Path(keywords["stdout"].name))
             return subprocess.Popen(args, **keywords)
 
-    supervisor.subprocess = Processes()
+    attempt.subprocess = Processes()
 
 
 def serves_worker(env: dict[str, str]) -> bool:

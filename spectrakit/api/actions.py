@@ -21,9 +21,9 @@ from .run import Run, open_run, summarize, task_of
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, override
 from ..config.schema import Config
-from ..launch.job import Job, check_task_name, job_parent, name_of, settled_name
+from ..launch.job import Job, check_task_name, full_task_name, jobs_folder, name_of, remove_abandoned_jobs
 from ..launch.job_kind import PREDICT, RESUME, TRAIN, JobKind
-from ..launch.launcher import Outcome, launch, sweep_jobs
+from ..launch.launcher import Outcome, launch
 from ..launch.request import RunRequest, new_request
 from ..runs.events import log_file, write_metrics_csv
 from ..runs.history import outline
@@ -64,7 +64,7 @@ def fit(
     else:
         check_task(task, config)
     config = replace(
-        config, task={**config.task, "name": settled_name(task) if isinstance(task, str) else name_of(task)}
+        config, task={**config.task, "name": full_task_name(task) if isinstance(task, str) else name_of(task)}
     )
     if resume is not None:
         config = _from(config, resume)
@@ -156,7 +156,7 @@ def _as_done(run: Run) -> Run:
         ):
             return run
         summarize(run)
-        sweep_jobs(Path(job_parent()))
+        remove_abandoned_jobs(Path(jobs_folder()))
     return run
 
 
@@ -205,7 +205,7 @@ def _see_through(run: Run, job: Job, task: Any, show: bool) -> None:
     "Have the job done, show it, and write what is left at the end."
     every_s = 10.0 if "ipykernel" in sys.modules else 60.0
     console = job.config.run.console if show else "none"
-    view = make_view(console, run.path, every_s=every_s, only_new=not job.kind.begins)
+    view = make_view(console, run.path, every_s=every_s, only_new=not job.kind.starts_at_zero)
     try:
         with lent_key(job.config, job.platform.name, lambda text: print(text, file=sys.stderr)):
             launch(job, task, _ticking(run, view))

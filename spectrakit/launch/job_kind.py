@@ -47,28 +47,28 @@ class JobKind:
     verb: str = "training"  # for sentences
     writes_log: bool = True  # has an event log of its own, and the files that go with it
     keeps_checkpoints: bool = True  # what was saved counts when it is cut short
-    begins: bool = False  # starts at step 0, so its log is told first why there are fewer processes
-    goes_on_as: str | None = None  # the kind of the next start, once there is a whole checkpoint
+    starts_at_zero: bool = False  # so its log says first why there are fewer processes
+    continues_as: str | None = None  # the kind of the next start, once there is a whole checkpoint
     stops_itself: bool = True  # an interrupt asks it to stop and save; False: its processes are ended at once
     plans_time: bool = True  # holds time back for what comes after; False: works to the end of the session
     max_restarts: int | None = None  # None: launch.max_restarts, and then with fewer processes
 
 # %% ../../nbs/50_launch/02_job_kind.ipynb #b6373302
 def _train(work: Work) -> tuple[str, str]:
-    return _in_the_loop(work, goes_on=False)
+    return _run_loop(work, continues=False)
 
 
 def _resume(work: Work) -> tuple[str, str]:
-    return _in_the_loop(work, goes_on=True)
+    return _run_loop(work, continues=True)
 
 
-def _in_the_loop(work: Work, goes_on: bool) -> tuple[str, str]:
+def _run_loop(work: Work, continues: bool) -> tuple[str, str]:
     "The training loop, from the beginning or from the newest whole checkpoint."
     from spectrakit.training.loop import train_run
     from spectrakit.training.state import Execution
 
     execution = Execution(work.context, work.run_dir, work.budget, work.stop_requested, work.logs)
-    return train_run(work.task, work.config, execution, goes_on, work.extra.get("again"))
+    return train_run(work.task, work.config, execution, continues, work.extra.get("restart_reason"))
 
 
 def _predict(work: Work) -> tuple[str, str]:
@@ -89,7 +89,7 @@ def _find_lr(work: Work) -> tuple[str, str]:
     return range_run(work.task, work.config, execution, sweep, inline=work.inline)
 
 # %% ../../nbs/50_launch/02_job_kind.ipynb #2c1ec160
-TRAIN = JobKind("train", _train, begins=True, goes_on_as="resume")
+TRAIN = JobKind("train", _train, starts_at_zero=True, continues_as="resume")
 RESUME = JobKind("resume", _resume)
 PREDICT = JobKind(
     "predict",
@@ -101,11 +101,11 @@ PREDICT = JobKind(
     plans_time=False,
     max_restarts=1,
 )
-FIND_LR = JobKind("find_lr", _find_lr, keeps_checkpoints=False, begins=True)
+FIND_LR = JobKind("find_lr", _find_lr, keeps_checkpoints=False, starts_at_zero=True)
 
 KINDS = {kind.name: kind for kind in (TRAIN, RESUME, PREDICT, FIND_LR)}
 
-
+# %% ../../nbs/50_launch/02_job_kind.ipynb #5039a304
 def kind_named(name: str) -> JobKind:
     "The kind of this name. RequestError where there is none."
     if name not in KINDS:

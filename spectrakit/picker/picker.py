@@ -361,11 +361,11 @@ def _task_facts(task: Any) -> tuple[str | None, int | None]:
     "The name of a task, and its number of training samples if that needs no reading. RequestError if it is no task."
     if task is None:
         return None, None
-    from spectrakit.launch.job import check_task_name, name_of, settled_name
+    from spectrakit.launch.job import check_task_name, full_task_name, name_of
 
     if isinstance(task, str):
         check_task_name(task)
-        return settled_name(task), None
+        return full_task_name(task), None
     from spectrakit.training.task import PlainTask, check_task
 
     check_task(task, Config())

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from ..config.compose import compose
 from ..config.schema import Config
-from ..launch.job import Job, check_task_name, name_of, private_folder, settled_name
+from ..launch.job import Job, check_task_name, full_task_name, locked_job_folder, name_of, new_job_folder
 from ..launch.job_kind import FIND_LR
-from ..launch.launcher import Outcome, held_folder, launch
+from ..launch.launcher import Outcome, launch
 from ..launch.request import new_request
 from ..runs.events import last_event, log_file, read_events
 from ..runs.history import follow
@@ -384,13 +384,13 @@ def find_lr(
     else:
         check_task(task, config)
     config = replace(
-        config, task={**config.task, "name": settled_name(task) if isinstance(task, str) else name_of(task)}
+        config, task={**config.task, "name": full_task_name(task) if isinstance(task, str) else name_of(task)}
     )
     request = new_request(config)
     check_time(config, request.platform)
     place = request.place
     show = show and config.run.console != "none" and (place is None or place.rank == 0)
-    with ends_softly(), held_folder(private_folder()) as folder:
+    with ends_softly(), locked_job_folder(new_job_folder()) as folder:
         teller = _Teller(folder, sys.stdout) if show else None
         job = Job(FIND_LR, folder, request, extra={"sweep": asdict(sweep), "folder": str(folder)})
         found = read_sweep(folder, sweep, launch(job, task, teller.update if teller else lambda: None))

@@ -48,7 +48,7 @@ from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.config.compose import compose
 from spectrakit.config.schema import CheckpointConfig
 from spectrakit.distributed.context import create_run_context
-from spectrakit.launch.launcher import tidy
+from spectrakit.launch.launcher import tidy_checkpoints
 from spectrakit.runs.events import EventLog, last_event, read_events
 from spectrakit.system.files import file_sha256
 from spectrakit.system.platforms.detect import detect
@@ -665,7 +665,7 @@ def test_a_process_killed_in_the_middle_of_a_background_write_leaves_the_older_o
     assert path.name == "step-00000001" and notes == [] and not (folder / "BEST").exists()
     (half,) = folder.glob(".*")
     assert half.name.startswith(".writing-step-00000002") and not (half / "manifest.json").exists()
-    tidy(folder)
+    tidy_checkpoints(folder)
     assert sorted(p.name for p in folder.iterdir()) == ["LATEST", "step-00000001"]
 
 

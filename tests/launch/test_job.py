@@ -25,17 +25,17 @@ from spectrakit.config.compose import compose
 from spectrakit.launch.job import (
     Job,
     check_task_name,
+    full_task_name,
     load_task,
     name_of,
     read_job,
-    read_job_head,
-    settled_name,
-    with_extra,
+    read_job_file,
+    update_extra,
     write_job,
 )
 from spectrakit.launch.job_kind import PREDICT, TRAIN
 from spectrakit.launch.request import new_request
-from spectrakit.launch.task_pickle import MAPPED_FROM_BYTES, CannotCarry, read_task
+from spectrakit.launch.task_pickle import MAPPED_FROM_BYTES, TaskNotPicklable, read_task
 from spectrakit.system.errors import RequestError
 from spectrakit.training.task import Task
 from tasks import Line
@@ -111,7 +111,7 @@ def test_a_job_comes_back_as_it_was_written(job, tmp_path):
     assert (found.run_dir, found.weights_from) == (tmp_path / "runs" / "y", tmp_path / "runs" / "x")
     assert name_of(task) == "digits" and folder.parent == tmp_path
     assert folder.stat().st_mode & 0o777 == 0o700 and sorted(os.listdir(folder)) == ["job.json"]
-    head = read_job_head(folder)
+    head = read_job_file(folder)
     assert head["parent"] == os.getpid() and head["cwd"] == str(tmp_path) and head["task"] == "digits"
     assert Job(TRAIN, tmp_path, job.request).extra == {}
 
@@ -119,8 +119,8 @@ def test_a_job_comes_back_as_it_was_written(job, tmp_path):
 def test_extra_is_changed_and_nothing_else_is_touched(job):
     folder = write_job(job, Holds(x=np.arange(9999.0)), mapped_from_bytes=BIG)
     before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
-    head = with_extra(folder, restart=1, devices=[0])
-    assert with_extra(folder, restart=2)["extra"] == {"restart": 2, "devices": [0]} and head["extra"]["restart"] == 1
+    head = update_extra(folder, restart=1, devices=[0])
+    assert update_extra(folder, restart=2)["extra"] == {"restart": 2, "devices": [0]} and head["extra"]["restart"] == 1
     after = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
     assert set(after) == set(before) and {name for name in after if after[name] != before[name]} == {
         "job.json"
@@ -128,19 +128,19 @@ def test_extra_is_changed_and_nothing_else_is_touched(job):
     again, task = read_job(folder)
     assert again.extra == {"restart": 2, "devices": [0]} and again.config == job.config and task.x[-1] == 9998
     with pytest.raises(TypeError):
-        with_extra(folder, restart=object())
-    assert read_job_head(folder)["extra"]["restart"] == 2 and set(os.listdir(folder)) == set(before)
+        update_extra(folder, restart=object())
+    assert read_job_file(folder)["extra"]["restart"] == 2 and set(os.listdir(folder)) == set(before)
 
 
 def test_a_task_that_a_fork_brings_along_is_not_written(job):
     folder, task = write_job(job, None), Locked()
     assert (
         os.listdir(folder) == ["job.json"]
-        and read_job_head(folder)["task"] is read_job_head(folder)["task_class"] is None
+        and read_job_file(folder)["task"] is read_job_file(folder)["task_class"] is None
     )
     again, found = read_job(folder, task)
     assert found is task and again.config == job.config
-    with pytest.raises(RequestError, match="carries no task: only a forked process has it"):
+    with pytest.raises(RequestError, match="has no task: only a forked process has it"):
         read_job(folder)
 
 
@@ -159,13 +159,13 @@ def test_the_folder_goes_where_it_is_wanted(job, tmp_path, monkeypatch):
 def test_reading_the_head_touches_no_task(job, tmp_path):
     folder = write_job(job, Holds(x=1))
     (folder / "task.pkl").write_bytes(b"no pickle")
-    assert read_job_head(folder)["kind"] == "train"
+    assert read_job_file(folder)["kind"] == "train"
     with pytest.raises(RequestError, match="The task Holds cannot be rebuilt.*UnpicklingError"):
         read_job(folder)
     (folder / "task.pkl").unlink()
     with pytest.raises(RequestError, match="The task Holds cannot be rebuilt.*FileNotFoundError"):
         read_job(folder)
-    for read in (read_job_head, read_job):
+    for read in (read_job_file, read_job):
         with pytest.raises(RequestError, match="There is no job in .*nowhere"):
             read(tmp_path / "nowhere")
 
@@ -527,7 +527,7 @@ def test_tensors_without_memory(job):
     task, _ = there_and_back(job, Holds(x=torch.ones(9999, device="meta")))
     assert task.x.is_meta and task.x.shape == (9999,)
     for storage in (torch.ones(9999, device="meta").untyped_storage(), torch.ones(3, device="meta").untyped_storage()):
-        with pytest.raises(CannotCarry, match="Holds.s is an object of the type .*UntypedStorage"):
+        with pytest.raises(TaskNotPicklable, match="Holds.s is an object of the type .*UntypedStorage"):
             write_job(job, Holds(s=storage), mapped_from_bytes=BIG)
 
 
@@ -539,14 +539,16 @@ class OnDevice(torch.Tensor):
 
 def test_a_tensor_on_a_gpu_is_refused(job, tmp_path):
     task = Holds(data={"x": torch.ones(3).as_subclass(OnDevice)})
-    with pytest.raises(CannotCarry, match=r"Holds\.data\['x'\] is a tensor on cuda:1\. Keep it on the CPU") as caught:
+    with pytest.raises(
+        TaskNotPicklable, match=r"Holds\.data\['x'\] is a tensor on cuda:1\. Keep it on the CPU"
+    ) as caught:
         write_job(job, task)
     assert caught.value.may_fork is False and not list(tmp_path.glob("spectrakit-job-*"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_tensor_that_is_on_a_gpu_is_refused(job):
-    with pytest.raises(CannotCarry, match="Holds.x is a tensor on cuda:0"):
+    with pytest.raises(TaskNotPicklable, match="Holds.x is a tensor on cuda:0"):
         write_job(job, Holds(x=torch.ones(3, device="cuda")))
 
 
@@ -559,13 +561,13 @@ def test_arrays_that_do_not_fit_are_refused_before_they_are_written(job, tmp_pat
     huge = np.broadcast_to(np.zeros(1), 2**30)  # 8 GiB that take 8 bytes
     write_job(job, Holds(x=huge))
     monkeypatch.setattr(
-        "spectrakit.launch.task_pickle._stretch", lambda array: (array.ctypes.data, 2**33 if array.size > 9 else 8)
+        "spectrakit.launch.task_pickle._extent", lambda array: (array.ctypes.data, 2**33 if array.size > 9 else 8)
     )
     with pytest.raises(
         RequestError, match=r"Holds need 8\.0 GiB in .*, where 1\.5 GiB are free.*TMPDIR.*datasets\(cfg\)"
     ) as caught:
         write_job(job, Holds(x=huge))
-    assert not isinstance(caught.value, CannotCarry) and len(list(tmp_path.glob("spectrakit-job-*"))) == 1
+    assert not isinstance(caught.value, TaskNotPicklable) and len(list(tmp_path.glob("spectrakit-job-*"))) == 1
     write_job(job, Holds(x=np.zeros(3)))
 
 
@@ -579,7 +581,7 @@ def test_a_disk_that_fills_up_on_the_way_is_a_sentence(job, tmp_path, monkeypatc
     assert not list(tmp_path.glob("spectrakit-job-*"))
 
 
-# what cannot be carried
+# what cannot be pickled
 
 
 class Locked(Line):
@@ -589,8 +591,8 @@ class Locked(Line):
         self.lock = threading.Lock()
 
 
-def cannot_be_carried(tmp_path) -> dict:
-    "Tasks that cannot be carried, by the words that say why."
+def cannot_be_pickled(tmp_path) -> dict:
+    "Tasks that cannot be pickled, by the words that say why."
     lock = threading.RLock()
     net = nn.Linear(2, 2)
     net.hook = (n for n in "abc")
@@ -637,13 +639,13 @@ def cannot_be_carried(tmp_path) -> dict:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_what_cannot_be_carried_is_named(job, tmp_path):
-    for words, task in cannot_be_carried(tmp_path).items():
-        with pytest.raises(CannotCarry) as caught:
+def test_what_cannot_be_pickled_is_named(job, tmp_path):
+    for words, task in cannot_be_pickled(tmp_path).items():
+        with pytest.raises(TaskNotPicklable) as caught:
             write_job(job, task)
         said = str(caught.value)
         assert said == (
-            f"The task {type(task).__name__} cannot be carried to the training process: {words}. "
+            f"The task {type(task).__name__} cannot be pickled for the training process: {words}. "
             "Make it inside the methods that use it, or use launch.mode=inline."
         ), said
         assert isinstance(caught.value, RequestError) and caught.value.may_fork
@@ -656,7 +658,7 @@ def test_what_cannot_be_carried_is_named(job, tmp_path):
 def test_a_global_lock_of_another_cell_is_named(job):
     space = {"__name__": "__main__", "GUARD": threading.Lock()}
     exec("class Cell:\n    def loss(self, model, batch):\n        with GUARD: return 0\ntask = Cell()", space)
-    with pytest.raises(CannotCarry, match=r": GUARD, which Cell\.loss uses, is a lock\."):
+    with pytest.raises(TaskNotPicklable, match=r": GUARD, which Cell\.loss uses, is a lock\."):
         write_job(job, space["task"])
 
 
@@ -668,12 +670,12 @@ def test_what_has_no_part_to_blame_says_what_was_raised(job):
     loop = [threading.Lock()]
     loop.append(loop)
     with pytest.raises(
-        CannotCarry, match="Stubborn cannot be carried to the training process: ValueError: not me. Make"
+        TaskNotPicklable, match="Stubborn cannot be pickled for the training process: ValueError: not me. Make"
     ):
         write_job(job, Stubborn())
-    with pytest.raises(CannotCarry, match=r"Holds.loop\[0\] is a lock"):
+    with pytest.raises(TaskNotPicklable, match=r"Holds.loop\[0\] is a lock"):
         write_job(job, Holds(loop=loop))
-    with pytest.raises(CannotCarry, match="recursion"):
+    with pytest.raises(TaskNotPicklable, match="recursion"):
         deep = []
         for _ in range(20_000):
             deep = [deep]
@@ -754,7 +756,7 @@ def test_a_writer_whose_folder_is_gone(job, tmp_path, monkeypatch):
     folder = write_job(job, "digits")
     os.rmdir(tmp_path / "gone")
     late = write_job(job, "digits")  # where the folder is gone already there is nothing to go to
-    assert read_job_head(late)["cwd"] is None
+    assert read_job_file(late)["cwd"] is None
     monkeypatch.chdir(tmp_path)
     assert name_of(read_job(late)[1]) == "digits"
     with pytest.raises(RequestError, match="The folder .*gone, where the training was started, is gone"):
@@ -767,17 +769,17 @@ def test_a_writer_whose_folder_is_gone(job, tmp_path, monkeypatch):
 def test_the_name_of_a_file_is_kept_with_its_whole_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert (
-        settled_name("my.py:Mine") == f"{tmp_path}/my.py:Mine"
-        and settled_name("a/../my.py:Mine") == f"{tmp_path}/my.py:Mine"
+        full_task_name("my.py:Mine") == f"{tmp_path}/my.py:Mine"
+        and full_task_name("a/../my.py:Mine") == f"{tmp_path}/my.py:Mine"
     )
-    assert settled_name(f"{tmp_path}/a b.py:Mine") == f"{tmp_path}/a b.py:Mine"
+    assert full_task_name(f"{tmp_path}/a b.py:Mine") == f"{tmp_path}/a b.py:Mine"
     for name in ("coffee", "my.module:Mine", "__main__:Mine", "tasks:Line", "py:py", ""):
-        assert settled_name(name) == name
+        assert full_task_name(name) == name
     for name in ("my.py:Mine", "coffee"):
-        assert settled_name(settled_name(name)) == settled_name(name)
+        assert full_task_name(full_task_name(name)) == full_task_name(name)
     (tmp_path / "it's").mkdir()
     (tmp_path / "it's" / "my.py").write_text("class Mine: x = 5\n")
-    name = settled_name("it's/my.py:Mine")
+    name = full_task_name("it's/my.py:Mine")
     monkeypatch.chdir("/")
     check_task_name(name)
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -257,12 +257,12 @@ def test_a_task_object_is_carried_to_the_child_and_back_to_the_notebook(here):
     assert found[0].load_model().training is False  # the run still knows its task
 
 
-def test_a_task_that_cannot_be_carried_is_refused(here):
+def test_a_task_that_cannot_be_pickled_is_refused(here):
     class Locked(Line):
         def __init__(self):
             self.lock = threading.Lock()
 
-    with pytest.raises(RequestError, match="cannot be carried.*lock") as caught:
+    with pytest.raises(RequestError, match="cannot be pickled.*lock") as caught:
         fit(Locked(), compose(), show=False)
     assert "\n" not in str(caught.value) and not list((here / "runs").iterdir())
 

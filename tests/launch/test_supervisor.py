@@ -37,13 +37,16 @@ from spectrakit.distributed.heartbeat import (
     sweep,
 )
 from spectrakit.distributed.topology import Processes, plan_processes
+from spectrakit.launch import job as jobs
 from spectrakit.launch import launcher as launching
 from spectrakit.launch import supervisor as supervising
+from spectrakit.launch.attempt import Attempt
+from spectrakit.launch.diagnosis import AttemptResult, first_error
 from spectrakit.launch.job import Job
 from spectrakit.launch.job_kind import PREDICT, TRAIN, kind_named
 from spectrakit.launch.launcher import Outcome, choose_launcher, failed_launchers, remember_failed
 from spectrakit.launch.request import new_request
-from spectrakit.launch.supervisor import Ended, first_error, watch_over
+from spectrakit.launch.supervisor import watch_process
 from spectrakit.launch.worker import _check_fork
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.run_dir import is_locked
@@ -487,7 +490,7 @@ print("good")
 
 
 @slow
-def test_a_fork_takes_along_what_cannot_be_carried(nothing_left):
+def test_a_fork_takes_along_what_cannot_be_pickled(nothing_left):
     done = subprocess.run(
         [sys.executable, "-c", FORK, json.dumps(TWO)],
         capture_output=True,
@@ -560,7 +563,7 @@ def test_more_devices_than_there_are_become_what_divides_them(devices, there, ex
     plan = plan_processes(compose(f"trainer.devices={devices}"), platform)
     assert plan.world_size == expected and plan.fallback and f"there is {there} GPU" in plan.reason
     assert (
-        launching._counted(compose(f"trainer.devices={devices}"), plan).distributed.world_size == devices
+        launching._with_world_size(compose(f"trainer.devices={devices}"), plan).distributed.world_size == devices
     )  # what the batch is made of
     with pytest.raises(RequestError, match="distributed.fallback=false"):
         plan_processes(compose(f"trainer.devices={devices}", "distributed.fallback=false"), platform)
@@ -571,7 +574,7 @@ class Locked(Line):
         self.inner = {"lock": threading.Lock()}
 
 
-def test_a_task_that_cannot_be_carried_gets_a_sentence_with_the_modes_that_work(here, monkeypatch):
+def test_a_task_that_cannot_be_pickled_gets_a_sentence_with_the_modes_that_work(here, monkeypatch):
     with pytest.raises(RequestError) as caught:
         fit(Locked(), compose(*TWO), show=False)
     for words in ("Locked.inner['lock'] is a lock", "launch.mode=notebook_launcher", "launch.mode=inline"):
@@ -624,8 +627,10 @@ def story(monkeypatch, tmp_path):
     """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def see(*ends, words=(), heard=None, kind="train", failed=()) -> tuple[Outcome, list[tuple[str | None, int, str]]]:
-        starts, ends, heard = [], list(ends), [] if heard is None else heard
+    def see(
+        *ends, words=(), interrupted=None, kind="train", failed=()
+    ) -> tuple[Outcome, list[tuple[str | None, int, str]]]:
+        starts, ends, interrupted = [], list(ends), [] if interrupted is None else interrupted
         run_dir = tmp_path / "run"
         run_dir.mkdir(exist_ok=True)
         job = Job(
@@ -636,16 +641,16 @@ def story(monkeypatch, tmp_path):
         for name in failed:
             remember_failed(HERE, name, "broken")
 
-        def run_once(job, folder, plan, launcher, tick, heard, task=None, again=None) -> Ended:
-            starts.append((launcher, plan.world_size, job.kind.name))
+        def run_attempt(attempt, tick, interrupted) -> AttemptResult:
+            starts.append((attempt.launcher, attempt.processes.world_size, attempt.job.kind.name))
             end = ends.pop(0)
-            end = end(job, heard) if callable(end) else end
+            end = end(attempt.job, interrupted) if callable(end) else end
             if isinstance(end, Exception):
                 raise end
             return end
 
-        monkeypatch.setattr(launching, "run_once", run_once)
-        outcome = launching.run_supervised(job, "coffee", lambda: None, heard)
+        monkeypatch.setattr(launching, "run_attempt", run_attempt)
+        outcome = launching.run_supervised(job, "coffee", lambda: None, interrupted)
         assert not ends and not list(tmp_path.glob("spectrakit-job-*"))
         if kind == "train":
             assert last_event(read_events(run_dir / "events.jsonl"), "end")["status"] == outcome.status
@@ -654,11 +659,11 @@ def story(monkeypatch, tmp_path):
     return see
 
 
-DONE = Ended("completed", "all done")
+DONE = AttemptResult("completed", "all done")
 FAULT, UNMET, ERROR = (
-    Ended("failed", "rank 1 was killed", again=True),
-    Ended("failed", "apart", again=True, met=False, launcher_failed=True),
-    Ended("failed", "KeyError"),
+    AttemptResult("failed", "rank 1 was killed", retry=True),
+    AttemptResult("failed", "apart", retry=True, connected=False, launcher_failed=True),
+    AttemptResult("failed", "KeyError"),
 )
 PAIRED, ALONE = ("notebook_launcher", 2, "train"), (None, 1, "train")
 
@@ -696,18 +701,18 @@ def test_ranks_that_cannot_meet_get_what_works(story):
 
 
 def test_who_asks_for_a_stop_gets_no_other_start(story):
-    def interrupted(job, heard):
-        heard.append(1.0)
+    def stopped(job, signals):
+        signals.append(1.0)
         return FAULT
 
-    def touched(job, heard):
+    def touched(job, interrupted):
         stop_file(job.run_dir).touch()
         return UNMET
 
-    for end in (interrupted, touched):
+    for end in (stopped, touched):
         outcome, starts = story(end)
         assert outcome.status == "interrupted" and len(starts) == 1 and "a stop was asked for" in outcome.reason
-    assert story(heard=[1.0, 2.0])[0].status == "interrupted"
+    assert story(interrupted=[1.0, 2.0])[0].status == "interrupted"
 
 
 def test_two_interrupts_while_a_large_task_is_written_end_the_run(here, monkeypatch):
@@ -731,7 +736,7 @@ def test_two_interrupts_while_a_large_task_is_written_end_the_run(here, monkeypa
 
 
 def test_memory_that_ran_out_halves_the_micro_batch_and_keeps_the_effective_one(story):
-    oom = replace(FAULT, reason="OutOfMemoryError: CUDA out of memory.", oom=True)
+    oom = replace(FAULT, reason="OutOfMemoryError: CUDA out of memory.", out_of_memory=True)
     outcome, starts = story(oom, oom, DONE, words=["data.micro_batch_size=12", "launch.max_restarts=0"])
     assert outcome.status == "completed" and starts == [PAIRED] * 3 and outcome.launch["restarts"] == 2
     assert (outcome.launch["micro_batch_size"], outcome.launch["gradient_accumulation_steps"]) == (3, 4)
@@ -783,16 +788,16 @@ def test_no_start_that_the_time_is_too_short_for_and_no_refusal_after_the_first(
     request = new_request(compose("watchdog.limit=2m", "watchdog.since=run"), HERE, began=time.time() - 100)
     job = Job(TRAIN, here, request)
     assert request.left_s() == pytest.approx(20, abs=5)
-    assert launching._with_time(job) == job  # all starts share the time
+    assert launching._without_passed_limit(job) == job  # all starts share the time
     over = replace(request, ends=time.monotonic() - 1)
-    assert launching._with_time(Job(TRAIN, here, over)).request.ends == over.ends
-    assert launching._with_time(Job(PREDICT, here, over)).request.ends is None  # predictions may still work
-    late = supervising._with_the_time_there_is(FAULT, job, time.monotonic() + 15, 10.0)
-    assert (late.again, late.status) == (False, "failed") and late.reason.endswith("no time is left to start again")
+    assert launching._without_passed_limit(Job(TRAIN, here, over)).request.ends == over.ends
+    assert launching._without_passed_limit(Job(PREDICT, here, over)).request.ends is None  # predictions may still work
+    late = supervising._without_time_to_retry(FAULT, job, time.monotonic() + 15, 10.0)
+    assert (late.retry, late.status) == (False, "failed") and late.reason.endswith("no time is left to start again")
     assert (
-        supervising._with_the_time_there_is(FAULT, job, time.monotonic() + 30, 10.0)
+        supervising._without_time_to_retry(FAULT, job, time.monotonic() + 30, 10.0)
         == FAULT
-        == supervising._with_the_time_there_is(FAULT, job, None, 10.0)
+        == supervising._without_time_to_retry(FAULT, job, None, 10.0)
     )
     outcome, _ = story(FAULT, RequestError("There is no GPU."))
     assert (outcome.status, outcome.reason) == ("failed", "There is no GPU.")
@@ -810,7 +815,7 @@ def test_a_view_that_fails_ends_the_processes_and_is_told(tmp_path):
 
     job = Job(TRAIN, tmp_path, new_request(compose(), HERE))
     with pytest.raises(KeyError, match="the view"):
-        watch_over(child, job, HangDetector(page, 20, 60), tmp_path, tick, [])
+        watch_process(child, Attempt(job, tmp_path, Processes(1, 1, "")), HangDetector(page, 20, 60), tick, [])
     assert child.returncode == -signal.SIGKILL
     page.close()
     page.path.unlink()
@@ -822,16 +827,15 @@ def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_p
     page = new_page(2)
     heartbeat = Heartbeat(page, 1)
     heartbeat.begin(3), raise_flag(heartbeat, FAILED)
-    heard, began = [], time.monotonic()
+    interrupted, began = [], time.monotonic()
 
     def tick():
-        if not heard and time.monotonic() - began > 0.5:
-            heard.append(time.monotonic())
+        if not interrupted and time.monotonic() - began > 0.5:
+            interrupted.append(time.monotonic())
 
-    seen = watch_over(
-        child, Job(TRAIN, tmp_path, new_request(compose(), HERE)), HangDetector(page, 20, 60), tmp_path, tick, heard
-    )
-    assert seen.killed == "alone" and child.returncode == -signal.SIGKILL and time.monotonic() - began < 5
+    job = Job(TRAIN, tmp_path, new_request(compose(), HERE))
+    seen = watch_process(child, Attempt(job, tmp_path, PAIR), HangDetector(page, 20, 60), tick, interrupted)
+    assert seen.ended_for == "failed" and child.returncode == -signal.SIGKILL and time.monotonic() - began < 5
     assert requested(page) == STOP and stop_file(tmp_path).exists()
     page.close()
     page.path.unlink()
@@ -863,10 +867,10 @@ def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
     "A job folder that is held, one that is not, one that never was, and a page of memory."
     script = (
         "import os, sys; from pathlib import Path; from spectrakit.distributed.heartbeat import new_page; "
-        "from spectrakit.launch.launcher import held_folder\n"
+        "from spectrakit.launch.job import locked_job_folder\n"
         "page = new_page(2, (sys.argv[1],)); folder = Path(sys.argv[1], 'spectrakit-job-' + sys.argv[2]); "
         "folder.mkdir()\n"
-        "(folder / 'array-0.npy').touch()\nwith held_folder(folder):\n    print('held', flush=True)\n    input()"
+        "(folder / 'array-0.npy').touch()\nwith locked_job_folder(folder):\n    print('held', flush=True)\n    input()"
     )
 
     def start(name):
@@ -886,7 +890,7 @@ def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
         assert names() == sorted(
             ["held", "left", "new", f"spectrakit-page-{held.pid}", f"spectrakit-page-{killed.pid}"]
         )
-        launching.sweep_jobs(tmp_path)
+        jobs.remove_abandoned_jobs(tmp_path)
         assert sweep(tmp_path) == []  # young ones may not be locked yet
         assert len(sweep(tmp_path, older_s=-1)) == 1
         assert names() == ["held", "new", f"spectrakit-page-{held.pid}"]
@@ -956,13 +960,14 @@ from spectrakit.cli import main as cli
 from spectrakit.distributed import heartbeat
 from spectrakit.launch import launcher as launch
 from spectrakit.api import actions, run
+from spectrakit.launch import diagnosis
 from spectrakit.launch import supervisor as supervise
 from spectrakit.launch import worker
 page = heartbeat.new_page(2)
 page.close(), page.path.unlink()
 supervise.dump_stacks([1])
 with supervise.unheard(): pass
-print(supervise._killed_by(9), heartbeat.stop_file(run.Path("x")))
+print(diagnosis._killed_by(9), heartbeat.stop_file(run.Path("x")))
 """
 
 
