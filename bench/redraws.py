@@ -62,8 +62,8 @@ class LiveFrame:
 
     def __init__(self, points: int):
         from spectrakit.runs.events import EventLog
-        from spectrakit.view.live import LiveView
-        from spectrakit.view.run_state import take
+        from spectrakit.view.live import LiveView, ViewOptions
+        from spectrakit.view.run_state import apply_event
 
         self.now, self.step = 0.0, 0
         folder = Path(tempfile.mkdtemp()) / "coffee-20261120-120000"
@@ -78,10 +78,10 @@ class LiveFrame:
             effective_batch_size=64,
             reasons={"device": "cpu: as asked"},
         )
-        self.view = LiveView(folder, writes=False, clock=lambda: self.now, work=lambda: 0.0)
+        self.view = LiveView(folder, ViewOptions(writes=False), clock=lambda: self.now, work=lambda: 0.0)
         made, began = [event for _ in range(points) for event in self._events()], time.thread_time()
         for event in made:
-            take(self.view.state, event)
+            apply_event(self.view.state, event)
         self.us_an_event = (time.thread_time() - began) / len(made) * 1e6
 
     def _events(self) -> list[dict]:

@@ -15,8 +15,8 @@ from .run_state import RunState, estimate_left_s, number, plain_number
 # %% ../../nbs/55_view/02_figures.ipynb #d1217471
 def _loss(s: RunState) -> str:
     "The last finite loss, and how many were not finite."
-    not_finite = f" ({s.loss.odd} not finite)" if s.loss.odd else ""
-    return f"loss {number(s.loss.last, '.4g')}{not_finite}" if s.loss.count or s.loss.odd else ""
+    not_finite = f" ({s.loss.not_finite} not finite)" if s.loss.not_finite else ""
+    return f"loss {number(s.loss.last, '.4g')}{not_finite}" if s.loss.count or s.loss.not_finite else ""
 
 
 def _best(s: RunState) -> str:
@@ -41,11 +41,11 @@ def _ranks(s: RunState, most: int = 8) -> str:
 # %% ../../nbs/55_view/02_figures.ipynb #155b10b2
 @dataclass(frozen=True)
 class Figure:
-    "A number of the live view. `text`: what it shows, or ''. `in_line`: whether a terminal's line has room for it."
+    "A number of the live view."
 
     name: str
-    text: Callable[[RunState], str]
-    in_line: bool = True
+    text: Callable[[RunState], str]  # what it shows; '' while there is nothing to show
+    in_line: bool = True  # whether a terminal's one line has room for it
 
 
 def _effective_batch(s: RunState) -> str:
@@ -69,7 +69,10 @@ def figures(s: RunState, line: bool = False) -> str:
 
 # %% ../../nbs/55_view/02_figures.ipynb #dce6753b
 def times(s: RunState, now_t: float, running: bool = True) -> str:
-    "Elapsed, to go, left on the clock. `now_t`: seconds since the run began."
+    """Elapsed, to go, left on the clock.
+
+    `now_t`: seconds since the run began. `running`: whether somebody still works on it; else there is no forecast.
+    """
     words = [f"{format_duration(now_t)} elapsed"]
     if running and not s.status and s.total_steps and s.pace_from:
         first_step, first_t = s.pace_from

@@ -57,7 +57,7 @@ TRAIN, VALID, RATE, SPEED = "#0072b2", "#d55e00", "#117733", "#7a5195"  # told a
 
 
 def drawable(value: Any) -> bool:
-    "Whether `value` is a number that an axis can hold; twice the largest float is none."
+    "Whether `value` is a number that an axis can hold: with those near the largest float, differences overflow."
     return isinstance(value, (int, float)) and abs(value) < 1e100
 
 
@@ -73,13 +73,16 @@ def label(text: Any, length: int = 40) -> str:
 
 
 def points(events: list[dict], type: str, y: str) -> tuple[list, list]:
-    "Steps and values of the field `y`, or of `metrics.NAME`, without those that are missing or cannot be drawn."
+    """Steps and values of a field, without those that are missing or cannot be drawn.
+
+    `events`: of a run, in order. `type`: which of them. `y`: the field, or `metrics.NAME`.
+    """
     rows = [e for e in events if e["type"] == type]
     values = [(e["step"], e.get("metrics", {}).get(y[8:]) if y.startswith("metrics.") else e.get(y)) for e in rows]
     kept = [(s, v) for s, v in values if drawable(v)]
     return [s for s, _ in kept], [v for _, v in kept]
 
-
+# %% ../../nbs/55_view/00_plots.ipynb #524f4815
 def _axes(ax: Any, title: str) -> None:
     ax.set_title(label(title), fontsize=9, color=INK, loc="left")
     ax.grid(True, color=GRID, linewidth=0.6)
@@ -107,8 +110,22 @@ def _draw_loss(ax: Any, events: list[dict]) -> None:
         ax.legend(fontsize=7, frameon=False)
 
 # %% ../../nbs/55_view/00_plots.ipynb #fef97685
+def _mark_best(ax: Any, events: list[dict], metric: str) -> None:
+    "A ring at the step of the best checkpoint."
+    best = next((e for e in reversed(events) if e["type"] == "eval" and e.get("best")), None)
+    value = best.get("metrics", {}).get(metric) if best else None
+    if best is None or not drawable(value):
+        return
+    ring = {"markersize": 10, "markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.3}
+    ax.plot([best["step"]], [value], marker="o", **ring)
+    ax.set_title(f"○ best {value:.4g}", fontsize=8, color=INK, loc="right")
+
+# %% ../../nbs/55_view/00_plots.ipynb #06935c24
 def plot_curves(events: list[dict], title: str = "") -> Any:
-    "A matplotlib Figure of a run: loss, the watched metrics with the best one marked, learning rate and speed."
+    """A matplotlib Figure of a run: loss, up to two metrics, learning rate and speed, the best checkpoint marked.
+
+    `events`: all events of its log. `title`: above the curves.
+    """
     from matplotlib.figure import Figure
 
     events = effective_events(events)
@@ -133,23 +150,12 @@ def plot_curves(events: list[dict], title: str = "") -> Any:
         figure.suptitle(label(title, 150), fontsize=9, color=INK, x=0.01, ha="left")
     return figure
 
-
-def _mark_best(ax: Any, events: list[dict], metric: str) -> None:
-    "A ring at the step of the best checkpoint."
-    best = next((e for e in reversed(events) if e["type"] == "eval" and e.get("best")), None)
-    value = best.get("metrics", {}).get(metric) if best else None
-    if best is None or not drawable(value):
-        return
-    ring = {"markersize": 10, "markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.3}
-    ax.plot([best["step"]], [value], marker="o", **ring)
-    ax.set_title(f"○ best {value:.4g}", fontsize=8, color=INK, loc="right")
-
-
+# %% ../../nbs/55_view/00_plots.ipynb #9711d55b
 @dataclass(frozen=True)
 class Picture:
-    "A figure that a notebook shows as PNG, on white in light and dark themes; `figure` is matplotlib's, to be changed."
+    "A figure that a notebook shows as PNG."
 
-    figure: Any
+    figure: Any  # matplotlib's, which may be changed
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()

@@ -41,7 +41,7 @@ def test_a_run_of_any_condition_is_drawn(here, sent, kind):
     for now[0] in (1.0, 100.0, 200.0):
         view.update()
     view.close()
-    assert view.broken is None
+    assert view.failure is None
     frames = [frame["text_html"] for frame in sent if frame.get("text_html")]
     assert frames and all("<script" not in frame and len(frame) < 200_000 for frame in frames)
 

@@ -20,7 +20,7 @@ from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 from spectrakit.training.evaluation import evaluate
 from spectrakit.view.figures import figures
-from spectrakit.view.run_state import RunState, take
+from spectrakit.view.run_state import RunState, apply_event
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 
@@ -92,7 +92,7 @@ def test_two_ranks_learn_what_one_process_learns(alone, halves, strategy):
         assert mine == pytest.approx(other, rel=1e-4) and set(mine) == {"val_loss", "val_mae", "val_last", "val_middle"}
     state = RunState()
     for event in events:
-        take(state, event)
+        apply_event(state, event)
     assert "rank 0" in figures(state) and "rank 1" in figures(state)
     assert [len(e["ranks"]) for e in events if e["type"] == "step"] == [2] * 6 and last_event(events, "step")["ranks"][
         1
