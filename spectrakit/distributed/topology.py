@@ -24,8 +24,8 @@ from ..system.platforms.platform import Platform
 class Rank:
     "This process's place among those that train together."
 
-    rank: int
-    local_rank: int
+    rank: int  # counted on all machines
+    local_rank: int  # counted on this machine
     world_size: int
     local_world_size: int
 
@@ -52,7 +52,7 @@ def rank_of(environ: Mapping[str, str]) -> Rank | None:
     if place is None or not 0 <= place.rank < place.world_size:
         values_given = ", ".join(f"{name}={environ[name]!r}" for name in names[:2])
         raise RequestError(
-            f"The environment says {values_given}, which is no place among processes. "
+            f"The environment says {values_given}, which is not a place among processes. "
             "Start with torchrun, or unset them."
         )
     return place if place.world_size > 1 else None
@@ -60,7 +60,13 @@ def rank_of(environ: Mapping[str, str]) -> Rank | None:
 # %% ../../nbs/21_distributed/00_topology.ipynb #23a2fc02
 @dataclass(frozen=True)
 class Processes:
-    "The processes of a run: on this machine, on how many machines, why, and whether fewer than asked for."
+    """The processes of a run.
+
+    - `per_node`: on each machine
+    - `num_nodes`: machines
+    - `reason`: why so many, in words
+    - `fallback`: whether there are fewer than asked for
+    """
 
     per_node: int
     num_nodes: int
@@ -73,30 +79,57 @@ class Processes:
         return self.per_node * self.num_nodes
 
 
-def plan_processes(config: Config, platform: Platform) -> Processes:
-    """How many processes train here. RequestError where the numbers contradict each other, and, with
-    distributed.fallback=false, where not all of them can be had.
-    """
-    d, nodes = config.distributed, config.distributed.num_nodes
+def _largest_divisor(asked: int, available: int) -> int:
+    return max(n for n in range(1, available + 1) if asked % n == 0)
+
+
+def _fallback(config: Config, here: int, asked: int, why: str, nodes: int = 1) -> Processes:
+    "Fewer processes than asked for; RequestError where that is not allowed."
+    if not config.distributed.fallback:
+        raise RequestError(
+            f"distributed.fallback=false, and {asked} processes cannot be had: {why}. "
+            "Ask for what is there (trainer.devices), or set distributed.fallback=true."
+        )
+    kept = "" if asked <= here * nodes else "; accumulation keeps the effective batch"
+    return Processes(here, nodes, f"{here * nodes} process{'es' * (here * nodes > 1)}: {why}{kept}", fallback=True)
+
+# %% ../../nbs/21_distributed/00_topology.ipynb #5ce1fd78
+def _room(config: Config, platform: Platform) -> tuple[int, str]:
+    "How many processes this machine has room for, and what it has, in words."
     gpus = 0 if config.trainer.accelerator == "cpu" else len(platform.gpus)
-    there, what = (
-        (gpus, f"{gpus} GPU{'s' * (gpus != 1)}")
-        if gpus
-        else (max(2, platform.cores), f"no GPU and {platform.cores} CPU cores")
-    )
+    if gpus:
+        return gpus, f"{gpus} GPU{'s' * (gpus != 1)}"
+    return max(2, platform.cores), f"no GPU and {platform.cores} CPU cores"
+
+
+def _processes_asked(config: Config, platform: Platform) -> int:
+    "How many processes are asked for on all machines. RequestError where the numbers contradict each other."
+    d, nodes = config.distributed, config.distributed.num_nodes
     if d.node_rank is not None and d.node_rank >= nodes:
         raise RequestError(
             f"distributed.node_rank={d.node_rank} is not one of distributed.num_nodes={nodes} machines, "
             "which count from 0. Use trainer.num_nodes to say how many there are."
         )
     if d.enabled is False:
-        return Processes(1, 1, "1 process: distributed.enabled is false")
+        return 1
+    gpus = 0 if config.trainer.accelerator == "cpu" else len(platform.gpus)
     asked = (gpus or 1) * nodes if d.world_size == "auto" else d.world_size
     if asked % nodes:
         raise RequestError(
             f"distributed.world_size={asked} processes cannot be shared equally by distributed.num_nodes={nodes}. "
             f"Use trainer.devices, which counts those of one machine."
         )
+    return asked
+
+# %% ../../nbs/21_distributed/00_topology.ipynb #ab36105b
+def plan_processes(config: Config, platform: Platform) -> Processes:
+    """How many processes train here. RequestError where the numbers contradict each other, and, with
+    distributed.fallback=false, where not all of them can be had.
+    """
+    d, nodes = config.distributed, config.distributed.num_nodes
+    asked, (room, what) = _processes_asked(config, platform), _room(config, platform)
+    if d.enabled is False:
+        return Processes(1, 1, "1 process: distributed.enabled is false")
     if asked == 1:
         if d.enabled is True:
             return _fallback(
@@ -106,40 +139,18 @@ def plan_processes(config: Config, platform: Platform) -> Processes:
     if config.launch.mode == "inline":
         return _fallback(config, 1, asked, "launch.mode=inline is one process")
     if nodes > 1 and (d.node_rank is None or d.rdzv_endpoint is None):
-        here = _divisor(asked, there)
-        return _fallback(
-            config,
-            here,
-            asked,
+        why = (
             f"{nodes} machines were asked for, and distributed.node_rank and distributed.rdzv_endpoint do not "
-            "say where they meet",
+            "say where they meet"
         )
+        return _fallback(config, _largest_divisor(asked, room), asked, why)
     per_node = asked // nodes
-    if per_node > there:
-        here = _divisor(asked, there) if nodes == 1 else _divisor(per_node, there)
+    if per_node > room:
+        here = _largest_divisor(asked, room) if nodes == 1 else _largest_divisor(per_node, room)
         return _fallback(config, here, asked, f"{per_node} were asked for, and there is {what}", nodes)
-    return Processes(
-        per_node,
-        nodes,
-        f"{asked} processes: "
-        + ("one for each GPU" if d.world_size == "auto" else "as asked")
-        + (f", {per_node} on each of {nodes} machines" if nodes > 1 else ""),
-    )
-
-
-def _divisor(asked: int, there: int) -> int:
-    return max(n for n in range(1, there + 1) if asked % n == 0)
-
-
-def _fallback(config: Config, here: int, asked: int, why: str, nodes: int = 1) -> Processes:
-    "Fewer processes than asked for; RequestError where that is not wanted."
-    if not config.distributed.fallback:
-        raise RequestError(
-            f"distributed.fallback=false, and {asked} processes cannot be had: {why}. "
-            "Ask for what is there (trainer.devices), or set distributed.fallback=true."
-        )
-    kept = "" if asked <= here * nodes else "; accumulation keeps the effective batch"
-    return Processes(here, nodes, f"{here * nodes} process{'es' * (here * nodes > 1)}: {why}{kept}", fallback=True)
+    wording = "one for each GPU" if d.world_size == "auto" else "as asked"
+    machines = f", {per_node} on each of {nodes} machines" if nodes > 1 else ""
+    return Processes(per_node, nodes, f"{asked} processes: {wording}{machines}")
 
 # %% ../../nbs/21_distributed/00_topology.ipynb #23a2fc03
 NCCL_DEFAULTS = {
@@ -159,16 +170,17 @@ def process_environ(config: Config, environ: Mapping[str, str]) -> dict[str, str
 
     They are the setting distributed.env and `NCCL_DEFAULTS`; what the user exported wins.
     """
-    wanted = dict(NCCL_DEFAULTS)
+    variables = dict(NCCL_DEFAULTS)
     for name, value in config.distributed.env.items():
-        wanted[_OLD_NAMES.get(name, name)] = _text(value)
+        variables[_OLD_NAMES.get(name, name)] = _text(value)
     for old, new in _OLD_NAMES.items():
         if old in environ:
-            wanted[new] = environ[old]
-    return {name: value for name, value in wanted.items() if name not in environ}
+            variables[new] = environ[old]
+    return {name: value for name, value in variables.items() if name not in environ}
 
 
 def _text(value: Any) -> str:
+    "A setting as an environment variable has it."
     return {True: "1", False: "0", None: ""}[value] if isinstance(value, (bool, type(None))) else str(value)
 
 # %% ../../nbs/21_distributed/00_topology.ipynb #a73d9105
@@ -183,13 +195,12 @@ def launch_folder(environ: Mapping[str, str]) -> Path | None:
     if (folder := environ.get(LAUNCH_PATH)) is not None:
         if folder and not os.path.isdir(folder):
             raise RequestError(
-                f"{LAUNCH_PATH}={folder} is no folder. "
+                f"{LAUNCH_PATH}={folder} is not a folder. "
                 "Run the wheelhouse's install.py, which makes it, or unset the variable."
             )
         return Path(folder).absolute() if folder else None
-    name = Path(
-        "share", "spectrakit", f"launch-{sys.version_info[0]}.{sys.version_info[1]}"
-    )  # as the wheelhouse's install.py has it
+    # the wheelhouse's install.py makes a folder of this name
+    name = Path("share", "spectrakit", f"launch-{sys.version_info[0]}.{sys.version_info[1]}")
     return next((home / name for home in map(Path, (sys.prefix, site.getuserbase())) if (home / name).is_dir()), None)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..checkpoint.store import find_checkpoint
-from ..distributed.heartbeat import HangDetector
+from ..distributed.heartbeat import HangDetector, HangLimits
 from .attempt import Attempt
 from ..runs.history import end_after
 from ..system.errors import RequestError
@@ -122,7 +122,7 @@ class Evidence:
     @property
     def connected(self) -> bool:
         "Whether the ranks had found each other."
-        return self.detector.all_met() or not self.attempt.several
+        return self.detector.all_connected() or not self.attempt.several
 
     def failure(self, reason: str, **fields: Any) -> AttemptResult:
         "A failure for `reason`; `fields` are those of AttemptResult."

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.schema import Config, to_dict
-from ..distributed.heartbeat import hold
+from ..distributed.heartbeat import try_lock
 from ..distributed.topology import launch_folder
 from .job_kind import JobKind, kind_named
 from .request import RunRequest, request_from_dict, request_to_dict
@@ -279,7 +279,7 @@ def locked_job_folder(folder: Path) -> Iterator[Path]:
     lock = None
     try:
         with contextlib.suppress(OSError):
-            hold(lock := os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600))
+            try_lock(lock := os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600))
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -295,7 +295,7 @@ def remove_abandoned_jobs(parent: Path) -> None:
                 continue
             handle = os.open(folder / "lock", os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
             try:
-                if hold(handle):
+                if try_lock(handle):
                     shutil.rmtree(folder)
             finally:
                 os.close(handle)

@@ -23,7 +23,7 @@ from typing import Any
 from ..checkpoint.store import find_checkpoint
 from ..config.schema import Config
 from ..distributed.context import BROKEN
-from ..distributed.heartbeat import HURRY, STOP, checkpoint_file, stop_file, wanted_by_files
+from ..distributed.heartbeat import HURRY, STOP, checkpoint_file, requested_by_files, stop_file
 from spectrakit.distributed.topology import (
     NCCL_DEFAULTS,
     Processes,
@@ -506,7 +506,7 @@ def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None)
 
         def stop_requested() -> int:
             tick()
-            files = wanted_by_files(job.run_dir) & (~0 if place is None or place.rank == 0 else STOP)  # rank 0 saves
+            files = requested_by_files(job.run_dir) & (~0 if place is None or place.rank == 0 else STOP)  # rank 0 saves
             return STOP | HURRY if terminated else STOP * bool(interrupted) | files
 
         status, reason = do_job(job, task, stop_requested, on_folder=folders.append)

@@ -20,11 +20,12 @@ from spectrakit.distributed.heartbeat import (
     HURRY,
     STOP,
     HangDetector,
+    HangLimits,
     SharedPage,
-    end_of,
-    new_page,
+    create_page,
+    get_deadline,
     request,
-    set_end,
+    set_deadline,
     stop_file,
 )
 from .attempt import Attempt, clear_traces, describe_attempt, start_process
@@ -61,7 +62,7 @@ class Look:
 
 # %% ../../nbs/50_launch/07_supervisor.ipynb #a27b390c
 def _overdue(look: Look) -> Problem | None:
-    end = end_of(look.detector.page)
+    end = get_deadline(look.detector.page)
     if end is None or look.now <= end:
         return None
     verb = look.attempt.job.kind.verb
@@ -85,13 +86,13 @@ def _stuck(look: Look) -> Problem | None:
     stuck = look.detector.find_stuck()
     if not stuck:
         return None
-    apart = look.attempt.processes.per_node > 1 and not look.detector.all_met()
+    apart = look.attempt.processes.per_node > 1 and not look.detector.all_connected()
     stacks = f"{look.attempt.job.run_dir.name}/logs/stacks-rank-*.txt"
     return Problem("apart" if apart else "stuck", f"{stuck}; the stacks of all ranks are in {stacks}", gently=True)
 
 
 def _apart(look: Look) -> Problem | None:
-    if not look.detector.any_meeting() or look.detector.all_met():
+    if not look.detector.any_connecting() or look.detector.all_connected():
         return None
     config = look.attempt.job.config
     limit_s = config.launch.start_timeout_s
@@ -266,10 +267,10 @@ def run_attempt(attempt: Attempt, tick: Callable[[], None], interrupted: list[in
     job, began = attempt.job, time.monotonic()
     try:
         clear_traces(attempt)
-        page = new_page(attempt.processes.per_node)
+        page = create_page(attempt.processes.per_node)
     except OSError as error:
         return AttemptResult("failed", f"no process could be started: {error}")
-    set_end(page, _first_end(job))
+    set_deadline(page, _first_end(job))
     log_bytes = log_size(job.run_dir)
     with _shared(page, attempt):
         try:
@@ -282,21 +283,21 @@ def run_attempt(attempt: Attempt, tick: Callable[[], None], interrupted: list[in
         observed = watch_process(child, attempt, detector, tick, interrupted)
         result = diagnose(Evidence(attempt, observed, detector, child.returncode, log_bytes))
         start_s = (observed.trained_at or began + 10) - began
-        return _without_time_to_retry(result, job, end_of(page), start_s)
+        return _without_time_to_retry(result, job, get_deadline(page), start_s)
 
 # %% ../../nbs/50_launch/07_supervisor.ipynb #a4a210e5
 def _detector(attempt: Attempt, page: SharedPage) -> HangDetector:
     "What notices that a rank of `attempt` is stuck."
     job, c = attempt.job, attempt.job.config.launch
     floor_s = _hang_floor_s(job)
-    return HangDetector(
-        page,
+    limits = HangLimits(
         c.hang_factor,
         floor_s,
         start_s=max(floor_s, 5 * c.start_timeout_s) if attempt.launcher else None,
-        first=attempt.processes.per_node * (job.config.distributed.node_rank or 0),
         most_s=max(20.0, 0.4 * _left_s(job)),  # another start has to fit
     )
+    first_rank = attempt.processes.per_node * (job.config.distributed.node_rank or 0)
+    return HangDetector(page, limits, first_rank)
 
 
 @contextlib.contextmanager

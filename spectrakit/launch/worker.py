@@ -25,11 +25,12 @@ from spectrakit.distributed.heartbeat import (
     HURRY,
     STOP,
     HangDetector,
+    HangLimits,
     Heartbeat,
     SharedPage,
     raise_flag,
     requested,
-    wanted_by_files,
+    requested_by_files,
 )
 from ..distributed.topology import rank_of
 from .job import Job, read_job, read_job_file
@@ -116,7 +117,7 @@ def rank_main(folder: Path | str, task: Any = None) -> int:
         job = replace(job, kind=kind_named(extra.get("kind", job.kind.name)))  # a new start after a fault goes on
 
         def stop_requested() -> int:
-            here = wanted_by_files(job.run_dir) if rank == 0 else 0
+            here = requested_by_files(job.run_dir) if rank == 0 else 0
             return here | requested(page) & (STOP | HURRY) | (STOP | HURRY if terminated else 0)
 
         status, reason = do_job(job, task, stop_requested, heartbeat)
@@ -292,7 +293,7 @@ def record_exits(folder: Path, extra: dict) -> None:
     if not hasattr(signal, "SIGCHLD") or not hasattr(os, "waitid"):
         return
     page = SharedPage(extra["page"], extra["per_node"])
-    detector = HangDetector(page, 1, 1, first=extra["per_node"] * (extra["node_rank"] or 0))
+    detector = HangDetector(page, HangLimits(1, 1), first_rank=extra["per_node"] * (extra["node_rank"] or 0))
     exits: dict[str, int] = {}
 
     def look(*_: Any) -> None:

@@ -33,7 +33,7 @@ from spectrakit.distributed.heartbeat import (
     checkpoint_file,
     raise_flag,
     requested,
-    set_end,
+    set_deadline,
 )
 from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
@@ -93,7 +93,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step
             result, share = task.loss(model, batch.data), batch.window_samples / ranks  # DDP takes the mean over ranks
-            heartbeat.part()
+            heartbeat.micro_batch()
             if isinstance(result, tuple):  # (sum, weight): the window's weight is known at its end
                 total, weight = result if batch.samples else (result[0] * 0, result[1] * 0)
                 loss = total / share
@@ -201,7 +201,7 @@ def poll_requests(s: TrainState, now: float) -> None:
     s.requests.next_check, heartbeat = now + 0.2, s.context.heartbeat
     flags = int(s.stop_requested())
     if heartbeat.rank == 0:
-        set_end(heartbeat.page, kill_at(s.budget))
+        set_deadline(heartbeat.page, kill_at(s.budget))
     if s.context.is_main:
         if s.budget.should_stop():
             flags |= TIME
@@ -315,7 +315,7 @@ def log_step(s: TrainState) -> tuple[str, str] | None:
     for report in reports:
         s.requests.agreed |= int(report.requests)
     s.requests.pending = 0
-    s.context.heartbeat.pace(p99_s)
+    s.context.heartbeat.report_pace(p99_s)
     s.budget.observe("step", s.timing.pace.quantile(0.95))
     if s.budget.ends is not None and p.step < s.schedule.total_steps:
         replan(s, reports[0].usable_s, reports[0].step_cost_s)

@@ -19,7 +19,7 @@ from typing import Any
 from ..config.schema import Config
 from ..distributed.context import BROKEN
 from ..distributed.fsdp import gradient_norm_clip
-from ..distributed.heartbeat import STOP, TIME, set_end
+from ..distributed.heartbeat import STOP, TIME, set_deadline
 from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
 from ..system.secrets import masked
@@ -139,7 +139,7 @@ def range_loop(s: TrainState, sweep: Sweep, unit: Unit) -> tuple[str, str, str]:
                 s.task.loss(s.learner.model, batch.data),
                 batch.window_samples / ranks,
             )  # DDP takes the mean over ranks
-            s.context.heartbeat.part()
+            s.context.heartbeat.micro_batch()
             if isinstance(result, tuple):  # (sum, weight): the window's weight is known at its end
                 total, own = result if batch.samples else (result[0] * 0, result[1] * 0)
                 part, weight = total / share, own if weight is None else weight + own
@@ -178,8 +178,8 @@ def look(s: TrainState, sweep: Sweep, curve: Smoothed, rate: float, loss: float)
     """
     p, heartbeat = s.progress, s.context.heartbeat
     if heartbeat.rank == 0:
-        set_end(heartbeat.page, kill_at(s.budget))
-    heartbeat.pace(s.timing.pace.quantile(0.99))
+        set_deadline(heartbeat.page, kill_at(s.budget))
+    heartbeat.report_pace(s.timing.pace.quantile(0.99))
     s.budget.observe("step", s.timing.pace.quantile(0.95))
     wish = int(s.stop_requested()) & STOP | (TIME if s.context.is_main and s.budget.should_stop() else 0)
     rows = s.context.gather_numbers([loss / s.context.world_size, float(wish)])

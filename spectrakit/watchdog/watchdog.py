@@ -29,7 +29,7 @@ from spectrakit.distributed.heartbeat import (
     SharedPage,
     agreed,
     announce,
-    new_page,
+    create_page,
     raise_flag,
     requested,
 )
@@ -58,7 +58,7 @@ class Agreement:
         page = None
         if rank == 0 and len(set(hosts)) == 1:
             with contextlib.suppress(OSError):
-                page = new_page(ranks)
+                page = create_page(ranks)
         path = [str(page.path) if page else None]
         dist.broadcast_object_list(path, src=0, group=self.group)
         if path[0] is None:

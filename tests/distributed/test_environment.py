@@ -52,7 +52,7 @@ def test_a_launchers_place_is_taken():
 
 @pytest.mark.parametrize("rank", ["4", "-1", "x"])
 def test_a_place_that_cannot_be_is_refused(rank):
-    with pytest.raises(RequestError, match="no place among processes"):
+    with pytest.raises(RequestError, match="not a place among processes"):
         rank_of({**PLACE, "RANK": rank, "WORLD_SIZE": "4"})
 
 

@@ -10,6 +10,7 @@ from spectrakit.distributed.heartbeat import (
     SAVE_NOW,
     STOP,
     HangDetector,
+    HangLimits,
     Heartbeat,
     SharedPage,
     agreed,
@@ -18,8 +19,8 @@ from spectrakit.distributed.heartbeat import (
     raise_flag,
     request,
     requested,
+    requested_by_files,
     stop_file,
-    wanted_by_files,
 )
 
 
@@ -29,7 +30,7 @@ class Page:
     def __init__(self, floor_s: float = 30.0, factor: float = 20.0, **options: float):
         self.now, self.page = 0.0, SharedPage(None, 2)
         self.ranks = [Heartbeat(self.page, rank) for rank in (0, 1)]
-        self.detector = HangDetector(self.page, factor, floor_s, clock=lambda: self.now, **options)
+        self.detector = HangDetector(self.page, HangLimits(factor, floor_s, **options), clock=lambda: self.now)
         for rank in self.ranks:
             rank.begin(0)
         self.detector.find_stuck()
@@ -58,7 +59,7 @@ def test_of_two_that_are_silent_the_one_behind_is_stuck():
 
 def test_slow_steps_are_given_time():
     page = Page(30.0, factor=20.0)
-    page.ranks[1].pace(5.0)
+    page.ranks[1].report_pace(5.0)
     assert page.stuck_at(99.0) is None and page.stuck_at(101.0) is not None
 
 
@@ -70,7 +71,7 @@ def test_what_takes_long_by_its_nature_is_given_ten_times_as_long():
 
 def test_nobody_is_waited_for_beyond_the_most():
     page = Page(30.0, most_s=10.0)
-    page.ranks[1].pace(50.0)
+    page.ranks[1].report_pace(50.0)
     assert page.stuck_at(10.0) is None and page.stuck_at(10.5) is not None
 
 
@@ -123,6 +124,6 @@ def test_a_rank_that_waits_for_a_failed_one_is_told():
 
 @pytest.mark.parametrize(("file", "code"), [(stop_file, STOP), (checkpoint_file, SAVE_NOW)])
 def test_a_file_in_the_runs_folder_asks(tmp_path, file, code):
-    assert wanted_by_files(tmp_path) == 0
+    assert requested_by_files(tmp_path) == 0
     file(tmp_path).touch()
-    assert wanted_by_files(tmp_path) == code
+    assert requested_by_files(tmp_path) == code

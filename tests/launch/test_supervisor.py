@@ -29,12 +29,13 @@ from spectrakit.distributed.heartbeat import (
     FAILED,
     STOP,
     HangDetector,
+    HangLimits,
     Heartbeat,
-    new_page,
+    create_page,
     raise_flag,
+    remove_stale_pages,
     requested,
     stop_file,
-    sweep,
 )
 from spectrakit.distributed.topology import Processes, plan_processes
 from spectrakit.launch import job as jobs
@@ -808,14 +809,16 @@ def test_no_start_that_the_time_is_too_short_for_and_no_refusal_after_the_first(
 def test_a_view_that_fails_ends_the_processes_and_is_told(tmp_path):
     "And so does anything else that ends the waiting thread."
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    page = new_page(1)
+    page = create_page(1)
 
     def tick():
         raise KeyError("the view")
 
     job = Job(TRAIN, tmp_path, new_request(compose(), HERE))
     with pytest.raises(KeyError, match="the view"):
-        watch_process(child, Attempt(job, tmp_path, Processes(1, 1, "")), HangDetector(page, 20, 60), tick, [])
+        watch_process(
+            child, Attempt(job, tmp_path, Processes(1, 1, "")), HangDetector(page, HangLimits(20, 60)), tick, []
+        )
     assert child.returncode == -signal.SIGKILL
     page.close()
     page.path.unlink()
@@ -824,7 +827,7 @@ def test_a_view_that_fails_ends_the_processes_and_is_told(tmp_path):
 def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_path):
     "Rank 1 has failed; rank 0 would have a quarter of a minute to notice by itself."
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    page = new_page(2)
+    page = create_page(2)
     heartbeat = Heartbeat(page, 1)
     heartbeat.begin(3), raise_flag(heartbeat, FAILED)
     interrupted, began = [], time.monotonic()
@@ -834,7 +837,7 @@ def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_p
             interrupted.append(time.monotonic())
 
     job = Job(TRAIN, tmp_path, new_request(compose(), HERE))
-    seen = watch_process(child, Attempt(job, tmp_path, PAIR), HangDetector(page, 20, 60), tick, interrupted)
+    seen = watch_process(child, Attempt(job, tmp_path, PAIR), HangDetector(page, HangLimits(20, 60)), tick, interrupted)
     assert seen.ended_for == "failed" and child.returncode == -signal.SIGKILL and time.monotonic() - began < 5
     assert requested(page) == STOP and stop_file(tmp_path).exists()
     page.close()
@@ -866,9 +869,9 @@ def test_the_handlers_that_were_there_are_put_back():
 def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
     "A job folder that is held, one that is not, one that never was, and a page of memory."
     script = (
-        "import os, sys; from pathlib import Path; from spectrakit.distributed.heartbeat import new_page; "
+        "import os, sys; from pathlib import Path; from spectrakit.distributed.heartbeat import create_page; "
         "from spectrakit.launch.job import locked_job_folder\n"
-        "page = new_page(2, (sys.argv[1],)); folder = Path(sys.argv[1], 'spectrakit-job-' + sys.argv[2]); "
+        "page = create_page(2, (sys.argv[1],)); folder = Path(sys.argv[1], 'spectrakit-job-' + sys.argv[2]); "
         "folder.mkdir()\n"
         "(folder / 'array-0.npy').touch()\nwith locked_job_folder(folder):\n    print('held', flush=True)\n    input()"
     )
@@ -891,8 +894,8 @@ def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
             ["held", "left", "new", f"spectrakit-page-{held.pid}", f"spectrakit-page-{killed.pid}"]
         )
         jobs.remove_abandoned_jobs(tmp_path)
-        assert sweep(tmp_path) == []  # young ones may not be locked yet
-        assert len(sweep(tmp_path, older_s=-1)) == 1
+        assert remove_stale_pages(tmp_path) == []  # young ones may not be locked yet
+        assert len(remove_stale_pages(tmp_path, older_s=-1)) == 1
         assert names() == ["held", "new", f"spectrakit-page-{held.pid}"]
         held.communicate("go on\n")
     assert names() == ["new", f"spectrakit-page-{held.pid}"]
@@ -905,9 +908,9 @@ def test_a_full_memory_for_pages_is_an_error_and_not_a_dead_kernel(small_disk, t
         while True:
             file.write(bytes(4096))
     with pytest.raises(OSError, match="No space|no room"):
-        new_page(2, (str(small_disk),))
+        create_page(2, (str(small_disk),))
     assert [path.name for path in small_disk.iterdir()] == ["filled"]
-    page = new_page(2, (str(small_disk), str(tmp_path)))
+    page = create_page(2, (str(small_disk), str(tmp_path)))
     assert page.path.parent == tmp_path and page.cells[page.row(1)] == -1
     page.close()
 
@@ -963,7 +966,7 @@ from spectrakit.api import actions, run
 from spectrakit.launch import diagnosis
 from spectrakit.launch import supervisor as supervise
 from spectrakit.launch import worker
-page = heartbeat.new_page(2)
+page = heartbeat.create_page(2)
 page.close(), page.path.unlink()
 supervise.dump_stacks([1])
 with supervise.unheard(): pass

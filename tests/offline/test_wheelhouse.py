@@ -563,7 +563,7 @@ def test_launch_processes_see_it_and_the_notebook_does_not(tmp_path, run_cli):
         "trainer.accelerator=cpu",
         env={"SPECTRAKIT_LAUNCH_PATH": str(tmp_path / "gone")},
     )
-    assert wrong.returncode == 2 and "is no folder" in wrong.stderr
+    assert wrong.returncode == 2 and "is not a folder" in wrong.stderr
 
 
 # --- the real kit, the real index -------------------------------------------------------------------------------------
