@@ -87,6 +87,34 @@ def averages(rows: dict[int, dict[str, tuple[float, float]]]) -> dict[str, float
         )
     return {f"val_{name}": value / count if count else float("nan") for name, (value, count) in sums.items()}
 
+# %% ../../nbs/40_training/02_evaluation.ipynb #0b853901
+def _ends_here(over: Callable[[], bool], context: RunContext | None) -> bool:
+    """Whether an evaluation ends here.
+
+    The ranks of a sharded model, which exchange weights in every batch, end at the same one.
+    """
+    mine = bool(over())
+    return mine if context is None else context.reduce([float(mine)])[0] > 0
+
+# %% ../../nbs/40_training/02_evaluation.ipynb #454834ff
+def _on_all_samples(task: Any, parts: dict[int, tuple], context: RunContext | None) -> dict[str, float]:
+    "What `metrics_all` says of all samples in their order; computed on rank 0."
+    import torch
+
+    if context:
+        context.heartbeat.beat("scoring")
+    gathered = context.gather_by_index(parts) if context else parts
+    found: Any = None
+    if gathered is not None:
+        predictions, targets = zip(*(gathered[index] for index in sorted(gathered)), strict=False)
+        found = task.metrics_all(torch.cat(predictions), torch.cat(targets))
+        if not isinstance(found, dict):
+            raise RequestError(
+                f"{type(task).__name__}.metrics_all returned {type(found).__name__}. It has to return {{name: value}}."
+            )
+        found = {f"val_{name}": float(value) for name, value in found.items()}
+    return context.broadcast(found) if context else found
+
 # %% ../../nbs/40_training/02_evaluation.ipynb #7435f853
 def evaluate(
     task: Any,
@@ -139,34 +167,6 @@ def evaluate(
         model.train(was_training)
         restore_random_state(generators)
     return metrics
-
-# %% ../../nbs/40_training/02_evaluation.ipynb #0b853901
-def _ends_here(over: Callable[[], bool], context: RunContext | None) -> bool:
-    """Whether an evaluation ends here.
-
-    The ranks of a sharded model, which exchange weights in every batch, end at the same one.
-    """
-    mine = bool(over())
-    return mine if context is None else context.reduce([float(mine)])[0] > 0
-
-# %% ../../nbs/40_training/02_evaluation.ipynb #454834ff
-def _on_all_samples(task: Any, parts: dict[int, tuple], context: RunContext | None) -> dict[str, float]:
-    "What `metrics_all` says of all samples in their order; computed on rank 0."
-    import torch
-
-    if context:
-        context.heartbeat.beat("scoring")
-    gathered = context.gather_by_index(parts) if context else parts
-    found: Any = None
-    if gathered is not None:
-        predictions, targets = zip(*(gathered[index] for index in sorted(gathered)), strict=False)
-        found = task.metrics_all(torch.cat(predictions), torch.cat(targets))
-        if not isinstance(found, dict):
-            raise RequestError(
-                f"{type(task).__name__}.metrics_all returned {type(found).__name__}. It has to return {{name: value}}."
-            )
-        found = {f"val_{name}": float(value) for name, value in found.items()}
-    return context.broadcast(found) if context else found
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #12e64a77
 def forward_passes(samples: int, config: Config, max_batches: int | None = None, world_size: int = 1) -> int:

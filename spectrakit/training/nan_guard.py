@@ -19,9 +19,10 @@ from .state import TrainState, log_once, writer_of
 
 # %% ../../nbs/40_training/06_nan_guard.ipynb #23a2fc01
 def handle_bad_loss(s: TrainState, value: float, data: Any) -> tuple[str, str] | None:
-    """A loss that is not finite is answered here in a run of one process.
+    """What to do about a loss, `value`, that is not finite, met in the batch `data`: (status, reason) where the run
+    ends, ROLLED_BACK where it goes on, None where it is left to the next log point.
 
-    A rank of several goes on until all have seen it, at a log point.
+    A rank of several goes on until all have seen it there, and nan_policy=skip leaves the step out by itself.
     """
     where = find_non_finite(data)
     s.nan.bad_input = s.nan.bad_input or (
@@ -33,7 +34,7 @@ def handle_bad_loss(s: TrainState, value: float, data: Any) -> tuple[str, str] |
 
 
 def apply_nan_policy(s: TrainState, value: float, where: str | None) -> tuple[str, str]:
-    "What training.nan_policy wants: the end of the run, or the last checkpoint once more."
+    "Do what training.nan_policy asks for: end the run, or go back to the last checkpoint."
     return (
         roll_back(s, value, where) if s.config.training.nan_policy == "rollback" else fail_not_finite(s, value, where)
     )
@@ -95,7 +96,7 @@ def _restore_buffers(s: TrainState, bad: Any) -> None:
         good = torch.where(bad.to(now.device), before, now)
         now.copy_(good), before.copy_(good)
 
-
+# %% ../../nbs/40_training/06_nan_guard.ipynb #6efe8201
 def step_unless_bad(s: TrainState, loss: Any) -> Any:
     """Update the weights, unless the loss or a gradient is not finite on any rank; returns the loss, 0 for a step that
     was left out.
@@ -130,7 +131,7 @@ def step_unless_bad(s: TrainState, loss: Any) -> Any:
         s.learner.optimizer.step()  # an optimizer of the task's own: it has to be asked
     return torch.where(bad, torch.zeros_like(loss), loss)
 
-
+# %% ../../nbs/40_training/06_nan_guard.ipynb #99228113
 def roll_back(s: TrainState, value: float, where: str | None) -> tuple[str, str]:
     """Take all ranks back to the last checkpoint, with a smaller learning rate; the end of the run where that has been
     done often enough.
@@ -175,7 +176,9 @@ def roll_back(s: TrainState, value: float, where: str | None) -> tuple[str, str]
 
 # %% ../../nbs/40_training/06_nan_guard.ipynb #23a2fc04
 def report_skipped(s: TrainState, skipped: int, steps: int) -> tuple[str, str] | None:
-    "Tell a person of updates that were left out; the end of the run where none has been made for long."
+    """Write down that `skipped` of the last `steps` updates were left out; (status, reason) of the run's end where none
+    has been made for 50 steps.
+    """
     where, s.nan.bad_input = next(filter(None, s.context.gather(s.nan.bad_input)), None), None
     s.record.log.write("nan", step=s.progress.step, value="nan", skipped=skipped)
     log_once(

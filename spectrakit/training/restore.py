@@ -30,7 +30,7 @@ from ..watchdog.budget import schedule_pace
 
 # %% ../../nbs/40_training/05_restore.ipynb #23a2fc01
 def restore_state(s: TrainState) -> list[str]:
-    """Bring a session to its newest whole checkpoint; returns notes for the person.
+    """Bring a run that has been prepared to its newest whole checkpoint; returns what is not as it was, in sentences.
 
     RequestError where there is none, or it does not fit.
     """
@@ -62,7 +62,7 @@ def restore_state(s: TrainState) -> list[str]:
     )
     return [*(_session_notes(s) if fresh and s.context.is_main else []), *notes]
 
-
+# %% ../../nbs/40_training/05_restore.ipynb #395d2341
 def _load_newest_readable(s: TrainState, path: Path, notes: list[str]) -> tuple:
     """(path, weights, shared state, own state) of `path`, or of the newest older one that can be read, on all ranks
     alike.
@@ -105,7 +105,7 @@ def _read(s: TrainState, path: Path) -> tuple[dict, dict, dict | None]:
     )
     return weights, state, load_state(path)[1] if s.context.is_main else None
 
-
+# %% ../../nbs/40_training/05_restore.ipynb #1a85236d
 def _may_change(s: TrainState, *keys: str) -> bool:
     "Whether `resume.allow` names one of these keys, or the block of one."
     return any(key == name or key.startswith(f"{name}.") for key in keys for name in s.config.resume.allow)
@@ -157,7 +157,7 @@ def _why_incompatible(s: TrainState, path: Path, state: dict) -> str | None:
         )
     return None
 
-
+# %% ../../nbs/40_training/05_restore.ipynb #a67c6f9b
 def _move_position(s: TrainState, state: dict, notes: list[str]) -> int | None:
     """The place in the epoch, by samples where the batch or the data are others, and the steps that are left.
 
@@ -193,7 +193,7 @@ def _move_position(s: TrainState, state: dict, notes: list[str]) -> int | None:
     )
     return None if same else p.epoch * plan.steps_per_epoch + p.window
 
-
+# %% ../../nbs/40_training/05_restore.ipynb #92e3f72c
 def _restore_best(s: TrainState, requested: tuple[str | None, str], notes: list[str]) -> None:
     "The best result so far; forgotten where the settings watch another metric now (`requested`: its name and mode)."
     p, saved = s.progress, (s.monitor, s.mode)
@@ -245,7 +245,7 @@ def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str
     else:
         _apply_allowed_changes(s, today, state)
 
-
+# %% ../../nbs/40_training/05_restore.ipynb #82f8a8cf
 def _apply_allowed_changes(s: TrainState, today: list[dict], state: dict) -> None:
     "Give the loaded optimizer the hyperparameters that were allowed to change."
     changed = [
@@ -266,7 +266,7 @@ def _apply_allowed_changes(s: TrainState, today: list[dict], state: dict) -> Non
         if old:
             group["initial_lr"] = new
 
-
+# %% ../../nbs/40_training/05_restore.ipynb #188fffc9
 _LENGTHS = ("T_max", "total_steps", "total_iters", "milestones", "_schedule_phases")
 
 

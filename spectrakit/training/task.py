@@ -51,7 +51,12 @@ class Task:
 
     @staticmethod
     def of(model: Any, train: Any, valid: Any, loss: Callable) -> "Task":
-        "A task from plain objects; `loss(outputs, targets)` is a mean over samples, such as `nn.CrossEntropyLoss()`."
+        """A task from plain objects.
+
+        - `model`: a torch Module; each run trains a copy
+        - `train`, `valid`: map-style data sets of `(input, target)`; `valid` may be None
+        - `loss`: `loss(outputs, targets)`, a mean over samples, such as `nn.CrossEntropyLoss()`
+        """
         return PlainTask(model, train, valid, loss)
 
 # %% ../../nbs/40_training/00_task.ipynb #23a2fc02
@@ -75,7 +80,7 @@ class PlainTask(Task):
         "The given loss of the model's outputs and the batch's last element."
         return self._loss(model(batch[0]), batch[-1])
 
-
+# %% ../../nbs/40_training/00_task.ipynb #dfebbb98
 def check_task(task: Any, cfg: Config) -> None:
     "RequestError where `task` is no task, or cfg.task holds an option that it does not have."
     name = type(task).__name__
@@ -147,7 +152,7 @@ def build_optimizer(model: Any, config: Config) -> Any:
     make = torch.optim.AdamW if o.name == "adamw" else torch.optim.Adam
     return make(groups, lr=o.lr, betas=(o.momentum, 0.999), fused=fused)
 
-
+# %% ../../nbs/40_training/00_task.ipynb #0e61b009
 def seed_everything(seed: int) -> None:
     "Seed Python's, NumPy's and torch's generators."
     import random

@@ -26,7 +26,7 @@ from ..runs.events import last_event, log_file, read_events
 from ..runs.history import follow
 from ..system.errors import RequestError
 from ..system.signals import ends_softly
-from ..training.lr_range_test import SURE, Smoothed, Sweep
+from ..training.lr_range_test import MIN_LOSSES, Smoothed, Sweep
 from ..training.task import check_task
 from ..view.plots import GRID, INK, TRAIN, VALID, Picture
 from ..watchdog.budget import check_time
@@ -57,10 +57,10 @@ def fall_of(points: list[Point], steps: int) -> tuple[int, float, float, float]:
     """(index of the lowest average, level of the first fifth of the losses, how far the average fell, how far noise
     would carry it).
     """
-    first = [p.loss for p in points[: max(SURE, steps // 5)]]
+    first = [p.loss for p in points[: max(MIN_LOSSES, steps // 5)]]
     level = sum(first) / len(first)
     spread = math.sqrt(sum((x - level) ** 2 for x in first) / (len(first) - 1))
-    weight, lowest = Smoothed(steps).weight, min(range(SURE - 1, len(points)), key=lambda i: points[i].smoothed)
+    weight, lowest = Smoothed(steps).weight, min(range(MIN_LOSSES - 1, len(points)), key=lambda i: points[i].smoothed)
     return (
         lowest,
         level,
@@ -71,13 +71,13 @@ def fall_of(points: list[Point], steps: int) -> tuple[int, float, float, float]:
 
 def find_valley(points: list[Point], steps: int) -> Valley | None:
     "The fall of the losses of a sweep of `steps`; None where there is none, or nothing but noise."
-    if len(points) < SURE:
+    if len(points) < MIN_LOSSES:
         return None
     lowest, level, fall, noise = fall_of(points, steps)
     if not fall > max(4 * noise, 0.02 * abs(level)):
         return None  # noise alone gets that far in one sweep of a hundred
     averages = [p.smoothed for p in points]
-    half = next(i for i in range(SURE - 1, lowest + 1) if averages[i] <= level - fall / 2)
+    half = next(i for i in range(MIN_LOSSES - 1, lowest + 1) if averages[i] <= level - fall / 2)
     begins = max((i for i in range(half) if averages[i] > level - fall / 10), default=0)
     around = max(1, steps // 20)  # one step to the next would be noise
     steepest = min(
@@ -105,7 +105,7 @@ def judge(points: list[Point], sweep: Sweep, why: str, reason: str) -> tuple[flo
         return None, None, reason
     if not points and why == "not finite":
         return None, None, f"{reason}, before any update: look at the data, and at the model's first outputs"
-    if len(points) < SURE:
+    if len(points) < MIN_LOSSES:
         return None, None, f"{reason}: {len(points)} losses say nothing{'' if early else f'; {lower}'}"
     if valley is None and (fall := fall_of(points, sweep.steps))[2] > max(2 * fall[3], 0.02 * abs(fall[1])):
         return (
@@ -138,7 +138,7 @@ def judge(points: list[Point], sweep: Sweep, why: str, reason: str) -> tuple[flo
         said = f"{reason}, and the loss was still falling there, so a higher rate may do better" + (
             "" if early else f": {higher}"
         )
-    if valley.half <= SURE:
+    if valley.half <= MIN_LOSSES:
         said = f"the loss fell from the first step on, so a lower rate may do as well: {lower}"
     return rounded(points[valley.half].lr), valley, said
 
@@ -231,7 +231,7 @@ def plot_sweep(found: FoundLr) -> Any:
             markeredgecolor=INK,
             markeredgewidth=1.3,
         )
-        low, level = min(averages), averages[SURE - 1]
+        low, level = min(averages), averages[MIN_LOSSES - 1]
         ax.set_ylim(
             low - 0.15 * (level - low),
             min(level + 0.6 * (level - low), max(p.loss for p in points) + 0.1 * (level - low)),
