@@ -106,8 +106,7 @@ def check_validation(
                 raise RequestError(f"{where}. Clean or fill them before training.")
     return metrics, seconds
 
-<<<<<<< HEAD
-
+# %% ../../nbs/40_training/04_setup.ipynb #23a2fc01
 def resolve_monitor(
     task: Any, config: Config, names: list[str], before: tuple[str, str] | None = None
 ) -> tuple[str | None, Direction]:
@@ -117,16 +116,6 @@ def resolve_monitor(
     - `config`: checkpoint.monitor and checkpoint.mode
     - `names`: the metrics that are computed; none without validation data
     - `before`: metric and direction of the run that goes on, which keeps them (default: a new run)
-=======
-# %% ../../nbs/40_training/04_setup.ipynb #23a2fc01
-def resolve_monitor(config: Config, names: list[str]) -> tuple[str | None, str]:
-    """The metric to watch, and its direction ('min' or 'max'), as far as its name tells.
-
-    - `config`: its `checkpoint` names the metric, and the direction where it is not `auto`
-    - `names`: the metrics that the first evaluation has computed
-
-    (None, 'min') without validation. RequestError where the metric is not computed.
->>>>>>> 260cb69 ([training] setup: the parts of prepare are functions of their own, each shown; no function takes more than six parameters)
     """
     wanted, mode = config.checkpoint.monitor, config.checkpoint.mode
     if not names:
@@ -161,130 +150,7 @@ def try_compile(task: Any, model: Any, train: Any, log: EventLog) -> Any:
         log.write("message", text=f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
         return model
 
-<<<<<<< HEAD
-
-def prepare(
-    task: Any,
-    config: Config,
-    execution: Execution,
-    log: EventLog,
-    training_only: bool = False,
-    on_model: Callable[[Any], None] | None = None,
-) -> TrainState:
-    """Data, model and optimizer, checked, at step 0. RequestError where the request cannot work.
-
-    - `task`, `config`: what to train, and how
-    - `execution`: where, and until when
-    - `log`: where events are written
-    - `training_only`: without validation, predictions, averages and a scheduler, as for a range test (default: with
-    them)
-    - `on_model`: called with the task's model before it is moved or wrapped (default: nothing is)
-    """
-    import torch
-
-    context, budget = execution.context, execution.budget
-
-    check_task(task, config)
-    check_trackers(config)
-    seed_everything(config.seed)
-    sets = task.datasets(config)
-    if not isinstance(sets, (tuple, list)) or len(sets) != 2:
-        raise RequestError(
-            f"{type(task).__name__}.datasets returned {type(sets).__name__}. It has to return two data sets: "
-            "(train, valid)."
-        )
-    train, valid = limit_samples(sets[0], config), None if training_only else sets[1]
-    plan = plan_batches(config, len(train), context.world_size)
-    parts = (("train", train), ("valid", valid))
-    prints = (
-        {
-            name: part
-            if part is None
-            else dataset_fingerprint(part, config.seed, bool(config.dataloader.num_workers not in (0, "auto")))
-            for name, part in parts
-        }
-        if context.is_main and not training_only
-        else None
-    )
-    if valid is not None and dataset_length(valid, "validation") == 0:
-        raise RequestError(
-            "The validation data set has no samples. Return None in its place for a run without validation."
-        )
-    for dataset, what in ((train, "training"), (valid, "validation")):
-        check_finite_dataset(dataset, what)
-    seed_everything(config.seed)
-    model = task.model(config)
-    if not isinstance(model, torch.nn.Module):
-        raise RequestError(
-            f"{type(task).__name__}.model returned {type(model).__name__}. It has to return a torch Module."
-        )
-    if on_model is not None:
-        on_model(model)
-    model = context.prepare(model)
-    collate = task.collate if callable(getattr(task, "collate", None)) else None
-    placement = Placement(context.device, context.rank, context.world_size)
-    batches = train_batches(train, plan, config, placement, collate)
-    checks = valid and eval_batches(valid, config, placement, collate, config.limits.max_val_batches)
-    if config.trainer.compile:
-        model = try_compile(task, model, batches, context, log)
-    whole = (
-        forward_passes(len(valid), config, config.limits.max_val_batches, context.world_size)
-        if valid is not None
-        else 0
-    )
-    context.heartbeat.beat("evaluating")
-    metrics, evaluation_s = check_first_batches(
-        task, context.plain(model), batches, checks, context, whole, trial_limit_s(budget)
-    )
-    context.heartbeat.beat("preparing")
-    before = context.broadcast(_monitor_before(execution.run_dir) if context.is_main else None)
-    monitor, direction = resolve_monitor(task, config, list(metrics), before)
-    budget.observe("eval", evaluation_s)
-    if not training_only:
-        reserve_for_predictions(task, context.plain(model), valid, config, context, budget, log)
-    steps = total_steps(config, plan)
-    optimizer = (
-        task.optimizer(context.unwrap(model), config) if callable(getattr(task, "optimizer", None)) else None
-    ) or build_optimizer(model, config)
-    scheduler = (
-        task.scheduler(optimizer, config, steps)
-        if callable(getattr(task, "scheduler", None)) and not training_only
-        else None
-    )
-    params = [q for q in model.parameters() if q.requires_grad]
-    seed_everything(mix_seed(config.seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
-    averages = config.training.ema_decay is not None and not training_only
-    return TrainState(
-        task,
-        config,
-        execution,
-        Learner(
-            model,
-            params,
-            optimizer,
-            [group["lr"] for group in optimizer.param_groups],
-            scheduler,
-            [q.detach().clone() for q in params] if averages else None,
-        ),
-        Data(plan, batches, checks, prints),
-        Schedule(steps, steps),
-        Record(log),
-        monitor,
-        direction.mode,
-        direction.reason,
-        saving=Saving(saved_at=time.monotonic()),
-    )
-
-
-def _monitor_before(run_dir: Path) -> tuple[str, str] | None:
-    "The metric and the direction that the run in this folder was begun with; None where it begins now."
-    known = read_environment(run_dir).get("decided", {})
-    return (known["monitor"], known["mode"]) if known.get("monitor") and known.get("mode") else None
-
-
-=======
 # %% ../../nbs/40_training/04_setup.ipynb #f836e795
->>>>>>> 260cb69 ([training] setup: the parts of prepare are functions of their own, each shown; no function takes more than six parameters)
 def reserve_for_predictions(
     task: Any, model: Any, valid: Any, config: Config, execution: Execution, log: EventLog
 ) -> None:
@@ -361,6 +227,12 @@ def make_learner(task: Any, config: Config, context: RunContext, model: Any, ste
         [q.detach().clone() for q in params] if averages else None,
     )
 
+
+def _monitor_before(run_dir: Path) -> tuple[str, str] | None:
+    "The metric and the direction that the run in this folder was begun with; None where it begins now."
+    known = read_environment(run_dir).get("decided", {})
+    return (known["monitor"], known["mode"]) if known.get("monitor") and known.get("mode") else None
+
 # %% ../../nbs/40_training/04_setup.ipynb #d6b2c9ec
 def prepare(
     task: Any,
@@ -410,7 +282,8 @@ def prepare(
     total_batches = forward_passes(len(valid), config, most, context.world_size) if valid is not None else 0
     metrics, evaluation_s = check_validation(task, plain, checks, context, total_batches, trial_limit_s(budget))
     context.heartbeat.beat("preparing")
-    monitor, mode = resolve_monitor(config, list(metrics))
+    before = context.broadcast(_monitor_before(execution.run_dir) if context.is_main else None)
+    monitor, direction = resolve_monitor(task, config, list(metrics), before)
     budget.observe("eval", evaluation_s)
     if not training_only:
         reserve_for_predictions(task, plain, valid, config, execution, log)
@@ -426,7 +299,8 @@ def prepare(
         Schedule(steps, steps),
         Record(log),
         monitor,
-        mode,
+        direction.mode,
+        direction.reason,
         saving=Saving(saved_at=time.monotonic()),
     )
 

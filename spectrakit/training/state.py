@@ -313,7 +313,7 @@ def save_due_by_clock(s: TrainState, now: float) -> bool:
 
 # %% ../../nbs/40_training/01_state.ipynb #23a2fc04
 def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = False) -> None:
-    """Save this step: soon, if the checkpoint writer finds the time, and certainly where it is the `best` or the `last`,
+    """Save this step: soon, if the checkpoint writer finds the time, and certainly if it is the `best` or the `last`,
     for which training waits.
 
     All ranks call it, rank 0 writes. `alone`: the others can no longer be asked, so only what rank 0 knows is saved, as
