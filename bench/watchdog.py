@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with Watchdog("1h", since="run") as alone, Watchdog("1h", since="run") as paired:
-        paired._ranks = ranks()
+        paired._agreement = ranks()
         rows = {
             "should_stop(), one process": alone.should_stop,
             "should_stop(), two ranks on a page": paired.should_stop,

@@ -33,7 +33,7 @@ from ..system.errors import RequestError
 from ..system.hardware import choose_precision
 from ..system.platforms.platform import Platform
 from ..system.units import format_duration
-from ..watchdog.budget import check_time, make_budget, short_time, time_limit, told, usable_s
+from ..watchdog.budget import check_time, describe_budget, make_budget, short_time, time_limit, usable_s
 
 # %% ../../nbs/65_picker/01_fields.ipynb #fea97f29
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def _clock_rows(config: Config, platform: Platform) -> list[Row]:
         return [(WARNING, "no time left", str(error))]
     return [
         ("clock", f"{format_duration(left)} left", f"{until}; {limit.reason}"),
-        ("", "", told(make_budget(config, limit)).partition("; ")[2]),
+        ("", "", describe_budget(make_budget(config, limit)).partition("; ")[2]),
     ]
 
 # %% ../../nbs/65_picker/01_fields.ipynb #7a658734

@@ -66,7 +66,7 @@ from spectrakit.training.state import (
     update_ema,
 )
 from .task import repeatable
-from ..watchdog.budget import Budget, held_back, hurry, kill_at, short_time, told, usable_s
+from ..watchdog.budget import Budget, describe_budget, hurry, kill_at, reserved_parts, short_time, usable_s
 
 # %% ../../nbs/40_training/07_loop.ipynb #23a2fc01
 def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one function in which a whole step can be read
@@ -344,7 +344,9 @@ def write_log_point(s: TrainState, loss: float, seconds: float, reports: list[Ra
     s.record.log.write("step", step=p.step, **point)
     if (now := time.monotonic()) - s.record.budget_logged_at >= 60 and s.budget.ends is not None:
         s.record.budget_logged_at = now
-        s.record.log.write("budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), held=held_back(s.budget))
+        s.record.log.write(
+            "budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), held=reserved_parts(s.budget)
+        )
 
 # %% ../../nbs/40_training/07_loop.ipynb #375777b0
 def at_step_boundary(s: TrainState) -> tuple[str, str] | None:
@@ -386,7 +388,7 @@ def ends_by_request(s: TrainState, flags: int) -> tuple[str, str] | None:
         by_system = "the system asked this process to end (SIGTERM)"
         return "interrupted", by_system if flags & HURRY else "a stop was asked for"
     if flags & TIME or evaluation_due(s):  # still due: there was no time for it
-        return "out_of_time", f"the time is up: {told(s.budget)}"
+        return "out_of_time", f"the time is up: {describe_budget(s.budget)}"
     epoch_end = s.progress.window == 0
     if not epoch_end or not s.config.watchdog.whole_epochs:
         return None
@@ -395,7 +397,7 @@ def ends_by_request(s: TrainState, flags: int) -> tuple[str, str] | None:
         return None
     return (
         "out_of_time",
-        f"an epoch takes {short_time(epoch_s)}, which is more than training may still use: {told(s.budget)}",
+        f"an epoch takes {short_time(epoch_s)}, which is more than training may still use: {describe_budget(s.budget)}",
     )
 
 # %% ../../nbs/40_training/07_loop.ipynb #23a2fc07
@@ -529,7 +531,9 @@ def end_run(s: TrainState, status: str, reason: str, alone: bool) -> None:
     `alone`: this rank has broken, and the launcher writes the end.
     """
     finish_saving(s)
-    s.record.log.write("budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), held=held_back(s.budget))
+    s.record.log.write(
+        "budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), held=reserved_parts(s.budget)
+    )
     if not alone:
         s.record.log.write("end", status=status, reason=reason, step=s.progress.step, metrics=s.progress.metrics)
     s.context.heartbeat.beat("ending")

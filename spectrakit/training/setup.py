@@ -40,7 +40,7 @@ from ..trackers.registry import check_trackers
 from .evaluation import first_evaluation, forward_passes, predictions_s, test_data, trial_limit_s
 from .state import Data, Execution, Learner, Record, Saving, Schedule, TrainState
 from .task import build_optimizer, check_loss, check_task, seed_everything
-from ..watchdog.budget import Budget, held_back, told
+from ..watchdog.budget import Budget, describe_budget, reserved_parts
 
 # %% ../../nbs/40_training/04_setup.ipynb #ee918573
 def read_datasets(task: Any, config: Config) -> tuple[Any, Any]:
@@ -395,7 +395,7 @@ def write_start(s: TrainState, resume: bool, notes: list[str]) -> None:
         "budget",
         left_s=s.budget.left_s(),
         reserve_s=s.budget.reserve_s(),
-        told=told(s.budget),
-        held=held_back(s.budget),
+        told=describe_budget(s.budget),
+        held=reserved_parts(s.budget),
     )
     update_environment(s.run_dir, decided=decided)

@@ -37,77 +37,93 @@ from ..system.errors import RequestError, did_you_mean
 from ..system.platforms.detect import detect
 from ..system.signals import interrupts
 from ..system.units import parse_duration
-from .budget import check_time, fits, hurry, make_budget, time_limit, told
+from .budget import check_time, describe_budget, fits, hurry, make_budget, time_limit
 
 # %% ../../nbs/30_watchdog/01_watchdog.ipynb #23a2fc01
-_FAR, _TOGETHER = 2**62, 50  # the step of a rank that has left: nobody waits for it; calls between two exchanges
+_FAR = 2**62  # the step of a rank that has left: nobody waits for it
+_EVERY = 50  # calls between two exchanges over the network
 
 
+def _shared_page(dist: Any, group: Any) -> SharedPage | None:
+    "A page of memory that all ranks of `group` have open; None on several machines, or where none can be made."
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    hosts: list = [None] * ranks
+    dist.all_gather_object(hosts, socket.gethostname(), group=group)
+    page = None
+    if rank == 0 and len(set(hosts)) == 1:
+        with contextlib.suppress(OSError):
+            page = create_page(ranks)
+    path = [str(page.path) if page else None]
+    dist.broadcast_object_list(path, src=0, group=group)
+    if path[0] is None:
+        return None
+    mine = page or SharedPage(path[0], ranks)
+    dist.barrier(group=group)
+    if page and page.path:
+        page.path.unlink(missing_ok=True)  # all have it open
+    return mine
+
+# %% ../../nbs/30_watchdog/01_watchdog.ipynb #25645534
 class Agreement:
     "How the ranks of torch.distributed, if there are any, come to the same answer at the same call."
 
     def __init__(self) -> None:
-        self.heartbeat: Heartbeat | None = None
-        self.group: Any = None
+        self.heartbeat: Heartbeat | None = None  # on one machine
+        self.group: Any = None  # None: a process alone
         dist = sys.modules.get("torch.distributed")
         if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return
-        self.group, rank, ranks = dist.new_group(backend="gloo"), dist.get_rank(), dist.get_world_size()
-        hosts: list = [None] * ranks
-        dist.all_gather_object(hosts, socket.gethostname(), group=self.group)
-        page = None
-        if rank == 0 and len(set(hosts)) == 1:
-            with contextlib.suppress(OSError):
-                page = create_page(ranks)
-        path = [str(page.path) if page else None]
-        dist.broadcast_object_list(path, src=0, group=self.group)
-        if path[0] is None:
-            return
-        self.heartbeat = Heartbeat(page or SharedPage(path[0], ranks), rank)
-        dist.barrier(group=self.group)
-        if page and page.path:
-            page.path.unlink(missing_ok=True)  # all have it open
+        self.group = dist.new_group(backend="gloo")
+        page = _shared_page(dist, self.group)
+        if page is not None:
+            self.heartbeat = Heartbeat(page, dist.get_rank())
 
-    def look(self, step: int, wish: int) -> int:
-        "Before call number `step` is answered: pass on what this rank wants; what a process alone does at once."
+    def propose(self, step: int, code: int) -> int:
+        "Before call number `step` is decided: pass on what this rank asks for; returns what one alone does at once."
         if self.heartbeat is None:
-            return wish if self.group is None else 0
+            return code if self.group is None else 0
         if self.heartbeat.rank:
-            raise_flag(self.heartbeat, wish)
-        elif wish := wish | requested(self.heartbeat.page):
-            announce(self.heartbeat, step, wish)
+            raise_flag(self.heartbeat, code)
+        elif code := code | requested(self.heartbeat.page):
+            announce(self.heartbeat, step, code)
         return 0
 
-    def answer(self, step: int, wishes: Callable[[], int]) -> int:
-        "What all ranks do at call number `step`; 0 for nothing."
+    def decide(self, step: int, proposal: Callable[[], int]) -> int:
+        "What all ranks do at call number `step`; 0 for nothing. `proposal`: says what this rank asks for."
         if self.heartbeat is not None:
             return agreed(self.heartbeat, step) if self.heartbeat.step(step) else 0
-        if self.group is None or step % _TOGETHER:
+        if self.group is None or step % _EVERY:
             return 0
         import torch.distributed as dist
 
-        found: list = [0] * dist.get_world_size()
-        dist.all_gather_object(found, wishes(), group=self.group)
-        return functools.reduce(operator.or_, found)
+        codes: list = [0] * dist.get_world_size()
+        dist.all_gather_object(codes, proposal(), group=self.group)
+        return functools.reduce(operator.or_, codes)
 
     def leave(self, failed: bool) -> None:
-        "Nobody waits for this rank any more; the others learn where it failed."
+        "Nobody waits for this rank any more; the others learn whether it failed."
         if self.heartbeat is None:
             return
         if failed:
             raise_flag(self.heartbeat, FAILED)
         self.heartbeat.begin(_FAR)
 
+# %% ../../nbs/30_watchdog/01_watchdog.ipynb #293afe61
+def _config(limit: str | None, deadline: str | None, since: str, reserve: str | None) -> Config:
+    "The settings of a loop of the user's own: nobody ends this process from outside."
+    watchdog = WatchdogConfig(limit=limit, deadline=deadline, since=since, reserve=reserve)
+    return replace(Config(), watchdog=watchdog, launch=LaunchConfig(mode="inline"))
+
 # %% ../../nbs/30_watchdog/01_watchdog.ipynb #23a2fc02
 class Watchdog:
     """A clock around any loop: `with Watchdog("9h") as w:` and, once a step, `if w.should_stop(): break`.
 
-    `limit`: a duration such as 8h30m, from the session's start or, with since="run", from here; None: the platform's.
-    `deadline`: a moment such as 2026-11-21T17:30; the earlier counts. `reserve`: a duration held back; None: what
-    `measure` and `hold` add up to, and a margin. `stop_file`: a file that asks for a stop. The ranks of
-    torch.distributed stop at the same call of `should_stop`, which all of them make equally often. SIGTERM is a stop,
-    too: what follows the block is still done, in the time that the system leaves. RequestError where a value is not
-    understood, or the time is over already.
+    `limit`: a duration such as 8h30m, from the session's start or, with since="run", from here (default None: the
+    platform's). `deadline`: a moment such as 2026-11-21T17:30 (default None); the earlier counts. `reserve`: a
+    duration held back (default None: what `measure` and `hold` add up to, and a margin). `stop_file`: a file that asks
+    for a stop (default None). The ranks of torch.distributed stop at the same call of `should_stop`, which all of them
+    make equally often. SIGTERM is a stop, too: what follows the block is still done, in the time that the system
+    leaves. RequestError where a value is not understood, or the time is over already.
     """
 
     def __init__(
@@ -119,58 +135,55 @@ class Watchdog:
         reserve: str | None = None,
         stop_file: Path | str | None = None,
     ):
-        self.config = replace(
-            Config(),
-            watchdog=WatchdogConfig(limit=limit, deadline=deadline, since=since, reserve=reserve),
-            launch=LaunchConfig(mode="inline"),
-        )  # nobody ends this process from outside
-        platform = detect()
-        check_time(self.config, platform)
-        self.budget = make_budget(self.config, time_limit(self.config, platform))
-        self.stop_file, self.reason, self.steps = None if stop_file is None else Path(stop_file), "", 0
-        self._pace, self._look_at, self._opened = Pace(), 0.0, contextlib.ExitStack()
-        self._terms: list[int] = []
-        self._ranks: Agreement | None = None
+        self.config, platform = _config(limit, deadline, since, reserve), detect()
+        time_allowed = time_limit(self.config, platform)
+        check_time(self.config, platform, time_allowed)
+        self.budget = make_budget(self.config, time_allowed)
+        self.stop_file = None if stop_file is None else Path(stop_file)
+        self.reason, self.steps = "", 0
+        self._pace, self._next_look, self._opened = Pace(), 0.0, contextlib.ExitStack()
+        self._terminated: list[int] = []
+        self._agreement: Agreement | None = None
 
     def __enter__(self) -> "Watchdog":
-        self._ranks, self._last = Agreement(), time.monotonic()
-        self._terms = self._opened.enter_context(interrupts(number=signal.SIGTERM, into=[]))
+        self._agreement, self._last = Agreement(), time.monotonic()
+        self._terminated = self._opened.enter_context(interrupts(number=signal.SIGTERM, into=[]))
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        assert self._ranks is not None, "the block was entered"
-        self._ranks.leave(failed=kind is not None)
+        assert self._agreement is not None, "the block was entered"
+        self._agreement.leave(failed=kind is not None)
         self._opened.__exit__(kind, error, trace)
 
     def should_stop(self) -> bool:
         "Whether to leave the loop now: asked once a step. `reason` then says why."
         if self.reason:
             return True
-        if self._ranks is None:
+        if self._agreement is None:
             raise RequestError("The clock is not running. Use it as `with Watchdog(…) as w:` around the loop.")
         now = time.monotonic()
         self.steps += 1
         self._pace.add(now - self._last)
         self._last, code = now, 0
-        if now >= self._look_at:
-            self._look_at = now + 0.2
+        if now >= self._next_look:
+            self._next_look = now + 0.2
             self.budget.observe("step", self._pace.quantile(0.95))
-            code = self._ranks.look(self.steps, self._wishes())
-        code = code or self._ranks.answer(self.steps, self._wishes)
+            code = self._agreement.propose(self.steps, self._proposal())
+        code = code or self._agreement.decide(self.steps, self._proposal)
         if code:
             self.reason = self._why(code)
         return bool(code)
 
-    def _wishes(self) -> int:
-        wish = STOP | HURRY if self._terms else TIME if self.budget.should_stop() else 0
-        return wish | STOP if self.stop_file is not None and self.stop_file.exists() else wish
+    def _proposal(self) -> int:
+        "What this rank asks for now, as flags."
+        code = STOP | HURRY if self._terminated else TIME if self.budget.should_stop() else 0
+        return code | STOP if self.stop_file is not None and self.stop_file.exists() else code
 
     def _why(self, code: int) -> str:
         if code & HURRY:
             hurry(self.budget, parse_duration(self.config.watchdog.after_sigterm))
-        if code & HURRY:
             return "the system asked this process to end (SIGTERM)"
-        return "a stop was asked for" if code & STOP else f"the time is up: {told(self.budget)}"
+        return "a stop was asked for" if code & STOP else f"the time is up: {describe_budget(self.budget)}"
 
     @contextlib.contextmanager
     def measure(self, kind: str) -> Iterator[None]:
@@ -190,8 +203,9 @@ class Watchdog:
         self.budget.observe(kind, seconds)
 
     def fits(self, kind: str, seconds: float | None = None) -> bool:
-        """Whether an 'eval', a 'save' or an 'epoch' of `seconds` (None: as long as it took so far) that begins now
-        would end in time. For one process.
+        """Whether an 'eval', a 'save' or an 'epoch' that begins now would end in time. For one process.
+
+        `seconds`: how long it takes (default None: as long as it took so far).
         """
         return fits(self.budget, kind, seconds)
 
@@ -200,4 +214,4 @@ class Watchdog:
         return self.budget.left_s()
 
     def __str__(self) -> str:
-        return told(self.budget)
+        return describe_budget(self.budget)
