@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..distributed.heartbeat import SharedPage
-from ..distributed.topology import Processes, process_environ, python_path
+from ..distributed.topology import Processes, Threads, plan_threads, process_environ, python_path
 from .job import Job, update_extra
 from .worker import START, start
 
@@ -44,9 +44,13 @@ class Attempt:
         return (self.folder if self.job.config.distributed.node_rank else self.job.run_dir) / "logs"
 
     @property
-    def threads(self) -> int:
+    def threads(self) -> Threads:
         "Threads that each process computes with. A forked one has one: torch's thread pool does not survive a fork."
-        return 1 if self.forked_task is not None else max(1, self.job.platform.cores // self.processes.per_node)
+        if self.forked_task is not None:
+            return Threads(1, "1 CPU thread: the process is forked, and torch's threads do not survive a fork")
+        config = self.job.config
+        environ = {**process_environ(config, os.environ), **os.environ}
+        return plan_threads(config, self.job.platform.cores, self.processes.per_node, environ)
 
 # %% ../../nbs/50_launch/05_attempt.ipynb #87da9779
 def describe_attempt(attempt: Attempt, page: SharedPage) -> None:
@@ -64,7 +68,8 @@ def describe_attempt(attempt: Attempt, page: SharedPage) -> None:
         rdzv_timeout_s=4 * attempt.job.config.launch.start_timeout_s,
         page=str(page.path),
         logs=str(attempt.logs.resolve()),
-        threads=attempt.threads,
+        threads=attempt.threads.count,
+        threads_reason=attempt.threads.reason,
         restart_reason=attempt.restart_reason,
         launched_at=time.monotonic(),
     )
@@ -124,7 +129,7 @@ def child_environ(attempt: Attempt) -> dict[str, str]:
         environ |= {name: value for name, value in ours.items() if name in config.distributed.env}
     else:
         environ |= ours | _network_card(attempt.job)
-    environ.setdefault("OMP_NUM_THREADS", str(attempt.threads))
+    environ["OMP_NUM_THREADS"] = str(attempt.threads.count)
     if config.trainer.deterministic:
         environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
     if config.trainer.accelerator == "cpu":

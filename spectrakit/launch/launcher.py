@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -494,6 +494,18 @@ def _describe_inline(record: _Record, plan: Processes, place: Rank | None) -> No
         )
 
 # %% ../../nbs/50_launch/08_launcher.ipynb #76c2f56b
+@contextlib.contextmanager
+def _same_environ() -> Iterator[None]:
+    "After this block the environment variables are what they were: torch and trackers set some of their own."
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
+
+
 def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None) -> Outcome:
     "Do the job in this process: alone, or as the rank that a launcher made of it."
     folders: list[Path] = []
@@ -502,7 +514,11 @@ def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None)
         os.environ.update(process_environ(job.config, os.environ))  # before NCCL reads them
     job = _without_passed_limit(job)
     terminated: list[int] = []
-    with interrupts(second_raises=True) as interrupted, interrupts(number=signal.SIGTERM, into=terminated):
+    with (
+        _same_environ(),
+        interrupts(second_raises=True) as interrupted,
+        interrupts(number=signal.SIGTERM, into=terminated),
+    ):
 
         def stop_requested() -> int:
             tick()

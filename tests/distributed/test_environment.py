@@ -58,6 +58,8 @@ def test_a_place_that_cannot_be_is_refused(rank):
 
 # how many processes
 
+NO_FALLBACK = "distributed.fallback=false"
+
 
 def planned(*words: str, cores: int = 4) -> tuple[int, bool]:
     "The processes on a machine with no GPU and `cores` cores, and whether they are fewer than asked for."
@@ -77,3 +79,36 @@ def test_more_processes_than_there_is_room_for_become_what_divides_them():
 def test_fewer_processes_are_refused_where_that_was_asked_for():
     with pytest.raises(RequestError, match=r"distributed\.fallback=false, and 6 processes cannot be had"):
         planned("trainer.devices=6", "distributed.fallback=false")
+
+
+@pytest.mark.parametrize(
+    "words", [("trainer=ddp",), ("trainer.num_nodes=2",), ("trainer=ddp", "distributed.node_rank=0")]
+)
+def test_machines_that_cannot_meet_are_refused_with_the_words_for_each(words):
+    for more in ((), ("distributed.fallback=false",)):
+        with pytest.raises(RequestError, match="2 machines are asked for, and nothing says where they meet") as caught:
+            planned(*words, *more)
+        for rank in (0, 1):
+            assert f"distributed.node_rank={rank} distributed.rdzv_endpoint=HOST:29500" in str(caught.value)
+    made = planned("trainer.num_nodes=2", "trainer.devices=1", "distributed.fallback=true")
+    assert made == (2, True)  # asked for: what two machines would do, on this one
+    met = ("distributed.node_rank=0", "distributed.rdzv_endpoint=a:1")
+    assert planned("trainer.num_nodes=2", "trainer.devices=1", *met) == (2, False)
+
+
+@pytest.mark.parametrize(
+    "words", [("distributed.enabled=true",), ("trainer.devices=6",), ("trainer.devices=6", NO_FALLBACK)]
+)
+def test_a_gpu_that_is_not_there_is_one_sentence_and_no_plan_for_the_cpu(words):
+    with pytest.raises(RequestError) as caught:
+        planned(*words, "trainer.accelerator=gpu")
+    said = str(caught.value)
+    assert (
+        said.startswith("trainer.accelerator=gpu is not possible: this machine has no GPU.") and "fallback" not in said
+    )
+
+
+def test_several_processes_without_a_number_or_a_gpu_are_told_how_to_say_it():
+    machine = replace(detect({"PATH": ""}, shell=""), gpus=(), cores=4)
+    reason = plan_processes(compose("distributed.enabled=true"), machine).reason
+    assert "distributed.enabled asks for several" in reason and "write trainer.devices=2" in reason
