@@ -83,7 +83,7 @@ _PRECISIONS = {
     "auto": "auto",
 }
 
-
+# %% ../../nbs/10_config/02_aliases.ipynb #31973571
 _FP16 = "distributed.fp16"
 
 
@@ -94,9 +94,9 @@ def _canonical_value(key: str, value: Any) -> Any:
         return value
     if target == "distributed.mixed_precision":
         if str(value).lower() not in _PRECISIONS:
-            wanted = "true or false" if key == _FP16 else "16, bf16, 32 or auto"
+            needed = "true or false" if key == _FP16 else "16, bf16, 32 or auto"
             raise RequestError(
-                f"{key}={shown(value)} is not possible: it needs {wanted}.{did_you_mean(str(value), _PRECISIONS)}"
+                f"{key}={shown(value)} is not possible: it needs {needed}.{did_you_mean(str(value), _PRECISIONS)}"
             )
         return _PRECISIONS[str(value).lower()]
     if target == "tracking.names":
@@ -107,8 +107,8 @@ def _canonical_value(key: str, value: Any) -> Any:
         return [ALIASES.get(name, name) if isinstance(name, str) else name for name in value]
     if key in ("trainer.strategy", "trainer.strategy.class_path"):
         name = str(value).rsplit(".", 1)[-1].lower()
-        lightnings = re.fullmatch(r"(fsdp|ddp)(strategy|_\w+)", name)
-        return lightnings[1] if lightnings else name
+        of_lightning = re.fullmatch(r"(fsdp|ddp)(strategy|_\w+)", name)
+        return of_lightning[1] if of_lightning else name
     if key == "trainer.devices":
         if isinstance(value, (list, tuple)) or (isinstance(value, str) and "," in value):
             raise RequestError(
@@ -145,41 +145,16 @@ def _points_at_itself(key: str, value: Any) -> bool:
     target = ALIASES.get(key, key)
     return canonical_interpolations(value) == f"${{{target}}}"
 
-# %% ../../nbs/10_config/02_aliases.ipynb #23a2fc04
-def resolve_aliases(
-    pairs: typing.Iterable[tuple[str, Any]], explicit: bool, base: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Canonical key → value for (key, value) pairs in any spelling; a later pair of the same spelling wins.
-
-    Two spellings of one setting with different values are an error where they were typed (`explicit`); in one file the
-    alias wins. `base`: canonical values that lie beneath. RequestError on a conflict.
-    """
-    pairs = [(k, v) for k, v in pairs if not _points_at_itself(k, v)]
-    said = {key: f"{key}={shown(value)}" for key, value in pairs}
-    typed = {key: _canonical_value(key, value) for pair in pairs for key, value in _with_meaning(*pair)}
-    typed = _count_processes(_not_fp16(typed, base or {}), base or {})
-    found: dict[str, Any] = {}
-    said_by: dict[str, str] = {}
-    for key, value in sorted(typed.items(), key=lambda kv: kv[0] in ALIASES):
-        target = ALIASES.get(key, key)
-        if explicit and target in found and found[target] != value:
-            raise RequestError(
-                f"{said_by[target]} and {said.get(key, key)} set the same thing ({target}) to different "
-                "values. Keep one of them."
-            )
-        found[target], said_by[target] = value, said.get(key, key)
-    return found
-
-
-def _with_meaning(key: str, value: Any) -> list[tuple[str, Any]]:
-    "The pair, and what its value says besides: Lightning's ddp_find_unused_parameters_true is a strategy and a flag."
-    named = re.fullmatch(r"ddp_find_unused_parameters_(true|false)", str(value).lower())
-    if key != "trainer.strategy" or not named:
+# %% ../../nbs/10_config/02_aliases.ipynb #7eb63999
+def _implied(key: str, value: Any) -> list[tuple[str, Any]]:
+    "The pair, and what its value implies: Lightning's ddp_find_unused_parameters_true is a strategy and a flag."
+    flag = re.fullmatch(r"ddp_find_unused_parameters_(true|false)", str(value).lower())
+    if key != "trainer.strategy" or not flag:
         return [(key, value)]
-    return [(key, value), ("trainer.strategy.find_unused_parameters", named[1] == "true")]
+    return [(key, value), ("trainer.strategy.find_unused_parameters", flag[1] == "true")]
 
 
-def _not_fp16(typed: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+def _without_fp16_false(typed: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     "`typed` without distributed.fp16=false where the precision is bf16: the word only says that it is not fp16."
     key = "distributed.mixed_precision"
     others = [value for word, value in typed.items() if ALIASES.get(word, word) == key and word != _FP16]
@@ -187,7 +162,7 @@ def _not_fp16(typed: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
         return {word: value for word, value in typed.items() if word != _FP16}
     return typed
 
-
+# %% ../../nbs/10_config/02_aliases.ipynb #892cba10
 def _count_processes(typed: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     "`typed` with `trainer.devices`, or as many as lie beneath on each machine, made the processes of all machines."
     node_words = [word for word in ("trainer.num_nodes", "distributed.num_nodes") if word in typed]
@@ -205,17 +180,47 @@ def _count_processes(typed: dict[str, Any], base: dict[str, Any]) -> dict[str, A
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
+# %% ../../nbs/10_config/02_aliases.ipynb #23a2fc04
+def resolve_aliases(
+    pairs: typing.Iterable[tuple[str, Any]], explicit: bool, base: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Canonical key → value for (key, value) pairs in any spelling; a later pair of the same spelling wins.
+
+    Two spellings of one setting with different values are an error where they were typed (`explicit`); in one file the
+    alias wins. `base`: canonical values that lie beneath. RequestError on a conflict.
+    """
+    pairs = [(k, v) for k, v in pairs if not _points_at_itself(k, v)]
+    texts = {key: f"{key}={shown(value)}" for key, value in pairs}
+    typed = {key: _canonical_value(key, value) for pair in pairs for key, value in _implied(*pair)}
+    typed = _count_processes(_without_fp16_false(typed, base or {}), base or {})
+    resolved: dict[str, Any] = {}
+    sources: dict[str, str] = {}  # as it was typed, by canonical key
+    for key, value in sorted(typed.items(), key=lambda kv: kv[0] in ALIASES):
+        target = ALIASES.get(key, key)
+        if explicit and target in resolved and resolved[target] != value:
+            raise RequestError(
+                f"{sources[target]} and {texts.get(key, key)} set the same thing ({target}) to different "
+                "values. Keep one of them."
+            )
+        resolved[target], sources[target] = value, texts.get(key, key)
+    return resolved
+
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc05
 @dataclass(frozen=True)
 class Overrides:
-    "What was typed: profiles by group (`group` or `group@package`; None: no profile), (key, value) pairs, and notes."
+    """What was typed.
+
+    - `groups`: profiles by group, or by `group@package`; None for no profile
+    - `pairs`: (key, value) of each setting
+    - `notes`: sentences on how something unusual was read
+    """
 
     groups: dict[str, str | None]
     pairs: tuple[tuple[str, Any], ...]
     notes: tuple[str, ...] = ()
 
-
-_MEANT = {
+# %% ../../nbs/10_config/02_aliases.ipynb #6f25df25
+_SUGGESTED = {
     **dict.fromkeys(
         ("gradient_accumulation_steps", "grad_accum", "grad_accumulation", "accumulation_steps"),
         "training.gradient_accumulation_steps",
@@ -228,17 +233,17 @@ _MEANT = {
     "trainer.enable_checkpointing": "checkpoint.enabled",
     "trainer.max_time": "watchdog.limit",
 }
-_ELSEWHERE = {  # Lightning's words without meaning here, and what to do
+_NO_MEANING = {  # words of Lightning without meaning here, and what to do
     "trainer.benchmark": "trainer.deterministic says whether kernels are chosen by speed: write "
     "trainer.deterministic=false",
     "trainer.enable_progress_bar": "run.console says how progress shows: write run.console=none, or run.console=tqdm",
-    "trainer.enable_model_summary": "the model's size is in what is printed at the start: leave it out",
+    "trainer.enable_model_summary": "the model's size is printed at the start: leave it out",
     "trainer.fast_dev_run": "there is a profile for it: write trainer=smoke",
     "trainer.callbacks": "early_stopping and checkpoint are blocks of their own: write early_stopping.enabled=true",
     "trainer.use_distributed_sampler": "every process reads its own share anyway: leave it out",
 }
 
-
+# %% ../../nbs/10_config/02_aliases.ipynb #8d68f441
 def is_known(key: str) -> bool:
     "Whether `key` is a setting, another word for one, or in an open block."
     return key in settings() or key in ALIASES or key.startswith(OPEN)
@@ -247,10 +252,10 @@ def is_known(key: str) -> bool:
 def unknown_key(key: str) -> RequestError:
     "The error for a key that is not in the schema, with the nearest right one."
     names = [*settings(), *ALIASES]
-    if key.lower() in _MEANT:
-        return RequestError(f"There is no setting {key!r}. Did you mean {_MEANT[key.lower()]!r}?")
-    if key in _ELSEWHERE:
-        return RequestError(f"{key!r} means nothing here; {_ELSEWHERE[key]}.")
+    if key.lower() in _SUGGESTED:
+        return RequestError(f"There is no setting {key!r}. Did you mean {_SUGGESTED[key.lower()]!r}?")
+    if key in _NO_MEANING:
+        return RequestError(f"{key!r} means nothing here; {_NO_MEANING[key]}.")
     inside = [n for n in names if n.startswith(key + ".")]
     if inside:
         return RequestError(
@@ -273,33 +278,6 @@ def split_joined(text: str) -> tuple[list[str], str | None]:
     if not joined:
         return [text], None
     return [joined[1], joined[2]], f"{text!r} was read as two overrides: {joined[1]} and {joined[2]}"
-
-
-def parse_overrides(
-    overrides: typing.Iterable[str],
-    groups: dict[str, list[str]],
-    hint: typing.Callable[[str, str], str] = lambda group, name: "",
-) -> Overrides:
-    """Sort overrides into profile choices (`groups`: the profiles of each) and values. RequestError where one is wrong.
-
-    `hint`: more to say about a profile, by group and name, that is not there."""
-    chosen, pairs, notes = {}, [], []
-    for whole in overrides:
-        texts, note = split_joined(str(whole))
-        notes += [note] if note else []
-        for parsed, text in ((_parse(text), text) for text in texts):
-            key, value = parsed.key_or_group, parsed.value()
-            if key in groups and not isinstance(value, dict):
-                chosen[key + (f"@{parsed.package}" if parsed.package else "")] = _profile(key, value, groups, hint)
-            elif "/" in key:
-                near = did_you_mean(key, groups) or f" There are: {', '.join(groups)}."
-                raise RequestError(f"There is no group of profiles {key!r}.{near}")
-            elif key in ("profile", "env"):
-                group = "trainer" if key == "profile" else key
-                raise RequestError(f"{text!r} only records a choice. Choose a profile with {group}={shown(value)}.")
-            else:
-                pairs += _values("task.name" if key == "task" and isinstance(value, str) else key, value)
-    return Overrides(chosen, tuple(pairs), tuple(notes))
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc07
 def _parse(text: str) -> Any:
@@ -335,7 +313,7 @@ def _deletion(text: str, key: str) -> RequestError:
         f"Leave it out for what the profile says, or write {key}={shown(spec.default)}, its default."
     )
 
-
+# %% ../../nbs/10_config/02_aliases.ipynb #ce99b612
 def _profile(group: str, name: Any, groups: dict[str, list[str]], hint: typing.Callable[[str, str], str]) -> str | None:
     "`name`, where the group has that profile; None where none is wanted. A run always has a trainer profile."
     if name in groups[group] or (name is None and group != "trainer"):
@@ -356,3 +334,33 @@ def _values(key: str, value: Any) -> list[tuple[str, Any]]:
             raise unknown_key(leaf)
         pairs.append((leaf, str(item) if isinstance(item, QuotedString) else item))
     return pairs
+
+# %% ../../nbs/10_config/02_aliases.ipynb #6d6aba3f
+def parse_overrides(
+    overrides: typing.Iterable[str],
+    groups: dict[str, list[str]],
+    hint: typing.Callable[[str, str], str] = lambda group, name: "",
+) -> Overrides:
+    """Sort overrides into profiles and values. RequestError where one is wrong.
+
+    - `overrides`: in Hydra's grammar, such as 'trainer=kaggle_safe' and 'optimizer.lr=3e-4'
+    - `groups`: the names of the profiles in each group
+    - `hint`: more to say about a profile that is not there, by group and name (default: nothing)
+    """
+    chosen, pairs, notes = {}, [], []
+    for whole in overrides:
+        texts, note = split_joined(str(whole))
+        notes += [note] if note else []
+        for parsed, text in ((_parse(text), text) for text in texts):
+            key, value = parsed.key_or_group, parsed.value()
+            if key in groups and not isinstance(value, dict):
+                chosen[key + (f"@{parsed.package}" if parsed.package else "")] = _profile(key, value, groups, hint)
+            elif "/" in key:
+                near = did_you_mean(key, groups) or f" There are: {', '.join(groups)}."
+                raise RequestError(f"There is no group of profiles {key!r}.{near}")
+            elif key in ("profile", "env"):
+                group = "trainer" if key == "profile" else key
+                raise RequestError(f"{text!r} only records a choice. Choose a profile with {group}={shown(value)}.")
+            else:
+                pairs += _values("task.name" if key == "task" and isinstance(value, str) else key, value)
+    return Overrides(chosen, tuple(pairs), tuple(notes))

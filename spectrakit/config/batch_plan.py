@@ -15,14 +15,21 @@ from ..system.errors import RequestError
 # %% ../../nbs/10_config/06_batch_plan.ipynb #23a2fc01
 @dataclass(frozen=True)
 class BatchPlan:
-    "How one epoch of `samples` becomes optimizer steps."
+    """How one epoch of `samples` becomes optimizer steps.
+
+    - `micro_batch_size`: samples in one forward pass on one device
+    - `gradient_accumulation_steps`: micro batches in one optimizer step
+    - `world_size`: processes that share each step
+    - `drop_last`: whether an epoch's last step is left out where it is short of samples
+    - `max_batches`: micro batches of an epoch on each process (None: all)
+    """
 
     samples: int
     micro_batch_size: int
     gradient_accumulation_steps: int = 1
     world_size: int = 1
     drop_last: bool = False
-    max_batches: int | None = None  # micro batches of an epoch, on each process
+    max_batches: int | None = None
 
     @property
     def effective_batch_size(self) -> int:
@@ -102,7 +109,8 @@ def total_steps(config: Config, plan: BatchPlan) -> int:
 
 def next_fraction(steps: int, fraction: float, steps_per_epoch: int) -> int:
     """The first of the optimizer steps after `steps`, counted since training began, at which another `fraction` of an
-    epoch of `steps_per_epoch` is full."""
+    epoch of `steps_per_epoch` is full.
+    """
     each = fraction * steps_per_epoch
     return max(steps + 1, math.ceil((math.floor(steps / each + 1e-9) + 1) * each - 1e-9))
 
@@ -110,7 +118,8 @@ def next_fraction(steps: int, fraction: float, steps_per_epoch: int) -> int:
 def warmup_length(scheduler: SchedulerConfig, steps_per_epoch: int, total: int) -> int:
     """Optimizer steps of warm-up, of `total`. RequestError where it is set in two ways.
 
-    In epochs or as a ratio it keeps its share when accumulation changes."""
+    In epochs or as a ratio it keeps its share when accumulation changes.
+    """
     names = ("warmup_steps", "warmup_epochs", "warmup_ratio")
     ways = [f"scheduler.{name}={getattr(scheduler, name)}" for name in names if getattr(scheduler, name)]
     if len(ways) > 1:
@@ -120,9 +129,17 @@ def warmup_length(scheduler: SchedulerConfig, steps_per_epoch: int, total: int) 
     by_share = round(scheduler.warmup_epochs * steps_per_epoch) or round(scheduler.warmup_ratio * total)
     return scheduler.warmup_steps or by_share
 
-
+# %% ../../nbs/10_config/06_batch_plan.ipynb #cdefc4ee
 def lr_factor(scheduler: SchedulerConfig, step: float, total: int, steps_per_epoch: int) -> float:
-    "What the base learning rate is multiplied by at optimizer step `step` (the first is 0) of `total`."
+    """What the base learning rate is multiplied by at an optimizer step.
+
+    - `scheduler`: the block of settings: shape, warm-up, end
+    - `step`: the optimizer step; the first is 0
+    - `total`: optimizer steps of the whole run
+    - `steps_per_epoch`: optimizer steps of an epoch, for a warm-up in epochs
+
+    RequestError where the warm-up is set in two ways. `one_cycle` follows Smith, https://arxiv.org/abs/1803.09820.
+    """
     warmup, end = warmup_length(scheduler, steps_per_epoch, total), scheduler.final_lr_fraction
     if scheduler.name == "one_cycle":  # Smith 2018: up and down again by half cosines; it starts at 1/25
         peak = max(1, warmup or round(scheduler.peak_at * total))

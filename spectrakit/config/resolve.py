@@ -197,35 +197,36 @@ _FACTS = (  # settings, the fact that leaves them without effect, and why
     ),
 )
 
+# %% ../../nbs/10_config/05_resolve.ipynb #e29acdf5
+def _changed(config: Config, keys: tuple[str, ...], by_value: bool) -> list[str]:
+    "Those of `keys` that somebody typed, and with `by_value` those that differ from a default, as they are typed."
+    changed = []
+    for key in keys:
+        value, default = get(config, key), settings()[key].default
+        filled = config.typed is None and default == "auto"  # by env/, perhaps
+        if key in (config.typed or ()) or (by_value and value != default and not filled):
+            changed.append(key if isinstance(value, dict) else f"{key}={shown(value)}")
+    return changed
+
 
 def ignored_settings(config: Config, world_size: int = 1, facts: dict[str, bool] | None = None) -> list[str]:
     """A sentence for each reason that leaves settings of `config` without effect in a run of `world_size` processes.
 
     With `facts` (has_valid, resident, own_optimizer, own_scheduler; any may be missing) only for those reasons, and
-    only for what somebody asked for: a profile suits many tasks, and need not be told that one of them is small."""
+    only for what somebody asked for: a profile suits many tasks, and one of them may well be small.
+    """
     if facts is None:
-        told = [(_changed(config, keys, True), why) for keys, applies, why in _RULES if applies(config, world_size)]
+        reasons = [(_changed(config, keys, True), why) for keys, applies, why in _RULES if applies(config, world_size)]
     else:
         unknown = set(facts) - {name for _, (name, _), _ in _FACTS}
         if unknown:
             raise TypeError(f"There is no fact {', '.join(sorted(unknown))}.")
-        told = [
+        reasons = [
             (_changed(config, keys, config.typed is None), why)
             for keys, (name, value), why in _FACTS
             if facts.get(name) is value
         ]
-    return [f"{', '.join(keys)}: no effect here, because {why}" for keys, why in told if keys]
-
-
-def _changed(config: Config, keys: tuple[str, ...], by_value: bool) -> list[str]:
-    "Those of `keys` that were typed, and where it goes `by_value` those that differ from a default, as they are typed."
-    found = []
-    for key in keys:
-        value, default = get(config, key), settings()[key].default
-        filled = config.typed is None and default == "auto"  # by env/, perhaps
-        if key in (config.typed or ()) or (by_value and value != default and not filled):
-            found.append(key if isinstance(value, dict) else f"{key}={shown(value)}")
-    return found
+    return [f"{', '.join(keys)}: no effect here, because {why}" for keys, why in reasons if keys]
 
 # %% ../../nbs/10_config/05_resolve.ipynb #23a2fc06
 def platform_notes(config: Config, platform: Platform) -> list[str]:

@@ -17,13 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from spectrakit.config.validation import (
-    Setting,
-    check_setting,
-    frozen,
-    has_kind,
-    setting,
-)
+from .validation import Setting, check_setting, frozen, has_kind, setting
 from ..system.errors import RequestError, did_you_mean
 from ..system.secrets import SECRET_NAME
 from ..system.units import parse_bytes, parse_duration, parse_moment
@@ -51,7 +45,7 @@ def _fraction_of_epoch(value: Any) -> None:
             "trainer.check_val_every_n_steps"
         )
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #1f341cd2
 def _endpoint(value: Any) -> None:
     if value is None:
         return
@@ -92,7 +86,7 @@ def _moment(value: Any) -> None:
     if value is not None:
         parse_moment(value)
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #218f1a3f
 def _keys(value: Any) -> None:
     if not isinstance(value, (list, tuple)) or not all(isinstance(key, str) for key in value):
         raise ValueError("it needs keys in brackets, such as [optimizer.lr]")
@@ -118,7 +112,7 @@ def _variables(value: dict) -> None:
         if isinstance(text, (dict, list)):
             raise ValueError(f"the variable {name} needs one value, such as distributed.env.{name}=1")
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #b31bc1b5
 TRACKERS = ("csv", "tensorboard", "wandb", "mlflow")
 
 
@@ -154,7 +148,7 @@ class DataConfig:
     drop_last: bool = setting(False, "leave out an epoch's last optimizer step where it is short of samples")
     resident_gib: float = setting(1.0, "tensor data sets up to this size are kept on the device; 0: never", minimum=0)
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #81a2cfa0
 @dataclass(frozen=True)
 class DataloaderConfig:
     "How samples are read where the data set is not held as tensors."
@@ -184,7 +178,7 @@ class OptimizerConfig:
     weight_decay: float = setting(0.01, "weight decay; biases and norms (one-dimensional ones) have none", minimum=0)
     momentum: float = setting(0.9, "momentum of sgd, beta1 of adam", minimum=0, maximum=0.9999)
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #b1bebd6e
 @dataclass(frozen=True)
 class SchedulerConfig:
     "The learning rate over optimizer steps."
@@ -199,7 +193,7 @@ class SchedulerConfig:
     power: float = setting(2.0, "exponent of the polynomial shape", above=0)
     peak_at: float = setting(0.3, "where one_cycle peaks, as a fraction of all steps", above=0, maximum=0.99)
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #b52d1bb7
 @dataclass(frozen=True)
 class TrainingConfig:
     "What happens to gradients and weights."
@@ -242,7 +236,7 @@ class TrainerConfig:
     deterministic: bool = setting(False, "only deterministic algorithms: same hardware, same bits")
     compile: bool = setting(False, "torch.compile the model: a slow first step, faster ones after it")
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #701f7961
 @dataclass(frozen=True)
 class EarlyStoppingConfig:
     "Stop when checkpoint.monitor no longer improves."
@@ -251,7 +245,7 @@ class EarlyStoppingConfig:
     patience: int = setting(10, "evaluations without improvement before the run stops", minimum=1)
     min_delta: float = setting(0.0, "an improvement smaller than this does not count", minimum=0)
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #93be828c
 @dataclass(frozen=True)
 class CheckpointConfig:
     "What is kept on disk, and what `best` means."
@@ -339,7 +333,7 @@ class DistributedConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "env", frozen(self.env))
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #c7dcde6a
 @dataclass(frozen=True)
 class StageConfig:
     "A stage without gradients."
@@ -356,7 +350,7 @@ class LimitsConfig:
     max_val_batches: int | None = setting(None, "batches in an evaluation", minimum=1)
     max_files: int | None = setting(None, "files that a task reads, where it reads files", minimum=1)
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #1977aa7e
 @dataclass(frozen=True)
 class WatchdogConfig:
     "The clock."
@@ -400,7 +394,7 @@ class WatchdogConfig:
         "10s", "time that the system leaves between SIGTERM and the end, as docker stop does", check=_duration
     )
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #08ac7761
 @dataclass(frozen=True)
 class ResumeConfig:
     "Going on with an earlier run."
@@ -443,7 +437,7 @@ class LaunchConfig:
         added_later=True,
     )
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #09b70e51
 @dataclass(frozen=True)
 class RunConfig:
     "Where the run's folder goes."
@@ -500,8 +494,8 @@ class Config:
     extra: dict[str, Any] = setting(
         {}, "anything of your own; carried and recorded, not read by the kit", example="extra.note=5"
     )
+    # not a setting: the keys of those that somebody asked for; None where that is not known
     typed: list[str] | None = dataclasses.field(default=None, compare=False, repr=False)
-    # no setting: which ones somebody asked for; null where that is not known
 
     def __post_init__(self) -> None:
         for block in dataclasses.fields(self):
@@ -540,5 +534,5 @@ def get(config: Config, key: str) -> Any:
 def to_dict(config: Config) -> dict:
     "The canonical form as nested plain values, which may be changed."
     tree = json.loads(json.dumps(dataclasses.asdict(config)))
-    del tree["typed"]  # how it was said is no part of what was said
+    del tree["typed"]  # who chose a setting is not part of what was chosen
     return tree

@@ -24,7 +24,7 @@ from ..config.compose import compose, diff
 from ..config.profile_files import load_yaml, profile_intent, profiles
 from ..config.resolve import ignored_settings, platform_notes
 from ..config.schema import Config, get, settings
-from ..config.validation import shown, wants
+from ..config.validation import accepted_values, shown
 from ..distributed.topology import plan_processes
 from .provenance import value_text, word
 from ..runs.resume_changes import same_task
@@ -72,7 +72,7 @@ def fields() -> dict[str, Field]:
         if set(spec.limits.get("words", ())) == {"auto", "true", "false"}:
             options = ("auto", "true", "false")
         kind = "list" if options else "flag" if kinds == (bool,) else "text"
-        takes = wants(spec) if kind == "text" and kinds[0] in (int, float) else ""
+        takes = accepted_values(spec) if kind == "text" and kinds[0] in (int, float) else ""
         found[key] = Field(
             key,
             kind,
