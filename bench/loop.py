@@ -27,12 +27,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from spectrakit import Config, Task, compose, detect, override
+from spectrakit.contract.optimizer import build_optimizer
 from spectrakit.data.loaders import epoch_order
 from spectrakit.distributed.context import RunContext, create_run_context
 from spectrakit.distributed.heartbeat import stop_file
 from spectrakit.training.loop import train_run
 from spectrakit.training.state import Execution
-from spectrakit.training.task import build_optimizer
 from spectrakit.watchdog.budget import Budget, TimeLimit
 
 AIM_US = 20.0

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from spectrakit.training.task import Task
+from spectrakit.contract.task import Task
 
 TRAINING, VALIDATION = 37, 13  # neither divides by two processes, nor by micro batches of four
 

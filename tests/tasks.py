@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from spectrakit.training.task import Task
+from spectrakit.contract.task import Task
 
 SAMPLES, VALIDATION = 40, 12
 Weighted = namedtuple("Weighted", "total weight")

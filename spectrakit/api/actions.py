@@ -21,6 +21,7 @@ from .run import Run, open_run, summarize, task_of
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, override
 from ..config.schema import Config
+from ..contract.task import check_task
 from ..launch.job import Job, check_task_name, full_task_name, jobs_folder, name_of, remove_abandoned_jobs
 from ..launch.job_kind import PREDICT, RESUME, TRAIN, JobKind
 from ..launch.launcher import Outcome, launch
@@ -35,7 +36,6 @@ from ..runs.run_dir import Session, check_mirror, is_locked, new_run_dir
 from ..system.errors import RequestError
 from ..system.signals import ends_softly, interrupts
 from ..trackers.wandb import lent_key
-from ..training.task import check_task
 from ..view.live import make_view
 from ..watchdog.budget import check_time
 

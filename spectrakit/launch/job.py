@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.schema import Config, to_dict
+from ..contract.task import PlainTask
 from ..distributed.heartbeat import try_lock
 from ..distributed.topology import launch_folder
 from .job_kind import JobKind, kind_named
@@ -31,7 +32,6 @@ from .task_pickle import MAPPED_FROM_BYTES, TaskNotPicklable, check_private, rea
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import write_atomic
 from ..system.platforms.platform import Platform
-from ..training.task import PlainTask
 
 # %% ../../nbs/50_launch/03_job.ipynb #23a2fc01
 BUILT_IN = {

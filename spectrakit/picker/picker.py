@@ -366,7 +366,7 @@ def _task_facts(task: Any) -> tuple[str | None, int | None]:
     if isinstance(task, str):
         check_task_name(task)
         return full_task_name(task), None
-    from spectrakit.training.task import PlainTask, check_task
+    from spectrakit.contract.task import PlainTask, check_task
 
     check_task(task, Config())
     if not isinstance(task, PlainTask):

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from ..config.schema import Config
+from ..contract.task import Task
 from ..reports.prediction_plots import plot_confusion, plot_predictions
 from ..runs.history import read_history
 from spectrakit.tasks.spectra import (
@@ -42,7 +43,6 @@ from spectrakit.tasks.spectra import (
     standard_normal_variate,
     whole_number,
 )
-from ..training.task import Task
 from ..view.plots import Picture
 
 # %% ../../nbs/80_tasks/01_builtin.ipynb #23a2fc01

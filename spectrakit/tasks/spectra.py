@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..config.schema import Config
+from ..contract.task import Task
 from ..system.errors import RequestError
-from ..training.task import Task
 
 # %% ../../nbs/80_tasks/00_spectra.ipynb #23a2fc01
 class MissingExtra(RequestError, ImportError):

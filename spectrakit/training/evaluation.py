@@ -17,13 +17,13 @@ from typing import Any
 from ..checkpoint.store import random_state, restore_random_state
 from ..config.batch_plan import BatchPlan, next_fraction
 from ..config.schema import Config
+from ..contract.task import Task
 from ..data.loaders import Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
 from ..distributed.fsdp import is_sharded, same_on_all_ranks
 from ..distributed.heartbeat import HURRY, STOP
 from ..system.errors import RequestError
 from .state import TrainState, ema_weights
-from .task import Task
 from ..watchdog.budget import Budget, fits, short_time
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #beac9085

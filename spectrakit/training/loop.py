@@ -52,6 +52,7 @@ from spectrakit.training.nan_guard import (
 )
 from .restore import restore_state
 from .schedule import lr_rule, replan, set_lr, start_interval, step_cost, step_scheduler, time_for
+from .seeding import repeatable
 from .setup import prepare, write_start
 from spectrakit.training.state import (
     Execution,
@@ -65,7 +66,6 @@ from spectrakit.training.state import (
     save_due_by_clock,
     update_ema,
 )
-from .task import repeatable
 from ..watchdog.budget import Budget, describe_budget, hurry, kill_at, reserved_parts, short_time, usable_s
 
 # %% ../../nbs/40_training/07_loop.ipynb #23a2fc01

@@ -25,9 +25,9 @@ from ..system.errors import RequestError
 from ..system.secrets import masked
 from .loop import NullLog, save_traceback, scale_gradients
 from .schedule import set_lr
+from .seeding import repeatable
 from .setup import prepare
 from .state import Execution, TrainState
-from .task import repeatable
 from ..watchdog.budget import Budget, kill_at
 
 # %% ../../nbs/40_training/09_lr_range_test.ipynb #fea97f29

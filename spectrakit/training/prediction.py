@@ -14,11 +14,12 @@ from typing import Any
 
 from ..checkpoint.store import find_checkpoint, load_weights
 from ..config.schema import Config
+from ..contract.task import check_task
 from ..data.loaders import Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
 from ..system.errors import RequestError
 from .evaluation import predict_batch
-from .task import check_task, repeatable, seed_everything
+from .seeding import repeatable, seed_everything
 
 # %% ../../nbs/40_training/08_prediction.ipynb #23a2fc01
 def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, list[str]]:

@@ -24,8 +24,8 @@ from ..distributed.fsdp import load_whole_model
 from ..runs.run_dir import read_environment
 from ..system.errors import RequestError
 from ..system.files import write_atomic
+from .seeding import seed_everything
 from .state import TrainState
-from .task import seed_everything
 from ..watchdog.budget import schedule_pace
 
 # %% ../../nbs/40_training/05_restore.ipynb #23a2fc01

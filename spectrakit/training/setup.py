@@ -19,6 +19,9 @@ from ..config.batch_plan import plan_batches, total_steps
 from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
 from ..config.schema import Config
+from ..contract.loss import check_loss
+from ..contract.optimizer import build_optimizer
+from ..contract.task import check_task
 from ..data.fingerprint import dataset_fingerprint
 from spectrakit.data.loaders import (
     Placement,
@@ -38,8 +41,8 @@ from ..runs.run_dir import read_environment, update_environment
 from ..system.errors import RequestError, did_you_mean
 from ..trackers.registry import check_trackers
 from .evaluation import first_evaluation, forward_passes, predictions_s, test_data, trial_limit_s
+from .seeding import seed_everything
 from .state import Data, Execution, Learner, Record, Saving, Schedule, TrainState
-from .task import build_optimizer, check_loss, check_task, seed_everything
 from ..watchdog.budget import Budget, describe_budget, reserved_parts
 
 # %% ../../nbs/40_training/04_setup.ipynb #ee918573

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ..config.compose import compose
 from ..config.schema import Config
+from ..contract.task import check_task
 from ..launch.job import Job, check_task_name, full_task_name, locked_job_folder, name_of, new_job_folder
 from ..launch.job_kind import FIND_LR
 from ..launch.launcher import Outcome, launch
@@ -27,7 +28,6 @@ from ..runs.history import follow
 from ..system.errors import RequestError
 from ..system.signals import ends_softly
 from ..training.lr_range_test import MIN_LOSSES, Smoothed, Sweep
-from ..training.task import check_task
 from ..view.plots import GRID, INK, TRAIN, VALID, Picture
 from ..watchdog.budget import check_time
 

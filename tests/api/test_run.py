@@ -18,10 +18,10 @@ from spectrakit.api.run import Run, list_runs, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, verify
 from spectrakit.cli.output import report_outcome
 from spectrakit.config.compose import compose, sha256
+from spectrakit.contract.task import Task
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.run_dir import is_locked, locked
 from spectrakit.system.errors import RequestError
-from spectrakit.training.task import Task
 from tasks import Line, Listed, Submitting
 
 pytestmark = pytest.mark.usefixtures("here", "no_pictures")

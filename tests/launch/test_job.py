@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 
 from helpers import clean_environ
 from spectrakit.config.compose import compose
+from spectrakit.contract.task import Task
 from spectrakit.launch.job import (
     Job,
     check_task_name,
@@ -37,7 +38,6 @@ from spectrakit.launch.job_kind import PREDICT, TRAIN
 from spectrakit.launch.request import new_request
 from spectrakit.launch.task_pickle import MAPPED_FROM_BYTES, TaskNotPicklable, read_task
 from spectrakit.system.errors import RequestError
-from spectrakit.training.task import Task
 from tasks import Line
 
 BIG = 4096  # bytes: what these tests call big

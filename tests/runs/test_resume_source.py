@@ -23,7 +23,7 @@ from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.history import read_history, samples_at
 from spectrakit.runs.run_dir import find_runs, locked
 from spectrakit.system.errors import RequestError
-from spectrakit.training.task import Task
+from spectrakit.contract.task import Task
 
 SAMPLES, STEPS = 22, 12  # six optimizer steps an epoch, the last one short
 BASE = (

@@ -14,6 +14,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from spectrakit.config.compose import compose
+from spectrakit.contract.loss import check_loss
+from spectrakit.contract.task import check_task
 from spectrakit.launch.job import BUILT_IN, load_task, name_of
 from spectrakit.system.errors import RequestError
 from spectrakit.tasks import builtin as examples
@@ -26,7 +28,6 @@ from spectrakit.tasks.spectra import (
     online_data,
     split,
 )
-from spectrakit.training.task import check_loss, check_task
 
 pytestmark = pytest.mark.slow  # each process reads 17 MB of tables
 

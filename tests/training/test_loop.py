@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, verify
 from spectrakit.config.compose import compose
+from spectrakit.contract.task import Task
 from spectrakit.distributed.context import RunContext, create_run_context
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.run_dir import read_environment
@@ -19,7 +20,6 @@ from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 from spectrakit.training.loop import train_run
 from spectrakit.training.state import Execution
-from spectrakit.training.task import Task
 from spectrakit.watchdog.budget import Budget, TimeLimit
 from tasks import Line, NanTrainingListed
 
