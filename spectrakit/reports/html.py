@@ -23,7 +23,7 @@ HIDDEN = "<hidden>"
 
 
 def is_secret(name: str) -> bool:
-    "Whether something of this name may be what nobody else may read."
+    "Whether a setting or variable of this name may hold a secret."
     return (
         bool(re.search(SECRET_NAME, name.replace("-", "_").rpartition(".")[2], re.I)) and "tokeniz" not in name.lower()
     )
@@ -62,7 +62,10 @@ def cell(value: Any) -> str:
 
 
 def table_html(rows: Sequence[Sequence[Any]], head: bool = True, caption: str = "") -> str:
-    "Rows of values as an HTML table; with `head` the first row names the columns. The first column names the rows."
+    """Rows of values as an HTML table; the first column names the rows.
+
+    `head`: whether the first row names the columns. `caption`: for screen readers.
+    """
     lines = []
     for number, row in enumerate(rows):
         tag = "th" if head and number == 0 else "td"
@@ -84,7 +87,7 @@ def table_html(rows: Sequence[Sequence[Any]], head: bool = True, caption: str = 
         f"{''.join(lines)}</table></div>"
     )
 
-
+# %% ../../nbs/70_reports/01_html.ipynb #cdd92e54
 def table_text(rows: Sequence[Sequence[Any]], width: int = 40) -> str:
     "The same as text in aligned columns; no cell is wider than `width`."
     texts = [[_cut(" ".join(cell(value).split()), width) for value in row] for row in rows]
@@ -135,13 +138,13 @@ def figure_png(figure: Any) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def figure_html(figure: Any, prefix: str, told: str) -> str:
-    "A figure for a page, `told` to those who cannot see it."
+def figure_html(figure: Any, prefix: str, description: str) -> str:
+    "A figure for a page. `prefix`: begins its ids, which are unique on the page. `description`: for screen readers."
     width = f"max-width:{figure.get_figwidth():.1f}in"
     svg = figure_svg(figure, prefix)
     if len(svg) <= MOST_SVG:
-        return f'<figure style="{width}"><svg role="img" aria-label="{safe(told)}"{svg[4:]}</figure>'
-    return f'<figure style="{width}"><img alt="{safe(told)}" src="{figure_png(figure)}"></figure>'
+        return f'<figure style="{width}"><svg role="img" aria-label="{safe(description)}"{svg[4:]}</figure>'
+    return f'<figure style="{width}"><img alt="{safe(description)}" src="{figure_png(figure)}"></figure>'
 
 # %% ../../nbs/70_reports/01_html.ipynb #ca56c627
 _STYLE = """
@@ -166,9 +169,9 @@ border-radius:.3em;font-size:.85em;vertical-align:.15em}
 @media print{body{max-width:none}}
 """
 
-
+# %% ../../nbs/70_reports/01_html.ipynb #68f90083
 def fold(summary: str, body: str, opened: bool = False) -> str:
-    "Something that is shown when it is asked for."
+    "A part of a page that is folded away below its `summary`; `body` is HTML."
     return f"<details{' open' if opened else ''}><summary>{safe(summary)}</summary>{body}</details>"
 
 
