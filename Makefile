@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast mutants faults kaggle-sim bench notebooks readme lock wheel release clean
+.PHONY: help demo test test-fast test-all mutants faults kaggle-sim bench notebooks readme lock wheel release clean
 
 # Packages lying on these paths would stand in front of the locked ones.
 unexport PYTHONPATH PYTHONHOME
@@ -42,6 +42,9 @@ test: $(VENV)/.installed  ## every check: notebooks in step, their cells, pytest
 
 test-fast: $(VENV)/.installed  ## the same without what is marked slow, for daily work
 	@$(RUN) tools/check.py --fast
+
+test-all: $(VENV)/.installed  ## the same with every combination of what `make test` samples
+	@$(RUN) tools/check.py --all
 
 mutants: $(VENV)/.installed  ## break what counts, one behaviour at a time: the nearest tests have to notice
 	@$(RUN) tools/mutants.py $(MUTANTS)

@@ -11,9 +11,48 @@ from pathlib import Path
 
 import pytest
 
+import fork_server
 import helpers
 from helpers import SETTINGS
 from kernels import COLAB, CannotInstall, Notebook, python_with
+
+# Whoever begins with a long one of these ends before the others do.
+LONGEST = (
+    "end_to_end/test_kaggle_notebooks.py",
+    "launch/test_supervisor.py",
+    "launch/test_launcher.py",
+    "distributed/test_fsdp.py",
+    "kaggle/test_check.py",
+    "checkpoint/test_store.py",
+    "picker/test_picker.py",
+    "end_to_end/test_tutorials.py",
+    "test_cells.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    "The files that take longest come first, then the others in their order."
+    tests = Path(__file__).resolve().parent
+    rank = {tests / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    "A file's tests stay together, which may share what they have made; the notebooks of test_cells.py need not."
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if nodeid.startswith("tests/test_cells.py::") else super()._split_scope(nodeid)
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    "Training processes are forked from one that has imported everything, but for tests with the mark `fresh`."
+    fork_server.forks_training(item.get_closest_marker("fresh") is None)
 
 
 @pytest.fixture

@@ -1,14 +1,17 @@
-"""A process that has imported torch and spectrakit once, and forks each command that a test starts.
+"""A process that has imported torch and spectrakit once, and forks what a test would start in a fresh interpreter.
 
-`helpers.run_cli` and `helpers.start_cli` ask it. What such a command starts is no fresh one either: its training
-process is forked from the command itself. A fresh interpreter costs three seconds of a core before it does anything;
-most tests are not about that, and those that are say `fresh=True`. The server has no threads and never computes, so a
-fork of it is as good as new; what is read only at a start (PYTHONPATH, variables of OpenMP) needs a fresh one.
+`helpers.run_cli` and `helpers.start_cli` ask it for commands; the training processes of `fit`, `resume` and `predict`
+in a test come from it, too (`conftest.py` sees to that), and so does the process in which a notebook's cells run.
+What these start is no fresh one either. A fresh interpreter costs three seconds of a core before it does anything;
+most tests are not about that, and those that are say `fresh=True`, or `@pytest.mark.fresh`. The server has no threads
+and never computes, so a fork of it is as good as new; what is read only at a start (PYTHONPATH, variables of OpenMP)
+needs a fresh one.
 """
 
 import array
 import atexit
 import contextlib
+import ctypes
 import json
 import os
 import selectors
@@ -17,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -103,43 +107,65 @@ class Served:
 
 
 class Client:
-    "The server of this test process: started at its first use, gone with the process."
+    "A server of this process: it ends when this process does."
 
-    def __init__(self) -> None:
-        from helpers import clean_environ
-
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**clean_environ(), "OMP_NUM_THREADS": "2", "MPLBACKEND": "agg"},
-            )
-        self._socket, self._owner = ours, os.getpid()
+    def __init__(self, connection: socket.socket, environ: dict[str, str], process: subprocess.Popen | None = None):
+        self.environ, self.process = environ, process
+        self._socket, self._owner = connection, os.getpid()
         atexit.register(self.close)
 
     def close(self) -> None:
-        "End the server; a forked copy of the tests leaves it alone."
+        "End the server; a forked copy of this process leaves it alone."
         if os.getpid() == self._owner:
             self._socket.close()
-            self.process.wait(30)
+            if self.process is not None:
+                self.process.wait(30)
 
-    def start(self, words: list[str], cwd: Path, env: dict[str, str], session: bool = False) -> Served:
-        "`python -m spectrakit WORDS` in the folder `cwd` with exactly the environment `env`."
+    def ended(self) -> bool:
+        "Whether another one has to be started: it is gone, or belongs to the process that this one was forked from."
+        return os.getpid() != self._owner or (self.process is not None and self.process.poll() is not None)
+
+    def _ask(self, request: dict, *descriptors: int) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            passed = array.array("i", [theirs.fileno(), *descriptors])
+            self._socket.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+        return ours
+
+    def start(self, do: str, words: list[str], cwd: Path, env: dict[str, str], session: bool = False) -> Served:
+        "What `do` says (`command`, `cells`) with `words`, in the folder `cwd`, with exactly the environment `env`."
         (out, child_out), (err, child_err) = os.pipe(), os.pipe()
-        request = json.dumps({"words": words, "cwd": str(cwd), "env": env, "session": session}).encode()
-        passed = array.array("i", [theirs.fileno(), child_out, child_err])
         try:
-            self._socket.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+            ours = self._ask(
+                {"do": do, "words": words, "cwd": str(cwd), "env": env, "session": session}, child_out, child_err
+            )
         finally:
-            theirs.close()
             os.close(child_out), os.close(child_err)
         return Served(ours, [sys.executable, "-m", "spectrakit", *words], out, err)
 
+    def train(self, folder: str, env: dict[str, str], log: str) -> Any:
+        "A training process for the job in `folder`, as a child of this process."
+        from spectrakit.launch.attempt import ForkedProcess
 
-_client: Client | None = None
+        request = {"do": "train", "folder": folder, "cwd": os.getcwd(), "env": env, "log": log, "parent": os.getpid()}
+        _adopts_orphans(True)
+        try:
+            with self._ask(request) as connection:
+                pid = json.loads(connection.recv(4096))["pid"]
+        finally:
+            _adopts_orphans(False)
+        child = object.__new__(ForkedProcess)
+        child.pid, child.returncode = pid, None
+        return child
+
+
+def _adopts_orphans(yes: bool) -> None:
+    "Have Linux make this process the parent of what its descendants leave behind, or process 1 again."
+    if ctypes.CDLL(None, use_errno=True).prctl(36, int(yes), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+_clients: dict[str, Client] = {}
 
 
 def serves(env: dict[str, str]) -> bool:
@@ -149,18 +175,66 @@ def serves(env: dict[str, str]) -> bool:
     )
 
 
+def client(kind: str = "plain") -> Client:
+    "This process's server; `notebooks` is one that has imported nbdev as well."
+    if kind not in _clients or _clients[kind].ended():
+        from helpers import clean_environ
+
+        environ = {**clean_environ(), "OMP_NUM_THREADS": "2", "MPLBACKEND": "agg"}
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            words = [sys.executable, __file__, str(theirs.fileno()), kind]
+            process = subprocess.Popen(words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ)
+        _clients[kind] = Client(ours, environ, process)
+    return _clients[kind]
+
+
 def start(words: list[str], cwd: Path, env: dict[str, str], session: bool = False) -> Served:
     "Start a command through this process's server."
-    global _client
-    if _client is None or _client.process.poll() is not None:
-        _client = Client()
-    return _client.start(words, cwd, env, session)
+    return client().start("command", words, cwd, env, session)
+
+
+def start_cells(words: list[str], cwd: Path, env: dict[str, str]) -> Served:
+    "Run the cells of the notebook words[0], leaving out those with the flags words[1:]."
+    return client("notebooks").start("cells", words, cwd, env)
+
+
+class Processes:
+    "Stands for the module subprocess in `launch.attempt`: training processes come from `fork`, others as ever."
+
+    def __init__(self, fork: Callable[[str, dict[str, str], str], Any]):
+        self._fork = fork
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(subprocess, name)
+
+    def Popen(self, args: Any, **keywords: Any) -> Any:
+        from spectrakit.launch.worker import START
+
+        if isinstance(args, list) and args[1:3] == ["-c", START]:
+            child = self._fork(args[3], keywords["env"], keywords["stdout"].name)
+            if child is not None:
+                return child
+        return subprocess.Popen(args, **keywords)
+
+
+def from_server(folder: str, env: dict[str, str], log: str) -> Any:
+    "A training process from this process's server; None where it needs a fresh interpreter."
+    server = client()
+    return server.train(folder, env, log) if as_at_start(server.environ, env) else None
+
+
+def forks_training(yes: bool) -> None:
+    "Whether training processes that this process starts are forked from its server; only where launch is loaded."
+    attempt = sys.modules.get("spectrakit.launch.attempt")
+    if attempt is not None and sys.platform.startswith("linux"):
+        attempt.subprocess = Processes(from_server) if yes else subprocess
 
 
 # --- the server's side ------------------------------------------------------------------------------------------------
 
 
-def preload() -> None:
+def preload(kind: str) -> None:
     "Import what commands import, and have their training processes forked, too."
     import importlib
     import pkgutil
@@ -168,46 +242,54 @@ def preload() -> None:
     import accelerate  # noqa: F401  # so that no child has to
     import matplotlib.pyplot  # noqa: F401  # the same
     import torch
+    import torch._dynamo  # torch imports it when an optimizer makes its first step: two seconds
+    import torch.distributed.tensor  # the same
 
     import spectrakit
 
     for module in pkgutil.walk_packages(spectrakit.__path__, "spectrakit."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+    if kind == "notebooks":
+        import nbdev.test  # noqa: F401
+    spectrakit.compose()  # imports Hydra
     assert not torch.cuda.is_initialized()
     from spectrakit.launch import attempt
-    from spectrakit.launch.worker import START
 
-    class Processes:
-        "The module subprocess, but for one kind of process."
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(subprocess, name)
-
-        def Popen(self, args: Any, **keywords: Any) -> Any:
-            if isinstance(args, list) and args[1:3] == ["-c", START] and serves_worker(keywords["env"]):
-                return attempt.ForkedProcess(Path(args[3]), None, keywords["env"], Path(keywords["stdout"].name))
-            return subprocess.Popen(args, **keywords)
-
-    attempt.subprocess = Processes()
+    attempt.subprocess = Processes(from_command)
 
 
-def serves_worker(env: dict[str, str]) -> bool:
-    "Whether a fork can be the training process with this environment: all that is read at a start is as it is here."
-    set_below = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
-    names = {name for name in {*os.environ, *env} if name.startswith(AT_START)} - set_below
-    if "PYTHONPATH" not in os.environ:
+def from_command(folder: str, env: dict[str, str], log: str) -> Any:
+    "A training process, forked from this command, which never computes; None where it needs a fresh interpreter."
+    from spectrakit.launch.attempt import ForkedProcess
+
+    if not as_at_start(dict(os.environ), env):
+        return None
+    use_threads(env)
+    return ForkedProcess(Path(folder), None, env, Path(log))
+
+
+def as_at_start(ours: dict[str, str], env: dict[str, str]) -> bool:
+    "Whether a fork can be the training process with `env`: all that is read at a start is as it is in `ours`."
+    from spectrakit.distributed.topology import NCCL_DEFAULTS  # torch's own defaults, spelt out for several ranks
+
+    ours, env = {**NCCL_DEFAULTS, **ours}, {**NCCL_DEFAULTS, **env}
+    names = {name for name in {*ours, *env} if name.startswith(AT_START)}
+    names -= {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "MPLBACKEND"}
+    if "PYTHONPATH" not in ours:
         names.discard("PYTHONPATH")  # then it only repeats the path that this process has
-    if any(os.environ.get(name) != env.get(name) for name in names):
-        return False
+    return all(ours.get(name) == env.get(name) for name in names)
+
+
+def use_threads(env: dict[str, str]) -> None:
+    "As many threads as OMP_NUM_THREADS says, which torch reads at its start."
     import torch
 
     torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
-    return True
 
 
 def be(request: dict, descriptors: list[int]) -> NoReturn:
-    "In the fork: become the command."
+    "In the fork: become the command, or the process of a notebook."
     _, out, err = descriptors
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0), os.dup2(out, 1), os.dup2(err, 2)
@@ -219,6 +301,9 @@ def be(request: dict, descriptors: list[int]) -> NoReturn:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    if request["do"] == "cells":
+        serve_this_process()
+        sys.exit(run_cells(*request["words"]))
     sys.argv = [str(Path(sys.modules["spectrakit"].__file__ or "").with_name("__main__.py")), *request["words"]]
     sys.path[0] = request["cwd"]  # what `python -m` puts there
     from spectrakit.cli.main import main
@@ -226,8 +311,60 @@ def be(request: dict, descriptors: list[int]) -> NoReturn:
     sys.exit(main())
 
 
+def serve_this_process() -> None:
+    "A server of its own for the process of a notebook, whose cells may compute: a fork of it would not be as new."
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        ours.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        serve(theirs)
+        os._exit(0)
+    theirs.close()
+    _clients["plain"] = Client(ours, dict(os.environ))
+    forks_training(True)
+
+
+def run_cells(notebook: str, *skipped: str) -> int:
+    "What `nbdev_test --path NOTEBOOK` does."
+    from nbdev.config import get_config
+    from nbdev.test import test_nb
+
+    passed, _ = test_nb(Path(notebook), skip_flags=skipped, basepath=get_config().config_path)
+    return 0 if passed else 1
+
+
+def train(request: dict) -> int:
+    "Fork a training process, leave it to the process that asked, and return its number."
+    received, sent = os.pipe()
+    if (middle := os.fork()) == 0:
+        middle = os.getpid()
+        if (pid := os.fork()) == 0:
+            be_trained(request, middle)
+        os.write(sent, str(pid).encode())
+        os._exit(0)
+    os.close(sent)
+    os.waitpid(middle, 0)  # from now on it has its new parent
+    with os.fdopen(received) as told:
+        return int(told.read())
+
+
+def be_trained(request: dict, middle: int) -> None:
+    "In the fork: become the training process."
+    from spectrakit.launch.attempt import ForkedProcess
+
+    signal.set_wakeup_fd(-1)
+    os.closerange(3, 1024)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as `unheard` has it
+    while os.getppid() == middle:
+        time.sleep(0.001)
+    os.chdir(request["cwd"])
+    use_threads(request["env"])
+    object.__new__(ForkedProcess)._child(Path(request["folder"]), None, request["env"], Path(request["log"]))
+
+
 def serve(channel: socket.socket) -> None:
-    "Fork a child for each request, and tell each its status; ends when the tests are gone."
+    "Fork a child for each request, and tell each its status; ends when the process that asks is gone."
     woken, wake = socket.socketpair()
     wake.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -247,14 +384,21 @@ def serve(channel: socket.socket) -> None:
                     return
                 descriptors = array.array("i")
                 descriptors.frombytes(ancillary[0][2])
+                request = json.loads(text)
+                answer = socket.socket(fileno=descriptors[0])
+                if request["do"] == "train":
+                    with answer:
+                        answer.sendall(json.dumps({"pid": train(request)}).encode() + b"\n")
+                    continue
                 if (pid := os.fork()) == 0:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     for held in (channel, woken, wake, *children.values()):
                         held.close()
+                    answer.detach()
                     selector.close()
-                    be(json.loads(text), list(descriptors))
-                children[pid] = socket.socket(fileno=descriptors[0])
+                    be(request, list(descriptors))
+                children[pid] = answer
                 for descriptor in descriptors[1:]:
                     os.close(descriptor)
                 children[pid].sendall(json.dumps({"pid": pid}).encode() + b"\n")
@@ -274,5 +418,6 @@ if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         del sys.path[0]  # the folder of the tests
         sys.path.insert(0, "")
-        preload()
+        preload(sys.argv[2])
+        os.chdir("/")  # no test's folder, in which it looks for processes that were left
         serve(requests)

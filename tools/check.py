@@ -1,8 +1,11 @@
-"""Every check, cheapest first, stopping at the first that fails: `python tools/check.py [--fast]`, or `make test`.
-Both halves of pytest are run in any case.
+"""Every check, cheapest first: `python tools/check.py [--fast | --all]`; `make test` and its sisters do.
+
+What fails among format, lint, types and notebooks in step ends it; both halves of pytest, which also run the cells of
+the notebooks, are run in any case.
 
 `--fast` leaves out what is slow: pytest tests with `@pytest.mark.slow`, notebook cells with `#| slow`, and the
-notebooks that train whole models (the tutorials and the examples).
+notebooks that train whole models (the tutorials and the examples). `--all` adds `@pytest.mark.long`: every combination
+of what `make test` samples.
 """
 
 import argparse
@@ -15,61 +18,78 @@ from pathlib import Path
 root = Path(__file__).resolve().parent.parent
 # These hold runs to a clock, or listen to a kernel or a browser: what else a machine does must not be another test.
 ALONE = [
-    f"tests/{name}.py"
+    f"tests/{name}"
     for name in (
-        "end_to_end/test_browser",
-        "end_to_end/test_faults",
-        "end_to_end/test_kaggle_sim",
-        "end_to_end/test_nodes",
-        "end_to_end/test_notebook",
-        "runs/test_resume_source",
-        "view/test_live",
-        "watchdog/test_watchdog",
+        "end_to_end/test_browser.py",
+        "end_to_end/test_faults.py",
+        "end_to_end/test_kaggle_sim.py",
+        "end_to_end/test_nodes.py",
+        "end_to_end/test_notebook.py",
+        "runs/test_resume_source.py::test_sessions_that_end_by_the_clock",
+        "view/test_live.py",
+        "watchdog/test_watchdog.py::test_a_training_that_hangs_is_ended_from_outside_and_predicted_in_time",
+        "watchdog/test_watchdog.py::test_without_a_checkpoint_a_training_that_hangs_has_failed_in_time",
     )
 ]
 
 
-def steps(fast: bool) -> list[tuple[str, list[str]]]:
-    "Heading and command of each step, in order."
-    workers = min(4, os.cpu_count() or 1)
-    # nbdev's functions look at the command line only where they were started as a script: say it in Python
-    arguments = f"flags={'' if fast else 'slow'!r}, n_workers={workers}, timing=True"
-    # these train whole models, a minute each
-    if fast:
-        arguments += ", skip_folder_re='^[_.]|tutorials', skip_file_re='^[_.]|builtin'"
-    pytest = ["-m", "pytest", "--durations=12", "--durations-min=15", *(["-m", "not slow"] if fast else [])]
-    notebooks = f"from nbdev.test import nbdev_test; nbdev_test({arguments})"
-    source = ["nbs", "tests", "tools", "bench", "kaggle"]
+SOURCE = ["nbs", "tests", "tools", "bench", "kaggle"]
+# Heading and command; each needs one core, so they run side by side.
+TOGETHER = [
+    ("ruff format", ["-m", "ruff", "format", "--check", "--quiet", *SOURCE]),
+    ("ruff check", ["-m", "ruff", "check", *SOURCE]),
+    ("mypy", ["-m", "mypy"]),
+    ("notebooks, modules and README agree", ["tools/sync.py"]),
+]
+
+
+def tests(left_out: str) -> list[tuple[str, list[str]]]:
+    "Heading and command of the two halves of pytest; `left_out`: an expression of marks."
+    pytest = ["-m", "pytest", "--durations=30", "--durations-min=5", *(["-m", left_out] if left_out else [])]
+    workers = ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder"]
     return [
-        ("ruff format", ["-m", "ruff", "format", "--check", "--quiet", *source]),
-        ("ruff check", ["-m", "ruff", "check", *source]),
-        ("mypy", ["-m", "mypy"]),
-        ("notebooks, modules and README agree", ["tools/sync.py"]),
-        ("the cells of the notebooks", ["-c", notebooks]),
-        (
-            "pytest, several files at a time",
-            [*pytest, "-n", str(workers), "--dist", "loadfile", *(f"--ignore={file}" for file in ALONE)],
-        ),
+        ("pytest and the cells of the notebooks", [*pytest, *workers, *(f"--deselect={name}" for name in ALONE)]),
         ("pytest, one by one", [*pytest, *ALONE]),
     ]
 
 
+def run_together() -> list[str]:
+    "Run the quick checks side by side, print what each says, and return the headings of those that failed."
+    started = [
+        subprocess.Popen(
+            [sys.executable, *command], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for _, command in TOGETHER
+    ]
+    failed = []
+    for (heading, _), process in zip(TOGETHER, started, strict=True):
+        said = process.communicate()[0].strip()
+        print(f"=== {heading}: {f'failed ({process.returncode})' if process.returncode else 'passed'}", flush=True)
+        if said:
+            print(said, flush=True)
+        if process.returncode:
+            failed.append(heading)
+    return failed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fast", action="store_true", help="leave out what is marked slow")
-    todo, failed = steps(parser.parse_args().fast), []
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--fast", action="store_true", help="leave out what is marked slow")
+    which.add_argument("--all", action="store_true", help="with what is marked long")
+    asked = parser.parse_args()
+    began = time.monotonic()
+    if failed := run_together():
+        sys.exit(f"=== failed: {' and '.join(failed)}")
+    print(f"=== passed in {time.monotonic() - began:.0f} s", flush=True)
+    todo = tests("not slow and not long" if asked.fast else "" if asked.all else "not long")
     for number, (heading, command) in enumerate(todo, 1):
         print(f"\n=== {number}/{len(todo)}: {heading}", flush=True)
         began = time.monotonic()
-        status = subprocess.run([sys.executable, *command], cwd=root).returncode
-        if not status and number < len(todo):
-            print(
-                f"=== passed in {time.monotonic() - began:.0f} s", flush=True
-            )  # pytest's own closing line stays the last one
-        elif status and "pytest" in command:
+        if subprocess.run([sys.executable, *command], cwd=root).returncode:
             failed.append(heading)
-        elif status:
-            sys.exit(f"=== {number}/{len(todo)} failed: {heading}")
+        elif number < len(todo):  # pytest's own closing line stays the last one
+            print(f"=== passed in {time.monotonic() - began:.0f} s", flush=True)
     if failed:
         sys.exit(f"=== failed: {' and '.join(failed)}")
 

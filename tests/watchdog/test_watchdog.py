@@ -38,12 +38,23 @@ class Clock:
     def __init__(self):
         self.now = 0.0
 
+    def read(self) -> float:
+        return self.now
+
     def budget(self, limit_s: float = 1000.0, **held: float) -> Budget:
-        budget = Budget(TimeLimit(limit_s, 0.0, "a test"), grace_s=0.0, clock=lambda: self.now, wall=lambda: 0.0)
+        budget = Budget(TimeLimit(limit_s, 0.0, "a test"), grace_s=0.0, clock=self.read, wall=lambda: 0.0)
         budget.parts["margin"] = 0.0
         for kind, seconds in held.items():
             budget.observe(kind, seconds)
         return budget
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    "The clock of the whole process: it moves where the test moves it."
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock.read)
+    return clock
 
 
 @pytest.fixture
@@ -123,26 +134,14 @@ def test_no_epoch_is_begun_that_would_not_end_where_that_is_wanted(train, monkey
     assert per_epoch == 5 and status == "out_of_time" and "an epoch takes 5 s" in reason and events[-1]["step"] == 10
 
 
-class Sleepy(Curve):
-    "A training batch takes real time."
-
-    def __init__(self, step_s):
-        self.step_s = step_s
-
-    def loss(self, model, batch):
-        if model.training:
-            time.sleep(self.step_s)
-        return super().loss(model, batch)
-
-
 # plans
 
 
 @pytest.mark.parametrize("plan", ["anneal", "fit_epochs"])
-def test_the_schedule_ends_when_the_time_does(train, plan):
-    budget = Budget(TimeLimit(5.0, time.time(), "a test"), reserve_s=1.0)
+def test_the_schedule_ends_when_the_time_does(train, plan, clock):
+    budget = Budget(TimeLimit(5.0, 0.0, "a test"), reserve_s=1.0, clock=clock.read, wall=lambda: 0.0)
     status, reason, events, _ = train(
-        Sleepy(0.01),
+        Ticking(clock, 0.01),
         f"watchdog.plan={plan}",
         "trainer.max_epochs=1000",
         "checkpoint.enabled=false",
@@ -173,19 +172,26 @@ def test_a_plan_with_enough_time_changes_nothing(train):
 
 
 class Predicted(Curve):
-    "With test data whose every batch takes a moment."
+    "With test data."
 
     def test_dataset(self, cfg):
         return self.datasets(cfg)[1]
 
+
+class SlowlyPredicted(Predicted):
+    "Each batch of its test data takes 0.05 s of a test's clock."
+
+    def __init__(self, clock):
+        self.clock = clock
+
     def predict(self, model, batch):
-        time.sleep(0.05)
+        self.clock.now += 0.05
         return super().predict(model, batch)
 
 
-def test_the_time_of_the_test_predictions_is_measured_and_held_back(train):
-    budget = Budget(TimeLimit(3600.0, time.time(), "a test"))
-    _, _, events, _ = train(Predicted(), "data.micro_batch_size=1", "trainer.max_steps=2", budget=budget)
+def test_the_time_of_the_test_predictions_is_measured_and_held_back(train, clock):
+    budget = Budget(TimeLimit(3600.0, 0.0, "a test"), clock=clock.read, wall=lambda: 0.0)
+    _, _, events, _ = train(SlowlyPredicted(clock), "data.micro_batch_size=1", "trainer.max_steps=2", budget=budget)
     samples = len(Predicted().test_dataset(compose()))
     assert 0.05 * samples < budget.parts["predict"] < 0.1 * samples + 1
     first, *_, last = [e for e in events if e["type"] == "budget"]

@@ -1,0 +1,36 @@
+"""The cells of the notebooks in nbs/, as `nbdev_test` runs them; each notebook has a process of its own.
+
+`pytest tests/test_cells.py -k 07_loop` runs those of one. Without the slow tests, cells with `#| slow` are left out.
+"""
+
+from pathlib import Path
+
+import pytest
+from nbdev.config import get_config
+
+import fork_server
+from helpers import clean_environ
+
+NBS = Path(__file__).resolve().parent.parent / "nbs"
+NOTEBOOKS = [
+    path.relative_to(NBS) for path in sorted(NBS.rglob("[!_.]*.ipynb")) if ".ipynb_checkpoints" not in str(path)
+]
+TRAIN_WHOLE_MODELS = [path for path in NOTEBOOKS if path.parts[0] == "tutorials" or path.stem.endswith("_builtin")]
+NOTEBOOKS.sort(key=lambda path: path not in TRAIN_WHOLE_MODELS)  # the longest first
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "notebook",
+    [pytest.param(path, marks=[pytest.mark.slow] * (path in TRAIN_WHOLE_MODELS), id=str(path)) for path in NOTEBOOKS],
+)
+def test_the_cells_of(notebook, request):
+    slow = [] if "not slow" not in request.config.option.markexpr else ["slow"]
+    left_out = [*(flag for flag in get_config(NBS).tst_flags.split() if flag != "slow"), *slow]
+    with fork_server.start_cells([str(NBS / notebook), *left_out], NBS, clean_environ()) as process:
+        try:
+            out, err = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+    assert process.returncode == 0, f"{out}\n{err}"
