@@ -350,7 +350,7 @@ def train(request: dict) -> int:
 
 def be_trained(request: dict, middle: int) -> None:
     "In the fork: become the training process."
-    from spectrakit.launch.attempt import ForkedProcess
+    from spectrakit.launch.attempt import _be_child
 
     signal.set_wakeup_fd(-1)
     os.closerange(3, 1024)
@@ -360,7 +360,7 @@ def be_trained(request: dict, middle: int) -> None:
         time.sleep(0.001)
     os.chdir(request["cwd"])
     use_threads(request["env"])
-    object.__new__(ForkedProcess)._child(Path(request["folder"]), None, request["env"], Path(request["log"]))
+    _be_child(Path(request["folder"]), None, request["env"], Path(request["log"]))
 
 
 def serve(channel: socket.socket) -> None:
