@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 # What an interpreter, or a library as it is loaded, reads once: with one of these a command gets a process of its own.
-AT_START = ("PYTHON", "LD_", "OMP_", "KMP_", "MKL_", "GOMP_", "MPL", "CUDA_", "TORCH_", "MALLOC_")
+# And TINY_MARK, by which a test finds what was started: a fork does not show its environment.
+AT_START = ("PYTHON", "LD_", "OMP_", "KMP_", "MKL_", "GOMP_", "MPL", "CUDA_", "TORCH_", "MALLOC_", "TINY_MARK")
 
 
 class Served:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,8 +80,8 @@ SOON = ("launch.hang_floor_s=3",)
 
 @pytest.fixture
 def mark(here, monkeypatch) -> str:
-    "The test's folder, and an environment variable with its name: every process started from here inherits both."
-    name = os.path.realpath(here)
+    "An environment variable that every process started from here inherits: so none can hide."
+    name = uuid.uuid4().hex
     monkeypatch.setenv("TINY_MARK", name)
     monkeypatch.setattr(tempfile, "tempdir", None)  # a session of its own for what launch remembers
     (here / "temporary").mkdir()
@@ -89,14 +90,11 @@ def mark(here, monkeypatch) -> str:
 
 
 def left(mark: str) -> list[psutil.Process]:
-    """The processes that were started with `mark`, or work in that folder, but for zombies that only wait to be buried:
-    a fork inherits the folder, and does not show its environment.
-    """
+    "The processes that were started with `mark`, but for zombies that only wait to be buried."
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            ours = process.environ().get("TINY_MARK") == mark or process.cwd() == mark
-            if ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get("TINY_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
 
@@ -120,7 +118,8 @@ def cli(start_cli, nothing_left):
 
     def start(name: str, *words: str, **environ: str) -> subprocess.Popen:
         kept = {name: os.environ[name] for name in ("TINY_MARK", "TMPDIR")}
-        return start_cli("train", task(name), *TWO, *words, env={**kept, **environ})
+        # each process is known by a variable in its environment, which a fork keeps to itself
+        return start_cli("train", task(name), *TWO, *words, env={**kept, **environ}, fresh=True)
 
     return start
 
