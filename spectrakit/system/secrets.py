@@ -171,12 +171,18 @@ def _checked_name(name: Any) -> str:
         )
     return name.strip()
 
+# %% ../../nbs/00_system/06_secrets.ipynb #f00ff136
+def _suggested_name(name: str) -> str:
+    "The variable that was probably meant; only names are looked at."
+    near = difflib.get_close_matches(name.upper(), [known for known in os.environ if known != name], 1, 0.8)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
 
 def secret(name: str, default: str | None = None) -> Secret:
     """The secret `name`: the environment variable, else what Kaggle's or Colab's own store has, else `default`.
 
-    It prints as ***; `.reveal()` gives the value. SecretError where there is none
-    and no `default`, with the way to add it.
+    It prints as ***; `.reveal()` gives the value. SecretError, with the way to add it, where there is none and no
+    `default`.
     """
     name = _checked_name(name)
     if default is not None and not isinstance(default, str):
@@ -194,10 +200,4 @@ def secret(name: str, default: str | None = None) -> Secret:
             return _hand_out(name, value)
     if default is not None:
         return _hand_out(name, default)
-    raise SecretError(f"There is no secret {name}: {reason}.{_meant(name)} {mend.format(name=name)}")
-
-
-def _meant(name: str) -> str:
-    "The variable that was probably meant; only names are looked at."
-    near = difflib.get_close_matches(name.upper(), [known for known in os.environ if known != name], 1, 0.8)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    raise SecretError(f"There is no secret {name}: {reason}.{_suggested_name(name)} {mend.format(name=name)}")

@@ -16,7 +16,7 @@ from ..hardware import read_small
 
 # %% ../../../nbs/00_system/04_platforms/01_clock.ipynb #4efe8284
 def boot_time(root: str) -> float | None:
-    "Unix time at which the machine was started, by the wall clock of now; None where nothing tells."
+    "Unix time at which the machine was started, by the present wall clock; None where /proc/stat does not say."
     lines = read_small(root, "/proc/stat").splitlines()
     try:
         return next(float(line.split()[1]) for line in lines if line.startswith("btime "))
@@ -25,10 +25,10 @@ def boot_time(root: str) -> float | None:
 
 
 def process_start(root: str, pid: str) -> float | None:
-    "Unix time at which process `pid` ('1' or 'self') began, or None where nothing tells."
+    "Unix time at which process `pid` ('1' or 'self') began, or None where the system does not say."
     try:
         if (boot_s := boot_time(root)) is None:
-            raise ValueError("nothing tells when the machine was started")
+            raise ValueError("it is not known when the machine was started")
         # field 22, counted after the name, which may itself hold blanks and brackets
         ticks = int(read_small(root, f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
         return boot_s + ticks / os.sysconf("SC_CLK_TCK")
@@ -58,9 +58,14 @@ def earliest_start(sources: Mapping[str, float | None], now: float, cap_s: float
 
 # %% ../../../nbs/00_system/04_platforms/01_clock.ipynb #51d06e99
 def noted_start(folder: str, first_s: float, now: float, cap_s: float, boot_s: float | None = None) -> float | None:
-    """The start noted in `folder` earlier in this session; None where there is none, and then `first_s` is noted.
+    """The start noted earlier in this session; None where there is none, and then `first_s` is noted. All in Unix time.
 
-    `boot_s`: when the machine was started. It moves with a wall clock that is set, and so the note is moved along.
+    - `folder`: where the note lies
+    - `first_s`: the start to note
+    - `now`: the present moment
+    - `cap_s`: how many seconds old a session can be at most
+    - `boot_s`: when the machine was started (default: unknown). It moves with a wall clock that is set, and so the note
+      is moved along
     """
     path = os.path.join(folder, f"spectrakit-session-{os.getuid()}")
     try:
