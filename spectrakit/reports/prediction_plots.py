@@ -257,8 +257,9 @@ def plot_spectra(
 ) -> Picture:
     """Predicted spectra, with a band of one sigma, beside the true ones.
 
-    `predicted`: [samples, channels]. `true`, `sigma`: of the same shape, or None. `wavelength_um`: [channels], in µm; None: their numbers. `samples`: how
-    many, from the best to the worst, or which. RequestError where the arrays do not fit each other.
+    `predicted`: [samples, channels]. `true`, `sigma`: of the same shape, or None. `wavelength_um`: [channels], in µm;
+    None: their numbers. `samples`: how many, from the best to the worst, or which. RequestError where the arrays do not
+    fit each other.
     """
     p = np.atleast_2d(numbers(predicted, "The predicted spectra"))
     t, s = (

@@ -135,7 +135,9 @@ LINES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")  # fro
 def _mark_best(ax: Any, h: History, place: np.ndarray, y: np.ndarray, name: str, color: str) -> None:
     "A ring at the best checkpoint of the run, on the curve of `name`."
     value = h.best["metrics"].get(name) if h.best else None
-    at = np.flatnonzero(y == value) if value is not None else []
+    if value is None:
+        return
+    at = np.flatnonzero(y == value)
     if len(at):
         mark_point(ax, place[at[-1]], value, color)
 

@@ -235,7 +235,7 @@ def open_run_dir(plan: ResumePlan, config: Config, resolved: Config, session: Se
     A RequestError inside this block takes back what was made, unless something could be lost.
 
     `plan`: from `plan_resume`. `config`: the settings as they were asked for, which the run keeps. `resolved`: the same
-    for this platform. `session`: what was found out about it.
+    for this platform. `session`: what its request knows of it.
     """
     recorded = replace(config, resume=ResumeConfig())  # how it was found is no part of the run
     path = _make_folder(plan, resolved)

@@ -42,8 +42,8 @@ def log_ticks(low: float, high: float, most: int = 5) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = max(1, -(-(last - first) // most))
     tens = [10.0**k for k in range(first, last + 1, every)]
-    found = [t for t in tens if low <= t <= high]
-    return found if len(found) > 1 else [t * m for t in tens for m in (1, 2, 5) if low <= t * m <= high]
+    inside = [t for t in tens if low <= t <= high]
+    return inside if len(inside) > 1 else [t * m for t in tens for m in (1, 2, 5) if low <= t * m <= high]
 
 
 def needs_log(values: Sequence[float]) -> bool:
