@@ -434,7 +434,7 @@ def _checkpoint_content(s: TrainState, alone: bool) -> CheckpointContent:
     )
     own = {**_boundary_random_state(s), "interval": interval}
     ranks = [own] if alone else s.context.gather_on_main(own)
-    return CheckpointContent(model, state, ranks, averaged)
+    return CheckpointContent(model or {}, state or {}, ranks or [], averaged)
 
 # %% ../../nbs/40_training/01_state.ipynb #e021e3e9
 def _boundary_random_state(s: TrainState) -> dict:
