@@ -26,7 +26,7 @@ from ..system.platforms.detect import detect
 from ..view.live import watch
 from ..view.plots import Picture, plot_curves, save_figure
 
-# %% ../../nbs/60_api/00_run.ipynb #fea97f29
+# %% ../../nbs/60_api/00_run.ipynb #b3cfa548
 @dataclass(frozen=True)
 class Best:
     "The best evaluation of a run."
@@ -38,6 +38,14 @@ class Best:
     metrics: dict
 
 
+def _best_of(history: History) -> Best | None:
+    "The best evaluation of a history."
+    if (event := history.best) is None:
+        return None
+    metrics = history.all_metrics(event)
+    return Best(history.monitor, metrics.get(history.monitor), event["step"], event["epoch"], metrics)
+
+# %% ../../nbs/60_api/00_run.ipynb #fea97f29
 @dataclass(frozen=True)
 class Run:
     """A run's folder.
@@ -47,9 +55,7 @@ class Run:
 
     path: Path
     task: Any = None  # the object that `fit` was called with, for `load_model`
-    ended: str | None = (
-        None  # how it ended, in a process that took part and does not write; its folder may be on another machine
-    )
+    ended: str | None = None  # how it ended, in a process that took part and did not write the folder
 
     @property
     def events(self) -> list[dict]:
@@ -97,14 +103,15 @@ class Run:
     def show(self, log: bool | None = None) -> None:
         """The live view of the run in this cell, until it ends.
 
-        `log`: a logarithmic axis for the loss; None: as its values ask for.
+        `log`: whether the loss has a logarithmic axis (default None: as its values ask for).
         """
         watch(self.path, log=log)
 
     def load_model(self, task: Any = None) -> Any:
         """The trained model on the CPU, in eval mode.
 
-        `task` where the run's own cannot be found by its name. RequestError where it cannot be loaded.
+        `task`: needed where the run's own was defined in a notebook (default None: the one that its settings name).
+        RequestError where it cannot be loaded.
         """
         from spectrakit.training.prediction import trained_model
 
@@ -126,15 +133,7 @@ def _title(run: Run, history: History) -> str:
     value = f", best {best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else ""
     return f"{run.path.name}: {run.ended or history.status}{value}"
 
-
-def _best_of(history: History) -> Best | None:
-    "The best evaluation of a history."
-    if (event := history.best) is None:
-        return None
-    metrics = history.all_metrics(event)
-    return Best(history.monitor, metrics.get(history.monitor), event["step"], event["epoch"], metrics)
-
-
+# %% ../../nbs/60_api/00_run.ipynb #ce95c484
 def task_of(run: Run, task: Any) -> Any:
     "The task object of a run: the given one, the one it was made with, or the one that its settings name."
     if task is None:
@@ -161,7 +160,7 @@ def open_run(path: Path | str) -> Run:
         )
     return Run(path)
 
-
+# %% ../../nbs/60_api/00_run.ipynb #0a94119e
 def list_runs(folder: Path | str | None = None) -> list[Run]:
     """The runs in `folder` (None: where this platform keeps them), newest first.
 
@@ -174,8 +173,8 @@ def list_runs(folder: Path | str | None = None) -> list[Run]:
     folder = Path(folder)
     if not folder.is_dir():
         raise RequestError(f"There is no folder {str(folder)!r}. Runs go to ./runs, or to where run.dir says.")
-    found = [Run(p) for p in folder.iterdir() if p.name[0] != "." and not missing_files(p)]
-    return sorted(found, key=lambda run: (run.path / "config.yaml").stat().st_mtime, reverse=True)
+    runs = [Run(p) for p in folder.iterdir() if p.name[0] != "." and not missing_files(p)]
+    return sorted(runs, key=lambda run: (run.path / "config.yaml").stat().st_mtime, reverse=True)
 
 # %% ../../nbs/60_api/00_run.ipynb #23a2fc03
 def _launch_facts(environment: dict) -> dict:
@@ -188,21 +187,19 @@ def _launch_facts(environment: dict) -> dict:
 
 
 def _clock_facts(history: History) -> dict | None:
-    """What the clock did: seconds left at the start and at the end of training, and what was held back for what; None
-    without a limit.
-    """
-    told = [e for e in history.of_type("budget") if e.get("left_s") is not None]
-    if not told:
+    "Seconds left at the start and at the end of training, and what was held back for what; None without a limit."
+    budgets = [e for e in history.of_type("budget") if e.get("left_s") is not None]
+    if not budgets:
         return None
     return {
-        "told": next((e["told"] for e in told if e.get("told")), None),
-        "left_at_start_s": round(told[0]["left_s"], 1),
-        "left_at_end_s": round(told[-1]["left_s"], 1),
-        "reserve_s": round(told[-1]["reserve_s"], 1),
-        "held_back_s": {name: round(s, 1) for name, s in (told[-1].get("held") or {}).items()},
+        "told": next((e["told"] for e in budgets if e.get("told")), None),
+        "left_at_start_s": round(budgets[0]["left_s"], 1),
+        "left_at_end_s": round(budgets[-1]["left_s"], 1),
+        "reserve_s": round(budgets[-1]["reserve_s"], 1),
+        "held_back_s": {name: round(s, 1) for name, s in (budgets[-1].get("held") or {}).items()},
     }
 
-
+# %% ../../nbs/60_api/00_run.ipynb #54be7e2c
 def summarize(run: Run) -> dict:
     "Write metrics.csv, curves.png and summary.json of a run; returns the summary."
     history, events = read_all_events(run.path)

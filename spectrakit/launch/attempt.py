@@ -136,6 +136,29 @@ def child_environ(attempt: Attempt) -> dict[str, str]:
         environ["ACCELERATE_USE_CPU"] = "true"
     return environ
 
+# %% ../../nbs/50_launch/05_attempt.ipynb #d6f715f0
+def _be_child(folder: Path, task: Any, environ: dict[str, str], log: Path) -> None:
+    "What the forked process does: leave everything of the notebook's behind, do the job, and exit."
+    status = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)  # or the kernel's event loop would receive this process's signals
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0), os.dup2(output, 1), os.dup2(output, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", 1, closefd=False), os.fdopen(2, "w", 1, closefd=False)
+        os.environ.clear()
+        os.environ.update(environ)
+        status = start(str(folder), task)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
+
 # %% ../../nbs/50_launch/05_attempt.ipynb #7df134ae
 class ForkedProcess:
     "A forked child with the part of `subprocess.Popen` that the supervisor uses: `pid`, `poll`, `returncode`."
@@ -160,29 +183,6 @@ class ForkedProcess:
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
-
-# %% ../../nbs/50_launch/05_attempt.ipynb #d6f715f0
-def _be_child(folder: Path, task: Any, environ: dict[str, str], log: Path) -> None:
-    "What the forked process does: leave everything of the notebook's behind, do the job, and exit."
-    status = 1
-    try:
-        os.setsid()
-        signal.set_wakeup_fd(-1)  # or the kernel's event loop would receive this process's signals
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0), os.dup2(output, 1), os.dup2(output, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w", 1, closefd=False), os.fdopen(2, "w", 1, closefd=False)
-        os.environ.clear()
-        os.environ.update(environ)
-        status = start(str(folder), task)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush(), sys.stderr.flush()
-        os._exit(status)
 
 # %% ../../nbs/50_launch/05_attempt.ipynb #08b453ed
 def start_process(attempt: Attempt) -> Any:

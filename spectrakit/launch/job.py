@@ -62,37 +62,6 @@ def full_task_name(name: str) -> str:
     source, _, attribute = name.rpartition(":")
     return f"{os.path.abspath(source)}:{attribute}" if source.endswith(".py") else name
 
-# %% ../../nbs/50_launch/03_job.ipynb #23a2fc02
-def load_task(name: str) -> Any:
-    "The task object that `name` names; a class is called without arguments. RequestError where it cannot be loaded."
-    check_task_name(name)
-    source, _, attribute = BUILT_IN.get(name, name).rpartition(":")
-    try:
-        module = _import(source)
-        if hasattr(module, attribute):
-            task = getattr(module, attribute)
-            return task() if isinstance(task, type) else task
-    except RequestError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _cannot_load(name, source, error) from None
-    public = [n for n in dir(module) if isinstance(getattr(module, n), type) and not n.startswith("_")]
-    there = f"It has the classes {', '.join(public)}." if public else "It has no public class."
-    raise RequestError(f"{source} has no {attribute!r}.{did_you_mean(attribute, public) or ' ' + there}")
-
-
-def _cannot_load(name: str, source: str, error: BaseException) -> RequestError:
-    "The sentence for an error that came out of the user's own module."
-    if not isinstance(error, ModuleNotFoundError):
-        traceback.print_exception(error)
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return RequestError(f"The task {name!r} cannot be loaded: {reason}. Correct {source}.")
-    if error.name and (source == error.name or source.startswith(error.name + ".")):
-        return RequestError(
-            f"There is no module {error.name!r} for the task {name!r}. Check its spelling, and where you start from."
-        )
-    return RequestError(f"The task {name!r} needs the module {error.name!r}, which is not installed. Install it.")
-
 # %% ../../nbs/50_launch/03_job.ipynb #23a2fc03
 def _import(source: str) -> types.ModuleType:
     "The module `source`, or the module that the file `source` makes; the file can import its neighbours."
@@ -112,6 +81,37 @@ def _import(source: str) -> types.ModuleType:
             del sys.modules[spec.name]  # half a module is found by nobody
         raise
     return module
+
+# %% ../../nbs/50_launch/03_job.ipynb #5ad4f95c
+def _cannot_load(name: str, source: str, error: BaseException) -> RequestError:
+    "The sentence for an error that came out of the user's own module."
+    if not isinstance(error, ModuleNotFoundError):
+        traceback.print_exception(error)
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return RequestError(f"The task {name!r} cannot be loaded: {reason}. Correct {source}.")
+    if error.name and (source == error.name or source.startswith(error.name + ".")):
+        return RequestError(
+            f"There is no module {error.name!r} for the task {name!r}. Check its spelling, and where you start from."
+        )
+    return RequestError(f"The task {name!r} needs the module {error.name!r}, which is not installed. Install it.")
+
+# %% ../../nbs/50_launch/03_job.ipynb #23a2fc02
+def load_task(name: str) -> Any:
+    "The task object that `name` names; a class is called without arguments. RequestError where it cannot be loaded."
+    check_task_name(name)
+    source, _, attribute = BUILT_IN.get(name, name).rpartition(":")
+    try:
+        module = _import(source)
+        if hasattr(module, attribute):
+            task = getattr(module, attribute)
+            return task() if isinstance(task, type) else task
+    except RequestError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _cannot_load(name, source, error) from None
+    public = [n for n in dir(module) if isinstance(getattr(module, n), type) and not n.startswith("_")]
+    there = f"It has the classes {', '.join(public)}." if public else "It has no public class."
+    raise RequestError(f"{source} has no {attribute!r}.{did_you_mean(attribute, public) or ' ' + there}")
 
 # %% ../../nbs/50_launch/03_job.ipynb #0a43261c
 def name_of(task: Any) -> str:
@@ -166,29 +166,7 @@ def new_job_folder(parent: Path | str | None = None) -> Path:
             f"No job can be written to {parent}: {error.strerror}. Set TMPDIR to a folder that can be written to."
         ) from None
 
-# %% ../../nbs/50_launch/03_job.ipynb #377e386f
-def write_job(
-    job: Job, task: Any, folder_parent: Path | str | None = None, mapped_from_bytes: int = MAPPED_FROM_BYTES
-) -> Path:
-    """Write a job into a private folder of its own; returns the folder.
-
-    `job`: what to do. `task`: a name, an object, or None for one that a fork takes along. `folder_parent`: where to
-    make the folder (default None: where TMPDIR says). `mapped_from_bytes`: arrays of this size and more become files
-    that all readers share (default 64 MiB). TaskNotPicklable where the task cannot be pickled, RequestError where
-    there is no room for it.
-    """
-    folder = new_job_folder(folder_parent)
-    try:
-        check_private(folder)
-        if not isinstance(task, (str, type(None))):
-            write_task(folder, task, type(task).__name__, mapped_from_bytes)
-        write_atomic(folder / "job.json", json.dumps(_job_values(job, task)))
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return folder
-
-
+# %% ../../nbs/50_launch/03_job.ipynb #221eb17c
 def _job_values(job: Job, task: Any) -> dict[str, Any]:
     "What job.json says, as plain JSON values: the job, how to find its task, and where its writer works."
     launch_path = [str(folder) for folder in [launch_folder(os.environ)] if folder]
@@ -213,6 +191,28 @@ def _cwd() -> str | None:
         return os.getcwd()
     except OSError:
         return None  # it was deleted
+
+# %% ../../nbs/50_launch/03_job.ipynb #377e386f
+def write_job(
+    job: Job, task: Any, folder_parent: Path | str | None = None, mapped_from_bytes: int = MAPPED_FROM_BYTES
+) -> Path:
+    """Write a job into a private folder of its own; returns the folder.
+
+    `job`: what to do. `task`: a name, an object, or None for one that a fork takes along. `folder_parent`: where to
+    make the folder (default None: where TMPDIR says). `mapped_from_bytes`: arrays of this size and more become files
+    that all readers share (default 64 MiB). TaskNotPicklable where the task cannot be pickled, RequestError where
+    there is no room for it.
+    """
+    folder = new_job_folder(folder_parent)
+    try:
+        check_private(folder)
+        if not isinstance(task, (str, type(None))):
+            write_task(folder, task, type(task).__name__, mapped_from_bytes)
+        write_atomic(folder / "job.json", json.dumps(_job_values(job, task)))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
 
 # %% ../../nbs/50_launch/03_job.ipynb #23a2fc06
 def read_job_file(folder: Path | str) -> dict[str, Any]:

@@ -257,34 +257,6 @@ def _without_time_to_retry(result: AttemptResult, job: Job, end: float | None, s
         reason=f"{result.reason}; no time is left to start again",
     )
 
-# %% ../../nbs/50_launch/07_supervisor.ipynb #34a4f4b1
-def run_attempt(attempt: Attempt, tick: Callable[[], None], interrupted: list[int]) -> AttemptResult:
-    """Start a job's processes and wait for their end.
-
-    `attempt`: what to start. `tick`: called about ten times a second. `interrupted`: signals of the person, appended
-    by a handler. RequestError where a rank refused the request before it had trained.
-    """
-    job, began = attempt.job, time.monotonic()
-    try:
-        clear_traces(attempt)
-        page = create_page(attempt.processes.per_node)
-    except OSError as error:
-        return AttemptResult("failed", f"no process could be started: {error}")
-    set_deadline(page, _first_end(job))
-    log_bytes = log_size(job.run_dir)
-    with _shared(page, attempt):
-        try:
-            describe_attempt(attempt, page)
-            with unheard():
-                child = start_process(attempt)
-        except OSError as error:
-            return AttemptResult("failed", f"no process could be started: {error}")
-        detector = _detector(attempt, page)
-        observed = watch_process(child, attempt, detector, tick, interrupted)
-        result = diagnose(Evidence(attempt, observed, detector, child.returncode, log_bytes))
-        start_s = (observed.trained_at or began + 10) - began
-        return _without_time_to_retry(result, job, get_deadline(page), start_s)
-
 # %% ../../nbs/50_launch/07_supervisor.ipynb #a4a210e5
 def _detector(attempt: Attempt, page: SharedPage) -> HangDetector:
     "What notices that a rank of `attempt` is stuck."
@@ -313,3 +285,31 @@ def _shared(page: SharedPage, attempt: Attempt) -> Iterator[None]:
             for stacks in attempt.logs.glob("stacks-rank-*.txt"):
                 if not stacks.stat().st_size:
                     stacks.unlink()
+
+# %% ../../nbs/50_launch/07_supervisor.ipynb #34a4f4b1
+def run_attempt(attempt: Attempt, tick: Callable[[], None], interrupted: list[int]) -> AttemptResult:
+    """Start a job's processes and wait for their end.
+
+    `attempt`: what to start. `tick`: called about ten times a second. `interrupted`: signals of the person, appended
+    by a handler. RequestError where a rank refused the request before it had trained.
+    """
+    job, began = attempt.job, time.monotonic()
+    try:
+        clear_traces(attempt)
+        page = create_page(attempt.processes.per_node)
+    except OSError as error:
+        return AttemptResult("failed", f"no process could be started: {error}")
+    set_deadline(page, _first_end(job))
+    log_bytes = log_size(job.run_dir)
+    with _shared(page, attempt):
+        try:
+            describe_attempt(attempt, page)
+            with unheard():
+                child = start_process(attempt)
+        except OSError as error:
+            return AttemptResult("failed", f"no process could be started: {error}")
+        detector = _detector(attempt, page)
+        observed = watch_process(child, attempt, detector, tick, interrupted)
+        result = diagnose(Evidence(attempt, observed, detector, child.returncode, log_bytes))
+        start_s = (observed.trained_at or began + 10) - began
+        return _without_time_to_retry(result, job, get_deadline(page), start_s)

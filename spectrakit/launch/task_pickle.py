@@ -133,7 +133,7 @@ class _LargeArrays:
             self._sources[key], self.blocks[name] = (name,), _MemoryBlock(owner, nbytes, None if gaps else place)
         return self._sources[key]
 
-
+# %% ../../nbs/50_launch/00_task_pickle.ipynb #b5cab34f
 def _stamped(path: str, begin: int, nbytes: int) -> tuple:
     "A stretch of a file of the user's, with what tells whether the file changes."
     status = os.stat(path)
@@ -397,6 +397,26 @@ def _no_room(folder: Path, name: str, needed: str, free: int) -> RequestError:
         "Set the environment variable TMPDIR to a folder on a larger disk, or build the arrays inside datasets(cfg)."
     )
 
+# %% ../../nbs/50_launch/00_task_pickle.ipynb #26c06f94
+def _is_full(error: Exception) -> bool:
+    "Whether a disk, or a person's share of it, is full."
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _not_picklable(task: Any, name: str, error: Exception) -> TaskNotPicklable:
+    "The sentence about a task that cannot be pickled."
+    path, part = (name, task) if "recursion" in str(error) else _culprit(name, task)
+    why = (
+        f"{path} is {_description(part)}"
+        if part is not task
+        else f"{type(error).__name__}: {' '.join(str(error).split())}"
+    )
+    advice = "Make it inside the methods that use it, or use launch.mode=inline."
+    if " is a tensor on " in why:
+        advice = "Keep it on the CPU, with .cpu(); the training process moves each batch to its device."
+    message = f"The task {name} cannot be pickled for the training process: {why}. {advice}"
+    return TaskNotPicklable(message, may_fork=not isinstance(error, _OnDevice))
+
 # %% ../../nbs/50_launch/00_task_pickle.ipynb #23a2fc11
 def write_task(folder: Path, task: Any, name: str, mapped_from_bytes: int = MAPPED_FROM_BYTES) -> None:
     """Write a task to task.pkl, and its large arrays to files of their own.
@@ -419,26 +439,6 @@ def write_task(folder: Path, task: Any, name: str, mapped_from_bytes: int = MAPP
         if _is_full(error):
             raise _no_room(folder, name, "more than there is", shutil.disk_usage(folder).free) from None
         raise
-
-
-def _is_full(error: Exception) -> bool:
-    "Whether a disk, or a person's share of it, is full."
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def _not_picklable(task: Any, name: str, error: Exception) -> TaskNotPicklable:
-    "The sentence about a task that cannot be pickled."
-    path, part = (name, task) if "recursion" in str(error) else _culprit(name, task)
-    why = (
-        f"{path} is {_description(part)}"
-        if part is not task
-        else f"{type(error).__name__}: {' '.join(str(error).split())}"
-    )
-    advice = "Make it inside the methods that use it, or use launch.mode=inline."
-    if " is a tensor on " in why:
-        advice = "Keep it on the CPU, with .cpu(); the training process moves each batch to its device."
-    message = f"The task {name} cannot be pickled for the training process: {why}. {advice}"
-    return TaskNotPicklable(message, may_fork=not isinstance(error, _OnDevice))
 
 # %% ../../nbs/50_launch/00_task_pickle.ipynb #23a2fc12
 def read_task(folder: Path, name: str) -> Any:

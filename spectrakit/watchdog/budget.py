@@ -264,6 +264,31 @@ def schedule_pace(position: float, done: int, asked: int, total: int) -> float:
     """
     return (asked - position) / max(1, total - done)
 
+# %% ../../nbs/30_watchdog/00_budget.ipynb #c504e0d9
+def _which_limit(config: Config, platform: Platform, limit: TimeLimit) -> str:
+    "Which limit it is, and from when on it counts."
+    names = {
+        "platform": f"the limit of {platform.name}, {format_duration(limit.limit_s or 0)},",
+        "SPECTRAKIT_TIME_LIMIT": platform.limit_source,
+    }
+    start = "the session's start" if limit.session_start == platform.session_start else "the start of the run"
+    return f"{names.get(limit.set_by, f'watchdog.limit={config.watchdog.limit}')} counts from {start}"
+
+
+def _age(platform: Platform) -> str:
+    old = format_duration(max(0, time.time() - platform.session_start))
+    return f"the session is {old} old ({platform.session_start_source})"
+
+
+def _mend(platform: Platform, limit: TimeLimit) -> str:
+    "What to do about it."
+    if limit.set_by == "platform":
+        return "Set watchdog.limit if you know that there is more time,"
+    if limit.set_by == "SPECTRAKIT_TIME_LIMIT":
+        return "Set a longer one,"
+    since_run = ", or watchdog.since=run," if limit.session_start == platform.session_start else ""
+    return f"Set a longer watchdog.limit{since_run}"
+
 # %% ../../nbs/30_watchdog/00_budget.ipynb #23a2fc07
 def check_time(config: Config, platform: Platform, limit: TimeLimit | None = None) -> None:
     """RequestError where the time limit leaves nothing to train with: it is over, or all that is left is held back.
@@ -290,28 +315,3 @@ def check_time(config: Config, platform: Platform, limit: TimeLimit | None = Non
         f"There is no time to train: {_which_limit(config, platform, limit)}, and {state}; {_age(platform)}. "
         f"{_mend(platform, limit)} or start a new session."
     )
-
-
-def _which_limit(config: Config, platform: Platform, limit: TimeLimit) -> str:
-    "Which limit it is, and from when on it counts."
-    names = {
-        "platform": f"the limit of {platform.name}, {format_duration(limit.limit_s or 0)},",
-        "SPECTRAKIT_TIME_LIMIT": platform.limit_source,
-    }
-    start = "the session's start" if limit.session_start == platform.session_start else "the start of the run"
-    return f"{names.get(limit.set_by, f'watchdog.limit={config.watchdog.limit}')} counts from {start}"
-
-
-def _age(platform: Platform) -> str:
-    old = format_duration(max(0, time.time() - platform.session_start))
-    return f"the session is {old} old ({platform.session_start_source})"
-
-
-def _mend(platform: Platform, limit: TimeLimit) -> str:
-    "What to do about it."
-    if limit.set_by == "platform":
-        return "Set watchdog.limit if you know that there is more time,"
-    if limit.set_by == "SPECTRAKIT_TIME_LIMIT":
-        return "Set a longer one,"
-    since_run = ", or watchdog.since=run," if limit.session_start == platform.session_start else ""
-    return f"Set a longer watchdog.limit{since_run}"
