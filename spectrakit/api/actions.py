@@ -224,7 +224,7 @@ def _predict(task: Any, run: Run, out: str | Path | None, request: RunRequest | 
     # a run on a read-only disk, such as Kaggle's input: what is made of it goes beside the other runs
     writable = os.access(run.path, os.W_OK)
     folder = run.path if writable else new_run_dir(request.config, f"{run.path.name}-predictions")
-    outcome = launch(Job(PREDICT, folder, request, table and str(table), run.path), task, lambda: None)
+    outcome = launch(Job(PREDICT, folder, request, None if table is None else str(table), run.path), task, lambda: None)
     if "in place of the best" in outcome.reason:
         print(f"{run.path.name}: {outcome.reason}", file=sys.stderr)
     if outcome.status != "completed":
