@@ -32,7 +32,7 @@ from spectrakit.distributed.heartbeat import (
     requested,
     requested_by_files,
 )
-from ..distributed.topology import rank_of
+from ..distributed.topology import Threads, plan_threads, rank_of
 from .job import Job, read_job, read_job_file
 from .job_kind import Work, kind_named
 from ..system.errors import RequestError
@@ -60,6 +60,21 @@ def _work_of(job: Job, task: Any, context: RunContext, stop_requested: Callable[
         job.extra,
     )
 
+
+def _threads(job: Job) -> Threads:
+    "CPU threads of this process: as the supervisor has planned, or, in the user's own process, as they are."
+    import torch
+
+    if "threads" in job.extra:
+        return Threads(job.extra["threads"], job.extra["threads_reason"])
+    place = job.request.place
+    if place is not None:
+        return plan_threads(job.config, job.platform.cores, place.local_world_size, os.environ)
+    if job.config.launch.threads != "auto":
+        return plan_threads(job.config, job.platform.cores, 1, os.environ)
+    count = torch.get_num_threads()
+    return Threads(count, f"{count} CPU thread{'s' * (count != 1)}: as this process has them, with launch.mode=inline")
+
 # %% ../../nbs/50_launch/04_worker.ipynb #9dbc3c87
 def do_job(
     job: Job,
@@ -85,10 +100,15 @@ def do_job(
     job = replace(job, run_dir=Path(run_dir), kind=kind_named(kind))
     if on_folder:
         on_folder(job.run_dir)
-    threads = job.extra.get("threads", max(1, job.platform.cores // context.world_size))
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
-    status, reason = job.kind.body(_work_of(job, task, context, stop_requested, heartbeat is None))
+    threads_before, threads = torch.get_num_threads(), _threads(job)
+    context.reasons["threads"] = threads.reason
+    if threads_before != threads.count:
+        torch.set_num_threads(threads.count)
+    try:
+        status, reason = job.kind.body(_work_of(job, task, context, stop_requested, heartbeat is None))
+    finally:
+        if heartbeat is None and torch.get_num_threads() != threads_before:  # this is the user's own process
+            torch.set_num_threads(threads_before)
     if heartbeat is not None and not reason.startswith(BROKEN):  # then the others are not there to say goodbye to
         context.leave()  # a user's own launcher may want the group again
     return status, reason
