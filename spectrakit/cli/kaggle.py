@@ -77,7 +77,7 @@ def _init_parser() -> Parser:
 def init(arguments: Sequence[str]) -> int:
     "Write a kernel that can be pushed: metadata and a notebook that runs."
     options = _init_parser().parse_args(arguments)
-    from spectrakit.kaggle.init import init_kernel
+    from spectrakit.kaggle.init import KernelCode, KernelSources, init_kernel
 
     if options.interactive:
         _ask(options)
@@ -85,12 +85,8 @@ def init(arguments: Sequence[str]) -> int:
         options.folder,
         title=options.title,
         owner=options.owner,
-        kind=options.kind,
-        task=options.task,
-        datasets=options.dataset,
-        competitions=options.competition,
-        kernels=options.kernel,
-        models=options.model,
+        code=KernelCode(options.kind, options.task),
+        sources=KernelSources(options.dataset, options.competition, options.kernel, options.model),
         force=options.force,
     )
     print(*files, sep="\n")
@@ -164,14 +160,13 @@ def push(arguments: Sequence[str]) -> int:
     parser.add_argument("--anyway", action="store_true", help="push in spite of errors; never with a secret")
     parser.add_argument("--dry-run", action="store_true", help="show the command and do nothing")
     options = parser.parse_args(arguments)
-    from spectrakit.kaggle.client import push_kernel
+    from spectrakit.kaggle.client import LocalInputs, push_kernel
 
     pushed = push_kernel(
         options.folder,
         owner=options.owner,
         timeout_s=_seconds(options.timeout),
-        data=options.data,
-        wheels=options.wheels,
+        inputs=LocalInputs(options.data, options.wheels),
         anyway=options.anyway,
         dry_run=options.dry_run,
     )

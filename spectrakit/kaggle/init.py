@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['INSTALL_CELL', 'TASK_CELL', 'FIT_CELL', 'SEAL_CELL', 'SUFFIXES', 'task_cells', 'notebook_text', 'script_text',
-           'kernel_values', 'init_kernel']
+           'KernelSources', 'KernelCode', 'kernel_values', 'init_kernel']
 
-# %% ../../nbs/66_kaggle/05_init.ipynb #f2f4a123
+# %% ../../nbs/66_kaggle/05_init.ipynb #c08fc273
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def task_cells(task: str | None, inputs: Iterable[str] = (), script: bool = Fals
         )
     return [text], f"{name}()"
 
-# %% ../../nbs/66_kaggle/05_init.ipynb #ce392b95
+# %% ../../nbs/66_kaggle/05_init.ipynb #97611791
 SUFFIXES = {"notebook": ".ipynb", "script": ".py", "utility": ".py"}
 
 
@@ -182,7 +183,11 @@ def notebook_text(title: str, task: str | None, inputs: Iterable[str]) -> str:
 
 
 def script_text(title: str, task: str | None, inputs: Iterable[str], utility: bool = False) -> str:
-    "The script as its file holds it."
+    """The source of a script or utility module.
+
+    `title`: its docstring. `task`: as in KernelCode. `inputs`: slugs of what is attached. `utility`: a module that
+    other kernels import, so it does not train.
+    """
     made, expression = task_cells(task, inputs, script=True)
     parts = [json.dumps(title, ensure_ascii=False), INSTALL_CELL, "import spectrakit as sk", *made]
     if not utility:
@@ -190,19 +195,43 @@ def script_text(title: str, task: str | None, inputs: Iterable[str], utility: bo
         parts += ['if __name__ == "__main__":\n' + "\n".join(f"    {line}" for line in body.splitlines())]
     return "\n\n".join(parts) + "\n"
 
-# %% ../../nbs/66_kaggle/05_init.ipynb #cfb27cb5
+# %% ../../nbs/66_kaggle/05_init.ipynb #13c542c8
 def _title_of(folder: Path, title: str | None) -> str:
-    "The title that was given, or the folder's name as one. RequestError where it is too short or too long."
+    "The given title, or one made from the folder's name. RequestError where it is too short or too long."
     made = title if title is not None else re.sub(r"[\W_]+", " ", folder.resolve().name).strip().capitalize()
     if problems := KERNEL["title"].faults(made) or ([] if slug_of(made) else [f"{made!r} has no letters."]):
         raise RequestError(f"The title {problems[0]}{'' if title is not None else ' Give one: --title NAME.'}")
     return made
 
 
-def _sources(owner: str, given: dict[str, Iterable[str]]) -> dict[str, list[str]]:
-    "Each kind's sources, with the owner where none was named. RequestError where one is none."
+@dataclass(frozen=True)
+class KernelSources:
+    "What is attached to a kernel besides the wheels, as slugs or owner/slug."
+
+    datasets: Iterable[str] = ()
+    competitions: Iterable[str] = ()
+    kernels: Iterable[str] = ()  # whose output it reads
+    models: Iterable[str] = ()
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    "What a kernel runs."
+
+    kind: str = "notebook"  # 'notebook', 'script', or 'utility': a module that other kernels import
+    task: str | None = None  # a built-in name or file.py:Name; default: a small task to be replaced
+
+
+def _sources(owner: str, given: KernelSources) -> dict[str, list[str]]:
+    "The entries `…_sources` of the metadata, with the owner added. RequestError where a name is not possible."
+    named = {
+        "dataset": given.datasets,
+        "competition": given.competitions,
+        "kernel": given.kernels,
+        "model": given.models,
+    }
     found = {}
-    for kind, names in given.items():
+    for kind, names in named.items():
         whole = [
             f"{owner}/{name}" if kind in ("dataset", "kernel") and "/" not in name else name
             for name in dict.fromkeys(names)
@@ -215,9 +244,12 @@ def _sources(owner: str, given: dict[str, Iterable[str]]) -> dict[str, list[str]
         found[f"{kind}_sources"] = whole
     return found
 
+# %% ../../nbs/66_kaggle/05_init.ipynb #1c686c07
+def kernel_values(title: str, owner: str, kind: str, sources: dict[str, list[str]]) -> dict[str, Any]:
+    """The metadata of a new kernel, with every entry written out.
 
-def kernel_values(folder: Path, title: str, owner: str, kind: str, sources: dict[str, list[str]]) -> dict[str, Any]:
-    "The metadata of a new kernel, every entry written out."
+    `title`: of the kernel. `owner`: a Kaggle name. `kind`: as in KernelCode. `sources`: the entries `…_sources`.
+    """
     slug, utility = slug_of(title), kind == "utility"
     name = (slug.replace("-", "_") if utility else slug) + SUFFIXES[kind]
     wheels = [f"{owner}/{WHEELS}", *sources.get("dataset_sources", [])]
@@ -233,50 +265,44 @@ def kernel_values(folder: Path, title: str, owner: str, kind: str, sources: dict
         changed |= {"enable_gpu": False, "machine_shape": "", "keywords": ["util-script"]}
     return {key: changed.get(key, entry.default) for key, entry in KERNEL.items()}
 
-
+# %% ../../nbs/66_kaggle/05_init.ipynb #c15fa93b
 def init_kernel(
     folder: Path | str,
     *,
     title: str | None = None,
     owner: str | None = None,
-    kind: str = "notebook",
-    task: str | None = None,
-    datasets: Iterable[str] = (),
-    competitions: Iterable[str] = (),
-    kernels: Iterable[str] = (),
-    models: Iterable[str] = (),
+    code: KernelCode = KernelCode(),
+    sources: KernelSources = KernelSources(),
     force: bool = False,
 ) -> list[Path]:
     """Write a kernel into `folder`: its metadata, and a notebook or script that runs. Returns the two files.
 
     - `title`: 5 to 50 characters; None: the folder's name
     - `owner`: your Kaggle name; None: that of the environment or of kaggle.json, else a placeholder
-    - `kind`: notebook, script, or utility (a module that other kernels import); default: notebook
-    - `task`: a built-in name or file.py:Name; None: a small task to be replaced
-    - `datasets`, `competitions`, `kernels`, `models`: what is attached, as slugs or owner/slug; default: the wheels
-    - `force`: write over files that are there; default: refuse
+    - `code`: what it runs; default: a notebook with a small task to be replaced
+    - `sources`: what is attached besides the wheels; default: nothing
+    - `force`: overwrite existing files; default: refuse
 
     RequestError, with nothing written, where anything is wrong.
     """
     folder = Path(folder)
-    if kind not in SUFFIXES:
+    if code.kind not in SUFFIXES:
         raise RequestError(
-            f"There is no kind {kind!r}. Take one of {', '.join(SUFFIXES)}.{did_you_mean(kind, SUFFIXES)}"
+            f"There is no kind {code.kind!r}. Choose one of {', '.join(SUFFIXES)}.{did_you_mean(code.kind, SUFFIXES)}"
         )
     if folder.exists() and not folder.is_dir():
         raise RequestError(f"{str(folder)!r} is a file. Name a folder for the kernel.")
     title, owner = _title_of(folder, title), known_owner(owner)
-    sources = _sources(owner, {"dataset": datasets, "competition": competitions, "kernel": kernels, "model": models})
-    values = kernel_values(folder, title, owner, kind, sources)
-    wrong = [f for f in kernel_findings(values) if f.level == "error" and f.about != "owner"]
-    if wrong:
-        raise RequestError(wrong[0].text)
-    inputs = [name.rpartition("/")[2] for name in [*sources["competition_sources"], *sources["dataset_sources"]]]
-    text = (
-        notebook_text(title, task, inputs)
-        if kind == "notebook"
-        else script_text(title, task, inputs, kind == "utility")
-    )
+    attached = _sources(owner, sources)
+    values = kernel_values(title, owner, code.kind, attached)
+    errors = [f for f in kernel_findings(values) if f.level == "error" and f.about != "owner"]
+    if errors:
+        raise RequestError(errors[0].text)
+    inputs = [name.rpartition("/")[2] for name in [*attached["competition_sources"], *attached["dataset_sources"]]]
+    if code.kind == "notebook":
+        text = notebook_text(title, code.task, inputs)
+    else:
+        text = script_text(title, code.task, inputs, code.kind == "utility")
     files = {
         folder / KERNEL_FILE: json.dumps(values, indent=2, ensure_ascii=False) + "\n",
         folder / values["code_file"]: text,
@@ -285,12 +311,12 @@ def init_kernel(
     if there and not force:
         raise RequestError(
             f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} in {str(folder)!r} already. "
-            f"Take another folder, or --force to write {'it' if len(there) == 1 else 'them'} anew."
+            f"Choose another folder, or overwrite {'it' if len(there) == 1 else 'them'} with --force."
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, content in files.items():
             write_atomic(path, content)
     except OSError as error:
-        raise RequestError(f"{str(folder)!r} cannot be written: {error.strerror}. Take another folder.") from None
+        raise RequestError(f"{str(folder)!r} cannot be written: {error.strerror}. Choose another folder.") from None
     return list(files)

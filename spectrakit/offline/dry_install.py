@@ -210,7 +210,7 @@ def _install_and_check(
         f"{len(linked)} of the platform's packages linked from this machine)",
     ], []
 
-# %% ../../nbs/23_offline/04_dry_install.ipynb #0b406274
+# %% ../../nbs/23_offline/04_dry_install.ipynb #85d7b664
 def dry_install(wheelhouse: Path, shipped: PlatformPackages, folder: Path) -> DryInstall:
     """Install the folder `wheelhouse` as on the platform `shipped`.
 
@@ -222,8 +222,8 @@ def dry_install(wheelhouse: Path, shipped: PlatformPackages, folder: Path) -> Dr
     if find_spec("pip") is None or not sys.platform.startswith("linux"):
         return DryInstall((), ("anything: that needs pip, and Linux",))
     python, served = find_python(shipped.minor), _served_pythons(wheelhouse)
-    trials = dict.fromkeys(((python, shipped.minor), (sys.executable, here)))
-    trials = [(path, version) for path, version in trials if path is not None and version in served]
+    pythons = dict.fromkeys(((python, shipped.minor), (sys.executable, here)))
+    trials = [(path, version) for path, version in pythons if path is not None and version in served]
     outcomes: list[str] = []
     problems: list[str] = []
     for number, (path, version) in enumerate(trials):

@@ -15,7 +15,7 @@ import pytest
 from helpers import clean_environ, tree_hashes
 from spectrakit.cli.main import main
 from spectrakit.kaggle.check import check_kernel
-from spectrakit.kaggle.init import INSTALL_CELL, init_kernel
+from spectrakit.kaggle.init import INSTALL_CELL, KernelSources, init_kernel
 from spectrakit.kaggle.metadata import (
     DATASET_FILE,
     KERNEL,
@@ -922,8 +922,7 @@ def test_the_real_client_takes_what_init_writes_and_refuses_what_the_check_refus
         here / "mine",
         title="A notebook of mine",
         owner="ada",
-        datasets=["bob/spectra/2"],
-        models=["ada/resnet/pytorch/small/1"],
+        sources=KernelSources(datasets=["bob/spectra/2"], models=["ada/resnet/pytorch/small/1"]),
     )
     said = real_client(here / "mine")
     assert re.search("proxy|Max retries|Connection", said) and "does not resolve" not in said, (

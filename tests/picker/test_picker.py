@@ -23,7 +23,7 @@ from spectrakit.config.schema import get
 from spectrakit.picker import fields as forms
 from spectrakit.picker import picker as pickers
 from spectrakit.picker import selection as choosing
-from spectrakit.picker.provenance import read_selection, word, yaml_text
+from spectrakit.picker.provenance import override_text, read_selection, yaml_text
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 
@@ -172,7 +172,7 @@ def test_a_value_comes_back_as_it_was():
         ["a b", None, 2.5],
         {"a": {"b": [1]}},
     ):
-        config = compose(word("extra.x", value))
+        config = compose(override_text("extra.x", value))
         assert (config.extra["x"] == value and type(config.extra["x"]) is not bool) or value is True, value
 
 
@@ -189,7 +189,7 @@ def test_a_profile_is_written_as_yaml_that_composes_to_the_same(name):
     config = compose(*words)
     assert diff(compose(config=written_file(yaml_text(words, config))), config) == {}
     again, wrong = read_selection(Path("written.yaml"), "file")
-    assert wrong == [] and diff(compose(*(s.word for s in again)), config) == {}
+    assert wrong == [] and diff(compose(*(s.text for s in again)), config) == {}
 
 
 def test_a_choice_is_found_again_and_taken_back(tmp_path):
@@ -251,9 +251,9 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
 
 def open_all(form) -> None:
     for index in range(len(pickers.SECTIONS)):
-        form.open(index)
-    for index in range(len(form.blocks)):
-        form.open_block(index)
+        form.sections.open(index)
+    for index in range(len(form.sections.blocks)):
+        form.sections.open_block(index)
 
 
 def test_every_setting_can_be_typed_and_says_what_is_wrong():
@@ -270,7 +270,7 @@ def test_every_setting_can_be_typed_and_says_what_is_wrong():
             control.value = next(o for o in field.options if o != control.value)
         else:
             control.value = "<script>alert(1)</script>"
-    wrong = set(picker._selection.wrong)
+    wrong = set(picker._selection.errors)
     assert {
         "trainer.max_epochs",
         "optimizer.lr",
@@ -357,7 +357,7 @@ def test_what_is_said_more_strongly_cannot_be_clicked(monkeypatch):
 
 def test_words_of_ones_own():
     picker, form = make()
-    form.open(1)
+    form.sections.open(1)
     more = form.controls[choosing.MORE]
     more.value = "task.fold=2 extra.note='a b' lr=0.5"
     assert (picker.config.task, picker.config.extra, picker.config.optimizer.lr) == ({"fold": 2}, {"note": "a b"}, 0.5)
@@ -372,7 +372,7 @@ def test_words_of_ones_own():
 
 def test_settings_that_contradict_each_other_are_told_and_kept():
     _picker, form = make(samples=1000)
-    form.open_block(list(form.blocks).index("scheduler"))
+    form.sections.open_block(list(form.sections.blocks).index("scheduler"))
     form.controls["scheduler.warmup_steps"].value = "10"
     form.controls["scheduler.warmup_epochs"].value = "1"
     assert "both set the warm-up" in form.consequences.value and form.controls["scheduler.warmup_steps"].value == "10"
@@ -388,10 +388,10 @@ def test_a_broken_profile_of_ones_own_is_told_beside_the_list():
     form.controls["trainer"].value = "broken"
     assert "max_epochs=many" in form.notes["trainer"].value and picker._selection.config.optimizer.lr == 0.5
     assert "broken" in refused(lambda: picker.config)
-    form.open(2)
+    form.sections.open(2)
     assert (
-        "cannot be used" in form.folds.children[2].children[0].value
-        and "<b>mine" not in form.folds.children[2].children[0].value
+        "cannot be used" in form.sections.outer.children[2].children[0].value
+        and "<b>mine" not in form.sections.outer.children[2].children[0].value
     )
     form.controls["trainer"].value = "mine"
     assert (picker.config.profile, picker.config.trainer.max_epochs, picker.config.optimizer.lr) == ("mine", 1, 0.5)
@@ -492,7 +492,7 @@ def test_a_notebook_that_is_run_by_a_program_needs_no_click(tmp_path):
     done = executed(tmp_path, ["seed=9"])
     assert done.cells[3].outputs[0].text == "smoke 0.3 9\n"
     first = done.cells[1].outputs
-    assert "run without anybody in front of it" in first[0].text and set(first[1].data) == {"text/html", "text/plain"}
+    assert "run by a program" in first[0].text and set(first[1].data) == {"text/html", "text/plain"}
     assert "widgets" not in done.metadata and len(nbformat.writes(done)) < 60_000
     with pytest.raises(CellExecutionError) as error:
         executed(tmp_path, 3)
@@ -533,8 +533,10 @@ def a_person_uses_the_form(notebook):
     )
     tell(notebook, "controls['optimizer.lr']", value="0.5")
     tell(notebook, "controls['trainer.max_epochs']", value="3e-")
-    tell(notebook, "folds", selected_index=0)
-    tell(notebook, "inner", selected_index=notebook.ask("list(picker._form.blocks).index('scheduler')"))
+    tell(notebook, "sections.outer", selected_index=0)
+    tell(
+        notebook, "sections.inner", selected_index=notebook.ask("list(picker._form.sections.blocks).index('scheduler')")
+    )
     tell(
         notebook,
         "controls['scheduler.name']",

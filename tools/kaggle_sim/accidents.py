@@ -86,7 +86,7 @@ ACCIDENTS = (
     Accident(
         "damaged-wheel",
         "a wheel was cut short by its upload",
-        ("is damaged: its sha256 is another one", "Upload the folder anew"),
+        ("is damaged: its sha256 is not the one in the manifest", "Upload the folder again"),
         1,
         left=(),
         gone=("runs",),
