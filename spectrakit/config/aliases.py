@@ -8,6 +8,7 @@ __all__ = ['ALIASES', 'OPEN', 'canonical_interpolations', 'resolve_aliases', 'Ov
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fcf4
 import dataclasses
+import difflib
 import re
 import typing
 from dataclasses import dataclass
@@ -20,15 +21,24 @@ from ..system.errors import RequestError, did_you_mean
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc01
 _DDP = ("static_graph", "find_unused_parameters", "gradient_as_bucket_view", "bucket_cap_mb", "sync_batchnorm")
 ALIASES = {
-    **dict.fromkeys(("data.batch_size", "training.batch_size", "trainer.batch_size"), "data.micro_batch_size"),
     **dict.fromkeys(
-        ("accumulate_grad_batches", "trainer.accumulate_grad_batches", "distributed.grad_accumulation"),
+        ("data.batch_size", "training.batch_size", "trainer.batch_size", "batch_size"), "data.micro_batch_size"
+    ),
+    **dict.fromkeys(
+        (
+            "accumulate_grad_batches",
+            "trainer.accumulate_grad_batches",
+            "distributed.grad_accumulation",
+            "gradient_accumulation_steps",
+            "grad_accum",
+        ),
         "training.gradient_accumulation_steps",
     ),
     "val_loader.accumulate_grad_batches": "eval.gradient_accumulation_steps",
     "test_loader.accumulate_grad_batches": "test.gradient_accumulation_steps",
     **dict.fromkeys(
-        ("trainer.precision", "distributed.fp16", "training.mixed_precision"), "distributed.mixed_precision"
+        ("trainer.precision", "distributed.fp16", "training.mixed_precision", "mixed_precision"),
+        "distributed.mixed_precision",
     ),
     "trainer.devices": "distributed.world_size",
     "trainer.num_nodes": "distributed.num_nodes",
@@ -41,9 +51,18 @@ ALIASES = {
         "distributed.backend",
     ),
     **dict.fromkeys(("lr", "training.lr", "trainer.lr", "optimizer.learning_rate"), "optimizer.lr"),
-    **dict.fromkeys(("training.epochs", "trainer.epochs"), "trainer.max_epochs"),
-    **dict.fromkeys(("training.compile_model", "trainer.compile_model"), "trainer.compile"),
-    "training.grad_clip_norm": "trainer.gradient_clip_val",
+    **dict.fromkeys(("training.epochs", "trainer.epochs", "epochs"), "trainer.max_epochs"),
+    "max_steps": "trainer.max_steps",
+    **dict.fromkeys(("training.compile_model", "trainer.compile_model", "compile_model"), "trainer.compile"),
+    **dict.fromkeys(("training.grad_clip_norm", "grad_clip_norm"), "trainer.gradient_clip_val"),
+    "checkpoint_steps": "checkpoint.every_n_steps",
+    **dict.fromkeys(
+        ("checkpoint_interval", "training.checkpoint_interval", "trainer.checkpoint_interval"),
+        "checkpoint.every_n_epochs",
+    ),
+    "resume_from": "resume.source",
+    "eval_batches": "limits.max_val_batches",
+    "output_dir": "run.dir",
     **dict.fromkeys(("warmup_ratio", "training.warmup_ratio", "optimizer.warmup_ratio"), "scheduler.warmup_ratio"),
     **dict.fromkeys(
         (
@@ -72,6 +91,7 @@ ALIASES = {
         for block in ("trainer.dataloader", "data")
         for f in dataclasses.fields(DataloaderConfig)
     },
+    **{f.name: f"dataloader.{f.name}" for f in dataclasses.fields(DataloaderConfig)},
 }
 OPEN = ("extra.", "task.", "distributed.env.")  # blocks that take keys of your own
 
@@ -109,6 +129,8 @@ def _canonical_value(key: str, value: Any) -> Any:
         name = str(value).rsplit(".", 1)[-1].lower()
         of_lightning = re.fullmatch(r"(fsdp|ddp)(strategy|_\w+)", name)
         return of_lightning[1] if of_lightning else name
+    if key == "checkpoint_steps" and value in (0, "0"):
+        return None  # where the word comes from, 0 switches it off
     if key == "trainer.devices":
         if isinstance(value, (list, tuple)) or (isinstance(value, str) and "," in value):
             raise RequestError(
@@ -221,19 +243,28 @@ class Overrides:
 
 # %% ../../nbs/10_config/02_aliases.ipynb #6f25df25
 _SUGGESTED = {
-    **dict.fromkeys(
-        ("gradient_accumulation_steps", "grad_accum", "grad_accumulation", "accumulation_steps"),
-        "training.gradient_accumulation_steps",
-    ),
-    **dict.fromkeys(("checkpoint_interval", "save_steps", "trainer.checkpoint_interval"), "checkpoint.every_n_steps"),
-    **dict.fromkeys(("output_dir", "run_dir", "log_dir", "trainer.default_root_dir"), "run.dir"),
+    **dict.fromkeys(("grad_accumulation", "accumulation_steps"), "training.gradient_accumulation_steps"),
+    **dict.fromkeys(("run_dir", "log_dir", "trainer.default_root_dir"), "run.dir"),
+    **dict.fromkeys(("amp", "use_amp", "fp16", "bf16"), "distributed.mixed_precision"),
+    **dict.fromkeys(("checkpoint", "resume"), "resume.source"),
+    **dict.fromkeys(("time_budget", "time_limit", "max_time"), "watchdog.limit"),
+    "use_ddp": "distributed.enabled",
+    "inner_opt": "optimizer.name",
+    "inner_opt_kwargs": "optimizer.weight_decay",
+    "save_steps": "checkpoint.every_n_steps",
+    "save_total_limit": "checkpoint.keep_last",
+    "logging_steps": "trainer.log_every_n_steps",
+    "max_grad_norm": "trainer.gradient_clip_val",
+    "num_train_epochs": "trainer.max_epochs",
+    "per_device_train_batch_size": "data.micro_batch_size",
+    "lr_scheduler_type": "scheduler.name",
     **dict.fromkeys(("eval_interval", "eval_steps"), "trainer.check_val_every_n_steps"),
     "trainer.limit_train_batches": "limits.max_train_batches",
     "trainer.limit_val_batches": "limits.max_val_batches",
     "trainer.enable_checkpointing": "checkpoint.enabled",
     "trainer.max_time": "watchdog.limit",
 }
-_NO_MEANING = {  # words of Lightning without meaning here, and what to do
+_NO_MEANING = {  # other kits' words without meaning here, and what to do
     "trainer.benchmark": "trainer.deterministic says whether kernels are chosen by speed: write "
     "trainer.deterministic=false",
     "trainer.enable_progress_bar": "run.console says how progress shows: write run.console=none, or run.console=tqdm",
@@ -241,6 +272,41 @@ _NO_MEANING = {  # words of Lightning without meaning here, and what to do
     "trainer.fast_dev_run": "there is a profile for it: write trainer=smoke",
     "trainer.callbacks": "early_stopping and checkpoint are blocks of their own: write early_stopping.enabled=true",
     "trainer.use_distributed_sampler": "every process reads its own share anyway: leave it out",
+    **dict.fromkeys(
+        ("overfit_batches", "trainer.overfit_batches"),
+        "the same few batches every epoch are limits.max_train_batches=1 data.shuffle=false",
+    ),
+    **dict.fromkeys(
+        ("training.gradient_checkpointing", "gradient_checkpointing", "trainer.gradient_checkpointing"),
+        "the task's `model` switches it on, as with model.gradient_checkpointing_enable() or torch.utils.checkpoint",
+    ),
+    **dict.fromkeys(
+        [
+            "data_dir",
+            "data.data_dir",
+            "model_name",
+            "dataset_name",
+            "subset",
+            "text_field",
+            "seq_len",
+            "dynamic_batch",
+            "shuffle_buffer",
+        ],
+        "it is for the task to know: give the task such an option, which is then typed as task.NAME=VALUE",
+    ),
+    **dict.fromkeys(
+        [
+            "diloco_loops",
+            "outer_lr",
+            "outer_momentum",
+            "outer_lr_schedule",
+            "outer_opt",
+            "outer_opt_kwargs",
+            "outer_grad_clip",
+        ],
+        "there is no DiLoCo in this version; trainer.strategy=ddp or trainer.strategy=fsdp trains several processes",
+    ),
+    "hpo": "there is no search in this version; sk.find_lr proposes a learning rate",
 }
 
 # %% ../../nbs/10_config/02_aliases.ipynb #8d68f441
@@ -314,6 +380,21 @@ def _deletion(text: str, key: str) -> RequestError:
     )
 
 # %% ../../nbs/10_config/02_aliases.ipynb #ce99b612
+def _meant_group(key: str, value: Any, groups: dict[str, list[str]]) -> str | None:
+    "The sentence for `trainr=kaggle`: the group that was meant by a word that is no setting; None where none was."
+    if "." in key or is_known(key) or isinstance(value, dict):
+        return None
+    near = [group for group in groups if group.lower() == key.lower()]
+    near = near or [group for group in groups if "/" not in group and key.lower().startswith(group.lower())]
+    near = near or difflib.get_close_matches(key.lower(), groups, 1, 0.75)
+    if not near or (key in {name.partition(".")[0] for name in settings()} and value not in groups[near[0]]):
+        return None
+    names = groups[near[0]]
+    if value in names:
+        return f"Did you mean {near[0]}={value}?"
+    return f"Did you mean the group {near[0]}? It has {', '.join(names)}.{did_you_mean(str(value), names)}"
+
+
 def _profile(group: str, name: Any, groups: dict[str, list[str]], hint: typing.Callable[[str, str], str]) -> str | None:
     "`name`, where the group has that profile; None where none is wanted. A run always has a trainer profile."
     if name in groups[group] or (name is None and group != "trainer"):
@@ -361,6 +442,8 @@ def parse_overrides(
             elif key in ("profile", "env"):
                 group = "trainer" if key == "profile" else key
                 raise RequestError(f"{text!r} only records a choice. Choose a profile with {group}={shown(value)}.")
+            elif near := _meant_group(key, value, groups):
+                raise RequestError(f"There is no group of profiles {key!r}. {near}")
             else:
                 pairs += _values("task.name" if key == "task" and isinstance(value, str) else key, value)
     return Overrides(chosen, tuple(pairs), tuple(notes))

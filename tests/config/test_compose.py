@@ -237,10 +237,9 @@ def test_a_number_too_large_for_the_machine_is_refused(key, digits):
 @pytest.mark.parametrize(
     "word, says",
     [
-        ("gradient_accumulation_steps=2", "Did you mean 'training.gradient_accumulation_steps'?"),
-        ("grad_accum=2", "Did you mean 'training.gradient_accumulation_steps'?"),
-        ("checkpoint_interval=3", "Did you mean 'checkpoint.every_n_steps'?"),
-        ("output_dir=x", "Did you mean 'run.dir'?"),
+        ("accumulation_steps=2", "Did you mean 'training.gradient_accumulation_steps'?"),
+        ("save_steps=3", "Did you mean 'checkpoint.every_n_steps'?"),
+        ("run_dir=x", "Did you mean 'run.dir'?"),
         ("trainer.benchmark=true", "write trainer.deterministic=false"),
         ("trainer.enable_progress_bar=false", "write run.console=none"),
         ("distributed.env=NCCL", "it needs names and values of variables, such as distributed.env.NCCL_DEBUG=INFO."),
