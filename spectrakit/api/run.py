@@ -22,6 +22,7 @@ from ..runs.history import History, read_all_events, read_history
 from ..runs.run_dir import missing_files
 from ..system.errors import RequestError
 from ..system.files import write_atomic
+from ..system.masking import masked, masked_value
 from ..system.platforms.detect import detect
 from ..view.live import watch
 from ..view.plots import Picture, plot_curves, save_figure
@@ -76,7 +77,7 @@ class Run:
     def error(self) -> str | None:
         "Why the run failed; None where it did not."
         end = read_history(self.path).end
-        return end["reason"] if end and end["status"] == "failed" else None
+        return masked(end["reason"]) if end and end["status"] == "failed" else None
 
     @property
     def best(self) -> Best | None:
@@ -221,7 +222,7 @@ def summarize(run: Run) -> dict:
             which.lower(): path.name for which in ("LATEST", "BEST") if (path := find_checkpoint(folder, which)[0])
         },
     }
-    write_atomic(run.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+    write_atomic(run.path / "summary.json", json.dumps(masked_value(summary), indent=1) + "\n")
     write_metrics_csv(events, run.path / "metrics.csv")
     save_figure(plot_curves(events, _title(run, history)), run.path / "curves.png")
     return summary

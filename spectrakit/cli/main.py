@@ -9,9 +9,11 @@ __all__ = ['GROUPS', 'COMMANDS', 'usage', 'main']
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import TextIO, cast
 
 from .output import discard_output
 from .parsing import Command
+from ..system.masking import MaskedStream
 
 # %% ../../nbs/90_cli/08_main.ipynb #3352eba6
 GROUPS = ("info", "training", "runs", "find_lr", "wheelhouse", "kaggle")  # modules of this package, in the help's order
@@ -39,10 +41,22 @@ def usage() -> str:
 
 # %% ../../nbs/90_cli/08_main.ipynb #8f25d39d
 def main(arguments: Sequence[str] | None = None) -> int:
-    "Run one command; returns the exit status. `arguments`: those of the process unless given."
+    """Run one command; returns the exit status. `arguments`: those of the process unless given.
+
+    What is printed is masked, also the traceback of an error that nobody expected: after one the streams stay so."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # × and ★ are no reason to fail where a terminal lacks them
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, MaskedStream(stream)) for stream in streams)
+    status = _status(words)
+    sys.stderr.flush()
+    sys.stdout, sys.stderr = streams
+    return status
+
+
+def _status(words: list[str]) -> int:
+    "Run the command that `words` name, and say in one line what was wrong with it; returns the exit status."
     try:
         status = _dispatch(words)
         sys.stdout.flush()

@@ -46,6 +46,7 @@ from spectrakit.config.profile_files import (
 from .schema import Config, get, settings, to_dict
 from .validation import accepted_values, shown, suggestion
 from ..system.errors import RequestError, did_you_mean
+from ..system.masking import masked_value
 
 # %% ../../nbs/10_config/04_compose.ipynb #23a2fc02
 def _spellings(pairs: Iterable[tuple[str, Any]], words: dict[str, str]) -> dict[str, str]:
@@ -408,7 +409,7 @@ def compose(*overrides: str, config: Path | str | None = None) -> Config:
         file = file / "config.yaml"
     text = read_text(file)
     _check_whole(text, file)
-    tree = parse_yaml(text, file)
+    tree = _given_back(parse_yaml(text, file), text)
     if "defaults" in tree:
         return _from_profiles(file.resolve(), asked)
     if not tree:
@@ -431,10 +432,37 @@ def from_dict(tree: dict) -> Config:
 
 # %% ../../nbs/10_config/04_compose.ipynb #6d806321
 _SNAPSHOT, _WHOLE = "# snapshot of a run", "# end of the snapshot"
+_SHA256 = "# sha256 of the canonical form: "
+_withheld: dict[tuple[str, str], Any] = {}  # (a snapshot's hash, key) → the secret that is not written there
+
+
+def _withhold(config: Config) -> dict:
+    "The canonical form without secrets, which are kept in memory."
+    tree = to_dict(config)
+    written_tree = masked_value(tree)
+    written, digest = dict(flat(written_tree)), sha256(config)
+    _withheld.update({(digest, key): value for key, value in flat(tree) if written.get(key, value) != value})
+    return written_tree
+
+
+def _given_back(tree: dict, text: str) -> dict:
+    "The settings of a snapshot with the secrets that this process withheld when it wrote it."
+    found = re.search(rf"^{_SHA256}([0-9a-f]{{64}})$", text, re.M) if _withheld else None
+    own = {key: value for (digest, key), value in _withheld.items() if found and digest == found[1]}
+    for key, value in own.items():
+        *blocks, name = key.split(".")
+        block: Any = tree
+        for part in blocks:
+            block = block.get(part) if isinstance(block, dict) else None
+        if isinstance(block, dict) and block.get(name) == masked_value(value, name):
+            block[name] = value
+    return tree
 
 
 def snapshot(config: Config) -> str:
-    "The canonical form as YAML text, with the command that repeats the run, and a last line by which a cut is seen."
+    """The canonical form as YAML text, with the command that repeats the run, and a last line by which a cut is seen.
+
+    Secrets are masked. This process remembers them for `compose`, which reads such a file; no other one can."""
     import yaml
 
     name = config.task.get("name") or "TASK"
@@ -442,8 +470,8 @@ def snapshot(config: Config) -> str:
     if name.startswith("__main__:"):  # only its notebook has the task
         again = f"sk.fit({name[9:]}(), sk.compose(config='config.yaml'))"
     header = f"{_SNAPSHOT}: what was asked for; `{again}` repeats it\n"
-    header += f"# sha256 of the canonical form: {sha256(config)}\n"
-    return header + yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True) + _WHOLE + "\n"
+    header += f"{_SHA256}{sha256(config)}\n"
+    return header + yaml.safe_dump(_withhold(config), sort_keys=False, allow_unicode=True) + _WHOLE + "\n"
 
 
 def _check_whole(text: str, file: Path) -> None:
@@ -466,9 +494,13 @@ def sha256(config: Config) -> str:
 
 
 def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
-    "Settings in which two Configs differ: key → (value in a, value in b); None where an open block lacks the key."
+    """Settings in which two Configs differ: key → (value in a, value in b); None where an open block lacks the key.
+
+    Secrets are masked, and two of them do not differ: a snapshot has none to compare with."""
     one, other = ({k: v for k, v in flat(to_dict(c)) if v != {}} for c in (a, b))
-    return {k: (one.get(k), other.get(k)) for k in dict.fromkeys([*one, *other]) if one.get(k) != other.get(k)}
+    differing = (k for k in dict.fromkeys([*one, *other]) if one.get(k) != other.get(k))
+    pairs = {k: (masked_value(one.get(k), k), masked_value(other.get(k), k)) for k in differing}
+    return {k: (a, b) for k, (a, b) in pairs.items() if a != b}
 
 # %% ../../nbs/10_config/04_compose.ipynb #23a2fc09
 def describe(config: Config, only: set[str] | None = None) -> str:

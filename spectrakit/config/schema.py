@@ -19,7 +19,7 @@ from typing import Any
 
 from .validation import Setting, check_setting, frozen, has_kind, setting
 from ..system.errors import RequestError, did_you_mean
-from ..system.secrets import SECRET_NAME
+from ..system.masking import secrecy
 from ..system.units import parse_bytes, parse_duration, parse_moment
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fc01
@@ -98,14 +98,11 @@ def _keys(value: Any) -> None:
         raise ValueError(f"it needs keys of settings, and there is no {key!r}.{did_you_mean(key, known)}")
 
 
-_SECRET = re.compile(SECRET_NAME, re.I)
-
-
 def _variables(value: dict) -> None:
     for name, text in value.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise ValueError(f"{name!r} cannot be a variable's name")
-        if _SECRET.search(name):
+        if secrecy(name):
             raise ValueError(
                 f"{name} looks like a secret, and settings are written to disk; export it before the start instead"
             )

@@ -22,7 +22,7 @@ from .check import Checked, check_kernel
 from .metadata import KERNEL_FILE, PLACEHOLDER, known_owner, read_metadata, split_source, with_owner
 from ..system.errors import RequestError
 from ..system.files import write_atomic
-from ..system.secrets import masked
+from ..system.masking import masked
 
 # %% ../../nbs/66_kaggle/06_client.ipynb #3835d7ca
 class KaggleError(RuntimeError):

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..system.secrets import SECRET_NAME
+from ..system.masking import secrecy
 
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #be22bd4b
 FORMS = {  # whose key it is: its form, the key itself as a group where there is more around it
@@ -59,14 +59,13 @@ def leaks_in(text: str) -> list[Leak]:
     return list(dict.fromkeys(found))
 
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #9c925637
-_NAME = re.compile(SECRET_NAME, re.I)
 _PLACEHOLDER = re.compile(r"insert|your|example|xxx|\.\.\.|…|<.*>|\{.*\}|\$|dummy|changeme|placeholder", re.I)
 
 
 def leak_in_value(name: str, value: Any) -> Leak | None:
     "Whether a text that is given to `name` is a secret."
     last = re.split(r"[.\[]", name)[-1]
-    if not isinstance(value, str) or not (_NAME.search(last) or last.lower() in ("key", "pwd", "auth")):
+    if not isinstance(value, str) or not secrecy(last):
         return None
     if len(value) < 8 or re.search(r"\s|/", value) or _PLACEHOLDER.search(value) or (value.isupper() and "_" in value):
         return None

@@ -19,7 +19,7 @@ from typing import Any
 from ..distributed.heartbeat import SharedPage
 from ..distributed.topology import Processes, Threads, plan_threads, process_environ, python_path
 from .job import Job, update_extra
-from .worker import START, start
+from .worker import START, log_to_masked_streams, start
 
 # %% ../../nbs/50_launch/05_attempt.ipynb #4b2c9315
 @dataclass(frozen=True)
@@ -146,9 +146,9 @@ def _be_child(folder: Path, task: Any, environ: dict[str, str], log: Path) -> No
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0), os.dup2(output, 1), os.dup2(output, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w", 1, closefd=False), os.fdopen(2, "w", 1, closefd=False)
         os.environ.clear()
         os.environ.update(environ)
+        log_to_masked_streams()
         status = start(str(folder), task)
     except BaseException:
         import traceback

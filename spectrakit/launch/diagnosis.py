@@ -20,6 +20,7 @@ from ..distributed.heartbeat import HangDetector, HangLimits
 from .attempt import Attempt
 from ..runs.history import end_after
 from ..system.errors import RequestError
+from ..system.masking import masked
 
 # %% ../../nbs/50_launch/06_diagnosis.ipynb #96bc2a52
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def _last_error(traceback: str) -> str:
     if begin is None:
         return lines[-1]
     message = next((lines[i:] for i in range(begin + 1, len(lines)) if lines[i][:1].strip()), lines[-1:])
-    return " ".join(" ".join(message).split())[:500]
+    return masked(" ".join(" ".join(message).split()))[:500]
 
 # %% ../../nbs/50_launch/06_diagnosis.ipynb #83c1129c
 @dataclass

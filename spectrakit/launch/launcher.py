@@ -43,6 +43,7 @@ from ..runs.history import has_started
 from ..runs.run_dir import read_environment, update_environment
 from ..system.errors import RequestError
 from ..system.files import write_atomic
+from ..system.masking import masked
 from ..system.platforms.platform import Platform
 from ..system.signals import interrupts
 
@@ -117,7 +118,7 @@ def remember_failed(platform: Platform, launcher: str, why: str) -> None:
     "Do not try `launcher` again in this session."
     known = {**failed_launchers(platform), launcher: why}
     with contextlib.suppress(OSError):
-        write_atomic(_memory_file(), json.dumps({"session": platform.session_start, "failed": known}))
+        write_atomic(_memory_file(), masked(json.dumps({"session": platform.session_start, "failed": known})))
 
 # %% ../../nbs/50_launch/08_launcher.ipynb #1252e620
 def without_launchers(config: Config, plan: Processes, failed: dict[str, str]) -> Processes:

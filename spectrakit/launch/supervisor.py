@@ -32,6 +32,7 @@ from .attempt import Attempt, clear_traces, describe_attempt, start_process
 from .diagnosis import AttemptResult, Evidence, Observed, diagnose
 from .job import Job
 from ..runs.history import log_size
+from ..system.masking import mask_files
 from ..system.signals import family_of, kill_group, kill_tree, unheard
 from ..watchdog.budget import kill_at, make_budget
 
@@ -274,11 +275,12 @@ def _detector(attempt: Attempt, page: SharedPage) -> HangDetector:
 
 @contextlib.contextmanager
 def _shared(page: SharedPage, attempt: Attempt) -> Iterator[None]:
-    "Remove the page afterwards, and the files for stacks that nobody asked for: Kaggle counts files."
+    "Remove the page afterwards, and files for stacks that nobody asked for (Kaggle counts files); mask the logs."
     try:
         yield
     finally:
         page.close()
+        mask_files(attempt.logs, "*.log")  # libraries in C and other programs write there themselves
         with contextlib.suppress(OSError):
             assert page.path is not None  # it is shared with the processes
             page.path.unlink()

@@ -22,7 +22,7 @@ from ..config.compose import compose, diff, profile_settings
 from ..config.profile_files import load_yaml, nested, other_ending, place, profiles
 from ..config.schema import Config, get
 from ..system.errors import RequestError
-from ..system.secrets import SECRET_NAME, masked
+from ..system.masking import masked, secrecy
 
 # %% ../../nbs/65_picker/00_provenance.ipynb #70595de9
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
@@ -145,7 +145,7 @@ def external_overrides(values: Mapping[str, Any], where: str) -> list[Override]:
 def mask_override(text: str) -> str:
     "An override with secrets masked: values of secret variables, and of keys that are named like secrets."
     key, equals, _ = text.partition("=")
-    return f"{key}=<hidden>" if equals and re.search(SECRET_NAME, key.rpartition(".")[2], re.I) else masked(text)
+    return f"{key}=<hidden>" if equals and secrecy(key) else masked(text)
 
 # %% ../../nbs/65_picker/00_provenance.ipynb #715c94d4
 @dataclass(frozen=True)

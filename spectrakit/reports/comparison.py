@@ -17,7 +17,6 @@ from ..api.run import Run, list_runs, open_run
 from ..config.schema import settings
 from ..config.validation import shown
 from spectrakit.reports.html import (
-    HIDDEN,
     cell,
     figure_html,
     figure_png,
@@ -33,6 +32,7 @@ from ..runs.history import History, read_history
 from ..runs.run_dir import RUN_FILES, missing_files
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import write_atomic
+from ..system.masking import HIDDEN
 from ..system.units import format_duration
 from ..view.plots import Picture, save_figure
 

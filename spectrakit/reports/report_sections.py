@@ -26,11 +26,12 @@ from ..config.schema import settings, to_dict
 from ..config.validation import shown
 from ..launch.job import BUILT_IN, load_task
 from .comparison import results
-from .html import HIDDEN, cell, figure_html, fold, is_secret, plain, safe, table_html
+from .html import cell, figure_html, fold, is_secret, plain, safe, table_html
 from .prediction_plots import pictures_of
 from .run_curves import AXES, CurveStyle, curve, draw_curve, finish_axes, mark_point, plot_runs
 from ..runs.history import History
 from ..system.errors import RequestError
+from ..system.masking import HIDDEN
 from ..system.units import format_bytes, format_duration
 from ..view.plots import INK, VALID, Picture
 

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..system.masking import masked_value
+
 SCHEMA = 1
 
 
@@ -40,8 +42,10 @@ def _plain(value: Any) -> Any:
 
 
 def encode_event(t: float, type: str, fields: dict) -> bytes:
-    "One event as the bytes of one line. `t`: seconds since the run began."
-    return (json.dumps({"t": round(t, 4), "type": type, **_plain(fields)}, allow_nan=False) + "\n").encode()
+    "One event as the bytes of one line, without secrets. `t`: seconds since the run began."
+    return (
+        json.dumps({"t": round(t, 4), "type": type, **masked_value(_plain(fields))}, allow_nan=False) + "\n"
+    ).encode()
 
 # %% ../../nbs/35_runs/00_events.ipynb #23a2fc02
 def repair_tail(path: Path) -> int:

@@ -25,6 +25,7 @@ from .run_dir import is_locked, versions
 from ..system.errors import RequestError
 from ..system.files import file_sha256, write_atomic
 from ..system.hardware import WORKING_BYTES
+from ..system.masking import masked_value
 from ..system.platforms.detect import detect
 from ..system.platforms.platform import Platform
 from ..system.units import format_bytes
@@ -314,7 +315,7 @@ def _seal(folder: Path, platform: Platform, show: bool) -> Sealed:
     notes = [*notes_on(folder, seen, allowed, runs), *_reservations(runs, content["left_out"])]
     path: Path | None = folder / MANIFEST
     try:
-        write_atomic(folder / MANIFEST, json.dumps(content, indent=1, default=str) + "\n")
+        write_atomic(folder / MANIFEST, json.dumps(masked_value(content), indent=1, default=str) + "\n")
     except OSError as error:
         path = None
         notes.insert(0, f"{MANIFEST} was not written: {error.strerror}.")

@@ -33,6 +33,7 @@ from .resume_source import ResumePlan
 from .run_dir import Session, environment, is_locked, locked, new_run_dir, reserve_folder
 from ..system.errors import RequestError
 from ..system.files import write_atomic
+from ..system.masking import masked_value
 from ..system.platforms.detect import writable_bytes
 
 # %% ../../nbs/35_runs/06_resume_dir.ipynb #37465f2e
@@ -250,7 +251,7 @@ def open_run_dir(plan: ResumePlan, config: Config, resolved: Config, session: Se
                 facts = _continued_environment(plan, facts, session.platform.name)
             if aside or before["config.yaml"] is None:
                 write_atomic(path / "config.yaml", snapshot(recorded))
-            write_atomic(path / "environment.json", json.dumps(facts, indent=1) + "\n")
+            write_atomic(path / "environment.json", json.dumps(masked_value(facts), indent=1) + "\n")
             if plan.reason and not plan.goes_on:
                 _log_message(path, plan.reason)
             yield path, keep_effective_batch(resolved, plan.environment, session)

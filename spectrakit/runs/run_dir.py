@@ -29,6 +29,7 @@ from ..config.schema import Config
 from ..distributed.topology import Rank, plan_processes
 from ..system.errors import RequestError
 from ..system.files import write_atomic
+from ..system.masking import masked_value
 from ..system.platforms.detect import writable_bytes
 from ..system.platforms.platform import Platform
 from ..watchdog.budget import TimeLimit
@@ -255,7 +256,7 @@ def _mapping_in(file: Path) -> dict:
 
 def update_environment(path: Path, **facts: Any) -> None:
     "Write `facts` into environment.json of the run at `path`, beside what is there. OSError where that cannot be done."
-    text = json.dumps({**read_environment(path), **facts}, indent=1)
+    text = json.dumps(masked_value({**read_environment(path), **facts}), indent=1)
     write_atomic(path / "environment.json", text + "\n")
 
 

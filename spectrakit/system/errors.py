@@ -9,9 +9,16 @@ __all__ = ['RequestError', 'did_you_mean']
 import difflib
 from collections.abc import Iterable
 
+from .masking import masked
+
 # %% ../../nbs/00_system/01_errors.ipynb #0cac7ea0
 class RequestError(ValueError):
-    "The request was wrong: the message says what is wrong with which value, and how to mend it."
+    """The request was wrong: the message says what is wrong with which value, and how to mend it.
+
+    A value may be a secret, so the message is masked."""
+
+    def __init__(self, *words: object):
+        super().__init__(*(masked(word) if isinstance(word, str) else word for word in words))
 
 # %% ../../nbs/00_system/01_errors.ipynb #fb171cff
 def did_you_mean(word: str, known: Iterable[str]) -> str:

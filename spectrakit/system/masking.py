@@ -165,7 +165,7 @@ def _form(whose: str, starts: str, body: str) -> Form:
 _BEGIN, _END = (rf"-----{word} [A-Z0-9 ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----" for word in ("BEGIN", "END"))
 _OTHERS = (
     ("private key", ("PRIVATE KEY",), rf"(?P<secret>{_BEGIN}(?:[^-]|-(?!----)){{0,20000}}+(?:{_END})?)"),
-    ("password", ("://",), r"(?<=://)[^\s/:@\"'<>]{0,200}:(?P<secret>[^\s/\"'<>${}]{3,400})@"),
+    ("password", ("://",), r"(?<=://)[^\s/:@\"'<>]{0,200}:(?P<secret>[^\s/\"'<>${}]{1,400})@"),
     ("name", ("://",), r"(?<=://)(?P<secret>[^\s/:@\"'<>${}.]{16,400})@"),
     ("Bearer token", ("earer ", "EARER "), r"(?i:\bbearer[ ]{1,4})(?P<secret>[A-Za-z0-9._~+/=-]{12,4000})"),
     ("Basic password", ("asic ", "ASIC "), r"(?i:\bbasic[ ]{1,4})(?P<secret>[A-Za-z0-9+/]{8,2000}={0,2})"),

@@ -38,7 +38,7 @@ from spectrakit.distributed.heartbeat import (
 from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
 from ..system.files import write_atomic
-from ..system.secrets import masked
+from ..system.masking import masked
 from ..system.units import parse_duration
 from ..trackers.registry import start_trackers
 from .evaluation import evaluation_due, run_evaluation

@@ -22,7 +22,7 @@ from ..distributed.fsdp import gradient_norm_clip
 from ..distributed.heartbeat import STOP, TIME, set_deadline
 from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
-from ..system.secrets import masked
+from ..system.masking import masked
 from .loop import NullLog, save_traceback, scale_gradients
 from .schedule import set_lr
 from .seeding import repeatable

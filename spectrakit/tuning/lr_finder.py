@@ -26,6 +26,7 @@ from ..launch.request import new_request
 from ..runs.events import last_event, log_file, read_events
 from ..runs.history import follow
 from ..system.errors import RequestError
+from ..system.masking import masked
 from ..system.signals import ends_softly
 from ..training.lr_range_test import MIN_LOSSES, Smoothed, Sweep
 from ..view.plots import GRID, INK, TRAIN, VALID, Picture
@@ -351,7 +352,7 @@ def _details(logs: Path) -> str:
         for f in sorted(logs.glob(pattern))
         if f.stat().st_size
     ] or sorted(logs.glob("*.log"))
-    return "\n".join(f"{file.stem}:\n{file.read_text(errors='replace')[-8000:]}" for file in files)
+    return masked("\n".join(f"{file.stem}:\n{file.read_text(errors='replace')[-8000:]}" for file in files))
 
 
 def find_lr(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..system.masking import masked
 from ..system.units import format_duration
 from .figures import figures, times
 from .plots import RATE, SPEED, TRAIN, VALID
@@ -23,7 +24,8 @@ WIDTH, PLOT_HEIGHT, TABLE_HEIGHT = 900, 220, 150  # pixels
 # %% ../../nbs/55_view/03_svg.ipynb #c7067f7b
 def escaped(value: Any, most: int = 200) -> str:
     "`value` as text that is safe in HTML and in attributes, cut to `most` characters; what cannot be seen is left out."
-    text = "".join(c if c.isprintable() else " " for c in str(value)[: most + 1])
+    text = str(value) if len(str(value)) < 12 else masked(str(value))
+    text = "".join(c if c.isprintable() else " " for c in text[: most + 1])
     return html.escape(text if len(text) <= most else text[: most - 1] + "…")
 
 # %% ../../nbs/55_view/03_svg.ipynb #9ec6d5b5

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..runs.history import follow
 from ..system.errors import RequestError
+from ..system.masking import masked
 from .figures import figures, times
 from .run_state import MOST_METRICS, RunState, apply_event, number
 
@@ -41,7 +42,7 @@ def _short(name: str, length: int = 60) -> str:
 
 def printable(text: Any, out: Any) -> str:
     "`text` as `out` can print it: in its encoding, without what moves a terminal's cursor, and cut to 5000 characters."
-    text = str(text)
+    text = masked(str(text))
     text = "".join(
         c if c.isprintable() or c in "\n\t" else "�" for c in (text if len(text) <= 5000 else text[:4999] + "…")
     )

@@ -6,7 +6,7 @@ import pytest
 
 from spectrakit.api.actions import fit
 from spectrakit.config.compose import compose
-from spectrakit.system.secrets import masked
+from spectrakit.system.masking import masked
 from tasks import Line
 
 VALUE = "hf_0123456789abcdef"
