@@ -37,7 +37,7 @@ from spectrakit.kaggle.requirements import (
     open_kernel,
     source_findings,
 )
-from .secret_scan import Leak, leak_in_value, leaks_in
+from .secret_scan import Leak, leaks_in_bytes, leaks_in_folder, leaks_in_notebook
 from .static_analysis import UNKNOWN, Use
 from ..system.errors import RequestError
 from ..system.platforms.kaggle import LONGEST_S, USUAL_S
@@ -118,23 +118,18 @@ def _leak_finding(leak: Leak, where: str) -> Finding:
 
 def secret_findings(kernel: Kernel) -> list[Finding]:
     "Keys and tokens that would leave with the kernel."
-    found: list[tuple[Leak | None, str]] = []
-    for cell in kernel.cells:
-        found += [(leak, cell.at()) for leak in leaks_in(cell.source)]
-        found += [(leak, f"{cell.at()}, output") for leak in leaks_in(json.dumps(cell.outputs, ensure_ascii=False))]
-    found += [(leak_in_value(use.name, value), use.where) for use in kernel.facts.values for value in use.args]
-    found += [
-        (leak_in_value(match[1], match[2]), use.where)
-        for use in kernel.facts.shell
-        for word in use.args
-        if (match := re.fullmatch(r"(\w+)=(\S+)", word))
-    ]
-    found += [(leak, "its metadata") for leak in leaks_in(json.dumps(kernel.notebook, ensure_ascii=False))]
-    found += [(leak, KERNEL_FILE) for leak in leaks_in((kernel.folder / KERNEL_FILE).read_text(encoding="utf-8-sig"))]
+    raw = kernel.file.read_bytes()
+    if kernel.file.suffix.lower() == ".ipynb":
+        found = list(leaks_in_notebook(json.loads(raw)))
+    else:
+        found = [(leak, "") for leak in leaks_in_bytes(kernel.file.name, raw)]
+    found += [(leak, KERNEL_FILE) for leak in leaks_in_bytes(KERNEL_FILE, (kernel.folder / KERNEL_FILE).read_bytes())]
     once: dict[tuple, Finding] = {}  # found by its form and by its name, it is reported once
     for leak, where in found:
-        if leak is not None:
-            once.setdefault((leak.hint, where.partition(", line")[0]), _leak_finding(leak, where))
+        once.setdefault((leak.hint, where), _leak_finding(leak, where))
+    for leak, where in leaks_in_folder(kernel.folder, frozenset((KERNEL_FILE, kernel.file.name))):
+        told = f"{leak.whose}: {leak.hint}. A push leaves this file here; an upload of the folder would not."
+        once.setdefault((leak.hint, where), Finding("warning", "secret", told, where))
     findings = list(once.values())
     asks = next((use for use in kernel.facts.calls if use.name.endswith((".get_secret", "spectrakit.secret"))), None)
     if asks:
@@ -420,28 +415,15 @@ def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]
         found.append(
             finding("error", "data", f"It has {format_bytes(size)}, and Kaggle takes {format_bytes(DATA_BYTES)}.")
         )
-    return found + _data_leaks(files) or [finding("ok", "data", f"{len(files)} files, {format_bytes(size)}")]
+    return found + _data_leaks(folder) or [finding("ok", "data", f"{len(files)} files, {format_bytes(size)}")]
 
 
-def _data_leaks(files: list[Path]) -> list[Finding]:
-    "Keys in the small text files of a data set."
-    found = [
-        Finding("error", "secret", "This file holds keys. Take it out.", p.name)
-        for p in files
-        if p.name in ("kaggle.json", ".env", ".netrc", "access_token", "id_rsa")
-    ]
-    for path in files:
-        if (
-            not path.is_file()
-            or path.suffix.lower()
-            not in (".json", ".py", ".txt", ".yaml", ".yml", ".ipynb", ".cfg", ".ini", ".toml", ".md", ".sh")
-            or path.stat().st_size > SOURCE_BYTES
-        ):
-            continue
-        found += [
-            _leak_finding(leak, path.name) for leak in leaks_in(path.read_text(encoding="utf-8", errors="replace"))
-        ]
-    return found
+def _data_leaks(folder: Path) -> list[Finding]:
+    "Keys in the files of a data set, also below its top and in archives."
+    once: dict[tuple, Finding] = {}
+    for leak, where in leaks_in_folder(folder):
+        once.setdefault((leak.hint, where), _leak_finding(leak, where))
+    return list(once.values())
 
 # %% ../../nbs/66_kaggle/04_check.ipynb #a542e749
 CHECKS: dict[
