@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..contract.task import provides
 from ..system.errors import RequestError
 from ..view.plots import GRID, INK, TRAIN, VALID, Picture, decimate, label
 
@@ -335,7 +336,7 @@ def pictures_of(predictions: Any, task: Any = None) -> dict[str, Picture]:
 
     RequestError where the task returns something else than pictures by name.
     """
-    if not callable(getattr(task, "pictures", None)):
+    if not provides(task, "pictures"):
         return default_pictures(predictions.arrays)
     pictures = task.pictures(predictions)
     if not isinstance(pictures, dict):

@@ -17,7 +17,8 @@ from typing import Any
 from ..checkpoint.store import random_state, restore_random_state
 from ..config.batch_plan import BatchPlan, next_fraction
 from ..config.schema import Config
-from ..contract.task import Task
+from ..contract.loss import as_loss
+from ..contract.task import Task, provides
 from ..data.loaders import Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
 from ..distributed.fsdp import is_sharded, same_on_all_ranks
@@ -29,7 +30,7 @@ from ..watchdog.budget import Budget, fits, short_time
 # %% ../../nbs/40_training/02_evaluation.ipynb #beac9085
 def predict_batch(task: Any, model: Any, data: Any) -> Any:
     "The task's own `predict`, or the default one."
-    return (task.predict if callable(getattr(task, "predict", None)) else Task().predict)(model, data)
+    return (task.predict if provides(task, "predict") else Task().predict)(model, data)
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #aaafb7cc
 def score_batch(task: Any, model: Any, batch: Any) -> tuple[dict[str, tuple], Any]:
@@ -37,10 +38,13 @@ def score_batch(task: Any, model: Any, batch: Any) -> tuple[dict[str, tuple], An
 
     RequestError where a metric is no such pair.
     """
-    result = task.loss(model, batch.data)
-    found = {"loss": result if isinstance(result, tuple) else (result.double() * batch.samples, batch.samples)}
-    wants, wants_all = (callable(getattr(task, name, None)) for name in ("metrics", "metrics_all"))
-    outputs = predict_batch(task, model, batch.data) if wants or wants_all else None
+    loss = as_loss(task.loss(model, batch.data))
+    mean = (loss.value.double() * batch.samples, batch.samples)
+    found = {"loss": mean if loss.weight is None else (loss.value, loss.weight), **(loss.logs or {})}
+    wants, wants_all = (provides(task, name) for name in ("metrics", "metrics_all"))
+    outputs = loss.outputs
+    if outputs is None and (wants or wants_all):
+        outputs = predict_batch(task, model, batch.data)
     if wants:
         given = task.metrics(outputs, batch.data)
         name = f"{type(task).__name__}.metrics"
@@ -73,19 +77,19 @@ def on_host(rows: dict[int, dict[str, tuple]]) -> dict[int, dict[str, tuple[floa
     return {index: {name: (next(plain), next(plain)) for name in row} for index, row in rows.items()}
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #0ce330a7
-def averages(rows: dict[int, dict[str, tuple[float, float]]]) -> dict[str, float]:
-    "`val_…`: the sums of all batches by their counts, added in the order of the batches."
+def averages(rows: dict[int, dict[str, tuple[float, float]]], prefix: str = "val_") -> dict[str, float]:
+    "`val_…`, or with another `prefix`: the sums of all batches by their counts, added in the order of the batches."
     sums: dict[str, list[float]] = {}
     for index in sorted(rows):
         for name, (value, count) in rows[index].items():
             entry = sums.setdefault(name, [0.0, 0.0])
             entry[0], entry[1] = entry[0] + value, entry[1] + count
-    if sums and sums["loss"][1] == 0:
+    if "loss" in sums and sums["loss"][1] == 0:
         raise RequestError(
             "The weights of all validation samples are zero, so they have no loss. "
             "Check the weights that `loss` returns."
         )
-    return {f"val_{name}": value / count if count else float("nan") for name, (value, count) in sums.items()}
+    return {f"{prefix}{name}": value / count if count else float("nan") for name, (value, count) in sums.items()}
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #0b853901
 def _ends_here(over: Callable[[], bool], context: RunContext | None) -> bool:
@@ -141,7 +145,7 @@ def evaluate(
     rows: dict[int, dict[str, tuple]] = {}
     parts: dict[int, tuple] = {}
     cut, sharded = False, is_sharded(model)
-    was_training, generators, wants_all = model.training, random_state(), callable(getattr(task, "metrics_all", None))
+    was_training, generators, wants_all = model.training, random_state(), provides(task, "metrics_all")
     model.eval()
     try:
         with torch.no_grad() if sharded else torch.inference_mode():
@@ -199,7 +203,7 @@ def first_evaluation(
         looks, cut = looks + 1, time.monotonic() - began > at_most_s
         return cut
 
-    whole_only = callable(getattr(task, "metrics_all", None))
+    whole_only = provides(task, "metrics_all")
     metrics = evaluate(task, model, valid, context, None if whole_only else over, partial=True) or {}
     seconds = (time.monotonic() - began) * (max(1.0, whole / looks) if cut else 1.0)
     return metrics, max(row[0] for row in context.gather_numbers([seconds]))
@@ -208,7 +212,7 @@ def first_evaluation(
 def test_data(task: Any, valid: Any, config: Config) -> tuple[Any, float]:
     "What will be predicted on, None where there is nothing, and the seconds that making it took."
     began, generators = time.monotonic(), random_state()
-    dataset = task.test_dataset(config) if callable(getattr(task, "test_dataset", None)) else valid
+    dataset = task.test_dataset(config) if provides(task, "test_dataset") else valid
     restore_random_state(generators)
     return (None if dataset is None or dataset_length(dataset, "test") == 0 else dataset), time.monotonic() - began
 
@@ -225,7 +229,7 @@ def predictions_s(task: Any, model: Any, dataset: Any, config: Config, context: 
     import torch
 
     began, generators, was_training = time.monotonic(), random_state(), model.training
-    collate = task.collate if callable(getattr(task, "collate", None)) else None
+    collate = task.collate if provides(task, "collate") else None
     whole, took = forward_passes(len(dataset), config, world_size=context.world_size), []
     batches = eval_batches(
         dataset,

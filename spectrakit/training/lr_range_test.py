@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config.schema import Config
+from ..contract.loss import as_loss, window_part
+from ..contract.task import provides
 from ..distributed.context import BROKEN
 from ..distributed.fsdp import gradient_norm_clip
 from ..distributed.heartbeat import STOP, TIME, set_deadline
@@ -102,7 +104,7 @@ def base_rate_of(s: TrainState) -> BaseRate:
 
 def _follows(s: TrainState, rates: list[float]) -> bool:
     "Whether twice optimizer.lr makes each of the optimizer's `rates` twice what it is."
-    if not callable(getattr(s.task, "optimizer", None)):
+    if not provides(s.task, "optimizer"):
         return True
     twice = replace(s.config, optimizer=replace(s.config.optimizer, lr=2 * s.config.optimizer.lr))
     other = s.task.optimizer(s.context.unwrap(s.learner.model), twice)
@@ -135,16 +137,14 @@ def range_loop(s: TrainState, sweep: Sweep, base: BaseRate) -> tuple[str, str, s
         for batch in s.data.train.epoch(p.epoch):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step
-            result, share = (
-                s.task.loss(s.learner.model, batch.data),
+            found, share = (
+                as_loss(s.task.loss(s.learner.model, batch.data)),
                 batch.window_samples / ranks,
-            )  # DDP takes the mean over ranks
+            )  # of the ranks
             s.context.heartbeat.micro_batch()
-            if isinstance(result, tuple):  # (sum, weight): the window's weight is known at its end
-                total, own = result if batch.samples else (result[0] * 0, result[1] * 0)
-                part, weight = total / share, own if weight is None else weight + own
-            else:
-                part = result * (batch.samples / share)
+            part, own = window_part(found, batch.samples, share)
+            if own is not None:  # the window's weight is known at its end
+                weight = own if weight is None else weight + own
             (part if scaler is None else scaler.scale(part)).backward()
             loss += part.item()
             if not batch.last:

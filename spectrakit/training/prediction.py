@@ -14,7 +14,7 @@ from typing import Any
 
 from ..checkpoint.store import find_checkpoint, load_weights
 from ..config.schema import Config
-from ..contract.task import check_task
+from ..contract.task import check_task, provides
 from ..data.loaders import Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
 from ..system.errors import RequestError
@@ -51,7 +51,7 @@ def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, l
 def submission_table(task: Any, arrays: dict[str, Any]) -> Any:
     "What the task's `submission` makes of the predictions (an array, or the mapping of arrays), or the default table."
     outputs = {k: v for k, v in arrays.items() if k != "targets"}
-    if callable(getattr(task, "submission", None)):
+    if provides(task, "submission"):
         return task.submission(outputs["predictions"] if set(outputs) == {"predictions"} else outputs)
     columns: dict[str, Any] = {"index": range(len(next(iter(outputs.values()))))}
     for name, values in outputs.items():
@@ -108,7 +108,7 @@ def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context
     """
     import torch
 
-    collate = task.collate if callable(getattr(task, "collate", None)) else None
+    collate = task.collate if provides(task, "collate") else None
     placement = Placement(context.device, context.rank, context.world_size)
     batches = eval_batches(dataset, config, placement, collate)
     mine: dict[int, dict] = {}
@@ -158,7 +158,7 @@ def predict_run(
     context.heartbeat.beat("preparing")
     with repeatable(config.trainer.deterministic):
         seed_everything(config.seed)
-        has_test = callable(getattr(task, "test_dataset", None))
+        has_test = provides(task, "test_dataset")
         dataset = task.test_dataset(config) if has_test else task.datasets(config)[1]
         if dataset is None or dataset_length(dataset, "test") == 0:
             raise RequestError(

@@ -21,7 +21,7 @@ from ..config.resolve import ignored_settings
 from ..config.schema import Config
 from ..contract.loss import check_loss
 from ..contract.optimizer import build_optimizer
-from ..contract.task import check_task
+from ..contract.task import check_task, provides
 from ..data.fingerprint import dataset_fingerprint
 from spectrakit.data.loaders import (
     Placement,
@@ -168,7 +168,7 @@ def reserve_for_predictions(
     What would fail only at the end is reported now: RequestError where predictions were asked for.
     """
     context, budget = execution.context, execution.budget
-    if budget.ends is None or not (budget.predictions or callable(getattr(task, "test_dataset", None))):
+    if budget.ends is None or not (budget.predictions or provides(task, "test_dataset")):
         return
     dataset, made_s, broken = None, 0.0, None
     try:
@@ -212,13 +212,9 @@ def make_learner(task: Any, config: Config, context: RunContext, model: Any, ste
     - `model`: prepared, as `context.prepare` returns it
     - `steps`: optimizer steps of the run; None: a trial, without scheduler and averages
     """
-    own = task.optimizer(context.unwrap(model), config) if callable(getattr(task, "optimizer", None)) else None
+    own = task.optimizer(context.unwrap(model), config) if provides(task, "optimizer") else None
     optimizer = own or build_optimizer(model, config)
-    scheduler = (
-        task.scheduler(optimizer, config, steps)
-        if callable(getattr(task, "scheduler", None)) and steps is not None
-        else None
-    )
+    scheduler = task.scheduler(optimizer, config, steps) if provides(task, "scheduler") and steps is not None else None
     params = [q for q in model.parameters() if q.requires_grad]
     averages = config.training.ema_decay is not None and steps is not None
     return Learner(
@@ -273,7 +269,7 @@ def prepare(
     if on_model is not None:
         on_model(model)
     model = context.prepare(model)
-    collate = task.collate if callable(getattr(task, "collate", None)) else None
+    collate = task.collate if provides(task, "collate") else None
     placement, most = Placement(context.device, context.rank, context.world_size), config.limits.max_val_batches
     batches = train_batches(train, plan, config, placement, collate)
     checks = valid and eval_batches(valid, config, placement, collate, most)
@@ -356,7 +352,7 @@ def _ignored(s: TrainState) -> list[str]:
         facts={
             "has_valid": s.data.valid is not None,
             "resident": isinstance(s.data.train, ResidentBatches),
-            "own_optimizer": callable(getattr(s.task, "optimizer", None)),
+            "own_optimizer": provides(s.task, "optimizer"),
             "own_scheduler": s.learner.scheduler is not None,
         },
     )

@@ -118,6 +118,7 @@ class Interval:
     step: int = 0
     samples: int = 0
     loss: Any = 0.0  # the sum over steps; on a GPU a tensor, read at the log point
+    logs: dict[str, tuple] = field(default_factory=dict)  # what losses have logged: {name: (sum, count)}
     paused_s: float = 0.0  # evaluating and saving, which are no training
     busy_s: float = 0.0  # CPU time of this process when it began
 
@@ -432,6 +433,8 @@ def _checkpoint_content(s: TrainState, alone: bool) -> CheckpointContent:
         if alone and s.context.world_size > 1
         else {"step": s.record.interval.step, "loss": float(s.record.interval.loss)}
     )
+    if s.record.interval.logs and not alone:
+        interval["logs"] = {name: tuple(map(float, pair)) for name, pair in s.record.interval.logs.items()}
     own = {**_boundary_random_state(s), "interval": interval}
     ranks = [own] if alone else s.context.gather_on_main(own)
     return CheckpointContent(model or {}, state or {}, ranks or [], averaged)
