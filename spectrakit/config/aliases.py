@@ -442,8 +442,8 @@ def parse_overrides(
             elif key in ("profile", "env"):
                 group = "trainer" if key == "profile" else key
                 raise RequestError(f"{text!r} only records a choice. Choose a profile with {group}={shown(value)}.")
-            elif near := _meant_group(key, value, groups):
-                raise RequestError(f"There is no group of profiles {key!r}. {near}")
+            elif meant := _meant_group(key, value, groups):
+                raise RequestError(f"There is no group of profiles {key!r}. {meant}")
             else:
                 pairs += _values("task.name" if key == "task" and isinstance(value, str) else key, value)
     return Overrides(chosen, tuple(pairs), tuple(notes))
