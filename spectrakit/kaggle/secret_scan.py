@@ -249,8 +249,8 @@ def _leaks_in_outputs(outputs: list) -> Iterator[Leak | None]:
         if output.get("output_type") == "stream":
             streams[str(output.get("name"))] = streams.get(str(output.get("name")), "") + _as_text(output.get("text"))
             continue
-        data = output.get("data") if isinstance(output.get("data"), dict) else {}
-        for kind, value in data.items():
+        data = output.get("data")
+        for kind, value in data.items() if isinstance(data, dict) else ():
             if str(kind).startswith(_PICTURES):
                 continue
             text = _as_text(value)
