@@ -85,6 +85,7 @@ class CheckpointFiles:
         self.hashed: set[str] = set()  # names of the checkpoints that this process has written
         self.in_use: tuple[str, ...] = ()  # names of those that are being copied elsewhere
         self._newest = 0  # the highest number that was written
+        self._proved = False  # whether one of this process has been loaded back
 
     def write(self, snapshot: Snapshot) -> Saved:
         "Write it, and delete what is no longer kept. CheckpointError where that is not possible."
@@ -93,7 +94,9 @@ class CheckpointFiles:
         if self.max_bytes is not None:
             self.prune(snapshot.bytes)
         latest = snapshot.number > self._newest
-        saved = save_checkpoint(self.folder, snapshot.step, snapshot.content, snapshot.best, latest)
+        prove = not self._proved
+        saved = save_checkpoint(self.folder, snapshot.step, snapshot.content, snapshot.best, latest, prove)
+        self._proved = True
         self._newest = max(self._newest, snapshot.number)
         self.hashed.add(saved.path.name)
         self.prune()
@@ -106,7 +109,13 @@ class CheckpointFiles:
 
     def has(self, step: int) -> bool:
         "Whether the checkpoint of `step` is on disk and whole."
-        path = self.folder / f"step-{step:08d}"
+        return self._whole(self.folder / f"step-{step:08d}")
+
+    def newest(self) -> Path | None:
+        "The newest checkpoint that is whole; None where there is none."
+        return next((path for path in checkpoints(self.folder)[::-1] if self._whole(path)), None)
+
+    def _whole(self, path: Path) -> bool:
         return not verify(path, hashes=path.name not in self.hashed)
 
     def excess(self) -> int | None:
@@ -162,8 +171,10 @@ class CheckpointWriter:
         self.mirror = None if settings.mirror is None else Mirror(run_dir, settings, max_bytes, clock)
         self.messages = TopicLog(log)
         # state
+        self.weights_only = False  # whether the disk has room for no more; set before the first step
         self.waiting: Snapshot | None = None  # the best one, until it may be written
         self.written_step: int | None = None  # of the last one that was written
+        self.failure = ""  # why the last one that failed could not be written
         self._received, self._written = 0, 0  # how many snapshots
         self._retry_at = 0.0  # when a failed write may be tried again, by `clock`
         self._in_a_row = 1  # how many saves may have to be made one after the other at the end
@@ -199,6 +210,8 @@ class CheckpointWriter:
         if kind == "last":
             self.flush()
         self._received += 1
+        if self.weights_only:
+            snapshot = replace(snapshot, content=replace(snapshot.content, weights_only=True))
         snapshot = replace(snapshot, number=self._received, bytes=snapshot.content.tensor_bytes())
         waits = kind == "best" and not self.affords()
         small = not self.settings.background or snapshot.bytes <= SMALL
@@ -294,7 +307,9 @@ class CheckpointWriter:
 
     def _report_failure(self, snapshot: Snapshot, error: Exception) -> None:
         retry = not isinstance(error, NotFinite)
-        self.messages.write("save", f"not saved: {error}" if retry else str(error))
+        self.failure = str(error)
+        kept = "" if self.written_step is None else f" Step {self.written_step} is kept."
+        self.messages.write("save", f"not saved: {error}{kept}" if retry else str(error))
         self._retry_at = self.clock() + _RETRY_S
         if retry and snapshot.best and snapshot.buffers and self.waiting is None:
             self.waiting = snapshot

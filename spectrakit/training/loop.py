@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['train_loop', 'scale_gradients', 'next_due', 'poll_requests', 'confirm_requested_save', 'stops_early',
-           'overdue_evaluation', 'device_load', 'RankReport', 'gather_reports', 'log_step', 'gather_logs',
-           'write_log_point', 'at_step_boundary', 'evaluate_and_save', 'ends_by_request', 'finish', 'last_evaluation',
-           'save_traceback', 'NullLog', 'train_run', 'begin_run', 'end_run']
+           'overdue_evaluation', 'device_load', 'RankReport', 'gather_reports', 'log_step', 'write_log_point',
+           'at_step_boundary', 'evaluate_and_save', 'ends_by_request', 'finish', 'last_evaluation', 'save_traceback',
+           'NullLog', 'train_run', 'begin_run', 'with_a_model', 'end_run']
 
 # %% ../../nbs/40_training/07_loop.ipynb #e463e137
 import contextlib
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from ..config.batch_plan import next_fraction
 from ..config.schema import Config
-from ..contract.loss import add_logs, as_loss, window_part
 from ..distributed.context import BROKEN, RunContext
 from ..distributed.fsdp import all_finite, gradient_norm_clip, scale
 from spectrakit.distributed.heartbeat import (
@@ -39,10 +38,10 @@ from spectrakit.distributed.heartbeat import (
 from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
 from ..system.files import write_atomic
-from ..system.masking import masked
+from ..system.secrets import masked
 from ..system.units import parse_duration
 from ..trackers.registry import start_trackers
-from .evaluation import averages, evaluation_due, on_host, run_evaluation
+from .evaluation import evaluation_due, run_evaluation
 from spectrakit.training.nan_guard import (
     ROLLED_BACK,
     apply_nan_policy,
@@ -66,6 +65,7 @@ from spectrakit.training.state import (
     save_due,
     save_due_by_clock,
     update_ema,
+    writer_of,
 )
 from ..watchdog.budget import Budget, describe_budget, hurry, kill_at, reserved_parts, short_time, usable_s
 
@@ -93,13 +93,14 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
         for batch in s.data.train.epoch(p.epoch, p.window):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step
-            found, share = as_loss(task.loss(model, batch.data)), batch.window_samples / ranks  # DDP: a mean over ranks
+            result, share = task.loss(model, batch.data), batch.window_samples / ranks  # DDP takes the mean over ranks
             heartbeat.micro_batch()
-            loss, weight = window_part(found, batch.samples, share)
-            if weight is not None:  # the window's weight is known at its end
+            if isinstance(result, tuple):  # (sum, weight): the window's weight is known at its end
+                total, weight = result if batch.samples else (result[0] * 0, result[1] * 0)
+                loss = total / share
                 window_weight = weight if window_weight is None else window_weight + weight
-            if found.logs and batch.samples:
-                add_logs(record.interval.logs, found.logs)
+            else:
+                loss = result if batch.samples == share else result * (batch.samples / share)
             value = loss.item() if on_host else loss.detach()
             if on_host and not math.isfinite(value) and (ending := handle_bad_loss(s, value, batch.data)):
                 break
@@ -277,7 +278,6 @@ class RankReport(NamedTuple):
     requests: float  # what it asks for: a sum of STOP, TIME, SAVE, …
     usable_s: float  # what training may still use; -1: there is no limit
     step_cost_s: float
-    logs: float  # how many sums its losses have logged
 
 
 def gather_reports(s: TrainState, loss: float, seconds: float) -> list[RankReport]:
@@ -291,7 +291,6 @@ def gather_reports(s: TrainState, loss: float, seconds: float) -> list[RankRepor
         float(s.requests.pending),
         -1.0 if usable is None else usable,
         step_cost(s),
-        float(len(s.record.interval.logs)),
     )
     return [RankReport(*row) for row in s.context.gather_numbers(list(own))]
 
@@ -321,24 +320,17 @@ def log_step(s: TrainState) -> tuple[str, str] | None:
     s.budget.observe("step", s.timing.pace.quantile(0.95))
     if s.budget.ends is not None and p.step < s.schedule.total_steps:
         replan(s, reports[0].usable_s, reports[0].step_cost_s)
-    logged = gather_logs(s) if any(report.logs for report in reports) else {}
-    write_log_point(s, {"loss": loss, **logged}, seconds, reports)
+    write_log_point(s, loss, seconds, reports)
     start_interval(s)
     return None
 
 
-def gather_logs(s: TrainState) -> dict[str, float]:
-    "`train_…`: the means of what the losses of all ranks have logged since the last log point."
-    rows = s.context.gather(on_host({0: s.record.interval.logs})[0])
-    return averages(dict(enumerate(rows)), "train_")
-
-
-def write_log_point(s: TrainState, means: dict[str, float], seconds: float, reports: list[RankReport]) -> None:
-    "The mean loss and logs of the last `seconds` for the trackers and the log; each minute what is left of the time."
+def write_log_point(s: TrainState, loss: float, seconds: float, reports: list[RankReport]) -> None:
+    "The mean `loss` of the last `seconds` for the trackers and the log, and each minute what is left of the time."
     p = s.progress
     point: dict[str, Any] = {
         "epoch": round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4),
-        **means,
+        "loss": loss,
         "lr": s.learner.optimizer.param_groups[0]["lr"],
         "samples_per_s": round(s.record.interval.samples / seconds, 1),
     }
@@ -512,7 +504,7 @@ def train_run(
         if s is not None and s.progress.step > 0 and not finish(s, status, alone) and not alone:
             status, reason, alone = "failed", "the last evaluation failed", True
         if s is not None:
-            end_run(s, status, reason, alone)
+            status, reason = end_run(s, status, reason, alone)
         else:
             if not alone:
                 log.write("end", status=status, reason=reason, step=0, metrics={})
@@ -534,12 +526,22 @@ def begin_run(s: TrainState, resume: bool, restart_reason: str | None) -> None:
     )
 
 
-def end_run(s: TrainState, status: str, reason: str, alone: bool) -> None:
+def with_a_model(s: TrainState, status: str, reason: str) -> tuple[str, str]:
+    "(status, reason) of the end: a run that was to save, and leaves no checkpoint that loads, has failed."
+    wanted = s.config.checkpoint.enabled and s.context.is_main and s.progress.step > 0
+    if status == "failed" or not wanted or writer_of(s).files.newest() is not None:
+        return status, reason
+    why = writer_of(s).failure or "nothing was written"
+    return "failed", f"the run leaves no checkpoint, so there is no model: {why}. Training itself had ended: {reason}"
+
+
+def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, str]:
     """After the last step: all files are written, then the `end`, then the second folder and the trackers.
 
-    `alone`: this rank has broken, and the launcher writes the end.
+    `alone`: this rank has broken, and the launcher writes the end. Returns (status, reason), as they were written.
     """
     finish_saving(s)
+    status, reason = with_a_model(s, status, reason)
     s.record.log.write(
         "budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), held=reserved_parts(s.budget)
     )
@@ -548,3 +550,4 @@ def end_run(s: TrainState, status: str, reason: str, alone: bool) -> None:
     s.context.heartbeat.beat("ending")
     finish_mirror(s)
     s.record.trackers.close(failed=status == "failed")  # last: a slow one keeps nothing waiting
+    return status, reason

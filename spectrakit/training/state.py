@@ -163,6 +163,7 @@ class Saving:
     writer: CheckpointWriter | None = None  # of rank 0; made when it is first needed
     saved_at: float = 0.0  # when a save was last tried, monotonic
     rng_state: tuple | None = None  # torch's (CPU, and GPU or None) at the last step boundary; None within a step
+    weights_only: bool = False  # whether the disk has room for no more
 
 
 @dataclass
@@ -294,6 +295,7 @@ def writer_of(s: TrainState) -> CheckpointWriter:
     "The session's writer."
     if s.saving.writer is None:
         s.saving.writer = CheckpointWriter(s.run_dir, s.config.checkpoint, s.record.log.write, s.budget.observe)
+        s.saving.writer.weights_only = s.saving.weights_only
     return s.saving.writer
 
 # %% ../../nbs/40_training/01_state.ipynb #9dfe4c0c
