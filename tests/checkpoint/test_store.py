@@ -567,7 +567,9 @@ def test_a_write_that_fails_costs_one_message_and_the_next_one_is_tried(tmp_path
     give(k, 2), k.flush(), give(k, 3), k.flush()
     assert give(k, 4, "best")
     helpers.wait_for(lambda: (k.poll(), k.waiting)[1], "the best one to wait for another try")
-    assert saved(k) == [1] and messages(k) == ["not saved: step-00000002 could not be written: Input/output error."]
+    assert saved(k) == [1] and messages(k) == [
+        "not saved: step-00000002 could not be written: Input/output error. Step 1 is kept."
+    ]
     monkeypatch.setattr(async_writer, "save_checkpoint", good)
     k.poll()
     assert k.waiting is not None  # not at once
