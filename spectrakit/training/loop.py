@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['train_loop', 'scale_gradients', 'next_due', 'poll_requests', 'confirm_requested_save', 'stops_early',
-           'overdue_evaluation', 'device_load', 'RankReport', 'gather_reports', 'log_step', 'write_log_point',
-           'at_step_boundary', 'evaluate_and_save', 'ends_by_request', 'finish', 'last_evaluation', 'save_traceback',
-           'NullLog', 'train_run', 'begin_run', 'with_a_model', 'end_run']
+           'overdue_evaluation', 'device_load', 'RankReport', 'gather_reports', 'log_step', 'gather_logs',
+           'write_log_point', 'at_step_boundary', 'evaluate_and_save', 'ends_by_request', 'finish', 'last_evaluation',
+           'save_traceback', 'NullLog', 'train_run', 'begin_run', 'with_a_model', 'end_run']
 
 # %% ../../nbs/40_training/08_loop.ipynb #e463e137
 import contextlib
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ..config.batch_plan import next_fraction
 from ..config.schema import Config
+from ..contract.loss import add_logs, as_loss, window_part
 from ..distributed.context import BROKEN, RunContext
 from ..distributed.fsdp import all_finite, gradient_norm_clip, scale
 from spectrakit.distributed.heartbeat import (
@@ -38,10 +39,10 @@ from spectrakit.distributed.heartbeat import (
 from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
 from ..system.files import write_atomic
-from ..system.secrets import masked
+from ..system.masking import masked
 from ..system.units import parse_duration
 from ..trackers.registry import start_trackers
-from .evaluation import evaluation_due, run_evaluation
+from .evaluation import averages, evaluation_due, on_host, run_evaluation
 from spectrakit.training.nan_guard import (
     ROLLED_BACK,
     apply_nan_policy,
@@ -93,14 +94,13 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
         for batch in s.data.train.epoch(p.epoch, p.window):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step
-            result, share = task.loss(model, batch.data), batch.window_samples / ranks  # DDP takes the mean over ranks
+            found, share = as_loss(task.loss(model, batch.data)), batch.window_samples / ranks  # DDP: a mean over ranks
             heartbeat.micro_batch()
-            if isinstance(result, tuple):  # (sum, weight): the window's weight is known at its end
-                total, weight = result if batch.samples else (result[0] * 0, result[1] * 0)
-                loss = total / share
+            loss, weight = window_part(found, batch.samples, share)
+            if weight is not None:  # the window's weight is known at its end
                 window_weight = weight if window_weight is None else window_weight + weight
-            else:
-                loss = result if batch.samples == share else result * (batch.samples / share)
+            if found.logs and batch.samples:
+                add_logs(record.interval.logs, found.logs)
             value = loss.item() if on_host else loss.detach()
             if on_host and not math.isfinite(value) and (ending := handle_bad_loss(s, value, batch.data)):
                 break
@@ -278,6 +278,7 @@ class RankReport(NamedTuple):
     requests: float  # what it asks for: a sum of STOP, TIME, SAVE, …
     usable_s: float  # what training may still use; -1: there is no limit
     step_cost_s: float
+    logs: float  # how many sums its losses have logged
 
 
 def gather_reports(s: TrainState, loss: float, seconds: float) -> list[RankReport]:
@@ -291,6 +292,7 @@ def gather_reports(s: TrainState, loss: float, seconds: float) -> list[RankRepor
         float(s.requests.pending),
         -1.0 if usable is None else usable,
         step_cost(s),
+        float(len(s.record.interval.logs)),
     )
     return [RankReport(*row) for row in s.context.gather_numbers(list(own))]
 
@@ -320,17 +322,24 @@ def log_step(s: TrainState) -> tuple[str, str] | None:
     s.budget.observe("step", s.timing.pace.quantile(0.95))
     if s.budget.ends is not None and p.step < s.schedule.total_steps:
         replan(s, reports[0].usable_s, reports[0].step_cost_s)
-    write_log_point(s, loss, seconds, reports)
+    logged = gather_logs(s) if any(report.logs for report in reports) else {}
+    write_log_point(s, {"loss": loss, **logged}, seconds, reports)
     start_interval(s)
     return None
 
 
-def write_log_point(s: TrainState, loss: float, seconds: float, reports: list[RankReport]) -> None:
-    "The mean `loss` of the last `seconds` for the trackers and the log, and each minute what is left of the time."
+def gather_logs(s: TrainState) -> dict[str, float]:
+    "`train_…`: the means of what the losses of all ranks have logged since the last log point."
+    rows = s.context.gather(on_host({0: s.record.interval.logs})[0])
+    return averages(dict(enumerate(rows)), "train_")
+
+
+def write_log_point(s: TrainState, means: dict[str, float], seconds: float, reports: list[RankReport]) -> None:
+    "The mean loss and logs of the last `seconds` for the trackers and the log; each minute what is left of the time."
     p = s.progress
     point: dict[str, Any] = {
         "epoch": round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4),
-        "loss": loss,
+        **means,
         "lr": s.learner.optimizer.param_groups[0]["lr"],
         "samples_per_s": round(s.record.interval.samples / seconds, 1),
     }
