@@ -180,7 +180,12 @@ _FACTS = (  # settings, the fact that leaves them without effect, and why
         ("own_scheduler", True),
         "the task's own scheduler cannot be planned anew; the run is stopped in time",
     ),
-    (_block("scheduler"), ("own_scheduler", True), f"the task makes its own scheduler, {_OWN}"),
+    (
+        tuple(key for key in _block("scheduler") if key != "scheduler.interval"),
+        ("own_scheduler", True),
+        f"the task makes its own scheduler, {_OWN}",
+    ),
+    (("scheduler.interval",), ("own_scheduler", False), "a built-in schedule moves with every optimizer step"),
     (
         (
             *_block("early_stopping"),

@@ -189,6 +189,12 @@ class SchedulerConfig:
     final_lr_fraction: float = setting(0.0, "learning rate at the end, as a fraction of the base", minimum=0, maximum=1)
     power: float = setting(2.0, "exponent of the polynomial shape", above=0)
     peak_at: float = setting(0.3, "where one_cycle peaks, as a fraction of all steps", above=0, maximum=0.99)
+    interval: str = setting(
+        "step",
+        "when a task's own scheduler moves: after each optimizer step, each epoch, or an evaluation (plateau)",
+        choices=("step", "epoch", "plateau"),
+        added_later=True,
+    )
 
 # %% ../../nbs/10_config/01_schema.ipynb #b52d1bb7
 @dataclass(frozen=True)

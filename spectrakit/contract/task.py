@@ -98,9 +98,10 @@ class Task:
 
     @optional
     def scheduler(self, optimizer: Any, cfg: Config, total_steps: int) -> Any:
-        """A torch scheduler that is stepped after each optimizer step; None for the settings' own schedule.
+        """A torch scheduler; None for the settings' own schedule. Called once.
 
-        `total_steps`: the optimizer steps of the whole run. Called once.
+        It is stepped after each optimizer step, or as `scheduler.interval` says; a ReduceLROnPlateau after each
+        evaluation, with the monitored metric. `total_steps`: the optimizer steps of the whole run.
         """
         return None
 

@@ -257,13 +257,16 @@ def _apply_allowed_changes(s: TrainState, today: list[dict], state: dict) -> Non
         )
         if _may_change(s, key)
     ]
-    for group, now, new in zip(s.learner.optimizer.param_groups, today, s.learner.base_lrs, strict=False):
+    before = state.get("base_lrs") if s.learner.scheduler is not None else None  # its own scheduler has moved them
+    for i, (group, now, new) in enumerate(
+        zip(s.learner.optimizer.param_groups, today, s.learner.base_lrs, strict=False)
+    ):
         group.update({name: now[name] for name in changed if name in now})
         if not _may_change(s, "optimizer.lr"):
             continue
-        old = group.get("initial_lr")  # where a scheduler of the task's own has moved it
+        old = group.get("initial_lr") or (before and before[i])
         group["lr"] = group["lr"] * (new / old) if old else new * state["progress"].get("lr_scale", 1.0)
-        if old:
+        if "initial_lr" in group:
             group["initial_lr"] = new
 
 # %% ../../nbs/40_training/06_restore.ipynb #188fffc9
@@ -275,6 +278,8 @@ def _load_scheduler(s: TrainState, state: dict, done: int | None, notes: list[st
     steps of today on.
     """
     today, kept = s.learner.scheduler.state_dict(), dict(state["scheduler"])
+    if s.learner.interval != "step" and done is not None:
+        done = s.progress.epoch if s.learner.interval == "epoch" else kept.get("last_epoch")
     if done is not None or state.get("asked_steps", s.schedule.requested_steps) != s.schedule.requested_steps:
         kept.update({name: today[name] for name in _LENGTHS if name in today})
         if done is not None:

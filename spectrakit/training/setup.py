@@ -41,6 +41,7 @@ from ..runs.run_dir import read_environment, update_environment
 from ..system.errors import RequestError, did_you_mean
 from ..trackers.registry import check_trackers
 from .evaluation import first_evaluation, forward_passes, predictions_s, test_data, trial_limit_s
+from .schedule import check_plateau, interval_of
 from .seeding import seed_everything
 from .state import Data, Execution, Learner, Record, Saving, Schedule, TrainState
 from ..watchdog.budget import Budget, describe_budget, reserved_parts
@@ -214,6 +215,7 @@ def make_learner(task: Any, config: Config, context: RunContext, model: Any, ste
     """
     own = task.optimizer(context.unwrap(model), config) if provides(task, "optimizer") else None
     optimizer = own or build_optimizer(model, config)
+    base_lrs = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]  # a scheduler changes "lr"
     scheduler = task.scheduler(optimizer, config, steps) if provides(task, "scheduler") and steps is not None else None
     params = [q for q in model.parameters() if q.requires_grad]
     averages = config.training.ema_decay is not None and steps is not None
@@ -221,9 +223,10 @@ def make_learner(task: Any, config: Config, context: RunContext, model: Any, ste
         model,
         params,
         optimizer,
-        [group["lr"] for group in optimizer.param_groups],
+        base_lrs,
         scheduler,
         [q.detach().clone() for q in params] if averages else None,
+        interval_of(scheduler, config),
     )
 
 
@@ -288,6 +291,7 @@ def prepare(
         reserve_for_predictions(task, plain, valid, config, execution, log)
     steps = total_steps(config, plan)
     learner = make_learner(task, config, context, model, None if training_only else steps)
+    check_plateau(learner, monitor, direction.mode)
     seed_everything(mix_seed(config.seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
     return TrainState(
         task,

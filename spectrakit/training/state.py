@@ -63,6 +63,7 @@ class Learner:
     base_lrs: list[float]  # of each parameter group, before the schedule
     scheduler: Any = None  # the task's own; None: the built-in schedule
     ema: list | None = None  # moving averages of `params`, in their order
+    interval: str = "step"  # when the task's own scheduler moves: step, epoch or plateau
 
 
 @dataclass
@@ -213,6 +214,7 @@ class TrainState:
             "ema": self.learner.ema,
             "scaler": self.context.scaler.state_dict() if self.context.scaler else None,
             "scheduler": self.learner.scheduler.state_dict() if self.learner.scheduler else None,
+            "base_lrs": [float(lr) for lr in self.learner.base_lrs],
             "monitor": self.monitor,
             "mode": self.mode,
             "effective_batch_size": self.data.plan.effective_batch_size,

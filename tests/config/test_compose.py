@@ -109,7 +109,12 @@ def test_a_config_is_carried_whole_and_stays_frozen(make):
             get(again, key)["x"] = 1
 
 
-ADDED_LATER = {"scheduler.warmup_ratio": 0.5, "trainer.val_check_interval": 0.5, "launch.threads": 3}
+ADDED_LATER = {
+    "scheduler.warmup_ratio": 0.5,
+    "scheduler.interval": "epoch",
+    "trainer.val_check_interval": 0.5,
+    "launch.threads": 3,
+}
 
 
 def test_a_setting_that_came_later_leaves_the_hash_of_earlier_versions(here):
