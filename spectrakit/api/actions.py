@@ -22,7 +22,7 @@ from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, override
 from ..config.schema import Config
 from ..contract.task import check_task
-from ..launch.job import Job, check_task_name, full_task_name, jobs_folder, name_of, remove_abandoned_jobs
+from ..launch.job import Job, check_task_name, jobs_folder, remove_abandoned_jobs, with_task
 from ..launch.job_kind import PREDICT, RESUME, TRAIN, JobKind
 from ..launch.launcher import launch
 from ..launch.request import RunRequest, new_request
@@ -263,21 +263,6 @@ def _predict_in_time(task: Any, run: Run, out: str | Path, request: RunRequest, 
         )
 
 # %% ../../nbs/60_api/01_actions.ipynb #5b5f4425
-def _with_task(config: Config, task: Any) -> Config:
-    "`config` with the name of the task. RequestError where it is no Config, or the task cannot be trained."
-    if not isinstance(config, Config):
-        raise RequestError(
-            f"fit was given a {type(config).__name__} for its config. Make one with compose('trainer=kaggle_safe')."
-        )
-    if isinstance(task, str):
-        check_task_name(task)
-        name = full_task_name(task)
-    else:
-        check_task(task, config)
-        name = name_of(task)
-    return replace(config, task={**config.task, "name": name})
-
-
 def _with_source(config: Config, source: str | Path | Run) -> Config:
     "`config` with this resume.source."
     name = str(getattr(source, "path", source))
@@ -300,7 +285,7 @@ def fit(
     file for test predictions as a table, made afterwards (default None). `show`: whether to print how it goes (default
     True). RequestError, with nothing left behind, where the request is wrong.
     """
-    config = _with_task(compose() if config is None else config, task)
+    config = with_task(compose() if config is None else config, task, "fit")
     if resume is not None:
         config = _with_source(config, resume)
     if predict is not None:
