@@ -14,7 +14,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from .schema import TRACKERS, CheckpointConfig, DataloaderConfig, settings
+from .schema import OPTIMIZERS, TRACKERS, CheckpointConfig, DataloaderConfig, settings
 from .validation import shown
 from ..system.errors import RequestError, did_you_mean
 
@@ -93,7 +93,7 @@ ALIASES = {
     },
     **{f.name: f"dataloader.{f.name}" for f in dataclasses.fields(DataloaderConfig)},
 }
-OPEN = ("extra.", "task.", "distributed.env.")  # blocks that take keys of your own
+OPEN = ("extra.", "task.", "distributed.env.", "optimizer.options.")  # blocks that take keys of your own
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc02
 _PRECISIONS = {
@@ -121,6 +121,8 @@ def _canonical_value(key: str, value: Any) -> Any:
         return _PRECISIONS[str(value).lower()]
     if target == "tracking.names":
         return _tracker_names(value)
+    if target == "optimizer.name":
+        return _optimizer_name(key, value)
     if target == "resume.allow" and isinstance(value, str):
         value = [value]
     if target == "resume.allow" and isinstance(value, (list, tuple)):
@@ -139,6 +141,17 @@ def _canonical_value(key: str, value: Any) -> Any:
             )
         return "auto" if value in (-1, "-1") else value
     return value
+
+
+def _optimizer_name(key: str, value: Any) -> Any:
+    "`AdamW` and `torch.optim.AdamW` as adamw. RequestError for the one that needs another loop."
+    name = str(value).rsplit(".", 1)[-1].lower()
+    if name == "lbfgs":
+        raise RequestError(
+            f"{key}={shown(value)} is not possible: LBFGS asks for the loss several times in a step (a closure), and a "
+            "step here has one pass over its samples. Use another optimizer, or a loop of your own with sk.Watchdog."
+        )
+    return name if name in OPTIMIZERS else value
 
 
 def _tracker_names(value: Any) -> Any:
@@ -250,6 +263,8 @@ _SUGGESTED = {
     **dict.fromkeys(("time_budget", "time_limit", "max_time"), "watchdog.limit"),
     "use_ddp": "distributed.enabled",
     "inner_opt": "optimizer.name",
+    **dict.fromkeys(("optimizer.beta2", "optimizer.beta1", "adam_beta2"), "optimizer.betas"),
+    "adam_epsilon": "optimizer.eps",
     "inner_opt_kwargs": "optimizer.weight_decay",
     "save_steps": "checkpoint.every_n_steps",
     "save_total_limit": "checkpoint.keep_last",

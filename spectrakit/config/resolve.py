@@ -158,6 +158,11 @@ _RULES = (  # settings, when they have no effect in a run of `world` processes, 
         "csv, the only tracker of tracking.names, has none",
     ),
     (
+        ("trainer.gradient_clip_algorithm",),
+        lambda c, world: c.trainer.gradient_clip_val is None,
+        "trainer.gradient_clip_val is null",
+    ),
+    (
         ("training.max_rollbacks", "training.rollback_lr_factor"),
         lambda c, world: c.training.nan_policy != "rollback",
         "only training.nan_policy=rollback has it",

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['is_sharded', 'same_on_all_ranks', 'shard', 'shard_by_accelerate', 'whole', 'whole_optimizer_state', 'like',
-           'load_whole_optimizer', 'load_whole_model', 'gradient_norm_clip', 'scale', 'all_finite']
+           'load_whole_optimizer', 'load_whole_model', 'gradient_norm_clip', 'gradient_value_clip', 'gradient_clip',
+           'scale', 'all_finite']
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fcf4
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..system.errors import RequestError
@@ -289,6 +290,21 @@ def gradient_norm_clip(params: list, limit: float) -> Any:
 
     norm: Any = clip_grad_norm_(params, limit)
     return norm.full_tensor() if _is_dtensor(norm) else norm
+
+
+def gradient_value_clip(params: list, limit: float) -> None:
+    "Bring each value of the gradients into the range from -`limit` to `limit`, in place."
+    import torch
+
+    grads = [q.grad.to_local() if _is_dtensor(q.grad) else q.grad for q in params if q.grad is not None]
+    if grads:
+        torch._foreach_clamp_min_(grads, -limit)
+        torch._foreach_clamp_max_(grads, limit)
+
+
+def gradient_clip(algorithm: str) -> Callable[[list, float], Any]:
+    "The function that bounds the gradients of parameters: by 'norm' or by 'value'."
+    return {"norm": gradient_norm_clip, "value": gradient_value_clip}[algorithm]
 
 
 def scale(grads: list, factor: Any) -> None:

@@ -21,7 +21,7 @@ from ..config.batch_plan import next_fraction
 from ..config.schema import Config
 from ..contract.loss import add_logs, as_loss, window_part
 from ..distributed.context import BROKEN, RunContext
-from ..distributed.fsdp import all_finite, gradient_norm_clip, scale
+from ..distributed.fsdp import all_finite, gradient_clip, scale
 from spectrakit.distributed.heartbeat import (
     FAILED,
     HURRY,
@@ -82,6 +82,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
     clip, decay = c.trainer.gradient_clip_val, c.training.ema_decay
     factor, exchange, skips = lr_rule(s), s.context.gradient_sync(model), c.training.nan_policy == "skip"
     interval = s.learner.interval if s.learner.scheduler is not None else None
+    owned, unowned, bound = s.learner.owned, s.learner.unowned, gradient_clip(c.trainer.gradient_clip_algorithm)
     model.train()
     start_interval(s)
     watch_buffers(s)
@@ -115,7 +116,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
             if clip is not None:
                 if scaler is not None:
                     scaler.unscale_(optimizer)
-                gradient_norm_clip(params, clip)
+                bound(owned, clip)
             saving.rng_state = None  # from here to the next step boundary there is nothing that could be saved
             if factor is not None:
                 set_lr(s, factor(p.position))
@@ -128,6 +129,8 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
             if interval == "step":
                 step_scheduler(s)
             optimizer.zero_grad()
+            for q in unowned:  # which nobody else clears
+                q.grad = None
             p.step += 1
             p.window += 1
             p.position += schedule.stride
@@ -175,7 +178,7 @@ def scale_gradients(s: TrainState, samples: int, weight: Any) -> Any:
     if s.context.world_size > 1:
         weight = s.context.reduce_tensor(torch.as_tensor(weight, dtype=torch.float32, device=s.context.device))
     factor = samples / (weight.detach().clamp(min=1e-12) if torch.is_tensor(weight) else max(weight, 1e-12))
-    grads = [q.grad for q in s.learner.params if q.grad is not None]
+    grads = [q.grad for q in s.learner.owned if q.grad is not None]
     if grads:
         scale(grads, factor)
     return factor.item() if torch.is_tensor(factor) and s.context.device.type == "cpu" else factor

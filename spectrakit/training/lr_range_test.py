@@ -20,7 +20,7 @@ from ..config.schema import Config
 from ..contract.loss import as_loss, window_part
 from ..contract.task import provides
 from ..distributed.context import BROKEN
-from ..distributed.fsdp import gradient_norm_clip
+from ..distributed.fsdp import gradient_clip
 from ..distributed.heartbeat import STOP, TIME, set_deadline
 from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
@@ -130,6 +130,7 @@ def range_loop(s: TrainState, sweep: Sweep, base: BaseRate) -> tuple[str, str, s
         s.config.trainer.gradient_clip_val,
     )
     exchange, curve = s.context.gradient_sync(s.learner.model), Smoothed(sweep.steps)
+    bound = gradient_clip(s.config.trainer.gradient_clip_algorithm)
     s.learner.model.train()
     s.context.heartbeat.begin(0)
     while True:
@@ -158,13 +159,15 @@ def range_loop(s: TrainState, sweep: Sweep, base: BaseRate) -> tuple[str, str, s
             if clip is not None:
                 if scaler is not None:
                     scaler.unscale_(optimizer)
-                gradient_norm_clip(s.learner.params, clip)
+                bound(s.learner.owned, clip)
             set_lr(s, rate / base.value)
             if scaler is None:
                 optimizer.step()
             else:
                 scaler.step(optimizer), scaler.update()
             optimizer.zero_grad()
+            for q in s.learner.unowned:
+                q.grad = None
             p.step += 1
             s.timing.pace.add(time.monotonic() - began)
             s.context.heartbeat.step(p.step)

@@ -104,7 +104,7 @@ def step_unless_bad(s: TrainState, loss: Any) -> Any:
     import torch
 
     grads = [
-        q.grad.to_local() if hasattr(q.grad, "to_local") else q.grad for q in s.learner.params if q.grad is not None
+        q.grad.to_local() if hasattr(q.grad, "to_local") else q.grad for q in s.learner.owned if q.grad is not None
     ]
     size = torch.stack(torch._foreach_norm(grads)).sum() if grads else torch.zeros((), device=s.context.device)
     # the gradients of fp16 are scaled, and overflow now and then: that is the scaler's business

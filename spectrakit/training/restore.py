@@ -254,6 +254,9 @@ def _apply_allowed_changes(s: TrainState, today: list[dict], state: dict) -> Non
             ("weight_decay", "optimizer.weight_decay"),
             ("momentum", "optimizer.momentum"),
             ("betas", "optimizer.momentum"),
+            ("betas", "optimizer.betas"),
+            ("eps", "optimizer.eps"),
+            ("weight_decay", "optimizer.groups"),
         )
         if _may_change(s, key)
     ]
@@ -262,7 +265,7 @@ def _apply_allowed_changes(s: TrainState, today: list[dict], state: dict) -> Non
         zip(s.learner.optimizer.param_groups, today, s.learner.base_lrs, strict=False)
     ):
         group.update({name: now[name] for name in changed if name in now})
-        if not _may_change(s, "optimizer.lr"):
+        if not _may_change(s, "optimizer.lr", "optimizer.groups"):
             continue
         old = group.get("initial_lr") or (before and before[i])
         group["lr"] = group["lr"] * (new / old) if old else new * state["progress"].get("lr_scale", 1.0)
@@ -285,6 +288,6 @@ def _load_scheduler(s: TrainState, state: dict, done: int | None, notes: list[st
         if done is not None:
             kept.update({name: done + more for name, more in (("last_epoch", 0), ("_step_count", 1)) if name in kept})
         notes.append("the task's scheduler goes on with the length that the run has now")
-    if "base_lrs" in today and _may_change(s, "optimizer.lr"):
+    if "base_lrs" in today and _may_change(s, "optimizer.lr", "optimizer.groups"):
         kept["base_lrs"] = today["base_lrs"]
     s.learner.scheduler.load_state_dict(kept)

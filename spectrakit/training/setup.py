@@ -20,7 +20,7 @@ from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
 from ..config.schema import Config
 from ..contract.loss import check_loss
-from ..contract.optimizer import build_optimizer
+from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
 from ..contract.task import check_task, provides
 from ..data.fingerprint import dataset_fingerprint
 from spectrakit.data.loaders import (
@@ -214,7 +214,10 @@ def make_learner(task: Any, config: Config, context: RunContext, model: Any, ste
     - `steps`: optimizer steps of the run; None: a trial, without scheduler and averages
     """
     own = task.optimizer(context.unwrap(model), config) if provides(task, "optimizer") else None
-    optimizer = own or build_optimizer(model, config)
+    if own is not None:
+        check_optimizer(task, own)
+        check_sparse(context.unwrap(model), own)
+    optimizer = own or build_optimizer(context.unwrap(model), config)
     base_lrs = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]  # a scheduler changes "lr"
     scheduler = task.scheduler(optimizer, config, steps) if provides(task, "scheduler") and steps is not None else None
     params = [q for q in model.parameters() if q.requires_grad]
@@ -362,6 +365,26 @@ def _ignored(s: TrainState) -> list[str]:
     )
 
 # %% ../../nbs/40_training/05_setup.ipynb #94e45f16
+def _ownership_notes(s: TrainState) -> list[str]:
+    "What the optimizer leaves out, and what it has that is not the model's, a sentence each."
+    names = {id(q): name for name, q in s.context.unwrap(s.learner.model).named_parameters()}
+    left = [names.get(id(q), "?") for q in s.learner.unowned]
+    foreign = sum(id(q) not in names for q in s.learner.owned)
+    notes = []
+    if left:
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        notes.append(
+            f"not trained, because the optimizer does not have them: {', '.join(left[:3])}{more}. Add them in "
+            "`optimizer`, or set requires_grad=False"
+        )
+    if foreign:
+        notes.append(
+            f"the optimizer updates {foreign} parameters that are not the model's, so that no checkpoint holds them. "
+            "Make them part of what `model` returns"
+        )
+    return notes
+
+
 def write_start(s: TrainState, resume: bool, notes: list[str]) -> None:
     """Write what was decided into the log and environment.json; a run that goes on writes a `restart` besides.
 
@@ -385,6 +408,8 @@ def write_start(s: TrainState, resume: bool, notes: list[str]) -> None:
     if not resume or not has_started(s.run_dir):
         s.record.log.write("start", **decided)
     facts = known.get("resumed", {})
+    for text in _ownership_notes(s):
+        s.record.log.write("message", text=text)
     if resume:
         s.record.log.write(
             "restart",

@@ -23,6 +23,7 @@ from ..checkpoint.mirror import mirror_files
 from ..checkpoint.store import CheckpointContent, random_state
 from ..config.batch_plan import BatchPlan
 from ..config.schema import Config
+from ..contract.optimizer import ownership
 from ..distributed.context import RunContext
 from ..distributed.fsdp import like, load_whole_optimizer, whole
 from ..distributed.heartbeat import Pace
@@ -64,6 +65,11 @@ class Learner:
     scheduler: Any = None  # the task's own; None: the built-in schedule
     ema: list | None = None  # moving averages of `params`, in their order
     interval: str = "step"  # when the task's own scheduler moves: step, epoch or plateau
+
+    def __post_init__(self) -> None:
+        self.owned, self.unowned = self.params, []  # what the optimizer updates, and trainable ones that it leaves out
+        if self.optimizer is not None:
+            self.owned, self.unowned = ownership(self.optimizer, self.params)
 
 
 @dataclass

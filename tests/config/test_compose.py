@@ -112,6 +112,12 @@ def test_a_config_is_carried_whole_and_stays_frozen(make):
 ADDED_LATER = {
     "scheduler.warmup_ratio": 0.5,
     "scheduler.interval": "epoch",
+    "optimizer.betas": "[0.8,0.9]",
+    "optimizer.eps": 1e-6,
+    "optimizer.decay_norms_and_biases": "true",
+    "optimizer.options": "{nesterov:true}",
+    "optimizer.groups": "[{match:head,lr:1.0}]",
+    "trainer.gradient_clip_algorithm": "value",
     "trainer.val_check_interval": 0.5,
     "launch.threads": 3,
 }
@@ -251,7 +257,7 @@ def test_a_number_too_large_for_the_machine_is_refused(key, digits):
         ("distributed.env.A.B=1", "the variable A needs one value, such as distributed.env.A=1."),
         ("trainer=KAGGLE_SAFE", "Did you mean 'kaggle_safe' or 'kaggle'?"),
         ("OPTIMIZER.LR=3", "Did you mean 'optimizer.lr'"),
-        ("optimizer.name=SGD", "Did you mean 'sgd'?"),
+        ("optimizer.name=SGDW", "Did you mean 'sgd'"),
         ("trainer.precision=bf61", "Did you mean 'bf16'?"),
         ("distributed.world_size=aut", "Did you mean 'auto'?"),
         ("distributed.enabled=aut", "Did you mean 'auto'?"),

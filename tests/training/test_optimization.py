@@ -1,11 +1,16 @@
 "Optimizers, schedulers and samplers as people use them, against plain PyTorch."
 
+import re
 
 import pytest
 import torch
 from test_loop import ACCUMULATED, Exact, Rated, train, vector  # noqa: F401  train is a fixture
+from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
 
+from spectrakit.config.compose import compose
+from spectrakit.config.schema import OPTIMIZERS
+from spectrakit.contract.optimizer import build_optimizer
 from spectrakit.system.errors import RequestError
 
 # schedulers of the task's own; 4 steps an epoch, 12 in all
@@ -81,3 +86,177 @@ def test_a_plateau_that_looks_the_wrong_way_or_sees_nothing_is_refused(train):  
 
     with pytest.raises(RequestError, match="ReduceLROnPlateau moves after evaluations, and the task has no validation"):
         train(Blind(), *ACCUMULATED, name="blind")
+
+
+# the optimizer that the settings name
+
+
+def test_every_optimizer_of_torch_but_one_has_a_name_and_takes_a_step(train):  # noqa: F811
+    kinds = {name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    assert set(kinds) - {"optimizer", "lbfgs"} == set(OPTIMIZERS)
+    model = Exact().model(None)
+    for name in set(OPTIMIZERS) - {"sparseadam", "muon"}:
+        optimizer = build_optimizer(model, compose(f"optimizer.name={kinds[name].__name__}"))
+        assert type(optimizer) is kinds[name]
+        before = vector(model)
+        model(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+        assert not torch.equal(vector(model), before), name
+    matrix = nn.Linear(3, 2, bias=False)
+    assert type(build_optimizer(matrix, compose("optimizer.name=muon"))) is torch.optim.Muon
+    table = nn.Embedding(5, 2, sparse=True)
+    assert type(build_optimizer(table, compose("optimizer.name=sparseadam"))) is torch.optim.SparseAdam
+
+
+def test_keywords_groups_and_decay_are_those_that_were_asked_for(train):  # noqa: F811
+    words = (
+        "optimizer.name=sgd",
+        "optimizer.momentum=0.8",
+        "optimizer.options.nesterov=true",
+        "optimizer.weight_decay=0.3",
+        "optimizer.groups=[{match: '2.*', lr_factor: 0.5, weight_decay: 0.1, momentum: 0.5, nesterov: false}]",
+        "optimizer.decay_norms_and_biases=true",
+    )
+    task = Exact()
+    run = train(task, *words, "data.batch_size=23", "trainer.max_epochs=4")
+    model = task.model(None)
+    optimizer = torch.optim.SGD(
+        [
+            {"params": list(model[0].parameters()), "weight_decay": 0.3},
+            {
+                "params": list(model[2].parameters()),
+                "lr": 0.05,
+                "weight_decay": 0.1,
+                "momentum": 0.5,
+                "nesterov": False,
+            },
+        ],
+        lr=0.1,
+        momentum=0.8,
+        nesterov=True,
+    )
+    for _ in range(4):
+        optimizer.zero_grad()
+        task.errors(model, slice(None)).mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(run.weights(), vector(model), rtol=1e-12, atol=1e-14)
+    assert run.column("step", "lr") == [0.1] * 4  # the rest of the model comes first
+
+
+def test_betas_and_eps_reach_adam_and_frozen_parameters_no_group():
+    model = Exact().model(None)
+    model[0].weight.requires_grad_(False)
+    words = ("optimizer.name=adam", "optimizer.betas=[0.8,0.95]", "optimizer.eps=1e-6")
+    groups = build_optimizer(
+        model, compose(*words, "optimizer.groups=[{match: ['0.*', '2.bias'], lr: 0.5}]")
+    ).param_groups
+    assert [(len(g["params"]), g["lr"], g["betas"], g["eps"]) for g in groups] == [
+        (1, 1e-3, (0.8, 0.95), 1e-6),
+        (2, 0.5, (0.8, 0.95), 1e-6),
+    ]
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["optimizer.name=LBFGS"], "LBFGS asks for the loss several times in a step (a closure)"),
+        (["optimizer.name=adamv"], "Did you mean"),
+        (["optimizer.options.nestrov=true"], "torch.optim.AdamW takes .*"),
+        (["optimizer.name=sgd", "optimizer.options.nestrov=true"], "Did you mean 'nesterov'?"),
+        (["optimizer.options.lr=0.1"], "it has a setting of its own, optimizer.lr."),
+        (["optimizer.name=sgd", "optimizer.betas=[0.9,0.99]"], "torch.optim.SGD has none."),
+        (["optimizer.betas=[0.9,1.5]"], "it needs numbers from 0 up to 1 in brackets"),
+        (["optimizer.name=rprop", "optimizer.weight_decay=0.1"], "torch.optim.Rprop has none."),
+        (["optimizer.groups=[{match: '3.*', lr: 0.1}]"], "no parameter of the model is called 3.*. Did you mean"),
+        (["optimizer.groups=[{match: '2.*', momntum: 0.1}]", "optimizer.name=sgd"], "Did you mean 'momentum'?"),
+        (["optimizer.groups=[{match: '2.*', lr: 0.1, lr_factor: 0.1}]"], "has lr and lr_factor; keep one of them"),
+        (["optimizer.groups=[{match: '2.*', lr: fast}]"], "lr of the group 2.* needs a number, and has fast"),
+        (["optimizer.groups=[{lr: 0.1}]"], "each group needs match"),
+        (["optimizer.groups=head"], "it needs a list of groups"),
+        (["optimizer.name=muon"], "Muon"),
+        (["optimizer.name=sparseadam"], "SparseAdam updates the weights of nn.Embedding(…, sparse=True) alone"),
+        (["optimizer.beta2=0.95"], "Did you mean 'optimizer.betas'?"),
+    ],
+)
+def test_what_an_optimizer_cannot_do_is_said_with_what_it_can(words, says):
+    with pytest.raises(RequestError, match=re.escape(says).replace(r"\.\*", ".*")):
+        build_optimizer(Exact().model(None), compose(*words))
+
+
+def test_sparse_gradients_need_an_optimizer_that_takes_them():
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 1))
+    with pytest.raises(RequestError, match="AdamW needs dense gradients, and 0 is an embedding with sparse=True"):
+        build_optimizer(model, compose())
+
+
+class Returns(Exact):
+    "Has an `optimizer` that returns what `make` makes of the model."
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def optimizer(self, model, cfg):
+        return self.make(model)
+
+
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (lambda model: [torch.optim.SGD(m.parameters()) for m in (model[0], model[2])], "returned 2 objects (list)"),
+        (lambda model: torch.optim.LBFGS(model.parameters()), "returned LBFGS, which asks for the loss several times"),
+        (lambda model: "sgd", "returned str. It has to return a torch optimizer, or None."),
+    ],
+)
+def test_an_optimizer_that_is_not_one_is_refused(train, make, says):  # noqa: F811
+    with pytest.raises(RequestError, match=re.escape(says)):
+        train(Returns(make), "data.batch_size=23")
+
+
+# gradients
+
+
+@pytest.mark.parametrize("form", ["mean", "weighted"])
+def test_clipping_by_value_acts_once_on_the_accumulated_gradient(train, form):  # noqa: F811
+    task = Exact(form)
+    run = train(
+        task,
+        "data.batch_size=4",
+        "accumulate_grad_batches=3",
+        "trainer.max_epochs=2",
+        "trainer.gradient_clip_val=0.02",
+        "trainer.gradient_clip_algorithm=value",
+    )
+    model = task.model(None)
+    for start in (0, 12, 0, 12):
+        errors, weight = task.errors(model, slice(start, start + 12)), task.w[start : start + 12]
+        model.zero_grad()
+        ((errors * weight).sum() / weight.sum() if form == "weighted" else errors.mean()).backward()
+        nn.utils.clip_grad_value_(model.parameters(), 0.02)
+        with torch.no_grad():
+            for q in model.parameters():
+                q -= 0.1 * q.grad
+    torch.testing.assert_close(run.weights(), vector(model), rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_that_no_optimizer_owns_are_cleared_and_do_not_count(train):  # noqa: F811
+    class HeadOnly(Returns):
+        def loss(self, model, batch):
+            if model.training:
+                self.seen.append(model[0].weight.grad is not None)  # left over from a step before
+            return super().loss(model, batch)
+
+    task = HeadOnly(lambda model: torch.optim.SGD(model[2].parameters(), lr=0.1))
+    run = train(task, "data.batch_size=23", "trainer.max_epochs=5", "trainer.gradient_clip_val=0.01")
+    model = task.model(None)
+    for _ in range(5):
+        model.zero_grad()
+        task.errors(model, slice(None)).mean().backward()
+        nn.utils.clip_grad_norm_(model[2].parameters(), 0.01)
+        with torch.no_grad():
+            for q in model[2].parameters():
+                q -= 0.1 * q.grad
+    torch.testing.assert_close(run.weights(), vector(model), rtol=1e-12, atol=1e-14)
+    assert True not in task.seen[::2]
+    texts = [event["text"] for event in run.events if event["type"] == "message"]
+    assert any("not trained, because the optimizer does not have them: 0.weight, 0.bias" in text for text in texts)
