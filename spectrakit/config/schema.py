@@ -152,7 +152,9 @@ def _groups(value: Any) -> None:
         raise ValueError("it needs a list of groups, such as [{match: 'head.*', lr: 0.01}]")
     for group in value:
         patterns = group.get("match")
-        if not patterns or not all(isinstance(p, str) for p in (patterns if isinstance(patterns, list) else [patterns])):
+        if not patterns or not all(
+            isinstance(p, str) for p in (patterns if isinstance(patterns, list) else [patterns])
+        ):
             raise ValueError("each group needs match, a pattern of parameter names, such as match: 'head.*'")
         if "lr" in group and "lr_factor" in group:
             raise ValueError(f"the group {shown(patterns)} has lr and lr_factor; keep one of them")
