@@ -92,6 +92,17 @@ class Task:
         return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
     @optional
+    def targets(self, batch: Any) -> Any:
+        """The targets in a batch: a tensor [samples, …], or None. They go to `metrics_all` and beside the predictions.
+
+        The default takes the last element of a tuple that is no text, or the part of a mapping or dataclass that is
+        named `target`, `targets`, `label`, `labels` or `y`.
+        """
+        from spectrakit.data.batch_forms import default_targets
+
+        return default_targets(batch)
+
+    @optional
     def optimizer(self, model: Any, cfg: Config) -> Any:
         "A torch optimizer over the model's parameters; None for the one that the settings name. Called once."
         return None

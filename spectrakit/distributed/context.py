@@ -207,6 +207,20 @@ class RunContext(Exchange):
             return shard_by_accelerate(self.accelerator, model)
         return shard(model, mixed_precision=self.mixed_precision)
 
+    def in_precision(self, function: Callable) -> Callable:
+        """`function`, such as a task's loss, made to run in the run's precision; itself where that is full precision.
+
+        With FSDP the weights themselves have the precision.
+        """
+        if self.mixed_precision == "no" or self.strategy == "fsdp":
+            return function
+
+        def inside(*args: Any) -> Any:
+            with self.accelerator.autocast():
+                return function(*args)
+
+        return inside
+
     def unwrap(self, model: Any) -> Any:
         "The task's own module inside a prepared model."
         module = self.accelerator.unwrap_model(model)

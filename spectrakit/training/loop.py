@@ -81,6 +81,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
     on_host, ranks = s.context.device.type == "cpu", s.context.world_size
     clip, decay = c.trainer.gradient_clip_val, c.training.ema_decay
     factor, exchange, skips = lr_rule(s), s.context.gradient_sync(model), c.training.nan_policy == "skip"
+    loss_of = s.context.in_precision(task.loss)
     interval = s.learner.interval if s.learner.scheduler is not None else None
     owned, unowned, bound = s.learner.owned, s.learner.unowned, gradient_clip(c.trainer.gradient_clip_algorithm)
     model.train()
@@ -96,7 +97,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
         for batch in s.data.train.epoch(p.epoch, p.window):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step
-            found, share = as_loss(task.loss(model, batch.data)), batch.window_samples / ranks  # DDP: a mean over ranks
+            found, share = as_loss(loss_of(model, batch.data)), batch.window_samples / ranks  # DDP: a mean over ranks
             heartbeat.micro_batch()
             loss, weight = window_part(found, batch.samples, share)
             if weight is not None:  # the window's weight is known at its end
