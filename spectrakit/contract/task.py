@@ -11,6 +11,8 @@ from typing import Any, ClassVar, TypeVar
 
 from ..config.metric_direction import check_metric_modes
 from ..config.schema import Config
+from .loss import Loss, weighted_mean
+from ..data.batch_forms import default_targets
 from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/38_contract/01_task.ipynb #6068914f
@@ -98,8 +100,6 @@ class Task:
         The default takes the last element of a tuple that is no text, or the part of a mapping or dataclass that is
         named `target`, `targets`, `label`, `labels` or `y`.
         """
-        from spectrakit.data.batch_forms import default_targets
-
         return default_targets(batch)
 
     @optional
@@ -152,7 +152,8 @@ class Task:
 
         - `model`: a torch Module; each run trains a copy
         - `train`, `valid`: map-style data sets of `(input, target)`; `valid` may be None
-        - `loss`: `loss(outputs, targets)`, a mean over samples, such as `nn.CrossEntropyLoss()`
+        - `loss`: `loss(outputs, targets)`, a mean over samples, such as `nn.CrossEntropyLoss()`; class weights and an
+        `ignore_index` are exact over micro batches and ranks
         """
         return PlainTask(model, train, valid, loss)
 
@@ -173,9 +174,26 @@ class PlainTask(Task):
 
         return copy.deepcopy(self._model)
 
-    def loss(self, model: Any, batch: Any) -> Any:
-        "The given loss of the model's outputs and the batch's last element."
-        return self._loss(model(batch[0]), batch[-1])
+    def loss(self, model: Any, batch: Any) -> Loss:
+        "The given loss of the model's outputs and the batch's targets, in full precision."
+        import torch
+
+        outputs = model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+        device = getattr(outputs, "device", torch.device("cpu"))
+        if not torch.is_autocast_enabled(device.type):
+            return weighted_mean(self._loss_on(device), outputs, default_targets(batch))
+        with torch.autocast(device.type, enabled=False):
+            return weighted_mean(self._loss_on(device), outputs, default_targets(batch))
+
+    def _loss_on(self, device: Any) -> Callable:
+        "The given loss; a copy on `device` where it holds class weights that are somewhere else."
+        import copy
+
+        held = list(self._loss.buffers()) if hasattr(self._loss, "buffers") else []
+        if all(tensor.device == device for tensor in held):
+            return self._loss
+        self._loss = copy.deepcopy(self._loss).to(device)
+        return self._loss
 
 # %% ../../nbs/38_contract/01_task.ipynb #dfebbb98
 def check_task(task: Any, cfg: Config) -> None:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TARGET_NAMES', 'parts_of', 'leaves_of', 'map_batch', 'to_device', 'collate_samples', 'is_text', 'named_parts',
-           'default_targets', 'is_id', 'ids_of', 'on_cpu', 'join_parts']
+           'default_targets', 'is_id', 'ids_of', 'take_samples', 'on_cpu', 'join_parts']
 
 # %% ../../nbs/22_data/00_batch_forms.ipynb #4c56a8df
 import copy
@@ -34,25 +34,29 @@ def leaves_of(data: Any) -> Iterator[Any]:
     for _, value in parts or ():
         yield from leaves_of(value)
 
+
+def _refilled(data: Any, values: Iterator[Any]) -> Any:
+    "A copy of the form of `data` with `values` as its parts, in their order."
+    if isinstance(data, (list, tuple)):
+        return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
+    if type(data) is dict:
+        return {key: next(values) for key in data}
+    result: Any = copy.copy(data)
+    if isinstance(data, Mapping):
+        for key in list(data):
+            result[key] = next(values)
+    else:
+        for f in dataclasses.fields(data):  # frozen ones as well; nothing is computed anew
+            object.__setattr__(result, f.name, next(values))
+    return result
+
 # %% ../../nbs/22_data/00_batch_forms.ipynb #60eb718a
 def map_batch(function: Callable[[Any], Any], data: Any) -> Any:
     "A batch of the same form, with `function` of each leaf in its place."
-    if type(data) is dict:
-        return {key: map_batch(function, value) for key, value in data.items()}
-    if isinstance(data, Mapping):
-        result: Any = copy.copy(data)
-        for key, value in data.items():
-            result[key] = map_batch(function, value)
-        return result
-    if isinstance(data, (list, tuple)):
-        values = [map_batch(function, value) for value in data]
-        return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
-    if dataclasses.is_dataclass(data) and not isinstance(data, type):
-        result = copy.copy(data)
-        for f in dataclasses.fields(data):  # frozen ones as well; nothing is computed anew
-            object.__setattr__(result, f.name, map_batch(function, getattr(data, f.name)))
-        return result
-    return function(data)
+    parts = parts_of(data)
+    if parts is None:
+        return function(data)
+    return _refilled(data, iter([map_batch(function, value) for _, value in parts]))
 
 
 def to_device(data: Any, device: Any) -> Any:
@@ -120,22 +124,7 @@ def _collate_parts(samples: Sequence[Any], names: list[str], where: str) -> Any:
         for column, (_, value) in zip(columns, parts, strict=True):
             column.append(value)
     made = iter([collate_samples(column, where + name) for column, name in zip(columns, names, strict=True)])
-    if type(first) is tuple:
-        return list(made)
-    shallow = copy.copy(first)  # of the same form; its parts are replaced one by one
-    if isinstance(shallow, Mapping):
-        return {key: next(made) for key in shallow} if type(shallow) is dict else _refilled(shallow, made)
-    if isinstance(shallow, (list, tuple)):
-        return type(shallow)(*made) if hasattr(shallow, "_fields") else list(made)
-    for f in dataclasses.fields(shallow):
-        object.__setattr__(shallow, f.name, next(made))
-    return shallow
-
-
-def _refilled(mapping: Any, values: Iterator[Any]) -> Any:
-    for key in list(mapping):
-        mapping[key] = next(values)
-    return mapping
+    return list(made) if type(first) is tuple else _refilled(first, made)
 
 # %% ../../nbs/22_data/00_batch_forms.ipynb #6e6d446c
 TARGET_NAMES = ("target", "targets", "label", "labels", "y")
@@ -183,6 +172,21 @@ def ids_of(batch: Any) -> dict[str, Any]:
         return {k: v for k, v in named.items() if k not in TARGET_NAMES and is_id(k, v) and v is not None}
     texts = [value for value in batch if is_text(value)] if isinstance(batch, (list, tuple)) else []
     return {f"ids_{i}" if i > 1 else "ids": value for i, value in enumerate(texts, 1)}
+
+# %% ../../nbs/22_data/00_batch_forms.ipynb #110510e4
+def take_samples(data: Any, samples: int, rows: slice) -> Any:
+    "The `rows` of a batch of `samples`, in its form. ValueError where a part does not tell which rows are whose."
+    parts = parts_of(data)
+    if isinstance(data, (list, tuple)) and len(data) == samples and is_text(data):
+        return type(data)(data[rows])
+    if parts is not None:
+        cut = iter([take_samples(value, samples, rows) for _, value in parts])
+        return _refilled(data, cut)
+    if getattr(data, "ndim", 0) and len(data) == samples:
+        return data[rows]
+    if data is None or isinstance(data, (str, bytes, int, float)):
+        return data
+    raise ValueError(f"{type(data).__name__} is not of {samples} samples")
 
 # %% ../../nbs/22_data/00_batch_forms.ipynb #a9e38019
 def on_cpu(leaf: Any) -> Any:
