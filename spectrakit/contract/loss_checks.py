@@ -115,5 +115,5 @@ def uneven_mean(task: Any, model: Any, data: Any, samples: int, tolerance: float
     return (
         f"{type(task).__name__}.loss is no mean over the batch's samples: it is {expected:.6g} for a batch of "
         f"{samples}, and {found:.6g} when computed from two parts of it. Over micro batches or ranks it is not exact. "
-        "Return (sum, weight) in place of the mean; sk.weighted_mean(loss, outputs, targets) does so for torch's losses."
+        "Return (sum, weight) in place of the mean; sk.weighted_mean does so for the losses of torch."
     )

@@ -20,7 +20,7 @@ from ..config.schema import Config
 from ..contract.loss import as_loss, window_part
 from ..contract.task import provides
 from ..distributed.context import BROKEN
-from ..distributed.fsdp import gradient_norm_clip
+from ..distributed.fsdp import gradient_clip
 from ..distributed.heartbeat import STOP, TIME, set_deadline
 from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
@@ -130,6 +130,7 @@ def range_loop(s: TrainState, sweep: Sweep, base: BaseRate) -> tuple[str, str, s
         s.config.trainer.gradient_clip_val,
     )
     exchange, curve = s.context.gradient_sync(s.learner.model), Smoothed(sweep.steps)
+    bound = gradient_clip(s.config.trainer.gradient_clip_algorithm)
     loss_of = s.context.in_precision(s.task.loss)
     s.learner.model.train()
     s.context.heartbeat.begin(0)
@@ -138,10 +139,8 @@ def range_loop(s: TrainState, sweep: Sweep, base: BaseRate) -> tuple[str, str, s
         for batch in s.data.train.epoch(p.epoch):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step
-            found, share = (
-                as_loss(loss_of(s.learner.model, batch.data)),
-                batch.window_samples / ranks,
-            )  # of the ranks
+            found = as_loss(loss_of(s.learner.model, batch.data))
+            share = batch.window_samples / ranks  # DDP takes the mean over ranks
             s.context.heartbeat.micro_batch()
             part, own = window_part(found, batch.samples, share)
             if own is not None:  # the window's weight is known at its end
@@ -159,13 +158,15 @@ def range_loop(s: TrainState, sweep: Sweep, base: BaseRate) -> tuple[str, str, s
             if clip is not None:
                 if scaler is not None:
                     scaler.unscale_(optimizer)
-                gradient_norm_clip(s.learner.params, clip)
+                bound(s.learner.owned, clip)
             set_lr(s, rate / base.value)
             if scaler is None:
                 optimizer.step()
             else:
                 scaler.step(optimizer), scaler.update()
             optimizer.zero_grad()
+            for q in s.learner.unowned:
+                q.grad = None
             p.step += 1
             s.timing.pace.add(time.monotonic() - began)
             s.context.heartbeat.step(p.step)
