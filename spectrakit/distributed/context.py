@@ -191,6 +191,14 @@ class RunContext(Exchange):
         "The gradient scaler of fp16, or None."
         return self.accelerator.scaler
 
+    def scaled_step(self, optimizer: Any) -> Any:
+        "One optimizer step of fp16: True, as a tensor, where gradients overflowed and the scaler left the update out."
+        self.scaler.step(optimizer)
+        found = self.scaler._found_inf_per_device(optimizer)  # there is no public way that does not wait for the GPU
+        left_out = sum(value.to(self.device) for value in found.values()) > 0
+        self.scaler.update()
+        return left_out
+
     def prepare(self, model: Any) -> Any:
         "The model on its device, its forward pass in the run's precision, and its gradients those of all ranks."
         if self.strategy == "fsdp":

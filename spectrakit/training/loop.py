@@ -47,12 +47,23 @@ from spectrakit.training.nan_guard import (
     ROLLED_BACK,
     apply_nan_policy,
     handle_bad_loss,
+    report_overflows,
     report_skipped,
+    step_scaled,
     step_unless_bad,
     watch_buffers,
 )
 from .restore import restore_state
-from .schedule import lr_rule, replan, set_lr, start_interval, step_cost, step_scheduler, time_for
+from spectrakit.training.schedule import (
+    advance_schedule,
+    lr_rule,
+    replan,
+    set_lr,
+    start_interval,
+    step_cost,
+    step_scheduler,
+    time_for,
+)
 from .seeding import repeatable
 from .setup import prepare, write_start
 from spectrakit.training.state import (
@@ -60,6 +71,7 @@ from spectrakit.training.state import (
     Interval,
     Progress,
     TrainState,
+    count_overflows,
     finish_mirror,
     finish_saving,
     save,
@@ -126,17 +138,15 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
             elif scaler is None:
                 optimizer.step()
             else:
-                scaler.step(optimizer), scaler.update()
-            if interval == "step":
-                step_scheduler(s)
+                step_scaled(s)
+            advance_schedule(s)
             optimizer.zero_grad()
             for q in unowned:  # which nobody else clears
                 q.grad = None
             p.step += 1
             p.window += 1
-            p.position += schedule.stride
             if decay is not None and averages is not None:
-                update_ema(averages, params, decay, p.step)
+                update_ema(averages, params, decay, p.step - p.overflows, s.nan.left_out)
             if p.window == plan.steps_per_epoch:
                 p.epoch, p.window = p.epoch + 1, 0
                 if interval == "epoch":
@@ -330,6 +340,8 @@ def log_step(s: TrainState) -> tuple[str, str] | None:
         return apply_nan_policy(s, loss, next(filter(None, s.context.gather(s.nan.bad_input)), None))
     if skipped and (ending := report_skipped(s, skipped, steps)):
         return ending
+    if s.context.scaler is not None and (ending := report_overflows(s, steps)):
+        return ending
     for report in reports:
         s.requests.agreed |= int(report.requests)
     s.requests.pending = 0
@@ -361,6 +373,8 @@ def write_log_point(s: TrainState, means: dict[str, float], seconds: float, repo
     if s.context.device.type == "cuda":
         point["gpu_gib"] = max(report.memory_gib for report in reports)
     s.record.trackers.log(p.step, point)
+    if p.overflows:
+        point["overflows"] = p.overflows
     if len(reports) > 1:
         point["ranks"] = [{"memory_gib": report.memory_gib, "busy": report.busy} for report in reports]
         own = reports[s.context.rank]
@@ -432,6 +446,7 @@ def finish(s: TrainState, status: str, alone: bool = False) -> bool:
 
     False where the task's own code failed once more on a rank of several: the others then wait for it in vain.
     """
+    count_overflows(s)
     p, planned, interval = s.progress, replace(s.progress), replace(s.record.interval)
     try:
         if status == "failed" and s.saving.rng_state is None and p.saved_step != p.step:

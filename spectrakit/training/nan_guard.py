@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROLLED_BACK', 'handle_bad_loss', 'apply_nan_policy', 'fail_not_finite', 'written_step', 'watch_buffers',
-           'step_unless_bad', 'roll_back', 'report_skipped']
+           'step_scaled', 'step_unless_bad', 'roll_back', 'report_skipped', 'report_overflows']
 
 # %% ../../nbs/40_training/07_nan_guard.ipynb #23a2fcf4
 import math
@@ -15,7 +15,7 @@ from ..distributed.heartbeat import clear_agreement
 from ..system.errors import RequestError
 from .restore import restore_state
 from .schedule import start_interval
-from .state import TrainState, log_once, writer_of
+from .state import TrainState, count_overflows, log_once, writer_of
 
 # %% ../../nbs/40_training/07_nan_guard.ipynb #23a2fc01
 def handle_bad_loss(s: TrainState, value: float, data: Any) -> tuple[str, str] | None:
@@ -97,6 +97,19 @@ def _restore_buffers(s: TrainState, bad: Any) -> None:
         now.copy_(good), before.copy_(good)
 
 # %% ../../nbs/40_training/07_nan_guard.ipynb #6efe8201
+def step_scaled(s: TrainState, bad: Any = None) -> None:
+    """Update the weights in fp16, and note whether the scaler left that out because gradients overflowed.
+
+    `bad`: whether the loss was not finite, as a tensor, which is counted elsewhere (default: it is not known).
+    """
+    left_out = s.context.scaled_step(s.learner.optimizer)
+    on_host = s.context.device.type == "cpu"
+    s.nan.left_out = bool(left_out) if on_host else left_out
+    s.nan.overflows = s.nan.overflows + (left_out if bad is None else left_out & ~bad)
+    if on_host:
+        count_overflows(s)
+
+
 def step_unless_bad(s: TrainState, loss: Any) -> Any:
     """Update the weights, unless the loss or a gradient is not finite on any rank; returns the loss, 0 for a step that
     was left out.
@@ -114,8 +127,8 @@ def step_unless_bad(s: TrainState, loss: Any) -> Any:
     s.nan.skipped = s.nan.skipped + bad
     with torch.no_grad():
         _restore_buffers(s, bad)
-    if (scaler := s.context.scaler) is not None:  # it looks at the gradients itself
-        scaler.step(s.learner.optimizer), scaler.update()
+    if s.context.scaler is not None:  # it looks at the gradients itself
+        step_scaled(s, bad)
         return torch.where(bad, torch.zeros_like(loss), loss) if torch.is_tensor(loss) else 0.0 if bad else loss
     if s.context.device.type == "cpu":
         if not bad:
@@ -171,6 +184,7 @@ def roll_back(s: TrainState, value: float, where: str | None) -> tuple[str, str]
     s.context.heartbeat.begin(p.step)
     s.context.barrier()
     s.nan.bad_input, s.nan.skipped, s.requests.agreed, s.requests.pending, s.saving.rng_state = None, 0, 0, 0, None
+    s.nan.overflows = s.nan.unreported = 0
     start_interval(s)
     return ROLLED_BACK
 
@@ -188,3 +202,28 @@ def report_skipped(s: TrainState, skipped: int, steps: int) -> tuple[str, str] |
     )
     s.nan.idle_steps = s.nan.idle_steps + steps if skipped == steps else 0
     return fail_not_finite(s, math.nan, where) if s.nan.idle_steps >= min(50, s.schedule.total_steps) else None
+
+# %% ../../nbs/40_training/07_nan_guard.ipynb #0223287c
+def report_overflows(s: TrainState, steps: int) -> tuple[str, str] | None:
+    """Write down how many of the last `steps` updates fp16 left out; (status, reason) of the run's end where none has
+    been made for 50 steps.
+    """
+    count_overflows(s)
+    found, s.nan.unreported = s.nan.unreported, 0
+    if not found:
+        s.nan.idle_overflows = 0
+        return None
+    scale = s.context.scaler.get_scale()
+    log_once(
+        s,
+        f"fp16: {found} of the last {steps} updates were left out, because gradients overflowed; the scale is "
+        f"{scale:g} now",
+    )
+    s.nan.idle_overflows = s.nan.idle_overflows + steps if found >= steps else 0
+    if s.nan.idle_overflows < 50:
+        return None
+    return (
+        "failed",
+        f"fp16: no update has been made for {s.nan.idle_overflows} steps, because gradients overflow, also with a "
+        f"scale of {scale:g}. Use distributed.mixed_precision=bf16 or no, or look for a loss that is far too large.",
+    )

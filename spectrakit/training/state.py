@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Progress', 'Learner', 'Data', 'Schedule', 'never', 'Execution', 'Interval', 'Record', 'Requests', 'NanState',
-           'Saving', 'Timing', 'TrainState', 'update_ema', 'ema_weights', 'save_due', 'writer_of', 'save_due_by_clock',
-           'save', 'finish_saving', 'finish_mirror', 'log_once', 'submit_snapshot']
+           'Saving', 'Timing', 'TrainState', 'update_ema', 'count_overflows', 'ema_weights', 'save_due', 'writer_of',
+           'save_due_by_clock', 'save', 'finish_saving', 'finish_mirror', 'log_once', 'submit_snapshot']
 
 # %% ../../nbs/40_training/01_state.ipynb #23a2fcf4
 import contextlib
@@ -34,7 +34,10 @@ from ..watchdog.budget import Budget, kill_at
 # %% ../../nbs/40_training/01_state.ipynb #23a2fc01
 @dataclass
 class Progress:
-    "How far the run is. `step` counts optimizer steps; `window` those of the current epoch."
+    """How far the run is. `step` counts optimizer steps, `window` those of the current epoch.
+
+    A step whose update fp16 left out is one of them, since its samples were read; `overflows` counts those.
+    """
 
     step: int = 0
     epoch: int = 0
@@ -52,6 +55,8 @@ class Progress:
     position: float = 0.0  # on the learning rate's schedule; moves faster than `step` when the schedule is shortened
     lr_scale: float = 1.0  # factor on the learning rate that rollbacks have left
     rollbacks: int = 0
+    overflows: int = 0  # updates that fp16 left out
+    behind: int = 0  # so many steps the schedule has to wait, because it has moved with updates that were left out
 
 # %% ../../nbs/40_training/01_state.ipynb #11a54767
 @dataclass
@@ -161,6 +166,10 @@ class NanState:
     idle_steps: int = 0  # updates left out in a row, as seen at log points
     buffers: list | None = None  # names of the floating-point buffers that were finite at the start
     copies: list | None = None  # (buffer, copy from before this step), where a step may be skipped
+    left_out: Any = None  # whether fp16 left the last update out; on a GPU a tensor
+    overflows: Any = 0  # such updates that have not been counted; on a GPU a tensor
+    unreported: int = 0  # such updates since the last log point
+    idle_overflows: int = 0  # such updates in a row, as seen at log points
 
 
 @dataclass
@@ -250,17 +259,33 @@ class TrainState:
             self.monitor, self.mode = state["monitor"], state["mode"]
 
 # %% ../../nbs/40_training/01_state.ipynb #23a2fc02
-def update_ema(ema: list, params: list, decay: float, step: int) -> None:
+def update_ema(ema: list, params: list, decay: float, step: int, left_out: Any = None) -> None:
     """Move the averages towards the weights, in place.
 
     - `ema`, `params`: tensors in the same order
     - `decay`: how much of the average stays, 0 to 1, once the run is long
-    - `step`: the optimizer step just done; the first is 1
+    - `step`: the update just made; the first is 1
+    - `left_out`: whether fp16 left this update out, so that nothing moves; a tensor is not waited for (default: it did
+    not)
     """
     import torch
 
     now = min(decay, (1 + step) / (10 + step))
-    torch._foreach_lerp_(ema, [p.detach() for p in params], 1 - now)
+    if not torch.is_tensor(left_out):
+        if not left_out:
+            torch._foreach_lerp_(ema, [p.detach() for p in params], 1 - now)
+        return
+    change = torch._foreach_sub([p.detach() for p in params], ema)
+    torch._foreach_mul_(change, (1 - now) * (~left_out).float())
+    torch._foreach_add_(ema, change)
+
+
+def count_overflows(s: TrainState) -> None:
+    "Count the updates that fp16 left out; the schedule will wait for as many. On a GPU it is waited for."
+    found, s.nan.overflows = int(s.nan.overflows), 0
+    s.progress.overflows += found
+    s.progress.behind += found
+    s.nan.unreported += found
 
 # %% ../../nbs/40_training/01_state.ipynb #549c5dce
 @contextlib.contextmanager
@@ -405,6 +430,7 @@ def submit_snapshot(
     """
     p, sharded = s.progress, s.context.strategy == "fsdp"
     s.saving.saved_at = time.monotonic()
+    count_overflows(s)
     before, p.saved_step = p.saved_step, p.step
     content = _checkpoint_content(s, alone)
     p.saved_step = before

@@ -4,7 +4,18 @@ import re
 
 import pytest
 import torch
-from test_loop import ACCUMULATED, Exact, Rated, train, vector  # noqa: F401  train is a fixture
+from test_loop import (  # noqa: F401  train is a fixture
+    ACCUMULATED,
+    WINDOWS,
+    CountedScaler,
+    Exact,
+    Overflow,
+    OwnSchedule,
+    Rated,
+    scaled,
+    train,
+    vector,
+)
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
 
@@ -12,6 +23,7 @@ from spectrakit.config.compose import compose
 from spectrakit.config.schema import OPTIMIZERS
 from spectrakit.contract.optimizer import build_optimizer
 from spectrakit.system.errors import RequestError
+from spectrakit.training.state import update_ema
 
 # schedulers of the task's own; 4 steps an epoch, 12 in all
 
@@ -260,3 +272,64 @@ def test_gradients_that_no_optimizer_owns_are_cleared_and_do_not_count(train):  
     assert True not in task.seen[::2]
     texts = [event["text"] for event in run.events if event["type"] == "message"]
     assert any("not trained, because the optimizer does not have them: 0.weight, 0.bias" in text for text in texts)
+
+
+# fp16
+
+
+class Averaged(OwnSchedule):
+    "Has a scheduler of its own; the gradients of some of its optimizer steps, counted from 0, overflow."
+
+    def __init__(self, overflowing=()):
+        super().__init__()
+        self.overflowing = overflowing
+
+    def loss(self, model, batch):
+        loss, micro = super().loss(model, batch), len(self.seen) - 1
+        return Overflow.apply(loss) if model.training and micro % 3 == 0 and micro // 3 in self.overflowing else loss
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_fp16_left_out_moves_neither_schedule_nor_averages(train, own):  # noqa: F811
+    class Run(Averaged):
+        def scheduler(self, optimizer, cfg, total_steps):
+            return super().scheduler(optimizer, cfg, total_steps) if own else None
+
+    words = (*WINDOWS, "data.shuffle=false", "scheduler.name=linear", "training.ema_decay=0.6")
+    task, scaler = Run({1, 2}), CountedScaler(growth_interval=1000)
+    run = train(task, *words, context=scaled(scaler))
+    assert run.status == "completed" and run.events[-1]["step"] == 6
+    # the rates are those of the updates that were made: the one after an overflow is that of the overflow
+    rates = [0.1 * (1 - i / 6) for i in range(4)] if not own else [0.1] * 4
+    assert run.column("step", "lr")[0] == 0.1 and len(task.made.rates) == 4
+    assert task.made.rates == pytest.approx(rates)
+    assert scaler.get_scale() == 256.0
+
+    model = task.model(None)
+    average = vector(model)
+    for update, window in enumerate((0, 1, 0, 1)):  # epochs of two windows; the second one and the third are lost
+        rows = slice(12 * window, 12 * window + 12)
+        model.zero_grad()
+        task.errors(model, rows).mean().backward()
+        with torch.no_grad():
+            for q in model.parameters():
+                q -= rates[update] * q.grad
+        now = min(0.6, (2 + update) / (11 + update))
+        average = now * average + (1 - now) * vector(model)
+    torch.testing.assert_close(run.weights(ema=True), average, rtol=1e-9, atol=1e-12)
+    assert run.column("step", "overflows")[-1] == 2
+    texts = [event["text"] for event in run.events if event["type"] == "message"]
+    assert any(text.startswith("fp16: 1 of the last 1 updates were left out") for text in texts)
+
+
+def test_an_average_on_a_gpu_stands_still_without_waiting():
+    average, weights = [torch.zeros(3)], [torch.ones(3)]
+    update_ema(average, weights, 0.5, 1, torch.tensor(True))
+    assert average[0].tolist() == [0, 0, 0]
+    update_ema(average, weights, 0.5, 100, torch.tensor(False))
+    assert average[0].tolist() == [0.5, 0.5, 0.5]
+
+
+def test_a_run_in_which_every_update_overflows_does_not_complete(train):  # noqa: F811
+    run = train(Averaged(range(100)), *WINDOWS, "trainer.max_steps=80", context=scaled(CountedScaler()))
+    assert run.status == "failed" and "fp16: no update has been made for 50 steps" in run.reason
