@@ -359,3 +359,10 @@ def test_contributing_names_files_that_are_there():
     assert len(notebooks) > 5 and len(modules) > 10
     assert not [name for name in notebooks if not (root / name).exists()]
     assert not [name for name in modules if not (root / "spectrakit" / f"{name}.py").exists()]
+
+
+@pytest.mark.parametrize("name", ["README.md", "nbs/index.ipynb", "CHANGELOG.md"])
+def test_a_page_names_files_that_are_there(name):
+    text = (root / name).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:nbs|spectrakit|tests|tools|bench|kaggle)/[\w/.-]+\.(?:ipynb|py|toml|md|yaml|txt))`", text)
+    assert not [path for path in named if "NAME" not in path and not (root / path).exists()]

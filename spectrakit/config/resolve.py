@@ -44,14 +44,8 @@ def _with(config: Config, key: str, value: Any) -> Config:
 def recommended_profile(platform: Platform) -> tuple[str, str]:
     "The trainer profile that fits this platform, and why."
     gpus = platform.gpus
-    if platform.name == "kaggle":
-        if len(gpus) > 1:
-            return "kaggle_2xt4", f"{len(gpus)} GPUs on Kaggle"
-        return "kaggle_safe", "a Kaggle session ends by the clock"
-    if platform.name == "colab":
-        return "kaggle_safe", "a Colab session ends by the clock, too"
-    if env_name(platform) == "wsl2":
-        return "local_safe", "memory is scarce under WSL2"
+    if own := kind_of(platform.name, platform.flavour).profile(len(gpus)):
+        return own
     hopper = [g for g in gpus if (g.compute_capability or (0, 0)) >= (9, 0)]
     if hopper:
         return "h100_bf16", f"{hopper[0].short} has fast bf16"

@@ -27,6 +27,7 @@ from ..system.files import file_sha256, write_atomic
 from ..system.hardware import WORKING_BYTES
 from ..system.masking import masked_value
 from ..system.platforms.detect import detect
+from ..system.platforms.kinds import kind_of
 from ..system.platforms.platform import Platform
 from ..system.units import format_bytes
 
@@ -166,7 +167,8 @@ _LEFTOVERS = (".ipynb_checkpoints", "__pycache__", ".virtual_documents")
 
 def limits(platform: Platform) -> dict[str, int | None]:
     "How many files and bytes the platform keeps at most; None: no limit."
-    return {"files": 500, "bytes": WORKING_BYTES} if platform.name == "kaggle" else {"files": None, "bytes": None}
+    kind = kind_of(platform.name, platform.flavour)
+    return {"files": kind.max_output_files, "bytes": WORKING_BYTES if kind.limits_output else None}
 
 
 def _shown(path: str) -> str:
@@ -329,14 +331,14 @@ QUICK_BYTES = 2**28
 
 
 def seal_after(run_dir: Path, platform: Platform, show: bool = True) -> None:
-    """After a run on Kaggle: seal the output where that is quick and nobody watches; else note what is near a limit.
+    """After a run where the output is limited: seal it if that is quick and nobody watches, else note what is near a limit.
 
     Nothing is done for a run that lies elsewhere, and nothing is raised. `run_dir`: the run's folder. `show`: print the
     notes of the seal.
     """
     folder = Path(platform.working_dir)
     with contextlib.suppress(OSError, RequestError):
-        if platform.name != "kaggle" or not run_dir.resolve().is_relative_to(folder.resolve()):
+        if limits(platform)["bytes"] is None or not run_dir.resolve().is_relative_to(folder.resolve()):
             return
         seen = walk(folder)
         known = _known_hashes(folder, seen)

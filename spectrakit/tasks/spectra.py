@@ -123,7 +123,7 @@ def whole_number(task: Task, cfg: Config, name: str, low: int, high: int) -> int
     raise RequestError(f"task.{name}={value} is not possible. It needs a whole number from {low} to {high}.")
 
 # %% ../../nbs/80_tasks/00_spectra.ipynb #23a2fc07
-def draw_views(
+def draw_views(  # noqa: PLR0913 - the strength of each distortion, by keyword
     spectra: np.ndarray,
     targets: np.ndarray,
     views: int,

@@ -37,7 +37,7 @@ ENVIRON = {
 }
 
 
-def run_colab(
+def run_colab(  # noqa: PLR0913 - what a session differs in, by keyword
     notebook: Path,
     drive: Path,
     out: Path,

@@ -152,7 +152,7 @@ def smi(names: list[str]) -> str:
     return f"#!/bin/sh\ncat <<'END'\n{lines}\nEND\n"
 
 
-def run_kernel(
+def run_kernel(  # noqa: PLR0913 - what a session differs in, by keyword
     folder: Path,
     datasets: Path,
     out: Path,

@@ -67,7 +67,7 @@ class Session:
         return sorted(path.relative_to(self.out).as_posix() for path in self.out.rglob("*") if not path.is_dir())
 
 
-def run(
+def run(  # noqa: PLR0913 - the one call under both simulations, which pass most of it on
     command: list[str],
     tree: Tree,
     environment: Environment,

@@ -114,7 +114,7 @@ def checked(file: Path, sample: Path) -> list[list[str]]:
     return rows
 
 
-def chain(
+def chain(  # noqa: PLR0913 - called twice, both times with all of it
     folder: Path, datasets: Path, layout: str, limit_s: float, cut: bool, python: Environment, quiet: bool = False
 ) -> list[list[str]]:
     "Training, in one session or cut short and gone on with, and the submission of it."

@@ -22,6 +22,10 @@ def _recognise_enterprise(probe: Probe) -> str:
     return f"VERTEX_PRODUCT={product}" if product == "COLAB_ENTERPRISE" else ""
 
 # %% ../../../nbs/00_system/04_platforms/03_colab.ipynb #53ac35b1
+def _profile(gpus: int) -> tuple[str, str]:
+    return "kaggle_safe", "a Colab session ends by the clock, too"
+
+
 COLAB = PlatformKind(
     _recognise,
     name="colab",
@@ -31,5 +35,6 @@ COLAB = PlatformKind(
     longest_s=24 * 3600.0,
     working_dir="/content",
     accelerator_menu="Runtime > Change runtime type",
+    profile=_profile,
 )
 COLAB_ENTERPRISE = replace(COLAB, recognise=_recognise_enterprise, flavour="colab_enterprise")

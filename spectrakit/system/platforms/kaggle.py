@@ -23,6 +23,12 @@ def _recognise(probe: Probe) -> str:
     return f"KAGGLE_KERNEL_RUN_TYPE={run_type}" if run_type else ""
 
 
+def _profile(gpus: int) -> tuple[str, str]:
+    return (
+        ("kaggle_2xt4", f"{gpus} GPUs on Kaggle") if gpus > 1 else ("kaggle_safe", "a Kaggle session ends by the clock")
+    )
+
+
 def _advice(mode: str) -> list[str]:
     if mode != "interactive":
         return []
@@ -44,6 +50,8 @@ KAGGLE = PlatformKind(
     working_dir="/kaggle/working",
     needs_working_dir=False,
     limits_output=True,
+    max_output_files=500,
+    profile=_profile,
     accelerator_menu="Settings > Accelerator in Kaggle's editor",
     advice=_advice,
 )

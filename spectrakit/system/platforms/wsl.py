@@ -24,5 +24,9 @@ def _wsl1(probe: Probe) -> str:
     return f"the kernel is {kernel}" if kernel.endswith("-Microsoft") else ""
 
 
-WSL2 = PlatformKind(_wsl2, flavour="wsl2", env="wsl2")
-WSL1 = PlatformKind(_wsl1, flavour="wsl1", env="wsl2")
+def _profile(gpus: int) -> tuple[str, str]:
+    return "local_safe", "memory is scarce under WSL2"
+
+
+WSL2 = PlatformKind(_wsl2, flavour="wsl2", env="wsl2", profile=_profile)
+WSL1 = PlatformKind(_wsl1, flavour="wsl1", env="wsl2", profile=_profile)
