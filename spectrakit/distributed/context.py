@@ -230,9 +230,10 @@ class RunContext(Exchange):
         return inside
 
     def unwrap(self, model: Any) -> Any:
-        "The task's own module inside a prepared model."
-        module = self.accelerator.unwrap_model(model)
-        return getattr(module, "_orig_mod", module)  # what torch.compile wraps
+        "The task's own module inside a prepared model, compiled or not."
+        inner = getattr(model, "_orig_mod", model)  # Accelerate would leave a compiled model without its DDP wrapper
+        module = self.accelerator.unwrap_model(inner)
+        return getattr(module, "_orig_mod", module)
 
     def plain(self, model: Any) -> Any:
         "The model for passes without gradients: what DDP wraps, since ranks may make different numbers of them."
