@@ -331,7 +331,7 @@ QUICK_BYTES = 2**28
 
 
 def seal_after(run_dir: Path, platform: Platform, show: bool = True) -> None:
-    """After a run where the output is limited: seal it if that is quick and nobody watches, else note what is near a limit.
+    """After a run where the output is limited: seal it if that is quick and nobody watches, else note what is near it.
 
     Nothing is done for a run that lies elsewhere, and nothing is raised. `run_dir`: the run's folder. `show`: print the
     notes of the seal.
