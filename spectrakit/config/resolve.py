@@ -184,6 +184,7 @@ _FACTS = (  # settings, the fact that leaves them without effect, and why
         ("own_scheduler", True),
         f"the task makes its own scheduler, {_OWN}",
     ),
+    (("data.shuffle",), ("own_sampler", True), "the task's own sampler gives the order"),
     (("scheduler.interval",), ("own_scheduler", False), "a built-in schedule moves with every optimizer step"),
     (
         (
@@ -216,8 +217,8 @@ def _changed(config: Config, keys: tuple[str, ...], by_value: bool) -> list[str]
 def ignored_settings(config: Config, world_size: int = 1, facts: dict[str, bool] | None = None) -> list[str]:
     """A sentence for each reason that leaves settings of `config` without effect in a run of `world_size` processes.
 
-    With `facts` (has_valid, resident, own_optimizer, own_scheduler; any may be missing) only for those reasons, and
-    only for what somebody asked for: a profile suits many tasks, and one of them may well be small.
+    With `facts` (has_valid, resident, own_optimizer, own_scheduler, own_sampler; any may be missing) only for those
+    reasons, and only for what somebody asked for: a profile suits many tasks, and one of them may well be small.
     """
     if facts is None:
         reasons = [(_changed(config, keys, True), why) for keys, applies, why in _RULES if applies(config, world_size)]

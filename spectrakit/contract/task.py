@@ -117,6 +117,13 @@ class Task:
         return None
 
     @optional
+    def sampler(self, dataset: Any, cfg: Config) -> Any:
+        """The order of an epoch: weights, Tensor [samples], to draw by; or a torch Sampler of single indices, whose
+        length is the epoch's. Called once, with the training data. None: every sample once, in random order.
+        """
+        return None
+
+    @optional
     def collate(self, samples: Sequence[Any]) -> Any:
         "A batch made of a list of samples, in the processes that load data. The default stacks tensors and numbers."
         from torch.utils.data import default_collate

@@ -10,6 +10,7 @@ __all__ = ['mix_seed', 'epoch_order', 'SeededSamples', 'Cut', 'train_cuts', 'eva
 
 # %% ../../nbs/22_data/01_loaders.ipynb #89ed1aae
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,9 +51,9 @@ def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool = True) -> An
 
 # %% ../../nbs/22_data/01_loaders.ipynb #23a2fc02
 class SeededSamples:
-    """A map-style data set asked for (epoch, index) pairs.
+    """A map-style data set asked for (epoch, index) pairs, or (epoch, index, which time) where an epoch has it again.
 
-    Each sample's randomness is a function of (seed, epoch, index).
+    Each sample's randomness is a function of the seed and of these numbers.
     """
 
     def __init__(self, dataset: Any, seed: int):
@@ -61,7 +62,7 @@ class SeededSamples:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list:
+    def __getitems__(self, keys: Sequence[tuple[int, ...]]) -> list:
         import random
 
         import numpy
@@ -69,8 +70,8 @@ class SeededSamples:
 
         before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
         samples = []
-        for epoch, index in keys:
-            seed = mix_seed(self.seed, epoch, index)
+        for epoch, index, *again in keys:
+            seed = mix_seed(self.seed, epoch, index, *again)
             random.seed(seed)
             numpy.random.seed(seed & 0xFFFFFFFF)
             torch.default_generator.manual_seed(seed)  # the CPU's only: torch.manual_seed would also reset the GPU's
@@ -124,15 +125,29 @@ class EpochPlan:
     - `cuts`: `train_cuts` or `eval_cuts` for a plan and a rank; a call gives those of an epoch
     - `seed`: that of the run
     - `shuffle`: whether each epoch has an order of its own
+    - `sampled`: gives the indices of an epoch, in place of all of them once (default: nothing does)
     """
 
     cuts: Callable[..., Iterator[Cut]]
     seed: int = 0
     shuffle: bool = False
+    sampled: Callable[[int], Any] | None = None
 
     def order(self, samples: int, epoch: int) -> Any:
-        "The order of `epoch`: Tensor [samples] of indices."
-        return epoch_order(samples, self.seed, epoch, self.shuffle)
+        "The order of `epoch`, of a data set of `samples`: a tensor of indices."
+        return epoch_order(samples, self.seed, epoch, self.shuffle) if self.sampled is None else self.sampled(epoch)
+
+    def keys(self, samples: int, epoch: int) -> list[tuple[int, ...]]:
+        "The same as (epoch, index); an index that comes again has which time it is, from 1 on, at its end."
+        order = self.order(samples, epoch).tolist()
+        if self.sampled is None:
+            return [(epoch, index) for index in order]
+        times: Counter[int] = Counter()
+        keys = []
+        for index in order:
+            keys.append((epoch, index, times[index]) if times[index] else (epoch, index))
+            times[index] += 1
+        return keys
 
     def cuts_from(self, first_step: int) -> Iterator[Cut]:
         "The cuts of an epoch from its optimizer step `first_step` on; evaluation always starts at 0."
@@ -178,7 +193,7 @@ class ResidentBatches:
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
         order, cuts = self.plan.order(len(self.tensors[0]), epoch), self.plan.cuts_from(first_step)
-        gather = self.plan.shuffle or self.shared
+        gather = self.plan.shuffle or self.plan.sampled is not None or self.shared
         if self.shared:
             order, cuts = _own_samples(order, list(cuts))
         order = order.to(self.tensors[0].device)
@@ -304,13 +319,13 @@ class LoadedBatches:
         collate: Callable | None = None,
     ):
         self.device, self.plan, self._samples = device, plan, len(dataset)
-        self._keys: list[list[tuple[int, int]]] = []
+        self._keys: list[list[tuple[int, ...]]] = []
         self._loader = _data_loader(SeededSamples(dataset, plan.seed), self._keys, device, settings, collate)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
-        order, cuts = self.plan.order(self._samples, epoch).tolist(), list(self.plan.cuts_from(first_step))
-        self._keys[:] = [[(epoch, index) for index in order[cut.start : cut.stop]] for cut in cuts]
+        keys, cuts = self.plan.keys(self._samples, epoch), list(self.plan.cuts_from(first_step))
+        self._keys[:] = [keys[cut.start : cut.stop] for cut in cuts]
         for data, (_, _, samples, window, last) in zip(_told_plainly(self._loader), cuts, strict=False):
             yield MicroBatch(to_device(data, self.device), samples, window, last)
 
@@ -335,6 +350,7 @@ def train_batches(
     config: Config,
     placement: Placement = Placement(),
     collate: Callable | None = None,
+    sampled: Callable[[int], Any] | None = None,
 ) -> ResidentBatches | LoadedBatches:
     """Batches for training: an object whose `epoch(epoch, first_step)` yields `MicroBatch`es.
 
@@ -343,8 +359,9 @@ def train_batches(
     - `config`: for seed, order, workers, and up to which size tensors are held on the device
     - `placement`: rank and device (default: one process, on the CPU)
     - `collate`: makes a batch of a list of samples (default: torch's)
+    - `sampled`: gives the indices of an epoch, as many as `plan` has samples (default: all of them once)
     """
-    epochs = EpochPlan(partial(train_cuts, plan, placement.rank), config.seed, config.data.shuffle)
+    epochs = EpochPlan(partial(train_cuts, plan, placement.rank), config.seed, config.data.shuffle, sampled)
     tensors = resident_tensors(dataset, config.data.resident_gib) if collate is None else None
     if tensors is not None:
         return ResidentBatches(tensors, placement.device, epochs, shared=plan.world_size > 1)

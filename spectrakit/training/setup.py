@@ -21,6 +21,7 @@ from ..config.resolve import ignored_settings
 from ..config.schema import Config
 from ..contract.loss import check_loss
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
+from ..contract.sampler import sampled_order
 from ..contract.task import check_task, provides
 from ..data.fingerprint import dataset_fingerprint
 from spectrakit.data.loaders import (
@@ -263,7 +264,8 @@ def prepare(
     train, valid = read_datasets(task, config)
     if training_only:
         valid = None
-    plan = plan_batches(config, len(train), context.world_size)
+    sampled = sampled_order(task, train, config)
+    plan = plan_batches(config, len(train) if sampled is None else len(sampled), context.world_size)
     prints = data_fingerprints(config, train, valid) if context.is_main and not training_only else None
     if valid is not None and dataset_length(valid, "validation") == 0:
         raise RequestError(
@@ -277,7 +279,7 @@ def prepare(
     model = context.prepare(model)
     collate = task.collate if provides(task, "collate") else None
     placement, most = Placement(context.device, context.rank, context.world_size), config.limits.max_val_batches
-    batches = train_batches(train, plan, config, placement, collate)
+    batches = train_batches(train, plan, config, placement, collate, sampled)
     checks = valid and eval_batches(valid, config, placement, collate, most)
     if config.trainer.compile:
         model = try_compile(task, model, batches, log)
@@ -361,6 +363,7 @@ def _ignored(s: TrainState) -> list[str]:
             "resident": isinstance(s.data.train, ResidentBatches),
             "own_optimizer": provides(s.task, "optimizer"),
             "own_scheduler": s.learner.scheduler is not None,
+            "own_sampler": provides(s.task, "sampler"),
         },
     )
 

@@ -1,7 +1,9 @@
 "Optimizers, schedulers and samplers as people use them, against plain PyTorch."
 
+import itertools
 import re
 
+import numpy
 import pytest
 import torch
 from test_loop import (  # noqa: F401  train is a fixture
@@ -19,9 +21,12 @@ from test_loop import (  # noqa: F401  train is a fixture
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
 
+from spectrakit.config.batch_plan import plan_batches
 from spectrakit.config.compose import compose
 from spectrakit.config.schema import OPTIMIZERS
 from spectrakit.contract.optimizer import build_optimizer
+from spectrakit.contract.sampler import sampled_order
+from spectrakit.data.loaders import Placement, train_batches
 from spectrakit.system.errors import RequestError
 from spectrakit.training.state import update_ema
 
@@ -333,3 +338,118 @@ def test_an_average_on_a_gpu_stands_still_without_waiting():
 def test_a_run_in_which_every_update_overflows_does_not_complete(train):  # noqa: F811
     run = train(Averaged(range(100)), *WINDOWS, "trainer.max_steps=80", context=scaled(CountedScaler()))
     assert run.status == "failed" and "fp16: no update has been made for 50 steps" in run.reason
+
+
+# samplers
+
+
+class Weighted(Exact):
+    "Draws its samples by weights, the first two never; its data may be read by a loader."
+
+    def __init__(self, loaded=False):
+        super().__init__()
+        self.loaded = loaded
+
+    def datasets(self, cfg):
+        data, valid = super().datasets(cfg)
+        return Listed(data) if self.loaded else data, valid
+
+    def sampler(self, dataset, cfg):
+        return torch.arange(len(dataset)).sub(1).clamp(min=0)
+
+
+class Listed(torch.utils.data.Dataset):
+    "The same samples, which nobody can hold as tensors."
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return self.data[index]
+
+
+def drawn(task, epochs: int) -> list:
+    "The indices that each epoch has read; the first batch was tried before."
+    flat = [index for batch in task.seen for index in batch]
+    assert len(flat) == 23 * epochs
+    return [flat[23 * epoch : 23 * (epoch + 1)] for epoch in range(epochs)]
+
+
+def test_weights_draw_the_same_samples_from_tensors_and_a_loader_and_after_a_resume(train):  # noqa: F811
+    words = ("data.batch_size=4", "accumulate_grad_batches=2", "trainer.max_epochs=3", "dataloader.num_workers=0")
+    held, read, first, rest = Weighted(), Weighted(loaded=True), Weighted(), Weighted()
+    whole = train(held, *words, name="held")
+    train(read, *words, name="read")
+    epochs = drawn(held, 3)
+    assert epochs == drawn(read, 3) and epochs[0] != epochs[1] and not {0, 1} & {i for e in epochs for i in e}
+    train(first, *words, name="cut", stop=lambda: len(first.seen) >= 8)
+    assert 8 <= len(first.seen) < 18
+    resumed = train(rest, *words, name="cut", resume=True)
+    assert first.seen + rest.seen == held.seen
+    assert torch.equal(resumed.weights(), whole.weights())
+
+
+def test_two_ranks_share_out_the_order_of_a_sampler():
+    config = compose("data.batch_size=2", "training.gradient_accumulation_steps=2")
+    task = Weighted()
+    data, _ = task.datasets(config)
+    order = sampled_order(task, data, config)
+    plan = plan_batches(config, len(order), 2)
+    ranks = [train_batches(data, plan, config, Placement("cpu", rank, 2), None, order) for rank in range(2)]
+    for epoch in range(2):
+        parts = [[b for b in rank.epoch(epoch)] for rank in ranks]
+        found = []
+        for one, other in zip(*parts, strict=True):
+            for batch in (one, other):
+                found += batch.data[-1][: batch.samples].tolist()
+        assert found == order(epoch).tolist()
+
+
+class Grouped(torch.utils.data.Sampler):
+    "Pairs of neighbours in random order, by NumPy's global generator; half of the samples."
+
+    def __init__(self, samples, of_its_own=False):
+        self.samples, self.own = samples, numpy.random.default_rng(0) if of_its_own else None
+
+    def __len__(self):
+        return 2 * (self.samples // 4)
+
+    def __iter__(self):
+        starts = (self.own or numpy.random).permutation(self.samples // 2)[: self.samples // 4]
+        return iter([int(index) for start in starts for index in (2 * start, 2 * start + 1)])
+
+
+def test_an_epoch_is_as_long_as_its_sampler(train):  # noqa: F811
+    class Pairs(Exact):
+        def sampler(self, dataset, cfg):
+            return Grouped(len(dataset))
+
+    task, before = Pairs(), numpy.random.get_state()[1].tolist()
+    run = train(task, "data.batch_size=2", "trainer.max_epochs=2")
+    assert run.events[-1]["step"] == 10 and all(b == a + 1 and a % 2 == 0 for a, b in task.seen)
+    assert task.seen[:5] != task.seen[5:] and len({a for a, _ in task.seen[:5]}) == 5
+    assert numpy.random.get_state()[1].tolist() == before
+
+
+@pytest.mark.parametrize(
+    "made, says",
+    [
+        (torch.ones(5), "returned weights of shape [5] for 23 samples"),
+        (-torch.ones(23), "It needs a finite weight from 0 up"),
+        (torch.zeros(23), "and one above 0"),
+        (itertools.count(), "returned a count without __iter__ or __len__"),
+        ([1, 2, 23], "yields 23. It needs indices from 0 to 22."),
+        ([[1, 2], [3, 4]], "yields [1, 2]. It needs indices"),
+        (Grouped(23, of_its_own=True), "yields another order when epoch 0 is drawn again"),
+        (torch.utils.data.BatchSampler(range(23), 4, False), "which yields batches"),
+        (torch.utils.data.DistributedSampler(range(23), 2, 0), "The ranks share out an epoch by themselves"),
+    ],
+)
+def test_a_sampler_that_cannot_be_repeated_or_has_no_end_is_refused(made, says):
+    task = Exact()
+    task.sampler = lambda dataset, cfg: made
+    with pytest.raises(RequestError, match=re.escape(says)):
+        sampled_order(task, task.datasets(None)[0], compose())
