@@ -16,7 +16,7 @@ _NAMES = {
     "Run": "api.run", "fit": "api.actions", "list_runs": "api.run", "open_run": "api.run", "predict": "api.actions", "resume": "api.actions",
     "compare": "reports.comparison", "report": "reports.run_report",
     "make_wheelhouse": "offline.wheelhouse",
-    "Loss": "contract.loss", "weighted_mean": "contract.loss", "Task": "contract.task", "Watchdog": "watchdog.watchdog", "watch": "view.live",
+    "Loss": "contract.loss", "Moment": "contract.task", "weighted_mean": "contract.loss", "Task": "contract.task", "Watchdog": "watchdog.watchdog", "watch": "view.live",
 }
 __all__ = ["__version__", *_NAMES]
 

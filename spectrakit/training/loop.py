@@ -56,6 +56,7 @@ from spectrakit.training.nan_guard import (
 from .restore import restore_state
 from spectrakit.training.schedule import (
     advance_schedule,
+    begin_epoch,
     lr_rule,
     replan,
     set_lr,
@@ -63,6 +64,7 @@ from spectrakit.training.schedule import (
     step_cost,
     step_scheduler,
     time_for,
+    training_loss,
 )
 from .seeding import repeatable
 from .setup import prepare, write_start
@@ -87,13 +89,13 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
     "Train until the end or a stop: (status, reason). Every rank runs it, over its share of each step."
     import torch
 
-    c, p, task, schedule, record, requests = s.config, s.progress, s.task, s.schedule, s.record, s.requests
+    c, p, schedule, record, requests = s.config, s.progress, s.schedule, s.record, s.requests
     model, optimizer, params, averages = s.learner.model, s.learner.optimizer, s.learner.params, s.learner.ema
     plan, saving, pace, scaler, heartbeat = s.data.plan, s.saving, s.timing.pace, s.context.scaler, s.context.heartbeat
     on_host, ranks = s.context.device.type == "cpu", s.context.world_size
     clip, decay = c.trainer.gradient_clip_val, c.training.ema_decay
     factor, exchange, skips = lr_rule(s), s.context.gradient_sync(model), c.training.nan_policy == "skip"
-    loss_of = s.context.in_precision(task.loss)
+    loss_of = s.context.in_precision(training_loss(s))
     interval = s.learner.interval if s.learner.scheduler is not None else None
     owned, unowned, bound = s.learner.owned, s.learner.unowned, gradient_clip(c.trainer.gradient_clip_algorithm)
     model.train()
@@ -106,6 +108,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
         return ending
     while p.step < schedule.total_steps:
         window_loss, window_weight = 0.0, None
+        begin_epoch(s)
         for batch in s.data.train.epoch(p.epoch, p.window):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step

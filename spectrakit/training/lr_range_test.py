@@ -26,7 +26,7 @@ from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
 from ..system.masking import masked
 from .loop import NullLog, save_traceback, scale_gradients
-from .schedule import set_lr
+from .schedule import begin_epoch, set_lr, training_loss
 from .seeding import repeatable
 from .setup import prepare
 from .state import Execution, TrainState
@@ -131,11 +131,12 @@ def range_loop(s: TrainState, sweep: Sweep, base: BaseRate) -> tuple[str, str, s
     )
     exchange, curve = s.context.gradient_sync(s.learner.model), Smoothed(sweep.steps)
     bound = gradient_clip(s.config.trainer.gradient_clip_algorithm)
-    loss_of = s.context.in_precision(s.task.loss)
+    loss_of = s.context.in_precision(training_loss(s))
     s.learner.model.train()
     s.context.heartbeat.begin(0)
     while True:
         began, loss, weight = time.monotonic(), 0.0, None
+        begin_epoch(s)
         for batch in s.data.train.epoch(p.epoch):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step

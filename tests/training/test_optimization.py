@@ -453,3 +453,65 @@ def test_a_sampler_that_cannot_be_repeated_or_has_no_end_is_refused(made, says):
     task.sampler = lambda dataset, cfg: made
     with pytest.raises(RequestError, match=re.escape(says)):
         sampled_order(task, task.datasets(None)[0], compose())
+
+
+# what changes with time
+
+
+class Thawing(Exact):
+    "Its first layer learns from epoch 1 on; its loss fades; notes when it was told what."
+
+    def __init__(self):
+        super().__init__()
+        self.told, self.moments = [], []
+
+    def on_epoch(self, model, moment):
+        self.told.append((moment.epoch, moment.step, moment.total_steps))
+        model[0].requires_grad_(moment.epoch >= 1)
+
+    def loss(self, model, batch, moment=None):
+        if model.training:
+            self.moments.append(moment.step)
+        assert (moment is None) == (not model.training)
+        return super().loss(model, batch) * (1 if moment is None else 1 / (1 + moment.step))
+
+
+def test_a_task_is_told_the_epoch_and_its_loss_the_step_also_after_a_resume(train):  # noqa: F811
+    words = ("data.batch_size=8", "trainer.max_epochs=3")  # three steps an epoch
+    whole, first, rest = Thawing(), Thawing(), Thawing()
+    straight = train(whole, *words, name="straight")
+    assert whole.told == [(0, 0, 9), (1, 3, 9), (2, 6, 9)] and whole.moments == list(range(9))
+    train(first, *words, name="cut", stop=lambda: len(first.moments) >= 4)
+    done = len(first.moments)
+    assert 4 <= done < 9
+    resumed = train(rest, *words, name="cut", resume=True)
+    assert rest.moments == list(range(done, 9)) and rest.told[0][1] == done
+    assert torch.equal(resumed.weights(), straight.weights())
+
+    model = whole.model(None)
+    for step in range(9):
+        rows = slice(8 * (step % 3), 8 * (step % 3) + 8)
+        model.zero_grad()
+        (whole.errors(model, rows).mean() / (1 + step)).backward()
+        with torch.no_grad():
+            for q in model[2 if step < 3 else 0 :].parameters():
+                q -= 0.1 * q.grad
+    torch.testing.assert_close(straight.weights(), vector(model), rtol=1e-9, atol=1e-12)
+
+
+def test_what_thaws_and_is_nobodys_is_named(train):  # noqa: F811
+    class Lost(Thawing):
+        def model(self, cfg):
+            model = super().model(cfg)
+            model[0].requires_grad_(False)
+            return model
+
+    run = train(Lost(), "data.batch_size=8", "trainer.max_epochs=2")
+    assert run.status == "failed" and "Lost.on_epoch made 0.weight, 0.bias trainable" in run.reason
+
+    class Needs(Exact):
+        def loss(self, model, batch, moment):
+            return super().loss(model, batch)
+
+    with pytest.raises(RequestError, match="Write moment=None: evaluations pass none."):
+        train(Needs(), "data.batch_size=8", name="needs")
