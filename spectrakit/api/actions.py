@@ -22,6 +22,7 @@ from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, override
 from ..config.schema import Config
 from ..contract.task import check_task
+from ..data.batch_forms import is_id
 from ..launch.job import Job, check_task_name, jobs_folder, remove_abandoned_jobs, with_task
 from ..launch.job_kind import PREDICT, RESUME, TRAIN, JobKind
 from ..launch.launcher import launch
@@ -154,8 +155,13 @@ class Predictions:
     @property
     def values(self) -> Any:
         "The predictions, [samples, …]; a mapping of arrays where the model gives several."
-        outputs = {k: v for k, v in self.arrays.items() if k != "targets"}
+        outputs = {k: v for k, v in self.arrays.items() if k != "targets" and not is_id(k, v)}
         return outputs["predictions"] if set(outputs) == {"predictions"} else outputs
+
+    @property
+    def ids(self) -> dict[str, Any]:
+        "What says which sample is which, such as the names of images: arrays [samples] by name."
+        return {k: v for k, v in self.arrays.items() if k != "targets" and is_id(k, v)}
 
     @property
     def targets(self) -> Any:

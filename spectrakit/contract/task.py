@@ -172,8 +172,8 @@ class Task:
     def submission(self, predictions: Any) -> Any:
         """The table that is handed in: a pandas table, a mapping of columns, or a list of rows.
 
-        `predictions`: a NumPy array [all test samples, …], or the mapping of arrays where `predict` returns one. The
-        default has a column for each output.
+        `predictions`: a NumPy array [all test samples, …]; the mapping of arrays where `predict` returns one, or where
+        the batches have names, such as `ids`. The default has a column for each name and output.
         """
         return None
 

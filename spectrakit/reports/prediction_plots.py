@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..contract.task import provides
+from ..data.batch_forms import is_id
 from ..system.errors import RequestError
 from ..view.plots import GRID, INK, TRAIN, VALID, Picture, decimate, label
 
@@ -310,7 +311,7 @@ def default_pictures(arrays: dict[str, Any]) -> dict[str, Picture]:
     """Pictures by the shapes of `arrays`: `predictions` (or the first output), `targets`, and an output of UNCERTAIN's;
     none where they tell nothing.
     """
-    outputs = {k: np.asarray(v) for k, v in arrays.items() if k != "targets"}
+    outputs = {k: np.asarray(v) for k, v in arrays.items() if k != "targets" and not is_id(k, v)}
     sigma = next((outputs.pop(n) for n in UNCERTAIN if len(outputs) > 1 and n in outputs), None)
     values = outputs.get("predictions", next(iter(outputs.values()), None))
     targets = None if arrays.get("targets") is None else np.asarray(arrays["targets"])

@@ -44,7 +44,7 @@ def fail_not_finite(s: TrainState, value: float, where: str | None = None) -> tu
     "The end of a run whose loss is not finite, with the likeliest cause and what to do."
     p = s.progress
     cause = (
-        f"{where}: clean the data"
+        f"{where}: {'leave them out in the loss' if s.config.data.allow_nan else 'clean the data'}"
         if where
         else f"lower optimizer.lr (now {s.learner.optimizer.param_groups[0]['lr']:.3g}) or set "
         "trainer.gradient_clip_val=1.0"

@@ -9,16 +9,18 @@ __all__ = ['trained_model', 'submission_table', 'table_text', 'write_table', 'pr
 import csv
 import io
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint.store import find_checkpoint, load_weights
 from ..config.schema import Config
 from ..contract.task import check_task, provides
+from ..data.batch_forms import ids_of, is_id, join_parts, map_batch, on_cpu
 from ..data.loaders import Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
 from ..system.errors import RequestError
-from .evaluation import predict_batch
+from .evaluation import predict_batch, targets_of
 from .seeding import repeatable, seed_everything
 
 # %% ../../nbs/40_training/09_prediction.ipynb #23a2fc01
@@ -49,12 +51,15 @@ def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, l
 
 # %% ../../nbs/40_training/09_prediction.ipynb #23a2fc02
 def submission_table(task: Any, arrays: dict[str, Any]) -> Any:
-    "What the task's `submission` makes of the predictions (an array, or the mapping of arrays), or the default table."
+    """What the task's `submission` makes of the predictions (an array, or the mapping of arrays), or the default table: a
+    column for each name and output.
+    """
     outputs = {k: v for k, v in arrays.items() if k != "targets"}
     if provides(task, "submission"):
         return task.submission(outputs["predictions"] if set(outputs) == {"predictions"} else outputs)
-    columns: dict[str, Any] = {"index": range(len(next(iter(outputs.values()))))}
-    for name, values in outputs.items():
+    ids = {name: values for name, values in outputs.items() if is_id(name, values)}
+    columns: dict[str, Any] = {} if ids else {"index": range(len(next(iter(outputs.values()))))}
+    for name, values in {**ids, **outputs}.items():
         flat = values.reshape(len(values), -1)
         name = name.removesuffix("s")
         columns.update({f"{name}_{i}" if flat.shape[1] > 1 else name: flat[:, i] for i in range(flat.shape[1])})
@@ -96,6 +101,43 @@ def write_table(table: Any, out: Path) -> None:
         ) from None
 
 # %% ../../nbs/40_training/09_prediction.ipynb #23a2fc03
+def _columns(task: Any, outputs: Any, batch: Any) -> dict[str, Any]:
+    "What is kept of a batch, on the CPU, by name. RequestError where there is not one output for each sample."
+    names, targets = ids_of(batch.data), targets_of(task, batch.data)
+    found = {**names, **(outputs if isinstance(outputs, Mapping) else {"predictions": outputs})}
+    only_input = isinstance(batch.data, (tuple, list)) and targets is batch.data[0]
+    if targets is not None and not only_input and not isinstance(targets, Mapping):
+        found["targets"] = targets
+    for name, values in found.items():
+        if isinstance(values, tuple) or not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0:
+            got = f"{name!r} as {type(values).__name__}"
+        elif len(values) != batch.samples:
+            got = f"{len(values)} of {name!r} for {batch.samples} samples"
+        else:
+            continue
+        raise RequestError(
+            f"{type(task).__name__}.predict returned {got}. It has to return a tensor [samples, …], a list with one "
+            "tensor a sample, or {name: tensor}. Write `predict(model, batch)`."
+        )
+    return {name: map_batch(on_cpu, values) for name, values in found.items()}
+
+
+def _arrays(task: Any, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    "The columns of all batches as arrays, with the lengths of those that were filled up."
+    arrays = {}
+    for name in parts[0]:
+        values, lengths = join_parts([part[name] for part in parts])
+        if values.dtype.kind == "O":
+            raise RequestError(
+                f"{type(task).__name__}.predict gave {name!r}, which holds neither numbers nor texts. Leave it out, or "
+                "return numbers."
+            )
+        arrays[name] = values
+        if lengths is not None:
+            arrays[f"{name.removesuffix('s')}_lengths"] = lengths
+    return arrays
+
+
 def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context: RunContext) -> dict[str, Any] | None:
     """Predictions for all of a data set: NumPy arrays by name, each [samples, …], in the data set's order.
 
@@ -104,7 +146,9 @@ def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context
     - `config`: the size of a batch
     - `context`: the ranks that share the work
 
-    Rank 0 gets `predictions` (or the names of a mapping), and `targets` where samples have them; the others None.
+    Rank 0 gets `predictions` (or the names of a mapping), `targets` and names where samples have them; the others None.
+    Where samples have outputs of different lengths, they are filled up with NaN, or -1 for whole numbers, and
+    `prediction_lengths` has their lengths.
     """
     import torch
 
@@ -112,23 +156,15 @@ def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context
     placement = Placement(context.device, context.rank, context.world_size)
     batches = eval_batches(dataset, config, placement, collate)
     mine: dict[int, dict] = {}
-    with torch.inference_mode():
+    predict = context.in_precision(predict_batch)
+    with torch.no_grad():
         for place, batch in enumerate(batches.epoch(0)):
             context.heartbeat.beat()
-            if batch.samples == 0:
-                continue
-            outputs = predict_batch(task, model, batch.data)
-            outputs = outputs if isinstance(outputs, dict) else {"predictions": outputs}
-            if isinstance(batch.data, (tuple, list)) and len(batch.data) > 1:
-                outputs = {**outputs, "targets": batch.data[-1]}
-            # NumPy has no bf16
-            mine[place * context.world_size + context.rank] = {
-                k: (v.float() if v.is_floating_point() else v).cpu() for k, v in outputs.items()
-            }
+            if batch.samples > 0:
+                outputs = predict(task, model, batch.data)
+                mine[place * context.world_size + context.rank] = _columns(task, outputs, batch)
     together = context.gather_by_index(mine)
-    if together is None:
-        return None
-    return {key: torch.cat([part[key] for part in together.values()]).numpy() for key in next(iter(together.values()))}
+    return None if together is None else _arrays(task, list(together.values()))
 
 # %% ../../nbs/40_training/09_prediction.ipynb #3f0aa6f7
 def save_arrays(path: Path, arrays: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 "The loop against plain PyTorch: the same weights, losses and learning rates, computed another way."
 
+import contextlib
 import itertools
 import math
 from dataclasses import dataclass, field
@@ -499,6 +500,9 @@ class StandIn:
 
     def unwrap_model(self, model):
         return model
+
+    def autocast(self):
+        return contextlib.nullcontext()
 
 
 class CountedScaler(torch.amp.GradScaler):
