@@ -41,7 +41,7 @@ def as_loss(result: Any) -> Loss:
 # %% ../../nbs/38_contract/00_loss.ipynb #22905599
 def _class_weights(module: Any, outputs: Any, targets: Any) -> Any:
     "The sum of the weights by which torch divides: those of the classes, of the targets that are not left out."
-    counted = targets != module.ignore_index
+    counted = (targets != module.ignore_index).to(outputs.dtype)
     if module.weight is None:
         return counted.sum()
     return (module.weight.to(outputs.dtype)[targets.clamp(0, len(module.weight) - 1)] * counted).sum()
@@ -62,7 +62,9 @@ def weighted_mean(loss: Any, outputs: Any, targets: Any) -> Loss:
         return Loss(loss(outputs, targets))
     if loss.weight is None and loss.ignore_index == -100 and targets.dim() < 2:
         return Loss(loss(outputs, targets))
-    options = {"weight": loss.weight, "ignore_index": loss.ignore_index, "reduction": "sum"}
+    outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))  # a sum of halves would overflow
+    weight = None if loss.weight is None else loss.weight.to(outputs.dtype)
+    options = {"weight": weight, "ignore_index": loss.ignore_index, "reduction": "sum"}
     if type(loss) is nn.CrossEntropyLoss:
         total = nn.functional.cross_entropy(outputs, targets, label_smoothing=loss.label_smoothing, **options)
     else:

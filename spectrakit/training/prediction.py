@@ -51,8 +51,8 @@ def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, l
 
 # %% ../../nbs/40_training/09_prediction.ipynb #23a2fc02
 def submission_table(task: Any, arrays: dict[str, Any]) -> Any:
-    """What the task's `submission` makes of the predictions (an array, or the mapping of arrays), or the default table: a
-    column for each name and output.
+    """What the task's `submission` makes of the predictions (an array, or the mapping of arrays), or the default table:
+    a column for each name and output.
     """
     outputs = {k: v for k, v in arrays.items() if k != "targets"}
     if provides(task, "submission"):

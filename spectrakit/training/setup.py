@@ -92,7 +92,7 @@ def check_training(task: Any, model: Any, train: Any, allow_nan: bool = False) -
         raise RequestError(f"{where}. {CLEAN}")
     result = task.loss(model, batch.data)
     check_loss(task, result)
-    value = float(as_loss(result).value)
+    value = as_loss(result).value.item()
     if where and not math.isfinite(value):
         raise RequestError(
             f"{where}, which data.allow_nan=true allows, and {type(task).__name__}.loss is {value}. "

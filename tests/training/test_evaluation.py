@@ -1,4 +1,4 @@
-"One forward pass for loss and metrics, batches of any form, names and types in predictions, autocast over the whole loss."
+"One forward pass for loss and metrics, batches of any form, names and types in predictions, autocast over a whole loss."
 
 from collections import namedtuple
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from spectrakit.training.evaluation import evaluate
 from spectrakit.training.prediction import predict_dataset, save_arrays, submission_table, table_text
 
 SAMPLES, BATCHES = 23, 6  # in batches of four
+SMALL = "data.batch_size=4"
 
 
 class Net(nn.Linear):
@@ -127,9 +128,6 @@ def in_float64(model, batch):
 
 @pytest.mark.parametrize("predict", [flipped, scaled, changed, by_method, in_float64])
 def test_whoever_predicts_otherwise_gets_what_the_model_itself_returns(predict):
-    class Bare(Fit):
-        "The same numbers, computed by hand with the model alone."
-
     task = Fit(predict)
     found, _ = scores(task)
     model = task.model(None).eval()
@@ -154,7 +152,7 @@ def test_what_stands_in_for_a_model_behaves_as_it_does():
     model = nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval()
     recorder, x = Recorder(model), torch.ones(2, 3)
     with torch.no_grad():
-        for look in (lambda m: m[0](x), lambda m: list(m)[0](x), lambda m: m.get_submodule("0")(x)):
+        for look in (lambda m: m[0](x), lambda m: next(iter(m))(x), lambda m: m.get_submodule("0")(x)):
             with recorder.recording():
                 model(x)
             stand_in = recorder.stand_in()
@@ -177,7 +175,7 @@ def test_what_a_model_keeps_of_an_evaluation_can_be_trained_with(train):  # noqa
         def model(self, cfg):
             return Caching(3, 1)
 
-    run = train(Task(), "trainer.max_epochs=2")
+    run = train(Task(), "data.batch_size=4", "trainer.max_epochs=2")
     assert run.status == "completed", run.reason
 
 
@@ -212,7 +210,7 @@ def test_logs_of_losses_are_means_since_the_last_log_point(train):  # noqa: F811
 
 
 def test_a_loss_without_logs_logs_none(train):  # noqa: F811
-    run = train(Exact(), "trainer.max_epochs=1")
+    run = train(Exact(), "data.batch_size=4", "trainer.max_epochs=1")
     assert not any(key.startswith("train_") for key in last_event(run.events, "step"))
 
 
@@ -370,11 +368,11 @@ class Masked(Exact):
 
 def test_missing_values_are_allowed_where_the_loss_leaves_them_out(train):  # noqa: F811
     with pytest.raises(RequestError, match="allow_nan|Clean"):
-        train(Masked(), name="refused")
-    run = train(Masked(), "data.allow_nan=true", "trainer.max_epochs=1", name="allowed")
+        train(Masked(), SMALL, name="refused")
+    run = train(Masked(), SMALL, "data.allow_nan=true", "trainer.max_epochs=1", name="allowed")
     assert run.status == "completed", run.reason
     with pytest.raises(RequestError, match="Leave"):
-        train(Masked(skip=False), "data.allow_nan=true", name="spoiled")
+        train(Masked(skip=False), SMALL, "data.allow_nan=true", name="spoiled")
 
 
 # what a task has written
