@@ -1,4 +1,4 @@
-"One forward pass for loss and metrics, batches of any form, names and types in predictions, autocast over a whole loss."
+"One forward pass for loss and metrics, batches of any form, names and types in predictions, autocast over a loss."
 
 from collections import namedtuple
 from dataclasses import dataclass
