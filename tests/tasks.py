@@ -283,7 +283,7 @@ class Troubled(Line):
     def refuse(self):
         from spectrakit.system.errors import RequestError
 
-        raise RequestError("this came late. Mend it.")
+        raise RequestError("this came late. Fix it.")
 
     def lost(self):
         "Waits in gloo for what nobody sends, while the others wait in gloo for this rank's gradients."

@@ -307,7 +307,7 @@ def fit(
 
 # %% ../../nbs/60_api/01_actions.ipynb #54db8d82
 def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool = True) -> Run:
-    """Go on with a run from its newest whole checkpoint, in its own folder, or in a copy where that cannot be written.
+    """Continue a run from its newest valid checkpoint, in its own folder, or in a copy where that cannot be written.
 
     `run`: the run, or its folder; one that is done is returned as it is. `task`: needed where the run's own was
     defined in a notebook (default None: the task that its settings name). `overrides`: settings that are to be others

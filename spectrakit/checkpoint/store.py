@@ -592,7 +592,7 @@ def load_state(path: Path, rank: int = 0) -> tuple[dict, dict | None]:
     if not (path / "state.pt").is_file() and "state.pt" not in read_manifest(path)["files"]:
         raise CheckpointError(
             f"{path.name} holds the weights alone, because the disk had no room for more: a run can predict with it, "
-            "and cannot go on from it"
+            "and cannot be resumed from it"
         )
     return _load(path / "state.pt"), _load(own) if (own := path / f"rank-{rank:05d}.pt").is_file() else None
 

@@ -206,7 +206,7 @@ def logs(arguments: Sequence[str]) -> int:
   spectrakit kaggle logs kaggle/train
   spectrakit kaggle logs ada/spectrakit-train --follow""",
     )
-    parser.add_argument("--follow", action="store_true", help="go on until it ends")
+    parser.add_argument("--follow", action="store_true", help="continue until it ends")
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.client import kernel_logs
 

@@ -72,7 +72,7 @@ def run_lines(run: "Run") -> list[str]:
     lines = [*(start_lines(history.start) if history.start else []), *_evaluation_lines(history)]
     for event in history.of_type("restart", "message"):
         went_on = event["type"] == "restart"
-        lines.append(f"went on from optimizer step {event['step']}" if went_on else event["text"])
+        lines.append(f"continued from optimizer step {event['step']}" if went_on else event["text"])
     for path in checkpoints(run.path / "checkpoints"):
         lines.append(f"{path.name}: {'; '.join(verify(path)) or 'verified'}")
     return [str(run), *(f"  {line}" for line in [*lines, *([history.end["reason"]] if history.end else [])])]

@@ -82,7 +82,7 @@ def _resume_parser() -> Parser:
     "The options of `spectrakit resume`."
     parser = make_parser(
         "resume",
-        "Go on with a run from its newest whole checkpoint: in its own folder, or in a copy "
+        "Continue a run from its newest valid checkpoint: in its own folder, or in a copy "
         "where that cannot be written. Settings that change what is learned have to be allowed. "
         "`spectrakit train TASK resume.source=auto` finds the run by itself.",
         """
@@ -102,6 +102,7 @@ def resume(arguments: Sequence[str]) -> int:
     from spectrakit.api.actions import resume as resume_run
     from spectrakit.api.run import open_run
     from spectrakit.config.compose import RequestError
+    from spectrakit.runs.history import finished_text
 
     for word in options.overrides:
         if "=" not in word:
@@ -109,7 +110,7 @@ def resume(arguments: Sequence[str]) -> int:
     interrupt_on_sigterm()
     run = open_run(options.run_dir)
     if run.status in ("completed", "early_stopped") and not options.overrides:
-        print(f"{run.path.name} is {run.status}: there is nothing to go on with.")
+        print(f"{run.path.name} {finished_text(run.status)}; there is nothing to resume.")
     return report_outcome(resume_run(run, None, *options.overrides, show=not options.quiet))
 
 # %% ../../nbs/90_cli/03_training.ipynb #1009b2b0

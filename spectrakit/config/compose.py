@@ -117,7 +117,7 @@ def _value_error(error: Exception, key: str, value: Any, words: dict[str, str]) 
     if key not in known:
         return RequestError(f"The settings cannot be put together: {problem}.")
     if isinstance(error, InterpolationResolutionError):
-        return RequestError(f"{given} cannot be worked out: {problem}. Mend what stands in ${{…}}.")
+        return RequestError(f"{given} cannot be worked out: {problem}. Fix what stands in ${{…}}.")
     hint = suggestion(known[key], value)
     return RequestError(f"{given} is not possible: it needs {accepted_values(known[key])}.{hint}")
 

@@ -64,7 +64,7 @@ def yaml_error(error: Any, file: Path | str) -> RequestError:
         return RequestError(f"{where}: a tab stands where YAML wants spaces. Indent with spaces.")
     if "duplicate key" in problem:
         return RequestError(f"{where}: {problem}. Keep one of the two lines.")
-    return RequestError(f"{where} is not valid YAML: {' '.join(problem.split())}. Mend that line.")
+    return RequestError(f"{where} is not valid YAML: {' '.join(problem.split())}. Fix that line.")
 
 # %% ../../nbs/10_config/03_profile_files.ipynb #23a2fc03
 def profile_folders() -> list[Path]:

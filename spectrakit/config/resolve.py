@@ -177,7 +177,7 @@ _FACTS = (  # settings, the fact that leaves them without effect, and why
     (
         ("watchdog.plan",),
         ("own_scheduler", True),
-        "the task's own scheduler cannot be planned anew; the run is stopped in time",
+        "the task's own scheduler cannot be planned again; the run is stopped in time",
     ),
     (
         tuple(key for key in _block("scheduler") if key != "scheduler.interval"),

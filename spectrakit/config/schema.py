@@ -482,7 +482,7 @@ class ResumeConfig:
     source: str | None = setting(
         None,
         "auto: an unfinished run of this task, here or in an earlier session's output; a run's folder; a checkpoint; "
-        "null: start anew",
+        "null: start from scratch",
         check=_folder,
     )
     allow: Any = setting(

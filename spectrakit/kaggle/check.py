@@ -466,7 +466,7 @@ class Checked:
         return "\n".join(
             [
                 *lines,
-                f"{', '.join(totals)}: {'mend the errors before a push' if counts['error'] else 'it can be pushed'}",
+                f"{', '.join(totals)}: {'fix the errors before a push' if counts['error'] else 'it can be pushed'}",
             ]
         )
 

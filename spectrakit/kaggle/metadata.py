@@ -523,7 +523,7 @@ def read_metadata(file: Path) -> dict[str, Any]:
     except ValueError as error:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise RequestError(
-            f"{place(file)}{line} is not valid JSON: {getattr(error, 'msg', error)}. Mend that line."
+            f"{place(file)}{line} is not valid JSON: {getattr(error, 'msg', error)}. Fix that line."
         ) from None
     if not isinstance(values, dict):
         raise RequestError(f'{place(file)} holds no entries. It needs {{"id": …, "title": …}}.')

@@ -479,6 +479,6 @@ def broken_findings(kernel: Kernel) -> list[Finding]:
     def sentence(use: Use) -> str:
         if use.how == "maybe":
             return f"This Python cannot read it ({use.name}), and a newer one may. It was not looked at."
-        return f"This is not valid Python: {use.name}. Mend the line."
+        return f"This is not valid Python: {use.name}. Fix the line."
 
     return [Finding(level_of(use), "code", sentence(use), use.where) for use in kernel.facts.broken]

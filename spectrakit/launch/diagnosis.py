@@ -85,7 +85,7 @@ def first_error(logs: Path) -> RankError | None:
 
 def _last_error(traceback: str) -> str:
     "Type and message of the error that a traceback ends with, in one line; its stack is indented."
-    lines = traceback.strip().splitlines() or ["an error without words"]
+    lines = traceback.strip().splitlines() or ["an error without a message"]
     begin = max((i for i, line in enumerate(lines) if line == "Traceback (most recent call last):"), default=None)
     if begin is None:
         return lines[-1]
@@ -175,7 +175,7 @@ def _overdue(e: Evidence) -> AttemptResult | None:
         return AttemptResult("failed", f"{detail}; nothing was saved before. Its stacks are in {stacks}")
     return AttemptResult(
         "out_of_time",
-        f"{detail}, so it was ended from outside; {kept.name} is what is kept. The stacks of all ranks are in {stacks}",
+        f"{detail}, so it was terminated; {kept.name} is kept. The stacks of all ranks are in {stacks}",
     )
 
 
@@ -230,10 +230,10 @@ def _who_left(e: Evidence) -> str | None:
     exits = [(int(r), code) for r, code in (_read_json(e.attempt.folder / "exits.json") or {}).items()]
     silent = [(rank, code) for rank, code in exits if rank not in spoke and (code != -signal.SIGTERM or not errors)]
     for rank, code in sorted(silent, key=lambda end: end[1] == -signal.SIGTERM):
-        how = _killed_by(-code) if code < 0 else f"ended with exit status {code}, without a word"
+        how = _killed_by(-code) if code < 0 else f"ended with exit status {code}, without an error message"
         return f"rank {rank} {how}"
     vanished = [rank for rank in e.observed.vanished if rank not in spoke]
-    return f"rank {vanished[0]} disappeared without a word{_MEMORY}" if vanished else None
+    return f"rank {vanished[0]} disappeared without an error message{_MEMORY}" if vanished else None
 
 # %% ../../nbs/50_launch/06_diagnosis.ipynb #6a1f0d4a
 def _launcher_error(e: Evidence) -> AttemptResult | None:
@@ -246,7 +246,7 @@ def _launcher_error(e: Evidence) -> AttemptResult | None:
 def _unexplained(e: Evidence) -> AttemptResult:
     see = f"see {e.attempt.job.run_dir.name}/logs"
     if e.observed.ended_for:
-        return e.failure(f"a rank failed without a word; {see}", retry=True)
+        return e.failure(f"a rank failed without an error message; {see}", retry=True)
     return e.failure(f"{_process_name(e)} ended with exit status {e.exit_status}; {see}", retry=not e.connected)
 
 # %% ../../nbs/50_launch/06_diagnosis.ipynb #56bda71d

@@ -282,8 +282,8 @@ def _final_result(attempt: Attempt, result: AttemptResult, faults: int, interrup
         return replace(
             result,
             retry=False,
-            reason=f"distributed.rdzv_endpoint={job.config.distributed.rdzv_endpoint} cannot be the meeting place: "
-            "another program on this machine uses that port. Choose another one, the same on all machines",
+            reason=f"distributed.rdzv_endpoint={job.config.distributed.rdzv_endpoint} cannot be used: "
+            "another program on this machine holds that port. Choose another one, the same on all machines",
         )
     if result.retry and several:
         return replace(
@@ -295,7 +295,7 @@ def _final_result(attempt: Attempt, result: AttemptResult, faults: int, interrup
     if not result.retry or (job.kind.max_restarts is not None and faults >= job.kind.max_restarts):
         return result
     if interrupted or (job.kind.stops_itself and stop_file(job.run_dir).exists()):
-        return AttemptResult("interrupted", f"a stop was asked for; before it was done, {result.reason}")
+        return AttemptResult("interrupted", f"a stop was requested; before it took effect, {result.reason}")
     return None
 
 # %% ../../nbs/50_launch/08_launcher.ipynb #ee3f5d1f
@@ -310,7 +310,7 @@ def _after_fault(attempt: Attempt, result: AttemptResult, faults: int, record: _
     if most == 0 or not _may_train_alone(attempt):
         return None
     return _continued(
-        _alone(attempt, f"{result.reason}; going on in one process, with the same effective batch", record)
+        _alone(attempt, f"{result.reason}; continuing in one process, with the same effective batch", record)
     )
 
 
@@ -359,7 +359,7 @@ def _with_smaller_batch(attempt: Attempt, result: AttemptResult, record: _Record
     record.event("oom", reason=result.reason, micro_batch_size=size, gradient_accumulation_steps=steps)
     record.update(micro_batch_size=size, gradient_accumulation_steps=steps)
     reason = (
-        f"the memory ran out with data.micro_batch_size={2 * size} ({result.reason[:120]}); going on with {size} and "
+        f"the memory ran out with data.micro_batch_size={2 * size} ({result.reason[:120]}); continuing with {size} and "
         f"training.gradient_accumulation_steps={steps}, the same effective batch"
     )
     return _continued(replace(attempt, job=job.with_config(config), restart_reason=reason))

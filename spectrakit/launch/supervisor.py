@@ -67,7 +67,7 @@ def _overdue(look: Look) -> Problem | None:
     if end is None or look.now <= end:
         return None
     verb = look.attempt.job.kind.verb
-    return Problem("overdue", f"the time is up, and {verb} did not end by itself", gently=True)
+    return Problem("overdue", f"the time limit was reached and {verb} did not stop by itself", gently=True)
 
 
 def _failed(look: Look) -> Problem | None:

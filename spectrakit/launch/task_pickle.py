@@ -264,7 +264,7 @@ def _map(folder: Path, source: tuple) -> Any:
         ) from None
     if (status.st_ino, status.st_size, status.st_mtime_ns) != stamp:
         raise RequestError(
-            f"The task maps the file {name}, which has changed since the start. Make the task anew and start again."
+            f"The task maps the file {name}, which has changed since the start. Make the task once more and restart."
         )
     return numpy.memmap(name, numpy.uint8, "r", begin, (nbytes,))
 
@@ -370,7 +370,7 @@ def check_private(folder: Path) -> None:
         return  # Windows: temporary folders lie in the user's own
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise RequestError(
-            f"Others than this user have access to the job's folder {folder}, and what lies in it is executed. "
+            f"Other users can access the job folder {folder}, and its contents are executed. "
             "Set TMPDIR to a folder on a local disk that keeps owners and modes."
         )
 
@@ -461,5 +461,5 @@ def read_task(folder: Path, name: str) -> Any:
         traceback.print_exc()
         raise RequestError(
             f"The task {name} cannot be rebuilt in the training process: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}. Mend what it imports, or its __setstate__."
+            f"{' '.join(str(error).split())}. Fix what it imports, or its __setstate__."
         ) from None

@@ -157,7 +157,7 @@ def _use_one_thread() -> None:
 
 def _check_world_size(planned: int, started: int) -> None:
     if started != planned:
-        raise RuntimeError(f"{planned} processes were to be started, and the launcher made it {started}")
+        raise RuntimeError(f"expected {planned} processes, but the launcher started {started}")
 
 
 def _check_fork(accelerator: str) -> None:

@@ -159,7 +159,7 @@ def _what_happened(e: dict) -> str:
     "A restart, message, fault or end in words."
     kind = e["type"]
     if kind == "restart":
-        return "; ".join([f"went on from optimizer step {e.get('step')}", *map(str, e.get("notes") or [])])
+        return "; ".join([f"continued from optimizer step {e.get('step')}", *map(str, e.get("notes") or [])])
     if kind == "nan":
         skipped = f"; {e['skipped']} steps skipped" if e.get("skipped") else ""
         return f"the loss was {e.get('value', 'not finite')}{skipped}"
@@ -389,7 +389,7 @@ def environment_html(h: History) -> str:
         machine = table_html(rows, head=False, caption="environment")
     if len(sessions) > 1:
         lines = [(s.get("session"), s.get("platform"), s.get("source")) for s in sessions]
-        machine += table_html([("session", "platform", "went on from"), *lines], caption="sessions")
+        machine += table_html([("session", "platform", "continued from"), *lines], caption="sessions")
     decisions = _decisions(h)
     return machine + (fold("what was decided, and why", decisions) if decisions else "")
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HUGE', 'ending', 'status_of', 'best_evaluation', 'last_step', 'settings_of', 'log_notes', 'holds_huge', 'History',
            'every_metric', 'read_history', 'read_all_events', 'read_end', 'has_started', 'log_size', 'end_after',
-           'follow', 'RunOutline', 'outline', 'batches', 'samples_at']
+           'follow', 'finished_text', 'RunOutline', 'outline', 'batches', 'samples_at']
 
 # %% ../../nbs/35_runs/03_history.ipynb #f2f4a123
 import os
@@ -73,7 +73,7 @@ def settings_of(path: Path) -> tuple[dict[str, Any], list[str]]:
         settings = {str(k): v for k, v in flat(load_yaml(file)) if k}
     except Exception:
         return {}, [f"config.yaml cannot be read ({problem})"]
-    return settings, [f"config.yaml is not one of this version ({problem})"]
+    return settings, [f"config.yaml was written by another version ({problem})"]
 
 # %% ../../nbs/35_runs/03_history.ipynb #f6707867
 HUGE = 1e100  # what is beyond cannot be drawn
@@ -243,6 +243,11 @@ def follow(path: Path | str, most_bytes: int | None = None, strict: bool = True)
     return EventReader(log_file(path), most_bytes, strict)
 
 # %% ../../nbs/35_runs/03_history.ipynb #f557bb3f
+def finished_text(ended: str | None) -> str:
+    "That a run is done, as the end of a sentence about it. `ended`: its status."
+    return "has already finished" + (" (early stop)" if ended == "early_stopped" else "")
+
+
 @dataclass(frozen=True)
 class RunOutline:
     "A run in a few facts."
@@ -266,8 +271,8 @@ class RunOutline:
         return self.ended in ("completed", "early_stopped") and (self.step < 0 or self.step >= self.end_step)
 
     @property
-    def rank(self) -> tuple:
-        "The furthest one is the largest; of two that are alike, one that need not be copied."
+    def progress_key(self) -> tuple:
+        "Sort key: the run that got furthest is largest; ties prefer a writable one."
         return self.step, self.done, self.seconds, os.access(self.path, os.W_OK), self.path.name
 
     def __str__(self) -> str:

@@ -292,7 +292,7 @@ def _reservations(runs: list[dict], left_out: list[dict]) -> list[str]:
     "One sentence for each run whose files will change, and for the first five entries that are not in the list."
     running = [_shown(run["path"]) for run in runs if run["status"] == "running"]
     return [
-        *(f"{path} is still going on: its files will change. Seal again when it has ended." for path in running),
+        *(f"{path} is still running: its files will change. Seal again when it has ended." for path in running),
         *(f"{_shown(item['path'])} is not in the list: {item['why']}." for item in left_out[:5]),
     ]
 

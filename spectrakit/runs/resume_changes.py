@@ -132,12 +132,12 @@ def check_changes(run: RunOutline, before: Config, now: Config, session: Session
     if "task.name" in refused:
         raise RequestError(
             f"{run.path.name} is a run of the task {before.task.get('name')}, and this is {now.task.get('name')}. "
-            "Name a run of this task, or start anew with resume.source=null."
+            "Name a run of this task, or start from scratch with resume.source=null."
         )
     if not refused:
         return changed
     raise RequestError(
         f"{run.path.name} was made with other settings: {changes_text(refused)}. Allow it with "
         f"'resume.allow=[{','.join(dict.fromkeys([*allow, *refused]))}]', "
-        "give the settings of that run, or start anew with resume.source=null."
+        "give the settings of that run, or start from scratch with resume.source=null."
     )

@@ -16,7 +16,7 @@ from ..checkpoint.store import find_checkpoint, verify
 from ..config.compose import compose
 from ..config.profile_files import parse_yaml, read_text
 from ..config.schema import Config
-from .history import RunOutline, outline
+from .history import RunOutline, finished_text, outline
 from .resume_changes import changes_text, check_changes, same_task
 from .run_dir import DEPTH, Session, find_runs, is_locked, missing_files
 from ..system.errors import RequestError
@@ -68,21 +68,23 @@ def _named_run_plan(path: Path, config: Config, session: Session) -> ResumePlan:
     run, before = outline(path), compose(config=path / "config.yaml")
     changed = check_changes(run, before, config, session)
     if run.done and not changed:
-        reason = f"{path.name} is {run.ended}: there is nothing to go on with"
+        reason = f"{path.name} {finished_text(run.ended)}; there is nothing to resume"
         return ResumePlan("done", reason, path, environment=run.environment)
     whole, notes = find_checkpoint(path / "checkpoints")
     if whole is None:
         raise RequestError(
-            f"{path.name} has no whole checkpoint to go on from.{''.join(f' {n}.' for n in notes[:1])} "
+            f"{path.name} has no valid checkpoint.{''.join(f' {n}.' for n in notes[:1])} "
             f"Start it again: spectrakit train --config {path / 'config.yaml'}"
         )
-    return _continue_plan(run, changed, config, f"{path.name} ({run.ended or 'unfinished'}) goes on from {whole.name}")
+    return _continue_plan(
+        run, changed, config, f"{path.name} ({run.ended or 'unfinished'}) continues from {whole.name}"
+    )
 
 
 def _check_is_run(path: Path) -> None:
     "RequestError where `path` is no run, with the runs that lie below it."
     if not path.is_dir():
-        raise RequestError(f"There is no folder {str(path)!r} to go on with. `spectrakit runs` lists the runs.")
+        raise RequestError(f"There is no folder {str(path)!r} to resume from. `spectrakit runs` lists the runs.")
     if not (missing := missing_files(path)):
         return
     below = [str(p) for p in find_runs(path)[:3]]
@@ -95,20 +97,20 @@ def _check_is_run(path: Path) -> None:
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #3f549851
 def _checkpoint_plan(path: Path, config: Config, session: Session) -> ResumePlan:
-    "The plan where the user named a checkpoint: a new run goes on from it."
+    "The plan where the user named a checkpoint: a new run continues from it."
     if not path.is_dir():
         raise RequestError(f"There is no checkpoint {str(path)!r}. `spectrakit show RUN` lists those of a run.")
     if problems := verify(path):
         raise RequestError(
-            f"{path.name} cannot be gone on from: {problems[0]}. Name another checkpoint, or the run's folder."
+            f"{path.name} cannot be resumed: {problems[0]}. Name another checkpoint, or the run's folder."
         )
     folder = path.absolute().parent.parent
     if not (folder / "config.yaml").is_file():
-        reason = f"a new run goes on from {path.name}, which has no run around it: its settings could not be compared"
+        reason = f"a new run continues from {path.name}, which has no run around it: its settings could not be compared"
         return ResumePlan("branch", reason, None, path)
     run = outline(folder)
     changed = check_changes(run, compose(config=folder / "config.yaml"), config, session)
-    reason = f"a new run goes on from {path.name} of {folder.name}{_with_changes(changed)}"
+    reason = f"a new run continues from {path.name} of {folder.name}{_with_changes(changed)}"
     return ResumePlan("branch", reason, folder, path, changed, run.environment)
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #52ab16de
@@ -130,7 +132,7 @@ def _furthest_first(runs: list[RunOutline]) -> Iterator[RunOutline]:
     "The runs, the furthest first; of copies of one run only the furthest. Only those that are asked for are hashed."
     pool = list(runs)
     while pool:
-        run = max(pool, key=lambda one: one.rank)
+        run = max(pool, key=lambda one: one.progress_key)
         pool.remove(run)
         if not run.hashed:  # its newest checkpoint may be damaged: then it comes again, with an older one
             pool += [again] if (again := outline(run.path, hashes=True)).step >= 0 else []
@@ -159,7 +161,7 @@ def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePl
     if refusal is not None:
         raise refusal
     where = ", ".join(str(folder) for folder, _ in folders if folder.is_dir()) or "none of the places for runs"
-    reason = f"resume.source=auto: no run of this task to go on with was found in {where}; a new one begins{note}"
+    reason = f"resume.source=auto: no run of this task to resume was found in {where}; a new one begins{note}"
     return ResumePlan("new", reason)
 
 
@@ -168,9 +170,9 @@ def _chosen_plan(run: RunOutline, changed: dict, config: Config, total: int, not
     why = f"the furthest of {total} runs of this task" if total > 1 else "the only run of this task"
     beginning = "resume.source=auto: " + run.path.name
     if run.done and not changed:
-        reason = f"{beginning} is {run.ended}, {why}; there is nothing to go on with{note}"
+        reason = f"{beginning}, {why}, {finished_text(run.ended)}; there is nothing to resume{note}"
         return ResumePlan("done", reason, run.path, environment=run.environment)
-    reason = f"{beginning} ({run.ended or 'unfinished'}), {why}, goes on from step {run.step}{note}"
+    reason = f"{beginning} ({run.ended or 'unfinished'}), {why}, continues from step {run.step}{note}"
     return _continue_plan(run, changed, config, reason)
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #bb72b070

@@ -54,7 +54,7 @@ def start_trackers(
             if tracker.note:
                 report(tracker.note)
             continue
-        report(f"{name} is not written: {error}; the run's own log goes on")
+        report(f"{name} is not written: {error}; the run's own log continues")
         attempt(tracker.finish, True)
     return trackers
 

@@ -135,5 +135,5 @@ class Trackers:
             if (error := attempt(call, tracker)) is None:
                 continue
             del self.opened[name]
-            self.report(f"{name} is no longer written: {error}; the run's own log goes on")
+            self.report(f"{name} is no longer written: {error}; the run's own log continues")
             attempt(tracker.finish, True)  # frees what it holds, such as MLflow's one open run

@@ -89,7 +89,7 @@ def _checked_metrics(task: Any, given: Any) -> dict[str, tuple]:
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #d598efb8
 def on_host(rows: dict[int, dict[str, tuple]]) -> dict[int, dict[str, tuple[float, float]]]:
-    "The same with plain numbers: one transfer for all tensors of a kind on a device."
+    "Batch results as plain floats, with one transfer per device."
     import torch
 
     flat = [value for row in rows.values() for pair in row.values() for value in pair]
@@ -372,7 +372,7 @@ def run_evaluation(s: TrainState, stop_on: int = STOP | HURRY) -> bool:
     if metrics is None:
         for code in s.context.gather(stop_code):
             s.requests.evaluation_stopped_by |= code
-        why = "a stop was asked for" if s.requests.evaluation_stopped_by else "the time is up"
+        why = "a stop was requested" if s.requests.evaluation_stopped_by else "the time is up"
         s.record.log.write(
             "message", text=f"the evaluation at step {p.step} was stopped after {short_time(seconds)}: {why}"
         )

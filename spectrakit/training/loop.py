@@ -428,7 +428,7 @@ def ends_by_request(s: TrainState, flags: int) -> tuple[str, str] | None:
     "The end (status, reason) of a run that was asked to stop, or for which there is no time; None where it goes on."
     if flags & STOP:
         by_system = "the system asked this process to end (SIGTERM)"
-        return "interrupted", by_system if flags & HURRY else "a stop was asked for"
+        return "interrupted", by_system if flags & HURRY else "a stop was requested"
     if flags & TIME or evaluation_due(s):  # still due: there was no time for it
         return "out_of_time", f"the time is up: {describe_budget(s.budget)}"
     epoch_end = s.progress.window == 0
@@ -454,7 +454,8 @@ def finish(s: TrainState, status: str, alone: bool = False) -> bool:
     try:
         if status == "failed" and s.saving.rng_state is None and p.saved_step != p.step:
             s.record.log.write(
-                "message", text=f"the run broke in the middle of an update after step {p.step}, which is not saved"
+                "message",
+                text=f"the run failed inside the update after step {p.step}; that partial update is not saved",
             )
             return True
         save(s, alone=alone, last=True)
@@ -462,7 +463,7 @@ def finish(s: TrainState, status: str, alone: bool = False) -> bool:
             log_step(s)
             last_evaluation(s, planned, interval)
     except Exception as error:  # the end has to be written
-        s.record.log.write("message", text=f"at the end: {type(error).__name__}: {error}")
+        s.record.log.write("message", text=f"while finishing: {type(error).__name__}: {error}")
         if s.context.world_size > 1 and not alone:
             save_traceback(s.context, s.execution.traceback_dir)
         return s.context.world_size == 1

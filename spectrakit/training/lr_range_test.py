@@ -59,7 +59,7 @@ class Smoothed:
         self.weight, self.first, self.best, self.count, self._sum = lag / (1 + lag), math.nan, math.inf, 0, 0.0
 
     def add(self, loss: float) -> float:
-        "One more loss; returns the average."
+        "Add `loss`; returns the moving average with it."
         self.count += 1
         self._sum = self.weight * self._sum + (1 - self.weight) * loss
         value = self._sum / (1 - self.weight**self.count)
@@ -70,7 +70,7 @@ class Smoothed:
         return value
 
     def risen(self, value: float) -> bool:
-        "Whether `value`, the average now, is so far above the best one that nothing good can come any more."
+        "Whether `value`, the current average, is so far above the best one that the sweep can end."
         if self.count <= MIN_LOSSES:
             return False
         return value > (4 * self.best if self.best > 0 else self.best + 3 * max(abs(self.best), self.first - self.best))
@@ -78,8 +78,8 @@ class Smoothed:
 # %% ../../nbs/40_training/10_lr_range_test.ipynb #fea97f01
 @dataclass(frozen=True)
 class BaseRate:
-    """What a sweep's rates are rates of: `value` as the optimizer has it now; `follows`: it is optimizer.lr that the
-    optimizer goes by.
+    """The learning rate that a sweep scales. `value`: as the optimizer has it now. `follows`: whether it is
+    taken from optimizer.lr.
     """
 
     value: float
@@ -103,7 +103,7 @@ def base_rate_of(s: TrainState) -> BaseRate:
 
 
 def _follows(s: TrainState, rates: list[float]) -> bool:
-    "Whether twice optimizer.lr makes each of the optimizer's `rates` twice what it is."
+    "Whether doubling optimizer.lr doubles each of the optimizer's `rates`."
     if not provides(s.task, "optimizer"):
         return True
     twice = replace(s.config, optimizer=replace(s.config.optimizer, lr=2 * s.config.optimizer.lr))
@@ -203,7 +203,7 @@ def record_loss(s: TrainState, sweep: Sweep, curve: Smoothed, rate: float, loss:
     if p.step + 1 == sweep.steps:
         return "completed", "end", f"all {sweep.steps} steps done"
     if flags & STOP:
-        return "interrupted", "stop", f"a stop was asked for {where}"
+        return "interrupted", "stop", f"a stop was requested {where}"
     return ("out_of_time", "time", f"the time was up {where}") if flags & TIME else None
 
 # %% ../../nbs/40_training/10_lr_range_test.ipynb #483a4b5e

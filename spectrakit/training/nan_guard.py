@@ -50,7 +50,7 @@ def fail_not_finite(s: TrainState, value: float, where: str | None = None) -> tu
         "trainer.gradient_clip_val=1.0"
     )
     whole = written_step(s)
-    kept = f" The checkpoint of step {whole} is from before it." if whole is not None and whole >= 0 else ""
+    kept = f" The checkpoint of step {whole} was saved before that." if whole is not None and whole >= 0 else ""
     if p.rollbacks:
         kept = f" It was rolled back {p.rollbacks} times.{kept}"
     s.record.log.write("nan", step=p.step, value=str(value))
@@ -68,13 +68,13 @@ def written_step(s: TrainState) -> int | None:
     return s.progress.saved_step if writer.written_step is None else writer.written_step
 
 # %% ../../nbs/40_training/07_nan_guard.ipynb #23a2fc03
-ROLLED_BACK = ("rolled back", "")  # an ending that is none
+ROLLED_BACK = ("rolled back", "")  # a sentinel: training continues
 
 
 def watch_buffers(s: TrainState) -> None:
     """Training begins: which buffers, such as running means, a bad step could spoil.
 
-    Masks of infinities are none of them.
+    Buffers that hold infinities on purpose, such as attention masks, are left out.
     """
     import torch
 

@@ -33,7 +33,7 @@ def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, l
     path, notes = find_checkpoint(run_dir / "checkpoints", "BEST")
     if path is None:
         raise RequestError(
-            f"{run_dir.name} has no whole checkpoint. {' '.join(notes) or 'Train with checkpoint.enabled=true first.'}"
+            f"{run_dir.name} has no valid checkpoint. {' '.join(notes) or 'Train with checkpoint.enabled=true first.'}"
         )
     if notes:
         notes = [*notes, f"{path.name} is used in place of the best one"]

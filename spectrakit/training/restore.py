@@ -37,9 +37,7 @@ def restore_state(s: TrainState) -> list[str]:
     fresh = s.progress.saved_step < 0
     path, notes = s.context.broadcast(find_checkpoint(s.checkpoints) if s.context.is_main else None)
     if path is None:
-        raise RequestError(
-            f"There is no whole checkpoint to go on from in {s.checkpoints}. {' '.join(notes)} Start a new run."
-        )
+        raise RequestError(f"There is no valid checkpoint in {s.checkpoints}. {' '.join(notes)} Start a new run.")
     path, weights, state, rank_state = _load_newest_readable(s, path, notes)
     if refusal := s.context.broadcast(_why_incompatible(s, path, state) if s.context.is_main else None):
         raise RequestError(refusal)
@@ -54,7 +52,7 @@ def restore_state(s: TrainState) -> list[str]:
         restore_random_state(rank_state)
     else:
         seed_everything(mix_seed(s.config.seed, 1, s.context.rank, s.progress.step) & 0xFFFFFFFF)
-        notes.append(f"rank {s.context.rank} has no random state in {path.name}; it draws new numbers")
+        notes.append(f"rank {s.context.rank} has no saved random state in {path.name}; it is reseeded")
     s.record.restored = (
         (rank_state or {}).get("interval", {})
         if s.data.plan.effective_batch_size == state.get("effective_batch_size")
@@ -87,10 +85,7 @@ def _load_newest_readable(s: TrainState, path: Path, notes: list[str]) -> tuple:
         )
         path = s.context.broadcast(older)
         if path is None:
-            raise RequestError(
-                f"There is no checkpoint to go on from in {s.checkpoints} that can be read. "
-                f"{' '.join(notes)} Start a new run."
-            )
+            raise RequestError(f"No checkpoint in {s.checkpoints} can be read. {' '.join(notes)} Start a new run.")
 
 
 def _read(s: TrainState, path: Path) -> tuple[dict, dict, dict | None]:
@@ -120,7 +115,7 @@ def _session_notes(s: TrainState) -> list[str]:
     )
     notes = [known["resumed"]["told"]] if known.get("resumed", {}).get("told") else []
     return notes + [
-        f"{key} was {before[key]} and is {value}: the numbers are no longer the same to the last bit"
+        f"{key} was {before[key]} and is {value}: results are no longer bit-identical"
         for key, value in now.items()
         if before.get(key, value) != value
     ]
@@ -135,7 +130,7 @@ def _why_incompatible(s: TrainState, path: Path, state: dict) -> str | None:
     kept, here = state.get("effective_batch_size", s.data.plan.effective_batch_size), s.data.plan.effective_batch_size
     if kept != here and not _may_change(s, *_BATCH):
         return (
-            f"The run had an effective batch of {kept} samples, and would go on with {here} ({s.data.plan}). "
+            f"The run had an effective batch of {kept} samples, and would now have {here} ({s.data.plan}). "
             "Choose trainer.devices or "
             "training.gradient_accumulation_steps so that it stays, or allow it with "
             "resume.allow=[data.micro_batch_size]."
@@ -177,7 +172,7 @@ def _move_position(s: TrainState, state: dict, notes: list[str]) -> int | None:
         notes.append(
             f"an epoch has {plan.steps_per_epoch} optimizer steps of {plan.effective_batch_size} samples in place "
             f"of {before} of {batch}; "
-            f"epoch {p.epoch + 1} goes on at its step {p.window + 1}"
+            f"epoch {p.epoch + 1} continues at step {p.window + 1}"
         )
     if s.config.trainer.max_steps is None:
         left = max(0, (epochs - p.epoch) * plan.steps_per_epoch - p.window)
@@ -202,8 +197,7 @@ def _restore_best(s: TrainState, requested: tuple[str | None, str], notes: list[
         p.best_value = p.counted_value = p.best_step = None
         p.best_metrics, p.bad_evals = {}, 0
         notes.append(
-            f"the best result is looked for anew: by {requested[0]} ({requested[1]}) in place of {saved[0]} "
-            f"({saved[1]})"
+            f"best-result tracking starts over: by {requested[0]} ({requested[1]}) instead of {saved[0]} ({saved[1]})"
         )
     named = f"step-{p.best_step:08d}" if p.best_step is not None else ""
     # an evaluation that only the stop had asked for made another one the best: a run that was not stopped has not seen
@@ -241,7 +235,7 @@ def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str
     # the scheduler comes later, when the new length of the run is known
     s.load_state_dict({**state, "scheduler": None, "optimizer": None if replaced else state["optimizer"]})
     if replaced:
-        notes.append("the optimizer is another one: its memory starts anew")
+        notes.append("the optimizer has changed: its state starts fresh")
     else:
         _apply_allowed_changes(s, today, state)
 
@@ -287,7 +281,7 @@ def _load_scheduler(s: TrainState, state: dict, done: int | None, notes: list[st
         kept.update({name: today[name] for name in _LENGTHS if name in today})
         if done is not None:
             kept.update({name: done + more for name, more in (("last_epoch", 0), ("_step_count", 1)) if name in kept})
-        notes.append("the task's scheduler goes on with the length that the run has now")
+        notes.append("the task's scheduler continues with the length that the run has now")
     if "base_lrs" in today and _may_change(s, "optimizer.lr", "optimizer.groups"):
         kept["base_lrs"] = today["base_lrs"]
     s.learner.scheduler.load_state_dict(kept)

@@ -72,7 +72,7 @@ def replan(s: TrainState, usable: float, cost_s: float) -> None:
             text=f"watchdog.plan={s.config.watchdog.plan}: {s.schedule.total_steps} of {s.schedule.requested_steps} "
             "optimizer steps "
             f"({s.schedule.total_steps / s.data.plan.steps_per_epoch:.3g} epochs) fit into the time"
-            + ("" if rule.name == "constant" else "; the learning rate reaches its end with the last of them"),
+            + ("" if rule.name == "constant" else "; the learning rate schedule ends with the last of them"),
         )
         s.schedule.announced_steps = s.schedule.total_steps
 

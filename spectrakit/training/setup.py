@@ -193,8 +193,7 @@ def reserve_for_predictions(
     broken = next(filter(None, context.gather(broken)), None)  # one rank alone must not leave the others
     if broken and budget.predictions:
         raise RequestError(
-            f"The test data, which are to be predicted on after training, cannot be made: {broken}. "
-            "Mend `test_dataset`."
+            f"The test data for the predictions after training could not be made: {broken}. Fix `test_dataset`."
         )
     if broken:
         log.write(

@@ -88,7 +88,7 @@ class Buttons:
             return
         import ipywidgets
 
-        ends, saves = "Save a checkpoint and end the run, as ■ does", "Save a checkpoint and go on"
+        ends, saves = "Save a checkpoint and end the run, as ■ does", "Save a checkpoint and continue"
         self.stop = ipywidgets.Button(description="Stop", icon="stop", tooltip=ends)
         self.save = ipywidgets.Button(description="Checkpoint now", icon="save", tooltip=saves)
         self.stop.on_click(lambda _: self._press(self.stop, stop_file, "stopping …"))

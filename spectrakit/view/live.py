@@ -266,7 +266,7 @@ def _give_up(view: LiveView, error: Exception) -> None:
     "Say once that the view cannot go on."
     view.failure = (
         f"the live view cannot be drawn ({type(error).__name__}: {error}); "
-        f"the run goes on, and its log is {log_file(view.run_dir)}"
+        f"the run continues, and its log is {log_file(view.run_dir)}"
     )
     print(view.failure, file=sys.stderr)
 
@@ -307,7 +307,7 @@ def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
         if isinstance(view, LiveView):
             view.detached = goes_on
         print(
-            f"not watched any more; {folder.name} goes on by itself" if goes_on else f"{folder.name} has ended",
+            f"not watched any more; {folder.name} continues by itself" if goes_on else f"{folder.name} has ended",
             file=sys.stderr,
         )
     finally:

@@ -185,7 +185,7 @@ def _apply_restart(s: RunState, e: dict) -> None:
     s.best = next((row for row in reversed(s.rows) if row["best"]), None)
     s.step, s.status, s.reason = step, "", ""
     notes = _listed(e.get("notes"))
-    s.messages.append((s.t, "; ".join([f"goes on from optimizer step {step}", *map(str, notes[:5])])))
+    s.messages.append((s.t, "; ".join([f"continues from optimizer step {step}", *map(str, notes[:5])])))
 
 # %% ../../nbs/55_view/01_run_state.ipynb #bd72cc81
 def _apply_step(s: RunState, e: dict) -> None:

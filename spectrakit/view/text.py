@@ -95,7 +95,7 @@ def event_lines(event: dict, run_dir: Path) -> list[str]:
     if kind == "budget":
         return [event["told"]] if event.get("told") else []
     if kind == "restart":
-        return [f"goes on from optimizer step {event['step']}", *(f"  {note}" for note in event.get("notes") or [])]
+        return [f"continues from optimizer step {event['step']}", *(f"  {note}" for note in event.get("notes") or [])]
     if kind == "eval":
         return [evaluation_line(event)]
     if kind == "message":

@@ -80,7 +80,7 @@ PARTS = {
     "step": "one more step",
     "eval": "the last evaluation",
     "save": "the last save",
-    "grace": "a stop that takes its time",
+    "grace": "a slow stop",
     "end": "the summary",
     "start": "starting to predict",
     "predict": "the test predictions",

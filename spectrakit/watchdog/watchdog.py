@@ -183,7 +183,7 @@ class Watchdog:
         if code & HURRY:
             hurry(self.budget, parse_duration(self.config.watchdog.after_sigterm))
             return "the system asked this process to end (SIGTERM)"
-        return "a stop was asked for" if code & STOP else f"the time is up: {describe_budget(self.budget)}"
+        return "a stop was requested" if code & STOP else f"the time is up: {describe_budget(self.budget)}"
 
     @contextlib.contextmanager
     def measure(self, kind: str) -> Iterator[None]:

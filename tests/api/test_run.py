@@ -385,9 +385,9 @@ def test_without_a_whole_checkpoint_resume_is_refused_and_touches_nothing(broken
         flip(path / "model.safetensors")
     before = tree_hashes(broken_off.path)
     assert is_locked(broken_off.path) is False
-    with pytest.raises(RequestError, match="no whole checkpoint"):
+    with pytest.raises(RequestError, match="no valid checkpoint"):
         resume(broken_off, Line(), show=False)
-    with pytest.raises(RequestError, match="no whole checkpoint"):
+    with pytest.raises(RequestError, match="no valid checkpoint"):
         broken_off.load_model(Line())
     assert tree_hashes(broken_off.path) == before
 

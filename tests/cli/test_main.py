@@ -345,7 +345,7 @@ def test_a_run_without_checkpoints_says_why_it_cannot_predict(call, here):
     assert call("train", task("Line"), *QUICK, "checkpoint.enabled=false")[0] == 0
     for words in (("predict", only_run(here)), ("predict", task("Line"), only_run(here))):
         status, _out, err = call(*words)
-        assert status == 2 and "no whole checkpoint" in err and "checkpoint.enabled=true" in err
+        assert status == 2 and "no valid checkpoint" in err and "checkpoint.enabled=true" in err
         assert err.count("\n") == 1
 
 
@@ -397,7 +397,7 @@ def test_the_snapshot_repeats_the_run_bit_for_bit(trained, tmp_path):
 def test_resume_of_a_run_that_is_done_changes_nothing(call, trained):
     before = tree_hashes(trained.run)
     status, out, err = call("resume", trained.run)
-    assert (status, err) == (0, "") and "nothing to go on with" in out and tree_hashes(trained.run) == before
+    assert (status, err) == (0, "") and "nothing to resume" in out and tree_hashes(trained.run) == before
 
 
 def test_show_tells_how_it_ended_and_what_is_kept(call, trained):
@@ -423,7 +423,7 @@ def test_watch_follows_a_run_from_another_terminal_until_it_ends(call, start_cli
     watching = start_cli("watch", run_dir)
     wait_for(lambda: (run_dir / "config.yaml").exists() and read_events(run_dir / "events.jsonl"), "training")
     (run_dir / "STOP").touch()
-    assert "interrupted: a stop was asked for" in watching.communicate(timeout=60)[0] and watching.returncode == 0
+    assert "interrupted: a stop was requested" in watching.communicate(timeout=60)[0] and watching.returncode == 0
     process.communicate(timeout=60)
     status, out, err = call("watch", here)
     assert (status, out, err.count("\n")) == (2, "", 1) and "is no run" in err
@@ -474,7 +474,7 @@ def test_show_keeps_the_best_evaluation_among_the_newest(call, trained_copy):
     log.write_text("".join(lines[:-1]) + "\n".join(later) + "\n" + lines[-1])
     status, out, err = call("show", trained_copy)
     assert (status, err) == (0, "") and out.count("★ best") == 1 and "11 of 16 evaluations" in out
-    assert "went on from optimizer step 20" in out
+    assert "continued from optimizer step 20" in out
 
 
 FOREIGN = [

@@ -288,5 +288,5 @@ def test_a_last_evaluation_that_fails_on_one_rank_costs_no_checkpoint(tmp_path):
 
 def test_another_effective_batch_is_refused_on_resume(halves, tmp_path):
     folder = shutil.copytree(halves / "one", tmp_path / "run")
-    with pytest.raises(RequestError, match="effective batch of 16 samples, and would go on with 8"):
+    with pytest.raises(RequestError, match="effective batch of 16 samples, and would now have 8"):
         train(folder, Curve(), "launch.mode=inline", "accumulate_grad_batches=2", "trainer.max_steps=12", kind="resume")

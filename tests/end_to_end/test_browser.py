@@ -119,7 +119,7 @@ def test_after_a_reload_the_run_is_watched_from_elsewhere_and_goes_on(light, ser
     run = the_run(server, "reloaded")
     light.picture("watched", 0)
     assert run.status == "running" and light.said(1) == "'free again'"
-    assert "goes on by itself" in light.said(0) and "unfinished" not in light.said(0)
+    assert "continues by itself" in light.said(0) and "unfinished" not in light.said(0)
     stays(light, 0)
     light.open("reloaded.ipynb")
     light.press_stop()

@@ -341,7 +341,7 @@ def test_cut_short_gone_on_with_and_predicted_for_a_hidden_test(kaggles, pushed,
     )
     stored = tree_hashes(shutil.copytree(first.out, sources / "spectrakit-train"))
     second = run_kernel(pushed / "pushed" / "train-on", sources, tmp_path / "2" / "working", layout="legacy", **options)
-    assert second.verdict == "COMPLETE" and "goes on from step" in second.text and "completed: all" in second.text, (
+    assert second.verdict == "COMPLETE" and "continues from step" in second.text and "completed: all" in second.text, (
         second.text
     )
     assert tree_hashes(sources / "spectrakit-train") == stored and len(second.files()) < kernels.MOST_FILES

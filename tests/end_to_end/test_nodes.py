@@ -323,7 +323,7 @@ def test_a_meeting_place_that_is_taken_is_a_sentence(tmp_path):
         )
     assert (
         done.returncode == 1
-        and f"distributed.rdzv_endpoint={place} cannot be the meeting place" in done.stderr
+        and f"distributed.rdzv_endpoint={place} cannot be used" in done.stderr
         and "Traceback" not in done.stderr
     )
 

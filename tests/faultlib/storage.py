@@ -222,6 +222,6 @@ def no_whole_checkpoint(p: Place) -> None:
         flip(path / "model.safetensors")
     events = (run.path / "events.jsonl").read_bytes()
     word = p.start("Drops", resume=run.path).wait()
-    p.want("no whole checkpoint" in word.get("refused", ""), f"it was told {word}")
+    p.want("no valid checkpoint" in word.get("refused", ""), f"it was told {word}")
     p.want((run.path / "events.jsonl").read_bytes() == events, "the log has changed")
     p.facts.update(status="refused", usable_model=False, note="there is nothing left to lose")

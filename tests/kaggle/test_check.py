@@ -515,7 +515,7 @@ def test_what_would_fail_offline_is_told_with_its_cell(call, here):
         r"error\s+metadata\s+kernel-metadata.json\s+title: 'abc' has 3 characters",
     ):
         assert re.search(line, out), (line, out)
-    assert re.match(r"\d errors, 0 warnings: mend", out.splitlines()[-1])
+    assert re.match(r"\d errors, 0 warnings: fix", out.splitlines()[-1])
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_a_folder_that_others_can_get_at_is_not_read(job, tmp_path, mode):
     folder = write_job(job, Trap())
     folder.chmod(mode)
     for read in (read_job, lambda folder: read_task(folder, "Trap")):
-        with pytest.raises(RequestError, match="Others than this user have access.*TMPDIR"):
+        with pytest.raises(RequestError, match="Other users can access.*TMPDIR"):
             read(folder)
     assert not (tmp_path / "trace").exists()
     folder.chmod(0o700)
@@ -199,9 +199,9 @@ def test_a_folder_of_somebody_else_or_behind_a_link_is_not_read(job, tmp_path, m
     with pytest.raises(RequestError, match="is not a folder"):
         read_job(tmp_path / "link")
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
-    with pytest.raises(RequestError, match="Others than this user"):
+    with pytest.raises(RequestError, match="Other users can access"):
         read_job(folder)
-    with pytest.raises(RequestError, match="Others than this user"):
+    with pytest.raises(RequestError, match="Other users can access"):
         write_job(job, Trap())  # it would be read in vain
     assert not (tmp_path / "trace").exists() and [path for path in tmp_path.glob("spectrakit-job-*")] == [folder]
 

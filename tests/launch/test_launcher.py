@@ -95,7 +95,7 @@ def test_a_killed_training_process_is_a_failed_run_that_goes_on_bit_for_bit(hold
     newest, notes = find_checkpoint(held.run / "checkpoints")
     assert newest.name in ("step-00000009", "step-00000010") and not notes
     done = run_cli(held.folder, "resume", held.run)
-    assert done.returncode == 0 and f"goes on from optimizer step {int(newest.name[5:])}" in done.stdout, done.stderr
+    assert done.returncode == 0 and f"continues from optimizer step {int(newest.name[5:])}" in done.stdout, done.stderr
     assert same_result(held.run, trained.run)
     assert all(verify(path) == [] for path in checkpoints(held.run / "checkpoints"))
 

@@ -214,7 +214,7 @@ def test_killed_ranks_are_replaced_and_nothing_is_lost(monkeypatch, nothing_left
     notes = [e["notes"][0] for e in read_events(run.path / "events.jsonl") if e["type"] == "restart"]
     assert len(notes) == facts(run)["restarts"] == 2
     assert notes[0].startswith("rank 1 was killed by SIGKILL") and "memory" in notes[0]
-    assert notes[1] == "rank 0 ended with exit status 0, without a word; starting again (2 of 2)"
+    assert notes[1] == "rank 0 ended with exit status 0, without an error message; starting again (2 of 2)"
     assert said(run).splitlines() == notes and facts(run)["world_size"] == 2
 
 
@@ -246,7 +246,7 @@ def test_without_restarts_a_killed_rank_is_a_failed_run(nothing_left, here):
 @slow
 def test_what_is_refused_in_the_middle_is_a_failed_run_that_keeps_its_checkpoints(monkeypatch, nothing_left):
     run = troubled(monkeypatch, "1 13 refuse")
-    assert run.status == "failed" and run.error == "this came late. Mend it." and intact(run)
+    assert run.status == "failed" and run.error == "this came late. Fix it." and intact(run)
 
 
 # a rank hangs
@@ -275,7 +275,7 @@ def test_ranks_that_hang_in_every_start_become_one_process(monkeypatch, nothing_
         1,
         None,
         2,
-    ) and "going on in one process" in known["fallback"]
+    ) and "continuing in one process" in known["fallback"]
     decided = json.loads((run.path / "environment.json").read_text())["decided"]
     assert (decided["world_size"], decided["gradient_accumulation_steps"], decided["effective_batch_size"]) == (1, 4, 8)
 
@@ -616,7 +616,7 @@ def test_the_error_that_counts_is_found(tmp_path):
     for file in tmp_path.iterdir():
         file.unlink()
     write(2, "")
-    assert first_error(tmp_path) == (2, "an error without words", False)
+    assert first_error(tmp_path) == (2, "an error without a message", False)
 
 
 @pytest.fixture
@@ -678,7 +678,7 @@ def test_faults_are_repeated_then_degraded_then_final(story):
     assert (outcome.status, outcome.reason, starts) == ("failed", "rank 1 was killed", [PAIRED] * 3 + [ALONE])
     assert story(FAULT, words=["launch.max_restarts=0"])[1] == [PAIRED]
     assert story(FAULT, FAULT, FAULT, words=["distributed.fallback=false"])[1] == [PAIRED] * 3
-    assert "going on in one process" in outcome.launch["reasons"]["world_size"] and outcome.launch["reasons"][
+    assert "continuing in one process" in outcome.launch["reasons"]["world_size"] and outcome.launch["reasons"][
         "launcher"
     ].startswith("none, for one process; tried before: notebook_launcher: ")
     assert story(ERROR) == (Outcome("failed", "KeyError", story(DONE)[0].launch), [PAIRED])
@@ -712,7 +712,7 @@ def test_who_asks_for_a_stop_gets_no_other_start(story):
 
     for end in (stopped, touched):
         outcome, starts = story(end)
-        assert outcome.status == "interrupted" and len(starts) == 1 and "a stop was asked for" in outcome.reason
+        assert outcome.status == "interrupted" and len(starts) == 1 and "a stop was requested" in outcome.reason
     assert story(interrupted=[1.0, 2.0])[0].status == "interrupted"
 
 

@@ -78,7 +78,7 @@ def test_the_command_show_reads_the_log_once(run_dir, reads, monkeypatch, capsys
     monkeypatch.setattr("spectrakit.runs.log_reader._LOGS", {})
     assert show([str(run_dir)]) == 0
     assert len(reads) == 1
-    assert "went on from optimizer step 8" in capsys.readouterr().out
+    assert "continued from optimizer step 8" in capsys.readouterr().out
 
 
 def test_of_a_log_that_has_grown_only_the_new_lines_are_read(run_dir, monkeypatch):

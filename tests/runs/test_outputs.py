@@ -207,7 +207,7 @@ def test_a_run_is_listed_with_what_made_it(trained_copy, capsys):
     )
     with locked(trained_copy):
         seal_output(folder)
-    assert listed(folder)["runs"][0]["status"] == "running" and "still going on" in capsys.readouterr().out
+    assert listed(folder)["runs"][0]["status"] == "running" and "still running" in capsys.readouterr().out
 
 
 def test_hashes_of_checkpoints_come_from_their_manifests_unless_they_were_touched(trained_copy, monkeypatch):

@@ -276,13 +276,13 @@ def test_auto_begins_goes_on_and_returns_what_is_done(here, whole, capsys):
     assert run.status == "interrupted" and "no run of this task" in capsys.readouterr().out
     assert "no run of this task" in next(e["text"] for e in run.events if e["type"] == "message")
     again = fit(Tiny(), config)
-    assert again.path == run.path and "goes on from step 5" in capsys.readouterr().out
-    assert any("goes on from step 5" in note for note in last_event(again.events, "restart")["notes"])
+    assert again.path == run.path and "continues from step 5" in capsys.readouterr().out
+    assert any("continues from step 5" in note for note in last_event(again.events, "restart")["notes"])
     assert_same(again, whole)
     before = tree_hashes(again.path)
     done = fit(Tiny(), config, predict="table.csv")
     assert (
-        done.path == again.path and Path("table.csv").is_file() and "nothing to go on with" in capsys.readouterr().out
+        done.path == again.path and Path("table.csv").is_file() and "nothing to resume" in capsys.readouterr().out
     )
     assert {k: v for k, v in before.items()} == {k: v for k, v in tree_hashes(done.path).items() if k in before}
     assert len(list_runs("runs")) == 1
@@ -702,7 +702,7 @@ def test_the_same_words_in_a_shell(run_cli, tmp_path):
     )
     assert run_cli(*words).returncode == 0
     again = run_cli(*words)
-    assert again.returncode == 0 and "nothing to go on with" in again.stdout
+    assert again.returncode == 0 and "nothing to resume" in again.stdout
     run = only_run(tmp_path)
     refused = run_cli("resume", run, "trainer.max_epochs=3")
     assert (

@@ -351,7 +351,7 @@ def test_the_message_about_a_failure_holds_no_secret(monkeypatch):
     trackers.close()
     assert said == [
         "mlflow is no longer written: ConnectionError: https://…@lab/api does not answer to the key …; "
-        "the run's own log goes on"
+        "the run's own log continues"
     ]
 
 

@@ -285,7 +285,7 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_effective_one(capfd)
     found = find_lr(Large(), child("data.batch_size=8"))
     assert found.suggestion and (found.facts["micro_batch_size"], found.facts["effective_batch_size"]) == (4, 8)
     out = capfd.readouterr().out
-    assert "the memory ran out with data.micro_batch_size=8" in out and "going on with 4" in out and found.next in out
+    assert "the memory ran out with data.micro_batch_size=8" in out and "continuing with 4" in out and found.next in out
 
     class Hopeless(Curve):
         def loss(self, model, batch):
@@ -330,7 +330,7 @@ def test_an_interrupt_ends_the_sweep_and_leaves_nothing(start_cli, tmp_path, tem
     wait_for(lambda: list(temporary.glob("spectrakit-job-*/STOP")), "the interrupt to be heard")
     (tmp_path / "go").touch()
     out, err = process.communicate(timeout=90)
-    assert (process.returncode, err) == (130, "") and "a stop was asked for" in out and not (tmp_path / "runs").exists()
+    assert (process.returncode, err) == (130, "") and "a stop was requested" in out and not (tmp_path / "runs").exists()
 
 
 @slow

@@ -210,7 +210,7 @@ def test_test_data_that_are_not_there_are_told_and_refused_only_where_they_were_
     status, _, events, _ = train(NoTestData(), "trainer.max_steps=2", budget=budget, name="told")
     assert status == "completed" and "because there are no test data: FileNotFoundError: test.csv" in texts(events)
     budget.predictions = True
-    with pytest.raises(RequestError, match="FileNotFoundError: test.csv. Mend"):
+    with pytest.raises(RequestError, match="FileNotFoundError: test.csv. Fix"):
         train(NoTestData(), "trainer.max_steps=2", budget=budget, name="refused")
 
 
@@ -382,7 +382,7 @@ def test_a_training_that_hangs_is_ended_from_outside_and_predicted_in_time(tmp_p
     reason = last_event(run.events, "end")["reason"]
     # whichever comes first: that it gives no sign of life, or that its time is over
     assert (
-        "did not end by itself" in reason and "step-0000000" in reason
+        "did not stop by itself" in reason and "step-0000000" in reason
     ) or "no time is left to start again" in reason
     assert (
         find_checkpoint(run.path / "checkpoints")[0].name.startswith("step-0000000")

@@ -75,7 +75,7 @@ def read_kernel(folder: Path, owner: str = OWNER) -> Kernel:
         ) from None
     except ValueError as error:
         raise BadKernel(
-            f"{file} is no JSON ({error}). Mend it, or write it anew with `spectrakit kaggle init`."
+            f"{file} is no JSON ({error}). Fix it, or write it again with `spectrakit kaggle init`."
         ) from None
     who, _, slug = str(told.get("id", "")).partition("/")
     code = folder / str(told.get("code_file") or "")

@@ -144,7 +144,7 @@ def chain(  # noqa: PLR0913 - called twice, both times with all of it
             "COMPLETE",
             **options,
         )
-        if "goes on from step" not in second.text:
+        if "continues from step" not in second.text:
             raise Failed("session 2 began anew")
         shutil.copytree(second.out, mine / "spectrakit-train-on")
     else:
@@ -198,7 +198,7 @@ def tell_colab(folder: Path, limit_s: float = 600, quiet: bool = False) -> None:
     say("machine 2: a fresh /content, the same Drive, Runtime > Run all")
     second = run_colab(page, drive, folder / "2" / "page", limit_s=limit_s, mounted=True, python=python, quiet=quiet)
     print(f"--- {second.verdict} after {second.seconds:.0f} s")
-    if second.verdict != "COMPLETE" or "goes on from step" not in second.text:
+    if second.verdict != "COMPLETE" or "continues from step" not in second.text:
         raise Failed("machine 2 did not go on")
     if "drive: flushed and unmounted" not in (second.out / "journal").read_text():
         raise Failed("Drive was not flushed")
