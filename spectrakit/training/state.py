@@ -395,7 +395,7 @@ def finish_saving(s: TrainState) -> None:
 
 
 def finish_mirror(s: TrainState) -> None:
-    "The end of a run, when it has been written down: the second folder learns of it."
+    "Copy the final files to the mirror, once the end of the run is written."
     mirror = s.config.checkpoint.mirror
     if (
         not s.config.checkpoint.enabled
