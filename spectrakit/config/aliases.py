@@ -53,6 +53,7 @@ ALIASES = {
     **dict.fromkeys(("lr", "training.lr", "trainer.lr", "optimizer.learning_rate"), "optimizer.lr"),
     **dict.fromkeys(("training.epochs", "trainer.epochs", "epochs"), "trainer.max_epochs"),
     "max_steps": "trainer.max_steps",
+    **dict.fromkeys(("gradient_checkpointing", "trainer.gradient_checkpointing"), "training.gradient_checkpointing"),
     **dict.fromkeys(("training.compile_model", "trainer.compile_model", "compile_model"), "trainer.compile"),
     **dict.fromkeys(("training.grad_clip_norm", "grad_clip_norm"), "trainer.gradient_clip_val"),
     "checkpoint_steps": "checkpoint.every_n_steps",
@@ -290,10 +291,6 @@ _NO_MEANING = {  # other kits' words without meaning here, and what to do
     **dict.fromkeys(
         ("overfit_batches", "trainer.overfit_batches"),
         "the same few batches every epoch are limits.max_train_batches=1 data.shuffle=false",
-    ),
-    **dict.fromkeys(
-        ("training.gradient_checkpointing", "gradient_checkpointing", "trainer.gradient_checkpointing"),
-        "the task's `model` switches it on, as with model.gradient_checkpointing_enable() or torch.utils.checkpoint",
     ),
     **dict.fromkeys(
         [

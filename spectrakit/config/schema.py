@@ -163,6 +163,14 @@ def _groups(value: Any) -> None:
                 raise ValueError(f"{name} of the group {shown(patterns)} needs a number, and has {shown(group[name])}")
 
 
+def _patterns(value: Any) -> None:
+    if isinstance(value, bool) or (
+        isinstance(value, (list, tuple)) and value and all(isinstance(p, str) for p in value)
+    ):
+        return
+    raise ValueError("it needs true, false, or patterns of module names in brackets, such as ['blocks.*']")
+
+
 def _betas(value: Any) -> None:
     if value is None:
         return
@@ -275,6 +283,13 @@ class TrainingConfig:
     gradient_accumulation_steps: int = setting(1, "micro batches in one optimizer step", minimum=1)
     ema_decay: float | None = setting(
         None, "keep an exponential moving average of the weights, used for evaluation", minimum=0, maximum=0.999999
+    )
+    gradient_checkpointing: Any = setting(
+        False,
+        "compute activations again in the backward pass: less memory, more time; true, or patterns of module names",
+        check=_patterns,
+        words=("true", "false"),
+        added_later=True,
     )
     nan_policy: str = setting(
         "stop",

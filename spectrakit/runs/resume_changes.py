@@ -39,6 +39,7 @@ _FREE = {
     "trainer.log_every_n_steps",
     "trainer.accelerator",
     "trainer.compile",
+    "training.gradient_checkpointing",
 }
 _BOUND = {"distributed.mixed_precision", "distributed.sync_batchnorm", "checkpoint.monitor", "checkpoint.mode"}
 

@@ -21,6 +21,7 @@ from ..config.resolve import ignored_settings
 from ..config.schema import Config
 from ..contract.loss import as_loss, check_loss
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
+from ..contract.recompute import save_activations
 from ..contract.sampler import sampled_order
 from ..contract.task import check_task, provides
 from ..data.fingerprint import dataset_fingerprint
@@ -289,6 +290,8 @@ def prepare(
     model = make_model(task, config)
     if on_model is not None:
         on_model(model)
+    if config.training.gradient_checkpointing:
+        save_activations(model, config.training.gradient_checkpointing)
     model = context.prepare(model)
     collate = task.collate if provides(task, "collate") else None
     placement, most = Placement(context.device, context.rank, context.world_size), config.limits.max_val_batches

@@ -118,6 +118,7 @@ ADDED_LATER = {
     "optimizer.options": "{nesterov:true}",
     "optimizer.groups": "[{match:head,lr:1.0}]",
     "trainer.gradient_clip_algorithm": "value",
+    "training.gradient_checkpointing": "true",
     "trainer.val_check_interval": 0.5,
     "launch.threads": 3,
 }

@@ -22,6 +22,8 @@ WORKS = {  # a word as it is typed → the setting that it means, and its value
     "mixed_precision=false": ("distributed.mixed_precision", "no"),
     "gradient_accumulation_steps=4": ("training.gradient_accumulation_steps", 4),
     "compile_model=true": ("trainer.compile", True),
+    "training.gradient_checkpointing=true": ("training.gradient_checkpointing", True),
+    "gradient_checkpointing=true": ("training.gradient_checkpointing", True),
     "output_dir=/results/a100": ("run.dir", "/results/a100"),
     # the accumulation policies
     "accumulate_grad_batches=2": ("training.gradient_accumulation_steps", 2),
@@ -90,8 +92,6 @@ ANSWERED = {
     "inner_opt=AdamW": "'optimizer.name'",
     "inner_opt_kwargs=0.01": "'optimizer.weight_decay'",
     "log_dir=logs": "'run.dir'",
-    "training.gradient_checkpointing=true": "torch.utils.checkpoint",
-    "gradient_checkpointing=true": "torch.utils.checkpoint",
     "overfit_batches=1": "limits.max_train_batches=1 data.shuffle=false",
     "trainer.overfit_batches=1": "limits.max_train_batches=1 data.shuffle=false",
     "resume=true": "'resume.source'",

@@ -25,6 +25,7 @@ from spectrakit.config.batch_plan import plan_batches
 from spectrakit.config.compose import compose
 from spectrakit.config.schema import OPTIMIZERS
 from spectrakit.contract.optimizer import build_optimizer
+from spectrakit.contract.recompute import save_activations
 from spectrakit.contract.sampler import sampled_order
 from spectrakit.data.loaders import Placement, train_batches
 from spectrakit.system.errors import RequestError
@@ -515,3 +516,54 @@ def test_what_thaws_and_is_nobodys_is_named(train):  # noqa: F811
 
     with pytest.raises(RequestError, match="Write moment=None: evaluations pass none."):
         train(Needs(), "data.batch_size=8", name="needs")
+
+
+# activations that are computed again
+
+
+class Tower(Exact):
+    "Blocks with batch norm and dropout; counts what a forward pass keeps."
+
+    def model(self, cfg):
+        torch.manual_seed(3)
+        self.net = nn.Sequential(
+            nn.Sequential(nn.Linear(3, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Tanh()),
+            nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Tanh()),
+            nn.Sequential(nn.Linear(32, 1), nn.Flatten(0)),
+        ).double()
+        self.kept = 0
+        return self.net
+
+    def loss(self, model, batch):
+        if not model.training:
+            return super().loss(model, batch)
+        kept = {}
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(id(t), t), lambda t: t):
+            result = super().loss(model, batch)
+        self.kept = len(kept)
+        return result
+
+
+def test_activations_that_are_computed_again_change_nothing_but_the_memory(train):  # noqa: F811
+    plain, lean = Tower(), Tower()
+    words = ("data.batch_size=8", "trainer.max_epochs=3", "data.drop_last=true")
+    one = train(plain, *words, name="plain")
+    other = train(lean, *words, "training.gradient_checkpointing=['[01]']", name="lean")
+    assert torch.equal(one.weights(), other.weights()) and one.column("step", "loss") == other.column("step", "loss")
+    assert 0 < lean.kept < 0.7 * plain.kept
+
+
+def test_a_models_own_switch_is_used_wherever_it_stands():
+    class Backbone(nn.Linear):
+        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None):
+            self.asked = gradient_checkpointing_kwargs
+
+    class Stem(nn.Linear):
+        def set_grad_checkpointing(self, enable=True):
+            self.asked = enable
+
+    model = nn.Sequential(Backbone(2, 2), nn.Sequential(Stem(2, 2)))
+    assert save_activations(model, True) == ["0", "1.0"]
+    assert model[0].asked == {"use_reentrant": False} and model[1][0].asked is True
+    with pytest.raises(RequestError, match="Name the blocks, such as"):
+        save_activations(nn.Sequential(nn.Linear(2, 2)), True)
