@@ -35,7 +35,7 @@ $(VENV)/.installed: $(VENV)/.lock-installed pyproject.toml
 	@touch $@
 
 demo: $(VENV)/.installed  ## train on real spectra; prints how good it got and where the runs are
-	@$(RUN) -m spectrakit.tasks.builtin
+	@$(RUN) -m spectrakit.tasks.demo
 
 test: $(VENV)/.installed  ## every check: notebooks in step, their cells, pytest
 	@$(RUN) tools/check.py

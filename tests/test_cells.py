@@ -15,7 +15,12 @@ NBS = Path(__file__).resolve().parent.parent / "nbs"
 NOTEBOOKS = [
     path.relative_to(NBS) for path in sorted(NBS.rglob("[!_.]*.ipynb")) if ".ipynb_checkpoints" not in str(path)
 ]
-TRAIN_WHOLE_MODELS = [path for path in NOTEBOOKS if path.parts[0] == "tutorials" or path.stem.endswith("_builtin")]
+TRAIN_WHOLE_MODELS = [
+    path
+    for path in NOTEBOOKS
+    if path.parts[0] == "tutorials"
+    or str(path) in ("80_tasks/01_coffee.ipynb", "80_tasks/02_fermentation.ipynb", "80_tasks/04_demo.ipynb")
+]
 NOTEBOOKS.sort(key=lambda path: path not in TRAIN_WHOLE_MODELS)  # the longest first
 
 

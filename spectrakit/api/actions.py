@@ -36,7 +36,7 @@ from ..runs.resume_source import plan_resume
 from ..runs.run_dir import Session, check_mirror, is_locked, new_run_dir
 from ..system.errors import RequestError
 from ..system.signals import ends_softly, interrupts
-from ..trackers.wandb import lent_key
+from ..trackers.wandb import key_in_environment
 from ..view.live import make_view
 from ..watchdog.budget import check_time
 
@@ -65,7 +65,7 @@ def _launch_and_show(run: Run, job: Job, task: Any, show: bool) -> None:
     console = job.config.run.console if show else "none"
     view = make_view(console, run.path, every_s=every_s, only_new=not job.kind.starts_at_zero)
     try:
-        with lent_key(job.config, job.platform.name, lambda text: print(text, file=sys.stderr)):
+        with key_in_environment(job.config, job.platform.name, lambda text: print(text, file=sys.stderr)):
             launch(job, task, _make_tick(run, view))
         _summarize_or_say(run)
     finally:

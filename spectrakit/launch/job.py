@@ -35,9 +35,9 @@ from ..system.platforms.platform import Platform
 
 # %% ../../nbs/50_launch/03_job.ipynb #23a2fc01
 BUILT_IN = {
-    "coffee": "spectrakit.tasks.builtin:Coffee",
-    "fermentation": "spectrakit.tasks.builtin:Fermentation",
-    "digits": "spectrakit.tasks.builtin:Digits",
+    "coffee": "spectrakit.tasks.coffee:Coffee",
+    "fermentation": "spectrakit.tasks.fermentation:Fermentation",
+    "digits": "spectrakit.tasks.digits:Digits",
 }
 
 

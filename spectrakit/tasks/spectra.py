@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['ORIGINS', 'BANDS', 'MINUTES_BETWEEN_SPECTRA', 'MissingExtra', 'demo_package', 'coffee_data', 'fermentation_data',
-           'online_data', 'nearest_spectrum', 'standard_normal_variate', 'linear_correction', 'derivative',
-           'fold_of_samples', 'split', 'whole_number', 'draw_views']
+           'online_data', 'nearest_spectrum', 'hplc_data', 'standard_normal_variate', 'linear_correction', 'derivative',
+           'fold_of_samples', 'int_option', 'split', 'Views', 'draw_views']
 
-# %% ../../nbs/80_tasks/00_spectra.ipynb #23a2fcf4
+# %% ../../nbs/80_tasks/00_spectra.ipynb #92e93421
 import functools
 import importlib
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def _within_bands(spectra: Any) -> np.ndarray:
     wavenumbers = np.array([float(name) for name in spectra.columns])
     return spectra.to_numpy(np.float64)[:, (wavenumbers >= BANDS[0]) & (wavenumbers <= BANDS[1])]
 
-# %% ../../nbs/80_tasks/00_spectra.ipynb #23a2fc04
+# %% ../../nbs/80_tasks/00_spectra.ipynb #1a1671dc
 MINUTES_BETWEEN_SPECTRA = 1.25
 
 
@@ -72,10 +73,16 @@ def online_data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     last = np.flatnonzero(spectra.std(axis=1) > 0)[-1]  # a filled-up spectrum is a constant, and holds no information
     return spectra[: last + 1], hplc["time"].to_numpy(np.float64), hplc["glucose"].to_numpy(np.float64)
 
-
+# %% ../../nbs/80_tasks/00_spectra.ipynb #b8f3a575
 def nearest_spectrum(hours: np.ndarray, spectra: int) -> np.ndarray:
     "Index of the on-line spectrum nearest in time to each of `hours`, among `spectra` of them."
     return np.clip(np.rint(hours * 60 / MINUTES_BETWEEN_SPECTRA).astype(int), 0, spectra - 1)
+
+
+def hplc_data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    "The HPLC samples: the spectrum nearest in time [34, 410], hours [34], glucose in g/l [34]."
+    online, hours, glucose = online_data()
+    return online[nearest_spectrum(hours, len(online))], hours, glucose
 
 # %% ../../nbs/80_tasks/00_spectra.ipynb #23a2fc05
 def standard_normal_variate(spectra: np.ndarray) -> np.ndarray:
@@ -95,7 +102,7 @@ def derivative(spectra: np.ndarray, window: int) -> np.ndarray:
 
     return savgol_filter(spectra, window, 2, deriv=1, axis=1)
 
-# %% ../../nbs/80_tasks/00_spectra.ipynb #23a2fc06
+# %% ../../nbs/80_tasks/00_spectra.ipynb #d3d1e38b
 def fold_of_samples(targets: np.ndarray, folds: int) -> np.ndarray:
     "The fold, 0 … folds - 1, of each sample [samples]. Equal targets are dealt out in a fixed random order."
     order = np.lexsort((np.random.default_rng(0).permutation(len(targets)), targets))
@@ -103,49 +110,56 @@ def fold_of_samples(targets: np.ndarray, folds: int) -> np.ndarray:
     fold[order] = np.arange(len(targets)) % folds
     return fold
 
+# %% ../../nbs/80_tasks/00_spectra.ipynb #6572ced2
+def int_option(task: Task, cfg: Config, name: str, lowest: int, highest: int) -> int:
+    """The task's option `name`, as the settings have it.
+
+    - `task`: whose `options` has the default
+    - `cfg`: the settings; `task.NAME=3` among them is the option
+    - `lowest`, `highest`: what it may be, both included
+
+    RequestError where it is no whole number in that range.
+    """
+    value = task.option(cfg, name)
+    if type(value) is int and lowest <= value <= highest:
+        return value
+    raise RequestError(f"task.{name}={value} is not possible. It needs a whole number from {lowest} to {highest}.")
+
 
 def split(task: Task, cfg: Config, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the training and the held-out samples for the task's options `fold` and `folds`.
 
     fold=-1 holds nothing out. RequestError where an option is out of range.
     """
-    folds = whole_number(task, cfg, "folds", 2, len(targets))
-    fold = whole_number(task, cfg, "fold", -1, folds - 1)
+    folds = int_option(task, cfg, "folds", 2, len(targets))
+    fold = int_option(task, cfg, "fold", -1, folds - 1)
     held_out = fold_of_samples(targets, folds) == fold
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
+# %% ../../nbs/80_tasks/00_spectra.ipynb #42106ce4
+@dataclass(frozen=True)
+class Views:
+    "How many views are drawn of each spectrum, and how they differ."
 
-def whole_number(task: Task, cfg: Config, name: str, low: int, high: int) -> int:
-    "The task option `name`. RequestError where it is no whole number from `low` to `high`."
-    value = task.option(cfg, name)
-    if type(value) is int and low <= value <= high:
-        return value
-    raise RequestError(f"task.{name}={value} is not possible. It needs a whole number from {low} to {high}.")
+    count: int  # of each spectrum
+    seed: int
+    noise: float  # standard deviation of each channel, in absorbance
+    slope: float = 0.0  # standard deviation of a tilt from end to end, in absorbance
+    same_target: bool = False  # mix only samples with equal targets, such as classes
 
-# %% ../../nbs/80_tasks/00_spectra.ipynb #23a2fc07
-def draw_views(  # noqa: PLR0913 - the strength of each distortion, by keyword
-    spectra: np.ndarray,
-    targets: np.ndarray,
-    views: int,
-    seed: int,
-    *,
-    noise: float,
-    slope: float = 0.0,
-    same_target: bool = False,
-) -> tuple[np.ndarray, np.ndarray]:
-    """`views` mixtures of each spectrum with another one, and their targets.
 
-    Returns [samples × views, channels] and [samples × views], in one order that repeats every `samples` rows.
+def draw_views(spectra: np.ndarray, targets: np.ndarray, views: Views) -> tuple[np.ndarray, np.ndarray]:
+    """Mixtures of each spectrum with another one, and their targets.
 
-    `noise` and `slope` are standard deviations in absorbance: of each channel, and of a tilt from end to end.
-    `same_target` mixes only samples with equal targets, such as classes.
+    `spectra` [samples, channels] and `targets` [samples] become [samples × count, channels] and [samples × count], in
+    an order that repeats every `samples` rows.
     """
-    rng = np.random.default_rng(seed)
-    first = np.tile(np.arange(len(spectra)), views)
-    partners = [np.flatnonzero(targets == t) if same_target else np.arange(len(spectra)) for t in targets]
+    rng = np.random.default_rng(views.seed)
+    first = np.tile(np.arange(len(spectra)), views.count)
+    partners = [np.flatnonzero(targets == t) if views.same_target else np.arange(len(spectra)) for t in targets]
     second = np.array([rng.choice(partners[i]) for i in first])
     share = rng.uniform(0.5, 1, len(first))[:, None]  # the first one is the larger part
-    tilt = slope * rng.standard_normal((len(first), 1)) * np.linspace(-1, 1, spectra.shape[1])
+    tilt = views.slope * rng.standard_normal((len(first), 1)) * np.linspace(-1, 1, spectra.shape[1])
     mixed = share * spectra[first] + (1 - share) * spectra[second] + tilt
-    mixed += noise * rng.standard_normal(mixed.shape)
+    mixed += views.noise * rng.standard_normal(mixed.shape)
     return mixed, share[:, 0] * targets[first] + (1 - share[:, 0]) * targets[second]

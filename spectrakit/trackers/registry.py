@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TRACKERS', 'check_trackers', 'start_trackers']
 
-# %% ../../nbs/36_trackers/04_registry.ipynb #f6047db7
+# %% ../../nbs/36_trackers/04_registry.ipynb #5f543a76
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ..config.schema import Config
 from ..system.errors import RequestError
 from .mlflow import MLflow
 from .tensorboard import TensorBoard
-from .tracker import Opening, Tracker, Trackers, attempt, hyperparameters, installed
+from .tracker import Tracker, TrackerContext, Trackers, attempt, hyperparameters, installed
 from .wandb import WandB
 
 # %% ../../nbs/36_trackers/04_registry.ipynb #537a2132
@@ -33,7 +33,7 @@ def check_trackers(config: Config) -> list[str]:
             )
     return names
 
-# %% ../../nbs/36_trackers/04_registry.ipynb #0fe8f0de
+# %% ../../nbs/36_trackers/04_registry.ipynb #45f2fcd7
 def start_trackers(
     config: Config, run_dir: Path, report: Callable[[str], Any], is_main: bool = True, step: int | None = None
 ) -> Trackers:
@@ -48,8 +48,8 @@ def start_trackers(
     trackers = Trackers(report=report)
     for name in check_trackers(config) if is_main else []:
         tracker = TRACKERS[name]()
-        opening = Opening(config, run_dir.resolve() / "trackers" / name, step)
-        if (error := attempt(_open, tracker, opening)) is None:
+        context = TrackerContext(config, run_dir.resolve() / "trackers" / name, step)
+        if (error := attempt(_open, tracker, context)) is None:
             trackers.opened[name] = tracker
             if tracker.note:
                 report(tracker.note)
@@ -59,8 +59,8 @@ def start_trackers(
     return trackers
 
 
-def _open(tracker: Tracker, opening: Opening) -> None:
-    opening.folder.mkdir(parents=True, exist_ok=True)
-    tracker.open(opening)
-    if opening.step is None or tracker.config_again:
-        tracker.write_config(hyperparameters(opening.config))  # otherwise it is known
+def _open(tracker: Tracker, context: TrackerContext) -> None:
+    context.folder.mkdir(parents=True, exist_ok=True)
+    tracker.open(context)
+    if context.step is None or tracker.config_again:
+        tracker.write_config(hyperparameters(context.config))  # otherwise it is known

@@ -5,19 +5,19 @@
 # %% auto #0
 __all__ = ['TensorBoard']
 
-# %% ../../nbs/36_trackers/01_tensorboard.ipynb #e38f609f
-from .tracker import Opening, Tracker
+# %% ../../nbs/36_trackers/01_tensorboard.ipynb #05a812cd
+from .tracker import Tracker, TrackerContext
 
-# %% ../../nbs/36_trackers/01_tensorboard.ipynb #7c8f1188
+# %% ../../nbs/36_trackers/01_tensorboard.ipynb #dff59583
 class TensorBoard(Tracker):
     "Event files in trackers/tensorboard."
 
     name, packages = "tensorboard", ("tensorboard",)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, context: TrackerContext) -> None:
         "A writer for the folder; steps after the one that the run goes on from are dropped."
         from accelerate.tracking import TensorBoardTracker
 
-        purge = {} if opening.step is None else {"purge_step": opening.step + 1}
-        self.inner = TensorBoardTracker(opening.folder.name, str(opening.folder.parent), **purge)
+        purge = {} if context.step is None else {"purge_step": context.step + 1}
+        self.inner = TensorBoardTracker(context.folder.name, str(context.folder.parent), **purge)
         self.inner.start()

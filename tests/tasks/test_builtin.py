@@ -15,11 +15,13 @@ from torch.utils.data import TensorDataset
 
 from spectrakit.config.compose import compose
 from spectrakit.contract.loss import check_loss
-from spectrakit.contract.task import check_task
+from spectrakit.contract.task import check_task, provides
 from spectrakit.launch.job import BUILT_IN, load_task, name_of
 from spectrakit.system.errors import RequestError
-from spectrakit.tasks import builtin as examples
 from spectrakit.tasks import spectra as example_data
+from spectrakit.tasks.coffee import Coffee, coffee_inputs
+from spectrakit.tasks.digits import Digits
+from spectrakit.tasks.fermentation import Fermentation, fermentation_dataset
 from spectrakit.tasks.spectra import (
     MINUTES_BETWEEN_SPECTRA,
     coffee_data,
@@ -32,9 +34,9 @@ from spectrakit.tasks.spectra import (
 pytestmark = pytest.mark.slow  # each process reads 17 MB of tables
 
 TASKS = {
-    "coffee": (examples.Coffee, 1841, 60),
-    "fermentation": (examples.Fermentation, 410, 21),
-    "digits": (examples.Digits, 64, 1797),
+    "coffee": (Coffee, 1841, 60),
+    "fermentation": (Fermentation, 410, 21),
+    "digits": (Digits, 64, 1797),
 }
 TARGETS = {
     "coffee": lambda: coffee_data()[1],
@@ -61,7 +63,7 @@ def test_a_task_follows_the_protocol(name):
     with torch.no_grad():
         outputs = task.predict(model, batch)
     assert len(outputs) == len(batch[1]) and outputs.isfinite().all()
-    found = task.metrics(outputs, batch) if task.metrics else task.metrics_all(outputs, batch[1])
+    found = task.metrics_all(outputs, batch[1]) if provides(task, "metrics_all") else task.metrics(outputs, batch)
     assert set(found) == {"rmse" if name == "fermentation" else "accuracy"}
 
 
@@ -89,13 +91,15 @@ def test_what_is_held_out_leaves_no_trace_in_training(name, data, monkeypatch):
     held_out = split(task, config, targets)[1]
     spoiled = spectra.copy()
     spoiled[held_out] = np.random.default_rng(0).random(spoiled[held_out].shape)
-    monkeypatch.setattr(examples, data, lambda: (spoiled, targets))
+    monkeypatch.setattr(sys.modules[TASKS[name][0].__module__], data, lambda: (spoiled, targets))
     after = task.datasets(config)
     assert all(torch.equal(a, b) for a, b in zip(before, after[0].tensors, strict=False))
     assert all(torch.equal(a, b) for a, b in zip(weights, _weights(task, config), strict=False))
     assert not torch.equal(
         after[1].tensors[0],
-        task.dataset(spectra, targets)[held_out][0] if name == "fermentation" else task.inputs(spectra[held_out]),
+        fermentation_dataset(spectra, targets)[held_out][0]
+        if name == "fermentation"
+        else coffee_inputs(spectra[held_out]),
     ), "the test did not reach the data"
 
 
@@ -113,7 +117,7 @@ def test_views_depend_on_the_seed_and_on_nothing_else(name, data):
 
 
 def test_with_nothing_held_out_all_samples_are_drawn_from():
-    train, valid = examples.Fermentation().datasets(compose("task.fold=-1", "task.views=3"))
+    train, valid = Fermentation().datasets(compose("task.fold=-1", "task.views=3"))
     assert valid is None and len(train) == 63
 
 
@@ -124,9 +128,9 @@ def test_every_sample_of_the_test_set_has_the_spectrum_nearest_in_time():
     found = nearest_spectrum(hours, len(spectra))
     assert np.allclose(away[np.arange(34), found], away.min(axis=1)) and (np.diff(found) > 0).all()
     assert (spectra.std(axis=1) > 0).all(), "a spectrum without information is among the test data"
-    test = examples.Fermentation().test_dataset(compose())
+    test = Fermentation().test_dataset(compose())
     assert len(test) == 34 and np.allclose(test.tensors[1], glucose)
-    table = examples.Fermentation().submission(np.zeros(34))
+    table = Fermentation().submission(np.zeros(34))
     assert {key: len(column) for key, column in table.items()} == {"hours": 34, "glucose": 34}
 
 
@@ -142,7 +146,7 @@ def test_every_sample_of_the_test_set_has_the_spectrum_nearest_in_time():
 )
 def test_an_option_out_of_range_is_refused(request_, words):
     with pytest.raises(RequestError, match=words):
-        examples.Coffee().datasets(compose(request_))
+        Coffee().datasets(compose(request_))
 
 
 @pytest.mark.parametrize("package", ["chemotools", "pandas"])
@@ -153,7 +157,7 @@ class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == {package!r}: raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocked())
-from spectrakit.tasks.builtin import demo
+from spectrakit.tasks.demo import demo
 from spectrakit.tasks.spectra import coffee_data
 try: coffee_data()
 except ImportError as error: print(error)
