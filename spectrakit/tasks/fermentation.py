@@ -92,7 +92,8 @@ class Fermentation(Task):
         "The calibration on the principal components of the training samples."
         spectra, glucose = fermentation_data()
         train, _ = split(self, cfg, glucose)
-        return CalibrationNet(*fermentation_dataset(spectra[train], glucose[train]).tensors)
+        inputs, targets = fermentation_dataset(spectra[train], glucose[train]).tensors
+        return CalibrationNet(inputs, targets)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         "Squared error."
