@@ -6,7 +6,8 @@
 __all__ = ['train_loop', 'scale_gradients', 'next_due', 'poll_requests', 'confirm_requested_save', 'stops_early',
            'overdue_evaluation', 'evaluate_now', 'device_load', 'RankReport', 'gather_reports', 'log_step',
            'gather_logs', 'write_log_point', 'at_step_boundary', 'evaluate_and_save', 'ends_by_request', 'finish',
-           'last_evaluation', 'save_traceback', 'NullLog', 'train_run', 'begin_run', 'with_a_model', 'end_run']
+           'last_evaluation', 'save_traceback', 'NullLog', 'train_run', 'name_operations', 'begin_run', 'with_a_model',
+           'end_run']
 
 # %% ../../nbs/40_training/08_loop.ipynb #e463e137
 import contextlib
@@ -528,13 +529,14 @@ def train_run(
     end. RequestError where the request cannot work; the folder then holds nothing of this attempt.
     """
     context = execution.context
-    with repeatable(config.trainer.deterministic):
+    with repeatable(config.trainer.deterministic) as uncertain:
         log = EventLog(log_file(execution.run_dir)) if context.is_main else NullLog()
         s, broken = None, False
         context.heartbeat.beat("preparing")
         try:
             s = prepare(task, config, execution, log)
             begin_run(s, resume, restart_reason)
+            name_operations(s, uncertain)
             status, reason = train_loop(s)
         except RequestError:
             if s is not None:
@@ -547,6 +549,7 @@ def train_run(
         if s is not None and s.progress.step > 0 and not finish(s, status, alone) and not alone:
             status, reason, alone = "failed", "the last evaluation failed", True
         if s is not None:
+            name_operations(s, uncertain)
             status, reason = end_run(s, status, reason, alone)
         else:
             if not alone:
@@ -554,6 +557,17 @@ def train_run(
             context.heartbeat.beat("ending")
         log.close()
         return status, BROKEN + reason if alone else reason
+
+
+def name_operations(s: TrainState, found: list[str]) -> None:
+    "Say in the log which operations are not deterministic, once each, where only deterministic ones were asked for."
+    if found:
+        s.record.log.write(
+            "message",
+            text=f"trainer.deterministic=true, and these have no deterministic form here: {', '.join(found)}; "
+            "two runs may differ in the last bits",
+        )
+        found.clear()
 
 
 def begin_run(s: TrainState, resume: bool, restart_reason: str | None) -> None:

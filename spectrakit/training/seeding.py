@@ -7,7 +7,11 @@ __all__ = ['seed_everything', 'repeatable']
 
 # %% ../../nbs/40_training/00_seeding.ipynb #5c01c003
 import contextlib
+import os
+import re
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 from ..checkpoint.store import random_state, restore_random_state
 
@@ -25,9 +29,29 @@ def seed_everything(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def repeatable(deterministic: bool) -> Iterator[None]:
+def _noted(found: list[str]) -> Iterator[None]:
+    "Within this block the operations that torch warns of, because they are not deterministic, go into `found`."
+    seen: set[str] = set()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("default", ".*deterministic")
+        show = warnings.showwarning
+
+        def note(message: Any, category: Any, *where: Any, **more: Any) -> None:
+            name = re.match(r"(\S+) does not have a deterministic implementation", str(message))
+            if name is None:
+                show(message, category, *where, **more)
+            elif name[1] not in seen:
+                seen.add(name[1])
+                found.append(name[1])
+
+        warnings.showwarning = note  # what the module provides for this; put back with the filters
+        yield
+
+# %% ../../nbs/40_training/00_seeding.ipynb #c59d4182
+@contextlib.contextmanager
+def repeatable(deterministic: bool) -> Iterator[list[str]]:
     """torch's deterministic algorithms, or its fastest ones; what the process had before is put back, and so are the
-    random states.
+    random states. Yields the names of operations that have no deterministic form, as they are met.
     """
     import torch
 
@@ -36,12 +60,18 @@ def repeatable(deterministic: bool) -> Iterator[None]:
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.backends.cudnn.benchmark,
     )
-    generators = random_state()
+    generators, found = random_state(), []
+    lent = deterministic and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    if lent:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS reads it at its first operation
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     torch.backends.cudnn.benchmark = not deterministic
     try:
-        yield
+        with _noted(found) if deterministic else contextlib.nullcontext():
+            yield found
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.backends.cudnn.benchmark = before[2]
         restore_random_state(generators)
+        if lent:
+            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)

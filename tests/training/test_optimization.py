@@ -1,6 +1,7 @@
 "Optimizers, schedulers and samplers as people use them, against plain PyTorch."
 
 import itertools
+import os
 import re
 
 import numpy
@@ -567,3 +568,19 @@ def test_a_models_own_switch_is_used_wherever_it_stands():
     assert model[0].asked == {"use_reentrant": False} and model[1][0].asked is True
     with pytest.raises(RequestError, match="Name the blocks, such as"):
         save_activations(nn.Sequential(nn.Linear(2, 2)), True)
+
+
+def test_operations_that_are_not_deterministic_are_named_once_and_cublas_is_told(train, monkeypatch):  # noqa: F811
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+
+    class Uncertain(Exact):
+        def loss(self, model, batch):
+            self.cublas = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+            torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+            return super().loss(model, batch)
+
+    task = Uncertain()
+    run = train(task, "data.batch_size=8", "trainer.max_epochs=2", "trainer.deterministic=true")
+    named = [e["text"] for e in run.events if e["type"] == "message" and "have no deterministic form" in e["text"]]
+    assert len(named) == 1 and "put_" in named[0]
+    assert task.cublas == ":4096:8" and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
