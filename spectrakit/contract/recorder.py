@@ -106,7 +106,7 @@ class StandIn:
         return self._recorder.model(*args, **kwargs) if found is None else found[0]
 
     @property
-    def __class__(self) -> Any:  # isinstance(model, nn.Module)
+    def __class__(self) -> Any:  # type: ignore[misc]  # isinstance(model, nn.Module)
         return type(self._recorder.model)
 
     def _opened(self) -> Any:

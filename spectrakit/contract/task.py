@@ -232,7 +232,8 @@ class PlainTask(Task):
         held = list(self._loss.buffers()) if hasattr(self._loss, "buffers") else []
         if all(tensor.device == device for tensor in held):
             return self._loss
-        self._loss = copy.deepcopy(self._loss).to(device)
+        copied: Any = copy.deepcopy(self._loss)
+        self._loss = copied.to(device)
         return self._loss
 
 # %% ../../nbs/38_contract/01_task.ipynb #dfebbb98

@@ -464,7 +464,7 @@ def _checkpoint_content(s: TrainState, alone: bool) -> CheckpointContent:
     else:
         model = averaged = state = None
     # alone, the others' share of the loss since the last log point is lost: the next line begins here
-    interval = (
+    interval: dict[str, Any] = (
         {"step": s.progress.step, "loss": 0.0}
         if alone and s.context.world_size > 1
         else {"step": s.record.interval.step, "loss": float(s.record.interval.loss)}
