@@ -5,6 +5,7 @@ They are loaded as `tests/tasks.py:Name` by the command line, and imported by te
 
 import os
 import signal
+import sys
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -31,6 +32,14 @@ def rows(dataset: TensorDataset) -> list:
     return list(zip(*dataset.tensors, strict=False))
 
 
+def in_trial() -> bool:
+    "Whether the contract test tries the loss, before the first step."
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "try_loss":
+        frame = frame.f_back
+    return frame is not None
+
+
 class Line(Task):
     """A linear relation, learned by a net whose dropout makes the random state matter.
 
@@ -50,7 +59,7 @@ class Line(Task):
         return nn.Sequential(nn.Linear(3, width), nn.Dropout(0.2), nn.Linear(width, 1), nn.Flatten(0))
 
     def loss(self, model, batch):
-        if model.training:
+        if model.training and not in_trial():
             self.losses += 1
             self.during(self.losses)
         return nn.functional.mse_loss(model(batch[0]), batch[1])

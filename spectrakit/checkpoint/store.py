@@ -6,7 +6,7 @@
 __all__ = ['SCHEMA', 'CheckpointError', 'write_tensors', 'plain_values', 'find_unsaveable', 'tensor_bytes', 'check_free_space',
            'CheckpointContent', 'Saved', 'checkpoint_bytes', 'save_checkpoint', 'read_manifest', 'verify',
            'checkpoints', 'read_pointer', 'find_checkpoint', 'prune', 'mirror_folder', 'mirror_checkpoint',
-           'load_weights', 'load_state', 'prove_loadable', 'random_state', 'restore_random_state']
+           'load_weights', 'load_state', 'prove_loadable', 'rehearse', 'random_state', 'restore_random_state']
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #23a2fcf4
 import contextlib
@@ -603,6 +603,56 @@ def prove_loadable(path: Path) -> None:
         _load(file)
     for file in sorted(path.glob("*.safetensors")):
         _read_tensors(file)
+
+# %% ../../nbs/20_checkpoint/01_store.ipynb #31166a9d
+class _Counted:
+    "A file that keeps nothing but its size."
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self.bytes += size
+        return size
+
+
+def rehearse(content: CheckpointContent, write_up_to: int = 2**26) -> int:
+    """Bytes that a checkpoint with this content takes. CheckpointError, which names the value, where it cannot be
+    saved.
+
+    - `content`: what it would hold
+    - `write_up_to`: bytes up to which it is really written, to nothing, and loaded back (default 64 MiB); of a larger
+    one the types are looked at
+    """
+    file, small = _Counted(), content.tensor_bytes() <= write_up_to
+    for tensors in content.weights().values():
+        try:
+            if small:
+                write_tensors(file, tensors)
+            else:
+                _safetensors_header({name: _as_pairs(tensor) for name, tensor in tensors.items()})
+                file.bytes += tensor_bytes(tensors)
+        except (TypeError, RuntimeError, NotImplementedError) as error:
+            raise CheckpointError(_reason(error)) from None
+    for name, tree in content.states().items():
+        if place := find_unsaveable(tree, name.removesuffix(".pt")):
+            raise CheckpointError(place)
+        file.bytes += _pickled_and_back(tree) if small else tensor_bytes(tree)
+    return file.bytes
+
+
+def _pickled_and_back(tree: Any) -> int:
+    "The size of `tree` as it is pickled, once it has been loaded again."
+    import io
+
+    import torch
+
+    file = io.BytesIO()
+    torch.save(tree, file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
+    return file.getbuffer().nbytes
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #23a2fc0c
 def random_state() -> dict:

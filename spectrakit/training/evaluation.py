@@ -128,6 +128,20 @@ def _ends_here(over: Callable[[], bool], context: RunContext | None) -> bool:
     mine = bool(over())
     return mine if context is None else context.reduce([float(mine)])[0] > 0
 
+# %% ../../nbs/40_training/02_evaluation.ipynb #e0f582c6
+def _named_values(task: Any, found: Any) -> dict[str, float]:
+    "What `metrics_all` returned, by `val_…`. RequestError where it has another form."
+    name = f"{type(task).__name__}.metrics_all"
+    if not isinstance(found, dict):
+        raise RequestError(f"{name} returned {type(found).__name__}. It has to return {{name: value}}.")
+    values = {}
+    for key, value in found.items():
+        try:
+            values[f"val_{key}"] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise RequestError(f"{name} gave {key!r} as {type(value).__name__}. It has to be a number.") from None
+    return values
+
 # %% ../../nbs/40_training/02_evaluation.ipynb #454834ff
 def _all_samples(parts: Sequence[Any]) -> Any:
     "The outputs or the targets of all batches as one tensor, or as a mapping of them; texts as an array."
@@ -150,20 +164,26 @@ def _outputs_and_targets(task: Any, outputs: Any, data: Any) -> tuple:
     return map_batch(on_cpu, outputs), map_batch(on_cpu, targets)
 
 
-def _on_all_samples(task: Any, parts: dict[int, tuple], context: RunContext | None) -> dict[str, float]:
-    "What `metrics_all` says of all samples in their order; computed on rank 0."
+def _on_all_samples(
+    task: Any, parts: dict[int, tuple], context: RunContext | None, problems: list[str] | None = None
+) -> dict[str, float]:
+    """What `metrics_all` says of all samples in their order; computed on rank 0.
+
+    `problems`: takes what it raises of samples that are not all (default: they are, and it is raised).
+    """
     if context:
         context.heartbeat.beat("scoring")
     gathered = context.gather_by_index(parts) if context else parts
     found: Any = None
     if gathered is not None:
         predictions, targets = zip(*(gathered[index] for index in sorted(gathered)), strict=False)
-        found = task.metrics_all(_all_samples(predictions), _all_samples(targets))
-        if not isinstance(found, dict):
-            raise RequestError(
-                f"{type(task).__name__}.metrics_all returned {type(found).__name__}. It has to return {{name: value}}."
-            )
-        found = {f"val_{name}": float(value) for name, value in found.items()}
+        try:
+            found = _named_values(task, task.metrics_all(_all_samples(predictions), _all_samples(targets)))
+        except Exception as error:
+            if problems is None:
+                raise
+            problems.append(f"{type(error).__name__}: {error}")
+            found = {}
     return context.broadcast(found) if context else found
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #7435f853
@@ -173,7 +193,7 @@ def evaluate(
     batches: Any,
     context: RunContext | None = None,
     over: Callable[[], bool] | None = None,
-    partial: bool = False,
+    partial: list[str] | None = None,
 ) -> dict[str, float] | None:
     """Metrics over the `batches` of all processes, named `val_…`, equal on every rank; `val_loss` is always there.
 
@@ -182,7 +202,8 @@ def evaluate(
     - `batches`: as `eval_batches` makes them
     - `context`: the ranks that evaluate together (default: this process alone)
     - `over`: asked before each batch but the first, whether the evaluation ends there, on any rank (default: never)
-    - `partial`: return the metrics of what was seen where it ended early (default: None is returned)
+    - `partial`: a list: the metrics of what was seen are returned where it ended early, and it takes what `metrics_all`
+    had against a part of the samples (default: None is returned)
 
     The random states are restored, so that how often a run evaluates does not change what it learns.
     """
@@ -211,11 +232,12 @@ def evaluate(
                         parts[index] = _outputs_and_targets(task, outputs, batch.data)
             rows = on_host(rows)
             gathered = context.gather((rows, cut)) if context else [(rows, cut)]
-            if any(cut for _, cut in gathered) and not partial:
+            whole = not any(cut for _, cut in gathered)
+            if not whole and partial is None:
                 return None
             metrics = averages({index: row for part, _ in gathered for index, row in part.items()})
             if wants_all:
-                metrics.update(_on_all_samples(task, parts, context))
+                metrics.update(_on_all_samples(task, parts, context, None if whole else partial))
     finally:
         model.train(was_training)
         restore_random_state(generators)
@@ -229,33 +251,39 @@ def forward_passes(samples: int, config: Config, max_batches: int | None = None,
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #7a5545d2
 def trial_limit_s(budget: Budget) -> float:
-    "Seconds that the first evaluation may take: half a minute, or a hundredth of the time there is."
+    "Seconds that the first evaluation may take: five, or a hundredth of the time there is."
     left = budget.left_s()
-    return 30.0 if left is None else min(30.0, max(1.0, 0.01 * left))
+    return 5.0 if left is None else min(5.0, max(1.0, 0.01 * left))
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #29459ecb
+_TRIED = 3  # batches from which the seconds of a whole evaluation are known
+
+
 def first_evaluation(
-    task: Any, model: Any, valid: Any, context: RunContext, whole: int, at_most_s: float = 30.0
-) -> tuple[dict[str, float], float]:
-    """Metrics of the first batches of `valid`, and the seconds that a whole evaluation will take.
+    task: Any, model: Any, valid: Any, context: RunContext, whole: int, at_most_s: float = 5.0
+) -> tuple[dict[str, float], float, list[str]]:
+    """Metrics of the first batches of `valid`, the seconds that a whole evaluation will take, and what `metrics_all`
+    had against a part of the samples.
 
     - `task`, `model`: what is evaluated
     - `valid`: its batches
     - `context`: the ranks that evaluate together
     - `whole`: batches of a whole evaluation, on each process
-    - `at_most_s`: seconds after which it ends, and the rest is estimated (default 30)
+    - `at_most_s`: seconds after which it ends, besides the first batch (default 5)
     """
-    began, looks, cut = time.monotonic(), 0, False
+    began, looks, problems = time.monotonic(), [], list[str]()
 
     def over() -> bool:
-        nonlocal looks, cut
-        looks, cut = looks + 1, time.monotonic() - began > at_most_s
-        return cut
+        looks.append(time.monotonic())
+        return len(looks) >= _TRIED or looks[-1] - looks[0] > at_most_s
 
-    whole_only = provides(task, "metrics_all")
-    metrics = evaluate(task, model, valid, context, None if whole_only else over, partial=True) or {}
-    seconds = (time.monotonic() - began) * (max(1.0, whole / looks) if cut else 1.0)
-    return metrics, max(row[0] for row in context.gather_numbers([seconds]))
+    metrics = evaluate(task, model, valid, context, over, problems) or {}
+    ended, done = time.monotonic(), len(looks)
+    seconds = ended - began
+    if done and whole > done:
+        each = (looks[-1] - looks[0]) / (done - 1) if done > 1 else looks[0] - began
+        seconds = looks[0] - began + each * (whole - 1) + (ended - looks[-1]) * whole / done
+    return metrics, max(row[0] for row in context.gather_numbers([seconds])), problems
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #ad4f79a4
 def test_data(task: Any, valid: Any, config: Config) -> tuple[Any, float]:
@@ -266,7 +294,14 @@ def test_data(task: Any, valid: Any, config: Config) -> tuple[Any, float]:
     return (None if dataset is None or dataset_length(dataset, "test") == 0 else dataset), time.monotonic() - began
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #fdaed7c4
-def predictions_s(task: Any, model: Any, dataset: Any, config: Config, context: RunContext) -> float:
+def predictions_s(
+    task: Any,
+    model: Any,
+    dataset: Any,
+    config: Config,
+    context: RunContext,
+    look: Callable[[Any, Any], None] = lambda outputs, batch: None,
+) -> float:
     """Seconds that predicting all of `dataset` will take, from five batches on each process. Leaves no trace on the
     model.
 
@@ -274,6 +309,7 @@ def predictions_s(task: Any, model: Any, dataset: Any, config: Config, context: 
     - `dataset`: the test data
     - `config`: the size of a batch
     - `context`: the ranks that predict together
+    - `look`: called with the outputs of each batch, and its data (default: nobody looks)
     """
     import torch
 
@@ -293,7 +329,7 @@ def predictions_s(task: Any, model: Any, dataset: Any, config: Config, context: 
             last = began
             for batch in batches.epoch(0):
                 context.heartbeat.beat()
-                context.in_precision(predict_batch)(task, model, batch.data)
+                look(context.in_precision(predict_batch)(task, model, batch.data), batch.data)
                 if context.device.type == "cuda":
                     torch.cuda.synchronize()
                 took.append(time.monotonic() - last)
