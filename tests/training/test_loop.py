@@ -22,7 +22,7 @@ from spectrakit.system.platforms.detect import detect
 from spectrakit.training.loop import train_run
 from spectrakit.training.state import Execution
 from spectrakit.watchdog.budget import Budget, TimeLimit
-from tasks import Line, NanTrainingListed
+from tasks import Line, NanTrainingListed, in_trial
 
 PLAIN = (
     "trainer.accelerator=cpu",
@@ -435,7 +435,7 @@ def test_limits_of_batches(train):
         "limits.max_val_batches=2",
     )
     assert [len(batch) for batch in task.seen] == [4] * 6 and run.events[-1]["step"] == 4
-    assert Counted.evaluated == 3 * 8  # once before the first step, and after both epochs
+    assert Counted.evaluated == 4 + 3 * 8  # a batch and an evaluation before the first step, one after both epochs
     assert set(list(itertools.chain.from_iterable(task.seen[:3]))) != set(
         list(itertools.chain.from_iterable(task.seen[3:]))
     )  # another part of the data in every epoch
