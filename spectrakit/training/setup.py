@@ -22,7 +22,6 @@ from ..config.resolve import ignored_settings
 from ..config.schema import Config
 from ..contract.diagnosis import explained
 from ..contract.given_data import as_dataset
-from ..contract.loss import as_loss, check_loss
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
 from ..contract.recompute import save_activations
 from ..contract.results import ContractResult
@@ -35,7 +34,6 @@ from spectrakit.data.loaders import (
     check_finite_dataset,
     dataset_length,
     eval_batches,
-    find_non_finite,
     limit_samples,
     mix_seed,
     train_batches,
@@ -50,7 +48,7 @@ from .evaluation import forward_passes
 from .schedule import check_plateau, interval_of
 from .seeding import seed_everything
 from .state import Data, Execution, Learner, Record, Saving, Schedule, TrainState
-from .trial import CLEAN, PARTS, STEP_ONLY, Trial, check_first_loss, try_contract
+from .trial import PARTS, STEP_ONLY, Trial, check_first_loss, try_contract
 from ..watchdog.budget import Budget, describe_budget, reserved_parts
 
 # %% ../../nbs/40_training/05_setup.ipynb #ee918573

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'Trial', 'check_first_loss', 'try_loss', 'check_last_batch', 'try_step',
-           'check_optimizer', 'try_evaluation', 'check_numbers', 'check_outputs', 'try_prediction', 'try_checkpoint',
-           'check_room', 'try_part', 'try_contract']
+           'try_evaluation', 'check_numbers', 'check_outputs', 'try_prediction', 'try_checkpoint', 'check_room',
+           'try_part', 'try_contract']
 
 # %% ../../nbs/40_training/04_trial.ipynb #2846b2fb
 import math
@@ -104,7 +104,7 @@ def try_loss(trial: Trial) -> str:
     narrow: list[str] = []
     trial.model.train(not trial.sharded)
     with _watched_norms(trial.model, narrow):
-        result = trial.task.loss(trial.model, data)
+        result = trial.execution.context.in_precision(trial.task.loss)(trial.model, data)
     check_first_loss(trial.task, result, data, trial.config.data.allow_nan)
     check_last_batch(trial, narrow)
     loss = as_loss(result)
@@ -157,7 +157,6 @@ def try_step(trial: Trial) -> str:
     "One step of the optimizer and of the task's scheduler. RequestError where one of them cannot be used."
     trial.at("optimizer", "when it was made")
     learner = trial.learner = trial.make_learner()
-    check_optimizer(trial.task, learner.optimizer)
     if trial.sharded:
         return f"{type(learner.optimizer).__name__}, made and not stepped, because the model is sharded"
     trial.at("optimizer", "in its first step")
@@ -168,25 +167,6 @@ def try_step(trial: Trial) -> str:
     learner.optimizer.zero_grad()
     scheduler = "" if learner.scheduler is None else f", {type(learner.scheduler).__name__}"
     return f"{type(learner.optimizer).__name__}{scheduler}"
-
-
-def check_optimizer(task: Any, optimizer: Any) -> None:
-    "RequestError where the task's `optimizer` returned something that cannot be stepped once for each batch."
-    import torch
-
-    name = f"{type(task).__name__}.optimizer"
-    if isinstance(optimizer, (list, tuple)):
-        raise RequestError(
-            f"{name} returned {len(optimizer)} optimizers. Return one, with a group of parameters for each part: "
-            'AdamW([{"params": a, "lr": 1e-3}, {"params": b, "lr": 1e-4}]).'
-        )
-    if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")):
-        raise RequestError(f"{name} returned {type(optimizer).__name__}. It has to return a torch optimizer, or None.")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise RequestError(
-            f"{name} returned LBFGS, which computes the loss several times a step through a closure. "
-            "Use one whose step needs none, such as AdamW or SGD."
-        )
 
 # %% ../../nbs/40_training/04_trial.ipynb #1c9031fc
 def try_evaluation(trial: Trial) -> str:
@@ -200,7 +180,7 @@ def try_evaluation(trial: Trial) -> str:
     trial.model.eval()
     if not trial.sharded:
         with torch.no_grad():
-            found, outputs = score_batch(trial.task, trial.model, batch)
+            found, outputs = score_batch(trial.task, trial.model, batch, in_precision=context.in_precision)
         check_numbers(trial.task, found)
         if provides(trial.task, "metrics_all") and outputs is not None:
             check_outputs(trial.task, outputs, "metrics_all")
