@@ -58,10 +58,7 @@ from spectrakit.system.signals import interrupts, kill_tree
 from tasks import Line, Troubled
 
 slow = pytest.mark.slow
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux is the home of several processes"),
-]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux is the home of several processes")
 
 # Twenty optimizer steps in four epochs: two ranks, two micro batches of two each.
 TWO = (
