@@ -12,7 +12,6 @@ import importlib.util
 import os
 import re
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +63,7 @@ from spectrakit.picker.selection import (
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from ..system.platforms.detect import detect
+from ..system.platforms.local import ipython_shell
 from ..system.platforms.platform import Platform
 
 # %% ../../nbs/65_picker/03_picker.ipynb #09ea4476
@@ -79,12 +79,6 @@ def why_no_form(platform: Platform, shell: Any, has_widgets: bool) -> str | None
     if platform.name != "kaggle" and not getattr(shell.kernel, "_allow_stdin", True):
         return "this notebook is run by a program"
     return None if has_widgets else f"ipywidgets is not installed: {EXTRA}"
-
-# %% ../../nbs/65_picker/03_picker.ipynb #07eeddc2
-def _shell() -> Any:
-    "The running IPython shell, or None. Never imports IPython."
-    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return get_ipython() if get_ipython else None
 
 # %% ../../nbs/65_picker/03_picker.ipynb #cf549cec
 GROUPS = {
@@ -437,7 +431,7 @@ class ProfilePicker:
     def __init__(
         self, *overrides: str, samples: int | None = None, task: Any = None, file: str | Path | None = "picked.yaml"
     ):
-        shell = _shell()
+        shell: Any = ipython_shell()
         self._selection = _start_selection(overrides, samples, task, shell)
         self._file = None if file is None else Path(file)
         self._form: Form | None = None
@@ -512,7 +506,7 @@ class ProfilePicker:
     def freeze(self) -> None:
         "Write the selection into the notebook's source, in place of this call. RequestError while it is wrong."
         _ = self.config  # raises while something is wrong
-        _freeze(self._selection, self, _shell())
+        _freeze(self._selection, self, ipython_shell())
 
     def colab_cell(self) -> str:
         "The source of a cell that Colab shows as a form."

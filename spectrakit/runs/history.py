@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.store import checkpoints, read_pointer, verify
 from ..config.aliases import flat
+from ..config.batch_plan import BATCH_SETTINGS
 from ..config.compose import compose
 from ..config.profile_files import load_yaml
 from ..config.schema import to_dict
@@ -287,13 +288,10 @@ def outline(path: Path, hashes: bool = False) -> RunOutline:
     return RunOutline(path, read_environment(path), ended, step, seconds, end_step, hashes)
 
 # %% ../../nbs/35_runs/03_history.ipynb #a6a42276
-_BATCH = ("data.micro_batch_size", "training.gradient_accumulation_steps", "distributed.world_size")
-
-
 def _batch_factor(changed: Any) -> float:
     "By what the effective batch was multiplied, where a restart only names the settings that changed."
     factor = 1.0
-    for pair in (changed.get(name) for name in _BATCH) if isinstance(changed, dict) else ():
+    for pair in (changed.get(name) for name in BATCH_SETTINGS) if isinstance(changed, dict) else ():
         if isinstance(pair, list) and len(pair) == 2 and all(type(v) is int and v > 0 for v in pair):
             factor *= pair[1] / pair[0]
     return factor

@@ -18,9 +18,11 @@ from spectrakit.checkpoint.store import (
     restore_random_state,
     verify,
 )
+from ..config.batch_plan import BATCH_SETTINGS
 from ..data.fingerprint import fingerprint_change
 from ..data.loaders import mix_seed
 from ..distributed.fsdp import load_whole_model
+from ..runs.resume_changes import is_allowed
 from ..runs.run_dir import read_environment
 from ..system.errors import RequestError
 from ..system.files import write_atomic
@@ -103,7 +105,7 @@ def _read(s: TrainState, path: Path) -> tuple[dict, dict, dict | None]:
 # %% ../../nbs/40_training/06_restore.ipynb #1a85236d
 def _may_change(s: TrainState, *keys: str) -> bool:
     "Whether `resume.allow` names one of these keys, or the block of one."
-    return any(key == name or key.startswith(f"{name}.") for key in keys for name in s.config.resume.allow)
+    return any(is_allowed(key, s.config.resume.allow) for key in keys)
 
 
 def _session_notes(s: TrainState) -> list[str]:
@@ -121,14 +123,13 @@ def _session_notes(s: TrainState) -> list[str]:
     ]
 
 # %% ../../nbs/40_training/06_restore.ipynb #23a2fc02
-_BATCH = ("data.micro_batch_size", "training.gradient_accumulation_steps", "distributed.world_size")
 _PART = ("data.train", "limits.max_train_batches", "limits.train_frac", "data.drop_last")
 
 
 def _why_incompatible(s: TrainState, path: Path, state: dict) -> str | None:
     "Why this session cannot go on from a checkpoint's state, with what would allow it; None where it can."
     kept, here = state.get("effective_batch_size", s.data.plan.effective_batch_size), s.data.plan.effective_batch_size
-    if kept != here and not _may_change(s, *_BATCH):
+    if kept != here and not _may_change(s, *BATCH_SETTINGS):
         return (
             f"The run had an effective batch of {kept} samples, and would now have {here} ({s.data.plan}). "
             "Choose trainer.devices or "
@@ -144,7 +145,7 @@ def _why_incompatible(s: TrainState, path: Path, state: dict) -> str | None:
                 f"Give it the data that it had, or allow it with resume.allow=[data.{name}]."
             )
     samples, used = state.get("samples_per_epoch"), s.data.plan.samples_per_epoch
-    if samples not in (None, used) and not _may_change(s, *_PART, *_BATCH):
+    if samples not in (None, used) and not _may_change(s, *_PART, *BATCH_SETTINGS):
         return (
             f"An epoch of the run had {samples} samples, and would have {used} now. "
             "Look at limits.max_train_batches, which counts micro batches, "
