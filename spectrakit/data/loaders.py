@@ -143,7 +143,7 @@ class EpochPlan:
         if self.sampled is None:
             return [(epoch, index) for index in order]
         times: Counter[int] = Counter()
-        keys = []
+        keys: list[tuple[int, ...]] = []
         for index in order:
             keys.append((epoch, index, times[index]) if times[index] else (epoch, index))
             times[index] += 1

@@ -60,7 +60,8 @@ def repeatable(deterministic: bool) -> Iterator[list[str]]:
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.backends.cudnn.benchmark,
     )
-    generators, found = random_state(), []
+    generators = random_state()
+    found: list[str] = []
     lent = deterministic and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     if lent:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS reads it at its first operation

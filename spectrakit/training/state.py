@@ -72,7 +72,8 @@ class Learner:
     interval: str = "step"  # when the task's own scheduler moves: step, epoch or plateau
 
     def __post_init__(self) -> None:
-        self.owned, self.unowned = self.params, []  # what the optimizer updates, and trainable ones that it leaves out
+        self.owned: list = self.params  # what the optimizer updates
+        self.unowned: list = []  # trainable parameters that it leaves out
         if self.optimizer is not None:
             self.owned, self.unowned = ownership(self.optimizer, self.params)
 
