@@ -75,8 +75,8 @@ def save_activations(model: Any, asked: Any) -> list[str]:
             found.append(name)
     if not found:
         raise RequestError(
-            "training.gradient_checkpointing=true finds no blocks: the model has no switch for it, and no "
-            f"nn.ModuleList. Name the blocks, such as training.gradient_checkpointing=[{names[0] if names else 'blocks.*'}]."
+            "training.gradient_checkpointing=true finds no blocks: the model has no switch for it, no nn.ModuleList. "
+            f"Name the blocks, such as training.gradient_checkpointing=[{names[0] if names else 'blocks.*'}]."
         )
     return found
 
