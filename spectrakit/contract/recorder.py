@@ -105,8 +105,8 @@ class StandIn:
         found = self._recorder.find(args, kwargs)
         return self._recorder.model(*args, **kwargs) if found is None else found[0]
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]  # isinstance(model, nn.Module)
+    @property  # type: ignore[misc]  # so that isinstance(model, nn.Module) holds
+    def __class__(self) -> Any:
         return type(self._recorder.model)
 
     def _opened(self) -> Any:
