@@ -17,7 +17,7 @@ from typing import Any
 
 from ..config.batch_plan import lr_factor, warmup_length
 from ..config.schema import Config
-from ..contract.task import Moment, provides, takes_moment
+from ..contract.task import Moment, loss_at, provides
 from ..system.errors import RequestError
 from .state import Interval, Learner, TrainState
 from ..watchdog.budget import fits, planned_steps, schedule_pace
@@ -111,14 +111,7 @@ def advance_schedule(s: TrainState) -> None:
 # %% ../../nbs/40_training/03_schedule.ipynb #ea792ef4
 def training_loss(s: TrainState) -> Callable[[Any, Any], Any]:
     "The task's `loss` as training calls it: with the moment, where it takes one."
-    task, schedule = s.task, s.schedule
-    if not takes_moment(task):
-        return task.loss
-
-    def loss(model: Any, data: Any) -> Any:
-        return task.loss(model, data, moment=Moment(s.progress.epoch, s.progress.step, schedule.total_steps))
-
-    return loss
+    return loss_at(s.task, lambda: Moment(s.progress.epoch, s.progress.step, s.schedule.total_steps))
 
 
 def begin_epoch(s: TrainState) -> None:

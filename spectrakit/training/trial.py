@@ -24,13 +24,13 @@ from spectrakit.checkpoint.store import (
     random_state,
     rehearse,
 )
-from ..config.batch_plan import BatchPlan
+from ..config.batch_plan import BatchPlan, total_steps
 from ..config.schema import Config
 from ..contract.diagnosis import Scene, describe_batch, explain, method_of, out_of_memory
 from ..contract.loss import as_loss, check_loss
 from ..contract.loss_checks import adds_up, uneven_mean, watch_shapes
 from ..contract.results import ContractResult
-from ..contract.task import provides
+from ..contract.task import Moment, loss_at, provides
 from ..contract.undo import undone
 from ..data.loaders import find_non_finite, train_cuts
 from ..runs.events import EventLog
@@ -107,8 +107,9 @@ def try_loss(trial: Trial) -> str:
     trial.model.train(not trial.sharded)
     is_compiled = hasattr(trial.model, "_orig_mod")
     watched = contextlib.nullcontext() if is_compiled else watch_shapes(trial.task, trial.batch.samples)
+    loss_of = loss_at(trial.task, lambda: Moment(0, 0, total_steps(trial.config, trial.plan)))
     with _watched_norms(trial.model, narrow), watched:
-        result = trial.execution.context.in_precision(trial.task.loss)(trial.model, data)
+        result = trial.execution.context.in_precision(loss_of)(trial.model, data)
     check_first_loss(trial.task, result, data, trial.config.data.allow_nan)
     check_last_batch(trial, narrow)
     report_uneven_mean(trial)
