@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Row', 'DIAGNOSES', 'describe_batch', 'Scene', 'Explanation', 'own_line', 'method_of', 'explain_known', 'explain',
-           'out_of_memory', 'explained']
+           'out_of_memory', 'rank_lost', 'explained']
 
 # %% ../../nbs/38_contract/12_diagnosis.ipynb #652f3c56
 import contextlib
@@ -357,6 +357,13 @@ def out_of_memory(error: BaseException) -> bool:
     "Whether a device or the host had no room: that is no mistake of the task's, and a smaller batch may do."
     return isinstance(error, MemoryError) or bool(
         re.search(r"out of memory|can't allocate memory|alloc_failed", str(error), re.I)
+    )
+
+
+def rank_lost(error: BaseException) -> bool:
+    "Whether another process left in the middle of an exchange: its own error is the one to tell, not this one."
+    return isinstance(error, RuntimeError) and bool(
+        re.search(r"gloo/transport|gloo::|NCCL|Connection (reset|closed) by peer|ProcessGroup", str(error))
     )
 
 # %% ../../nbs/38_contract/12_diagnosis.ipynb #99ae3304

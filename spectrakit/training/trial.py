@@ -26,7 +26,7 @@ from spectrakit.checkpoint.store import (
 )
 from ..config.batch_plan import BatchPlan, total_steps
 from ..config.schema import Config
-from ..contract.diagnosis import Scene, describe_batch, explain, method_of, out_of_memory
+from ..contract.diagnosis import Scene, describe_batch, explain, method_of, out_of_memory, rank_lost
 from ..contract.loss import as_loss, check_loss
 from ..contract.loss_checks import adds_up, uneven_mean, watch_shapes
 from ..contract.results import ContractResult
@@ -347,12 +347,12 @@ STEP_ONLY = ("loss", "step")  # for a sweep of the learning rate
 
 
 def try_part(trial: Trial, part: str) -> ContractResult:
-    "Try one part of the contract. Raises only where memory ran out."
+    "Try one part of the contract. Raises only where memory ran out, or another rank has left."
     began = time.monotonic()
     try:
         return ContractResult(part, detail=PARTS[part](trial), seconds=time.monotonic() - began)
     except Exception as error:
-        if out_of_memory(error):
+        if out_of_memory(error) or rank_lost(error):
             raise
         scene = trial.scene
         found = explain(
