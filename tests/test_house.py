@@ -334,7 +334,7 @@ def compares_a_job_kind(node: ast.AST) -> bool:
     return any(re.search(r"\bjob\.kind(\.name)?$", side) for side in sides) or (
         any(re.search(r"\bkind(\.name)?$", side) for side in sides)
         and any(
-            re.search(r"\b(TRAIN|RESUME|PREDICT|FIND_LR)\b|'(train|resume|find_lr)'|^'predict'$", side)
+            re.search(r"\b(TRAIN|RESUME|PREDICT|FIND_LR|CHECK)\b|'(train|resume|find_lr)'|^'(predict|check)'$", side)
             for side in sides
         )
     )

@@ -19,7 +19,7 @@ from ..system.masking import MaskedStream
 # Modules of this package with the words that they serve, in the help's order; only what is asked for is imported.
 GROUPS = {
     "info": ("info", "profiles"),
-    "training": ("train", "resume", "predict"),
+    "training": ("train", "check", "resume", "predict"),
     "runs": ("runs", "show", "watch", "plot", "compare", "report"),
     "find_lr": ("find-lr",),
     "wheelhouse": ("wheelhouse",),

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['read_datasets', 'make_model', 'check_training', 'resolve_monitor', 'try_compile', 'data_fingerprints', 'make_learner',
-           'Watch', 'metric_names', 'prepare', 'decisions', 'write_start']
+           'Watch', 'metric_names', 'reported', 'check_datasets', 'prepare', 'decisions', 'write_start']
 
 # %% ../../nbs/40_training/05_setup.ipynb #23a2fcf4
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from ..config.batch_plan import plan_batches, total_steps
 from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
 from ..config.schema import Config
-from ..contract.diagnosis import explained
+from ..contract.diagnosis import Scene, explain, explained, method_of, out_of_memory
 from ..contract.given_data import as_dataset
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
 from ..contract.recompute import save_activations
@@ -197,7 +198,7 @@ def _nobody(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Watch:
-    "Who is told what while a run is prepared: of the task's model before it is moved, and of each result of the trial."
+    "Who is told what while a run is prepared: of the task's model before it is moved, and of what each part was found."
 
     model: Callable[[Any], None] = _nobody
     result: Callable[[ContractResult], None] = _nobody
@@ -215,6 +216,40 @@ def metric_names(trial: Trial) -> list[str]:
     names = list(trial.metrics)
     wanted = monitor if monitor.startswith("val_") else f"val_{monitor}"
     return [*names, wanted] if trial.unseen and wanted not in names else names
+
+# %% ../../nbs/40_training/05_setup.ipynb #c040a544
+@contextlib.contextmanager
+def reported(part: str, scene: Scene, tell: Callable[[ContractResult], None]) -> Iterator[list[str]]:
+    """Tell how a part of the contract went in this block; what fails is told, and raised again.
+
+    - `part`: its name
+    - `scene`: the method of the task that is called, for the sentence
+    - `tell`: takes the result; what the block appends to the list that it is given becomes its detail
+    """
+    began, found = time.monotonic(), list[str]()
+    try:
+        yield found
+    except Exception as error:
+        if not out_of_memory(error):
+            why = explain(error, Scene(scene.task, method_of(error, scene.task, scene.method), scene.doing))
+            tell(ContractResult(part, time.monotonic() - began, error=why.error, mend=why.mend))
+        raise
+    tell(ContractResult(part, time.monotonic() - began, ", ".join(found)))
+
+
+def check_datasets(train: Any, valid: Any, allow_nan: bool) -> None:
+    """RequestError where there is nothing to validate on, or the data are not finite and have to be.
+
+    - `train`, `valid`: the data sets; no `valid` is fine
+    - `allow_nan`: whether NaN may stand in them
+    """
+    if valid is not None and dataset_length(valid, "validation") == 0:
+        raise RequestError(
+            "The validation data set has no samples. Return None in its place for a run without validation."
+        )
+    for dataset, what in ((train, "training"), (valid, "validation")):
+        if not allow_nan:
+            check_finite_dataset(dataset, what)
 
 # %% ../../nbs/40_training/05_setup.ipynb #d6b2c9ec
 def prepare(
@@ -238,25 +273,23 @@ def prepare(
     check_task(task, config)
     check_trackers(config)
     seed_everything(config.seed)
-    train, valid = read_datasets(task, config, lambda text: log.write("message", text=text))
-    if training_only:
-        valid = None
-    sampled = sampled_order(task, train, config)
-    plan = plan_batches(config, len(train) if sampled is None else len(sampled), context.world_size)
-    prints = data_fingerprints(config, train, valid) if context.is_main and not training_only else None
-    if valid is not None and dataset_length(valid, "validation") == 0:
-        raise RequestError(
-            "The validation data set has no samples. Return None in its place for a run without validation."
-        )
-    for dataset, what in ((train, "training"), (valid, "validation")):
-        if not config.data.allow_nan:
-            check_finite_dataset(dataset, what)
-    model = make_model(task, config)
-    watch.model(model)
-    if config.training.gradient_checkpointing:
-        save_activations(model, config.training.gradient_checkpointing)
-    with explained(task, "model", f"when it was moved to {context.device}"):
-        model = context.prepare(model)
+    with reported("data", Scene(task, "datasets", "when it was read"), watch.result) as found:
+        train, valid = read_datasets(task, config, lambda text: log.write("message", text=text))
+        if training_only:
+            valid = None
+        sampled = sampled_order(task, train, config)
+        plan = plan_batches(config, len(train) if sampled is None else len(sampled), context.world_size)
+        prints = data_fingerprints(config, train, valid) if context.is_main and not training_only else None
+        check_datasets(train, valid, config.data.allow_nan)
+        found.append(f"{plan.samples} training samples, {0 if valid is None else len(valid)} for validation")
+    with reported("model", Scene(task, "model", "when it was made"), watch.result) as found:
+        model = make_model(task, config)
+        watch.model(model)
+        if config.training.gradient_checkpointing:
+            save_activations(model, config.training.gradient_checkpointing)
+        with explained(task, "model", f"when it was moved to {context.device}"):
+            model = context.prepare(model)
+        found.append(f"{type(context.plain(model)).__name__}, on {context.device}")
     collate = task.collate if provides(task, "collate") else None
     placement, most = Placement(context.device, context.rank, context.world_size), config.limits.max_val_batches
     batches = train_batches(train, plan, config, placement, collate, sampled)
