@@ -10,10 +10,11 @@ __all__ = ['Row', 'DIAGNOSES', 'describe_batch', 'Scene', 'Explanation', 'own_li
 import contextlib
 import linecache
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .task import Task
 from ..data.batch_forms import leaves_of
 from ..system.errors import RequestError
 
@@ -89,9 +90,20 @@ def own_line(error: BaseException) -> str:
 def method_of(error: BaseException, task: Any, otherwise: str) -> str:
     "The task's method in which an error was raised; `otherwise` where it was in none."
     for frame, _ in _frames(error)[::-1]:
-        if frame.f_locals.get("self") is task and not frame.f_code.co_name.startswith("_"):
-            return frame.f_code.co_name
+        code = frame.f_code
+        if code is Task.predict.__code__:  # the default, which a task need not derive from
+            return "predict"
+        if code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is task:
+            if (name := _name_of(code, type(task))) is not None:
+                return name
     return otherwise
+
+
+def _name_of(code: Any, kind: type) -> str | None:
+    "The public name under which `kind` has the function with this code; None for one that it does not have."
+    names = [code.co_name, *(name for base in kind.__mro__ for name in vars(base))]
+    public = (name for name in names if not name.startswith("_"))
+    return next((name for name in public if getattr(getattr(kind, name, None), "__code__", None) is code), None)
 
 # %% ../../nbs/38_contract/12_diagnosis.ipynb #4c06e30e
 Row = tuple[str, Callable[[re.Match, Scene], tuple[str, str]]]
@@ -185,6 +197,12 @@ def _no_tensor(m: re.Match, s: Scene) -> tuple[str, str]:
             "the batch holds texts where a tensor is needed",
             "Turn labels into numbers in `datasets`: classes.index(label) for each.",
         )
+    objects = [leaf for leaf in leaves_of(s.batch) if not hasattr(leaf, "shape") and not isinstance(leaf, (int, float))]
+    if objects and m["kind"] in ("list", "tuple"):
+        return (
+            f"the batch holds values of type {type(objects[0]).__name__}, of which no tensor was made",
+            "Make tensors of them in the data set, or write `collate(samples)`.",
+        )
     if m["kind"] in ("tuple", "list", "dict") or m["kind"].endswith("Output"):
         return (
             f"a function of torch was given a {m['kind']} where it takes a tensor",
@@ -194,7 +212,7 @@ def _no_tensor(m: re.Match, s: Scene) -> tuple[str, str]:
 
 
 _TYPES: tuple[Row, ...] = (
-    (r"expected scalar type Long but found|\"nll_loss.*not implemented for", _target_types),
+    (r"expected (scalar type|target dtype to be) Long\b.* (found|got)|\"nll_loss.*not implemented for", _target_types),
     (r"Expected floating point type for target", _target_types),
     (
         r"result type \w+ can't be cast to|Found dtype (Long|Int|Short|Bool|Byte)|class probabilities, got",
@@ -321,12 +339,29 @@ DIAGNOSES: tuple[Row, ...] = (*_SHAPES, *_TYPES, *_DEVICES, *_LEARNING, *_COLLAT
 # %% ../../nbs/38_contract/12_diagnosis.ipynb #5c6ff8ce
 def explain_known(error: BaseException, scene: Scene) -> Explanation | None:
     "The explanation of the first row of `DIAGNOSES` that knows `error`; None where none does."
+    if (found := _explain_default_predict(error, scene)) is not None:
+        return found
     if not isinstance(error, (RuntimeError, ValueError, TypeError, IndexError, AssertionError)):
         return None
     for pattern, make in DIAGNOSES:
         if match := re.search(pattern, str(error), re.S):
             return _with_scene(scene, *make(match, scene), own_line(error))
     return None
+
+
+def _explain_default_predict(error: BaseException, scene: Scene) -> Explanation | None:
+    "The explanation where the default `predict` gave the model a whole batch with names; None for anything else."
+    batch = next((f.f_locals["batch"] for f, _ in _frames(error) if f.f_code is Task.predict.__code__), None)
+    if batch is None or isinstance(batch, (tuple, list)) or type(batch).__name__ not in str(error):
+        return None
+    key = next((repr(key) for key, value in batch.items() if hasattr(value, "shape")), "…") if isinstance(batch, Mapping) else "…"
+    read = f"batch[{key}]" if isinstance(batch, Mapping) else "batch.x"
+    return _with_scene(
+        Scene(scene.task, "predict", scene.doing, batch),
+        f"the default `predict` gives the model the whole batch, which is a {type(batch).__name__}",
+        f"Write `predict(self, model, batch)`, such as: return model({read}).",
+        "",
+    )
 
 
 def _with_scene(scene: Scene, error: str, mend: str, where: str) -> Explanation:

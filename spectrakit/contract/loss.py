@@ -120,9 +120,10 @@ def _check_weight(name: str, weight: Any) -> None:
     if weight is None:
         return
     if not (isinstance(weight, (int, float)) or (torch.is_tensor(weight) and weight.numel() == 1)):
+        got = f"a tensor of shape {list(weight.shape)}" if torch.is_tensor(weight) else type(weight).__name__
         raise RequestError(
-            f"{name} returned the weight {weight!r}. In (sum, weight) the weight has to be a number or a "
-            "tensor of one element."
+            f"{name} returned two things, the second of them {got}. In (sum, weight) the weight has to be a number or "
+            "a tensor of one element; outputs are returned with sk.Loss(loss, outputs=…)."
         )
     if not 0 <= float(weight) < float("inf"):
         raise RequestError(

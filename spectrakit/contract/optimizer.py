@@ -149,8 +149,8 @@ def build_optimizer(model: Any, config: Config) -> Any:
     return optimizer
 
 # %% ../../nbs/38_contract/02_optimizer.ipynb #95d83918
-def check_optimizer(task: Any, optimizer: Any) -> None:
-    "RequestError where what a task's `optimizer` returned cannot be stepped once per optimizer step."
+def check_optimizer(task: Any, model: Any, optimizer: Any) -> None:
+    "RequestError where what a task's `optimizer` returned cannot be stepped, or updates nothing of `model`."
     name = f"{type(task).__name__}.optimizer"
     if isinstance(optimizer, (list, tuple, dict)):
         raise RequestError(
@@ -165,6 +165,11 @@ def check_optimizer(task: Any, optimizer: Any) -> None:
         )
     if not callable(getattr(optimizer, "step", None)) or not getattr(optimizer, "param_groups", None):
         raise RequestError(f"{name} returned {type(optimizer).__name__}. It has to return a torch optimizer, or None.")
+    if len(ownership(optimizer, params := list(model.parameters()))[1]) == len(params):
+        raise RequestError(
+            f"{name} returned an optimizer that has none of the model's parameters, so that nothing would be trained. "
+            "Make it over model.parameters() of the model that it is called with."
+        )
 
 
 def ownership(optimizer: Any, params: list) -> tuple[list, list]:

@@ -144,12 +144,15 @@ class Task:
 
     @optional
     def optimizer(self, model: Any, cfg: Config) -> Any:
-        "A torch optimizer over the model's parameters; None for the one that the settings name. Called once."
+        """A torch optimizer over the model's parameters; None for the one that the settings name.
+
+        Called twice: in the trial before the first step, and for the run.
+        """
         return None
 
     @optional
     def scheduler(self, optimizer: Any, cfg: Config, total_steps: int) -> Any:
-        """A torch scheduler; None for the settings' own schedule. Called once.
+        """A torch scheduler; None for the settings' own schedule. Called twice: in the trial, and for the run.
 
         It is stepped after each optimizer step, or as `scheduler.interval` says; a ReduceLROnPlateau after each
         evaluation, with the monitored metric. `total_steps`: the optimizer steps of the whole run.
@@ -244,6 +247,25 @@ class PlainTask(Task):
         return self._loss
 
 # %% ../../nbs/38_contract/01_task.ipynb #dfebbb98
+def check_signatures(task: Any) -> None:
+    "RequestError where a method of `task` cannot be called with the arguments that `Task` has for it."
+    for name, method in vars(Task).items():
+        if not getattr(method, "__unwritten__", False) or not provides(task, name):
+            continue
+        wanted = list(inspect.signature(method).parameters)
+        try:
+            signature = inspect.signature(getattr(task, name))
+        except (TypeError, ValueError):
+            continue  # nothing that Python can look into
+        try:
+            signature.bind(*wanted[1:])
+        except TypeError:
+            raise RequestError(
+                f"{type(task).__name__}.{name} takes {signature}, and is called with {', '.join(wanted[1:])}. "
+                f"Write `def {name}({', '.join(wanted)})`."
+            ) from None
+
+
 def check_task(task: Any, cfg: Config) -> None:
     "RequestError where `task` is no task, or cfg.task holds an option that it does not have."
     name = type(task).__name__
@@ -256,6 +278,7 @@ def check_task(task: Any, cfg: Config) -> None:
         )
     check_metric_modes(name, getattr(task, "metric_modes", {}))
     takes_moment(task)
+    check_signatures(task)
     for option in set(cfg.task) - {"name"} - set(getattr(task, "options", {})):
         known = list(getattr(task, "options", {}))
         hint = did_you_mean(option, known) or (f" It has {', '.join(known)}." if known else " It has none.")

@@ -85,6 +85,10 @@ def _checked_metrics(task: Any, given: Any) -> dict[str, tuple]:
                 f"{name} gave {key!r} as {type(pair).__name__}. It has to be a tuple (sum over the batch's "
                 "samples, count)."
             )
+    if "loss" in given:
+        raise RequestError(
+            f"{name} gave a 'loss' of its own. Give it another name: the loss itself is always there, as val_loss."
+        )
     return given
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #d598efb8

@@ -168,7 +168,7 @@ def make_learner(task: Any, config: Config, context: RunContext, model: Any, ste
     """
     own = task.optimizer(context.unwrap(model), config) if provides(task, "optimizer") else None
     if own is not None:
-        check_optimizer(task, own)
+        check_optimizer(task, context.unwrap(model), own)
         check_sparse(context.unwrap(model), own)
     optimizer = own or build_optimizer(context.unwrap(model), config)
     base_lrs = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]  # a scheduler changes "lr"
@@ -298,7 +298,8 @@ def prepare(
         model = try_compile(task, model, batches, log, config.data.allow_nan)
     plain, steps = context.plain(model), total_steps(config, plan)
     if _is_lazy(plain):
-        check_training(task, plain, batches, config.data.allow_nan)  # they get their shapes in a forward pass
+        with explained(task, "loss", "on a training batch"):
+            check_training(task, plain, batches, config.data.allow_nan)  # they get their shapes in a forward pass
     total_batches = forward_passes(len(valid), config, most, context.world_size) if valid is not None else 0
     learner_of = partial(make_learner, task, config, context, model, None if training_only else steps)
     trial = Trial(task, config, execution, plain, plan, batches, checks, valid, total_batches, learner_of, log)
