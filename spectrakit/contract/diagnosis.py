@@ -93,9 +93,9 @@ def method_of(error: BaseException, task: Any, otherwise: str) -> str:
         code = frame.f_code
         if code is Task.predict.__code__:  # the default, which a task need not derive from
             return "predict"
-        if code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is task:
-            if (name := _name_of(code, type(task))) is not None:
-                return name
+        of_task = code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is task
+        if of_task and (name := _name_of(code, type(task))) is not None:
+            return name
     return otherwise
 
 
@@ -354,8 +354,9 @@ def _explain_default_predict(error: BaseException, scene: Scene) -> Explanation 
     batch = next((f.f_locals["batch"] for f, _ in _frames(error) if f.f_code is Task.predict.__code__), None)
     if batch is None or isinstance(batch, (tuple, list)) or type(batch).__name__ not in str(error):
         return None
-    key = next((repr(key) for key, value in batch.items() if hasattr(value, "shape")), "…") if isinstance(batch, Mapping) else "…"
-    read = f"batch[{key}]" if isinstance(batch, Mapping) else "batch.x"
+    read = "batch.x"
+    if isinstance(batch, Mapping):
+        read = f"batch[{next((key for key, value in batch.items() if hasattr(value, 'shape')), 'x')!r}]"
     return _with_scene(
         Scene(scene.task, "predict", scene.doing, batch),
         f"the default `predict` gives the model the whole batch, which is a {type(batch).__name__}",

@@ -85,11 +85,16 @@ def _checked_metrics(task: Any, given: Any) -> dict[str, tuple]:
                 f"{name} gave {key!r} as {type(pair).__name__}. It has to be a tuple (sum over the batch's "
                 "samples, count)."
             )
+    _refuse_loss(name, given)
+    return given
+
+
+def _refuse_loss(name: str, given: dict[str, Any]) -> None:
+    "RequestError where a metric of the method `name` has the name of the loss, which it would replace."
     if "loss" in given:
         raise RequestError(
             f"{name} gave a 'loss' of its own. Give it another name: the loss itself is always there, as val_loss."
         )
-    return given
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #d598efb8
 def on_host(rows: dict[int, dict[str, tuple]]) -> dict[int, dict[str, tuple[float, float]]]:
@@ -138,6 +143,7 @@ def _named_values(task: Any, found: Any) -> dict[str, float]:
     name = f"{type(task).__name__}.metrics_all"
     if not isinstance(found, dict):
         raise RequestError(f"{name} returned {type(found).__name__}. It has to return {{name: value}}.")
+    _refuse_loss(name, found)
     values = {}
     for key, value in found.items():
         try:

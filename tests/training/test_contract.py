@@ -1,7 +1,9 @@
-"The contract test: what would fail, or mislead, is told in one sentence before the first step; and the trial leaves no trace."
+"What would fail, or mislead, is told in one sentence before the first step; and the trial leaves no trace."
 
-import shutil
+import itertools
+import os
 from collections import namedtuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,12 +13,19 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from spectrakit.checkpoint.store import find_checkpoint
+import spectrakit as sk
+from helpers import TESTS
+from spectrakit.api.run import Run
+from spectrakit.checkpoint import async_writer
+from spectrakit.checkpoint.store import find_checkpoint, load_weights, verify
+from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.config.compose import compose
 from spectrakit.contract.loss import Loss
 from spectrakit.contract.task import Task
 from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
-from spectrakit.training import setup
+from spectrakit.training import setup, trial
+from spectrakit.training.trial import check_last_batch
 
 DRAW = torch.Generator().manual_seed(11)
 X, Y = torch.randn(24, 4, generator=DRAW), torch.randint(0, 3, (24,), generator=DRAW)
@@ -24,7 +33,7 @@ QUICK = ("data.batch_size=8", "trainer.max_epochs=1")
 
 
 class Mine(Task):
-    "Three classes from four numbers. What is wrong with a task is given as keywords: data, net, loss and other methods."
+    "Three classes from four numbers. What is wrong is given as keywords: data, net, loss and other methods."
 
     def datasets(self, cfg):
         data = TensorDataset(X, Y)
@@ -100,11 +109,6 @@ def own_words(self, model, batch):
     raise ValueError("the palette has no green")
 
 
-def carried(self, model, batch):
-    self.kept = getattr(self, "kept", 0.0) + model(batch[0]).mean()
-    return self.kept
-
-
 def in_place(self, model, batch):
     out = model(batch[0]).exp()
     out += 1
@@ -129,7 +133,6 @@ NORMED = lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 
 IDS = torch.randint(0, 5, (24, 4), generator=DRAW)
 FLAT = lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))  # noqa: E731
 SHORT = of(X[:17], Y[:17])
-Out = namedtuple("Out", "logits hidden")
 
 # name: (the task, what the sentence says, settings)
 BROKEN = {
@@ -150,6 +153,7 @@ BROKEN = {
         ["Mine.loss", "num_embeddings"],
     ),
     "string labels": (mine(Rows([(x, "cat") for x in X])), ["Mine.loss", "texts", "classes.index(label)"]),
+    "one sample of a text": (mine(Rows([("a text", y) for y in Y])), ["Mine.loss", "texts"]),
     # shapes
     "wrong width": (mine(net=lambda: nn.Linear(5, 3)), ["Mine.loss", "takes 5 features and was given 4"]),
     "wrong channels": (
@@ -167,7 +171,10 @@ BROKEN = {
         mine(net=lambda: nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3)), nn.Flatten(0, 1))),
         ["Mine.loss", "16 outputs and 8 targets"],
     ),
-    "widths that do not meet": (mine(of(X, X), loss=fit(lambda o, y: (o - y).abs().mean())), ["Mine.loss", "(3 and 4)"]),
+    "widths that do not meet": (
+        mine(of(X, X), loss=fit(lambda o, y: (o - y).abs().mean())),
+        ["Mine.loss", "(3 and 4)"],
+    ),
     "one-hot columns": (
         mine(of(X, F.one_hot(Y, 3)), loss=fit(F.cross_entropy)),
         ["Mine.loss", "int64 [8, 3]"],
@@ -216,7 +223,10 @@ BROKEN = {
         mine(loss=lambda s, m, b: Loss(F.cross_entropy(m(b[0]), b[1]), logs={"loss": (1, 1)})),
         ["Mine.loss", "'loss'"],
     ),
-    "a missing key": (mine(loss=wrong_key), ["Mine.loss", "KeyError", "'labels'", "test_contract.py, line", '["labels"]']),
+    "a missing key": (
+        mine(loss=wrong_key),
+        ["Mine.loss", "KeyError", "'labels'", "test_contract.py, line", '["labels"]'],
+    ),
     "the task's own error": (mine(loss=own_words), ["Mine.loss", "ValueError", "the palette has no green"]),
     "changed in place": (mine(loss=in_place), ["Mine.loss", "in place"]),
     "another batch": (mine(loss=lambda s, m, b: F.cross_entropy(m(b["x"]), b["y"])), ["Mine.loss", "TypeError"]),
@@ -227,6 +237,14 @@ BROKEN = {
         mine(metrics=lambda s, o, b: {"acc": (o.argmax(1) == b[1], 8)}),
         ["Mine.metrics", "'acc'", "shape [8]", ".sum()"],
     ),
+    "metrics_all named loss": (
+        mine(metrics_all=lambda s, predictions, targets: {"loss": 0.5}),
+        ["Mine.metrics_all", "'loss'", "another name"],
+    ),
+    "metrics_all of arrays": (
+        mine(metrics_all=lambda s, p, t: {"auc": [0.5, 1]}),
+        ["Mine.metrics_all", "'auc'", "list"],
+    ),
     "metrics that break": (mine(metrics=lambda s, o, b: {"acc": o.nope}), ["Mine.metrics", "nope"]),
     "a metric named loss": (
         mine(metrics=lambda s, o, b: {"loss": (o.sum(), len(o))}),
@@ -234,15 +252,18 @@ BROKEN = {
     ),
     # models
     "a meta model": (mine(net=lambda: nn.Linear(4, 3, device="meta")), ["Mine.", "meta", "weights"]),
-    "no module": (mine(net=lambda: (lambda x: x)), ["Mine.model", "function", "Module"]),
+    "no module": (mine(net=lambda: lambda x: x), ["Mine.model", "function", "Module"]),
     "nothing to train": (mine(net=lambda: nn.Linear(4, 3).requires_grad_(False)), ["weights"]),
     "one sample is left over": (
         mine(SHORT, NORMED),
         ["Mine.model", "batch norm (1)", "17 samples", "drop_last"],
     ),
-    "a batch of one": (mine(net=NORMED), ["Mine.model", "batch norm", "micro_batch_size"], "data.batch_size=1"),
+    "a batch of one": (mine(net=NORMED), ["Mine.loss", "batch norm", "micro_batch_size"], "data.batch_size=1"),
     # optimizer and scheduler
-    "LBFGS": (mine(optimizer=lambda s, m, c: torch.optim.LBFGS(m.parameters())), ["Mine.optimizer", "LBFGS", "closure"]),
+    "LBFGS": (
+        mine(optimizer=lambda s, m, c: torch.optim.LBFGS(m.parameters())),
+        ["Mine.optimizer", "LBFGS", "closure"],
+    ),
     "two optimizers": (mine(optimizer=two), ["Mine.optimizer", "2 objects", "groups"]),
     "no optimizer": (mine(optimizer=lambda s, m, c: 0.1), ["Mine.optimizer", "float"]),
     "another model's optimizer": (mine(optimizer=stranger), ["Mine.optimizer", "none of the model's parameters"]),
@@ -268,8 +289,126 @@ BROKEN = {
     "arrays of texts": (mine((X.numpy(), np.array(["a"] * 24))), ["Mine.datasets", "numpy.unique"]),
     "one data set": (mine(datasets=lambda self, cfg: of(X, Y)), ["Mine.datasets", "(train, valid)"]),
     "no samples": (mine(of(X[:0], Y[:0])), ["no samples"]),
-    "NaN": (mine(of(X / 0, Y)), ["allow_nan"]),
+    "NaN": (mine(of(X / 0, Y)), ["not finite", "Clean"]),
 }
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_would_fail_is_told_with_the_method_and_the_mend(train, name):  # noqa: F811
+    task, words, *settings = BROKEN[name]
+    with pytest.raises(RequestError) as caught:
+        train(task, *QUICK, *settings)
+    text = str(caught.value)
+    assert [word for word in words if word not in text] == [], text
+    assert "Traceback" not in text and "Error(s) in" not in text and "site-packages" not in text and "\n" not in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only where there is no GPU")
+def test_a_model_on_a_gpu_that_is_not_there_is_told(train):  # noqa: F811
+    with pytest.raises(RequestError, match=r"Mine.model.*no GPU.*Leave out .cuda\(\)"):
+        train(mine(net=lambda: nn.Linear(4, 3).cuda()), *QUICK)
+
+
+def test_arrays_are_wrapped_and_said(train):  # noqa: F811
+    run = train(mine((X.double().numpy(), Y.numpy())), *QUICK)
+    assert run.status == "completed", run.reason
+    assert any("float32 [24, 4], int64 [24]" in text for text in run.column("message", "text"))
+
+
+@pytest.mark.parametrize(("samples", "rank"), [(17, "on rank 0"), (19, "on rank 1")])
+def test_a_micro_batch_of_one_is_found_on_any_rank(samples, rank):
+    plan = BatchPlan(samples, 2 if rank == "on rank 1" else 4, world_size=2)
+    with pytest.raises(RequestError, match="has batch norm \\(1\\)"):
+        check_last_batch(SimpleNamespace(plan=plan, task=Mine()), ["1"])
+
+
+def test_a_table_that_cannot_be_handed_in_reaches_the_person(tmp_path, capsys):
+    for table, said in ((None, "NoneType"), ({"id": [1, 2], "label": [1]}, "different lengths")):
+        task = mine(submission=lambda self, predictions, table=table: table)
+        words = ("trainer.accelerator=cpu", "launch.mode=inline", f"run.dir={tmp_path}", *QUICK)
+        sk.fit(task, compose(*words), predict=tmp_path / "table.csv", show=False)
+        assert said in capsys.readouterr().err and not (tmp_path / "table.csv").exists()
+
+
+# without a trace
+
+
+class Traces(Mine):
+    "Everything that a forward pass and a step change: statistics, random numbers, attributes, averages, a schedule."
+
+    def __init__(self):
+        self.losses, self.kept = 0, []
+
+    def model(self, cfg):
+        body = [nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3)]
+        return nn.Sequential(*body, nn.Linear(16, 3))
+
+    def loss(self, model, batch):
+        self.losses += model.training
+        self.kept.append(float(torch.rand(())) * np.random.rand())
+        return F.cross_entropy(model(batch[0] + 0.01 * torch.randn_like(batch[0])), batch[1]) + self.kept[-1]
+
+    def metrics(self, outputs, batch):
+        return {"accuracy": ((outputs.argmax(1) == batch[1]).sum(), len(outputs))}
+
+    def optimizer(self, model, cfg):
+        return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def scheduler(self, optimizer, cfg, total_steps):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps)
+
+
+def untried(trial, *rest):
+    "In place of the trial: nothing, but for the names of the metrics."
+    trial.metrics = {"val_loss": 0.0, "val_accuracy": 0.0}
+
+
+def test_a_run_is_the_same_with_and_without_the_trial(train, monkeypatch):  # noqa: F811
+    words = ("data.batch_size=8", "trainer.max_epochs=3", "data.shuffle=true", "training.ema_decay=0.9")
+    tried, plain = Traces(), Traces()
+    first = train(tried, *words, name="tried")
+    monkeypatch.setattr(setup, "try_contract", untried)
+    second = train(plain, *words, name="plain")
+    assert first.status == second.status == "completed", first.reason
+    for ema in (False, True):
+        assert torch.equal(first.weights(ema), second.weights(ema))
+    assert tried.losses == plain.losses == 9 and tried.kept == plain.kept
+    for name in ("loss", "lr"):
+        assert first.column("step", name) == second.column("step", name)
+    assert last_event(first.events, "eval")["metrics"] == last_event(second.events, "eval")["metrics"]
+
+
+TWO = """
+from test_contract import Traces, untried
+from spectrakit.training import setup
+
+class Tried(Traces):
+    def scheduler(self, optimizer, cfg, total_steps):
+        print("made")
+        return super().scheduler(optimizer, cfg, total_steps)
+
+class Untried(Tried):
+    def datasets(self, cfg):
+        setup.try_contract = untried
+        return super().datasets(cfg)
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_train_the_same_with_and_without_the_trial(tmp_path, monkeypatch):
+    (tmp_path / "two.py").write_text(TWO)
+    folders = [str(TESTS / "training"), str(TESTS)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]))
+    words = ("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=4", "trainer.max_epochs=1")
+    found = []
+    for name in ("Tried", "Untried"):
+        run = sk.fit(f"{tmp_path / 'two.py'}:{name}", compose(*words, f"run.dir={tmp_path / name}"), show=False)
+        run.raise_for_status()
+        found.append(vector(load_weights(find_checkpoint(run.path / "checkpoints")[0])))
+    assert torch.equal(*found)
+
+
+# a run has a model at its end
 
 
 class Extra(nn.Linear):
@@ -279,7 +418,7 @@ class Extra(nn.Linear):
         return {"classes": ["a", "b"], "seen": 3}
 
     def set_extra_state(self, state):
-        assert state["seen"] == 3
+        assert state == {"classes": ["a", "b"], "seen": 3}
 
 
 class Complex(nn.Linear):
@@ -290,12 +429,64 @@ class Complex(nn.Linear):
         self.register_buffer("phase", torch.full((2,), 1 + 2j, dtype=torch.complex128))
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_would_fail_is_told_with_the_method_and_the_mend(train, name):  # noqa: F811
-    task, words, *settings = BROKEN[name]
-    with pytest.raises(RequestError) as caught:
-        train(task, *QUICK, *settings)
-    text = str(caught.value)
-    print(text)
-    assert [word for word in words if word not in text] == [], text
-    assert "Traceback" not in text and "Error(s) in" not in text and "site-packages" not in text and "\n" not in text
+class Rates(Mine):
+    "NumPy numbers where people have them: in the optimizer's rate and in what a scheduler's function returns."
+
+    def optimizer(self, model, cfg):
+        return torch.optim.SGD(model.parameters(), lr=np.float64(0.1), momentum=np.float64(0.9))
+
+    def scheduler(self, optimizer, cfg, total_steps):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: np.float64(1) / (1 + step))
+
+
+RESUMED = {
+    "extra state": lambda: mine(net=lambda: Extra(4, 3)),
+    "complex128": lambda: mine(net=lambda: Complex(4, 3)),
+    "rates of NumPy": Rates,
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_what_is_odd_in_a_state_is_saved_and_goes_on_bit_for_bit(train, name):  # noqa: F811
+    words = ("data.batch_size=8", "trainer.max_epochs=4")
+    whole = train(RESUMED[name](), *words, name="whole")
+    steps = itertools.count()
+    cut = train(RESUMED[name](), *words, "checkpoint.every_n_steps=1", name="cut", stop=lambda: next(steps) > 2)
+    assert whole.status == "completed" and 0 < cut.events[-1]["step"] < 12, (whole.reason, cut.reason)
+    rest = train(RESUMED[name](), *words, name="cut", resume=True)
+    assert rest.status == "completed", rest.reason
+    path, notes = find_checkpoint(rest.folder / "checkpoints")
+    assert verify(path) == [] and not notes
+    ends = [load_weights(find_checkpoint(run.folder / "checkpoints")[0]) for run in (whole, rest)]
+    assert ends[0].keys() == ends[1].keys()
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0] if torch.is_tensor(ends[0][key]))
+
+
+def small_disk(monkeypatch, free: int) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(trial, "shutil", SimpleNamespace(disk_usage=lambda folder: usage(2**30, 0, free)))
+
+
+def test_a_disk_without_room_is_told_before_the_first_step(train, monkeypatch):  # noqa: F811
+    small_disk(monkeypatch, 2**19)
+    with pytest.raises(RequestError, match=r"No model .* could be kept: .* 0.5 MiB left.*run.dir"):
+        train(Mine(), *QUICK)
+    assert train(Mine(), *QUICK, "checkpoint.enabled=false").status == "completed"
+
+
+def test_where_only_the_weights_have_room_they_alone_are_saved_and_that_is_said(train, monkeypatch):  # noqa: F811
+    small_disk(monkeypatch, 2**20 + 2000)
+    run = train(Mine(), *QUICK)
+    assert run.status == "completed" and run.weights().numel() == 15
+    assert any("weights alone are saved" in text for text in run.column("message", "text"))
+
+
+def test_a_run_that_leaves_no_checkpoint_has_failed(train, monkeypatch):  # noqa: F811
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(async_writer, "write_checkpoint", full)
+    run = train(Mine(), *QUICK)
+    assert run.status == "failed" and "no checkpoint" in run.reason and "No space left" in run.reason
+    with pytest.raises(RuntimeError, match="no checkpoint"):
+        Run(run.folder).raise_for_status()
