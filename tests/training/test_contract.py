@@ -485,7 +485,7 @@ def test_a_run_that_leaves_no_checkpoint_has_failed(train, monkeypatch):  # noqa
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(async_writer, "write_checkpoint", full)
+    monkeypatch.setattr(async_writer, "save_checkpoint", full)
     run = train(Mine(), *QUICK)
     assert run.status == "failed" and "no checkpoint" in run.reason and "No space left" in run.reason
     with pytest.raises(RuntimeError, match="no checkpoint"):
