@@ -53,8 +53,11 @@ def check(task: Any, config: Config | str | None = None, *overrides: str) -> Con
     that fails is in the report, with what to change. RequestError where the request itself is wrong.
     """
     if isinstance(config, str):
-        config, overrides = None, (config, *overrides)
-    config = compose(*overrides) if config is None else override(config, *overrides) if overrides else config
+        overrides = (config, *overrides)
+    if config is None or isinstance(config, str):
+        config = compose(*overrides)
+    elif overrides:
+        config = override(config, *overrides)
     config = with_task(config, task, "check")
     request = new_request(replace(config, launch=replace(config.launch, max_restarts=0)))
     check_time(config, request.platform)
