@@ -104,7 +104,8 @@ def check_loss(task: Any, result: Any) -> None:
             f"{name} returned {got}. It has to return a scalar tensor, the mean over the batch's samples, "
             "a tuple (sum, weight), or sk.Loss."
         )
-    _check_weight(name, loss.weight)
+    if loss.weight is not None or isinstance(result, tuple):
+        _check_weight(name, loss.weight)
     _check_logs(name, loss.logs)
     if not scalar.requires_grad:
         raise RequestError(
@@ -117,8 +118,6 @@ def _check_weight(name: str, weight: Any) -> None:
     "RequestError where a loss's weight is none."
     import torch
 
-    if weight is None:
-        return
     if not (isinstance(weight, (int, float)) or (torch.is_tensor(weight) and weight.numel() == 1)):
         got = f"a tensor of shape {list(weight.shape)}" if torch.is_tensor(weight) else type(weight).__name__
         raise RequestError(
