@@ -193,7 +193,9 @@ class DataConfig:
     )
     shuffle: bool = setting(True, "a new order every epoch, a function of seed and epoch")
     drop_last: bool = setting(False, "leave out an epoch's last optimizer step where it is short of samples")
-    allow_nan: bool = setting(False, "inputs and targets may hold NaN; the task's loss has to leave them out")
+    allow_nan: bool = setting(
+        False, "inputs and targets may hold NaN; the task's loss has to leave them out", added_later=True
+    )
     resident_gib: float = setting(1.0, "tensor data sets up to this size are kept on the device; 0: never", minimum=0)
 
 # %% ../../nbs/10_config/01_schema.ipynb #81a2cfa0
