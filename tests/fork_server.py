@@ -25,8 +25,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 # What an interpreter, or a library as it is loaded, reads once: with one of these a command gets a process of its own.
-# And TINY_MARK, by which a test finds what was started: a fork does not show its environment.
-AT_START = ("PYTHON", "LD_", "OMP_", "KMP_", "MKL_", "GOMP_", "MPL", "CUDA_", "TORCH_", "MALLOC_", "TINY_MARK")
+# And TINY_MARK, by which a test finds what was started: a fork does not show its environment; and the path on which
+# training processes find their packages.
+AT_START = (
+    "PYTHON",
+    "LD_",
+    "OMP_",
+    "KMP_",
+    "MKL_",
+    "GOMP_",
+    "MPL",
+    "CUDA_",
+    "TORCH_",
+    "MALLOC_",
+    "TINY_MARK",
+    "SPECTRAKIT_LAUNCH_PATH",
+)
 
 
 class Served:
@@ -298,6 +312,8 @@ def be(request: dict, descriptors: list[int]) -> NoReturn:
         os.close(descriptor)
     if request["session"]:
         os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server may have been started where nobody hears it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", 1, closefd=False)
     os.chdir(request["cwd"])
     os.environ.clear()

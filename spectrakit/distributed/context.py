@@ -201,13 +201,31 @@ class RunContext(Exchange):
 
     def prepare(self, model: Any) -> Any:
         "The model on its device, its forward pass in the run's precision, and its gradients those of all ranks."
+        return self.with_exchange(self.without_exchange(model))
+
+    def without_exchange(self, model: Any) -> Any:
+        """The model as `prepare` makes it, before DDP is wrapped around it.
+
+        A backward pass that is only tried would count as DDP's first one, in which it learns a static graph.
+        """
         if self.strategy == "fsdp":
             return self._sharded(model)
         if self.sync_batchnorm:
             import torch
 
             model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return self.accelerator.prepare_model(model)
+        return self.accelerator.prepare_model(model, evaluation_mode=True)
+
+    def with_exchange(self, model: Any) -> Any:
+        "What `without_exchange` returned, with gradients that are those of all ranks."
+        if self.strategy != "ddp":
+            return model
+        import torch
+
+        handler, gpus = self.accelerator.ddp_handler, [self.device.index] if self.device.type == "cuda" else None
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=gpus, **handler.to_kwargs())
+        handler.register_comm_hook(model)
+        return model
 
     def _sharded(self, model: Any) -> Any:
         # on CPUs Accelerate's plugin silently trains with DDP instead

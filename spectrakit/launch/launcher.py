@@ -508,12 +508,24 @@ def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None)
             files = requested_by_files(job.run_dir) & (~0 if place is None or place.rank == 0 else STOP)  # rank 0 saves
             return STOP | HURRY if terminated else STOP * bool(interrupted) | files
 
-        status, reason = do_job(job, task, stop_requested, on_folder=folders.append)
+        try:
+            status, reason = do_job(job, task, stop_requested, on_folder=folders.append)
+        except RequestError as error:
+            if place is not None and folders:
+                _note_refusal(folders[0] / "logs", place.rank, error)
+            raise
         if reason.startswith(BROKEN):
             assert place is not None  # only one of several ranks says so
             status, reason = "failed", _record_broken(job, folders[0], place, reason)
     tick()
     return Outcome(status, reason, {"run_dir": str(folders[0])})
+
+
+def _note_refusal(logs: Path, rank: int, error: RequestError) -> None:
+    "Keep what this rank refused, for a rank that only sees its connection to this one close."
+    with contextlib.suppress(OSError):
+        logs.mkdir(exist_ok=True)
+        write_atomic(logs / f"error-rank-{rank}.txt", masked(str(error)))
 
 
 def _record_broken(job: Job, run_dir: Path, place: Rank, reason: str) -> str:

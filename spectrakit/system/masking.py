@@ -88,6 +88,11 @@ def _is_path(value: str) -> bool:
     return bool(_PATH.fullmatch(value)) and not any(len(part) >= 16 and _mixed(part) == 3 for part in parts)
 
 
+def _is_readable_number(value: str, level: int) -> bool:
+    "Whether a text is a number that is no secret; eight digits or more behind a name that says so are a key."
+    return bool(_NUMBER.fullmatch(value)) and not (level == 2 and value.isdigit() and len(value) >= 8)
+
+
 def _mixed(value: str) -> int:
     "How many of digits, small and capital letters a text has."
     return sum(bool(re.search(kind, value)) for kind in ("[0-9]", "[a-z]", "[A-Z]"))
@@ -266,7 +271,7 @@ def _parts(name: str, value: str) -> Iterator[str]:
     address = re.match(r"[\w+.-]+://[^/\s]*:([^/\s]+)@", value)
     if address and len(address[1]) >= LEAST and not is_plain(address[1]):
         yield address[1]
-    if len(value) < LEAST or _NUMBER.fullmatch(value) or _is_path(value):
+    if len(value) < LEAST or _is_readable_number(value, level) or _is_path(value):
         return
     plain = re.fullmatch(r"[A-Za-z]{1,24}", value) or (re.match("https?://", value) and is_plain(value))
     if not plain and (level == 2 or (level == 1 and (len(value) >= 40 or re.search("[0-9]", value)))):
@@ -315,7 +320,7 @@ def is_secret_value(name: str, value: str) -> bool:
     level, value = secrecy(name), value.strip()
     if not level or len(value) < 4 or value[0] in "<$" or _NOTHING.fullmatch(value):
         return False
-    if _NUMBER.fullmatch(value) or _is_path(value):
+    if _is_readable_number(value, level) or _is_path(value):
         return level == 2 and len(value) >= 6 and "pass" in name.lower() and value[0] not in "./~"
     return level == 2 or looks_random(value)
 

@@ -192,7 +192,7 @@ def _on_all_samples(
         except Exception as error:
             if problems is None:
                 raise
-            problems.append(f"{type(error).__name__}: {error}")
+            problems.append(f"{type(error).__name__}: {error}".removesuffix(": "))
             found = {}
     return context.broadcast(found) if context else found
 

@@ -288,25 +288,28 @@ def prepare(
         if config.training.gradient_checkpointing:
             save_activations(model, config.training.gradient_checkpointing)
         with explained(task, "model", f"when it was moved to {context.device}"):
-            model = context.prepare(model)
+            model = context.without_exchange(model)
         found.append(f"{type(context.plain(model)).__name__}, on {context.device}")
     collate = task.collate if provides(task, "collate") else None
     placement, most = Placement(context.device, context.rank, context.world_size), config.limits.max_val_batches
     batches = train_batches(train, plan, config, placement, collate, sampled)
     checks = valid and eval_batches(valid, config, placement, collate, most)
-    if config.trainer.compile:
-        model = try_compile(task, model, batches, log, config.data.allow_nan)
-    plain, steps = context.plain(model), total_steps(config, plan)
-    if _is_lazy(plain):
+    steps = total_steps(config, plan)
+    if _is_lazy(model):
         with explained(task, "loss", "on a training batch"):
-            check_training(task, plain, batches, config.data.allow_nan)  # they get their shapes in a forward pass
+            check_training(task, model, batches, config.data.allow_nan)  # they get their shapes in a forward pass
     total_batches = forward_passes(len(valid), config, most, context.world_size) if valid is not None else 0
-    learner_of = partial(make_learner, task, config, context, model, None if training_only else steps)
-    trial = Trial(task, config, execution, plain, plan, batches, checks, valid, total_batches, learner_of, log)
+    learner_of = partial(make_learner, task, config, context, steps=None if training_only else steps)
+    trial = Trial(
+        task, config, execution, model, plan, batches, checks, valid, total_batches, partial(learner_of, model), log
+    )
     try_contract(trial, STEP_ONLY if training_only else tuple(PARTS), watch.result)
     before = context.broadcast(_monitor_before(execution.run_dir) if context.is_main else None)
     monitor, direction = resolve_monitor(task, config, metric_names(trial), before)
-    learner = learner_of()
+    model = context.with_exchange(model)
+    if config.trainer.compile:
+        model = try_compile(task, model, batches, log, config.data.allow_nan)
+    learner = learner_of(model)
     check_plateau(learner, monitor, direction.mode)
     seed_everything(mix_seed(config.seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
     return TrainState(

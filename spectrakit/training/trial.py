@@ -105,10 +105,8 @@ def try_loss(trial: Trial) -> str:
     trial.at("loss", "on a training batch", data)
     narrow: list[str] = []
     trial.model.train(not trial.sharded)
-    is_compiled = hasattr(trial.model, "_orig_mod")
-    watched = contextlib.nullcontext() if is_compiled else watch_shapes(trial.task, trial.batch.samples)
     loss_of = loss_at(trial.task, lambda: Moment(0, 0, total_steps(trial.config, trial.plan)))
-    with _watched_norms(trial.model, narrow), watched:
+    with _watched_norms(trial.model, narrow), watch_shapes(trial.task, trial.batch.samples):
         result = trial.execution.context.in_precision(loss_of)(trial.model, data)
     check_first_loss(trial.task, result, data, trial.config.data.allow_nan)
     check_last_batch(trial, narrow)

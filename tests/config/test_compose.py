@@ -121,6 +121,7 @@ ADDED_LATER = {
     "training.gradient_checkpointing": "true",
     "trainer.val_check_interval": 0.5,
     "launch.threads": 3,
+    "data.allow_nan": "true",
 }
 
 

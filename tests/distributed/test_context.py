@@ -251,16 +251,15 @@ def test_a_task_sees_its_own_module_and_the_variables_that_were_asked_for(tmp_pa
 
 
 def test_ranks_do_not_part_where_nothing_can_be_saved(tmp_path):
-    events = train(
-        tmp_path / "run",
-        NoRoom(tmp_path / "run"),
-        *TWO,
-        "trainer.max_steps=7",
-        "launch.max_restarts=0",
-        "launch.hang_floor_s=5",
+    run = tmp_path / "run"
+    words = (*BASE, *TWO, "trainer.max_steps=7", "launch.max_restarts=0", "launch.hang_floor_s=5")
+    outcome = launch(
+        Job(kind_named("train"), run, new_request(compose(*words), detect(environ={}))), NoRoom(run), lambda: None
     )
+    assert outcome.status == "failed" and "leaves no checkpoint" in outcome.reason
+    events = read_events(run / "events.jsonl")
     assert [e["text"] for e in events if e["type"] == "message" and "not saved" in e["text"]]
-    assert last_event(events, "end")["status"] == "completed"
+    assert max(losses(events)) == 7
 
 
 def test_a_last_evaluation_that_fails_on_one_rank_costs_no_checkpoint(tmp_path):

@@ -350,8 +350,8 @@ def test_the_message_about_a_failure_holds_no_secret(monkeypatch):
         trackers.log(step, {"loss": 1.0})
     trackers.close()
     assert said == [
-        "mlflow is no longer written: ConnectionError: https://…@lab/api does not answer to the key …; "
-        "the run's own log continues"
+        "mlflow is no longer written: ConnectionError: https://me:<password>@lab/api does not answer to the "
+        "key <LAB_API_KEY>; the run's own log continues"
     ]
 
 

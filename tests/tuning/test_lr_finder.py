@@ -67,7 +67,7 @@ class Held(Task):
         return self.net
 
     def loss(self, model, batch):
-        self.losses += 1
+        self.losses += not tasks.in_trial()
         random.random(), numpy.random.rand()
         return self.spoil(self.losses, nn.functional.mse_loss(model(batch[0]), batch[1]))
 
@@ -139,7 +139,7 @@ def test_a_model_that_somebody_holds_is_as_it_was(here, words, ending):
     def spoil(number, loss):
         if number == 30 and ending == "error":
             raise ZeroDivisionError("as planned")
-        if number == 1 and ending == "refused":
+        if number == 0 and ending == "refused":
             return loss.detach()
         if number == 30 and ending == "interrupt":
             os.kill(os.getpid(), signal.SIGINT), os.kill(os.getpid(), signal.SIGINT)
@@ -206,17 +206,17 @@ def test_it_stops_where_the_loss_breaks_out():
     "spoil, arguments, words",
     [
         (
-            lambda number, loss: loss * float("nan") if number > 1 else loss,
+            lambda number, loss: loss * float("nan") if number > 0 else loss,
             {},
             ("became nan", "step 1 of 100", "before any update"),
         ),
         (
-            lambda number, loss: loss * float("nan") if number > 6 else loss,
+            lambda number, loss: loss * float("nan") if number > 5 else loss,
             {},
             ("5 losses say nothing", "lowest=1e-10"),
         ),
         (
-            lambda number, loss: loss * float("inf") if number > 31 else loss,
+            lambda number, loss: loss * float("inf") if number > 30 else loss,
             {},
             ("became inf", "step 31", "had not fallen"),
         ),
