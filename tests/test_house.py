@@ -1,6 +1,7 @@
 """The rules that hold the project together: one version of every fact, floors, light imports, notebooks that teach."""
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -192,6 +193,33 @@ def test_a_module_keeps_the_rules_of_the_house(name):
 @pytest.mark.parametrize("name", [name for name in EXPORTED if name.split(".")[1] in LIGHT])
 def test_a_light_module_loads_nothing_heavy(name):
     assert not loaded_by(f"import {name}") & HEAVY
+
+
+def sources_outside() -> list[tuple[Path, str]]:
+    "The Python that is no part of the package and uses it: (file, code)."
+    files = [path for folder in ("kaggle", "bench", "tools") for path in sorted((root / folder).rglob("*.py"))]
+    found = [(path, path.read_text(encoding="utf-8")) for path in files]
+    for path in [*sorted((root / "kaggle").rglob("*.ipynb")), *NOTEBOOKS]:
+        cells = [cell["source"] for cell in read_notebook(path) if cell["cell_type"] == "code"]
+        found += [(path, code) for code in cells if "spectrakit" in code and not re.search(r"^\s*[%!]", code, re.M)]
+    return found
+
+
+def test_what_is_taken_from_the_package_elsewhere_is_there():
+    "No other test imports a kernel of kaggle/ or a benchmark."
+    wanted = {
+        (path.name, node.module, alias.name)
+        for path, code in sources_outside()
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "spectrakit" and not node.level
+        for alias in node.names
+    }
+    missing = [
+        one
+        for one in sorted(wanted)
+        if not hasattr(importlib.import_module(one[1]), one[2]) and f"{one[1]}.{one[2]}" not in MODULES
+    ]
+    assert len(wanted) > 100 and missing == []
 
 
 def test_no_public_name_is_that_of_a_module():
