@@ -13,11 +13,11 @@ from typing import Any
 
 from ..config.compose import compose, override
 from ..config.schema import Config
-from ..contract.results import PART_NAMES, ContractReport, ContractResult
 from ..launch.job import Job, locked_job_folder, new_job_folder, with_task
 from ..launch.job_kind import CHECK
 from ..launch.launcher import launch
 from ..launch.request import new_request
+from ..preflight.results import PART_NAMES, ContractReport, ContractResult
 from ..runs.history import follow
 from ..system.errors import RequestError
 from ..system.signals import ends_softly
@@ -68,7 +68,7 @@ def check(task: Any, config: Config | str | None = None, *overrides: str) -> Con
 
 def _results_of(job: Job, task: Any) -> tuple[ContractResult, ...]:
     "What the job has found. RequestError where the request is wrong; KeyboardInterrupt where it was interrupted."
-    from spectrakit.training.contract_check import read_results
+    from spectrakit.jobs.contract_check import read_results
 
     try:
         outcome = launch(job, task, lambda: None)

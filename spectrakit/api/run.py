@@ -114,7 +114,7 @@ class Run:
         `task`: needed where the run's own was defined in a notebook (default None: the one that its settings name).
         RequestError where it cannot be loaded.
         """
-        from spectrakit.training.prediction import trained_model
+        from spectrakit.jobs.prediction import trained_model
 
         model, _, notes = trained_model(task_of(self, task), self.config, self.path)
         for note in notes:

@@ -73,7 +73,7 @@ def _run_loop(work: Work, continues: bool) -> tuple[str, str]:
 
 def _predict(work: Work) -> tuple[str, str]:
     "Predictions with the best checkpoint."
-    from spectrakit.training.prediction import predict_run
+    from spectrakit.jobs.prediction import predict_run
 
     source = work.weights_from or work.run_dir
     return predict_run(work.task, work.config, work.context, source, work.run_dir, work.out)
@@ -81,7 +81,7 @@ def _predict(work: Work) -> tuple[str, str]:
 
 def _find_lr(work: Work) -> tuple[str, str]:
     "A range test of the learning rate. Its folder is no run's."
-    from spectrakit.training.lr_range_test import Sweep, range_run
+    from spectrakit.jobs.lr_range_test import Sweep, range_run
     from spectrakit.training.state import Execution
 
     folder, sweep = Path(work.extra["folder"]), Sweep(**work.extra["sweep"])
@@ -91,7 +91,7 @@ def _find_lr(work: Work) -> tuple[str, str]:
 
 def _check(work: Work) -> tuple[str, str]:
     "The contract test of the task alone. Its folder is no run's."
-    from spectrakit.training.contract_check import check_run, disk_of
+    from spectrakit.jobs.contract_check import check_run, disk_of
     from spectrakit.training.state import Execution
 
     folder = Path(work.extra["folder"])

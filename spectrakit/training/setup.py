@@ -21,11 +21,9 @@ from ..config.batch_plan import plan_batches, total_steps
 from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
 from ..config.schema import Config
-from ..contract.diagnosis import Scene, explain, explained, method_of, out_of_memory
 from ..contract.given_data import as_dataset
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
 from ..contract.recompute import save_activations
-from ..contract.results import ContractResult
 from ..contract.sampler import sampled_order
 from ..contract.task import check_task, provides
 from ..data.fingerprint import dataset_fingerprint
@@ -40,6 +38,8 @@ from spectrakit.data.loaders import (
     train_batches,
 )
 from ..distributed.context import RunContext
+from ..preflight.diagnosis import Scene, explain, explained, method_of, out_of_memory
+from ..preflight.results import ContractResult
 from ..runs.events import EventLog
 from ..runs.history import has_started
 from ..runs.run_dir import read_environment, update_environment

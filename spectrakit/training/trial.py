@@ -26,13 +26,13 @@ from spectrakit.checkpoint.store import (
 )
 from ..config.batch_plan import BatchPlan, total_steps
 from ..config.schema import Config
-from ..contract.diagnosis import Scene, describe_batch, explain, method_of, out_of_memory, rank_lost
 from ..contract.loss import as_loss, check_loss
-from ..contract.loss_checks import adds_up, uneven_mean, watch_shapes
-from ..contract.results import ContractResult
 from ..contract.task import Moment, loss_at, provides
-from ..contract.undo import undone
 from ..data.loaders import find_non_finite, train_cuts
+from ..preflight.diagnosis import Scene, describe_batch, explain, method_of, out_of_memory, rank_lost
+from ..preflight.loss_checks import adds_up, uneven_mean, watch_shapes
+from ..preflight.results import ContractResult
+from ..preflight.undo import undone
 from ..runs.events import EventLog
 from ..system.errors import RequestError
 from .evaluation import first_evaluation, predictions_s, score_batch, test_data, trial_limit_s

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ..config.compose import compose
 from ..config.schema import Config
+from ..jobs.lr_range_test import MIN_LOSSES, Smoothed, Sweep
 from ..launch.job import Job, locked_job_folder, new_job_folder, with_task
 from ..launch.job_kind import FIND_LR
 from ..launch.launcher import Outcome, launch
@@ -28,7 +29,6 @@ from ..runs.history import follow
 from ..system.errors import RequestError
 from ..system.masking import masked
 from ..system.signals import ends_softly
-from ..training.lr_range_test import MIN_LOSSES, Smoothed, Sweep
 from ..view.plots import GRID, INK, TRAIN, VALID, Picture
 from ..watchdog.budget import check_time
 

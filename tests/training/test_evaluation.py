@@ -21,7 +21,7 @@ from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 from spectrakit.training.evaluation import evaluate
-from spectrakit.training.prediction import predict_dataset, save_arrays, submission_table, table_text
+from spectrakit.jobs.prediction import predict_dataset, save_arrays, submission_table, table_text
 
 SAMPLES, BATCHES = 23, 6  # in batches of four
 SMALL = "data.batch_size=4"
