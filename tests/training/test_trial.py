@@ -225,7 +225,7 @@ BROKEN = {
     ),
     "a missing key": (
         mine(loss=wrong_key),
-        ["Mine.loss", "KeyError", "'labels'", "test_contract.py, line", '["labels"]'],
+        ["Mine.loss", "KeyError", "'labels'", "test_trial.py, line", '["labels"]'],
     ),
     "the task's own error": (mine(loss=own_words), ["Mine.loss", "ValueError", "the palette has no green"]),
     "changed in place": (mine(loss=in_place), ["Mine.loss", "in place"]),
@@ -379,7 +379,7 @@ def test_a_run_is_the_same_with_and_without_the_trial(train, monkeypatch):  # no
 
 
 TWO = """
-from test_contract import Traces, untried
+from test_trial import Traces, untried
 from spectrakit.training import setup
 
 class Tried(Traces):
