@@ -17,11 +17,11 @@ from spectrakit.contract.task import Task, provides
 from spectrakit.data.batch_forms import collate_samples, default_targets, ids_of
 from spectrakit.data.loaders import eval_batches, find_non_finite
 from spectrakit.distributed.context import create_run_context
+from spectrakit.jobs.prediction import predict_dataset, save_arrays, submission_table, table_text
 from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 from spectrakit.training.evaluation import evaluate
-from spectrakit.jobs.prediction import predict_dataset, save_arrays, submission_table, table_text
 
 SAMPLES, BATCHES = 23, 6  # in batches of four
 SMALL = "data.batch_size=4"

@@ -9,8 +9,8 @@ from torch.utils.data import TensorDataset
 
 from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.contract.loss import Loss, as_loss, check_loss, weighted_mean
-from spectrakit.preflight.loss_checks import adds_up, uneven_mean, watch_shapes
 from spectrakit.contract.task import Task
+from spectrakit.preflight.loss_checks import adds_up, uneven_mean, watch_shapes
 from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
 
