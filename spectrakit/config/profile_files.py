@@ -7,6 +7,8 @@ __all__ = ['read_text', 'parse_yaml', 'load_yaml', 'place', 'yaml_error', 'profi
            'profile_intent', 'other_ending', 'nested', 'package_of']
 
 # %% ../../nbs/10_config/03_profile_files.ipynb #23a2fcf4
+import copy
+import functools
 import itertools
 import os
 import re
@@ -34,15 +36,21 @@ def read_text(file: Path | str) -> str:
 def parse_yaml(text: str, file: Path | str) -> dict:
     "YAML text as nested mappings. RequestError, which names `file` and the line, where it is broken."
     import yaml
-    from omegaconf import OmegaConf
 
     try:
-        tree = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
+        tree = copy.deepcopy(_container(text))
     except yaml.YAMLError as error:
         raise yaml_error(error, file) from None
     if not isinstance(tree, dict):
         raise RequestError(f"{place(file)} holds no settings. It needs lines such as 'seed: 1'.")
     return tree
+
+
+@functools.lru_cache(64)  # the same dozen profiles are read at each composition
+def _container(text: str) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
 
 
 def load_yaml(file: Path | str) -> dict:

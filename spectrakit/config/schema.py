@@ -10,6 +10,7 @@ __all__ = ['TRACKERS', 'OPTIMIZERS', 'DataConfig', 'DataloaderConfig', 'Optimize
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fcf4
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -607,12 +608,17 @@ class Config:
             check_setting(key, spec, get(self, key))
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fc07
-def settings(cls: type = Config, prefix: str = "") -> dict[str, Setting]:
+def settings() -> dict[str, Setting]:
     "Every setting by its dotted key, in order."
+    return dict(_settings_of(Config, ""))
+
+
+@functools.cache  # composing asks for them some five hundred times
+def _settings_of(cls: type, prefix: str) -> dict[str, Setting]:
     found: dict[str, Setting] = {}
     for f in dataclasses.fields(cls):
         if isinstance(f.type, type) and dataclasses.is_dataclass(f.type):
-            found.update(settings(f.type, f"{prefix}{f.name}."))
+            found.update(_settings_of(f.type, f"{prefix}{f.name}."))
         elif "help" in f.metadata:
             default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
             limits = {k: v for k, v in f.metadata.items() if k != "help"}
