@@ -262,9 +262,10 @@ def _predict_in_time(task: Any, run: Run, out: str | Path, request: RunRequest, 
                 f"{run.path.name} failed; {out} was made with its best checkpoint, of step {int(best.name[5:])}",
                 file=sys.stderr,
             )
-    except (RequestError, RuntimeError) as error:
+    except Exception as error:  # what was trained is not lost for it
+        why = error if isinstance(error, (RequestError, RuntimeError)) else f"{type(error).__name__}: {error}"
         print(
-            f"{run.path.name} is {'not ' * failed}trained, {'and' if failed else 'but'} not predicted: {error}",
+            f"{run.path.name} is {'not ' * failed}trained, {'and' if failed else 'but'} not predicted: {why}",
             file=sys.stderr,
         )
 

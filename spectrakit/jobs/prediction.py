@@ -19,9 +19,11 @@ from ..contract.task import check_task, provides
 from ..data.batch_forms import ids_of, is_id, join_parts, map_batch, on_cpu
 from ..data.loaders import Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
+from ..preflight.diagnosis import explained
 from ..system.errors import RequestError
-from ..training.evaluation import predict_batch, targets_of
+from ..training.evaluation import predict_batch, targets_of, test_dataset_of
 from ..training.seeding import repeatable, seed_everything
+from ..training.setup import make_model, read_datasets
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #23a2fc01
 def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, list[str]]:
@@ -37,8 +39,7 @@ def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, l
         )
     if notes:
         notes = [*notes, f"{path.name} is used in place of the best one"]
-    seed_everything(config.seed)
-    model = task.model(config)
+    model = make_model(task, config)
     try:
         model.load_state_dict(load_weights(path))
     except RuntimeError as error:
@@ -66,11 +67,30 @@ def submission_table(task: Any, arrays: dict[str, Any]) -> Any:
     return columns
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #d6ce9e2e
+#| export
+
+# %% ../../nbs/45_jobs/00_prediction.ipynb #e1066565
+_TABLES = "It has to return a pandas table, a mapping of columns, or a list of rows."
+
+
+def _check_columns(table: dict) -> None:
+    "RequestError where a mapping holds something that is no column."
+    if not table:
+        raise RequestError(f"`submission` returned a mapping without columns. {_TABLES}")
+    for name, values in table.items():
+        if isinstance(values, (str, bytes)) or not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0:
+            raise RequestError(
+                f"`submission` returned the column {name!r} as {type(values).__name__}. A column is an array or a list "
+                f"with one value a row: {{{name!r}: predictions}}."
+            )
+
+# %% ../../nbs/45_jobs/00_prediction.ipynb #5d331f13
 def table_text(table: Any) -> str:
     "A table as CSV text. RequestError for something that is no table, or whose columns differ in length."
     if hasattr(table, "to_csv"):
         return table.to_csv(index=False)
     if isinstance(table, dict):
+        _check_columns(table)
         lengths = {k: len(v) for k, v in table.items()}
         if len(set(lengths.values())) > 1:
             raise RequestError(f"The submission's columns have different lengths: {lengths}. Make them equal.")
@@ -78,10 +98,7 @@ def table_text(table: Any) -> str:
     elif isinstance(table, list) and table and all(isinstance(row, dict) for row in table):
         rows = [list(table[0]), *([row.get(k, "") for k in table[0]] for row in table)]
     else:
-        raise RequestError(
-            f"`submission` returned {type(table).__name__}. It has to return a pandas table, "
-            "a mapping of columns, or a list of rows."
-        )
+        raise RequestError(f"`submission` returned {type(table).__name__}. {_TABLES}")
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -177,6 +194,14 @@ def save_arrays(path: Path, arrays: dict[str, Any]) -> None:
     os.replace(temporary, path)
 
 
+def _data_to_predict(task: Any, config: Config) -> Any:
+    "The task's test data, or else its validation data. RequestError where they cannot be made."
+    if not provides(task, "test_dataset"):
+        return read_datasets(task, config)[1]
+    with explained(task, "test_dataset", "when it was called", always=True):
+        return test_dataset_of(task, config)
+
+# %% ../../nbs/45_jobs/00_prediction.ipynb #6c6a1737
 def predict_run(
     task: Any, config: Config, context: RunContext, run_dir: Path, folder: Path, out: str | None
 ) -> tuple[str, str]:
@@ -194,8 +219,7 @@ def predict_run(
     context.heartbeat.beat("preparing")
     with repeatable(config.trainer.deterministic):
         seed_everything(config.seed)
-        has_test = provides(task, "test_dataset")
-        dataset = task.test_dataset(config) if has_test else task.datasets(config)[1]
+        dataset = _data_to_predict(task, config)
         if dataset is None or dataset_length(dataset, "test") == 0:
             raise RequestError(
                 f"{type(task).__name__} has nothing to predict on. Write `test_dataset(cfg)`, "
@@ -206,9 +230,11 @@ def predict_run(
         model = context.accelerator.prepare_model(
             model, evaluation_mode=True
         ).eval()  # no gradients: nothing to wrap or to shard
-        arrays = predict_dataset(task, model, dataset, config, context)
+        with explained(task, "test_dataset", "on a test batch", always=True):
+            arrays = predict_dataset(task, model, dataset, config, context)
     if arrays is not None:
         save_arrays(folder / "predictions.npz", arrays)
         if out is not None:
-            write_table(submission_table(task, arrays), Path(out))
+            with explained(task, "submission", "on the predictions, which are in predictions.npz", always=True):
+                write_table(submission_table(task, arrays), Path(out))
     return "completed", f"{len(dataset)} predictions from {name}" + "".join(f"; {note}" for note in notes)

@@ -74,15 +74,28 @@ def _frames(error: BaseException) -> list[tuple[Any, int]]:
         step = step.tb_next
     return found
 
+# %% ../../nbs/39_preflight/02_diagnosis.ipynb #f495aff7
+_IN_WORKER = "in DataLoader worker process"  # torch gives the traceback of the worker as the error's text
+
+
+def _own_words(error: BaseException) -> str:
+    "What an error says, in one line; of one in a process that loads data the last line of its traceback."
+    text = str(error)
+    if _IN_WORKER in text:
+        text = text.strip().splitlines()[-1].removeprefix(f"{type(error).__name__}: ")
+    return " ".join(text.split())[:300]
+
 
 def own_line(error: BaseException) -> str:
     "The task's own line in which an error began, such as `mine.py, line 12: return x.z`; empty where there is none."
-    own = [f for f in _frames(error) if not _NOT_THEIRS.search(f[0].f_code.co_filename)]
+    of_worker = re.findall(r'File "(.+?)", line (\d+), in ', str(error)) if _IN_WORKER in str(error) else []
+    places = [(f.f_code.co_filename, number, f.f_globals) for f, number in _frames(error)]
+    places += [(file, int(number), None) for file, number in of_worker]
+    own = [place for place in places if not _NOT_THEIRS.search(place[0])]
     if not own:
         return ""
-    frame, number = own[-1]
-    file = frame.f_code.co_filename
-    code = linecache.getline(file, number, frame.f_globals).strip()
+    file, number, names = own[-1]
+    code = linecache.getline(file, number, names).strip()
     name = "a cell" if "ipykernel" in file or file.startswith("<") else re.split(r"[/\\]", file)[-1]
     return f"{name}, line {number}" + (f": {code[:120]}" if code else "")
 
@@ -274,7 +287,7 @@ _LEARNING: tuple[Row, ...] = (
         r"more than 1 value per channel when training",
         _fixed(
             "batch norm was given one sample",
-            "Set data.drop_last=true, or a data.micro_batch_size that leaves no single one over.",
+            "Set data.micro_batch_size to 2 or more, so that no micro batch has a single sample.",
         ),
     ),
     (
@@ -381,7 +394,7 @@ def explain(error: BaseException, scene: Scene) -> Explanation:
         return Explanation(str(error), "")
     if (known := explain_known(error, scene)) is not None:
         return known
-    said, where = " ".join(str(error).split())[:300], own_line(error)
+    said, where = _own_words(error), own_line(error)
     return Explanation(
         f"{scene.name} raised {type(error).__name__}{f': {said}' if said else ''} {scene.doing}"
         f"{f' ({where})' if where else ''}.",
@@ -404,15 +417,21 @@ def rank_lost(error: BaseException) -> bool:
 
 # %% ../../nbs/39_preflight/02_diagnosis.ipynb #99ae3304
 @contextlib.contextmanager
-def explained(task: Any, method: str, doing: str) -> Iterator[None]:
+def explained(task: Any, method: str, doing: str, always: bool = False) -> Iterator[None]:
     """What fails in this block, and is known, is a RequestError that explains it. Anything else is raised as it is.
 
-    `method`: of `task`, that is called here. `doing`: on what, in words.
+    - `method`: of `task`, that is called here
+    - `doing`: on what, in words
+    - `always`: whether what is not known becomes one too, with the error in its own words (default: it does not).
+    Memory that ran out, and another rank that has left, are raised as they are
     """
     try:
         yield
     except Exception as error:
-        known = explain_known(error, Scene(task, method_of(error, task, method), doing))
-        if isinstance(error, RequestError) or known is None or out_of_memory(error):
+        scene = Scene(task, method_of(error, task, method), doing)
+        if isinstance(error, RequestError) or out_of_memory(error) or rank_lost(error):
             raise
-        raise RequestError(str(known)) from error
+        found = explain(error, scene) if always else explain_known(error, scene)
+        if found is None:
+            raise
+        raise RequestError(str(found)) from error

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['predict_batch', 'targets_of', 'score_batch', 'on_host', 'averages', 'evaluate', 'forward_passes', 'trial_limit_s',
-           'first_evaluation', 'test_data', 'predictions_s', 'evaluation_due', 'same_buffers', 'record_result',
-           'run_evaluation']
+           'first_evaluation', 'test_dataset_of', 'test_data', 'predictions_s', 'evaluation_due', 'same_buffers',
+           'record_result', 'run_evaluation']
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #b5d62039
 import contextlib
@@ -18,6 +18,7 @@ from typing import Any
 from ..checkpoint.store import random_state, restore_random_state
 from ..config.batch_plan import BatchPlan, next_fraction
 from ..config.schema import Config
+from ..contract.given_data import as_test_dataset
 from ..contract.loss import as_loss
 from ..contract.recorder import Recorder
 from ..contract.task import Task, provides
@@ -296,10 +297,15 @@ def first_evaluation(
     return metrics, max(row[0] for row in context.gather_numbers([seconds])), problems
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #ad4f79a4
+def test_dataset_of(task: Any, config: Config) -> Any:
+    "What the task's own `test_dataset` returned, as a data set. RequestError where it is none."
+    return as_test_dataset(task.test_dataset(config), f"{type(task).__name__}.test_dataset")
+
+
 def test_data(task: Any, valid: Any, config: Config) -> tuple[Any, float]:
     "What will be predicted on, None where there is nothing, and the seconds that making it took."
     began, generators = time.monotonic(), random_state()
-    dataset = task.test_dataset(config) if provides(task, "test_dataset") else valid
+    dataset = test_dataset_of(task, config) if provides(task, "test_dataset") else valid
     restore_random_state(generators)
     return (None if dataset is None or dataset_length(dataset, "test") == 0 else dataset), time.monotonic() - began
 

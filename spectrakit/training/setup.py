@@ -78,7 +78,7 @@ def make_model(task: Any, config: Config) -> Any:
     import torch
 
     seed_everything(config.seed)
-    with explained(task, "model", "when it was called"):
+    with explained(task, "model", "when it was called", always=True):
         model = task.model(config)
     if not isinstance(model, torch.nn.Module):
         raise RequestError(

@@ -148,10 +148,12 @@ def check_last_batch(trial: Trial, narrow: list[str]) -> None:
                 if cut.stop - cut.start != 1:
                     continue
                 where = f" on rank {rank}" if plan.world_size > 1 else ""
+                helps = plan.micro_batch_size > 1 and plan.samples_per_epoch > plan.effective_batch_size
+                mend = "Set data.drop_last=true, or another" if helps else "Set a larger"
                 raise RequestError(
                     f"{type(trial.task).__name__}.model has batch norm ({narrow[0]}), which needs two samples, and a "
                     f"micro batch of each epoch has one{where}: {plan.samples_per_epoch} samples in micro batches of "
-                    f"{plan.micro_batch_size}. Set data.drop_last=true, or another data.micro_batch_size."
+                    f"{plan.micro_batch_size}. {mend} data.micro_batch_size."
                 )
 
 
@@ -249,14 +251,13 @@ def try_prediction(trial: Trial) -> str:
     dataset, made_s, broken = None, 0.0, None
     try:
         dataset, made_s = test_data(task, trial.valid_data, trial.config)
+    except RequestError as error:
+        broken = str(error)
     except Exception as error:
-        broken = f"{type(error).__name__}: {error}"
+        broken = f"{type(error).__name__}: {error}. Mend `test_dataset`."
     broken = next(filter(None, context.gather(broken)), None)  # one rank alone must not leave the others
     if broken and wanted:
-        raise RequestError(
-            f"The test data, which are to be predicted on after training, cannot be made: {broken}. "
-            "Mend `test_dataset`."
-        )
+        raise RequestError(f"The test data, which are to be predicted on after training, cannot be made: {broken}")
     if broken:
         text = f"no time is held back for test predictions, because there are no test data: {broken}"
         trial.log.write("message", text=text)
@@ -279,7 +280,7 @@ def _predict_some(trial: Trial, dataset: Any) -> float:
         trial.at("predict", "on a test batch", batch)
         check_outputs(trial.task, outputs)
 
-    trial.at("predict", "on a test batch")
+    trial.at("test_dataset", "on a test batch")  # unless it was raised in `predict`
     return predictions_s(trial.task, trial.model, dataset, trial.config, trial.execution.context, look)
 
 # %% ../../nbs/40_training/04_trial.ipynb #d0a12a52

@@ -1,0 +1,136 @@
+"What goes wrong in predicting is one sentence that names the method, and costs the run nothing."
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import spectrakit as sk
+from spectrakit.checkpoint.store import find_checkpoint, verify
+from spectrakit.system.errors import RequestError
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
+
+
+class Mine(sk.Task):
+    "A sum of three numbers. What is wrong is given as keywords."
+
+    def datasets(self, cfg):
+        data = TensorDataset(X, X.sum(1, keepdim=True))
+        return data, data
+
+    def model(self, cfg):
+        return nn.Linear(3, 1)
+
+    def loss(self, model, batch):
+        return F.mse_loss(model(batch[0]), batch[1])
+
+
+def mine(**methods):
+    return type("Mine", (Mine,), {name: lambda self, *a, f=f: f(*a) for name, f in methods.items()})()
+
+
+def config(tmp_path, *words):
+    where = ("trainer.accelerator=cpu", "launch.mode=inline", f"run.dir={tmp_path}", "dataloader.num_workers=0")
+    return sk.compose(*where, "data.batch_size=6", "trainer.max_epochs=1", *words)
+
+
+class Late(torch.utils.data.Dataset):
+    "Samples that can be read in the trial, and no longer afterwards."
+
+    def __init__(self):
+        self.read = 0
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        self.read += 1
+        if self.read > 12:
+            raise KeyError("star 7")
+        return (X[i],)
+
+
+LATE = Late()
+FAILING = {
+    "a number for a column": ({"submission": lambda p: {"a": 1.0}}, ["`submission`", "'a' as float", "an array"]),
+    "a text for a column": ({"submission": lambda p: {"a": "xyz"}}, ["`submission`", "'a' as str"]),
+    "no columns": ({"submission": lambda p: {}}, ["`submission`", "without columns"]),
+    "a wrong key": ({"submission": lambda p: p["id"]}, ["Mine.submission raised IndexError", "on.py, line"]),
+    "a bad column of a table": (
+        {"submission": lambda p: type("Table", (), {"to_csv": lambda self, index: 1 / 0})()},
+        ["Mine.submission raised ZeroDivisionError", "predictions.npz"],
+    ),
+    "samples that cannot be read": ({"test_dataset": lambda cfg: LATE}, ["Mine.test_dataset", "star 7"]),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_what_fails_after_training_is_a_sentence_and_the_run_stays(tmp_path, capsys, name):
+    methods, words = FAILING[name]
+    run = sk.fit(mine(**methods), config(tmp_path), predict=tmp_path / "table.csv", show=False)
+    told = [line for line in capsys.readouterr().err.splitlines() if "but not predicted" in line]
+    assert len(told) == 1 and [word for word in words if word not in told[0]] == [], told
+    assert run.status == "completed" and not (tmp_path / "table.csv").exists()
+    best, notes = find_checkpoint(run.path / "checkpoints", "BEST")
+    assert not notes and not verify(best)
+
+
+def test_predict_on_its_own_says_the_same(tmp_path):
+    run = sk.fit(Mine(), config(tmp_path), show=False)
+    with pytest.raises(RequestError, match=r"Mine\.submission raised IndexError.*Correct it there"):
+        sk.predict(mine(submission=lambda p: p["id"]), run, out=tmp_path / "table.csv")
+    with pytest.raises(RequestError, match=r"Mine\.predict raised ValueError: .* on a test batch"):
+        sk.predict(mine(predict=lambda model, batch: int("no")), run)
+    with pytest.raises(RequestError, match=r"Mine\.test_dataset raised FileNotFoundError.*when it was called"):
+        sk.predict(mine(test_dataset=lambda cfg: Path("no-such-file").read_text()), run)
+
+
+@pytest.mark.parametrize("given", [X.double().numpy(), (X.double().numpy(),), (X.double().numpy(), np.zeros((12, 1)))])
+def test_arrays_to_predict_on_are_wrapped(tmp_path, given):
+    task = mine(test_dataset=lambda cfg: given)
+    run = sk.fit(task, config(tmp_path), predict=tmp_path / "table.csv", show=False)
+    with torch.no_grad():
+        expected = run.load_model(task)(X).numpy()
+    np.testing.assert_array_equal(sk.predict(task, run).values, expected)
+    assert len((tmp_path / "table.csv").read_text().splitlines()) == 13
+
+
+def test_validation_arrays_are_predicted_on(tmp_path):
+    arrays = X.numpy(), X.sum(1, keepdim=True).numpy()
+    task = mine(datasets=lambda cfg: (arrays, arrays))
+    found = sk.predict(task, sk.fit(task, config(tmp_path), show=False))
+    np.testing.assert_array_equal(found.targets, arrays[1])
+
+
+def test_a_table_to_predict_on_is_refused_before_training(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    task = mine(test_dataset=lambda cfg: pandas.DataFrame(X.numpy()))
+    with pytest.raises(RequestError, match=r"test_dataset returned a DataFrame.*TensorDataset\(.*float32\"\)\)\)\.$"):
+        sk.fit(task, config(tmp_path), predict=tmp_path / "table.csv", show=False)
+
+
+def test_an_error_in_a_process_that_reads_samples_is_one_line(tmp_path):
+    class Broken(Late):
+        def __getitem__(self, i):
+            raise KeyError("star 9")
+
+    words = ("dataloader.num_workers=1", "data.resident_gib=0")
+    with pytest.raises(RequestError, match=r"Mine\.datasets raised KeyError: 'star 9' .*\(test_prediction\.py, line"):
+        sk.fit(mine(datasets=lambda cfg: (Broken(), None)), config(tmp_path, *words), show=False)
+
+
+def test_single_samples_and_batch_norm_are_not_answered_with_drop_last(tmp_path):
+    task = mine(model=lambda cfg: nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1)))
+    with pytest.raises(RequestError, match="batch norm.*data.micro_batch_size to 2") as told:
+        sk.fit(task, config(tmp_path, "data.batch_size=1"), show=False)
+    assert "drop_last" not in str(told.value)
+
+
+def test_an_error_in_model_names_it(tmp_path):
+    with pytest.raises(RequestError, match=r"Mine\.model raised TypeError: 'Linear' object is not .*line"):
+        sk.fit(mine(model=lambda cfg: nn.Linear(3, 1)[0]), config(tmp_path), show=False)
