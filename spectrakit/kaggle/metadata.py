@@ -12,7 +12,7 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,11 @@ MACHINES = {  # machine_shape: what it is
     "TpuV5E8": "a TPU v5e with 8 cores",
     "TpuV6E8": "a TPU v6e with 8 cores, where granted",
 }
+
+
 RETIRED = ("NvidiaTeslaP100", "TpuV38", "Tpu1VmV38", "TpuV232", "TpuV2256")
 
-
+# %% ../../nbs/66_kaggle/00_metadata.ipynb #387a8f61
 def machine_finding(shape: Any, gpu: bool) -> Finding | None:
     "What is wrong with a `machine_shape`, or None. `gpu`: whether a GPU is asked for."
 
@@ -172,7 +174,7 @@ def _one_of(*choices: str) -> Callable[[Any], list[str]]:
         else [f"it is {shown(value)!r}. Write one of {', '.join(choices)}.{did_you_mean(str(value), choices)}"]
     )
 
-
+# %% ../../nbs/66_kaggle/00_metadata.ipynb #f4660b18
 def _text(low: int = 0, high: int = 10**6, optional: bool = False) -> Callable[[Any], list[str]]:
     def faults(value: Any) -> list[str]:
         if optional and value in (None, ""):
@@ -188,6 +190,14 @@ def _text(low: int = 0, high: int = 10**6, optional: bool = False) -> Callable[[
     return faults
 
 
+def _number(value: Any) -> list[str]:
+    return (
+        []
+        if value is None or (isinstance(value, int) and not isinstance(value, bool))
+        else [f"it is {shown(value)!r}. Write a whole number, or null."]
+    )
+
+# %% ../../nbs/66_kaggle/00_metadata.ipynb #9ef932ef
 def _listed(each: Callable[[Any], Any]) -> Callable[[Any], list[str]]:
     def faults(value: Any) -> list[str]:
         if not isinstance(value, list):
@@ -205,6 +215,15 @@ def _listed(each: Callable[[Any], Any]) -> Callable[[Any], list[str]]:
     return faults
 
 
+def _keyword(value: Any) -> None:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is no keyword. Write text in quotes.")
+
+
+def _source(kind: str) -> Callable[[Any], list[str]]:
+    return _listed(lambda name: split_source(kind, name))
+
+# %% ../../nbs/66_kaggle/00_metadata.ipynb #f4423ace
 def _address(kind: str, low: int, high: int = 50) -> Callable[[Any], list[str]]:
     def faults(value: Any) -> list[str]:
         try:
@@ -220,23 +239,6 @@ def _address(kind: str, low: int, high: int = 50) -> Callable[[Any], list[str]]:
         return []
 
     return faults
-
-
-def _keyword(value: Any) -> None:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is no keyword. Write text in quotes.")
-
-
-def _source(kind: str) -> Callable[[Any], list[str]]:
-    return _listed(lambda name: split_source(kind, name))
-
-
-def _number(value: Any) -> list[str]:
-    return (
-        []
-        if value is None or (isinstance(value, int) and not isinstance(value, bool))
-        else [f"it is {shown(value)!r}. Write a whole number, or null."]
-    )
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #a3782913
 KERNEL: dict[str, Entry] = {
@@ -295,9 +297,11 @@ LICENSES = (
     "apache-2.0",
     "GPL-3.0",
 )
+
+
 FREQUENCIES = ("not specified", "never", "annually", "quarterly", "monthly", "weekly", "daily", "hourly")
 
-
+# %% ../../nbs/66_kaggle/00_metadata.ipynb #ed7a3c3a
 def _licenses(value: Any) -> list[str]:
     names = [one.get("name") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
     if len(names) != 1 or not isinstance(value[0], dict):
@@ -311,7 +315,7 @@ def _licenses(value: Any) -> list[str]:
         ]
     )
 
-
+# %% ../../nbs/66_kaggle/00_metadata.ipynb #191158fb
 def _resource(value: Any) -> None:
     if not isinstance(value, dict) or not isinstance(value.get("path"), str):
         raise ValueError(f'{shown(value)!r} is no file. Write {{"path": "train.csv"}}.')
@@ -358,7 +362,7 @@ def _entry_findings(schema: Mapping[str, Entry], values: Mapping[str, Any], file
             )
     return found
 
-
+# %% ../../nbs/66_kaggle/00_metadata.ipynb #89022778
 def _owner_findings(values: Mapping[str, Any], file: str) -> list[Finding]:
     "Whether the owner is still a placeholder, wherever one is named."
     named = [
@@ -383,17 +387,13 @@ def _owner_findings(values: Mapping[str, Any], file: str) -> list[Finding]:
         )
     ]
 
-
+# %% ../../nbs/66_kaggle/00_metadata.ipynb #138658cd
 def is_on(values: Mapping[str, Any], key: str) -> bool | None:
     "A flag of the metadata as Kaggle's client reads it; None where it is missing or no flag."
     value = values.get(key)
-    return (
-        value
-        if isinstance(value, bool)
-        else {"true": True, "false": False}.get(value.lower())
-        if isinstance(value, str)
-        else None
-    )
+    if isinstance(value, str):
+        return {"true": True, "false": False}.get(value.lower())
+    return value if isinstance(value, bool) else None
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #d89f043a
 ENDINGS = {
@@ -427,7 +427,7 @@ def _code_file_findings(values: Mapping[str, Any], folder: Path | None) -> list[
     near = did_you_mean(name, [path.name for path in folder.iterdir() if path.suffix in (".ipynb", ".py")])
     return [finding(f"There is no file {name!r} beside {KERNEL_FILE}. Check code_file.{near}")]
 
-
+# %% ../../nbs/66_kaggle/00_metadata.ipynb #422ae673
 def _title_findings(values: Mapping[str, Any]) -> list[Finding]:
     "Whether title and address agree."
     title, name = values.get("title"), values.get("id")
@@ -446,6 +446,31 @@ def _title_findings(values: Mapping[str, Any]) -> list[Finding]:
         )
     ]
 
+# %% ../../nbs/66_kaggle/00_metadata.ipynb #b34dc87d
+def _machine_findings(values: Mapping[str, Any]) -> list[Finding]:
+    "Whether the machine's name is known, and fits the flags."
+    gpu, tpu, shape = is_on(values, "enable_gpu"), is_on(values, "enable_tpu"), values.get("machine_shape")
+    found = []
+    if gpu and tpu:
+        found.append(Finding("error", "machine", "enable_gpu and enable_tpu are both true. Keep one.", KERNEL_FILE))
+    if machine := machine_finding(shape, bool(gpu)):
+        found.append(machine)
+    elif isinstance(shape, str) and shape.startswith("Nvidia") and gpu is False:
+        text = f"machine_shape is {shape} and enable_gpu is false; the shape wins. Write true, or an empty shape."
+        found.append(Finding("warning", "machine", text, KERNEL_FILE))
+    return found
+
+# %% ../../nbs/66_kaggle/00_metadata.ipynb #2802f01d
+def _missing_findings(
+    schema: Mapping[str, Entry], values: Mapping[str, Any], required: Sequence[str], file: str
+) -> list[Finding]:
+    "The entries of `required` that are not there."
+    return [
+        Finding("error", "metadata", f"{key} is missing. Write it: {schema[key].help}.", file)
+        for key in required
+        if key not in values
+    ]
+
 
 def kernel_findings(values: Mapping[str, Any], folder: Path | None = None) -> list[Finding]:
     """Every fault of a kernel's metadata; none where it is good.
@@ -453,55 +478,28 @@ def kernel_findings(values: Mapping[str, Any], folder: Path | None = None) -> li
     `folder`: where the file lies, to look for the code file.
     """
     found = _entry_findings(KERNEL, values, KERNEL_FILE)
-    missing = [key for key in ("title", "code_file", "language", "kernel_type") if key not in values]
-    if not values.get("id") and not values.get("id_no"):
-        missing = ["id", *missing]
-    found += [
-        Finding("error", "metadata", f"{key} is missing. Write it: {KERNEL[key].help}.", KERNEL_FILE) for key in missing
-    ]
+    required = ("title", "code_file", "language", "kernel_type")
+    named = values.get("id") or values.get("id_no")
+    found += _missing_findings(KERNEL, values, required if named else ("id", *required), KERNEL_FILE)
     if "enable_internet" not in values:
-        found.append(
-            Finding(
-                "warning",
-                "offline",
-                "enable_internet is missing, and Kaggle's documentation and its client take different defaults. "
-                "Write false.",
-                KERNEL_FILE,
-            )
-        )
-    gpu, tpu, shape = is_on(values, "enable_gpu"), is_on(values, "enable_tpu"), values.get("machine_shape")
-    if gpu and tpu:
-        found.append(Finding("error", "machine", "enable_gpu and enable_tpu are both true. Keep one.", KERNEL_FILE))
-    if machine := machine_finding(shape, bool(gpu)):
-        found.append(machine)
-    elif isinstance(shape, str) and shape.startswith("Nvidia") and gpu is False:
-        found.append(
-            Finding(
-                "warning",
-                "machine",
-                f"machine_shape is {shape} and enable_gpu is false; the shape wins. Write true, or an empty shape.",
-                KERNEL_FILE,
-            )
-        )
+        text = "enable_internet is missing, and Kaggle's documentation and its client take different defaults. "
+        found.append(Finding("warning", "offline", text + "Write false.", KERNEL_FILE))
     return [
         *found,
+        *_machine_findings(values),
         *_title_findings(values),
         *_code_file_findings(values, folder),
         *_owner_findings(values, KERNEL_FILE),
     ]
 
-
+# %% ../../nbs/66_kaggle/00_metadata.ipynb #98605139
 def dataset_findings(values: Mapping[str, Any], folder: Path | None = None) -> list[Finding]:
     """Every fault of a data set's metadata; none where it is good.
 
     `folder`: where the file lies, to look for its resources.
     """
     found = _entry_findings(DATASET, values, DATASET_FILE)
-    found += [
-        Finding("error", "metadata", f"{key} is missing. Write it: {DATASET[key].help}.", DATASET_FILE)
-        for key in ("id", "title", "licenses")
-        if key not in values
-    ]
+    found += _missing_findings(DATASET, values, ("id", "title", "licenses"), DATASET_FILE)
     resources = values.get("resources")
     listed = resources if isinstance(resources, list) else []
     names = [one["path"] for one in listed if isinstance(one, dict) and isinstance(one.get("path"), str)]
@@ -529,7 +527,7 @@ def read_metadata(file: Path) -> dict[str, Any]:
         raise RequestError(f'{place(file)} holds no entries. It needs {{"id": …, "title": …}}.')
     return values
 
-
+# %% ../../nbs/66_kaggle/00_metadata.ipynb #bcf5df1c
 def known_owner(given: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
     """The Kaggle name: as `given`, KAGGLE_USERNAME, the one in kaggle.json, or the placeholder.
 
@@ -558,7 +556,7 @@ def known_owner(given: str | None = None, environ: Mapping[str, str] = os.enviro
         raise RequestError(f"{source} gives {name!r}, which is no Kaggle name. Write it as in kaggle.com/NAME.")
     return name
 
-
+# %% ../../nbs/66_kaggle/00_metadata.ipynb #da8d30ca
 def with_owner(values: Mapping[str, Any], owner: str) -> dict[str, Any]:
     "The same metadata with `owner` in place of the placeholder."
 
