@@ -13,7 +13,7 @@ import html
 import json
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,14 @@ def hint(secret: str) -> str:
     "The first letters of a key and its length: never more than a quarter of it."
     return f"{secret[: min(4, len(secret) // 4)]}… ({len(secret)} characters)"
 
-
+# %% ../../nbs/66_kaggle/02_secret_scan.ipynb #27566b7e
 _PLACEHOLDER = re.compile(
     r"insert|your|example|xxx|\.\.\.|…|<.*>|\{.*\}|\$|%\(|dummy|change.?me|place.?holder|redacted|hidden|environ|getenv|"
     r"get_secret|secret\(|input\(|\bnot\b|fake|sample|_here\b|test.?(?:key|token|password)|^[A-Z][A-Z0-9]*_[A-Z0-9_]*$",
     re.I,
 )
+
+
 _UPPER = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")  # the name of a variable
 
 
@@ -64,18 +66,6 @@ def leak_in_value(name: str, value: Any) -> Leak | None:
 
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #cc4097b4
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/]{24,4000}+={0,2}(?![A-Za-z0-9+/=_-])")
-_SET = (  # a name and its value, as magics, shells and configuration files write them
-    re.compile(
-        r"(?:^|[!;&\n])[ \t]{0,8}%?(?:env|set_env|export|setx|ENV)[ \t]{1,4}(\w{2,80})"
-        r"[ \t=]{1,4}[\"']?([^\s\"']{4,400})"
-    ),
-    re.compile(r"\b(password|passwd|token)[ \t]{1,4}([^\s\"'=:,;.]{8,200})(?=[\"'\s]|$)"),  # of a .netrc
-    re.compile(r"(?:^|\s)--?(u|user|password|token|api-key|key)[ =][\"']?(?:[\w.@-]{1,80}:)?([^\s\"']{6,200})"),
-)
-_LOGIN = re.compile(
-    r"\b(?:wandb|huggingface-cli|hf|kaggle|comet|neptune|docker|npm)(?:[ ][\w-]{1,20}){0,2}[ ]login[ ]"
-    r"(?:--?[\w-]{1,20}[ =]){0,3}([^\s\"'-][^\s\"']{15,200})"
-)
 
 
 def _unpacked(text: str) -> Iterator[str]:
@@ -85,6 +75,22 @@ def _unpacked(text: str) -> Iterator[str]:
         raw = base64.b64decode(letters[: len(letters) - (len(letters) % 4 == 1)] + "==")
         if raw.isascii() and raw.decode("ascii").isprintable():
             yield raw.decode("ascii")
+
+# %% ../../nbs/66_kaggle/02_secret_scan.ipynb #8c50f378
+_SET = (  # a name and its value, as magics, shells and configuration files write them
+    re.compile(
+        r"(?:^|[!;&\n])[ \t]{0,8}%?(?:env|set_env|export|setx|ENV)[ \t]{1,4}(\w{2,80})"
+        r"[ \t=]{1,4}[\"']?([^\s\"']{4,400})"
+    ),
+    re.compile(r"\b(password|passwd|token)[ \t]{1,4}([^\s\"'=:,;.]{8,200})(?=[\"'\s]|$)"),  # of a .netrc
+    re.compile(r"(?:^|\s)--?(u|user|password|token|api-key|key)[ =][\"']?(?:[\w.@-]{1,80}:)?([^\s\"']{6,200})"),
+)
+
+
+_LOGIN = re.compile(
+    r"\b(?:wandb|huggingface-cli|hf|kaggle|comet|neptune|docker|npm)(?:[ ][\w-]{1,20}){0,2}[ ]login[ ]"
+    r"(?:--?[\w-]{1,20}[ =]){0,3}([^\s\"'-][^\s\"']{15,200})"
+)
 
 
 def _set_in(text: str) -> Iterator[Leak | None]:
@@ -96,7 +102,7 @@ def _set_in(text: str) -> Iterator[Leak | None]:
     for match in _LOGIN.finditer(text):
         yield leak_in_value("api_key", match[1])
 
-
+# %% ../../nbs/66_kaggle/02_secret_scan.ipynb #ad30186a
 def leaks_in(text: str, depth: int = 2) -> list[Leak]:
     "The keys in a text, each once: by form, behind a name, in base64 (`depth` times packed at most)."
     found: list[Leak | None] = [Leak(one.whose, hint(text[one.begin : one.end])) for one in secrets_in(text)]
@@ -123,7 +129,37 @@ def _is_placeholder(leak: Leak, text: str) -> bool:
     )
 
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #2625ae54
-class _Folder(ast.NodeVisitor):
+def _constant_text(node: ast.AST | None, names: Mapping[str, str]) -> str | None:
+    """The text that an expression of constants gives, a space for what is not known; None where there is none.
+
+    `names`: variable → text that it was set to.
+    """
+    if isinstance(node, ast.Constant):
+        value = node.value
+        return value.decode("latin-1") if isinstance(value, bytes) else value if isinstance(value, str) else None
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.FormattedValue):
+        return _constant_text(node.value, names)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_constant_text(part, names) or " " for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        both = _constant_text(node.left, names), _constant_text(node.right, names)
+        return None if both == (None, None) else "".join(part or " " for part in both)
+    return _joined_text(node, names) if isinstance(node, ast.Call) else None
+
+
+def _joined_text(node: ast.Call, names: Mapping[str, str]) -> str | None:
+    "What `'-'.join([…])` gives."
+    if not isinstance(node.func, ast.Attribute) or node.func.attr != "join" or len(node.args) != 1:
+        return None
+    between, parts = _constant_text(node.func.value, names), node.args[0]
+    if between is None or not isinstance(parts, (ast.List, ast.Tuple)):
+        return None
+    return between.join(_constant_text(part, names) or " " for part in parts.elts)
+
+# %% ../../nbs/66_kaggle/02_secret_scan.ipynb #32f4c5c4
+class _ConstantFolder(ast.NodeVisitor):
     "Collects in `texts` the texts that the constants of a program make, and in `pairs` what is set to which name."
 
     def __init__(self) -> None:
@@ -131,70 +167,48 @@ class _Folder(ast.NodeVisitor):
         self.texts: list[str] = []
         self.pairs: list[tuple[str, str]] = []
 
-    def text(self, node: ast.AST | None) -> str | None:
-        "The text that an expression of constants gives, a space for what is not known; None where there is none."
-        if isinstance(node, ast.Constant):
-            value = node.value
-            return value.decode("latin-1") if isinstance(value, bytes) else value if isinstance(value, str) else None
-        if isinstance(node, ast.Name):
-            return self.names.get(node.id)
-        if isinstance(node, ast.FormattedValue):
-            return self.text(node.value)
-        if isinstance(node, ast.JoinedStr):
-            return "".join(self.text(part) or " " for part in node.values)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            both = self.text(node.left), self.text(node.right)
-            return None if both == (None, None) else "".join(part or " " for part in both)
-        return self.joined(node) if isinstance(node, ast.Call) else None
-
-    def joined(self, node: ast.Call) -> str | None:
-        "What `'-'.join([…])` gives."
-        if not isinstance(node.func, ast.Attribute) or node.func.attr != "join" or len(node.args) != 1:
-            return None
-        between, parts = self.text(node.func.value), node.args[0]
-        if between is None or not isinstance(parts, (ast.List, ast.Tuple)):
-            return None
-        return between.join(self.text(part) or " " for part in parts.elts)
-
     def visit(self, node: ast.AST) -> None:
         "Note what `node` makes, and visit what is in it."
-        if isinstance(node, ast.expr) and not isinstance(node, ast.Name) and (text := self.text(node)):
+        if isinstance(node, ast.expr) and not isinstance(node, ast.Name) and (text := _constant_text(node, self.names)):
             self.texts.append(text)
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             self.assign(node.targets if isinstance(node, ast.Assign) else [node.target], node.value)
         if isinstance(node, ast.Dict):
-            self.set_to(*((self.text(key), value) for key, value in zip(node.keys, node.values, strict=False)))
+            self.set_to(
+                *((_constant_text(key, self.names), value) for key, value in zip(node.keys, node.values, strict=False))
+            )
         if isinstance(node, ast.Call):
             self.set_to(*((word.arg, word.value) for word in node.keywords))
             if len(node.args) == 2:  # os.environ.setdefault("NAME", "value"), setattr
-                self.set_to((self.text(node.args[0]), node.args[1]))
+                self.set_to((_constant_text(node.args[0], self.names), node.args[1]))
         self.generic_visit(node)
 
     def assign(self, targets: list[ast.expr], value: ast.expr | None) -> None:
         "Remember what names are set to."
-        for target in targets:
-            if isinstance(target, ast.Name):
-                self.names.pop(target.id, None)
-                if (text := self.text(value)) is not None:
-                    self.names[target.id] = text
-            named = target.slice if isinstance(target, ast.Subscript) else target
-            name = self.text(named) if isinstance(target, ast.Subscript) else ast.unparse(target)
+        for one in targets:
+            if isinstance(one, ast.Name):
+                self.names.pop(one.id, None)
+                if (text := _constant_text(value, self.names)) is not None:
+                    self.names[one.id] = text
+            name = _constant_text(one.slice, self.names) if isinstance(one, ast.Subscript) else ast.unparse(one)
             self.set_to((name, value))
 
     def set_to(self, *pairs: tuple[str | None, ast.AST | None]) -> None:
         "Note that these names are set to these values, where both are known."
-        self.pairs += [(name, text) for name, value in pairs if name and (text := self.text(value)) is not None]
+        self.pairs += [
+            (name, text) for name, value in pairs if name and (text := _constant_text(value, self.names)) is not None
+        ]
 
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #d4972f31
 def leaks_in_python(tree: ast.AST) -> list[Leak | None]:
     "The keys that the constants of a program make."
-    folder = _Folder()
+    program = _ConstantFolder()
     try:
-        folder.visit(tree)
+        program.visit(tree)
     except RecursionError:
         return []
-    found: list[Leak | None] = [leak for text in dict.fromkeys(folder.texts) for leak in leaks_in(text)]
-    return found + [leak_in_value(name, text) for name, text in folder.pairs]
+    found: list[Leak | None] = [leak for text in dict.fromkeys(program.texts) for leak in leaks_in(text)]
+    return found + [leak_in_value(name, text) for name, text in program.pairs]
 
 
 def leaks_in_code(source: str, plain: bool = False) -> list[Leak | None]:
@@ -262,7 +276,7 @@ def _leaks_in_outputs(outputs: list) -> Iterator[Leak | None]:
     for text in streams.values():
         yield from leaks_in(re.sub(r"\x1b\[[0-9;]{0,20}m", "", text))
 
-
+# %% ../../nbs/66_kaggle/02_secret_scan.ipynb #2d4caccf
 def _leaks_in_attachments(cell: dict) -> Iterator[Leak | None]:
     "The keys in the files that are attached to a cell."
     attachments = cell.get("attachments")
@@ -305,6 +319,8 @@ _BY_NAME = re.compile(
     r"(?:credentials|client_secret[\w.-]{0,80}|service[-_]account[\w.-]{0,80})\.json|secrets\.(?:toml|ya?ml|json)",
     re.I,
 )
+
+
 _TEXTS = frozenset(
     (
         ".json",
@@ -330,9 +346,11 @@ _TEXTS = frozenset(
         "",
     )
 )
+
+
 _HEAD_BYTES, _MOST_FILES = 2**21, 500
 
-
+# %% ../../nbs/66_kaggle/02_secret_scan.ipynb #b3b5c6f9
 def leaks_in_bytes(name: str, raw: bytes) -> list[Leak]:
     "The keys in a file called `name` that begins with `raw`."
     text, suffix, found = raw.decode("utf-8-sig", "replace"), Path(name).suffix.lower(), []
@@ -348,7 +366,7 @@ def leaks_in_bytes(name: str, raw: bytes) -> list[Leak]:
         found += [leak for leak in leaks_in_code(text, plain=True) if leak]
     return list(dict.fromkeys([*found, *leaks_in(text)]))
 
-
+# %% ../../nbs/66_kaggle/02_secret_scan.ipynb #aeaff6af
 def leaks_in_file(path: Path) -> list[tuple[Leak, str]]:
     "(key, its file) of the file at `path`, which may be an archive; what cannot be read has none."
     found = [(Leak("a file that holds keys", path.name), path.name)] if _BY_NAME.fullmatch(path.name) else []
@@ -375,7 +393,7 @@ def _leaks_in_archive(path: Path) -> Iterator[tuple[Leak, str]]:
                     for leak in leaks_in_bytes(name, file.read(_HEAD_BYTES)):
                         yield leak, f"{path.name}, {member.filename}"
 
-
+# %% ../../nbs/66_kaggle/02_secret_scan.ipynb #f213e205
 def leaks_in_folder(folder: Path, besides: frozenset[str] = frozenset()) -> list[tuple[Leak, str]]:
     "(key, its file) of the files in `folder` and three folders below, without those of the names `besides`."
     files = (p for pattern in ("*", "*/*", "*/*/*", "*/*/*/*") for p in sorted(folder.glob(pattern)))

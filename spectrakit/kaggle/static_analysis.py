@@ -306,7 +306,7 @@ def sure_in_if(test: ast.expr) -> str | None:
     text = ast.unparse(test)
     return None if "__name__" in text else "guarded" if "TYPE_CHECKING" in text else "maybe"
 
-
+# %% ../../nbs/66_kaggle/01_static_analysis.ipynb #e90d63a6
 def branches(node: ast.AST) -> list[tuple[Sequence[ast.AST], str | None]] | None:
     """The parts of a statement that need not all happen, each with how sure it is (None: as what is around it).
 
@@ -487,7 +487,7 @@ def read_node(scope: Scope, node: ast.AST) -> None:
         for one in nodes:
             read_node(inner, one)
 
-
+# %% ../../nbs/66_kaggle/01_static_analysis.ipynb #0174287c
 def facts_of(cells: list[Cell]) -> Facts:
     "What the code cells would do, one after the other."
     facts = Facts()
@@ -516,7 +516,7 @@ def _read_cell(scope: Scope) -> None:
     except RecursionError:
         facts.broken.append(Use(TOO_DEEP, cell.at(), "maybe"))
 
-
+# %% ../../nbs/66_kaggle/01_static_analysis.ipynb #19ea5b4f
 def tops(imports: list[Use]) -> Iterator[tuple[str, Use]]:
     "The top-level module of each import, with the import."
     for use in imports:
