@@ -57,7 +57,7 @@ class Kernel:
     def file(self) -> Path:
         return self.folder / str(self.values.get("code_file") or "")
 
-
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #a2440e9d
 def wheels_beside(folder: Path) -> Path | None:
     "The folder of wheels in `folder`, beside it, or where one stands now."
     around = [folder, folder.resolve().parent, Path.cwd()]
@@ -70,7 +70,7 @@ def wheels_beside(folder: Path) -> Path | None:
         None,
     )
 
-
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #7f186558
 def open_kernel(folder: Path | str, wheels: Path | str | None = None, owner: str | None = None) -> Kernel:
     """Read the kernel in `folder`; `owner` fills the placeholder.
 
@@ -92,11 +92,8 @@ def open_kernel(folder: Path | str, wheels: Path | str | None = None, owner: str
     if house is None:
         return Kernel(folder, values, cells, notebook, facts_of(cells))
     modules, manifest = read_wheels(house)
-    slug = (
-        str(read_metadata(house / DATASET_FILE).get("id", "")).rpartition("/")[2]
-        if (house / DATASET_FILE).is_file()
-        else ""
-    )
+    described = (house / DATASET_FILE).is_file()
+    slug = str(read_metadata(house / DATASET_FILE).get("id", "")).rpartition("/")[2] if described else ""
     return Kernel(folder, values, cells, notebook, facts_of(cells), frozenset(modules), manifest, slug or WHEELS)
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #bd706a2e
@@ -104,7 +101,28 @@ def level_of(use: Use, level: str = "error") -> str:
     "The level of a finding about `use`: lower where it may not happen."
     return level if use.how == "always" else "warning"
 
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #6da15be5
+# options of pip that a value follows
+_VALUED = (
+    "-f",
+    "--find-links",
+    "-t",
+    "--target",
+    "-i",
+    "--index-url",
+    "--extra-index-url",
+    "-c",
+    "--constraint",
+    "--prefix",
+)
 
+
+def _pip_names(words: tuple[str, ...]) -> list[str]:
+    "What pip is asked to install: names and files, without options and their values."
+    pairs = zip(("", *words), words, strict=False)
+    return [word for before, word in pairs if not word.startswith("-") and before not in _VALUED]
+
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #071a6f01
 KEPT = ("torch", "torchvision", "torchaudio", "triton", "ipywidgets")  # which no wheelhouse brings
 
 
@@ -112,53 +130,24 @@ def _pip(words: tuple[str, ...], shipped: frozenset[str]) -> tuple[str, str] | N
     "(level, text) where an installation by pip would ask the network, else None."
     if UNKNOWN in "".join(words) or "--no-index" in words:
         return None
-    valued = (
-        "-f",
-        "--find-links",
-        "-t",
-        "--target",
-        "-i",
-        "--index-url",
-        "--extra-index-url",
-        "-c",
-        "--constraint",
-        "--prefix",
-    )
-    named = [
-        word
-        for before, word in zip(("", *words), words, strict=False)
-        if not word.startswith("-") and before not in valued
-    ]
+    named = _pip_names(words)
     if "-r" not in words and "--requirement" not in words:
         if not named:
             return None
         if all(re.match(r"[./~]", word) or word.endswith(".whl") for word in named):
-            return (
-                None
-                if "--no-deps" in words
-                else ("warning", "pip looks for what these files need in the network. Add --no-index --no-deps.")
-            )
-        there = all(re.fullmatch(r"[\w.-]+", word) and modules_of(word) & shipped for word in named) and not {
-            "-U",
-            "--upgrade",
-            "--force-reinstall",
-        } & set(words)
-        if there:
+            text = "pip looks for what these files need in the network. Add --no-index --no-deps."
+            return None if "--no-deps" in words else ("warning", text)
+        newer = {"-U", "--upgrade", "--force-reinstall"} & set(words)
+        if not newer and all(re.fullmatch(r"[\w.-]+", word) and modules_of(word) & shipped for word in named):
             return "warning", f"{', '.join(named)} is there already. Remove the line."
     bare = re.sub(r"[^\w.-].*", "", named[0], flags=re.S).lower() if named else ""
-    mend = "" if bare == "spectrakit" else f" --with {shlex.quote(named[0]) if named else 'NAME'}"
+    needs = f"pip needs the network for {', '.join(named) or 'that'}."
     if bare in KEPT:
-        return (
-            "error",
-            f"pip needs the network for {', '.join(named)}. Remove the line: {bare} stays as the platform has it.",
-        )
-    return (
-        "error",
-        f"pip needs the network for {', '.join(named) or 'that'}. Attach wheels instead: "
-        f"spectrakit wheelhouse OUT{mend}",
-    )
+        return "error", f"{needs} Remove the line: {bare} stays as the platform has it."
+    mend = "" if bare == "spectrakit" else f" --with {shlex.quote(named[0]) if named else 'NAME'}"
+    return "error", f"{needs} Attach wheels instead: spectrakit wheelhouse OUT{mend}"
 
-
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #416046c9
 TOOLS = {  # a command, and the words after it that need the network (none: all do)
     "apt": ("install", "update", "upgrade"),
     "apt-get": ("install", "update", "upgrade"),
@@ -186,22 +175,13 @@ def shell_findings(kernel: Kernel) -> list[Finding]:
         tool, rest = use.args[0].rpartition("/")[2], use.args[1:]
         if tool == "uv" and rest[:1] == ("pip",):
             tool, rest = "pip", rest[1:]
+        fetches = tool in TOOLS and (not TOOLS[tool] or set(TOOLS[tool]) & set(rest))
         if re.fullmatch(r"pip[\d.]*", tool) and rest and rest[0] in ("install", "download", "wheel"):
             if verdict := _pip(rest[1:], shipped):
                 found.append(Finding(level_of(use, verdict[0]), "offline", verdict[1], use.where))
-        elif (
-            tool in TOOLS
-            and (not TOOLS[tool] or set(TOOLS[tool]) & set(rest))
-            and not {"--help", "--version"} & set(rest)
-        ):
-            found.append(
-                Finding(
-                    level_of(use),
-                    "offline",
-                    f"{' '.join([tool, *rest[:2]])} needs the network. Attach what it fetches as a data set.",
-                    use.where,
-                )
-            )
+        elif fetches and not {"--help", "--version"} & set(rest):
+            text = f"{' '.join([tool, *rest[:2]])} needs the network. Attach what it fetches as a data set."
+            found.append(Finding(level_of(use), "offline", text, use.where))
     return found
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #b9dd0bb9
@@ -211,6 +191,8 @@ FETCHES = re.compile(
     |sklearn\.datasets\.fetch_\w+|.*\.utils\.get_file|kaggle\.api\.\w+|yfinance\.download)$""",
     re.X,
 )
+
+
 LOCAL_READERS = ("csv", "json", "parquet", "text", "arrow", "imagefolder", "audiofolder", "pandas", "webdataset")
 
 
@@ -236,7 +218,7 @@ def _fetches(use: Use) -> str | None:
             return f"{tail}({key}=True) fetches files. Attach them and give their folder."
     return None
 
-
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #30b235dd
 def fetch_findings(kernel: Kernel) -> list[Finding]:
     "Calls that need the network."
     return [
@@ -249,15 +231,8 @@ def fetch_findings(kernel: Kernel) -> list[Finding]:
 def offline_findings(kernel: Kernel) -> list[Finding]:
     "What needs the network, or that there is one."
     if is_on(kernel.values, "enable_internet"):
-        return [
-            Finding(
-                "warning",
-                "offline",
-                "Internet is on, and a competition that runs notebooks itself refuses that. "
-                'Write "enable_internet": false.',
-                KERNEL_FILE,
-            )
-        ]
+        text = "Internet is on, and a competition that runs notebooks itself refuses that. "
+        return [Finding("warning", "offline", text + 'Write "enable_internet": false.', KERNEL_FILE)]
     return shell_findings(kernel) + fetch_findings(kernel)
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #d6408e64
@@ -291,7 +266,7 @@ def _wanted(path: str, text: str, use: Use, fixed: bool) -> Wanted | None:
         return None
     return Wanted(kind, known[0] if len(known) > 1 else "", known[-1], text, use, fixed)
 
-
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #f3620853
 def wanted_inputs(facts: Facts) -> list[Wanted]:
     "Every input that the code asks for, each once."
     found = [
@@ -335,7 +310,7 @@ def _fits(wanted: Wanted, source: tuple[str, str, str]) -> bool:
     owners = wanted.owner in ("", owner) or PLACEHOLDER in (owner, wanted.owner)
     return wanted.kind in ("", kind) and owners and wanted.slug.lower() == slug.lower()
 
-
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #f14bbd2e
 def source_findings(kernel: Kernel) -> list[Finding]:
     "Inputs that no source brings, and paths that hold in one of Kaggle's two layouts only."
     found, sources = [], sources_of(kernel.values)
@@ -391,57 +366,38 @@ def _has_module(kernel: Kernel) -> set[str]:
     }
     return {*scripts, *written, *installed, kernel.file.stem.lower()}
 
-
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #89010255
 def _missing(kernel: Kernel, module: str, use: Use) -> Finding:
     "What is reported about a module that nobody brings."
-    beside = any((kernel.folder / name).exists() for name in (f"{module}.py", f"{module}/__init__.py"))
+
+    def finding(level: str, text: str) -> Finding:
+        return Finding(level, "imports", f"{module} {text}", use.where)
+
     if module.lower() in kernel.wheels:
         name = f"{str(kernel.values.get('id', '')).partition('/')[0] or PLACEHOLDER}/{kernel.wheels_slug}"
-        return Finding(
-            level_of(use),
-            "imports",
-            f"{module} comes from wheels, and their data set is not attached. Add {name!r} to dataset_sources.",
-            use.where,
-        )
-    if beside:
-        return Finding(
-            level_of(use),
-            "imports",
-            f"{module} lies beside the code file, and a push takes that file alone. Make it a utility script "
-            f"(spectrakit kaggle init --kind utility), or write it in a cell: %%writefile {module}.py",
-            use.where,
-        )
+        text = f"comes from wheels, and their data set is not attached. Add {name!r} to dataset_sources."
+        return finding(level_of(use), text)
+    if any((kernel.folder / name).exists() for name in (f"{module}.py", f"{module}/__init__.py")):
+        text = "lies beside the code file, and a push takes that file alone. Make it a utility script "
+        mend = f"(spectrakit kaggle init --kind utility), or write it in a cell: %%writefile {module}.py"
+        return finding(level_of(use), text + mend)
+    absent = f"is not on {kernel.platform}"
     if kernel.facts.sys_path:
-        return Finding(
-            "warning",
-            "imports",
-            f"{module} is not on {kernel.platform}; it may come from the folders that are put on sys.path.",
-            use.where,
-        )
-    unseen = (
-        " If the wheels that are attached bring it, show them: --wheels OUT."
-        if kernel.house is None and _attached(kernel)
-        else ""
-    )
+        return finding("warning", f"{absent}; it may come from the folders that are put on sys.path.")
     if not kernel.offline:
-        return Finding(
-            "warning",
-            "imports",
-            f"{module} is not on {kernel.platform}, and the notebook does not say how to install it.",
-            use.where,
-        )
-    words = (
-        " --extras demo" if module == "chemotools" else "" if module in OURS else f" --with {module.replace('_', '-')}"
-    )
-    return Finding(
-        level_of(use),
-        "imports",
-        f"{module} is not on {kernel.platform}, in the wheels, or attached. Make wheels with it: "
-        f"spectrakit wheelhouse OUT{words}{'.' + unseen if unseen else ''}",
-        use.where,
-    )
+        return finding("warning", f"{absent}, and the notebook does not say how to install it.")
+    text = f"{absent}, in the wheels, or attached. Make wheels with it: spectrakit wheelhouse OUT"
+    return finding(level_of(use), text + _wheelhouse_words(kernel, module))
 
 
+def _wheelhouse_words(kernel: Kernel, module: str) -> str:
+    "What follows `spectrakit wheelhouse OUT` so that it brings `module`, and where that may have been done already."
+    others = "" if module in OURS else f" --with {module.replace('_', '-')}"
+    words = " --extras demo" if module == "chemotools" else others
+    unseen = kernel.house is None and _attached(kernel)
+    return words + (". If the wheels that are attached bring it, show them: --wheels OUT." if unseen else "")
+
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #46645013
 SPECTRA = (("coffee",), ("fermentation",))  # built-in tasks whose data lie in the package chemotools
 
 
@@ -456,15 +412,8 @@ def import_findings(kernel: Kernel) -> list[Finding]:
     ]
     for module, use in tops([*kernel.facts.imports, *spectra]):
         if use.name.startswith("."):
-            found.setdefault(
-                use.name,
-                Finding(
-                    "error",
-                    "imports",
-                    f"from {use.name} import …: a kernel is no package. Import by the whole name.",
-                    use.where,
-                ),
-            )
+            text = f"from {use.name} import …: a kernel is no package. Import by the whole name."
+            found.setdefault(use.name, Finding("error", "imports", text, use.where))
         if not module or use.how == "guarded" or module in found or module.lower() in shipped or module.lower() in own:
             continue
         if module.lower() in kernel.wheels and (attached or not kernel.offline):
@@ -472,7 +421,7 @@ def import_findings(kernel: Kernel) -> list[Finding]:
         found[module] = _missing(kernel, module, use)
     return list(found.values())
 
-
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #4247fbb1
 def broken_findings(kernel: Kernel) -> list[Finding]:
     "Cells that are no Python."
 
