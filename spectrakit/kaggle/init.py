@@ -9,7 +9,7 @@ __all__ = ['INSTALL_CELL', 'TASK_CELL', 'FIT_CELL', 'SEAL_CELL', 'SUFFIXES', 'ta
 # %% ../../nbs/66_kaggle/05_init.ipynb #c08fc273
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,17 +86,21 @@ class {name}(sk.Task):
 
     def submission(self, predictions):
         return {{"id": range(len(predictions)), "target": predictions.argmax(1)}}"""
+
+
 FIT_CELL = """\
 platform = sk.detect()
 cfg = sk.compose("trainer=kaggle_2xt4" if len(platform.gpus) == 2 else "trainer=kaggle_safe", "trainer.max_epochs=5")
 # the same line in a session that goes on with this one
 run = sk.fit({task}, cfg, resume="auto", predict="submission.csv")
 run.raise_for_status()"""
+
+
 SEAL_CELL = """\
 if platform.name == "kaggle":
     sk.seal_output()  # counts and lists what the session leaves"""
 
-
+# %% ../../nbs/66_kaggle/05_init.ipynb #c36703ce
 def task_cells(task: str | None, inputs: Iterable[str] = (), script: bool = False) -> tuple[list[str], str]:
     """The cells that make a task, and the expression that names it: a built-in name, file.py:Name, or a new one.
 
@@ -141,16 +145,32 @@ def _has_seal() -> bool:
     return "seal_output" in spectrakit.__all__
 
 
+def _notebook_json(cells: Iterable[tuple[str, str, str]]) -> str:
+    "The file of a notebook with these cells; each is (id, kind, text)."
+    made = [
+        {
+            "cell_type": kind,
+            "id": name,
+            "metadata": {},
+            "source": text.splitlines(keepends=True),
+            **({"execution_count": None, "outputs": []} if kind == "code" else {}),
+        }
+        for name, kind, text in cells
+    ]
+    metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    notebook = {"cells": made, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+# %% ../../nbs/66_kaggle/05_init.ipynb #342c54ce
 def notebook_text(title: str, task: str | None, inputs: Iterable[str]) -> str:
     "The notebook as its file holds it."
     made, expression = task_cells(task, inputs)
+    does = "Trains within the session, goes on where an earlier session stopped, and writes `submission.csv`."
     cells = [
-        (
-            "what",
-            "markdown",
-            f"# {title}\n\nTrains within the session, goes on where an earlier session stopped, "
-            "and writes `submission.csv`.",
-        ),
+        ("what", "markdown", f"# {title}\n\n{does}"),
         ("install", "code", INSTALL_CELL),
         ("where", "code", "import spectrakit as sk\n\nsk.detect()"),
         *((f"task-{i}", "code", text) for i, text in enumerate(made)),
@@ -159,29 +179,9 @@ def notebook_text(title: str, task: str | None, inputs: Iterable[str]) -> str:
         *([("seal", "code", SEAL_CELL)] if _has_seal() else []),
     ]
 
-    def cell(name: str, kind: str, text: str) -> dict:
-        return {
-            "cell_type": kind,
-            "id": name,
-            "metadata": {},
-            "source": text.splitlines(keepends=True),
-            **({"execution_count": None, "outputs": []} if kind == "code" else {}),
-        }
+    return _notebook_json(cells)
 
-    metadata = {
-        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"name": "python"},
-    }
-    return (
-        json.dumps(
-            {"cells": [cell(*one) for one in cells], "metadata": metadata, "nbformat": 4, "nbformat_minor": 5},
-            indent=1,
-            ensure_ascii=False,
-        )
-        + "\n"
-    )
-
-
+# %% ../../nbs/66_kaggle/05_init.ipynb #580956c1
 def script_text(title: str, task: str | None, inputs: Iterable[str], utility: bool = False) -> str:
     """The source of a script or utility module.
 
@@ -195,6 +195,13 @@ def script_text(title: str, task: str | None, inputs: Iterable[str], utility: bo
         parts += ['if __name__ == "__main__":\n' + "\n".join(f"    {line}" for line in body.splitlines())]
     return "\n\n".join(parts) + "\n"
 
+
+def _code_text(title: str, code: "KernelCode", inputs: Iterable[str]) -> str:
+    "The code file of a new kernel."
+    if code.kind == "notebook":
+        return notebook_text(title, code.task, inputs)
+    return script_text(title, code.task, inputs, code.kind == "utility")
+
 # %% ../../nbs/66_kaggle/05_init.ipynb #13c542c8
 def _title_of(folder: Path, title: str | None) -> str:
     "The given title, or one made from the folder's name. RequestError where it is too short or too long."
@@ -203,7 +210,7 @@ def _title_of(folder: Path, title: str | None) -> str:
         raise RequestError(f"The title {problems[0]}{'' if title is not None else ' Give one: --title NAME.'}")
     return made
 
-
+# %% ../../nbs/66_kaggle/05_init.ipynb #5daddda6
 @dataclass(frozen=True)
 class KernelSources:
     "What is attached to a kernel besides the wheels, as slugs or owner/slug."
@@ -221,7 +228,7 @@ class KernelCode:
     kind: str = "notebook"  # 'notebook', 'script', or 'utility': a module that other kernels import
     task: str | None = None  # a built-in name or file.py:Name; default: a small task to be replaced
 
-
+# %% ../../nbs/66_kaggle/05_init.ipynb #ed63ad28
 def _sources(owner: str, given: KernelSources) -> dict[str, list[str]]:
     "The entries `…_sources` of the metadata, with the owner added. RequestError where a name is not possible."
     named = {
@@ -266,6 +273,23 @@ def kernel_values(title: str, owner: str, kind: str, sources: dict[str, list[str
     return {key: changed.get(key, entry.default) for key, entry in KERNEL.items()}
 
 # %% ../../nbs/66_kaggle/05_init.ipynb #c15fa93b
+def _write_files(folder: Path, files: Mapping[Path, str], force: bool) -> None:
+    "Write `files` (path → text) into `folder`. RequestError where one is there already and not `force`."
+    there = [path.name for path in files if path.exists()]
+    if there and not force:
+        are, them = ("is", "it") if len(there) == 1 else ("are", "them")
+        raise RequestError(
+            f"{' and '.join(there)} {are} in {str(folder)!r} already. "
+            f"Choose another folder, or overwrite {them} with --force."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, content in files.items():
+            write_atomic(path, content)
+    except OSError as error:
+        raise RequestError(f"{str(folder)!r} cannot be written: {error.strerror}. Choose another folder.") from None
+
+# %% ../../nbs/66_kaggle/05_init.ipynb #728967ef
 def init_kernel(
     folder: Path | str,
     *,
@@ -299,24 +323,9 @@ def init_kernel(
     if errors:
         raise RequestError(errors[0].text)
     inputs = [name.rpartition("/")[2] for name in [*attached["competition_sources"], *attached["dataset_sources"]]]
-    if code.kind == "notebook":
-        text = notebook_text(title, code.task, inputs)
-    else:
-        text = script_text(title, code.task, inputs, code.kind == "utility")
     files = {
         folder / KERNEL_FILE: json.dumps(values, indent=2, ensure_ascii=False) + "\n",
-        folder / values["code_file"]: text,
+        folder / values["code_file"]: _code_text(title, code, inputs),
     }
-    there = [path.name for path in files if path.exists()]
-    if there and not force:
-        raise RequestError(
-            f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} in {str(folder)!r} already. "
-            f"Choose another folder, or overwrite {'it' if len(there) == 1 else 'them'} with --force."
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, content in files.items():
-            write_atomic(path, content)
-    except OSError as error:
-        raise RequestError(f"{str(folder)!r} cannot be written: {error.strerror}. Choose another folder.") from None
+    _write_files(folder, files, force)
     return list(files)
