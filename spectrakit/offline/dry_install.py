@@ -211,6 +211,30 @@ def _install_and_check(
     ], []
 
 # %% ../../nbs/23_offline/04_dry_install.ipynb #85d7b664
+def _served_pythons(wheelhouse: Path) -> list[str]:
+    return json.loads((wheelhouse / "wheelhouse.json").read_text(encoding="utf-8"))["python"]
+
+
+def _untried(
+    shipped: PlatformPackages, python: str | None, tried_with: Sequence[str], isolated: bool
+) -> tuple[str, ...]:
+    "What a dry install with the Pythons `tried_with` could not show, one sentence each."
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    lines = []
+    if python is None:
+        instead = f"; Python {here} was used instead" if tried_with else ""
+        lines.append(f"Python {shipped.minor}, which is not on this machine{instead}")
+    if here not in tried_with:
+        lines.append(f"importing spectrakit: these wheels are not for Python {here}, which runs here")
+    if not isolated:
+        lines.append("reaching a network: this user may not create a network namespace, so only pip was restricted")
+    lines.append(
+        "the platform's own packages: they were present by name and version only, without torch, a GPU or "
+        f"{shipped.platform} itself"
+    )
+    return tuple(lines)
+
+# %% ../../nbs/23_offline/04_dry_install.ipynb #c87cc330
 def dry_install(wheelhouse: Path, shipped: PlatformPackages, folder: Path) -> DryInstall:
     """Install the folder `wheelhouse` as on the platform `shipped`.
 
@@ -236,27 +260,3 @@ def dry_install(wheelhouse: Path, shipped: PlatformPackages, folder: Path) -> Dr
         problems += [f"with Python {version}: {line}" for line in failed]
     untried = _untried(shipped, python, [version for _, version in trials], bool(net))
     return DryInstall(tuple(outcomes), untried, tuple(problems))
-
-
-def _served_pythons(wheelhouse: Path) -> list[str]:
-    return json.loads((wheelhouse / "wheelhouse.json").read_text(encoding="utf-8"))["python"]
-
-
-def _untried(
-    shipped: PlatformPackages, python: str | None, tried_with: Sequence[str], isolated: bool
-) -> tuple[str, ...]:
-    "What a dry install with the Pythons `tried_with` could not show, one sentence each."
-    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    lines = []
-    if python is None:
-        instead = f"; Python {here} was used instead" if tried_with else ""
-        lines.append(f"Python {shipped.minor}, which is not on this machine{instead}")
-    if here not in tried_with:
-        lines.append(f"importing spectrakit: these wheels are not for Python {here}, which runs here")
-    if not isolated:
-        lines.append("reaching a network: this user may not create a network namespace, so only pip was restricted")
-    lines.append(
-        "the platform's own packages: they were present by name and version only, without torch, a GPU or "
-        f"{shipped.platform} itself"
-    )
-    return tuple(lines)

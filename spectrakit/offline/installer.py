@@ -283,6 +283,16 @@ def wheels_to_install(manifest: dict, where: str) -> list:
     ]
 
 # %% ../../nbs/23_offline/02_installer.ipynb #23e57a66
+def _print_summary(installed: list, wheels: list) -> None:
+    if installed:
+        line = "installed {}".format(", ".join(installed))
+    else:
+        line = f"nothing to install: {KIT} {version_here(KIT)} is here"
+    if KIT in sys.modules and any(w["name"] == KIT for w in wheels):
+        line += "; an older one is loaded in this process: restart it"
+    print(f"{KIT}: {line}")
+
+# %% ../../nbs/23_offline/02_installer.ipynb #3fe51605
 def install(folder: "str | None" = None, anyway: bool = False) -> list:
     """Install from `folder` what is missing here; returns what was installed, such as ['spectrakit 0.1.0'].
 
@@ -317,16 +327,6 @@ def install(folder: "str | None" = None, anyway: bool = False) -> list:
         installed += ["{} {} for launch processes, in {}".format(w["name"], w["version"], where) for w in for_launch]
     _print_summary(installed, wheels)
     return installed
-
-
-def _print_summary(installed: list, wheels: list) -> None:
-    if installed:
-        line = "installed {}".format(", ".join(installed))
-    else:
-        line = f"nothing to install: {KIT} {version_here(KIT)} is here"
-    if KIT in sys.modules and any(w["name"] == KIT for w in wheels):
-        line += "; an older one is loaded in this process: restart it"
-    print(f"{KIT}: {line}")
 
 # %% ../../nbs/23_offline/02_installer.ipynb #fc327962
 def main(arguments: list) -> int:

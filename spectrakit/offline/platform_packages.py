@@ -194,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", metavar="FILE", help="default: print it")
     return parser
 
-
+# %% ../../nbs/23_offline/00_platform_packages.ipynb #2ca79e4d
 def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m spectrakit.offline.platform_packages FREEZE`: turn a `pip freeze` into a dated list.
 

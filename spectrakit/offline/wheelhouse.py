@@ -416,7 +416,7 @@ def _manifest(
         "wheels": lines,
     }
 
-
+# %% ../../nbs/23_offline/05_wheelhouse.ipynb #1a1a9ebc
 def _dry_installs(staged: Path, lists: Sequence[PlatformPackages], work: Path) -> DryInstall:
     "One dry install for each Python of the platform, as one result. RuntimeError where one fails."
     parts = []
@@ -440,13 +440,11 @@ def _dry_installs(staged: Path, lists: Sequence[PlatformPackages], work: Path) -
 class WheelhouseOptions:
     "What is rarely changed about a wheelhouse."
 
-    owner: str | None = (
-        None  # the Kaggle account that the data set will belong to; default: as it was, or to be filled in
-    )
+    owner: str | None = None  # the Kaggle account of the data set; default: as it was, or to be filled in
     check: bool = True  # try a dry install before the folder is moved to its place
     wheel: Path | str | None = None  # spectrakit's wheel, if it is already built; default: it is built now
 
-
+# %% ../../nbs/23_offline/05_wheelhouse.ipynb #bf024ac1
 def make_wheelhouse(
     out: Path | str,
     target: str = "kaggle",
