@@ -30,7 +30,7 @@ _PIECE = 2**24  # bytes that are copied at a time
 class CheckpointError(OSError):
     "A checkpoint could not be written or read; the message says which one and why."
 
-
+# %% ../../nbs/20_checkpoint/01_store.ipynb #214a2e01
 class _HashedFile:
     "A new file that is hashed while it is written, and flushed to the disk when it is closed."
 
@@ -112,7 +112,7 @@ def _as_pairs(tensor: Any) -> Any:
     tensor = tensor.detach().resolve_conj().resolve_neg()
     return torch.view_as_real(tensor) if tensor.dtype in (torch.complex128, torch.complex32) else tensor
 
-
+# %% ../../nbs/20_checkpoint/01_store.ipynb #e17fe516
 def write_tensors(file: Any, tensors: dict[str, Any]) -> None:
     """Write tensors by name to an open binary `file` as safetensors; one with two names is written twice.
 
@@ -288,7 +288,7 @@ def checkpoint_bytes(path: Path) -> int:
     except OSError:
         return 0
 
-
+# %% ../../nbs/20_checkpoint/01_store.ipynb #9d1db9fa
 def _publish(folder: Path, name: str, need: int, fill: Callable[[Path], None], pointers: list[str]) -> Saved:
     "Let `fill` write `need` bytes into a temporary folder, give it its `name` in `folder`, and point to it."
     target, temporary, aside = folder / name, folder / f".writing-{name}-{os.getpid()}", folder / f".old-{name}"
@@ -617,6 +617,19 @@ class _Counted:
         return size
 
 
+def _pickled_and_back(tree: Any) -> int:
+    "The size of `tree` as it is pickled, once it has been loaded again."
+    import io
+
+    import torch
+
+    file = io.BytesIO()
+    torch.save(tree, file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
+    return file.getbuffer().nbytes
+
+# %% ../../nbs/20_checkpoint/01_store.ipynb #97334f1a
 def rehearse(content: CheckpointContent, write_up_to: int = 2**26) -> int:
     """Bytes that a checkpoint with this content takes. CheckpointError, which names the value, where it cannot be
     saved.
@@ -640,19 +653,6 @@ def rehearse(content: CheckpointContent, write_up_to: int = 2**26) -> int:
             raise CheckpointError(place)
         file.bytes += _pickled_and_back(tree) if small else tensor_bytes(tree)
     return file.bytes
-
-
-def _pickled_and_back(tree: Any) -> int:
-    "The size of `tree` as it is pickled, once it has been loaded again."
-    import io
-
-    import torch
-
-    file = io.BytesIO()
-    torch.save(tree, file)
-    file.seek(0)
-    torch.load(file, weights_only=True)
-    return file.getbuffer().nbytes
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #23a2fc0c
 def random_state() -> dict:

@@ -52,7 +52,7 @@ def try_lock(handle: int) -> bool:
     except (ImportError, OSError):
         return False
 
-
+# %% ../../nbs/21_distributed/01_heartbeat.ipynb #dd2571e0
 def _map_page(path: Path | None, size: int, create: bool) -> mmap.mmap:
     "`size` bytes of the file at `path`, shared; of memory that is not shared where that is None."
     if path is None:

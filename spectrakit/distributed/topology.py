@@ -101,7 +101,7 @@ def _room(config: Config, platform: Platform) -> tuple[int, str]:
         return gpus, f"{gpus} GPU{'s' * (gpus != 1)}"
     return max(2, platform.cores), f"no GPU and {platform.cores} CPU cores"
 
-
+# %% ../../nbs/21_distributed/00_topology.ipynb #b76ebc87
 def _check_alone_is_asked_for(config: Config) -> None:
     "RequestError with what to type, unless distributed.fallback=true was: each of several machines would train alone."
     d, words = config.distributed, "distributed.node_rank={} distributed.rdzv_endpoint=HOST:29500"
@@ -122,7 +122,7 @@ def _check_gpus(config: Config, platform: Platform) -> None:
             "trainer.accelerator=auto."
         )
 
-
+# %% ../../nbs/21_distributed/00_topology.ipynb #a546a85a
 def _processes_asked(config: Config, platform: Platform) -> int:
     "How many processes are asked for on all machines. RequestError where the numbers contradict each other."
     d, nodes = config.distributed, config.distributed.num_nodes
