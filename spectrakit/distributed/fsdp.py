@@ -85,7 +85,7 @@ def same_on_all_ranks(tensors: Iterable[Any], device: Any = None) -> None:
         dist.broadcast(values, 0)
         tensor.detach().copy_(values)
 
-
+# %% ../../nbs/21_distributed/02_fsdp.ipynb #c616d7bd
 def _ready(model: Any, device: Any = None) -> None:
     "Make a model fit to be cut: the same everywhere, its weights contiguous. RequestError where one has no rows."
     for name, parameter in model.named_parameters():
@@ -96,24 +96,6 @@ def _ready(model: Any, device: Any = None) -> None:
             )
         parameter.data = parameter.data.contiguous()
     same_on_all_ranks([*model.parameters(), *model.buffers()], device)
-
-# %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc05
-def shard(model: Any, mesh: Any = None, mixed_precision: str = "no") -> Any:
-    """`model`, changed in place: each rank keeps a part of it. All ranks call it; build the optimizer afterwards.
-
-    `mesh`: a DeviceMesh of all ranks, made where None. `mixed_precision`: no, bf16 or fp16. RequestError where the
-    model cannot be cut, or where this torch cannot do it on a CPU.
-    """
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    kind = next((p.device.type for p in model.parameters()), "cpu")
-    _check_torch(kind)
-    _ready(model)
-    mesh = mesh or init_device_mesh(kind, (dist.get_world_size(),))
-    _shard_units(model, mesh, mixed_precision)
-    return _settle(fully_shard(model, mesh=mesh, mp_policy=_policy(mixed_precision, root=True)), kind)
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc06
 def _settle(model: Any, kind: str) -> Any:
@@ -143,6 +125,24 @@ def _check_torch(kind: str) -> None:
     raise RequestError(
         f"torch {torch.__version__} cannot share out a model on CPUs. Use distributed.strategy=ddp, or a newer torch."
     )
+
+# %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc05
+def shard(model: Any, mesh: Any = None, mixed_precision: str = "no") -> Any:
+    """`model`, changed in place: each rank keeps a part of it. All ranks call it; build the optimizer afterwards.
+
+    `mesh`: a DeviceMesh of all ranks, made where None. `mixed_precision`: no, bf16 or fp16. RequestError where the
+    model cannot be cut, or where this torch cannot do it on a CPU.
+    """
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    kind = next((p.device.type for p in model.parameters()), "cpu")
+    _check_torch(kind)
+    _ready(model)
+    mesh = mesh or init_device_mesh(kind, (dist.get_world_size(),))
+    _shard_units(model, mesh, mixed_precision)
+    return _settle(fully_shard(model, mesh=mesh, mp_policy=_policy(mixed_precision, root=True)), kind)
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc07
 def shard_by_accelerate(accelerator: Any, model: Any) -> Any:
@@ -228,30 +228,6 @@ def load_whole_optimizer(optimizer: Any, state: dict) -> None:
     }
     optimizer.load_state_dict({**state, "state": parts})
 
-# %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc11
-def load_whole_model(module: Any, state: dict | None, broadcast_from_main: bool = False) -> None:
-    """Load a whole state dict into a plain or a sharded model. All ranks call it; with `broadcast_from_main` all but
-    rank 0 may pass None. RuntimeError, on every rank, where names or shapes do not fit: then nothing is loaded.
-    """
-    import torch
-
-    if broadcast_from_main:
-        state = _announced(state)
-    if state is None:
-        raise RuntimeError("There are no weights to load: only with broadcast_from_main may a rank pass None.")
-    own, parts = module.state_dict(), {}
-    _check_fit(own, state)
-    for name, tensor in state.items():
-        target = own.get(name)
-        if _is_dtensor(target):
-            parts[name] = _part(tensor, target)
-        elif broadcast_from_main and torch.is_tensor(target):
-            parts[name] = tensor.to(target.device, copy=True)
-            same_on_all_ranks([parts[name]])
-        else:
-            parts[name] = tensor
-    module.load_state_dict(parts)
-
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc12
 def _check_fit(own: dict, state: dict) -> None:
     "RuntimeError that says what does not fit. Torch's own check comes when half of it is loaded."
@@ -283,6 +259,30 @@ def _announced(state: dict | None) -> dict:
         return state
     return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in kinds[0].items()}
 
+# %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc11
+def load_whole_model(module: Any, state: dict | None, broadcast_from_main: bool = False) -> None:
+    """Load a whole state dict into a plain or a sharded model. All ranks call it; with `broadcast_from_main` all but
+    rank 0 may pass None. RuntimeError, on every rank, where names or shapes do not fit: then nothing is loaded.
+    """
+    import torch
+
+    if broadcast_from_main:
+        state = _announced(state)
+    if state is None:
+        raise RuntimeError("There are no weights to load: only with broadcast_from_main may a rank pass None.")
+    own, parts = module.state_dict(), {}
+    _check_fit(own, state)
+    for name, tensor in state.items():
+        target = own.get(name)
+        if _is_dtensor(target):
+            parts[name] = _part(tensor, target)
+        elif broadcast_from_main and torch.is_tensor(target):
+            parts[name] = tensor.to(target.device, copy=True)
+            same_on_all_ranks([parts[name]])
+        else:
+            parts[name] = tensor
+    module.load_state_dict(parts)
+
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc13
 def gradient_norm_clip(params: list, limit: float) -> Any:
     "Shorten the gradient of all parameters together to the norm `limit`; returns the norm that it had, a 0-dim tensor."
@@ -291,7 +291,7 @@ def gradient_norm_clip(params: list, limit: float) -> Any:
     norm: Any = clip_grad_norm_(params, limit)
     return norm.full_tensor() if _is_dtensor(norm) else norm
 
-
+# %% ../../nbs/21_distributed/02_fsdp.ipynb #a79add8f
 def gradient_value_clip(params: list, limit: float) -> None:
     "Bring each value of the gradients into the range from -`limit` to `limit`, in place."
     import torch
@@ -306,7 +306,7 @@ def gradient_clip(algorithm: str) -> Callable[[list, float], Any]:
     "The function that bounds the gradients of parameters: by 'norm' or by 'value'."
     return {"norm": gradient_norm_clip, "value": gradient_value_clip}[algorithm]
 
-
+# %% ../../nbs/21_distributed/02_fsdp.ipynb #a19fd07a
 def scale(grads: list, factor: Any) -> None:
     "Multiply gradients, whole ones and parts, by a number or a 0-dim tensor, in place."
     import torch
