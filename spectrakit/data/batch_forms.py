@@ -86,7 +86,7 @@ def _stack(samples: Sequence[Any], where: str) -> Any:
         )
     return default_collate(list(samples))
 
-
+# %% ../../nbs/22_data/00_batch_forms.ipynb #d38a9061
 def collate_samples(samples: Sequence[Any], where: str = "a sample") -> Any:
     """A batch made of a list of samples of one form: tensors and numbers are stacked, [samples, …].
 
@@ -160,7 +160,7 @@ def default_targets(batch: Any) -> Any:
     values = [value for value in batch if not is_text(value)]
     return values[-1] if values else None
 
-
+# %% ../../nbs/22_data/00_batch_forms.ipynb #55e4b5ca
 def is_id(name: str, values: Any) -> bool:
     "Whether a part of a batch, or an array of predictions, says which sample is which: by its name, or as texts."
     return name in _ID_NAMES or name.endswith(("_id", "_ids", "_name")) or is_text(values)
@@ -209,7 +209,7 @@ def _samples_of(part: Any) -> Any:
     values = [numpy.asarray(on_cpu(v)) for v in part]
     return numpy.stack(values) if len({v.shape for v in values}) == 1 else values
 
-
+# %% ../../nbs/22_data/00_batch_forms.ipynb #c1cca320
 def join_parts(parts: Sequence[Any]) -> tuple[Any, Any]:
     """The parts of all batches as one array [samples, …], and the lengths of its samples where they differ, or None.
 

@@ -15,11 +15,29 @@ from typing import Any
 
 from .loaders import SeededSamples, end_with_parent
 
-# %% ../../nbs/22_data/02_fingerprint.ipynb #23a2fc01
+# %% ../../nbs/22_data/02_fingerprint.ipynb #8a380c0c
 class _Unknown(Exception):
     "A value whose content cannot be hashed."
 
 
+def _add_tensor(digest: Any, tensor: Any) -> None:
+    import torch
+
+    digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    if tensor.is_sparse or tensor.is_quantized:
+        raise _Unknown
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _add_array(digest: Any, value: Any) -> None:
+    import numpy
+
+    array = numpy.ascontiguousarray(value)
+    if array.dtype.hasobject:
+        raise _Unknown
+    digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+
+# %% ../../nbs/22_data/02_fingerprint.ipynb #23a2fc01
 def _add(digest: Any, value: Any) -> None:
     "Hash `value` and all in it."
     if isinstance(value, dict):
@@ -40,24 +58,6 @@ def _add(digest: Any, value: Any) -> None:
         _add_array(digest, value)
     else:
         raise _Unknown
-
-
-def _add_tensor(digest: Any, tensor: Any) -> None:
-    import torch
-
-    digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    if tensor.is_sparse or tensor.is_quantized:
-        raise _Unknown
-    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def _add_array(digest: Any, value: Any) -> None:
-    import numpy
-
-    array = numpy.ascontiguousarray(value)
-    if array.dtype.hasobject:
-        raise _Unknown
-    digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
 
 # %% ../../nbs/22_data/02_fingerprint.ipynb #51b6d0d7
 def content_hash(value: Any) -> str | None:
