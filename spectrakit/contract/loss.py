@@ -91,29 +91,7 @@ def add_logs(sums: dict[str, tuple], logs: Mapping[str, tuple[Any, Any]]) -> Non
         before = sums.get(name)
         sums[name] = (value, count) if before is None else (before[0] + value, before[1] + count)
 
-# %% ../../nbs/38_contract/00_loss.ipynb #23a2fc03
-def check_loss(task: Any, result: Any) -> None:
-    "RequestError where `result`, which the task's `loss` returned, is in none of the forms that a loss may have."
-    import torch
-
-    name, loss = f"{type(task).__name__}.loss", as_loss(result)
-    scalar = loss.value
-    if not torch.is_tensor(scalar) or scalar.numel() != 1 or scalar.dim() > 0:
-        got = f"a tensor of shape {list(scalar.shape)}" if torch.is_tensor(scalar) else f"{type(scalar).__name__}"
-        raise RequestError(
-            f"{name} returned {got}. It has to return a scalar tensor, the mean over the batch's samples, "
-            "a tuple (sum, weight), or sk.Loss."
-        )
-    if loss.weight is not None or isinstance(result, tuple):
-        _check_weight(name, loss.weight)
-    _check_logs(name, loss.logs)
-    if not scalar.requires_grad:
-        raise RequestError(
-            f"{name} returned a number that does not depend on the model's weights. Do not detach it, "
-            "and do not use .item()."
-        )
-
-
+# %% ../../nbs/38_contract/00_loss.ipynb #e983e26e
 def _check_weight(name: str, weight: Any) -> None:
     "RequestError where a loss's weight is none."
     import torch
@@ -148,3 +126,25 @@ def _check_logs(name: str, logs: Any) -> None:
                 f"{name} logged {key!r} as {type(pair).__name__}. It has to be a tuple (sum over the batch's samples, "
                 "count)."
             )
+
+# %% ../../nbs/38_contract/00_loss.ipynb #23a2fc03
+def check_loss(task: Any, result: Any) -> None:
+    "RequestError where `result`, which the task's `loss` returned, is in none of the forms that a loss may have."
+    import torch
+
+    name, loss = f"{type(task).__name__}.loss", as_loss(result)
+    scalar = loss.value
+    if not torch.is_tensor(scalar) or scalar.numel() != 1 or scalar.dim() > 0:
+        got = f"a tensor of shape {list(scalar.shape)}" if torch.is_tensor(scalar) else f"{type(scalar).__name__}"
+        raise RequestError(
+            f"{name} returned {got}. It has to return a scalar tensor, the mean over the batch's samples, "
+            "a tuple (sum, weight), or sk.Loss."
+        )
+    if loss.weight is not None or isinstance(result, tuple):
+        _check_weight(name, loss.weight)
+    _check_logs(name, loss.logs)
+    if not scalar.requires_grad:
+        raise RequestError(
+            f"{name} returned a number that does not depend on the model's weights. Do not detach it, "
+            "and do not use .item()."
+        )

@@ -126,7 +126,7 @@ def check_sparse(model: Any, optimizer: Any) -> None:
             "Use sparse=False there."
         )
 
-
+# %% ../../nbs/38_contract/02_optimizer.ipynb #0b29792f
 def build_optimizer(model: Any, config: Config) -> Any:
     """The optimizer that the settings name, for the trainable parameters of `model`; fused where torch has that for
     every parameter, which spares fp16 a wait for the GPU. RequestError where it cannot be made.

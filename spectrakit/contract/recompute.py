@@ -47,6 +47,22 @@ def recompute(module: Any) -> None:
     forward.recomputed = True  # type: ignore[attr-defined]
     module.forward = forward
 
+# %% ../../nbs/38_contract/05_recompute.ipynb #8d3de652
+def _switched_on(model: Any) -> list[str]:
+    "Switch on what Hugging Face and timm have for it; the names of the modules that have it."
+    found: list[str] = []
+    for name, module in model.named_modules():
+        if any(not outer or name.startswith(f"{outer}.") for outer in found):
+            continue  # the outer one has seen to it
+        if callable(enable := getattr(module, "gradient_checkpointing_enable", None)):
+            enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        elif callable(enable := getattr(module, "set_grad_checkpointing", None)):
+            enable(True)
+        else:
+            continue
+        found.append(name)
+    return found
+
 # %% ../../nbs/38_contract/05_recompute.ipynb #6ff1d55b
 def save_activations(model: Any, asked: Any) -> list[str]:
     """Do what training.gradient_checkpointing asks for; returns the names of the blocks that are computed again.
@@ -78,20 +94,4 @@ def save_activations(model: Any, asked: Any) -> list[str]:
             "training.gradient_checkpointing=true finds no blocks: the model has no switch for it, no nn.ModuleList. "
             f"Name the blocks, such as training.gradient_checkpointing=[{names[0] if names else 'blocks.*'}]."
         )
-    return found
-
-
-def _switched_on(model: Any) -> list[str]:
-    "Switch on what Hugging Face and timm have for it; the names of the modules that have it."
-    found: list[str] = []
-    for name, module in model.named_modules():
-        if any(not outer or name.startswith(f"{outer}.") for outer in found):
-            continue  # the outer one has seen to it
-        if callable(enable := getattr(module, "gradient_checkpointing_enable", None)):
-            enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        elif callable(enable := getattr(module, "set_grad_checkpointing", None)):
-            enable(True)
-        else:
-            continue
-        found.append(name)
     return found

@@ -16,6 +16,27 @@ from .task import provides
 from ..data.loaders import mix_seed
 from ..system.errors import RequestError
 
+# %% ../../nbs/38_contract/04_sampler.ipynb #139f9bba
+def _drawn(sampler: Any, seed: int, epoch: int) -> list:
+    "What a sampler yields in `epoch`, no more than one above its length; the global generators are put back."
+    import numpy
+    import torch
+
+    before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    numpy.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
+    if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
+        generator.manual_seed(seed)
+    if callable(getattr(sampler, "set_epoch", None)):
+        sampler.set_epoch(epoch)
+    try:
+        return list(islice(iter(sampler), len(sampler) + 1))
+    finally:
+        random.setstate(before[0])
+        numpy.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
 # %% ../../nbs/38_contract/04_sampler.ipynb #11dd0258
 @dataclass(frozen=True)
 class SampledOrder:
@@ -42,55 +63,17 @@ class SampledOrder:
             return torch.searchsorted(ends, places * ends[-1], right=True)
         return torch.tensor([int(index) for index in _drawn(self.sampler, seed, epoch)], dtype=torch.int64)
 
-
-def _drawn(sampler: Any, seed: int, epoch: int) -> list:
-    "What a sampler yields in `epoch`, no more than one above its length; the global generators are put back."
-    import numpy
+# %% ../../nbs/38_contract/04_sampler.ipynb #54ed9fd4
+def _check_weights(name: str, weights: Any, samples: int) -> None:
+    "RequestError where `weights`, a tensor, are not one for each of the `samples`, or cannot be drawn by."
     import torch
 
-    before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    numpy.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
-    if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
-        generator.manual_seed(seed)
-    if callable(getattr(sampler, "set_epoch", None)):
-        sampler.set_epoch(epoch)
-    try:
-        return list(islice(iter(sampler), len(sampler) + 1))
-    finally:
-        random.setstate(before[0])
-        numpy.random.set_state(before[1])
-        torch.set_rng_state(before[2])
-
-# %% ../../nbs/38_contract/04_sampler.ipynb #9a0a8a30
-def sampled_order(task: Any, dataset: Any, config: Config) -> SampledOrder | None:
-    """The order that the task's `sampler` gives to its training data; None where it has none, or returns None.
-
-    RequestError where the sampler cannot be repeated, has no end, or gives what are no indices.
-    """
-    import torch
-
-    sampler = task.sampler(dataset, config) if provides(task, "sampler") else None
-    if sampler is None:
-        return None
-    name, samples = f"{type(task).__name__}.sampler", len(dataset)
-    if torch.is_tensor(sampler) or hasattr(sampler, "__array__"):
-        weights = torch.as_tensor(sampler)
-        if (
-            weights.shape != (samples,)
-            or not bool(torch.isfinite(weights).all() & (weights >= 0).all())
-            or not weights.any()
-        ):
-            raise RequestError(
-                f"{name} returned weights of shape {list(weights.shape)} for {samples} samples. It needs a finite "
-                "weight from 0 up for each of them, and one above 0."
-            )
-        return SampledOrder(weights.cpu(), config.seed)
-    _check_sampler(name, sampler)
-    order = SampledOrder(sampler, config.seed)
-    _check_order(name, order, samples)
-    return order
+    usable = weights.shape == (samples,) and bool(torch.isfinite(weights).all() & (weights >= 0).all())
+    if not usable or not weights.any():
+        raise RequestError(
+            f"{name} returned weights of shape {list(weights.shape)} for {samples} samples. It needs a finite "
+            "weight from 0 up for each of them, and one above 0."
+        )
 
 
 def _check_sampler(name: str, sampler: Any) -> None:
@@ -113,7 +96,7 @@ def _check_sampler(name: str, sampler: Any) -> None:
             "samples to draw, or return weights, one for each sample."
         )
 
-# %% ../../nbs/38_contract/04_sampler.ipynb #4c875433
+# %% ../../nbs/38_contract/04_sampler.ipynb #d1d0d692
 def _check_order(name: str, order: SampledOrder, samples: int) -> None:
     "RequestError where epoch 0 has another length than the sampler, is another one each time, or holds no indices."
     kind, length = type(order.sampler).__name__, len(order)
@@ -129,3 +112,24 @@ def _check_order(name: str, order: SampledOrder, samples: int) -> None:
             f"{name} returned a {kind} that yields another order when epoch 0 is drawn again, so that a resume could "
             "not go on in it. Draw from the global generators of random, numpy or torch, or seed with `set_epoch`."
         )
+
+# %% ../../nbs/38_contract/04_sampler.ipynb #9a0a8a30
+def sampled_order(task: Any, dataset: Any, config: Config) -> SampledOrder | None:
+    """The order that the task's `sampler` gives to its training data; None where it has none, or returns None.
+
+    RequestError where the sampler cannot be repeated, has no end, or gives what are no indices.
+    """
+    import torch
+
+    sampler = task.sampler(dataset, config) if provides(task, "sampler") else None
+    if sampler is None:
+        return None
+    name, samples = f"{type(task).__name__}.sampler", len(dataset)
+    if torch.is_tensor(sampler) or hasattr(sampler, "__array__"):
+        weights = torch.as_tensor(sampler)
+        _check_weights(name, weights, samples)
+        return SampledOrder(weights.cpu(), config.seed)
+    _check_sampler(name, sampler)
+    order = SampledOrder(sampler, config.seed)
+    _check_order(name, order, samples)
+    return order

@@ -99,7 +99,7 @@ def own_line(error: BaseException) -> str:
     name = "a cell" if "ipykernel" in file or file.startswith("<") else re.split(r"[/\\]", file)[-1]
     return f"{name}, line {number}" + (f": {code[:120]}" if code else "")
 
-
+# %% ../../nbs/39_preflight/02_diagnosis.ipynb #596a48c3
 def method_of(error: BaseException, task: Any, otherwise: str) -> str:
     "The task's method in which an error was raised; `otherwise` where it was in none."
     for frame, _ in _frames(error)[::-1]:
@@ -151,7 +151,7 @@ def _shapes(m: re.Match, s: Scene) -> tuple[str, str]:
         "Compare the model's outputs with the targets: outputs.squeeze(-1), or targets[:, None].",
     )
 
-
+# %% ../../nbs/39_preflight/02_diagnosis.ipynb #50983aac
 _SHAPES: tuple[Row, ...] = (
     (r"mat1 and mat2 shapes cannot be multiplied \(\d+x(?P<got>\d+) and (?P<wants>\d+)x\d+\)", _width),
     (r"size mismatch, got input \(\d+\), mat \(\d+x(?P<got>\d+)\), vec \((?P<wants>\d+)\)", _width),
@@ -187,7 +187,7 @@ def _target_types(m: re.Match, s: Scene) -> tuple[str, str]:
         "Class numbers have to be int64 (y.long()), values and probabilities float32 (y.float()).",
     )
 
-
+# %% ../../nbs/39_preflight/02_diagnosis.ipynb #c93d3e08
 def _out_of_range(m: re.Match, s: Scene) -> tuple[str, str]:
     label = int(m["label"])
     least = f", at least {label + 1}" if label >= 0 else ""
@@ -223,7 +223,7 @@ def _no_tensor(m: re.Match, s: Scene) -> tuple[str, str]:
         )
     return f"a function of torch was given a {m['kind']} where it takes a tensor", "Make a tensor of it first."
 
-
+# %% ../../nbs/39_preflight/02_diagnosis.ipynb #c29d413d
 _TYPES: tuple[Row, ...] = (
     (r"expected (scalar type|target dtype to be) Long\b.* (found|got)|\"nll_loss.*not implemented for", _target_types),
     (r"Expected floating point type for target", _target_types),
@@ -282,6 +282,8 @@ _DEVICES: tuple[Row, ...] = (
         ),
     ),
 )
+
+# %% ../../nbs/39_preflight/02_diagnosis.ipynb #f7d4a20c
 _LEARNING: tuple[Row, ...] = (
     (
         r"more than 1 value per channel when training",

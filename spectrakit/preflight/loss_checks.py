@@ -35,7 +35,7 @@ def spread_shapes(tensors: list[Any], samples: int) -> tuple[list[int], list[int
                 return list(shapes[0]), list(shapes[1])
     return None
 
-
+# %% ../../nbs/39_preflight/00_loss_checks.ipynb #45449787
 @contextlib.contextmanager
 def watch_shapes(task: Any, samples: int) -> Iterator[None]:
     """Within this block, in which the loss of a batch of `samples` is computed, outputs and targets must not be spread.
@@ -74,7 +74,7 @@ def adds_up(plan: BatchPlan) -> bool:
         or plan.samples_per_epoch % plan.effective_batch_size != 0
     )
 
-
+# %% ../../nbs/39_preflight/00_loss_checks.ipynb #63cfd6d1
 def _mean(task: Any, model: Any, data: Any, samples: int) -> tuple[float, float]:
     "The loss of a batch as (sum, weight)."
     loss = as_loss(task.loss(model, data))
