@@ -53,6 +53,7 @@ ALIASES = {
     **dict.fromkeys(("lr", "training.lr", "trainer.lr", "optimizer.learning_rate"), "optimizer.lr"),
     **dict.fromkeys(("training.epochs", "trainer.epochs", "epochs"), "trainer.max_epochs"),
     "max_steps": "trainer.max_steps",
+    **dict.fromkeys(("swa", "training.swa", "trainer.swa", "average_checkpoints"), "training.average"),
     **dict.fromkeys(("gradient_checkpointing", "trainer.gradient_checkpointing"), "training.gradient_checkpointing"),
     **dict.fromkeys(("training.compile_model", "trainer.compile_model", "compile_model"), "trainer.compile"),
     **dict.fromkeys(("training.grad_clip_norm", "grad_clip_norm"), "trainer.gradient_clip_val"),

@@ -83,6 +83,11 @@ def _folder(value: Any) -> None:
         raise ValueError("it needs the name of a folder, or null")
 
 
+def _average(value: Any) -> None:
+    if value is not None and not re.fullmatch(r"(last|best):([2-9]|[1-9][0-9]+)", value):
+        raise ValueError("it needs last:N or best:N with N from 2 up, such as last:3")
+
+
 def _moment(value: Any) -> None:
     if value is not None:
         parse_moment(value)
@@ -286,6 +291,12 @@ class TrainingConfig:
     gradient_accumulation_steps: int = setting(1, "micro batches in one optimizer step", minimum=1)
     ema_decay: float | None = setting(
         None, "keep an exponential moving average of the weights, used for evaluation", minimum=0, maximum=0.999999
+    )
+    average: str | None = setting(
+        None,
+        "at the end, try the mean of saved checkpoints: last:3, or best:3 by checkpoint.monitor; kept if better",
+        check=_average,
+        added_later=True,
     )
     gradient_checkpointing: Any = setting(
         False,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.store import find_checkpoint, load_weights
+from ..checkpoint.store import find_checkpoint, load_weights, read_manifest
 from ..config.schema import Config
 from ..contract.task import check_task, provides
 from ..data.batch_forms import ids_of, is_id, join_parts, map_batch, on_cpu
@@ -48,7 +48,8 @@ def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, l
             f"The weights of {path.name} do not fit the model of {type(task).__name__} ({reason}). "
             "Use the task that trained this run."
         ) from None
-    return model.eval(), path.name, notes
+    steps = read_manifest(path).get("averaged", [])
+    return model.eval(), path.name + (f", the mean of {len(steps)} checkpoints" if steps else ""), notes
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #23a2fc02
 def submission_table(task: Any, arrays: dict[str, Any]) -> Any:
@@ -65,9 +66,6 @@ def submission_table(task: Any, arrays: dict[str, Any]) -> Any:
         name = name.removesuffix("s")
         columns.update({f"{name}_{i}" if flat.shape[1] > 1 else name: flat[:, i] for i in range(flat.shape[1])})
     return columns
-
-# %% ../../nbs/45_jobs/00_prediction.ipynb #d6ce9e2e
-#| export
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #e1066565
 _TABLES = "It has to return a pandas table, a mapping of columns, or a list of rows."

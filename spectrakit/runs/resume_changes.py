@@ -40,6 +40,7 @@ _FREE = {
     "trainer.accelerator",
     "trainer.compile",
     "training.gradient_checkpointing",
+    "training.average",
 }
 _BOUND = {"distributed.mixed_precision", "distributed.sync_batchnorm", "checkpoint.monitor", "checkpoint.mode"}
 

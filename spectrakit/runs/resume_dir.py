@@ -18,6 +18,7 @@ from pathlib import Path
 
 from spectrakit.checkpoint.store import (
     CheckpointError,
+    averaged_names,
     checkpoint_bytes,
     checkpoints,
     mirror_checkpoint,
@@ -56,7 +57,8 @@ def _lines_to_keep(plan: ResumePlan) -> list[tuple[bytes, dict]]:
 def _other_checkpoints(plan: ResumePlan, lines: list[tuple[bytes, dict]]) -> tuple[str, list[Path]]:
     """The name of the best checkpoint, or ''; and the ones to copy besides the newest.
 
-    These are the best one and the last two bests of the log, because the stop may have asked for the last of them.
+    These are the best one, the last two bests of the log, because the stop may have asked for the last of them, and
+    those that are to be averaged.
     """
     if plan.run is None:
         return "", []
@@ -66,7 +68,8 @@ def _other_checkpoints(plan: ResumePlan, lines: list[tuple[bytes, dict]]) -> tup
         best = read_pointer(plan.run / "checkpoints", "BEST")
     else:
         best = next((name for name in bests if name in {p.name for p in there}), "")
-    return best, [p for p in there if p.name in (best, *bests[:2])]
+    averaged = averaged_names(plan.run / "checkpoints")
+    return best, [p for p in there if p.name in (best, *bests[:2], *averaged)]
 
 # %% ../../nbs/35_runs/06_resume_dir.ipynb #2b48292e
 def _copy_checkpoints(newest: list[Path], others: list[Path], best: str, folder: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from spectrakit.checkpoint.store import (
     CheckpointError,
     checkpoints,
+    drop_averages,
     find_checkpoint,
     load_state,
     load_weights,
@@ -193,10 +194,12 @@ def _move_position(s: TrainState, state: dict, notes: list[str]) -> int | None:
 def _restore_best(s: TrainState, requested: tuple[str | None, str], notes: list[str]) -> None:
     "The best result so far; forgotten where the settings watch another metric now (`requested`: its name and mode)."
     p, saved = s.progress, (s.monitor, s.mode)
+    if s.context.is_main:
+        drop_averages(s.checkpoints)
     if requested != saved and _may_change(s, "checkpoint.monitor", "checkpoint.mode", "data.valid"):
         s.monitor, s.mode = requested
         p.best_value = p.counted_value = p.best_step = None
-        p.best_metrics, p.bad_evals = {}, 0
+        p.best_metrics, p.bad_evals, p.to_average = {}, 0, []
         notes.append(
             f"best-result tracking starts over: by {requested[0]} ({requested[1]}) instead of {saved[0]} ({saved[1]})"
         )

@@ -56,6 +56,7 @@ class Progress:
     lr_scale: float = 1.0  # factor on the learning rate that rollbacks have left
     rollbacks: int = 0
     overflows: int = 0  # updates that fp16 left out
+    to_average: list = field(default_factory=list)  # [step, value] of checkpoints for training.average, the first stays
     behind: int = 0  # so many steps the schedule has to wait, because it has moved with updates that were left out
 
 # %% ../../nbs/40_training/01_state.ipynb #11a54767
@@ -438,7 +439,9 @@ def submit_snapshot(
     learned = [name for name, q in s.context.unwrap(s.learner.model).named_parameters() if q.requires_grad] + (
         s.nan.buffers or []
     )
-    snapshot = Snapshot(p.step, content, best or s.data.valid is None, tuple(learned), owned=sharded)
+    averaged = tuple(f"step-{step:08d}" for step, _ in p.to_average)
+    best = best or s.data.valid is None
+    snapshot = Snapshot(p.step, content, best, tuple(learned), owned=sharded, averaged=averaged)
     ok = not s.context.is_main or writer_of(s).put(snapshot, kind, began)
     return ok if alone else s.context.broadcast(ok)
 

@@ -122,6 +122,7 @@ ADDED_LATER = {
     "trainer.val_check_interval": 0.5,
     "launch.threads": 3,
     "data.allow_nan": "true",
+    "training.average": "last:3",
 }
 
 

@@ -182,6 +182,7 @@ def test_every_other_word_reaches_its_setting(alias):
         "tracking.mode": "offline",
         "tracking.project": "mine",
         "scheduler.warmup_ratio": 0.25,
+        "training.average": "last:3",
         "resume.source": "elsewhere",
         "run.dir": "elsewhere",
     }.get(target)

@@ -24,6 +24,8 @@ WORKS = {  # a word as it is typed → the setting that it means, and its value
     "compile_model=true": ("trainer.compile", True),
     "training.gradient_checkpointing=true": ("training.gradient_checkpointing", True),
     "gradient_checkpointing=true": ("training.gradient_checkpointing", True),
+    "swa=last:3": ("training.average", "last:3"),
+    "training.swa=best:2": ("training.average", "best:2"),
     "output_dir=/results/a100": ("run.dir", "/results/a100"),
     # the accumulation policies
     "accumulate_grad_batches=2": ("training.gradient_accumulation_steps", 2),
