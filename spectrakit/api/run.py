@@ -46,6 +46,13 @@ def _best_of(history: History) -> Best | None:
     metrics = history.all_metrics(event)
     return Best(history.monitor, metrics.get(history.monitor), event["step"], event["epoch"], metrics)
 
+# %% ../../nbs/60_api/00_run.ipynb #869ce06b
+def _title(run: "Run", history: History) -> str:
+    "A run in one line: its name, its status, its best evaluation."
+    best = _best_of(history)
+    value = f", best {best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else ""
+    return f"{run.path.name}: {run.ended or history.status}{value}"
+
 # %% ../../nbs/60_api/00_run.ipynb #fea97f29
 @dataclass(frozen=True)
 class Run:
@@ -126,13 +133,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self)!r})"
-
-
-def _title(run: Run, history: History) -> str:
-    "A run in one line: its name, its status, its best evaluation."
-    best = _best_of(history)
-    value = f", best {best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else ""
-    return f"{run.path.name}: {run.ended or history.status}{value}"
 
 # %% ../../nbs/60_api/00_run.ipynb #ce95c484
 def task_of(run: Run, task: Any) -> Any:

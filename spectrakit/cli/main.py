@@ -53,20 +53,29 @@ def usage() -> str:
         ]
     )
 
-# %% ../../nbs/90_cli/08_main.ipynb #8f25d39d
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. `arguments`: those of the process unless given.
+# %% ../../nbs/90_cli/08_main.ipynb #115fc0b1
+def _dispatch(words: list[str]) -> int:
+    "Run the command that `words` name."
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if words[0] == "--version":
+        from spectrakit import __version__
 
-    What is printed is masked, also the traceback of an error that nobody expected: after one the streams stay so."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # × and ★ are no reason to fail where a terminal lacks them
-    streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast(TextIO, MaskedStream(stream)) for stream in streams)
-    status = _status(words)
-    sys.stderr.flush()
-    sys.stdout, sys.stderr = streams
-    return status
+        print(__version__)
+        return 0
+    command = find_command(words[0])
+    try:
+        return command(words[1:])
+    except SystemExit as end:  # argparse's --help and its errors
+        return end.code if isinstance(end.code, int) else 0
+
+# %% ../../nbs/90_cli/08_main.ipynb #1b054c0c
+def _is_request(error: ValueError) -> bool:
+    "Whether the error is the user's to correct: a RequestError, or a SPECTRAKIT_… variable that cannot be read."
+    from spectrakit.system.errors import RequestError
+
+    return isinstance(error, RequestError) or "SPECTRAKIT_" in str(error)
 
 
 def _status(words: list[str]) -> int:
@@ -89,26 +98,17 @@ def _status(words: list[str]) -> int:
         discard_output()
         return 0
 
+# %% ../../nbs/90_cli/08_main.ipynb #8f25d39d
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status. `arguments`: those of the process unless given.
 
-def _dispatch(words: list[str]) -> int:
-    "Run the command that `words` name."
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0
-    if words[0] == "--version":
-        from spectrakit import __version__
-
-        print(__version__)
-        return 0
-    command = find_command(words[0])
-    try:
-        return command(words[1:])
-    except SystemExit as end:  # argparse's --help and its errors
-        return end.code if isinstance(end.code, int) else 0
-
-
-def _is_request(error: ValueError) -> bool:
-    "Whether the error is the user's to correct: a RequestError, or a SPECTRAKIT_… variable that cannot be read."
-    from spectrakit.system.errors import RequestError
-
-    return isinstance(error, RequestError) or "SPECTRAKIT_" in str(error)
+    What is printed is masked, also the traceback of an error that nobody expected: after one the streams stay so."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # × and ★ are no reason to fail where a terminal lacks them
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, MaskedStream(stream)) for stream in streams)
+    status = _status(words)
+    sys.stderr.flush()
+    sys.stdout, sys.stderr = streams
+    return status

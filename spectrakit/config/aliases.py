@@ -105,6 +105,32 @@ _PRECISIONS = {
     "auto": "auto",
 }
 
+# %% ../../nbs/10_config/02_aliases.ipynb #e450fe5e
+def _optimizer_name(key: str, value: Any) -> Any:
+    "`AdamW` and `torch.optim.AdamW` as adamw. RequestError for the one that needs another loop."
+    name = str(value).rsplit(".", 1)[-1].lower()
+    if name == "lbfgs":
+        raise RequestError(
+            f"{key}={shown(value)} is not possible: LBFGS asks for the loss several times in a step (a closure), and a "
+            "step here has one pass over its samples. Use another optimizer, or a loop of your own with sk.Watchdog."
+        )
+    return name if name in OPTIMIZERS else value
+
+
+def _tracker_names(value: Any) -> Any:
+    "Names of trackers as a list; Lightning's classes, and `all`, `none`, true and false, are understood too."
+    whole = {
+        "all": list(TRACKERS),
+        "true": ["csv", "tensorboard"],
+        **{word: ["csv"] for word in ("none", "null", "false", "")},
+    }
+    if value is None or (isinstance(value, (str, bool)) and str(value).lower() in whole):
+        return whole[str(value).lower()]
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)):
+        return value
+    return list(dict.fromkeys(str(n).strip().rsplit(".", 1)[-1].lower().removesuffix("logger") for n in names))
+
 # %% ../../nbs/10_config/02_aliases.ipynb #31973571
 _FP16 = "distributed.fp16"
 
@@ -143,32 +169,6 @@ def _canonical_value(key: str, value: Any) -> Any:
             )
         return "auto" if value in (-1, "-1") else value
     return value
-
-
-def _optimizer_name(key: str, value: Any) -> Any:
-    "`AdamW` and `torch.optim.AdamW` as adamw. RequestError for the one that needs another loop."
-    name = str(value).rsplit(".", 1)[-1].lower()
-    if name == "lbfgs":
-        raise RequestError(
-            f"{key}={shown(value)} is not possible: LBFGS asks for the loss several times in a step (a closure), and a "
-            "step here has one pass over its samples. Use another optimizer, or a loop of your own with sk.Watchdog."
-        )
-    return name if name in OPTIMIZERS else value
-
-
-def _tracker_names(value: Any) -> Any:
-    "Names of trackers as a list; Lightning's classes, and `all`, `none`, true and false, are understood too."
-    whole = {
-        "all": list(TRACKERS),
-        "true": ["csv", "tensorboard"],
-        **{word: ["csv"] for word in ("none", "null", "false", "")},
-    }
-    if value is None or (isinstance(value, (str, bool)) and str(value).lower() in whole):
-        return whole[str(value).lower()]
-    names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, (list, tuple)):
-        return value
-    return list(dict.fromkeys(str(n).strip().rsplit(".", 1)[-1].lower().removesuffix("logger") for n in names))
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc03
 def canonical_interpolations(value: Any) -> Any:

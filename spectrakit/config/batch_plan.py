@@ -105,12 +105,12 @@ def plan_batches(config: Config, samples: int, world_size: int = 1) -> BatchPlan
         )
     return plan
 
-
+# %% ../../nbs/10_config/06_batch_plan.ipynb #02d68ecf
 def total_steps(config: Config, plan: BatchPlan) -> int:
     "Optimizer steps of the whole run: trainer.max_steps, or else max_epochs × the steps of an epoch."
     return config.trainer.max_steps or config.trainer.max_epochs * plan.steps_per_epoch
 
-
+# %% ../../nbs/10_config/06_batch_plan.ipynb #365c5c09
 def next_fraction(steps: int, fraction: float, steps_per_epoch: int) -> int:
     """The first of the optimizer steps after `steps`, counted since training began, at which another `fraction` of an
     epoch of `steps_per_epoch` is full.

@@ -38,6 +38,8 @@ _HIGHER = _words(
     silhouette purity homogeneity reward sharpe profit ams
     """
 )
+
+# %% ../../nbs/10_config/07_metric_direction.ipynb #5dfa0baa
 _PHRASES = {  # several words that mean something else together
     ("explained", "variance"): "max",
     ("r", "squared"): "max",
@@ -88,7 +90,7 @@ class Direction:
     mode: str
     reason: str
 
-
+# %% ../../nbs/10_config/07_metric_direction.ipynb #ded57444
 def _by_words(words: list[str]) -> Iterator[tuple[str, str]]:
     "(word or phrase, 'error', 'min', 'max' or 'score') for what is known of `words`, the longest phrases first."
     place = 0

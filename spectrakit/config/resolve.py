@@ -84,9 +84,14 @@ def notable_settings(config: Config, base: Config) -> str:
         words.append((negation if value is False else "") + text.format(value))
     return ", ".join(words)
 
-# %% ../../nbs/10_config/05_resolve.ipynb #23a2fc04
+# %% ../../nbs/10_config/05_resolve.ipynb #fbcbab6f
 def _block(*names: str) -> tuple[str, ...]:
     return tuple(key for key in settings() if key.partition(".")[0] in names)
+
+
+def _warms_up(config: Config) -> bool:
+    s = config.scheduler
+    return bool(s.warmup_steps or s.warmup_epochs or s.warmup_ratio)
 
 
 _PROCESSES = tuple(
@@ -108,6 +113,8 @@ _WATCHED = ("launch.max_restarts", "launch.hang_factor", "launch.hang_floor_s")
 _KEPT = tuple(
     key for key in _block("checkpoint") if key not in ("checkpoint.enabled", "checkpoint.monitor", "checkpoint.mode")
 )
+
+# %% ../../nbs/10_config/05_resolve.ipynb #23a2fc04
 _RULES = (  # settings, when they have no effect in a run of `world` processes, and why
     ((*_PROCESSES, "launch.start_timeout_s"), lambda c, world: world == 1, "one process trains"),
     (
@@ -164,11 +171,6 @@ _RULES = (  # settings, when they have no effect in a run of `world` processes, 
     (("training.average",), lambda c, world: not c.checkpoint.enabled, "checkpoint.enabled is false"),
     (("watchdog.since",), lambda c, world: c.watchdog.limit is None, "watchdog.limit is null"),
 )
-
-
-def _warms_up(config: Config) -> bool:
-    s = config.scheduler
-    return bool(s.warmup_steps or s.warmup_epochs or s.warmup_ratio)
 
 # %% ../../nbs/10_config/05_resolve.ipynb #23a2fc05
 _OWN = "unless it reads them itself"

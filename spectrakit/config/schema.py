@@ -149,7 +149,7 @@ def _task(value: dict) -> None:
     if not isinstance(value.get("name"), str | None):
         raise ValueError("its name needs to be text, such as coffee")
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #72d83667
 _GROUP_RATES = {"lr": 0.0, "lr_factor": 0.0, "weight_decay": -1e-300}  # numbers above these
 
 
@@ -168,7 +168,7 @@ def _groups(value: Any) -> None:
             if name in group and not (has_kind(group[name], float) and least < group[name] < math.inf):
                 raise ValueError(f"{name} of the group {shown(patterns)} needs a number, and has {shown(group[name])}")
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #e1e7caf9
 def _patterns(value: Any) -> None:
     if isinstance(value, bool) or (
         isinstance(value, (list, tuple)) and value and all(isinstance(p, str) for p in value)
@@ -520,7 +520,7 @@ class ResumeConfig:
         check=_keys,
     )
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #95ffd881
 @dataclass(frozen=True)
 class LaunchConfig:
     "Where the loop runs."

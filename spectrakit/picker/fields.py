@@ -53,12 +53,8 @@ class Field:
         return self.key.rpartition(".")[2]
 
 
-_NO_FIELD = {
-    "profile",
-    "env",
-    "eval.gradient_accumulation_steps",
-    "test.gradient_accumulation_steps",
-}  # only recorded, or selected by a profile
+# only recorded, or selected by a profile
+_NO_FIELD = {"profile", "env", "eval.gradient_accumulation_steps", "test.gradient_accumulation_steps"}
 
 # %% ../../nbs/65_picker/01_fields.ipynb #15046902
 def fields() -> dict[str, Field]:
@@ -169,7 +165,7 @@ def _warmup(config: Config, plan: BatchPlan, data_known: bool) -> str:
         return f"{s.warmup_ratio:.0%} of all steps"
     return f"{steps} steps" if steps else ""
 
-
+# %% ../../nbs/65_picker/01_fields.ipynb #7d64fc3d
 def _batch_rows(
     config: Config, world: int, samples: int | None, earlier: EarlierRun | None, platform: Platform, gpus: tuple
 ) -> list[Row]:

@@ -121,40 +121,7 @@ def _labelled(name: str, group: str) -> str:
         intent = ""
     return f"{name} · {intent}" if intent else name
 
-# %% ../../nbs/65_picker/03_picker.ipynb #e9b507e6
-def make_row(form: "Form", key: str) -> Any:
-    "A control with the note beside it."
-    control = form.controls[key] = make_control(form, key)
-    note = form.notes[key] = form.w.HTML(
-        layout=form.w.Layout(flex="1 1 100%", margin="0 0 0 1em")
-        if key == "trainer"
-        else form.w.Layout(flex="1 1 14em")
-    )
-    show_row(form, key)
-    control.observe(lambda change: form.on_input(key, change["new"]), names="value")
-    return form.w.HBox([control, note], layout=form.w.Layout(flex_flow="row wrap", align_items="center"))
-
-
-def show_row(form: "Form", key: str) -> None:
-    "Bring a row up to date with the selection; what is wrong in it stays as typed."
-    selection, control = form.selection, form.controls[key]
-    message = selection.errors.get(key, ("", ""))[1]
-    locked = selection.locked.get(key, "")
-    if not message:
-        _set_control(control, _value_of(form, key))
-    if control.disabled != bool(locked):
-        control.disabled = bool(locked)
-    form.notes[key].value = note_html(message, True) if message else note_html(_note_of(form, key, locked))
-
-
-def _set_control(control: Any, value: Any) -> None:
-    "Set a control; the value is added to a list that lacks it."
-    if hasattr(control, "options") and value not in [o[1] if isinstance(o, tuple) else o for o in control.options]:
-        control.options = [*control.options, (str(value), value)]
-    if control.value != value:
-        control.value = value
-
-# %% ../../nbs/65_picker/03_picker.ipynb #95eb6315
+# %% ../../nbs/65_picker/03_picker.ipynb #435ddbc7
 def _value_of(form: "Form", key: str) -> Any:
     "What the control of a key shows."
     selection = form.selection
@@ -188,6 +155,39 @@ def _note_of(form: "Form", key: str, locked: str) -> str:
         return field.help
     source = selection.resolved[key].override.source
     return f"{field.help}; the profile has {shown(get(group_base(selection), key))}, this is {source}"
+
+# %% ../../nbs/65_picker/03_picker.ipynb #e9b507e6
+def make_row(form: "Form", key: str) -> Any:
+    "A control with the note beside it."
+    control = form.controls[key] = make_control(form, key)
+    note = form.notes[key] = form.w.HTML(
+        layout=form.w.Layout(flex="1 1 100%", margin="0 0 0 1em")
+        if key == "trainer"
+        else form.w.Layout(flex="1 1 14em")
+    )
+    show_row(form, key)
+    control.observe(lambda change: form.on_input(key, change["new"]), names="value")
+    return form.w.HBox([control, note], layout=form.w.Layout(flex_flow="row wrap", align_items="center"))
+
+
+def show_row(form: "Form", key: str) -> None:
+    "Bring a row up to date with the selection; what is wrong in it stays as typed."
+    selection, control = form.selection, form.controls[key]
+    message = selection.errors.get(key, ("", ""))[1]
+    locked = selection.locked.get(key, "")
+    if not message:
+        _set_control(control, _value_of(form, key))
+    if control.disabled != bool(locked):
+        control.disabled = bool(locked)
+    form.notes[key].value = note_html(message, True) if message else note_html(_note_of(form, key, locked))
+
+
+def _set_control(control: Any, value: Any) -> None:
+    "Set a control; the value is added to a list that lacks it."
+    if hasattr(control, "options") and value not in [o[1] if isinstance(o, tuple) else o for o in control.options]:
+        control.options = [*control.options, (str(value), value)]
+    if control.value != value:
+        control.value = value
 
 # %% ../../nbs/65_picker/03_picker.ipynb #d9ca8c6d
 class Sections:
@@ -228,6 +228,18 @@ class Sections:
         "Fill one block of settings."
         if index is not None and not (box := self.inner.children[index]).children:
             box.children = [self.form.row(key) for key in list(self.blocks.values())[index]]
+
+# %% ../../nbs/65_picker/03_picker.ipynb #6669561c
+def _code_html(selection: Selection) -> str:
+    "The selection as Python, as a command and as YAML, and where each setting comes from."
+    overrides = [r.override.text for r in selection.resolved.values()]
+    sources = rows_html(source_rows(selection), "Where each setting comes from")
+    return (
+        copy_html(python_line(overrides), "the same in Python")
+        + copy_html(shell_line(overrides, selection.task), "in a shell")
+        + section_html("as YAML", copy_html(serialize(selection)[1], "YAML"))
+        + section_html("Where each setting comes from", sources)
+    )
 
 # %% ../../nbs/65_picker/03_picker.ipynb #6cf1f4b4
 class Form:
@@ -286,18 +298,6 @@ class Form:
         self.consequences.value = f'<div role="status" aria-live="polite">{effects}</div>'
         self.lines.value = _code_html(self.selection)
         self.status.value = note_html(note) if note else ""
-
-
-def _code_html(selection: Selection) -> str:
-    "The selection as Python, as a command and as YAML, and where each setting comes from."
-    overrides = [r.override.text for r in selection.resolved.values()]
-    sources = rows_html(source_rows(selection), "Where each setting comes from")
-    return (
-        copy_html(python_line(overrides), "the same in Python")
-        + copy_html(shell_line(overrides, selection.task), "in a shell")
-        + section_html("as YAML", copy_html(serialize(selection)[1], "YAML"))
-        + section_html("Where each setting comes from", sources)
-    )
 
 # %% ../../nbs/65_picker/03_picker.ipynb #922ccf75
 def save_selection(selection: Selection, file: Path | None) -> str:

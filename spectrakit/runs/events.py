@@ -223,7 +223,7 @@ class EventReader:
             if isinstance(event, dict) and (is_event(event) or not self.strict)
         ]
 
-# %% ../../nbs/35_runs/00_events.ipynb #47fc280b
+
 def read_events(path: Path | str) -> list[dict]:
     "All whole events of the log at `path`, oldest first; an empty list where there is no such file."
     return EventReader(path).poll()

@@ -74,13 +74,13 @@ def _with_fewer_metrics(event: dict, monitor: str) -> dict:
     kept = [n for n in dict.fromkeys([monitor, "val_loss", *metrics]) if n in metrics][:MOST_METRICS]
     return {**event, "metrics": {n: metrics[n] for n in kept}, "more_metrics": len(metrics) - len(kept)}
 
-# %% ../../nbs/35_runs/02_log_reader.ipynb #a8cfd153
-COLUMNS = ("step", "epoch", "t", "loss", "lr", "samples_per_s")
-
-
+# %% ../../nbs/35_runs/02_log_reader.ipynb #48b6068d
 def readable(line: bytes) -> str:
     "The beginning of a line that could not be decoded, as text."
     return line[:300].decode("utf-8", "replace")
+
+# %% ../../nbs/35_runs/02_log_reader.ipynb #a8cfd153
+COLUMNS = ("step", "epoch", "t", "loss", "lr", "samples_per_s")
 
 
 class RunLog:

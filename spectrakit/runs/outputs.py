@@ -48,7 +48,7 @@ class Walk:
         "All files together."
         return sum(about.st_size for about in self.files.values())
 
-
+# %% ../../nbs/35_runs/07_outputs.ipynb #64c74fa0
 def _sort_entry(
     entry: os.DirEntry, disk: int, path: str, files: dict[str, os.stat_result], folders: list[Path]
 ) -> str | None:

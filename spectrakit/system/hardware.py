@@ -109,6 +109,16 @@ def usable_memory(root: str) -> tuple[float, float, str]:
         source = f"the control group's limit; the host has {total / GIB:.1f} GiB"
     return min(total, limit) / GIB, granted / GIB, source
 
+# %% ../../nbs/00_system/03_hardware.ipynb #0a18d7b5
+def _tree_bytes(folder: str) -> int:
+    "Bytes of all files below `folder`; one that vanishes meanwhile counts nothing."
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_size
+    return total
+
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc05
 WORKING_BYTES = 20_000_000_000  # Kaggle's limit on /kaggle/working
 SCRATCH_BYTES = 60 * GIB  # what Kaggle leaves elsewhere, at most
@@ -133,16 +143,6 @@ def free_bytes(path: str | os.PathLike, root: str, kaggle: bool) -> int:
     # a disk of its own knows what is in it; otherwise `used` is the host's, and the files are counted
     own_disk = os.path.isdir(working) and os.stat(working).st_dev != os.stat(root).st_dev
     return max(0, min(usage.free, WORKING_BYTES - (usage.used if own_disk else _tree_bytes(working))))
-
-# %% ../../nbs/00_system/03_hardware.ipynb #23a2fc06
-def _tree_bytes(folder: str) -> int:
-    "Bytes of all files below `folder`; one that vanishes meanwhile counts nothing."
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(parent, name)).st_size
-    return total
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc07
 @dataclass(frozen=True)

@@ -128,13 +128,24 @@ def _not_found(slug: str, marker: str | None, folders: list[tuple[str, str]]) ->
         f"put it into ./data/{slug.split('/')[-1]}, or let SPECTRAKIT_INPUT name the folder that holds it."
     )
 
-
+# %% ../../nbs/00_system/05_inputs.ipynb #220b8782
 def _distinct(paths: list[str]) -> list[str]:
     "`paths` without those that are another's folder by a second name."
     seen: dict[tuple[int, int], str] = {}
     for path in paths:
         seen.setdefault(((about := os.stat(path)).st_dev, about.st_ino), path)
     return list(seen.values())
+
+
+def _only(slug: str, found: list[str], marker: str | None) -> Path:
+    "The one folder that was found. ValueError where there are more."
+    found = _distinct(found)
+    if len(found) == 1:
+        return Path(found[0])
+    mend = "Write more of its address, such as 'ada/coffee-spectra' or 'competitions/soil'."
+    if marker is not None:
+        mend = f"Give a marker that only one of them has: {marker!r} is in each."
+    raise ValueError(f"The input {slug!r} may be any of {', '.join(found[:5])}. {mend}")
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc06
 def find_input(
@@ -166,17 +177,6 @@ def find_input(
             warnings.warn(f"No input is called {slug!r}; {path} is taken, because {marker!r} is in it.", stacklevel=2)
             return path
     raise FileNotFoundError(_not_found(slug, marker, folders))
-
-
-def _only(slug: str, found: list[str], marker: str | None) -> Path:
-    "The one folder that was found. ValueError where there are more."
-    found = _distinct(found)
-    if len(found) == 1:
-        return Path(found[0])
-    mend = "Write more of its address, such as 'ada/coffee-spectra' or 'competitions/soil'."
-    if marker is not None:
-        mend = f"Give a marker that only one of them has: {marker!r} is in each."
-    raise ValueError(f"The input {slug!r} may be any of {', '.join(found[:5])}. {mend}")
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc07
 def has_internet(timeout_s: float = 2.0, host: str = "example.com", port: int = 443) -> bool:

@@ -227,7 +227,7 @@ def secrets_in(text: str) -> list[Found]:
             kept.append(one)
     return kept
 
-
+# %% ../../nbs/00_system/00_masking.ipynb #e3b99f5a
 def _replaced(text: str, places: Iterable[tuple[str, int, int]]) -> str:
     "`text` with a word at each of the (word, begin, end), which are in their order."
     pieces, at = [], 0
@@ -250,7 +250,7 @@ def remember(name: str, value: str) -> None:
     if len(value) >= 6:
         _handed[value] = name
 
-
+# %% ../../nbs/00_system/00_masking.ipynb #bdd78147
 def spellings(value: str) -> set[str]:
     "How a secret may stand in a text: as it is, escaped, quoted, in base64 at any position, in hexadecimal."
     raw = value.encode("utf-8", "surrogateescape")
@@ -264,7 +264,7 @@ def spellings(value: str) -> set[str]:
             found |= {sure, sure.translate(str.maketrans("+/", "-_"))}
     return found
 
-
+# %% ../../nbs/00_system/00_masking.ipynb #68b8d02c
 def _parts(name: str, value: str) -> Iterator[str]:
     "What of a variable of the environment is secret: all of it, its lines, a password in an address; often nothing."
     level = secrecy(name)

@@ -78,9 +78,8 @@ def _colab(name: str) -> Any:
     return userdata.get(name)
 
 
-_STORES: dict[
-    str, tuple[Callable[[str], Any], float, str]
-] = {  # how it is read, seconds to wait, how a secret is added
+# by platform: how its store is read, seconds to wait for it, how a person adds a secret
+_STORES: dict[str, tuple[Callable[[str], Any], float, str]] = {
     "kaggle": (
         _kaggle,
         10.0,

@@ -29,7 +29,7 @@ class _SignalRecorder:
         if self.second_raises and len(self.received) > 1:
             raise KeyboardInterrupt
 
-
+# %% ../../nbs/00_system/07_signals.ipynb #fc4e1001
 @contextlib.contextmanager
 def interrupts(
     second_raises: bool = False, number: int = signal.SIGINT, into: list[int] | None = None

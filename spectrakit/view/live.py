@@ -7,7 +7,6 @@ __all__ = ['SHARE', 'can_display', 'kernel', 'Screen', 'Throttle', 'plots_every_
            'make_view']
 
 # %% ../../nbs/55_view/06_live.ipynb #89ed1aae
-import itertools
 import os
 import sys
 import time
@@ -232,7 +231,7 @@ def _last_picture(view: LiveView) -> bytes | None:
         plot_curves(as_events(view.state), f"{view.state.name} · {phase(view.state, view.detached)}")
     )._repr_png_()
 
-
+# %% ../../nbs/55_view/06_live.ipynb #f2c4bc74
 def _close(view: LiveView) -> None:
     "Draw what stays in the cell."
     while view._read():
@@ -242,7 +241,7 @@ def _close(view: LiveView) -> None:
     if not view.options.draws:
         return
     try:
-        picture = _last_picture(view)  # takes long, so all that changes the output's height comes after it, at once
+        picture = _last_picture(view)  # takes long
     finally:
         _close_header(view)
     if picture or view._below._handle:
@@ -286,7 +285,7 @@ def _folder_of(run: Any) -> Path:
         )
     return folder
 
-
+# %% ../../nbs/55_view/06_live.ipynb #fe1a5629
 def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
     """Show a run, by its folder or as a `Run`, until it ends; ■ or Ctrl-C only stops watching.
 

@@ -13,10 +13,15 @@ from typing import Any
 from ..runs.events import SCHEMA
 from .plots import smoothing_weight
 
-# %% ../../nbs/55_view/01_run_state.ipynb #187ff3b4
+# %% ../../nbs/55_view/01_run_state.ipynb #7f29b7d2
 _LARGEST = 1e150  # so that differences and ratios stay finite
 
 
+def _height(point: list) -> float:
+    "How high a point [x, y] lies."
+    return point[1]
+
+# %% ../../nbs/55_view/01_run_state.ipynb #187ff3b4
 class Curve:
     """Points in order of x, in bounded memory.
 
@@ -54,10 +59,6 @@ class Curve:
             for a, b in zip(self._slices[::2], self._slices[1::2], strict=False)
         ]
         self.width *= 2
-
-
-def _height(point: list) -> float:
-    return point[1]
 
 # %% ../../nbs/55_view/01_run_state.ipynb #5fc91251
 def drop_after(curve: Curve, x: float) -> None:
@@ -118,17 +119,17 @@ def plain_number(value: Any) -> bool:
     "Whether `value` is a number that can be drawn, and no bool."
     return type(value) in (int, float) and abs(value) < _LARGEST
 
-# %% ../../nbs/55_view/01_run_state.ipynb #d788e4d1
-MOST_METRICS = 12  # of an evaluation; the others are counted
-_ROWS, _MESSAGES = 400, 40
-
-
+# %% ../../nbs/55_view/01_run_state.ipynb #e98738e4
 def _whole(value: Any, default: int = 0) -> int:
     return value if type(value) is int and 0 <= value < 2**63 else default
 
 
 def _is_time(value: Any) -> bool:
     return plain_number(value) and abs(value) < 1e12  # seconds; nothing takes longer
+
+# %% ../../nbs/55_view/01_run_state.ipynb #d788e4d1
+MOST_METRICS = 12  # of an evaluation; the others are counted
+_ROWS, _MESSAGES = 400, 40
 
 
 class RunState:

@@ -253,7 +253,6 @@ _DOTS = {
     "interrupted": VALID,
     "out_of_time": VALID,
 }
-_GREY = "rgba(128,128,128,.25)"
 
 
 def phase(s: RunState, running: bool = True) -> str:
@@ -263,6 +262,9 @@ def phase(s: RunState, running: bool = True) -> str:
     if not running:
         return "unfinished"
     return "training" if s.loss.count or s.loss.not_finite else "preparing" if s.start else "starting"
+
+# %% ../../nbs/55_view/03_svg.ipynb #76a384f6
+_GREY = "rgba(128,128,128,.25)"
 
 
 def _bars(s: RunState, now_t: float) -> str:

@@ -7,7 +7,6 @@ __all__ = ['PARTS', 'TimeLimit', 'time_limit', 'Budget', 'make_budget', 'usable_
            'short_time', 'reserved_parts', 'describe_budget', 'planned_steps', 'schedule_pace', 'check_time']
 
 # %% ../../nbs/30_watchdog/00_budget.ipynb #23a2fcf4
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -37,7 +37,7 @@ from ..system.errors import RequestError, did_you_mean
 from ..system.platforms.detect import detect
 from ..system.signals import interrupts
 from ..system.units import parse_duration
-from .budget import check_time, describe_budget, fits, hurry, make_budget, time_limit
+from .budget import Budget, check_time, describe_budget, fits, hurry, make_budget, time_limit
 
 # %% ../../nbs/30_watchdog/01_watchdog.ipynb #23a2fc01
 _FAR = 2**62  # the step of a rank that has left: nobody waits for it
@@ -114,6 +114,28 @@ def _config(limit: str | None, deadline: str | None, since: str, reserve: str | 
     watchdog = WatchdogConfig(limit=limit, deadline=deadline, since=since, reserve=reserve)
     return replace(Config(), watchdog=watchdog, launch=LaunchConfig(mode="inline"))
 
+# %% ../../nbs/30_watchdog/01_watchdog.ipynb #af2c4de5
+def _asked_for(budget: Budget, terminated: bool, stop_file: Path | None) -> int:
+    "What a rank asks for now, as flags. `terminated`: it was sent SIGTERM. `stop_file`: asks for a stop if it exists."
+    code = STOP | HURRY if terminated else TIME if budget.should_stop() else 0
+    return code | STOP if stop_file is not None and stop_file.exists() else code
+
+
+def _reason(code: int, budget: Budget) -> str:
+    "Why all ranks leave the loop; `code`: the flags that they agreed on."
+    if code & HURRY:
+        return "the system asked this process to end (SIGTERM)"
+    return "a stop was requested" if code & STOP else f"the time is up: {describe_budget(budget)}"
+
+
+def _check_kind(kind: str) -> None:
+    "RequestError where `kind` is nothing for which time can be held back."
+    kinds = ("eval", "save", "start", "predict", "submit")
+    if kind not in kinds:
+        raise RequestError(
+            f"Nothing can be held back for {kind!r}; there are {', '.join(kinds)}.{did_you_mean(kind, kinds)}"
+        )
+
 # %% ../../nbs/30_watchdog/01_watchdog.ipynb #23a2fc02
 class Watchdog:
     """A clock around any loop: `with Watchdog("9h") as w:` and, once a step, `if w.should_stop(): break`.
@@ -170,20 +192,14 @@ class Watchdog:
             self.budget.observe("step", self._pace.quantile(0.95))
             code = self._agreement.propose(self.steps, self._proposal())
         code = code or self._agreement.decide(self.steps, self._proposal)
+        if code & HURRY:
+            hurry(self.budget, parse_duration(self.config.watchdog.after_sigterm))
         if code:
-            self.reason = self._why(code)
+            self.reason = _reason(code, self.budget)
         return bool(code)
 
     def _proposal(self) -> int:
-        "What this rank asks for now, as flags."
-        code = STOP | HURRY if self._terminated else TIME if self.budget.should_stop() else 0
-        return code | STOP if self.stop_file is not None and self.stop_file.exists() else code
-
-    def _why(self, code: int) -> str:
-        if code & HURRY:
-            hurry(self.budget, parse_duration(self.config.watchdog.after_sigterm))
-            return "the system asked this process to end (SIGTERM)"
-        return "a stop was requested" if code & STOP else f"the time is up: {describe_budget(self.budget)}"
+        return _asked_for(self.budget, bool(self._terminated), self.stop_file)
 
     @contextlib.contextmanager
     def measure(self, kind: str) -> Iterator[None]:
@@ -195,11 +211,7 @@ class Watchdog:
 
     def hold(self, kind: str, seconds: float) -> None:
         "Hold back `seconds` for an 'eval', a 'save', 'predict' or 'submit'. RequestError for anything else."
-        kinds = ("eval", "save", "start", "predict", "submit")
-        if kind not in kinds:
-            raise RequestError(
-                f"Nothing can be held back for {kind!r}; there are {', '.join(kinds)}.{did_you_mean(kind, kinds)}"
-            )
+        _check_kind(kind)
         self.budget.observe(kind, seconds)
 
     def fits(self, kind: str, seconds: float | None = None) -> bool:

@@ -46,7 +46,7 @@ def no_profile(gpus: int) -> tuple[str, str] | None:
     "The trainer profile of most platforms: none of their own, so the devices decide."
     return None
 
-
+# %% ../../../nbs/00_system/04_platforms/00_base.ipynb #dc5ddf19
 @dataclass(frozen=True)
 class PlatformKind:
     """One kind of platform. Times are in seconds, folders as the machine calls them.

@@ -177,7 +177,35 @@ def _probed(environ: Mapping[str, str], root: str, shell: str | None) -> Probe:
     "What is looked at; `shell` None means this process itself, with its own IPython shell."
     return Probe(environ, root, shell_class() if shell is None else shell, live=shell is None)
 
+# %% ../../../nbs/00_system/04_platforms/22_detect.ipynb #4f7372ed
+def _described(probe: Probe, kind: PlatformKind, notes: list[str | None], **facts: Any) -> Platform:
+    "The `Platform` of these `facts`, with the hardware, the space on its disks, and the notes for people."
+    root, working_dir = probe.root, facts["working_dir"]
+    cores, cores_source = usable_cores(root)
+    memory_gib, swap_gib, memory_source = usable_memory(root)
+    gpus, gpus_source, gpus_note = visible_gpus(probe.environ, root)
+    tpu = visible_tpu(probe.environ, root)
+    missing = not gpus and not gpus_note and "CUDA_VISIBLE_DEVICES" not in gpus_source
+    notes = [*notes, gpus_note, *_gpu_advice(kind, gpus, missing, tpu), *kind.advice(facts["mode"])]
+    notes += _storage_advice(kind, root, working_dir)
+    return Platform(
+        name=kind.name,
+        flavour=kind.flavour,
+        cores=cores,
+        cores_source=cores_source,
+        memory_gib=memory_gib,
+        swap_gib=swap_gib,
+        memory_source=memory_source,
+        gpus=gpus,
+        gpus_source=gpus_source,
+        tpu=tpu,
+        notes=tuple(note for note in notes if note),
+        working_bytes=free_bytes(working_dir, root, kind.limits_output),
+        scratch_bytes=free_bytes(facts["scratch_dir"], root, kind.limits_output),
+        **facts,
+    )
 
+# %% ../../../nbs/00_system/04_platforms/22_detect.ipynb #1acc9745
 def detect(
     environ: Mapping[str, str] | None = None,
     root: str | os.PathLike = "/",
@@ -214,34 +242,6 @@ def detect(
         input_dir=input_dir,
         working_dir=working_dir,
         scratch_dir=scratch_dir,
-    )
-
-# %% ../../../nbs/00_system/04_platforms/22_detect.ipynb #74826325
-def _described(probe: Probe, kind: PlatformKind, notes: list[str | None], **facts: Any) -> Platform:
-    "The `Platform` of these `facts`, with the hardware, the space on its disks, and the notes for people."
-    root, working_dir = probe.root, facts["working_dir"]
-    cores, cores_source = usable_cores(root)
-    memory_gib, swap_gib, memory_source = usable_memory(root)
-    gpus, gpus_source, gpus_note = visible_gpus(probe.environ, root)
-    tpu = visible_tpu(probe.environ, root)
-    missing = not gpus and not gpus_note and "CUDA_VISIBLE_DEVICES" not in gpus_source
-    notes = [*notes, gpus_note, *_gpu_advice(kind, gpus, missing, tpu), *kind.advice(facts["mode"])]
-    notes += _storage_advice(kind, root, working_dir)
-    return Platform(
-        name=kind.name,
-        flavour=kind.flavour,
-        cores=cores,
-        cores_source=cores_source,
-        memory_gib=memory_gib,
-        swap_gib=swap_gib,
-        memory_source=memory_source,
-        gpus=gpus,
-        gpus_source=gpus_source,
-        tpu=tpu,
-        notes=tuple(note for note in notes if note),
-        working_bytes=free_bytes(working_dir, root, kind.limits_output),
-        scratch_bytes=free_bytes(facts["scratch_dir"], root, kind.limits_output),
-        **facts,
     )
 
 # %% ../../../nbs/00_system/04_platforms/22_detect.ipynb #44a7e40b
