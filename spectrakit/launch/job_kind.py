@@ -70,7 +70,7 @@ def _run_loop(work: Work, continues: bool) -> tuple[str, str]:
     execution = Execution(work.context, work.run_dir, work.budget, work.stop_requested, work.logs)
     return train_run(work.task, work.config, execution, continues, work.extra.get("restart_reason"))
 
-
+# %% ../../nbs/50_launch/02_job_kind.ipynb #b93af0ca
 def _predict(work: Work) -> tuple[str, str]:
     "Predictions with the best checkpoint."
     from spectrakit.jobs.prediction import predict_run
@@ -78,7 +78,7 @@ def _predict(work: Work) -> tuple[str, str]:
     source = work.weights_from or work.run_dir
     return predict_run(work.task, work.config, work.context, source, work.run_dir, work.out)
 
-
+# %% ../../nbs/50_launch/02_job_kind.ipynb #e7c9cc28
 def _find_lr(work: Work) -> tuple[str, str]:
     "A range test of the learning rate. Its folder is no run's."
     from spectrakit.jobs.lr_range_test import Sweep, range_run

@@ -488,7 +488,25 @@ def _same_environ() -> Iterator[None]:
             del os.environ[name]
         os.environ.update(before)
 
+# %% ../../nbs/50_launch/08_launcher.ipynb #37374349
+def _note_refusal(logs: Path, rank: int, error: RequestError) -> None:
+    "Keep what this rank refused, for a rank that only sees its connection to this one close."
+    with contextlib.suppress(OSError):
+        logs.mkdir(exist_ok=True)
+        write_atomic(logs / f"error-rank-{rank}.txt", masked(str(error)))
 
+
+def _record_broken(job: Job, run_dir: Path, place: Rank, reason: str) -> str:
+    "The error that came first on any rank that this one can see; rank 0 writes it to the run's log."
+    time.sleep(1.0)  # another rank may be writing it
+    rank, message, _ = first_error(run_dir / "logs") or (place.rank, reason.removeprefix(BROKEN), True)
+    if place.rank == 0 and job.kind.writes_log:
+        log = EventLog(log_file(run_dir))
+        log.write("end", status="failed", reason=f"rank {rank}: {message}")
+        log.close()
+    return f"rank {rank}: {message}"
+
+# %% ../../nbs/50_launch/08_launcher.ipynb #099b8890
 def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None) -> Outcome:
     "Do the job in this process: alone, or as the rank that a launcher made of it."
     folders: list[Path] = []
@@ -519,24 +537,6 @@ def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None)
             status, reason = "failed", _record_broken(job, folders[0], place, reason)
     tick()
     return Outcome(status, reason, {"run_dir": str(folders[0])})
-
-
-def _note_refusal(logs: Path, rank: int, error: RequestError) -> None:
-    "Keep what this rank refused, for a rank that only sees its connection to this one close."
-    with contextlib.suppress(OSError):
-        logs.mkdir(exist_ok=True)
-        write_atomic(logs / f"error-rank-{rank}.txt", masked(str(error)))
-
-
-def _record_broken(job: Job, run_dir: Path, place: Rank, reason: str) -> str:
-    "The error that came first on any rank that this one can see; rank 0 writes it to the run's log."
-    time.sleep(1.0)  # another rank may be writing it
-    rank, message, _ = first_error(run_dir / "logs") or (place.rank, reason.removeprefix(BROKEN), True)
-    if place.rank == 0 and job.kind.writes_log:
-        log = EventLog(log_file(run_dir))
-        log.write("end", status="failed", reason=f"rank {rank}: {message}")
-        log.close()
-    return f"rank {rank}: {message}"
 
 # %% ../../nbs/50_launch/08_launcher.ipynb #49f63089
 def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:

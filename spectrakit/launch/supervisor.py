@@ -183,6 +183,17 @@ def _pass_on_interrupt(
         return Problem("interrupted", f"interrupted a second time{kept}")
     return None
 
+# %% ../../nbs/50_launch/07_supervisor.ipynb #9561c262
+def _bury(child: Any, wait_s: float = 30.0) -> None:
+    "Make sure that `child` and all below it are gone; a driver that hangs can keep a process longer than `wait_s`."
+    if child.poll() is None:
+        kill_tree(child.pid)  # the view failed, or this thread is being ended
+    elif child.poll():
+        kill_group(child.pid)
+    end = time.monotonic() + wait_s
+    while child.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+
 # %% ../../nbs/50_launch/07_supervisor.ipynb #1436e534
 def watch_process(
     child: Any,
@@ -213,17 +224,6 @@ def watch_process(
         return observed
     finally:
         _bury(child)
-
-
-def _bury(child: Any, wait_s: float = 30.0) -> None:
-    "Make sure that `child` and all below it are gone; a driver that hangs can keep a process longer than `wait_s`."
-    if child.poll() is None:
-        kill_tree(child.pid)  # the view failed, or this thread is being ended
-    elif child.poll():
-        kill_group(child.pid)
-    end = time.monotonic() + wait_s
-    while child.poll() is None and time.monotonic() < end:
-        time.sleep(0.01)
 
 # %% ../../nbs/50_launch/07_supervisor.ipynb #274b7575
 def _left_s(job: Job) -> float:
