@@ -27,7 +27,7 @@ def seed_everything(seed: int) -> None:
     numpy.random.seed(seed & 0xFFFFFFFF)
     torch.manual_seed(seed)
 
-
+# %% ../../nbs/40_training/00_seeding.ipynb #c63cb52a
 @contextlib.contextmanager
 def _noted(found: list[str]) -> Iterator[None]:
     "Within this block the operations that torch warns of, because they are not deterministic, go into `found`."

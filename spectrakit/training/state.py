@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Progress', 'Learner', 'Data', 'Schedule', 'never', 'Execution', 'Interval', 'Record', 'Requests', 'NanState',
            'Saving', 'Timing', 'TrainState', 'update_ema', 'count_overflows', 'ema_weights', 'save_due', 'writer_of',
-           'save_due_by_clock', 'save', 'finish_saving', 'finish_mirror', 'log_once', 'submit_snapshot']
+           'save_due_by_clock', 'log_once', 'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
 
 # %% ../../nbs/40_training/01_state.ipynb #23a2fcf4
 import contextlib
@@ -158,7 +158,7 @@ class Requests:
     agreed: int = 0  # what they agreed on there
     evaluation_stopped_by: int = 0  # what the last evaluation was stopped for: STOP, HURRY
 
-
+# %% ../../nbs/40_training/01_state.ipynb #8d40688d
 @dataclass
 class NanState:
     "What the nan guard remembers between steps."
@@ -173,7 +173,7 @@ class NanState:
     unreported: int = 0  # such updates since the last log point
     idle_overflows: int = 0  # such updates in a row, as seen at log points
 
-
+# %% ../../nbs/40_training/01_state.ipynb #d3a13f17
 @dataclass
 class Saving:
     "What saving needs to know."
@@ -349,6 +349,87 @@ def save_due_by_clock(s: TrainState, now: float) -> bool:
     first = c.first_within_minutes and writer.written_step is None and minutes >= c.first_within_minutes
     return bool(due or first) and writer.affords()
 
+# %% ../../nbs/40_training/01_state.ipynb #85ae55cf
+def log_once(s: TrainState, text: str) -> None:
+    "Write a message, unless the last one was the same but for its numbers."
+    kind = re.sub(r"[0-9.]+", "#", text)
+    if kind != s.record.last_message:
+        s.record.log.write("message", text=text)
+    s.record.last_message = kind
+
+# %% ../../nbs/40_training/01_state.ipynb #54b25101
+def _boundary_random_state(s: TrainState) -> dict:
+    "The random states of the last step boundary, also where something has broken in the middle of a step."
+    state = random_state()
+    if s.saving.rng_state is None:
+        return state
+    state["torch"], here = s.saving.rng_state
+    if here is not None and state["cuda"]:
+        state["cuda"][s.context.device.index or 0] = here
+    return state
+
+# %% ../../nbs/40_training/01_state.ipynb #592eea9a
+def _checkpoint_content(s: TrainState, alone: bool) -> CheckpointContent:
+    """What a checkpoint holds, as rank 0 writes it; on other ranks nothing that counts.
+
+    With FSDP copies, otherwise the tensors themselves.
+    """
+    keep, module = s.context.is_main, s.context.unwrap(s.learner.model)
+    if s.context.strategy == "fsdp":
+        model = whole(module.state_dict(), keep=keep)
+        with ema_weights(s):
+            averaged = whole(module.state_dict(), keep=keep) if s.learner.ema is not None else None
+        state = {
+            key: whole(value, keep) if key in ("optimizer", "ema") else copy.deepcopy(value)
+            for key, value in s.state_dict().items()
+        }
+    elif keep:  # with DDP rank 0 holds everything
+        model = module.state_dict()
+        with ema_weights(s):
+            averaged = module.state_dict() if s.learner.ema is not None else None
+        state = s.state_dict()
+    else:
+        model = averaged = state = None
+    # alone, the others' share of the loss since the last log point is lost: the next line begins here
+    interval: dict[str, Any] = (
+        {"step": s.progress.step, "loss": 0.0}
+        if alone and s.context.world_size > 1
+        else {"step": s.record.interval.step, "loss": float(s.record.interval.loss)}
+    )
+    if s.record.interval.logs and not alone:
+        interval["logs"] = {name: tuple(map(float, pair)) for name, pair in s.record.interval.logs.items()}
+    own = {**_boundary_random_state(s), "interval": interval}
+    ranks = [own] if alone else s.context.gather_on_main(own)
+    return CheckpointContent(model or {}, state or {}, ranks or [], averaged)
+
+# %% ../../nbs/40_training/01_state.ipynb #3c3209f6
+def submit_snapshot(
+    s: TrainState, kind: str = "last", best: bool = False, alone: bool = False, began: float | None = None
+) -> bool:
+    """Gather what this step boundary holds and give it to the checkpoint writer; all ranks call it.
+
+    - `kind`: 'last', 'best' or 'periodic': whether the writer may wait (default 'last')
+    - `best`: whether it is the best result so far (default: it is not)
+    - `alone`: only this rank is left (default: all are there)
+    - `began`: when the save began, monotonic seconds (default: now)
+
+    False, on all ranks, where the writer refused at once, because of the disk or of weights that are not finite.
+    """
+    p, sharded = s.progress, s.context.strategy == "fsdp"
+    s.saving.saved_at = time.monotonic()
+    count_overflows(s)
+    before, p.saved_step = p.saved_step, p.step
+    content = _checkpoint_content(s, alone)
+    p.saved_step = before
+    learned = [name for name, q in s.context.unwrap(s.learner.model).named_parameters() if q.requires_grad] + (
+        s.nan.buffers or []
+    )
+    averaged = tuple(f"step-{step:08d}" for step, _ in p.to_average)
+    best = best or s.data.valid is None
+    snapshot = Snapshot(p.step, content, best, tuple(learned), owned=sharded, averaged=averaged)
+    ok = not s.context.is_main or writer_of(s).put(snapshot, kind, began)
+    return ok if alone else s.context.broadcast(ok)
+
 # %% ../../nbs/40_training/01_state.ipynb #23a2fc04
 def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = False) -> None:
     """Save this step: soon, if the checkpoint writer finds the time, and certainly if it is the `best` or the `last`,
@@ -408,84 +489,3 @@ def finish_mirror(s: TrainState) -> None:
         return
     with contextlib.suppress(OSError):
         mirror_files(s.run_dir, Path(mirror))  # why it fails has been told
-
-# %% ../../nbs/40_training/01_state.ipynb #85ae55cf
-def log_once(s: TrainState, text: str) -> None:
-    "Write a message, unless the last one was the same but for its numbers."
-    kind = re.sub(r"[0-9.]+", "#", text)
-    if kind != s.record.last_message:
-        s.record.log.write("message", text=text)
-    s.record.last_message = kind
-
-# %% ../../nbs/40_training/01_state.ipynb #3c3209f6
-def submit_snapshot(
-    s: TrainState, kind: str = "last", best: bool = False, alone: bool = False, began: float | None = None
-) -> bool:
-    """Gather what this step boundary holds and give it to the checkpoint writer; all ranks call it.
-
-    - `kind`: 'last', 'best' or 'periodic': whether the writer may wait (default 'last')
-    - `best`: whether it is the best result so far (default: it is not)
-    - `alone`: only this rank is left (default: all are there)
-    - `began`: when the save began, monotonic seconds (default: now)
-
-    False, on all ranks, where the writer refused at once, because of the disk or of weights that are not finite.
-    """
-    p, sharded = s.progress, s.context.strategy == "fsdp"
-    s.saving.saved_at = time.monotonic()
-    count_overflows(s)
-    before, p.saved_step = p.saved_step, p.step
-    content = _checkpoint_content(s, alone)
-    p.saved_step = before
-    learned = [name for name, q in s.context.unwrap(s.learner.model).named_parameters() if q.requires_grad] + (
-        s.nan.buffers or []
-    )
-    averaged = tuple(f"step-{step:08d}" for step, _ in p.to_average)
-    best = best or s.data.valid is None
-    snapshot = Snapshot(p.step, content, best, tuple(learned), owned=sharded, averaged=averaged)
-    ok = not s.context.is_main or writer_of(s).put(snapshot, kind, began)
-    return ok if alone else s.context.broadcast(ok)
-
-# %% ../../nbs/40_training/01_state.ipynb #1127c949
-def _checkpoint_content(s: TrainState, alone: bool) -> CheckpointContent:
-    """What a checkpoint holds, as rank 0 writes it; on other ranks nothing that counts.
-
-    With FSDP copies, otherwise the tensors themselves.
-    """
-    keep, module = s.context.is_main, s.context.unwrap(s.learner.model)
-    if s.context.strategy == "fsdp":
-        model = whole(module.state_dict(), keep=keep)
-        with ema_weights(s):
-            averaged = whole(module.state_dict(), keep=keep) if s.learner.ema is not None else None
-        state = {
-            key: whole(value, keep) if key in ("optimizer", "ema") else copy.deepcopy(value)
-            for key, value in s.state_dict().items()
-        }
-    elif keep:  # with DDP rank 0 holds everything
-        model = module.state_dict()
-        with ema_weights(s):
-            averaged = module.state_dict() if s.learner.ema is not None else None
-        state = s.state_dict()
-    else:
-        model = averaged = state = None
-    # alone, the others' share of the loss since the last log point is lost: the next line begins here
-    interval: dict[str, Any] = (
-        {"step": s.progress.step, "loss": 0.0}
-        if alone and s.context.world_size > 1
-        else {"step": s.record.interval.step, "loss": float(s.record.interval.loss)}
-    )
-    if s.record.interval.logs and not alone:
-        interval["logs"] = {name: tuple(map(float, pair)) for name, pair in s.record.interval.logs.items()}
-    own = {**_boundary_random_state(s), "interval": interval}
-    ranks = [own] if alone else s.context.gather_on_main(own)
-    return CheckpointContent(model or {}, state or {}, ranks or [], averaged)
-
-# %% ../../nbs/40_training/01_state.ipynb #e021e3e9
-def _boundary_random_state(s: TrainState) -> dict:
-    "The random states of the last step boundary, also where something has broken in the middle of a step."
-    state = random_state()
-    if s.saving.rng_state is None:
-        return state
-    state["torch"], here = s.saving.rng_state
-    if here is not None and state["cuda"]:
-        state["cuda"][s.context.device.index or 0] = here
-    return state
