@@ -41,6 +41,29 @@ def targets_of(task: Any, data: Any) -> Any:
     "The targets of a batch, as the task's `targets` or the batch's form says; None where there are none."
     return task.targets(data) if provides(task, "targets") else default_targets(data)
 
+# %% ../../nbs/40_training/02_evaluation.ipynb #4992aa18
+def _checked_metrics(task: Any, given: Any) -> dict[str, tuple]:
+    "What `metrics` returned. RequestError where it is no {name: (sum, count)}."
+    name = f"{type(task).__name__}.metrics"
+    if not isinstance(given, dict):
+        raise RequestError(f"{name} returned {type(given).__name__}. It has to return {{name: (sum, count)}}.")
+    for key, pair in given.items():
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise RequestError(
+                f"{name} gave {key!r} as {type(pair).__name__}. It has to be a tuple (sum over the batch's "
+                "samples, count)."
+            )
+    _refuse_loss(name, given)
+    return given
+
+
+def _refuse_loss(name: str, given: dict[str, Any]) -> None:
+    "RequestError where a metric of the method `name` has the name of the loss, which it would replace."
+    if "loss" in given:
+        raise RequestError(
+            f"{name} gave a 'loss' of its own. Give it another name: the loss itself is always there, as val_loss."
+        )
+
 # %% ../../nbs/40_training/02_evaluation.ipynb #aaafb7cc
 def _as_it_is(function: Callable) -> Callable:
     return function
@@ -73,29 +96,6 @@ def score_batch(
     if wants[0]:
         found.update(_checked_metrics(task, task.metrics(outputs, batch.data)))
     return found, outputs
-
-
-def _checked_metrics(task: Any, given: Any) -> dict[str, tuple]:
-    "What `metrics` returned. RequestError where it is no {name: (sum, count)}."
-    name = f"{type(task).__name__}.metrics"
-    if not isinstance(given, dict):
-        raise RequestError(f"{name} returned {type(given).__name__}. It has to return {{name: (sum, count)}}.")
-    for key, pair in given.items():
-        if not (isinstance(pair, tuple) and len(pair) == 2):
-            raise RequestError(
-                f"{name} gave {key!r} as {type(pair).__name__}. It has to be a tuple (sum over the batch's "
-                "samples, count)."
-            )
-    _refuse_loss(name, given)
-    return given
-
-
-def _refuse_loss(name: str, given: dict[str, Any]) -> None:
-    "RequestError where a metric of the method `name` has the name of the loss, which it would replace."
-    if "loss" in given:
-        raise RequestError(
-            f"{name} gave a 'loss' of its own. Give it another name: the loss itself is always there, as val_loss."
-        )
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #d598efb8
 def on_host(rows: dict[int, dict[str, tuple]]) -> dict[int, dict[str, tuple[float, float]]]:
@@ -174,7 +174,7 @@ def _outputs_and_targets(task: Any, outputs: Any, data: Any) -> tuple:
         )
     return map_batch(on_cpu, outputs), map_batch(on_cpu, targets)
 
-
+# %% ../../nbs/40_training/02_evaluation.ipynb #e7facb1c
 def _on_all_samples(
     task: Any, parts: dict[int, tuple], context: RunContext | None, problems: list[str] | None = None
 ) -> dict[str, float]:
