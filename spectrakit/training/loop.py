@@ -425,9 +425,6 @@ def evaluate_and_save(s: TrainState, flags: int, last: bool) -> int:
         confirm_requested_save(s)
     return flags
 
-# %% ../../nbs/40_training/09_loop.ipynb #ec14f09f
-#| export
-
 # %% ../../nbs/40_training/09_loop.ipynb #0d685bed
 def save_wanted(s: TrainState, wanted: bool, improved: bool, due: bool = False, last: bool = False) -> None:
     """Save this step where it is `wanted`, or is to be averaged; it is noted for that once it was handed over.
@@ -607,9 +604,13 @@ def begin_run(s: TrainState, resume: bool, restart_reason: str | None) -> None:
 def with_a_model(s: TrainState, status: str, reason: str) -> tuple[str, str]:
     "(status, reason) of the end: a run that was to save, and leaves no checkpoint that loads, has failed."
     wanted = s.config.checkpoint.enabled and s.context.is_main and s.progress.step > 0
-    if status == "failed" or not wanted or writer_of(s).files.newest() is not None:
+    if status == "failed" or not wanted:
         return status, reason
-    why = writer_of(s).failure or "nothing was written"
+    writer = writer_of(s)
+    writer.flush()
+    if writer.files.newest() is not None:
+        return status, reason
+    why = writer.failure or "nothing was written"
     return "failed", f"the run leaves no checkpoint, so there is no model: {why}. Training itself had ended: {reason}"
 
 
@@ -618,8 +619,11 @@ def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, 
 
     `alone`: this rank has broken, and the launcher writes the end. Returns (status, reason), as they were written.
     """
-    finish_saving(s)
+    s.context.heartbeat.beat("saving")
     status, reason = with_a_model(s, status, reason)
+    if not alone:  # rank 0 has the disk; all ranks end alike
+        status, reason = s.context.broadcast((status, reason))
+    finish_saving(s)
     s.record.log.write(
         "budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), held=reserved_parts(s.budget)
     )

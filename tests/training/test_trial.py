@@ -22,6 +22,7 @@ from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.config.compose import compose
 from spectrakit.contract.loss import Loss
 from spectrakit.contract.task import Task
+from spectrakit.distributed.context import RunContext
 from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
 from spectrakit.training import setup, trial
@@ -490,3 +491,21 @@ def test_a_run_that_leaves_no_checkpoint_has_failed(train, monkeypatch):  # noqa
     assert run.status == "failed" and "no checkpoint" in run.reason and "No space left" in run.reason
     with pytest.raises(RuntimeError, match="no checkpoint"):
         Run(run.folder).raise_for_status()
+
+
+def test_a_run_without_a_checkpoint_has_failed_on_all_ranks(train, monkeypatch):  # noqa: F811
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    sent: list = []
+
+    def broadcast(context, value):
+        ends = isinstance(value, tuple) and value[0] in ("completed", "failed")
+        sent.extend([value] * ends)
+        return ("failed", "rank 0 has no room") if ends and value[0] == "completed" else value
+
+    monkeypatch.setattr(RunContext, "broadcast", broadcast)
+    assert train(mine(), *QUICK, name="other").reason == "rank 0 has no room"  # what another rank would hear
+    monkeypatch.setattr(async_writer, "save_checkpoint", full)
+    run = train(mine(), *QUICK)
+    assert (run.status, run.reason) == sent[-1] and "No space left" in run.reason
