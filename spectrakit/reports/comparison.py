@@ -37,18 +37,6 @@ from ..system.units import format_duration
 from ..view.plots import Picture, save_figure
 
 # %% ../../nbs/70_reports/03_comparison.ipynb #7b0133c3
-def find_run(run: Run | Path | str) -> Run:
-    "The run that is meant. RequestError where there is none, with the nearest name among its neighbours."
-    if isinstance(run, Run):
-        return run
-    if not isinstance(run, (str, Path)):
-        raise RequestError(f"{type(run).__name__} is no run. Give a Run, its folder, or its name.")
-    path = Path(run).expanduser()
-    if path.is_file() and path.name in RUN_FILES:
-        path = path.parent
-    return _run_in(path) if path.is_dir() else _run_named(str(run), path)
-
-
 def _run_in(path: Path) -> Run:
     "The run in the folder `path`. RequestError where that is none."
     if len(missing_files(path)) < len(RUN_FILES):
@@ -63,6 +51,18 @@ def _run_in(path: Path) -> Run:
             f"such as {str(inside[0].path)!r}, or give list_runs({str(path)!r})."
         )
     return open_run(path)  # raises, and says what is missing
+
+# %% ../../nbs/70_reports/03_comparison.ipynb #112c10ec
+def find_run(run: Run | Path | str) -> Run:
+    "The run that is meant. RequestError where there is none, with the nearest name among its neighbours."
+    if isinstance(run, Run):
+        return run
+    if not isinstance(run, (str, Path)):
+        raise RequestError(f"{type(run).__name__} is no run. Give a Run, its folder, or its name.")
+    path = Path(run).expanduser()
+    if path.is_file() and path.name in RUN_FILES:
+        path = path.parent
+    return _run_in(path) if path.is_dir() else _run_named(str(run), path)
 
 
 def _run_named(name: str, path: Path) -> Run:

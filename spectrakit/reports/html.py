@@ -37,12 +37,6 @@ def safe(text: Any, length: int = 20_000) -> str:
     return html.escape(plain(text, length))
 
 # %% ../../nbs/70_reports/01_html.ipynb #78512f22
-_CELL = (
-    "padding:0.25em 0.8em 0.25em 0;text-align:left;vertical-align:top;border-bottom:1px solid "
-    "rgba(128,128,128,.35);background:none;color:inherit"
-)
-
-
 def cell(value: Any) -> str:
     "A cell's text: a dash where there is nothing, numbers in a few digits, '★' at its end kept."
     if value is None or value == "":
@@ -51,6 +45,12 @@ def cell(value: Any) -> str:
         return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
     text = plain(value)
     return text if len(text) <= 600 else text[:600] + "…"
+
+# %% ../../nbs/70_reports/01_html.ipynb #fbf854ed
+_CELL = (
+    "padding:0.25em 0.8em 0.25em 0;text-align:left;vertical-align:top;border-bottom:1px solid "
+    "rgba(128,128,128,.35);background:none;color:inherit"
+)
 
 
 def table_html(rows: Sequence[Sequence[Any]], head: bool = True, caption: str = "") -> str:
@@ -93,7 +93,6 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width // 2]}…{text[len(text) - width + width // 2 + 1 :]}"
 
 # %% ../../nbs/70_reports/01_html.ipynb #a0313133
-MOST_SVG = 300_000  # bytes; a larger picture is smaller, and quicker to show, as PNG
 _THEMED = {
     INK: "currentColor",
     "#000000": "currentColor",
@@ -122,12 +121,15 @@ def figure_svg(figure: Any, prefix: str) -> str:
         text = text.replace(color, variable)
     return re.sub(r' (?:width|height|xmlns|xmlns:xlink|version)="[^"]*"', "", head) + ">" + re.sub(r"\n\s*", "\n", text)
 
-
+# %% ../../nbs/70_reports/01_html.ipynb #da12953e
 def figure_png(figure: Any) -> str:
     "A figure as the address of a PNG on white that holds the picture itself."
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", facecolor="white")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+MOST_SVG = 300_000  # bytes; a larger picture is smaller, and quicker to show, as PNG
 
 
 def figure_html(figure: Any, prefix: str, description: str) -> str:

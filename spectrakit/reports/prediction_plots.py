@@ -138,6 +138,15 @@ def quality(p: np.ndarray, t: np.ndarray) -> str:
     rmse, bias = float(np.sqrt(np.mean((p - t) ** 2))), float(np.mean(p - t))
     return f"RMSE {rmse:.3g}" + (f", bias {bias:+.2g}" if abs(bias) > 0.2 * rmse else "")
 
+# %% ../../nbs/70_reports/00_prediction_plots.ipynb #212fa8c5
+MOST_POINTS = 3000  # that are drawn; the figures in the titles are those of all
+
+
+def _points(ax: Any, t: np.ndarray, p: np.ndarray, bars: np.ndarray | None) -> None:
+    "Predicted over true values, with error bars where there are any."
+    alpha = 0.6 if len(t) > 50 else 0.9
+    ax.errorbar(t, p, yerr=bars, fmt="o", markersize=3, alpha=alpha, color=TRAIN, elinewidth=0.7)
+
 
 def _residuals(ax: Any, t: np.ndarray, errors: np.ndarray, within: str) -> None:
     ax.axhline(0, color=INK, linewidth=0.9, linestyle=":")
@@ -164,9 +173,6 @@ def _pulls(ax: Any, pulls: np.ndarray, unsure: int) -> None:
     )
 
 # %% ../../nbs/70_reports/00_prediction_plots.ipynb #e7f33158
-MOST_POINTS = 3000  # that are drawn; the figures in the titles are those of all
-
-
 def plot_predictions(predicted: Any, true: Any, sigma: Any = None, name: str = "", unit: str = "") -> Picture:
     """Predicted against true values, with error bars and the share inside 1 and 2 sigma where `sigma` is given.
 
@@ -195,17 +201,7 @@ def plot_predictions(predicted: Any, true: Any, sigma: Any = None, name: str = "
     if len(p):
         ends = [min(p.min(), t.min()), max(p.max(), t.max())]
         one.plot(ends, ends, color=INK, linewidth=0.9, linestyle=":")
-        bars = np.where(sure, s, 0)[shown] if sure.any() else None
-        one.errorbar(
-            t[shown],
-            p[shown],
-            yerr=bars,
-            fmt="o",
-            markersize=3,
-            alpha=0.6 if len(shown) > 50 else 0.9,
-            color=TRAIN,
-            elinewidth=0.7,
-        )
+        _points(one, t[shown], p[shown], np.where(sure, s, 0)[shown] if sure.any() else None)
     if sigma is None:
         _residuals(two, t[shown], (p - t)[shown], within)
     else:
@@ -242,6 +238,29 @@ def _chosen(p: np.ndarray, t: np.ndarray | None, samples: int | Sequence[int]) -
         np.linspace(0, len(p) - 1, max(0, min(samples, len(p)))).astype(int)
     ].tolist()
 
+# %% ../../nbs/70_reports/00_prediction_plots.ipynb #3bc06291
+def _spectra(
+    predicted: Any, true: Any, sigma: Any, wavelength_um: Any
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray]:
+    "Predicted and true spectra, uncertainties [samples, channels], and the channels' places [channels]."
+    p = np.atleast_2d(numbers(predicted, "The predicted spectra"))
+    t, s = (
+        None if a is None else np.atleast_2d(numbers(a, name))
+        for a, name in ((true, "The true spectra"), (sigma, "The uncertainties"))
+    )
+    x = np.arange(p.shape[-1]) if wavelength_um is None else numbers(wavelength_um, "The wavelengths").ravel()
+    for name, shape in (("true spectra", t), ("uncertainties", s)):
+        if shape is not None and shape.shape != p.shape:
+            raise RequestError(
+                f"The {name} have the shape {list(shape.shape)}, the predicted spectra {list(p.shape)}. Give the same."
+            )
+    if p.ndim != 2 or len(x) != p.shape[1]:
+        raise RequestError(
+            f"There are {len(x)} wavelengths for spectra of the shape {list(p.shape)}. It has to be [samples, "
+            "wavelengths]."
+        )
+    return p, t, s, x
+
 
 def _spectrum(ax: Any, x: np.ndarray, p: np.ndarray, t: np.ndarray | None, s: np.ndarray | None) -> None:
     "One spectrum; of a long one the lowest and the highest channel of each slice."
@@ -263,22 +282,7 @@ def plot_spectra(
     None: their numbers. `samples`: how many, from the best to the worst, or which. RequestError where the arrays do not
     fit each other.
     """
-    p = np.atleast_2d(numbers(predicted, "The predicted spectra"))
-    t, s = (
-        None if a is None else np.atleast_2d(numbers(a, name))
-        for a, name in ((true, "The true spectra"), (sigma, "The uncertainties"))
-    )
-    x = np.arange(p.shape[-1]) if wavelength_um is None else numbers(wavelength_um, "The wavelengths").ravel()
-    for name, shape in (("true spectra", t), ("uncertainties", s)):
-        if shape is not None and shape.shape != p.shape:
-            raise RequestError(
-                f"The {name} have the shape {list(shape.shape)}, the predicted spectra {list(p.shape)}. Give the same."
-            )
-    if p.ndim != 2 or len(x) != p.shape[1]:
-        raise RequestError(
-            f"There are {len(x)} wavelengths for spectra of the shape {list(p.shape)}. It has to be [samples, "
-            "wavelengths]."
-        )
+    p, t, s, x = _spectra(predicted, true, sigma, wavelength_um)
     chosen = _chosen(p, t, samples)
     if not chosen:
         raise RequestError("There is no spectrum to draw. Give at least one sample.")

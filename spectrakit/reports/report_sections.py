@@ -288,7 +288,7 @@ def task_of(run: Run, task: Any, h: History) -> Any:
         return None
     return load_task(name)
 
-
+# %% ../../nbs/70_reports/04_report_sections.ipynb #79973014
 def _task_pictures(run: Run, h: History, task: Any, predictions: Predictions) -> tuple[dict[str, Picture], str]:
     "The pictures of the task, or those that the shapes allow with a note on why the task has drawn none."
     try:
@@ -371,7 +371,7 @@ def environment_rows(h: History) -> list[tuple[str, Any]]:
     ]
     return [row for row in rows if row[1] not in (None, "")]
 
-
+# %% ../../nbs/70_reports/04_report_sections.ipynb #2a4d4ae6
 def _decisions(h: History) -> str:
     "What was decided for the run, and why, and what else was noted, as HTML."
     notes = mapping(h.environment.get("platform")).get("notes")
@@ -379,7 +379,7 @@ def _decisions(h: History) -> str:
     reasons = [*mapping(h.start.get("reasons")).values(), *mapping(h.environment.get("auto")).values()]
     return "".join(f"<p>{safe(text, 600)}</p>" for text in [*reasons, *(f"note: {note}" for note in notes)])
 
-# %% ../../nbs/70_reports/04_report_sections.ipynb #2a4d4ae6
+
 def environment_html(h: History) -> str:
     "The machine, how the run was started on it, in which sessions, and what was decided for it."
     rows, recorded = environment_rows(h), h.environment.get("sessions")

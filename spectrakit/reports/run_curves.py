@@ -156,7 +156,7 @@ def run_style(number: int, runs: int, panel: str) -> CurveStyle:
     color = COLORS[number % len(COLORS)] if runs > 1 else ALONE.get(panel, VALID)
     return CurveStyle(color, LINES[number // len(COLORS) % len(LINES)], faint=runs <= 3)
 
-
+# %% ../../nbs/70_reports/02_run_curves.ipynb #a5619610
 def _draw_panel(ax: Any, histories: Sequence[History], panel: str, x: str, smooth: float | None) -> None:
     "The curve of `panel` of each run, with a ring at its best checkpoint."
     seconds, unit = time_unit(max((h.seconds for h in histories), default=0))

@@ -175,8 +175,7 @@ class FoundLr:
     reason: str
     status: str = "completed"  # completed, interrupted, out_of_time, failed
     points: tuple[Point, ...] = field(default=(), repr=False)
-    # with what it was found: task, device, effective_batch_size, world_size, …
-    facts: dict = field(default_factory=dict, repr=False)
+    facts: dict = field(default_factory=dict, repr=False)  # with what: task, device, effective_batch_size, …
     details: str = field(default="", repr=False)  # the traceback of a task that failed
 
     @property
