@@ -147,7 +147,7 @@ def _has_seal() -> bool:
 
 def _notebook_json(cells: Iterable[tuple[str, str, str]]) -> str:
     "The file of a notebook with these cells; each is (id, kind, text)."
-    made = [
+    made: list[dict[str, Any]] = [
         {
             "cell_type": kind,
             "id": name,
