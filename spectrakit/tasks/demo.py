@@ -10,7 +10,7 @@ __all__ = ['EXTRA_SETTINGS', 'last_metrics', 'coffee_accuracy', 'fermentation_lo
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,16 +49,18 @@ def last_metrics(task: str, *overrides: str) -> dict[str, float]:
         return evaluations[-1]["metrics"] if evaluations else {}
 
 # %% ../../nbs/80_tasks/04_demo.ipynb #61614f5a
-def coffee_accuracy(seed: int, folds: int = 5) -> float:
-    "Held-out accuracy of the network, over all folds."
-    runs = [last_metrics("coffee", f"seed={seed}", f"task.folds={folds}", f"task.fold={k}") for k in range(folds)]
+def coffee_accuracy(seed: int, *overrides: str, folds: int = 5) -> float:
+    "Held-out accuracy of the network, over all folds; `overrides`: further settings."
+    words = (f"seed={seed}", f"task.folds={folds}", *overrides)
+    runs = [last_metrics("coffee", *words, f"task.fold={k}") for k in range(folds)]
     return float(np.mean([metrics["val_accuracy"] for metrics in runs]))
 
 
-def fermentation_loo(seed: int) -> float:
-    "Leave-one-out RMSE of the network in g/l, over the 21 samples."
-    runs = [last_metrics("fermentation", f"seed={seed}", "task.folds=21", f"task.fold={k}") for k in range(21)]
-    return math.sqrt(sum(metrics["val_rmse"] ** 2 for metrics in runs) / 21)
+def fermentation_loo(seed: int, *overrides: str, samples: Sequence[int] = range(21)) -> float:
+    "Leave-one-out RMSE of the network in g/l, over these of the 21 samples; `overrides`: further settings."
+    words = (f"seed={seed}", "task.folds=21", *overrides)
+    runs = [last_metrics("fermentation", *words, f"task.fold={k}") for k in samples]
+    return math.sqrt(sum(metrics["val_rmse"] ** 2 for metrics in runs) / len(samples))
 
 
 def fermentation_hplc(seed: int) -> float:

@@ -178,3 +178,12 @@ def test_the_command_line_refuses_a_task_whose_data_are_not_installed(tmp_path):
     done = run_cli(tmp_path, "train", "coffee", env={"PYTHONPATH": str(hidden.parent)})
     assert done.returncode == 2 and 'pip install "spectrakit[demo]"' in done.stderr and "Traceback" not in done.stderr
     assert not list((tmp_path / "runs").glob("*")), "a run folder was left behind"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_networks_are_as_good_as_the_readme_says():
+    from spectrakit.tasks.demo import coffee_accuracy, fermentation_loo
+
+    assert coffee_accuracy(seed=0) >= 0.95
+    assert fermentation_loo(seed=0) <= 1.5
