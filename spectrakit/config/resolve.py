@@ -168,6 +168,7 @@ _RULES = (  # settings, when they have no effect in a run of `world` processes, 
         lambda c, world: c.training.nan_policy != "rollback",
         "only training.nan_policy=rollback has it",
     ),
+    (("training.ema_buffers",), lambda c, world: c.training.ema_decay is None, "training.ema_decay is null"),
     (("training.average",), lambda c, world: not c.checkpoint.enabled, "checkpoint.enabled is false"),
     (("watchdog.since",), lambda c, world: c.watchdog.limit is None, "watchdog.limit is null"),
 )

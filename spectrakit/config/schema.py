@@ -292,6 +292,11 @@ class TrainingConfig:
     ema_decay: float | None = setting(
         None, "keep an exponential moving average of the weights, used for evaluation", minimum=0, maximum=0.999999
     )
+    ema_buffers: bool = setting(
+        False,
+        "average floating-point buffers, such as running means, beside the weights; false: those of the last step",
+        added_later=True,
+    )
     average: str | None = setting(
         None,
         "at the end, try the mean of saved checkpoints: last:3, or best:3 by checkpoint.monitor; kept if better",

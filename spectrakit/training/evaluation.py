@@ -416,6 +416,8 @@ def run_evaluation(s: TrainState, stop_on: int = STOP | HURRY) -> bool:
         return stop_code > 0 or (s.budget.ends is not None and not fits(s.budget, "eval", 0.0))
 
     with ema_weights(s):
+        if s.learner.ema is not None and s.learner.buffers:
+            same_buffers(s)
         metrics = evaluate(s.task, s.context.plain(s.learner.model), s.data.valid, s.context, over)
     s.context.heartbeat.beat("training")
     seconds = time.monotonic() - began

@@ -92,7 +92,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
     import torch
 
     c, p, schedule, record, requests = s.config, s.progress, s.schedule, s.record, s.requests
-    model, optimizer, params, averages = s.learner.model, s.learner.optimizer, s.learner.params, s.learner.ema
+    model, optimizer, averaged, averages = s.learner.model, s.learner.optimizer, s.learner.averaged, s.learner.ema
     plan, saving, pace, scaler, heartbeat = s.data.plan, s.saving, s.timing.pace, s.context.scaler, s.context.heartbeat
     on_host, ranks = s.context.device.type == "cpu", s.context.world_size
     clip, decay = c.trainer.gradient_clip_val, c.training.ema_decay
@@ -151,7 +151,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
             p.step += 1
             p.window += 1
             if decay is not None and averages is not None:
-                update_ema(averages, params, decay, p.step - p.overflows, s.nan.left_out)
+                update_ema(averages, averaged, decay, p.step - p.overflows, s.nan.left_out)
             if p.window == plan.steps_per_epoch:
                 p.epoch, p.window = p.epoch + 1, 0
                 if interval == "epoch":

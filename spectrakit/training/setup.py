@@ -175,15 +175,24 @@ def make_learner(task: Any, config: Config, context: RunContext, model: Any, ste
     scheduler = task.scheduler(optimizer, config, steps) if provides(task, "scheduler") and steps is not None else None
     params = [q for q in model.parameters() if q.requires_grad]
     averages = config.training.ema_decay is not None and steps is not None
+    buffers = _finite_buffers(context.unwrap(model)) if averages and config.training.ema_buffers else []
     return Learner(
         model,
         params,
         optimizer,
         base_lrs,
         scheduler,
-        [q.detach().clone() for q in params] if averages else None,
+        [q.detach().clone() for q in (*params, *buffers)] if averages else None,
         interval_of(scheduler, config),
+        buffers,
     )
+
+
+def _finite_buffers(model: Any) -> list:
+    "Floating-point buffers of a model; without those that hold infinities on purpose, such as attention masks."
+    import torch
+
+    return [b for b in model.buffers() if b.is_floating_point() and bool(torch.isfinite(b).all())]
 
 
 def _monitor_before(run_dir: Path) -> tuple[str, str] | None:

@@ -69,14 +69,20 @@ class Learner:
     optimizer: Any
     base_lrs: list[float]  # of each parameter group, before the schedule
     scheduler: Any = None  # the task's own; None: the built-in schedule
-    ema: list | None = None  # moving averages of `params`, in their order
+    ema: list | None = None  # moving averages of `averaged`, in their order
     interval: str = "step"  # when the task's own scheduler moves: step, epoch or plateau
+    buffers: list = field(default_factory=list)  # those that are averaged, too
 
     def __post_init__(self) -> None:
         self.owned: list = self.params  # what the optimizer updates
         self.unowned: list = []  # trainable parameters that it leaves out
         if self.optimizer is not None:
             self.owned, self.unowned = ownership(self.optimizer, self.params)
+
+    @property
+    def averaged(self) -> list:
+        "What moving averages are kept of, where the run keeps any."
+        return [*self.params, *self.buffers]
 
 
 @dataclass
@@ -250,8 +256,10 @@ class TrainState:
         if state.get("optimizer") is not None:
             load_whole_optimizer(learner.optimizer, state["optimizer"])
         if learner.ema is not None:
-            averages = learner.params if state["ema"] is None else like(state["ema"], learner.params)
-            for mine, saved in zip(learner.ema, averages, strict=False):
+            now = learner.averaged
+            known_averages = (state["ema"] or [])[: len(now)]  # perhaps without those of buffers, which come last
+            averages = [*like(known_averages, now[: len(known_averages)]), *now[len(known_averages) :]]
+            for mine, saved in zip(learner.ema, averages, strict=True):
                 mine.copy_(saved.detach())
         if self.context.scaler and state["scaler"]:
             self.context.scaler.load_state_dict(state["scaler"])
@@ -298,7 +306,7 @@ def ema_weights(s: TrainState) -> Iterator[None]:
     averages, in_place = s.learner.ema, s.context.strategy == "fsdp"  # FSDP keeps the storage of its shards
 
     def swap(ema: list) -> None:
-        for i, p in enumerate(s.learner.params):
+        for i, p in enumerate(s.learner.averaged):
             if not in_place:
                 p.data, ema[i] = ema[i], p.data
             else:

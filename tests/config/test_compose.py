@@ -123,6 +123,7 @@ ADDED_LATER = {
     "launch.threads": 3,
     "data.allow_nan": "true",
     "training.average": "last:3",
+    "training.ema_buffers": "true",
 }
 
 

@@ -229,3 +229,33 @@ def test_two_ranks_make_the_same_mean(tmp_path, monkeypatch, strategy):
         mean = load_weights(newest)
         torch.testing.assert_close(mean["4.weight"], sum(p["4.weight"] for p in parts) / 3)
         assert mean["1.num_batches_tracked"] == 2
+
+
+# moving averages of buffers
+
+
+def test_moving_averages_of_buffers_are_exact_and_go_on(train):  # noqa: F811
+    words = ("data.batch_size=5", "trainer.max_epochs=3", "training.ema_decay=0.6", "checkpoint.every_n_steps=1")
+    words = (*words, "checkpoint.keep_last=99", "training.ema_buffers=true")
+    whole = train(Normed(), *words, name="whole")
+    start, steps = Normed().model(None).state_dict(), checkpoints(whole.folder / "checkpoints")
+    mean, var = start["1.running_mean"], start["1.running_var"]
+    for number, path in enumerate(steps, 1):
+        now, weights = min(0.6, (1 + number) / (10 + number)), load_weights(path, ema=False)
+        mean = now * mean + (1 - now) * weights["1.running_mean"]
+        var = now * var + (1 - now) * weights["1.running_var"]
+    kept, plain = load_weights(steps[-1]), load_weights(steps[-1], ema=False)
+    assert len(steps) == 12 and kept["1.num_batches_tracked"] == 12
+    torch.testing.assert_close(kept["1.running_mean"], mean)
+    torch.testing.assert_close(kept["1.running_var"], var)
+    assert not torch.allclose(kept["1.running_mean"], plain["1.running_mean"], rtol=1e-3)
+    train(Normed(), *words, "trainer.max_epochs=2", name="parts")
+    parts = train(Normed(), *words, name="parts", resume=True)
+    assert torch.equal(parts.weights(ema=True), whole.weights(ema=True)) and torch.equal(
+        parts.weights(), whole.weights()
+    )
+    off = train(Normed(), *words, "training.ema_buffers=false", name="off")
+    of_off = load_weights(find_checkpoint(off.folder / "checkpoints")[0])
+    assert torch.equal(of_off["1.running_mean"], plain["1.running_mean"]) and torch.equal(
+        off.weights(), whole.weights()
+    )
