@@ -11,7 +11,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import spectrakit as sk
 from helpers import TESTS
-from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, read_manifest, read_pointer, verify
+from spectrakit.checkpoint import async_writer
+from spectrakit.checkpoint.store import (
+    CheckpointError,
+    checkpoints,
+    find_checkpoint,
+    load_weights,
+    read_manifest,
+    read_pointer,
+    verify,
+)
 from spectrakit.config.compose import compose
 from spectrakit.contract.task import Task
 from spectrakit.jobs.prediction import trained_model
@@ -189,6 +198,18 @@ def test_a_stop_in_the_middle_changes_nothing(train):  # noqa: F811
     assert first.status == "interrupted" and not [t for t in first.column("message", "text") if "training.average" in t]
     whole, parts = train(Half(), *words, name="a"), train(Half(), *words, name="b", resume=True)
     assert average(whole) == average(parts) == pytest.approx((2 + 1 + 6) / 3, rel=1e-6)
+
+
+def test_a_mean_that_cannot_be_saved_costs_nothing(train, monkeypatch):  # noqa: F811
+    def full(*_):
+        raise CheckpointError("step-00000004 needs 9.0 MiB and 1.0 MiB are free")
+
+    monkeypatch.setattr(async_writer, "add_average", full)
+    run = train(Path(), *ONE_STEP, "trainer.max_epochs=4", "training.average=last:2", "task.target=2.85")
+    assert run.status == "completed" and average(run) is None and not last_event(run.events, "eval").get("averaged")
+    texts = run.column("message", "text")
+    assert any(text.startswith("the averaged weights are not saved: step-00000004 needs 9.0 MiB") for text in texts)
+    assert told(run).endswith("the single one is what predictions are made with")
 
 
 def test_max_bytes_comes_before_the_mean(train):  # noqa: F811

@@ -495,7 +495,7 @@ class StandIn:
     scaler: object
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def prepare_model(self, model):
+    def prepare_model(self, model, evaluation_mode=False):
         return model
 
     def unwrap_model(self, model):
