@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EXTRA_SETTINGS', 'last_metrics', 'coffee_accuracy', 'fermentation_loo', 'fermentation_hplc', 'measure_seeds',
-           'Comparison', 'comparison_table', 'train_and_predict', 'describe_files', 'demo', 'compare']
+           'Comparison', 'comparison_table', 'train_and_predict', 'describe_files', 'compare', 'demo']
 
 # %% ../../nbs/80_tasks/04_demo.ipynb #9d5bc3ab
 import math
@@ -121,6 +121,24 @@ def describe_files(run: Any, predictions: Any) -> str:
     files = {"curves": run.path / "curves.png", "checkpoint": best, "predictions": predictions.table}
     return "\n".join((f"{run.path.name}, {run.status}", *(f"  {name:12} {file}" for name, file in files.items())))
 
+# %% ../../nbs/80_tasks/04_demo.ipynb #bcd66263
+def compare(seeds: int, first_hplc: float) -> list[Comparison]:
+    "The rows of the table; `first_hplc`: the RMSE in g/l on the HPLC samples that seed 0 has had already."
+    names = (
+        "coffee: accuracy, 5 folds held out",
+        "fermentation: RMSE in g/l, leave-one-out",
+        "fermentation: RMSE in g/l, 34 HPLC samples",
+    )
+    accuracy = measure_seeds(names[0], coffee_accuracy, range(seeds))
+    loo = measure_seeds(names[1], fermentation_loo, range(seeds))
+    hplc = [first_hplc, *measure_seeds(names[2], fermentation_hplc, range(1, seeds))]
+    pls_loo, pls_hplc = fermentation_baseline()
+    return [
+        Comparison(names[0], accuracy, "logistic regression", coffee_baseline()),
+        Comparison(names[1], loo, "PLS", pls_loo),
+        Comparison(names[2], hplc, "PLS", pls_hplc),
+    ]
+
 # %% ../../nbs/80_tasks/04_demo.ipynb #f929eb59
 def demo(runs: str = "runs", seeds: int = 3) -> int:
     """Train both spectra tasks, compare them with plain models, print how good they are and where the runs are.
@@ -143,24 +161,6 @@ def demo(runs: str = "runs", seeds: int = 3) -> int:
         print("\n" + describe_files(run, predictions))
     print(f"\n{time.monotonic() - started:.0f} s")
     return 0
-
-
-def compare(seeds: int, first_hplc: float) -> list[Comparison]:
-    "The rows of the table; `first_hplc`: the RMSE in g/l on the HPLC samples that seed 0 has had already."
-    names = (
-        "coffee: accuracy, 5 folds held out",
-        "fermentation: RMSE in g/l, leave-one-out",
-        "fermentation: RMSE in g/l, 34 HPLC samples",
-    )
-    accuracy = measure_seeds(names[0], coffee_accuracy, range(seeds))
-    loo = measure_seeds(names[1], fermentation_loo, range(seeds))
-    hplc = [first_hplc, *measure_seeds(names[2], fermentation_hplc, range(1, seeds))]
-    pls_loo, pls_hplc = fermentation_baseline()
-    return [
-        Comparison(names[0], accuracy, "logistic regression", coffee_baseline()),
-        Comparison(names[1], loo, "PLS", pls_loo),
-        Comparison(names[2], hplc, "PLS", pls_hplc),
-    ]
 
 
 if __name__ == "__main__" and __package__:  # not when a notebook runs this cell
