@@ -543,6 +543,9 @@ def mirror_checkpoint(
     return _publish(folder, path.name, checkpoint_bytes(path), fill, pointers)
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #23a2fc0b
+AVERAGED = "averaged.safetensors"  # the mean of several checkpoints, beside the weights of the last of them
+
+
 def _refused(file: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f"{file.parent.name}/{file.name} is refused: {_reason(error)}")
 
@@ -616,9 +619,6 @@ def prove_loadable(path: Path) -> None:
         _read_tensors(file)
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #5c48d36e
-AVERAGED = "averaged.safetensors"  # the mean of several checkpoints, beside the weights of the last of them
-
-
 def add_average(path: Path, weights: dict, steps: list[int]) -> Saved:
     """Add averaged weights to the checkpoint at `path`, which BEST then names; it can be resumed from as before.
 

@@ -266,7 +266,6 @@ def test_a_task_of_a_script_has_to_be_passed_along():
 @pytest.mark.parametrize(
     "name, words",
     [
-        ("RaisesInModel", "FileNotFoundError: weights.bin is not here"),
         ("RaisesInDatasets", "PermissionError: the spectra are locked"),
         ("RaisesInLoss", "ZeroDivisionError: in the seventh loss"),
         ("Exits", "SystemExit"),
@@ -279,6 +278,14 @@ def test_an_exception_in_the_task_is_a_failed_run(name, words, capsys):
     assert json.loads((run.path / "summary.json").read_text())["status"] == "failed" and not is_locked(run.path)
     with pytest.raises(RuntimeError, match=words.split(":")[0]):
         run.raise_for_status()
+
+
+def test_a_model_that_cannot_be_made_is_refused_with_its_line(here, capsys):
+    with pytest.raises(
+        RequestError, match=r"RaisesInModel.model raised FileNotFoundError: weights.bin .*tasks.py, line"
+    ):
+        fit(tasks.RaisesInModel(), inline(), show=False)
+    assert list_runs() == []
 
 
 @pytest.mark.parametrize(
