@@ -137,7 +137,7 @@ class Page:
         self.context = browser.new_context(
             viewport={"width": 1280, "height": 1000}, color_scheme="dark" if dark else "light"
         )
-        self.page, self.server, self.dark = self.context.create_page(), server, dark
+        self.page, self.server, self.dark = self.context.new_page(), server, dark
         self.received: list[tuple[float, int]] = []  # when, and bytes of the kernel's messages
         self.problems: list[str] = []  # exceptions in the page
         self.page.on("websocket", lambda socket: socket.on("framereceived", self._count))

@@ -195,8 +195,8 @@ def test_the_quickstart_picked_by_clicking_and_run_from_top_to_bottom(light, ser
     light.open("quickstart.ipynb")
     sources = ["".join(cell["source"]) for cell in light.model()["cells"]]
     form, fit = (
-        next(i for i, source in enumerate(sources) if source.startswith(start))
-        for start in ("picker = ", "run = sk.fit(")
+        next(i for i, source in enumerate(sources) if start in source)
+        for start in ("picker = sk.ProfilePicker(", "run = sk.fit(")
     )
     for index in range(form + 1):
         light.run(index)

@@ -251,10 +251,13 @@ def test_a_run_that_uses_secrets_leaves_them_in_none_of_its_files(here):
         "data.batch_size=8",
         "run.dir=runs",
         "env=local",
+        "watchdog.since=run",
+        "watchdog.limit=1h",
     ]
     done = subprocess.run(
         [sys.executable, "-m", "spectrakit", *words], cwd=here, env=environ, capture_output=True, text=True, timeout=180
     )
+    assert done.returncode == 1, done.stderr
     run = only_run(here)
     log = (run / "logs" / "rank-0.log").read_text()
     assert done.returncode == 1 and "in the environment: True" in log and f"read: {len(VALUE)}" in log, (
