@@ -194,7 +194,11 @@ def test_papermill_keeps_the_end_of_a_run_and_says_whether_a_cell_failed(tmp_pat
         done = subprocess.run(
             [sys.executable, *words],
             cwd=tmp_path,
-            env={**helpers.clean_environ(), "KAGGLE_KERNEL_RUN_TYPE": "Batch"},
+            env={
+                **helpers.clean_environ(),
+                "KAGGLE_KERNEL_RUN_TYPE": "Batch",
+                "SPECTRAKIT_SESSION_START": str(time.time()),
+            },
             timeout=300,
             capture_output=True,
             text=True,
