@@ -9,10 +9,12 @@ __all__ = ['predict_batch', 'targets_of', 'score_batch', 'on_host', 'averages', 
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #b5d62039
 import contextlib
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..checkpoint.store import random_state, restore_random_state
@@ -99,17 +101,17 @@ def score_batch(
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #d598efb8
 def on_host(rows: dict[int, dict[str, tuple]]) -> dict[int, dict[str, tuple[float, float]]]:
-    "Batch results as plain floats, with one transfer per device."
+    "Batch results as plain floats. All that lies on a device is read at once, whatever its types are."
     import torch
 
     flat = [value for row in rows.values() for pair in row.values() for value in pair]
-    places = [i for i, value in enumerate(flat) if torch.is_tensor(value)]
-    alike: dict[Any, list[int]] = {}
-    for i in places:
-        alike.setdefault((flat[i].device, flat[i].dtype), []).append(i)
-    for indices in alike.values():
-        numbers = torch.stack([flat[i].detach().reshape(()) for i in indices]).double().tolist()
-        for i, number in zip(indices, numbers, strict=False):
+    places: dict[Any, dict[Any, list[int]]] = {}  # by device and type, since a stack has one type
+    for i, value in enumerate(flat):
+        if torch.is_tensor(value):
+            places.setdefault(value.device, {}).setdefault(value.dtype, []).append(i)
+    for alike in places.values():
+        stacks = [torch.stack([flat[i].detach().reshape(()) for i in indices]).double() for indices in alike.values()]
+        for i, number in zip(itertools.chain(*alike.values()), torch.cat(stacks).tolist(), strict=True):
             flat[i] = number
     plain = iter(map(float, flat))
     return {index: {name: (next(plain), next(plain)) for name in row} for index, row in rows.items()}
@@ -198,6 +200,53 @@ def _on_all_samples(
     return context.broadcast(found) if context else found
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #7435f853
+@contextlib.contextmanager
+def _leaving_no_trace(model: Any) -> Iterator[None]:
+    "Within this block the model is in eval mode and keeps no gradients; its mode and the random states come back."
+    import torch
+
+    was_training, generators = model.training, random_state()
+    model.eval()
+    try:
+        with torch.no_grad():  # not inference_mode: what a model keeps of it could not be used in training
+            yield
+    finally:
+        model.train(was_training)
+        restore_random_state(generators)
+
+
+@dataclass
+class _Scores:
+    "What the batches of this process gave, by their places among those of all processes."
+
+    rows: dict[int, dict[str, tuple]] = field(default_factory=dict)
+    parts: dict[int, tuple] = field(default_factory=dict)  # outputs and targets, for `metrics_all`
+    cut: bool = False  # whether it ended before the last batch
+
+# %% ../../nbs/40_training/02_evaluation.ipynb #5e0c4a12
+def _score_batches(
+    task: Any, model: Any, batches: Any, context: RunContext | None, over: Callable[[], bool] | None
+) -> _Scores:
+    "The scores of this process's batches, up to the one before which `over` says that it ends."
+    rank, world_size = (context.rank, context.world_size) if context else (0, 1)
+    sharded, wants_all, scores = is_sharded(model), provides(task, "metrics_all"), _Scores()
+    # passes of sharded ranks have to be equally many, so none is spared there
+    recorder, in_precision = None if sharded else Recorder(model), context.in_precision if context else _as_it_is
+    for place, batch in enumerate(batches.epoch(0)):
+        if context:
+            context.heartbeat.beat()
+        if over is not None and place and _ends_here(over, context if sharded else None):
+            scores.cut = True
+            break
+        found, outputs = score_batch(task, model, batch, recorder, in_precision)
+        if batch.samples > 0:  # a borrowed one is there so that all ranks make equally many passes
+            index = place * world_size + rank
+            scores.rows[index] = found
+            if wants_all:
+                scores.parts[index] = _outputs_and_targets(task, outputs, batch.data)
+    return scores
+
+# %% ../../nbs/40_training/02_evaluation.ipynb #5e0c4a14
 def evaluate(
     task: Any,
     model: Any,
@@ -218,40 +267,16 @@ def evaluate(
 
     The random states are restored, so that how often a run evaluates does not change what it learns.
     """
-    import torch
-
-    rank, world_size = (context.rank, context.world_size) if context else (0, 1)
-    rows: dict[int, dict[str, tuple]] = {}
-    parts: dict[int, tuple] = {}
-    cut, sharded = False, is_sharded(model)
-    was_training, generators, wants_all = model.training, random_state(), provides(task, "metrics_all")
-    # passes of sharded ranks have to be equally many, so none is spared there
-    recorder, in_precision = None if sharded else Recorder(model), context.in_precision if context else _as_it_is
-    model.eval()
-    try:
-        with torch.no_grad():  # not inference_mode: what a model keeps of it could not be used in training
-            for place, batch in enumerate(batches.epoch(0)):
-                if context:
-                    context.heartbeat.beat()
-                if over is not None and place and (cut := _ends_here(over, context if sharded else None)):
-                    break
-                found, outputs = score_batch(task, model, batch, recorder, in_precision)
-                if batch.samples > 0:  # a borrowed one is there so that all ranks make equally many passes
-                    index = place * world_size + rank
-                    rows[index] = found
-                    if wants_all:
-                        parts[index] = _outputs_and_targets(task, outputs, batch.data)
-            rows = on_host(rows)
-            gathered = context.gather((rows, cut)) if context else [(rows, cut)]
-            whole = not any(cut for _, cut in gathered)
-            if not whole and partial is None:
-                return None
-            metrics = averages({index: row for part, _ in gathered for index, row in part.items()})
-            if wants_all:
-                metrics.update(_on_all_samples(task, parts, context, None if whole else partial))
-    finally:
-        model.train(was_training)
-        restore_random_state(generators)
+    with _leaving_no_trace(model):
+        scores = _score_batches(task, model, batches, context, over)
+        mine = on_host(scores.rows), scores.cut
+        gathered = context.gather(mine) if context else [mine]
+        whole = not any(cut for _, cut in gathered)
+        if not whole and partial is None:
+            return None
+        metrics = averages({index: row for part, _ in gathered for index, row in part.items()})
+        if provides(task, "metrics_all"):
+            metrics.update(_on_all_samples(task, scores.parts, context, None if whole else partial))
     return metrics
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #12e64a77
@@ -310,6 +335,24 @@ def test_data(task: Any, valid: Any, config: Config) -> tuple[Any, float]:
     return (None if dataset is None or dataset_length(dataset, "test") == 0 else dataset), time.monotonic() - began
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #fdaed7c4
+def _timed_batches(
+    task: Any, model: Any, batches: Any, context: RunContext, look: Callable[[Any, Any], None]
+) -> list[float]:
+    "Seconds that each of these batches takes to be predicted."
+    import torch
+
+    took, last = [], time.monotonic()
+    with _leaving_no_trace(model):
+        for batch in batches.epoch(0):
+            context.heartbeat.beat()
+            look(context.in_precision(predict_batch)(task, model, batch.data), batch.data)
+            if context.device.type == "cuda":
+                torch.cuda.synchronize()
+            took.append(time.monotonic() - last)
+            last = time.monotonic()
+    return took
+
+
 def predictions_s(
     task: Any,
     model: Any,
@@ -327,32 +370,11 @@ def predictions_s(
     - `context`: the ranks that predict together
     - `look`: called with the outputs of each batch, and its data (default: nobody looks)
     """
-    import torch
-
-    began, generators, was_training = time.monotonic(), random_state(), model.training
     collate = task.collate if provides(task, "collate") else None
-    whole, took = forward_passes(len(dataset), config, world_size=context.world_size), []
-    batches = eval_batches(
-        dataset,
-        config,
-        Placement(context.device, context.rank, context.world_size),
-        collate,
-        max_batches=min(5, whole) * context.world_size,
-    )
-    model.eval()
-    try:
-        with torch.no_grad():
-            last = began
-            for batch in batches.epoch(0):
-                context.heartbeat.beat()
-                look(context.in_precision(predict_batch)(task, model, batch.data), batch.data)
-                if context.device.type == "cuda":
-                    torch.cuda.synchronize()
-                took.append(time.monotonic() - last)
-                last = time.monotonic()
-    finally:
-        model.train(was_training)
-        restore_random_state(generators)
+    whole = forward_passes(len(dataset), config, world_size=context.world_size)
+    place, most = Placement(context.device, context.rank, context.world_size), min(5, whole) * context.world_size
+    batches = eval_batches(dataset, config, place, collate, max_batches=most)
+    took = _timed_batches(task, model, batches, context, look)
     each = statistics.median(took[1:] or took)  # one that was held up says nothing about the rest
     return max(row[0] for row in context.gather_numbers([took[0] + each * (whole - 1)]))
 
@@ -400,15 +422,31 @@ def record_result(s: TrainState) -> bool:
     return better
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #8027b73a
+def _report_stopped(s: TrainState, stop_code: int, seconds: float) -> None:
+    "Say that an evaluation was stopped, and note on all ranks for which requests; `stop_code`: those of this rank."
+    for code in s.context.gather(stop_code):
+        s.requests.evaluation_stopped_by |= code
+    why = "a stop was requested" if s.requests.evaluation_stopped_by else "the time is up"
+    text = f"the evaluation at step {s.progress.step} was stopped after {short_time(seconds)}: {why}"
+    s.record.log.write("message", text=text)
+
+
+def _write_result(s: TrainState, better: bool, seconds: float) -> None:
+    "Write `progress.metrics` for the log and the trackers."
+    p = s.progress
+    epoch = round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4)
+    s.record.log.write("eval", step=p.step, epoch=epoch, metrics=p.metrics, best=better, seconds=round(seconds, 3))
+    s.record.trackers.log(p.step, p.metrics)
+
+# %% ../../nbs/40_training/02_evaluation.ipynb #5e0c4a17
 def run_evaluation(s: TrainState, stop_on: int = STOP | HURRY) -> bool:
     """Evaluate, write the event; whether this is the best result so far. No result where the time ends before it.
 
     `stop_on`: the requests that end it, STOP, HURRY or both.
     """
-    p, began = s.progress, time.monotonic()
+    p, began, stop_code = s.progress, time.monotonic(), 0
     s.context.heartbeat.beat("evaluating")
     same_buffers(s)
-    stop_code = 0
 
     def over() -> bool:
         nonlocal stop_code
@@ -424,23 +462,10 @@ def run_evaluation(s: TrainState, stop_on: int = STOP | HURRY) -> bool:
     s.record.interval.paused_s += seconds
     s.requests.evaluation_stopped_by = 0
     if metrics is None:
-        for code in s.context.gather(stop_code):
-            s.requests.evaluation_stopped_by |= code
-        why = "a stop was requested" if s.requests.evaluation_stopped_by else "the time is up"
-        s.record.log.write(
-            "message", text=f"the evaluation at step {p.step} was stopped after {short_time(seconds)}: {why}"
-        )
+        _report_stopped(s, stop_code, seconds)
         return False
     p.metrics, p.eval_step = metrics, p.step
     s.budget.observe("eval", seconds)
     better = record_result(s)
-    s.record.log.write(
-        "eval",
-        step=p.step,
-        epoch=round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4),
-        metrics=p.metrics,
-        best=better,
-        seconds=round(seconds, 3),
-    )
-    s.record.trackers.log(p.step, p.metrics)
+    _write_result(s, better, seconds)
     return better

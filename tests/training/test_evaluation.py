@@ -88,6 +88,24 @@ def test_an_evaluation_runs_the_model_once_for_loss_and_metrics():
     assert once == twice  # to the last bit
 
 
+def test_metrics_of_all_types_are_read_once_in_an_evaluation(monkeypatch):
+    class Five(Fit):
+        metrics_all = None
+
+        def metrics(self, outputs, batch):
+            errors, count = (outputs - batch[1]).abs(), torch.tensor(len(outputs))
+            kinds = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
+            return {f"of_{kind}": (errors.sum().to(kind), count) for kind in kinds}
+
+    reads, plain = [], torch.Tensor.tolist
+    for name in ("item", "cpu", "numpy", "__float__", "__int__", "__bool__"):  # what would wait for a device
+        monkeypatch.setattr(torch.Tensor, name, lambda *_: pytest.fail("a batch was waited for"))
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda values: (reads.append(values.numel()), plain(values))[1])
+    metrics, passes = scores(Five())
+    assert reads == [11 * BATCHES] and passes == BATCHES  # five metrics and the loss; its counts are plain numbers
+    assert metrics["val_of_torch.float64"] == pytest.approx(metrics["val_of_torch.float32"])
+
+
 def test_outputs_that_come_with_the_loss_are_those_of_the_metrics():
     def loss(model, batch):
         outputs = model(batch[0].clone())
