@@ -98,7 +98,7 @@ def _overlay(beneath: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
     return {**{old: v for old, v in beneath.items() if not any(is_covered(old, key) for key in values)}, **values}
 
-
+# %% ../../nbs/10_config/04_compose.ipynb #61fdcc0c
 def _writable(node: Any) -> Any:
     "Frozen dataclasses make read-only nodes; the schema is opened for the one merge."
     from omegaconf import DictConfig, OmegaConf
@@ -133,7 +133,7 @@ def _merged_at_once(given: dict[str, Any]) -> Config:
     merged.merge_with(tree)
     return cast("Config", OmegaConf.to_object(merged))
 
-
+# %% ../../nbs/10_config/04_compose.ipynb #08a4eec8
 def _value_error(error: Exception, key: str, value: Any, words: dict[str, str]) -> RequestError:
     "OmegaConf's error about the setting `key` as a sentence."
     from omegaconf.errors import InterpolationResolutionError
@@ -181,6 +181,18 @@ def override(config: Config, *overrides: str) -> Config:
     pairs = parse_overrides(overrides, groups={}).pairs
     return _recorded(_build(dict(flat(to_dict(config))), pairs), {*(config.typed or ()), *_keys(pairs)})
 
+# %% ../../nbs/10_config/04_compose.ipynb #4ebf0365
+def _profile_file(folder: str, name: str) -> Path:
+    "The file of the profile `name`, such as trainer/kaggle, in `folder`; Hydra says it with its ending or without."
+    return Path(folder) / f"{name.removesuffix('.yaml')}.yaml"
+
+
+def _read_profile(file: Path, group: str) -> tuple[dict, str]:
+    "What stands in the profile `file` of `group`, and the block of settings where its keys belong."
+    text = read_text(file)
+    tree = parse_yaml(text, file)
+    return tree, package_of(text, tree, group)
+
 # %% ../../nbs/10_config/04_compose.ipynb #23a2fc03
 @functools.cache
 def _profile_source() -> Any:
@@ -199,10 +211,8 @@ def _profile_source() -> Any:
             return "spectrakit"
 
         def load_config(self, config_path: str) -> ConfigResult:
-            file, group = self._file(config_path), config_path.rpartition("/")[0]
-            text = read_text(file)
-            tree = parse_yaml(text, file)
-            package = package_of(text, tree, group)
+            file = _profile_file(self.path, config_path)
+            tree, package = _read_profile(file, group=config_path.rpartition("/")[0])
             own = {k: v for k, v in tree.items() if k != "defaults"}
             self.loaded[config_path.removesuffix(".yaml")] = file, own, tree.get("defaults")
             return ConfigResult(self.provider, self.full_path(), OmegaConf.create(tree), {"package": package})
@@ -211,16 +221,13 @@ def _profile_source() -> Any:
             return (Path(self.path) / config_path).is_dir()
 
         def is_config(self, config_path: str) -> bool:
-            return self._file(config_path).is_file()
+            return _profile_file(self.path, config_path).is_file()
 
         def available(self) -> bool:
             return self.is_group("")
 
         def list(self, config_path: str, results_filter: Any) -> list[str]:
             return []  # only Hydra's own hints ask
-
-        def _file(self, config_path: str) -> Path:
-            return Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
 
     Plugins.instance().register(ProfileSource)
     return SourcesRegistry.instance().resolve(ProfileSource.scheme())

@@ -67,6 +67,11 @@ def _limit(value: Any) -> None:
         raise ValueError("it needs a time of less than ten years, or none")
 
 
+def _moment(value: Any) -> None:
+    if value is not None:
+        parse_moment(value)
+
+# %% ../../nbs/10_config/01_schema.ipynb #2afb436c
 def _bytes(value: Any) -> None:
     if value is None or value == "auto":
         return
@@ -86,11 +91,6 @@ def _folder(value: Any) -> None:
 def _average(value: Any) -> None:
     if value is not None and not re.fullmatch(r"(last|best):([2-9]|[1-9][0-9]+)", value):
         raise ValueError("it needs last:N or best:N with N from 2 up, such as last:3")
-
-
-def _moment(value: Any) -> None:
-    if value is not None:
-        parse_moment(value)
 
 # %% ../../nbs/10_config/01_schema.ipynb #218f1a3f
 def _keys(value: Any) -> None:
@@ -577,6 +577,20 @@ class TrackingConfig:
         choices=("auto", "online", "offline"),
     )
 
+# %% ../../nbs/10_config/01_schema.ipynb #9aadad0c
+def _check_config(config: "Config") -> None:
+    "RequestError where a block or a setting of `config` is not possible."
+    for block in dataclasses.fields(config):
+        kind = block.type
+        if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+            continue
+        if not isinstance(getattr(config, block.name), kind):
+            raise RequestError(f"{block.name} needs a {kind.__name__}. Change single settings with override.")
+    for name in ("task", "extra"):
+        object.__setattr__(config, name, frozen(getattr(config, name)))
+    for key, spec in settings().items():
+        check_setting(key, spec, get(config, key))
+
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fc06
 @dataclass(frozen=True)
 class Config:
@@ -612,16 +626,7 @@ class Config:
     typed: list[str] | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for block in dataclasses.fields(self):
-            kind = block.type
-            if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
-                continue
-            if not isinstance(getattr(self, block.name), kind):
-                raise RequestError(f"{block.name} needs a {kind.__name__}. Change single settings with override.")
-        for name in ("task", "extra"):
-            object.__setattr__(self, name, frozen(getattr(self, name)))
-        for key, spec in settings().items():
-            check_setting(key, spec, get(self, key))
+        _check_config(self)
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fc07
 def settings() -> dict[str, Setting]:

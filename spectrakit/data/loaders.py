@@ -18,7 +18,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config.batch_plan import BatchPlan
+from ..config.batch_plan import BatchPlan, rank_share, step_window
 from ..config.schema import Config, DataloaderConfig
 from .batch_forms import collate_samples, parts_of, to_device
 from ..system.errors import RequestError
@@ -101,10 +101,10 @@ def train_cuts(plan: BatchPlan, rank: int = 0, first_step: int = 0) -> Iterator[
     "The micro batches of `rank`, from optimizer step `first_step` of an epoch on; equally many on every rank."
     together = plan.micro_batch_size * plan.world_size
     for index in range(first_step, plan.steps_per_epoch):
-        start, end = plan.window(index)
+        start, end = step_window(plan, index)
         for cut in range(start, end, together):
             stop = min(cut + together, end)
-            first, samples = plan.share(cut, stop, rank)
+            first, samples = rank_share(cut, stop, rank, plan.world_size)
             first = min(first, stop - 1)  # fewer samples than processes: borrow one
             yield Cut(first, first + max(samples, 1), samples, end - start, stop == end)
 
@@ -116,6 +116,16 @@ def eval_cuts(plan: BatchPlan, rank: int = 0, world_size: int = 1) -> Iterator[C
         mine = start + rank * size
         samples = min(size, used - mine) if mine < used else 0
         yield Cut(mine, mine + samples, samples, samples, True) if samples else Cut(0, 1, 0, 1, True)
+
+# %% ../../nbs/22_data/01_loaders.ipynb #3192aa01
+def _numbered_keys(order: list[int], epoch: int) -> list[tuple[int, ...]]:
+    "(epoch, index) for each index of `order`; one that comes again has which time it is, from 1 on, at its end."
+    times: Counter[int] = Counter()
+    keys: list[tuple[int, ...]] = []
+    for index in order:
+        keys.append((epoch, index, times[index]) if times[index] else (epoch, index))
+        times[index] += 1
+    return keys
 
 # %% ../../nbs/22_data/01_loaders.ipynb #ee875491
 @dataclass(frozen=True)
@@ -140,20 +150,13 @@ class EpochPlan:
     def keys(self, samples: int, epoch: int) -> list[tuple[int, ...]]:
         "The same as (epoch, index); an index that comes again has which time it is, from 1 on, at its end."
         order = self.order(samples, epoch).tolist()
-        if self.sampled is None:
-            return [(epoch, index) for index in order]
-        times: Counter[int] = Counter()
-        keys: list[tuple[int, ...]] = []
-        for index in order:
-            keys.append((epoch, index, times[index]) if times[index] else (epoch, index))
-            times[index] += 1
-        return keys
+        return [(epoch, index) for index in order] if self.sampled is None else _numbered_keys(order, epoch)
 
     def cuts_from(self, first_step: int) -> Iterator[Cut]:
         "The cuts of an epoch from its optimizer step `first_step` on; evaluation always starts at 0."
         return self.cuts(first_step=first_step) if first_step else self.cuts()
 
-
+# %% ../../nbs/22_data/01_loaders.ipynb #c538d50e
 class MicroBatch(NamedTuple):
     """One forward pass: the collated `data` on the device, and of its `Cut` what the loop wants to know."""
 

@@ -52,12 +52,7 @@ class Platform:
 
     def to_dict(self, now: float | None = None) -> dict:
         "Everything as plain JSON values, with `time_left_s`."
-        values = {**asdict(self), "time_left_s": self.time_left_s(now)}
-        values["gpus"] = [
-            {**gpu, "compute_capability": gpu["compute_capability"] and list(gpu["compute_capability"])}
-            for gpu in values["gpus"]
-        ]
-        return {**values, "notes": list(self.notes)}
+        return _plain_values(self, now)
 
     def child_environ(self) -> dict[str, str]:
         "Environment variables for child processes, so that they share this session's clock."
@@ -73,23 +68,36 @@ class Platform:
 
     def line(self, now: float | None = None) -> str:
         "One line for people."
-        flavour = "" if self.flavour == "plain" else f"flavour={self.flavour!r}, "
-        gpus = ", ".join(gpu.short for gpu in self.gpus)
-        return (
-            f"Platform(name={self.name!r}, mode={self.mode!r}, {flavour}gpus=[{gpus}], "
-            f"time_left={self.time_left_text(now)}, cores={self.cores}, memory={self.memory_gib:.1f} GiB, "
-            f"working_dir={self.working_dir!r})"
-        )
+        return _one_line(self, now)
 
     def __repr__(self) -> str:
         return self.line()
 
     def table(self, now: float | None = None) -> str:
         "A table for people: what, how much, and where it comes from."
-        rows = platform_rows(self, now)
-        widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
-        lines = [f"{what:{widths[0]}}  {value:{widths[1]}}  {why}".rstrip() for what, value, why in rows]
-        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+        return _table_text(platform_rows(self, now), self.notes)
+
+# %% ../../../nbs/00_system/04_platforms/21_platform.ipynb #8c13d4d1
+def _plain_values(platform: Platform, now: float | None) -> dict:
+    "`Platform.to_dict`: its fields as JSON has them, so lists in the place of tuples."
+    values = {**asdict(platform), "time_left_s": platform.time_left_s(now)}
+    values["gpus"] = [
+        {**gpu, "compute_capability": gpu["compute_capability"] and list(gpu["compute_capability"])}
+        for gpu in values["gpus"]
+    ]
+    return {**values, "notes": list(platform.notes)}
+
+
+def _one_line(platform: Platform, now: float | None) -> str:
+    "`Platform.line`: what somebody looks at first."
+    p = platform
+    flavour = "" if p.flavour == "plain" else f"flavour={p.flavour!r}, "
+    gpus = ", ".join(gpu.short for gpu in p.gpus)
+    return (
+        f"Platform(name={p.name!r}, mode={p.mode!r}, {flavour}gpus=[{gpus}], "
+        f"time_left={p.time_left_text(now)}, cores={p.cores}, memory={p.memory_gib:.1f} GiB, "
+        f"working_dir={p.working_dir!r})"
+    )
 
 # %% ../../../nbs/00_system/04_platforms/21_platform.ipynb #ef862106
 def platform_rows(platform: Platform, now: float | None) -> list[tuple[str, str, str]]:
@@ -122,3 +130,10 @@ def platform_rows(platform: Platform, now: float | None) -> list[tuple[str, str,
         ("working", p.working_dir, f"is kept; {free[0]}"),
         ("scratch", p.scratch_dir, f"may vanish; {free[1]}"),
     ]
+
+# %% ../../../nbs/00_system/04_platforms/21_platform.ipynb #68cb5553
+def _table_text(rows: list[tuple[str, str, str]], notes: tuple[str, ...]) -> str:
+    "Rows of three columns as text, and the notes below them."
+    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    lines = [f"{what:{widths[0]}}  {value:{widths[1]}}  {why}".rstrip() for what, value, why in rows]
+    return "\n".join(lines + [f"note: {note}" for note in notes])
