@@ -84,6 +84,26 @@ class Augmented(Curve):
         return Noisy(train), valid
 
 
+class Thawing(Curve):
+    "The first layer learns from epoch 1 on, and the last one no longer from epoch 2 on; the blocks always do."
+
+    def on_epoch(self, model, moment):
+        model.first.requires_grad_(moment.epoch >= 1)
+        model.last.requires_grad_(moment.epoch < 2)
+
+
+class ThawingOwn(Thawing):
+    "The model comes with its first layer frozen; an optimizer of the task's own has it all the same."
+
+    def model(self, cfg):
+        model = Blocks()
+        model.first.requires_grad_(False)
+        return model
+
+    def optimizer(self, model, cfg):
+        return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
 class NanOnOneRank(Curve):
     "A sample without a number, seen by one rank only."
 

@@ -177,7 +177,8 @@ def range_loop(s: TrainState, sweep: Sweep, base: BaseRate) -> tuple[str, str, s
     s.context.heartbeat.begin(0)
     while True:
         began, loss, weight = time.monotonic(), 0.0, None
-        begin_epoch(s)
+        if begin_epoch(s):
+            exchange = s.context.gradient_sync(s.learner.model)
         for batch in s.data.train.epoch(p.epoch):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step

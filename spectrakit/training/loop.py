@@ -110,7 +110,8 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
         return ending
     while p.step < schedule.total_steps:
         window_loss, window_weight = 0.0, None
-        begin_epoch(s)
+        if begin_epoch(s):
+            model, exchange = s.learner.model, s.context.gradient_sync(s.learner.model)
         for batch in s.data.train.epoch(p.epoch, p.window):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step

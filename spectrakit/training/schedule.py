@@ -113,24 +113,36 @@ def training_loss(s: TrainState) -> Callable[[Any, Any], Any]:
     "The task's `loss` as training calls it: with the moment, where it takes one."
     return loss_at(s.task, lambda: Moment(s.progress.epoch, s.progress.step, s.schedule.total_steps))
 
-
-def begin_epoch(s: TrainState) -> None:
-    """Tell the task that an epoch begins, or goes on. RuntimeError where it makes a parameter trainable that would not
-    be trained.
-    """
-    if not provides(s.task, "on_epoch"):
-        return
-    model = s.context.unwrap(s.learner.model)
-    s.task.on_epoch(model, Moment(s.progress.epoch, s.progress.step, s.schedule.total_steps))
-    apart = s.context.world_size > 1
-    learn = {id(q) for q in s.learner.owned} & {id(q) for q in (s.learner.params if apart else s.learner.owned)}
-    known = learn | {id(q) for q in s.learner.unowned}
+# %% ../../nbs/40_training/03_schedule.ipynb #c2d90e02
+def _check_thawed(s: TrainState, model: Any) -> None:
+    "RuntimeError where a parameter of `model` was made trainable that is unknown to the optimizer."
+    known = {id(q) for q in (*s.learner.owned, *s.learner.unowned)}
     lost = [name for name, q in model.named_parameters() if q.requires_grad and id(q) not in known]
     if lost:
         raise RuntimeError(
             f"{type(s.task).__name__}.on_epoch made {', '.join(lost[:3])}{' …' if lost[3:] else ''} trainable, which "
             "the optimizer does not have. Let `model` return it trainable, and freeze it in on_epoch at epoch 0."
         )
+
+
+def begin_epoch(s: TrainState) -> bool:
+    """Tell the task that an epoch begins, or goes on; whether DDP was made anew, since other parameters learn now.
+
+    RuntimeError where the task makes a parameter trainable that would not be trained.
+    """
+    if not provides(s.task, "on_epoch"):
+        return False
+    model = s.context.unwrap(s.learner.model)
+    before = [q.requires_grad for q in model.parameters()]
+    s.task.on_epoch(model, Moment(s.progress.epoch, s.progress.step, s.schedule.total_steps))
+    _check_thawed(s, model)
+    learning = [q.requires_grad for q in model.parameters()]
+    if learning == before or s.context.strategy != "ddp":
+        return False
+    s.learner.model = s.context.with_new_exchange(s.learner.model)
+    text = f"epoch {s.progress.epoch}: on_epoch changed which parameters learn, now {sum(learning)} of {len(learning)}"
+    s.record.log.write("message", text=f"{text}; DDP was made anew, to exchange the gradients of these")
+    return True
 
 # %% ../../nbs/40_training/03_schedule.ipynb #110b079b
 def interval_of(scheduler: Any, config: Config) -> str:

@@ -6,7 +6,18 @@ import shutil
 import numpy
 import pytest
 
-from rank_tasks import Augmented, Curve, FailsAtTheEnd, Named, NanOnOneRank, Normed, NoRoom, Weighted
+from rank_tasks import (
+    Augmented,
+    Curve,
+    FailsAtTheEnd,
+    Named,
+    NanOnOneRank,
+    Normed,
+    NoRoom,
+    Thawing,
+    ThawingOwn,
+    Weighted,
+)
 from spectrakit.api.actions import fit, predict
 from spectrakit.checkpoint.store import find_checkpoint, load_weights, read_manifest, verify
 from spectrakit.config.compose import compose
@@ -76,6 +87,26 @@ def halves(tmp_path_factory):
     for strategy in ("ddp", "fsdp"):
         train(folder / strategy, Curve(), *TWO, f"distributed.strategy={strategy}", "trainer.max_steps=6")
     return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        (Thawing, "ddp"),
+        pytest.param(Thawing, "fsdp", marks=pytest.mark.long),
+        pytest.param(ThawingOwn, "ddp", marks=pytest.mark.long),
+        (ThawingOwn, "fsdp"),
+    ],
+)
+def test_layers_that_freeze_and_thaw_learn_on_two_ranks_what_they_learn_on_one(tmp_path, kind, strategy):
+    words = ("trainer.max_epochs=4", "checkpoint.every_n_steps=null", "training.ema_decay=null")
+    one = train(tmp_path / "one", kind(), *ONE, *words)
+    two = train(tmp_path / "two", kind(), *TWO, f"distributed.strategy={strategy}", *words)
+    assert len(losses(two)) == 12
+    assert_equal_losses(losses(two), losses(one))
+    told = [e["text"] for e in two if e["type"] == "message" and "DDP was made anew" in e["text"]]
+    if strategy == "ddp":
+        assert [text.split(":")[0] for text in told] == ["epoch 0", "epoch 1", "epoch 2"][kind is ThawingOwn :], told
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
