@@ -38,15 +38,18 @@ from ..system.errors import RequestError
 from ..system.signals import ends_softly, interrupts
 from ..trackers.wandb import key_in_environment
 from ..view.live import make_view
+from ..view.text import STOPPING
 from ..watchdog.budget import check_time
 
 # %% ../../nbs/60_api/01_actions.ipynb #5956c0ff
-def _make_tick(run: Run, view: Any) -> Callable[[], None]:
-    "What is done about ten times a second while one waits."
+def _make_tick(run: Run, view: Any, pressed: list[int]) -> Callable[[], None]:
+    "What is done about ten times a second while one waits. `pressed`: the signals that asked for a stop."
     due = [time.monotonic() + 30]
 
     def tick() -> None:
         if view:
+            if pressed:
+                view.note_stop(_stopping(pressed))
             view.update()
         if time.monotonic() < due[0]:
             return
@@ -58,19 +61,25 @@ def _make_tick(run: Run, view: Any) -> Callable[[], None]:
     return tick
 
 # %% ../../nbs/60_api/01_actions.ipynb #c12a4d72
-@interrupts()
-def _launch_and_show(run: Run, job: Job, task: Any, show: bool) -> None:
-    "Have the job done, show it, and write what is left at the end."
+def _stopping(pressed: list[int]) -> str:
+    "What a person reads who has asked for a stop."
+    again = "■" if "ipykernel" in sys.modules else "Ctrl-C"
+    return f"{STOPPING} {again} again ends now" if len(pressed) == 1 else "ending now"
+
+
+def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[int]) -> None:
+    "Have the job done, show it, and write what is left at the end. `pressed` takes the signals that ask for a stop."
     every_s = 10.0 if "ipykernel" in sys.modules else 60.0
     console = job.config.run.console if show else "none"
     view = make_view(console, run.path, every_s=every_s, only_new=not job.kind.starts_at_zero)
-    try:
-        with key_in_environment(job.config, job.platform.name, lambda text: print(text, file=sys.stderr)):
-            launch(job, task, _make_tick(run, view))
-        _summarize_or_say(run)
-    finally:
-        if view:
-            view.close()  # the last frame has the curves that the summary drew
+    with interrupts(into=pressed):
+        try:
+            with key_in_environment(job.config, job.platform.name, lambda text: print(text, file=sys.stderr)):
+                launch(job, task, _make_tick(run, view, pressed))
+            _summarize_or_say(run)
+        finally:
+            if view:
+                view.close()  # the last frame has the curves that the summary drew
 
 
 def _summarize_or_say(run: Run) -> None:
@@ -117,11 +126,12 @@ def _take_part(kind: JobKind, request: RunRequest, task: Any, predict: Any = Non
         shutil.rmtree(scratch, ignore_errors=True)
 
 # %% ../../nbs/60_api/01_actions.ipynb #6774fd53
-def _train(task: Any, config: Config, request: RunRequest, show: bool, predict: Any = None) -> Run:
+def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: list[int], predict: Any = None) -> Run:
     """Begin a run, or go on with the one that resume.source leads to. A run that is done is returned as it is.
 
     `task`: an object or a name. `config`: the settings as they were asked for. `request`: what became of them here.
-    `show`: whether to print how it goes. `predict`: the file for predictions afterwards (default None).
+    `show`: whether to print how it goes. `pressed`: takes the signals that ask for a stop. `predict`: the file for
+    predictions afterwards (default None).
     """
     given, peer = None if isinstance(task, str) else task, not _writes_run(request)
     session = Session(request.platform, request.limit, request.place, request.auto)
@@ -140,7 +150,7 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, predict: 
     with open_run_dir(plan, config, request.config, session) as (path, settled):
         run = Run(path, given)
         job = Job(kind, path, request.with_config(settled), extra={"predicts": predict is not None})
-        _launch_and_show(run, job, task, show)
+        _launch_and_show(run, job, task, show, pressed)
     return run
 
 # %% ../../nbs/60_api/01_actions.ipynb #23a2fc06
@@ -245,15 +255,18 @@ def _read_predictions(file: Path, table: Path | None) -> Predictions:
         return Predictions(dict(stored), file, table)
 
 # %% ../../nbs/60_api/01_actions.ipynb #9c78da79
-def _predict_in_time(task: Any, run: Run, out: str | Path, request: RunRequest, hurried: bool) -> None:
-    "Predict after training, also where that has failed and left a checkpoint; what cannot be done is said."
+def _predict_in_time(task: Any, run: Run, out: str | Path, request: RunRequest, unwanted: str) -> None:
+    """Predict after training, also where that has failed and left a checkpoint; what cannot be done is said.
+
+    `unwanted`: why there is to be none; '' where there is.
+    """
     failed, best = run.status == "failed", find_checkpoint(run.path / "checkpoints", "BEST")[0]
     if failed and best is None:
         return
     left = request.left_s()
     try:
-        if hurried:
-            raise RuntimeError("the system asked this process to end (SIGTERM)")
+        if unwanted:
+            raise RuntimeError(unwanted)
         if left is not None and left <= 0:
             raise RuntimeError("the time is over")
         _predict(task, run, out, request)
@@ -262,12 +275,26 @@ def _predict_in_time(task: Any, run: Run, out: str | Path, request: RunRequest, 
                 f"{run.path.name} failed; {out} was made with its best checkpoint, of step {int(best.name[5:])}",
                 file=sys.stderr,
             )
-    except Exception as error:  # what was trained is not lost for it
-        why = error if isinstance(error, (RequestError, RuntimeError)) else f"{type(error).__name__}: {error}"
+    except (Exception, KeyboardInterrupt) as error:  # what was trained is not lost for it
+        plain = isinstance(error, (RequestError, RuntimeError))
+        why = (
+            "interrupted"
+            if isinstance(error, KeyboardInterrupt)
+            else error
+            if plain
+            else f"{type(error).__name__}: {error}"
+        )
         print(
             f"{run.path.name} is {'not ' * failed}trained, {'and' if failed else 'but'} not predicted: {why}",
             file=sys.stderr,
         )
+
+
+def _unwanted(terminated: list[int], pressed: list[int]) -> str:
+    "Why predictions are not to be started after these signals, those of the system and all; '' where they are."
+    if terminated:
+        return "the system asked this process to end (SIGTERM)"
+    return "interrupted a second time" if len(pressed) > 1 else ""
 
 # %% ../../nbs/60_api/01_actions.ipynb #5b5f4425
 def _with_source(config: Config, source: str | Path | Run) -> Config:
@@ -298,10 +325,10 @@ def fit(
     if predict is not None:
         check_prediction(config, Path(predict))
     with ends_softly() as terminated:
-        request = new_request(config)
-        run = _train(task, config, request, show, predict)
+        request, pressed = new_request(config), list[int]()
+        run = _train(task, config, request, show, pressed, predict)
         if predict is not None and run.ended is None:
-            _predict_in_time(task, run, predict, request, bool(terminated))
+            _predict_in_time(task, run, predict, request, _unwanted(terminated, pressed))
         if run.ended is None:
             seal_after(run.path, request.platform, show)
     return run
@@ -323,7 +350,7 @@ def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool 
         return _finish_done(run)
     with ends_softly():
         request = new_request(config)
-        done = _train(_resolve_task(run, task, config), config, request, show)
+        done = _train(_resolve_task(run, task, config), config, request, show, [])
         if done.ended is None:
             seal_after(done.path, request.platform, show)
     return done

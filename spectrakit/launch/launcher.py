@@ -241,12 +241,15 @@ def _describe_launch(record: _Record, plan: Processes, launcher: str | None, why
         record.message(plan.reason)
 
 # %% ../../nbs/50_launch/08_launcher.ipynb #23a2fc05
+_BEFORE_START = "interrupted before the start"
+
+
 def _run_attempts(attempt: Attempt, tick: Callable[[], None], interrupted: list[int], record: _Record) -> AttemptResult:
     "Start `attempt`, and others after faults, until one ends well or nothing is left to try."
     faults = restarts = 0
     while True:
-        if len(interrupted) > 1:
-            return AttemptResult("interrupted", "interrupted a second time before the start")
+        if interrupted:
+            return AttemptResult("interrupted", _BEFORE_START)
         if _writes_run(attempt.job):
             tidy_checkpoints(attempt.job.run_dir / "checkpoints")
         try:
@@ -434,9 +437,11 @@ def run_supervised(job: Job, task: Any, tick: Callable[[], None], interrupted: l
     plan = without_launchers(job.config, plan, failed)
     launcher, why = choose_launcher(job.config, job.platform, plan, failed)
     record = _Record(job, {})
-    result = AttemptResult("interrupted", "interrupted a second time before the start")
+    result = AttemptResult("interrupted", _BEFORE_START)
     folder = None
-    with contextlib.suppress(KeyboardInterrupt), interrupts(second_raises=True):
+    with contextlib.suppress(KeyboardInterrupt), interrupts(raises_at=lambda: 1):
+        if interrupted:
+            raise KeyboardInterrupt
         folder, forked_task = _write_job_or_fork(job, task)  # large arrays take their time
     _describe_launch(record, plan, launcher, why)
     if folder is not None:
@@ -515,19 +520,27 @@ def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None)
         os.environ.update(process_environ(job.config, os.environ))  # before NCCL reads them
     job = _without_passed_limit(job)
     terminated: list[int] = []
+    asked: list[int] = []  # once, and again, whether to stop: there is something to save
     with (
         _same_environ(),
-        interrupts(second_raises=True) as interrupted,
+        interrupts(raises_at=lambda: 2 if asked or place is not None else 1) as interrupted,
         interrupts(number=signal.SIGTERM, into=terminated),
     ):
 
         def stop_requested() -> int:
+            asked.append(1)
             tick()
             files = requested_by_files(job.run_dir) & (~0 if place is None or place.rank == 0 else STOP)  # rank 0 saves
             return STOP | HURRY if terminated else STOP * bool(interrupted) | files
 
         try:
             status, reason = do_job(job, task, stop_requested, on_folder=folders.append)
+        except KeyboardInterrupt:
+            if asked or place is not None:
+                raise
+            status, reason = "interrupted", "interrupted before the first step"
+            _Record(job, {}).event("end", status=status, reason=reason)
+            folders = folders or [job.run_dir]
         except RequestError as error:
             if place is not None and folders:
                 _note_refusal(folders[0] / "logs", place.rank, error)

@@ -167,21 +167,31 @@ def dump_stacks(ranks: list[int], wait_s: float = 0.5) -> None:
 
 # %% ../../nbs/50_launch/07_supervisor.ipynb #56d3f6cc
 def _pass_on_interrupt(
-    interrupted: list[int], attempt: Attempt, observed: Observed, page: SharedPage
+    interrupted: list[int], attempt: Attempt, observed: Observed, detector: HangDetector
 ) -> Problem | None:
-    "Ask the ranks to stop, once; a Problem where they are to be ended instead."
+    "Ask the ranks to stop, once; a Problem where they are to be ended instead, as where there is nothing to save."
     kind = attempt.job.kind
     if interrupted and not observed.stop_passed_on:
         observed.stop_passed_on = True
         if not kind.stops_itself:
-            return Problem("interrupted", "interrupted")  # nothing to save
-        request(page, STOP | HURRY if signal.SIGTERM in interrupted else STOP)
+            return Problem("interrupted", "interrupted")
+        if detector.steps() <= 0 and attempt.processes.num_nodes == 1:  # other machines wait for these ranks
+            return Problem("interrupted", f"interrupted before the first step{_what_is_kept(attempt)}")
+        request(detector.page, STOP | HURRY if signal.SIGTERM in interrupted else STOP)
         with contextlib.suppress(OSError):
             stop_file(attempt.job.run_dir).touch()  # seen from outside, too
     if len(interrupted) > 1:
-        kept = "; the last checkpoint is kept" if kind.keeps_checkpoints else ""
-        return Problem("interrupted", f"interrupted a second time{kept}")
+        return Problem("interrupted", f"interrupted a second time{_what_is_kept(attempt)}")
     return None
+
+
+def _what_is_kept(attempt: Attempt) -> str:
+    "The end of a sentence, for processes that are ended before they have saved."
+    job = attempt.job
+    if not job.kind.keeps_checkpoints:
+        return ""
+    kept = find_checkpoint(job.run_dir / "checkpoints")[0]
+    return "; nothing was to be saved" if kept is None else f"; {kept.name} is kept"
 
 # %% ../../nbs/50_launch/07_supervisor.ipynb #9561c262
 def _bury(child: Any, wait_s: float = 30.0) -> None:
@@ -213,7 +223,7 @@ def watch_process(
     try:
         while child.poll() is None:
             tick()
-            problem = _pass_on_interrupt(interrupted, attempt, observed, detector.page)
+            problem = _pass_on_interrupt(interrupted, attempt, observed, detector)
             if problem is None and (now := time.monotonic()) >= next_look:
                 next_look = now + 0.25
                 problem = find_problem(Look(attempt, detector, observed, now))

@@ -7,36 +7,41 @@ __all__ = ['interrupts', 'unheard', 'ends_softly', 'family_of', 'kill_tree', 'ki
 
 # %% ../../nbs/00_system/07_signals.ipynb #23a2fcf4
 import contextlib
+import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # %% ../../nbs/00_system/07_signals.ipynb #23a2fc01
 class _SignalRecorder:
     "A signal handler that appends the signal's number to `received`, and to the list of a block outside of its own."
 
-    def __init__(self, received: list[int], second_raises: bool, outer: list[int] | None = None):
-        self.received, self.second_raises, self.outer = received, second_raises, outer
+    def __init__(self, received: list[int], raises_at: Callable[[], float], outer: list[int] | None = None):
+        self.received, self.raises_at, self.outer = received, raises_at, outer
 
     def __call__(self, number: int, *_: Any) -> None:
         self.received.append(number)
         if self.outer is not None:
             self.outer.append(number)
-        if self.second_raises and len(self.received) > 1:
+        if len(self.received) >= self.raises_at():
             raise KeyboardInterrupt
+
+
+def _never() -> float:
+    return math.inf
 
 # %% ../../nbs/00_system/07_signals.ipynb #fc4e1001
 @contextlib.contextmanager
 def interrupts(
-    second_raises: bool = False, number: int = signal.SIGINT, into: list[int] | None = None
+    raises_at: Callable[[], float] = _never, number: int = signal.SIGINT, into: list[int] | None = None
 ) -> Iterator[list[int]]:
     """Within this block a signal adds its number to a list instead of raising; only in the main thread.
 
-    - `second_raises`: whether the second one raises KeyboardInterrupt after all (default: no)
+    - `raises_at`: says, when one comes, from which one on KeyboardInterrupt is raised after all (default: never)
     - `number`: the signal (default: SIGINT, which is Ctrl-C)
     - `into`: the list (default: a new one, or that of the block around this one)
     """
@@ -46,14 +51,14 @@ def interrupts(
         return
     before = signal.getsignal(number)
     if isinstance(before, _SignalRecorder) and into is None:
-        raised, before.second_raises = before.second_raises, before.second_raises or second_raises
+        outside, before.raises_at = before.raises_at, lambda: min(outside(), raises_at())
         try:
             yield before.received
         finally:
-            before.second_raises = raised
+            before.raises_at = outside
         return
     outer = before.received if isinstance(before, _SignalRecorder) else None
-    signal.signal(number, _SignalRecorder(received, second_raises, outer))
+    signal.signal(number, _SignalRecorder(received, raises_at, outer))
     try:
         yield received
     finally:  # None: a handler that Python does not know

@@ -83,6 +83,7 @@ class Buttons:
     def __init__(self, run_dir: Path, kernel: Any = None, show: Callable[[dict], Callable[[dict], None]] | None = None):
         self.run_dir, self.kernel, self._show = run_dir, kernel, show or _display
         self.box: Any = None  # the widget that holds both
+        self.stop_pressed = False
         self._change: Callable[[dict], None] | None = None  # replaces what was shown
         if not can_receive_clicks(kernel):
             return
@@ -100,6 +101,7 @@ class Buttons:
             return  # the run is over
         try:
             file(self.run_dir).touch()
+            self.stop_pressed = self.stop_pressed or file is stop_file
         except OSError as error:
             label = f"not possible: {error.strerror}"
         button.description, button.disabled = label, True

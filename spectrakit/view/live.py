@@ -24,7 +24,7 @@ from .buttons import Buttons
 from .plots import Picture, plot_curves
 from .run_state import RunState, apply_event, as_events
 from .svg import body, final_view, header, page, phase
-from .text import TextView, make_text_view
+from .text import STOPPING, TextView, make_text_view
 
 SHARE = 0.01  # of the time, at most, that goes into drawing
 _PIECE_BYTES = 8 * 2**20  # of a log that are read at a time
@@ -131,6 +131,7 @@ class LiveView:
         self._head, self._plots, self._page = (Throttle(clock, work, share) for share in shares)
         # how far it is
         self._anchor, self._fresh = (0.0, clock()), True  # (t of the run, this clock); not drawn yet
+        self._hurried = False  # the header is drawn before its time
         self.failure: str | None = None  # why it cannot be drawn
         self.detached = False  # nobody looks any more, and the run goes on
         try:
@@ -155,6 +156,13 @@ class LiveView:
         "Seconds since the run began, by the clock of this view."
         return self.state.t if self.state.status else self._anchor[0] + self._clock() - self._anchor[1]
 
+    def note_stop(self, text: str) -> None:
+        "A stop was asked for: `text`, in place of what the run does, is drawn with the next `update`."
+        if self.options.echo:
+            self.options.echo.note_stop(text)
+        self._hurried = self._hurried or text != self.state.stopping
+        self.state.stopping = text
+
     def update(self) -> None:
         "Draw what is due."
         if self.options.echo:
@@ -165,7 +173,10 @@ class LiveView:
             self._read()
             if self._buttons:
                 self._buttons.poll()
-            if self.options.draws and self._head.due():
+                if not self.state.stopping and self._buttons.stop_pressed:
+                    self.note_stop(STOPPING)
+            if self.options.draws and (self._hurried or self._head.due()):
+                self._hurried = False
                 _draw_header(self)
             if self.options.draws and self._fresh and self._plots.due():
                 _draw_plots(self)

@@ -140,6 +140,7 @@ class RunState:
         self.name, self.t = name, 0.0  # t: of the last event, in seconds since the run began
         self.start: dict = {}  # the `start` event
         self.status, self.reason = "", ""  # as the end of the log has them
+        self.stopping = ""  # what happens since a stop was asked for, in words
         self.step, self.epoch, self.total_steps, self.restarts = 0, 0.0, 0, 0
         self.pace_from: tuple[int, float] | None = None  # first step of this session, and its t
         # curves and evaluations

@@ -261,6 +261,8 @@ def phase(s: RunState, running: bool = True) -> str:
         return s.status.replace("_", " ")
     if not running:
         return "unfinished"
+    if s.stopping:
+        return s.stopping
     return "training" if s.loss.count or s.loss.not_finite else "preparing" if s.start else "starting"
 
 # %% ../../nbs/55_view/03_svg.ipynb #76a384f6

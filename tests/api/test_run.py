@@ -3,8 +3,10 @@
 import contextlib
 import hashlib
 import json
+import os
 import pickle
 import shutil
+import signal
 from pathlib import Path
 
 import numpy
@@ -13,12 +15,14 @@ import torch
 
 import tasks
 from helpers import task, tree_hashes
+from spectrakit.api import actions
 from spectrakit.api.actions import fit, predict, resume
 from spectrakit.api.run import Run, list_runs, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, verify
 from spectrakit.cli.output import report_outcome
 from spectrakit.config.compose import compose, sha256
 from spectrakit.contract.task import Task
+from spectrakit.launch.launcher import launch
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.run_dir import is_locked, locked
 from spectrakit.system.errors import RequestError
@@ -627,3 +631,47 @@ def test_no_secret_of_the_environment_reaches_the_runs_folder(here, monkeypatch,
     with pytest.raises(RequestError, match="HF_TOKEN looks like a secret") as caught:
         compose(f"+distributed.env.HF_TOKEN={secret}")
     assert secret not in str(caught.value)
+
+
+class Pressed(Submitting):
+    "Sends signals to its own process, where it trains: before its first step, or `times` times in its fifth."
+
+    def __init__(self, before=0, times=0):
+        self.before, self.times = before, times
+
+    def datasets(self, cfg):
+        press(self.before)
+        return super().datasets(cfg)
+
+    def during(self, number):
+        press(self.times if number == 5 else 0)
+
+
+def press(times: int) -> None:
+    for _ in range(times):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_before_the_first_step_ends_at_once_in_this_process_too(capsys):
+    before = signal.getsignal(signal.SIGINT)
+    run = fit(Pressed(before=1), inline(), show=False)
+    assert (
+        run.status == "interrupted" and last_event(run.events, "end")["reason"] == "interrupted before the first step"
+    )
+    assert not checkpoints(run.path / "checkpoints") and not is_locked(run.path)
+    assert signal.getsignal(signal.SIGINT) is before
+    run = fit(Pressed(times=1), inline(), predict="made.csv", show=False)
+    assert run.status == "interrupted" and Path("made.csv").is_file()  # one leaves time for the submission
+
+
+def test_a_second_interrupt_never_starts_predictions(monkeypatch, capsys):
+    def launched(job, task, tick):
+        assert job.kind.name != "predict"
+        ended = launch(job, task, tick)
+        press(2)
+        return ended
+
+    monkeypatch.setattr(actions, "launch", launched)
+    run = fit(Submitting(), inline(), predict="made.csv", show=False)
+    assert run.status == "completed" and not Path("made.csv").exists()
+    assert "is trained, but not predicted: interrupted a second time" in capsys.readouterr().err

@@ -728,6 +728,23 @@ def test_a_stopped_run_goes_on_in_the_middle_of_an_epoch_bit_for_bit(train):
     assert torch.equal(rest.weights(), whole.weights()) and torch.equal(rest.weights(ema=True), whole.weights(ema=True))
 
 
+@pytest.mark.parametrize(("seconds", "made", "said"), [(4.0, True, "one more"), (40.0, False, "no evaluation")])
+def test_a_last_evaluation_after_a_stop_is_made_where_it_is_short(train, seconds, made, said):
+    "How long one takes is known from the trial before the first step, or from the last one."
+    budget = Budget(TimeLimit(None, 0.0, "none"))
+    task = Exact()
+
+    def stop():
+        budget.observe("eval", seconds)
+        return len(task.seen) > 3  # one of them was the trial's
+
+    run = train(task, "data.batch_size=4", "trainer.max_epochs=9", stop=stop, budget=budget)
+    step = run.events[-1]["step"]
+    assert run.status == "interrupted" and find_checkpoint(run.folder / "checkpoints")[0].name == f"step-{step:08d}"
+    assert (step in run.column("eval", "step")) == made
+    assert next(text for text in run.column("message", "text") if "after the stop" in text).startswith(said)
+
+
 def test_every_checkpoint_of_a_run_verifies_and_no_more_are_kept_than_asked(train):
     run = train(
         Scored([5, 1, 2, 3, 4, 5]),
