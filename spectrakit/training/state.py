@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['Progress', 'Learner', 'Data', 'Schedule', 'never', 'Execution', 'Interval', 'Record', 'Requests', 'NanState',
            'Saving', 'Timing', 'TrainState', 'update_ema', 'count_overflows', 'ema_weights', 'save_due', 'writer_of',
-           'save_due_by_clock', 'log_once', 'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
+           'average_plan', 'checkpoints_at_once', 'save_due_by_clock', 'log_once', 'submit_snapshot', 'save',
+           'finish_saving', 'finish_mirror']
 
 # %% ../../nbs/40_training/01_state.ipynb #23a2fcf4
 import contextlib
@@ -28,6 +29,7 @@ from ..distributed.context import RunContext
 from ..distributed.fsdp import like, load_whole_optimizer, whole
 from ..distributed.heartbeat import Pace
 from ..runs.events import EventLog
+from ..system.units import parse_bytes
 from ..trackers.tracker import Trackers
 from ..watchdog.budget import Budget, kill_at
 
@@ -340,6 +342,35 @@ def writer_of(s: TrainState) -> CheckpointWriter:
         s.saving.writer = CheckpointWriter(s.run_dir, s.config.checkpoint, s.record.log.write, s.budget.observe)
         s.saving.writer.weights_only = s.saving.weights_only
     return s.saving.writer
+
+# %% ../../nbs/40_training/01_state.ipynb #90bd5a02
+def average_plan(config: Config) -> tuple[str, int] | None:
+    "`training.average` in parts: 'last' or 'best', and how many checkpoints; None where none are averaged."
+    if config.training.average is None or not config.checkpoint.enabled:
+        return None
+    which, _, count = config.training.average.partition(":")
+    return which, int(count)
+
+
+def checkpoints_at_once(config: Config, has_valid: bool, each: int) -> dict[str, int]:
+    """How many checkpoints may lie on the disk at a time, by what they are there for.
+
+    - `config`: `checkpoint.keep_last`, `checkpoint.max_bytes` and `training.average` count
+    - `has_valid`: whether there are evaluations, and so a best one that need not be the newest
+    - `each`: bytes of a checkpoint
+    """
+    c, plan = config.checkpoint, average_plan(config)
+    found = {f"checkpoint.keep_last={c.keep_last}": c.keep_last}
+    if plan is not None and (has_valid or plan[0] == "last"):  # the last ones that are averaged are newest ones, too
+        more = plan[1] if plan[0] == "best" else max(0, plan[1] - c.keep_last)
+        found[f"training.average={config.training.average}"] = more
+    if has_valid and (plan is None or plan[0] == "last"):
+        found["the best one"] = 1
+    if c.max_bytes not in (None, "auto"):  # room is made before one is written; the best and the last stay
+        fits = max(2, parse_bytes(c.max_bytes) // each - 1)
+        if sum(found.values()) > fits:
+            found = {f"checkpoint.max_bytes={c.max_bytes}": fits}
+    return {**found, "the one that is being written": 1}
 
 # %% ../../nbs/40_training/01_state.ipynb #9dfe4c0c
 def save_due_by_clock(s: TrainState, now: float) -> bool:

@@ -36,7 +36,7 @@ from ..preflight.undo import undone
 from ..runs.events import EventLog
 from ..system.errors import RequestError
 from .evaluation import first_evaluation, predictions_s, score_batch, test_data, trial_limit_s
-from .state import Execution, Learner
+from .state import Execution, Learner, checkpoints_at_once
 
 # %% ../../nbs/40_training/04_trial.ipynb #227ea332
 @dataclass
@@ -286,7 +286,7 @@ def try_prediction(trial: Trial) -> str:
 # %% ../../nbs/40_training/04_trial.ipynb #d2871dd3
 def check_room(trial: Trial, needed: int, content: CheckpointContent) -> str:
     "What there is room for, in words; `needed`: bytes of a checkpoint. RequestError where not even weights fit."
-    folder, settings = trial.execution.run_dir, trial.config.checkpoint
+    folder = trial.execution.run_dir
     free = shutil.disk_usage(folder).free
     told = f"a checkpoint takes {needed / 2**20:.1f} MiB and the disk of {folder} has {free / 2**20:.1f} MiB left"
     room, weights = (free - 2**20) / 1.05, CheckpointContent(content.model, {}, [], content.ema).tensor_bytes()
@@ -299,10 +299,13 @@ def check_room(trial: Trial, needed: int, content: CheckpointContent) -> str:
         trial.weights_only = True
         text = f"{told}: the weights alone are saved, so that the run can predict, and cannot be resumed"
         trial.log.write("message", text=text)
-    elif (settings.keep_last + 1) * needed > room:
-        fits = int(room // needed)
+    each = weights if trial.weights_only else needed
+    at_once = checkpoints_at_once(trial.config, trial.valid is not None, each)
+    if sum(at_once.values()) * each > room:
         text = (
-            f"{told}: there is room for {fits}, and checkpoint.keep_last={settings.keep_last} wants one more than that"
+            f"{told}: there is room for {int(room // each)} at a time, and {sum(at_once.values())} may be wanted "
+            f"({', '.join(f'{name}: {n}' for name, n in at_once.items() if n)}). Once it is full, no more are saved: "
+            "make room, or keep fewer"
         )
         trial.log.write("message", text=text)
     return f"{needed / 2**20:.1f} MiB{', the weights alone' if trial.weights_only else ''}"

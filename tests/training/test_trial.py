@@ -482,6 +482,32 @@ def test_where_only_the_weights_have_room_they_alone_are_saved_and_that_is_said(
     assert any("weights alone are saved" in text for text in run.column("message", "text"))
 
 
+@pytest.mark.parametrize(
+    ("words", "valid", "at_once"),
+    [
+        ([], True, 4),  # two periodic ones, the best one, and the one that is being written
+        ([], False, 3),
+        (["checkpoint.keep_last=5"], True, 7),
+        (["training.average=last:6"], True, 8),
+        (["training.average=best:5"], True, 8),
+        (["training.average=best:5", "checkpoint.max_bytes=3MB"], True, 3),
+        (["training.average=best:5", "checkpoint.max_bytes=6MB"], True, 5),
+    ],
+)
+def test_all_checkpoints_that_a_run_holds_at_a_time_are_compared_with_the_disk(monkeypatch, words, valid, at_once):
+    told: list[str] = []
+    log = SimpleNamespace(write=lambda kind, text: told.append(text))
+    execution = SimpleNamespace(run_dir="runs")
+    content = trial.CheckpointContent({"w": torch.zeros(100)}, {}, [])
+    for room in (at_once - 1, at_once):
+        scene = SimpleNamespace(
+            execution=execution, config=compose(*words), valid=valid or None, weights_only=False, log=log
+        )
+        small_disk(monkeypatch, int(2**20 + 1.051 * room * 2**20))
+        assert trial.check_room(scene, 2**20, content) == "1.0 MiB"
+    assert len(told) == 1 and f"room for {at_once - 1} at a time, and {at_once} may be wanted" in told[0], told
+
+
 def test_a_run_that_leaves_no_checkpoint_has_failed(train, monkeypatch):  # noqa: F811
     def full(*_, **__):
         raise OSError(28, "No space left on device")
