@@ -134,7 +134,7 @@ class Named(Curve):
     "Its own optimizer, with a rate by the parameters' names; and a variable from distributed.env."
 
     def optimizer(self, model, cfg):
-        assert os.environ["MINE"] == "7" and os.environ["OMP_NUM_THREADS"] == "2"
+        assert os.environ["TORCH_MINE"] == "7" and os.environ["OMP_NUM_THREADS"] == "2"
         last = [p for n, p in model.named_parameters() if n.startswith("last")]
         assert len(last) == 2 and model.first.weight.requires_grad  # the task's own module, not a wrapper
         rest = [p for n, p in model.named_parameters() if not n.startswith("last")]

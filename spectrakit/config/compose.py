@@ -181,9 +181,19 @@ def override(config: Config, *overrides: str) -> Config:
     pairs = parse_overrides(overrides, groups={}).pairs
     return _recorded(_build(dict(flat(to_dict(config))), pairs), {*(config.typed or ()), *_keys(pairs)})
 
+# %% ../../nbs/10_config/04_compose.ipynb #7c5f400e
+def _check_lies_inside(profile: str) -> None:
+    "RequestError where group/name, as a list `defaults:` has it, leads out of the folders of profiles."
+    if "\\" in profile or ":" in profile or profile.startswith(("/", "~")) or ".." in profile.split("/"):
+        raise RequestError(
+            f"A list `defaults:` names {profile!r}, which lies outside the folders of profiles. "
+            "Put that profile beside the others, into a folder of its group."
+        )
+
 # %% ../../nbs/10_config/04_compose.ipynb #4ebf0365
 def _profile_file(folder: str, name: str) -> Path:
     "The file of the profile `name`, such as trainer/kaggle, in `folder`; Hydra says it with its ending or without."
+    _check_lies_inside(name)
     return Path(folder) / f"{name.removesuffix('.yaml')}.yaml"
 
 

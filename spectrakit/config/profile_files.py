@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,76 @@ def yaml_error(error: Any, file: Path | str) -> RequestError:
         return RequestError(f"{where}: {problem}. Keep one of the two lines.")
     return RequestError(f"{where} is not valid YAML: {' '.join(problem.split())}. Fix that line.")
 
+# %% ../../nbs/10_config/03_profile_files.ipynb #fda4216e
+_OWN_VARIABLE = re.compile(r"\$\{oc\.env:SPECTRAKIT_\w+,null\}")  # as in our own profiles, which people copy
+
+
+def _resolver_in(text: str) -> str | None:
+    "The first `${…}` in `text` that asks a resolver; None where there is none."
+    if _OWN_VARIABLE.fullmatch(text):
+        return None
+    for start in (found.start() for found in re.finditer(r"\$\{", text)):
+        depth = 0
+        for end in range(start + 1, len(text)):
+            depth += (text[end] == "{") - (text[end] == "}")
+            if not depth:
+                break
+        if ":" in text[start : end + 1]:
+            return text[start : end + 1]
+    return None
+
+
+def _check_resolvers(tree: Any, file: Path | str) -> None:
+    "RequestError where a text in `tree`, which stands in `file`, asks a resolver."
+    for value in [*tree, *tree.values()] if isinstance(tree, dict) else tree:
+        if isinstance(value, (dict, list)):
+            _check_resolvers(value, file)
+        elif isinstance(value, str) and (found := _resolver_in(value)):
+            shown = found if len(found) < 60 else f"{found[:60]}…"
+            raise RequestError(
+                f"{place(file)} asks for {shown}, and a file may not read the environment of this machine. "
+                "Write the value itself, or set it in the call."
+            )
+
+# %% ../../nbs/10_config/03_profile_files.ipynb #1e0d933f
+_MOST_VALUES = 100_000  # of one file, with what its aliases repeat
+
+
+def _check_aliases(text: str) -> None:
+    "YAMLError where the aliases in `text` repeat too much, or lead back to themselves."
+    import yaml
+
+    sizes: dict[int, int | None] = {}  # by node; None: still being counted
+
+    def size(node: Any) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = None
+            inside = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
+            sizes[id(node)] = 1 + (sum(map(size, inside)) if not isinstance(node, yaml.ScalarNode) else 0)
+        known = sizes[id(node)]
+        if known is None or known > _MOST_VALUES:
+            raise yaml.MarkedYAMLError(problem="its aliases repeat too much", problem_mark=node.start_mark)
+        return known
+
+    if (root := yaml.compose(text, Loader=yaml.SafeLoader)) is not None:
+        size(root)
+
 # %% ../../nbs/10_config/03_profile_files.ipynb #23a2fc01
+_MOST_BYTES, _MOST_LETTERS = 2**28, 2**20  # of any file of text; of a file of settings
+
+
 def read_text(file: Path | str) -> str:
-    "The text of a file in UTF-8. RequestError where it is missing, cannot be read, or is something else."
+    "The text of a file in UTF-8. RequestError where it is missing, cannot be read, is huge, or is something else."
     try:
-        return Path(file).read_text(encoding="utf-8-sig")  # a byte order mark, as Windows writes it, is no text
+        if not stat.S_ISREG(os.stat(file).st_mode) and not os.path.isdir(file):
+            raise RequestError(f"{str(file)!r} is no file that can be read as a whole. Name a file.")
+        with open(file, "rb") as opened:
+            data = opened.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise RequestError(
+                f"{place(file)} is larger than {_MOST_BYTES >> 20} MiB, and is not read. Check the path."
+            )
+        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")  # Windows writes a byte order mark
     except FileNotFoundError:
         raise RequestError(f"There is no file {str(file)!r}. Check the path.") from None
     except UnicodeDecodeError as error:
@@ -54,12 +120,22 @@ def parse_yaml(text: str, file: Path | str) -> dict:
     "YAML text as nested mappings. RequestError, which names `file` and the line, where it is broken."
     import yaml
 
+    if len(text) > _MOST_LETTERS:
+        raise RequestError(f"{place(file)} is too large to be settings: {len(text)} letters. Check the path.")
     try:
         tree = copy.deepcopy(_container(text))
     except yaml.YAMLError as error:
         raise yaml_error(error, file) from None
+    except RecursionError:
+        raise RequestError(f"{place(file)} is nested too deeply to be settings. Write them plainly.") from None
+    except (ValueError, OverflowError) as error:  # a number or a date that there is not
+        raise RequestError(
+            f"{place(file)} is not valid YAML: {str(error).partition(';')[0]}. Fix that value."
+        ) from None
     if not isinstance(tree, dict):
         raise RequestError(f"{place(file)} holds no settings. It needs lines such as 'seed: 1'.")
+    if package_profiles() not in Path(file).parents:
+        _check_resolvers(tree, file)
     return tree
 
 
@@ -67,6 +143,8 @@ def parse_yaml(text: str, file: Path | str) -> dict:
 def _container(text: str) -> Any:
     from omegaconf import OmegaConf
 
+    if "&" in text:
+        _check_aliases(text)
     return OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
 
 

@@ -104,6 +104,18 @@ def _keys(value: Any) -> None:
         raise ValueError(f"it needs keys of settings, and there is no {key!r}.{did_you_mean(key, known)}")
 
 
+_FAMILIES = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "CUDA_")
+_LEADS_ELSEWHERE = re.compile(r"PLUGIN|INJECT|LIBRAR|PRELOAD|_(DIR|HOME|PATH|FILE|PIPE)$")  # to code, or to a file
+
+
+def _check_variable(name: str) -> None:
+    "ValueError unless settings may set this variable, which everyone who has the run's config.yaml sets as well."
+    if not name.startswith(_FAMILIES) or _LEADS_ELSEWHERE.search(name):
+        kinds = ", ".join(f"{family}*" for family in _FAMILIES)
+        but = " without those that name a file or a library" * name.startswith(_FAMILIES)
+        raise ValueError(f"settings may set {kinds}{but}, and not {name}; export it yourself before the start")
+
+
 def _variables(value: dict) -> None:
     for name, text in value.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
@@ -112,6 +124,7 @@ def _variables(value: dict) -> None:
             raise ValueError(
                 f"{name} looks like a secret, and settings are written to disk; export it before the start instead"
             )
+        _check_variable(name)
         if isinstance(text, (dict, list)):
             raise ValueError(f"the variable {name} needs one value, such as distributed.env.{name}=1")
 

@@ -14,6 +14,8 @@ import html
 import json
 import os
 import re
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -433,9 +435,11 @@ _BLOCK = 2**20  # bytes
 
 def mask_file(path: Path) -> bool:
     "Take the secrets out of a text file that nobody writes to; returns whether there were any. OSError as `open`."
-    temporary, found = path.with_name(f".{path.name}.{os.getpid()}"), False
+    handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+    temporary, found = Path(name), False
     try:
-        with open(path, "rb") as file, open(temporary, "wb") as clean:
+        with open(path, "rb") as file, os.fdopen(handle, "wb") as clean:
+            shutil.copymode(path, temporary)
             while block := file.read(_BLOCK):
                 text = (block + file.readline()).decode("utf-8", "surrogateescape")
                 other = masked(text)

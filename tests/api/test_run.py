@@ -624,7 +624,7 @@ def test_no_secret_of_the_environment_reaches_the_runs_folder(here, monkeypatch,
         monkeypatch.setenv(name, secret)
     run = fit(
         task("Line"),
-        compose("trainer.max_steps=3", "trainer.accelerator=cpu", "trainer.devices=1", "+distributed.env.MINE=7"),
+        compose("trainer.max_steps=3", "trainer.accelerator=cpu", "trainer.devices=1", "+distributed.env.TORCH_MINE=7"),
     )
     assert run.status == "completed" and secret not in capsys.readouterr().out
     assert not [path for path in run.path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]

@@ -1,6 +1,7 @@
 """What is on the disk when a call returns: what is flushed, and in which order it gets its name."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,13 @@ from spectrakit.system.files import fsync_path, write_atomic
 
 @pytest.fixture
 def recorded(tmp_path, monkeypatch) -> list[tuple]:
-    "What this process has flushed, renamed and replaced below its folder, in order; PID in place of its number."
+    "What this process has flushed, renamed and replaced below its folder, in order; PID for its number and random names."
     calls: list[tuple] = []
     flush, rename, replace = os.fsync, os.rename, os.replace
 
     def name(path: str | Path) -> str:
-        return str(Path(path).relative_to(tmp_path)).replace(f"{os.getpid()}", "PID")
+        short = str(Path(path).relative_to(tmp_path)).replace(f"{os.getpid()}", "PID")
+        return re.sub(r"(?<=\.)[0-9a-f]{12}$", "PID", short)
 
     def fsync(handle: int) -> None:
         calls.append(("fsync", name(os.readlink(f"/proc/self/fd/{handle}"))))

@@ -151,11 +151,11 @@ def test_a_plain_form_is_a_copy_to_change():
     tree["task"]["fold"], tree["extra"]["note"]["deep"], tree["distributed"]["env"]["X"] = 9, 9, "9"
     assert {key: get(config, key) for key in BLOCKS} == BLOCKS
     mine = {"note": {"deep": [1]}}
-    variables = {"A": "1"}
+    variables = {"NCCL_A": "1"}
     config = Config(extra=mine, distributed=DistributedConfig(env=variables))
     mine["note"]["deep"].append(2)
     mine["note"]["x"] = variables["B"] = 1
-    assert config.extra == {"note": {"deep": [1]}} and config.distributed.env == {"A": "1"}
+    assert config.extra == {"note": {"deep": [1]}} and config.distributed.env == {"NCCL_A": "1"}
     assert type(config.extra["note"]) is ReadOnly
 
 
@@ -259,7 +259,7 @@ def test_a_number_too_large_for_the_machine_is_refused(key, digits):
         ("trainer.benchmark=true", "write trainer.deterministic=false"),
         ("trainer.enable_progress_bar=false", "write run.console=none"),
         ("distributed.env=NCCL", "it needs names and values of variables, such as distributed.env.NCCL_DEBUG=INFO."),
-        ("distributed.env.A.B=1", "the variable A needs one value, such as distributed.env.A=1."),
+        ("distributed.env.NCCL_A.B=1", "the variable NCCL_A needs one value, such as distributed.env.NCCL_A=1."),
         ("trainer=KAGGLE_SAFE", "Did you mean 'kaggle_safe' or 'kaggle'?"),
         ("OPTIMIZER.LR=3", "Did you mean 'optimizer.lr'"),
         ("optimizer.name=SGDW", "Did you mean 'sgd'"),
@@ -289,10 +289,10 @@ def test_what_people_type_by_mistake_is_told_what_they_meant(word, says):
 
 
 def test_a_config_knows_what_was_typed_and_is_the_same_without_it(here):
-    config = compose("trainer=kaggle", "trainer.epochs=10", "distributed.env.A=1")
+    config = compose("trainer=kaggle", "trainer.epochs=10", "distributed.env.NCCL_A=1")
     assert config.typed == ["distributed.env", "trainer.max_epochs"]
     assert compose().typed == [] and Config().typed is None
-    assert config == compose("trainer=kaggle", "distributed.env.A=1") and "typed" not in snapshot(config)
+    assert config == compose("trainer=kaggle", "distributed.env.NCCL_A=1") and "typed" not in snapshot(config)
     assert override(config, "seed=0").typed == ["distributed.env", "seed", "trainer.max_epochs"]
     assert dataclasses.replace(config, seed=3).typed == config.typed
     assert from_dict({**to_dict(config), "typed": config.typed}).typed == config.typed

@@ -271,7 +271,7 @@ def test_what_was_evaluated_is_what_was_saved(tmp_path, strategy):
 
 def test_a_task_sees_its_own_module_and_the_variables_that_were_asked_for(tmp_path):
     words = (
-        "+distributed.env.MINE=7",
+        "+distributed.env.TORCH_MINE=7",
         "+distributed.env.OMP_NUM_THREADS=2",
         "trainer.max_steps=3",
         "checkpoint.enabled=false",

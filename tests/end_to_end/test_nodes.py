@@ -348,12 +348,12 @@ def test_variables_reach_ranks_that_torchrun_started(tmp_path):
         *WORDS,
         "trainer.devices=2",
         "trainer.max_steps=2",
-        "+distributed.env.MINE=7",
+        "+distributed.env.TORCH_MINE=7",
         command=command,
         env={"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO"},
     )
     assert done.returncode == 0, done.stderr
     env = json.loads((only_run(tmp_path) / "environment.json").read_text())["launch"]["env"]
     assert (
-        env["MINE"] == "7" and env["NCCL_DEBUG"] == "INFO" and env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
+        env["TORCH_MINE"] == "7" and env["NCCL_DEBUG"] == "INFO" and env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
     )  # as exported, as asked for, by default

@@ -164,7 +164,7 @@ def all_three(tmp_path_factory):
     kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(("WANDB_", "MLFLOW_"))}
     folder = tmp_path_factory.mktemp("all") / "run"
     random.seed(5)
-    status, events, cfg = train(folder, "report_to=all", "tracking.project=lab", "distributed.env.MINE=hush")
+    status, events, cfg = train(folder, "report_to=all", "tracking.project=lab", "distributed.env.TORCH_MINE=hush")
     assert status == "completed"
     os.environ.update(kept)
     return folder, events, cfg
