@@ -8,7 +8,6 @@ __all__ = ['trained_model', 'submission_table', 'table_text', 'write_table', 'pr
 # %% ../../nbs/45_jobs/00_prediction.ipynb #23a2fcf4
 import csv
 import io
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ..data.loaders import Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
 from ..preflight.diagnosis import explained
 from ..system.errors import RequestError
+from ..system.files import replacing
 from ..training.evaluation import predict_batch, targets_of, test_dataset_of
 from ..training.seeding import repeatable, seed_everything
 from ..training.setup import make_model, read_datasets
@@ -105,10 +105,9 @@ def table_text(table: Any) -> str:
 def write_table(table: Any, out: Path) -> None:
     "Write a table as CSV to `out`, which is replaced only by a whole one. RequestError where it cannot be written."
     text = table_text(table)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, out)
+        with replacing(out) as file:
+            file.write(text.encode())
     except OSError as error:
         raise RequestError(
             f"{str(out)!r} cannot be written ({error.strerror}). The predictions are in the run's "
@@ -186,10 +185,8 @@ def save_arrays(path: Path, arrays: dict[str, Any]) -> None:
     "Write arrays as .npz so that a reader finds the old file or the new one."
     import numpy
 
-    temporary = path.with_name(f".{os.getpid()}-{path.name}")
-    with open(temporary, "wb") as file:
+    with replacing(path) as file:
         numpy.savez_compressed(file, **arrays)
-    os.replace(temporary, path)
 
 
 def _data_to_predict(task: Any, config: Config) -> Any:

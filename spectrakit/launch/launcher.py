@@ -44,6 +44,7 @@ from ..runs.run_dir import read_environment, update_environment
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from ..system.masking import masked
+from ..system.origin import mark_of
 from ..system.platforms.platform import Platform
 from ..system.signals import interrupts
 
@@ -99,7 +100,7 @@ def choose_launcher(
 
 # %% ../../nbs/50_launch/08_launcher.ipynb #23a2fc02
 def _memory_file() -> Path:
-    return Path(tempfile.gettempdir()) / f"spectrakit-launchers-{os.getuid() if hasattr(os, 'getuid') else 0}.json"
+    return Path(tempfile.gettempdir()) / f"spectrakit-launchers-{mark_of('launchers', b'')[:16]}.json"
 
 
 def failed_launchers(platform: Platform) -> dict[str, str]:

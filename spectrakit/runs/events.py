@@ -8,6 +8,7 @@ __all__ = ['SCHEMA', 'log_file', 'encode_event', 'repair_tail', 'EventLog', 'is_
 
 # %% ../../nbs/35_runs/00_events.ipynb #23a2fcf4
 import csv
+import io
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..system.files import replacing
 from ..system.masking import masked_value
 
 SCHEMA = 1
@@ -266,10 +268,10 @@ def write_metrics_csv(events: list[dict], path: Path | str) -> list[str]:
     first = ["step", "epoch", "t", "loss", "lr", "samples_per_s"]
     names = first + sorted({k for row in rows.values() for k in row} - set(first))
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w", newline="") as file:
-        writer = csv.DictWriter(file, names, restval="")
+    with replacing(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.DictWriter(text, names, restval="")
         writer.writeheader()
         writer.writerows(rows[step] for step in sorted(rows))
-    os.replace(temporary, path)
+        text.detach()
     return names

@@ -8,13 +8,13 @@ __all__ = ['INK', 'GRID', 'TRAIN', 'VALID', 'RATE', 'SPEED', 'decimate', 'smooth
 
 # %% ../../nbs/55_view/00_plots.ipynb #336588ec
 import io
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..runs.events import effective_events
+from ..system.files import replacing
 
 # %% ../../nbs/55_view/00_plots.ipynb #23a2fc01
 class _Values(Protocol):
@@ -187,7 +187,6 @@ class Picture:
 def save_figure(figure: Any, path: Path | str) -> Path:
     "Write a figure as PNG, SVG or PDF, by the name's ending, replacing the old file at once."
     path = Path(path)
-    temporary = path.with_name(f".{os.getpid()}-{path.name}")
-    figure.savefig(temporary, format=path.suffix.lstrip(".").lower() or "png")
-    os.replace(temporary, path)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix.lstrip(".").lower() or "png")
     return path

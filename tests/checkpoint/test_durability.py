@@ -20,7 +20,7 @@ from spectrakit.system.files import fsync_path, write_atomic
 
 @pytest.fixture
 def recorded(tmp_path, monkeypatch) -> list[tuple]:
-    "What this process has flushed, renamed and replaced below its folder, in order; PID for its number and random names."
+    "What this process has flushed, renamed, replaced below its folder, in order; PID for its number and random names."
     calls: list[tuple] = []
     flush, rename, replace = os.fsync, os.rename, os.replace
 
