@@ -12,6 +12,7 @@ import array
 import atexit
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import selectors
@@ -269,6 +270,8 @@ def preload(kind: str) -> None:
         import nbdev.test  # noqa: F401
     spectrakit.compose()  # imports Hydra
     assert not torch.cuda.is_initialized()
+    gc.collect()
+    gc.freeze()  # no child looks through all this when it ends: it would take each a second
     from spectrakit.launch import attempt
 
     attempt.subprocess = Processes(from_command)
@@ -320,7 +323,9 @@ def be(request: dict, descriptors: list[int]) -> NoReturn:
     os.environ.update(request["env"])
     if request["do"] == "cells":
         serve_this_process()
-        sys.exit(run_cells(*request["words"]))
+        status = run_cells(*request["words"])
+        gc.freeze()
+        sys.exit(status)
     sys.argv = [str(Path(sys.modules["spectrakit"].__file__ or "").with_name("__main__.py")), *request["words"]]
     sys.path[0] = request["cwd"]  # what `python -m` puts there
     from spectrakit.cli.main import main

@@ -50,6 +50,7 @@ class JobKind:
     starts_at_zero: bool = False  # so its log says first why there are fewer processes
     continues_as: str | None = None  # the kind of the next start, once there is a whole checkpoint
     stops_itself: bool = True  # an interrupt asks it to stop and save; False: its processes are ended at once
+    updates_weights: bool = True  # makes optimizer steps
     plans_time: bool = True  # holds time back for what comes after; False: works to the end of the session
     max_restarts: int | None = None  # None: launch.max_restarts, and then with fewer processes
 
@@ -109,6 +110,7 @@ PREDICT = JobKind(
     writes_log=False,
     keeps_checkpoints=False,
     stops_itself=False,
+    updates_weights=False,
     plans_time=False,
     max_restarts=1,
 )
