@@ -29,10 +29,10 @@ from spectrakit.checkpoint.store import (
     prune,
     save_checkpoint,
     verify,
+    write_averaged_names,
 )
 from .throttle import TimeShare
 from ..config.schema import CheckpointConfig
-from ..system.files import write_atomic
 from ..system.units import parse_bytes
 
 SMALL = 4 * 2**20  # a state of so few bytes is written at once: what takes time is the flushing
@@ -103,7 +103,7 @@ class CheckpointFiles:
         saved = save_checkpoint(self.folder, snapshot.step, snapshot.content, snapshot.best, latest, prove)
         self._proved = True
         if latest and snapshot.averaged:
-            write_atomic(self.folder / "AVERAGE", "\n".join(snapshot.averaged) + "\n")
+            write_averaged_names(self.folder, snapshot.averaged)
         self._newest = max(self._newest, snapshot.number)
         self.hashed.add(saved.path.name)
         self.prune()

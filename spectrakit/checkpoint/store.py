@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SCHEMA', 'AVERAGED', 'CheckpointError', 'write_tensors', 'plain_values', 'find_unsaveable', 'tensor_bytes',
            'check_free_space', 'CheckpointContent', 'Saved', 'checkpoint_bytes', 'save_checkpoint', 'read_manifest',
-           'verify', 'checkpoints', 'read_pointer', 'averaged_names', 'find_checkpoint', 'prune', 'mirror_folder',
-           'mirror_checkpoint', 'load_weights', 'load_state', 'prove_loadable', 'add_average', 'drop_averages',
-           'rehearse', 'random_state', 'restore_random_state']
+           'verify', 'checkpoints', 'read_pointer', 'averaged_names', 'write_averaged_names', 'find_checkpoint',
+           'prune', 'mirror_folder', 'mirror_checkpoint', 'load_weights', 'load_state', 'prove_loadable', 'add_average',
+           'drop_averages', 'rehearse', 'random_state', 'restore_random_state']
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #23a2fcf4
 import contextlib
@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -431,6 +431,11 @@ def averaged_names(folder: Path) -> list[str]:
         return (folder / "AVERAGE").read_text(encoding="utf-8", errors="replace")[:20000].split()
     except OSError:
         return []
+
+
+def write_averaged_names(folder: Path, names: Iterable[str]) -> None:
+    "Write the file AVERAGE: `names` of checkpoints in `folder` that are to be averaged, the most wanted first."
+    write_atomic(folder / "AVERAGE", "\n".join(names) + "\n")
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #86dfa51c
 def find_checkpoint(folder: Path, which: str = "LATEST") -> tuple[Path | None, list[str]]:

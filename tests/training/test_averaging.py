@@ -1,6 +1,7 @@
 "`training.average`: which checkpoints, their exact mean, batch norm, and what a run that goes on makes of it."
 
 import os
+import shutil
 
 import pytest
 import torch
@@ -183,6 +184,20 @@ def test_a_run_that_goes_on_is_as_if_it_had_never_been_averaged(train):  # noqa:
     assert [[p.name for p in checkpoints(folder)] for folder in folders] == [["step-00000005", "step-00000006"]] * 2
     assert not [path for path in folders[1].rglob("averaged.safetensors")]
     assert told(long) == [t for t in parts.column("message", "text") if t.startswith("training.average")][-1]
+
+
+def test_a_mirror_holds_the_mean_and_what_a_run_that_goes_on_from_it_averages(train, tmp_path):  # noqa: F811
+    words = (*ONE_STEP, "training.average=last:3", "trainer.max_epochs=4", "task.target=1.74")
+    words, asked = (*words, f"checkpoint.mirror={tmp_path / 'drive'}"), []
+    run = train(Path(lambda step: asked.append(1) if step == 2 else None), *words, stop=lambda: bool(asked))
+    here, there = run.folder / "checkpoints", tmp_path / "drive" / "run" / "checkpoints"
+    assert run.status == "interrupted" and [p.name for p in checkpoints(there)] == [p.name for p in checkpoints(here)]
+    shutil.rmtree(run.folder)  # the machine is gone
+    shutil.copytree(there.parent, run.folder)
+    run = train(Path(), *words, resume=True)
+    assert run.status == "completed" and "steps 2, 3, 4 has" in told(run) and average(run) is not None
+    path = find_checkpoint(there, "BEST")[0]
+    assert not verify(path) and load_weights(path)["weight"].item() == average(run) == pytest.approx(5.2 / 3, rel=1e-6)
 
 
 def test_a_stop_in_the_middle_changes_nothing(train):  # noqa: F811
