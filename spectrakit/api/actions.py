@@ -22,6 +22,7 @@ from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, override
 from ..config.schema import Config
 from ..contract.task import check_task
+from ..contract.task_code import code_fingerprint
 from ..data.batch_forms import is_id
 from ..launch.job import Job, check_task_name, jobs_folder, remove_abandoned_jobs, with_task
 from ..launch.job_kind import PREDICT, RESUME, TRAIN, JobKind
@@ -134,7 +135,7 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
     predictions afterwards (default None).
     """
     given, peer = None if isinstance(task, str) else task, not _writes_run(request)
-    session = Session(request.platform, request.limit, request.place, request.auto)
+    session = Session(request.platform, request.limit, request.place, request.auto, code_fingerprint(task))
     plan = plan_resume(request.config, session, peer)
     if show and plan.reason and not peer and config.run.console != "none":
         print(plan.reason, flush=True)

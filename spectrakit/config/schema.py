@@ -534,7 +534,7 @@ class ResumeConfig:
     )
     allow: Any = setting(
         [],
-        "settings, or data.train, data.valid, that may differ from the run that is resumed, such as [optimizer.lr]",
+        "settings, or data.train, data.valid, task.code, that may differ from the run that is resumed: [optimizer.lr]",
         check=_keys,
     )
 

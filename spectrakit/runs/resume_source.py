@@ -17,7 +17,7 @@ from ..config.compose import compose
 from ..config.profile_files import parse_yaml, read_text
 from ..config.schema import Config
 from .history import RunOutline, finished_text, outline
-from .resume_changes import changes_text, check_changes, same_task
+from .resume_changes import changes_text, check_changes, code_change, same_task
 from .run_dir import DEPTH, Session, find_runs, is_locked, missing_files
 from ..system.errors import RequestError
 from ..system.platforms.detect import input_folders
@@ -150,19 +150,27 @@ def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePl
     locked_names = sorted(run.path.name for run in runs if run.run_id in busy)
     note = f" ({', '.join(locked_names)}: another process works on it)" if locked_names else ""
     free, refusal = [run for run in runs if run.run_id not in busy and run.step >= 0], None
+    passed = ""
     for run in _furthest_first(free):
         try:
             changed = check_changes(run, compose(config=run.path / "config.yaml"), config, session)
         except RequestError as error:
             if not run.done and refusal is None:
                 refusal = error
+            passed = passed or _passed_over(run, session)
             continue
-        return _chosen_plan(run, changed, config, len({one.run_id for one in free}), note)
+        return _chosen_plan(run, changed, config, len({one.run_id for one in free}), note + passed)
     if refusal is not None:
         raise refusal
     where = ", ".join(str(folder) for folder, _ in folders if folder.is_dir()) or "none of the places for runs"
-    reason = f"resume.source=auto: no run of this task to resume was found in {where}; a new one begins{note}"
+    reason = f"resume.source=auto: no run of this task to resume was found in {where}; a new one begins{note}{passed}"
     return ResumePlan("new", reason)
+
+
+def _passed_over(run: RunOutline, session: Session) -> str:
+    "What is said of a run that is done, and whose code is not today's; '' of others."
+    code = code_change(run.environment.get("code"), session.code) if run.done else None
+    return f"; {run.path.name} is done, but was made with other code ({code}): it is not taken" if code else ""
 
 
 def _chosen_plan(run: RunOutline, changed: dict, config: Config, total: int, note: str) -> ResumePlan:

@@ -130,6 +130,7 @@ class Session:
     limit: TimeLimit  # when the session is over, and where that comes from
     place: Rank | None = None  # the rank that a launcher of the user's made of this process
     auto: dict[str, str] = field(default_factory=dict)  # setting that was `auto` → its value and why
+    code: dict[str, str] = field(default_factory=dict)  # part of the task's source → its hash
 
     def world_size(self, config: Config) -> int:
         "How many processes train with `config`. RequestError where that is impossible."
@@ -138,7 +139,7 @@ class Session:
 # %% ../../nbs/35_runs/01_run_dir.ipynb #0a446aca
 def environment(config: Config, session: Session) -> dict:
     """What environment.json records when a run starts: platform, versions, git commit, hash of `config`, time limit,
-    what `auto` became and what has no effect, as plain values.
+    what `auto` became and what has no effect, the task's code, as plain values.
 
     And `run_id`, a random name that copies of the run keep.
     """
@@ -151,6 +152,7 @@ def environment(config: Config, session: Session) -> dict:
         "config_sha256": sha256(config),
         "time_limit": asdict(session.limit),
         "auto": session.auto,
+        "code": session.code,
         "ignored": [*ignored_settings(config, session.world_size(config)), *platform_notes(config, platform)],
     }
 

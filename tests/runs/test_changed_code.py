@@ -1,0 +1,134 @@
+"""A run goes on with the code that it began with, or is told which part of it is another one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spectrakit.api.actions import fit
+from spectrakit.config.compose import compose
+from spectrakit.contract.task import Task
+from spectrakit.contract.task_code import code_fingerprint
+from spectrakit.runs.events import last_event
+from spectrakit.system.errors import RequestError
+
+pytestmark = pytest.mark.usefixtures("here")
+MINE = """
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import spectrakit as sk
+from near import scaled
+
+
+class Mine(sk.Task):
+    def datasets(self, cfg):
+        x = torch.linspace(-1, 1, 32)[:, None]
+        return TensorDataset(x, 2 * x), None
+
+    def model(self, cfg):
+        return nn.Linear(1, 1)
+
+    def loss(self, model, batch):
+        if Path("stop-now").exists():
+            for run in Path("runs").iterdir():
+                (run / "STOP").touch()
+        return scaled(nn.functional.mse_loss(model(batch[0]), batch[1]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    monkeypatch.setattr("spectrakit.api.run.save_figure", lambda figure, path: path.write_bytes(b"x"))
+
+
+@pytest.fixture
+def written(here):
+    "A function that writes the task's files anew and returns its name."
+
+    def write(mine: str = MINE, near: str = "def scaled(x):\n    return 1.0 * x\n") -> str:
+        (here / "mine.py").write_text(mine)
+        (here / "near.py").write_text(near)
+        return f"{here / 'mine.py'}:Mine"
+
+    return write
+
+
+def train(task: str, *words: str, stop: bool = False):
+    Path("stop-now").unlink(missing_ok=True)
+    if stop:
+        Path("stop-now").touch()
+    fixed = ("launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=8", "trainer.max_epochs=2")
+    return fit(task, compose(*fixed, "run.console=none", *words), resume="auto", show=False)
+
+
+def test_edited_code_is_named_refused_and_may_be_allowed(written, here, capsys):
+    first = train(written(), stop=True)
+    assert first.status == "interrupted"
+    with pytest.raises(RequestError, match=r"was made with other code: loss of Mine\..*resume\.allow=\[task\.code\]"):
+        train(written(MINE.replace("return scaled(", "return 2 * scaled(")))
+    with pytest.raises(RequestError, match="other code: scaled in near"):
+        train(written(near="def scaled(x):\n    return 3.0 * x\n"))
+    tidied = written("# a comment\n" + MINE.replace("    def model", '    "Lines."\n\n\n    def model'))
+    again = train(tidied, stop=True)
+    assert again.path == first.path and again.status == "interrupted"  # only its form is another one
+    edited = written(near="def scaled(x):\n    return 3.0 * x\n")
+    done = train(edited, "resume.allow=[task.code]")
+    assert done.path == first.path and done.status == "completed"
+    assert last_event(done.events, "restart")["changed"]["task.code"][1] == "scaled in near"
+    assert train(edited).path == done.path  # it is the code that the run has now
+
+
+def test_a_finished_run_is_not_the_result_of_other_code(written, capsys):
+    first = train(written())
+    assert first.status == "completed" and train(written()).path == first.path
+    fit_again = fit(
+        written(MINE.replace("2 * x), None", "3 * x), None")),
+        compose("launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=8", "trainer.max_epochs=2"),
+        resume="auto",
+    )
+    assert fit_again.path != first.path and fit_again.status == "completed"
+    assert f"{first.path.name} is done, but was made with other code (datasets of Mine)" in capsys.readouterr().out
+
+
+def test_a_run_without_a_fingerprint_goes_on_as_before(written):
+    first = train(written(), stop=True)
+    file = first.path / "environment.json"
+    known = json.loads(file.read_text())
+    assert set(known["code"]) >= {"mine:Mine.loss", "mine:Mine.datasets", "near:scaled"}
+    file.write_text(json.dumps({name: value for name, value in known.items() if name != "code"}))
+    done = train(written(near="def scaled(x):\n    return 3.0 * x\n"))
+    assert done.path == first.path and done.status == "completed"
+
+
+class Plain(Task):
+    def loss(self, model, batch):
+        return weighted(model(batch))
+
+
+def weighted(x):
+    return FACTOR * x
+
+
+FACTOR = 2
+
+
+def test_what_is_read_and_what_is_not():
+    "Nothing of the kit's, nothing that is installed, nothing twice; a class within a function has its code too."
+
+    def helper(x):
+        return x
+
+    class Local(Plain):
+        def loss(self, model, batch):
+            return helper(super().loss(model, batch))
+
+    local = code_fingerprint(Local())
+    assert {"test_changed_code:Plain.loss", "test_changed_code:weighted", "test_changed_code:FACTOR"} <= set(local)
+    assert not any("Task" in name or "torch" in name for name in local), local
+    assert code_fingerprint("coffee") == {} == code_fingerprint("no.such.module:Name") == code_fingerprint(7)
+    of = Task.of(object(), [1], None, weighted)
+    assert "test_changed_code:weighted" in code_fingerprint(of)
