@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import fork_server
 
 TESTS = Path(__file__).resolve().parent
@@ -131,3 +133,22 @@ def tree_hashes(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+# after sys.executable: two ranks on this machine, which meet on a free port
+TORCHRUN = (
+    *("-m", "torch.distributed.run", "--nproc-per-node", "2"),
+    *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+)
+
+
+def refusal(*words: str) -> str:
+    "The sentence with which `compose` refuses these words."
+    from spectrakit.config.compose import compose
+    from spectrakit.system.errors import RequestError
+
+    with pytest.raises(RequestError) as caught:
+        compose(*words)
+    said = str(caught.value)
+    assert "\n" not in said, said
+    return said

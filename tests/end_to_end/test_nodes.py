@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers import TESTS, clean_environ, only_run, run_cli, wait_for
+from helpers import TESTS, TORCHRUN, clean_environ, only_run, run_cli, wait_for
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.runs.events import columns, last_event, read_events
@@ -197,14 +197,7 @@ def test_an_interrupt_on_one_machine_stops_both_at_the_same_step(machines, tmp_p
 
 def test_under_torchrun_every_process_is_a_rank(tmp_path):
     command = (
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
+        *TORCHRUN,
         "-m",
         "spectrakit",
     )
@@ -235,14 +228,7 @@ def test_a_rank_that_fails_under_torchrun_is_named(tmp_path):
         "        return super().loss(model, batch)\n"
     )
     command = (
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
+        *TORCHRUN,
         "-m",
         "spectrakit",
     )
@@ -263,14 +249,7 @@ def test_a_rank_that_fails_under_torchrun_is_named(tmp_path):
 def test_an_interrupt_of_torchrun_does_not_wait_for_a_log_point(tmp_path):
     command = (
         sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
+        *TORCHRUN,
         "-m",
         "spectrakit",
         "train",
@@ -330,14 +309,7 @@ def test_a_meeting_place_that_is_taken_is_a_sentence(tmp_path):
 
 def test_variables_reach_ranks_that_torchrun_started(tmp_path):
     command = (
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
+        *TORCHRUN,
         "-m",
         "spectrakit",
     )

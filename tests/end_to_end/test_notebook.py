@@ -33,7 +33,6 @@ def test_todays_kernel_trains_on_two_ranks_whatever_happens(todays_kernel):
     fit_shows_frames_while_it_runs(notebook, "first")
     for how in ("group", "tree"):
         an_interrupt_ends_fit_with_a_usable_model(notebook, how)
-    fit_again(notebook, "after-interrupts")
     a_rank_that_raises_is_named(notebook)
     fit_again(notebook, "after-an-error", "launch.mode=notebook_launcher", task="Locked()")
     a_killed_rank_is_replaced(notebook)
@@ -51,7 +50,6 @@ def test_colabs_kernel_trains_on_two_ranks_whatever_happens(colabs_kernel):
     begin(notebook)
     fit_shows_frames_while_it_runs(notebook, "first")
     an_interrupt_ends_fit_with_a_usable_model(notebook, "group")
-    fit_again(notebook, "after-an-interrupt")
     a_killed_rank_is_replaced(notebook)
     no_process_survives_the_kernel(notebook)
 

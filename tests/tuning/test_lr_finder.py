@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 import tasks
-from helpers import TESTS, clean_environ, task, wait_for
+from helpers import TESTS, TORCHRUN, clean_environ, task, wait_for
 from rank_tasks import Curve
 from spectrakit.checkpoint.store import random_state
 from spectrakit.cli.main import main
@@ -352,14 +352,7 @@ if dist.get_rank() == 0: print(told[0] == told[1], told[0][0] is not None, told[
     done = subprocess.run(
         [
             sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            "2",
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            "localhost:0",
+            *TORCHRUN,
             "script.py",
         ],
         cwd=tmp_path,
