@@ -21,8 +21,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Whoever begins with a long one of these ends before the others do.
 LONGEST = (
-    "end_to_end/test_kaggle_notebooks.py",
     "launch/test_supervisor.py",
+    "end_to_end/test_notebook.py",
+    "end_to_end/test_browser.py",
+    "end_to_end/test_kaggle_sim.py",
+    "end_to_end/test_nodes.py",
+    "end_to_end/test_faults.py",
+    "runs/test_resume_source.py",
+    "offline/test_wheelhouse.py",
+    "end_to_end/test_kaggle_notebooks.py",
+    "view/test_live.py",
     "launch/test_launcher.py",
     "distributed/test_fsdp.py",
     "kaggle/test_check.py",

@@ -16,17 +16,12 @@ import time
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
-# These hold runs to a clock, or listen to a kernel or a browser: what else a machine does must not be another test.
+# These hold runs to a clock of seconds: what else a machine does must not be another test.
 ALONE = [
     f"tests/{name}"
     for name in (
-        "end_to_end/test_browser.py",
-        "end_to_end/test_faults.py",
-        "end_to_end/test_kaggle_sim.py",
-        "end_to_end/test_nodes.py",
-        "end_to_end/test_notebook.py",
+        "end_to_end/test_faults.py::test_it_returns_in_time_when",
         "runs/test_resume_source.py::test_sessions_that_end_by_the_clock",
-        "view/test_live.py",
         "watchdog/test_watchdog.py::test_a_training_that_hangs_is_ended_from_outside_and_predicted_in_time",
         "watchdog/test_watchdog.py::test_without_a_checkpoint_a_training_that_hangs_has_failed_in_time",
     )
