@@ -69,7 +69,7 @@ def session_of(net: nn.Module, adam: torch.optim.Optimizer, folder: Path, backgr
         Record(EventLog(folder / "events.jsonl")),
         monitor="val_loss",
     )
-    writer_of(s).share.limit = math.inf
+    writer_of(s).saves.writes.share.limit = math.inf
     return s
 
 

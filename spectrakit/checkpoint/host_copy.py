@@ -67,6 +67,21 @@ def _map_tensors(tree: Any, function: Callable[[Any], Any]) -> Any:
         return type(tree)(_map_tensors(value, function) for value in tree)
     return copy.deepcopy(tree)
 
+# %% ../../nbs/20_checkpoint/03_host_copy.ipynb #d72f2587
+def _is_plain(tensor: Any) -> bool:
+    "Whether `tensor` is a torch.Tensor, of no subclass, with all of its elements in memory."
+    import torch
+
+    return type(tensor) is torch.Tensor and tensor.layout is torch.strided
+
+
+def _wait_for_gpus(tensors: list) -> None:
+    "Return once the copies of those of `tensors` that are on a GPU are complete."
+    import torch
+
+    for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()
+
 # %% ../../nbs/20_checkpoint/03_host_copy.ipynb #1fd9f3ce
 class HostBuffers:
     "Host memory for the copy of one state; `copy` uses again what fits."
@@ -80,15 +95,13 @@ class HostBuffers:
 
         It overwrites what the last call returned. A tensor that is in two places is copied once.
         """
-        import torch
-
         spare, self._buffers = self._buffers, {}
         copies: dict[tuple, Any] = {}
         pairs: list[tuple] = []
 
         def buffer_for(tensor: Any) -> Any:
             tensor = tensor.detach()
-            if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+            if not _is_plain(tensor):
                 return tensor.cpu().clone()
             place = (tensor.data_ptr(), tensor.device, *_kind(tensor))
             if tensor.numel() and place in copies:
@@ -101,8 +114,7 @@ class HostBuffers:
 
         result = _map_tensors(tree, buffer_for)
         _copy_all(pairs)
-        for device in {tensor.device for _, tensor in pairs if tensor.device.type == "cuda"}:
-            torch.cuda.current_stream(device).synchronize()
+        _wait_for_gpus([tensor for _, tensor in pairs])
         self.fits = max(self.fits, tensor_bytes(tree))
         return result
 

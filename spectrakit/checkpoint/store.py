@@ -206,6 +206,14 @@ def check_free_space(folder: Path, name: str, need: int) -> None:
             f"{name} needs {need / 2**20 + 1:.1f} MiB and {free / 2**20:.1f} MiB are free. Older checkpoints are kept."
         )
 
+# %% ../../nbs/20_checkpoint/01_store.ipynb #33ece8af
+def _split_tensors(part: dict) -> tuple[dict, dict]:
+    "The tensors of `part` by name, and what else is in it."
+    import torch
+
+    tensors = {name: value for name, value in part.items() if torch.is_tensor(value)}
+    return tensors, {name: value for name, value in part.items() if name not in tensors}
+
 # %% ../../nbs/20_checkpoint/01_store.ipynb #3baa4ead
 @dataclass(frozen=True)
 class CheckpointContent:
@@ -231,20 +239,12 @@ class CheckpointContent:
 
     def weights(self) -> dict[str, dict]:
         "Tensors by the name of the safetensors file that takes them."
-        import torch
-
         parts = {"model.safetensors": self.model, "ema.safetensors": self.ema}
-        return {
-            file: {name: value for name, value in part.items() if torch.is_tensor(value)}
-            for file, part in parts.items()
-            if part is not None
-        }
+        return {file: _split_tensors(part)[0] for file, part in parts.items() if part is not None}
 
     def states(self) -> dict[str, dict]:
         "Plain values and tensors by the name of the pickled file that takes them."
-        import torch
-
-        extra = {name: value for name, value in self.model.items() if not torch.is_tensor(value)}
+        _, extra = _split_tensors(self.model)
         files = {"extra.pt": extra} if extra else {}
         if not self.weights_only:
             files["state.pt"] = self.state

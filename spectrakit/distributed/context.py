@@ -15,7 +15,7 @@ from typing import Any
 
 from ..config.schema import Config
 from .fsdp import is_sharded, shard, shard_by_accelerate
-from .heartbeat import Heartbeat, SharedPage, create_page
+from .heartbeat import Heartbeat, SharedPage, create_page, report_connected
 from .topology import Rank, rank_of
 from ..system.errors import RequestError
 from ..system.hardware import Gpu, choose_precision
@@ -60,6 +60,45 @@ def choose_device(requested: str, index: int = 0) -> tuple[str, str]:
         )
     return "cpu", f"cpu: {reason}"
 
+# %% ../../nbs/21_distributed/03_context.ipynb #91d6255b
+def _all_gathered(value: Any, world_size: int, group: Any) -> list:
+    "`value` of every rank of `group`, by rank, on every rank."
+    import torch.distributed as dist
+
+    values: list = [None] * world_size
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def _gathered_on_main(value: Any, rank: int, world_size: int, group: Any) -> list | None:
+    "`value` of every rank of `group`, by rank, on rank 0; None on the others."
+    import torch.distributed as dist
+
+    values = [None] * world_size if rank == 0 else None
+    dist.gather_object(value, values, dst=0, group=group)
+    return values
+
+
+def _broadcast(value: Any, group: Any) -> Any:
+    "What rank 0 of `group` holds, on every rank."
+    import torch
+    import torch.distributed as dist
+
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=group, device=torch.device("cpu"))
+    return values[0]
+
+
+def _all_gathered_numbers(numbers: list[float], world_size: int, group: Any) -> list[list[float]]:
+    "`numbers` of every rank of `group`, by rank: a row each, in double precision."
+    import torch
+    import torch.distributed as dist
+
+    mine = torch.tensor(numbers, dtype=torch.float64)
+    rows = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(rows, mine, group=group)
+    return [row.tolist() for row in rows]
+
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fc02
 class ObjectExchange:
     "Plain values and CPU tensors, from rank to rank."
@@ -75,23 +114,11 @@ class ObjectExchange:
 
     def gather(self, value: Any) -> list:
         "`value` of every rank, by rank, on every rank."
-        if self.world_size == 1:
-            return [value]
-        import torch.distributed as dist
-
-        found: list = [None] * self.world_size
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+        return [value] if self.world_size == 1 else _all_gathered(value, self.world_size, self.group)
 
     def gather_on_main(self, value: Any) -> list | None:
         "`value` of every rank, by rank, on rank 0 alone; None elsewhere."
-        if self.world_size == 1:
-            return [value]
-        import torch.distributed as dist
-
-        found = [None] * self.world_size if self.is_main else None
-        dist.gather_object(value, found, dst=0, group=self.group)
-        return found
+        return [value] if self.world_size == 1 else _gathered_on_main(value, self.rank, self.world_size, self.group)
 
     def gather_by_index(self, rows: dict[int, Any]) -> dict[int, Any] | None:
         "Values by index from all ranks, in the order of the indices, on rank 0; None elsewhere. An index counts once."
@@ -103,14 +130,7 @@ class ObjectExchange:
 
     def broadcast(self, value: Any) -> Any:
         "What rank 0 holds, on every rank."
-        if self.world_size == 1:
-            return value
-        import torch
-        import torch.distributed as dist
-
-        held = [value]
-        dist.broadcast_object_list(held, src=0, group=self.group, device=torch.device("cpu"))
-        return held[0]
+        return value if self.world_size == 1 else _broadcast(value, self.group)
 
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fc03
 class Exchange(ObjectExchange):
@@ -118,15 +138,7 @@ class Exchange(ObjectExchange):
 
     def gather_numbers(self, numbers: list[float]) -> list[list[float]]:
         "`numbers` of every rank, by rank: a row each, in double precision."
-        if self.world_size == 1:
-            return [numbers]
-        import torch
-        import torch.distributed as dist
-
-        mine = torch.tensor(numbers, dtype=torch.float64)
-        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(rows, mine, group=self.group)
-        return [row.tolist() for row in rows]
+        return [numbers] if self.world_size == 1 else _all_gathered_numbers(numbers, self.world_size, self.group)
 
     def reduce(self, numbers: list[float]) -> list[float]:
         "The sums over all ranks, equal on every rank."
@@ -189,6 +201,21 @@ def ddp_gradient_sync(module: Any, static_graph: bool) -> Callable[[bool], None]
 
     return exchange
 
+# %% ../../nbs/21_distributed/03_context.ipynb #830e8ee6
+def _gradient_sync(model: Any, static_graph: bool) -> Callable[[bool], None]:
+    "A function that says, before a forward pass of `model`, by DDP or FSDP, whether its gradients are exchanged."
+    module = getattr(model, "_orig_mod", model)
+    if is_sharded(module):
+        return module.set_requires_gradient_sync
+    return ddp_gradient_sync(module, static_graph)
+
+
+def _unwrapped(model: Any, accelerator: Any) -> Any:
+    "The task's own module inside a prepared model, compiled or not."
+    inner = getattr(model, "_orig_mod", model)  # Accelerate would leave a compiled model without its DDP wrapper
+    module = accelerator.unwrap_model(inner)
+    return getattr(module, "_orig_mod", module)
+
 # %% ../../nbs/21_distributed/03_context.ipynb #2d15a451
 def step_with_scaler(scaler: Any, optimizer: Any, device: Any) -> Any:
     "One step of `optimizer` by the gradient `scaler`: True, a tensor on `device`, where the update was left out."
@@ -197,6 +224,33 @@ def step_with_scaler(scaler: Any, optimizer: Any, device: Any) -> Any:
     left_out = sum(value.to(device) for value in found.values()) > 0
     scaler.update()
     return left_out
+
+# %% ../../nbs/21_distributed/03_context.ipynb #d2255129
+def _place_model(model: Any, accelerator: Any, sync_batchnorm: bool) -> Any:
+    "`model` on its device, its forward pass in the run's precision; with batch norm over all processes, if asked for."
+    if sync_batchnorm:
+        import torch
+
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return accelerator.prepare_model(model, evaluation_mode=True)
+
+
+def _shard_model(model: Any, accelerator: Any, mixed_precision: str) -> Any:
+    "`model` on its device, its weights and gradients dealt out to the processes."
+    # on CPUs Accelerate's plugin silently trains with DDP instead
+    if accelerator.device.type == "cuda":
+        return shard_by_accelerate(accelerator, model)
+    return shard(model, mixed_precision=mixed_precision)
+
+
+def _with_autocast(function: Callable, accelerator: Any) -> Callable:
+    "`function` made to run in the precision of `accelerator`."
+
+    def inside(*args: Any) -> Any:
+        with accelerator.autocast():
+            return function(*args)
+
+    return inside
 
 # %% ../../nbs/21_distributed/03_context.ipynb #087aa7b6
 BROKEN = "broken: "  # before the reason of a rank that left the others behind
@@ -249,12 +303,8 @@ class RunContext(Exchange):
         A backward pass that is only tried would count as DDP's first one, in which it learns a static graph.
         """
         if self.strategy == "fsdp":
-            return self._sharded(model)
-        if self.sync_batchnorm:
-            import torch
-
-            model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return self.accelerator.prepare_model(model, evaluation_mode=True)
+            return _shard_model(model, self.accelerator, self.mixed_precision)
+        return _place_model(model, self.accelerator, self.sync_batchnorm)
 
     def with_exchange(self, model: Any) -> Any:
         "What `without_exchange` returned, with gradients that are those of all ranks."
@@ -264,31 +314,17 @@ class RunContext(Exchange):
         "What `with_exchange` returned, compiled or not, with gradients of the parameters that are trainable by now."
         return wrap_in_ddp_again(model, self.with_exchange) if self.strategy == "ddp" else model
 
-    def _sharded(self, model: Any) -> Any:
-        # on CPUs Accelerate's plugin silently trains with DDP instead
-        if self.device.type == "cuda":
-            return shard_by_accelerate(self.accelerator, model)
-        return shard(model, mixed_precision=self.mixed_precision)
-
     def in_precision(self, function: Callable) -> Callable:
         """`function`, such as a task's loss, made to run in the run's precision; itself where that is full precision.
 
         With FSDP the weights themselves have the precision.
         """
-        if self.mixed_precision == "no" or self.strategy == "fsdp":
-            return function
-
-        def inside(*args: Any) -> Any:
-            with self.accelerator.autocast():
-                return function(*args)
-
-        return inside
+        whole = self.mixed_precision == "no" or self.strategy == "fsdp"
+        return function if whole else _with_autocast(function, self.accelerator)
 
     def unwrap(self, model: Any) -> Any:
         "The task's own module inside a prepared model, compiled or not."
-        inner = getattr(model, "_orig_mod", model)  # Accelerate would leave a compiled model without its DDP wrapper
-        module = self.accelerator.unwrap_model(inner)
-        return getattr(module, "_orig_mod", module)
+        return _unwrapped(model, self.accelerator)
 
     def plain(self, model: Any) -> Any:
         "The model for passes without gradients: what DDP wraps, since ranks may make different numbers of them."
@@ -296,12 +332,7 @@ class RunContext(Exchange):
 
     def gradient_sync(self, model: Any) -> Callable[[bool], None] | None:
         "A function that says, before a forward pass, whether its gradients are exchanged; None with one process."
-        if self.strategy == "single":
-            return None
-        module = getattr(model, "_orig_mod", model)
-        if is_sharded(module):
-            return module.set_requires_gradient_sync
-        return ddp_gradient_sync(module, self.static_graph)
+        return None if self.strategy == "single" else _gradient_sync(model, self.static_graph)
 
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fc06
 def _gpus(hardware: Platform, index: int) -> tuple[Gpu, ...]:
@@ -454,7 +485,7 @@ def _connect(
         _cpu_group(config, backend),
     )
     _check_answers(context)
-    context.heartbeat.connected()
+    report_connected(context.heartbeat)
     return context if heartbeat or place.local_world_size != place.world_size else _with_shared_page(context)
 
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fc05

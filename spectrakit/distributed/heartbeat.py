@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PHASES', 'QUIET', 'STOP', 'TIME', 'SAVE', 'FAILED', 'HURRY', 'SAVE_NOW', 'try_lock', 'SharedPage',
-           'remove_stale_pages', 'create_page', 'Heartbeat', 'raise_flag', 'request', 'requested', 'stop_file',
-           'checkpoint_file', 'requested_by_files', 'announce', 'agreed', 'clear_agreement', 'set_deadline',
-           'get_deadline', 'Pace', 'Stuck', 'HangLimits', 'HangDetector']
+           'remove_stale_pages', 'create_page', 'Heartbeat', 'report_connected', 'raise_flag', 'request', 'requested',
+           'stop_file', 'checkpoint_file', 'requested_by_files', 'announce', 'agreed', 'clear_agreement',
+           'set_deadline', 'get_deadline', 'Pace', 'RankStates', 'Stuck', 'HangLimits', 'HangDetector']
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #23a2fcf4
 import contextlib
@@ -128,6 +128,16 @@ def create_page(ranks: int, folders: tuple[str, ...] | None = None) -> SharedPag
             error = full
     raise error or OSError("there is no folder for a page of shared memory")
 
+# %% ../../nbs/21_distributed/01_heartbeat.ipynb #d71c8f0f
+def _wait_for(cells: memoryview, row: int, step: int) -> None:
+    "Return once the rank with this `row` of `cells` has done `step`. RuntimeError where it has failed."
+    waited = 0
+    while cells[row] < step:
+        if cells[row + _FLAGS] & FAILED:
+            raise RuntimeError("another process of this run has failed")
+        waited += 1
+        time.sleep(0 if waited < 50 else min(0.001, 1e-5 * (waited - 49)))
+
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #23a2fc03
 class Heartbeat:
     "One rank's signs of life, and its part in agreements. `rank` counts on this machine."
@@ -146,16 +156,8 @@ class Heartbeat:
         cells[mine + _MICRO_BATCHES] = 0
         for row in self._others:
             if cells[row] < step - 1:
-                self._wait_for(row, step - 1)
+                _wait_for(cells, row, step - 1)
         return cells[_AGREED_STEP] == step
-
-    def _wait_for(self, row: int, step: int) -> None:
-        waited = 0
-        while self._cells[row] < step:
-            if self._cells[row + _FLAGS] & FAILED:
-                raise RuntimeError("another process of this run has failed")
-            waited += 1
-            time.sleep(0 if waited < 50 else min(0.001, 1e-5 * (waited - 49)))
 
     def micro_batch(self) -> None:
         "The loss of one micro batch is there: of two silent ranks, the one that got less far is the one that is stuck."
@@ -173,13 +175,14 @@ class Heartbeat:
         self._cells[self._mine] = step
         self.beat("training")
 
-    def connected(self) -> None:
-        "The processes have found each other."
-        self._cells[self._mine + _CONNECTED] = 1
-
     def report_pace(self, p99_s: float) -> None:
         "Steps take up to `p99_s` seconds, but for the slowest hundredth of them."
         self._cells[self._mine + _P99_US] = int(1e6 * p99_s)
+
+# %% ../../nbs/21_distributed/01_heartbeat.ipynb #01099514
+def report_connected(heartbeat: Heartbeat) -> None:
+    "This rank and the others have found each other."
+    heartbeat._cells[heartbeat._mine + _CONNECTED] = 1
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #b5a5ab5d
 def raise_flag(heartbeat: Heartbeat, code: int) -> None:
@@ -274,6 +277,44 @@ class Pace:
         seen = sorted(self._ring[: min(self._count, 1024)])
         return seen[min(len(seen) - 1, int(share * len(seen)))] if seen else 0.0
 
+# %% ../../nbs/21_distributed/01_heartbeat.ipynb #f54094d0
+class RankStates:
+    """What the ranks of this machine say of themselves on `page`.
+
+    `first_rank`: the rank, counted on all machines, of the page's first row (default 0).
+    """
+
+    def __init__(self, page: SharedPage, first_rank: int = 0):
+        self.page, self.first_rank = page, first_rank
+
+    def column(self, which: int) -> list[int]:
+        "One cell of each row."
+        return [self.page.cells[self.page.row(rank) + which] for rank in range(self.page.ranks)]
+
+    def phases(self) -> dict[int, str]:
+        "What each rank, counted on all machines, is doing."
+        return {self.first_rank + row: PHASES[phase] for row, phase in enumerate(self.column(_PHASE))}
+
+    def pids(self) -> dict[int, int]:
+        "Process ids by rank, of the ranks that have started."
+        return {self.first_rank + row: pid for row, pid in enumerate(self.column(_PID)) if pid}
+
+    def all_connected(self) -> bool:
+        "Whether every rank has found the others."
+        return all(self.column(_CONNECTED))
+
+    def any_connecting(self) -> bool:
+        "Whether a rank is looking for the others."
+        return "connecting" in self.phases().values()
+
+    def failed(self) -> bool:
+        "Whether a rank has reported that it failed."
+        return any(flags & FAILED for flags in self.column(_FLAGS))
+
+    def steps(self) -> int:
+        "The furthest optimizer step of any rank; -1 before training."
+        return max(self.column(_STEP))
+
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #23a2fc06
 @dataclass(frozen=True)
 class Stuck:
@@ -315,69 +356,30 @@ class HangLimits:
 class HangDetector:
     """Finds ranks that are stuck.
 
-    - `page`: where this machine's ranks write their heartbeats
+    - `ranks`: what this machine's ranks say of themselves
     - `limits`: how long they may be silent
-    - `first_rank`: the rank, counted on all machines, of this machine's first row (default 0)
     - `clock`: seconds that only rise
     """
 
-    def __init__(
-        self,
-        page: SharedPage,
-        limits: HangLimits,
-        first_rank: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self.page, self.limits, self.first_rank, self._clock = page, limits, first_rank, clock
-        self._seen = [(-1, clock())] * page.ranks  # of each rank its count of beats, and since when
-
-    def _cell(self, rank: int, which: int) -> int:
-        return self.page.cells[self.page.row(rank) + which]
-
-    def phase(self, rank: int) -> str:
-        "What `rank`, counted on this machine, is doing."
-        return PHASES[self._cell(rank, _PHASE)]
-
-    def phases(self) -> dict[int, str]:
-        "What each rank is doing."
-        return {self.first_rank + r: self.phase(r) for r in range(self.page.ranks)}
+    def __init__(self, ranks: RankStates, limits: HangLimits, clock: Callable[[], float] = time.monotonic):
+        self.ranks, self.limits, self._clock = ranks, limits, clock
+        self._seen = [(-1, clock())] * ranks.page.ranks  # of each rank its count of beats, and since when
 
     def limit_s(self) -> float:
         "Seconds of silence that are allowed now."
-        p99_s = max(self._cell(r, _P99_US) for r in range(self.page.ranks)) / 1e6
-        return self.limits.allowed_s(set(self.phases().values()), p99_s)
+        return self.limits.allowed_s(set(self.ranks.phases().values()), max(self.ranks.column(_P99_US)) / 1e6)
 
     def find_stuck(self) -> Stuck | None:
         "The rank that is stuck: of several the one that is furthest behind; None where all is well."
         now, limit, silent = self._clock(), self.limit_s(), []
-        for rank in range(self.page.ranks):
-            beats = self._cell(rank, _BEATS)
-            if beats != self._seen[rank][0] or self.phase(rank) == "done":
-                self._seen[rank] = (beats, now)
-            elif (silent_s := now - self._seen[rank][1]) > limit:
-                progress = self._cell(rank, _STEP), self._cell(rank, _MICRO_BATCHES), -silent_s
-                silent.append((progress, rank))
+        phases, steps = list(self.ranks.phases().values()), self.ranks.column(_STEP)
+        micro_batches = self.ranks.column(_MICRO_BATCHES)
+        for row, beats in enumerate(self.ranks.column(_BEATS)):
+            if beats != self._seen[row][0] or phases[row] == "done":
+                self._seen[row] = (beats, now)
+            elif (silent_s := now - self._seen[row][1]) > limit:
+                silent.append((steps[row], micro_batches[row], -silent_s, row))
         if not silent:
             return None
-        (step, _, negative_s), rank = min(silent)
-        return Stuck(self.first_rank + rank, -negative_s, self.phase(rank), step)
-
-    def all_connected(self) -> bool:
-        "Whether every rank has found the others."
-        return all(self._cell(r, _CONNECTED) for r in range(self.page.ranks))
-
-    def any_connecting(self) -> bool:
-        "Whether a rank is looking for the others."
-        return any(self.phase(r) == "connecting" for r in range(self.page.ranks))
-
-    def failed(self) -> bool:
-        "Whether a rank has reported that it failed."
-        return any(self._cell(r, _FLAGS) & FAILED for r in range(self.page.ranks))
-
-    def pids(self) -> dict[int, int]:
-        "Process ids by rank, of the ranks that have started."
-        return {self.first_rank + r: pid for r in range(self.page.ranks) if (pid := self._cell(r, _PID))}
-
-    def steps(self) -> int:
-        "The furthest optimizer step of any rank; -1 before training."
-        return max(self._cell(r, _STEP) for r in range(self.page.ranks))
+        step, _, negative_s, row = min(silent)
+        return Stuck(self.ranks.first_rank + row, -negative_s, phases[row], step)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..checkpoint.store import find_checkpoint
-from ..distributed.heartbeat import HangDetector, HangLimits
+from ..distributed.heartbeat import HangDetector, HangLimits, RankStates
 from .attempt import Attempt
 from ..runs.history import end_after
 from ..system.errors import RequestError
@@ -123,7 +123,7 @@ class Evidence:
     @property
     def connected(self) -> bool:
         "Whether the ranks had found each other."
-        return self.detector.all_connected() or not self.attempt.several
+        return self.detector.ranks.all_connected() or not self.attempt.several
 
     def failure(self, reason: str, **fields: Any) -> AttemptResult:
         "A failure for `reason`; `fields` are those of AttemptResult."
@@ -134,7 +134,7 @@ def _refused(e: Evidence) -> AttemptResult | None:
     files = sorted(e.attempt.folder.glob("refused-*.txt"))
     if not files:
         return None
-    if e.detector.steps() < 0:
+    if e.detector.ranks.steps() < 0:
         raise RequestError(files[0].read_text())
     return AttemptResult("failed", files[0].read_text())  # the run has something to lose
 
@@ -226,7 +226,7 @@ def _rank_lost(e: Evidence) -> AttemptResult | None:
 def _who_left(e: Evidence) -> str | None:
     "The rank that was the first to leave the others without a word, and how."
     errors = {int(f.stem.rpartition("-")[2]) for f in e.attempt.logs.glob("error-rank-*.txt")}
-    spoke = errors | {rank for rank, phase in e.detector.phases().items() if phase == "done"}
+    spoke = errors | {rank for rank, phase in e.detector.ranks.phases().items() if phase == "done"}
     exits = [(int(r), code) for r, code in (_read_json(e.attempt.folder / "exits.json") or {}).items()]
     silent = [(rank, code) for rank, code in exits if rank not in spoke and (code != -signal.SIGTERM or not errors)]
     for rank, code in sorted(silent, key=lambda end: end[1] == -signal.SIGTERM):

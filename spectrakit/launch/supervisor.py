@@ -21,6 +21,7 @@ from spectrakit.distributed.heartbeat import (
     STOP,
     HangDetector,
     HangLimits,
+    RankStates,
     SharedPage,
     create_page,
     get_deadline,
@@ -63,7 +64,7 @@ class Look:
 
 # %% ../../nbs/50_launch/07_supervisor.ipynb #a27b390c
 def _overdue(look: Look) -> Problem | None:
-    end = get_deadline(look.detector.page)
+    end = get_deadline(look.detector.ranks.page)
     if end is None or look.now <= end:
         return None
     verb = look.attempt.job.kind.verb
@@ -73,12 +74,12 @@ def _overdue(look: Look) -> Problem | None:
 def _failed(look: Look) -> Problem | None:
     refused = any(look.attempt.folder.glob("refused-*.txt"))
     lost = look.attempt.processes.per_node > 1 and look.observed.vanished
-    if not (refused or look.detector.failed() or lost):
+    if not (refused or look.detector.ranks.failed() or lost):
         return None
     patience_s = 2.0 if look.observed.stop_passed_on else 15.0
-    if look.detector.steps() < 0:
+    if look.detector.ranks.steps() < 0:
         patience_s = 1.0  # there is nothing to save
-    if "saving" in look.detector.phases().values():
+    if "saving" in look.detector.ranks.phases().values():
         patience_s = max(patience_s, 10 * look.attempt.job.config.launch.hang_floor_s)
     return Problem("failed", since_s=look.since_s("failed"), patience_s=patience_s)
 
@@ -87,13 +88,13 @@ def _stuck(look: Look) -> Problem | None:
     stuck = look.detector.find_stuck()
     if not stuck:
         return None
-    apart = look.attempt.processes.per_node > 1 and not look.detector.all_connected()
+    apart = look.attempt.processes.per_node > 1 and not look.detector.ranks.all_connected()
     stacks = f"{look.attempt.job.run_dir.name}/logs/stacks-rank-*.txt"
     return Problem("apart" if apart else "stuck", f"{stuck}; the stacks of all ranks are in {stacks}", gently=True)
 
 
 def _apart(look: Look) -> Problem | None:
-    if not look.detector.any_connecting() or look.detector.all_connected():
+    if not look.detector.ranks.any_connecting() or look.detector.ranks.all_connected():
         return None
     config = look.attempt.job.config
     limit_s = config.launch.start_timeout_s
@@ -107,7 +108,7 @@ _LEAVE_S = 10.0  # for a process to end once all is done
 
 def _late(look: Look) -> Problem | None:
     "A thread of the task does not end."
-    if set(look.detector.phases().values()) != {"done"}:
+    if set(look.detector.ranks.phases().values()) != {"done"}:
         return None
     patience_s = _LEAVE_S if look.attempt.job.config.distributed.num_nodes == 1 else 60.0
     return Problem("late", since_s=look.since_s("late"), patience_s=patience_s)
@@ -120,12 +121,14 @@ def find_problem(look: Look) -> Problem | None:
     "What is wrong with the processes now; None where all is well. Notes in `look.observed` what a later look needs."
     import psutil
 
-    phases, observed = look.detector.phases(), look.observed
+    phases, observed = look.detector.ranks.phases(), look.observed
     if not observed.vanished:
         observed.vanished = tuple(
-            rank for rank, pid in look.detector.pids().items() if phases[rank] != "done" and not psutil.pid_exists(pid)
+            rank
+            for rank, pid in look.detector.ranks.pids().items()
+            if phases[rank] != "done" and not psutil.pid_exists(pid)
         )
-    if observed.trained_at is None and look.detector.steps() >= 0:
+    if observed.trained_at is None and look.detector.ranks.steps() >= 0:
         observed.trained_at = look.now
     return next((problem for check in CHECKS if (problem := check(look))), None)
 
@@ -135,7 +138,7 @@ def _end_processes(child: Any, problem: Problem, observed: Observed, detector: H
     observed.ended_for, observed.detail = problem.name, problem.detail
     if problem.gently:
         family = {process.pid for process in family_of(child.pid)}
-        ranks = [pid for pid in detector.pids().values() if pid in family]
+        ranks = [pid for pid in detector.ranks.pids().values() if pid in family]
         dump_stacks(ranks)
         if problem.name != "overdue":
             _ask_to_end(child, ranks)
@@ -175,9 +178,9 @@ def _pass_on_interrupt(
         observed.stop_passed_on = True
         if not kind.stops_itself:
             return Problem("interrupted", "interrupted")
-        if detector.steps() <= 0 and attempt.processes.num_nodes == 1:  # other machines wait for these ranks
+        if detector.ranks.steps() <= 0 and attempt.processes.num_nodes == 1:  # other machines wait for these ranks
             return Problem("interrupted", f"interrupted before the first step{_what_is_kept(attempt)}")
-        request(detector.page, STOP | HURRY if signal.SIGTERM in interrupted else STOP)
+        request(detector.ranks.page, STOP | HURRY if signal.SIGTERM in interrupted else STOP)
         with contextlib.suppress(OSError):
             stop_file(attempt.job.run_dir).touch()  # seen from outside, too
     if len(interrupted) > 1:
@@ -280,7 +283,7 @@ def _detector(attempt: Attempt, page: SharedPage) -> HangDetector:
         most_s=max(20.0, 0.4 * _left_s(job)),  # another start has to fit
     )
     first_rank = attempt.processes.per_node * (job.config.distributed.node_rank or 0)
-    return HangDetector(page, limits, first_rank)
+    return HangDetector(RankStates(page, first_rank), limits)
 
 
 @contextlib.contextmanager

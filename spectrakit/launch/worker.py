@@ -27,9 +27,8 @@ from spectrakit.distributed.heartbeat import (
     FAILED,
     HURRY,
     STOP,
-    HangDetector,
-    HangLimits,
     Heartbeat,
+    RankStates,
     SharedPage,
     raise_flag,
     requested,
@@ -315,12 +314,12 @@ def record_exits(folder: Path, extra: dict) -> None:
     if not hasattr(signal, "SIGCHLD") or not hasattr(os, "waitid"):
         return
     page = SharedPage(extra["page"], extra["per_node"])
-    detector = HangDetector(page, HangLimits(1, 1), first_rank=extra["per_node"] * (extra["node_rank"] or 0))
+    ranks = RankStates(page, first_rank=extra["per_node"] * (extra["node_rank"] or 0))
     exits: dict[str, int] = {}
 
     def look(*_: Any) -> None:
         known = len(exits)
-        for rank, pid in detector.pids().items():
+        for rank, pid in ranks.pids().items():
             if str(rank) not in exits and (status := _exit_status(pid)) is not None:
                 exits[str(rank)] = status
         if len(exits) > known:

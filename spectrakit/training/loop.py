@@ -578,7 +578,7 @@ def with_a_model(s: TrainState, status: str, reason: str) -> tuple[str, str]:
         return status, reason
     writer = writer_of(s)
     writer.flush()
-    if writer.files.newest() is not None:
+    if writer.files.whole.newest() is not None:
         return status, reason
     why = writer.failure or "nothing was written"
     return "failed", f"the run leaves no checkpoint, so there is no model: {why}. Training itself had ended: {reason}"

@@ -480,24 +480,24 @@ def test_what_is_written_is_what_was_handed_over_whatever_training_does_meanwhil
 
 def test_tensors_that_nobody_else_changes_are_not_copied(tmp_path):
     k, content = make_blocked(tmp_path), state_of(1, 6)
-    assert k.put(Snapshot(1, content, owned=True)) and k.began.wait(60) and k.writes.host_copy.spare == []
+    assert k.put(Snapshot(1, content, owned=True)) and k.began.wait(60) and k.saves.waiting.host_copy.spare == []
     content.model["w"][0] = 7.0  # so one can see it
     k.go.set()
     k.flush()
-    assert value_of(checkpoints(k.folder)[0]) == 7 and k.writes.host_copy.spare == []
+    assert value_of(checkpoints(k.folder)[0]) == 7 and k.saves.waiting.host_copy.spare == []
 
 
 def test_memory_is_used_again_and_two_copies_never_share_it(tmp_path):
     k = make_blocked(tmp_path, keep_last=9)
     give(k, 1)
     give(k, 2, "best")
-    assert k.writes.waiting is not None
+    assert k.saves.waiting.snapshot is not None
     k.go.set()
     k.flush()
     for step in range(3, 9):
         give(k, step)
         k.flush()
-    assert len(k.writes.host_copy.spare) == 1 and [value_of(path) for path in checkpoints(k.folder)] == list(
+    assert len(k.saves.waiting.host_copy.spare) == 1 and [value_of(path) for path in checkpoints(k.folder)] == list(
         range(1, 9)
     )
     one = HostBuffers()
@@ -549,12 +549,18 @@ def test_the_best_one_waits_for_its_share_and_is_written_by_the_clock_or_at_the_
         now[0] = 0.0
         k = make_slow(tmp_path / str(late), now, background=False)
         give(k, 1, "best"), give(k, 2, "best"), give(k, 3, "best")
-        assert saved(k) == [1] and k.writes.waiting.step == 3 and read_pointer(k.folder, "BEST") == "step-00000001"
+        assert (
+            saved(k) == [1] and k.saves.waiting.snapshot.step == 3 and read_pointer(k.folder, "BEST") == "step-00000001"
+        )
         k.poll()
         assert saved(k) == [1]
         now[0] += 1000 * late
         k.poll() if late else k.close()
-        assert saved(k) == [1, 3] and value_of(find_checkpoint(k.folder, "BEST")[0]) == 3 and k.writes.waiting is None
+        assert (
+            saved(k) == [1, 3]
+            and value_of(find_checkpoint(k.folder, "BEST")[0]) == 3
+            and k.saves.waiting.snapshot is None
+        )
 
 
 def test_a_write_that_fails_costs_one_message_and_the_next_one_is_tried(tmp_path, monkeypatch):
@@ -568,13 +574,13 @@ def test_a_write_that_fails_costs_one_message_and_the_next_one_is_tried(tmp_path
     monkeypatch.setattr(async_writer, "save_checkpoint", fails)
     give(k, 2), k.flush(), give(k, 3), k.flush()
     assert give(k, 4, "best")
-    helpers.wait_for(lambda: (k.poll(), k.writes.waiting)[1], "the best one to wait for another try")
+    helpers.wait_for(lambda: (k.poll(), k.saves.waiting.snapshot)[1], "the best one to wait for another try")
     assert saved(k) == [1] and messages(k) == [
         "not saved: step-00000002 could not be written: Input/output error. Step 1 is kept."
     ]
     monkeypatch.setattr(async_writer, "save_checkpoint", good)
     k.poll()
-    assert k.writes.waiting is not None  # not at once
+    assert k.saves.waiting.snapshot is not None  # not at once
     assert give(k, 5) and (k.flush() or saved(k)) == [1, 5, 4]  # the newest first; the best was late
     assert [read_pointer(k.folder, w) for w in ("LATEST", "BEST")] == ["step-00000005", "step-00000004"]
 
@@ -620,7 +626,7 @@ def test_without_memory_for_a_copy_training_waits_and_is_told_once(tmp_path, mon
         give(k, step, "best" if step == 2 else "periodic")
     assert (
         saved(k) == [1, 2, 3]
-        and not k.writes.background.busy
+        and not k.saves.writes.background.busy
         and len(messages(k)) == 1
         and "no memory for a copy of 0.01 GiB" in messages(k)[0]
     )
@@ -729,7 +735,7 @@ def test_the_mirror_gets_the_newest_and_the_best_and_is_pruned_as_the_original(t
     for step in range(1, 6):
         (
             give(k, step, "best" if step == 2 else "periodic", mebibytes=0.01),
-            helpers.wait_for(lambda: (k.poll(), not k.mirror.busy)[1], "the copy"),
+            helpers.wait_for(lambda: (k.poll(), not k.mirror.mirror.job.busy)[1], "the copy"),
         )
     k.close()
     there = mirrored(k, tmp_path / "drive")
@@ -775,7 +781,10 @@ def test_a_mirror_that_fails_costs_one_message(tmp_path, fault, request):
         background=False,
     )
     for step in (1, 2):
-        give(k, step, mebibytes=30), helpers.wait_for(lambda: (k.poll(), not k.mirror.busy)[1], "the copy to fail")
+        (
+            give(k, step, mebibytes=30),
+            helpers.wait_for(lambda: (k.poll(), not k.mirror.mirror.job.busy)[1], "the copy to fail"),
+        )
     k.close()
     assert saved(k) == [1, 2] and names(k.folder) == [2] and len(messages(k)) == 1
     told = {

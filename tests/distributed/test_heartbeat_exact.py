@@ -12,6 +12,7 @@ from spectrakit.distributed.heartbeat import (
     HangDetector,
     HangLimits,
     Heartbeat,
+    RankStates,
     SharedPage,
     agreed,
     announce,
@@ -30,7 +31,9 @@ class Page:
     def __init__(self, floor_s: float = 30.0, factor: float = 20.0, **options: float):
         self.now, self.page = 0.0, SharedPage(None, 2)
         self.ranks = [Heartbeat(self.page, rank) for rank in (0, 1)]
-        self.detector = HangDetector(self.page, HangLimits(factor, floor_s, **options), clock=lambda: self.now)
+        self.detector = HangDetector(
+            RankStates(self.page), HangLimits(factor, floor_s, **options), clock=lambda: self.now
+        )
         for rank in self.ranks:
             rank.begin(0)
         self.detector.find_stuck()

@@ -31,6 +31,7 @@ from spectrakit.distributed.heartbeat import (
     HangDetector,
     HangLimits,
     Heartbeat,
+    RankStates,
     create_page,
     raise_flag,
     remove_stale_pages,
@@ -813,7 +814,11 @@ def test_a_view_that_fails_ends_the_processes_and_is_told(tmp_path):
     job = Job(TRAIN, tmp_path, new_request(compose(), HERE))
     with pytest.raises(KeyError, match="the view"):
         watch_process(
-            child, Attempt(job, tmp_path, Processes(1, 1, "")), HangDetector(page, HangLimits(20, 60)), tick, []
+            child,
+            Attempt(job, tmp_path, Processes(1, 1, "")),
+            HangDetector(RankStates(page), HangLimits(20, 60)),
+            tick,
+            [],
         )
     assert child.returncode == -signal.SIGKILL
     page.close()
@@ -833,7 +838,9 @@ def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_p
             interrupted.append(time.monotonic())
 
     job = Job(TRAIN, tmp_path, new_request(compose(), HERE))
-    seen = watch_process(child, Attempt(job, tmp_path, PAIR), HangDetector(page, HangLimits(20, 60)), tick, interrupted)
+    seen = watch_process(
+        child, Attempt(job, tmp_path, PAIR), HangDetector(RankStates(page), HangLimits(20, 60)), tick, interrupted
+    )
     assert seen.ended_for == "failed" and child.returncode == -signal.SIGKILL and time.monotonic() - began < 5
     assert requested(page) == STOP and stop_file(tmp_path).exists()
     page.close()
