@@ -34,6 +34,11 @@ def _auto_or_flag(value: Any) -> None:
         raise ValueError("it needs auto, true or false")
 
 
+def _flag_or_strict(value: Any) -> None:
+    if value != "strict" and not isinstance(value, bool):
+        raise ValueError("it needs true or false, or strict")
+
+
 def _auto_or_seconds(value: Any) -> None:
     if value != "auto" and not (has_kind(value, float) and 0 < value < math.inf):
         raise ValueError("it needs 'auto' or a number of seconds above 0")
@@ -360,7 +365,12 @@ class TrainerConfig:
     log_every_n_steps: int = setting(
         50, "optimizer steps between two log points; the device is only waited for there", minimum=1
     )
-    deterministic: bool = setting(False, "only deterministic algorithms: same hardware, same bits")
+    deterministic: Any = setting(
+        False,
+        "only deterministic algorithms: same hardware, same bits; what has none is named, or with strict an error",
+        check=_flag_or_strict,
+        words=("true", "false", "strict"),
+    )
     compile: bool = setting(False, "torch.compile the model: a slow first step, faster ones after it")
 
 # %% ../../nbs/10_config/01_schema.ipynb #701f7961

@@ -65,8 +65,8 @@ def fields() -> dict[str, Field]:
         if key in _NO_FIELD or typing.get_origin(spec.type) is dict:
             continue
         options = tuple(spec.limits.get("choices", ()))
-        if set(spec.limits.get("words", ())) == {"auto", "true", "false"}:
-            options = ("auto", "true", "false")
+        if {"true", "false"} < set(words := spec.limits.get("words", ())):
+            options = tuple(words)
         kind = "list" if options else "flag" if kinds == (bool,) else "text"
         takes = accepted_values(spec) if kind == "text" and kinds[0] in (int, float) else ""
         found[key] = Field(

@@ -329,6 +329,26 @@ _LEARNING: tuple[Row, ...] = (
     ),
 )
 
+# %% ../../nbs/39_preflight/02_diagnosis.ipynb #0d91ab02
+def _uncertain(m: re.Match, s: Scene) -> tuple[str, str]:
+    return (
+        f"{m['name']} has no deterministic form on this device, and trainer.deterministic=strict takes no other",
+        "Use another operation, or trainer.deterministic=true, with which the log names it and the run goes on.",
+    )
+
+
+_UNCERTAIN: tuple[Row, ...] = (
+    (r"(?P<name>\S+) does not have a deterministic implementation", _uncertain),
+    (
+        r"not deterministic because it uses CuBLAS",
+        _fixed(
+            "cuBLAS had begun before the run, and its results are not the same each time",
+            "Set os.environ['CUBLAS_WORKSPACE_CONFIG'] = ':4096:8' before the first operation on a GPU, or leave "
+            "launch.mode=inline.",
+        ),
+    ),
+)
+
 # %% ../../nbs/39_preflight/02_diagnosis.ipynb #1e2bfaec
 def _ragged(m: re.Match, s: Scene) -> tuple[str, str]:
     found = f" ({m['a']} and {m['b']})" if m.groupdict().get("a") else ""
@@ -349,7 +369,7 @@ _COLLATE: tuple[Row, ...] = (
         ),
     ),
 )
-DIAGNOSES: tuple[Row, ...] = (*_SHAPES, *_TYPES, *_DEVICES, *_LEARNING, *_COLLATE)
+DIAGNOSES: tuple[Row, ...] = (*_UNCERTAIN, *_SHAPES, *_TYPES, *_DEVICES, *_LEARNING, *_COLLATE)
 
 # %% ../../nbs/39_preflight/02_diagnosis.ipynb #5c6ff8ce
 def explain_known(error: BaseException, scene: Scene) -> Explanation | None:

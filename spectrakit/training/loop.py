@@ -6,8 +6,8 @@
 __all__ = ['SHORT_S', 'train_loop', 'scale_gradients', 'next_due', 'poll_requests', 'confirm_requested_save', 'stops_early',
            'save_wanted', 'overdue_evaluation', 'evaluate_now', 'device_load', 'RankReport', 'gather_reports',
            'gather_logs', 'write_log_point', 'log_step', 'at_step_boundary', 'evaluate_and_save', 'ends_by_request',
-           'finish', 'last_evaluation', 'save_traceback', 'NullLog', 'name_operations', 'begin_run', 'with_a_model',
-           'end_run', 'train_run']
+           'finish', 'last_evaluation', 'save_traceback', 'failure_reason', 'NullLog', 'name_operations', 'begin_run',
+           'with_a_model', 'end_run', 'train_run']
 
 # %% ../../nbs/40_training/09_loop.ipynb #e463e137
 import contextlib
@@ -37,6 +37,7 @@ from spectrakit.distributed.heartbeat import (
     requested,
     set_deadline,
 )
+from ..preflight.diagnosis import Scene, explain_known
 from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
 from ..system.files import write_atomic
@@ -534,6 +535,12 @@ def save_traceback(context: RunContext, logs: Path) -> None:
     print(masked(traceback.format_exc()), file=sys.stderr)  # in a child: into logs/rank-N.log
 
 
+def failure_reason(task: Any, error: BaseException) -> str:
+    "Why a run failed, in a line: torch's own error, or in plain words that an operation has no deterministic form."
+    known = explain_known(error, Scene(task, "loss", "in training")) if "deterministic" in str(error) else None
+    return masked(str(known) if known else f"{type(error).__name__}: {error}")
+
+
 class NullLog(EventLog):
     "The event log of a rank that does not write."
 
@@ -634,7 +641,7 @@ def train_run(
             raise
         except (Exception, SystemExit) as error:  # a task that calls exit() must not take the notebook along
             save_traceback(context, execution.traceback_dir)
-            status, reason, broken = "failed", masked(f"{type(error).__name__}: {error}"), True
+            status, reason, broken = "failed", failure_reason(task, error), True
         alone = broken and context.world_size > 1
         if s is not None and s.progress.step > 0 and not finish(s, status, alone) and not alone:
             status, reason, alone = "failed", "the last evaluation failed", True

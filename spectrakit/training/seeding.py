@@ -28,6 +28,11 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 # %% ../../nbs/40_training/00_seeding.ipynb #c63cb52a
+_UNCERTAIN = re.compile(
+    r"(\S+) does not have a deterministic implementation|because it uses (CuBLAS)|(.+?) defaults to a non-deterministic"
+)
+
+
 @contextlib.contextmanager
 def _noted(found: list[str]) -> Iterator[None]:
     "Within this block the operations that torch warns of, because they are not deterministic, go into `found`."
@@ -37,21 +42,25 @@ def _noted(found: list[str]) -> Iterator[None]:
         show = warnings.showwarning
 
         def note(message: Any, category: Any, *where: Any, **more: Any) -> None:
-            name = re.match(r"(\S+) does not have a deterministic implementation", str(message))
-            if name is None:
+            match = _UNCERTAIN.search(str(message))
+            if match is None:
                 show(message, category, *where, **more)
-            elif name[1] not in seen:
-                seen.add(name[1])
-                found.append(name[1])
+                return
+            name = next(filter(None, match.groups())).replace("CuBLAS", "cuBLAS")
+            if name not in seen:
+                seen.add(name)
+                found.append(name)
 
         warnings.showwarning = note  # what the module provides for this; put back with the filters
         yield
 
 # %% ../../nbs/40_training/00_seeding.ipynb #c59d4182
 @contextlib.contextmanager
-def repeatable(deterministic: bool) -> Iterator[list[str]]:
+def repeatable(deterministic: bool | str) -> Iterator[list[str]]:
     """torch's deterministic algorithms, or its fastest ones; what the process had before is put back, and so are the
     random states. Yields the names of operations that have no deterministic form, as they are met.
+
+    `deterministic`: as `trainer.deterministic`; with "strict" such an operation raises torch's RuntimeError.
     """
     import torch
 
@@ -62,10 +71,10 @@ def repeatable(deterministic: bool) -> Iterator[list[str]]:
     )
     generators = random_state()
     found: list[str] = []
-    lent = deterministic and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    lent = bool(deterministic) and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     if lent:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS reads it at its first operation
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    torch.use_deterministic_algorithms(bool(deterministic), warn_only=deterministic != "strict")
     torch.backends.cudnn.benchmark = not deterministic
     try:
         with _noted(found) if deterministic else contextlib.nullcontext():

@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import warnings
 
 import numpy
 import pytest
@@ -29,7 +30,9 @@ from spectrakit.contract.optimizer import build_optimizer
 from spectrakit.contract.recompute import save_activations
 from spectrakit.contract.sampler import sampled_order
 from spectrakit.data.loaders import Placement, train_batches
+from spectrakit.preflight.diagnosis import Scene, explain_known
 from spectrakit.system.errors import RequestError
+from spectrakit.training.seeding import repeatable
 from spectrakit.training.state import update_ema
 
 # schedulers of the task's own; 4 steps an epoch, 12 in all
@@ -585,3 +588,48 @@ def test_operations_that_are_not_deterministic_are_named_once_and_cublas_is_told
     named = [e["text"] for e in run.events if e["type"] == "message" and "have no deterministic form" in e["text"]]
     assert len(named) == 1 and "put_" in named[0]
     assert task.cublas == ":4096:8" and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+class Scattering(Exact):
+    "An operation without a deterministic form, from the epoch `since` on, which may be after the trial."
+
+    def __init__(self, since):
+        super().__init__()
+        self.since = since
+
+    def loss(self, model, batch, moment=None):
+        if moment is not None and moment.epoch >= self.since:
+            torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+        return super().loss(model, batch)
+
+
+def test_strict_refuses_what_has_no_deterministic_form_in_plain_words(train):  # noqa: F811
+    words = ("data.batch_size=8", "trainer.max_epochs=2", "trainer.deterministic=strict")
+    says = "put_ has no deterministic form on this device, and trainer.deterministic=strict takes no other"
+    with pytest.raises(RequestError, match=f"Scattering.loss failed on a training batch: .*{says}.*") as told:
+        train(Scattering(0), *words)
+    assert "use another operation, or trainer.deterministic=true" in str(told.value).replace("Use", "use")
+    late = train(Scattering(1), *words, name="late")
+    assert late.status == "failed" and late.events[-1]["step"] == 3 and says in late.reason
+    assert "torch.use_deterministic_algorithms" not in late.reason and "Traceback" not in late.reason
+    assert train(Scattering(9), *words, name="never").status == "completed"
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_what_torch_says_of_other_operations_is_understood():
+    "The texts are those of aten/src/ATen/Context.cpp and of attention's backward pass."
+    told = {
+        "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or "
+        "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic because it uses "
+        "CuBLAS and you have CUDA >= 10.2. To enable deterministic behavior in this case, you must set an environment "
+        "variable before running your PyTorch application: CUBLAS_WORKSPACE_CONFIG=:4096:8 or "
+        "CUBLAS_WORKSPACE_CONFIG=:16:8.": "cuBLAS",
+        "Memory Efficient attention defaults to a non-deterministic algorithm. To explicitly enable determinism call "
+        "torch.use_deterministic_algorithms(True, warn_only=False).": "Memory Efficient attention",
+    }
+    with repeatable(True) as found:
+        for text in told:
+            warnings.warn(text, stacklevel=1)
+    assert found == list(told.values())
+    known = explain_known(RuntimeError(next(iter(told))), Scene(Exact(), "loss", "on a training batch"))
+    assert "cuBLAS had begun before" in known.error and "CUBLAS_WORKSPACE_CONFIG" in known.mend
