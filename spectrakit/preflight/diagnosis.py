@@ -286,6 +286,20 @@ _DEVICES: tuple[Row, ...] = (
 # %% ../../nbs/39_preflight/02_diagnosis.ipynb #f7d4a20c
 _LEARNING: tuple[Row, ...] = (
     (
+        r"Attempting to unscale FP16 gradients",
+        _fixed(
+            "fp16 takes weights in float32, and the model has some in float16",
+            "Leave out .half() and torch.float16 in `model`, or set distributed.mixed_precision=no.",
+        ),
+    ),
+    (
+        r"No inf checks were recorded",
+        _fixed(
+            "none of the optimizer's parameters got a gradient",
+            "Make it over parameters that the loss depends on.",
+        ),
+    ),
+    (
         r"more than 1 value per channel when training",
         _fixed(
             "batch norm was given one sample",

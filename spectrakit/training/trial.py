@@ -29,6 +29,8 @@ from ..config.schema import Config
 from ..contract.loss import as_loss, check_loss
 from ..contract.task import Moment, loss_at, provides
 from ..data.loaders import find_non_finite, train_cuts
+from ..distributed.context import step_with_scaler
+from ..distributed.fsdp import gradient_clip
 from ..preflight.diagnosis import Scene, describe_batch, explain, method_of, out_of_memory, rank_lost
 from ..preflight.loss_checks import adds_up, uneven_mean, watch_shapes
 from ..preflight.results import ContractResult
@@ -57,6 +59,7 @@ class Trial:
     # found
     scene: Scene = field(init=False)  # what is being tried
     batch: Any = None  # the first training batch
+    scaler: Any = None  # of the trial alone, where the run is in fp16; that of the run stays as it is
     learner: Learner | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     unseen: str = ""  # what metrics_all had against a part of the samples, so that its names are not known
@@ -64,6 +67,10 @@ class Trial:
 
     def __post_init__(self) -> None:
         self.at("datasets", "")
+        if self.execution.context.scaler is not None and not self.sharded:
+            import torch
+
+            self.scaler = torch.amp.GradScaler(self.execution.context.device.type, init_scale=1.0)  # nothing overflows
 
     @property
     def sharded(self) -> bool:
@@ -151,7 +158,7 @@ def try_loss(trial: Trial) -> str:
     data = trial.batch.data
     trial.at("loss", "on a training batch", data)
     narrow: list[str] = []
-    trial.model.train(not trial.sharded)
+    trial.model.train()
     loss_of = loss_at(trial.task, lambda: Moment(0, 0, total_steps(trial.config, trial.plan)))
     with _watched_norms(trial.model, narrow), watch_shapes(trial.task, trial.batch.samples):
         result = trial.execution.context.in_precision(loss_of)(trial.model, data)
@@ -159,8 +166,7 @@ def try_loss(trial: Trial) -> str:
     check_last_batch(trial, narrow)
     report_uneven_mean(trial)
     loss = as_loss(result)
-    if not trial.sharded:
-        loss.value.backward()
+    (loss.value if trial.scaler is None else trial.scaler.scale(loss.value)).backward()
     kind = "a mean" if loss.weight is None else f"a sum over {float(loss.weight):g}"
     return f"{float(loss.value.detach()):.4g}, {kind}; the batch: {describe_batch(data)}"
 
@@ -169,10 +175,16 @@ def try_step(trial: Trial) -> str:
     "One step of the optimizer and of the task's scheduler. RequestError where one of them cannot be used."
     trial.at("optimizer", "when it was made")
     learner = trial.learner = trial.make_learner()
-    if trial.sharded:
-        return f"{type(learner.optimizer).__name__}, made and not stepped, because the model is sharded"
     trial.at("optimizer", "in its first step")
-    learner.optimizer.step()
+    clip, optimizer = trial.config.trainer.gradient_clip_val, learner.optimizer
+    if trial.scaler is not None:
+        trial.scaler.unscale_(optimizer)
+    if clip is not None:
+        gradient_clip(trial.config.trainer.gradient_clip_algorithm)(learner.owned, clip)
+    if trial.scaler is None:
+        optimizer.step()
+    else:
+        step_with_scaler(trial.scaler, optimizer, trial.execution.context.device)
     if learner.scheduler is not None:
         trial.at("scheduler", "in its first step")
         learner.scheduler.step(*([1.0] if learner.interval == "plateau" else []))
@@ -375,7 +387,7 @@ def try_contract(
     - `on_result`: called with each result (default: nobody is)
     """
     context = trial.execution.context
-    with undone(trial.task, None if trial.sharded else context.unwrap(trial.model)):
+    with undone(trial.task, context.unwrap(trial.model), trial.sharded):
         for part in parts:
             context.heartbeat.beat("evaluating")
             result = try_part(trial, part)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_loop import train, vector  # noqa: F401  train is a fixture
+from test_loop import CountedScaler, scaled, train, vector  # noqa: F401  train is a fixture
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -379,6 +379,47 @@ def test_a_run_is_the_same_with_and_without_the_trial(train, monkeypatch):  # no
     assert last_event(first.events, "eval")["metrics"] == last_event(second.events, "eval")["metrics"]
 
 
+def test_a_step_in_fp16_is_tried_with_a_scaler_that_is_not_the_runs(train):  # noqa: F811
+    half = mine(
+        net=lambda: nn.Linear(4, 3).half(),
+        loss=lambda self, model, batch: model(batch[0].half()).float().square().mean(),
+    )
+    with pytest.raises(RequestError, match="fp16 takes weights in float32.*mixed_precision=no"):
+        train(half, *QUICK, context=scaled(CountedScaler()), name="half")
+    scaler = CountedScaler()
+    run = train(Mine(), *QUICK, "trainer.gradient_clip_val=0.1", context=scaled(scaler))
+    assert run.status == "completed" and scaler.calls == ["scale", "unscale", "step", "update"] * 3
+
+
+BACKWARD = """
+import torch
+from test_trial import Mine
+
+class Breaks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("no way back")
+
+class Broken(Mine):
+    def loss(self, model, batch):
+        return Breaks.apply(super().loss(model, batch))
+"""
+
+
+@pytest.mark.slow
+def test_a_sharded_model_is_tried_with_its_backward_pass(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text(BACKWARD)
+    folders = [str(TESTS / "training"), str(TESTS)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]))
+    words = ("trainer.accelerator=cpu", "trainer.devices=2", "distributed.strategy=fsdp", f"run.dir={tmp_path}")
+    with pytest.raises(RequestError, match="raised ValueError: no way back on a training batch"):
+        sk.fit(f"{tmp_path / 'broken.py'}:Broken", compose(*QUICK, *words), show=False)
+
+
 TWO = """
 from test_trial import Traces, untried
 from spectrakit.training import setup
@@ -396,12 +437,13 @@ class Untried(Tried):
 
 
 @pytest.mark.slow
-def test_two_ranks_train_the_same_with_and_without_the_trial(tmp_path, monkeypatch):
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_train_the_same_with_and_without_the_trial(tmp_path, monkeypatch, strategy):
     (tmp_path / "two.py").write_text(TWO)
     folders = [str(TESTS / "training"), str(TESTS)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]))
     words = ("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=4", "trainer.max_epochs=1")
-    found = []
+    words, found = (*words, f"distributed.strategy={strategy}"), []
     for name in ("Tried", "Untried"):
         run = sk.fit(f"{tmp_path / 'two.py'}:{name}", compose(*words, f"run.dir={tmp_path / name}"), show=False)
         run.raise_for_status()
