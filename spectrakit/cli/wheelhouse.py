@@ -16,20 +16,22 @@ from .parsing import Command, Parser, make_parser
 if TYPE_CHECKING:
     from spectrakit.offline.wheelhouse import Wheelhouse
 
-# %% ../../nbs/90_cli/06_wheelhouse.ipynb #8b1c45a6
-def _wheelhouse_parser() -> Parser:
-    "The options of `spectrakit wheelhouse`."
-    parser = make_parser(
-        "wheelhouse",
-        "Make the folder OUT: the kit's own wheel, the packages that the platform lacks, and an installer that changes "
-        "nothing that is there.\nIt is tried without a network before it is put in place. Upload it as a dataset, and "
-        "attach that to the notebook.",
-        """
+# %% ../../nbs/90_cli/06_wheelhouse.ipynb #cfa44464
+_ABOUT = (
+    "Make the folder OUT: the kit's own wheel, the packages that the platform lacks, and an installer that changes "
+    "nothing that is there.\nIt is tried without a network before it is put in place. Upload it as a dataset, and "
+    "attach that to the notebook."
+)
+_EXAMPLES = """
   spectrakit wheelhouse wheels
   spectrakit wheelhouse wheels --for colab --extras demo,mlflow --owner ada
   spectrakit wheelhouse wheels --with "accelerate>=1.14"
-  spectrakit wheelhouse wheels --packages freeze.txt""",
-    )
+  spectrakit wheelhouse wheels --packages freeze.txt"""
+
+# %% ../../nbs/90_cli/06_wheelhouse.ipynb #8b1c45a6
+def _wheelhouse_parser() -> Parser:
+    "The options of `spectrakit wheelhouse`."
+    parser = make_parser("wheelhouse", _ABOUT, _EXAMPLES)
     parser.add_argument("out", metavar="OUT", help="the folder to make; an earlier wheelhouse there is replaced")
     parser.add_argument(
         "--for",

@@ -115,7 +115,7 @@ def read_text(file: Path | str) -> str:
     except OSError as error:
         raise RequestError(f"{str(file)!r} cannot be read ({error.strerror}). Check that you may read it.") from None
 
-
+# %% ../../nbs/10_config/03_profile_files.ipynb #e181b331
 def parse_yaml(text: str, file: Path | str) -> dict:
     "YAML text as nested mappings. RequestError, which names `file` and the line, where it is broken."
     import yaml

@@ -209,33 +209,38 @@ class Comparison:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return f'<img alt="{self._alt()}" style="max-width:100%" src="{figure_png(self.figure)}">{self._table_html()}'
-
-    def _alt(self) -> str:
-        return safe("curves of " + ", ".join(str(line["run"]) for line in self.table[:20]), 1000)
-
-    def _table_html(self) -> str:
-        notes = "".join(f'<div style="opacity:.75">{safe(note, 600)}</div>' for note in self.notes)
-        return table_html(self.rows(), caption="runs compared") + notes
+        alt = safe("curves of " + ", ".join(str(line["run"]) for line in self.table[:20]), 1000)
+        return f'<img alt="{alt}" style="max-width:100%" src="{figure_png(self.figure)}">{_table_section(self)}'
 
     def save(self, path: Path | str) -> Path:
         """Write the picture (.png, .svg, .pdf) or a page with picture and table (.html).
 
         RequestError where that cannot be done.
         """
-        path = Path(path)
-        ending = path.suffix.lower()
-        if ending not in (".png", ".svg", ".pdf", ".html"):
-            raise RequestError(f"{str(path)!r} has an unknown ending. Use .png, .svg, .pdf or .html.")
-        try:
-            if ending != ".html":
-                return save_figure(self.figure, path)
-            title = f"{len(self.table)} run{'s' * (len(self.table) != 1)} compared"
-            curves = figure_html(self.figure, "runs", f"curves of {len(self.table)} runs")
-            write_atomic(path, page(title, [f"<h1>{title}</h1>", curves, self._table_html()]))
-            return path
-        except OSError as error:
-            raise RequestError(f"{str(path)!r} cannot be written: {error.strerror}. Choose another file.") from None
+        return _write_comparison(self, Path(path))
+
+# %% ../../nbs/70_reports/03_comparison.ipynb #5a4fb77e
+def _table_section(comparison: Comparison) -> str:
+    "The table, with the notes below it, as HTML."
+    notes = "".join(f'<div style="opacity:.75">{safe(note, 600)}</div>' for note in comparison.notes)
+    return table_html(comparison.rows(), caption="runs compared") + notes
+
+
+def _write_comparison(comparison: Comparison, path: Path) -> Path:
+    "Write the picture, or a page, by the ending of `path`. RequestError where that cannot be done."
+    ending = path.suffix.lower()
+    if ending not in (".png", ".svg", ".pdf", ".html"):
+        raise RequestError(f"{str(path)!r} has an unknown ending. Use .png, .svg, .pdf or .html.")
+    try:
+        if ending != ".html":
+            return save_figure(comparison.figure, path)
+        count = len(comparison.table)
+        title = f"{count} run{'s' * (count != 1)} compared"
+        curves = figure_html(comparison.figure, "runs", f"curves of {count} runs")
+        write_atomic(path, page(title, [f"<h1>{title}</h1>", curves, _table_section(comparison)]))
+        return path
+    except OSError as error:
+        raise RequestError(f"{str(path)!r} cannot be written: {error.strerror}. Choose another file.") from None
 
 # %% ../../nbs/70_reports/03_comparison.ipynb #a1364440
 def _names(runs: Sequence[Run]) -> list[str]:

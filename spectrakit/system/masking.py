@@ -173,7 +173,7 @@ def _form(whose: str, starts: str, body: str) -> Form:
     words, first = tuple(starts.split()), _FIRST.replace("{}", "-" if "-]" in body else "")
     return Form(whose, words, f"{first}(?P<secret>(?:{'|'.join(map(re.escape, words))}){body})")
 
-
+# %% ../../nbs/00_system/00_masking.ipynb #e1778113
 _BEGIN, _END = (rf"-----{word} [A-Z0-9 ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----" for word in ("BEGIN", "END"))
 _OTHERS = (
     ("private key", ("PRIVATE KEY",), rf"(?P<secret>{_BEGIN}(?:[^-]|-(?!----)){{0,20000}}+(?:{_END})?)"),

@@ -137,7 +137,23 @@ def _margins(panels: int, title: bool) -> dict[str, float]:
         "top": 1 - top / height,
     }
 
+# %% ../../nbs/55_view/00_plots.ipynb #e5e020c6
+def _draw_metric(ax: Any, events: list[dict], name: str) -> None:
+    "A metric of the evaluations, a dot for each."
+    x, y = points(events, "eval", f"metrics.{name}")
+    ax.plot(*decimate(x, y), color=VALID, linewidth=1.4, linestyle="--", marker="o", markersize=3)
+    _axes(ax, name.removeprefix("val_") + " (validation)")
 
+
+def _draw_log_points(ax: Any, events: list[dict], field: str) -> None:
+    "A `field` of the log points, lr or samples_per_s, from zero on."
+    x, y = points(events, "step", field)
+    ax.plot(*decimate(x, y), color=RATE if field == "lr" else SPEED, linewidth=1.4)
+    if y:
+        ax.set_ylim(bottom=0)
+    _axes(ax, "learning rate" if field == "lr" else "samples per second")
+
+# %% ../../nbs/55_view/00_plots.ipynb #1f52b092
 def plot_curves(events: list[dict], title: str = "") -> Any:
     """A matplotlib Figure of a run: loss, up to two metrics, learning rate and speed, the best checkpoint marked.
 
@@ -154,15 +170,9 @@ def plot_curves(events: list[dict], title: str = "") -> Any:
         if panel == "loss":
             _draw_loss(ax, events)
         elif panel in names:
-            x, y = points(events, "eval", f"metrics.{panel}")
-            ax.plot(*decimate(x, y), color=VALID, linewidth=1.4, linestyle="--", marker="o", markersize=3)
-            _axes(ax, panel.removeprefix("val_") + " (validation)")
+            _draw_metric(ax, events, panel)
         else:
-            x, y = points(events, "step", panel)
-            ax.plot(*decimate(x, y), color=RATE if panel == "lr" else SPEED, linewidth=1.4)
-            if y:
-                ax.set_ylim(bottom=0)
-            _axes(ax, "learning rate" if panel == "lr" else "samples per second")
+            _draw_log_points(ax, events, panel)
         _mark_best(ax, events, "val_loss" if panel == "loss" else panel)
     if title:
         figure.suptitle(label(title, 150), fontsize=9, color=INK, x=0.01, ha="left")

@@ -99,6 +99,13 @@ def _unmeasured_parts(whole: float | None, grace_s: float | None) -> dict[str, f
         parts["end"] = 3.0 if parts["grace"] else 0.0
     return parts
 
+# %% ../../nbs/30_watchdog/00_budget.ipynb #3934cf60
+def _held_back_s(budget: "Budget") -> float:
+    "Seconds to hold back: what the user wants, or the sum of the parts; nothing without a limit."
+    if budget.ends is None:
+        return 0.0
+    return sum(budget.parts.values()) if budget.fixed_reserve_s is None else budget.fixed_reserve_s
+
 # %% ../../nbs/30_watchdog/00_budget.ipynb #5f1c951a
 class Budget:
     """Time left for training, with a measured reserve.
@@ -122,21 +129,16 @@ class Budget:
         whole = limit.limit_s
         self.ends = None if whole is None else clock() + limit.end - wall() if ends is None else ends
         self.parts = _unmeasured_parts(whole, grace_s)
-        self._reserve_s = self._sum_of_parts()
+        self._reserve_s = _held_back_s(self)
         self.hurried = False  # the system ends this process soon
         self.predictions = False  # whether test predictions follow at once, as asked for
         self.starts_s = 0.0  # what it takes to start a process
-
-    def _sum_of_parts(self) -> float:
-        if self.ends is None:
-            return 0.0
-        return sum(self.parts.values()) if self.fixed_reserve_s is None else self.fixed_reserve_s
 
     def observe(self, kind: str, seconds: float) -> None:
         "`kind`, one of PARTS, took `seconds`: the longest of each counts, but of steps and predictions the last."
         before = self.parts[kind]
         self.parts[kind] = seconds if kind in ("step", "predict") else max(before, seconds)
-        self._reserve_s = self._sum_of_parts()
+        self._reserve_s = _held_back_s(self)
 
     def left_s(self) -> float | None:
         "Seconds until the limit; None without one."
@@ -201,7 +203,7 @@ def hurry(budget: Budget, seconds: float) -> None:
     budget.ends, budget.hurried = ends if budget.ends is None else min(ends, budget.ends), True
     for name in (*_AFTER, "grace"):
         budget.parts[name] = 0.0
-    budget.fixed_reserve_s, budget._reserve_s = None, budget._sum_of_parts()
+    budget.fixed_reserve_s, budget._reserve_s = None, _held_back_s(budget)
 
 # %% ../../nbs/30_watchdog/00_budget.ipynb #23a2fc05
 def short_time(seconds: float) -> str:

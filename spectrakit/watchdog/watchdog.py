@@ -63,20 +63,23 @@ def _shared_page(dist: Any, group: Any) -> SharedPage | None:
         page.path.unlink(missing_ok=True)  # all have it open
     return mine
 
+# %% ../../nbs/30_watchdog/01_watchdog.ipynb #e9650093
+def _meet_others() -> tuple[Any, Heartbeat | None]:
+    "The group of all ranks of torch.distributed, and this one's row of their page; (None, None) for a process alone."
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None, None
+    group = dist.new_group(backend="gloo")
+    page = _shared_page(dist, group)
+    return group, None if page is None else Heartbeat(page, dist.get_rank())
+
 # %% ../../nbs/30_watchdog/01_watchdog.ipynb #25645534
 class Agreement:
     "How the ranks of torch.distributed, if there are any, come to the same answer at the same call."
 
     def __init__(self) -> None:
-        self.heartbeat: Heartbeat | None = None  # on one machine
-        self.group: Any = None  # None: a process alone
-        dist = sys.modules.get("torch.distributed")
-        if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-            return
-        self.group = dist.new_group(backend="gloo")
-        page = _shared_page(dist, self.group)
-        if page is not None:
-            self.heartbeat = Heartbeat(page, dist.get_rank())
+        # the processes (None: a process alone), and the signs of life of this one (None: not on one machine)
+        self.group, self.heartbeat = _meet_others()
 
     def propose(self, step: int, code: int) -> int:
         "Before call number `step` is decided: pass on what this rank asks for; returns what one alone does at once."
