@@ -9,6 +9,8 @@ __all__ = ['BROKEN', 'usable_gpu', 'choose_device', 'ObjectExchange', 'Exchange'
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fcf4
 import contextlib
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 from ..config.schema import Config
 from .fsdp import is_sharded, shard, shard_by_accelerate
 from .heartbeat import Heartbeat, SharedPage, create_page, report_connected
-from .topology import Rank, rank_of
+from .topology import LAUNCHER_VARIABLES, Rank, own_rank
 from ..system.errors import RequestError
 from ..system.hardware import Gpu, choose_precision
 from ..system.platforms.platform import Platform
@@ -402,6 +404,16 @@ def _on_cpu(device: str) -> Iterator[None]:
             os.environ["ACCELERATE_USE_CPU"] = before
 
 
+@contextlib.contextmanager
+def _without_launcher() -> Iterator[None]:
+    "Within this block a launcher's variables that are left over are not there: Accelerate would join its group."
+    before = {name: os.environ.pop(name) for name in LAUNCHER_VARIABLES if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(before)
+
+
 def _cpu_group(config: Config, backend: str) -> Any:
     "All processes, talking through the CPU: the group itself where that is gloo, or one beside it."
     import datetime
@@ -453,6 +465,82 @@ def _check_answers(context: RunContext) -> None:
         raise RuntimeError(f"{context.world_size} processes were started, and {total:g} answered")
     context.reduce_tensor(torch.ones((), device=context.device))
 
+# %% ../../nbs/21_distributed/03_context.ipynb #7a3e0121
+@dataclass
+class _Wait:
+    "The wait for the other ranks: what is said, and when it ends."
+
+    config: Config
+    place: Rank
+    stop_requested: Callable[[], int]
+    began: float = field(default_factory=time.monotonic)
+    said: bool = False
+
+    @property
+    def limit_s(self) -> float:
+        "Seconds after which it is given up."
+        own = self.config.distributed.timeout_s
+        return 10 * self.config.launch.start_timeout_s if own == "auto" else float(own)
+
+    def once_more(self, missing: int) -> None:
+        "Wait a little. KeyboardInterrupt where a stop is requested, RequestError where it has taken too long."
+        if self.stop_requested():
+            raise KeyboardInterrupt
+        waited_s, who = time.monotonic() - self.began, f"RANK={self.place.rank}, WORLD_SIZE={self.place.world_size}"
+        others = f"{missing} other process{'es' * (missing != 1)}"
+        if waited_s > self.limit_s:
+            raise RequestError(
+                f"{others} did not come within {self.limit_s:g} s ({who} in the environment). Start all of them, or, "
+                f"where nobody else is meant, unset {' '.join(LAUNCHER_VARIABLES)}."
+            )
+        if not self.said and (waited_s > 5 or "TORCHELASTIC_RUN_ID" not in os.environ):  # torchrun starts them all
+            self.said = True
+            print(f"waiting for {others} ({who} in the environment)", file=sys.stderr, flush=True)
+        time.sleep(0.05)
+
+# %% ../../nbs/21_distributed/03_context.ipynb #7a3e0122
+def _answers(host: str, port: int) -> bool:
+    import socket
+
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _wait_for_all(config: Config, place: Rank, stop_requested: Callable[[], int]) -> Any:
+    """Wait until all ranks of the user's own launcher are there; returns what keeps their meeting place open.
+
+    RequestError where one does not come in time, KeyboardInterrupt where a stop is requested.
+    """
+    import datetime
+
+    import torch.distributed as dist
+
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    if dist.is_initialized() or not port.isdecimal() or port == "0":
+        return None
+    wait = _Wait(config, place, stop_requested)
+    serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    while not serves and not _answers(host, int(port)):
+        wait.once_more(place.world_size - 1)
+    store = dist.TCPStore(
+        host,
+        int(port),
+        place.world_size,
+        serves,
+        datetime.timedelta(seconds=wait.limit_s),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+    key = f"spectrakit-here-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    there = store.add(key, 1)
+    while there < place.world_size:
+        wait.once_more(place.world_size - there)
+        there = store.add(key, 0)
+    return store
+
 # %% ../../nbs/21_distributed/03_context.ipynb #1ff56f78
 def _connect(
     config: Config, place: Rank, device: str, precision: str, reasons: dict, heartbeat: Heartbeat | None
@@ -489,16 +577,22 @@ def _connect(
     return context if heartbeat or place.local_world_size != place.world_size else _with_shared_page(context)
 
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fc05
-def create_run_context(config: Config, hardware: Platform, heartbeat: Heartbeat | None = None) -> RunContext:
+def create_run_context(
+    config: Config,
+    hardware: Platform,
+    heartbeat: Heartbeat | None = None,
+    stop_requested: Callable[[], int] = lambda: 0,
+) -> RunContext:
     """The context for `config` on this machine, as one process or, where a launcher says so, as one rank of several.
 
     `hardware`: what this machine has. `heartbeat`: this rank's signs of life, on the page that the launcher watches
-    (None: nobody watches). RequestError where the request cannot be met here.
+    (None: nobody watches). `stop_requested`: asked while this rank waits for the others of the user's own launcher;
+    KeyboardInterrupt where it answers (default: nobody asks). RequestError where the request cannot be met here.
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 
-    place = rank_of(os.environ)
+    place = own_rank()
     device, why_device = choose_device(config.trainer.accelerator, place.local_rank if place else 0)
     gpus = _gpus(hardware, place.local_rank if place else 0) if device == "cuda" else ()
     precision, why_precision = choose_precision(config.distributed.mixed_precision, gpus)
@@ -509,6 +603,11 @@ def create_run_context(config: Config, hardware: Platform, heartbeat: Heartbeat 
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     if place is None:
-        accelerator = Accelerator(mixed_precision=precision, cpu=device == "cpu")
+        with _without_launcher():
+            accelerator = Accelerator(mixed_precision=precision, cpu=device == "cpu")
         return RunContext(accelerator, precision, reasons, heartbeat=heartbeat or _no_heartbeat())
-    return _connect(config, place, device, precision, reasons, heartbeat)
+    meeting = _wait_for_all(config, place, stop_requested) if heartbeat is None else None
+    try:
+        return _connect(config, place, device, precision, reasons, heartbeat)
+    finally:
+        del meeting  # open until all have met

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from ..distributed.heartbeat import SharedPage
-from ..distributed.topology import Processes, Threads, plan_threads, process_environ, python_path
+from spectrakit.distributed.topology import (
+    LAUNCHER_VARIABLES,
+    Processes,
+    Threads,
+    plan_threads,
+    process_environ,
+    python_path,
+)
 from .job import Job, update_extra
 from .worker import START, log_to_masked_streams, start
 
@@ -110,18 +117,13 @@ def _network_card(job: Job) -> dict[str, str]:
     return {n: card for n in names if card and n not in os.environ and n not in job.config.distributed.env}
 
 # %% ../../nbs/50_launch/05_attempt.ipynb #e46f7d94
-_LAUNCHERS = frozenset(
-    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "ROLE_RANK")
-)
-
-
 def child_environ(attempt: Attempt) -> dict[str, str]:
     "The environment variables of the process that `attempt` starts."
     config = attempt.job.config
     environ = {
         name: value
         for name, value in os.environ.items()
-        if name not in _LAUNCHERS and not name.startswith("TORCHELASTIC_")
+        if name not in LAUNCHER_VARIABLES and not name.startswith("TORCHELASTIC_")
     }
     environ |= {**attempt.job.platform.child_environ(), "PYTHONUNBUFFERED": "1", **python_path(environ)}
     ours = process_environ(config, environ)  # without what the user exported

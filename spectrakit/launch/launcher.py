@@ -529,7 +529,8 @@ def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None)
     ):
 
         def stop_requested() -> int:
-            asked.append(1)
+            if folders:  # all ranks have met
+                asked.append(1)
             tick()
             files = requested_by_files(job.run_dir) & (~0 if place is None or place.rank == 0 else STOP)  # rank 0 saves
             return STOP | HURRY if terminated else STOP * bool(interrupted) | files
@@ -537,10 +538,11 @@ def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None)
         try:
             status, reason = do_job(job, task, stop_requested, on_folder=folders.append)
         except KeyboardInterrupt:
-            if asked or place is not None:
+            if asked or (folders and place is not None):
                 raise
             status, reason = "interrupted", "interrupted before the first step"
-            _Record(job, {}).event("end", status=status, reason=reason)
+            if place is None or place.rank == 0:
+                _Record(job, {}).event("end", status=status, reason=reason)
             folders = folders or [job.run_dir]
         except RequestError as error:
             if place is not None and folders:

@@ -6,7 +6,6 @@
 __all__ = ['RunRequest', 'new_request', 'request_to_dict', 'request_from_dict']
 
 # %% ../../nbs/50_launch/01_request.ipynb #b617b51e
-import os
 import time
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -15,7 +14,7 @@ from typing import Any
 from ..config.compose import from_dict
 from ..config.resolve import resolve_env
 from ..config.schema import Config, to_dict
-from ..distributed.topology import Processes, Rank, plan_processes, rank_of
+from ..distributed.topology import Processes, Rank, own_rank, plan_processes
 from ..system.hardware import Gpu
 from ..system.platforms.detect import detect
 from ..system.platforms.platform import Platform
@@ -65,7 +64,7 @@ class RunRequest:
 def new_request(config: Config, platform: Platform | None = None, began: float | None = None) -> RunRequest:
     "The request for `config` here and now. `platform`: None finds out which; `began`: unix seconds, None is now."
     platform, began = platform or detect(), time.time() if began is None else began
-    request = RunRequest(config, platform, began, place=rank_of(os.environ)).resolve(config)
+    request = RunRequest(config, platform, began, place=own_rank()).resolve(config)
     left_s = request.limit.end - time.time()
     return replace(request, ends=None if left_s == float("inf") else time.monotonic() + left_s)
 
@@ -89,7 +88,7 @@ def request_from_dict(values: dict[str, Any]) -> RunRequest:
     here = Platform(**platform)
     if "CUDA_VISIBLE_DEVICES" in config.distributed.env:  # set for this process alone: it may see other GPUs
         here = replace(here, gpus=detect().gpus)
-    return RunRequest(config, here, values["began"], values["ends"], rank_of(os.environ), values["auto"])
+    return RunRequest(config, here, values["began"], values["ends"], own_rank(), values["auto"])
 
 
 def _gpu(values: dict[str, Any]) -> Gpu:

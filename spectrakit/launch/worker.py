@@ -96,7 +96,7 @@ def do_job(
 
     from spectrakit.distributed.context import create_run_context
 
-    context = create_run_context(job.config, job.platform, heartbeat)
+    context = create_run_context(job.config, job.platform, heartbeat, stop_requested)
     # rank 0 alone writes there, and knows whether it goes on
     run_dir, kind = context.broadcast((str(job.run_dir), job.kind.name))
     job = replace(job, run_dir=Path(run_dir), kind=kind_named(kind))

@@ -26,7 +26,7 @@ from typing import Any
 from ..config.compose import sha256
 from ..config.resolve import ignored_settings, platform_notes
 from ..config.schema import Config
-from ..distributed.topology import Rank, plan_processes
+from ..distributed.topology import Rank, in_kernel, left_over, plan_processes
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from ..system.masking import masked_value
@@ -144,6 +144,7 @@ def environment(config: Config, session: Session) -> dict:
     And `run_id`, a random name that copies of the run keep.
     """
     platform = session.platform
+    left = filter(None, [left_over(os.environ, in_kernel())])
     return {
         "run_id": uuid.uuid4().hex,
         "platform": platform.to_dict(),
@@ -153,7 +154,7 @@ def environment(config: Config, session: Session) -> dict:
         "time_limit": asdict(session.limit),
         "auto": session.auto,
         "code": session.code,
-        "ignored": [*ignored_settings(config, session.world_size(config)), *platform_notes(config, platform)],
+        "ignored": [*ignored_settings(config, session.world_size(config)), *platform_notes(config, platform), *left],
     }
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fc03
