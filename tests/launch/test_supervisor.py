@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,33 +75,26 @@ TWO = (
 SOON = ("launch.hang_floor_s=3",)
 
 
-@pytest.fixture
-def mark(here, monkeypatch) -> str:
-    "An environment variable that every process started from here inherits: so none can hide."
-    name = uuid.uuid4().hex
-    monkeypatch.setenv("TINY_MARK", name)
-    monkeypatch.setattr(tempfile, "tempdir", None)  # a session of its own for what launch remembers
-    (here / "temporary").mkdir()
-    monkeypatch.setenv("TMPDIR", str(here / "temporary"))
-    return name
-
-
-def left(mark: str) -> list[psutil.Process]:
-    "The processes that were started with `mark`, but for zombies that only wait to be buried."
+def left(folder: Path) -> list[psutil.Process]:
+    "The processes that work in `folder`, where all that a test starts begins, but for this one and for zombies."
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("TINY_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+            works = process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE
+            if works and process.pid != os.getpid():
                 found.append(process)
     return found
 
 
 @pytest.fixture
-def nothing_left(mark, here):
+def nothing_left(here, monkeypatch):
     "After the test: no process, no page of shared memory, no job folder."
-    yield mark
-    stayed = [process.cmdline() for process in left(mark)]
-    for process in left(mark):
+    monkeypatch.setattr(tempfile, "tempdir", None)  # a session of its own for what launch remembers
+    (here / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(here / "temporary"))
+    yield here
+    stayed = [process.cmdline() for process in left(here)]
+    for process in left(here):
         process.kill()
     assert stayed == []
     assert not list(Path("/dev/shm").glob(f"spectrakit-page-{os.getpid()}-*")) and not list(
@@ -115,9 +107,7 @@ def cli(start_cli, nothing_left):
     "A function that starts `spectrakit train TASK WORD…` on two ranks in the test's own folder."
 
     def start(name: str, *words: str, **environ: str) -> subprocess.Popen:
-        kept = {name: os.environ[name] for name in ("TINY_MARK", "TMPDIR")}
-        # each process is known by a variable in its environment, which a fork keeps to itself
-        return start_cli("train", task(name), *TWO, *words, env={**kept, **environ}, fresh=True)
+        return start_cli("train", task(name), *TWO, *words, env={"TMPDIR": os.environ["TMPDIR"], **environ})
 
     return start
 
@@ -356,12 +346,12 @@ def test_what_ranks_refuse_is_refused_here(name, words, sentence, nothing_left, 
 
 
 @slow
-def test_an_interrupt_stops_both_ranks_at_the_same_step(cli, mark, here):
+def test_an_interrupt_stops_both_ranks_at_the_same_step(cli, here):
     "It goes to every process, as some editors send it; the ranks leave it to the launcher."
     process = cli("Steady", "accumulate_grad_batches=1", "trainer.max_epochs=400")
     run = Run(wait_for(lambda: next(iter((here / "runs").glob("*/events.jsonl")), None), "a run").parent)
     wait_for(lambda: (last_event(run.events, "step") or {"step": 0})["step"] >= 2, "some steps")
-    family = left(mark)
+    family = left(here)
     assert len(family) >= 4  # the command, the supervisor, two ranks
     done = last_event(run.events, "step")["step"]
     for member in family:
@@ -410,7 +400,7 @@ def test_an_interrupt_before_the_first_step_ends_at_once(cli, here, where):
 
 @slow
 @pytest.mark.parametrize("launcher", ["notebook_launcher", "torchrun"])
-def test_neither_a_dead_supervisor_nor_a_dead_parent_leaves_a_rank_behind(cli, mark, here, launcher):
+def test_neither_a_dead_supervisor_nor_a_dead_parent_leaves_a_rank_behind(cli, here, launcher):
     "Both ranks are blocked in gloo, where no signal but SIGKILL reaches them."
     process = cli("Troubled", f"launch.mode={launcher}", TINY_TROUBLE="1 5 lost!")
     wait_for((here / "trouble-1-5").exists, "rank 1 to be lost")
@@ -424,7 +414,7 @@ def test_neither_a_dead_supervisor_nor_a_dead_parent_leaves_a_rank_behind(cli, m
     assert "the process that starts the ranks was killed by SIGKILL" in said(open_run(only_run(here)))
     process.kill()
     process.wait()
-    wait_for(lambda: not left(mark), "all processes to be gone", 10)
+    wait_for(lambda: not left(here), "all processes to be gone", 10)
     run = open_run(only_run(here))
     assert run.status == "unfinished" and not is_locked(run.path) and intact(run)
     for job in (here / "temporary").glob("spectrakit-job-*"):
@@ -536,7 +526,7 @@ def test_the_launcher_is_chosen_by_what_is_there(monkeypatch):
         choose("launch.mode=notebook_launcher")
 
 
-def test_what_failed_is_remembered_for_the_session_only(mark):
+def test_what_failed_is_remembered_for_the_session_only(nothing_left):
     session = replace(HERE, session_start=1e9)
     remember_failed(session, "notebook_launcher", "timed out")
     remember_failed(replace(session, session_start=1e9 + 0.4), "torchrun", "killed")
@@ -547,7 +537,7 @@ def test_what_failed_is_remembered_for_the_session_only(mark):
         assert failed_launchers(session) == {}
 
 
-def test_where_no_launcher_works_one_process_trains(mark):
+def test_where_no_launcher_works_one_process_trains(nothing_left):
     failed = {"notebook_launcher": "timed out", "torchrun": "killed"}
     plan = launching.without_launchers(compose(), PAIR, failed)
     assert (plan.world_size, plan.fallback) == (1, True) and "killed" in plan.reason
