@@ -109,7 +109,7 @@ def start_cli(cwd: Path, *words: Any, env: dict | None = None, fresh: bool = Fal
     )
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 90) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 240) -> Any:
     "The first true value of `condition()`; an AssertionError that names `what` where it does not come."
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:

@@ -66,9 +66,11 @@ def _share(handle: int, path: Path) -> None:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """An open file beside `path`, under a name that nobody can guess, which takes its place at the end of the block.
 
+    The name ends with this process's number: what a killed one leaves behind is known by it.
+
     Where the block fails, the old file stays and nothing is left beside it. A link at `path` is replaced, not followed.
     """
-    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}")
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.{os.getpid()}")
     file = open_new(temporary)
     try:
         with file:

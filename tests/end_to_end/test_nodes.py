@@ -104,7 +104,7 @@ def start_both(machines, folder, task, *words) -> list[subprocess.Popen]:
     ]
 
 
-def ended(process: subprocess.Popen, timeout_s: float = 90) -> tuple[int, str, str]:
+def ended(process: subprocess.Popen, timeout_s: float = 240) -> tuple[int, str, str]:
     try:
         out, err = process.communicate(timeout=timeout_s)
     finally:

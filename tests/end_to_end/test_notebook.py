@@ -67,7 +67,7 @@ def fit_shows_frames_while_it_runs(notebook, name):
     cell = notebook.send(f"run = fit(Tiny({{10: 'hold {name}-a', 20: 'hold {name}-b'}}), config('{name}'))")
     seen = []
     for held in ("a", "b"):
-        notebook.until((notebook.folder / f"{name}-{held}").exists, "the run to be held", 90)
+        notebook.until((notebook.folder / f"{name}-{held}").exists, "the run to be held", 240)
         notebook.until(lambda known=seen: set(texts(cell)) - set(known), f"a new frame while the run is held ({held})")
         seen = texts(cell)
         assert cell.reply is None and not cell.idle
@@ -84,7 +84,7 @@ def an_interrupt_ends_fit_with_a_usable_model(notebook, how):
         f"run = fit(Tiny({{'slow': True}}), config('{name}', 'trainer.max_epochs=2000'))\n"
         "after = signal.getsignal(signal.SIGINT)"
     )
-    notebook.until(lambda: steps(notebook, name) > 2 and cell.frames, "some steps", 90)
+    notebook.until(lambda: steps(notebook, name) > 2 and cell.frames, "some steps", 240)
     notebook.interrupt(how)
     notebook.wait(cell, 15)  # two steps of 0.05 s and a save; a launcher that waits for its ranks in vain takes 30 s
     assert cell.errors == [] and cell.warned == "" and "Traceback" not in cell.text, cell
@@ -109,7 +109,7 @@ def fit_again(notebook, name, *words, task="Tiny()", launcher="notebook_launcher
 
 
 def a_rank_that_raises_is_named(notebook):
-    cell = notebook.wait(notebook.send("run = fit(Tiny({5: 'raise black-cat'}), config('raises'))"), 90)
+    cell = notebook.wait(notebook.send("run = fit(Tiny({5: 'raise black-cat'}), config('raises'))"), 240)
     assert cell.reply["status"] == "ok" and cell.errors == [], cell  # fit returns the run that failed
     run = the_run(notebook, "raises", "failed")
     assert run.error == "rank 1: ValueError: no luck with black-cat" == notebook.ask("run.error")
@@ -143,7 +143,7 @@ def a_rank_that_hangs_is_replaced(notebook):
 
 def no_process_survives_the_kernel(notebook):
     notebook.send("run = fit(Tiny({'slow': True}), config('orphans', 'trainer.max_epochs=2000'))")
-    notebook.until(lambda: steps(notebook, "orphans") > 2, "some steps", 90)
+    notebook.until(lambda: steps(notebook, "orphans") > 2, "some steps", 240)
     family = notebook.below()
     assert len(family) >= 3  # a supervisor and two ranks
     os.kill(notebook.pid, signal.SIGKILL)
@@ -185,7 +185,7 @@ def steps(notebook, name) -> int:
 
 def held(notebook, name) -> int:
     "The process id of the rank to which `name` has happened."
-    notebook.until((notebook.folder / name).exists, f"{name} to happen", 90)
+    notebook.until((notebook.folder / name).exists, f"{name} to happen", 240)
     return int(wait_for((notebook.folder / name).read_text, "its process id"))
 
 
@@ -209,7 +209,7 @@ def the_run(notebook, name, status) -> Run:
 
 def whole_run(notebook, cell, name, restarts=0) -> Run:
     "The run that a cell made, which did all its steps."
-    notebook.wait(cell, 90)
+    notebook.wait(cell, 240)
     assert cell.reply["status"] == "ok" and cell.errors == [] and cell.warned == "", cell
     run = the_run(notebook, name, "completed")
     assert last_event(run.events, "step")["step"] == STEPS and "completed" in cell.text

@@ -159,14 +159,14 @@ class Place:
         "The settings of a run here."
         return [*ONE, *(TWO if self.ranks == 2 else ()), *more]
 
-    def run(self, timeout_s: float = 90) -> Run:
+    def run(self, timeout_s: float = 240) -> Run:
         "The one run that was begun here."
         found = wait_for(
             lambda: next(iter(sorted(self.folder.glob("**/runs/*/events.jsonl"))), None), "a run", timeout_s
         )
         return open_run(found.parent)
 
-    def steps(self, run: Run, least: int, timeout_s: float = 90) -> None:
+    def steps(self, run: Run, least: int, timeout_s: float = 240) -> None:
         "Wait until the run has told of optimizer step `least`."
         wait_for(
             lambda: (last_event(read_events(run.path / "events.jsonl"), "step") or {"step": 0})["step"] >= least,
@@ -174,7 +174,7 @@ class Place:
             timeout_s,
         )
 
-    def file(self, name: str, timeout_s: float = 90) -> Path:
+    def file(self, name: str, timeout_s: float = 240) -> Path:
         "Wait for the file `name` of this place, such as the mark of a fault."
 
         def there() -> bool:
