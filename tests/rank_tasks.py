@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from spectrakit.contract.loss import Loss
 from spectrakit.contract.task import Task
 
 TRAINING, VALIDATION = 37, 13  # neither divides by two processes, nor by micro batches of four
@@ -82,6 +83,16 @@ class Augmented(Curve):
     def datasets(self, cfg):
         train, valid = super().datasets(cfg)
         return Noisy(train), valid
+
+
+class Logged(Curve):
+    "Logs the mean of the samples' numbers, how many there were in a batch, and what only some batches have."
+
+    def loss(self, model, batch):
+        logs = {"number": (batch[2].sum(), len(batch[2])), "batch": (len(batch[2]), 1)}
+        if (late := batch[2] >= TRAINING - 2).any():
+            logs["late"] = (batch[2][late].sum(), late.sum())
+        return Loss(super().loss(model, batch), logs=logs)
 
 
 class Thawing(Curve):

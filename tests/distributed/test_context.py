@@ -10,6 +10,7 @@ from rank_tasks import (
     Augmented,
     Curve,
     FailsAtTheEnd,
+    Logged,
     Named,
     NanOnOneRank,
     Normed,
@@ -107,6 +108,20 @@ def test_layers_that_freeze_and_thaw_learn_on_two_ranks_what_they_learn_on_one(t
     told = [e["text"] for e in two if e["type"] == "message" and "DDP was made anew" in e["text"]]
     if strategy == "ddp":
         assert [text.split(":")[0] for text in told] == ["epoch 0", "epoch 1", "epoch 2"][kind is ThawingOwn :], told
+
+
+def test_what_losses_log_is_added_up_over_ranks_with_uneven_shares(tmp_path):
+    words = ("trainer.max_epochs=2", "checkpoint.enabled=false", "trainer.log_every_n_steps=3")  # once an epoch
+    one, two = train(tmp_path / "one", Logged(), *ONE, *words), train(tmp_path / "two", Logged(), *TWO, *words)
+    names = ("train_number", "train_late")
+    for events in (one, two):
+        found = columns(events, "step", *names)
+        assert found["train_number"] == [sum(range(37)) / 37] * 2  # each sample once, also where a rank has fewer
+        assert found["train_late"] == [35.5] * 2  # of the samples 35 and 36, which one rank alone may have seen
+        evals = columns(events, "eval", "metrics")["metrics"]
+        assert [row["val_number"] for row in evals] == [sum(range(37, 50)) / 13] * 2
+    assert columns(one, "step", "train_batch")["train_batch"] == [37 / 10] * 2  # 4 + 4 + 2 micro batches of a process
+    assert columns(two, "step", "train_batch")["train_batch"] == [37 / 10] * 2  # the borrowed ones left out
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
