@@ -283,8 +283,8 @@ _DEVICES: tuple[Row, ...] = (
     ),
 )
 
-# %% ../../nbs/39_preflight/02_diagnosis.ipynb #f7d4a20c
-_LEARNING: tuple[Row, ...] = (
+# %% ../../nbs/39_preflight/02_diagnosis.ipynb #3e81cc02
+_HALF: tuple[Row, ...] = (
     (
         r"Attempting to unscale FP16 gradients",
         _fixed(
@@ -299,6 +299,18 @@ _LEARNING: tuple[Row, ...] = (
             "Make it over parameters that the loss depends on.",
         ),
     ),
+    (
+        r"unsafe to autocast",
+        _fixed(
+            "BCELoss of a sigmoid is not exact enough in half precision, and torch refuses it",
+            "Let the model return what comes before the sigmoid, use binary_cross_entropy_with_logits "
+            "(BCEWithLogitsLoss), and take the sigmoid in `predict`.",
+        ),
+    ),
+)
+
+# %% ../../nbs/39_preflight/02_diagnosis.ipynb #f7d4a20c
+_LEARNING: tuple[Row, ...] = (
     (
         r"more than 1 value per channel when training",
         _fixed(
@@ -383,7 +395,7 @@ _COLLATE: tuple[Row, ...] = (
         ),
     ),
 )
-DIAGNOSES: tuple[Row, ...] = (*_UNCERTAIN, *_SHAPES, *_TYPES, *_DEVICES, *_LEARNING, *_COLLATE)
+DIAGNOSES: tuple[Row, ...] = (*_UNCERTAIN, *_SHAPES, *_TYPES, *_DEVICES, *_HALF, *_LEARNING, *_COLLATE)
 
 # %% ../../nbs/39_preflight/02_diagnosis.ipynb #5c6ff8ce
 def explain_known(error: BaseException, scene: Scene) -> Explanation | None:

@@ -391,6 +391,25 @@ def test_a_step_in_fp16_is_tried_with_a_scaler_that_is_not_the_runs(train):  # n
     assert run.status == "completed" and scaler.calls == ["scale", "unscale", "step", "update"] * 3
 
 
+# what torch says on a GPU, word for word
+UNSAFE = """torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.
+Many models use a sigmoid layer right before the binary cross entropy layer.
+In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits
+or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are
+safe to autocast."""
+
+
+def test_a_loss_that_half_precision_does_not_take_is_answered_with_the_one_to_use(train):  # noqa: F811
+    def loss(self, model, batch):
+        raise RuntimeError(UNSAFE)
+
+    with pytest.raises(
+        RequestError, match="half precision, and torch refuses it.*_with_logits.*sigmoid in `predict`"
+    ) as told:
+        train(mine(loss=loss), *QUICK)
+    assert "\n" not in str(told.value)
+
+
 BACKWARD = """
 import torch
 from test_trial import Mine
