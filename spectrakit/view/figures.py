@@ -26,6 +26,11 @@ def _best(s: RunState) -> str:
     return f"best {s.monitor} {number(value, '.4g')} at epoch {number(epoch, 'g')}"
 
 
+def _logged(s: RunState, most: int = 3) -> str:
+    "What losses have logged last."
+    return " · ".join(f"{name} {number(curve.last, '.4g')}" for name, curve in list(s.logged.items())[:most])
+
+
 def _ranks(s: RunState, most: int = 8) -> str:
     "The memory of each process, and how busy it was, so that one sees all GPUs work."
     words = []
@@ -55,6 +60,7 @@ def _effective_batch(s: RunState) -> str:
 
 FIGURES = (
     Figure("loss", _loss),
+    Figure("logged", _logged, in_line=False),
     Figure("best", _best, in_line=False),
     Figure("lr", lambda s: f"lr {s.lr.last:.3g}" if s.lr.last is not None else ""),
     Figure("samples/s", lambda s: f"{s.speed.last:.0f} samples/s" if s.speed.last is not None else ""),

@@ -139,10 +139,19 @@ def _margins(panels: int, title: bool) -> dict[str, float]:
 
 # %% ../../nbs/55_view/00_plots.ipynb #e5e020c6
 def _draw_metric(ax: Any, events: list[dict], name: str) -> None:
-    "A metric of the evaluations, a dot for each."
+    "A metric of the evaluations, a dot for each, and what losses have logged under its name; or that alone."
+    stem = name.removeprefix("val_").removeprefix("train_")
+    logged, logged_y = points(events, "step", f"train_{stem}")
+    if logged:
+        ax.plot(*decimate(logged, logged_y), color=TRAIN, linewidth=1.4, label="training")
     x, y = points(events, "eval", f"metrics.{name}")
-    ax.plot(*decimate(x, y), color=VALID, linewidth=1.4, linestyle="--", marker="o", markersize=3)
-    _axes(ax, name.removeprefix("val_") + " (validation)")
+    if x or not logged:
+        ax.plot(
+            *decimate(x, y), color=VALID, linewidth=1.4, linestyle="--", marker="o", markersize=3, label="validation"
+        )
+    _axes(ax, stem if logged else f"{stem} (validation)")
+    if logged and x:
+        ax.legend(fontsize=7, frameon=False)
 
 
 def _draw_log_points(ax: Any, events: list[dict], field: str) -> None:
@@ -154,6 +163,13 @@ def _draw_log_points(ax: Any, events: list[dict], field: str) -> None:
     _axes(ax, "learning rate" if field == "lr" else "samples per second")
 
 # %% ../../nbs/55_view/00_plots.ipynb #1f52b092
+def _metric_names(events: list[dict]) -> list[str]:
+    "The metrics of the evaluations, then what losses log and no evaluation has."
+    valid = sorted({n for e in events if e["type"] == "eval" for n in e.get("metrics", {})} - {"val_loss"})
+    logged = sorted({n for e in events if e["type"] == "step" for n in e if n.startswith("train_")})
+    return [*valid, *(n for n in logged if n.replace("train_", "val_", 1) not in valid)]
+
+
 def plot_curves(events: list[dict], title: str = "") -> Any:
     """A matplotlib Figure of a run: loss, up to two metrics, learning rate and speed, the best checkpoint marked.
 
@@ -162,7 +178,7 @@ def plot_curves(events: list[dict], title: str = "") -> Any:
     from matplotlib.figure import Figure
 
     events = effective_events(events)
-    names = sorted({n for e in events if e["type"] == "eval" for n in e.get("metrics", {})} - {"val_loss"})[:2]
+    names = _metric_names(events)[:2]
     panels = ["loss", *names, "lr", "samples_per_s"]
     figure = Figure(figsize=(_PANEL[0] * len(panels), _PANEL[1]), dpi=110, facecolor="white")
     axes = figure.subplots(1, len(panels), squeeze=False, gridspec_kw=_margins(len(panels), bool(title)))[0]

@@ -146,6 +146,7 @@ class RunState:
         # curves and evaluations
         self.loss, self.lr, self.speed = Curve(), Curve(), Curve()
         self.valid: dict[str, Curve] = {}  # by metric
+        self.logged: dict[str, Curve] = {}  # what losses log, by name, such as train_mae
         self.left_out = 0  # metrics of an evaluation that are not shown
         self.rows: deque[dict] = deque(maxlen=_ROWS)  # evaluations
         self.best: dict | None = None  # the best of them
@@ -180,7 +181,7 @@ def _apply_start(s: RunState, e: dict) -> None:
 
 def _apply_restart(s: RunState, e: dict) -> None:
     step, s.pace_from, s.restarts = _whole(e.get("step")), None, s.restarts + 1
-    for curve in (s.loss, s.lr, s.speed, *s.valid.values()):
+    for curve in (s.loss, s.lr, s.speed, *s.valid.values(), *s.logged.values()):
         drop_after(curve, step)
     s.rows = deque((row for row in s.rows if row["step"] <= step), maxlen=_ROWS)
     s.saved = [saved for saved in s.saved if saved <= step]
@@ -199,6 +200,10 @@ def _apply_step(s: RunState, e: dict) -> None:
     s.loss.add(s.step, e.get("loss"))
     s.lr.add(s.step, e.get("lr"))
     s.speed.add(s.step, e.get("samples_per_s"))
+    for name, value in e.items():
+        known = name in s.logged or len(s.logged) < MOST_METRICS
+        if name.startswith("train_") and known and plain_number(value):
+            s.logged.setdefault(name, Curve()).add(s.step, value)
     s.ranks = [rank for rank in _listed(e.get("ranks"))[:64] if isinstance(rank, dict)]
     s.gpu_gib = e["gpu_gib"] if plain_number(e.get("gpu_gib")) else None
 

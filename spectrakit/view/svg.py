@@ -215,15 +215,23 @@ def _loss_panel(s: RunState, width: float, log: bool | None) -> Panel:
     return Panel(0, width, "loss", lines, _ring(s, "val_loss"), log, _why_empty(s.loss))
 
 # %% ../../nbs/55_view/03_svg.ipynb #c37ac85d
+def _metric_panel(s: RunState, metric: str) -> Panel:
+    "A metric of the evaluations, and what losses log under its name; or what they log alone."
+    logged = s.logged.get(f"train_{metric.removeprefix('val_').removeprefix('train_')}")
+    lines = [_line(logged, TRAIN, label="training")] if logged else []
+    if metric in s.valid:
+        lines.append(_line(s.valid[metric], VALID, dashed=True, dots=True, label="validation" if logged else ""))
+    curve = s.valid.get(metric) or logged or s.loss
+    return Panel(360, 200, metric, lines, _ring(s, metric), empty_text=_why_empty(curve))
+
+
 def _panels(s: RunState, log: bool | None) -> list[Panel]:
     "Loss, one more metric where there is one, learning rate, and speed, side by side."
-    others = [name for name in s.valid if name != "val_loss"]
+    others = [*(name for name in s.valid if name != "val_loss"), *s.logged]
     metric = s.monitor if s.monitor in others else others[0] if others else None
     panels = [_loss_panel(s, 360 if metric else 500, log)]
     if metric:
-        curve = s.valid[metric]
-        line = _line(curve, VALID, dashed=True, dots=True)
-        panels.append(Panel(360, 200, metric, [line], _ring(s, metric), empty_text=_why_empty(curve)))
+        panels.append(_metric_panel(s, metric))
     left = 560 if metric else 500
     width = (WIDTH - left) / 2
     panels.append(Panel(left, width, "learning rate", [_line(s.lr, RATE)], empty_text=_why_empty(s.lr)))
