@@ -37,7 +37,7 @@ class Walk(Troubled):
         self.counts = Counter()
 
     def model(self, cfg):
-        if "TINY_MARK" in os.environ:
+        if "TINY_PIDS" in os.environ:
             Path(f"pid-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
         model = self.net()
         if ballast := self.option(cfg, "ballast"):

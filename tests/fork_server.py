@@ -15,19 +15,20 @@ import ctypes
 import gc
 import json
 import os
+import runpy
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 # What an interpreter, or a library as it is loaded, reads once: with one of these a command gets a process of its own.
-# And TINY_MARK, by which a test finds what was started: a fork does not show its environment; and the path on which
-# training processes find their packages.
+# And the path on which training processes find their packages.
 AT_START = (
     "PYTHON",
     "LD_",
@@ -39,7 +40,6 @@ AT_START = (
     "CUDA_",
     "TORCH_",
     "MALLOC_",
-    "TINY_MARK",
     "SPECTRAKIT_LAUNCH_PATH",
 )
 
@@ -151,13 +151,17 @@ class Client:
     def start(self, do: str, words: list[str], cwd: Path, env: dict[str, str], session: bool = False) -> Served:
         "What `do` says (`command`, `cells`) with `words`, in the folder `cwd`, with exactly the environment `env`."
         (out, child_out), (err, child_err) = os.pipe(), os.pipe()
+        request = {"do": do, "words": words, "cwd": str(cwd), "env": env, "session": session}
         try:
-            ours = self._ask(
-                {"do": do, "words": words, "cwd": str(cwd), "env": env, "session": session}, child_out, child_err
-            )
+            ours = self._ask(request, child_out, child_err)
         finally:
             os.close(child_out), os.close(child_err)
         return Served(ours, [sys.executable, "-m", "spectrakit", *words], out, err)
+
+    def start_script(self, words: list[str], cwd: Path, env: dict[str, str], output: int) -> Served:
+        "A session of its own for the script words[0], which writes to the open file `output`."
+        request = {"do": "script", "words": words, "cwd": str(cwd), "env": env, "session": True}
+        return Served(self._ask(request, output, output), [sys.executable, *words], None, None)
 
     def train(self, folder: str, env: dict[str, str], log: str) -> Any:
         "A training process for the job in `folder`, as a child of this process."
@@ -182,6 +186,7 @@ def _adopts_orphans(yes: bool) -> None:
 
 
 _clients: dict[str, Client] = {}
+_starting = threading.Lock()
 
 
 def serves(env: dict[str, str]) -> bool:
@@ -193,16 +198,21 @@ def serves(env: dict[str, str]) -> bool:
 
 def client(kind: str = "plain") -> Client:
     "This process's server; `notebooks` is one that has imported nbdev as well."
-    if kind not in _clients or _clients[kind].ended():
-        from helpers import clean_environ
+    with _starting:
+        if kind not in _clients or _clients[kind].ended():
+            _clients[kind] = _new_client(kind)
+        return _clients[kind]
 
-        environ = {**clean_environ(), "OMP_NUM_THREADS": "2", "MPLBACKEND": "agg"}
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            words = [sys.executable, __file__, str(theirs.fileno()), kind]
-            process = subprocess.Popen(words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ)
-        _clients[kind] = Client(ours, environ, process)
-    return _clients[kind]
+
+def _new_client(kind: str) -> Client:
+    from helpers import clean_environ
+
+    environ = {**clean_environ(), "OMP_NUM_THREADS": "2", "MPLBACKEND": "agg"}
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        words = [sys.executable, __file__, str(theirs.fileno()), kind]
+        process = subprocess.Popen(words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ)
+    return Client(ours, environ, process)
 
 
 def start(words: list[str], cwd: Path, env: dict[str, str], session: bool = False) -> Served:
@@ -326,6 +336,10 @@ def be(request: dict, descriptors: list[int]) -> NoReturn:
         status = run_cells(*request["words"])
         gc.freeze()
         sys.exit(status)
+    if request["do"] == "script":
+        sys.argv, sys.path[0] = request["words"], str(Path(request["words"][0]).parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.exit()
     sys.argv = [str(Path(sys.modules["spectrakit"].__file__ or "").with_name("__main__.py")), *request["words"]]
     sys.path[0] = request["cwd"]  # what `python -m` puts there
     from spectrakit.cli.main import main

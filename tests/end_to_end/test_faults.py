@@ -54,7 +54,8 @@ def played(request, tmp_path_factory):
     }
     jobs = {name: (play, one, folder / one.__name__) for name, one in tests.items()}
     jobs = {"test_ten_random_kills_lose_nothing": (run_chain, KINDS[0], SEED, folder / "chain", Quota(10)), **jobs}
-    with ThreadPoolExecutor(2) as pool:
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setenv("TINY_FORKS", "yes")  # `make faults` starts fresh interpreters
         futures = {name: pool.submit(*job) for name, job in jobs.items() if name in asked}
         yield futures
         for future in futures.values():

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import psutil
 
+import fork_server
 import spectrakit
 from helpers import clean_environ, wait_for
 from spectrakit.api.run import Run, open_run
@@ -73,7 +73,7 @@ class Row:
 class Kernel:
     "A person's process in which `fit` or `resume` runs."
 
-    process: subprocess.Popen
+    process: subprocess.Popen | fork_server.Served
     word: Path
     log: Path
 
@@ -96,7 +96,7 @@ class Place:
     "A folder in which a scenario plays. It finds everything that was started from it, and ends it."
 
     def __init__(self, folder: Path, ranks: int = 1):
-        self.folder, self.ranks, self.mark = folder, ranks, uuid.uuid4().hex
+        self.folder, self.ranks = folder, ranks
         self.facts, self.broken, self.kernels, self.undo = {}, [], [], []
         self.planned: list[str] = []  # faults that have to come about
         self.spoiled: set[int] = set()  # the steps of checkpoints that the scenario damages
@@ -132,28 +132,36 @@ class Place:
                 }
             )
         )
-        package = Path(spectrakit.__file__).parent.parent
-        path = os.pathsep.join([*([str(HERE / "clock")] if "TINY_CLOCK" in environ else []), str(package)])
         env = {
             **clean_environ(),
-            "TINY_MARK": self.mark,
+            "TINY_PIDS": "yes",
             "TINY_STEP_S": "0.01",
             "TMPDIR": str(self.folder / "temporary"),
-            "PYTHONPATH": path,
             **environ,
         }
         with open(log, "ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, str(HERE / "kernel.py"), str(request)],
-                cwd=self.folder,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+            process = self._script([str(HERE / "kernel.py"), str(request)], env, output.fileno())
         self.kernels.append(Kernel(process, word, log))
         return self.kernels[-1]
+
+    def _script(self, words: list[str], env: dict[str, str], output: int) -> subprocess.Popen | fork_server.Served:
+        """A process for a script in this folder.
+
+        With TINY_FORKS in this process's environment a fork, but where the clock is another from its start.
+        """
+        if "TINY_FORKS" in os.environ and "TINY_CLOCK" not in env:
+            return fork_server.client().start_script(words, self.folder, env, output)
+        clock = [str(HERE / "clock")] if "TINY_CLOCK" in env else []
+        path = os.pathsep.join([*clock, str(Path(spectrakit.__file__).parent.parent)])
+        return subprocess.Popen(
+            [sys.executable, *words],
+            cwd=self.folder,
+            env={**env, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
 
     def words(self, *more: str) -> list[str]:
         "The settings of a run here."
@@ -206,11 +214,11 @@ class Place:
         return bool(holds)
 
     def processes(self) -> list[psutil.Process]:
-        "Everything that was started from here and lives."
-        found = []
+        "Everything that was started from here, and so works in this folder, and lives."
+        found, here = [], str(self.folder.resolve())
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("TINY_MARK") == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                if process.cwd() == here and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 

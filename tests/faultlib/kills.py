@@ -138,11 +138,12 @@ class Following:
 def _first_child(kernel: Kernel) -> psutil.Process | None:
     "The training process, or the launcher of several."
     with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(kernel.process.pid).children():
+        process = psutil.Process(kernel.process.pid)
+        for child in process.children():
             with contextlib.suppress(psutil.Error):
-                if child.status() != psutil.STATUS_ZOMBIE and any(
-                    "spectrakit-job-" in word for word in child.cmdline()
-                ):
+                words = child.cmdline()
+                trains = words == process.cmdline() or any("spectrakit-job-" in word for word in words)  # or: a fork
+                if trains and child.status() != psutil.STATUS_ZOMBIE:
                     return child
     return None
 
