@@ -4,12 +4,16 @@
 
 # %% auto #0
 __all__ = ['mix_seed', 'epoch_order', 'SeededSamples', 'Cut', 'train_cuts', 'eval_cuts', 'EpochPlan', 'MicroBatch',
-           'resident_tensors', 'ResidentBatches', 'shorten_socket_paths', 'end_with_parent', 'LoadedBatches',
-           'Placement', 'train_batches', 'eval_batches', 'dataset_length', 'limit_samples', 'limit_files',
-           'find_non_finite', 'check_finite_dataset']
+           'resident_tensors', 'ResidentBatches', 'shorten_socket_paths', 'end_with_parent', 'with_less',
+           'LoadedBatches', 'Placement', 'train_batches', 'eval_batches', 'dataset_length', 'limit_samples',
+           'limit_files', 'find_non_finite', 'check_finite_dataset']
 
 # %% ../../nbs/22_data/01_loaders.ipynb #89ed1aae
+import contextlib
 import os
+import re
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -295,16 +299,83 @@ def _data_loader(
     )
 
 # %% ../../nbs/22_data/01_loaders.ipynb #0f3af04c
+@contextlib.contextmanager
+def _no_signal_of_torchs() -> Iterator[None]:
+    "After this block SIGCHLD is what it was: torch would raise in the middle of anything when a worker dies."
+    import signal
+
+    number = getattr(signal, "SIGCHLD", None)
+    before = signal.getsignal(number) if number else None
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(number, before)  # type: ignore[arg-type]  # there is one where there is a handler
+
+
 def _told_plainly(loader: Any) -> Iterator[Any]:
     "The batches of a DataLoader; a RequestError in one of its workers comes without the worker's traceback."
     try:
-        yield from loader
+        with _no_signal_of_torchs():
+            batches = iter(loader)
+        yield from batches
     except RequestError as error:
         raise RequestError(str(error).strip().rpartition("RequestError: ")[2]) from None
 
+# %% ../../nbs/22_data/01_loaders.ipynb #10ade211
+_TROUBLES = {
+    "files": r"Too many open files|received \d+ items of ancdata",
+    "memory": r"No space left on device|Bus error|out of shared memory|unable to (open|write|mmap|resize|allocate)"
+    r".*(shared memory|/torch_)",
+    "worker": r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)",
+}
+
+
+def _trouble(error: BaseException) -> str | None:
+    "Which of these an error is; None where it is the task's own."
+    if isinstance(error, (ConnectionError, EOFError)) and "in DataLoader worker process" not in str(error):
+        return "worker"  # it took along what it was to hand over
+    return next((name for name, pattern in _TROUBLES.items() if re.search(pattern, str(error))), None)
+
+
+def _allow_more_files() -> None:
+    "Let this process and its workers open as many files as the system lets them, and share memory without."
+    import torch.multiprocessing
+
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    torch.multiprocessing.set_sharing_strategy("file_system")
+
+
+def with_less(settings: DataloaderConfig, error: Exception) -> tuple[DataloaderConfig, str]:
+    """Settings with which reading may go on after `error`, and the sentence on them.
+
+    The error itself is raised where it has nothing to do with workers, or there is nothing left to try.
+    """
+    import torch.multiprocessing
+
+    trouble, workers = _trouble(error), settings.num_workers
+    if trouble is None or workers in (0, "auto"):
+        raise error
+    if trouble == "files" and torch.multiprocessing.get_sharing_strategy() != "file_system":
+        _allow_more_files()
+        return settings, "the loader's workers ran out of open files: they share memory through the file system now"
+    fewer = workers // 2
+    why = {
+        "files": "ran out of open files",
+        "memory": "ran out of shared memory (/dev/shm)",
+        "worker": "lost one of them; often the machine runs out of memory",
+    }[trouble]
+    how = f"{fewer} worker{'s' * (fewer != 1)}" if fewer else "no workers, in the training process itself"
+    text = f"the loader's workers {why}: reading goes on with {how}, and the same samples in the same order"
+    return replace(settings, num_workers=fewer), text
+
 # %% ../../nbs/22_data/01_loaders.ipynb #b80e8330
 class LoadedBatches:
-    """Batches read by a DataLoader, with any number of workers.
+    """Batches read by a DataLoader, with any number of workers; with fewer where they are lost.
 
     - `dataset`: map-style, any
     - `device`: where each batch is moved
@@ -321,16 +392,31 @@ class LoadedBatches:
         settings: DataloaderConfig,
         collate: Callable | None = None,
     ):
-        self.device, self.plan, self._samples = device, plan, len(dataset)
+        self.device, self.plan, self.settings, self._samples = device, plan, settings, len(dataset)
+        self.tell: Callable[[str], None] = _print_to_log  # takes a sentence where reading had to change
         self._keys: list[list[tuple[int, ...]]] = []
-        self._loader = _data_loader(SeededSamples(dataset, plan.seed), self._keys, device, settings, collate)
+        self._make = partial(_data_loader, SeededSamples(dataset, plan.seed), self._keys, device, collate=collate)
+        self._loader = self._make(settings=settings)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
         keys, cuts = self.plan.keys(self._samples, epoch), list(self.plan.cuts_from(first_step))
-        self._keys[:] = [keys[cut.start : cut.stop] for cut in cuts]
-        for data, (_, _, samples, window, last) in zip(_told_plainly(self._loader), cuts, strict=False):
-            yield MicroBatch(to_device(data, self.device), samples, window, last)
+        done = 0
+        while done < len(cuts):
+            self._keys[:] = [keys[cut.start : cut.stop] for cut in cuts[done:]]
+            try:
+                for data, (_, _, samples, window, last) in zip(_told_plainly(self._loader), cuts[done:], strict=False):
+                    done += 1
+                    yield MicroBatch(to_device(data, self.device), samples, window, last)
+                return
+            except (RuntimeError, OSError, EOFError) as error:
+                self.settings, text = with_less(self.settings, error)
+                self.tell(text)
+                self._loader = self._make(settings=self.settings)
+
+
+def _print_to_log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 # %% ../../nbs/22_data/01_loaders.ipynb #23a2fc06
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from ..contract.sampler import sampled_order
 from ..contract.task import check_task, provides
 from ..data.fingerprint import dataset_fingerprint
 from spectrakit.data.loaders import (
+    LoadedBatches,
     Placement,
     ResidentBatches,
     check_finite_dataset,
@@ -303,6 +304,9 @@ def prepare(
     placement, most = Placement(context.device, context.rank, context.world_size), config.limits.max_val_batches
     batches = train_batches(train, plan, config, placement, collate, sampled)
     checks = valid and eval_batches(valid, config, placement, collate, most)
+    if context.is_main:
+        for reader in filter(lambda one: isinstance(one, LoadedBatches), (batches, checks)):
+            reader.tell = lambda text: log.write("message", text=text)
     steps = total_steps(config, plan)
     if _is_lazy(model):
         with explained(task, "loss", "on a training batch"):

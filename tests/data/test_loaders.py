@@ -75,3 +75,72 @@ def test_a_worker_whose_process_was_killed_while_it_began_ends(tmp_path):
     finally:
         if not ended():
             worker.kill()
+
+
+LOSSES = """
+import os, resource, signal, sys
+from functools import partial
+import torch
+from torch.utils.data import get_worker_info
+from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.config.compose import compose
+from spectrakit.data.loaders import EpochPlan, LoadedBatches, train_cuts
+
+class Noisy:
+    trouble = ""
+
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        if self.trouble == "killed" and index == 17 and get_worker_info():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index + torch.rand(60_000)
+
+def read(workers, said):
+    words = ["dataloader.persistent_workers=true"] * (workers > 0)
+    settings = compose(f"dataloader.num_workers={workers}", *words).dataloader
+    plan = EpochPlan(partial(train_cuts, BatchPlan(48, 2)), shuffle=True)
+    batches = LoadedBatches(Noisy(), "cpu", plan, settings)
+    batches.tell = said.append
+    return torch.stack([batch.data for epoch in (1, 2) for batch in list(batches.epoch(epoch))])
+
+calm, said = read(0, []), []
+Noisy.trouble = sys.argv[1]
+before = signal.getsignal(signal.SIGCHLD)
+if Noisy.trouble == "files":
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+assert torch.equal(calm, read(4, said)) and signal.getsignal(signal.SIGCHLD) == before
+print(*said, sep="\\n")
+"""
+SMALL = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=400k none /dev/shm && exec "$@"', "sh"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and shared memory as Linux has them")
+@pytest.mark.parametrize(
+    ("trouble", "says"),
+    [
+        (
+            "killed",
+            "lost one of them; often the machine runs out of memory: reading goes on with 2 workers, and the same",
+        ),
+        ("files", "ran out of open files: they share memory through the file system now"),
+        ("memory", "ran out of shared memory (/dev/shm): reading goes on with 2 workers, and the same samples"),
+    ],
+)
+def test_lost_workers_change_no_bit_and_are_told(tmp_path, trouble, says):
+    if trouble == "memory" and subprocess.run([*SMALL, "true"], capture_output=True).returncode:
+        pytest.skip("no other /dev/shm can be mounted here")
+    command = [sys.executable, "-c", LOSSES, trouble]
+    done = subprocess.run(
+        [*SMALL, *command] if trouble == "memory" else command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert says in lines[0] and len(lines) == len(set(lines)) <= 3, lines
