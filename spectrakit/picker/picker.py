@@ -220,7 +220,7 @@ class Sections:
             box.children = [self.form.row(MORE)]
         else:
             box.children = [self.form.w.HTML("composing each of them …")]
-            rows = profile_rows(self.form.selection.base(("trainer=defaults",)))
+            rows = profile_rows(self.form.selection.cache.base(("trainer=defaults",)))
             head = ("profile", "what it is for", "time limit", "differs from defaults in")
             box.children[0].value = rows_html(rows, "profiles", head)
 

@@ -269,6 +269,23 @@ class TqdmView(BarView):
             self._bar.close()
         self._bar = None
 
+# %% ../../nbs/55_view/04_text.ipynb #ca7e87bf
+def _rich_bar(console: Any, total: int | None) -> Any:
+    "A bar of rich on `console` for `total` steps, drawn when it is updated; None: nobody knows how many."
+    from rich import progress, table
+
+    columns = (
+        progress.BarColumn(20),
+        progress.MofNCompleteColumn(table_column=table.Column(min_width=2 * len(str(total or "?")) + 1)),
+        progress.TextColumn("{task.description}", markup=False),
+    )
+    opened = progress.Progress(
+        *columns, console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+    )
+    opened.add_task("", total=total)
+    opened.start()
+    return opened
+
 # %% ../../nbs/55_view/04_text.ipynb #d5636221
 class RichView(BarView):
     "Progress as a bar of rich. Raises ImportError where rich is missing."
@@ -284,19 +301,7 @@ class RichView(BarView):
         self._live = self._console.is_terminal or self._console.is_jupyter
 
     def _open(self, total: int | None) -> Any:
-        from rich import progress, table
-
-        columns = (
-            progress.BarColumn(20),
-            progress.MofNCompleteColumn(table_column=table.Column(min_width=2 * len(str(total or "?")) + 1)),
-            progress.TextColumn("{task.description}", markup=False),
-        )
-        opened = progress.Progress(
-            *columns, console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
-        )
-        opened.add_task("", total=total)
-        opened.start()
-        return opened
+        return _rich_bar(self._console, total)
 
     def _draw(self, step: int, figures: str) -> None:
         self._bar.update(self._bar.task_ids[0], completed=step, description=figures, refresh=True)
