@@ -351,6 +351,122 @@ def test_the_hooks_before_a_commit_run_what_make_test_runs():
     assert any("ruff format --check" in words for words in checked) and any("ruff check" in words for words in checked)
 
 
+# --- cells that can be read ---------------------------------------------------------------------------------------------
+
+LONGEST_CELL = 40  # lines
+LATER = "is still to be cut at its ideas, or shown"
+
+# (notebook, first name in the cell) → why it is longer: it would be worse cut up
+LONG_CELLS = {
+    (
+        "00_system/04_platforms/21_platform",
+        "Platform",
+    ): "what is known of a machine: a table of fields, and methods of a line or two that say it",
+    ("10_config/01_schema", "DistributedConfig"): "a table of settings",
+    ("10_config/01_schema", "WatchdogConfig"): "a table of settings",
+    (
+        "20_checkpoint/05_async_writer",
+        "CheckpointWriter",
+    ): "the one face of saving: each method hands on to a part above",
+    (
+        "21_distributed/03_context",
+        "RunContext",
+    ): "what a rank knows: a table of fields, and methods that hand on to the functions above",
+    (
+        "30_watchdog/00_budget",
+        "Budget",
+    ): "the clock that everybody asks: fields with their meaning, and methods of a line",
+    (
+        "30_watchdog/01_watchdog",
+        "Watchdog",
+    ): "what a user holds: a method for each question, and how the block begins and ends",
+    ("35_runs/03_history", "History"): "the one reader of a run: a property for each question, most of them one line",
+    (
+        "38_contract/01_task",
+        "Task",
+    ): "the protocol: a method for each thing that a task may have, with what it gets and returns",
+    ("38_contract/03_recorder", "Recorder"): LATER,
+    ("38_contract/03_recorder", "StandIn"): LATER,
+    ("38_contract/06_given_data", "_is_array"): LATER,
+    ("38_contract/07_task_code", "Source"): LATER,
+    ("38_contract/07_task_code", "_is_importable"): LATER,
+    ("39_preflight/00_loss_checks", "_mean"): LATER,
+    ("39_preflight/03_results", "ContractReport"): LATER,
+    ("40_training/01_state", "Learner"): LATER,
+    ("40_training/01_state", "TrainState"): "all that the loop works with, by groups, and what of it is saved",
+    ("40_training/02_evaluation", "_timed_batches"): LATER,
+    ("40_training/05_setup", "data_fingerprints"): LATER,
+    ("40_training/05_setup", "prepare"): "what is decided before the first step, in the order in which it is",
+    ("40_training/05_setup", "decisions"): LATER,
+    ("40_training/05_setup", "_ownership_notes"): LATER,
+    ("40_training/08_averaging", "_fresh_statistics"): LATER,
+    ("40_training/09_loop", "train_loop"): "a whole step read from top to bottom",
+    ("40_training/09_loop", "finish"): LATER,
+    ("40_training/09_loop", "train_run"): LATER,
+    ("45_jobs/00_prediction", "_columns"): LATER,
+    ("45_jobs/01_lr_range_test", "range_loop"): LATER,
+    ("55_view/04_text", "TextView"): "one view: what it reads, and how a line is drawn over or written",
+    ("55_view/05_buttons", "Buttons"): "two widgets, from their making to their removal",
+    ("55_view/06_live", "LiveView"): "one view: what is due; drawing is done by the functions below it",
+    ("60_api/00_run", "Run"): "what a user holds: a property for each question, most of them one line",
+    ("65_picker/03_picker", "Form"): "the widgets of one form and how they follow the selection",
+    ("65_picker/03_picker", "ProfilePicker"): "what a user holds: a method for each thing to do with the selection",
+    ("80_tasks/02_fermentation", "Fermentation"): "a task as a user writes it: one class",
+}
+
+# (notebook, first name in the cell) → why no cell shows it
+NOT_SHOWN: dict[tuple[str, str], str] = {
+    ("38_contract/06_given_data", "_is_array"): LATER,
+    ("38_contract/07_task_code", "Source"): LATER,
+    ("38_contract/07_task_code", "Collector"): LATER,
+    ("38_contract/07_task_code", "add_name"): LATER,
+    ("38_contract/07_task_code", "_is_constant"): LATER,
+    ("40_training/01_state", "Requests"): LATER,
+    ("40_training/01_state", "NanState"): LATER,
+    ("40_training/06_restore", "restore_state"): LATER,
+    ("40_training/09_loop", "save_wanted"): LATER,
+    ("40_training/09_loop", "at_step_boundary"): LATER,
+    ("40_training/09_loop", "finish"): LATER,
+    ("40_training/09_loop", "end_run"): LATER,
+    ("45_jobs/00_prediction", "save_arrays"): LATER,
+    ("45_jobs/01_lr_range_test", "record_loss"): LATER,
+}
+
+
+def definitions_in(source: str) -> list[str]:
+    "The functions and classes that an export cell defines at its top; empty for any other cell."
+    if not re.match(r"#\|\s*export\b", source):
+        return []
+    named = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return [node.name for node in ast.parse(source).body if isinstance(node, named)]
+
+
+def export_cells() -> list[tuple[tuple[str, str], list[str], int, bool]]:
+    "Each export cell that defines something: (notebook, first name), its names, its lines, whether code follows it."
+    found = []
+    for path in (path for path in NOTEBOOKS if re.match(r"\d", path.name)):
+        code = [cell["source"] for cell in read_notebook(path) if cell["cell_type"] == "code"]
+        place = path.relative_to(root / "nbs").with_suffix("").as_posix()
+        for source, following in zip(code, [*code[1:], "#| export"], strict=True):
+            if names := definitions_in(source):
+                shown = not re.match(r"#\|\s*export\b", following)
+                found.append(((place, names[0]), names, len(source.splitlines()), shown))
+    return found
+
+
+def test_an_export_cell_fits_on_a_screen():
+    long = {cell: lines for cell, _, lines, _ in export_cells() if lines > LONGEST_CELL}
+    assert not {cell: lines for cell, lines in long.items() if cell not in LONG_CELLS}, "cut it at its ideas"
+    assert not LONG_CELLS.keys() - long, "these rows of LONG_CELLS are no longer needed: remove them"
+
+
+def test_each_public_export_cell_is_followed_by_one_that_shows_or_asserts():
+    public = [(cell, shown) for cell, names, _, shown in export_cells() if any(not n.startswith("_") for n in names)]
+    alone = {cell for cell, shown in public if not shown}
+    assert not alone - NOT_SHOWN.keys(), "add a cell that shows what it does"
+    assert not NOT_SHOWN.keys() - alone, "these rows of NOT_SHOWN are no longer needed: remove them"
+
+
 # --- one place for what differs between jobs --------------------------------------------------------------------------
 
 

@@ -255,6 +255,13 @@ def _read_predictions(file: Path, table: Path | None) -> Predictions:
     with numpy.load(file, allow_pickle=False) as stored:
         return Predictions(dict(stored), file, table)
 
+# %% ../../nbs/60_api/01_actions.ipynb #867c9491
+def _unwanted(terminated: list[int], pressed: list[int]) -> str:
+    "Why predictions are not to be started after these signals, those of the system and all; '' where they are."
+    if terminated:
+        return "the system asked this process to end (SIGTERM)"
+    return "interrupted a second time" if len(pressed) > 1 else ""
+
 # %% ../../nbs/60_api/01_actions.ipynb #9c78da79
 def _predict_in_time(task: Any, run: Run, out: str | Path, request: RunRequest, unwanted: str) -> None:
     """Predict after training, also where that has failed and left a checkpoint; what cannot be done is said.
@@ -289,13 +296,6 @@ def _predict_in_time(task: Any, run: Run, out: str | Path, request: RunRequest, 
             f"{run.path.name} is {'not ' * failed}trained, {'and' if failed else 'but'} not predicted: {why}",
             file=sys.stderr,
         )
-
-
-def _unwanted(terminated: list[int], pressed: list[int]) -> str:
-    "Why predictions are not to be started after these signals, those of the system and all; '' where they are."
-    if terminated:
-        return "the system asked this process to end (SIGTERM)"
-    return "interrupted a second time" if len(pressed) > 1 else ""
 
 # %% ../../nbs/60_api/01_actions.ipynb #5b5f4425
 def _with_source(config: Config, source: str | Path | Run) -> Config:

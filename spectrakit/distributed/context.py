@@ -413,7 +413,7 @@ def _without_launcher() -> Iterator[None]:
     finally:
         os.environ.update(before)
 
-
+# %% ../../nbs/21_distributed/03_context.ipynb #4e24cb7f
 def _cpu_group(config: Config, backend: str) -> Any:
     "All processes, talking through the CPU: the group itself where that is gloo, or one beside it."
     import datetime
@@ -508,7 +508,7 @@ def _answers(host: str, port: int) -> bool:
     except OSError:
         return False
 
-
+# %% ../../nbs/21_distributed/03_context.ipynb #06d262e8
 def _wait_for_all(config: Config, place: Rank, stop_requested: Callable[[], int]) -> Any:
     """Wait until all ranks of the user's own launcher are there; returns what keeps their meeting place open.
 

@@ -512,13 +512,18 @@ def _record_broken(job: Job, run_dir: Path, place: Rank, reason: str) -> str:
         log.close()
     return f"rank {rank}: {message}"
 
+# %% ../../nbs/50_launch/08_launcher.ipynb #b81b09be
+def _become_rank(job: Job) -> None:
+    "What a process needs that a launcher made a rank of."
+    die_with_parent(os.getppid())  # with torchrun's agent: a rank alone would wait for ever
+    os.environ.update(process_environ(job.config, os.environ))  # before NCCL reads them
+
 # %% ../../nbs/50_launch/08_launcher.ipynb #099b8890
 def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None) -> Outcome:
     "Do the job in this process: alone, or as the rank that a launcher made of it."
     folders: list[Path] = []
     if place is not None:
-        die_with_parent(os.getppid())  # with torchrun's agent: a rank alone would wait for ever
-        os.environ.update(process_environ(job.config, os.environ))  # before NCCL reads them
+        _become_rank(job)
     job = _without_passed_limit(job)
     terminated: list[int] = []
     asked: list[int] = []  # once, and again, whether to stop: there is something to save

@@ -140,6 +140,23 @@ def _furthest_first(runs: list[RunOutline]) -> Iterator[RunOutline]:
         pool = [one for one in pool if one.run_id != run.run_id]
         yield run
 
+# %% ../../nbs/35_runs/05_resume_source.ipynb #9e6015ad
+def _passed_over(run: RunOutline, session: Session) -> str:
+    "What is said of a run that is done, and whose code is not today's; '' of others."
+    code = code_change(run.environment.get("code"), session.code) if run.done else None
+    return f"; {run.path.name} is done, but was made with other code ({code}): it is not taken" if code else ""
+
+
+def _chosen_plan(run: RunOutline, changed: dict, config: Config, total: int, note: str) -> ResumePlan:
+    "The plan for the furthest run of `total`. `note`: what else is to be said of the choice."
+    why = f"the furthest of {total} runs of this task" if total > 1 else "the only run of this task"
+    beginning = "resume.source=auto: " + run.path.name
+    if run.done and not changed:
+        reason = f"{beginning}, {why}, {finished_text(run.ended)}; there is nothing to resume{note}"
+        return ResumePlan("done", reason, run.path, environment=run.environment)
+    reason = f"{beginning} ({run.ended or 'unfinished'}), {why}, continues from step {run.step}{note}"
+    return _continue_plan(run, changed, config, reason)
+
 # %% ../../nbs/35_runs/05_resume_source.ipynb #0553dda3
 def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePlan:
     "The plan for resume.source=auto: the furthest run of this task whose settings fit, or a new one."
@@ -165,23 +182,6 @@ def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePl
     where = ", ".join(str(folder) for folder, _ in folders if folder.is_dir()) or "none of the places for runs"
     reason = f"resume.source=auto: no run of this task to resume was found in {where}; a new one begins{note}{passed}"
     return ResumePlan("new", reason)
-
-
-def _passed_over(run: RunOutline, session: Session) -> str:
-    "What is said of a run that is done, and whose code is not today's; '' of others."
-    code = code_change(run.environment.get("code"), session.code) if run.done else None
-    return f"; {run.path.name} is done, but was made with other code ({code}): it is not taken" if code else ""
-
-
-def _chosen_plan(run: RunOutline, changed: dict, config: Config, total: int, note: str) -> ResumePlan:
-    "The plan for the furthest run of `total`. `note`: what else is to be said of the choice."
-    why = f"the furthest of {total} runs of this task" if total > 1 else "the only run of this task"
-    beginning = "resume.source=auto: " + run.path.name
-    if run.done and not changed:
-        reason = f"{beginning}, {why}, {finished_text(run.ended)}; there is nothing to resume{note}"
-        return ResumePlan("done", reason, run.path, environment=run.environment)
-    reason = f"{beginning} ({run.ended or 'unfinished'}), {why}, continues from step {run.step}{note}"
-    return _continue_plan(run, changed, config, reason)
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #bb72b070
 def plan_resume(config: Config, session: Session, peer: bool = False) -> ResumePlan:
