@@ -351,7 +351,7 @@ def test_the_hooks_before_a_commit_run_what_make_test_runs():
     assert any("ruff format --check" in words for words in checked) and any("ruff check" in words for words in checked)
 
 
-# --- cells that can be read ---------------------------------------------------------------------------------------------
+# --- cells that can be read -----------------------------------------------------------------------------------------
 
 LONGEST_CELL = 40  # lines
 LATER = "is still to be cut at its ideas, or shown"

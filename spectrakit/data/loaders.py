@@ -349,7 +349,7 @@ def _allow_more_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     torch.multiprocessing.set_sharing_strategy("file_system")
 
-
+# %% ../../nbs/22_data/01_loaders.ipynb #33579ac1
 def with_less(settings: DataloaderConfig, error: Exception) -> tuple[DataloaderConfig, str]:
     """Settings with which reading may go on after `error`, and the sentence on them.
 
@@ -372,6 +372,10 @@ def with_less(settings: DataloaderConfig, error: Exception) -> tuple[DataloaderC
     how = f"{fewer} worker{'s' * (fewer != 1)}" if fewer else "no workers, in the training process itself"
     text = f"the loader's workers {why}: reading goes on with {how}, and the same samples in the same order"
     return replace(settings, num_workers=fewer), text
+
+# %% ../../nbs/22_data/01_loaders.ipynb #0f0fc483
+def _print_to_log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 # %% ../../nbs/22_data/01_loaders.ipynb #b80e8330
 class LoadedBatches:
@@ -413,10 +417,6 @@ class LoadedBatches:
                 self.settings, text = with_less(self.settings, error)
                 self.tell(text)
                 self._loader = self._make(settings=self.settings)
-
-
-def _print_to_log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 # %% ../../nbs/22_data/01_loaders.ipynb #23a2fc06
 @dataclass(frozen=True)
