@@ -391,7 +391,7 @@ def be_trained(request: dict, middle: int) -> None:
     signal.set_wakeup_fd(-1)
     os.closerange(3, 1024)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as `unheard` has it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as `sigint_blocked` has it
     while os.getppid() == middle:
         time.sleep(0.001)
     os.chdir(request["cwd"])

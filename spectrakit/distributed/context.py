@@ -468,13 +468,13 @@ def _check_answers(context: RunContext) -> None:
 # %% ../../nbs/21_distributed/03_context.ipynb #7a3e0121
 @dataclass
 class _Wait:
-    "The wait for the other ranks: what is said, and when it ends."
+    "The wait for the other ranks: what people read of it, and when it ends."
 
     config: Config
     place: Rank
     stop_requested: Callable[[], int]
     began: float = field(default_factory=time.monotonic)
-    said: bool = False
+    announced: bool = False
 
     @property
     def limit_s(self) -> float:
@@ -493,8 +493,8 @@ class _Wait:
                 f"{others} did not come within {self.limit_s:g} s ({who} in the environment). Start all of them, or, "
                 f"where nobody else is meant, unset {' '.join(LAUNCHER_VARIABLES)}."
             )
-        if not self.said and (waited_s > 5 or "TORCHELASTIC_RUN_ID" not in os.environ):  # torchrun starts them all
-            self.said = True
+        if not self.announced and (waited_s > 5 or "TORCHELASTIC_RUN_ID" not in os.environ):  # torchrun starts them all
+            self.announced = True
             print(f"waiting for {others} ({who} in the environment)", file=sys.stderr, flush=True)
         time.sleep(0.05)
 

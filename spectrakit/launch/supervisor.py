@@ -34,7 +34,7 @@ from .diagnosis import AttemptResult, Evidence, Observed, diagnose
 from .job import Job
 from ..runs.history import log_size
 from ..system.masking import mask_files
-from ..system.signals import family_of, kill_group, kill_tree, unheard
+from ..system.signals import family_of, kill_group, kill_tree, sigint_blocked
 from ..watchdog.budget import kill_at, make_budget
 
 # %% ../../nbs/50_launch/07_supervisor.ipynb #d4d490c3
@@ -319,7 +319,7 @@ def run_attempt(attempt: Attempt, tick: Callable[[], None], interrupted: list[in
     with _shared(page, attempt):
         try:
             describe_attempt(attempt, page)
-            with unheard():
+            with sigint_blocked():
                 child = start_process(attempt)
         except OSError as error:
             return AttemptResult("failed", f"no process could be started: {error}")

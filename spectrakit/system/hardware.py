@@ -86,9 +86,11 @@ def usable_cores(root: str) -> tuple[int, str]:
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc04
 def usable_memory(root: str) -> tuple[float, float, str]:
     "Memory and swap in GiB that this process may use, and what says so."
-    told = dict(re.findall(r"^(MemTotal|SwapTotal):\s*([0-9]+) kB$", read_small(root, "/proc/meminfo"), re.MULTILINE))
-    if "MemTotal" in told:
-        total, swap = int(told["MemTotal"]) * 1024, int(told.get("SwapTotal", 0)) * 1024
+    sizes_kb = dict(
+        re.findall(r"^(MemTotal|SwapTotal):\s*([0-9]+) kB$", read_small(root, "/proc/meminfo"), re.MULTILINE)
+    )
+    if "MemTotal" in sizes_kb:
+        total, swap = int(sizes_kb["MemTotal"]) * 1024, int(sizes_kb.get("SwapTotal", 0)) * 1024
     else:
         import psutil  # macOS and Windows have no /proc
 
@@ -281,8 +283,8 @@ def visible_tpu(environ: Mapping[str, str], root: str) -> str | None:
         vendor, chip = (read_small(root, f"{bus}/{device}/{name}").strip() for name in ("vendor", "device"))
         if vendor == "0x1ae0" and chip in TPU_CHIPS:
             return TPU_CHIPS[chip]  # Google's; its network cards differ
-    told = environ.get("COLAB_TPU_ADDR") or os.path.exists(under_root(root, "/dev/accel0"))
-    return "unknown kind" if told else None
+    has_tpu = environ.get("COLAB_TPU_ADDR") or os.path.exists(under_root(root, "/dev/accel0"))
+    return "unknown kind" if has_tpu else None
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc14
 PRECISIONS = ("auto", "no", "fp16", "bf16")

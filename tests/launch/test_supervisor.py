@@ -962,7 +962,7 @@ from spectrakit.launch import worker
 page = heartbeat.create_page(2)
 page.close(), page.path.unlink()
 supervise.dump_stacks([1])
-with supervise.unheard(): pass
+with supervise.sigint_blocked(): pass
 print(diagnosis._killed_by(9), heartbeat.stop_file(run.Path("x")))
 """
 
