@@ -166,7 +166,7 @@ def _draw_log_points(ax: Any, events: list[dict], field: str) -> None:
 def _metric_names(events: list[dict]) -> list[str]:
     "The metrics of the evaluations, then what losses log and no evaluation has."
     valid = sorted({n for e in events if e["type"] == "eval" for n in e.get("metrics", {})} - {"val_loss"})
-    logged = sorted({n for e in events if e["type"] == "step" for n in e if n.startswith("train_")})
+    logged = sorted({n for e in events if e["type"] == "step" for n in e if n.startswith("train_") and drawable(e[n])})
     return [*valid, *(n for n in logged if n.replace("train_", "val_", 1) not in valid)]
 
 
