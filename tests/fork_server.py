@@ -237,8 +237,8 @@ class Processes:
     def Popen(self, args: Any, **keywords: Any) -> Any:
         from spectrakit.launch.worker import START
 
-        if isinstance(args, list) and args[1:3] == ["-c", START]:
-            child = self._fork(args[3], keywords["env"], keywords["stdout"].name)
+        if isinstance(args, list) and args[1:4] == ["-P", "-c", START]:
+            child = self._fork(args[4], keywords["env"], keywords["stdout"].name)
             if child is not None:
                 return child
         return subprocess.Popen(args, **keywords)

@@ -26,7 +26,7 @@ from ..contract.task_code import code_fingerprint
 from ..data.batch_forms import is_id
 from ..launch.job import Job, check_task_name, jobs_folder, remove_abandoned_jobs, with_task
 from ..launch.job_kind import PREDICT, RESUME, TRAIN, JobKind
-from ..launch.launcher import launch
+from ..launch.launcher import Outcome, launch
 from ..launch.request import RunRequest, new_request
 from ..runs.events import log_file, write_metrics_csv
 from ..runs.history import outline
@@ -68,7 +68,7 @@ def _stopping(pressed: list[int]) -> str:
     return f"{STOPPING} {again} again ends now" if len(pressed) == 1 else "ending now"
 
 
-def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[int]) -> None:
+def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[int]) -> Outcome:
     "Have the job done, show it, and write what is left at the end. `pressed` takes the signals that ask for a stop."
     every_s = 10.0 if "ipykernel" in sys.modules else 60.0
     console = job.config.run.console if show else "none"
@@ -76,8 +76,10 @@ def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[in
     with interrupts(into=pressed):
         try:
             with key_in_environment(job.config, job.platform.name, lambda text: print(text, file=sys.stderr)):
-                launch(job, task, _make_tick(run, view, pressed))
-            _summarize_or_say(run)
+                outcome = launch(job, task, _make_tick(run, view, pressed))
+            if log_file(run.path).is_file():
+                _summarize_or_say(run)
+            return outcome
         finally:
             if view:
                 view.close()  # the last frame has the curves that the summary drew
@@ -151,7 +153,10 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
     with open_run_dir(plan, config, request.config, session) as (path, settled):
         run = Run(path, given)
         job = Job(kind, path, request.with_config(settled), extra={"predicts": predict is not None})
-        _launch_and_show(run, job, task, show, pressed)
+        outcome = _launch_and_show(run, job, task, show, pressed)
+    if not log_file(path).is_file():  # somebody has deleted it
+        print(f"{path.name}: {outcome.reason}", file=sys.stderr)
+        return replace(run, ended=outcome.status)
     return run
 
 # %% ../../nbs/60_api/01_actions.ipynb #23a2fc06

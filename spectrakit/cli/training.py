@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .output import interrupt_on_sigterm, report_outcome
+from .output import ended_now, interrupt_on_sigterm, report_outcome
 from .parsing import Command, Parser, make_parser, split_words
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def train(arguments: Sequence[str]) -> int:
     interrupt_on_sigterm()
     run = fit(task, config, show=not options.quiet)
     status = report_outcome(run)
-    if options.predict and run.status != "failed" and (run.ended is None or rank_of(os.environ)):
+    wanted = options.predict and run.status != "failed" and not ended_now(run)
+    if wanted and (run.ended is None or rank_of(os.environ)):
         prediction = predict_run(task, run, out=options.predict)
         if run.ended is None:
             print(f"predictions in {prediction.path}, table in {prediction.table}")

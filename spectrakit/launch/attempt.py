@@ -26,7 +26,7 @@ from spectrakit.distributed.topology import (
     python_path,
 )
 from .job import Job, update_extra
-from .worker import START, log_to_masked_streams, start
+from .worker import log_to_masked_streams, start, start_words
 
 # %% ../../nbs/50_launch/05_attempt.ipynb #4b2c9315
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def start_process(attempt: Attempt) -> Any:
         return ForkedProcess(attempt.folder, attempt.forked_task, environ, log)
     with open(log, "ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-c", START, str(attempt.folder)],
+            [sys.executable, *start_words(str(attempt.folder))],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -6,6 +6,7 @@
 __all__ = ['DIAGNOSES', 'AttemptResult', 'RankError', 'first_error', 'Observed', 'Evidence', 'diagnose']
 
 # %% ../../nbs/50_launch/06_diagnosis.ipynb #67b112a2
+import contextlib
 import json
 import re
 import signal
@@ -247,7 +248,24 @@ def _unexplained(e: Evidence) -> AttemptResult:
     see = f"see {e.attempt.job.run_dir.name}/logs"
     if e.observed.ended_for:
         return e.failure(f"a rank failed without an error message; {see}", retry=True)
-    return e.failure(f"{_process_name(e)} ended with exit status {e.exit_status}; {see}", retry=not e.connected)
+    how = f"{_process_name(e)} ended with exit status {e.exit_status}"
+    phase = next(iter(e.detector.ranks.phases().values()))
+    if e.attempt.several:
+        return e.failure(f"{how}; {see}", retry=not e.connected)
+    if phase == "starting":
+        return e.failure(f"{how} before it began{_last_line(e)}; {see}", retry=not e.connected)
+    step = f", after optimizer step {e.detector.ranks.steps()}" if e.detector.ranks.steps() >= 0 else ""
+    return e.failure(
+        f"{how} ({phase}{step}), without an error: something called os._exit, the task or a library; {see}"
+    )
+
+
+def _last_line(e: Evidence) -> str:
+    "The last line of the process's log, which is the error where Python itself could not begin."
+    with contextlib.suppress(OSError):
+        lines = (e.attempt.logs / "rank-0.log").read_text(errors="replace").strip().splitlines()
+        return f": {masked(lines[-1])[:200]}" if lines else ""
+    return ""
 
 # %% ../../nbs/50_launch/06_diagnosis.ipynb #56bda71d
 DIAGNOSES: tuple[Callable[[Evidence], AttemptResult | None], ...] = (

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['START', 'do_job', 'log_to_masked_streams', 'die_with_parent', 'collector_off', 'end_quickly', 'rank_main',
-           'record_exits', 'start']
+           'record_exits', 'start_words', 'start']
 
 # %% ../../nbs/50_launch/04_worker.ipynb #b5504b47
 import contextlib
@@ -306,7 +306,7 @@ def _by_torchrun(folder: str, extra: dict, task: Any) -> None:
         start_method="spawn",
         **meeting,
     )
-    elastic_launch(config, sys.executable)("-c", START, folder)
+    elastic_launch(config, sys.executable)(*start_words(folder))
 
 # %% ../../nbs/50_launch/04_worker.ipynb #c2609eb6
 def record_exits(folder: Path, extra: dict) -> None:
@@ -339,7 +339,21 @@ def _exit_status(pid: int) -> int | None:
     return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
 # %% ../../nbs/50_launch/04_worker.ipynb #23a2fc04
-START = "import sys; from spectrakit.launch.worker import end_quickly, start; sys.exit(end_quickly(start(sys.argv[1])))"
+# what a fresh interpreter runs, without its working folder on the path: a random.py there is not Python's. The kit is
+# the one that this process has, wherever it lies
+START = (
+    "import sys; from importlib import util; "
+    "spec = util.spec_from_file_location('spectrakit', sys.argv[2]); "
+    "sys.modules['spectrakit'] = kit = util.module_from_spec(spec); spec.loader.exec_module(kit); "
+    "from spectrakit.launch.worker import end_quickly, start; sys.exit(end_quickly(start(sys.argv[1])))"
+)
+
+
+def start_words(folder: str) -> tuple[str, ...]:
+    "The arguments of a Python that does the job in `folder`."
+    return "-P", "-c", START, folder, str(sys.modules["spectrakit"].__file__)
+
+
 _PARENT = "SPECTRAKIT_SUPERVISOR"  # the environment variable with the process that ranks must not survive
 
 

@@ -28,7 +28,7 @@ from ..contract.optimizer import ownership
 from ..distributed.context import RunContext
 from ..distributed.fsdp import like, load_whole_optimizer, whole
 from ..distributed.heartbeat import Pace
-from ..runs.events import EventLog
+from ..runs.events import EventLog, log_file
 from ..system.units import parse_bytes
 from ..trackers.tracker import Trackers
 from ..watchdog.budget import Budget, kill_at
@@ -485,6 +485,8 @@ def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = Fa
         return  # on all ranks
     s.context.heartbeat.beat("saving")
     began = time.monotonic()
+    if main and not log_file(s.run_dir).exists():
+        raise RuntimeError(f"the run's folder {s.run_dir} was deleted or moved away while it trained: nothing is kept")
     chosen = _should_save(s, kind, best) if main else None
     if not alone:
         chosen = s.context.broadcast(chosen)  # one fact on all ranks, or they would part here

@@ -1,0 +1,65 @@
+"""Surroundings that are not as they should be: modules that stand in for Python's, a folder that goes, a task that ends
+its process.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import run_cli, task
+from spectrakit.api.actions import fit
+from spectrakit.api.run import open_run
+from spectrakit.config.compose import compose
+from tasks import Line
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux is the home of the launchers")
+WORDS = ("trainer.accelerator=cpu", "data.batch_size=4", "trainer.max_epochs=4", "run.console=none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_modules_beside_the_task_do_not_stand_in_for_pythons(here, devices):
+    "Its own neighbour is found all the same."
+    for name in ("random.py", "logging.py", "queue.py", "spectrakit/__init__.py"):
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text(f"raise RuntimeError('this {name} is read')\n")
+    (here / "near.py").write_text(Path(task("").rpartition(":")[0]).read_text())
+    (here / "mine.py").write_text("import queue, random\nfrom near import Line\n\nrandom.random(), queue.Queue()\n")
+    launcher = "import sys; from spectrakit.cli.main import main; sys.exit(main())"
+    words = ("train", f"{here / 'mine.py'}:Line", *WORDS, f"trainer.devices={devices}", "launch.mode=torchrun")
+    done = run_cli(here, *words, command=("-P", "-c", launcher), fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert "this random.py" not in done.stderr + done.stdout
+
+
+class Quits(Line):
+    def during(self, number):
+        if number == 11:
+            sys.stdout.flush()
+            __import__("os")._exit(7)
+
+
+def test_a_task_that_ends_its_process_is_told_as_the_cause(here):
+    run = fit(Quits(), compose(*WORDS), show=False)
+    assert run.status == "failed"
+    assert "ended with exit status 7 (training, after optimizer step" in run.error and "os._exit" in run.error
+
+
+class Removes(Line):
+    "Its run's folder is deleted while it trains."
+
+    def during(self, number):
+        if number == 8:
+            for run in Path("runs").iterdir():
+                shutil.rmtree(run)
+
+
+@pytest.mark.parametrize("mode", ["inline", "auto"])
+def test_a_folder_that_is_deleted_is_noticed_at_the_next_save(here, capsys, mode):
+    run = fit(Removes(), compose(*WORDS, f"launch.mode={mode}"), show=False)
+    assert run.status == "failed" and "was deleted or moved away while it trained" in capsys.readouterr().err
+    assert not list((here / "runs").iterdir())
+    assert fit(Line(), compose(*WORDS, "launch.mode=inline"), show=False).status == "completed"
+    assert open_run(next((here / "runs").iterdir())).status == "completed"
