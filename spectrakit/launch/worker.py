@@ -338,7 +338,7 @@ def _exit_status(pid: int) -> int | None:
         return None
     return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
-# %% ../../nbs/50_launch/04_worker.ipynb #23a2fc04
+# %% ../../nbs/50_launch/04_worker.ipynb #5a7e0011
 # what a fresh interpreter runs, without its working folder on the path: a random.py there is not Python's. The kit is
 # the one that this process has, wherever it lies
 START = (
@@ -353,7 +353,7 @@ def start_words(folder: str) -> tuple[str, ...]:
     "The arguments of a Python that does the job in `folder`."
     return "-P", "-c", START, folder, str(sys.modules["spectrakit"].__file__)
 
-
+# %% ../../nbs/50_launch/04_worker.ipynb #23a2fc04
 _PARENT = "SPECTRAKIT_SUPERVISOR"  # the environment variable with the process that ranks must not survive
 
 
