@@ -64,14 +64,14 @@ def full_task_name(name: str) -> str:
     source, _, attribute = name.rpartition(":")
     return f"{os.path.abspath(source)}:{attribute}" if source.endswith(".py") else name
 
-# %% ../../nbs/50_launch/03_job.ipynb #23a2fc03
+# %% ../../nbs/50_launch/03_job.ipynb #5a7e0021
 def standard_first(path: list[str]) -> list[str]:
     "`path` with Python's own folders in front: a random.py or logging.py of the user's does not stand in for Python's."
     own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     own |= {str(Path(folder, "lib-dynload")) for folder in own} | {p for p in path if re.search(r"python\d+\.zip$", p)}
     return sorted(path, key=lambda folder: folder not in own)
 
-
+# %% ../../nbs/50_launch/03_job.ipynb #23a2fc03
 def _import(source: str) -> types.ModuleType:
     "The module `source`, or the module that the file `source` makes; the file can import its neighbours."
     if not source.endswith(".py"):
