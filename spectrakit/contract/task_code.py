@@ -188,8 +188,8 @@ def _add_class(found: Collector, source: Source, node: ast.ClassDef) -> None:
     "A class: each method, and the rest of it as a part of its own."
     methods: dict[str, list] = {}
     for item in _without_texts(node.body):
-        own = isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef))
-        methods.setdefault(item.name if own else "", []).append(item)  # type: ignore[attr-defined]
+        method = item.name if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) else ""
+        methods.setdefault(method, []).append(item)
     rest = [*node.bases, *node.keywords, *node.decorator_list, *methods.pop("", [])]
     found.keep(source, node.name, rest)
     for name, items in methods.items():

@@ -305,8 +305,9 @@ def prepare(
     batches = train_batches(train, plan, config, placement, collate, sampled)
     checks = valid and eval_batches(valid, config, placement, collate, most)
     if context.is_main:
-        for reader in filter(lambda one: isinstance(one, LoadedBatches), (batches, checks)):
-            reader.tell = lambda text: log.write("message", text=text)
+        for reader in (batches, checks):
+            if isinstance(reader, LoadedBatches):
+                reader.tell = lambda text: log.write("message", text=text)
     steps = total_steps(config, plan)
     if _is_lazy(model):
         with explained(task, "loss", "on a training batch"):
