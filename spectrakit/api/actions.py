@@ -24,6 +24,7 @@ from ..config.schema import Config
 from ..contract.task import check_task
 from ..contract.task_code import code_fingerprint
 from ..data.batch_forms import is_id
+from ..launch.consent import consented
 from ..launch.job import Job, check_task_name, jobs_folder, remove_abandoned_jobs, with_task
 from ..launch.job_kind import PREDICT, RESUME, TRAIN, JobKind
 from ..launch.launcher import Outcome, launch
@@ -34,7 +35,7 @@ from ..runs.outputs import seal_after
 from ..runs.resume_changes import keep_effective_batch
 from ..runs.resume_dir import open_run_dir
 from ..runs.resume_source import plan_resume
-from ..runs.run_dir import Session, check_mirror, is_locked, new_run_dir
+from ..runs.run_dir import Session, check_links, check_mirror, is_locked, new_run_dir
 from ..system.errors import RequestError
 from ..system.signals import ends_softly, interrupts
 from ..trackers.wandb import key_in_environment
@@ -137,7 +138,7 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
     predictions afterwards (default None).
     """
     given, peer = None if isinstance(task, str) else task, not _writes_run(request)
-    session = Session(request.platform, request.limit, request.place, request.auto, code_fingerprint(task))
+    session = Session(request.platform, request.limit, request.place, request.auto, code_fingerprint(task), request.trust)
     plan = plan_resume(request.config, session, peer)
     if show and plan.reason and not peer and config.run.console != "none":
         print(plan.reason, flush=True)
@@ -230,9 +231,19 @@ def _on_this_machine(request: RunRequest) -> RunRequest:
     return request.with_config(config)
 
 # %% ../../nbs/60_api/01_actions.ipynb #18d35251
-def _predict(task: Any, run: Run, out: str | Path | None, request: RunRequest | None = None) -> Predictions:
-    "Predict, in the time of `request`; None: of a request of its own."
-    config = run.config
+def _settings_to_use(run: Run, task: Any, trust: bool) -> Config:
+    "The settings of a run without what nobody has agreed to, which is printed. RequestError where that is code."
+    config, notes = consented(run.path, run.config, trust or run.trusted, run.task if task is None else task)
+    for note in notes:
+        print(note, file=sys.stderr)
+    return config
+
+
+def _predict(
+    task: Any, run: Run, out: str | Path | None, request: RunRequest | None = None, trust: bool = False
+) -> Predictions:
+    "Predict, in the time of `request`; None: of a request of its own. `trust`: as for `predict`."
+    config = _settings_to_use(run, task, trust)
     task = _resolve_task(run, task, config)
     table = None if out is None else Path(out)
     if table is not None:
@@ -245,6 +256,8 @@ def _predict(task: Any, run: Run, out: str | Path | None, request: RunRequest | 
         request = _on_this_machine(request)
     # a run on a read-only disk, such as Kaggle's input: what is made of it goes beside the other runs
     writable = os.access(run.path, os.W_OK)
+    if writable:
+        check_links(run.path)
     folder = run.path if writable else new_run_dir(request.config, f"{run.path.name}-predictions")
     outcome = launch(Job(PREDICT, folder, request, None if table is None else str(table), run.path), task, lambda: None)
     if "in place of the best" in outcome.reason:
@@ -317,13 +330,15 @@ def fit(
     resume: str | Path | Run | None = None,
     predict: str | Path | None = None,
     show: bool = True,
+    trust: bool = False,
 ) -> Run:
     """Train a task and return the run, also one that failed.
 
     `task`: an object, or a name such as 'coffee'. `config`: the settings (default None: those of compose()). `resume`:
     'auto', a run or a checkpoint to go on with, in place of the setting resume.source (default None). `predict`: a
     file for test predictions as a table, made afterwards (default None). `show`: whether to print how it goes (default
-    True). RequestError, with nothing left behind, where the request is wrong.
+    True). `trust`: whether resume='auto' may return a finished run that was not made here (default False).
+    RequestError, with nothing left behind, where the request is wrong.
     """
     config = with_task(compose() if config is None else config, task, "fit")
     if resume is not None:
@@ -331,7 +346,7 @@ def fit(
     if predict is not None:
         check_prediction(config, Path(predict))
     with ends_softly() as terminated:
-        request, pressed = new_request(config), list[int]()
+        request, pressed = replace(new_request(config), trust=trust), list[int]()
         run = _train(task, config, request, show, pressed, predict)
         if predict is not None and run.ended is None:
             _predict_in_time(task, run, predict, request, _unwanted(terminated, pressed))
@@ -340,20 +355,21 @@ def fit(
     return run
 
 # %% ../../nbs/60_api/01_actions.ipynb #54db8d82
-def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool = True) -> Run:
+def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool = True, trust: bool = False) -> Run:
     """Continue a run from its newest valid checkpoint, in its own folder, or in a copy where that cannot be written.
 
     `run`: the run, or its folder; one that is done is returned as it is. `task`: needed where the run's own was
     defined in a notebook (default None: the task that its settings name). `overrides`: settings that are to be others
     now, such as 'trainer.max_epochs=40', with 'resume.allow=[trainer.max_epochs]'. `show`: whether to print how it
-    goes (default True). RequestError where it cannot go on.
+    goes (default True). `trust`: whether the settings of a run that was not made here may name code to import, and
+    where to write (default False: see `sk.trust`). RequestError where it cannot go on.
     """
     if isinstance(task, str) and "=" in task:
         task, overrides = None, (task, *overrides)
     run = run if isinstance(run, Run) else open_run(run)
-    config = _with_source(override(run.config, *overrides), run)
     if not overrides and outline(run.path).done:
         return _finish_done(run)
+    config = _with_source(override(_settings_to_use(run, task, trust), *overrides), run)
     with ends_softly():
         request = new_request(config)
         done = _train(_resolve_task(run, task, config), config, request, show, [])
@@ -362,12 +378,13 @@ def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool 
     return done
 
 # %% ../../nbs/60_api/01_actions.ipynb #21150be4
-def predict(task: Any, run: Run | Path | str, *, out: str | Path | None = None) -> Predictions:
+def predict(task: Any, run: Run | Path | str, *, out: str | Path | None = None, trust: bool = False) -> Predictions:
     """Predict the task's test data, or else its validation data, with the best checkpoint of a run.
 
-    `task`: an object or a name. `run`: the run, or its folder; the arrays go to its predictions.npz. `out`: a file for
-    the task's table as CSV (default None: none). RequestError where that cannot be done; RuntimeError where predicting
-    failed.
+    `task`: an object or a name; None: the one that the run's settings name. `run`: the run, or its folder; the arrays
+    go to its predictions.npz. `out`: a file for the task's table as CSV (default None: none). `trust`: whether code
+    that the settings name is imported also where the run was not made here (default False: see `sk.trust`).
+    RequestError where that cannot be done; RuntimeError where predicting failed.
     """
     with ends_softly():
-        return _predict(task, run if isinstance(run, Run) else open_run(run), out)
+        return _predict(task, run if isinstance(run, Run) else open_run(run), out, trust=trust)

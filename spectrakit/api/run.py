@@ -16,6 +16,7 @@ from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose
 from ..config.resolve import resolve_env
 from ..config.schema import Config
+from ..launch.consent import consented
 from ..launch.job import load_task
 from ..runs.events import write_metrics_csv
 from ..runs.history import History, read_all_events, read_history
@@ -64,6 +65,7 @@ class Run:
     path: Path
     task: Any = None  # the object that `fit` was called with, for `load_model`
     ended: str | None = None  # how it ended, in a process that took part and did not write the folder
+    trusted: bool = False  # whether its settings may do what they ask for, wherever it was made
 
     @property
     def events(self) -> list[dict]:
@@ -115,15 +117,16 @@ class Run:
         """
         watch(self.path, log=log)
 
-    def load_model(self, task: Any = None) -> Any:
+    def load_model(self, task: Any = None, trust: bool = False) -> Any:
         """The trained model on the CPU, in eval mode.
 
         `task`: needed where the run's own was defined in a notebook (default None: the one that its settings name).
+        `trust`: whether code that the settings name is imported also where the run was not made here (default False).
         RequestError where it cannot be loaded.
         """
         from spectrakit.jobs.prediction import trained_model
 
-        model, _, notes = trained_model(task_of(self, task), self.config, self.path)
+        model, _, notes = trained_model(task_of(self, task, trust), self.config, self.path)
         for note in notes:
             print(f"{self.path.name}: {note}", file=sys.stderr)
         return model
@@ -135,8 +138,11 @@ class Run:
         return f"Run({str(self)!r})"
 
 # %% ../../nbs/60_api/00_run.ipynb #ce95c484
-def task_of(run: Run, task: Any) -> Any:
-    "The task object of a run: the given one, the one it was made with, or the one that its settings name."
+def task_of(run: Run, task: Any, trust: bool = False) -> Any:
+    """The task object of a run: the given one, the one it was made with, or the one that its settings name.
+
+    RequestError where that is code, the run was not made here, and nobody has said `trust`.
+    """
     if task is None:
         task = run.task
     name = run.config.task.get("name")
@@ -147,11 +153,16 @@ def task_of(run: Run, task: Any) -> Any:
             f"The task of {run.path.name} was defined in a notebook or script ({name}). Pass it along, "
             "such as Coffee()."
         )
+    consented(run.path, run.config, trust or run.trusted)
     return load_task(name)
 
 # %% ../../nbs/60_api/00_run.ipynb #23a2fc02
-def open_run(path: Path | str) -> Run:
-    "The run in the folder `path`, which may be read-only. RequestError where it is not a run."
+def open_run(path: Path | str, trust: bool = False) -> Run:
+    """The run in the folder `path`, which may be read-only. RequestError where it is not a run.
+
+    `trust`: whether its settings may do what they ask for, also where it was not made here (default False: what they
+    would execute is refused, where they would write is left out). Opening it executes nothing in either case.
+    """
     path = Path(path)
     if not path.is_dir():
         raise RequestError(f"There is no folder {str(path)!r}. `spectrakit runs` lists the runs.")
@@ -159,7 +170,7 @@ def open_run(path: Path | str) -> Run:
         raise RequestError(
             f"{str(path)!r} is not a run: it has no {' and no '.join(missing)}. `spectrakit runs` lists the runs."
         )
-    return Run(path)
+    return Run(path, trusted=trust)
 
 # %% ../../nbs/60_api/00_run.ipynb #0a94119e
 def list_runs(folder: Path | str | None = None) -> list[Run]:

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from .background import ProcessEnding, check_ending, torch_section
-from ..system.files import file_sha256, fsync_path, write_atomic
+from ..system.files import file_sha256, fsync_path, read_bounded, write_atomic
 
 SCHEMA = 1
 _PIECE = 2**24  # bytes that are copied at a time
+_MOST_BYTES = 2**24  # of a manifest, or of a pointer
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #23a2fc02
 class CheckpointError(OSError):
@@ -359,7 +360,7 @@ def read_manifest(path: Path) -> dict:
     try:
         if file.is_symlink():
             raise OSError("it is a link")
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = json.loads(read_bounded(path, file, _MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} has no readable manifest.json ({error})") from None
     if (
@@ -420,7 +421,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def read_pointer(folder: Path, which: str) -> str:
     "The name of a checkpoint that `which`, LATEST or BEST, holds; empty where there is no such file."
     try:
-        return (folder / which).read_text(encoding="utf-8", errors="replace")[:200].strip()
+        return read_bounded(folder, folder / which, _MOST_BYTES).decode("utf-8", "replace")[:200].strip()
     except OSError:
         return ""
 
@@ -428,7 +429,7 @@ def read_pointer(folder: Path, which: str) -> str:
 def averaged_names(folder: Path) -> list[str]:
     "Names of the checkpoints that are to be averaged at the end of the run, as its file AVERAGE has them."
     try:
-        return (folder / "AVERAGE").read_text(encoding="utf-8", errors="replace")[:20000].split()
+        return read_bounded(folder, folder / "AVERAGE", _MOST_BYTES).decode("utf-8", "replace")[:20000].split()
     except OSError:
         return []
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .output import check_picture, interrupt_on_sigterm, save_picture
-from .parsing import Command, Parser, make_parser, split_words
+from .parsing import Command, Parser, add_trust, make_parser, split_words
 
 # %% ../../nbs/90_cli/05_find_lr.ipynb #b2cb0551
 def _find_lr_parser() -> Parser:
@@ -34,6 +34,7 @@ def _find_lr_parser() -> Parser:
         "--highest", type=float, default=1.0, metavar="RATE", help="the last rate, %(default)g unless given"
     )
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="optimizer steps, %(default)s unless given")
+    add_trust(parser)
     parser.add_argument("--out", metavar="FILE", help="draw the losses into this file: PNG, SVG or PDF, by its ending")
     parser.add_argument(
         "--quiet",
@@ -46,7 +47,7 @@ def _find_lr_parser() -> Parser:
 def find_lr(arguments: Sequence[str]) -> int:
     "Suggest a learning rate for a task, by a range test of a hundred steps."
     options = _find_lr_parser().parse_intermixed_args(arguments)
-    from spectrakit.config.compose import compose
+    from spectrakit.launch.consent import consented_file
     from spectrakit.system.errors import RequestError
     from spectrakit.tuning.lr_finder import find_lr as run_range_test
 
@@ -54,7 +55,7 @@ def find_lr(arguments: Sequence[str]) -> int:
         if (name := word.partition("=")[0]) in ("lowest", "highest", "steps"):
             raise RequestError(f"{word} is no setting of a run. Write --{name} {word.partition('=')[2] or '…'}.")
     task, overrides = split_words(options.words)
-    config = compose(*overrides, config=options.config)
+    config = consented_file(options.config, overrides, options.trust, task)
     if not (task := task or config.task.get("name")):
         raise RequestError("No task was named. Write one first, such as spectrakit find-lr coffee.")
     if options.out:

@@ -20,7 +20,7 @@ from ..system.masking import MaskedStream
 GROUPS = {
     "info": ("info", "profiles"),
     "training": ("train", "check", "resume", "predict"),
-    "runs": ("runs", "show", "watch", "plot", "compare", "report"),
+    "runs": ("runs", "show", "watch", "plot", "compare", "report", "trust"),
     "find_lr": ("find-lr",),
     "wheelhouse": ("wheelhouse",),
     "kaggle": ("kaggle",),

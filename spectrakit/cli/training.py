@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .output import ended_now, interrupt_on_sigterm, report_outcome
-from .parsing import Command, Parser, make_parser, split_words
+from .parsing import Command, Parser, add_trust, make_parser, split_words
 
 if TYPE_CHECKING:
     from spectrakit.config.schema import Config
@@ -36,17 +36,20 @@ def _train_parser() -> Parser:
     parser.add_argument("words", nargs="*", metavar="TASK | key=value", help="the task, then overrides and profiles")
     parser.add_argument("--config", metavar="FILE", help="start from this YAML file, such as a run's config.yaml")
     parser.add_argument("--predict", metavar="FILE", help="write test predictions as CSV afterwards")
+    add_trust(parser)
     parser.add_argument("--quiet", action="store_true", help="print only where the run is and how it ended")
     return parser
 
 # %% ../../nbs/90_cli/03_training.ipynb #72c8954a
-def _requested(words: Sequence[str], file: str | None, command: str = "train") -> tuple[str, "Config"]:
+def _requested(
+    words: Sequence[str], file: str | None, command: str = "train", trust: bool = False
+) -> tuple[str, "Config"]:
     "(task, configuration) that the words of `command` ask for. RequestError unless there is exactly one task."
-    from spectrakit.config.compose import compose
+    from spectrakit.launch.consent import consented_file
     from spectrakit.system.errors import RequestError
 
     named, overrides = split_words(words)
-    config = compose(*overrides, config=file)
+    config = consented_file(file, overrides, trust, named)
     task = named or config.task.get("name")
     if not task:
         raise RequestError(
@@ -65,11 +68,11 @@ def train(arguments: Sequence[str]) -> int:
     from spectrakit.api.actions import predict as predict_run
     from spectrakit.distributed.topology import rank_of
 
-    task, config = _requested(options.words, options.config)
+    task, config = _requested(options.words, options.config, trust=options.trust)
     if options.predict:
         check_prediction(config, Path(options.predict))
     interrupt_on_sigterm()
-    run = fit(task, config, show=not options.quiet)
+    run = fit(task, config, show=not options.quiet, trust=options.trust)
     status = report_outcome(run)
     wanted = options.predict and run.status != "failed" and not ended_now(run)
     if wanted and (run.ended is None or rank_of(os.environ)):
@@ -92,10 +95,11 @@ def check(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("words", nargs="*", metavar="TASK | key=value", help="the task, then overrides and profiles")
     parser.add_argument("--config", metavar="FILE", help="start from this YAML file, such as a run's config.yaml")
+    add_trust(parser)
     options = parser.parse_intermixed_args(arguments)
     from spectrakit.api.check import check as check_task
 
-    task, config = _requested(options.words, options.config, "check")
+    task, config = _requested(options.words, options.config, "check", options.trust)
     interrupt_on_sigterm()
     report = check_task(task, config)
     print(report)
@@ -117,6 +121,7 @@ def _resume_parser() -> Parser:
     parser.add_argument("run_dir", metavar="RUN_DIR")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that are to be others now")
     parser.add_argument("--quiet", action="store_true", help="print only how it ended")
+    add_trust(parser)
     return parser
 
 # %% ../../nbs/90_cli/03_training.ipynb #50f85eb0
@@ -135,7 +140,7 @@ def resume(arguments: Sequence[str]) -> int:
     run = open_run(options.run_dir)
     if run.status in ("completed", "early_stopped") and not options.overrides:
         print(f"{run.path.name} {finished_text(run.status)}; there is nothing to resume.")
-    return report_outcome(resume_run(run, None, *options.overrides, show=not options.quiet))
+    return report_outcome(resume_run(run, None, *options.overrides, show=not options.quiet, trust=options.trust))
 
 # %% ../../nbs/90_cli/03_training.ipynb #1009b2b0
 def predict(arguments: Sequence[str]) -> int:
@@ -149,12 +154,14 @@ def predict(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("words", nargs="+", metavar="[TASK] RUN_DIR", help="the task (default: the run's) and the run")
     parser.add_argument("--out", metavar="FILE", help="write the task's table as CSV")
+    add_trust(parser)
     options = parser.parse_intermixed_args(arguments)
     if len(options.words) > 2:
         parser.error(f"too many words: {' '.join(options.words[2:])}")
     from spectrakit.api.actions import predict as predict_run
 
-    prediction = predict_run(options.words[0] if len(options.words) == 2 else None, options.words[-1], out=options.out)
+    task = options.words[0] if len(options.words) == 2 else None
+    prediction = predict_run(task, options.words[-1], out=options.out, trust=options.trust)
     table = f", table in {prediction.table}" if prediction.table else ""
     print(f"{len(next(iter(prediction.arrays.values())))} predictions in {prediction.path}{table}")
     return 0

@@ -31,6 +31,7 @@ class RunRequest:
     ends: float | None = None  # when its time is over, by the monotonic clock of this machine; None: never
     place: Rank | None = None  # the rank that a launcher of the user's made of this process
     auto: dict[str, str] = field(default_factory=dict, repr=False)  # what `auto` became, and why
+    trust: bool = False  # whether what was not made here may do what its settings ask for
 
     @property
     def task_name(self) -> str | None:

@@ -10,6 +10,7 @@ __all__ = ['MOST_LINES', 'MOST_HASHED', 'MOST_READ', 'time_text', 'tail', 'mappi
 
 # %% ../../nbs/70_reports/04_report_sections.ipynb #4b2bd550
 import contextlib
+import math
 import shlex
 import zipfile
 from pathlib import Path
@@ -31,6 +32,7 @@ from .prediction_plots import pictures_of
 from .run_curves import AXES, CurveStyle, curve, draw_curve, finish_axes, mark_point, plot_runs
 from ..runs.history import History
 from ..system.errors import RequestError
+from ..system.files import check_inside
 from ..system.masking import HIDDEN
 from ..system.units import format_bytes, format_duration
 from ..view.plots import INK, VALID, Picture
@@ -251,16 +253,30 @@ def checkpoints_html(h: History) -> str:
 MOST_READ = 10**9  # bytes of arrays
 
 
+def _check_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+    "ValueError where the head of an array says that it has more bytes than there are, for which room would be made."
+    with archive.open(entry) as file:
+        version = np.lib.format.read_magic(file)
+        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, kind = reader(file)
+    if math.prod(shape) * kind.itemsize > entry.file_size:
+        raise ValueError(f"{entry.filename} is shorter than it says")
+
+
 def read_predictions(path: Path) -> Predictions:
     "The arrays of predictions.npz. ValueError where it cannot be read, or is very large."
     try:
+        check_inside(path.parent, path)
         with zipfile.ZipFile(path) as stored:
             size = sum(i.file_size for i in stored.infolist())
         if size > MOST_READ:
             raise ValueError(f"they take {format_bytes(size)}, which is not read here")
+        with zipfile.ZipFile(path) as archive:
+            for one in archive.infolist():
+                _check_array(archive, one)
         with np.load(path, allow_pickle=False) as stored:
             return Predictions({k: stored[k] for k in stored.files}, path)
-    except (zipfile.BadZipFile, OSError, EOFError, KeyError) as error:
+    except (zipfile.BadZipFile, OSError, EOFError, KeyError, MemoryError) as error:
         raise ValueError(f"they cannot be read: {error}") from None
 
 

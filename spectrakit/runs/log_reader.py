@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from .events import decode_line, effective_events, is_event, log_file
+from ..system.files import check_inside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,15 +25,24 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 2**22
 
 
-def _pieces(log: BinaryIO) -> Iterator[bytes]:
-    "An open log from where it stands, in pieces that end with a line; last, where there is one, the torn line."
-    rest = b""
+def _pieces(log: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """An open log from where it stands, in pieces that end with a line, and how many bytes of the log each is; last,
+    where there is one, the torn line.
+
+    Of a line that is longer than any event only the beginning is kept, so that it is none.
+    """
+    rest, left_out = b"", 0
     while piece := log.read(_PIECE_BYTES):
+        size = len(piece)
+        if len(rest) > _PIECE_BYTES:
+            piece = piece[max(0, piece.find(b"\n")) :] if b"\n" in piece else b""
+        left_out += size - len(piece)
         whole, newline, rest = (rest + piece).rpartition(b"\n")
         if whole or newline:
-            yield whole + newline
+            yield whole + newline, len(whole + newline) + left_out
+            left_out = 0
     if rest:
-        yield rest
+        yield rest, len(rest) + left_out
 
 # %% ../../nbs/35_runs/02_log_reader.ipynb #85d950cf
 def decode_lines(lines: list[bytes]) -> list[dict | bytes]:
@@ -52,11 +62,12 @@ def each_line(file: Path, growing: bool = False) -> Iterator[dict | bytes]:
 
     `growing`: leave out a torn last line, which somebody may be writing; else it counts as one that is none."""
     try:
+        check_inside(file.parent, file)
         log = open(file, "rb")  # noqa: SIM115  # closed below; only opening it may fail
     except OSError:
         return
     with log:
-        for piece in _pieces(log):
+        for piece, _ in _pieces(log):
             if piece.endswith(b"\n"):
                 yield from decode_lines(piece.split(b"\n"))
             elif not growing:
@@ -133,7 +144,7 @@ def _read_on(log: RunLog, file: BinaryIO, every_event: list[dict] | None = None)
     "Add the lines that are new; `every_event`: a list that gets each event, log points as well."
     file.seek(log.position)
     log.torn = b""
-    for piece in _pieces(file):
+    for piece, size in _pieces(file):
         if not piece.endswith(b"\n"):
             log.torn = piece
             return
@@ -142,7 +153,7 @@ def _read_on(log: RunLog, file: BinaryIO, every_event: list[dict] | None = None)
             log.add(line)
         if every_event is not None:
             every_event += [line for line in lines if isinstance(line, dict)]
-        log.position, log.last_bytes = log.position + len(piece), piece[-64:]
+        log.position, log.last_bytes = log.position + size, piece[-64:]
 
 # %% ../../nbs/35_runs/02_log_reader.ipynb #e98ca37b
 _LOGS: dict[str, RunLog] = {}  # by path, the one that was asked for last at the end
@@ -170,6 +181,7 @@ def read_log(path: Path, every_event: list[dict] | None = None) -> RunLog:
         if known is not None and known.identity == _identity(os.stat(name)):
             log = known
         else:
+            check_inside(path, Path(name))
             with open(name, "rb") as file:
                 identity = _identity(os.fstat(file.fileno()))
                 log = known if known is not None and _continues(known, file, identity) else RunLog()
@@ -230,6 +242,7 @@ _TAIL_BYTES = 65536
 def last_events(path: Path | str) -> list[dict]:
     "The events in the last part of the log of the run at `path`, oldest first; none where there is no log."
     try:
+        check_inside(Path(path), log_file(path))
         with open(log_file(path), "rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = log.read().split(b"\n")

@@ -31,9 +31,18 @@ from ..config.schema import Config, ResumeConfig
 from .events import EventLog, decode_line, is_event, log_file
 from .resume_changes import keep_effective_batch
 from .resume_source import ResumePlan
-from .run_dir import Session, environment, is_locked, locked, new_run_dir, reserve_folder
+from spectrakit.runs.run_dir import (
+    Session,
+    check_links,
+    environment,
+    is_locked,
+    locked,
+    new_run_dir,
+    reserve_folder,
+    write_mark,
+)
 from ..system.errors import RequestError
-from ..system.files import write_atomic
+from ..system.files import is_inside, write_atomic
 from ..system.masking import masked_value
 from ..system.platforms.detect import writable_bytes
 
@@ -101,7 +110,7 @@ def _copy_records(plan: ResumePlan, lines: list[tuple[bytes, dict]], folder: Pat
     for path in [*plan.run.glob("config*.yaml"), plan.run / "metrics.csv", *plan.run.glob("trackers/*/run_id")]:
         if (plan.checkpoint and path.name == "run_id") or not path.is_file():
             continue  # another run, also for a tracker
-        if not path.resolve().is_relative_to(plan.run.resolve()):
+        if not is_inside(plan.run, path):
             continue  # a link that leads out
         target = folder / path.relative_to(plan.run)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -160,6 +169,7 @@ def _make_folder(plan: ResumePlan, config: Config) -> Path:
     "The folder for the run: its own, a new one, or one with a copy."
     if plan.kind == "here":
         assert plan.run is not None  # the folder it goes on in
+        check_links(plan.run)
         return plan.run
     if plan.kind == "new":
         return new_run_dir(config, config.task["name"])
@@ -252,9 +262,10 @@ def open_run_dir(plan: ResumePlan, config: Config, resolved: Config, session: Se
             if plan.goes_on:
                 aside = _set_aside(path, recorded)
                 facts = _continued_environment(plan, facts, session.platform.name)
-            if aside or before["config.yaml"] is None:
+            if aside or before["config.yaml"] is None or plan.foreign:
                 write_atomic(path / "config.yaml", snapshot(recorded))
             write_atomic(path / "environment.json", json.dumps(masked_value(facts), indent=1) + "\n")
+            write_mark(path)  # these settings were asked for here
             if plan.reason and not plan.goes_on:
                 _log_message(path, plan.reason)
             yield path, keep_effective_batch(resolved, plan.environment, session)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from ..checkpoint.store import find_checkpoint, verify
 from ..config.compose import compose
-from ..config.profile_files import parse_yaml, read_text
+from ..config.profile_files import parse_yaml, place, read_text
 from ..config.schema import Config
 from .history import RunOutline, finished_text, outline
 from .resume_changes import changes_text, check_changes, code_change, same_task
-from .run_dir import DEPTH, Session, find_runs, is_locked, missing_files
+from .run_dir import DEPTH, Session, find_runs, is_foreign, is_locked, missing_files
 from ..system.errors import RequestError
 from ..system.platforms.detect import input_folders
 
@@ -39,6 +39,7 @@ class ResumePlan:
     checkpoint: Path | None = None  # branch: which one
     changed: dict = field(default_factory=dict)  # settings that were allowed to change: key → (before, now)
     environment: dict = field(default_factory=dict, repr=False)  # environment.json of that run
+    foreign: bool = False  # whether nothing proves that it was made here
 
     @property
     def goes_on(self) -> bool:
@@ -54,7 +55,9 @@ def _continue_plan(run: RunOutline, changed: dict, config: Config, reason: str) 
     )  # a mirror, or a platform's input, is not trained in
     here = not mirrored and os.access(run.path, os.W_OK) and os.access(run.path / "checkpoints", os.W_OK)
     reason = f"{reason}{'' if here else ', in a copy'}{_with_changes(changed)}"
-    return ResumePlan("here" if here else "copy", reason, run.path, None, changed, run.environment)
+    return ResumePlan(
+        "here" if here else "copy", reason, run.path, None, changed, run.environment, is_foreign(run.path)
+    )
 
 
 def _with_changes(changed: dict[str, tuple]) -> str:
@@ -150,7 +153,7 @@ def _passed_over(run: RunOutline, session: Session) -> str:
 def _chosen_plan(run: RunOutline, changed: dict, config: Config, total: int, note: str) -> ResumePlan:
     "The plan for the furthest run of `total`. `note`: what else is to be said of the choice."
     why = f"the furthest of {total} runs of this task" if total > 1 else "the only run of this task"
-    beginning = "resume.source=auto: " + run.path.name
+    beginning = f"resume.source=auto: {place(run.path)}"
     if run.done and not changed:
         reason = f"{beginning}, {why}, {finished_text(run.ended)}; there is nothing to resume{note}"
         return ResumePlan("done", reason, run.path, environment=run.environment)
@@ -158,6 +161,11 @@ def _chosen_plan(run: RunOutline, changed: dict, config: Config, total: int, not
     return _continue_plan(run, changed, config, reason)
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #0553dda3
+def _is_a_strangers(run: RunOutline, trust: bool) -> bool:
+    "Whether a run has come to its end, and nothing proves that it was made here: no result of this notebook."
+    return run.done and not trust and is_foreign(run.path)
+
+
 def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePlan:
     "The plan for resume.source=auto: the furthest run of this task whose settings fit, or a new one."
     folders = places(config)
@@ -175,6 +183,10 @@ def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePl
             if not run.done and refusal is None:
                 refusal = error
             passed = passed or _passed_over(run, session)
+            continue
+        if not changed and _is_a_strangers(run, session.trust):
+            told = "has finished and was not made here; trust=True, or --trust, takes it as result"
+            passed = passed or f" ({place(run.path)} {told})"
             continue
         return _chosen_plan(run, changed, config, len({one.run_id for one in free}), note + passed)
     if refusal is not None:

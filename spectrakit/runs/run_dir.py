@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['RUN_FILES', 'MARKERS', 'DEPTH', 'MAX_NAMES', 'MAX_NAMES_EACH', 'reserve_folder', 'new_run_dir', 'check_mirror',
-           'versions', 'Session', 'environment', 'locked', 'is_locked', 'missing_files', 'find_runs',
-           'read_environment', 'read_summary', 'update_environment', 'newest_environments']
+           'versions', 'Session', 'environment', 'locked', 'is_locked', 'missing_files', 'check_links', 'find_runs',
+           'read_environment', 'read_summary', 'update_environment', 'newest_environments', 'is_attached', 'is_foreign',
+           'write_mark']
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fcf4
 import contextlib
@@ -28,8 +29,9 @@ from ..config.resolve import ignored_settings, platform_notes
 from ..config.schema import Config
 from ..distributed.topology import Rank, in_kernel, left_over, plan_processes
 from ..system.errors import RequestError
-from ..system.files import write_atomic
+from ..system.files import is_inside, links_out, read_bounded, write_atomic
 from ..system.masking import masked_value
+from ..system.origin import has_mark, mark_of
 from ..system.platforms.detect import writable_bytes
 from ..system.platforms.platform import Platform
 from ..watchdog.budget import TimeLimit
@@ -131,6 +133,7 @@ class Session:
     place: Rank | None = None  # the rank that a launcher of the user's made of this process
     auto: dict[str, str] = field(default_factory=dict)  # setting that was `auto` → its value and why
     code: dict[str, str] = field(default_factory=dict)  # part of the task's source → its hash
+    trust: bool = False  # whether a finished run that was not made here may be the result
 
     def world_size(self, config: Config) -> int:
         "How many processes train with `config`. RequestError where that is impossible."
@@ -209,8 +212,20 @@ RUN_FILES = ("config.yaml", "events.jsonl")  # without these two a folder is no 
 
 
 def missing_files(path: Path) -> list[str]:
-    "Which of the files that every run has are not in the folder `path`; empty where it is a run."
-    return [name for name in RUN_FILES if not (path / name).is_file()]
+    """Which of the files that every run has are not in the folder `path`; empty where it is a run.
+
+    A link that leads out of the folder counts as none.
+    """
+    return [name for name in RUN_FILES if not ((path / name).is_file() and is_inside(path, path / name))]
+
+
+def check_links(path: Path) -> None:
+    "RequestError where something in the run at `path` leads out of it: what is written there would go elsewhere."
+    if (link := next(links_out(path), None)) is not None:
+        raise RequestError(
+            f"{link.relative_to(path)} in {path.name} is a link that leads out of the run, and links are not followed. "
+            "Remove it, or copy the run without its links."
+        )
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fc04
 MARKERS = frozenset({"config.yaml", "environment.json", "events.jsonl", "checkpoints"})
@@ -241,6 +256,9 @@ def find_runs(folder: Path, depth: int = DEPTH) -> list[Path]:
     return runs
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fc05
+_MOST_BYTES = 2**24  # of config.yaml, environment.json, summary.json
+
+
 def read_environment(path: Path) -> dict:
     "The contents of environment.json of the run at `path`; empty where it cannot be read."
     return _mapping_in(path / "environment.json")
@@ -253,7 +271,7 @@ def read_summary(path: Path) -> dict:
 
 def _mapping_in(file: Path) -> dict:
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))
+        known = json.loads(read_bounded(file.parent, file, _MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return known if isinstance(known, dict) else {}
@@ -270,3 +288,26 @@ def newest_environments(folder: Path, most: int) -> Iterator[tuple[Path, dict]]:
     runs = [path for path in folder.iterdir() if (path / "environment.json").is_file()]
     for path in sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)[:most]:
         yield path, read_environment(path)
+
+# %% ../../nbs/35_runs/01_run_dir.ipynb #5110a2a3
+def is_attached(path: Path) -> bool:
+    "Whether `path` lies where a platform, or SPECTRAKIT_INPUT, attaches what others made."
+    folders = [*os.environ.get("SPECTRAKIT_INPUT", "").split(os.pathsep), "/kaggle/input"]
+    real = path.resolve()
+    return any(real.is_relative_to(Path(folder).expanduser().resolve()) for folder in folders if folder)
+
+
+def is_foreign(path: Path) -> bool:
+    "Whether nothing proves that the run at `path` was made here by this user, with the settings that it has now."
+    known = read_environment(path)
+    try:
+        settings = read_bounded(path, path / "config.yaml", _MOST_BYTES)
+    except OSError:
+        return True
+    return is_attached(path) or not has_mark(known.get("run_id"), settings, known.get("origin"))
+
+# %% ../../nbs/35_runs/01_run_dir.ipynb #c1220dd3
+def write_mark(path: Path) -> None:
+    "Prove from now on that the run at `path`, whose settings and facts are written, was made here. OSError where not."
+    run_id, settings = read_environment(path)["run_id"], (path / "config.yaml").read_bytes()
+    update_environment(path, origin=mark_of(run_id, settings))

@@ -1,0 +1,159 @@
+"""Plays what a stranger may bring along, and counts what was executed, leaked, written outside, hung or traced back.
+
+A `Case` makes its folder and says what is done with it. `play` does it in this process, with a canary among the
+variables, a folder outside that nothing may change, and a bound on time. All counts have to be 0. Another file of cases
+needs no more than `Case`, `play` and a parametrized test.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import re
+import signal
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spectrakit.checkpoint.store import CheckpointError
+from spectrakit.system.errors import RequestError
+
+SECRET = "c4nary-9f2e71d05b"  # the value of KAGGLE_KEY, and the content of a file outside
+LIMIT_S = 10.0
+COUNTS: Counter[str] = Counter()
+KINDS = ("executed", "leaked", "written", "hung", "traced back")
+CODE = "from pathlib import Path\nPath({mark!r}).touch()\nclass Evil:\n    pass\n"
+
+
+@dataclass(frozen=True)
+class Case:
+    "One thing that a stranger may bring along, and what somebody does with it."
+
+    name: str
+    make: Callable[["Place"], Any]  # puts it there; what it returns is handed to `act`
+    act: Callable[[Any], Any]  # what is done with it: calls of the kit
+    says: str | None = None  # a pattern that what is raised, returned or printed has to match
+
+
+@dataclass(frozen=True)
+class Place:
+    "Where a case happens."
+
+    folder: Path  # this is also the current folder
+
+    @property
+    def mark(self) -> Path:
+        "Is there afterwards if something of the stranger's was executed."
+        return self.folder / "EXECUTED"
+
+    @property
+    def outside(self) -> Path:
+        "A folder of the user's that nothing may read into a run, or change."
+        return self.folder / "outside"
+
+    def code(self, name: str) -> Path:
+        "A Python file that leaves its mark when it is executed."
+        file = self.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(CODE.format(mark=str(self.mark)))
+        return file
+
+
+@dataclass
+class Result:
+    "What came of a case."
+
+    text: str = ""  # all that was raised, returned and printed
+    found: list[str] = field(default_factory=list)  # of KINDS
+
+
+class Hung(BaseException):
+    "It took longer than LIMIT_S."
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    "Raise Hung in this, the main, thread where the block takes longer than LIMIT_S."
+
+    def end(*_: Any) -> None:
+        raise Hung
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def tree(folder: Path) -> dict[str, str]:
+    "Every name below `folder`, with a hash of what it is."
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        what = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        found[str(path.relative_to(folder))] = hashlib.sha256(what).hexdigest()
+    return found
+
+
+def _one_sentence(error: BaseException) -> bool:
+    "Whether an error is one that people are meant to read, and not a fault of ours."
+    return isinstance(error, (RequestError, CheckpointError, RuntimeError, SystemExit)) and "\n" not in str(error)
+
+
+def act_on(case: Case, thing: Any, result: Result) -> None:
+    "Do what the case does, with its text and its faults noted."
+    out = io.StringIO()
+    try:
+        with bounded(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            result.text += str(case.act(thing))
+    except Hung:
+        result.found.append("hung")
+    except BaseException as error:
+        result.text += f"\n{type(error).__name__}: {error}"
+        if not _one_sentence(error):
+            result.found.append("traced back")
+            result.text += "\n" + "".join(traceback.format_exception(error)[-6:])
+    result.text += out.getvalue()
+    if "Traceback (most recent call last)" in out.getvalue():
+        result.found.append("traced back")
+
+
+def leaked(place: Place, text: str) -> bool:
+    "Whether the canary is in `text`, or in a file below the folder other than outside."
+    if SECRET in text:
+        return True
+    for path in place.folder.rglob("*"):
+        inside = not path.is_symlink() and path.is_file() and place.outside not in path.parents
+        if inside and path.stat().st_size < 2**24 and SECRET.encode() in path.read_bytes():
+            return True
+    return False
+
+
+def play(case: Case, folder: Path) -> Result:
+    "Make the case in `folder`, do it, and count what it did."
+    place, result = Place(folder), Result()
+    place.outside.mkdir()
+    (place.outside / "secret.txt").write_text(SECRET + "\n")
+    (place.outside / "secret.yaml").write_text(f"extra: {{note: {SECRET}}}\n")
+    thing, before = case.make(place), tree(place.outside)
+    act_on(case, thing, result)
+    if place.mark.exists():
+        result.found.append("executed")
+    if leaked(place, result.text):
+        result.found.append("leaked")
+    if tree(place.outside) != before:
+        result.found.append("written")
+    COUNTS.update(["cases", *result.found])
+    return result
+
+
+def check(case: Case, folder: Path) -> None:
+    "AssertionError unless nothing happened, and what it says is what was expected."
+    result = play(case, folder)
+    assert not result.found, f"{case.name}: {', '.join(result.found)}\n{result.text[-3000:]}"
+    if case.says is not None:
+        assert re.search(case.says, result.text), f"{case.name} says: {result.text[-1000:]}"
