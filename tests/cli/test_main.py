@@ -557,7 +557,9 @@ def test_predict_with_and_without_the_task(trained, trained_copy, call, here):
     assert (done.stderr, (here / "one.csv").read_text()) == ("", expected)
     text = (trained_copy / "config.yaml").read_text()
     (trained_copy / "config.yaml").write_text(text.replace("launch:\n  mode: auto", "launch:\n  mode: inline"))
-    status, out, err = call("predict", trained_copy, "--out", "other.csv")  # in this process
+    status, out, err = call("predict", trained_copy, "--out", "other.csv")  # its settings are not those that it had
+    assert status == 2 and "Nothing proves that" in err and "--trust" in err and not (here / "other.csv").exists()
+    status, out, err = call("predict", trained_copy, "--out", "other.csv", "--trust")  # in this process
     assert (status, err, (here / "other.csv").read_text()) == (0, "", expected)
     status, out, err = call("predict", task("Line"), trained_copy)  # a task without a test set: its validation data
     assert (status, err) == (0, "") and "12 predictions" in out

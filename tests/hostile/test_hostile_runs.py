@@ -11,17 +11,21 @@ from typing import Any
 import pytest
 import torch
 from hostile_harness import Case, Place, check
+from torch.utils.data import TensorDataset
 
 import odd_runs
-from spectrakit.api.actions import predict, resume
+from spectrakit.api.actions import fit, predict, resume
 from spectrakit.api.run import list_runs, open_run
 from spectrakit.checkpoint.store import CheckpointContent, save_checkpoint
 from spectrakit.cli.main import main
 from spectrakit.config.compose import compose, snapshot
+from spectrakit.contract.task import Task
 from spectrakit.launch.consent import trust
 from spectrakit.reports.comparison import compare
 from spectrakit.reports.run_report import report
 from spectrakit.runs.history import read_history
+from spectrakit.runs.run_dir import is_foreign
+from spectrakit.system.errors import RequestError
 
 NAME = "spectra-20261120-101500"
 
@@ -148,6 +152,83 @@ def settings_cases() -> list[Any]:
 @pytest.mark.parametrize("case", settings_cases())
 def test_settings_of_a_stranger(case, hostile):
     check(case, hostile)
+
+
+# --- consent ----------------------------------------------------------------------------------------------------------
+
+
+def test_consent_is_given_to_just_what_was_shown(hostile):
+    place = Place(hostile)
+    run = their_run(place, names_task("{}/evil.py:Evil")(place))
+    shown = trust(run)
+    assert list(shown.files) == [str(hostile / "evil.py")] and shown.task == f"{hostile}/evil.py:Evil"
+    assert not shown.made_here and not shown.accepted and not place.mark.exists()
+    assert trust(run, accept_it=True).accepted and trust(run).accepted
+    with pytest.raises(RequestError, match="Evil"):  # imported now, and no task
+        resume(run, show=False)
+    assert place.mark.exists()
+    place.mark.unlink()
+    place.code("evil.py").write_text("print('another one')")
+    assert not trust(run).accepted
+    with pytest.raises(RequestError, match="Nothing proves that"):
+        resume(run, show=False)
+
+
+class Line(Task):
+    "Learns y = 2x in an instant."
+
+    def datasets(self, cfg):
+        x = torch.linspace(-1, 1, 16)[:, None]
+        return TensorDataset(x, 2 * x), TensorDataset(x, 2 * x)
+
+    def model(self, cfg):
+        return torch.nn.Linear(1, 1)
+
+    def loss(self, model, batch):
+        return ((model(batch[0]) - batch[1]) ** 2).mean()
+
+
+INLINE = (
+    "launch.mode=inline",
+    "data.batch_size=4",
+    "trainer.accelerator=cpu",
+    "trainer.max_epochs=1",
+    "watchdog.limit=none",
+)
+
+
+def test_a_run_made_here_is_known_and_a_finished_one_of_others_is_no_result(hostile, capsys, monkeypatch):
+    run = fit(Line(), compose(*INLINE), show=False)
+    assert not is_foreign(run.path) and trust(run).made_here
+    assert fit(Line(), compose(*INLINE), resume="auto", show=False).path == run.path
+    shutil.copytree(run.path, hostile / "copy" / run.path.name)
+    assert not is_foreign(hostile / "copy" / run.path.name)  # by the one who made it
+    theirs = Path(shutil.move(run.path, hostile / "input" / run.path.name))
+    monkeypatch.setenv("SPECTRAKIT_INPUT", str(hostile / "input"))
+    assert is_foreign(theirs)
+    mine = fit(Line(), compose(*INLINE), resume="auto")
+    told = capsys.readouterr().out
+    assert mine.path.parent.name == "runs" and f"input/{theirs.name}" in told and "not made here" in told
+    shutil.rmtree(mine.path)
+    assert fit(Line(), compose(*INLINE), resume="auto", show=False, trust=True).path.resolve() == theirs
+    assert resume(theirs, Line(), show=False).path == theirs  # it was named
+    with monkeypatch.context() as other:  # somebody else, or another machine
+        other.setenv("XDG_STATE_HOME", str(hostile / "other"))
+        assert is_foreign(hostile / "copy" / run.path.name)
+
+
+def test_settings_of_others_write_nowhere_else(hostile, capsys):
+    mirror = hostile / "outside" / "mirror"
+    config = compose(*INLINE, f"checkpoint.mirror={mirror}", "distributed.env.NCCL_DEBUG=INFO", "trainer.max_epochs=2")
+    run = fit(Line(), config, show=False)
+    assert mirror.is_dir()
+    shutil.rmtree(mirror)
+    text = (run.path / "config.yaml").read_text()
+    (run.path / "config.yaml").write_text(text.replace("max_epochs: 2", "max_epochs: 3"))
+    again = resume(run.path, Line(), "trainer.max_epochs=4", "resume.allow=[trainer.max_epochs]", show=False)
+    assert again.status == "completed" and not mirror.exists() and again.config.checkpoint.mirror is None
+    told = capsys.readouterr().err
+    assert "checkpoint.mirror" in told and "NCCL_DEBUG" in told and not is_foreign(again.path)
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
