@@ -138,7 +138,9 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
     predictions afterwards (default None).
     """
     given, peer = None if isinstance(task, str) else task, not _writes_run(request)
-    session = Session(request.platform, request.limit, request.place, request.auto, code_fingerprint(task), request.trust)
+    session = Session(
+        request.platform, request.limit, request.place, request.auto, code_fingerprint(task), request.trust
+    )
     plan = plan_resume(request.config, session, peer)
     if show and plan.reason and not peer and config.run.console != "none":
         print(plan.reason, flush=True)
