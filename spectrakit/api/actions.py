@@ -232,7 +232,7 @@ def _on_this_machine(request: RunRequest) -> RunRequest:
     )
     return request.with_config(config)
 
-# %% ../../nbs/60_api/01_actions.ipynb #18d35251
+# %% ../../nbs/60_api/01_actions.ipynb #3a86e5c0
 def _settings_to_use(run: Run, task: Any, trust: bool) -> Config:
     "The settings of a run without what nobody has agreed to, which is printed. RequestError where that is code."
     config, notes = consented(run.path, run.config, trust or run.trusted, run.task if task is None else task)
@@ -240,7 +240,7 @@ def _settings_to_use(run: Run, task: Any, trust: bool) -> Config:
         print(note, file=sys.stderr)
     return config
 
-
+# %% ../../nbs/60_api/01_actions.ipynb #18d35251
 def _predict(
     task: Any, run: Run, out: str | Path | None, request: RunRequest | None = None, trust: bool = False
 ) -> Predictions:

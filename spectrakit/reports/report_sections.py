@@ -249,10 +249,7 @@ def checkpoints_html(h: History) -> str:
     table = table_html(rows, caption="checkpoints") if there else "<p>There are no checkpoints.</p>"
     return table + (note if deleted else "")
 
-# %% ../../nbs/70_reports/04_report_sections.ipynb #870f47ee
-MOST_READ = 10**9  # bytes of arrays
-
-
+# %% ../../nbs/70_reports/04_report_sections.ipynb #9cbde0a1
 def _check_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
     "ValueError where the head of an array says that it has more bytes than there are, for which room would be made."
     with archive.open(entry) as file:
@@ -261,6 +258,9 @@ def _check_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
         shape, _, kind = reader(file)
     if math.prod(shape) * kind.itemsize > entry.file_size:
         raise ValueError(f"{entry.filename} is shorter than it says")
+
+# %% ../../nbs/70_reports/04_report_sections.ipynb #870f47ee
+MOST_READ = 10**9  # bytes of arrays
 
 
 def read_predictions(path: Path) -> Predictions:
