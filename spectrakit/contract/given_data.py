@@ -58,7 +58,7 @@ def _as_tensor(array: Any, where: str) -> Any:
     tensor = torch.as_tensor(array)
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
-
+# %% ../../nbs/38_contract/06_given_data.ipynb #9bdd8a21
 def as_dataset(given: Any, where: str) -> tuple[Any, str | None]:
     """What a task returned as a data set, and a sentence where it was wrapped. RequestError where it is none.
 

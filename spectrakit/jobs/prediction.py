@@ -151,7 +151,7 @@ def _arrays(task: Any, parts: list[dict[str, Any]]) -> dict[str, Any]:
             arrays[f"{name.removesuffix('s')}_lengths"] = lengths
     return arrays
 
-
+# %% ../../nbs/45_jobs/00_prediction.ipynb #84842e5b
 def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context: RunContext) -> dict[str, Any] | None:
     """Predictions for all of a data set: NumPy arrays by name, each [samples, …], in the data set's order.
 

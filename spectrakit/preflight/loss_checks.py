@@ -80,7 +80,7 @@ def _mean(task: Any, model: Any, data: Any, samples: int) -> tuple[float, float]
     loss = as_loss(task.loss(model, data))
     return (float(loss.value) * samples, samples) if loss.weight is None else (float(loss.value), float(loss.weight))
 
-
+# %% ../../nbs/39_preflight/00_loss_checks.ipynb #3f5d6485
 def uneven_mean(task: Any, model: Any, data: Any, samples: int, tolerance: float = 1e-3) -> str | None:
     """What is wrong where the loss of a batch is not what its two parts add up to; None where it is, or is not known.
 

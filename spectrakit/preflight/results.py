@@ -37,6 +37,10 @@ class ContractResult:
         return f"{self.error} {self.mend}".strip() if self.error else ""
 
 # %% ../../nbs/39_preflight/03_results.ipynb #7ba31803
+def _mark(result: ContractResult) -> str:
+    return "✗" if result.error else "✓"
+
+# %% ../../nbs/39_preflight/03_results.ipynb #bbc6e0a7
 @dataclass(frozen=True)
 class ContractReport:
     "What the contract test of a task has found. In a notebook it shows itself as a table, elsewhere as text."
@@ -73,7 +77,3 @@ class ContractReport:
         )
         notes = "".join(f"<p>note: {escape(text)}</p>" for text in self.notes)
         return f"<p><b>{escape(self.task)}</b></p><table>{head}{rows}</table>{notes}"
-
-
-def _mark(result: ContractResult) -> str:
-    return "✗" if result.error else "✓"

@@ -73,7 +73,7 @@ def _fresh_statistics(model: Any) -> Iterator[list]:
             m.momentum = momentum
         model.eval()
 
-
+# %% ../../nbs/40_training/08_averaging.ipynb #c3b91d3e
 def refresh_batch_norm(s: TrainState, over: Callable[[], bool]) -> int:
     """Take the statistics of batch norms anew, over at most an epoch; the batches that this process has used.
 

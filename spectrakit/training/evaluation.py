@@ -352,7 +352,7 @@ def _timed_batches(
             last = time.monotonic()
     return took
 
-
+# %% ../../nbs/40_training/02_evaluation.ipynb #199d58c3
 def predictions_s(
     task: Any,
     model: Any,

@@ -6,8 +6,8 @@
 __all__ = ['SHORT_S', 'train_loop', 'scale_gradients', 'next_due', 'poll_requests', 'confirm_requested_save', 'stops_early',
            'save_wanted', 'overdue_evaluation', 'evaluate_now', 'device_load', 'RankReport', 'gather_reports',
            'gather_logs', 'write_log_point', 'log_step', 'at_step_boundary', 'evaluate_and_save', 'ends_by_request',
-           'finish', 'last_evaluation', 'save_traceback', 'failure_reason', 'NullLog', 'name_operations', 'begin_run',
-           'with_a_model', 'end_run', 'train_run']
+           'last_evaluation', 'finish', 'save_traceback', 'failure_reason', 'NullLog', 'name_operations', 'begin_run',
+           'with_a_model', 'end_run', 'end_unprepared', 'train_run']
 
 # %% ../../nbs/40_training/09_loop.ipynb #e463e137
 import contextlib
@@ -463,34 +463,6 @@ def ends_by_request(s: TrainState, flags: int) -> tuple[str, str] | None:
     )
 
 # %% ../../nbs/40_training/09_loop.ipynb #23a2fc07
-def finish(s: TrainState, status: str, alone: bool = False) -> bool:
-    """The last log point, save and evaluation of a run that ends before its last step; after a failure the save, of
-    this rank `alone`.
-
-    False where the task's own code failed once more on a rank of several: the others then wait for it in vain.
-    """
-    count_overflows(s)
-    p, planned, interval = s.progress, replace(s.progress), replace(s.record.interval)
-    try:
-        if status == "failed" and s.saving.rng_state is None and p.saved_step != p.step:
-            s.record.log.write(
-                "message",
-                text=f"the run failed inside the update after step {p.step}; that partial update is not saved",
-            )
-            return True
-        save(s, alone=alone, last=True)
-        if status != "failed":
-            log_step(s)
-            last_evaluation(s, planned, interval, asked=status == "interrupted")
-            average_at_end(s, status)
-    except Exception as error:  # the end has to be written
-        s.record.log.write("message", text=f"while finishing: {type(error).__name__}: {error}")
-        if s.context.world_size > 1 and not alone:
-            save_traceback(s.context, s.execution.traceback_dir)
-        return s.context.world_size == 1
-    return True
-
-
 SHORT_S = 5.0  # of an evaluation that somebody waits for who has pressed ■
 
 
@@ -522,6 +494,34 @@ def last_evaluation(s: TrainState, planned: Progress, interval: Interval, asked:
     s.progress, s.record.interval, now = planned, interval, s.record.interval
     save(s, best=improved, last=True)
     s.progress, s.record.interval = p, now
+
+# %% ../../nbs/40_training/09_loop.ipynb #ef68d2bb
+def finish(s: TrainState, status: str, alone: bool = False) -> bool:
+    """The last log point, save and evaluation of a run that ends before its last step; after a failure the save, of
+    this rank `alone`.
+
+    False where the task's own code failed once more on a rank of several: the others then wait for it in vain.
+    """
+    count_overflows(s)
+    p, planned, interval = s.progress, replace(s.progress), replace(s.record.interval)
+    try:
+        if status == "failed" and s.saving.rng_state is None and p.saved_step != p.step:
+            s.record.log.write(
+                "message",
+                text=f"the run failed inside the update after step {p.step}; that partial update is not saved",
+            )
+            return True
+        save(s, alone=alone, last=True)
+        if status != "failed":
+            log_step(s)
+            last_evaluation(s, planned, interval, asked=status == "interrupted")
+            average_at_end(s, status)
+    except Exception as error:  # the end has to be written
+        s.record.log.write("message", text=f"while finishing: {type(error).__name__}: {error}")
+        if s.context.world_size > 1 and not alone:
+            save_traceback(s.context, s.execution.traceback_dir)
+        return s.context.world_size == 1
+    return True
 
 # %% ../../nbs/40_training/09_loop.ipynb #60519637
 def save_traceback(context: RunContext, logs: Path) -> None:
@@ -611,6 +611,13 @@ def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, 
     s.record.trackers.close(failed=status == "failed")  # last: a slow one keeps nothing waiting
     return status, reason
 
+
+def end_unprepared(context: RunContext, log: EventLog, status: str, reason: str, alone: bool) -> None:
+    "The end of a run that broke before it was prepared; where this rank is `alone`, the launcher writes it."
+    if not alone:
+        log.write("end", status=status, reason=reason, step=0, metrics={})
+    context.heartbeat.beat("ending")
+
 # %% ../../nbs/40_training/09_loop.ipynb #23a2fc06
 def train_run(
     task: Any, config: Config, execution: Execution, resume: bool = False, restart_reason: str | None = None
@@ -626,8 +633,8 @@ def train_run(
     end. RequestError where the request cannot work; the folder then holds nothing of this attempt.
     """
     context = execution.context
-    with repeatable(config.trainer.deterministic) as uncertain:
-        log = EventLog(log_file(execution.run_dir)) if context.is_main else NullLog()
+    log = EventLog(log_file(execution.run_dir)) if context.is_main else NullLog()
+    with contextlib.closing(log), repeatable(config.trainer.deterministic) as uncertain:
         s, broken = None, False
         context.heartbeat.beat("preparing")
         try:
@@ -649,8 +656,5 @@ def train_run(
             name_operations(s, uncertain)
             status, reason = end_run(s, status, reason, alone)
         else:
-            if not alone:
-                log.write("end", status=status, reason=reason, step=0, metrics={})
-            context.heartbeat.beat("ending")
-        log.close()
+            end_unprepared(context, log, status, reason, alone)
         return status, BROKEN + reason if alone else reason

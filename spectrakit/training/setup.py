@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..checkpoint.store import random_state, restore_random_state
-from ..config.batch_plan import plan_batches, total_steps
+from ..config.batch_plan import BatchPlan, plan_batches, total_steps
 from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
 from ..config.schema import Config
@@ -158,6 +158,19 @@ def data_fingerprints(config: Config, train: Any, valid: Any) -> dict[str, Any]:
     }
 
 
+def _monitor_before(run_dir: Path) -> tuple[str, str] | None:
+    "The metric and the direction that the run in this folder was begun with; None where it begins now."
+    known = read_environment(run_dir).get("decided", {})
+    return (known["monitor"], known["mode"]) if known.get("monitor") and known.get("mode") else None
+
+
+def _finite_buffers(model: Any) -> list:
+    "Floating-point buffers of a model; without those that hold infinities on purpose, such as attention masks."
+    import torch
+
+    return [b for b in model.buffers() if b.is_floating_point() and bool(torch.isfinite(b).all())]
+
+# %% ../../nbs/40_training/05_setup.ipynb #6832152d
 def make_learner(task: Any, config: Config, context: RunContext, model: Any, steps: int | None) -> Learner:
     """The model with its optimizer, scheduler and averages.
 
@@ -187,19 +200,6 @@ def make_learner(task: Any, config: Config, context: RunContext, model: Any, ste
         interval_of(scheduler, config),
         buffers,
     )
-
-
-def _finite_buffers(model: Any) -> list:
-    "Floating-point buffers of a model; without those that hold infinities on purpose, such as attention masks."
-    import torch
-
-    return [b for b in model.buffers() if b.is_floating_point() and bool(torch.isfinite(b).all())]
-
-
-def _monitor_before(run_dir: Path) -> tuple[str, str] | None:
-    "The metric and the direction that the run in this folder was begun with; None where it begins now."
-    known = read_environment(run_dir).get("decided", {})
-    return (known["monitor"], known["mode"]) if known.get("monitor") and known.get("mode") else None
 
 # %% ../../nbs/40_training/05_setup.ipynb #11f888e6
 def _nobody(*_: Any) -> None:
@@ -261,6 +261,45 @@ def check_datasets(train: Any, valid: Any, allow_nan: bool) -> None:
         if not allow_nan:
             check_finite_dataset(dataset, what)
 
+# %% ../../nbs/40_training/05_setup.ipynb #ae59fa64
+class _Read(NamedTuple):
+    "The data of a run, and what was found out about them."
+
+    train: Any
+    valid: Any  # None: there is no validation
+    sampled: Any  # the order of the task's own sampler, if it has one
+    plan: BatchPlan
+    fingerprints: dict[str, Any] | None  # on rank 0
+
+
+def _read_data(
+    task: Any, config: Config, context: RunContext, log: EventLog, training_only: bool, watch: Watch
+) -> _Read:
+    "The task's data, checked, and the plan for their batches."
+    with reported("data", Scene(task, "datasets", "when it was read"), watch.result) as found:
+        train, valid = read_datasets(task, config, lambda text: log.write("message", text=text))
+        if training_only:
+            valid = None
+        sampled = sampled_order(task, train, config)
+        plan = plan_batches(config, len(train) if sampled is None else len(sampled), context.world_size)
+        prints = data_fingerprints(config, train, valid) if context.is_main and not training_only else None
+        check_datasets(train, valid, config.data.allow_nan)
+        found.append(f"{plan.samples} training samples, {0 if valid is None else len(valid)} for validation")
+    return _Read(train, valid, sampled, plan, prints)
+
+
+def _moved_model(task: Any, config: Config, context: RunContext, watch: Watch) -> Any:
+    "The task's model on its device, without what DDP wraps around it."
+    with reported("model", Scene(task, "model", "when it was made"), watch.result) as found:
+        model = make_model(task, config)
+        watch.model(model)
+        if config.training.gradient_checkpointing:
+            save_activations(model, config.training.gradient_checkpointing)
+        with explained(task, "model", f"when it was moved to {context.device}"):
+            model = context.without_exchange(model)
+        found.append(f"{type(context.plain(model)).__name__}, on {context.device}")
+    return model
+
 # %% ../../nbs/40_training/05_setup.ipynb #d6b2c9ec
 def prepare(
     task: Any,
@@ -283,26 +322,12 @@ def prepare(
     check_task(task, config)
     check_trackers(config)
     seed_everything(config.seed)
-    with reported("data", Scene(task, "datasets", "when it was read"), watch.result) as found:
-        train, valid = read_datasets(task, config, lambda text: log.write("message", text=text))
-        if training_only:
-            valid = None
-        sampled = sampled_order(task, train, config)
-        plan = plan_batches(config, len(train) if sampled is None else len(sampled), context.world_size)
-        prints = data_fingerprints(config, train, valid) if context.is_main and not training_only else None
-        check_datasets(train, valid, config.data.allow_nan)
-        found.append(f"{plan.samples} training samples, {0 if valid is None else len(valid)} for validation")
-    with reported("model", Scene(task, "model", "when it was made"), watch.result) as found:
-        model = make_model(task, config)
-        watch.model(model)
-        if config.training.gradient_checkpointing:
-            save_activations(model, config.training.gradient_checkpointing)
-        with explained(task, "model", f"when it was moved to {context.device}"):
-            model = context.without_exchange(model)
-        found.append(f"{type(context.plain(model)).__name__}, on {context.device}")
+    read = _read_data(task, config, context, log, training_only, watch)
+    model = _moved_model(task, config, context, watch)
+    train, valid, plan = read.train, read.valid, read.plan
     collate = task.collate if provides(task, "collate") else None
     placement, most = Placement(context.device, context.rank, context.world_size), config.limits.max_val_batches
-    batches = train_batches(train, plan, config, placement, collate, sampled)
+    batches = train_batches(train, plan, config, placement, collate, read.sampled)
     checks = valid and eval_batches(valid, config, placement, collate, most)
     if context.is_main:
         for reader in (batches, checks):
@@ -331,7 +356,7 @@ def prepare(
         config,
         execution,
         learner,
-        Data(plan, batches, checks, prints),
+        Data(plan, batches, checks, read.fingerprints),
         Schedule(steps, steps),
         Record(log),
         monitor,
@@ -341,6 +366,20 @@ def prepare(
     )
 
 # %% ../../nbs/40_training/05_setup.ipynb #c0acb910
+def _ignored(s: TrainState) -> list[str]:
+    "Typed settings that this task and these data leave without effect."
+    return ignored_settings(
+        s.config,
+        facts={
+            "has_valid": s.data.valid is not None,
+            "resident": isinstance(s.data.train, ResidentBatches),
+            "own_optimizer": provides(s.task, "optimizer"),
+            "own_scheduler": s.learner.scheduler is not None,
+            "own_sampler": provides(s.task, "sampler"),
+        },
+    )
+
+# %% ../../nbs/40_training/05_setup.ipynb #b18a8b03
 def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
     "What was decided for this run, for the log; `known`: environment.json, as the launcher has written it."
     import torch
@@ -381,20 +420,6 @@ def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
         "torch": torch.__version__,
     }
 
-
-def _ignored(s: TrainState) -> list[str]:
-    "Typed settings that this task and these data leave without effect."
-    return ignored_settings(
-        s.config,
-        facts={
-            "has_valid": s.data.valid is not None,
-            "resident": isinstance(s.data.train, ResidentBatches),
-            "own_optimizer": provides(s.task, "optimizer"),
-            "own_scheduler": s.learner.scheduler is not None,
-            "own_sampler": provides(s.task, "sampler"),
-        },
-    )
-
 # %% ../../nbs/40_training/05_setup.ipynb #94e45f16
 def _ownership_notes(s: TrainState) -> list[str]:
     "What the optimizer leaves out, and what it has that is not the model's, a sentence each."
@@ -416,6 +441,17 @@ def _ownership_notes(s: TrainState) -> list[str]:
     return notes
 
 
+def _print_rank(context: RunContext) -> None:
+    "Which process this rank is, for logs/rank-N.log."
+    import torch
+
+    print(
+        f"rank {context.rank} of {context.world_size}: process {os.getpid()} on {context.device}, "
+        f"{torch.get_num_threads()} threads",
+        flush=True,
+    )
+
+# %% ../../nbs/40_training/05_setup.ipynb #55caed35
 def write_start(s: TrainState, resume: bool, notes: list[str]) -> None:
     """Write what was decided into the log and environment.json; a run that goes on writes a `restart` besides.
 
@@ -423,15 +459,9 @@ def write_start(s: TrainState, resume: bool, notes: list[str]) -> None:
     - `resume`: whether it goes on
     - `notes`: what is not as it was, one sentence each
     """
-    import torch
-
     p = s.progress
-    if s.context.world_size > 1:  # into logs/rank-N.log
-        print(
-            f"rank {s.context.rank} of {s.context.world_size}: process {os.getpid()} on {s.context.device}, "
-            f"{torch.get_num_threads()} threads",
-            flush=True,
-        )
+    if s.context.world_size > 1:
+        _print_rank(s.context)
     if not s.context.is_main:
         return
     known = read_environment(s.run_dir)

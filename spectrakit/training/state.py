@@ -86,7 +86,7 @@ class Learner:
         "What moving averages are kept of, where the run keeps any."
         return [*self.params, *self.buffers]
 
-
+# %% ../../nbs/40_training/01_state.ipynb #287c78f8
 @dataclass
 class Data:
     "What is trained and evaluated on. `plan` says how an epoch is cut into windows and micro batches."
