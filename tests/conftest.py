@@ -114,6 +114,14 @@ def trained_copy(trained, tmp_path) -> Path:
 
 
 @pytest.fixture
+def train(tmp_path):
+    "A function that trains a task in this process, as `in_process.trainer_in` makes it."
+    from in_process import trainer_in  # it imports torch
+
+    return trainer_in(tmp_path)
+
+
+@pytest.fixture
 def start_cli(tmp_path):
     "A function that starts a command and returns its Popen; what is still alive at the end of the test is killed."
     started = []

@@ -277,7 +277,7 @@ def preload(kind: str) -> None:
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     if kind == "notebooks":
-        import nbdev.test  # noqa: F401
+        import nbdev.test  # noqa: F401  the same
     spectrakit.compose()  # imports Hydra
     assert not torch.cuda.is_initialized()
     gc.collect()

@@ -37,7 +37,7 @@ def accumulate(rank: int, backend: str) -> dict:
     return {"exchanges": len(exchanges), "grads": [q.grad for q in module.parameters()]}
 
 
-def test_a_compiled_model_exchanges_gradients_once_a_step(on_ranks):  # noqa: F811
+def test_a_compiled_model_exchanges_gradients_once_a_step(on_ranks):  # noqa: F811  that fixture
     one, other = on_ranks(accumulate, "aot_eager")
     assert one["exchanges"] == other["exchanges"] == 2
     torch.manual_seed(0)

@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 import torch
-from test_loop import train, vector  # noqa: F401  train is a fixture
 from torch import nn
 from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
 import spectrakit as sk
 from helpers import TESTS
+from in_process import vector
 from spectrakit.checkpoint import async_writer
 from spectrakit.checkpoint.store import (
     CheckpointError,
@@ -85,7 +85,7 @@ def told(run) -> str:
         (["training.average=best:2", "trainer.max_epochs=3", "task.target=3.5"], [1, 3]),
     ],
 )
-def test_the_mean_is_that_of_the_checkpoints_that_were_asked_for(train, words, steps):  # noqa: F811
+def test_the_mean_is_that_of_the_checkpoints_that_were_asked_for(train, words, steps):
     target = {"training.average=last:2": "2.85", "training.average=last:3": "1.74", "training.average=last:9": "1.79"}
     aim = [f"task.target={target[words[0]]}"] if words[0] in target else []
     run = train(Path(), *ONE_STEP, "trainer.max_epochs=4", *words, *aim)
@@ -97,7 +97,7 @@ def test_the_mean_is_that_of_the_checkpoints_that_were_asked_for(train, words, s
     assert best["best"] and best["averaged"] == steps
 
 
-def test_a_worse_mean_is_not_kept(train):  # noqa: F811
+def test_a_worse_mean_is_not_kept(train):
     run = train(Path(), *ONE_STEP, "trainer.max_epochs=4", "training.average=last:2")
     assert average(run) is None and read_pointer(run.folder / "checkpoints", "BEST") == "step-00000002"
     assert "has val_loss 8.1225, the best single one 0.25; the single one" in told(run)
@@ -130,7 +130,7 @@ def test_without_validation_the_mean_is_kept_and_predicted_with(tmp_path):
 @pytest.mark.parametrize(
     "words", [["trainer.max_epochs=1", "training.average=last:2"], ["checkpoint.every_n_epochs=9"]]
 )
-def test_one_checkpoint_is_no_mean(train, words):  # noqa: F811
+def test_one_checkpoint_is_no_mean(train, words):
     run = train(Path(), *ONE_STEP, "trainer.max_epochs=3", "training.average=last:2", *words)
     assert run.status == "completed" and average(run) is None
     assert "one checkpoint was saved for it" in told(run)
@@ -152,7 +152,7 @@ class Normed(Task):
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
-def test_batch_norm_gets_the_statistics_of_the_mean(train):  # noqa: F811
+def test_batch_norm_gets_the_statistics_of_the_mean(train):
     words = ("data.batch_size=5", "trainer.max_epochs=3", "checkpoint.keep_last=3", "training.average=last:3")
     run, task = train(Normed(), *words), Normed()
     parts = [load_weights(path, averaged=False) for path in checkpoints(run.folder / "checkpoints")]
@@ -164,7 +164,7 @@ def test_batch_norm_gets_the_statistics_of_the_mean(train):  # noqa: F811
     torch.testing.assert_close(vector(kept), vector(by_hand), rtol=1e-5, atol=1e-6)
 
 
-def test_batch_norm_has_the_momentum_it_had_and_the_random_numbers_are_untouched(train):  # noqa: F811
+def test_batch_norm_has_the_momentum_it_had_and_the_random_numbers_are_untouched(train):
     words = ("data.batch_size=5", "trainer.max_epochs=3")
     plain, averaged = (
         train(Normed(), *words, *more, name=more[-1]) for more in (["seed=0"], ["training.average=last:2"])
@@ -174,7 +174,7 @@ def test_batch_norm_has_the_momentum_it_had_and_the_random_numbers_are_untouched
     )
 
 
-def test_a_run_that_goes_on_is_as_if_it_had_never_been_averaged(train):  # noqa: F811
+def test_a_run_that_goes_on_is_as_if_it_had_never_been_averaged(train):
     words = (*ONE_STEP, "training.average=best:2", "task.target=0.1", "task.path=[2.0,-0.5,5.0,0.7,0.3,0.4]")
     long = train(Path(), *words, "trainer.max_epochs=6", name="long")
     assert train(Path(), *words, "trainer.max_epochs=4", name="parts").status == "completed"
@@ -186,7 +186,7 @@ def test_a_run_that_goes_on_is_as_if_it_had_never_been_averaged(train):  # noqa:
     assert told(long) == [t for t in parts.column("message", "text") if t.startswith("training.average")][-1]
 
 
-def test_a_mirror_holds_the_mean_and_what_a_run_that_goes_on_from_it_averages(train, tmp_path):  # noqa: F811
+def test_a_mirror_holds_the_mean_and_what_a_run_that_goes_on_from_it_averages(train, tmp_path):
     words = (*ONE_STEP, "training.average=last:3", "trainer.max_epochs=4", "task.target=1.74")
     words, asked = (*words, f"checkpoint.mirror={tmp_path / 'drive'}"), []
     run = train(Path(lambda step: asked.append(1) if step == 2 else None), *words, stop=lambda: bool(asked))
@@ -200,7 +200,7 @@ def test_a_mirror_holds_the_mean_and_what_a_run_that_goes_on_from_it_averages(tr
     assert not verify(path) and load_weights(path)["weight"].item() == average(run) == pytest.approx(5.2 / 3, rel=1e-6)
 
 
-def test_a_stop_in_the_middle_changes_nothing(train):  # noqa: F811
+def test_a_stop_in_the_middle_changes_nothing(train):
     asked = []
     words = (*ONE_STEP, "data.batch_size=2", "optimizer.lr=0.5", "task.path=[2.0,1.0,0.0,2.0,4.0,1.0,1.0,6.0]")
     words = (*words, "trainer.max_epochs=4", "task.target=3.0", "training.average=last:3")
@@ -215,7 +215,7 @@ def test_a_stop_in_the_middle_changes_nothing(train):  # noqa: F811
     assert average(whole) == average(parts) == pytest.approx((2 + 1 + 6) / 3, rel=1e-6)
 
 
-def test_a_mean_that_cannot_be_saved_costs_nothing(train, monkeypatch):  # noqa: F811
+def test_a_mean_that_cannot_be_saved_costs_nothing(train, monkeypatch):
     def full(*_):
         raise CheckpointError("step-00000004 needs 9.0 MiB and 1.0 MiB are free")
 
@@ -227,7 +227,7 @@ def test_a_mean_that_cannot_be_saved_costs_nothing(train, monkeypatch):  # noqa:
     assert told(run).endswith("the single one is what predictions are made with")
 
 
-def test_max_bytes_comes_before_the_mean(train):  # noqa: F811
+def test_max_bytes_comes_before_the_mean(train):
     run = train(Path(), *ONE_STEP, "trainer.max_epochs=4", "training.average=last:4", "checkpoint.max_bytes=1KB")
     assert run.status == "completed" and "steps 2, 4" in told(run), told(run)  # the best one and the last
 
@@ -270,7 +270,7 @@ def test_two_ranks_make_the_same_mean(tmp_path, monkeypatch, strategy):
 # moving averages of buffers
 
 
-def test_moving_averages_of_buffers_are_exact_and_go_on(train):  # noqa: F811
+def test_moving_averages_of_buffers_are_exact_and_go_on(train):
     words = ("data.batch_size=5", "trainer.max_epochs=3", "training.ema_decay=0.6", "checkpoint.every_n_steps=1")
     words = (*words, "checkpoint.keep_last=99", "training.ema_buffers=true")
     whole = train(Normed(), *words, name="whole")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from test_loop import Exact, train  # noqa: F401  train is a fixture
+from test_loop import Exact
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -188,7 +188,7 @@ class Caching(Net):
         return super().forward(x * self.angles * self.weight[0])
 
 
-def test_what_a_model_keeps_of_an_evaluation_can_be_trained_with(train):  # noqa: F811
+def test_what_a_model_keeps_of_an_evaluation_can_be_trained_with(train):
     class Task(Fit):
         def model(self, cfg):
             return Caching(3, 1)
@@ -197,7 +197,7 @@ def test_what_a_model_keeps_of_an_evaluation_can_be_trained_with(train):  # noqa
     assert run.status == "completed", run.reason
 
 
-def test_a_run_makes_no_pass_twice(train):  # noqa: F811
+def test_a_run_makes_no_pass_twice(train):
     class Whole(Fit):
         def model(self, cfg):
             self.made = super().model(cfg)
@@ -219,7 +219,7 @@ class Logged(Exact):
         return Loss(value, logs={"rows": (batch[3].sum(), len(batch[3])), "half": (value.detach() / 2, 1)})
 
 
-def test_logs_of_losses_are_means_since_the_last_log_point(train):  # noqa: F811
+def test_logs_of_losses_are_means_since_the_last_log_point(train):
     run = train(Logged(), "data.batch_size=4", "trainer.log_every_n_steps=3", "trainer.max_epochs=1")
     assert run.column("step", "train_rows") == [np.arange(12).mean(), np.arange(12, 23).mean()]
     halves = np.array(run.column("step", "train_half"))
@@ -227,7 +227,7 @@ def test_logs_of_losses_are_means_since_the_last_log_point(train):  # noqa: F811
     assert last_event(run.events, "eval")["metrics"]["val_rows"] == 11.0
 
 
-def test_a_loss_without_logs_logs_none(train):  # noqa: F811
+def test_a_loss_without_logs_logs_none(train):
     run = train(Exact(), "data.batch_size=4", "trainer.max_epochs=1")
     assert not any(key.startswith("train_") for key in last_event(run.events, "step"))
 
@@ -384,7 +384,7 @@ class Masked(Exact):
         return (model(x)[there] - y[there]).square().sum(), there.sum()
 
 
-def test_missing_values_are_allowed_where_the_loss_leaves_them_out(train):  # noqa: F811
+def test_missing_values_are_allowed_where_the_loss_leaves_them_out(train):
     with pytest.raises(RequestError, match="allow_nan|Clean"):
         train(Masked(), SMALL, name="refused")
     run = train(Masked(), SMALL, "data.allow_nan=true", "trainer.max_epochs=1", name="allowed")

@@ -4,37 +4,24 @@ import contextlib
 import itertools
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from in_process import PLAIN, vector
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, verify
 from spectrakit.config.compose import compose
 from spectrakit.contract.task import Task
 from spectrakit.distributed.context import RunContext, create_run_context
-from spectrakit.runs.events import columns, last_event, read_events
+from spectrakit.runs.events import last_event
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
-from spectrakit.training.loop import train_run
-from spectrakit.training.state import Execution
 from spectrakit.watchdog.budget import Budget, TimeLimit
 from tasks import Line, NanTrainingListed, in_trial
 
-PLAIN = (
-    "trainer.accelerator=cpu",
-    "launch.mode=inline",
-    "data.shuffle=false",
-    "optimizer.name=sgd",
-    "optimizer.momentum=0",
-    "optimizer.weight_decay=0",
-    "optimizer.lr=0.1",
-    "scheduler.name=constant",
-    "trainer.log_every_n_steps=1",
-)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that this torch can use")
 
 
@@ -69,45 +56,6 @@ class Exact(Task):
         if self.form == "sum and count":
             return errors.sum(), len(errors)
         return (w * errors).sum(), w.sum()
-
-
-@dataclass
-class Result:
-    status: str
-    reason: str
-    folder: Path
-    events: list = field(default_factory=list)
-
-    def weights(self, ema: bool = False) -> torch.Tensor:
-        "All weights of the newest checkpoint as one vector."
-        path, notes = find_checkpoint(self.folder / "checkpoints")
-        assert path is not None and not notes
-        return vector(load_weights(path, ema=ema))
-
-    def column(self, kind: str, name: str) -> list:
-        return columns(self.events, kind, name)[name]
-
-
-def vector(weights) -> torch.Tensor:
-    "A module, or a mapping of tensors, as one float64 vector in the order of the names."
-    weights = weights.state_dict() if isinstance(weights, nn.Module) else weights
-    return torch.cat([weights[name].detach().flatten().double() for name in sorted(weights)])
-
-
-@pytest.fixture
-def train(tmp_path):
-    "A function that trains a task in this process with PLAIN settings and overrides on top."
-
-    def run(task, *overrides, name="run", context=None, stop=lambda: False, resume=False, budget=None) -> Result:
-        config = compose(*PLAIN, *overrides)
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        context = context or create_run_context(config, detect({"PATH": ""}, shell=""))
-        execution = Execution(context, folder, budget or Budget(TimeLimit(None, 0.0, "none")), stop)
-        ended = train_run(task, config, execution, resume)
-        return Result(*ended, folder, read_events(folder / "events.jsonl"))
-
-    return run
 
 
 def by_hand(task: Exact, epochs: int, window: int, *, clip: float | None = None, decay: float | None = None):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from test_loop import train, vector  # noqa: F401  train is a fixture
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from in_process import vector
 from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.contract.loss import Loss, as_loss, check_loss, weighted_mean
 from spectrakit.contract.task import Task
@@ -42,7 +42,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_weighted_mean_is_exact_over_micro_batches_and_evaluations(train, name):  # noqa: F811
+def test_a_weighted_mean_is_exact_over_micro_batches_and_evaluations(train, name):
     loss, more = LOSSES[name]
     model, dataset = scorer(*more), data(*more)
     if name == "likelihood":

@@ -8,7 +8,7 @@ import warnings
 import numpy
 import pytest
 import torch
-from test_loop import (  # noqa: F401  train is a fixture
+from test_loop import (
     ACCUMULATED,
     WINDOWS,
     CountedScaler,
@@ -17,12 +17,11 @@ from test_loop import (  # noqa: F401  train is a fixture
     OwnSchedule,
     Rated,
     scaled,
-    train,
-    vector,
 )
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
 
+from in_process import vector
 from spectrakit.config.batch_plan import plan_batches
 from spectrakit.config.compose import compose
 from spectrakit.config.schema import OPTIMIZERS
@@ -61,20 +60,20 @@ class Plateau(Rated):
         )
 
 
-def test_a_scheduler_moves_with_each_epoch(train):  # noqa: F811
+def test_a_scheduler_moves_with_each_epoch(train):
     task = EachEpoch()
     train(task, *ACCUMULATED, "scheduler.interval=epoch")
     assert task.made.rates == [0.1] * 4 + [0.05] * 4 + [0.025] * 4
 
 
-def test_a_plateau_is_recognised_and_sees_the_monitored_metric(train):  # noqa: F811
+def test_a_plateau_is_recognised_and_sees_the_monitored_metric(train):
     task = Plateau()
     train(task, *ACCUMULATED)
     assert task.made.rates == pytest.approx([0.1] * 8 + [0.01] * 4)  # the first evaluation is the best there is
 
 
 @pytest.mark.parametrize("kind", [EachEpoch, Plateau])
-def test_a_run_that_was_stopped_goes_on_with_its_scheduler(train, kind):  # noqa: F811
+def test_a_run_that_was_stopped_goes_on_with_its_scheduler(train, kind):
     words = (*ACCUMULATED, "trainer.max_epochs=4", "scheduler.interval=epoch")
     whole, first, rest = kind(), kind(), kind()
     straight = train(whole, *words, name="straight")
@@ -86,7 +85,7 @@ def test_a_run_that_was_stopped_goes_on_with_its_scheduler(train, kind):  # noqa
 
 
 @pytest.mark.parametrize("kind", [Warming, Plateau])
-def test_a_run_that_goes_on_with_twice_the_rate_has_twice_the_rate(train, kind):  # noqa: F811
+def test_a_run_that_goes_on_with_twice_the_rate_has_twice_the_rate(train, kind):
     whole, first, rest = kind(), kind(), kind()
     train(whole, *ACCUMULATED, name="straight")
     train(first, *ACCUMULATED, name="cut", stop=lambda: len(first.made.rates) >= 3 if hasattr(first, "made") else 0)
@@ -96,7 +95,7 @@ def test_a_run_that_goes_on_with_twice_the_rate_has_twice_the_rate(train, kind):
     assert rest.made.rates == pytest.approx([2 * rate for rate in whole.made.rates[done:]], rel=1e-12)
 
 
-def test_a_plateau_that_looks_the_wrong_way_or_sees_nothing_is_refused(train):  # noqa: F811
+def test_a_plateau_that_looks_the_wrong_way_or_sees_nothing_is_refused(train):
     task = Plateau()
     task.mode = "max"
     with pytest.raises(RequestError, match=r"mode='max', and val_loss, .* is better where it is smaller"):
@@ -113,7 +112,7 @@ def test_a_plateau_that_looks_the_wrong_way_or_sees_nothing_is_refused(train):  
 # the optimizer that the settings name
 
 
-def test_every_optimizer_of_torch_but_one_has_a_name_and_takes_a_step(train):  # noqa: F811
+def test_every_optimizer_of_torch_but_one_has_a_name_and_takes_a_step(train):
     kinds = {name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
     assert set(kinds) - {"optimizer", "lbfgs"} == set(OPTIMIZERS)
     model = Exact().model(None)
@@ -130,7 +129,7 @@ def test_every_optimizer_of_torch_but_one_has_a_name_and_takes_a_step(train):  #
     assert type(build_optimizer(table, compose("optimizer.name=sparseadam"))) is torch.optim.SparseAdam
 
 
-def test_keywords_groups_and_decay_are_those_that_were_asked_for(train):  # noqa: F811
+def test_keywords_groups_and_decay_are_those_that_were_asked_for(train):
     words = (
         "optimizer.name=sgd",
         "optimizer.momentum=0.8",
@@ -230,7 +229,7 @@ class Returns(Exact):
         (lambda model: "sgd", "returned str. It has to return a torch optimizer, or None."),
     ],
 )
-def test_an_optimizer_that_is_not_one_is_refused(train, make, says):  # noqa: F811
+def test_an_optimizer_that_is_not_one_is_refused(train, make, says):
     with pytest.raises(RequestError, match=re.escape(says)):
         train(Returns(make), "data.batch_size=23")
 
@@ -239,7 +238,7 @@ def test_an_optimizer_that_is_not_one_is_refused(train, make, says):  # noqa: F8
 
 
 @pytest.mark.parametrize("form", ["mean", "weighted"])
-def test_clipping_by_value_acts_once_on_the_accumulated_gradient(train, form):  # noqa: F811
+def test_clipping_by_value_acts_once_on_the_accumulated_gradient(train, form):
     task = Exact(form)
     run = train(
         task,
@@ -261,7 +260,7 @@ def test_clipping_by_value_acts_once_on_the_accumulated_gradient(train, form):  
     torch.testing.assert_close(run.weights(), vector(model), rtol=1e-12, atol=1e-14)
 
 
-def test_gradients_that_no_optimizer_owns_are_cleared_and_do_not_count(train):  # noqa: F811
+def test_gradients_that_no_optimizer_owns_are_cleared_and_do_not_count(train):
     class HeadOnly(Returns):
         def loss(self, model, batch):
             if model.training:
@@ -300,7 +299,7 @@ class Averaged(OwnSchedule):
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_what_fp16_left_out_moves_neither_schedule_nor_averages(train, own):  # noqa: F811
+def test_what_fp16_left_out_moves_neither_schedule_nor_averages(train, own):
     class Run(Averaged):
         def scheduler(self, optimizer, cfg, total_steps):
             return super().scheduler(optimizer, cfg, total_steps) if own else None
@@ -340,7 +339,7 @@ def test_an_average_on_a_gpu_stands_still_without_waiting():
     assert average[0].tolist() == [0.5, 0.5, 0.5]
 
 
-def test_a_run_in_which_every_update_overflows_does_not_complete(train):  # noqa: F811
+def test_a_run_in_which_every_update_overflows_does_not_complete(train):
     run = train(Averaged(range(100)), *WINDOWS, "trainer.max_steps=80", context=scaled(CountedScaler()))
     assert run.status == "failed" and "fp16: no update has been made for 50 steps" in run.reason
 
@@ -383,7 +382,7 @@ def drawn(task, epochs: int) -> list:
     return [flat[23 * epoch : 23 * (epoch + 1)] for epoch in range(epochs)]
 
 
-def test_weights_draw_the_same_samples_from_tensors_and_a_loader_and_after_a_resume(train):  # noqa: F811
+def test_weights_draw_the_same_samples_from_tensors_and_a_loader_and_after_a_resume(train):
     words = ("data.batch_size=4", "accumulate_grad_batches=2", "trainer.max_epochs=3", "dataloader.num_workers=0")
     held, read, first, rest = Weighted(), Weighted(loaded=True), Weighted(), Weighted()
     whole = train(held, *words, name="held")
@@ -427,7 +426,7 @@ class Grouped(torch.utils.data.Sampler):
         return iter([int(index) for start in starts for index in (2 * start, 2 * start + 1)])
 
 
-def test_an_epoch_is_as_long_as_its_sampler(train):  # noqa: F811
+def test_an_epoch_is_as_long_as_its_sampler(train):
     class Pairs(Exact):
         def sampler(self, dataset, cfg):
             return Grouped(len(dataset))
@@ -481,7 +480,7 @@ class Thawing(Exact):
         return super().loss(model, batch) * (1 if moment is None else 1 / (1 + moment.step))
 
 
-def test_a_task_is_told_the_epoch_and_its_loss_the_step_also_after_a_resume(train):  # noqa: F811
+def test_a_task_is_told_the_epoch_and_its_loss_the_step_also_after_a_resume(train):
     words = ("data.batch_size=8", "trainer.max_epochs=3")  # three steps an epoch
     whole, first, rest = Thawing(), Thawing(), Thawing()
     straight = train(whole, *words, name="straight")
@@ -505,7 +504,7 @@ def test_a_task_is_told_the_epoch_and_its_loss_the_step_also_after_a_resume(trai
     torch.testing.assert_close(straight.weights(), vector(model), rtol=1e-9, atol=1e-12)
 
 
-def test_what_thaws_and_is_nobodys_is_named(train):  # noqa: F811
+def test_what_thaws_and_is_nobodys_is_named(train):
     class Lost(Thawing):
         def model(self, cfg):
             model = super().model(cfg)
@@ -549,7 +548,7 @@ class Tower(Exact):
         return result
 
 
-def test_activations_that_are_computed_again_change_nothing_but_the_memory(train):  # noqa: F811
+def test_activations_that_are_computed_again_change_nothing_but_the_memory(train):
     plain, lean = Tower(), Tower()
     words = ("data.batch_size=8", "trainer.max_epochs=3", "data.drop_last=true")
     one = train(plain, *words, name="plain")
@@ -574,7 +573,7 @@ def test_a_models_own_switch_is_used_wherever_it_stands():
         save_activations(nn.Sequential(nn.Linear(2, 2)), True)
 
 
-def test_operations_that_are_not_deterministic_are_named_once_and_cublas_is_told(train, monkeypatch):  # noqa: F811
+def test_operations_that_are_not_deterministic_are_named_once_and_cublas_is_told(train, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
 
     class Uncertain(Exact):
@@ -603,7 +602,7 @@ class Scattering(Exact):
         return super().loss(model, batch)
 
 
-def test_strict_refuses_what_has_no_deterministic_form_in_plain_words(train):  # noqa: F811
+def test_strict_refuses_what_has_no_deterministic_form_in_plain_words(train):
     words = ("data.batch_size=8", "trainer.max_epochs=2", "trainer.deterministic=strict")
     says = "put_ has no deterministic form on this device, and trainer.deterministic=strict takes no other"
     with pytest.raises(RequestError, match=f"Scattering.loss failed on a training batch: .*{says}.*") as told:

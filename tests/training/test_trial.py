@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_loop import CountedScaler, scaled, train, vector  # noqa: F401  train is a fixture
+from test_loop import CountedScaler, scaled
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import spectrakit as sk
 from helpers import TESTS
+from in_process import vector
 from spectrakit.api.run import Run
 from spectrakit.checkpoint import async_writer
 from spectrakit.checkpoint.store import find_checkpoint, load_weights, verify
@@ -295,7 +296,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_would_fail_is_told_with_the_method_and_the_mend(train, name):  # noqa: F811
+def test_what_would_fail_is_told_with_the_method_and_the_mend(train, name):
     task, words, *settings = BROKEN[name]
     with pytest.raises(RequestError) as caught:
         train(task, *QUICK, *settings)
@@ -305,12 +306,12 @@ def test_what_would_fail_is_told_with_the_method_and_the_mend(train, name):  # n
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="only where there is no GPU")
-def test_a_model_on_a_gpu_that_is_not_there_is_told(train):  # noqa: F811
+def test_a_model_on_a_gpu_that_is_not_there_is_told(train):
     with pytest.raises(RequestError, match=r"Mine.model.*no GPU.*Leave out .cuda\(\)"):
         train(mine(net=lambda: nn.Linear(4, 3).cuda()), *QUICK)
 
 
-def test_arrays_are_wrapped_and_said(train):  # noqa: F811
+def test_arrays_are_wrapped_and_said(train):
     run = train(mine((X.double().numpy(), Y.numpy())), *QUICK)
     assert run.status == "completed", run.reason
     assert any("float32 [24, 4], int64 [24]" in text for text in run.column("message", "text"))
@@ -364,7 +365,7 @@ def untried(trial, *rest):
     trial.metrics = {"val_loss": 0.0, "val_accuracy": 0.0}
 
 
-def test_a_run_is_the_same_with_and_without_the_trial(train, monkeypatch):  # noqa: F811
+def test_a_run_is_the_same_with_and_without_the_trial(train, monkeypatch):
     words = ("data.batch_size=8", "trainer.max_epochs=3", "data.shuffle=true", "training.ema_decay=0.9")
     tried, plain = Traces(), Traces()
     first = train(tried, *words, name="tried")
@@ -379,7 +380,7 @@ def test_a_run_is_the_same_with_and_without_the_trial(train, monkeypatch):  # no
     assert last_event(first.events, "eval")["metrics"] == last_event(second.events, "eval")["metrics"]
 
 
-def test_a_step_in_fp16_is_tried_with_a_scaler_that_is_not_the_runs(train):  # noqa: F811
+def test_a_step_in_fp16_is_tried_with_a_scaler_that_is_not_the_runs(train):
     half = mine(
         net=lambda: nn.Linear(4, 3).half(),
         loss=lambda self, model, batch: model(batch[0].half()).float().square().mean(),
@@ -399,7 +400,7 @@ or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogi
 safe to autocast."""
 
 
-def test_a_loss_that_half_precision_does_not_take_is_answered_with_the_one_to_use(train):  # noqa: F811
+def test_a_loss_that_half_precision_does_not_take_is_answered_with_the_one_to_use(train):
     def loss(self, model, batch):
         raise RuntimeError(UNSAFE)
 
@@ -509,7 +510,7 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_what_is_odd_in_a_state_is_saved_and_goes_on_bit_for_bit(train, name):  # noqa: F811
+def test_what_is_odd_in_a_state_is_saved_and_goes_on_bit_for_bit(train, name):
     words = ("data.batch_size=8", "trainer.max_epochs=4")
     whole = train(RESUMED[name](), *words, name="whole")
     steps = itertools.count()
@@ -529,14 +530,14 @@ def small_disk(monkeypatch, free: int) -> None:
     monkeypatch.setattr(trial, "shutil", SimpleNamespace(disk_usage=lambda folder: usage(2**30, 0, free)))
 
 
-def test_a_disk_without_room_is_told_before_the_first_step(train, monkeypatch):  # noqa: F811
+def test_a_disk_without_room_is_told_before_the_first_step(train, monkeypatch):
     small_disk(monkeypatch, 2**19)
     with pytest.raises(RequestError, match=r"No model .* could be kept: .* 0.5 MiB left.*run.dir"):
         train(Mine(), *QUICK)
     assert train(Mine(), *QUICK, "checkpoint.enabled=false").status == "completed"
 
 
-def test_where_only_the_weights_have_room_they_alone_are_saved_and_that_is_said(train, monkeypatch):  # noqa: F811
+def test_where_only_the_weights_have_room_they_alone_are_saved_and_that_is_said(train, monkeypatch):
     small_disk(monkeypatch, 2**20 + 2000)
     run = train(Mine(), *QUICK)
     assert run.status == "completed" and run.weights().numel() == 15
@@ -569,7 +570,7 @@ def test_all_checkpoints_that_a_run_holds_at_a_time_are_compared_with_the_disk(m
     assert len(told) == 1 and f"room for {at_once - 1} at a time, and {at_once} may be wanted" in told[0], told
 
 
-def test_a_run_that_leaves_no_checkpoint_has_failed(train, monkeypatch):  # noqa: F811
+def test_a_run_that_leaves_no_checkpoint_has_failed(train, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -580,7 +581,7 @@ def test_a_run_that_leaves_no_checkpoint_has_failed(train, monkeypatch):  # noqa
         Run(run.folder).raise_for_status()
 
 
-def test_a_run_without_a_checkpoint_has_failed_on_all_ranks(train, monkeypatch):  # noqa: F811
+def test_a_run_without_a_checkpoint_has_failed_on_all_ranks(train, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
