@@ -44,7 +44,7 @@ def recompute(module: Any) -> None:
             return inner(*args, **options)
         return checkpoint(inner, *args, use_reentrant=False, context_fn=contexts, **options)
 
-    forward.recomputed = True  # type: ignore[attr-defined]
+    forward.recomputed = True  # type: ignore[attr-defined]  # a function takes any attribute
     module.forward = forward
 
 # %% ../../nbs/38_contract/05_recompute.ipynb #8d3de652

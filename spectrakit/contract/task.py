@@ -24,7 +24,7 @@ _Method = TypeVar("_Method", bound=Callable)
 
 def optional(method: _Method) -> _Method:
     "Marks a method of `Task` that stands there for its contract: a task may write its own, and need not."
-    method.__unwritten__ = True  # type: ignore[attr-defined]
+    method.__unwritten__ = True  # type: ignore[attr-defined]  # a function takes any attribute
     return method
 
 

@@ -33,11 +33,6 @@ class RunRequest:
     auto: dict[str, str] = field(default_factory=dict, repr=False)  # what `auto` became, and why
     trust: bool = False  # whether what was not made here may do what its settings ask for
 
-    @property
-    def task_name(self) -> str | None:
-        "The name of the task, as a run keeps it."
-        return self.config.task.get("name")
-
     @cached_property
     def processes(self) -> Processes:
         "How many processes train, and why. RequestError where that is impossible."

@@ -49,7 +49,11 @@ class Scene:
         "The floating-point types of the batch, and those of the model's weights."
         tensors = [leaf for leaf in leaves_of(self.batch) if hasattr(leaf, "is_floating_point")]
         weights = list(self.model.parameters()) if self.model is not None else []
-        return tuple({str(t.dtype)[6:] for t in group if t.is_floating_point()} for group in (tensors, weights))  # type: ignore[return-value]
+
+        def types(group: list) -> set[str]:
+            return {str(tensor.dtype)[6:] for tensor in group if tensor.is_floating_point()}
+
+        return types(tensors), types(weights)
 
 
 @dataclass(frozen=True)

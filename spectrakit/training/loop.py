@@ -157,7 +157,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
             if p.window == plan.steps_per_epoch:
                 p.epoch, p.window = p.epoch + 1, 0
                 if interval == "epoch":
-                    step_scheduler(s)
+                    step_scheduler(s.learner)
             record.interval.loss += window_loss
             record.interval.samples += batch.window_samples
             saving.rng_state = torch.get_rng_state(), None if on_host else torch.cuda.get_rng_state(s.context.device)
@@ -293,7 +293,7 @@ def evaluate_now(s: TrainState) -> bool:
     "Evaluate, and let a scheduler that waits for a plateau see the result; whether it is the best so far."
     improved = run_evaluation(s)
     if s.learner.interval == "plateau" and s.learner.scheduler is not None and s.progress.eval_step == s.progress.step:
-        step_scheduler(s, s.progress.metrics[s.monitor or "val_loss"])
+        step_scheduler(s.learner, s.progress.metrics[s.monitor or "val_loss"])
     return improved
 
 # %% ../../nbs/40_training/09_loop.ipynb #045b56d1

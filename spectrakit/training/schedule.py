@@ -89,13 +89,13 @@ def lr_rule(s: TrainState) -> Callable[[float], float] | None:
     return lambda position: lr_factor(rule, position, s.schedule.requested_steps, s.data.plan.steps_per_epoch)
 
 # %% ../../nbs/40_training/03_schedule.ipynb #9fdf069a
-def step_scheduler(s: TrainState, *metric: float) -> None:
+def step_scheduler(learner: Learner, *metric: float) -> None:
     """Step the task's own scheduler, with the `metric` that it watches where it has one. Where fp16 skipped an update,
-    torch takes this for a wrong order and warns.
+    torch would take this for a wrong order and warn.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-        s.learner.scheduler.step(*metric)
+        learner.scheduler.step(*metric)
 
 # %% ../../nbs/40_training/03_schedule.ipynb #e3aee8c0
 def advance_schedule(s: TrainState) -> None:
@@ -106,7 +106,7 @@ def advance_schedule(s: TrainState) -> None:
         return
     p.position += s.schedule.stride
     if s.learner.scheduler is not None and s.learner.interval == "step":
-        step_scheduler(s)
+        step_scheduler(s.learner)
 
 # %% ../../nbs/40_training/03_schedule.ipynb #ea792ef4
 def training_loss(s: TrainState) -> Callable[[Any, Any], Any]:

@@ -38,6 +38,7 @@ from ..preflight.undo import undone
 from ..runs.events import EventLog
 from ..system.errors import RequestError
 from .evaluation import first_evaluation, predictions_s, score_batch, test_data, trial_limit_s
+from .schedule import step_scheduler
 from .state import Execution, Learner, checkpoints_at_once
 
 # %% ../../nbs/40_training/04_trial.ipynb #227ea332
@@ -187,7 +188,7 @@ def try_step(trial: Trial) -> str:
         step_with_scaler(trial.scaler, optimizer, trial.execution.context.device)
     if learner.scheduler is not None:
         trial.at("scheduler", "in its first step")
-        learner.scheduler.step(*([1.0] if learner.interval == "plateau" else []))
+        step_scheduler(learner, *([1.0] if learner.interval == "plateau" else []))
     learner.optimizer.zero_grad()
     scheduler = "" if learner.scheduler is None else f", {type(learner.scheduler).__name__}"
     return f"{type(learner.optimizer).__name__}{scheduler}"

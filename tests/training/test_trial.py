@@ -130,10 +130,19 @@ def two(self, model, cfg):
     return [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model.parameters())]
 
 
-BAG = lambda: nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(), nn.Linear(12, 3))  # noqa: E731
-NORMED = lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))  # noqa: E731
+def sparse_net():
+    return nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(), nn.Linear(12, 3))
+
+
+def normed_net():
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+
+def flat_net():
+    return nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+
+
 IDS = torch.randint(0, 5, (24, 4), generator=DRAW)
-FLAT = lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))  # noqa: E731
 SHORT = of(X[:17], Y[:17])
 
 # name: (the task, what the sentence says, settings)
@@ -145,7 +154,7 @@ BROKEN = {
     "int32 classes": (mine(of(X, Y.int())), ["Mine.loss", "y.long()", "int32 [8]"]),
     "float classes": (mine(of(X, Y.float())), ["Mine.loss", "y.long()"]),
     "integer targets of a regression": (
-        mine(of(X, Y), FLAT, loss=fit(F.binary_cross_entropy_with_logits)),
+        mine(of(X, Y), flat_net, loss=fit(F.binary_cross_entropy_with_logits)),
         ["Mine.loss", "y.float()"],
     ),
     "a class too many": (mine(of(X, Y + 1)), ["Mine.loss", "class 3", "at least 4"]),
@@ -257,10 +266,10 @@ BROKEN = {
     "no module": (mine(net=lambda: lambda x: x), ["Mine.model", "function", "Module"]),
     "nothing to train": (mine(net=lambda: nn.Linear(4, 3).requires_grad_(False)), ["weights"]),
     "one sample is left over": (
-        mine(SHORT, NORMED),
+        mine(SHORT, normed_net),
         ["Mine.model", "batch norm (1)", "17 samples", "drop_last"],
     ),
-    "a batch of one": (mine(net=NORMED), ["Mine.loss", "batch norm", "micro_batch_size"], "data.batch_size=1"),
+    "a batch of one": (mine(net=normed_net), ["Mine.loss", "batch norm", "micro_batch_size"], "data.batch_size=1"),
     # optimizer and scheduler
     "LBFGS": (
         mine(optimizer=lambda s, m, c: torch.optim.LBFGS(m.parameters())),
@@ -269,8 +278,8 @@ BROKEN = {
     "two optimizers": (mine(optimizer=two), ["Mine.optimizer", "2 objects", "groups"]),
     "no optimizer": (mine(optimizer=lambda s, m, c: 0.1), ["Mine.optimizer", "float"]),
     "another model's optimizer": (mine(optimizer=stranger), ["Mine.optimizer", "none of the model's parameters"]),
-    "sparse gradients": (mine(of(IDS, Y), BAG), ["sparse=False"], "optimizer.name=adamw"),
-    "sparse gradients, own AdamW": (mine(of(IDS, Y), BAG, optimizer=adamw), ["AdamW", "sparse=False"]),
+    "sparse gradients": (mine(of(IDS, Y), sparse_net), ["sparse=False"], "optimizer.name=adamw"),
+    "sparse gradients, own AdamW": (mine(of(IDS, Y), sparse_net, optimizer=adamw), ["AdamW", "sparse=False"]),
     "a scheduler without its arguments": (
         mine(scheduler=lambda self, optimizer: None),
         ["Mine.scheduler", "(self, optimizer, cfg, total_steps)"],
