@@ -269,13 +269,15 @@ def _by_notebook_launcher(folder: str, extra: dict, task: Any) -> None:
     from accelerate import notebook_launcher
     from accelerate.state import AcceleratorState, GradientState
 
+    from spectrakit.distributed.loopback import meet_on_loopback
+
     AcceleratorState._reset_state(reset_partial_state=True)  # a forked parent has what the notebook had
     GradientState._reset_state()
     notebook_launcher(
         _as_rank,
         (folder, task),
         num_processes=extra["per_node"],
-        rdzv_backend="c10d",
+        rdzv_backend=meet_on_loopback(),
         rdzv_endpoint="localhost:0",
         rdzv_id=uuid.uuid4().hex,
         max_restarts=0,
@@ -292,8 +294,14 @@ def _by_torchrun(folder: str, extra: dict, task: Any) -> None:
     "Fresh processes below torch's elastic agent, on this machine or, with a meeting place, on several."
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from spectrakit.distributed.loopback import meet_on_loopback
+
     if (endpoint := extra.get("rdzv_endpoint")) is None:
-        meeting: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": uuid.uuid4().hex}
+        meeting: dict[str, Any] = {
+            "rdzv_backend": meet_on_loopback(),
+            "rdzv_endpoint": "localhost:0",
+            "run_id": uuid.uuid4().hex,
+        }
     else:  # the rank of a machine is given, so that global rank 0 is where the run's folder is
         configs = {"rank": extra["node_rank"], "timeout": int(extra["rdzv_timeout_s"])}
         meeting = {"rdzv_backend": "static", "rdzv_endpoint": endpoint, "rdzv_configs": configs, "run_id": "spectrakit"}
