@@ -56,7 +56,7 @@ kaggle-sim: $(VENV)/.installed  ## wheels, data and kernels to submission.csv in
 	@$(RUN) tools/kaggle_sim $(or $(SIM),story)
 
 hostile: $(VENV)/.installed  ## open, resume, predict with and report what strangers may bring along: nothing of it runs
-	@$(RUN) -m pytest -q tests/hostile $(HOSTILE)
+	@FUZZ_LINES=860 $(RUN) -m pytest -q tests/hostile $(HOSTILE)
 
 bench: $(VENV)/.installed  ## measure imports, the loop, saving, the clock, redraws
 	@for script in bench/*.py; do echo "=== $$script"; $(RUN) $$script || exit 1; done

@@ -21,8 +21,8 @@ from ..launch.job import load_task
 from ..runs.events import write_metrics_csv
 from ..runs.history import History, read_all_events, read_history
 from ..runs.run_dir import missing_files
-from ..system.errors import RequestError
-from ..system.files import write_atomic
+from ..system.errors import RequestError, readable
+from ..system.files import checked_path, write_atomic
 from ..system.masking import masked, masked_value
 from ..system.platforms.detect import detect
 from ..view.live import watch
@@ -52,7 +52,7 @@ def _title(run: "Run", history: History) -> str:
     "A run in one line: its name, its status, its best evaluation."
     best = _best_of(history)
     value = f", best {best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else ""
-    return f"{run.path.name}: {run.ended or history.status}{value}"
+    return readable(f"{run.path.name}: {run.ended or history.status}{value}").replace("\n", "�")
 
 # %% ../../nbs/60_api/00_run.ipynb #fea97f29
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def open_run(path: Path | str, trust: bool = False) -> Run:
     `trust`: whether its settings may do what they ask for, also where it was not made here (default False: what they
     would execute is refused, where they would write is left out). Opening it executes nothing in either case.
     """
-    path = Path(path)
+    path = checked_path(getattr(path, "path", path), "The run")
     if not path.is_dir():
         raise RequestError(f"There is no folder {str(path)!r}. `spectrakit runs` lists the runs.")
     if missing := missing_files(path):
@@ -182,7 +182,7 @@ def list_runs(folder: Path | str | None = None) -> list[Run]:
         folder = resolve_env(compose(), detect())[0].run.dir
         if not Path(folder).is_dir():
             return []
-    folder = Path(folder)
+    folder = checked_path(folder, "The folder of runs")
     if not folder.is_dir():
         raise RequestError(f"There is no folder {str(folder)!r}. Runs go to ./runs, or to where run.dir says.")
     runs = [Run(p) for p in folder.iterdir() if p.name[0] != "." and not missing_files(p)]

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/90_cli/01_output.ipynb #71259994
 def table_text(rows: Iterable[Sequence[str]]) -> str:
-    "Rows of text in aligned columns; the first row is the header."
-    rows = list(rows)
+    "Rows of text in aligned columns; the first row is the header. Nothing in them moves a cursor."
+    from spectrakit.system.errors import readable
+
+    rows = [[readable(cell).replace("\n", " ") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 

@@ -18,7 +18,9 @@ class Parser(argparse.ArgumentParser):
     "argparse, with errors as one sentence and exit status 2."
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}. See {self.prog} --help.", file=sys.stderr)
+        from spectrakit.system.errors import readable
+
+        print(f"{self.prog}: {readable(message)}. See {self.prog} --help.", file=sys.stderr)
         raise SystemExit(2)
 
 # %% ../../nbs/90_cli/00_parsing.ipynb #6a46d671

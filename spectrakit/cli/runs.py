@@ -148,10 +148,11 @@ def compare(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", metavar="FILE", help="draw the curves into this file")
     options = parser.parse_args(arguments)
     from spectrakit.reports.comparison import compare as compare_runs
+    from spectrakit.system.errors import readable
 
     comparison = compare_runs(*options.runs, x=options.x, metric=options.metric)
     path = comparison.save(options.out) if options.out else None
-    print(comparison)
+    print(readable(str(comparison)))
     if path:
         print(path)
     return 0

@@ -47,6 +47,7 @@ from spectrakit.config.profile_files import (
 from .schema import Config, get, settings, to_dict
 from .validation import accepted_values, shown, suggestion
 from ..system.errors import RequestError, did_you_mean
+from ..system.files import checked_path
 from ..system.masking import masked_value
 
 # %% ../../nbs/10_config/04_compose.ipynb #23a2fc02
@@ -176,8 +177,17 @@ def _build(leaves: dict[str, Any], typed: Iterable[tuple[str, Any]], words: dict
         raise _value_error(error, key, leaves.get(key), words) from None
 
 
+def _check_config(config: Any) -> None:
+    "RequestError where this is no Config."
+    if not isinstance(config, Config):
+        raise RequestError(
+            f"A {type(config).__name__} was given for a config. Make one with compose('trainer=kaggle_safe')."
+        )
+
+
 def override(config: Config, *overrides: str) -> Config:
     "A new Config with `overrides` such as 'optimizer.lr=3e-4' on top of `config`. RequestError where one is wrong."
+    _check_config(config)
     pairs = parse_overrides(overrides, groups={}).pairs
     return _recorded(_build(dict(flat(to_dict(config))), pairs), {*(config.typed or ()), *_keys(pairs)})
 
@@ -464,7 +474,7 @@ def compose(*overrides: str, config: Path | str | None = None) -> Config:
         print(f"note: {note}", file=sys.stderr)
     if config is None:
         return _from_profiles(_train_file(), asked)
-    file = Path(config)
+    file = checked_path(config, "The file of settings")
     if file.is_dir():
         file = file / "config.yaml"
     text = read_text(file)
@@ -505,6 +515,7 @@ def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     """Settings in which two Configs differ: key → (value in a, value in b); None where an open block lacks the key.
 
     Secrets are masked, and two of them do not differ: a snapshot has none to compare with."""
+    _check_config(a), _check_config(b)
     one, other = ({k: v for k, v in flat(to_dict(c)) if v != {}} for c in (a, b))
     differing = (k for k in dict.fromkeys([*one, *other]) if one.get(k) != other.get(k))
     pairs = {k: (masked_value(one.get(k), k), masked_value(other.get(k), k)) for k in differing}

@@ -40,6 +40,7 @@ from spectrakit.kaggle.requirements import (
 from .secret_scan import Leak, leaks_in_bytes, leaks_in_folder, leaks_in_notebook
 from .static_analysis import UNKNOWN, Use
 from ..system.errors import RequestError
+from ..system.files import checked_path
 from ..system.platforms.kaggle import LONGEST_S, USUAL_S
 from ..system.units import format_bytes, format_duration, parse_duration
 
@@ -401,6 +402,7 @@ def check_kernel(
     `data`: a folder that is to be a data set, looked at as well. `wheels`: the folder of wheels, where it does not lie
     beside. `owner`: your Kaggle name in place of the placeholder. `timeout_s`: of the push. RequestError where there is
     no kernel, or a file cannot be read."""
+    folder = checked_path(folder, "The folder")
     kernel, found = open_kernel(folder, wheels, owner), []
     for about, (good, check) in CHECKS.items():
         findings = time_findings(kernel, timeout_s) if about == "time" else check(kernel)

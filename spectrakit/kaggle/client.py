@@ -21,7 +21,7 @@ from typing import Any
 from .check import Checked, check_kernel
 from .metadata import KERNEL_FILE, PLACEHOLDER, known_owner, read_metadata, split_source, with_owner
 from ..system.errors import RequestError
-from ..system.files import write_atomic
+from ..system.files import checked_path, write_atomic
 from ..system.masking import masked
 
 # %% ../../nbs/66_kaggle/06_client.ipynb #435b9310
@@ -159,7 +159,7 @@ def push_kernel(
     `inputs`: folders that the check compares with. `anyway`: push in spite of errors of the check, but never with a
     secret. `dry_run`: show the command and do nothing.
     RequestError where the request is wrong, KaggleError where the check or Kaggle refuses the kernel."""
-    folder, known = Path(folder), None if owner is None else known_owner(owner)
+    folder, known = checked_path(folder, "The folder"), None if owner is None else known_owner(owner)
     if timeout_s is not None and timeout_s < 60:
         raise RequestError(f"A timeout of {timeout_s:g} s ends the session before it begins. Give more, such as 9h.")
     checked = check_kernel(folder, data=inputs.data, wheels=inputs.wheels, owner=known, timeout_s=timeout_s)

@@ -26,7 +26,7 @@ from spectrakit.kaggle.metadata import (
 )
 from ..launch.job import BUILT_IN, check_task_name
 from ..system.errors import RequestError, did_you_mean
-from ..system.files import write_atomic
+from ..system.files import checked_path, write_atomic
 
 # %% ../../nbs/66_kaggle/05_init.ipynb #4bbdb483
 INSTALL_CELL = """\
@@ -309,7 +309,7 @@ def init_kernel(
 
     RequestError, with nothing written, where anything is wrong.
     """
-    folder = Path(folder)
+    folder = checked_path(folder, "The folder")
     if code.kind not in SUFFIXES:
         raise RequestError(
             f"There is no kind {code.kind!r}. Choose one of {', '.join(SUFFIXES)}.{did_you_mean(code.kind, SUFFIXES)}"

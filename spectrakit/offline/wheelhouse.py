@@ -32,6 +32,7 @@ from spectrakit.offline.wheels import (
     satisfied,
 )
 from ..system.errors import RequestError, did_you_mean
+from ..system.files import checked_path
 
 # %% ../../nbs/23_offline/05_wheelhouse.ipynb #9202804b
 MOST_FILES = 50
@@ -461,6 +462,7 @@ def make_wheelhouse(
     see the new one. `packages`: a `pip freeze` of the platform; default: the dated list.
     RequestError where it cannot work, RuntimeError where the dry install failed; `out` is then as it was.
     """
+    out = checked_path(out, "The folder")
     out, needs = Path(os.path.realpath(out)), launch_needs(launch)  # of a link: the folder that it points to
     check_owner(options.owner)
     lists, notes = platforms_for(target, packages)

@@ -31,7 +31,7 @@ from .run_curves import AXES, LOGGED, plot_runs
 from ..runs.history import History, read_history
 from ..runs.run_dir import RUN_FILES, missing_files
 from ..system.errors import RequestError, did_you_mean
-from ..system.files import write_atomic
+from ..system.files import checked_path, write_atomic
 from ..system.masking import HIDDEN
 from ..system.units import format_duration
 from ..view.plots import Picture, save_figure
@@ -59,7 +59,7 @@ def find_run(run: Run | Path | str) -> Run:
         return run
     if not isinstance(run, (str, Path)):
         raise RequestError(f"{type(run).__name__} is no run. Give a Run, its folder, or its name.")
-    path = Path(run).expanduser()
+    path = checked_path(run, "The run").expanduser()
     if path.is_file() and path.name in RUN_FILES:
         path = path.parent
     return _run_in(path) if path.is_dir() else _run_named(str(run), path)

@@ -23,7 +23,7 @@ from ..config.profile_files import load_yaml
 from .history import outline
 from .run_dir import is_locked, versions
 from ..system.errors import RequestError
-from ..system.files import file_sha256, write_atomic
+from ..system.files import checked_path, file_sha256, write_atomic
 from ..system.hardware import WORKING_BYTES
 from ..system.masking import masked_value
 from ..system.platforms.detect import detect
@@ -305,6 +305,7 @@ def seal_output(folder: Path | str | None = None, *, show: bool = True) -> Seale
 
     `folder`: None is where this platform keeps its output. `show`: print the notes.
     """
+    folder = None if folder is None else checked_path(folder, "The folder")
     platform = detect()
     return _seal(_folder_to_seal(folder, platform), platform, show)
 

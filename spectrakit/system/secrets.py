@@ -134,7 +134,7 @@ _LOOKS_SECRET = re.compile(
 
 def _checked_name(name: Any) -> str:
     "The name of a secret. ValueError where it is none, without repeating what may be the secret itself."
-    if not isinstance(name, str) or not name.strip() or {"=", "\0", "\n"} & set(name):
+    if not isinstance(name, str) or not name.strip() or "=" in name or not name.isprintable():
         raise ValueError("A secret is asked for by its name. Write it as in secret('WANDB_API_KEY').")
     if _LOOKS_SECRET.fullmatch(name.strip()):
         raise ValueError(

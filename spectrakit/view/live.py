@@ -19,7 +19,7 @@ from ..runs.events import log_file
 from ..runs.history import follow
 from ..runs.run_dir import RUN_FILES, is_locked, missing_files
 from ..system.errors import RequestError
-from ..system.files import write_atomic
+from ..system.files import checked_path, write_atomic
 from .buttons import Buttons
 from .plots import Picture, plot_curves
 from .run_state import RunState, apply_event, as_events
@@ -286,7 +286,7 @@ def _folder_of(run: Any) -> Path:
     folder = getattr(run, "path", run)
     if not isinstance(folder, (str, Path)):
         raise RequestError(f"{type(run).__name__} is no run. Give a Run, or its folder.")
-    folder = Path(folder).expanduser()
+    folder = checked_path(folder, "The run").expanduser()
     if not folder.is_dir():
         raise RequestError(f"There is no run in {folder}. list_runs() shows those that are there.")
     if set(RUN_FILES) <= set(missing_files(folder)):
