@@ -147,6 +147,14 @@ def _value_error(error: Exception, key: str, value: Any, words: dict[str, str]) 
     hint = suggestion(known[key], value)
     return RequestError(f"{given} is not possible: it needs {accepted_values(known[key])}.{hint}")
 
+# %% ../../nbs/10_config/04_compose.ipynb #9d0e0031
+def _check_config(config: Any) -> None:
+    "RequestError where this is no Config."
+    if not isinstance(config, Config):
+        raise RequestError(
+            f"A {type(config).__name__} was given for a config. Make one with compose('trainer=kaggle_safe')."
+        )
+
 # %% ../../nbs/10_config/04_compose.ipynb #23a2fc01
 def _build(leaves: dict[str, Any], typed: Iterable[tuple[str, Any]], words: dict[str, str] | None = None) -> Config:
     """A checked Config of `leaves` (canonical key → value) with the `typed` (key, value) pairs, however spelt, on top.
@@ -175,14 +183,6 @@ def _build(leaves: dict[str, Any], typed: Iterable[tuple[str, Any]], words: dict
     except (OmegaConfBaseException, OverflowError) as error:
         key = (getattr(error, "full_key", None) or key).split("[")[0]
         raise _value_error(error, key, leaves.get(key), words) from None
-
-
-def _check_config(config: Any) -> None:
-    "RequestError where this is no Config."
-    if not isinstance(config, Config):
-        raise RequestError(
-            f"A {type(config).__name__} was given for a config. Make one with compose('trainer=kaggle_safe')."
-        )
 
 
 def override(config: Config, *overrides: str) -> Config:
