@@ -515,7 +515,8 @@ def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     """Settings in which two Configs differ: key → (value in a, value in b); None where an open block lacks the key.
 
     Secrets are masked, and two of them do not differ: a snapshot has none to compare with."""
-    _check_config(a), _check_config(b)
+    for config in (a, b):
+        _check_config(config)
     one, other = ({k: v for k, v in flat(to_dict(c)) if v != {}} for c in (a, b))
     differing = (k for k in dict.fromkeys([*one, *other]) if one.get(k) != other.get(k))
     pairs = {k: (masked_value(one.get(k), k), masked_value(other.get(k), k)) for k in differing}
