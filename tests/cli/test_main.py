@@ -563,7 +563,7 @@ def test_predict_with_and_without_the_task(trained, trained_copy, call, here):
     assert (status, err, (here / "other.csv").read_text()) == (0, "", expected)
     status, out, err = call("predict", task("Line"), trained_copy)  # a task without a test set: its validation data
     assert (status, err) == (0, "") and "12 predictions" in out
-    assert "nowhere" in call("predict", trained_copy, "--out", "nowhere/x.csv")[2]
+    assert "nowhere" in call("predict", trained_copy, "--out", "nowhere/x.csv", "--trust")[2]
 
 
 def test_a_failed_run_is_exit_status_1_with_its_reason_on_stderr(call, here):

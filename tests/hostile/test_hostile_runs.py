@@ -283,6 +283,8 @@ def link_cases() -> list[Any]:
         for number, how in enumerate(
             ("resume", "look", "report", "compare", "runs", "show", "plot", "resume in a shell")
         ):
+            if target == "pipe" and how.startswith("resume") and name in ("environment.json", "summary.json"):
+                continue  # it counts as missing, and the built-in task is trained
             case = Case(f"{name} to {target or 'a folder'}: {how}", linked(name, target), ACTS[how])
             quick = number == turn % 8 and not turn % 2
             cases.append(pytest.param(case, id=case.name, marks=() if quick else pytest.mark.long))
