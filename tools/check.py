@@ -41,7 +41,8 @@ TOGETHER = [
 def tests(left_out: str) -> list[tuple[str, list[str]]]:
     "Heading and command of the two halves of pytest; `left_out`: an expression of marks."
     pytest = ["-m", "pytest", "--durations=30", "--durations-min=5", *(["-m", left_out] if left_out else [])]
-    workers = ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder"]
+    # one more than there are cores: much of what is tested waits for another process
+    workers = ["-n", str(min(4, 1 + (os.cpu_count() or 1))), "--dist", "loadfile", "--no-loadscope-reorder"]
     return [
         ("pytest and the cells of the notebooks", [*pytest, *workers, *(f"--deselect={name}" for name in ALONE)]),
         ("pytest, one by one", [*pytest, *ALONE]),
