@@ -285,6 +285,19 @@ def test_no_committed_file_names_a_folder_of_somebodys_machine():
     assert not told
 
 
+def test_ruff_leaves_out_only_what_is_exported():
+    listed = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--show-files", "."],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    checked = {Path(line).relative_to(root).as_posix() for line in listed.stdout.splitlines()}
+    ours = {str(name) for name in sync.tree_files() if str(name).endswith((".py", ".ipynb"))}
+    assert {name for name in ours if not name.startswith("spectrakit/")} <= checked
+
+
 def test_outputs_are_small_enough_for_git():
     assert not [line for path in NOTEBOOKS for line in outputs.large_outputs(path)]
 

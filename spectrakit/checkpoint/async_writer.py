@@ -275,8 +275,8 @@ def copy_snapshot(snapshot: Snapshot, host_copy: HostCopy) -> Snapshot | None:
 class ReportedWrites:
     """Makes one write to `files` at a time, in a background thread or while training waits, and reports it.
 
-    `reports`: told what came of each. `clock`: seconds that only rise. `on_saved()`: called after each that was
-    written.
+    `reports`: gets what came of each. `share`: what writing may take of the run's time. `on_saved`: called without
+    arguments after each checkpoint that was written.
     """
 
     def __init__(self, files: CheckpointFiles, reports: SaveReports, share: TimeShare, on_saved: Callable[[], None]):
@@ -389,8 +389,8 @@ class SnapshotWriter:
 class MirrorUpdates:
     """Has `mirror` copy what is new in `files`, and reports that.
 
-    `reports`: told what came of each copy; it also knows how many checkpoints there are to copy. `on_copied()`: called
-    after each copy that succeeded.
+    `reports`: gets what came of each copy; it also knows how many checkpoints there are to copy. `on_copied`: called
+    without arguments after each copy that succeeded.
     """
 
     def __init__(self, mirror: Mirror, files: CheckpointFiles, reports: SaveReports, on_copied: Callable[[], None]):
@@ -468,9 +468,10 @@ def _add_average(weights: dict, steps: list[int], files: CheckpointFiles, report
 class CheckpointWriter:
     """Saves the checkpoints of the run in `run_dir`, in one background thread. Only rank 0 has one.
 
-    `settings`: the block `checkpoint` of the configuration. `log(type, **fields)` gets events and messages, and
-    `observe("save", seconds)` how long the last save of the run may take; by default nobody does. `clock`: seconds that
-    only rise, `time.monotonic` by default.
+    - `settings`: the block `checkpoint` of the configuration
+    - `log`: gets events and messages, as `log(type, **fields)` (default: nobody does)
+    - `observe`: gets how long the last save of the run may take, as `observe("save", seconds)` (default: nobody does)
+    - `clock`: seconds that only rise (default: `time.monotonic`)
     """
 
     def __init__(

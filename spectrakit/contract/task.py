@@ -210,7 +210,7 @@ class Task:
 
 # %% ../../nbs/38_contract/01_task.ipynb #23a2fc02
 class PlainTask(Task):
-    "A task made of plain objects by `Task.of`."
+    "A task made of plain objects by `Task.of`, which explains them: `model`, data sets `train` and `valid`, `loss`."
 
     def __init__(self, model: Any, train: Any, valid: Any, loss: Callable):
         self._model, self._datasets, self._loss = model, (train, valid), loss

@@ -213,7 +213,10 @@ def _follow(found: Collector, source: Source, code: ast.AST) -> None:
 
 # %% ../../nbs/38_contract/07_task_code.ipynb #15d44f1b
 def add_name(found: Collector, source: Source, name: str, attribute: str | None = None) -> None:
-    "What `name` stands for in `source`, or the `attribute` of it where it is a module."
+    """What `name` stands for in `source`, or the `attribute` of it where it is a module.
+
+    `found`: gets the hashes. `attribute`: None where none was taken of the name.
+    """
     if not found.first_time((source.label, id(source.tree), name, attribute)) or hasattr(builtins, name):
         return
     if source.scope is not None and name in source.scope:
@@ -335,7 +338,11 @@ def _is_constant(value: Any, depth: int = 3) -> bool:
 
 
 def add_object(found: Collector, source: Source, name: str, thing: Any, attribute: str | None = None) -> None:
-    "What a name of a notebook stands for now."
+    """What a name of a notebook stands for now.
+
+    `found`: gets the hashes. `source`, `name`: where it was read, and as what. `thing`: its value. `attribute`: what
+    was taken of it where it is a module (default None: nothing).
+    """
     if isinstance(thing, functools.partial):
         thing = thing.func
     if isinstance(thing, types.ModuleType):

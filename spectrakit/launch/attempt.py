@@ -163,7 +163,11 @@ def _be_child(folder: Path, task: Any, environ: dict[str, str], log: Path) -> No
 
 # %% ../../nbs/50_launch/05_attempt.ipynb #7df134ae
 class ForkedProcess:
-    "A forked child with the part of `subprocess.Popen` that the supervisor uses: `pid`, `poll`, `returncode`."
+    """A forked child with the part of `subprocess.Popen` that the supervisor uses: `pid`, `poll`, `returncode`.
+
+    `folder`: of the attempt. `task`: the object itself, which is not pickled. `environ`: the child's variables. `log`:
+    where what it prints goes.
+    """
 
     def __init__(self, folder: Path, task: Any, environ: dict[str, str], log: Path):
         import warnings

@@ -145,9 +145,10 @@ def _effective_own(selection: Selection) -> dict[str, Override]:
 
 # %% ../../nbs/65_picker/02_selection.ipynb #8d65ec55
 def select(selection: Selection, key: str, typed: Any, changed: str) -> None:
-    """Make `changed` the user's own override of `key`; '' removes it.
+    """Make `changed` the user's own override of `key` in `selection`; '' removes it.
 
-    `typed`: what the field holds. If it is wrong, `typed` and the message go to `selection.errors`."""
+    `typed`: what the field holds. If it is wrong, `typed` and the message go to `selection.errors`.
+    """
     is_profile = key not in fields()
     own = {k: s for k, s in _effective_own(selection).items() if k != key}
     if changed:

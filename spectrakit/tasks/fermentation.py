@@ -45,6 +45,9 @@ class CalibrationNet(nn.Module):
     """Inputs [batch, channels] → concentration [batch], in the unit of the targets.
 
     The principal components, the mean and the spread come from the training samples, and are kept with the weights.
+
+    `inputs` [samples, channels] and `targets` [samples]: the training samples. `components`: how many principal
+    components there are at most (default 8). `hidden`: the width of the hidden layer (default 16).
     """
 
     mean: torch.Tensor

@@ -281,7 +281,11 @@ def evaluate(
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #12e64a77
 def forward_passes(samples: int, config: Config, max_batches: int | None = None, world_size: int = 1) -> int:
-    "Forward passes that each process makes over `samples` samples without gradients."
+    """Forward passes that each process makes over `samples` samples without gradients.
+
+    `config`: for the size of a batch. `max_batches`: no more than these (default None: all). `world_size`: how many
+    processes share them (default 1).
+    """
     size = config.data.eval_batch_size or config.data.micro_batch_size
     return -(-BatchPlan(samples, size, max_batches=max_batches).samples_per_epoch // (size * world_size))
 

@@ -352,7 +352,10 @@ def gather_logs(s: TrainState) -> dict[str, float]:
 
 
 def write_log_point(s: TrainState, means: dict[str, float], seconds: float, reports: list[RankReport]) -> None:
-    "The mean loss and logs of the last `seconds` for the trackers and the log; each minute what is left of the time."
+    """What the last `seconds` brought, for the trackers and the log; each minute what is left of the time.
+
+    `means`: the mean loss, and what losses logged, by name. `reports`: memory and load of each rank.
+    """
     p = s.progress
     point: dict[str, Any] = {
         "epoch": round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4),

@@ -143,10 +143,13 @@ def _check_kind(kind: str) -> None:
 class Watchdog:
     """A clock around any loop: `with Watchdog("9h") as w:` and, once a step, `if w.should_stop(): break`.
 
-    `limit`: a duration such as 8h30m, from the session's start or, with since="run", from here (default None: the
-    platform's). `deadline`: a moment such as 2026-11-21T17:30 (default None); the earlier counts. `reserve`: a
-    duration held back (default None: what `measure` and `hold` add up to, and a margin). `stop_file`: a file that asks
-    for a stop (default None). The ranks of torch.distributed stop at the same call of `should_stop`, which all of them
+    - `limit`: a duration such as 8h30m (default None: the platform's)
+    - `deadline`: a moment such as 2026-11-21T17:30 (default None); the earlier counts
+    - `since`: whether `limit` runs from the start of the "session" (default) or from here, "run"
+    - `reserve`: a duration held back (default None: what `measure` and `hold` add up to, and a margin)
+    - `stop_file`: a file that asks for a stop (default None)
+
+    The ranks of torch.distributed stop at the same call of `should_stop`, which all of them
     make equally often. SIGTERM is a stop, too: what follows the block is still done, in the time that the system
     leaves. RequestError where a value is not understood, or the time is over already.
     """

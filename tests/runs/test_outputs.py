@@ -128,7 +128,8 @@ def test_what_may_not_be_read_is_named(request):
     request.addfinalizer(lambda: shutil.rmtree(folder))
     folder.chmod(0o777), folder.joinpath("locked").chmod(0), folder.joinpath("closed").chmod(0)
     code = (
-        "import os\nfrom spectrakit.runs import outputs\noutputs.versions = dict\n"  # that user may not read the packages themselves
+        # that user may not read the packages themselves
+        "import os\nfrom spectrakit.runs import outputs\noutputs.versions = dict\n"
         f"if not os.geteuid(): os.setgid(65534), os.setuid(65534)\noutputs.seal_output({str(folder)!r})"
     )
     done = subprocess.run(

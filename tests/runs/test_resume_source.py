@@ -1,4 +1,4 @@
-"""A run that was stopped goes on as if it had not been: found by itself, told what has changed, exact to the last bit."""
+"A run that was stopped goes on as if it had not been: it is found, what changed is named, and it is exact to a bit."
 
 import functools
 import json
@@ -11,19 +11,19 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from spectrakit.api.actions import fit, predict, resume
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from helpers import TESTS, only_run, task, tree_hashes
+from spectrakit.api.actions import fit, predict, resume
 from spectrakit.api.run import Run, list_runs, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.config.compose import compose
+from spectrakit.contract.task import Task
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.history import read_history, samples_at
 from spectrakit.runs.run_dir import find_runs, locked
 from spectrakit.system.errors import RequestError
-from spectrakit.contract.task import Task
 
 SAMPLES, STEPS = 22, 12  # six optimizer steps an epoch, the last one short
 BASE = (
@@ -53,22 +53,18 @@ class Augmented:
 
 
 class Tiny(Task):
-    "Dropout makes the random state matter. `stop`: the training loss during which it asks for a stop; `fail`: the one that raises."
+    """Dropout makes the random state matter.
+
+    `stop`: the number of the training loss during which it asks for a stop. `fail`: of the one that raises.
+    """
 
     options = {"width": 6}
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  a test names the one or two that it needs
         self, stop=None, fail=None, augment=False, own_schedule=False, samples=SAMPLES, dropout=0.3, norm=False
     ):
-        self.stop, self.fail, self.augment, self.own_schedule, self.samples, self.dropout, self.norm = (
-            stop,
-            fail,
-            augment,
-            own_schedule,
-            samples,
-            dropout,
-            norm,
-        )
+        self.stop, self.fail, self.samples = stop, fail, samples
+        self.augment, self.own_schedule, self.dropout, self.norm = augment, own_schedule, dropout, norm
         self.losses, self.nap_s = 0, 0.0
         if self.stop is None and "TINY_STOP" in os.environ:
             self.stop = int(os.environ["TINY_STOP"])
@@ -142,12 +138,13 @@ def history(run):
 
 
 def assert_same(run, whole):
-    "Every logged loss and rate, every evaluation, the weights at the end and the best ones are those of the other run, to the last bit."
+    "Every logged loss and rate, every evaluation, the last weights and the best are those of the other run, to a bit."
     assert run.status == whole.status == "completed"
     assert history(run) == history(whole)
     for which in ("LATEST", "BEST"):
         (name, mine), (other, theirs) = tensors(run, which), tensors(whole, which)
-        assert name == other and len(mine) == len(theirs) and all(torch.equal(a, b) for a, b in zip(mine, theirs))
+        assert name == other and len(mine) == len(theirs)
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     assert run.metrics == whole.metrics
 
 
@@ -281,9 +278,7 @@ def test_auto_begins_goes_on_and_returns_what_is_done(here, whole, capsys):
     assert_same(again, whole)
     before = tree_hashes(again.path)
     done = fit(Tiny(), config, predict="table.csv")
-    assert (
-        done.path == again.path and Path("table.csv").is_file() and "nothing to resume" in capsys.readouterr().out
-    )
+    assert done.path == again.path and Path("table.csv").is_file() and "nothing to resume" in capsys.readouterr().out
     assert {k: v for k, v in before.items()} == {k: v for k, v in tree_hashes(done.path).items() if k in before}
     assert len(list_runs("runs")) == 1
     assert fit(Tiny(), config, resume=None, show=False).path == run.path
