@@ -213,10 +213,7 @@ def _follow(found: Collector, source: Source, code: ast.AST) -> None:
 
 # %% ../../nbs/38_contract/07_task_code.ipynb #15d44f1b
 def add_name(found: Collector, source: Source, name: str, attribute: str | None = None) -> None:
-    """What `name` stands for in `source`, or the `attribute` of it where it is a module.
-
-    `found`: gets the hashes. `attribute`: None where none was taken of the name.
-    """
+    "What `name` stands for in `source` goes into `found`, or the `attribute` of it where it is a module (None: all)."
     if not found.first_time((source.label, id(source.tree), name, attribute)) or hasattr(builtins, name):
         return
     if source.scope is not None and name in source.scope:

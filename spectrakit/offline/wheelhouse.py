@@ -459,8 +459,7 @@ def make_wheelhouse(
 
     `target`: 'kaggle', 'colab', or 'python==3.12' for any machine with torch. `extras`: of spectrakit, such as 'demo'.
     `launch`: further packages, such as 'accelerate>=1.14'; where the platform has an older one, only launch processes
-    see the new one. `packages`: a `pip freeze` of the platform; default: the dated list. `options`: the owner, whether
-    it is tried without a network, a wheel of the kit's own.
+    see the new one. `packages`: a `pip freeze` of the platform; default: the dated list. `options`: what is rarer.
     RequestError where it cannot work, RuntimeError where the dry install failed; `out` is then as it was.
     """
     out = checked_path(out, "The folder")
