@@ -313,7 +313,7 @@ def _no_signal_of_torchs() -> Iterator[None]:
             signal.signal(number, before)  # type: ignore[arg-type]  # there is one where there is a handler
 
 
-def _told_plainly(loader: Any) -> Iterator[Any]:
+def _without_worker_traceback(loader: Any) -> Iterator[Any]:
     "The batches of a DataLoader; a RequestError in one of its workers comes without the worker's traceback."
     try:
         with _no_signal_of_torchs():
@@ -397,7 +397,7 @@ class LoadedBatches:
         collate: Callable | None = None,
     ):
         self.device, self.plan, self.settings, self._samples = device, plan, settings, len(dataset)
-        self.tell: Callable[[str], None] = _print_to_log  # takes a sentence where reading had to change
+        self.report: Callable[[str], None] = _print_to_log  # takes a sentence where reading had to change
         self._keys: list[list[tuple[int, ...]]] = []
         self._make = partial(_data_loader, SeededSamples(dataset, plan.seed), self._keys, device, collate=collate)
         self._loader = self._make(settings=settings)
@@ -409,13 +409,15 @@ class LoadedBatches:
         while done < len(cuts):
             self._keys[:] = [keys[cut.start : cut.stop] for cut in cuts[done:]]
             try:
-                for data, (_, _, samples, window, last) in zip(_told_plainly(self._loader), cuts[done:], strict=False):
+                for data, (_, _, samples, window, last) in zip(
+                    _without_worker_traceback(self._loader), cuts[done:], strict=False
+                ):
                     done += 1
                     yield MicroBatch(to_device(data, self.device), samples, window, last)
                 return
             except (RuntimeError, OSError, EOFError) as error:
                 self.settings, text = with_less(self.settings, error)
-                self.tell(text)
+                self.report(text)
                 self._loader = self._make(settings=self.settings)
 
 # %% ../../nbs/22_data/01_loaders.ipynb #23a2fc06

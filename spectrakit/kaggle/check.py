@@ -112,8 +112,8 @@ def secret_findings(kernel: Kernel) -> list[Finding]:
     for leak, where in found:
         once.setdefault((leak.hint, where), _leak_finding(leak, where))
     for leak, where in leaks_in_folder(kernel.folder, frozenset((KERNEL_FILE, kernel.file.name))):
-        told = f"{leak.whose}: {leak.hint}. A push leaves this file here; an upload of the folder would not."
-        once.setdefault((leak.hint, where), Finding("warning", "secret", told, where))
+        text = f"{leak.whose}: {leak.hint}. A push leaves this file here; an upload of the folder would not."
+        once.setdefault((leak.hint, where), Finding("warning", "secret", text, where))
     findings = list(once.values())
     asks = next((use for use in kernel.facts.calls if use.name.endswith((".get_secret", "spectrakit.secret"))), None)
     if asks:

@@ -27,7 +27,7 @@ def under_root(root: str, path: str) -> str:
 
 
 def read_small(root: str, path: str) -> str:
-    "The text of a small file, or '' where it cannot be read: what is not told is not known."
+    "The text of a small file, or '' where it cannot be read: it is then not known."
     try:
         # /proc/stat is long on a big host
         with open(under_root(root, path), errors="replace") as file:
@@ -271,7 +271,7 @@ TPU_CHIPS = {"0x0027": "v2 or v3", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v
 
 
 def visible_tpu(environ: Mapping[str, str], root: str) -> str | None:
-    "The kind of TPU of this machine, such as 'v5e' or 'v3-8'; 'unknown kind' where that is not told; None without one."
+    "The kind of TPU of this machine, such as 'v5e' or 'v3-8'; 'unknown kind' where nothing says it; None without one."
     if kind := environ.get("TPU_ACCELERATOR_TYPE"):
         return kind
     bus = "/sys/bus/pci/devices"

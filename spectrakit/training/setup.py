@@ -332,7 +332,7 @@ def prepare(
     if context.is_main:
         for reader in (batches, checks):
             if isinstance(reader, LoadedBatches):
-                reader.tell = lambda text: log.write("message", text=text)
+                reader.report = lambda text: log.write("message", text=text)
     steps = total_steps(config, plan)
     if _is_lazy(model):
         with explained(task, "loss", "on a training batch"):
