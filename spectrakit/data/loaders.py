@@ -313,7 +313,7 @@ def _no_signal_of_torchs() -> Iterator[None]:
             signal.signal(number, before)  # type: ignore[arg-type]  # there is one where there is a handler
 
 
-def _without_worker_traceback(loader: Any) -> Iterator[Any]:
+def _plain_errors(loader: Any) -> Iterator[Any]:
     "The batches of a DataLoader; a RequestError in one of its workers comes without the worker's traceback."
     try:
         with _no_signal_of_torchs():
@@ -409,9 +409,7 @@ class LoadedBatches:
         while done < len(cuts):
             self._keys[:] = [keys[cut.start : cut.stop] for cut in cuts[done:]]
             try:
-                for data, (_, _, samples, window, last) in zip(
-                    _without_worker_traceback(self._loader), cuts[done:], strict=False
-                ):
+                for data, (_, _, samples, window, last) in zip(_plain_errors(self._loader), cuts[done:], strict=False):
                     done += 1
                     yield MicroBatch(to_device(data, self.device), samples, window, last)
                 return
