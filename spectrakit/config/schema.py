@@ -198,8 +198,9 @@ def _patterns(value: Any) -> None:
 def _betas(value: Any) -> None:
     if value is None:
         return
-    if not isinstance(value, (list, tuple)) or not all(has_kind(b, float) and 0 <= b < 1 for b in value):
-        raise ValueError("it needs numbers from 0 up to 1 in brackets, such as [0.9,0.95]")
+    pair = isinstance(value, (list, tuple)) and len(value) == 2
+    if not pair or not all(has_kind(b, float) and 0 <= b < 1 for b in value):
+        raise ValueError("it needs two numbers from 0 up to 1 in brackets, such as [0.9,0.95]")
 
 
 def _project(value: Any) -> None:

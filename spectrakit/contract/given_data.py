@@ -66,6 +66,14 @@ def as_dataset(given: Any, where: str) -> tuple[Any, str | None]:
     - `where`: who returned it, for the sentences, such as "Mine.datasets"
     """
     refuse_no_dataset(given, where)
+    if _is_array(given):
+        raise RequestError(
+            f"{where} returned an array of shape {list(given.shape)} where a data set belongs. Return (train, valid), "
+            "each of them inputs with targets: (X_train, y_train), (X_valid, y_valid); or TensorDataset(X) without "
+            "targets."
+        )
+    if any(str(getattr(part, "layout", "")).startswith("torch.sparse") for part in getattr(given, "tensors", ())):
+        raise RequestError(f"{where} returned a data set of sparse tensors. Make them dense: X.to_dense().")
     if type(given) is not tuple or len(given) < 2 or not all(map(_is_array, given)):
         return given, None
     return _wrapped(given, where)

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['optional', 'required', 'provides', 'Moment', 'takes_moment', 'loss_at', 'Task', 'PlainTask', 'check_signatures',
-           'check_task']
+           'check_names', 'check_task']
 
 # %% ../../nbs/38_contract/01_task.ipynb #23a2fcf4
+import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -267,11 +268,49 @@ def check_signatures(task: Any) -> None:
             ) from None
 
 
+_ELSEWHERE = {  # what other libraries call a method
+    "training_step": "loss",
+    "compute_loss": "loss",
+    "validation_step": "metrics",
+    "compute_metrics": "metrics_all",
+    "predict_step": "predict",
+    "configure_optimizers": "optimizer",
+    "collate_fn": "collate",
+}
+
+
+def _names_in(code: Any) -> set[str]:
+    "The names that a function's code reads, also those in functions within it."
+    inner = (_names_in(const) for const in code.co_consts if inspect.iscode(const))
+    return set(code.co_names).union(*inner)
+
+
+def check_names(task: Any) -> None:
+    """RequestError where `task` has a method that nothing calls, and that is one of `Task` misspelt.
+
+    One that the class itself calls, or that stands beside the method it resembles, is the task's own business.
+    """
+    optional_names = [name for name, method in vars(Task).items() if getattr(method, "__unwritten__", False)]
+    own = {name: method for name, method in vars(type(task)).items() if inspect.isfunction(method)}
+    called = set().union(*(_names_in(method.__code__) for method in own.values()))
+    for name in own:
+        near = difflib.get_close_matches(name, optional_names, 1, 0.8)
+        meant = _ELSEWHERE.get(name) or (near[0] if near else None)
+        if meant is None or name.startswith("_") or name in called or provides(task, meant):
+            continue
+        raise RequestError(
+            f"{type(task).__name__} has a method `{name}`, which nothing calls. Call it `{meant}` if it is that, with "
+            f"the arguments ({', '.join(list(inspect.signature(vars(Task)[meant]).parameters))}); otherwise give it "
+            "another name."
+        )
+
+
 def check_task(task: Any, cfg: Config) -> None:
     "RequestError where `task` is no task, or cfg.task holds an option that it does not have."
     name = type(task).__name__
     if isinstance(task, type):
         raise RequestError(f"{task.__name__} is a class, not a task. Make one: {task.__name__}().")
+    check_names(task)
     missing = [m for m in ("datasets", "model", "loss") if not provides(task, m)]
     if missing:
         raise RequestError(

@@ -172,6 +172,11 @@ _SHAPES: tuple[Row, ...] = (
 # %% ../../nbs/39_preflight/02_diagnosis.ipynb #319d1f40
 def _float_types(m: re.Match, s: Scene) -> tuple[str, str]:
     data, weights = s.dtypes()
+    if half := weights & {"float16", "bfloat16"}:
+        return (
+            f"the model's weights are {half.pop()} and its inputs are not",
+            "Leave out .half() and .bfloat16() in `model`: distributed.mixed_precision chooses the precision.",
+        )
     if weights == {"float64"}:
         return "the model's weights are float64 and its inputs are not", "Leave out .double(), or give it float64 data."
     if "float64" in data:
@@ -316,6 +321,20 @@ _HALF: tuple[Row, ...] = (
 # %% ../../nbs/39_preflight/02_diagnosis.ipynb #f7d4a20c
 _LEARNING: tuple[Row, ...] = (
     (
+        r"all elements of input should be between 0 and 1",
+        _fixed(
+            "this loss takes probabilities, and the outputs are not between 0 and 1",
+            "Use binary_cross_entropy_with_logits (BCEWithLogitsLoss), and take the sigmoid in `predict`.",
+        ),
+    ),
+    (
+        r"all elements of target should be between 0 and 1",
+        _fixed(
+            "this loss takes targets from 0 to 1, and some are not",
+            "Count two classes as 0 and 1; for more use cross_entropy with int64 targets.",
+        ),
+    ),
+    (
         r"more than 1 value per channel when training",
         _fixed(
             "batch norm was given one sample",
@@ -389,6 +408,10 @@ def _ragged(m: re.Match, s: Scene) -> tuple[str, str]:
 
 
 _COLLATE: tuple[Row, ...] = (
+    (
+        r"Batches of sparse tensors",
+        _fixed("samples hold sparse tensors, of which no batch can be made", "Make them dense: x.to_dense()."),
+    ),
     (r"equal size, but got (?P<a>\[.*?\]) at entry 0 and (?P<b>\[.*?\]) at entry", _ragged),
     (r"each element in list of batch should be of equal size|storage that is not resizable", _ragged),
     (

@@ -349,7 +349,7 @@ def _timed_batches(
     with _leaving_no_trace(model):
         for batch in batches.epoch(0):
             context.heartbeat.beat()
-            look(context.in_precision(predict_batch)(task, model, batch.data), batch.data)
+            look(context.in_precision(predict_batch)(task, model, batch.data), batch)
             if context.device.type == "cuda":
                 torch.cuda.synchronize()
             took.append(time.monotonic() - last)
@@ -372,7 +372,7 @@ def predictions_s(
     - `dataset`: the test data
     - `config`: the size of a batch
     - `context`: the ranks that predict together
-    - `look`: called with the outputs of each batch, and its data (default: nobody looks)
+    - `look`: called with the outputs of each batch, and the `MicroBatch` (default: nobody looks)
     """
     collate = task.collate if provides(task, "collate") else None
     whole = forward_passes(len(dataset), config, world_size=context.world_size)

@@ -37,7 +37,7 @@ from spectrakit.distributed.heartbeat import (
     requested,
     set_deadline,
 )
-from ..preflight.diagnosis import Scene, explain_known
+from ..preflight.diagnosis import Scene, explain_known, method_of
 from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
 from ..system.files import write_atomic
@@ -360,7 +360,7 @@ def write_log_point(s: TrainState, means: dict[str, float], seconds: float, repo
     point: dict[str, Any] = {
         "epoch": round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4),
         **means,
-        "lr": s.learner.optimizer.param_groups[0]["lr"],
+        "lr": float(s.learner.optimizer.param_groups[0]["lr"]),
         "samples_per_s": round(s.record.interval.samples / seconds, 1),
     }
     if s.context.device.type == "cuda":
@@ -539,8 +539,10 @@ def save_traceback(context: RunContext, logs: Path) -> None:
 
 
 def failure_reason(task: Any, error: BaseException) -> str:
-    "Why a run failed, in a line: torch's own error, or in plain words that an operation has no deterministic form."
-    known = explain_known(error, Scene(task, "loss", "in training")) if "deterministic" in str(error) else None
+    "Why a run failed, in a line: in plain words where the task's own code met what is known, else torch's own error."
+    method = method_of(error, task, "")
+    of_task = method or "deterministic" in str(error)
+    known = explain_known(error, Scene(task, method or "loss", "in training")) if of_task else None
     return str(known) if known else f"{type(error).__name__}: {error}"  # whatever writes it masks it
 
 

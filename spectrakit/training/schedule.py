@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['time_for', 'start_interval', 'step_cost', 'replan', 'lr_rule', 'step_scheduler', 'advance_schedule', 'training_loss',
-           'begin_epoch', 'interval_of', 'check_plateau', 'set_lr']
+           'begin_epoch', 'interval_of', 'check_scheduler', 'check_plateau', 'set_lr']
 
 # %% ../../nbs/40_training/03_schedule.ipynb #23a2fcf4
 import itertools
@@ -150,6 +150,32 @@ def interval_of(scheduler: Any, config: Config) -> str:
     from torch.optim.lr_scheduler import ReduceLROnPlateau
 
     return "plateau" if isinstance(scheduler, ReduceLROnPlateau) else config.scheduler.interval
+
+
+def check_scheduler(task: Any, scheduler: Any, optimizer: Any, interval: str, steps: int) -> None:
+    """RequestError where what a task's `scheduler` returned cannot be stepped, moves nothing, or ends too early.
+
+    - `optimizer`: the one that it was called with
+    - `interval`: when it moves; see `interval_of`
+    - `steps`: the optimizer steps of the run
+    """
+    name, kind = f"{type(task).__name__}.scheduler", type(scheduler).__name__
+    if isinstance(scheduler, type) or not callable(getattr(scheduler, "step", None)):
+        raise RequestError(
+            f"{name} returned {kind}. It has to return one torch scheduler, or None; scheduler.interval says when it "
+            "moves, and SequentialLR or ChainedScheduler make one of several."
+        )
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise RequestError(
+            f"{name} returned a {kind} of another optimizer, so that it would change nothing. "
+            "Make it with the optimizer that it is called with."
+        )
+    planned = getattr(scheduler, "total_steps", None)
+    if kind == "OneCycleLR" and interval == "step" and planned < steps:
+        raise RequestError(
+            f"{name} returned a OneCycleLR of {planned} steps, and the run has {steps}, after which it would fail. "
+            "Make it with total_steps=total_steps."
+        )
 
 
 def check_plateau(learner: Learner, monitor: str | None, mode: str) -> None:

@@ -47,7 +47,7 @@ from ..runs.run_dir import read_environment, update_environment
 from ..system.errors import RequestError, did_you_mean
 from ..trackers.registry import check_trackers
 from .evaluation import forward_passes
-from .schedule import check_plateau, interval_of
+from .schedule import check_plateau, check_scheduler, interval_of
 from .seeding import seed_everything
 from .state import Data, Execution, Learner, Record, Saving, Schedule, TrainState
 from .trial import PARTS, STEP_ONLY, Trial, check_first_loss, try_contract
@@ -185,8 +185,10 @@ def make_learner(task: Any, config: Config, context: RunContext, model: Any, ste
         check_optimizer(task, context.unwrap(model), own)
         check_sparse(context.unwrap(model), own)
     optimizer = own or build_optimizer(context.unwrap(model), config)
-    base_lrs = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]  # a scheduler changes "lr"
+    base_lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]  # a scheduler changes "lr"
     scheduler = task.scheduler(optimizer, config, steps) if provides(task, "scheduler") and steps is not None else None
+    if scheduler is not None and steps is not None:
+        check_scheduler(task, scheduler, optimizer, interval_of(scheduler, config), steps)
     params = [q for q in model.parameters() if q.requires_grad]
     averages = config.training.ema_decay is not None and steps is not None
     buffers = _finite_buffers(context.unwrap(model)) if averages and config.training.ema_buffers else []

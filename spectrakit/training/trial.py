@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'Trial', 'check_first_loss', 'check_last_batch', 'report_uneven_mean', 'try_loss',
-           'try_step', 'check_numbers', 'check_outputs', 'try_evaluation', 'try_prediction', 'check_room',
+           'try_step', 'check_numbers', 'check_outputs', 'check_rows', 'try_evaluation', 'try_prediction', 'check_room',
            'try_checkpoint', 'try_part', 'try_contract']
 
 # %% ../../nbs/40_training/04_trial.ipynb #2846b2fb
@@ -159,6 +159,11 @@ def try_loss(trial: Trial) -> str:
     data = trial.batch.data
     trial.at("loss", "on a training batch", data)
     narrow: list[str] = []
+    if not any(q.requires_grad for q in trial.model.parameters()):
+        raise RequestError(
+            f"{type(trial.task).__name__}.model has no parameter that learns. Give it one, or requires_grad_(True) to "
+            "what is to be trained."
+        )
     trial.model.train()
     loss_of = loss_at(trial.task, lambda: Moment(0, 0, total_steps(trial.config, trial.plan)))
     with _watched_norms(trial.model, narrow), watch_shapes(trial.task, trial.batch.samples):
@@ -207,12 +212,17 @@ def check_numbers(task: Any, found: dict[str, tuple]) -> None:
                 f"{type(task).__name__}.metrics gave {name!r} with {shape} as its {what}. It has to be "
                 "{name: (sum over the batch's samples, count)}: add .sum()."
             )
+        if not float(pair[1]) >= 0:
+            raise RequestError(
+                f"{type(task).__name__}.metrics gave {name!r} with the count {float(pair[1]):g}. It has to be a number "
+                "from 0 up: how many samples the sum is over."
+            )
 
 
 def check_outputs(task: Any, outputs: Any, taker: str = "predict") -> None:
     "RequestError where outputs are neither a tensor nor a mapping of them; `taker`: the method that takes them."
     values = list(outputs.values()) if isinstance(outputs, dict) else [outputs]
-    wrong = next((v for v in values if not hasattr(v, "shape") and not isinstance(v, list)), None)
+    wrong = next((v for v in values if hasattr(v, "columns") or not hasattr(v, "shape") and not isinstance(v, list)), None)
     if wrong is None and values and not (isinstance(outputs, dict) and taker == "metrics_all"):
         return
     kind = type(outputs if wrong is None else wrong).__name__
@@ -221,6 +231,22 @@ def check_outputs(task: Any, outputs: Any, taker: str = "predict") -> None:
         f"{own} returned {kind} where {taker} takes a tensor [samples, …]. Write `predict(self, model, batch)` so that "
         "it returns the tensor alone, such as model(batch[0])[0]."
     )
+
+
+def check_rows(task: Any, outputs: Any, samples: int) -> None:
+    "RequestError where there is not one output for each of a batch's `samples`."
+    for values in outputs.values() if isinstance(outputs, dict) else [outputs]:
+        if samples and (not hasattr(values, "__len__") or getattr(values, "shape", None) == ()):
+            got = f"a single {type(values).__name__}"
+        elif samples and len(values) != samples:
+            got = f"outputs of shape {list(values.shape)}" if hasattr(values, "shape") else f"{len(values)} outputs"
+        else:
+            continue
+        own = "predict" if provides(task, "predict") else "loss (or its model)"
+        raise RequestError(
+            f"{type(task).__name__}.{own} gave {got} for a batch of {samples} samples. It has to give one output for "
+            "each of them: [samples, …]."
+        )
 
 # %% ../../nbs/40_training/04_trial.ipynb #1c9031fc
 def try_evaluation(trial: Trial) -> str:
@@ -238,6 +264,7 @@ def try_evaluation(trial: Trial) -> str:
         check_numbers(trial.task, found)
         if provides(trial.task, "metrics_all") and outputs is not None:
             check_outputs(trial.task, outputs, "metrics_all")
+            check_rows(trial.task, outputs, batch.samples)
     at_most_s = trial_limit_s(budget)
     result = first_evaluation(trial.task, trial.model, trial.valid, context, trial.passes, at_most_s)
     trial.metrics, seconds, problems = result
@@ -257,8 +284,9 @@ def _predict_some(trial: Trial, dataset: Any) -> float:
     "Seconds that predicting all of `dataset` will take. RequestError where the outputs have a wrong form."
 
     def look(outputs: Any, batch: Any) -> None:
-        trial.at("predict", "on a test batch", batch)
+        trial.at("predict", "on a test batch", batch.data)
         check_outputs(trial.task, outputs)
+        check_rows(trial.task, outputs, batch.samples)
 
     trial.at("test_dataset", "on a test batch")  # unless it was raised in `predict`
     return predictions_s(trial.task, trial.model, dataset, trial.config, trial.execution.context, look)

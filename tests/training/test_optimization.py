@@ -186,7 +186,7 @@ def test_betas_and_eps_reach_adam_and_frozen_parameters_no_group():
         (["optimizer.name=sgd", "optimizer.options.nestrov=true"], "Did you mean 'nesterov'?"),
         (["optimizer.options.lr=0.1"], "it has a setting of its own, optimizer.lr."),
         (["optimizer.name=sgd", "optimizer.betas=[0.9,0.99]"], "torch.optim.SGD has none."),
-        (["optimizer.betas=[0.9,1.5]"], "it needs numbers from 0 up to 1 in brackets"),
+        (["optimizer.betas=[0.9,1.5]"], "it needs two numbers from 0 up to 1 in brackets"),
         (["optimizer.name=rprop", "optimizer.weight_decay=0.1"], "torch.optim.Rprop has none."),
         (["optimizer.groups=[{match: '3.*', lr: 0.1}]"], "no parameter of the model is called 3.*. Did you mean"),
         (["optimizer.groups=[{match: '2.*', momntum: 0.1}]", "optimizer.name=sgd"], "Did you mean 'momentum'?"),

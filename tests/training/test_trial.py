@@ -261,10 +261,30 @@ BROKEN = {
         mine(metrics=lambda s, o, b: {"loss": (o.sum(), len(o))}),
         ["Mine.metrics", "'loss'", "another name"],
     ),
+    "a negative count": (mine(metrics=lambda s, o, b: {"acc": (o.sum(), -8)}), ["Mine.metrics", "'acc'", "count -8"]),
+    "fewer outputs than samples": (
+        mine(metrics_all=lambda s, p, t: {"auc": 0.5}, predict=lambda s, m, b: m(b[0])[:3]),
+        ["Mine.predict", "[3, 3]", "8 samples"],
+    ),
+    "one output for all samples": (
+        mine(metrics_all=lambda s, p, t: {"auc": 0.5}, predict=lambda s, m, b: m(b[0]).mean()),
+        ["Mine.predict", "a single Tensor", "8 samples"],
+    ),
+    "outputs without a sigmoid": (
+        mine(of(X, Y.clamp(0, 1).float()), flat_net, loss=fit(F.binary_cross_entropy)),
+        ["Mine.loss", "binary_cross_entropy_with_logits"],
+    ),
+    # methods that nobody calls
+    "a method misspelt": (mine(optimiser=adamw), ["`optimiser`", "`optimizer`", "(self, model, cfg)"]),
+    "a method of Lightning": (mine(collate_fn=lambda self, samples: None), ["`collate_fn`", "`collate`"]),
     # models
     "a meta model": (mine(net=lambda: nn.Linear(4, 3, device="meta")), ["Mine.", "meta", "weights"]),
     "no module": (mine(net=lambda: lambda x: x), ["Mine.model", "function", "Module"]),
-    "nothing to train": (mine(net=lambda: nn.Linear(4, 3).requires_grad_(False)), ["weights"]),
+    "nothing to train": (
+        mine(net=lambda: nn.Linear(4, 3).requires_grad_(False)),
+        ["Mine.model", "no parameter that learns"],
+    ),
+    "a model in half precision": (mine(net=lambda: nn.Linear(4, 3).half()), ["weights are float16", ".half()"]),
     "one sample is left over": (
         mine(SHORT, normed_net),
         ["Mine.model", "batch norm (1)", "17 samples", "drop_last"],
@@ -292,7 +312,22 @@ BROKEN = {
         mine(scheduler=lambda s, o, c, t: torch.optim.lr_scheduler.LambdaLR(o, [len, len, len])),
         ["Mine.scheduler", "ValueError"],
     ),
+    "a scheduler in a list": (mine(scheduler=lambda s, o, c, t: [o]), ["Mine.scheduler", "list", "SequentialLR"]),
+    "a scheduler of another optimizer": (
+        mine(scheduler=lambda s, o, c, t: torch.optim.lr_scheduler.StepLR(adamw(s, nn.Linear(4, 3), c), 2)),
+        ["Mine.scheduler", "StepLR", "another optimizer"],
+    ),
+    "a scheduler that ends too early": (
+        mine(scheduler=lambda s, o, c, t: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=t - 1)),
+        ["Mine.scheduler", "2 steps", "has 3", "total_steps=total_steps"],
+    ),
+    "one beta": (mine(), ["optimizer.betas=[0.9]", "two numbers"], "optimizer.betas=[0.9]"),
     # data
+    "inputs and targets in place of two data sets": (
+        mine(datasets=lambda self, cfg: (X.numpy(), Y.numpy())),
+        ["Mine.datasets", "shape [24, 4]", "(X_train, y_train)"],
+    ),
+    "sparse tensors": (mine(of(X.to_sparse(), Y)), ["Mine.datasets", "to_dense()"]),
     "a table": (mine(Table()), ["Mine.datasets", "Table", "to_numpy"]),
     "a loader": (mine(DataLoader(of(X, Y), 4)), ["Mine.datasets", "loader.dataset"]),
     "a mapping": (mine({"x": X, "y": Y}), ["Mine.datasets", "'x', 'y'", "TensorDataset"]),
@@ -318,6 +353,24 @@ def test_what_would_fail_is_told_with_the_method_and_the_mend(train, name):
 def test_a_model_on_a_gpu_that_is_not_there_is_told(train):
     with pytest.raises(RequestError, match=r"Mine.model.*no GPU.*Leave out .cuda\(\)"):
         train(mine(net=lambda: nn.Linear(4, 3).cuda()), *QUICK)
+
+
+def test_a_late_sample_that_breaks_the_loss_is_told_with_the_mend(train):
+    late = torch.where(torch.arange(24) == 23, 7, Y)
+    run = train(mine(datasets=lambda self, cfg: (of(X, late), of(X, Y))), *QUICK, "trainer.max_epochs=2")
+    assert run.status == "failed"
+    assert "Mine.loss failed in training: a target is class 7" in run.reason and "at least 8" in run.reason
+
+
+def test_what_is_the_tasks_own_stays(train):
+    "A helper that the class calls or that stands beside the method it resembles, and a learning rate in a tensor."
+    task = mine(
+        metric=lambda self, outputs, batch: (outputs.sum(), len(outputs)),
+        metrics=lambda self, outputs, batch: {"n": self.metric(outputs, batch)},
+        optimizer=lambda self, m, c: torch.optim.Adam(m.parameters(), lr=torch.tensor(0.1)),
+    )
+    run = train(task, *QUICK)
+    assert run.status == "completed", run.reason
 
 
 def test_arrays_are_wrapped_and_said(train):
