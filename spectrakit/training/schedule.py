@@ -170,8 +170,8 @@ def check_scheduler(task: Any, scheduler: Any, optimizer: Any, interval: str, st
             f"{name} returned a {kind} of another optimizer, so that it would change nothing. "
             "Make it with the optimizer that it is called with."
         )
-    planned = getattr(scheduler, "total_steps", None)
-    if kind == "OneCycleLR" and interval == "step" and planned < steps:
+    planned = scheduler.total_steps if kind == "OneCycleLR" else steps
+    if interval == "step" and planned < steps:
         raise RequestError(
             f"{name} returned a OneCycleLR of {planned} steps, and the run has {steps}, after which it would fail. "
             "Make it with total_steps=total_steps."

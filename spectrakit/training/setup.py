@@ -21,7 +21,7 @@ from ..config.batch_plan import BatchPlan, plan_batches, total_steps
 from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
 from ..config.schema import Config
-from ..contract.given_data import as_dataset
+from ..contract.given_data import as_dataset, refuse_inputs_and_targets
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
 from ..contract.recompute import save_activations
 from ..contract.sampler import sampled_order
@@ -67,6 +67,7 @@ def read_datasets(task: Any, config: Config, say: Callable[[str], None] = lambda
             f"{type(task).__name__}.datasets returned {type(sets).__name__}. It has to return two data sets: "
             "(train, valid)."
         )
+    refuse_inputs_and_targets(sets[0], sets[1], where)
     found = [as_dataset(given, where) for given in sets]
     for _, text in found:
         if text:
@@ -330,7 +331,7 @@ def prepare(
     collate = task.collate if provides(task, "collate") else None
     placement, most = Placement(context.device, context.rank, context.world_size), config.limits.max_val_batches
     batches = train_batches(train, plan, config, placement, collate, read.sampled)
-    checks = valid and eval_batches(valid, config, placement, collate, most)
+    checks = None if valid is None else eval_batches(valid, config, placement, collate, most)
     if context.is_main:
         for reader in (batches, checks):
             if isinstance(reader, LoadedBatches):

@@ -222,7 +222,9 @@ def check_numbers(task: Any, found: dict[str, tuple]) -> None:
 def check_outputs(task: Any, outputs: Any, taker: str = "predict") -> None:
     "RequestError where outputs are neither a tensor nor a mapping of them; `taker`: the method that takes them."
     values = list(outputs.values()) if isinstance(outputs, dict) else [outputs]
-    wrong = next((v for v in values if hasattr(v, "columns") or not hasattr(v, "shape") and not isinstance(v, list)), None)
+    wrong = next(
+        (v for v in values if hasattr(v, "columns") or not hasattr(v, "shape") and not isinstance(v, list)), None
+    )
     if wrong is None and values and not (isinstance(outputs, dict) and taker == "metrics_all"):
         return
     kind = type(outputs if wrong is None else wrong).__name__

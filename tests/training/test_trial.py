@@ -325,7 +325,7 @@ BROKEN = {
     # data
     "inputs and targets in place of two data sets": (
         mine(datasets=lambda self, cfg: (X.numpy(), Y.numpy())),
-        ["Mine.datasets", "shape [24, 4]", "(X_train, y_train)"],
+        ["Mine.datasets", "[24, 4] and [24]", "(X_train, y_train)"],
     ),
     "sparse tensors": (mine(of(X.to_sparse(), Y)), ["Mine.datasets", "to_dense()"]),
     "a table": (mine(Table()), ["Mine.datasets", "Table", "to_numpy"]),
