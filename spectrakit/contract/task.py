@@ -267,7 +267,7 @@ def check_signatures(task: Any) -> None:
                 f"Write `def {name}({', '.join(wanted)})`."
             ) from None
 
-
+# %% ../../nbs/38_contract/01_task.ipynb #8ab71c25
 _ELSEWHERE = {  # what other libraries call a method
     "training_step": "loss",
     "compute_loss": "loss",
@@ -304,7 +304,7 @@ def check_names(task: Any) -> None:
             "another name."
         )
 
-
+# %% ../../nbs/38_contract/01_task.ipynb #463f1765
 def check_task(task: Any, cfg: Config) -> None:
     "RequestError where `task` is no task, or cfg.task holds an option that it does not have."
     name = type(task).__name__

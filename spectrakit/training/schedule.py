@@ -151,7 +151,7 @@ def interval_of(scheduler: Any, config: Config) -> str:
 
     return "plateau" if isinstance(scheduler, ReduceLROnPlateau) else config.scheduler.interval
 
-
+# %% ../../nbs/40_training/03_schedule.ipynb #a5a91ced
 def check_scheduler(task: Any, scheduler: Any, optimizer: Any, interval: str, steps: int) -> None:
     """RequestError where what a task's `scheduler` returned cannot be stepped, moves nothing, or ends too early.
 
@@ -177,7 +177,7 @@ def check_scheduler(task: Any, scheduler: Any, optimizer: Any, interval: str, st
             "Make it with total_steps=total_steps."
         )
 
-
+# %% ../../nbs/40_training/03_schedule.ipynb #f9e24450
 def check_plateau(learner: Learner, monitor: str | None, mode: str) -> None:
     "RequestError where a scheduler that moves after evaluations has none, or looks the other way than `mode`."
     kind = type(learner.scheduler).__name__

@@ -218,7 +218,7 @@ def check_numbers(task: Any, found: dict[str, tuple]) -> None:
                 "from 0 up: how many samples the sum is over."
             )
 
-
+# %% ../../nbs/40_training/04_trial.ipynb #43f1d8e8
 def check_outputs(task: Any, outputs: Any, taker: str = "predict") -> None:
     "RequestError where outputs are neither a tensor nor a mapping of them; `taker`: the method that takes them."
     values = list(outputs.values()) if isinstance(outputs, dict) else [outputs]
@@ -234,7 +234,7 @@ def check_outputs(task: Any, outputs: Any, taker: str = "predict") -> None:
         "it returns the tensor alone, such as model(batch[0])[0]."
     )
 
-
+# %% ../../nbs/40_training/04_trial.ipynb #733b44a9
 def check_rows(task: Any, outputs: Any, samples: int) -> None:
     "RequestError where there is not one output for each of a batch's `samples`."
     for values in outputs.values() if isinstance(outputs, dict) else [outputs]:
