@@ -186,7 +186,9 @@ def make_learner(task: Any, config: Config, context: RunContext, model: Any, ste
         check_optimizer(task, context.unwrap(model), own)
         check_sparse(context.unwrap(model), own)
     optimizer = own or build_optimizer(context.unwrap(model), config)
-    base_lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]  # a scheduler changes "lr"
+    base_lrs = [
+        float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups
+    ]  # a scheduler changes "lr"
     scheduler = task.scheduler(optimizer, config, steps) if provides(task, "scheduler") and steps is not None else None
     if scheduler is not None and steps is not None:
         check_scheduler(task, scheduler, optimizer, interval_of(scheduler, config), steps)
