@@ -223,7 +223,7 @@ def check_outputs(task: Any, outputs: Any, taker: str = "predict") -> None:
     "RequestError where outputs are neither a tensor nor a mapping of them; `taker`: the method that takes them."
     values = list(outputs.values()) if isinstance(outputs, dict) else [outputs]
     wrong = next(
-        (v for v in values if hasattr(v, "columns") or not hasattr(v, "shape") and not isinstance(v, list)), None
+        (v for v in values if hasattr(v, "columns") or (not hasattr(v, "shape") and not isinstance(v, list))), None
     )
     if wrong is None and values and not (isinstance(outputs, dict) and taker == "metrics_all"):
         return
