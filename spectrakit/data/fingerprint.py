@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from .loaders import SeededSamples, end_with_parent
+from .loaders import SeededSamples, end_with_parent, keeping_sigchld
 
 # %% ../../nbs/22_data/02_fingerprint.ipynb #8a380c0c
 class _Unknown(Exception):
@@ -119,7 +119,8 @@ def _hashes_in_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
         worker_init_fn=partial(end_with_parent, os.getpid()),
     )
     try:
-        return next(iter(loader))
+        with keeping_sigchld():
+            return next(iter(loader))
     except Exception:
         return {}
     finally:

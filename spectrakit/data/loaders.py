@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['mix_seed', 'epoch_order', 'SeededSamples', 'Cut', 'train_cuts', 'eval_cuts', 'EpochPlan', 'MicroBatch',
-           'resident_tensors', 'ResidentBatches', 'shorten_socket_paths', 'end_with_parent', 'with_less',
-           'LoadedBatches', 'Placement', 'train_batches', 'eval_batches', 'dataset_length', 'limit_samples',
-           'limit_files', 'find_non_finite', 'check_finite_dataset']
+           'resident_tensors', 'ResidentBatches', 'shorten_socket_paths', 'end_with_parent', 'keeping_sigchld',
+           'with_less', 'LoadedBatches', 'Placement', 'train_batches', 'eval_batches', 'dataset_length',
+           'limit_samples', 'limit_files', 'find_non_finite', 'check_finite_dataset']
 
 # %% ../../nbs/22_data/01_loaders.ipynb #89ed1aae
 import contextlib
@@ -300,7 +300,7 @@ def _data_loader(
 
 # %% ../../nbs/22_data/01_loaders.ipynb #0f3af04c
 @contextlib.contextmanager
-def _no_signal_of_torchs() -> Iterator[None]:
+def keeping_sigchld() -> Iterator[None]:
     "After this block SIGCHLD is what it was: torch would raise in the middle of anything when a worker dies."
     import signal
 
@@ -316,7 +316,7 @@ def _no_signal_of_torchs() -> Iterator[None]:
 def _plain_errors(loader: Any) -> Iterator[Any]:
     "The batches of a DataLoader; a RequestError in one of its workers comes without the worker's traceback."
     try:
-        with _no_signal_of_torchs():
+        with keeping_sigchld():
             batches = iter(loader)
         yield from batches
     except RequestError as error:

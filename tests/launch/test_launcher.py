@@ -125,8 +125,8 @@ def test_no_orphan_is_left_when_the_parent_is_killed(hold):
     _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
     assert open_run(held.run).status == "unfinished" and not is_locked(held.run)
-    here_and_now(held.run)
-    assert resume(held.run, show=False).status == "completed"
+    here_and_now(held.run)  # which makes its settings somebody's
+    assert resume(held.run, show=False, trust=True).status == "completed"
 
 
 # stopped
@@ -154,8 +154,8 @@ def test_an_interrupt_saves_the_model_and_the_run_goes_on(hold, trained, to, wor
     assert last_event(run.events, "eval")["step"] == stopped_at  # it was looked at before it was left
     if to == "group":
         return  # the other two go on: in a child process, and in the command itself
-    here_and_now(held.run)
-    assert resume(held.run, show=False).status == "completed"
+    here_and_now(held.run)  # which makes its settings somebody's
+    assert resume(held.run, show=False, trust=True).status == "completed"
     ends = [find_checkpoint(path / "checkpoints")[0] for path in (held.run, trained.run)]
     assert (ends[0] / "model.safetensors").read_bytes() == (ends[1] / "model.safetensors").read_bytes()
 
@@ -186,8 +186,9 @@ def test_an_interrupt_while_the_training_process_still_starts_is_not_lost(start_
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "") and "interrupted" in out
-    run = only_run(tmp_path)
-    assert open_run(run).status == "interrupted" and find_checkpoint(run / "checkpoints")[0] is not None
+    run = open_run(only_run(tmp_path))
+    assert run.status == "interrupted" and find_checkpoint(run.path / "checkpoints")[0] is None
+    assert "before the first step" in last_event(run.events, "end")["reason"]
 
 
 def test_while_a_run_trains_it_can_be_looked_at_and_not_be_resumed(hold, trained):
