@@ -26,7 +26,7 @@ def recorded(tmp_path, monkeypatch) -> list[tuple]:
 
     def name(path: str | Path) -> str:
         short = str(Path(path).relative_to(tmp_path)).replace(f"{os.getpid()}", "PID")
-        return re.sub(r"(?<=\.)[0-9a-f]{12}$", "PID", short)
+        return re.sub(r"\.[0-9a-f]{12}\.PID$", ".PID", short)
 
     def fsync(handle: int) -> None:
         calls.append(("fsync", name(os.readlink(f"/proc/self/fd/{handle}"))))

@@ -407,9 +407,9 @@ def test_neither_a_dead_supervisor_nor_a_dead_parent_leaves_a_rank_behind(cli, h
     (supervisor,) = psutil.Process(process.pid).children()
     ranks = supervisor.children(recursive=True)
     assert len(ranks) == 2
+    (here / "trouble-1-5").unlink()
     supervisor.kill()
     assert psutil.wait_procs(ranks, timeout=10)[1] == []
-    (here / "trouble-1-5").unlink()
     wait_for((here / "trouble-1-5").exists, "rank 1 to be lost again, in the next start")
     assert "the process that starts the ranks was killed by SIGKILL" in said(open_run(only_run(here)))
     process.kill()
