@@ -93,7 +93,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
     import torch
 
     c, p, schedule, record, requests = s.config, s.progress, s.schedule, s.record, s.requests
-    model, optimizer, averaged, averages = s.learner.model, s.learner.optimizer, s.learner.averaged, s.learner.ema
+    model, optimizer, averages = s.learner.model, s.learner.optimizer, s.learner.ema
     plan, saving, pace, scaler, heartbeat = s.data.plan, s.saving, s.timing.pace, s.context.scaler, s.context.heartbeat
     on_host, ranks = s.context.device.type == "cpu", s.context.world_size
     clip, decay = c.trainer.gradient_clip_val, c.training.ema_decay
@@ -113,6 +113,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
         window_loss, window_weight = 0.0, None
         if begin_epoch(s):
             model, exchange = s.learner.model, s.context.gradient_sync(s.learner.model)
+        averaged = s.learner.averaged  # with what has thawed
         for batch in s.data.train.epoch(p.epoch, p.window):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step

@@ -19,7 +19,7 @@ from ..config.batch_plan import lr_factor, warmup_length
 from ..config.schema import Config
 from ..contract.task import Moment, loss_at, provides
 from ..system.errors import RequestError
-from .state import Interval, Learner, TrainState
+from .state import Interval, Learner, TrainState, average_thawed
 from ..watchdog.budget import fits, planned_steps, schedule_pace
 
 # %% ../../nbs/40_training/03_schedule.ipynb #23a2fc01
@@ -136,6 +136,7 @@ def begin_epoch(s: TrainState) -> bool:
     before = [q.requires_grad for q in model.parameters()]
     s.task.on_epoch(model, Moment(s.progress.epoch, s.progress.step, s.schedule.total_steps))
     _check_thawed(s, model)
+    average_thawed(s.learner, model.named_parameters())
     learning = [q.requires_grad for q in model.parameters()]
     if learning == before or s.context.strategy != "ddp":
         return False

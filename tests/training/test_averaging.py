@@ -17,6 +17,7 @@ from spectrakit.checkpoint.store import (
     CheckpointError,
     checkpoints,
     find_checkpoint,
+    load_state,
     load_weights,
     read_manifest,
     read_pointer,
@@ -295,3 +296,36 @@ def test_moving_averages_of_buffers_are_exact_and_go_on(train):
     assert torch.equal(of_off["1.running_mean"], plain["1.running_mean"]) and torch.equal(
         off.weights(), whole.weights()
     )
+
+
+class LaterThawed(Normed):
+    "The last layer is frozen as `model` returns it, in the optimizer, and learns from the second epoch on."
+
+    def model(self, cfg):
+        model = super().model(cfg)
+        model[4].requires_grad_(False)
+        return model
+
+    def optimizer(self, model, cfg):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def on_epoch(self, model, moment):
+        model[4].requires_grad_(moment.epoch >= 1)
+
+
+def test_a_parameter_that_thaws_joins_the_moving_averages_with_its_value_of_that_moment(train):
+    words = ("data.batch_size=5", "training.ema_decay=0.6", "checkpoint.every_n_steps=1", "checkpoint.keep_last=99")
+    words = (*words, "trainer.max_epochs=3", "training.ema_buffers=true")
+    whole = train(LaterThawed(), *words, name="whole")
+    steps, mean = checkpoints(whole.folder / "checkpoints"), LaterThawed().model(None).state_dict()["4.weight"]
+    for number, path in enumerate(steps, 1):
+        now, weights = min(0.6, (1 + number) / (10 + number)), load_weights(path, ema=False)
+        mean = now * mean + (1 - now) * weights["4.weight"]
+        if path.name in ("step-00000004", "step-00000007", "step-00000012"):
+            torch.testing.assert_close(load_weights(path)["4.weight"], mean)
+    assert not torch.allclose(mean, weights["4.weight"], rtol=1e-3)
+    assert not load_state(steps[3])[0]["ema_thawed"] and len(load_state(steps[4])[0]["ema_thawed"]) == 2
+    for ends, name in (("trainer.max_epochs=1", "before"), ("trainer.max_epochs=2", "after")):
+        train(LaterThawed(), *words, ends, name=name)
+        parts = train(LaterThawed(), *words, name=name, resume=True)
+        assert torch.equal(parts.weights(ema=True), whole.weights(ema=True))
