@@ -293,7 +293,7 @@ def check_names(task: Any) -> None:
     optional_names = [name for name, method in vars(Task).items() if getattr(method, "__unwritten__", False)]
     own = {name: method for name, method in vars(type(task)).items() if inspect.isfunction(method)}
     called = set().union(*(_names_in(method.__code__) for method in own.values()))
-    for name in own:
+    for name in [name for name in own if name not in optional_names]:
         near = difflib.get_close_matches(name, optional_names, 1, 0.86)  # `samples` is no `sampler`
         meant = _ELSEWHERE.get(name) or (near[0] if near else None)
         if meant is None or name.startswith("_") or name in called or provides(task, meant):
