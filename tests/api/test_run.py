@@ -177,7 +177,7 @@ def test_fit_prints_where_it_is_what_was_decided_and_how_it_ended(capsys):
         ("OneDataset", ("OneDataset.datasets", "(train, valid)")),
         ("Stream", ("training data set", "__len__")),
         ("NotAModel", ("NotAModel.model returned str", "Module")),
-        ("Frozen", ("weights", "detach")),
+        ("Frozen", ("no parameter that learns", "requires_grad_(True)")),
         ("NanTraining", ("training data[0]", "1 values that are not finite", "sample 11")),
         ("InfiniteValidation", ("validation data[0]", "not finite", "sample 3")),
         ("NanValidationListed", ("validation", "not finite")),
