@@ -406,7 +406,7 @@ def test_what_is_no_task_is_refused(wrong, words):
         ("Line", "task.widht=3", "'width'"),
         ("NanTraining", "seed=1", "not finite"),
         ("LossIsVector", "seed=1", "scalar"),
-        ("Frozen", "seed=1", "detach"),
+        ("Frozen", "seed=1", "no parameter that learns"),
         ("OneDataset", "seed=1", "(train, valid)"),
     ],
 )
