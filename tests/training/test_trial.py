@@ -86,6 +86,11 @@ class Pair(nn.Module):
         return self.inner(x), x
 
 
+class Roots(nn.Module):
+    def forward(self, x):
+        return x.sqrt()
+
+
 class Rows:
     "A data set of the samples in a list."
 
@@ -222,6 +227,30 @@ BROKEN = {
     "no gradient": (mine(loss=lambda s, m, b: F.cross_entropy(m(b[0]), b[1]).detach()), ["Mine.loss", "detach"]),
     "a number": (mine(loss=lambda s, m, b: F.cross_entropy(m(b[0]), b[1]).item()), ["Mine.loss", "float", "scalar"]),
     "nothing": (mine(loss=lambda s, m, b: None), ["Mine.loss", "NoneType"]),
+    "a complex loss": (
+        mine(loss=lambda s, m, b: F.cross_entropy(m(b[0]), b[1]).to(torch.complex64)),
+        ["Mine.loss", "complex64", ".real"],
+    ),
+    "a complex weight": (
+        mine(loss=lambda s, m, b: (F.cross_entropy(m(b[0]), b[1]), torch.tensor(1j))),
+        ["Mine.loss", "complex64", "the weight has to be a number"],
+    ),
+    "a complex log": (
+        mine(loss=lambda s, m, b: Loss(F.cross_entropy(m(b[0]), b[1]), logs={"phase": (1j, 1)})),
+        ["Mine.loss", "'phase'", "complex"],
+    ),
+    "a loss of NaN at once": (
+        mine(loss=lambda s, m, b: (m(b[0]) * 0).log().mean() - (m(b[0]) * 0).log().mean()),
+        ["Mine.loss is nan", "before any step", "`loss` itself", "a log"],
+    ),
+    "a layer that makes NaN": (
+        mine(net=lambda: nn.Sequential(nn.Linear(4, 3), Roots())),
+        ["Mine.loss is nan", "the layer 1 (Roots)"],
+    ),
+    "gradients of NaN": (
+        mine(loss=lambda s, m, b: (m(b[0]) * 0).abs().sqrt().sum()),
+        ["Mine.loss is finite", "the gradients of weight and 1 more", "1e-8"],
+    ),
     "one loss a sample": (
         mine(loss=lambda s, m, b: F.cross_entropy(m(b[0]), b[1], reduction="none")),
         ["Mine.loss", "shape [8]"],
@@ -247,6 +276,14 @@ BROKEN = {
     "a metric of each sample": (
         mine(metrics=lambda s, o, b: {"acc": (o.argmax(1) == b[1], 8)}),
         ["Mine.metrics", "'acc'", "shape [8]", ".sum()"],
+    ),
+    "a complex metric": (
+        mine(metrics=lambda s, o, b: {"acc": (o.sum().to(torch.complex64), len(o))}),
+        ["Mine.metrics", "'acc'", "complex64", "real numbers"],
+    ),
+    "a metric named val_loss": (
+        mine(metrics=lambda s, o, b: {"val_loss": (o.sum(), len(o))}),
+        ["Mine.metrics", "another name"],
     ),
     "metrics_all named loss": (
         mine(metrics_all=lambda s, predictions, targets: {"loss": 0.5}),
@@ -336,6 +373,11 @@ BROKEN = {
     "one data set": (mine(datasets=lambda self, cfg: of(X, Y)), ["Mine.datasets", "(train, valid)"]),
     "no samples": (mine(of(X[:0], Y[:0])), ["no samples"]),
     "NaN": (mine(of(X / 0, Y)), ["not finite", "Clean"]),
+    "NaN in validation that the loss does not leave out": (
+        mine(datasets=lambda self, cfg: (of(X, Y), of(X / 0, Y))),
+        ["The first validation batch", "data.allow_nan=true allows", "Mine.loss is nan", "in `loss`"],
+        "data.allow_nan=true",
+    ),
 }
 
 
@@ -377,6 +419,21 @@ def test_arrays_are_wrapped_and_said(train):
     run = train(mine((X.double().numpy(), Y.numpy())), *QUICK)
     assert run.status == "completed", run.reason
     assert any("float32 [24, 4], int64 [24]" in text for text in run.column("message", "text"))
+
+
+def test_a_metric_has_its_val_once_and_one_of_nan_is_said(train):
+    task = mine(
+        metrics=lambda self, outputs, batch: {"val_n": (len(outputs), 1), "odd": (float("nan"), 1)},
+        metrics_all=lambda self, predictions, targets: {"val_auc": 0.5, "ap": 0.5},
+    )
+    run = train(task, *QUICK, "checkpoint.monitor=val_auc", "checkpoint.mode=max")
+    assert set(last_event(run.events, "eval")["metrics"]) == {"val_loss", "val_n", "val_odd", "val_auc", "val_ap"}
+    assert any(text.startswith("val_odd is nan on the first") for text in run.column("message", "text"))
+
+
+def test_where_bad_steps_are_left_out_the_first_may_be_bad(train):
+    late = mine(loss=lambda s, m, b: (m(b[0]) * 0).sqrt().sum() if m.training else m(b[0]).sum())
+    assert train(late, *QUICK, "training.nan_policy=skip").reason.startswith("The loss became nan")
 
 
 @pytest.mark.parametrize(("samples", "rank"), [(17, "on rank 0"), (19, "on rank 1")])
