@@ -91,7 +91,7 @@ def add_logs(sums: dict[str, tuple], logs: Mapping[str, tuple[Any, Any]]) -> Non
         before = sums.get(name)
         sums[name] = (value, count) if before is None else (before[0] + value, before[1] + count)
 
-# %% ../../nbs/38_contract/00_loss.ipynb #e983e26e
+# %% ../../nbs/38_contract/00_loss.ipynb #3c48340c
 def named_form(value: Any) -> str:
     "What a value is, in words: a tensor by its shape, and by its type where that is complex."
     if not hasattr(value, "shape"):
@@ -107,7 +107,7 @@ def is_number(value: Any) -> bool:
         return size == 1 and "complex" not in str(value.dtype)
     return hasattr(value, "__float__") and not isinstance(value, (str, bytes))
 
-
+# %% ../../nbs/38_contract/00_loss.ipynb #e983e26e
 def _check_weight(name: str, weight: Any) -> None:
     "RequestError where a loss's weight is none."
     import torch

@@ -303,7 +303,7 @@ def check_rows(task: Any, outputs: Any, samples: int) -> None:
 
 # %% ../../nbs/40_training/04_trial.ipynb #9d717b7a
 def check_finite_metrics(trial: Trial, data: Any) -> None:
-    "RequestError where the first validation `data` hold NaN and so has the loss; a message for any other metric of NaN."
+    "RequestError where the first validation `data` hold NaN and the loss is one; a message for other metrics of NaN."
     bad = {name: value for name, value in trial.metrics.items() if not math.isfinite(value)}
     where = find_non_finite(data, "The first validation batch") if "val_loss" in bad else None
     if where and trial.config.data.allow_nan:
