@@ -8,6 +8,7 @@ __all__ = ['optimizer_class', 'check_keywords', 'optimizer_keywords', 'parameter
 
 # %% ../../nbs/38_contract/02_optimizer.ipynb #5c01b003
 import inspect
+import math
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -26,10 +27,24 @@ def optimizer_class(name: str) -> Any:
     return found[name]
 
 
+def _needed_form(value: Any, default: Any) -> str | None:
+    "What a keyword takes in place of `value`, as its default says; None where `value` will do, or nobody can tell."
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(default, (int, float)):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return None if number else f"a number; without it, it is {default:g}"
+    if isinstance(default, tuple):
+        fits = isinstance(value, (list, tuple)) and len(value) == len(default)
+        return None if fits else f"{len(default)} values in brackets; without it, they are {list(default)}"
+    return None
+
+
 def check_keywords(kind: Any, given: dict[str, Any], where: str) -> None:
     "RequestError where the class `kind` does not take a keyword; `where`: the setting that holds them."
-    known = set(inspect.signature(kind).parameters) - {"params", "lr", "weight_decay"}
-    for name in given:
+    parameters = inspect.signature(kind).parameters
+    known = set(parameters) - {"params", "lr", "weight_decay"}
+    for name, value in given.items():
         if name in ("lr", "weight_decay"):
             raise RequestError(f"{where}.{name} is not possible: it has a setting of its own, optimizer.{name}.")
         if name not in known:
@@ -37,6 +52,8 @@ def check_keywords(kind: Any, given: dict[str, Any], where: str) -> None:
                 f"{where}.{name} is not possible: torch.optim.{kind.__name__} takes {', '.join(sorted(known))}."
                 f"{did_you_mean(name, sorted(known))}"
             )
+        if needed := _needed_form(value, parameters[name].default):
+            raise RequestError(f"{where}.{name}={shown(value)} is not possible: it needs {needed}.")
 
 # %% ../../nbs/38_contract/02_optimizer.ipynb #fed5443f
 def optimizer_keywords(config: Config, kind: Any) -> dict[str, Any]:
@@ -127,6 +144,21 @@ def check_sparse(model: Any, optimizer: Any) -> None:
         )
 
 # %% ../../nbs/38_contract/02_optimizer.ipynb #0b29792f
+def _not_made(kind: Any, config: Config, error: Exception) -> str:
+    "What to tell where a class of torch.optim refuses the settings, or the model."
+    o, reason = config.optimizer, " ".join(str(error).split())
+    if kind.__name__ == "Muon" and "2D" in reason:
+        return (
+            f"optimizer.name={o.name} is not possible for this model: Muon updates matrices alone, and there are other "
+            "parameters, such as biases. Write `optimizer(self, model, cfg)` that gives it the matrices, or use "
+            "optimizer.name=adamw."
+        )
+    given = [f"optimizer.options.{name}={shown(value)}" for name, value in o.options.items()]
+    given += [f"optimizer.groups={shown(o.groups)}"] if o.groups else []
+    mend = f"Change {' or '.join(given)}." if given else "Use another optimizer.name, such as adamw."
+    return f"optimizer.name={o.name} is not possible for this model: {reason}. {mend}"
+
+
 def build_optimizer(model: Any, config: Config) -> Any:
     """The optimizer that the settings name, for the trainable parameters of `model`; fused where torch has that for
     every parameter, which spares fp16 a wait for the GPU. RequestError where it cannot be made.
@@ -144,20 +176,31 @@ def build_optimizer(model: Any, config: Config) -> Any:
     try:
         optimizer = kind(groups, **keywords)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RequestError(f"optimizer.name={o.name} is not possible for this model: {error}") from None
+        raise RequestError(_not_made(kind, config, error)) from None
     check_sparse(model, optimizer)
     return optimizer
 
 # %% ../../nbs/38_contract/02_optimizer.ipynb #95d83918
+def _several(given: Any) -> str:
+    "What to tell where a list, a tuple or a mapping was returned in place of one optimizer."
+    kind = type(given).__name__
+    flat = list(given.values()) if isinstance(given, dict) else list(given)
+    flat = [inner for part in flat for inner in (part if isinstance(part, (list, tuple)) else [part])]
+    found = [part for part in flat if hasattr(part, "param_groups")]
+    if len(found) == 1:
+        beside = "; a scheduler comes from the method `scheduler`" if len(flat) > 1 or len(given) > 1 else ""
+        return f"a {kind} with an optimizer in it. Return the {type(found[0]).__name__} alone{beside}."
+    return (
+        f"{len(found)} optimizers in a {kind}, and one is stepped. Return one with several groups of parameters, each "
+        "with settings of its own; for two that take turns write the loop yourself, with sk.Watchdog."
+    )
+
+
 def check_optimizer(task: Any, model: Any, optimizer: Any) -> None:
     "RequestError where what a task's `optimizer` returned cannot be stepped, or updates nothing of `model`."
     name = f"{type(task).__name__}.optimizer"
     if isinstance(optimizer, (list, tuple, dict)):
-        raise RequestError(
-            f"{name} returned {len(optimizer)} objects ({type(optimizer).__name__}), and one optimizer is stepped. "
-            "Return one with several groups of parameters, each with settings of its own; for two that take turns "
-            "write the loop yourself, with sk.Watchdog."
-        )
+        raise RequestError(f"{name} returned {_several(optimizer)}")
     if type(optimizer).__name__ == "LBFGS":
         raise RequestError(
             f"{name} returned LBFGS, which asks for the loss several times in a step (a closure), and a step here has "

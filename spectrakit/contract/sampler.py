@@ -114,6 +114,11 @@ def _check_order(name: str, order: SampledOrder, samples: int) -> None:
         )
 
 # %% ../../nbs/38_contract/04_sampler.ipynb #9a0a8a30
+def _are_weights(given: Any) -> bool:
+    "Whether a list holds numbers to draw by; whole numbers are indices."
+    return isinstance(given, (list, tuple)) and any("float" in str(getattr(v, "dtype", type(v))) for v in given)
+
+
 def sampled_order(task: Any, dataset: Any, config: Config) -> SampledOrder | None:
     """The order that the task's `sampler` gives to its training data; None where it has none, or returns None.
 
@@ -125,7 +130,7 @@ def sampled_order(task: Any, dataset: Any, config: Config) -> SampledOrder | Non
     if sampler is None:
         return None
     name, samples = f"{type(task).__name__}.sampler", len(dataset)
-    if torch.is_tensor(sampler) or hasattr(sampler, "__array__"):
+    if torch.is_tensor(sampler) or hasattr(sampler, "__array__") or _are_weights(sampler):
         weights = torch.as_tensor(sampler)
         _check_weights(name, weights, samples)
         return SampledOrder(weights.cpu(), config.seed)

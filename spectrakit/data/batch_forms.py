@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TARGET_NAMES', 'parts_of', 'leaves_of', 'map_batch', 'to_device', 'collate_samples', 'is_text', 'named_parts',
-           'default_targets', 'is_id', 'ids_of', 'take_samples', 'on_cpu', 'join_parts']
+           'default_targets', 'is_id', 'ids_of', 'samples_in', 'take_samples', 'on_cpu', 'join_parts']
 
 # %% ../../nbs/22_data/00_batch_forms.ipynb #4c56a8df
 import copy
@@ -172,6 +172,12 @@ def ids_of(batch: Any) -> dict[str, Any]:
         return {k: v for k, v in named.items() if k not in TARGET_NAMES and is_id(k, v) and v is not None}
     texts = [value for value in batch if is_text(value)] if isinstance(batch, (list, tuple)) else []
     return {f"ids_{i}" if i > 1 else "ids": value for i, value in enumerate(texts, 1)}
+
+# %% ../../nbs/22_data/00_batch_forms.ipynb #c48f1def
+def samples_in(data: Any) -> int | None:
+    "How many samples a batch has, as all its tensors, arrays and lists of texts agree; None where they do not."
+    lengths = {len(leaf) for leaf in leaves_of(data) if getattr(leaf, "ndim", 0)}
+    return lengths.pop() if len(lengths) == 1 else None
 
 # %% ../../nbs/22_data/00_batch_forms.ipynb #110510e4
 def take_samples(data: Any, samples: int, rows: slice) -> Any:

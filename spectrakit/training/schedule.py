@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['time_for', 'start_interval', 'step_cost', 'replan', 'lr_rule', 'step_scheduler', 'advance_schedule', 'training_loss',
-           'begin_epoch', 'interval_of', 'check_scheduler', 'check_plateau', 'set_lr']
+           'begin_epoch', 'interval_of', 'check_scheduler', 'counts_epochs', 'check_plateau', 'set_lr']
 
 # %% ../../nbs/40_training/03_schedule.ipynb #23a2fcf4
 import itertools
@@ -153,11 +153,27 @@ def interval_of(scheduler: Any, config: Config) -> str:
     return "plateau" if isinstance(scheduler, ReduceLROnPlateau) else config.scheduler.interval
 
 # %% ../../nbs/40_training/03_schedule.ipynb #a5a91ced
-def check_scheduler(task: Any, scheduler: Any, optimizer: Any, interval: str, steps: int) -> None:
+def _check_one_cycle(name: str, planned: int, config: Config, steps: int) -> None:
+    "RequestError where a OneCycleLR of `planned` moves ends before the run does, or is moved once an epoch by mistake."
+    epochs = None if config.trainer.max_steps else config.trainer.max_epochs
+    if config.scheduler.interval == "step" and planned < steps:
+        raise RequestError(
+            f"{name} returned a OneCycleLR of {planned} steps, and the run has {steps}, after which it would fail. "
+            "Make it with total_steps=total_steps."
+        )
+    if config.scheduler.interval == "epoch" and epochs and (planned < epochs or epochs < planned == steps):
+        raise RequestError(
+            f"{name} returned a OneCycleLR of {planned} steps, and scheduler.interval=epoch moves it once for each "
+            f"of {epochs} epochs. "
+            "Leave scheduler.interval at step, or make it with total_steps=cfg.trainer.max_epochs."
+        )
+
+
+def check_scheduler(task: Any, scheduler: Any, optimizer: Any, config: Config, steps: int) -> None:
     """RequestError where what a task's `scheduler` returned cannot be stepped, moves nothing, or ends too early.
 
     - `optimizer`: the one that it was called with
-    - `interval`: when it moves; see `interval_of`
+    - `config`: when it moves, and for how many epochs
     - `steps`: the optimizer steps of the run
     """
     name, kind = f"{type(task).__name__}.scheduler", type(scheduler).__name__
@@ -171,12 +187,27 @@ def check_scheduler(task: Any, scheduler: Any, optimizer: Any, interval: str, st
             f"{name} returned a {kind} of another optimizer, so that it would change nothing. "
             "Make it with the optimizer that it is called with."
         )
-    planned = scheduler.total_steps if kind == "OneCycleLR" else steps
-    if interval == "step" and planned < steps:
-        raise RequestError(
-            f"{name} returned a OneCycleLR of {planned} steps, and the run has {steps}, after which it would fail. "
-            "Make it with total_steps=total_steps."
-        )
+    if kind == "OneCycleLR":
+        _check_one_cycle(name, scheduler.total_steps, config, steps)
+
+# %% ../../nbs/40_training/03_schedule.ipynb #c60146a2
+def counts_epochs(scheduler: Any, config: Config, steps: int) -> str | None:
+    """What is odd where a task's scheduler seems to count epochs, and is moved after each optimizer step; None where
+    nothing is.
+
+    `steps`: the optimizer steps of the run.
+    """
+    turns = [getattr(scheduler, name) for name in ("T_max", "T_0", "step_size") if hasattr(scheduler, name)]
+    turns += list(getattr(scheduler, "milestones", {}))
+    epochs = config.trainer.max_epochs
+    if config.trainer.max_steps or interval_of(scheduler, config) != "step" or not turns:
+        return None
+    if not max(turns) <= epochs < steps:
+        return None
+    return (
+        f"{type(scheduler).__name__} turns after {max(turns)} steps, and is moved after each of the run's {steps} "
+        "optimizer steps. Where it counts epochs, set scheduler.interval=epoch"
+    )
 
 # %% ../../nbs/40_training/03_schedule.ipynb #f9e24450
 def check_plateau(learner: Learner, monitor: str | None, mode: str) -> None:

@@ -191,7 +191,7 @@ def make_learner(task: Any, config: Config, context: RunContext, model: Any, ste
     ]  # a scheduler changes "lr"
     scheduler = task.scheduler(optimizer, config, steps) if provides(task, "scheduler") and steps is not None else None
     if scheduler is not None and steps is not None:
-        check_scheduler(task, scheduler, optimizer, interval_of(scheduler, config), steps)
+        check_scheduler(task, scheduler, optimizer, config, steps)
     params = [q for q in model.parameters() if q.requires_grad]
     averages = config.training.ema_decay is not None and steps is not None
     buffers = _finite_buffers(context.unwrap(model)) if averages and config.training.ema_buffers else []

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'Trial', 'check_first_loss', 'check_finite_loss', 'check_gradients', 'check_last_batch',
-           'report_uneven_mean', 'try_loss', 'try_step', 'check_numbers', 'check_outputs', 'check_rows',
-           'check_finite_metrics', 'try_evaluation', 'try_prediction', 'check_room', 'try_checkpoint', 'try_part',
-           'try_contract']
+           'report_uneven_mean', 'check_collated', 'try_loss', 'try_step', 'check_numbers', 'check_outputs',
+           'check_rows', 'check_finite_metrics', 'try_evaluation', 'try_prediction', 'check_room', 'try_checkpoint',
+           'try_part', 'try_contract']
 
 # %% ../../nbs/40_training/04_trial.ipynb #2846b2fb
 import contextlib
@@ -29,6 +29,7 @@ from ..config.batch_plan import BatchPlan, total_steps
 from ..config.schema import Config
 from ..contract.loss import Loss, as_loss, check_loss, is_number, named_form
 from ..contract.task import Moment, loss_at, provides
+from ..data.batch_forms import samples_in
 from ..data.loaders import find_non_finite, train_cuts
 from ..distributed.context import step_with_scaler
 from ..distributed.fsdp import gradient_clip
@@ -39,7 +40,7 @@ from ..preflight.undo import undone
 from ..runs.events import EventLog
 from ..system.errors import RequestError
 from .evaluation import first_evaluation, predictions_s, score_batch, test_data, trial_limit_s
-from .schedule import step_scheduler
+from .schedule import counts_epochs, step_scheduler
 from .state import Execution, Learner, checkpoints_at_once
 
 # %% ../../nbs/40_training/04_trial.ipynb #227ea332
@@ -202,12 +203,34 @@ def report_uneven_mean(trial: Trial) -> None:
     if text := uneven_mean(trial.task, trial.model, trial.batch.data, trial.batch.samples):
         trial.log.write("message", text=text)
 
+# %% ../../nbs/40_training/04_trial.ipynb #01f38089
+def check_collated(task: Any, data: Any, samples: int) -> str | None:
+    """What is odd about the batch `data` that was made of `samples`; None where nothing is. RequestError where there is
+    none.
+    """
+    own = provides(task, "collate")
+    if data is None:
+        raise RequestError(
+            f"{type(task).__name__}.collate returned None. It has to return the batch: end it with `return`."
+            if own
+            else f"The samples of {type(task).__name__}.datasets are None. End `__getitem__` with `return`."
+        )
+    made = samples_in(data)
+    if not own or made is None or made >= samples:
+        return None
+    return (
+        f"{type(task).__name__}.collate made a batch of {made} from {samples} samples, and its mean counts as that of "
+        f"{samples}. Where it leaves samples out, return (sum, weight) from `loss`"
+    )
+
 # %% ../../nbs/40_training/04_trial.ipynb #75eb9421
 def try_loss(trial: Trial) -> str:
     "One training batch: its loss and the gradients. RequestError where a value is not finite or the form is wrong."
     trial.at("datasets", "while the first training batch was made")
     trial.batch = next(iter(trial.train.epoch(0)))
     data = trial.batch.data
+    if odd := check_collated(trial.task, data, trial.batch.samples):
+        trial.log.write("message", text=odd)
     trial.at("loss", "on a training batch", data)
     narrow: list[str] = []
     if not any(q.requires_grad for q in trial.model.parameters()):
@@ -248,6 +271,8 @@ def try_step(trial: Trial) -> str:
     if learner.scheduler is not None:
         trial.at("scheduler", "in its first step")
         step_scheduler(learner, *([1.0] if learner.interval == "plateau" else []))
+        if odd := counts_epochs(learner.scheduler, trial.config, total_steps(trial.config, trial.plan)):
+            trial.log.write("message", text=odd)
     learner.optimizer.zero_grad()
     scheduler = "" if learner.scheduler is None else f", {type(learner.scheduler).__name__}"
     return f"{type(learner.optimizer).__name__}{scheduler}"
@@ -286,8 +311,9 @@ def check_outputs(task: Any, outputs: Any, taker: str = "predict") -> None:
     )
 
 # %% ../../nbs/40_training/04_trial.ipynb #733b44a9
-def check_rows(task: Any, outputs: Any, samples: int) -> None:
-    "RequestError where there is not one output for each of a batch's `samples`."
+def check_rows(task: Any, outputs: Any, batch: Any) -> None:
+    "RequestError where there is not one output for each sample of `batch`, a `MicroBatch`."
+    samples, made = batch.samples, samples_in(batch.data)
     for values in outputs.values() if isinstance(outputs, dict) else [outputs]:
         if samples and (not hasattr(values, "__len__") or getattr(values, "shape", None) == ()):
             got = f"a single {type(values).__name__}"
@@ -296,6 +322,11 @@ def check_rows(task: Any, outputs: Any, samples: int) -> None:
         else:
             continue
         own = "predict" if provides(task, "predict") else "loss (or its model)"
+        if made is not None and made < samples and hasattr(values, "__len__") and len(values) == made:
+            raise RequestError(
+                f"{type(task).__name__}.collate made a batch of {made} from {samples} samples, so that there are "
+                f"{made} outputs. Each sample needs one: in place of one that cannot be read put zeros, or NaN."
+            )
         raise RequestError(
             f"{type(task).__name__}.{own} gave {got} for a batch of {samples} samples. It has to give one output for "
             "each of them: [samples, …]."
@@ -322,6 +353,7 @@ def try_evaluation(trial: Trial) -> str:
     if trial.valid is None:
         return "no validation data"
     context, budget, batch = trial.execution.context, trial.execution.budget, next(iter(trial.valid.epoch(0)))
+    check_collated(trial.task, batch.data, batch.samples)
     trial.at("loss", "on a validation batch", batch.data)
     trial.model.eval()
     if not trial.sharded:
@@ -330,7 +362,7 @@ def try_evaluation(trial: Trial) -> str:
         check_numbers(trial.task, found)
         if provides(trial.task, "metrics_all") and outputs is not None:
             check_outputs(trial.task, outputs, "metrics_all")
-            check_rows(trial.task, outputs, batch.samples)
+            check_rows(trial.task, outputs, batch)
     at_most_s = trial_limit_s(budget)
     result = first_evaluation(trial.task, trial.model, trial.valid, context, trial.passes, at_most_s)
     trial.metrics, seconds, problems = result
@@ -349,7 +381,7 @@ def _predict_some(trial: Trial, dataset: Any) -> float:
     def look(outputs: Any, batch: Any) -> None:
         trial.at("predict", "on a test batch", batch.data)
         check_outputs(trial.task, outputs)
-        check_rows(trial.task, outputs, batch.samples)
+        check_rows(trial.task, outputs, batch)
 
     trial.at("test_dataset", "on a test batch")  # unless it was raised in `predict`
     return predictions_s(trial.task, trial.model, dataset, trial.config, trial.execution.context, look)

@@ -194,7 +194,12 @@ def test_betas_and_eps_reach_adam_and_frozen_parameters_no_group():
         (["optimizer.groups=[{match: '2.*', lr: fast}]"], "lr of the group 2.* needs a number, and has fast"),
         (["optimizer.groups=[{lr: 0.1}]"], "each group needs match"),
         (["optimizer.groups=head"], "it needs a list of groups"),
-        (["optimizer.name=muon"], "Muon"),
+        (["optimizer.name=muon"], "Muon updates matrices alone, .* or use optimizer.name=adamw."),
+        (["optimizer.options.eps=small"], "eps=small is not possible: it needs a number; without it, it is 1e-08."),
+        (["optimizer.options.amsgrad=1"], "amsgrad=1 is not possible: it needs true or false."),
+        (["optimizer.options.betas=[0.9]"], "betas=[0.9] is not possible: it needs 2 values in brackets"),
+        (["optimizer.options.eps=-1"], "Invalid epsilon value: -1. Change optimizer.options.eps=-1."),
+        (["optimizer.lr=inf"], "it needs a finite number above 0."),
         (["optimizer.name=sparseadam"], "SparseAdam updates the weights of nn.Embedding(…, sparse=True) alone"),
         (["optimizer.beta2=0.95"], "Did you mean 'optimizer.betas'?"),
     ],
@@ -224,7 +229,10 @@ class Returns(Exact):
 @pytest.mark.parametrize(
     "make, says",
     [
-        (lambda model: [torch.optim.SGD(m.parameters()) for m in (model[0], model[2])], "returned 2 objects (list)"),
+        (
+            lambda model: [torch.optim.SGD(m.parameters()) for m in (model[0], model[2])],
+            "returned 2 optimizers in a list",
+        ),
         (lambda model: torch.optim.LBFGS(model.parameters()), "returned LBFGS, which asks for the loss several times"),
         (lambda model: "sgd", "returned str. It has to return a torch optimizer, or None."),
     ],
@@ -396,6 +404,14 @@ def test_weights_draw_the_same_samples_from_tensors_and_a_loader_and_after_a_res
     assert torch.equal(resumed.weights(), whole.weights())
 
 
+def test_a_list_of_numbers_is_weights():
+    task, orders = Exact(), []
+    for made in (torch.arange(23.0), torch.arange(23.0).tolist(), torch.arange(23.0).numpy()):
+        task.sampler = lambda dataset, cfg, made=made: made
+        orders.append(sampled_order(task, task.datasets(None)[0], compose())(0).tolist())
+    assert orders[0] == orders[1] == orders[2]
+
+
 def test_two_ranks_share_out_the_order_of_a_sampler():
     config = compose("data.batch_size=2", "training.gradient_accumulation_steps=2")
     task = Weighted()
@@ -445,6 +461,7 @@ def test_an_epoch_is_as_long_as_its_sampler(train):
         (-torch.ones(23), "It needs a finite weight from 0 up"),
         (torch.zeros(23), "and one above 0"),
         (itertools.count(), "returned a count without __iter__ or __len__"),
+        ([1.0] * 5, "returned weights of shape [5] for 23 samples"),
         ([1, 2, 23], "yields 23. It needs indices from 0 to 22."),
         ([[1, 2], [3, 4]], "yields [1, 2]. It needs indices"),
         (Grouped(23, of_its_own=True), "yields another order when epoch 0 is drawn again"),

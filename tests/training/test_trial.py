@@ -11,7 +11,7 @@ import torch
 from test_loop import CountedScaler, scaled
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import spectrakit as sk
 from helpers import TESTS
@@ -135,6 +135,10 @@ def two(self, model, cfg):
     return [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model.parameters())]
 
 
+def less(self, samples):
+    return default_collate(samples[:-1])
+
+
 def sparse_net():
     return nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(), nn.Linear(12, 3))
 
@@ -196,6 +200,15 @@ BROKEN = {
         ["Mine.loss", "int64 [8, 3]"],
     ),
     "ragged samples": (mine(Rows([(torch.ones(1 + i % 3), 1) for i in range(24)])), ["[1]", "collate(samples)", "pad"]),
+    "a collate without return": (
+        mine(Rows(list(zip(X, Y, strict=True))), collate=lambda self, samples: None),
+        ["Mine.collate returned None", "`return`"],
+    ),
+    "samples of None": (mine(Rows([None] * 24)), ["Mine.datasets", "__getitem__", "`return`"]),
+    "a collate that leaves out a sample where each needs an output": (
+        mine(Rows(list(zip(X, Y, strict=True))), collate=less, metrics_all=lambda s, p, t: {"auc": 0.5}),
+        ["Mine.collate made a batch of 7 from 8 samples", "Each sample needs one"],
+    ),
     "objects as samples": (mine(Rows([(x, object()) for x in X])), ["object", "collate(samples)"]),
     # batches and outputs
     "a model of two outputs": (mine(net=Pair), ["Mine.loss", "tuple", "outputs[0]"]),
@@ -332,7 +345,15 @@ BROKEN = {
         mine(optimizer=lambda s, m, c: torch.optim.LBFGS(m.parameters())),
         ["Mine.optimizer", "LBFGS", "closure"],
     ),
-    "two optimizers": (mine(optimizer=two), ["Mine.optimizer", "2 objects", "groups"]),
+    "two optimizers": (mine(optimizer=two), ["Mine.optimizer", "2 optimizers in a list", "groups"]),
+    "one optimizer in a list": (
+        mine(optimizer=lambda s, m, c: [adamw(s, m, c)]),
+        ["Mine.optimizer", "Return the AdamW alone."],
+    ),
+    "an optimizer and a scheduler, as for Lightning": (
+        mine(optimizer=lambda s, m, c: {"optimizer": adamw(s, m, c), "lr_scheduler": None}),
+        ["Mine.optimizer", "Return the AdamW alone", "`scheduler`"],
+    ),
     "no optimizer": (mine(optimizer=lambda s, m, c: 0.1), ["Mine.optimizer", "float"]),
     "another model's optimizer": (mine(optimizer=stranger), ["Mine.optimizer", "none of the model's parameters"]),
     "sparse gradients": (mine(of(IDS, Y), sparse_net), ["sparse=False"], "optimizer.name=adamw"),
@@ -357,6 +378,17 @@ BROKEN = {
     "a scheduler that ends too early": (
         mine(scheduler=lambda s, o, c, t: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=t - 1)),
         ["Mine.scheduler", "2 steps", "has 3", "total_steps=total_steps"],
+    ),
+    "a cycle of steps that is moved by epochs": (
+        mine(scheduler=lambda s, o, c, t: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=t)),
+        ["Mine.scheduler", "OneCycleLR of 3 steps", "for each of 1 epochs"],
+        "scheduler.interval=epoch",
+    ),
+    "a cycle with too few epochs": (
+        mine(scheduler=lambda s, o, c, t: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=2)),
+        ["Mine.scheduler", "OneCycleLR of 2 steps", "for each of 3 epochs"],
+        "scheduler.interval=epoch",
+        "trainer.max_epochs=3",
     ),
     "one beta": (mine(), ["optimizer.betas=[0.9]", "two numbers"], "optimizer.betas=[0.9]"),
     # data
@@ -429,6 +461,16 @@ def test_a_metric_has_its_val_once_and_one_of_nan_is_said(train):
     run = train(task, *QUICK, "checkpoint.monitor=val_auc", "checkpoint.mode=max")
     assert set(last_event(run.events, "eval")["metrics"]) == {"val_loss", "val_n", "val_odd", "val_auc", "val_ap"}
     assert any(text.startswith("val_odd is nan on the first") for text in run.column("message", "text"))
+
+
+def test_what_only_may_be_wrong_is_said(train):
+    "A batch that is smaller than it was asked for, and a scheduler that counts epochs."
+    pairs = Rows(list(zip(X, Y, strict=True)))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR
+    task = mine(pairs, collate=less, scheduler=lambda s, o, c, t: schedule(o, T_max=c.trainer.max_epochs))
+    run = train(task, *QUICK)
+    said = " ".join(run.column("message", "text"))
+    assert "Mine.collate made a batch of 7 from 8 samples" in said and "set scheduler.interval=epoch" in said
 
 
 def test_where_bad_steps_are_left_out_the_first_may_be_bad(train):
