@@ -195,7 +195,7 @@ def _several(given: Any) -> str:
         "with settings of its own; for two that take turns write the loop yourself, with sk.Watchdog."
     )
 
-
+# %% ../../nbs/38_contract/02_optimizer.ipynb #b09a2564
 def check_optimizer(task: Any, model: Any, optimizer: Any) -> None:
     "RequestError where what a task's `optimizer` returned cannot be stepped, or updates nothing of `model`."
     name = f"{type(task).__name__}.optimizer"
