@@ -12,12 +12,13 @@ from torch.utils.data import TensorDataset
 
 from spectrakit.config.compose import compose
 from spectrakit.contract.loss import Loss
+from spectrakit.contract.predictions import submission_table, table_text
 from spectrakit.contract.recorder import Recorder
 from spectrakit.contract.task import Task, provides
 from spectrakit.data.batch_forms import collate_samples, default_targets, ids_of
 from spectrakit.data.loaders import eval_batches, find_non_finite
 from spectrakit.distributed.context import create_run_context
-from spectrakit.jobs.prediction import predict_dataset, save_arrays, submission_table, table_text
+from spectrakit.jobs.prediction import predict_dataset, save_arrays
 from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
