@@ -262,7 +262,7 @@ def _predict(
         check_links(run.path)
     folder = run.path if writable else new_run_dir(request.config, f"{run.path.name}-predictions")
     outcome = launch(Job(PREDICT, folder, request, None if table is None else str(table), run.path), task, lambda: None)
-    if "in place of the best" in outcome.reason:
+    if any(note in outcome.reason for note in ("in place of the best", "are not finite")):
         print(f"{run.path.name}: {outcome.reason}", file=sys.stderr)
     if outcome.status != "completed":
         raise RuntimeError(f"Predicting with {run.path.name} failed: {outcome.reason}")

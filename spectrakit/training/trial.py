@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'Trial', 'check_first_loss', 'check_finite_loss', 'check_gradients', 'check_last_batch',
            'report_uneven_mean', 'check_collated', 'try_loss', 'try_step', 'check_numbers', 'check_outputs',
-           'check_rows', 'check_finite_metrics', 'try_evaluation', 'try_prediction', 'check_room', 'try_checkpoint',
-           'try_part', 'try_contract']
+           'check_rows', 'check_finite_metrics', 'try_evaluation', 'try_table', 'try_prediction', 'check_room',
+           'try_checkpoint', 'try_part', 'try_contract']
 
 # %% ../../nbs/40_training/04_trial.ipynb #2846b2fb
 import contextlib
@@ -28,8 +28,9 @@ from spectrakit.checkpoint.store import (
 from ..config.batch_plan import BatchPlan, total_steps
 from ..config.schema import Config
 from ..contract.loss import Loss, as_loss, check_loss, is_number, named_form
+from ..contract.predictions import check_table, columns_of, join_columns, submission_table, table_text
 from ..contract.task import Moment, loss_at, provides
-from ..data.batch_forms import samples_in
+from ..data.batch_forms import leaves_of, samples_in
 from ..data.loaders import find_non_finite, train_cuts
 from ..distributed.context import step_with_scaler
 from ..distributed.fsdp import gradient_clip
@@ -374,19 +375,80 @@ def try_evaluation(trial: Trial) -> str:
     check_finite_metrics(trial, batch.data)
     return ", ".join(f"{name} {value:.4g}" for name, value in trial.metrics.items())
 
+# %% ../../nbs/40_training/04_trial.ipynb #2b32ce7a
+_WHATEVER_THE_ROWS = (NameError, AttributeError, ImportError, TypeError, NotImplementedError)
+
+
+def _check_numbers_predicted(trial: Trial, outputs: Any) -> None:
+    "RequestError where no table can be made of complex `outputs`; a message where some are not finite."
+    name = f"{type(trial.task).__name__}.predict"
+    kinds = {str(getattr(leaf, "dtype", "")).removeprefix("torch.") for leaf in leaves_of(outputs)}
+    strange = next((kind for kind in kinds if kind.startswith("complex")), None)
+    if strange and trial.execution.budget.predictions and not provides(trial.task, "submission"):
+        raise RequestError(
+            f"{name} returned {strange}, and a table has columns of real numbers. Return .real or .abs(), or write "
+            "`submission(predictions)`."
+        )
+    if where := find_non_finite(outputs, f"What {name} returned for a test batch"):
+        trial.log.write("message", text=f"{where}. The model is not trained yet; trained, it has to give numbers")
+
+# %% ../../nbs/40_training/04_trial.ipynb #306cd09f
+def try_table(trial: Trial, outputs: Any, batch: Any, whole: bool) -> None:
+    """Make the table of one batch's predictions, as `submission` says.
+
+    - `outputs`, `batch`: what was predicted of which `MicroBatch`
+    - `whole`: whether these are all test samples
+
+    RequestError where predictions were asked for and this fails whatever the other batches hold; a message where it may
+    be that `submission` needs all of them, or nobody asked.
+    """
+    _check_numbers_predicted(trial, outputs)
+    wanted, task = trial.execution.budget.predictions, trial.task
+    if not trial.execution.context.is_main or not (wanted or provides(task, "submission")):
+        return
+    trial.at("submission", "on the predictions of one test batch")
+    sure = True  # that it does not depend on the number of rows
+    try:
+        table = submission_table(task, join_columns(task, [columns_of(task, outputs, batch)]))
+        check_table(table)
+        sure = False
+        table_text(table)
+    except Exception as error:
+        rows = not isinstance(error, (RequestError, *_WHATEVER_THE_ROWS)) and "only integers" not in str(error)
+        if wanted and (whole or (sure and not rows)):
+            raise
+        said = str(error) if isinstance(error, RequestError) else explain(error, trial.scene).error
+        trial.log.write("message", text=f"the table could not be tried on one batch: {said}")
+
 # %% ../../nbs/40_training/04_trial.ipynb #6f34cb14
 def _predict_some(trial: Trial, dataset: Any) -> float:
     "Seconds that predicting all of `dataset` will take. RequestError where the outputs have a wrong form."
 
+    first: list[tuple] = []
+
     def look(outputs: Any, batch: Any) -> None:
+        check_collated(trial.task, batch.data, batch.samples)
         trial.at("predict", "on a test batch", batch.data)
         check_outputs(trial.task, outputs)
         check_rows(trial.task, outputs, batch)
+        if not first:
+            first.append((outputs, batch))
 
     trial.at("test_dataset", "on a test batch")  # unless it was raised in `predict`
-    return predictions_s(trial.task, trial.model, dataset, trial.config, trial.execution.context, look)
+    seconds = predictions_s(trial.task, trial.model, dataset, trial.config, trial.execution.context, look)
+    if first and first[0][1].samples:
+        try_table(trial, *first[0], whole=first[0][1].samples == len(dataset))
+    return seconds
 
 # %% ../../nbs/40_training/04_trial.ipynb #033df6f1
+def _nothing_to_predict(task: Any) -> str:
+    "What to tell where predictions were asked for, and there are no samples to make them of."
+    name = type(task).__name__
+    if provides(task, "test_dataset"):
+        return f"{name}.test_dataset returned no samples, and predictions are to be made. Return what to predict on."
+    return f"{name} has nothing to predict on. Write `test_dataset(cfg)`, or return validation data from `datasets`."
+
+
 def try_prediction(trial: Trial) -> str:
     """Some batches of the test data. What predicting takes is reserved where the time is limited.
 
@@ -408,9 +470,11 @@ def try_prediction(trial: Trial) -> str:
     if broken:
         text = f"no time is held back for test predictions, because there are no test data: {broken}"
         trial.log.write("message", text=text)
+    if dataset is None and wanted:
+        raise RequestError(_nothing_to_predict(task))
     if dataset is None or broken:
         return f"no test data: {broken}" if broken else "nothing to predict on"
-    if not (wanted or has_test or provides(task, "metrics") or provides(task, "metrics_all")):
+    if not (wanted or has_test or any(provides(task, name) for name in ("metrics", "metrics_all", "submission"))):
         return "not asked for"
     seconds = _predict_some(trial, dataset)
     if budget.ends is not None and (wanted or has_test):

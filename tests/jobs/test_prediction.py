@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 from spectrakit.checkpoint.store import find_checkpoint, verify
+from spectrakit.runs.events import read_events
 from spectrakit.system.errors import RequestError
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
@@ -55,29 +56,81 @@ class Late(torch.utils.data.Dataset):
         return (X[i],)
 
 
+def nan(model, batch):
+    return model(batch[0]) * float("nan")
+
+
+def messages(run):
+    return [event["text"] for event in read_events(run.path / "events.jsonl") if event["type"] == "message"]
+
+
 LATE = Late()
-FAILING = {
+EMPTY = TensorDataset(X[:0])
+BEFORE = {
+    "nothing": ({"submission": lambda p: None}, ["`submission` returned NoneType"]),
     "a number for a column": ({"submission": lambda p: {"a": 1.0}}, ["`submission`", "'a' as float", "an array"]),
     "a text for a column": ({"submission": lambda p: {"a": "xyz"}}, ["`submission`", "'a' as str"]),
     "no columns": ({"submission": lambda p: {}}, ["`submission`", "without columns"]),
     "a wrong key": ({"submission": lambda p: p["id"]}, ["Mine.submission raised IndexError", "on.py, line"]),
+    "a name that is not there": ({"submission": lambda p: no_such_name(p)}, ["Mine.submission raised NameError"]),  # noqa: F821
+    "too few rows, and all are there": (
+        {"submission": lambda p: {"id": range(7), "y": p[:, 0]}, "test_dataset": lambda cfg: (X[:6],)},
+        ["different lengths: {'id': 7, 'y': 6}"],
+    ),
+    "no test data": ({"test_dataset": lambda cfg: EMPTY}, ["Mine.test_dataset returned no samples"]),
+    "no data at all": (
+        {"datasets": lambda cfg: (TensorDataset(X, X[:, :1]), None)},
+        ["Mine has nothing to predict on", "`test_dataset(cfg)`"],
+    ),
+    "complex numbers": (
+        {"predict": lambda model, batch: model(batch[0]).to(torch.complex64)},
+        ["Mine.predict returned complex64", "`submission(predictions)`"],
+    ),
+}
+AFTER = {
     "a bad column of a table": (
         {"submission": lambda p: type("Table", (), {"to_csv": lambda self, index: 1 / 0})()},
         ["Mine.submission raised ZeroDivisionError", "predictions.npz"],
     ),
+    "columns of other lengths": ({"submission": lambda p: {"id": [1, 2], "y": p[:, 0]}}, ["different lengths"]),
     "samples that cannot be read": ({"test_dataset": lambda cfg: LATE}, ["Mine.test_dataset", "star 7"]),
 }
 
 
-@pytest.mark.parametrize("name", FAILING)
+@pytest.mark.parametrize("name", BEFORE)
+def test_what_would_fail_after_training_is_told_before(tmp_path, name):
+    methods, words = BEFORE[name]
+    with pytest.raises(RequestError) as told:
+        sk.fit(mine(**methods), config(tmp_path), predict=tmp_path / "table.csv", show=False)
+    assert [word for word in words if word not in str(told.value)] == [], told.value
+
+
+@pytest.mark.parametrize("name", AFTER)
 def test_what_fails_after_training_is_a_sentence_and_the_run_stays(tmp_path, capsys, name):
-    methods, words = FAILING[name]
+    methods, words = AFTER[name]
     run = sk.fit(mine(**methods), config(tmp_path), predict=tmp_path / "table.csv", show=False)
     told = [line for line in capsys.readouterr().err.splitlines() if "but not predicted" in line]
     assert len(told) == 1 and [word for word in words if word not in told[0]] == [], told
     assert run.status == "completed" and not (tmp_path / "table.csv").exists()
     best, notes = find_checkpoint(run.path / "checkpoints", "BEST")
     assert not notes and not verify(best)
+
+
+def test_what_needs_all_predictions_is_not_refused_and_nobody_is_bothered_who_did_not_ask(tmp_path):
+    sample = {"id": [f"star {i}" for i in range(12)]}
+    whole = mine(submission=lambda p: {**sample, "y": [p[i, 0] for i in range(12)]})
+    run = sk.fit(whole, config(tmp_path), predict=tmp_path / "table.csv", show=False)
+    assert len((tmp_path / "table.csv").read_text().splitlines()) == 13
+    assert any("could not be tried on one batch: Mine.submission raised IndexError" in m for m in messages(run))
+    run = sk.fit(mine(submission=lambda p: None, predict=nan), config(tmp_path), show=False)
+    assert run.status == "completed" and any("`submission` returned NoneType" in m for m in messages(run))
+
+
+def test_predictions_that_are_no_numbers_are_counted(tmp_path, capsys):
+    task = mine(predict=nan, test_dataset=lambda cfg: (X,))
+    run = sk.fit(task, config(tmp_path), predict=tmp_path / "table.csv", show=False)
+    assert any(m.startswith("What Mine.predict returned for a test batch holds 6 values that") for m in messages(run))
+    assert "12 of 12 values of predictions are not finite" in capsys.readouterr().err
 
 
 def test_predict_on_its_own_says_the_same(tmp_path):

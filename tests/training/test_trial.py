@@ -486,11 +486,10 @@ def test_a_micro_batch_of_one_is_found_on_any_rank(samples, rank):
 
 
 def test_a_table_that_cannot_be_handed_in_reaches_the_person(tmp_path, capsys):
-    for table, said in ((None, "NoneType"), ({"id": [1, 2], "label": [1]}, "different lengths")):
-        task = mine(submission=lambda self, predictions, table=table: table)
-        words = ("trainer.accelerator=cpu", "launch.mode=inline", f"run.dir={tmp_path}", *QUICK)
-        sk.fit(task, compose(*words), predict=tmp_path / "table.csv", show=False)
-        assert said in capsys.readouterr().err and not (tmp_path / "table.csv").exists()
+    task = mine(submission=lambda self, predictions: {"id": [1, 2], "label": [1]})
+    words = ("trainer.accelerator=cpu", "launch.mode=inline", f"run.dir={tmp_path}", *QUICK)
+    sk.fit(task, compose(*words), predict=tmp_path / "table.csv", show=False)
+    assert "different lengths" in capsys.readouterr().err and not (tmp_path / "table.csv").exists()
 
 
 # without a trace
