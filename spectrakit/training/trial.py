@@ -448,7 +448,7 @@ def _nothing_to_predict(task: Any) -> str:
         return f"{name}.test_dataset returned no samples, and predictions are to be made. Return what to predict on."
     return f"{name} has nothing to predict on. Write `test_dataset(cfg)`, or return validation data from `datasets`."
 
-
+# %% ../../nbs/40_training/04_trial.ipynb #b8aabfc3
 def try_prediction(trial: Trial) -> str:
     """Some batches of the test data. What predicting takes is reserved where the time is limited.
 
