@@ -436,8 +436,9 @@ def _predict_some(trial: Trial, dataset: Any) -> float:
 
     trial.at("test_dataset", "on a test batch")  # unless it was raised in `predict`
     seconds = predictions_s(trial.task, trial.model, dataset, trial.config, trial.execution.context, look)
-    if first and first[0][1].samples:
-        try_table(trial, *first[0], whole=first[0][1].samples == len(dataset))
+    if first and first[0][1].samples > 0:
+        outputs, batch = first[0]
+        try_table(trial, outputs, batch, whole=batch.samples == len(dataset))
     return seconds
 
 # %% ../../nbs/40_training/04_trial.ipynb #033df6f1

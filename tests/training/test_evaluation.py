@@ -22,6 +22,7 @@ from spectrakit.jobs.prediction import predict_dataset, save_arrays
 from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
+from spectrakit.training import evaluation
 from spectrakit.training.evaluation import evaluate
 
 SAMPLES, BATCHES = 23, 6  # in batches of four
@@ -105,6 +106,30 @@ def test_metrics_of_all_types_are_read_once_in_an_evaluation(monkeypatch):
     metrics, passes = scores(Five())
     assert reads == [11 * BATCHES] and passes == BATCHES  # five metrics and the loss; its counts are plain numbers
     assert metrics["val_of_torch.float64"] == pytest.approx(metrics["val_of_torch.float32"])
+
+
+@pytest.mark.parametrize("held_bytes, moves", [(64 * 2**20, []), (64, [3])])
+def test_what_metrics_all_sees_is_moved_from_a_device_at_the_end_or_when_it_is_much(monkeypatch, held_bytes, moves):
+    "Batches of four outputs and four targets, 16 bytes each: 32 a batch."
+    plain, moved, batches = torch.Tensor.cpu, [], []
+
+    class Reused(Fit):
+        "Its model writes all outputs into one tensor, as CUDA graphs do."
+
+        out = torch.zeros(4)
+
+        def predict(self, model, batch):
+            batches.append(len(batch[0]))
+            return self.out[: len(batch[0])].copy_(model(batch[0]))
+
+    expected = scores(Fit())[0]
+    monkeypatch.setattr(evaluation, "_HELD_BYTES", held_bytes)
+    monkeypatch.setattr(evaluation, "_is_away", torch.is_tensor)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda t: (moved.append(len(batches)), plain(t))[1])
+    batches.clear()
+    found = scores(Reused())[0]
+    assert found == expected
+    assert sorted({n for n in moved if n < BATCHES}) == moves
 
 
 def test_outputs_that_come_with_the_loss_are_those_of_the_metrics():
