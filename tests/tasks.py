@@ -100,6 +100,15 @@ class Submitting(Line):
 # wrong from the start
 
 
+class Forgetful(Line):
+    "Its optimizer cannot load what it has saved."
+
+    def optimizer(self, model, cfg):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer.load_state_dict = lambda state: state["rates"]
+        return optimizer
+
+
 class NoLoss:
     "It lacks `loss`."
 

@@ -6,11 +6,12 @@
 __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'Trial', 'check_first_loss', 'check_finite_loss', 'check_gradients', 'check_last_batch',
            'report_uneven_mean', 'check_collated', 'try_loss', 'try_step', 'check_numbers', 'check_outputs',
            'check_rows', 'check_finite_metrics', 'try_evaluation', 'try_table', 'try_prediction', 'check_room',
-           'try_checkpoint', 'try_part', 'try_contract']
+           'checkpoint_of', 'load_back', 'try_checkpoint', 'try_part', 'try_contract']
 
 # %% ../../nbs/40_training/04_trial.ipynb #2846b2fb
 import contextlib
 import math
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from spectrakit.checkpoint.store import (
     plain_values,
     random_state,
     rehearse,
+    tensor_bytes,
 )
 from ..config.batch_plan import BatchPlan, total_steps
 from ..config.schema import Config
@@ -33,7 +35,7 @@ from ..contract.task import Moment, loss_at, provides
 from ..data.batch_forms import leaves_of, samples_in
 from ..data.loaders import find_non_finite, train_cuts
 from ..distributed.context import step_with_scaler
-from ..distributed.fsdp import gradient_clip
+from ..distributed.fsdp import gradient_clip, load_whole_model, load_whole_optimizer, whole
 from ..preflight.diagnosis import Scene, describe_batch, explain, method_of, out_of_memory, rank_lost
 from ..preflight.loss_checks import adds_up, first_bad_layer, uneven_mean, watch_shapes
 from ..preflight.results import ContractResult
@@ -512,24 +514,85 @@ def check_room(trial: Trial, needed: int, content: CheckpointContent) -> str:
     return f"{needed / 2**20:.1f} MiB{', the weights alone' if trial.weights_only else ''}"
 
 # %% ../../nbs/40_training/04_trial.ipynb #d0a12a52
+_GATHERED = 2**30  # bytes of a sharded model with its optimizer, up to which it is put together in the trial
+
+
+def checkpoint_of(trial: Trial, learner: Learner) -> CheckpointContent:
+    "What a checkpoint of the tried model would hold. A sharded one is gathered: all ranks call it."
+    context, scheduler = trial.execution.context, learner.scheduler
+    model, optimizer = context.unwrap(trial.model).state_dict(), learner.optimizer.state_dict()
+    ema = {str(i): q for i, q in enumerate(learner.ema)} if learner.ema is not None else None
+    if trial.sharded:
+        model, optimizer, ema = whole(model), whole(optimizer), whole(ema)
+    state = {
+        "optimizer": plain_values(optimizer),
+        "scheduler": plain_values(scheduler.state_dict()) if scheduler else None,
+        "scaler": context.scaler.state_dict() if context.scaler else None,
+        "ema": list(ema.values()) if ema is not None else None,
+    }
+    return CheckpointContent(model, state, [random_state()], ema)
+
+# %% ../../nbs/40_training/04_trial.ipynb #b9d7d785
+def load_back(trial: Trial, learner: Learner, content: CheckpointContent) -> None:
+    "Load `content` into what it was made of. RequestError where that fails, so that no run could go on from it."
+    context, state = trial.execution.context, content.state
+    parts: dict[str, Callable[[], Any]] = {
+        "model": lambda: load_whole_model(context.unwrap(trial.model), content.model),
+        "optimizer": lambda: (
+            load_whole_optimizer(learner.optimizer, state["optimizer"])
+            if trial.sharded
+            else learner.optimizer.load_state_dict(state["optimizer"])
+        ),
+        "scheduler": lambda: learner.scheduler and learner.scheduler.load_state_dict(state["scheduler"]),
+        "scaler": lambda: trial.scaler and trial.scaler.load_state_dict(state["scaler"]),
+    }
+    for part, load in parts.items():
+        try:
+            load()
+        except Exception as error:
+            if out_of_memory(error) or rank_lost(error):
+                raise
+            why = re.sub(r"Error\(s\) in loading state_dict for \w+: ", "", " ".join(str(error).split()))[:300].rstrip(".")
+            mend = (
+                "Write set_extra_state beside get_extra_state."
+                if "_extra_state" in why
+                else "Its load_state_dict has to take what its state_dict returns."
+            )
+            raise RequestError(
+                f"{type(trial.task).__name__}.{part} cannot load what it has saved: {type(error).__name__}: {why}. {mend}"
+            ) from None
+
+# %% ../../nbs/40_training/04_trial.ipynb #f15d0512
 def try_checkpoint(trial: Trial) -> str:
     "A checkpoint, written to nothing and loaded back. RequestError where it cannot be saved, or has no room."
-    execution, learner = trial.execution, trial.learner
+    context, learner = trial.execution.context, trial.learner
     if not trial.config.checkpoint.enabled:
         return "none, as checkpoint.enabled=false says"
-    if trial.sharded or not execution.context.is_main or learner is None:
-        return "not tried: the model is sharded" if trial.sharded else "written by rank 0"
-    name, scheduler = type(trial.task).__name__, learner.scheduler
-    state = {"optimizer": learner.optimizer.state_dict(), "scheduler": scheduler.state_dict() if scheduler else None}
-    for part, values in state.items():
-        if place := find_unsaveable(plain_values(values), part):
+    if learner is None or not (trial.sharded or context.is_main):
+        return "written by rank 0"
+    if trial.sharded and (size := tensor_bytes([trial.model.state_dict(), learner.optimizer.state_dict()])) > _GATHERED:
+        return f"not tried: {size / 2**30:.1f} GiB would have to be gathered from all ranks"
+    content, found, problem = checkpoint_of(trial, learner), "written by rank 0", None
+    try:
+        if context.is_main:
+            found = _rehearsed(trial, content)
+    except RequestError as error:
+        problem = str(error)
+    if problem := context.broadcast(problem) if trial.sharded else problem:
+        raise RequestError(problem)
+    load_back(trial, learner, content)
+    return found
+
+
+def _rehearsed(trial: Trial, content: CheckpointContent) -> str:
+    "What `content` takes, in words, once it was written to nothing. RequestError where it cannot be saved."
+    name = type(trial.task).__name__
+    for part in ("optimizer", "scheduler"):
+        if place := find_unsaveable(content.state[part], part):
             raise RequestError(
                 f"{name}.{part} keeps a value that no checkpoint can hold: {place}. Keep numbers, texts, tensors, and "
                 "lists and mappings of them."
             )
-    model = execution.context.unwrap(trial.model).state_dict()
-    ema = {str(i): q for i, q in enumerate(learner.ema)} if learner.ema is not None else None
-    content = CheckpointContent(model, {**state, "ema": learner.ema}, [random_state()], ema)
     try:
         return check_room(trial, rehearse(content), content)
     except CheckpointError as error:

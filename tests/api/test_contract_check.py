@@ -130,3 +130,12 @@ def test_two_ranks_try_it_together(here):
     assert report.ok and [result.part for result in report.results] == list(PART_NAMES)
     report = check(task("LossIsNone"), *words)
     assert [result.part for result in report.results if result.error] == ["loss"]
+
+
+@slow
+def test_two_ranks_put_a_shared_out_model_together_and_load_it_back(here):
+    words = ("trainer.accelerator=cpu", "trainer.devices=2", "distributed.strategy=fsdp", "data.batch_size=8")
+    report = check(task("Line"), *words, "training.ema_decay=0.9")
+    assert report.ok and report.results[-1].part == "checkpoint" and report.results[-1].detail.endswith(" MiB"), report
+    report = check(task("Forgetful"), *words)
+    assert "Forgetful.optimizer cannot load what it has saved" in report.results[-1].error

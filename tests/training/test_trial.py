@@ -122,6 +122,20 @@ def in_place(self, model, batch):
     return out.mul(out).mean() + out.add_(1).mean()
 
 
+class Forgetful(torch.optim.SGD):
+    "Cannot load what it has saved."
+
+    def load_state_dict(self, state_dict):
+        self.rates = state_dict["rates"]
+
+
+class OneWay(nn.Linear):
+    "Has a state beside its tensors, and nothing that takes it back."
+
+    def get_extra_state(self):
+        return {"calls": 3}
+
+
 def stranger(self, model, cfg):
     "An optimizer over another model, as after a deepcopy."
     return torch.optim.SGD(nn.Linear(4, 3).parameters(), lr=0.1)
@@ -356,6 +370,14 @@ BROKEN = {
     ),
     "no optimizer": (mine(optimizer=lambda s, m, c: 0.1), ["Mine.optimizer", "float"]),
     "another model's optimizer": (mine(optimizer=stranger), ["Mine.optimizer", "none of the model's parameters"]),
+    "an optimizer that cannot be resumed": (
+        mine(optimizer=lambda s, m, c: Forgetful(m.parameters())),
+        ["Mine.optimizer cannot load what it has saved", "KeyError: 'rates'"],
+    ),
+    "a model that cannot be loaded": (
+        mine(net=lambda: OneWay(4, 3)),
+        ["Mine.model cannot load what it has saved", "set_extra_state"],
+    ),
     "sparse gradients": (mine(of(IDS, Y), sparse_net), ["sparse=False"], "optimizer.name=adamw"),
     "sparse gradients, own AdamW": (mine(of(IDS, Y), sparse_net, optimizer=adamw), ["AdamW", "sparse=False"]),
     "a scheduler without its arguments": (
