@@ -552,7 +552,9 @@ def load_back(trial: Trial, learner: Learner, content: CheckpointContent) -> Non
         except Exception as error:
             if out_of_memory(error) or rank_lost(error):
                 raise
-            why = re.sub(r"Error\(s\) in loading state_dict for \w+: ", "", " ".join(str(error).split()))[:300].rstrip(".")
+            why = re.sub(r"Error\(s\) in loading state_dict for \w+: ", "", " ".join(str(error).split()))[:300].rstrip(
+                "."
+            )
             mend = (
                 "Write set_extra_state beside get_extra_state."
                 if "_extra_state" in why
