@@ -88,7 +88,7 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_the_two_settings_files_state_the_same_project():
     project = pyproject["project"]
-    assert settings["lib_name"] == settings["lib_path"] == project["name"]
+    assert settings["lib_name"] == settings["lib_path"] == "spectrakit"
     assert project["requires-python"] == f">={settings['min_python']}"
     assert project["description"] == settings["description"]
     assert as_set(settings["requirements"].split()) == as_set(project["dependencies"])
@@ -101,11 +101,40 @@ def test_there_is_one_version():
     from importlib.metadata import version
 
     import spectrakit
+    from spectrakit.offline.installer import DISTRIBUTION
 
     assert pyproject["project"]["dynamic"] == ["version"]
-    assert spectrakit.__version__ == settings["version"] == version("spectrakit")
+    assert spectrakit.__version__ == settings["version"] == version(DISTRIBUTION)
     newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", (root / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
     assert newest[1] == settings["version"], "the newest section of CHANGELOG.md names another version"
+
+
+def test_the_distributions_name_is_said_in_one_place_of_the_package():
+    from spectrakit.offline.install_cell import INSTALL_CELL
+    from spectrakit.offline.installer import DISTRIBUTION
+
+    name = pyproject["project"]["name"]
+    assert name == DISTRIBUTION and f"{name}[demo]" in INSTALL_CELL
+    code = [p for p in (root / "spectrakit").rglob("*.py") if f'"{name}' in p.read_text(encoding="utf-8")]
+    assert sorted(path.stem for path in code) == ["install_cell", "installer"]
+
+
+def test_nothing_leads_to_an_address_that_the_settings_do_not_name():
+    "A name that nobody owns can be taken by anybody: `pip install git+…`, a badge or a link would then run their code."
+    address = settings["git_url"]
+    found = {
+        f"{name}: {hit}"
+        for name in sync.tree_files()
+        if name.suffix in (".py", ".ipynb", ".md", ".toml", ".ini", ".yaml", ".yml", ".json", ".txt", ".in")
+        for hit in re.findall(r"git(?:hub|lab)(?:\.com)?/spectrakit[\w./-]*", _text(name))
+        if not address or not hit.startswith(address.removeprefix("https://"))
+    }
+    assert not found
+
+
+def _text(name: Path) -> str:
+    "The text of a file of the tree, without what this test itself says."
+    return "" if name.name == Path(__file__).name else (root / name).read_text(encoding="utf-8")
 
 
 def test_the_lock_satisfies_what_the_package_asks_for():
@@ -117,7 +146,7 @@ def test_the_lock_satisfies_what_the_package_asks_for():
     extras = pyproject["project"]["optional-dependencies"].values()
     asked = [
         *pyproject["project"]["dependencies"],
-        *(text for extra in extras for text in extra if not text.startswith("spectrakit[")),
+        *(text for extra in extras for text in extra if not text.startswith(f"{pyproject['project']['name']}[")),
     ]
     asked += re.findall(r"^\w.*", (root / "requirements-dev.in").read_text(encoding="utf-8"), re.M)
     for requirement in map(Requirement, asked):

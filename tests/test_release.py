@@ -87,7 +87,7 @@ def test_documents_name_no_other_version():
         text = (root / name).read_text(encoding="utf-8")
         told += [
             f"{name}: {found[0]}"
-            for found in re.finditer(r"\bspectrakit(?:==|-)(\d+\.\d+\.\d+)", text)
+            for found in re.finditer(r"\bspectrakit(?:-train|_train)?(?:==|-)(\d+\.\d+\.\d+)", text)
             if found[1] != version
         ]
     assert not told
@@ -183,6 +183,9 @@ def test_links_to_files_lead_to_the_repository_and_code_is_left_alone():
         "[d](https://hub/k/blob/v1/z.md#part) [e](mailto:a@b)\n"
         "```python\nprint('[f](g.md)')\n```\n[h](https://hub/k/blob/v1/i.md)\n"
     )
+    assert release.with_absolute_links("see [a](x/y.md), ![p](p.png) and [b](https://h/x)", "", "v1") == (
+        "see a, p and [b](https://h/x)"
+    ), "without an address nothing leads to one"
 
 
 # --- the bytes --------------------------------------------------------------------------------------------------------
@@ -210,12 +213,12 @@ def test_the_sums_are_those_of_the_files(released):
         for path in released.iterdir()
         if path.name != "SHA256SUMS"
     }
-    assert sorted(lines) == [f"spectrakit-{VERSION}-py3-none-any.whl", f"spectrakit-{VERSION}.tar.gz"]
+    assert sorted(lines) == [f"{release.FILES}-{VERSION}-py3-none-any.whl", f"{release.FILES}-{VERSION}.tar.gz"]
 
 
 @pytest.mark.slow
 def test_the_source_archive_is_the_tree_with_plain_owners_and_one_date(released):
-    with tarfile.open(released / f"spectrakit-{VERSION}.tar.gz") as archive:
+    with tarfile.open(released / f"{release.FILES}-{VERSION}.tar.gz") as archive:
         members = archive.getmembers()
     assert {(m.uid, m.gid, m.uname, m.gname) for m in members} == {(0, 0, "", "")} and len(
         {m.mtime for m in members}
@@ -226,23 +229,19 @@ def test_the_source_archive_is_the_tree_with_plain_owners_and_one_date(released)
     inside = {m.name.partition("/")[2] for m in members if m.isreg()}
     left_out = {name.as_posix() for name in sync.tree_files()} - inside
     assert {name.split("/")[0] for name in left_out} <= {".ci", ".github"}, left_out
-    packed = (released / f"spectrakit-{VERSION}.tar.gz").read_bytes()
+    packed = (released / f"{release.FILES}-{VERSION}.tar.gz").read_bytes()
     assert not packed[3] & 8, "the archive's own header holds a file name"
 
 
 @pytest.mark.slow
 def test_the_wheel_says_what_pypi_shows(released):
-    with zipfile.ZipFile(released / f"spectrakit-{VERSION}-py3-none-any.whl") as archive:
+    with zipfile.ZipFile(released / f"{release.FILES}-{VERSION}-py3-none-any.whl") as archive:
         assert {entry.external_attr >> 16 & 0o777 for entry in archive.infolist()} <= {0o644, 0o664} and len(
             {entry.date_time for entry in archive.infolist()}
         ) == 1
-        told = BytesParser().parsebytes(archive.read(f"spectrakit-{VERSION}.dist-info/METADATA"))
-    assert (
-        told["Version"] == VERSION
-        and not release.relative_links(told.get_payload())
-        and f"/blob/v{VERSION}/CHANGELOG.md" in told.get_payload()
-    )
-    assert {line.split(",")[0] for line in told.get_all("Project-URL")} == {"Repository", "Changelog", "Issues"}
+        told = BytesParser().parsebytes(archive.read(f"{release.FILES}-{VERSION}.dist-info/METADATA"))
+    assert told["Version"] == VERSION and told["Name"] == "spectrakit-train"
+    assert not release.relative_links(told.get_payload()) and told.get_all("Project-URL") is None
 
 
 # --- GitHub -----------------------------------------------------------------------------------------------------------

@@ -17,11 +17,13 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 from configparser import ConfigParser
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
-NAME = "spectrakit"
+NAME = "spectrakit"  # of the package
+FILES = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"].replace("-", "_")
 
 
 def git(top: Path, *words: str) -> str:
@@ -101,10 +103,12 @@ def relative_links(text: str) -> list[str]:
 
 def with_absolute_links(text: str, url: str, tag: str) -> str:
     """`text` with its links to files led to the repository at `url`, as of `tag`: elsewhere there is nothing beside the
-    text.
+    text. Where there is no address, only what a link says is left of it.
     """
 
     def absolute(found: re.Match) -> str:
+        if not url:
+            return found[1].removesuffix("](").partition("[")[2]
         kind = "raw" if found[1].startswith("!") else "blob"
         return f"{found[1]}{url}/{kind}/{tag}/{found[2]}{found[3]}"
 
@@ -190,7 +194,7 @@ def build(top: Path, out: Path, epoch: int, wheels: bool) -> None:
         run(["build", "--wheel", "--no-isolation", "--outdir", out, source], source, epoch)
         if wheels:
             wheelhouse(tree, out, epoch)
-    run(["twine", "check", "--strict", *sorted(out.glob(f"{NAME}-*"))], top, epoch)
+    run(["twine", "check", "--strict", *sorted(out.glob(f"{FILES}-*"))], top, epoch)
     lines = [
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(out).as_posix()}\n"
         for path in sorted(out.rglob("*"))
@@ -226,7 +230,7 @@ def ours(out: Path) -> bool:
     if not out.exists():
         return True
     names = [path.name for path in out.iterdir()] if out.is_dir() else ["a file"]
-    return "SHA256SUMS" in names or all(name.startswith(f"{NAME}-") for name in names)
+    return "SHA256SUMS" in names or all(name.startswith(f"{FILES}-") for name in names)
 
 
 def main() -> None:

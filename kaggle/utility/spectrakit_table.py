@@ -13,33 +13,57 @@ are the answer.
 Every option of `Table.options` is a setting: `task.group=patient`, `task.net=conv`.
 """
 
-# Installs spectrakit where it is missing: from wheels that are attached or lie on Drive, or else from the network.
-import importlib.util
-import runpy
-import subprocess
-import sys
-from pathlib import Path
+# Installs spectrakit where it is missing, from the wheels that are named here, compared before anything of them runs.
+WHEELS = "spectrakit-wheels"  # the attached data set, or the folder on Drive
+SHA256 = ""  # of its wheelhouse.json; `spectrakit kaggle push` writes it in
+NETWORK = ""  # what pip is to fetch where no wheels are attached, such as "spectrakit-train[demo]"
 
-if importlib.util.find_spec("spectrakit") is None:
 
-    def attached(name):
-        depths = ("*", "*/*", "*/*/*", "*/*/*/*")
-        inputs = [file for depth in depths for file in sorted(Path("/kaggle/input").glob(f"{depth}/{name}"))]
-        return inputs + sorted(Path("/content/drive/MyDrive/spectrakit-wheels").glob(name))
+def install_spectrakit():
+    import hashlib
+    import importlib.util
+    import json
+    import runpy
+    import subprocess
+    import sys
+    from pathlib import Path
 
-    houses = [file for file in attached("install.py") if file.with_name("wheelhouse.json").is_file()]
-    wheels = attached("spectrakit-*.whl")
-    what = ["--no-index", "--no-deps", *sorted(map(str, wheels[-1].parent.glob("*.whl")))] if wheels else []
-    what = what or ["spectrakit[demo] @ git+https://github.com/spectrakit/spectrakit"]
-    if houses:
-        runpy.run_path(str(houses[0]))["install"]()
+    spec = importlib.util.find_spec("spectrakit")
+    if spec and spec.origin:  # without: a folder of data with that name
+        if Path(spec.origin).with_name("offline").is_dir():
+            return
+        mend = "Rename that folder, or remove what brought it: pip uninstall pyspectrakit"
+        raise ImportError(f"{spec.origin} is another package named spectrakit. {mend}")
+    depths, lists = ("", "*/", "*/*/", "*/*/*/"), {}
+    found = [file for d in depths for file in Path("/kaggle/input").glob(f"{d}{WHEELS}/wheelhouse.json")]
+    for file in sorted([*found, *Path("/content/drive/MyDrive").glob(f"{WHEELS}/wheelhouse.json")]):
+        with open(file, "rb") as source:
+            text = source.read(1 << 20)
+        lists[hashlib.sha256(text).hexdigest()] = file, text
+    if SHA256 in lists:
+        file, text = lists[SHA256]
+        installer = file.with_name("install.py")
+        if hashlib.sha256(installer.read_bytes()).hexdigest() != json.loads(text).get("installer"):
+            raise ImportError(f"{installer} is not the one that is listed. Upload the folder again, as it was built.")
+        runpy.run_path(str(installer))["install"](sha256=SHA256)
+    elif lists:
+        sha256, (file, _) = max(lists.items(), key=lambda one: one[1])
+        wrong = "is not the list of wheels that SHA256 names" if SHA256 else "may be anybody's: SHA256 names no wheels"
+        raise ImportError(f'{file} {wrong}. If these wheels are yours, write into this cell: SHA256 = "{sha256}"')
+    elif NETWORK:
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", NETWORK], check=True)
     else:
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *what], check=True)
+        mend = "Attach that data set (Add Input), or say in NETWORK what pip is to fetch."
+        raise ImportError(f"spectrakit is missing, and there is no {WHEELS}/wheelhouse.json. {mend}")
     importlib.invalidate_caches()
+
+
+install_spectrakit()
 
 import json
 import warnings
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np

@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from .parsing import Command, Parser, make_parser
+from ..offline.install_cell import install_command
 
 # %% ../../nbs/90_cli/07_kaggle.ipynb #72381dfb
 def _ask(options: Namespace) -> None:
@@ -32,6 +33,14 @@ def _ask(options: Namespace) -> None:
     options.dataset = (
         options.dataset or (answer("Data sets as owner/slug, with spaces between (else none)") or "").split()
     )
+
+# %% ../../nbs/90_cli/07_kaggle.ipynb #37815be3
+_ATTACHED = {
+    "competition": "SLUG",
+    "dataset": "OWNER/SLUG",
+    "kernel": "OWNER/SLUG",
+    "model": "OWNER/SLUG/FRAMEWORK/VARIATION/VERSION",
+}
 
 # %% ../../nbs/90_cli/07_kaggle.ipynb #44d51a99
 def _init_parser() -> Parser:
@@ -60,15 +69,15 @@ def _init_parser() -> Parser:
     parser.add_argument(
         "--task", metavar="TASK", help="a built-in name or file.py:Name; default: a small one to be replaced"
     )
-    for name, what in (
-        ("competition", "SLUG"),
-        ("dataset", "OWNER/SLUG"),
-        ("kernel", "OWNER/SLUG"),
-        ("model", "OWNER/SLUG/FRAMEWORK/VARIATION/VERSION"),
-    ):
+    for name, what in _ATTACHED.items():
         parser.add_argument(
             f"--{name}", action="append", default=[], metavar=what, help=f"attach this {name}; may be repeated"
         )
+    parser.add_argument(
+        "--wheels",
+        metavar="DIR",
+        help="the folder of wheels that it names; default: one with wheelhouse.json beside DIR",
+    )
     parser.add_argument("--interactive", action="store_true", help="ask for what is not given")
     parser.add_argument("--force", action="store_true", help="write over what is there")
     return parser
@@ -86,14 +95,14 @@ def init(arguments: Sequence[str]) -> int:
         title=options.title,
         owner=options.owner,
         code=KernelCode(options.kind, options.task),
-        sources=KernelSources(options.dataset, options.competition, options.kernel, options.model),
+        sources=KernelSources(options.dataset, options.competition, options.kernel, options.model, options.wheels),
         force=options.force,
     )
     print(*files, sep="\n")
     place = shlex.quote(options.folder)
     print(
-        f"next: spectrakit wheelhouse wheels, upload it once; then spectrakit kaggle check {place}, "
-        f"and spectrakit kaggle push {place}"
+        f"next: spectrakit wheelhouse wheels, upload it once; then spectrakit kaggle check {place} --wheels wheels, "
+        f"and spectrakit kaggle push {place} --wheels wheels, which names these wheels in it"
     )
     return 0
 
@@ -106,7 +115,7 @@ def _add_check_options(parser: Parser) -> None:
     parser.add_argument(
         "--wheels",
         metavar="DIR",
-        help="the wheels that are attached; default: a folder with wheelhouse.json beside DIR",
+        help="the wheels that are attached, which push names in the kernel; default: a wheelhouse beside DIR",
     )
     parser.add_argument("--timeout", metavar="TIME", help="Kaggle ends the session after this, such as 9h")
 
@@ -150,9 +159,9 @@ def push(arguments: Sequence[str]) -> int:
     parser = make_parser(
         "kaggle push",
         "Check the kernel in DIR, show the command, push it by Kaggle's own client "
-        '(pip install "spectrakit[kaggle]") and read the answer.',
+        f"({install_command('kaggle')}) and read the answer.",
         """
-  spectrakit kaggle push kaggle/train --owner ada
+  spectrakit kaggle push kaggle/train --owner ada --wheels wheels
   spectrakit kaggle push kaggle/train --timeout 9h
   spectrakit kaggle push kaggle/train --dry-run""",
     )

@@ -36,6 +36,7 @@ from spectrakit.kaggle.requirements import (
     offline_findings,
     open_kernel,
     source_findings,
+    wheels_findings,
 )
 from .secret_scan import Leak, leaks_in_bytes, leaks_in_folder, leaks_in_notebook
 from .static_analysis import UNKNOWN, Use
@@ -379,6 +380,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "code": ("every cell is Python", broken_findings),
     "offline": ("nothing needs the network", offline_findings),
     "sources": ("every input that is read is attached", source_findings),
+    "wheels": ("it installs no wheels but those that it names", wheels_findings),
     "imports": ("every module is on the platform, in the wheels, or attached", import_findings),
     "clicks": ("nothing waits for a person", click_findings),
     "secret": ("no key or token was found", secret_findings),

@@ -20,6 +20,8 @@ from typing import Any
 
 from .check import Checked, check_kernel
 from .metadata import KERNEL_FILE, PLACEHOLDER, known_owner, read_metadata, split_source, with_owner
+from .requirements import named_slug, wheels_beside
+from ..offline.install_cell import install_command, list_sha256, named_sha256, naming
 from ..system.errors import RequestError
 from ..system.files import checked_path, write_atomic
 from ..system.masking import masked
@@ -34,7 +36,7 @@ def client() -> str:
     beside = Path(sys.executable).with_name("kaggle")
     if found := shutil.which("kaggle") or (str(beside) if beside.is_file() else None):
         return found
-    raise RequestError('Kaggle\'s client is not installed. Install it: pip install "spectrakit[kaggle]"')
+    raise RequestError(f"Kaggle's client is not installed. Install it: {install_command('kaggle')}")
 
 
 def shown_command(arguments: Sequence[str]) -> str:
@@ -55,7 +57,7 @@ def explain_failure(text: str, status: int) -> str:
             "client says above."
         )
     if re.search(r"ModuleNotFoundError|ImportError", text):
-        return 'Kaggle\'s client does not start. Install it with what it needs: pip install "spectrakit[kaggle]"'
+        return f"Kaggle's client does not start. Install it with what it needs: {install_command('kaggle')}"
     if re.search(r"Max retries|resolve|ConnectionError|Network is unreachable", text):
         return "Kaggle cannot be reached from here. Check the network, and run it again."
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -108,10 +110,10 @@ class Pushed:
 
 @dataclass(frozen=True)
 class LocalInputs:
-    "Folders on this machine that the check compares the kernel with."
+    "Folders on this machine that belong to the kernel."
 
     data: Path | str | None = None  # will be a data set: it is checked as well
-    wheels: Path | str | None = None  # the wheelhouse; default: the one beside the kernel, if there is one
+    wheels: Path | str | None = None  # the wheelhouse, which the kernel will name; default: one beside it
 
 # %% ../../nbs/66_kaggle/06_client.ipynb #f5a4f7d9
 def _fill_owner(folder: Path, owner: str | None) -> None:
@@ -121,6 +123,18 @@ def _fill_owner(folder: Path, owner: str | None) -> None:
     if owner and (filled := with_owner(values, owner)) != values:
         write_atomic(file, json.dumps(filled, indent=2, ensure_ascii=False) + "\n")
         print(f"{file.name}: {owner} in place of {PLACEHOLDER}")
+
+
+def _fill_wheels(folder: Path, wheels: Path | str | None) -> None:
+    "Write the hash of the wheels into the cell that installs: of those beside where it names none, of `wheels` always."
+    house, file = wheels or wheels_beside(folder), folder / str(read_metadata(folder / KERNEL_FILE).get("code_file"))
+    text = file.read_text(encoding="utf-8") if house and file.is_file() else ""
+    if not house or (named_sha256(text) and wheels is None):
+        return
+    filled = naming(text, list_sha256(house), named_slug(house))
+    if filled != text:
+        write_atomic(file, filled)
+        print(f"{file.name}: it names the wheels of {house}, sha256 {list_sha256(house)[:12]}…")
 
 
 def _read_answer(checked: Checked, arguments: list[str], output: str) -> Pushed:
@@ -156,8 +170,8 @@ def push_kernel(
 
     `owner`: your Kaggle name, written into kernel-metadata.json in place of the placeholder; default: as it is.
     `timeout_s`: Kaggle ends the session after so many seconds and keeps its output; default: Kaggle's limit.
-    `inputs`: folders that the check compares with. `anyway`: push in spite of errors of the check, but never with a
-    secret. `dry_run`: show the command and do nothing.
+    `inputs`: folders that the check compares with, and whose wheels the kernel names.
+    `anyway`: push in spite of errors of the check, but never with a secret. `dry_run`: show the command and do nothing.
     RequestError where the request is wrong, KaggleError where the check or Kaggle refuses the kernel."""
     folder, known = checked_path(folder, "The folder"), None if owner is None else known_owner(owner)
     if timeout_s is not None and timeout_s < 60:
@@ -168,18 +182,18 @@ def push_kernel(
             print(f"{f.level}: {f.where + ': ' if f.where else ''}{f.text}")
     if checked.secrets:
         raise KaggleError("Not pushed: the kernel contains a secret. Remove it; no option overrides this.")
-    errors = [f for f in checked.findings if f.level == "error"]
+    mended = () if inputs.wheels is None else ("wheels",)  # they are written in below
+    errors = [f for f in checked.findings if f.level == "error" and f.about not in mended]
     if errors and not anyway:
-        raise KaggleError(
-            f"Not pushed: {len(errors)} error{'s' * (len(errors) > 1)}. Correct "
-            f"{'them' if len(errors) > 1 else 'it'}, or push with --anyway."
-        )
+        count, them = (f"{len(errors)} errors", "them") if len(errors) > 1 else ("1 error", "it")
+        raise KaggleError(f"Not pushed: {count}. Correct {them}, or push with --anyway.")
     arguments = ["kernels", "push", "-p", str(folder), *(["-t", str(int(timeout_s))] if timeout_s else [])]
     if dry_run:
         call_client(arguments, dry_run=True)
         return Pushed(checked, shown_command(arguments))
     client()  # before a file is changed
     _fill_owner(folder, known)
+    _fill_wheels(folder, inputs.wheels)
     return _read_answer(checked, arguments, call_client(arguments))
 
 # %% ../../nbs/66_kaggle/06_client.ipynb #c9233b38

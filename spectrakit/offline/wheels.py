@@ -24,6 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from .installer import DISTRIBUTION
 from .platform_packages import PlatformPackages, normal_name
 from ..system.errors import RequestError
 
@@ -68,6 +69,9 @@ def metadata_of(wheel: Path) -> Message:
         raise RequestError(f"{wheel.name} is not a wheel, or is damaged. Build or download it again.") from None
 
 # %% ../../nbs/23_offline/03_wheels.ipynb #0d1f321c
+_FILE = DISTRIBUTION.replace("-", "_")  # how the names of its files begin
+
+
 def checkout() -> Path | None:
     "The source folder that spectrakit is imported from; None where it is installed as a package."
     import spectrakit
@@ -77,7 +81,7 @@ def checkout() -> Path | None:
         text = (top / "pyproject.toml").read_text(encoding="utf-8")
     except OSError:
         return None
-    return top if re.search(r'^name = "spectrakit"$', text, re.M) else None
+    return top if re.search(rf'^name = "{DISTRIBUTION}"$', text, re.M) else None
 
 # %% ../../nbs/23_offline/03_wheels.ipynb #bd4e52e8
 def _build(top: Path, folder: Path) -> Path:
@@ -101,7 +105,7 @@ def _build(top: Path, folder: Path) -> Path:
         str(source),
         fixed_date=True,
     )
-    built = sorted(folder.glob("spectrakit-*.whl"))
+    built = sorted(folder.glob(f"{_FILE}-*.whl"))
     if done.returncode or not built:
         raise RequestError(
             f"The wheel of spectrakit could not be built: {pip_error(done)}. Install setuptools 77 or newer, "
@@ -115,7 +119,7 @@ def _repack(folder: Path) -> Path:
     "Pack the installed files of spectrakit into a wheel, as they were installed."
     from importlib.metadata import distribution
 
-    installed, files = distribution("spectrakit"), {}
+    installed, files = distribution(DISTRIBUTION), {}
     for entry in installed.files or ():
         name = entry.as_posix()
         if (
@@ -135,7 +139,7 @@ def _repack(folder: Path) -> Path:
     information = next((name.partition("/")[0] for name in files if name.endswith(".dist-info/METADATA")), None)
     if information is None or "spectrakit/__init__.py" not in files:
         raise RequestError("The installed spectrakit has no list of its files (RECORD). Install it from a wheel.")
-    return write_wheel(folder / f"spectrakit-{installed.version}-py3-none-any.whl", files, information)
+    return write_wheel(folder / f"{_FILE}-{installed.version}-py3-none-any.whl", files, information)
 
 
 def own_wheel(folder: Path) -> Path:

@@ -20,6 +20,7 @@ from ..config.compose import compose
 from ..config.profile_files import place, profile_intent, profiles
 from ..config.schema import Config, get
 from ..config.validation import shown
+from ..offline.install_cell import install_command
 from spectrakit.picker.fields import (
     COMMON,
     WARNING,
@@ -67,7 +68,7 @@ from ..system.platforms.local import ipython_shell
 from ..system.platforms.platform import Platform
 
 # %% ../../nbs/65_picker/03_picker.ipynb #09ea4476
-EXTRA = 'pip install "spectrakit[notebook]"'
+EXTRA = install_command("notebook")
 
 
 def why_no_form(platform: Platform, shell: Any, has_widgets: bool) -> str | None:

@@ -24,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..config.compose import sha256
 from ..config.resolve import ignored_settings, platform_notes
 from ..config.schema import Config
@@ -98,14 +99,14 @@ def check_mirror(config: Config) -> None:
         raise RequestError(f"{setting} is run.dir, where the run itself goes. Name another folder.")
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #59c869ed
-_RECORDED = ("spectrakit", "torch", "accelerate", "hydra-core", "omegaconf", "numpy", "safetensors")
+_RECORDED = ("torch", "accelerate", "hydra-core", "omegaconf", "numpy", "safetensors")
 
 
 def versions() -> dict[str, str]:
     "Name → version of Python and of the packages that a run's numbers depend on."
     from importlib.metadata import PackageNotFoundError, version
 
-    known = {"python": sys.version.split()[0]}
+    known = {"python": sys.version.split()[0], "spectrakit": __version__}
     for name in _RECORDED:
         with contextlib.suppress(PackageNotFoundError):
             known[name] = version(name)

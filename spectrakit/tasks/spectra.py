@@ -17,6 +17,7 @@ import numpy as np
 
 from ..config.schema import Config
 from ..contract.task import Task
+from ..offline.install_cell import install_command
 from ..system.errors import RequestError
 
 # %% ../../nbs/80_tasks/00_spectra.ipynb #23a2fc01
@@ -32,7 +33,7 @@ def demo_package(name: str) -> Any:
     except ImportError as error:
         raise MissingExtra(
             f"The built-in tasks need the package {error.name}, which is not installed. "
-            'Install it: pip install "spectrakit[demo]"'
+            f"Install it: {install_command('demo')}"
         ) from None
 
 # %% ../../nbs/80_tasks/00_spectra.ipynb #23a2fc02

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.schema import Config
+from ..offline.install_cell import install_command
 from ..system.errors import RequestError
 from .mlflow import MLflow
 from .tensorboard import TensorBoard
@@ -29,7 +30,7 @@ def check_trackers(config: Config) -> list[str]:
         if missing:
             raise RequestError(
                 f"tracking.names has {name}, and the package {missing[0]} is not installed. "
-                f'Run: pip install "spectrakit[{name}]", or leave {name} out.'
+                f"Run: {install_command(name)}, or leave {name} out."
             )
     return names
 

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ..offline.install_cell import install_command
 from ..runs.history import follow
 from ..system.errors import RequestError
 from ..system.masking import masked
@@ -333,5 +334,5 @@ def make_text_view(console: str, run_dir: Path, **options: Any) -> TextView | No
     except ImportError:
         raise RequestError(
             f"run.console={console} needs the package {console}, which is not installed. "
-            'Run: pip install "spectrakit[console]", or use run.console=text.'
+            f"Run: {install_command('console')}, or use run.console=text."
         ) from None

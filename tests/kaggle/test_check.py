@@ -15,7 +15,7 @@ import pytest
 from helpers import clean_environ, tree_hashes
 from spectrakit.cli.main import main
 from spectrakit.kaggle.check import check_kernel
-from spectrakit.kaggle.init import INSTALL_CELL, KernelSources, init_kernel
+from spectrakit.kaggle.init import KernelSources, init_kernel
 from spectrakit.kaggle.metadata import (
     DATASET_FILE,
     KERNEL,
@@ -373,59 +373,6 @@ def test_the_notebook_runs_as_kaggle_runs_it(call, here):
         lines[0] == "id,target" and len(lines) == 101 and {line.partition(",")[2] for line in lines[1:]} == {"0", "1"}
     )
     assert (working / "mine.py").is_file()
-
-
-# the cell that installs
-
-
-@pytest.fixture
-def install(here, monkeypatch):
-    "A function that runs the cell where /kaggle/input is the test's own folder: what was installed, and how."
-    import importlib.util
-    from types import SimpleNamespace
-
-    def run() -> list:
-        done = []
-        monkeypatch.setattr(
-            subprocess, "run", lambda words, check: done.append(words[4:]) or SimpleNamespace(returncode=0)
-        )
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-        exec(INSTALL_CELL.replace("/kaggle/input", str(here / "input")).replace("/content", str(here / "content")), {})
-        if (here / "installed").exists():
-            done.append((here / "installed").read_text())
-        return done
-
-    return run
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        "input/spectrakit-wheels",
-        "input/datasets/ada/spectrakit-wheels",
-        "input/notebooks/ada/make/wheels",
-        "content/drive/MyDrive/spectrakit-wheels",
-    ],
-)
-def test_a_wheelhouse_installs_itself_wherever_it_is_mounted(install, here, place):
-    (here / place).mkdir(parents=True)
-    (here / place / "wheelhouse.json").write_text("{}")
-    (here / place / "spectrakit-0.1.0-py3-none-any.whl").touch()
-    (here / place / "install.py").write_text(
-        f"import pathlib\ndef install(): pathlib.Path({str(here / 'installed')!r}).write_text('by itself')\n"
-    )
-    assert install() == ["by itself"]
-
-
-def test_bare_wheels_and_the_network_come_after(install, here):
-    (words,) = install()
-    assert words == ["--quiet", "spectrakit[demo] @ git+https://github.com/spectrakit/spectrakit"]
-    folder = here / "input/datasets/ada/wheels"
-    folder.mkdir(parents=True)
-    for name in ("spectrakit-0.1.0-py3-none-any.whl", "hydra_core-1.3.8-py3-none-any.whl"):
-        (folder / name).touch()
-    (words,) = install()
-    assert words == ["--quiet", "--no-index", "--no-deps", *sorted(str(path) for path in folder.iterdir())]
 
 
 # reading code
@@ -830,7 +777,7 @@ def test_a_push_shows_its_command_and_reads_the_answer(call, here, client):
         ),
         ("Authentication required to call the Kaggle API.", 1, "auth login"),
         ("HTTPSConnectionPool: Max retries exceeded", 1, "cannot be reached"),
-        ("ModuleNotFoundError: No module named 'six'", 1, "spectrakit[kaggle]"),
+        ("ModuleNotFoundError: No module named 'six'", 1, "spectrakit-train[kaggle]"),
         ("403 - Forbidden", 1, "403 - Forbidden"),
         ("", 2, "status 2"),
     ],
@@ -854,7 +801,7 @@ def test_without_a_client_the_extra_is_named_and_nothing_is_changed(call, here, 
     monkeypatch.setattr(sys, "executable", str(here / "python"))
     before = tree_hashes(here)
     status, _out, err = call("push", "k", "--owner", "ada")
-    assert status == 2 and "spectrakit[kaggle]" in err and tree_hashes(here) == before
+    assert status == 2 and "spectrakit-train[kaggle]" in err and tree_hashes(here) == before
     assert call("push", "k", "--owner", "ada", "--dry-run")[0] == 0
 
 
@@ -898,7 +845,7 @@ def real_client(here, monkeypatch):
     """
     program = Path(sys.executable).with_name("kaggle")
     if not program.is_file():
-        pytest.skip("Kaggle's client is not installed: pip install 'spectrakit[kaggle]'")
+        pytest.skip("Kaggle's client is not installed: pip install 'spectrakit-train[kaggle]'")
 
     def push(folder: Path) -> str:
         nowhere = {f"{scheme}_proxy".upper(): "http://127.0.0.1:9" for scheme in ("http", "https", "all")}

@@ -60,7 +60,7 @@ def stock(folder: Path) -> Path:
     folder.mkdir()
     offer(
         folder,
-        "spectrakit",
+        "spectrakit_train",
         "9.0",
         "Requires-Python: >=3.11",
         "Requires-Dist: torch>=2.6",
@@ -69,7 +69,7 @@ def stock(folder: Path) -> Path:
         "Provides-Extra: pretty",
         'Requires-Dist: paint>=1; extra == "pretty"',
         "Provides-Extra: all",
-        'Requires-Dist: spectrakit[pretty]; extra == "all"',
+        'Requires-Dist: spectrakit-train[pretty]; extra == "all"',
     )
     offer(folder, "hydra_core", "1.3.8", "Requires-Dist: omegaconf<2.4,>=2.2", "Requires-Dist: packaging")
     offer(
@@ -119,7 +119,7 @@ def house(made, tmp_path):
 
 def make(shop: Path, **options):
     "The wheelhouse of that shop, for its platform."
-    rare = {"wheel": shop / "spectrakit-9.0-py3-none-any.whl", "check": False}
+    rare = {"wheel": shop / "spectrakit_train-9.0-py3-none-any.whl", "check": False}
     rare |= {name: options.pop(name) for name in ("owner", "check", "wheel") if name in options}
     return make_wheelhouse(
         shop.parent / "house", **{"packages": shop / "freeze.txt", "options": WheelhouseOptions(**rare), **options}
@@ -177,7 +177,7 @@ def test_a_list_has_what_the_platform_is_known_for(file):
     needed = {normal_name(Requirement(text).name) for text in project["dependencies"]} | {
         normal_name(r.name) for r in extras
     }
-    assert needed - set(found.packages) == {"hydra-core", "chemotools", "mlflow-skinny", "spectrakit"}
+    assert needed - set(found.packages) == {"hydra-core", "chemotools", "mlflow-skinny", "spectrakit-train"}
     assert {"omegaconf", "antlr4-python3-runtime", "packaging", "huggingface-hub", "scikit-learn", "scipy"} <= set(
         found.packages
     )
@@ -218,7 +218,7 @@ def test_just_what_is_missing_goes_in_and_the_same_twice(shop):
     house = make(shop, owner="ada")
     names = {path.name for path in house.path.iterdir()}
     assert names == {
-        "spectrakit-9.0-py3-none-any.whl",
+        "spectrakit_train-9.0-py3-none-any.whl",
         "hydra_core-1.3.8-py3-none-any.whl",
         "wheelhouse.json",
         "dataset-metadata.json",
@@ -244,7 +244,7 @@ def test_markers_are_those_of_the_platforms_python(shop, target, python, more):
     (shop / "more.txt").write_text((shop / "freeze.txt").read_text() + f"# python: {python}\n")
     house = make(shop, extras=["all"], target=target, packages=shop / "more.txt")
     assert {w["name"] for w in house.manifest["wheels"]} == {
-        "spectrakit",
+        "spectrakit-train",
         "hydra-core",
         "paint",
         more,
@@ -279,7 +279,7 @@ def test_too_many_files_for_a_dataset(shop):
 
 
 def test_the_kits_own_needs_with_nested_extras(shop):
-    needs, extras = own_requirements(shop / "spectrakit-9.0-py3-none-any.whl", shipped_on("kaggle")[0], ["all"])
+    needs, extras = own_requirements(shop / "spectrakit_train-9.0-py3-none-any.whl", shipped_on("kaggle")[0], ["all"])
     assert [n.name for n in needs] == ["torch", "hydra-core", "accelerate", "paint"] and extras == ["all", "pretty"]
 
 
@@ -324,9 +324,9 @@ def test_an_installation_that_does_not_work_is_no_wheelhouse(shop):
 def test_it_installs_what_is_missing_and_then_nothing(house, tmp_path):
     stage = Stage(tmp_path / "stage")
     before = stage.packages()
-    assert stage.install(house) == (0, "spectrakit: installed spectrakit 9.0, hydra-core 1.3.8")
-    assert stage.packages() == {**before, "spectrakit": "9.0", "hydra-core": "1.3.8"}
-    assert stage.install(house) == (0, "spectrakit: nothing to install: spectrakit 9.0 is here")
+    assert stage.install(house) == (0, "spectrakit: installed spectrakit-train 9.0, hydra-core 1.3.8")
+    assert stage.packages() == {**before, "spectrakit-train": "9.0", "hydra-core": "1.3.8"}
+    assert stage.install(house) == (0, "spectrakit: nothing to install: spectrakit-train 9.0 is here")
     called = stage.run("-c", f"import runpy; print(runpy.run_path({str(house.path / 'install.py')!r})['install']())")
     assert called.stdout.splitlines()[-1] == "[]", called
 
@@ -335,7 +335,7 @@ def test_another_version_of_the_kit_is_replaced(house, tmp_path):
     stage = Stage(tmp_path / "stage")
     assert stage.install(house)[0] == 0
     new, manifest = (
-        offer(house.path, "spectrakit", "9.1", "Requires-Dist: hydra-core>=1.3.8"),
+        offer(house.path, "spectrakit_train", "9.1", "Requires-Dist: hydra-core>=1.3.8"),
         json.loads((house.path / "wheelhouse.json").read_text()),
     )
     manifest["wheels"][0] |= {
@@ -345,15 +345,16 @@ def test_another_version_of_the_kit_is_replaced(house, tmp_path):
     }
     (house.path / "wheelhouse.json").write_text(json.dumps(manifest))
     assert (
-        stage.install(house) == (0, "spectrakit: installed spectrakit 9.1") and stage.packages()["spectrakit"] == "9.1"
+        stage.install(house) == (0, "spectrakit: installed spectrakit-train 9.1")
+        and stage.packages()["spectrakit-train"] == "9.1"
     )
 
 
 @pytest.mark.parametrize(
     "there, told",
     [
-        ({"hydra_core": "1.2.0"}, "hydra-core 1.2.0 is here, and spectrakit 9.0 needs hydra-core<1.5,>=1.3.8"),
-        ({"hydra_core": "1.3.2"}, "hydra-core 1.3.2 is here, and spectrakit 9.0 needs hydra-core<1.5,>=1.3.8"),
+        ({"hydra_core": "1.2.0"}, "hydra-core 1.2.0 is here, and spectrakit-train 9.0 needs hydra-core<1.5,>=1.3.8"),
+        ({"hydra_core": "1.3.2"}, "hydra-core 1.3.2 is here, and spectrakit-train 9.0 needs hydra-core<1.5,>=1.3.8"),
         ({"omegaconf": "2.1.2"}, "omegaconf 2.1.2 is here, and hydra-core 1.3.8 needs omegaconf<2.4,>=2.2"),
         ({"omegaconf": "2.4.0.dev11"}, "omegaconf 2.4.0.dev11 is here, and hydra-core 1.3.8 needs omegaconf<2.4,>=2.2"),
         ({"omegaconf": None}, "omegaconf is missing, and hydra-core 1.3.8 needs omegaconf<2.4,>=2.2"),
@@ -366,13 +367,13 @@ def test_another_hydra_or_omegaconf_is_told_before_anything_is_changed(house, tm
     assert status == 2 and said.startswith(f"spectrakit: {told}. Nothing was installed") and said.count("\n") == 0
     assert stage.packages() == before
     if there == {"hydra_core": "1.3.2"}:  # a person who knows better
-        assert stage.install(house, "--anyway")[0] == 0 and stage.packages() == {**before, "spectrakit": "9.0"}
+        assert stage.install(house, "--anyway")[0] == 0 and stage.packages() == {**before, "spectrakit-train": "9.0"}
 
 
 def test_a_hydra_that_fits_is_left_alone(house, tmp_path):
     stage = Stage(tmp_path / "stage", hydra_core="1.4.0")
     assert (
-        stage.install(house) == (0, "spectrakit: installed spectrakit 9.0")
+        stage.install(house) == (0, "spectrakit: installed spectrakit-train 9.0")
         and stage.packages()["hydra-core"] == "1.4.0"
     )
 
@@ -395,7 +396,7 @@ def test_a_damaged_folder_installs_nothing(house, tmp_path):
     shutil.copy(
         file, house.path / "hydra_core-1.3.8-cp310-cp310-manylinux2014_x86_64.whl"
     )  # a stranger among them is nobody's business
-    assert stage.install(house) == (0, "spectrakit: installed spectrakit 9.0, hydra-core 1.3.8")
+    assert stage.install(house) == (0, "spectrakit: installed spectrakit-train 9.0, hydra-core 1.3.8")
 
 
 def test_a_wheel_for_another_python_in_the_manifest(house, tmp_path):
@@ -410,7 +411,11 @@ def test_a_wheel_for_another_python_in_the_manifest(house, tmp_path):
         )
     )
     status, said = stage.install(house)
-    assert status == 2 and "is for another Python or another machine" in said and "spectrakit" not in stage.packages()
+    assert (
+        status == 2
+        and "is for another Python or another machine" in said
+        and "spectrakit-train" not in stage.packages()
+    )
 
 
 def test_packages_that_cannot_be_written(house, tmp_path, read_only):
@@ -442,7 +447,7 @@ def test_a_folder_behind_a_link_is_the_folder(shop, tmp_path):
     house = make_wheelhouse(
         tmp_path / "out",
         packages=shop / "freeze.txt",
-        options=WheelhouseOptions(wheel=shop / "spectrakit-9.0-py3-none-any.whl", check=False),
+        options=WheelhouseOptions(wheel=shop / "spectrakit_train-9.0-py3-none-any.whl", check=False),
     )
     assert (
         house.path == tmp_path / "disk"
@@ -467,7 +472,7 @@ def test_the_folder_that_one_is_in_does_not_go(out, shop, tmp_path, monkeypatch)
 def test_a_newer_accelerate_is_for_launch_processes_alone(made, tmp_path):
     house, stage = made, Stage(tmp_path / "stage")
     assert [(w["name"], w["where"]) for w in house.manifest["wheels"]] == [
-        ("spectrakit", "session"),
+        ("spectrakit-train", "session"),
         ("hydra-core", "session"),
         ("accelerate", "launch"),
     ]
@@ -476,7 +481,7 @@ def test_a_newer_accelerate_is_for_launch_processes_alone(made, tmp_path):
     assert (
         status == 0
         and said
-        == "spectrakit: installed spectrakit 9.0, hydra-core 1.3.8, accelerate 1.14.0 for launch processes, "
+        == "spectrakit: installed spectrakit-train 9.0, hydra-core 1.3.8, accelerate 1.14.0 for launch processes, "
         f"in {folder}"
     )
     assert stage.packages()["accelerate"] == "1.13.0" and (folder / "accelerate" / "__init__.py").is_file()
@@ -586,7 +591,7 @@ def test_for_kaggle_two_wheels_are_enough(kit, tmp_path, run_cli):
         "dataset",
         "hydra_core",
         "install.py",
-        "spectrakit",
+        "spectrakit_train",
         "wheelhouse.json",
     ]
     assert f"with Python {HERE}" in done.stdout and "importing spectrakit and composing a profile" in done.stdout
@@ -611,7 +616,7 @@ def test_a_machine_without_omegaconf_gets_the_package_that_has_no_wheel(kit, tmp
             pytest.skip("there is no network")
         raise
     assert {w["name"] for w in house.manifest["wheels"]} == {
-        "spectrakit",
+        "spectrakit-train",
         "hydra-core",
         "omegaconf",
         "antlr4-python3-runtime",
@@ -663,7 +668,21 @@ def test_a_wrong_request_is_one_sentence_and_makes_nothing(words, told, here, ca
     assert told in said and said.count("\n") == 1 and list(here.iterdir()) == []
 
 
-def test_the_cell_installs_from_an_attached_folder(house):
-    compile(house.cell, "cell", "exec")
+def test_the_cell_installs_from_an_attached_folder(house, tmp_path):
+    "And from no other: a stranger's beside it, with an installer of its own, stays as it is."
+    stage, inputs = Stage(tmp_path / "stage"), tmp_path / "input"
+    shutil.copytree(house.path, inputs / "datasets" / "ada" / "spectrakit-wheels")
+    strange = inputs / "spectrakit-wheels"
+    shutil.copytree(house.path, strange)
+    (strange / "wheelhouse.json").write_text((strange / "wheelhouse.json").read_text() + "\n")
+    (strange / "install.py").write_text(f"open({str(tmp_path / 'EXECUTED')!r}, 'w')")
+    cell = house.cell.replace("/kaggle/input", str(inputs))
+    done = stage.run("-c", cell)
+    assert (done.returncode, stage.packages().get("spectrakit-train")) == (0, "9.0"), done.stderr
+    assert not (tmp_path / "EXECUTED").exists()
+    again = stage.run(
+        "-c", house.cell.replace(house.cell.split('SHA256 = "')[1][:64], "").replace("/kaggle", "/nowhere")
+    )
+    assert "there is no spectrakit-wheels/wheelhouse.json" in again.stderr  # this kit has no package of that name
     found = runpy.run_path(str(house.path / "install.py"))
     assert callable(found["install"]) and found["launch_folders"]() == installer.launch_folders()

@@ -412,7 +412,7 @@ def test_wrong_calls_are_refused():
 def test_without_ipywidgets_the_extra_is_named(monkeypatch):
     picker = sk.ProfilePicker()
     monkeypatch.setattr(pickers.importlib.util, "find_spec", lambda name: None)
-    assert 'pip install "spectrakit[notebook]"' in refused(lambda: picker.widget)
+    assert 'pip install "spectrakit-train[notebook]"' in refused(lambda: picker.widget)
 
 
 def test_an_earlier_run_tells_samples_and_pace():

@@ -168,7 +168,7 @@ sys.exit(demo())
     )
     sentence, *again = done.stdout.splitlines()
     assert done.returncode == 2 and not done.stderr, done.stderr
-    assert again == [sentence] and package in sentence and 'pip install "spectrakit[demo]"' in sentence
+    assert again == [sentence] and package in sentence and 'pip install "spectrakit-train[demo]"' in sentence
 
 
 def test_the_command_line_refuses_a_task_whose_data_are_not_installed(tmp_path):
@@ -176,7 +176,11 @@ def test_the_command_line_refuses_a_task_whose_data_are_not_installed(tmp_path):
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").write_text("raise ModuleNotFoundError('no module', name='chemotools')\n")
     done = run_cli(tmp_path, "train", "coffee", env={"PYTHONPATH": str(hidden.parent)})
-    assert done.returncode == 2 and 'pip install "spectrakit[demo]"' in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and 'pip install "spectrakit-train[demo]"' in done.stderr
+        and "Traceback" not in done.stderr
+    )
     assert not list((tmp_path / "runs").glob("*")), "a run folder was left behind"
 
 

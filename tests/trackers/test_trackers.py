@@ -422,7 +422,7 @@ print(Path(next(Path("runs").glob("*/metrics.csv"))).name)
         tmp_path,
         ("wandb", "tensorboard", "mlflow", "rich"),
     ).splitlines()
-    assert [re.search(r'Run: pip install "spectrakit\[(\w+)\]"', line)[1] for line in told[:4]] == [
+    assert [re.search(r'Run: pip install "spectrakit-train\[(\w+)\]"', line)[1] for line in told[:4]] == [
         "wandb",
         "tensorboard",
         "mlflow",
@@ -445,7 +445,7 @@ for console in ("rich", "tqdm"):
         ("rich", "tqdm"),
     )
     assert [line.split()[0] for line in told.splitlines()] == ["run.console=rich", "run.console=tqdm"]
-    assert told.count("spectrakit[console]") == 2
+    assert told.count("spectrakit-train[console]") == 2
 
 
 def test_only_rank_zero_has_trackers(tmp_path):

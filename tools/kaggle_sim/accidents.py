@@ -16,6 +16,7 @@ from typing import Any
 from kaggle_sim.environment import CACHE, CannotMake, Environment, clean_environ
 from kaggle_sim.kernels import OWNER, run_kernel
 from kaggle_sim.sealed import Session
+from spectrakit.offline.install_cell import INSTALL_CELL, list_sha256, naming
 
 PROBE = Path(__file__).with_name("probe")
 WHEELS = "spectrakit-wheels"
@@ -60,7 +61,7 @@ def for_another_python(datasets: Path) -> None:
 
 def damaged(datasets: Path) -> None:
     "An upload that lost its end."
-    wheel = next((datasets / WHEELS).glob("spectrakit-*.whl"))
+    wheel = next((datasets / WHEELS).glob("spectrakit_train-*.whl"))
     wheel.write_bytes(wheel.read_bytes()[:-1000])
 
 
@@ -68,7 +69,7 @@ ACCIDENTS = (
     Accident(
         "wheels-missing",
         "the data set of wheels is not attached",
-        ("The wheels are not attached", "Add Input"),
+        ("there is no spectrakit-wheels/wheelhouse.json", "Add Input"),
         1,
         left=(),
         gone=("runs", "submission.csv"),
@@ -95,7 +96,7 @@ ACCIDENTS = (
     Accident(
         "old-accelerate",
         "the image has Accelerate 1.12",
-        ("accelerate 1.12.0 is here, and spectrakit .* needs accelerate>=1.13", "Nothing was installed"),
+        ("accelerate 1.12.0 is here, and spectrakit-train .* needs accelerate>=1.13", "Nothing was installed"),
         1,
         left=(),
         gone=("runs",),
@@ -201,11 +202,15 @@ def play(
     shutil.copytree(datasets / WHEELS, here / WHEELS)
     if accident.prepare:
         accident.prepare(here)
+    kernel = shutil.copytree(PROBE, folder / "kernel")
+    listed = (here / WHEELS / "wheelhouse.json").is_file()
+    cell = naming(INSTALL_CELL, list_sha256(here / WHEELS)) if listed else INSTALL_CELL
+    (kernel / "probe.py").write_text(f"{cell}\n\n{(PROBE / 'probe.py').read_text(encoding='utf-8')}", encoding="utf-8")
     options = dict(accident.options)
     if "instead" in options:
         options["instead"] = [str(wheel_of(text)) for text in options["instead"]]
     return run_kernel(
-        PROBE,
+        kernel,
         here,
         folder / "working",
         layout=layout,

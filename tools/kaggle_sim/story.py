@@ -18,6 +18,7 @@ from kaggle_sim.colab import run_colab
 from kaggle_sim.environment import Environment, environment, root
 from kaggle_sim.kernels import MOST_FILES, OWNER, PLACEHOLDER, run_kernel
 from kaggle_sim.sealed import Session
+from spectrakit.offline.install_cell import list_sha256, naming
 
 KERNELS = ("utility", "train", "train-on", "infer")
 CHECKPOINT = "runs/*/checkpoints/step-*/manifest.json"
@@ -69,12 +70,13 @@ def tool(words: list) -> None:
 
 
 def staged(name: str, folder: Path) -> Path:
-    "The kernel folder as a push takes it: its owner filled in, its code beside its metadata."
+    "The kernel folder as a push leaves it: its owner and its wheels filled in, its code beside its metadata."
     source, place = root / "kaggle" / name, folder / "pushed" / name
     told = json.loads((source / "kernel-metadata.json").read_text(encoding="utf-8").replace(PLACEHOLDER, OWNER))
     code = source / told["code_file"]
     place.mkdir(parents=True)
-    shutil.copy(code, place / code.name)
+    wheels = list_sha256(folder / "datasets" / "spectrakit-wheels")
+    (place / code.name).write_text(naming(code.read_text(encoding="utf-8"), wheels), encoding="utf-8")
     (place / "kernel-metadata.json").write_text(
         json.dumps({**told, "code_file": code.name}, indent=2), encoding="utf-8"
     )
@@ -180,7 +182,8 @@ def tell_colab(folder: Path, limit_s: float = 600, quiet: bool = False) -> None:
         shutil.copytree(datasets / name, drive / place, dirs_exist_ok=True)
     python, page = environment("colab"), folder / "train.ipynb"
     print(*(f"  differs: {line}" for line in python.differences), sep="\n")
-    page.write_text(filled(root / "kaggle" / "colab" / "train.ipynb"), encoding="utf-8")
+    text = filled(root / "kaggle" / "colab" / "train.ipynb")
+    page.write_text(naming(text, list_sha256(drive / "spectrakit-wheels")), encoding="utf-8")
     say("machine 1: taken away after the first checkpoint has reached Drive")
     first = run_colab(
         page,

@@ -1,24 +1,17 @@
-"The smallest kernel that trains: it installs the kit from the attached wheels, learns a line, and writes a submission."
+"""The smallest kernel that trains: it learns a line, and writes a submission.
 
-import importlib
+What pushes it writes the cell that installs the kit in front of it.
+"""
+
 import json
 import os
-import runpy
-import sys
 import time
-from pathlib import Path
 
-installers = [file for depth in ("*", "*/*", "*/*/*") for file in Path("/kaggle/input").glob(f"{depth}/install.py")]
-if not installers:
-    sys.exit("The wheels are not attached. Add them: Add Input > Datasets > spectrakit-wheels.")
-runpy.run_path(str(installers[0]))["install"]()
-importlib.invalidate_caches()
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
-import torch  # noqa: E402  what was just installed may be needed by it
-from torch import nn  # noqa: E402  as above
-from torch.utils.data import TensorDataset  # noqa: E402  as above
-
-import spectrakit as sk  # noqa: E402  as above
+import spectrakit as sk
 
 settings = json.loads(
     os.environ.get("PROBE", "{}")
