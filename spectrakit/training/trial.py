@@ -561,7 +561,8 @@ def load_back(trial: Trial, learner: Learner, content: CheckpointContent) -> Non
                 else "Its load_state_dict has to take what its state_dict returns."
             )
             raise RequestError(
-                f"{type(trial.task).__name__}.{part} cannot load what it has saved: {type(error).__name__}: {why}. {mend}"
+                f"{type(trial.task).__name__}.{part} cannot load what it has saved: {type(error).__name__}: {why}. "
+                f"{mend}"
             ) from None
 
 # %% ../../nbs/40_training/04_trial.ipynb #f15d0512
