@@ -15,13 +15,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..contract.task import Task
-from ..data.batch_forms import leaves_of
+from ..data.batch_forms import is_text, leaves_of, parts_of
 from ..system.errors import RequestError
 
 # %% ../../nbs/39_preflight/02_diagnosis.ipynb #33ca41dc
 def describe_batch(batch: Any) -> str:
     "Types and shapes of what is in a batch, such as `float32 [16, 3], int64 [16]`."
-    return ", ".join(map(_describe, list(leaves_of(batch))[:6])) or type(batch).__name__
+    return ", ".join(list(_described(batch))[:6]) or type(batch).__name__
+
+
+def _described(batch: Any) -> Iterator[str]:
+    "Each part of a batch in words; a list of texts is one."
+    if is_text(batch):
+        yield "texts"
+        return
+    parts = parts_of(batch)
+    if parts is None:
+        yield _describe(batch)
+    for _, part in parts or ():
+        yield from _described(part)
 
 
 def _describe(leaf: Any) -> str:
@@ -363,6 +375,13 @@ _LEARNING: tuple[Row, ...] = (
         ),
     ),
     (
+        r"'DistributedDataParallel' object has no attribute '(?P<name>\w+)'",
+        lambda m, s: (
+            f"over several processes `loss` gets the model inside DDP, which has no `{m['name']}`",
+            "Compute in the model's `forward` what the loss needs, or train in one process: trainer.devices=1.",
+        ),
+    ),
+    (
         r"modified by an inplace operation",
         _fixed(
             "a tensor that the gradients need was changed in place",
@@ -429,7 +448,7 @@ def explain_known(error: BaseException, scene: Scene) -> Explanation | None:
     "The explanation of the first row of `DIAGNOSES` that knows `error`; None where none does."
     if (found := _explain_default_predict(error, scene)) is not None:
         return found
-    if not isinstance(error, (RuntimeError, ValueError, TypeError, IndexError, AssertionError)):
+    if not isinstance(error, (RuntimeError, ValueError, TypeError, IndexError, AssertionError, AttributeError)):
         return None
     for pattern, make in DIAGNOSES:
         if match := re.search(pattern, str(error), re.S):
@@ -437,10 +456,26 @@ def explain_known(error: BaseException, scene: Scene) -> Explanation | None:
     return None
 
 
+def _explain_first_part(batch: Any, scene: Scene) -> Explanation | None:
+    "The explanation where the first part of a batch is no input: texts, or whole numbers before ones that are none."
+    floats = [i for i, part in enumerate(batch) if getattr(part, "is_floating_point", lambda: False)()]
+    first = batch[0] if batch else None
+    if not floats or 0 in floats or not (is_text(first) or getattr(first, "ndim", 2) == 1):
+        return None
+    return _with_scene(
+        Scene(scene.task, "predict", scene.doing, batch),
+        "the default `predict` gives the model the first part of the batch, which names the samples",
+        f"Write `predict(self, model, batch)`: return model(batch[{floats[0]}]).",
+        "",
+    )
+
+
 def _explain_default_predict(error: BaseException, scene: Scene) -> Explanation | None:
     "The explanation where the default `predict` gave the model a whole batch with names; None for anything else."
     batch = next((f.f_locals["batch"] for f, _ in _frames(error) if f.f_code is Task.predict.__code__), None)
-    if batch is None or isinstance(batch, (tuple, list)) or type(batch).__name__ not in str(error):
+    if isinstance(batch, (tuple, list)):
+        return _explain_first_part(batch, scene)
+    if batch is None or type(batch).__name__ not in str(error):
         return None
     read = "batch.x"
     if isinstance(batch, Mapping):

@@ -377,9 +377,7 @@ def test_data(task: Any, valid: Any, config: Config) -> tuple[Any, float]:
     return (None if dataset is None or dataset_length(dataset, "test") == 0 else dataset), time.monotonic() - began
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #fdaed7c4
-def _timed_batches(
-    task: Any, model: Any, batches: Any, context: RunContext, look: Callable[[Any, Any], None]
-) -> list[float]:
+def _timed_batches(model: Any, batches: Any, context: RunContext, predict: Callable[[Any], None]) -> list[float]:
     "Seconds that each of these batches takes to be predicted."
     import torch
 
@@ -387,7 +385,7 @@ def _timed_batches(
     with _leaving_no_trace(model):
         for batch in batches.epoch(0):
             context.heartbeat.beat()
-            look(context.in_precision(predict_batch)(task, model, batch.data), batch)
+            predict(batch)
             if context.device.type == "cuda":
                 torch.cuda.synchronize()
             took.append(time.monotonic() - last)
@@ -401,7 +399,7 @@ def predictions_s(
     dataset: Any,
     config: Config,
     context: RunContext,
-    look: Callable[[Any, Any], None] = lambda outputs, batch: None,
+    predict: Callable[[Any], None] | None = None,
 ) -> float:
     """Seconds that predicting all of `dataset` will take, from five batches on each process. Leaves no trace on the
     model.
@@ -410,13 +408,14 @@ def predictions_s(
     - `dataset`: the test data
     - `config`: the size of a batch
     - `context`: the ranks that predict together
-    - `look`: called with the outputs of each batch, and the `MicroBatch` (default: nobody looks)
+    - `predict`: called with each `MicroBatch` (default: the task's own `predict`, or the default one)
     """
     collate = task.collate if provides(task, "collate") else None
     whole = forward_passes(len(dataset), config, world_size=context.world_size)
     place, most = Placement(context.device, context.rank, context.world_size), min(5, whole) * context.world_size
     batches = eval_batches(dataset, config, place, collate, max_batches=most)
-    took = _timed_batches(task, model, batches, context, look)
+    own = predict or (lambda batch: context.in_precision(predict_batch)(task, model, batch.data))
+    took = _timed_batches(model, batches, context, own)
     each = statistics.median(took[1:] or took)  # one that was held up says nothing about the rest
     return max(row[0] for row in context.gather_numbers([took[0] + each * (whole - 1)]))
 

@@ -63,9 +63,10 @@ def read_datasets(task: Any, config: Config, say: Callable[[str], None] = lambda
     with explained(task, "datasets", "when it was called"):
         sets = task.datasets(config)
     if not isinstance(sets, (tuple, list)) or len(sets) != 2:
+        several = isinstance(sets, (tuple, list))
         raise RequestError(
-            f"{type(task).__name__}.datasets returned {type(sets).__name__}. It has to return two data sets: "
-            "(train, valid)."
+            f"{where} returned {f'{len(sets)} objects' if several else type(sets).__name__}. It has to return two data "
+            f"sets: (train, valid).{' Test data come from `test_dataset(cfg)`.' if several and len(sets) == 3 else ''}"
         )
     refuse_inputs_and_targets(sets[0], sets[1], where)
     found = [as_dataset(given, where) for given in sets]

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'Trial', 'check_first_loss', 'check_finite_loss', 'check_gradients', 'check_last_batch',
-           'report_uneven_mean', 'check_collated', 'try_loss', 'try_step', 'check_numbers', 'check_outputs',
-           'check_rows', 'check_finite_metrics', 'try_evaluation', 'try_table', 'try_prediction', 'check_room',
-           'checkpoint_of', 'load_back', 'try_checkpoint', 'try_part', 'try_contract']
+           'report_uneven_mean', 'check_left_alone', 'check_exchange', 'check_collated', 'try_loss', 'try_step',
+           'check_numbers', 'check_outputs', 'check_rows', 'check_finite_metrics', 'try_evaluation', 'try_table',
+           'try_prediction', 'check_room', 'checkpoint_of', 'load_back', 'try_checkpoint', 'try_part', 'try_contract']
 
 # %% ../../nbs/40_training/04_trial.ipynb #2846b2fb
 import contextlib
@@ -42,7 +42,14 @@ from ..preflight.results import ContractResult
 from ..preflight.undo import undone
 from ..runs.events import EventLog
 from ..system.errors import RequestError
-from .evaluation import first_evaluation, predictions_s, score_batch, test_data, trial_limit_s
+from spectrakit.training.evaluation import (
+    first_evaluation,
+    predict_batch,
+    predictions_s,
+    score_batch,
+    test_data,
+    trial_limit_s,
+)
 from .schedule import counts_epochs, step_scheduler
 from .state import Execution, Learner, checkpoints_at_once
 
@@ -206,6 +213,60 @@ def report_uneven_mean(trial: Trial) -> None:
     if text := uneven_mean(trial.task, trial.model, trial.batch.data, trial.batch.samples):
         trial.log.write("message", text=text)
 
+# %% ../../nbs/40_training/04_trial.ipynb #e3096cc8
+def check_left_alone(trial: Trial) -> None:
+    "RequestError where `loss` has computed gradients by itself; a message where it has left the model in eval mode."
+    name = type(trial.task).__name__
+    if any(q.grad is not None for q in trial.model.parameters()):
+        raise RequestError(f"{name}.loss has called backward(), which the run does. Return the loss, and leave it out.")
+    if not trial.model.training:
+        text = f"{name}.loss puts the model into eval mode, so that dropout and batch norm do not train. Leave it out"
+        trial.log.write("message", text=text)
+
+# %% ../../nbs/40_training/04_trial.ipynb #a56ad42b
+def _as_in_ddp(model: Any) -> Any:
+    "A module that gives `loss` as little of `model` as DDP does, and counts the passes through it in `passes`."
+    import torch
+
+    class Outer(torch.nn.Module):
+        passes = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = model
+
+        def forward(self, *inputs: Any, **named: Any) -> Any:
+            self.passes += 1
+            return self.module(*inputs, **named)
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                raise AttributeError(f"'DistributedDataParallel' object has no attribute '{name}'") from None
+
+    return Outer()
+
+
+def check_exchange(trial: Trial, outer: Any) -> None:
+    """RequestError where DDP could not exchange the gradients of the first batch, as they are after its loss.
+
+    `outer`: what `loss` was given, from `_as_in_ddp`.
+    """
+    name = type(trial.task).__name__
+    if not outer.passes:
+        raise RequestError(
+            f"{name}.loss has not called the `model` that it is given, so that its gradients would not be exchanged "
+            "between the ranks. Call that one, not one that the task keeps."
+        )
+    idle = [n for n, q in trial.model.named_parameters() if q.requires_grad and q.grad is None]
+    if idle and not trial.config.distributed.find_unused_parameters:
+        more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
+        raise RequestError(
+            f"{name}.loss does not depend on {idle[0]}{more}, for whose gradient DDP would wait. Set "
+            "distributed.find_unused_parameters=true, or freeze them with requires_grad_(False)."
+        )
+
 # %% ../../nbs/40_training/04_trial.ipynb #01f38089
 def check_collated(task: Any, data: Any, samples: int) -> str | None:
     """What is odd about the batch `data` that was made of `samples`; None where nothing is. RequestError where there is
@@ -244,14 +305,19 @@ def try_loss(trial: Trial) -> str:
     trial.model.train()
     moment = Moment(0, 0, total_steps(trial.config, trial.plan))
     loss_of = trial.execution.context.in_precision(loss_at(trial.task, lambda: moment))
+    context = trial.execution.context
+    given = _as_in_ddp(trial.model) if context.strategy == "ddp" and context.world_size > 1 else trial.model
     with _watched_norms(trial.model, narrow), watch_shapes(trial.task, trial.batch.samples):
-        result = loss_of(trial.model, data)
+        result = loss_of(given, data)
+    check_left_alone(trial)
     check_first_loss(trial.task, result, data, trial.config.data.allow_nan)
     check_finite_loss(trial, as_loss(result), lambda: loss_of(trial.model, data))
     check_last_batch(trial, narrow)
     report_uneven_mean(trial)
     loss = as_loss(result)
     (loss.value if trial.scaler is None else trial.scaler.scale(loss.value)).backward()
+    if given is not trial.model:
+        check_exchange(trial, given)
     kind = "a mean" if loss.weight is None else f"a sum over {float(loss.weight):g}"
     return f"{float(loss.value.detach()):.4g}, {kind}; the batch: {describe_batch(data)}"
 
@@ -428,16 +494,18 @@ def _predict_some(trial: Trial, dataset: Any) -> float:
 
     first: list[tuple] = []
 
-    def look(outputs: Any, batch: Any) -> None:
+    def predict(batch: Any) -> None:
         check_collated(trial.task, batch.data, batch.samples)
         trial.at("predict", "on a test batch", batch.data)
+        outputs = trial.execution.context.in_precision(predict_batch)(trial.task, trial.model, batch.data)
+        trial.at("test_dataset", "on a test batch")  # whose next batch is read
         check_outputs(trial.task, outputs)
         check_rows(trial.task, outputs, batch)
         if not first:
             first.append((outputs, batch))
 
     trial.at("test_dataset", "on a test batch")  # unless it was raised in `predict`
-    seconds = predictions_s(trial.task, trial.model, dataset, trial.config, trial.execution.context, look)
+    seconds = predictions_s(trial.task, trial.model, dataset, trial.config, trial.execution.context, predict)
     if first and first[0][1].samples > 0:
         outputs, batch = first[0]
         try_table(trial, outputs, batch, whole=batch.samples == len(dataset))

@@ -130,6 +130,8 @@ def test_two_ranks_try_it_together(here):
     assert report.ok and [result.part for result in report.results] == list(PART_NAMES)
     report = check(task("LossIsNone"), *words)
     assert [result.part for result in report.results if result.error] == ["loss"]
+    report = check(task("ByMethod"), *words)
+    assert "the model inside DDP, which has no `predict_one`" in report.results[-1].error
 
 
 @slow

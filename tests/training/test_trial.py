@@ -27,7 +27,7 @@ from spectrakit.distributed.context import RunContext
 from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
 from spectrakit.training import setup, trial
-from spectrakit.training.trial import check_last_batch
+from spectrakit.training.trial import check_exchange, check_last_batch
 
 DRAW = torch.Generator().manual_seed(11)
 X, Y = torch.randn(24, 4, generator=DRAW), torch.randint(0, 3, (24,), generator=DRAW)
@@ -114,6 +114,12 @@ def wrong_key(self, model, batch):
 
 def own_words(self, model, batch):
     raise ValueError("the palette has no green")
+
+
+def goes_back(self, model, batch):
+    loss = F.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    return loss
 
 
 def in_place(self, model, batch):
@@ -250,6 +256,14 @@ BROKEN = {
         ),
         ["Mine.predict", "predict(self, model, batch)", "'x'"],
     ),
+    "names before the inputs": (
+        mine(test_dataset=lambda self, cfg: Rows([(f"star {i}", x) for i, x in enumerate(X)])),
+        ["Mine.predict", "names the samples (the batch: texts, float32 [8, 4])", "return model(batch[1])"],
+    ),
+    "numbers of the samples before the inputs": (
+        mine(test_dataset=lambda self, cfg: Rows(list(enumerate(X)))),
+        ["Mine.predict", "int64 [8], float32 [8, 4]", "return model(batch[1])"],
+    ),
     # the loss
     "no gradient": (mine(loss=lambda s, m, b: F.cross_entropy(m(b[0]), b[1]).detach()), ["Mine.loss", "detach"]),
     "a number": (mine(loss=lambda s, m, b: F.cross_entropy(m(b[0]), b[1]).item()), ["Mine.loss", "float", "scalar"]),
@@ -277,6 +291,14 @@ BROKEN = {
     "gradients of NaN": (
         mine(loss=lambda s, m, b: (m(b[0]) * 0).abs().sqrt().sum()),
         ["Mine.loss is finite", "the gradients of weight and 1 more", "1e-8"],
+    ),
+    "a loss that goes back by itself": (
+        mine(loss=goes_back),
+        ["Mine.loss has called backward()"],
+    ),
+    "a number of NumPy": (
+        mine(loss=lambda s, m, b: np.float32(0.5)),
+        ["Mine.loss", "a NumPy array of shape []"],
     ),
     "one loss a sample": (
         mine(loss=lambda s, m, b: F.cross_entropy(m(b[0]), b[1], reduction="none")),
@@ -424,6 +446,10 @@ BROKEN = {
     "a mapping": (mine({"x": X, "y": Y}), ["Mine.datasets", "'x', 'y'", "TensorDataset"]),
     "arrays of unequal length": (mine((X.numpy(), Y.numpy()[:5])), ["Mine.datasets", "[24, 5]"]),
     "arrays of texts": (mine((X.numpy(), np.array(["a"] * 24))), ["Mine.datasets", "numpy.unique"]),
+    "three data sets": (
+        mine(datasets=lambda self, cfg: (of(X, Y),) * 3),
+        ["Mine.datasets returned 3 objects", "`test_dataset(cfg)`"],
+    ),
     "one data set": (mine(datasets=lambda self, cfg: of(X, Y)), ["Mine.datasets", "(train, valid)"]),
     "no samples": (mine(of(X[:0], Y[:0])), ["no samples"]),
     "NaN": (mine(of(X / 0, Y)), ["not finite", "Clean"]),
@@ -492,12 +518,32 @@ def test_what_only_may_be_wrong_is_said(train):
     task = mine(pairs, collate=less, scheduler=lambda s, o, c, t: schedule(o, T_max=c.trainer.max_epochs))
     run = train(task, *QUICK)
     said = " ".join(run.column("message", "text"))
+    quiet = mine(loss=lambda self, model, batch: F.cross_entropy(model.eval()(batch[0]), batch[1]))
+    assert any(
+        "Mine.loss puts the model into eval" in m for m in train(quiet, *QUICK, name="q").column("message", "text")
+    )
     assert "Mine.collate made a batch of 7 from 8 samples" in said and "set scheduler.interval=epoch" in said
 
 
 def test_where_bad_steps_are_left_out_the_first_may_be_bad(train):
     late = mine(loss=lambda s, m, b: (m(b[0]) * 0).sqrt().sum() if m.training else m(b[0]).sum())
     assert train(late, *QUICK, "training.nan_policy=skip").reason.startswith("The loss became nan")
+
+
+def test_what_ddp_could_not_exchange_is_told_before_it_waits():
+    model = nn.ModuleDict({"used": nn.Linear(4, 3), "idle": nn.Linear(4, 3)})
+    model.forward = lambda x: model["used"](x)
+    tried = SimpleNamespace(task=Mine(), model=model, config=compose())
+    with pytest.raises(AttributeError, match="DistributedDataParallel.*'items'"):
+        trial._as_in_ddp(model).items()
+    with pytest.raises(RequestError, match="Mine.loss has not called the `model` that it is given"):
+        check_exchange(tried, trial._as_in_ddp(model))
+    outer = trial._as_in_ddp(model)
+    outer(X).sum().backward()
+    with pytest.raises(RequestError, match="does not depend on idle.weight and 1 more.*find_unused_parameters=true"):
+        check_exchange(tried, outer)
+    tried.config = compose("distributed.find_unused_parameters=true")
+    check_exchange(tried, outer)
 
 
 @pytest.mark.parametrize(("samples", "rank"), [(17, "on rank 0"), (19, "on rank 1")])

@@ -330,7 +330,7 @@ def test_rollback_gives_up_after_as_many_times_as_it_was_told(train):
 
 
 def test_rollback_without_a_checkpoint_is_the_end(train):
-    status, reason, _, _ = train(Poisoned({0}), "training.nan_policy=rollback")
+    status, reason, _, _ = train(Poisoned({1}), "training.nan_policy=rollback")
     assert status == "failed" and "The loss became nan" in reason
 
 
