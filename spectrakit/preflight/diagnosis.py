@@ -443,19 +443,7 @@ _COLLATE: tuple[Row, ...] = (
 )
 DIAGNOSES: tuple[Row, ...] = (*_UNCERTAIN, *_SHAPES, *_TYPES, *_DEVICES, *_HALF, *_LEARNING, *_COLLATE)
 
-# %% ../../nbs/39_preflight/02_diagnosis.ipynb #5c6ff8ce
-def explain_known(error: BaseException, scene: Scene) -> Explanation | None:
-    "The explanation of the first row of `DIAGNOSES` that knows `error`; None where none does."
-    if (found := _explain_default_predict(error, scene)) is not None:
-        return found
-    if not isinstance(error, (RuntimeError, ValueError, TypeError, IndexError, AssertionError, AttributeError)):
-        return None
-    for pattern, make in DIAGNOSES:
-        if match := re.search(pattern, str(error), re.S):
-            return _with_scene(scene, *make(match, scene), own_line(error))
-    return None
-
-
+# %% ../../nbs/39_preflight/02_diagnosis.ipynb #83eb5c56
 def _explain_first_part(batch: Any, scene: Scene) -> Explanation | None:
     "The explanation where the first part of a batch is no input: texts, or whole numbers before ones that are none."
     floats = [i for i, part in enumerate(batch) if getattr(part, "is_floating_point", lambda: False)()]
@@ -492,6 +480,18 @@ def _with_scene(scene: Scene, error: str, mend: str, where: str) -> Explanation:
     batch = f"the batch: {describe_batch(scene.batch)}" if scene.batch is not None else ""
     facts = "; ".join(filter(None, [batch, where]))
     return Explanation(f"{scene.name} failed {scene.doing}: {error}{f' ({facts})' if facts else ''}.", mend)
+
+# %% ../../nbs/39_preflight/02_diagnosis.ipynb #5c6ff8ce
+def explain_known(error: BaseException, scene: Scene) -> Explanation | None:
+    "The explanation of the first row of `DIAGNOSES` that knows `error`; None where none does."
+    if (found := _explain_default_predict(error, scene)) is not None:
+        return found
+    if not isinstance(error, (RuntimeError, ValueError, TypeError, IndexError, AssertionError, AttributeError)):
+        return None
+    for pattern, make in DIAGNOSES:
+        if match := re.search(pattern, str(error), re.S):
+            return _with_scene(scene, *make(match, scene), own_line(error))
+    return None
 
 # %% ../../nbs/39_preflight/02_diagnosis.ipynb #21e164d3
 def explain(error: BaseException, scene: Scene) -> Explanation:

@@ -247,7 +247,7 @@ def _as_in_ddp(model: Any) -> Any:
 
     return Outer()
 
-
+# %% ../../nbs/40_training/04_trial.ipynb #3f7559d7
 def check_exchange(trial: Trial, outer: Any) -> None:
     """RequestError where DDP could not exchange the gradients of the first batch, as they are after its loss.
 
