@@ -4443,6 +4443,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'spectrakit/training/trial.py'),
                                            'spectrakit.training.trial.load_back': ( '40_training/trial.html#load_back',
                                                                                     'spectrakit/training/trial.py'),
+                                           'spectrakit.training.trial.report_small_weight': ( '40_training/trial.html#report_small_weight',
+                                                                                              'spectrakit/training/trial.py'),
                                            'spectrakit.training.trial.report_uneven_mean': ( '40_training/trial.html#report_uneven_mean',
                                                                                              'spectrakit/training/trial.py'),
                                            'spectrakit.training.trial.try_checkpoint': ( '40_training/trial.html#try_checkpoint',

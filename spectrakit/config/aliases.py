@@ -268,10 +268,13 @@ _SUGGESTED = {
     **dict.fromkeys(("optimizer.beta2", "optimizer.beta1", "adam_beta2"), "optimizer.betas"),
     "adam_epsilon": "optimizer.eps",
     "inner_opt_kwargs": "optimizer.weight_decay",
-    "save_steps": "checkpoint.every_n_steps",
+    **dict.fromkeys(("gpus", "num_gpus", "n_gpu", "n_gpus"), "trainer.devices"),
+    **dict.fromkeys(("ema", "use_ema", "ema_decay", "training.ema"), "training.ema_decay"),
+    **dict.fromkeys(("save_steps", "save_every"), "checkpoint.every_n_steps"),
     "save_total_limit": "checkpoint.keep_last",
-    "logging_steps": "trainer.log_every_n_steps",
-    "max_grad_norm": "trainer.gradient_clip_val",
+    **dict.fromkeys(("logging_steps", "log_every"), "trainer.log_every_n_steps"),
+    **dict.fromkeys(("max_grad_norm", "clip", "grad_clip", "clip_grad", "clip_norm"), "trainer.gradient_clip_val"),
+    **dict.fromkeys(("wandb", "tensorboard", "mlflow", "logger", "report_to"), "tracking.names"),
     "num_train_epochs": "trainer.max_epochs",
     "per_device_train_batch_size": "data.micro_batch_size",
     "lr_scheduler_type": "scheduler.name",
@@ -286,7 +289,9 @@ _NO_MEANING = {  # other kits' words without meaning here, and what to do
     "trainer.deterministic=false",
     "trainer.enable_progress_bar": "run.console says how progress shows: write run.console=none, or run.console=tqdm",
     "trainer.enable_model_summary": "the model's size is printed at the start: leave it out",
-    "trainer.fast_dev_run": "there is a profile for it: write trainer=smoke",
+    **dict.fromkeys(
+        ("fast_dev_run", "trainer.fast_dev_run", "debug"), "there is a profile for it: write trainer=smoke"
+    ),
     "trainer.callbacks": "early_stopping and checkpoint are blocks of their own: write early_stopping.enabled=true",
     "trainer.use_distributed_sampler": "every process reads its own share anyway: leave it out",
     **dict.fromkeys(

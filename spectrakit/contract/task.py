@@ -97,6 +97,8 @@ class Task:
     def loss(self, model: Any, batch: Any) -> Any:
         """The loss of one batch, for training and for evaluation (`model.training` tells which).
 
+        `model`: what `model` returned, and over several processes what stands around it: call it, as `model(inputs)`.
+
         `batch`: what `collate` made of the samples, on the model's device: tensors are [samples, …]. Return a scalar
         tensor, the mean over the batch's samples; or `(sum, weight)`; or `sk.Loss`, which may also carry the outputs
         and what is to be logged. With a third argument `moment=None` it gets a `sk.Moment` in training.
@@ -163,8 +165,8 @@ class Task:
 
     @optional
     def sampler(self, dataset: Any, cfg: Config) -> Any:
-        """The order of an epoch: weights, Tensor [samples], to draw by; or a torch Sampler of single indices, whose
-        length is the epoch's. Called once, with the training data. None: every sample once, in random order.
+        """The order of an epoch: weights to draw by, Tensor [samples] or a list; or a torch Sampler of single indices,
+        whose length is the epoch's. Called once, with the training data. None: each sample once, in random order.
         """
         return None
 
@@ -177,7 +179,7 @@ class Task:
 
     @optional
     def test_dataset(self, cfg: Config) -> Any:
-        "The map-style data set to predict on after training. None, as here: the validation data."
+        "The map-style data set to predict on after training. Without this method the validation data are predicted on."
         return None
 
     @optional
@@ -185,7 +187,8 @@ class Task:
         """The table that is handed in: a pandas table, a mapping of columns, or a list of rows.
 
         `predictions`: a NumPy array [all test samples, …]; the mapping of arrays where `predict` returns one, or where
-        the batches have names, such as `ids`. The default has a column for each name and output.
+        the batches have names, such as `ids`. The default has a column for each name and output. Called once before
+        training with the predictions of one batch, too.
         """
         return None
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from .loaders import SeededSamples, end_with_parent, keeping_sigchld
+from ..system.errors import RequestError
 
 # %% ../../nbs/22_data/02_fingerprint.ipynb #8a380c0c
 class _Unknown(Exception):
@@ -83,7 +84,12 @@ def _sample_hashes(source: SeededSamples, samples: int) -> dict[str, str]:
             break
         try:
             one, two = (content_hash(source.__getitems__([(0, index)])) for _ in range(2))
-        except Exception:
+        except Exception as error:
+            if index == samples - 1 and isinstance(error, IndexError):  # more are promised than there are
+                raise RequestError(
+                    f"it has a length of {samples}, and its last sample, number {index}, cannot be read: "
+                    f"{type(error).__name__}: {error}. Mend __len__, or __getitem__."
+                ) from None
             return {}  # training reports what is wrong with it, if it comes to that sample
         if one is None or one != two:
             return {}
@@ -121,6 +127,8 @@ def _hashes_in_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
     try:
         with keeping_sigchld():
             return next(iter(loader))
+    except RequestError as error:
+        raise RequestError(str(error).strip().rpartition("RequestError: ")[2]) from None
     except Exception:
         return {}
     finally:
@@ -129,7 +137,7 @@ def _hashes_in_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
 # %% ../../nbs/22_data/02_fingerprint.ipynb #0b472969
 def dataset_fingerprint(dataset: Any, seed: int, in_worker: bool = False) -> dict:
     """`{"samples": n, "content": {what: hash}}`, where what is 'all' or a sample's index; no content where it cannot
-    be hashed.
+    be hashed. RequestError where its last sample is not there.
 
     Draws nothing from the generators of Python, NumPy and torch, and begins no sample after PATIENCE_S seconds.
     `in_worker`: fetch samples in a process of its own.

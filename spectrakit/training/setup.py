@@ -152,12 +152,17 @@ def try_compile(task: Any, model: Any, train: Any, log: EventLog, allow_nan: boo
 
 # %% ../../nbs/40_training/05_setup.ipynb #267754b3
 def data_fingerprints(config: Config, train: Any, valid: Any) -> dict[str, Any]:
-    "What a run that goes on recognises its data by; None for a data set that is not there."
+    """What a run that goes on recognises its data by; None for a data set that is not there. RequestError where one has
+    fewer samples than it says.
+    """
     workers = config.dataloader.num_workers not in (0, "auto")
-    return {
-        name: None if dataset is None else dataset_fingerprint(dataset, config.seed, workers)
-        for name, dataset in (("train", train), ("valid", valid))
-    }
+    found: dict[str, Any] = {}
+    for name, what, dataset in (("train", "training", train), ("valid", "validation", valid)):
+        try:
+            found[name] = None if dataset is None else dataset_fingerprint(dataset, config.seed, workers)
+        except RequestError as error:
+            raise RequestError(f"The {what} data set does not hold what it promises: {error}") from None
+    return found
 
 
 def _monitor_before(run_dir: Path) -> tuple[str, str] | None:

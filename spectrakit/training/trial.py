@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'Trial', 'check_first_loss', 'check_finite_loss', 'check_gradients', 'check_last_batch',
-           'report_uneven_mean', 'check_left_alone', 'check_exchange', 'check_collated', 'try_loss', 'try_step',
-           'check_numbers', 'check_outputs', 'check_rows', 'check_finite_metrics', 'try_evaluation', 'try_table',
-           'try_prediction', 'check_room', 'checkpoint_of', 'load_back', 'try_checkpoint', 'try_part', 'try_contract']
+           'report_uneven_mean', 'check_left_alone', 'report_small_weight', 'check_exchange', 'check_collated',
+           'try_loss', 'try_step', 'check_numbers', 'check_outputs', 'check_rows', 'check_finite_metrics',
+           'try_evaluation', 'try_table', 'try_prediction', 'check_room', 'checkpoint_of', 'load_back',
+           'try_checkpoint', 'try_part', 'try_contract']
 
 # %% ../../nbs/40_training/04_trial.ipynb #2846b2fb
 import contextlib
@@ -223,6 +224,18 @@ def check_left_alone(trial: Trial) -> None:
         text = f"{name}.loss puts the model into eval mode, so that dropout and batch norm do not train. Leave it out"
         trial.log.write("message", text=text)
 
+# %% ../../nbs/40_training/04_trial.ipynb #34ec36b3
+def report_small_weight(trial: Trial, loss: Loss) -> None:
+    "Say in the log where the second of two numbers, which are taken for (sum, weight), is too small for a weight."
+    samples, weight = trial.batch.samples, None if loss.weight is None else float(loss.weight)
+    if weight is not None and 0 < weight < 1 and samples > 1:
+        text = (
+            f"{type(trial.task).__name__}.loss returned two numbers, which are taken for a sum and its weight, and the "
+            f"weight of {samples} samples is {weight:.4g}. Return another number in sk.Loss(loss, "
+            "logs={name: (sum, count)})"
+        )
+        trial.log.write("message", text=text)
+
 # %% ../../nbs/40_training/04_trial.ipynb #a56ad42b
 def _as_in_ddp(model: Any) -> Any:
     "A module that gives `loss` as little of `model` as DDP does, and counts the passes through it in `passes`."
@@ -315,6 +328,7 @@ def try_loss(trial: Trial) -> str:
     check_last_batch(trial, narrow)
     report_uneven_mean(trial)
     loss = as_loss(result)
+    report_small_weight(trial, loss)
     (loss.value if trial.scaler is None else trial.scaler.scale(loss.value)).backward()
     if given is not trial.model:
         check_exchange(trial, given)

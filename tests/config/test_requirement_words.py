@@ -116,6 +116,14 @@ ANSWERED = {
     "warmup_steps=3": "'scheduler.warmup_steps'",
     "time_budget=9h": "'watchdog.limit'",
     "hpo=sweep": "sk.find_lr",
+    # what people type beside
+    "gpus=2": "'trainer.devices'",
+    "ema=0.99": "'training.ema_decay'",
+    "clip=1.0": "'trainer.gradient_clip_val'",
+    "wandb=true": "'tracking.names'",
+    "save_every=100": "'checkpoint.every_n_steps'",
+    "log_every=10": "'trainer.log_every_n_steps'",
+    "fast_dev_run=true": "trainer=smoke",
 }
 
 

@@ -104,6 +104,11 @@ class Rows:
         return self.rows[i]
 
 
+class TooLong(Rows):
+    def __len__(self):
+        return len(self.rows) + 1
+
+
 def of_dicts():
     return Rows([{"x": x, "label": y} for x, y in zip(X, Y, strict=True)])
 
@@ -446,6 +451,15 @@ BROKEN = {
     "a mapping": (mine({"x": X, "y": Y}), ["Mine.datasets", "'x', 'y'", "TensorDataset"]),
     "arrays of unequal length": (mine((X.numpy(), Y.numpy()[:5])), ["Mine.datasets", "[24, 5]"]),
     "arrays of texts": (mine((X.numpy(), np.array(["a"] * 24))), ["Mine.datasets", "numpy.unique"]),
+    "a length that is too long": (
+        mine(TooLong(list(zip(X, Y, strict=True)))),
+        ["training data set", "a length of 25", "number 24", "IndexError", "__len__"],
+    ),
+    "a length that is too long, in a worker": (
+        mine(TooLong(list(zip(X, Y, strict=True)))),
+        ["training data set", "a length of 25", "number 24", "IndexError", "__len__"],
+        "dataloader.num_workers=1",
+    ),
     "three data sets": (
         mine(datasets=lambda self, cfg: (of(X, Y),) * 3),
         ["Mine.datasets returned 3 objects", "`test_dataset(cfg)`"],
@@ -522,6 +536,10 @@ def test_what_only_may_be_wrong_is_said(train):
     assert any(
         "Mine.loss puts the model into eval" in m for m in train(quiet, *QUICK, name="q").column("message", "text")
     )
+    beside = mine(
+        loss=lambda self, m, b: (F.cross_entropy(m(b[0]), b[1]), (m(b[0]).argmax(1) == b[1]).float().mean() / 2)
+    )
+    assert any("the weight of 8 samples is 0." in m for m in train(beside, *QUICK, name="w").column("message", "text"))
     assert "Mine.collate made a batch of 7 from 8 samples" in said and "set scheduler.interval=epoch" in said
 
 
