@@ -2854,6 +2854,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                  'spectrakit/preflight/diagnosis.py'),
                                                 'spectrakit.preflight.diagnosis._channels': ( '39_preflight/diagnosis.html#_channels',
                                                                                               'spectrakit/preflight/diagnosis.py'),
+                                                'spectrakit.preflight.diagnosis._columns_of_classes': ( '39_preflight/diagnosis.html#_columns_of_classes',
+                                                                                                        'spectrakit/preflight/diagnosis.py'),
                                                 'spectrakit.preflight.diagnosis._describe': ( '39_preflight/diagnosis.html#_describe',
                                                                                               'spectrakit/preflight/diagnosis.py'),
                                                 'spectrakit.preflight.diagnosis._described': ( '39_preflight/diagnosis.html#_described',

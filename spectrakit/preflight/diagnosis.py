@@ -160,6 +160,13 @@ def _batch_sizes(m: re.Match, s: Scene) -> tuple[str, str]:
     )
 
 
+def _columns_of_classes(m: re.Match, s: Scene) -> tuple[str, str]:
+    return (
+        "the loss takes the number of one class a sample, [samples], and the targets have a second dimension",
+        "Give it y.squeeze(1), or y.argmax(1) where each class has a column.",
+    )
+
+
 def _shapes(m: re.Match, s: Scene) -> tuple[str, str]:
     got = f" ({m['a']} and {m['b']})" if m.groupdict().get("a") else ""
     return (
@@ -178,7 +185,8 @@ _SHAPES: tuple[Row, ...] = (
     (r"input batch_size \((?P<got>\d+)\) to match target batch_size \((?P<wants>\d+)\)", _batch_sizes),
     (r"size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)", _shapes),
     (r"[Tt]arget size \(torch\.Size\((?P<a>.*?)\)\).*input size \(torch\.Size\((?P<b>.*?)\)\)", _shapes),
-    (r"shape '.*' is invalid for input of size|multi-target not supported|not broadcastable", _shapes),
+    (r"shape '.*' is invalid for input of size|not broadcastable", _shapes),
+    (r"multi-target not supported", _columns_of_classes),
 )
 
 # %% ../../nbs/39_preflight/02_diagnosis.ipynb #319d1f40
