@@ -500,7 +500,9 @@ def try_table(trial: Trial, outputs: Any, batch: Any, whole: bool) -> None:
         if wanted and (whole or (sure and not rows)):
             raise
         said = str(error) if isinstance(error, RequestError) else explain(error, trial.scene).error
-        trial.log.write("message", text=f"the table may need all predictions, as it could not be tried on one batch: {said}")
+        trial.log.write(
+            "message", text=f"the table may need all predictions, as it could not be tried on one batch: {said}"
+        )
 
 # %% ../../nbs/40_training/04_trial.ipynb #6f34cb14
 def _predict_some(trial: Trial, dataset: Any) -> float:
