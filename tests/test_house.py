@@ -450,10 +450,6 @@ NOT_SHOWN: dict[tuple[str, str], str] = {
     ("38_contract/07_task_code", "Collector"): LATER,
     ("38_contract/07_task_code", "add_name"): LATER,
     ("38_contract/07_task_code", "_is_constant"): LATER,
-    ("40_training/06_restore", "restore_state"): LATER,
-    ("40_training/09_loop", "save_wanted"): LATER,
-    ("40_training/09_loop", "at_step_boundary"): LATER,
-    ("40_training/09_loop", "end_run"): LATER,
     ("45_jobs/01_lr_range_test", "record_loss"): LATER,
 }
 

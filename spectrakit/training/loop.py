@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SHORT_S', 'train_loop', 'scale_gradients', 'next_due', 'poll_requests', 'confirm_requested_save', 'stops_early',
            'save_wanted', 'overdue_evaluation', 'evaluate_now', 'device_load', 'RankReport', 'gather_reports',
-           'gather_logs', 'write_log_point', 'log_step', 'at_step_boundary', 'evaluate_and_save', 'ends_by_request',
+           'gather_logs', 'write_log_point', 'log_step', 'ends_by_request', 'at_step_boundary', 'evaluate_and_save',
            'last_evaluation', 'finish', 'save_traceback', 'failure_reason', 'NullLog', 'name_operations', 'begin_run',
            'with_a_model', 'end_run', 'end_unprepared', 'train_run']
 
@@ -414,6 +414,25 @@ def log_step(s: TrainState) -> tuple[str, str] | None:
     start_interval(s)
     return None
 
+# %% ../../nbs/40_training/09_loop.ipynb #2815faa3
+def ends_by_request(s: TrainState, flags: int) -> tuple[str, str] | None:
+    "The end (status, reason) of a run that was asked to stop, or for which there is no time; None where it goes on."
+    if flags & STOP:
+        by_system = "the system asked this process to end (SIGTERM)"
+        return "interrupted", by_system if flags & HURRY else "a stop was requested"
+    if flags & TIME or evaluation_due(s):  # still due: there was no time for it
+        return "out_of_time", f"the time is up: {describe_budget(s.budget)}"
+    epoch_end = s.progress.window == 0
+    if not epoch_end or not s.config.watchdog.whole_epochs:
+        return None
+    epoch_s = s.data.plan.steps_per_epoch * step_cost(s)
+    if time_for(s, "epoch", epoch_s):
+        return None
+    return (
+        "out_of_time",
+        f"an epoch takes {short_time(epoch_s)}, which is more than training may still use: {describe_budget(s.budget)}",
+    )
+
 # %% ../../nbs/40_training/09_loop.ipynb #375777b0
 def at_step_boundary(s: TrainState) -> tuple[str, str] | None:
     """Log, evaluate, save, stop: what is due at this step, on all ranks alike; returns (status, reason) where the run
@@ -446,25 +465,6 @@ def evaluate_and_save(s: TrainState, flags: int, last: bool) -> int:
     if flags & SAVE_NOW:
         confirm_requested_save(s)
     return flags
-
-# %% ../../nbs/40_training/09_loop.ipynb #2815faa3
-def ends_by_request(s: TrainState, flags: int) -> tuple[str, str] | None:
-    "The end (status, reason) of a run that was asked to stop, or for which there is no time; None where it goes on."
-    if flags & STOP:
-        by_system = "the system asked this process to end (SIGTERM)"
-        return "interrupted", by_system if flags & HURRY else "a stop was requested"
-    if flags & TIME or evaluation_due(s):  # still due: there was no time for it
-        return "out_of_time", f"the time is up: {describe_budget(s.budget)}"
-    epoch_end = s.progress.window == 0
-    if not epoch_end or not s.config.watchdog.whole_epochs:
-        return None
-    epoch_s = s.data.plan.steps_per_epoch * step_cost(s)
-    if time_for(s, "epoch", epoch_s):
-        return None
-    return (
-        "out_of_time",
-        f"an epoch takes {short_time(epoch_s)}, which is more than training may still use: {describe_budget(s.budget)}",
-    )
 
 # %% ../../nbs/40_training/09_loop.ipynb #23a2fc07
 SHORT_S = 5.0  # of an evaluation that somebody waits for who has pressed ■
@@ -600,7 +600,10 @@ def with_a_model(s: TrainState, status: str, reason: str) -> tuple[str, str]:
 def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, str]:
     """After the last step: all files are written, then the `end`, then the second folder and the trackers.
 
-    `alone`: this rank has broken, and the launcher writes the end. Returns (status, reason), as they were written.
+    - `status`, `reason`: how the training ended, as `train_loop` returned it, and why, in words
+    - `alone`: this rank has broken, and the launcher writes the end
+
+    Returns (status, reason) as they were written: a run whose checkpoint could not be written has failed.
     """
     s.context.heartbeat.beat("saving")
     status, reason = with_a_model(s, status, reason)

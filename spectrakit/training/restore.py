@@ -31,38 +31,6 @@ from .seeding import seed_everything
 from .state import TrainState
 from ..watchdog.budget import schedule_pace
 
-# %% ../../nbs/40_training/06_restore.ipynb #23a2fc01
-def restore_state(s: TrainState) -> list[str]:
-    """Bring a run that has been prepared to its newest whole checkpoint; returns what is not as it was, in sentences.
-
-    RequestError where there is none, or it does not fit.
-    """
-    fresh = s.progress.saved_step < 0
-    path, notes = s.context.broadcast(find_checkpoint(s.checkpoints) if s.context.is_main else None)
-    if path is None:
-        raise RequestError(f"There is no valid checkpoint in {s.checkpoints}. {' '.join(notes)} Start a new run.")
-    path, weights, state, rank_state = _load_newest_readable(s, path, notes)
-    if refusal := s.context.broadcast(_why_incompatible(s, path, state) if s.context.is_main else None):
-        raise RequestError(refusal)
-    requested = s.monitor, s.mode
-    _load(s, path, weights, state, notes)
-    done = _move_position(s, state, notes)
-    if s.learner.scheduler is not None and state["scheduler"] is not None:
-        _load_scheduler(s, state, done, notes)
-    _restore_best(s, requested, notes)
-    s.progress.saved_step = s.progress.step
-    if rank_state is not None:
-        restore_random_state(rank_state)
-    else:
-        seed_everything(mix_seed(s.config.seed, 1, s.context.rank, s.progress.step) & 0xFFFFFFFF)
-        notes.append(f"rank {s.context.rank} has no saved random state in {path.name}; it is reseeded")
-    s.record.restored = (
-        (rank_state or {}).get("interval", {})
-        if s.data.plan.effective_batch_size == state.get("effective_batch_size")
-        else {}
-    )
-    return [*(_session_notes(s) if fresh and s.context.is_main else []), *notes]
-
 # %% ../../nbs/40_training/06_restore.ipynb #395d2341
 def _load_newest_readable(s: TrainState, path: Path, notes: list[str]) -> tuple:
     """(path, weights, shared state, own state) of `path`, or of the newest older one that can be read, on all ranks
@@ -289,3 +257,35 @@ def _load_scheduler(s: TrainState, state: dict, done: int | None, notes: list[st
     if "base_lrs" in today and _may_change(s, "optimizer.lr", "optimizer.groups"):
         kept["base_lrs"] = today["base_lrs"]
     s.learner.scheduler.load_state_dict(kept)
+
+# %% ../../nbs/40_training/06_restore.ipynb #23a2fc01
+def restore_state(s: TrainState) -> list[str]:
+    """Bring a run that has been prepared to its newest whole checkpoint; returns what is not as it was, in sentences.
+
+    RequestError where there is none, or it does not fit.
+    """
+    fresh = s.progress.saved_step < 0
+    path, notes = s.context.broadcast(find_checkpoint(s.checkpoints) if s.context.is_main else None)
+    if path is None:
+        raise RequestError(f"There is no valid checkpoint in {s.checkpoints}. {' '.join(notes)} Start a new run.")
+    path, weights, state, rank_state = _load_newest_readable(s, path, notes)
+    if refusal := s.context.broadcast(_why_incompatible(s, path, state) if s.context.is_main else None):
+        raise RequestError(refusal)
+    requested = s.monitor, s.mode
+    _load(s, path, weights, state, notes)
+    done = _move_position(s, state, notes)
+    if s.learner.scheduler is not None and state["scheduler"] is not None:
+        _load_scheduler(s, state, done, notes)
+    _restore_best(s, requested, notes)
+    s.progress.saved_step = s.progress.step
+    if rank_state is not None:
+        restore_random_state(rank_state)
+    else:
+        seed_everything(mix_seed(s.config.seed, 1, s.context.rank, s.progress.step) & 0xFFFFFFFF)
+        notes.append(f"rank {s.context.rank} has no saved random state in {path.name}; it is reseeded")
+    s.record.restored = (
+        (rank_state or {}).get("interval", {})
+        if s.data.plan.effective_batch_size == state.get("effective_batch_size")
+        else {}
+    )
+    return [*(_session_notes(s) if fresh and s.context.is_main else []), *notes]
