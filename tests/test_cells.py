@@ -21,13 +21,40 @@ TRAIN_WHOLE_MODELS = [
     if path.parts[0] == "tutorials"
     or str(path) in ("80_tasks/01_coffee.ipynb", "80_tasks/02_fermentation.ipynb", "80_tasks/04_demo.ipynb")
 ]
+# A quick one of each package, for `make test-fast`; whoever works on another one runs its cells with nbdev_test.
+QUICK = (
+    "00_system/02_units",
+    "00_system/04_platforms/21_platform",
+    "10_config/01_schema",
+    "20_checkpoint/01_store",
+    "21_distributed/01_heartbeat",
+    "22_data/00_batch_forms",
+    "23_offline/01_import_names",
+    "30_watchdog/00_budget",
+    "35_runs/03_history",
+    "36_trackers/00_tracker",
+    "38_contract/01_task",
+    "39_preflight/02_diagnosis",
+    "40_training/07_nan_guard",
+    "45_jobs/00_prediction",
+    "50_launch/01_request",
+    "55_view/01_run_state",
+    "60_api/02_check",
+    "65_picker/01_fields",
+    "66_kaggle/01_static_analysis",
+    "70_reports/01_html",
+    "90_cli/00_parsing",
+)
 NOTEBOOKS.sort(key=lambda path: path not in TRAIN_WHOLE_MODELS)  # the longest first
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "notebook",
-    [pytest.param(path, marks=[pytest.mark.slow] * (path in TRAIN_WHOLE_MODELS), id=str(path)) for path in NOTEBOOKS],
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (str(path.with_suffix("")) not in QUICK), id=str(path))
+        for path in NOTEBOOKS
+    ],
 )
 def test_the_cells_of(notebook, request):
     slow = [] if "not slow" not in request.config.option.markexpr else ["slow"]

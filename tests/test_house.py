@@ -338,6 +338,7 @@ def test_a_tree_without_git_has_the_same_files(tmp_path):
     assert sync.tree_files(sync.copy_tree(tmp_path / "tree")) == sync.tree_files()
 
 
+@pytest.mark.slow
 def test_a_module_edited_by_hand_is_noticed_and_left_alone(tmp_path):
     top = sync.copy_tree(tmp_path / "tree")
     module = top / "spectrakit" / "runs" / "events.py"
@@ -348,6 +349,7 @@ def test_a_module_edited_by_hand_is_noticed_and_left_alone(tmp_path):
     assert sync.fingerprint(top) == before, "the check altered the tree it looked at"
 
 
+@pytest.mark.slow
 def test_a_notebook_that_was_not_cleaned_is_noticed(tmp_path):
     top = sync.copy_tree(tmp_path / "tree")
     path = top / "nbs" / "35_runs" / "00_events.ipynb"
@@ -358,6 +360,7 @@ def test_a_notebook_that_was_not_cleaned_is_noticed(tmp_path):
     assert "nbdev_clean changes the tree" in told and "nbs/35_runs/00_events.ipynb: differs" in told
 
 
+@pytest.mark.slow
 def test_a_readme_edited_by_hand_is_noticed(tmp_path):
     top = sync.copy_tree(tmp_path / "tree")
     (top / "README.md").write_text("# another\n", encoding="utf-8")
@@ -505,6 +508,7 @@ def compares_a_job_kind(node: ast.AST) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_only_a_kind_itself_knows_in_what_it_differs():
     assert compares_a_job_kind(ast.parse("job.kind == 'predict'", mode="eval").body)
     assert compares_a_job_kind(ast.parse("kind in ('train', 'find_lr')", mode="eval").body)

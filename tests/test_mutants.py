@@ -15,6 +15,7 @@ def test_sixty_behaviours_or_more_are_named_once():
     assert len(names) >= 60 and len(set(names)) == len(names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", TABLE, ids=lambda mutant: mutant.name)
 def test_a_mutant_still_applies_and_its_tests_are_there(mutant):
     module = mutants.root / "spectrakit" / mutant.file

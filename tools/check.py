@@ -3,8 +3,8 @@
 What fails among format, lint, types and notebooks in step ends it; both halves of pytest, which also run the cells of
 the notebooks, are run in any case.
 
-`--fast` leaves out what is slow: pytest tests with `@pytest.mark.slow`, notebook cells with `#| slow`, and the
-notebooks that train whole models (the tutorials and the examples). `--all` adds `@pytest.mark.long`: every combination
+`--fast` leaves out what is slow: pytest tests with `@pytest.mark.slow`, notebook cells with `#| slow`, and all but one
+notebook of each package (`QUICK` in tests/test_cells.py). `--all` adds `@pytest.mark.long`: every combination
 of what `make test` samples.
 """
 

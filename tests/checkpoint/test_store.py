@@ -658,6 +658,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["model.safetensors", "state.pt"])
 def test_a_process_killed_in_the_middle_of_a_background_write_leaves_the_older_one(tmp_path, file):
     with subprocess.Popen(
@@ -704,6 +705,7 @@ begun.wait()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "seconds"), [("state.pt", 0.001), ("state.pt", 600), ("model.safetensors", 600)], ids=str
 )
@@ -1009,6 +1011,7 @@ ASKING = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux is the home of several processes")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_file_checkpoint_saves_at_once_and_the_run_goes_on(start_cli, here, devices):
@@ -1031,6 +1034,7 @@ def test_the_file_checkpoint_saves_at_once_and_the_run_goes_on(start_cli, here, 
     assert "interrupted" in out and process.returncode == 130, out + err
 
 
+@pytest.mark.slow
 def test_where_no_checkpoints_are_kept_the_one_who_asks_is_told(here, monkeypatch):
     monkeypatch.setattr(
         Line,

@@ -70,6 +70,7 @@ def test_the_help_names_every_command_and_every_exit_status(call):
     assert re.search(r"0 done.*1 the run failed.*2 the request was wrong.*130 interrupted", out)
 
 
+@slow
 @pytest.mark.parametrize(
     "words",
     [("--help",), ("train", "--help"), ("info",), ("profiles",), ("runs",), ("train", "no_such_task")],
@@ -84,6 +85,7 @@ def test_light_commands_import_no_torch(tmp_path, words):
     assert not {name.partition(".")[0] for name in imported} & {"torch", "accelerate", "pandas", "sklearn"}
 
 
+@slow
 def test_both_ways_to_start_it_say_the_same(tmp_path):
     script = Path(sys.executable).with_name("spectrakit")
     for words in (["--version"], ["--help"], ["profiles", "kaggle_safe"]):
@@ -259,6 +261,7 @@ def test_a_broken_file_of_settings_is_one_line(refused, here, text, says, where)
     assert all(word in line for word in [*says, "mine.yaml"]), line
 
 
+@slow
 @pytest.mark.parametrize(
     "text, says",
     [
@@ -281,12 +284,14 @@ def test_a_broken_profile_is_one_line_in_the_list_and_hides_no_other(call, here,
     assert rows["broken"].startswith("broken cannot be used: ") and all(word in rows["broken"] for word in says), out
 
 
+@slow
 def test_a_wrong_time_limit_in_the_environment_is_one_line(tmp_path):
     done = run_cli(tmp_path, "info", env={"SPECTRAKIT_TIME_LIMIT": "540"})
     assert done.returncode == 2 and done.stdout == "" and "SPECTRAKIT_TIME_LIMIT" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
+@slow
 def test_a_wrong_request_through_the_real_command(tmp_path):
     done = run_cli(tmp_path, "train", "coffe")
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
@@ -408,6 +413,7 @@ def test_show_tells_how_it_ended_and_what_is_kept(call, trained):
     assert out.count("verified") == len(checkpoints(trained.run / "checkpoints")) >= 3
 
 
+@slow
 def test_watch_follows_a_run_from_another_terminal_until_it_ends(call, start_cli, here, trained):
     assert call("watch", trained.run)[1].rstrip().endswith("completed: all 20 optimizer steps done")
     process = start_cli(
@@ -456,6 +462,7 @@ def test_the_curve_of_the_training_loss_is_not_late(points, label):
     assert all(losses[step] <= value <= losses[step] * (8 / 7 if points >= 25 else 1) for step, value in drawn.items())
 
 
+@slow
 @pytest.mark.parametrize("ending, begins", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_plot_draws_into_a_file(call, trained, here, ending, begins):
     status, out, err = call("plot", trained.run, "--out", f"picture.{ending}")
@@ -498,6 +505,7 @@ FOREIGN = [
 ]
 
 
+@slow
 def test_lines_of_somebody_else_in_the_log_break_no_command(call, trained, trained_copy):
     log = trained_copy / "events.jsonl"
     lines = log.read_text().splitlines()
@@ -534,6 +542,7 @@ def test_plot_draws_into_the_run_and_refuses_what_it_cannot_write(call, refused,
     assert "nowhere" in refused("plot", trained_copy, "--out", "nowhere/picture.png")
 
 
+@slow
 def test_runs_lists_the_newest_first_and_survives_a_broken_one(call, here, trained_copy):
     assert call("train", task("Line"), *QUICK, f"run.dir={trained_copy.parent}", "run.name=newer")[0] == 0
     broken = trained_copy.with_name("broken")
@@ -566,6 +575,7 @@ def test_predict_with_and_without_the_task(trained, trained_copy, call, here):
     assert "nowhere" in call("predict", trained_copy, "--out", "nowhere/x.csv", "--trust")[2]
 
 
+@slow
 def test_a_failed_run_is_exit_status_1_with_its_reason_on_stderr(call, here):
     status, out, err = call(
         "train",

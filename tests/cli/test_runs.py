@@ -34,6 +34,7 @@ def sent(monkeypatch) -> list[dict]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ODD)
 def test_a_run_of_any_condition_is_drawn(here, sent, kind):
     now = [0.0]
@@ -76,6 +77,7 @@ class Formula(Line):
         return {"$\\x$": ((outputs - batch[1]).abs().sum(), len(outputs)), SCRIPT: (outputs.sum(), len(outputs))}
 
 
+@pytest.mark.slow
 def test_a_metric_of_any_name_ends_no_run(here):
     run = sk.fit(Formula(), sk.compose(*INLINE, "run.name=formula"), show=False)
     assert run.status == "completed" and "val_$\\x$" in run.metrics and (run.path / "curves.png").is_file()

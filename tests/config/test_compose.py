@@ -304,6 +304,7 @@ def test_a_config_knows_what_was_typed_and_is_the_same_without_it(here):
 # a cut file
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_was_cut_anywhere_is_refused(here):
     file, config = here / "config.yaml", compose("trainer=kaggle_safe", *OWN)
     text = snapshot(config)
@@ -373,6 +374,7 @@ def test_ones_own_hydra_is_left_alone(here):
         assert GlobalHydra.instance().hydra is before and hydra_compose("mine").a == 1
 
 
+@pytest.mark.slow
 def test_threads_compose_each_their_own(here):
     folder = here / "profiles" / "trainer"
     folder.mkdir(parents=True)

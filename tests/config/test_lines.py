@@ -162,6 +162,7 @@ def test_limit_files_may_be_empty_and_a_wrong_one_is_one_sentence(profile, monke
         assert "stands in" not in str(caught.value) and compose(f"trainer={profile}", "limits.max_files=3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alias", sorted(ALIASES))
 def test_every_other_word_reaches_its_setting(alias):
     config = compose()

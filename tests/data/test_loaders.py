@@ -9,6 +9,8 @@ import pytest
 
 from helpers import wait_for
 
+pytestmark = pytest.mark.slow  # every test here starts processes
+
 READ = """
 from functools import partial
 import torch

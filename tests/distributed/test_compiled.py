@@ -3,12 +3,15 @@
 from functools import partial
 from types import SimpleNamespace
 
+import pytest
 import torch
 import torch.distributed as dist
 from test_fsdp import on_ranks  # noqa: F401  a fixture
 from torch import nn
 
 from spectrakit.distributed.context import RunContext
+
+pytestmark = pytest.mark.slow  # a model is compiled
 
 
 def accumulate(rank: int, backend: str) -> dict:

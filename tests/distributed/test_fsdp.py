@@ -31,6 +31,8 @@ from spectrakit.distributed.fsdp import (
 )
 from spectrakit.system.errors import RequestError
 
+pytestmark = pytest.mark.slow  # every test here starts processes
+
 TIMEOUT_S = 60
 TOO_OLD = not hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
 WIDTH = 5  # two ranks keep three rows and two

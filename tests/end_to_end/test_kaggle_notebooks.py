@@ -127,6 +127,7 @@ def test_the_check_before_a_push_finds_only_that_owner_and_wheels_are_missing(fo
     assert sorted(found) == ["owner", "wheels"]
 
 
+@pytest.mark.slow
 def test_the_table_of_coffee_is_the_same_every_time(tmp_path):
     one, other = (coffee_table.write(tmp_path / name, owner="ada") for name in ("one", "other"))
     assert [file.read_bytes() for file in one] == [file.read_bytes() for file in other]
@@ -200,6 +201,7 @@ def answered(folder: Path, *words: str) -> tuple[Table, pd.DataFrame, str]:
     return task, table, told
 
 
+@pytest.mark.slow
 def test_labels_probabilities_and_numbers_as_the_sample_submission_asks(tmp_path):
     t, n = tables(), iter(range(99))
 
@@ -476,6 +478,7 @@ def test_colab_goes_on_with_the_copy_on_drive_when_its_disk_is_gone(tmp_path):
     assert (drive / "spectrakit" / "predictions.csv").is_file()
 
 
+@pytest.mark.slow
 def test_the_utility_script_runs_by_itself(tmp_path):
     done = subprocess.run(
         [sys.executable, str(UTILITY)],

@@ -143,6 +143,7 @@ def test_predict_on_its_own_says_the_same(tmp_path):
         sk.predict(mine(test_dataset=lambda cfg: Path("no-such-file").read_text()), run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [X.double().numpy(), (X.double().numpy(),), (X.double().numpy(), np.zeros((12, 1)))])
 def test_arrays_to_predict_on_are_wrapped(tmp_path, given):
     task = mine(test_dataset=lambda cfg: given)
@@ -177,6 +178,7 @@ def test_an_error_in_a_process_that_reads_samples_is_one_line(tmp_path):
         sk.fit(mine(datasets=lambda cfg: (Broken(), None)), config(tmp_path, *words), show=False)
 
 
+@pytest.mark.slow
 def test_single_samples_and_batch_norm_are_not_answered_with_drop_last(tmp_path):
     task = mine(model=lambda cfg: nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1)))
     with pytest.raises(RequestError, match="batch norm.*data.micro_batch_size to 2") as told:

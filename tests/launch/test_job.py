@@ -247,6 +247,7 @@ def test_torch_is_imported_only_where_the_task_needs_it():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_several_processes_share_the_pages(job, tmp_path):
     "What one writes stays its own; both have the file mapped, privately."
     folder = write_job(job, Holds(x=torch.arange(2**19), y=np.zeros(2**19)), mapped_from_bytes=MAPPED_FROM_BYTES // 64)
@@ -695,6 +696,7 @@ def test_an_interrupt_leaves_no_folder(job, tmp_path):
 # another process
 
 
+@pytest.mark.slow
 def test_the_reader_works_where_the_writer_worked(job, tmp_path, monkeypatch):
     "A module beside the notebook is found through '' on sys.path, and relative files are."
     (tmp_path / "beside.py").write_text("class Mine:\n    def word(self): return open('word.txt').read()\n")

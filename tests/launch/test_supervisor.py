@@ -817,6 +817,7 @@ def test_a_view_that_fails_ends_the_processes_and_is_told(tmp_path):
     page.path.unlink()
 
 
+@slow
 def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_path):
     "Rank 1 has failed; rank 0 would have a quarter of a minute to notice by itself."
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)

@@ -72,6 +72,7 @@ class Meddling(Line):
         return super().model(cfg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words, count", [((), MANY), (("launch.threads=1",), 1)])
 def test_inline_leaves_the_notebooks_threads_and_environment(here, monkeypatch, notebook, words, count):
     monkeypatch.setenv("TINY_CHANGED", "1")

@@ -37,7 +37,10 @@ PLATFORM = {
     "packaging": "26.0",
     "ipywidgets": "8.1.5",
 }
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wheelhouses are tried on Linux")
+pytestmark = [
+    pytest.mark.slow,  # wheels are built and environments made
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wheelhouses are tried on Linux"),
+]
 
 
 def offer(shop: Path, name: str, version: str, *lines: str, tag: str = "py3-none-any", **files: bytes) -> Path:

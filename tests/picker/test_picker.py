@@ -192,6 +192,7 @@ def test_a_profile_is_written_as_yaml_that_composes_to_the_same(name):
     assert wrong == [] and diff(compose(*(s.text for s in again)), config) == {}
 
 
+@pytest.mark.slow
 def test_a_choice_is_found_again_and_taken_back(tmp_path):
     picker, form = make()
     form.controls["trainer"].value = "smoke"
@@ -206,6 +207,7 @@ def test_a_choice_is_found_again_and_taken_back(tmp_path):
     assert sk.ProfilePicker().words == ["trainer=defaults"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content, told",
     [
@@ -256,6 +258,7 @@ def open_all(form) -> None:
         form.sections.open_block(index)
 
 
+@pytest.mark.slow
 def test_every_setting_can_be_typed_and_says_what_is_wrong():
     picker, form = make()
     open_all(form)
@@ -291,6 +294,7 @@ def test_every_setting_can_be_typed_and_says_what_is_wrong():
 WARNED = 'role="alert"'
 
 
+@pytest.mark.slow
 def test_one_wrong_field_does_not_lose_the_others():
     picker, form = make(samples=1000)
     form.controls["optimizer.lr"].value = "0.5"
@@ -330,6 +334,7 @@ def test_a_profile_is_chosen_by_its_place_in_the_list_as_a_browser_does():
     )  # what was typed stays
 
 
+@pytest.mark.slow
 def test_a_policy_and_an_environment_can_be_chosen_and_taken_back():
     picker, form = make()
     form.controls["local/accumulate_grad_batches"].value = "high"
@@ -378,6 +383,7 @@ def test_settings_that_contradict_each_other_are_told_and_kept():
     assert "both set the warm-up" in form.consequences.value and form.controls["scheduler.warmup_steps"].value == "10"
 
 
+@pytest.mark.slow
 def test_a_broken_profile_of_ones_own_is_told_beside_the_list():
     folder = Path("profiles/trainer")
     folder.mkdir(parents=True)
@@ -592,6 +598,7 @@ def tell(notebook, which: str, **state) -> None:
     notebook.until(lambda: notebook.ask(f"picker._form.{which}.{name}") == value, f"{which} to be {value}")
 
 
+@pytest.mark.slow
 def test_the_cell_for_colab_does_what_was_chosen():
     picker = sk.ProfilePicker()
     picker.choose(

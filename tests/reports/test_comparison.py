@@ -18,6 +18,8 @@ from spectrakit.runs.run_dir import locked
 from spectrakit.system.errors import RequestError
 from spectrakit.view.plots import Picture
 
+pytestmark = pytest.mark.slow  # every test here reads and draws runs
+
 
 class Parsed(HTMLParser):
     "The tags and attributes of HTML, and what it would load."

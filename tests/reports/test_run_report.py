@@ -69,6 +69,7 @@ def page(here):
     return make
 
 
+@pytest.mark.slow
 def test_a_trained_run_on_one_page(trained_copy, page):
     from tasks import Submitting
 
@@ -169,6 +170,7 @@ def test_what_the_clock_did(here, page):
         assert words in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ODD)
 def test_a_run_of_any_condition_has_a_page(here, page, kind):
     odd = odd_run(here, kind)
@@ -191,6 +193,7 @@ def test_a_run_that_goes_on_is_reported_as_it_is(here, page):
     assert 'class="state">unfinished<' in page(run)
 
 
+@pytest.mark.slow
 def test_a_long_run_fits_on_a_page(here, page):
     run = write_run(
         here / "run",
@@ -206,6 +209,7 @@ def test_a_long_run_fits_on_a_page(here, page):
 # where it goes
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_written_another_file_is_asked_for(here, page, read_only):
     run = read_only(plain_run(here / "run"))
     with pytest.raises(RequestError, match="out="):
@@ -235,6 +239,7 @@ def test_what_is_no_run_is_refused(here):
 # predictions
 
 
+@pytest.mark.slow
 def test_pictures_are_the_tasks_own_or_go_by_the_shapes(here, page):
     class Own:
         def pictures(self, predictions):
@@ -252,6 +257,7 @@ def test_pictures_are_the_tasks_own_or_go_by_the_shapes(here, page):
     assert "not &lt;mine&gt;" in found and "<h3>predictions</h3>" in found  # those of the shapes in their place
 
 
+@pytest.mark.slow
 def test_code_that_a_runs_settings_name_is_not_run(here, page):
     (here / "evil.py").write_text("open('was_here', 'w')\nclass Task: pass\n")
     run = plain_run(here / "run", f"task.name='{here}/evil.py:Task'")
@@ -260,6 +266,7 @@ def test_code_that_a_runs_settings_name_is_not_run(here, page):
     assert not (here / "was_here").exists()
 
 
+@pytest.mark.slow
 def test_predictions_of_any_kind_are_listed(here, page):
     run = plain_run(here / "run")
     np.savez(
@@ -279,6 +286,7 @@ def test_predictions_of_any_kind_are_listed(here, page):
 # the command
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page(here, trained_copy, capsys):
     assert main(["report", str(trained_copy)]) == 0 and capsys.readouterr().out.strip() == str(
         trained_copy / "report.html"
@@ -294,6 +302,7 @@ def test_the_command_writes_the_page(here, trained_copy, capsys):
         assert status == 2 and captured.out == "" and captured.err.count("\n") == 1, words
 
 
+@pytest.mark.slow
 def test_no_torch_is_imported_where_the_task_is_ones_own(here):
     run = plain_run(here / "run", "task.name=somewhere.else:Thing")
     np.savez(run / "predictions.npz", predictions=np.arange(6.0), targets=np.arange(6.0))

@@ -156,6 +156,7 @@ def test_facts_are_added_beside_those_that_are_there(run_dir):
     assert read_environment(run_dir) == {"launch": {"world_size": 2}, "decided": {"world_size": 2}}
 
 
+@pytest.mark.slow
 def test_nobody_but_runs_names_the_two_files():
     "All others ask `runs.history`; a mirror copies the files as they are, without reading what is in them."
     named = {

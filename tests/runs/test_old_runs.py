@@ -87,6 +87,7 @@ def test_it_is_shown(old, capsys):
     assert status in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_it_goes_on_to_the_end_in_its_own_folder(copy):
     run = sk.resume(copy(INTERRUPTED), show=False, trust=True)
     whole = sk.open_run(FINISHED)
@@ -97,6 +98,7 @@ def test_it_goes_on_to_the_end_in_its_own_folder(copy):
     assert [event["step"] for event in run.events if event["type"] == "restart"] == [7]
 
 
+@pytest.mark.slow
 def test_a_new_run_goes_on_from_it_where_it_cannot_be_written(copy, read_only):
     folder = read_only(copy(INTERRUPTED))
     before = tree_hashes(folder)
@@ -141,6 +143,7 @@ def test_it_is_compared(here):
     assert all(line.get("launch.mode") for line in comparison.table)  # the setting in which they differ
 
 
+@pytest.mark.slow
 @BOTH
 def test_it_is_reported(old, here):
     page = sk.report(old, here / "page.html").read_text(encoding="utf-8")
@@ -155,6 +158,7 @@ def test_it_is_plotted(old, here):
     assert Path("curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_its_snapshot_repeats_it(here):
     config = sk.compose(f"run.dir={here}/runs", "launch.mode=inline", config=FINISHED / "config.yaml")
     again = sk.fit("plane:Plane", config, show=False)

@@ -25,6 +25,8 @@ from spectrakit.runs.history import read_history, samples_at
 from spectrakit.runs.run_dir import find_runs, locked
 from spectrakit.system.errors import RequestError
 
+pytestmark = pytest.mark.slow  # every test here trains a run
+
 SAMPLES, STEPS = 22, 12  # six optimizer steps an epoch, the last one short
 BASE = (
     "launch.mode=inline",

@@ -140,6 +140,7 @@ def test_the_folder_that_is_kept_is_named_where_the_current_one_vanishes(root, e
 # the registration
 
 
+@pytest.mark.slow
 def test_every_platform_is_registered_once_and_is_found_by_its_name():
     assert len({(kind.name, kind.flavour) for kind in KINDS}) == len(KINDS)
     for kind in KINDS:

@@ -36,6 +36,8 @@ from torch.utils.data import TensorDataset
 import spectrakit as sk
 from spectrakit.data.loaders import epoch_order
 
+pytestmark = pytest.mark.slow  # every test here trains a run
+
 HERE = ("launch.mode=inline", "trainer.accelerator=cpu", "distributed.mixed_precision=no")
 
 

@@ -105,6 +105,7 @@ def test_a_worse_mean_is_not_kept(train):
     assert not last_event(run.events, "eval").get("averaged")
 
 
+@pytest.mark.slow
 def test_without_validation_the_mean_is_kept_and_predicted_with(tmp_path):
     class Alone(Path):
         def datasets(self, cfg):
@@ -271,6 +272,7 @@ def test_two_ranks_make_the_same_mean(tmp_path, monkeypatch, strategy):
 # moving averages of buffers
 
 
+@pytest.mark.slow
 def test_moving_averages_of_buffers_are_exact_and_go_on(train):
     words = ("data.batch_size=5", "trainer.max_epochs=3", "training.ema_decay=0.6", "checkpoint.every_n_steps=1")
     words = (*words, "checkpoint.keep_last=99", "training.ema_buffers=true")

@@ -317,6 +317,7 @@ def predicted(task, dataset, model=None):
     return predict_dataset(task, (model or nn.Identity()).eval(), dataset, cfg, context)
 
 
+@pytest.mark.slow
 def test_names_pass_through_to_the_file_and_the_table(tmp_path):
     arrays = predicted(Task(), [(torch.ones(1) * i, f"image-{i}.png") for i in range(5)])
     save_arrays(tmp_path / "predictions.npz", arrays)

@@ -572,6 +572,7 @@ def test_a_micro_batch_of_one_is_found_on_any_rank(samples, rank):
         check_last_batch(SimpleNamespace(plan=plan, task=Mine()), ["1"])
 
 
+@pytest.mark.slow
 def test_a_table_that_cannot_be_handed_in_reaches_the_person(tmp_path, capsys):
     task = mine(submission=lambda self, predictions: {"id": [1, 2], "label": [1]})
     words = ("trainer.accelerator=cpu", "launch.mode=inline", f"run.dir={tmp_path}", *QUICK)

@@ -254,6 +254,7 @@ def test_a_negative_loss_is_swept_as_any_other():
     assert found.suggestion == usual.suggestion and len(found.points) < 100
 
 
+@slow
 def test_the_clock_ends_a_sweep():
     class Slow(Held):
         def loss(self, model, batch):
@@ -437,6 +438,7 @@ def call(capsys):
 QUICK = ("launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=8")
 
 
+@slow
 def test_the_command_prints_the_suggestion_and_draws_it(here, call):
     status, out, err = call("find-lr", task("Line"), *QUICK, "--out", "lr.png", "--highest", "10")
     override = out.rpartition(" in a shell")[0].rpartition("or ")[2]
