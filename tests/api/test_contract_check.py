@@ -53,6 +53,7 @@ class Kept(Line):
         return self.net
 
 
+@slow
 def test_a_task_that_works_has_a_row_for_each_part_and_is_as_it_was(here):
     kept = Kept()
     report = check(kept, *INLINE)

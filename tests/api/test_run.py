@@ -28,7 +28,7 @@ from spectrakit.runs.run_dir import is_locked, locked
 from spectrakit.system.errors import RequestError
 from tasks import Line, Listed, Submitting
 
-pytestmark = pytest.mark.usefixtures("here", "no_pictures")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here", "no_pictures")]
 INLINE = (
     "launch.mode=inline",
     "trainer.accelerator=cpu",
@@ -98,7 +98,6 @@ def broken_off(made, here) -> Run:
 # a run, from start to end
 
 
-@pytest.mark.slow
 def test_a_finished_run_can_be_opened_by_its_folder_alone(here):
     made = fit(Submitting(), inline("run.name=mine"), predict="table.csv", show=False)
     run = open_run(made.path)
@@ -127,7 +126,6 @@ def test_the_snapshot_repeats_a_run_bit_for_bit():
     assert known[0] == known[1] == sha256(first.config)
 
 
-@pytest.mark.slow
 def test_a_run_is_repeated_after_another_one_in_the_same_process():
     first = fit(Line(), inline(), show=False)
     fit(Listed(), inline("seed=9", "distributed.mixed_precision=bf16"), show=False)
@@ -515,7 +513,6 @@ def test_a_folder_that_is_no_run_is_said_to_be_none(broken_off, missing, here):
 # one at a time, read-only, no space
 
 
-@pytest.mark.slow
 def test_a_run_that_is_worked_on_is_not_resumed(broken_off):
     with locked(broken_off.path):
         assert is_locked(broken_off.path)

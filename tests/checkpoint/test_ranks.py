@@ -29,6 +29,7 @@ def as_rank(kind, folder, config):
     return train_run(Curve(), config, Execution(context, folder, Budget(TimeLimit(None, 0.0, "none"))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", profiles()["trainer"])
 def test_checkpoints_are_written_by_rank_zero_only(name, tmp_path):
     config = compose(

@@ -15,6 +15,8 @@ from spectrakit.view.live import LiveView, watch
 from spectrakit.view.text import TextView
 from tasks import Line
 
+pytestmark = pytest.mark.slow  # pictures of runs are drawn
+
 INLINE = ("launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=20", "trainer.max_epochs=1")
 
 
@@ -34,7 +36,6 @@ def sent(monkeypatch) -> list[dict]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ODD)
 def test_a_run_of_any_condition_is_drawn(here, sent, kind):
     now = [0.0]
@@ -77,7 +78,6 @@ class Formula(Line):
         return {"$\\x$": ((outputs - batch[1]).abs().sum(), len(outputs)), SCRIPT: (outputs.sum(), len(outputs))}
 
 
-@pytest.mark.slow
 def test_a_metric_of_any_name_ends_no_run(here):
     run = sk.fit(Formula(), sk.compose(*INLINE, "run.name=formula"), show=False)
     assert run.status == "completed" and "val_$\\x$" in run.metrics and (run.path / "curves.png").is_file()

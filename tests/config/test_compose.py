@@ -59,6 +59,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("key", BLOCKS)
 def test_an_open_block_cannot_be_changed(key, change):
@@ -250,6 +251,7 @@ def test_a_number_too_large_for_the_machine_is_refused(key, digits):
     assert key in refused(compose, f"{key}={'9' * digits}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "word, says",
     [

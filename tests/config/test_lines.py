@@ -122,6 +122,7 @@ LINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_as_it_is_typed(line):
     config = compose(*line.split())
@@ -145,6 +146,7 @@ def test_limit_files_counts_in_smoke_and_ci_fast_only(profile, monkeypatch):
     assert compose(f"trainer={profile}").limits.max_files == (2 if profile in ("smoke", "ci_fast") else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["smoke", "ci_fast"])
 def test_limit_files_may_be_empty_and_a_wrong_one_is_one_sentence(profile, monkeypatch):
     for empty in ("", " "):
@@ -195,6 +197,7 @@ def test_every_other_word_reaches_its_setting(alias):
     assert get(compose(f"{alias}={typed}"), target) == value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong, right",
     [
@@ -291,6 +294,7 @@ def test_a_typed_setting_that_is_ignored_is_named_though_it_is_the_default(words
 FACTS = {"has_valid": True, "resident": False, "own_optimizer": False, "own_scheduler": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fact, value, words, says",
     [
@@ -354,6 +358,7 @@ def test_workers_under_wsl2_are_noted():
     assert platform_notes(compose("dataloader.num_workers=4"), replace(wsl2, flavour=None)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong, says",
     [

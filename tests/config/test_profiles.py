@@ -45,6 +45,7 @@ def test_these_profiles_are_there_and_say_what_they_are_for():
     assert len(intents) == len(NAMES) and min(map(len, intents)) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, key, value",
     [
@@ -139,6 +140,7 @@ def machine(gpus: int = 0, name: str = "Tesla T4", capability: tuple = (7, 5), *
     return replace(detect(environ={}), gpus=(Gpu(name, 15.0, capability),) * gpus, cores=8, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -167,6 +169,7 @@ def test_precision_auto_is_what_the_gpus_do_well(gpus, capability, precision):
     assert choose_precision(config.distributed.mixed_precision, found.gpus)[0] == precision
 
 
+@pytest.mark.slow
 def test_what_env_fills_in_is_what_its_own_files_set(here):
     (here / "train.yaml").write_text(
         "defaults:\n  - env: auto\n  - trainer: defaults\n  - _self_\n"
@@ -236,6 +239,7 @@ def test_a_run_without_a_choice_is_that_of_defaults():
     assert diff(compose(), compose("trainer=defaults")) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_overrides_beat_the_profile_in_any_spelling_and_order(name):
     words = [
@@ -261,6 +265,7 @@ def test_overrides_beat_the_profile_in_any_spelling_and_order(name):
     assert set(diff(compose(f"trainer={name}"), config)) <= set(wanted)  # and nothing else has moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_profile_survives_its_snapshot(name, tmp_path):
     config = compose(f"trainer={name}", "trainer.max_epochs=3")
@@ -336,6 +341,7 @@ def test_a_profile_of_ones_own_builds_on_ours(here):
     assert set(diff(config, compose("trainer=kaggle"))) == {"profile", "data.micro_batch_size", "task.name"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "head",
     [
@@ -395,6 +401,7 @@ def test_the_upper_file_wins_whatever_its_words(here):
     assert compose().trainer.max_epochs == 9  # as its list says
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text, size, nodes",
     [
@@ -522,6 +529,7 @@ def test_a_list_that_is_none_is_one_sentence(here, text):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text, says",
     [

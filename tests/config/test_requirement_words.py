@@ -81,6 +81,7 @@ WORKS = {  # a word as it is typed → the setting that it means, and its value
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", WORKS)
 def test_it_works(word):
     key, value = WORKS[word]

@@ -25,6 +25,7 @@ def leftovers() -> dict[str, str]:
     return {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["inline", "auto"])
 def test_a_kernel_ignores_them_and_says_so(here, monkeypatch, mode):
     for name, value in leftovers().items():

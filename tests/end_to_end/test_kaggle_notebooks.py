@@ -258,6 +258,7 @@ def test_what_cannot_be_learned_from_is_left_out_and_told(tmp_path):
     assert known.x_test[2, 1] == 0 and np.abs(known.x).max() <= 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words", "sentence"),
     [

@@ -41,6 +41,7 @@ def test_todays_kernel_trains_on_two_ranks_whatever_happens(todays_kernel):
     no_process_survives_the_kernel(notebook)
 
 
+@pytest.mark.long  # today's kernel stands for it; Colab's is in tests/view/test_live.py, too
 def test_colabs_kernel_trains_on_two_ranks_whatever_happens(colabs_kernel):
     notebook = colabs_kernel
     assert notebook.ask("(__import__('IPython').__version__, __import__('ipykernel').__version__)") == (

@@ -149,6 +149,7 @@ def settings_cases() -> list[Any]:
     return cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", settings_cases())
 def test_settings_of_a_stranger(case, hostile):
     check(case, hostile)

@@ -399,7 +399,7 @@ def test_an_interrupt_before_the_first_step_ends_at_once(cli, here, where):
 
 
 @slow
-@pytest.mark.parametrize("launcher", ["notebook_launcher", "torchrun"])
+@pytest.mark.parametrize("launcher", [pytest.param("notebook_launcher", marks=pytest.mark.long), "torchrun"])
 def test_neither_a_dead_supervisor_nor_a_dead_parent_leaves_a_rank_behind(cli, here, launcher):
     "Both ranks are blocked in gloo, where no signal but SIGKILL reaches them."
     process = cli("Troubled", f"launch.mode={launcher}", TINY_TROUBLE="1 5 lost!")
@@ -706,6 +706,7 @@ def test_who_asks_for_a_stop_gets_no_other_start(story):
     assert story(interrupted=[1.0, 2.0])[0].status == "interrupted"
 
 
+@slow
 def test_an_interrupt_while_a_large_task_is_written_ends_the_run(here, monkeypatch):
     "It is sent by the task itself, where it is pickled; what comes after is as for any run."
 
@@ -754,7 +755,7 @@ class Hungry(Curve):
 
 
 @slow
-@pytest.mark.parametrize("where, devices", [("forward", 1), ("backward", 2)])
+@pytest.mark.parametrize("where, devices", [pytest.param("forward", 1, marks=pytest.mark.long), ("backward", 2)])
 def test_a_run_whose_device_runs_out_of_memory_goes_on_with_smaller_micro_batches(nothing_left, here, where, devices):
     (here / "hungry.py").write_text(HUNGRY.format(where=where, forward=where == "forward"))
     words = (
@@ -862,6 +863,7 @@ def test_the_handlers_that_were_there_are_put_back():
         signal.signal(signal.SIGINT, before)
 
 
+@slow
 def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
     "A job folder that is held, one that is not, one that never was, and a page of memory."
     script = (
@@ -970,6 +972,7 @@ print(diagnosis._killed_by(9), heartbeat.stop_file(run.Path("x")))
 """
 
 
+@slow
 def test_nothing_here_needs_linux_to_be_imported():
     done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
