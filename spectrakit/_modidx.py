@@ -4443,6 +4443,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'spectrakit/training/trial.py'),
                                            'spectrakit.training.trial.checkpoint_of': ( '40_training/trial.html#checkpoint_of',
                                                                                         'spectrakit/training/trial.py'),
+                                           'spectrakit.training.trial.gradients_of': ( '40_training/trial.html#gradients_of',
+                                                                                       'spectrakit/training/trial.py'),
                                            'spectrakit.training.trial.load_back': ( '40_training/trial.html#load_back',
                                                                                     'spectrakit/training/trial.py'),
                                            'spectrakit.training.trial.report_small_weight': ( '40_training/trial.html#report_small_weight',

@@ -156,6 +156,6 @@ def check_setting(key: str, spec: Setting, value: Any) -> None:
         low = value < limits.get("minimum", -math.inf) or value <= limits.get("above", -math.inf)
         if low or value > limits.get("maximum", math.inf) or not abs(value) < 2**63:  # nan is not, either
             needed = accepted_values(spec)
-            if not math.isfinite(value):
+            if isinstance(value, float) and not math.isfinite(value):
                 needed = needed.replace("a number", "a finite number")
             raise RequestError(f"{key}={value} is out of range: it needs {needed}.")

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'Trial', 'check_first_loss', 'check_finite_loss', 'check_gradients', 'check_last_batch',
-           'report_uneven_mean', 'check_left_alone', 'report_small_weight', 'check_exchange', 'check_collated',
-           'try_loss', 'try_step', 'check_numbers', 'check_outputs', 'check_rows', 'check_finite_metrics',
-           'try_evaluation', 'try_table', 'try_prediction', 'check_room', 'checkpoint_of', 'load_back',
-           'try_checkpoint', 'try_part', 'try_contract']
+           'report_uneven_mean', 'gradients_of', 'check_left_alone', 'report_small_weight', 'check_exchange',
+           'check_collated', 'try_loss', 'try_step', 'check_numbers', 'check_outputs', 'check_rows',
+           'check_finite_metrics', 'try_evaluation', 'try_table', 'try_prediction', 'check_room', 'checkpoint_of',
+           'load_back', 'try_checkpoint', 'try_part', 'try_contract']
 
 # %% ../../nbs/40_training/04_trial.ipynb #2846b2fb
 import contextlib
@@ -215,10 +215,18 @@ def report_uneven_mean(trial: Trial) -> None:
         trial.log.write("message", text=text)
 
 # %% ../../nbs/40_training/04_trial.ipynb #e3096cc8
-def check_left_alone(trial: Trial) -> None:
-    "RequestError where `loss` has computed gradients by itself; a message where it has left the model in eval mode."
+def gradients_of(model: Any) -> list[tuple]:
+    "The gradients that a model has, each with what tells whether it was changed since."
+    return [(id(q.grad), None if q.grad is None else q.grad._version) for q in model.parameters()]
+
+
+def check_left_alone(trial: Trial, before: list[tuple]) -> None:
+    """RequestError where `loss` has computed gradients by itself; a message where it has left the model in eval mode.
+
+    `before`: the `gradients_of` the model when it was called; somebody who holds the model may have left some.
+    """
     name = type(trial.task).__name__
-    if any(q.grad is not None for q in trial.model.parameters()):
+    if gradients_of(trial.model) != before:
         raise RequestError(f"{name}.loss has called backward(), which the run does. Return the loss, and leave it out.")
     if not trial.model.training:
         text = f"{name}.loss puts the model into eval mode, so that dropout and batch norm do not train. Leave it out"
@@ -309,7 +317,7 @@ def try_loss(trial: Trial) -> str:
     if odd := check_collated(trial.task, data, trial.batch.samples):
         trial.log.write("message", text=odd)
     trial.at("loss", "on a training batch", data)
-    narrow: list[str] = []
+    narrow, before = list[str](), gradients_of(trial.model)
     if not any(q.requires_grad for q in trial.model.parameters()):
         raise RequestError(
             f"{type(trial.task).__name__}.model has no parameter that learns. Give it one, or requires_grad_(True) to "
@@ -322,7 +330,7 @@ def try_loss(trial: Trial) -> str:
     given = _as_in_ddp(trial.model) if context.strategy == "ddp" and context.world_size > 1 else trial.model
     with _watched_norms(trial.model, narrow), watch_shapes(trial.task, trial.batch.samples):
         result = loss_of(given, data)
-    check_left_alone(trial)
+    check_left_alone(trial, before)
     check_first_loss(trial.task, result, data, trial.config.data.allow_nan)
     check_finite_loss(trial, as_loss(result), lambda: loss_of(trial.model, data))
     check_last_batch(trial, narrow)
