@@ -82,6 +82,7 @@ def sentence(error: BaseException) -> bool:
     return 0 < len(text) <= 2000 and text.count("\n") <= 1 and all(c.isprintable() or c == "\n" for c in text)
 
 
+@pytest.mark.slow
 def test_wrong_values_are_refused_in_a_sentence(capsys, monkeypatch):
     tried = [
         one

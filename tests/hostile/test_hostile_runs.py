@@ -198,6 +198,7 @@ INLINE = (
 )
 
 
+@pytest.mark.slow
 def test_a_run_made_here_is_known_and_a_finished_one_of_others_is_no_result(hostile, capsys, monkeypatch):
     run = fit(Line(), compose(*INLINE), show=False)
     assert not is_foreign(run.path) and trust(run).made_here
@@ -218,6 +219,7 @@ def test_a_run_made_here_is_known_and_a_finished_one_of_others_is_no_result(host
         assert is_foreign(hostile / "copy" / run.path.name)
 
 
+@pytest.mark.slow
 def test_settings_of_others_write_nowhere_else(hostile, capsys):
     mirror = hostile / "outside" / "mirror"
     run = fit(Line(), compose(*INLINE), show=False)
@@ -292,6 +294,7 @@ def link_cases() -> list[Any]:
     return cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", link_cases())
 def test_links_and_endless_files_of_a_stranger(case, hostile):
     check(case, hostile)
@@ -361,6 +364,7 @@ def size_cases() -> list[Any]:
     return cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", size_cases())
 def test_sizes_of_a_stranger(case, hostile):
     check(case, hostile)

@@ -451,6 +451,7 @@ def test_a_job_that_names_a_file_outside_its_folder_is_refused(job, tmp_path):
 # tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype",
     [

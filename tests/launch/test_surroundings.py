@@ -56,6 +56,7 @@ class Removes(Line):
                 shutil.rmtree(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["inline", "auto"])
 def test_a_folder_that_is_deleted_is_noticed_at_the_next_save(here, capsys, mode):
     run = fit(Removes(), compose(*WORDS, f"launch.mode={mode}"), show=False)

@@ -65,6 +65,7 @@ def train(task: str, *words: str, stop: bool = False):
     return fit(task, compose(*fixed, "run.console=none", *words), resume="auto", show=False)
 
 
+@pytest.mark.slow
 def test_edited_code_is_named_refused_and_may_be_allowed(written, here, capsys):
     first = train(written(), stop=True)
     assert first.status == "interrupted"
@@ -82,6 +83,7 @@ def test_edited_code_is_named_refused_and_may_be_allowed(written, here, capsys):
     assert train(edited).path == done.path  # it is the code that the run has now
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_the_result_of_other_code(written, capsys):
     first = train(written())
     assert first.status == "completed" and train(written()).path == first.path

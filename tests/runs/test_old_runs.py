@@ -47,6 +47,7 @@ def losses(run: sk.Run) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in run.events if event["type"] == "step"}
 
 
+@pytest.mark.slow
 @BOTH
 def test_it_is_opened_where_nothing_can_be_written(old, read_only, copy):
     folder = read_only(copy(old))
@@ -151,6 +152,7 @@ def test_it_is_reported(old, here):
     assert ("completed" if old == FINISHED else "interrupted") in page
 
 
+@pytest.mark.slow
 @BOTH
 def test_it_is_plotted(old, here):
     assert len(sk.open_run(old).plot()._repr_png_()) > 10_000

@@ -186,6 +186,7 @@ def test_a_folder_in_the_manifests_place_is_told(tmp_path, capsys):
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_is_listed_with_what_made_it(trained_copy, capsys):
     folder = trained_copy.parent
     seal_output(folder)

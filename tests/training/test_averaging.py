@@ -75,6 +75,7 @@ def told(run) -> str:
     return next(text for text in run.column("message", "text") if text.startswith("training.average="))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "steps"),
     [

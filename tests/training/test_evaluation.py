@@ -338,6 +338,7 @@ def test_the_parts_of_a_mapping_are_known_by_their_names():
     assert arrays["image_id"].tolist() == [7, 8, 9] and arrays["targets"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.int64, torch.float64, torch.bool, torch.uint8])
 def test_numbers_keep_their_type(kind):
     arrays = predicted(Task(), TensorDataset(torch.ones(5, 2).to(kind), torch.arange(5)))
