@@ -26,4 +26,4 @@ def pytest_terminal_summary(terminalreporter):
     "What `make hostile` ends with."
     if COUNTS["cases"]:
         counts = ", ".join(f"{kind} {COUNTS[kind]}" for kind in KINDS)
-        terminalreporter.line(f"hostile: {COUNTS['cases']} cases; {counts}")
+        terminalreporter.line(f"hostile: {COUNTS['cases']} cases; {counts}; training allowed {COUNTS['trains']}")

@@ -1,8 +1,10 @@
-"""Plays what a stranger may bring along, and counts what was executed, leaked, written outside, hung or traced back.
+"""Plays what a stranger may bring along, and counts what was executed, leaked, written outside, hung, traced back, or
+printed signs that move a cursor.
 
 A `Case` makes its folder and says what is done with it. `play` does it in this process, with a canary among the
 variables, a folder outside that nothing may change, and a bound on time. All counts have to be 0. Another file of cases
-needs no more than `Case`, `play` and a parametrized test.
+needs no more than `Case`, `play` and a parametrized test. Where training would begin, it is stopped: that of a built-in task
+is allowed and counted as `trains`, any other is something executed.
 """
 
 import contextlib
@@ -12,19 +14,22 @@ import os
 import re
 import signal
 import traceback
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spectrakit.api import actions
 from spectrakit.checkpoint.store import CheckpointError
+from spectrakit.launch.job import BUILT_IN
 from spectrakit.system.errors import RequestError
 
 SECRET = "c4nary-9f2e71d05b"  # the value of KAGGLE_KEY, and the content of a file outside
 LIMIT_S = 10.0
 COUNTS: Counter[str] = Counter()
-KINDS = ("executed", "leaked", "written", "hung", "traced back")
+KINDS = ("executed", "leaked", "written", "hung", "traced back", "unprintable")
 CODE = "from pathlib import Path\nPath({mark!r}).touch()\nclass Evil:\n    pass\n"
 
 
@@ -36,6 +41,7 @@ class Case:
     make: Callable[["Place"], Any]  # puts it there; what it returns is handed to `act`
     act: Callable[[Any], Any]  # what is done with it: calls of the kit
     says: str | None = None  # a pattern that what is raised, returned or printed has to match
+    trains: bool = False  # whether a job is really done: in this process, with a task of the user's
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,27 @@ class Hung(BaseException):
     "It took longer than LIMIT_S."
 
 
+class Begins(BaseException):
+    "A job would begin. The message is the name of its task, or '' where that is the user's own object."
+
+
+def begin_no_job(job: Any, task: Any, tick: Any) -> None:
+    "In place of `launch`."
+    raise Begins(task if isinstance(task, str) else "")
+
+
+@contextlib.contextmanager
+def without_jobs(wanted: bool) -> Iterator[None]:
+    "Where it is `wanted`, a job that would begin within the block raises Begins."
+    launch = actions.launch
+    if wanted:
+        actions.launch = begin_no_job
+    try:
+        yield
+    finally:
+        actions.launch = launch
+
+
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
     "Raise Hung in this, the main, thread where the block takes longer than LIMIT_S."
@@ -104,20 +131,32 @@ def _one_sentence(error: BaseException) -> bool:
     return isinstance(error, (RequestError, CheckpointError, RuntimeError, SystemExit)) and "\n" not in str(error)
 
 
+def unprintable(text: str) -> bool:
+    "Whether `text` could move a cursor, colour a line or turn round what follows."
+    return any(unicodedata.category(sign) in ("Cc", "Cf", "Cs") and sign not in "\n\t\r" for sign in text)
+
+
 def act_on(case: Case, thing: Any, result: Result) -> None:
     "Do what the case does, with its text and its faults noted."
     out = io.StringIO()
     try:
-        with bounded(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        quiet = contextlib.redirect_stdout(out), contextlib.redirect_stderr(out)
+        with bounded(), without_jobs(not case.trains), quiet[0], quiet[1]:
             result.text += str(case.act(thing))
     except Hung:
         result.found.append("hung")
+    except Begins as job:
+        COUNTS["trains"] += 1
+        if str(job) not in ("", *BUILT_IN):
+            result.found.append("executed")
     except BaseException as error:
         result.text += f"\n{type(error).__name__}: {error}"
+        result.found += ["unprintable"] * unprintable(str(error))
         if not _one_sentence(error):
             result.found.append("traced back")
             result.text += "\n" + "".join(traceback.format_exception(error)[-6:])
     result.text += out.getvalue()
+    result.found += ["unprintable"] * unprintable(out.getvalue())
     if "Traceback (most recent call last)" in out.getvalue():
         result.found.append("traced back")
 

@@ -132,7 +132,7 @@ ACTS: dict[str, Callable[[Path], Any]] = {
     "resume in a shell": shell("resume", lambda run: run),
 }
 RUNS_CODE = {name for name, (_, says) in CONFIGS.items() if says.startswith("Nothing")}
-# A task that is built in may be trained and used without a word: only what cannot train is asked of those.
+# A task that is built in may be trained and used without a word.
 HARMLESS = {"signs of control", "a name that climbs"}
 
 
@@ -140,9 +140,7 @@ def settings_cases() -> list[Any]:
     cases = []
     for turn, (what, (text, says)) in enumerate(CONFIGS.items()):
         for number, (how, act) in enumerate(ACTS.items()):
-            if what in HARMLESS and how in {*REFUSING, "predict in a shell", "resume in a shell"} - {"trust it"}:
-                continue
-            expected = says if how in REFUSING and not (how == "trust it" and what in RUNS_CODE) else None
+            expected = says if what not in HARMLESS and how in REFUSING and not (how == "trust it" and what in RUNS_CODE) else None
             case = Case(f"{what}: {how}", lambda place, text=text: their_run(place, text(place)), act, expected)
             quick = number == turn % len(ACTS)
             cases.append(pytest.param(case, id=case.name, marks=() if quick else pytest.mark.long))
@@ -286,8 +284,6 @@ def link_cases() -> list[Any]:
         for number, how in enumerate(
             ("resume", "look", "report", "compare", "runs", "show", "plot", "resume in a shell")
         ):
-            if target == "pipe" and how.startswith("resume") and name in ("environment.json", "summary.json"):
-                continue  # it counts as missing, and the built-in task is trained
             case = Case(f"{name} to {target or 'a folder'}: {how}", linked(name, target), ACTS[how])
             quick = number == turn % 8 and not turn % 2
             cases.append(pytest.param(case, id=case.name, marks=() if quick else pytest.mark.long))
@@ -356,8 +352,6 @@ def size_cases() -> list[Any]:
     cases = []
     for name, (file, write) in SIZES.items():
         for number, how in enumerate(("look", "report", "compare", "runs", "show", "plot", "resume")):
-            if how == "resume" and "settings" not in name:
-                continue  # what it says of a built-in task is elsewhere
             case = Case(f"{name}: {how}", sized(file, write), ACTS[how])
             quick = number == name.startswith(("arrays", "a reason"))
             cases.append(pytest.param(case, id=case.name, marks=() if quick else pytest.mark.long))
