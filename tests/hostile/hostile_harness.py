@@ -3,8 +3,8 @@ printed signs that move a cursor.
 
 A `Case` makes its folder and says what is done with it. `play` does it in this process, with a canary among the
 variables, a folder outside that nothing may change, and a bound on time. All counts have to be 0. Another file of cases
-needs no more than `Case`, `play` and a parametrized test. Where training would begin, it is stopped: that of a built-in task
-is allowed and counted as `trains`, any other is something executed.
+needs no more than `Case`, `play` and a parametrized test. Where training would begin, it is stopped: that of a built-in
+task is allowed and counted as `trains`, any other is something executed.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import re
+import resource
 import signal
 import traceback
 import unicodedata
@@ -21,13 +22,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+import pytest
+
 from spectrakit.api import actions
+from spectrakit.api import check as checks
 from spectrakit.checkpoint.store import CheckpointError
 from spectrakit.launch.job import BUILT_IN
 from spectrakit.system.errors import RequestError
+from spectrakit.tuning import lr_finder
 
 SECRET = "c4nary-9f2e71d05b"  # the value of KAGGLE_KEY, and the content of a file outside
 LIMIT_S = 10.0
+ROOM = 3 * 2**30  # bytes
 COUNTS: Counter[str] = Counter()
 KINDS = ("executed", "leaked", "written", "hung", "traced back", "unprintable")
 CODE = "from pathlib import Path\nPath({mark!r}).touch()\nclass Evil:\n    pass\n"
@@ -92,22 +99,23 @@ def begin_no_job(job: Any, task: Any, tick: Any) -> None:
 @contextlib.contextmanager
 def without_jobs(wanted: bool) -> Iterator[None]:
     "Where it is `wanted`, a job that would begin within the block raises Begins."
-    launch = actions.launch
-    if wanted:
-        actions.launch = begin_no_job
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (actions, checks, lr_finder) if wanted else ():
+            patch.setattr(module, "launch", begin_no_job)
         yield
-    finally:
-        actions.launch = launch
 
 
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
-    "Raise Hung in this, the main, thread where the block takes longer than LIMIT_S."
+    """Raise Hung in this, the main, thread where the block takes longer than LIMIT_S, and MemoryError where it takes
+    ROOM more than there was.
+    """
 
     def end(*_: Any) -> None:
         raise Hung
 
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + ROOM, hard))
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
     try:
@@ -115,6 +123,7 @@ def bounded() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -143,8 +152,9 @@ def act_on(case: Case, thing: Any, result: Result) -> None:
         quiet = contextlib.redirect_stdout(out), contextlib.redirect_stderr(out)
         with bounded(), without_jobs(not case.trains), quiet[0], quiet[1]:
             result.text += str(case.act(thing))
-    except Hung:
+    except Hung as error:
         result.found.append("hung")
+        result.text += "".join(traceback.format_exception(error)[-6:])
     except Begins as job:
         COUNTS["trains"] += 1
         if str(job) not in ("", *BUILT_IN):

@@ -1,4 +1,4 @@
-"""Kernels that a stranger made: notebooks and metadata of any form, code files that lead out, selections of a picker."""
+"""Kernels that a stranger made: notebooks and metadata of any form, code files that lead out, a picker's choices."""
 
 import json
 import os
@@ -58,7 +58,9 @@ NOTEBOOKS: dict[str, str | bytes] = {
     "an output without a type": notebook(cell(outputs=[{"output_type": ["error"], "data": {"a": {"b": [1]}}}])),
     "text that is a mapping": notebook(cell(outputs=[{"output_type": "stream", "text": {"a": 1}}])),
     "metadata of a cell": notebook(cell(metadata=7), cell(metadata=["tags"]), cell(metadata={"tags": 7})),
-    "attachments of any kind": notebook(cell(attachments=7), cell(attachments={"a": 7}), cell(attachments={"a": {"b": 7}})),
+    "attachments of any kind": notebook(
+        cell(attachments=7), cell(attachments={"a": 7}), cell(attachments={"a": {"b": 7}})
+    ),
     "metadata that are a list": notebook(cell(), metadata=[1]),
     "widgets of any kind": notebook(cell(), metadata={"widgets": {"a": 7, "b": {"state": 7}}}),
     "a kernel of any kind": notebook(cell(), metadata={"kernelspec": 7, "language_info": [1], "kaggle": 7}),
@@ -69,13 +71,23 @@ NOTEBOOKS: dict[str, str | bytes] = {
     "signs in a path": notebook(cell(f"open('/kaggle/input/x{SIGNS}/y')"), cell(f"find_input('{SIGNS}')")),
     "signs in a call": notebook(cell(f"import torch\ntorch.hub.load('{SIGNS}')\nm.from_pretrained('{SIGNS}')")),
     "signs in the settings": notebook(cell(f"import spectrakit as sk\nsk.compose('trainer={SIGNS}', '{SIGNS}')")),
-    "signs in a name": notebook(cell(f"%load_ext {SIGNS}"), cell(f"%%writefile {SIGNS}.py\nx = 1"), cell(f"%run {SIGNS}")),
+    "signs in a name": notebook(
+        cell(f"%load_ext {SIGNS}"), cell(f"%%writefile {SIGNS}.py\nx = 1"), cell(f"%run {SIGNS}")
+    ),
     "half of a letter": notebook(cell("print('\ud800')"), cell("\ud800"), cell("!pip install \ud800")),
     "a zero": notebook(cell("x = 1\0"), cell("!pip install a\0b"), cell("find_input('\0')")),
-    "a file that is written outside": notebook(cell("%%writefile ../outside/new.py\nx = 1"), cell("%%writefile /etc/x")),
-    "code that is run": notebook(cell("%run evil.py"), cell("import evil"), cell("!python evil.py"), cell("%load_ext evil")),
-    "a magic without a word": notebook(cell("%"), cell("%%"), cell("!"), cell("%run"), cell("%%writefile"), cell("%load_ext")),
-    "a magic that is not known": notebook(cell("%%nonsense\nx"), cell("%time"), cell("%timeit ("), cell("!!"), cell("??")),
+    "a file that is written outside": notebook(
+        cell("%%writefile ../outside/new.py\nx = 1"), cell("%%writefile /etc/x")
+    ),
+    "code that is run": notebook(
+        cell("%run evil.py"), cell("import evil"), cell("!python evil.py"), cell("%load_ext evil")
+    ),
+    "a magic without a word": notebook(
+        cell("%"), cell("%%"), cell("!"), cell("%run"), cell("%%writefile"), cell("%load_ext")
+    ),
+    "a magic that is not known": notebook(
+        cell("%%nonsense\nx"), cell("%time"), cell("%timeit ("), cell("!!"), cell("??")
+    ),
     "a quote that is not closed": notebook(cell("!pip install 'x"), cell('!echo "'), cell("%pip install `x")),
     "brackets nested deeply": notebook(cell("(" * DEEP), cell("x = " + "[" * 150 + "]" * 150)),
     "signs nested deeply": notebook(cell("-" * DEEP + "1"), cell("not " * DEEP + "x")),
@@ -90,11 +102,15 @@ NOTEBOOKS: dict[str, str | bytes] = {
     "strings that stay open": notebook(cell("'''\n!a\n" * 1_000)),
     "what may be a secret": notebook(cell("A" * 2**20), cell("key=" * 2**17), cell("a@" * 2**17), cell(":/" * 2**17)),
     "an output that may be one": written("eyJ" * 2**17 + "." + "A" * 2**17),
-    "an output without an end": written("x" * 2**23),
+    "an output without an end": written("x" * 2**20),
     "cells without an end": notebook(*[cell("x = 1")] * 10_000),
-    "settings that explode": notebook(cell("import spectrakit as sk\nsk.compose('data.batch_size=${oc.env:KAGGLE_KEY}')")),
+    "settings that explode": notebook(
+        cell("import spectrakit as sk\nsk.compose('data.batch_size=${oc.env:KAGGLE_KEY}')")
+    ),
     "settings of a file": notebook(cell("import spectrakit as sk\nsk.compose('--config', 'outside/secret.yaml')")),
-    "settings of any kind": notebook(cell("import spectrakit as sk\nsk.compose('=', '~', '+a.b=[', 'watchdog.limit=x')")),
+    "settings of any kind": notebook(
+        cell("import spectrakit as sk\nsk.compose('=', '~', '+a.b=[', 'watchdog.limit=x')")
+    ),
 }
 
 

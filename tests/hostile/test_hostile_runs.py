@@ -140,7 +140,11 @@ def settings_cases() -> list[Any]:
     cases = []
     for turn, (what, (text, says)) in enumerate(CONFIGS.items()):
         for number, (how, act) in enumerate(ACTS.items()):
-            expected = says if what not in HARMLESS and how in REFUSING and not (how == "trust it" and what in RUNS_CODE) else None
+            expected = (
+                says
+                if what not in HARMLESS and how in REFUSING and not (how == "trust it" and what in RUNS_CODE)
+                else None
+            )
             case = Case(f"{what}: {how}", lambda place, text=text: their_run(place, text(place)), act, expected)
             quick = number == turn % len(ACTS)
             cases.append(pytest.param(case, id=case.name, marks=() if quick else pytest.mark.long))
