@@ -1772,6 +1772,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'spectrakit/kaggle/metadata.py'),
                                             'spectrakit.kaggle.metadata.machine_finding': ( '66_kaggle/metadata.html#machine_finding',
                                                                                             'spectrakit/kaggle/metadata.py'),
+                                            'spectrakit.kaggle.metadata.one_line': ( '66_kaggle/metadata.html#one_line',
+                                                                                     'spectrakit/kaggle/metadata.py'),
                                             'spectrakit.kaggle.metadata.read_metadata': ( '66_kaggle/metadata.html#read_metadata',
                                                                                           'spectrakit/kaggle/metadata.py'),
                                             'spectrakit.kaggle.metadata.slug_of': ( '66_kaggle/metadata.html#slug_of',

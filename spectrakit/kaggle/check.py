@@ -24,6 +24,7 @@ from spectrakit.kaggle.metadata import (
     dataset_findings,
     is_on,
     kernel_findings,
+    one_line,
     read_metadata,
     with_owner,
     worst,
@@ -103,7 +104,7 @@ def _leak_finding(leak: Leak, where: str) -> Finding:
 # %% ../../nbs/66_kaggle/04_check.ipynb #15d130ac
 def secret_findings(kernel: Kernel) -> list[Finding]:
     "Keys and tokens that would leave with the kernel."
-    raw = kernel.file.read_bytes()
+    raw = kernel.file.read_bytes() if kernel.file.is_file() else b"{}"
     if kernel.file.suffix.lower() == ".ipynb":
         found = list(leaks_in_notebook(json.loads(raw)))
     else:
@@ -145,7 +146,8 @@ def clean_findings(kernel: Kernel) -> list[Finding]:
                     cell.at(),
                 )
             )
-        if any(WIDGET in (output.get("data") or {}) for output in cell.outputs):
+        shown = [output.get("data") for output in cell.outputs]
+        if any(isinstance(data, dict) and WIDGET in data for data in shown):
             found.append(
                 Finding(
                     "warning",
@@ -357,7 +359,9 @@ class Checked:
 
     def __str__(self) -> str:
         widths = [max(len(f.about) for f in self.findings), max(len(f.where) for f in self.findings)]
-        lines = [f"{f.level:7}  {f.about:{widths[0]}}  {f.where:{widths[1]}}  {f.text}" for f in self.findings]
+        lines = [
+            one_line(f"{f.level:7}  {f.about:{widths[0]}}  {f.where:{widths[1]}}  {f.text}") for f in self.findings
+        ]
         counts = {level: sum(f.level == level for f in self.findings) for level in LEVELS}
         totals = [f"{counts[level]} {level}{'s' * (counts[level] != 1)}" for level in ("error", "warning")]
         verdict = "fix the errors before a push" if counts["error"] else "it can be pushed"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .check import Checked, check_kernel
-from .metadata import KERNEL_FILE, PLACEHOLDER, known_owner, read_metadata, split_source, with_owner
+from .metadata import KERNEL_FILE, PLACEHOLDER, known_owner, one_line, read_metadata, split_source, with_owner
 from .requirements import named_slug, wheels_beside
 from ..offline.install_cell import install_command, list_sha256, named_sha256, naming
 from ..system.errors import RequestError
@@ -41,7 +41,7 @@ def client() -> str:
 
 def shown_command(arguments: Sequence[str]) -> str:
     "A command as it would be typed."
-    return "$ " + shlex.join(["kaggle", *arguments])
+    return "$ " + one_line(shlex.join(["kaggle", *arguments]))
 
 # %% ../../nbs/66_kaggle/06_client.ipynb #41bba6ca
 def explain_failure(text: str, status: int) -> str:
@@ -179,7 +179,7 @@ def push_kernel(
     checked = check_kernel(folder, data=inputs.data, wheels=inputs.wheels, owner=known, timeout_s=timeout_s)
     for f in checked.findings:
         if f.level != "ok":
-            print(f"{f.level}: {f.where + ': ' if f.where else ''}{f.text}")
+            print(one_line(f"{f.level}: {f.where + ': ' if f.where else ''}{f.text}"))
     if checked.secrets:
         raise KaggleError("Not pushed: the kernel contains a secret. Remove it; no option overrides this.")
     mended = () if inputs.wheels is None else ("wheels",)  # they are written in below

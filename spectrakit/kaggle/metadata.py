@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['LEVELS', 'KERNEL_FILE', 'DATASET_FILE', 'PLACEHOLDER', 'WHEELS', 'FORMS', 'MACHINES', 'RETIRED', 'KERNEL', 'LICENSES',
-           'FREQUENCIES', 'DATASET', 'ENDINGS', 'Finding', 'worst', 'slug_of', 'split_source', 'machine_finding',
-           'Entry', 'is_on', 'kernel_findings', 'dataset_findings', 'read_metadata', 'known_owner', 'with_owner']
+           'FREQUENCIES', 'DATASET', 'ENDINGS', 'Finding', 'one_line', 'worst', 'slug_of', 'split_source',
+           'machine_finding', 'Entry', 'is_on', 'kernel_findings', 'dataset_findings', 'read_metadata', 'known_owner',
+           'with_owner']
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #f2f4a123
 import json
@@ -19,7 +20,7 @@ from typing import Any
 
 from ..config.profile_files import place, read_text
 from ..config.validation import shown
-from ..system.errors import RequestError, did_you_mean
+from ..system.errors import RequestError, did_you_mean, readable
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #86caa348
 LEVELS = ("error", "warning", "ok")
@@ -38,6 +39,10 @@ class Finding:
     about: str
     text: str
     where: str = ""
+
+def one_line(text: str) -> str:
+    "`text` as a line on a screen: without signs that move a cursor."
+    return readable(text).replace("\n", " ")
 
 
 def worst(findings: list[Finding]) -> str:
@@ -415,7 +420,7 @@ def _code_file_findings(values: Mapping[str, Any], folder: Path | None) -> list[
     def finding(text: str) -> Finding:
         return Finding("error", "code file", text, KERNEL_FILE)
 
-    if kind in ENDINGS and not name.lower().endswith(ENDINGS[kind]):
+    if kind in list(ENDINGS) and not name.lower().endswith(ENDINGS[kind]):
         return [
             finding(
                 f"{name!r} is no {kind[1]} {kind[0]}. Name a file that ends in {' or '.join(ENDINGS[kind])}, "
@@ -518,7 +523,7 @@ def read_metadata(file: Path) -> dict[str, Any]:
     text = read_text(file)
     try:
         values = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise RequestError(
             f"{place(file)}{line} is not valid JSON: {getattr(error, 'msg', error)}. Fix that line."

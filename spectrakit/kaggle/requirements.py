@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..config.profile_files import place
 from spectrakit.kaggle.metadata import (
     DATASET_FILE,
     KERNEL_FILE,
@@ -29,6 +30,7 @@ from .static_analysis import UNKNOWN, Cell, Facts, Use, facts_of, read_code, top
 from ..offline.import_names import importable_offline, modules_of, read_wheels
 from ..offline.install_cell import list_sha256, named_sha256
 from ..system.errors import RequestError, did_you_mean
+from ..system.files import check_inside
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #4c6e845d
 OURS = {"spectrakit", "hydra"}  # what the wheels bring where no folder of them is at hand
@@ -93,6 +95,13 @@ def open_kernel(folder: Path | str, wheels: Path | str | None = None, owner: str
     if owner:
         values = with_owner(values, owner)
     file = folder / str(values.get("code_file") or "")
+    try:
+        check_inside(folder, file)  # a push would publish it
+    except OSError as error:
+        raise RequestError(
+            f"code_file in {place(folder / KERNEL_FILE)} cannot be used: {error.strerror or error}. "
+            "Copy the file into the folder, and name it."
+        ) from None
     cells, notebook = read_code(file) if file.is_file() and file.suffix.lower() in (".ipynb", ".py") else ([], {})
     if wheels is not None and not list(Path(wheels).glob("*.whl")):
         raise RequestError(f"There are no wheels in {str(wheels)!r}. Make them: spectrakit wheelhouse {wheels}")

@@ -49,8 +49,10 @@ def _joined(value: Any) -> str:
 
 
 def _cell_of(number: int, cell: dict[str, Any]) -> Cell:
-    outputs = [output for output in cell.get("outputs") or [] if isinstance(output, dict)]
-    return Cell(number, str(cell.get("cell_type")), _joined(cell.get("source")), outputs)
+    listed = cell.get("outputs")
+    outputs = [output for output in (listed if isinstance(listed, list) else ()) if isinstance(output, dict)]
+    source = _joined(cell.get("source")).encode("utf-8", "replace").decode()  # JSON may hold half of a letter
+    return Cell(number, str(cell.get("cell_type")), source, outputs)
 
 
 def read_code(file: Path) -> tuple[list[Cell], dict[str, Any]]:
@@ -63,7 +65,7 @@ def read_code(file: Path) -> tuple[list[Cell], dict[str, Any]]:
         return [Cell(None, "code", text)], {}
     try:
         notebook = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(
             f"{place(file)} is not a notebook: its JSON is broken ({error}). Open it in Jupyter and save it again."
         ) from None
@@ -91,6 +93,7 @@ def ends_inside(lines: list[str]) -> bool:
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #3877e40c
 _MAGIC = re.compile(r"(?P<indent>\s*)(?P<target>[A-Za-z_][\w.,\[\] ]*=\s*)?(?P<sign>!!?|%)(?P<rest>[^=%].*|)$")
+_MOST_MAGICS = 200  # beyond them nobody looks whether they stand inside a text: it takes longer with each
 _HELP = re.compile(r"\s*(\?{1,2}[\w.%*]+|[%\w.*]+\?{1,2})\s*$")
 
 
@@ -103,7 +106,7 @@ def without_magics(source: str) -> tuple[str, dict[str, str]]:
     out: list[str] = []
     while i < len(lines):
         line, magic, position = lines[i], _MAGIC.match(lines[i]), len(out)
-        if (magic or _HELP.match(line)) and not ends_inside(out):
+        if (magic or _HELP.match(line)) and (len(magics) > _MOST_MAGICS or not ends_inside(out)):
             name, rest = f"_ipython_line_{i}", magic["rest"] if magic else ""
             while rest.endswith("\\") and i + 1 < len(lines):
                 i += 1
@@ -178,9 +181,14 @@ def parse(source: str, plain: bool = False) -> Parsed:
 UNKNOWN = "\0"  # stands for what only a run would show
 
 
+_LONGEST_COMMAND = 20_000
+
+
 def commands(line: str) -> list[list[str]]:
     "The words of each command in a line of the shell, without variables that are set for it, `sudo`, and redirections."
     try:
+        if len(line) > _LONGEST_COMMAND:
+            raise ValueError  # shlex would take minutes
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&()")
         lexer.whitespace_split = True
         words = list(lexer)

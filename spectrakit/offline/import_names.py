@@ -13,7 +13,7 @@ import zipfile
 from functools import cache
 from pathlib import Path
 
-from ..config.profile_files import place
+from ..config.profile_files import place, read_text
 from .platform_packages import shipped_on
 from ..system.errors import RequestError
 
@@ -120,12 +120,15 @@ def read_wheels(folder: Path) -> tuple[set[str], dict]:
     Wheels for launch processes alone do not count. RequestError where a wheel is damaged.
     """
     try:
-        manifest = json.loads((folder / "wheelhouse.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        manifest = json.loads(read_text(folder / "wheelhouse.json"))
+    except (RequestError, ValueError, RecursionError):
         manifest = {}
     manifest = manifest if isinstance(manifest, dict) else {}
+    listed = manifest.get("wheels")
     launch_only = {
-        one.get("file") for one in manifest.get("wheels", []) if isinstance(one, dict) and one.get("where") == "launch"
+        str(one.get("file"))
+        for one in (listed if isinstance(listed, list) else ())
+        if isinstance(one, dict) and one.get("where") == "launch"
     }
     return set().union(
         *(modules_in_wheel(wheel) for wheel in sorted(folder.glob("*.whl")) if wheel.name not in launch_only)

@@ -189,8 +189,8 @@ def _make_folder(plan: ResumePlan, config: Config) -> Path:
 # %% ../../nbs/35_runs/06_resume_dir.ipynb #6c6da288
 def _text(file: Path) -> str | None:
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError):
+        return read_text(file)
+    except RequestError:
         return None
 
 
