@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from .check import Checked, check_kernel
-from .metadata import KERNEL_FILE, PLACEHOLDER, known_owner, one_line, read_metadata, split_source, with_owner
+from spectrakit.kaggle.metadata import (
+    KERNEL_FILE,
+    PLACEHOLDER,
+    known_owner,
+    one_line,
+    read_metadata,
+    split_source,
+    with_owner,
+)
 from .requirements import named_slug, wheels_beside
 from ..offline.install_cell import install_command, list_sha256, named_sha256, naming
 from ..system.errors import RequestError

@@ -40,6 +40,7 @@ class Finding:
     text: str
     where: str = ""
 
+
 def one_line(text: str) -> str:
     "`text` as a line on a screen: without signs that move a cursor."
     return readable(text).replace("\n", " ")
