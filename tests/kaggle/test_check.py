@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import spectrakit
 from helpers import clean_environ, tree_hashes
 from spectrakit.cli.main import main
 from spectrakit.kaggle.check import check_kernel
@@ -27,6 +28,7 @@ from spectrakit.kaggle.metadata import (
     slug_of,
 )
 from spectrakit.kaggle.static_analysis import facts_of, parse, read_code
+from spectrakit.offline.wheels import write_wheel
 
 slow = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,7 +229,16 @@ def test_metadata_that_is_no_json_is_one_line(call, here, text, says):
 # init
 
 
+def wheels_in(folder: Path) -> None:
+    "Wheels of this version that lie beside a kernel in `folder`."
+    (folder / "wheels").mkdir()
+    (folder / "wheels" / "wheelhouse.json").write_text(json.dumps({"kit": spectrakit.__version__}))
+    for name in ("spectrakit", "hydra"):
+        write_wheel(folder / "wheels" / f"{name}-1-py3-none-any.whl", {f"{name}/__init__.py": b""}, "x.dist-info")
+
+
 def test_what_init_writes_has_every_entry_and_passes_the_check(call, here):
+    wheels_in(here)
     for kind, name in (("notebook", "first-try.ipynb"), ("script", "first-try.py"), ("utility", "first_try.py")):
         status, out, err = call(
             "init",
@@ -266,6 +277,7 @@ def test_the_owner_is_given_known_or_a_placeholder_and_the_key_is_nobodys_busine
         assert not any(b"0123" in path.read_bytes() for path in (here / name).iterdir())
         return json.loads((here / name / KERNEL_FILE).read_text())["id"].partition("/")[0]
 
+    wheels_in(here)
     assert owner("a") == PLACEHOLDER
     assert (
         "placeholder" in call("check", here / "a")[1]
