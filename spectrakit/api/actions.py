@@ -37,6 +37,7 @@ from ..runs.resume_dir import open_run_dir
 from ..runs.resume_source import plan_resume
 from ..runs.run_dir import Session, check_links, check_mirror, is_locked, new_run_dir
 from ..system.errors import RequestError
+from ..system.files import checked_path
 from ..system.signals import ends_softly, interrupts
 from ..trackers.wandb import key_in_environment
 from ..view.live import make_view
@@ -346,7 +347,7 @@ def fit(
     if resume is not None:
         config = _with_source(config, resume)
     if predict is not None:
-        check_prediction(config, Path(predict))
+        check_prediction(config, checked_path(predict, "The file for predictions"))
     with ends_softly() as terminated:
         request, pressed = replace(new_request(config), trust=trust), list[int]()
         run = _train(task, config, request, show, pressed, predict)

@@ -56,6 +56,11 @@ def weighted_mean(loss: Any, outputs: Any, targets: Any) -> Loss:
     """
     import torch
 
+    if not callable(loss) or not isinstance(targets, torch.Tensor):
+        raise RequestError(
+            f"weighted_mean got {type(loss).__name__} and targets that are {type(targets).__name__}. It needs a loss "
+            "such as nn.CrossEntropyLoss(), the outputs and a tensor of targets."
+        )
     nn = torch.nn
     weighed = type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss) and loss.reduction == "mean"
     if not weighed or torch.is_floating_point(targets):  # probabilities as targets: a mean over samples

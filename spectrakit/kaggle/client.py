@@ -30,7 +30,7 @@ from spectrakit.kaggle.metadata import (
 )
 from .requirements import named_slug, wheels_beside
 from ..offline.install_cell import install_command, list_sha256, named_sha256, naming
-from ..system.errors import RequestError
+from ..system.errors import RequestError, check_type
 from ..system.files import checked_path, write_atomic
 from ..system.masking import masked
 
@@ -182,7 +182,10 @@ def push_kernel(
     `anyway`: push in spite of errors of the check, but never with a secret. `dry_run`: show the command and do nothing.
     RequestError where the request is wrong, KaggleError where the check or Kaggle refuses the kernel."""
     folder, known = checked_path(folder, "The folder"), None if owner is None else known_owner(owner)
-    if timeout_s is not None and timeout_s < 60:
+    check_type(inputs, LocalInputs, "inputs", "LocalInputs, such as LocalInputs(wheels='wheels')")
+    if timeout_s is not None:
+        check_type(timeout_s, (int, float), "timeout_s", "seconds, such as 3600")
+    if timeout_s is not None and not timeout_s >= 60:
         raise RequestError(f"A timeout of {timeout_s:g} s ends the session before it begins. Give more, such as 9h.")
     checked = check_kernel(folder, data=inputs.data, wheels=inputs.wheels, owner=known, timeout_s=timeout_s)
     for f in checked.findings:

@@ -27,7 +27,7 @@ from spectrakit.kaggle.metadata import (
 from .requirements import named_slug, wheels_beside
 from ..launch.job import BUILT_IN, check_task_name
 from ..offline.install_cell import INSTALL_CELL, list_sha256, named_sha256, naming
-from ..system.errors import RequestError, did_you_mean
+from ..system.errors import RequestError, check_type, did_you_mean
 from ..system.files import checked_path, write_atomic
 
 # %% ../../nbs/66_kaggle/05_init.ipynb #7d2dfd9e
@@ -295,6 +295,8 @@ def init_kernel(
     RequestError, with nothing written, where anything is wrong.
     """
     folder = checked_path(folder, "The folder")
+    check_type(code, KernelCode, "code", "KernelCode, such as KernelCode('script')")
+    check_type(sources, KernelSources, "sources", "KernelSources, such as KernelSources(['ada/soil'])")
     if code.kind not in SUFFIXES:
         raise RequestError(
             f"There is no kind {code.kind!r}. Choose one of {', '.join(SUFFIXES)}.{did_you_mean(code.kind, SUFFIXES)}"

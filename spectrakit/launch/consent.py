@@ -24,7 +24,7 @@ from ..config.validation import shown
 from .job import BUILT_IN
 from ..runs.run_dir import RUN_FILES, is_attached, is_foreign
 from ..system.errors import RequestError
-from ..system.files import file_sha256
+from ..system.files import checked_path, file_sha256
 from ..system.origin import accept, is_accepted
 
 # %% ../../nbs/50_launch/09_consent.ipynb #24344345
@@ -149,7 +149,7 @@ def trust(run: Any, accept_it: bool = False) -> Trust:
 
     RequestError where it is no run, or this cannot be remembered.
     """
-    path = Path(getattr(run, "path", run))
+    path = checked_path(getattr(run, "path", run), "The run")
     found = _trust_of(path, compose(config=path / "config.yaml"))
     if not accept_it:
         return found

@@ -16,7 +16,8 @@ from datetime import date
 from importlib.resources import files
 from pathlib import Path
 
-from ..system.errors import RequestError, did_you_mean
+from ..system.errors import RequestError, check_type, did_you_mean
+from ..system.files import checked_path
 
 # %% ../../nbs/23_offline/00_platform_packages.ipynb #6c365144
 PYTHONS = ("3.11", "3.12", "3.13")  # those that spectrakit is tested with
@@ -111,7 +112,7 @@ PLATFORMS = {"kaggle": ("kaggle.txt",), "colab": ("colab.txt", "colab-3.12.txt")
 def read_list(file: Path | str, **facts: str) -> PlatformPackages:
     "The list in `file`. RequestError where it cannot be read."
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = checked_path(file, "The list of packages").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = "it is not a text file" if isinstance(error, ValueError) else error.strerror
         raise RequestError(
@@ -127,6 +128,7 @@ def shipped_on(target: str) -> tuple[PlatformPackages, ...]:
     `target`: 'kaggle', 'colab', or 'python==3.12' for any machine with that Python and torch.
     RequestError where there is no list for it.
     """
+    check_type(target, str, "The platform", "kaggle, colab or python==3.12")
     if found := re.fullmatch(r"python\s*==?\s*(\d+\.\d+)(\.\d+)?", target.strip().lower()):
         if found[1] in PYTHONS:
             return (replace(read_list(LISTS / "python.txt"), python=found[1]),)

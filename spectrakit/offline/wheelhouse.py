@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MOST_FILES', 'SLUG', 'NOBODY', 'Wheelhouse', 'staging_folder', 'platforms_for', 'check_owner', 'known_extras',
-           'check_extras', 'own_requirements', 'session_wheels', 'launch_needs', 'launch_wheels', 'entries',
+           'listed', 'check_extras', 'own_requirements', 'session_wheels', 'launch_needs', 'launch_wheels', 'entries',
            'installer_text', 'WheelhouseOptions', 'make_wheelhouse']
 
 # %% ../../nbs/23_offline/06_wheelhouse.ipynb #cb88029d
@@ -33,7 +33,7 @@ from spectrakit.offline.wheels import (
     requirements_for,
     satisfied,
 )
-from ..system.errors import RequestError, did_you_mean
+from ..system.errors import RequestError, check_type, did_you_mean
 from ..system.files import checked_path
 
 # %% ../../nbs/23_offline/06_wheelhouse.ipynb #9202804b
@@ -171,6 +171,15 @@ def known_extras(wheel: Path | None = None) -> list[str]:
     from importlib.metadata import metadata
 
     return metadata(DISTRIBUTION).get_all("Provides-Extra") or []
+
+
+def listed(names: Iterable[str], what: str, example: str) -> list[str]:
+    "`names`, or one name alone, as a list. RequestError where they are none; `what`: what they are, with an `example`."
+    names = [names] if isinstance(names, str) else names
+    check_type(names, Iterable, what, f"a list of names, such as ['{example}']")
+    for name in (names := list(names)):
+        check_type(name, str, f"A name in {what}", f"text, such as '{example}'")
+    return names
 
 
 def check_extras(extras: Iterable[str], known: Sequence[str]) -> list[str]:
@@ -459,6 +468,8 @@ def make_wheelhouse(
     RequestError where it cannot work, RuntimeError where the dry install failed; `out` is then as it was.
     """
     out = checked_path(out, "The folder")
+    check_type(options, WheelhouseOptions, "options", "WheelhouseOptions, such as WheelhouseOptions(owner='ada')")
+    extras, launch = listed(extras, "extras", "demo"), listed(launch, "launch", "accelerate>=1.14")
     out, needs = Path(os.path.realpath(out)), launch_needs(launch)  # of a link: the folder that it points to
     check_owner(options.owner)
     lists, notes = platforms_for(target, packages)

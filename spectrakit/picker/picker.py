@@ -62,7 +62,7 @@ from spectrakit.picker.selection import (
     source_rows,
 )
 from ..system.errors import RequestError
-from ..system.files import write_atomic
+from ..system.files import checked_path, write_atomic
 from ..system.platforms.detect import detect
 from ..system.platforms.local import ipython_shell
 from ..system.platforms.platform import Platform
@@ -434,7 +434,7 @@ class ProfilePicker:
     ):
         shell: Any = ipython_shell()
         self._selection = _start_selection(overrides, samples, task, shell)
-        self._file = None if file is None else Path(file)
+        self._file = None if file is None else checked_path(file, "The file for the selection")
         self._form: Form | None = None
         if self._file and self._file.is_file():
             _read_file(self._selection, self._file)

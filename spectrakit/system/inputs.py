@@ -16,7 +16,8 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from .platforms.detect import input_folders
+from .errors import check_type, readable
+from .platforms.detect import checked_root, input_folders
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc01
 KINDS = ("competitions", "datasets", "models", "notebooks")
@@ -159,9 +160,10 @@ def find_input(
     FileNotFoundError says what was looked at and names near ones; ValueError where the name is none, or fits two.
     """
     environ, (kinds, parts) = os.environ if environ is None else environ, _parts(slug)
+    check_type(environ, Mapping, "environ", "a mapping of variables, such as os.environ")
     if marker is not None:
         _checked_marker(marker)
-    folders = input_folders(environ, os.fspath(root))
+    folders = input_folders(environ, checked_root(root))
     for shown, real in folders:
         found = _by_name(real, kinds, parts)
         # SPECTRAKIT_INPUT may be the data set itself
@@ -176,7 +178,7 @@ def find_input(
             path = _only(slug, found, marker)
             warnings.warn(f"No input is called {slug!r}; {path} is taken, because {marker!r} is in it.", stacklevel=2)
             return path
-    raise FileNotFoundError(_not_found(slug, marker, folders))
+    raise FileNotFoundError(readable(_not_found(slug, marker, folders)))
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc07
 def has_internet(timeout_s: float = 2.0, host: str = "example.com", port: int = 443) -> bool:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from .errors import readable
 from .masking import remember
 from .platforms.detect import detect
 
@@ -172,4 +173,4 @@ def secret(name: str, default: str | None = None) -> Secret:
             return _hand_out(name, value)
     if default is not None:
         return _hand_out(name, default)
-    raise SecretError(f"There is no secret {name}: {reason}.{_suggested_name(name)} {mend.format(name=name)}")
+    raise SecretError(readable(f"There is no secret {name}: {reason}.{_suggested_name(name)} {mend.format(name=name)}"))

@@ -323,7 +323,7 @@ def checked_sweep(lowest: float, highest: float, steps: int) -> Sweep:
             f"lowest={lowest:g} and highest={highest:g} are not possible: a sweep goes up, "
             f"over a factor of ten at least. {swapped if highest <= lowest / 10 else 'The defaults are 1e-7 and 1.'}"
         )
-    if isinstance(steps, bool) or not hasattr(steps, "__index__") or not 20 <= steps <= 10_000:
+    if isinstance(steps, (bool, type)) or not hasattr(steps, "__index__") or not 20 <= steps <= 10_000:
         raise RequestError(f"steps={steps!r} is not possible: it needs a whole number from 20 to 10000; 100 is usual.")
     return Sweep(float(lowest), float(highest), int(steps))
 

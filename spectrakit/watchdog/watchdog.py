@@ -34,6 +34,7 @@ from spectrakit.distributed.heartbeat import (
     requested,
 )
 from ..system.errors import RequestError, did_you_mean
+from ..system.files import checked_path
 from ..system.platforms.detect import detect
 from ..system.signals import interrupts
 from ..system.units import parse_duration
@@ -167,7 +168,7 @@ class Watchdog:
         time_allowed = time_limit(self.config, platform)
         check_time(self.config, platform, time_allowed)
         self.budget = make_budget(self.config, time_allowed)
-        self.stop_file = None if stop_file is None else Path(stop_file)
+        self.stop_file = None if stop_file is None else checked_path(stop_file, "stop_file")
         self.reason, self.steps = "", 0
         self._pace, self._next_look, self._opened = Pace(), 0.0, contextlib.ExitStack()
         self._terminated: list[int] = []
