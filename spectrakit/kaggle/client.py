@@ -124,6 +124,15 @@ class LocalInputs:
     wheels: Path | str | None = None  # the wheelhouse, which the kernel will name; default: one beside it
 
 # %% ../../nbs/66_kaggle/06_client.ipynb #f5a4f7d9
+def _check_push(inputs: LocalInputs, timeout_s: float | None) -> None:
+    check_type(inputs, LocalInputs, "inputs", "LocalInputs, such as LocalInputs(wheels='wheels')")
+    if timeout_s is None:
+        return
+    check_type(timeout_s, (int, float), "timeout_s", "seconds, such as 3600")
+    if not timeout_s >= 60:
+        raise RequestError(f"A timeout of {timeout_s:g} s ends the session before it begins. Give more, such as 9h.")
+
+
 def _fill_owner(folder: Path, owner: str | None) -> None:
     "Replace the placeholder in the metadata by `owner`, if there is one."
     file = folder / KERNEL_FILE
@@ -182,11 +191,7 @@ def push_kernel(
     `anyway`: push in spite of errors of the check, but never with a secret. `dry_run`: show the command and do nothing.
     RequestError where the request is wrong, KaggleError where the check or Kaggle refuses the kernel."""
     folder, known = checked_path(folder, "The folder"), None if owner is None else known_owner(owner)
-    check_type(inputs, LocalInputs, "inputs", "LocalInputs, such as LocalInputs(wheels='wheels')")
-    if timeout_s is not None:
-        check_type(timeout_s, (int, float), "timeout_s", "seconds, such as 3600")
-    if timeout_s is not None and not timeout_s >= 60:
-        raise RequestError(f"A timeout of {timeout_s:g} s ends the session before it begins. Give more, such as 9h.")
+    _check_push(inputs, timeout_s)
     checked = check_kernel(folder, data=inputs.data, wheels=inputs.wheels, owner=known, timeout_s=timeout_s)
     for f in checked.findings:
         if f.level != "ok":

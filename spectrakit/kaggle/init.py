@@ -258,6 +258,15 @@ def kernel_values(title: str, owner: str, kind: str, sources: dict[str, list[str
     return {key: changed.get(key, entry.default) for key, entry in KERNEL.items()}
 
 # %% ../../nbs/66_kaggle/05_init.ipynb #c15fa93b
+def _check_parts(code: KernelCode, sources: KernelSources) -> None:
+    check_type(code, KernelCode, "code", "KernelCode, such as KernelCode('script')")
+    check_type(sources, KernelSources, "sources", "KernelSources, such as KernelSources(['ada/soil'])")
+    if code.kind not in SUFFIXES:
+        raise RequestError(
+            f"There is no kind {code.kind!r}. Choose one of {', '.join(SUFFIXES)}.{did_you_mean(code.kind, SUFFIXES)}"
+        )
+
+
 def _write_files(folder: Path, files: Mapping[Path, str], force: bool) -> None:
     "Write `files` (path → text) into `folder`. RequestError where one is there already and not `force`."
     there = [path.name for path in files if path.exists()]
@@ -295,12 +304,7 @@ def init_kernel(
     RequestError, with nothing written, where anything is wrong.
     """
     folder = checked_path(folder, "The folder")
-    check_type(code, KernelCode, "code", "KernelCode, such as KernelCode('script')")
-    check_type(sources, KernelSources, "sources", "KernelSources, such as KernelSources(['ada/soil'])")
-    if code.kind not in SUFFIXES:
-        raise RequestError(
-            f"There is no kind {code.kind!r}. Choose one of {', '.join(SUFFIXES)}.{did_you_mean(code.kind, SUFFIXES)}"
-        )
+    _check_parts(code, sources)
     if folder.exists() and not folder.is_dir():
         raise RequestError(f"{str(folder)!r} is a file. Name a folder for the kernel.")
     title, owner = _title_of(folder, title), known_owner(owner)

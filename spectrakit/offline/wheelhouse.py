@@ -467,10 +467,9 @@ def make_wheelhouse(
     see the new one. `packages`: a `pip freeze` of the platform; default: the dated list. `options`: what is rarer.
     RequestError where it cannot work, RuntimeError where the dry install failed; `out` is then as it was.
     """
-    out = checked_path(out, "The folder")
+    out = Path(os.path.realpath(checked_path(out, "The folder")))  # of a link: the folder that it points to
     check_type(options, WheelhouseOptions, "options", "WheelhouseOptions, such as WheelhouseOptions(owner='ada')")
-    extras, launch = listed(extras, "extras", "demo"), listed(launch, "launch", "accelerate>=1.14")
-    out, needs = Path(os.path.realpath(out)), launch_needs(launch)  # of a link: the folder that it points to
+    extras, needs = listed(extras, "extras", "demo"), launch_needs(listed(launch, "launch", "accelerate>=1.14"))
     check_owner(options.owner)
     lists, notes = platforms_for(target, packages)
     kit = _check_own_wheel(options.wheel)

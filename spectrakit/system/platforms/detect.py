@@ -178,6 +178,16 @@ def _probed(environ: Mapping[str, str], root: str, shell: str | None) -> Probe:
     "What is looked at; `shell` None means this process itself, with its own IPython shell."
     return Probe(environ, root, shell_class() if shell is None else shell, live=shell is None)
 
+# %% ../../../nbs/00_system/04_platforms/22_detect.ipynb #0f6d1753
+def checked_root(root: str | os.PathLike) -> str:
+    "The folder that stands for the root of the file system. RequestError where it cannot be a folder."
+    check_type(root, (str, os.PathLike), "root", "a folder, such as '/'")
+    try:
+        os.fsencode(root)
+    except UnicodeEncodeError:
+        raise RequestError(f"root={os.fspath(root)!r} cannot be the name of a folder. Give one, such as '/'.") from None
+    return os.fspath(root)
+
 # %% ../../../nbs/00_system/04_platforms/22_detect.ipynb #4f7372ed
 def _described(probe: Probe, kind: PlatformKind, notes: list[str | None], **facts: Any) -> Platform:
     "The `Platform` of these `facts`, with the hardware, the space on its disks, and the notes for people."
@@ -207,16 +217,6 @@ def _described(probe: Probe, kind: PlatformKind, notes: list[str | None], **fact
     )
 
 # %% ../../../nbs/00_system/04_platforms/22_detect.ipynb #1acc9745
-def checked_root(root: str | os.PathLike) -> str:
-    "The folder that stands for the root of the file system. RequestError where it cannot be a folder."
-    check_type(root, (str, os.PathLike), "root", "a folder, such as '/'")
-    try:
-        os.fsencode(root)
-    except UnicodeEncodeError:
-        raise RequestError(f"root={os.fspath(root)!r} cannot be the name of a folder. Give one, such as '/'.") from None
-    return os.fspath(root)
-
-
 def detect(
     environ: Mapping[str, str] | None = None,
     root: str | os.PathLike = "/",
