@@ -3698,6 +3698,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                 'spectrakit/system/platforms/colab.py')},
             'spectrakit.system.platforms.detect': { 'spectrakit.system.platforms.detect._Session': ( '00_system/04_platforms/detect.html#_session',
                                                                                                      'spectrakit/system/platforms/detect.py'),
+                                                    'spectrakit.system.platforms.detect._check_given': ( '00_system/04_platforms/detect.html#_check_given',
+                                                                                                         'spectrakit/system/platforms/detect.py'),
                                                     'spectrakit.system.platforms.detect._described': ( '00_system/04_platforms/detect.html#_described',
                                                                                                        'spectrakit/system/platforms/detect.py'),
                                                     'spectrakit.system.platforms.detect._folders': ( '00_system/04_platforms/detect.html#_folders',

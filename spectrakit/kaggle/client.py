@@ -123,7 +123,7 @@ class LocalInputs:
     data: Path | str | None = None  # will be a data set: it is checked as well
     wheels: Path | str | None = None  # the wheelhouse, which the kernel will name; default: one beside it
 
-# %% ../../nbs/66_kaggle/06_client.ipynb #f5a4f7d9
+# %% ../../nbs/66_kaggle/06_client.ipynb #b541e581
 def _check_push(inputs: LocalInputs, timeout_s: float | None) -> None:
     check_type(inputs, LocalInputs, "inputs", "LocalInputs, such as LocalInputs(wheels='wheels')")
     if timeout_s is None:
@@ -132,7 +132,7 @@ def _check_push(inputs: LocalInputs, timeout_s: float | None) -> None:
     if not timeout_s >= 60:
         raise RequestError(f"A timeout of {timeout_s:g} s ends the session before it begins. Give more, such as 9h.")
 
-
+# %% ../../nbs/66_kaggle/06_client.ipynb #f5a4f7d9
 def _fill_owner(folder: Path, owner: str | None) -> None:
     "Replace the placeholder in the metadata by `owner`, if there is one."
     file = folder / KERNEL_FILE

@@ -471,8 +471,7 @@ def make_wheelhouse(
     check_type(options, WheelhouseOptions, "options", "WheelhouseOptions, such as WheelhouseOptions(owner='ada')")
     extras, needs = listed(extras, "extras", "demo"), launch_needs(listed(launch, "launch", "accelerate>=1.14"))
     check_owner(options.owner)
-    lists, notes = platforms_for(target, packages)
-    kit = _check_own_wheel(options.wheel)
+    (lists, notes), kit = platforms_for(target, packages), _check_own_wheel(options.wheel)
     extras = check_extras(extras, known_extras(kit))
     staged = staging_folder(out)
     try:

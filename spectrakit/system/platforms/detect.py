@@ -179,6 +179,13 @@ def _probed(environ: Mapping[str, str], root: str, shell: str | None) -> Probe:
     return Probe(environ, root, shell_class() if shell is None else shell, live=shell is None)
 
 # %% ../../../nbs/00_system/04_platforms/22_detect.ipynb #0f6d1753
+def _check_given(environ: object, shell: object, now: object) -> None:
+    check_type(environ, Mapping, "environ", "a mapping of variables, such as os.environ")
+    check_type(now, (int, float), "now", "seconds since 1970, such as time.time()")
+    if shell is not None:
+        check_type(shell, str, "shell", "the name of a class, or '' for none")
+
+
 def checked_root(root: str | os.PathLike) -> str:
     "The folder that stands for the root of the file system. RequestError where it cannot be a folder."
     check_type(root, (str, os.PathLike), "root", "a folder, such as '/'")
@@ -232,10 +239,7 @@ def detect(
     """
     environ = os.environ if environ is None else environ
     now = time.time() if now is None else now
-    check_type(environ, Mapping, "environ", "a mapping of variables, such as os.environ")
-    check_type(now, (int, float), "now", "seconds since 1970, such as time.time()")
-    if shell is not None:
-        check_type(shell, str, "shell", "the name of a class, or '' for none")
+    _check_given(environ, shell, now)
     root = checked_root(root)
     probe = _probed(environ, root, shell)
     parent, inherited_note = _inherited(environ)
