@@ -1,14 +1,16 @@
 """Tasks for the fault matrix: what TINY_FAULTS says goes wrong, at the moment that it names.
 
-`PLACE RANK NUMBER WHAT`, divided by `;`: at the NUMBER-th call of PLACE (loss, read, metric, predict) in a process that
-is rank RANK, counted from its start, the method WHAT. It happens once, in all starts together, unless WHAT ends with
-`!`; what happened is a file `fault-PLACE-RANK-NUMBER`. TINY_STEP_S: seconds that each training loss takes. TINY_EVAL_S,
-TINY_PREDICT_S: those of a whole evaluation and of all predictions on one rank. The option `ballast`: MiB that the model
-carries along, so that its checkpoints are large enough to be written in the background.
+`PLACE RANK NUMBER WHAT`, divided by `;`: at the NUMBER-th call of PLACE (data, model, loss, read, metric, predict) in a
+process that is rank RANK, counted from its start, the method WHAT; `WHAT@3` calls it with the number 3. It happens
+once, in all starts together, unless WHAT ends with `!`; what happened is a file `fault-PLACE-RANK-NUMBER`. TINY_STEP_S:
+seconds that each training loss takes. TINY_EVAL_S, TINY_PREDICT_S: those of a whole evaluation and of all predictions
+on one rank. The option `ballast`: MiB that the model carries along, so that its checkpoints are large enough to be
+written in the background.
 """
 
 import errno
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -39,10 +41,15 @@ class Walk(Troubled):
     def model(self, cfg):
         if "TINY_PIDS" in os.environ:
             Path(f"pid-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
+        self.happen("model")
         model = self.net()
         if ballast := self.option(cfg, "ballast"):
             model.register_buffer("ballast", torch.ones(ballast, 2**18))
         return model
+
+    def datasets(self, cfg):
+        self.happen("data")
+        return super().datasets(cfg)
 
     def net(self):
         return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
@@ -72,7 +79,8 @@ class Walk(Troubled):
             ):
                 continue
             mark.write_text(str(os.getpid()))
-            getattr(self, what.rstrip("!"))()
+            name, _, number = what.rstrip("!").partition("@")
+            getattr(self, name)(*([int(number)] if number else []))
 
     # what Troubled does not have
 
@@ -117,6 +125,25 @@ class Walk(Troubled):
                 file.write(what + "\n")
             if left[0] == 0:
                 self.kill()
+
+        watch_disk(count)
+
+    def save(self, call):
+        "Die at the `call`-th call to the disk that touches a checkpoint from now on."
+        self.count_down(call, self.kill)
+
+    def peer(self, call):
+        "Kill rank 1 at that call."
+        self.count_down(call, lambda: os.kill(int(Path("pid-1").read_text()), signal.SIGKILL))
+
+    def count_down(self, call, act):
+        left = [call]
+
+        def count(what):
+            left[0] -= 1
+            if left[0] == 0:
+                Path(f"aimed-{call:02d}-{what.replace(' ', '-')}").touch()
+                act()
 
         watch_disk(count)
 

@@ -1,10 +1,11 @@
 """The whole fault matrix: `python tools/faults.py`, or `make faults`. About an hour and a half; each part can be had
 alone.
 
---matrix plays every scenario once; --kills N kills runs at random moments, N times at least; --deadline N runs into a
-limit of two minutes 2 N times. Without any of them: all three, with 200 kills and 20 runs of each kind. The report goes
-to bench/faults.md and bench/faults.json, where a part that was not run keeps its last result, and with --out RUN to
-RUN/faults/ as well. Exit status 1 where a promise was broken.
+--matrix plays every scenario once; --kills N kills runs at random moments, N times at least; --aimed N kills one of two
+ranks in start-ups, evaluations and saves, ten times in a run; --deadline N runs into a limit of two minutes 2 N times.
+Without any of them: all four, with 200 kills, 40 aimed ones and 20 runs of each kind. The report goes to bench/faults.md
+and bench/faults.json, where a part that was not run keeps its last result, and with --out RUN to RUN/faults/ as well.
+Exit status 1 where a promise was broken.
 """
 
 import argparse
@@ -48,6 +49,7 @@ def main() -> None:
         "--only", nargs="+", metavar="WORD", help="scenarios with one of these words in their name; writes no report"
     )
     parser.add_argument("--kills", type=int, metavar="N", help="so many random kills at least")
+    parser.add_argument("--aimed", type=int, metavar="N", help="so many kills in start-ups, evaluations and saves")
     parser.add_argument(
         "--deadline", type=int, metavar="N", help="so many runs of two minutes, and as many with a hang"
     )
@@ -58,10 +60,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="RUN", help="a run's folder, which gets the report under faults/")
     parser.add_argument("--no-report", action="store_true", help="leave bench/ as it is")
     asked = parser.parse_args()
-    if not (asked.matrix or asked.only or asked.kills or asked.deadline):
-        asked.matrix, asked.kills, asked.deadline = True, 200, 20
+    if not (asked.matrix or asked.only or asked.kills or asked.aimed or asked.deadline):
+        asked.matrix, asked.kills, asked.aimed, asked.deadline = True, 200, 40, 20
 
     from faultlib import clocks, matrix
+    from faultlib.aimed import runs_of
     from faultlib.kills import random_kills
 
     folder, began, report = Path(tempfile.mkdtemp(prefix="faults-")), time.monotonic(), {}
@@ -77,6 +80,10 @@ def main() -> None:
             matrix.facts_of_kills(random_kills(asked.kills, asked.seed, folder, asked.parallel, tell), asked.seed),
             began,
         )
+    if asked.aimed:
+        began = time.monotonic()
+        rows = matrix.play_all(runs_of(asked.aimed), folder / "aimed", asked.parallel, tell)
+        report["aimed"] = part(matrix.facts_of_aimed(rows), began)
     if asked.deadline:
         began = time.monotonic()
         pairs = [

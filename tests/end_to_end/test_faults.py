@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from faultlib import clocks, crashes, losses, matrix, storage
+from faultlib import aimed, clocks, crashes, losses, matrix, storage
 from faultlib.harness import play
 from faultlib.kills import KINDS, Chain, Quota, run_chain
 
@@ -37,6 +37,7 @@ FAST = (
     crashes.a_loader_worker_is_killed,
     crashes.no_memory_in_backward_on_rank_1,
     crashes.two_processes_resume_one_run,
+    aimed.kills_aimed_at_a_start_a_save_and_an_evaluation,
     losses.a_nan_on_rank_1_rolls_both_back,
     storage.a_disk_that_cannot_flush,
     storage.checkpoints_that_become_read_only,
@@ -101,6 +102,7 @@ def test_the_report_has_every_fault_and_no_place(tmp_path):
             "machine": "a machine",
             "matrix": {"date": "today", "seconds": 1.0, **matrix.facts_of_rows(rows)},
             "kills": {"date": "today", "seconds": 1.0, **matrix.facts_of_kills([chain], 7)},
+            "aimed": {"date": "today", "seconds": 1.0, **matrix.facts_of_aimed(rows)},
             "deadlines": {"date": "today", "seconds": 1.0, "parallel": 1, "seed": 7, **matrix.facts_of_deadlines(rows)},
         }
     )
@@ -108,6 +110,11 @@ def test_the_report_has_every_fault_and_no_place(tmp_path):
         "| a fault that breaks | It has to hold. | 1 | failed | 3 |" in text
         and "- **a fault that breaks**: it did not hold in …" in text
     )
-    assert "3 random kills" in text and "- **one process, seed 7**: the weights" in text and str(tmp_path) not in text
+    assert (
+        "10 aimed kills" in text
+        and "3 random kills" in text
+        and "- **one process, seed 7**: the weights" in text
+        and str(tmp_path) not in text
+    )
     assert len({one.__name__ for one in matrix.scenarios()}) == len(matrix.scenarios()) > 60
     assert {*FAST, *IN_TIME, *ALSO_IN_TIME} <= set(matrix.scenarios())

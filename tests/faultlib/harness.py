@@ -454,7 +454,7 @@ def compare(place: Place, run: Run, task: str, *words: str) -> Run:
     """
     reference, mine, events = calm(place, task, *words), trace(run), read_events(run.path / "events.jsonl")
     untold = (
-        {event["step"] for event in events if event["type"] == "restart" and event["step"] not in mine.losses}
+        {event["step"] for event in events if event["type"] == "restart" and event["step"] not in {0, *mine.losses}}
         if place.ranks > 1
         else set()
     )
