@@ -96,6 +96,8 @@ def importable_offline(platform: str = "kaggle") -> frozenset[str]:
 def modules_in_wheel(wheel: Path) -> set[str]:
     "The top-level modules in a wheel, in lower case. RequestError where it cannot be read as a wheel."
     try:
+        if not wheel.is_file():
+            raise OSError("it is no file")
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
     except (OSError, zipfile.BadZipFile) as error:

@@ -29,9 +29,12 @@ from spectrakit.api import actions
 from spectrakit.api import check as checks
 from spectrakit.checkpoint.store import CheckpointError
 from spectrakit.launch.job import BUILT_IN
+from spectrakit.offline.installer import Failed, Refused
 from spectrakit.system.errors import RequestError
 from spectrakit.tuning import lr_finder
 
+# errors that people are meant to read
+READABLE = (RequestError, CheckpointError, Refused, Failed, RuntimeError, SystemExit)
 SECRET = "c4nary-9f2e71d05b"  # the value of KAGGLE_KEY, and the content of a file outside
 LIMIT_S = 10.0
 ROOM = 3 * 2**30  # bytes
@@ -137,7 +140,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 def _one_sentence(error: BaseException) -> bool:
     "Whether an error is one that people are meant to read, and not a fault of ours."
-    return isinstance(error, (RequestError, CheckpointError, RuntimeError, SystemExit)) and "\n" not in str(error)
+    return isinstance(error, READABLE) and "\n" not in str(error)
 
 
 def unprintable(text: str) -> bool:
