@@ -87,6 +87,7 @@ def init(arguments: Sequence[str]) -> int:
     "Write a kernel that can be pushed: metadata and a notebook that runs."
     options = _init_parser().parse_args(arguments)
     from spectrakit.kaggle.init import KernelCode, KernelSources, init_kernel
+    from spectrakit.kaggle.metadata import one_line
 
     if options.interactive:
         _ask(options)
@@ -98,8 +99,8 @@ def init(arguments: Sequence[str]) -> int:
         sources=KernelSources(options.dataset, options.competition, options.kernel, options.model, options.wheels),
         force=options.force,
     )
-    print(*files, sep="\n")
-    place = shlex.quote(options.folder)
+    print(*(one_line(str(file)) for file in files), sep="\n")
+    place = one_line(shlex.quote(options.folder))
     print(
         f"next: spectrakit wheelhouse wheels, upload it once; then spectrakit kaggle check {place} --wheels wheels, "
         f"and spectrakit kaggle push {place} --wheels wheels, which names these wheels in it"
