@@ -111,7 +111,7 @@ def test_the_report_has_every_fault_and_no_place(tmp_path):
         and "- **a fault that breaks**: it did not hold in …" in text
     )
     assert (
-        "10 aimed kills" in text
+        "0 aimed kills" in text
         and "3 random kills" in text
         and "- **one process, seed 7**: the weights" in text
         and str(tmp_path) not in text
