@@ -81,6 +81,12 @@ def wheels_beside(folder: Path) -> Path | None:
     )
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #7f186558
+def _code_folder(folder: Path, file: Path) -> Path:
+    "Where the code of the kernel in `folder` may lie: there, or with another kernel beside it, as ../train/train.ipynb."
+    beside = file.parent.resolve().parent == folder.resolve().parent and (file.parent / KERNEL_FILE).is_file()
+    return file.parent if beside else folder
+
+
 def open_kernel(folder: Path | str, wheels: Path | str | None = None, owner: str | None = None) -> Kernel:
     """Read the kernel in `folder`; `owner` fills the placeholder.
 
@@ -96,7 +102,7 @@ def open_kernel(folder: Path | str, wheels: Path | str | None = None, owner: str
         values = with_owner(values, owner)
     file = folder / str(values.get("code_file") or "")
     try:
-        check_inside(folder, file)  # a push would publish it
+        check_inside(_code_folder(folder, file), file)  # a push would publish it
     except OSError as error:
         raise RequestError(
             f"code_file in {place(folder / KERNEL_FILE)} cannot be used: {error.strerror or error}. "
