@@ -3,9 +3,9 @@ alone.
 
 --matrix plays every scenario once; --kills N kills runs at random moments, N times at least; --aimed N kills one of two
 ranks in start-ups, evaluations and saves, ten times in a run; --deadline N runs into a limit of two minutes 2 N times.
-Without any of them: all four, with 200 kills, 40 aimed ones and 20 runs of each kind. The report goes to bench/faults.md
-and bench/faults.json, where a part that was not run keeps its last result, and with --out RUN to RUN/faults/ as well.
-Exit status 1 where a promise was broken.
+Without any of them: all four, with 200 kills, 40 aimed ones and 20 runs of each kind. The report goes to
+bench/faults.md and bench/faults.json, where a part that was not run keeps its last result, and with --out RUN to
+RUN/faults/ as well. Exit status 1 where a promise was broken.
 """
 
 import argparse

@@ -221,8 +221,8 @@ def markdown(report: dict) -> str:
             f"## {aimed_kills['kills']} aimed kills",
             "",
             f"{aimed_kills['date']}, {aimed_kills['seconds'] / 60:.0f} minutes. Two ranks; in each run three kills in "
-            "start-ups, three in evaluations and up to four at certain calls to the disk in saves, of either rank. Each "
-            f"run has to end as the one to which nothing happened. Runs with a loss: {aimed_kills['broken']}.",
+            "start-ups, three in evaluations and up to four at certain calls to the disk in saves, of either rank. "
+            f"Each run has to end as the one to which nothing happened. Runs with a loss: {aimed_kills['broken']}.",
             "",
             table(
                 ["run", "ended", "again", "same", "stayed", "kept", "note"],
