@@ -82,7 +82,7 @@ def wheels_beside(folder: Path) -> Path | None:
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #7f186558
 def _code_folder(folder: Path, file: Path) -> Path:
-    "Where the code of the kernel in `folder` may lie: there, or with another kernel beside it, as ../train/train.ipynb."
+    "Where the code of the kernel in `folder` may lie: there, or with a kernel beside it, as ../train/train.ipynb."
     beside = file.parent.resolve().parent == folder.resolve().parent and (file.parent / KERNEL_FILE).is_file()
     return file.parent if beside else folder
 
