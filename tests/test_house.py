@@ -399,7 +399,6 @@ def test_the_hooks_before_a_commit_run_what_make_test_runs():
 # --- cells that can be read -----------------------------------------------------------------------------------------
 
 LONGEST_CELL = 40  # lines
-LATER = "is still to be cut at its ideas, or shown"
 
 # (notebook, first name in the cell) → why it is longer: it would be worse cut up
 LONG_CELLS = {
@@ -430,14 +429,11 @@ LONG_CELLS = {
         "38_contract/01_task",
         "Task",
     ): "the protocol: a method for each thing that a task may have, with what it gets and returns",
-    ("38_contract/03_recorder", "Recorder"): LATER,
-    ("38_contract/03_recorder", "StandIn"): LATER,
-    ("38_contract/07_task_code", "Source"): LATER,
-    ("38_contract/07_task_code", "_is_importable"): LATER,
+    ("38_contract/03_recorder", "StandIn"): "one object that behaves as another: a method for each way to ask it",
     ("40_training/01_state", "TrainState"): "all that the loop works with, by groups, and what of it is saved",
     ("40_training/05_setup", "prepare"): "what is decided before the first step, in the order in which it is",
     ("40_training/09_loop", "train_loop"): "a whole step read from top to bottom",
-    ("45_jobs/01_lr_range_test", "range_loop"): LATER,
+    ("45_jobs/01_lr_range_test", "range_loop"): "a whole sweep read from top to bottom, as the training loop is",
     ("55_view/04_text", "TextView"): "one view: what it reads, and how a line is drawn over or written",
     ("55_view/05_buttons", "Buttons"): "two widgets, from their making to their removal",
     ("55_view/06_live", "LiveView"): "one view: what is due; drawing is done by the functions below it",
@@ -448,13 +444,7 @@ LONG_CELLS = {
 }
 
 # (notebook, first name in the cell) → why no cell shows it
-NOT_SHOWN: dict[tuple[str, str], str] = {
-    ("38_contract/07_task_code", "Source"): LATER,
-    ("38_contract/07_task_code", "Collector"): LATER,
-    ("38_contract/07_task_code", "add_name"): LATER,
-    ("38_contract/07_task_code", "_is_constant"): LATER,
-    ("45_jobs/01_lr_range_test", "record_loss"): LATER,
-}
+NOT_SHOWN: dict[tuple[str, str], str] = {}
 
 
 def definitions_in(source: str) -> list[str]:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ALIASES', 'OPEN', 'canonical_interpolations', 'resolve_aliases', 'Overrides', 'is_known', 'unknown_key', 'flat',
-           'split_joined', 'parse_overrides']
+           'split_joined', 'unknown_in_file', 'parse_overrides']
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fcf4
 import dataclasses
@@ -433,6 +433,22 @@ def _values(key: str, value: Any) -> list[tuple[str, Any]]:
             raise unknown_key(leaf)
         pairs.append((leaf, str(item) if isinstance(item, QuotedString) else item))
     return pairs
+
+# %% ../../nbs/10_config/02_aliases.ipynb #24b51c00
+def unknown_in_file(key: str, value: Any, groups: dict[str, list[str]]) -> RequestError:
+    """The error for a key of a file that is no setting: the profile that was meant, or the nearest setting.
+
+    - `key`, `value`: as they stand in the file
+    - `groups`: the names of the profiles in each group
+    """
+    if key in groups and isinstance(value, str):
+        meant = f"Did you mean {key}={value}?" if value in groups[key] else did_you_mean(value, groups[key]).strip()
+    else:
+        meant = _meant_group(key, value, groups) or ""
+    if not meant:
+        return unknown_key(key)
+    write = "A file names profiles in its list of defaults, such as `defaults: [{trainer: kaggle}]`."
+    return RequestError(f"{key!r} is no setting that takes {shown(value)}. {meant} {write}")
 
 # %% ../../nbs/10_config/02_aliases.ipynb #6d6aba3f
 def parse_overrides(

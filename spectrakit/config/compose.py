@@ -30,7 +30,7 @@ from spectrakit.config.aliases import (
     is_known,
     parse_overrides,
     resolve_aliases,
-    unknown_key,
+    unknown_in_file,
 )
 from spectrakit.config.profile_files import (
     load_yaml,
@@ -411,9 +411,9 @@ def _merged_leaves(layers: Iterable[_Layer]) -> dict[str, Any]:
         if isinstance(task, str):
             tree = {**tree, "task": {"name": task}}
         pairs = [(k, v) for k, v in flat(tree) if not (v == {} or (v is None and k in blocks))]
-        for key, _ in pairs:
+        for key, value in pairs:
             if not is_known(key):
-                raise unknown_key(key)
+                raise unknown_in_file(key, value, profiles())
         leaves = _overlay(leaves, resolve_aliases(pairs, explicit=False, base=leaves))
     return leaves
 

@@ -7,7 +7,7 @@ __all__ = ['Recorder', 'StandIn']
 
 # %% ../../nbs/38_contract/03_recorder.ipynb #1f9e53d8
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..data.batch_forms import parts_of
@@ -50,6 +50,21 @@ def _mode() -> tuple:
 
     return torch.is_grad_enabled(), *(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
 
+# %% ../../nbs/38_contract/03_recorder.ipynb #7d40b394
+@contextlib.contextmanager
+def _watched(model: Any, keep: Callable) -> Iterator[None]:
+    "Within this block `keep` gets what goes into the model and comes out. Hooks of a scripted model are compiled."
+    import torch
+
+    if isinstance(model, torch.jit.ScriptModule):
+        yield
+        return
+    hook = model.register_forward_hook(keep, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
 # %% ../../nbs/38_contract/03_recorder.ipynb #f896183a
 class Recorder:
     "Keeps what a model returns while a loss is computed, in order to give it again for the same inputs."
@@ -61,17 +76,9 @@ class Recorder:
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         "Within this block the model's outputs are kept; what was kept before is gone."
-        import torch
-
         self.clear()
-        if isinstance(self.model, torch.jit.ScriptModule):  # its hooks are compiled
+        with _watched(self.model, self._keep):
             yield
-            return
-        hook = self.model.register_forward_hook(self._keep, with_kwargs=True)
-        try:
-            yield
-        finally:
-            hook.remove()
 
     def _keep(self, model: Any, args: tuple, kwargs: dict, outputs: Any) -> None:
         seen, made = _seen((args, kwargs)), _seen(outputs)

@@ -161,3 +161,25 @@ def test_what_is_near_a_group_and_was_not_meant_as_one_is_answered_as_a_setting(
     with pytest.raises(RequestError) as caught:
         compose(word)
     assert "no group of profiles" not in str(caught.value)
+
+
+# What people write into a file to choose a profile, or misspell, and what they are told.
+FILES = {
+    "trainer: kaggle": "Did you mean trainer=kaggle?",
+    "trainer: kaggel": "Did you mean 'kaggle'?",
+    "trainr: kaggle": "Did you mean trainer=kaggle?",
+    "Trainer: kaggle_safe": "Did you mean trainer=kaggle_safe?",
+    "trainers: kaggle": "Did you mean trainer=kaggle?",
+    "enviroment: kaggle": "Did you mean env=kaggle?",
+}
+
+
+@pytest.mark.parametrize("line", FILES)
+def test_a_profile_in_the_wrong_place_of_a_file_is_told_where_it_belongs(tmp_path, line):
+    (tmp_path / "mine.yaml").write_text(f"{line}\n")
+    with pytest.raises(RequestError) as error:
+        compose(config=tmp_path / "mine.yaml")
+    told = str(error.value)
+    assert FILES[line] in told and "`defaults: [{trainer: kaggle}]`" in told and "mine.yaml" in told
+    (tmp_path / "mine.yaml").write_text("defaults: [{trainer: kaggle}]\n")
+    assert compose(config=tmp_path / "mine.yaml").profile == "kaggle"
