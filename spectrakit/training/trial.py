@@ -442,6 +442,10 @@ def try_evaluation(trial: Trial) -> str:
     import torch
 
     if trial.valid is None:
+        if written := [name for name in ("metrics", "metrics_all") if provides(trial.task, name)]:
+            name = f"{type(trial.task).__name__}.{written[0]}"
+            text = f"{name} is not used: there are no validation data. Return them from `datasets` as the second"
+            trial.log.write("message", text=text)
         return "no validation data"
     context, budget, batch = trial.execution.context, trial.execution.budget, next(iter(trial.valid.epoch(0)))
     check_collated(trial.task, batch.data, batch.samples)

@@ -526,6 +526,13 @@ def test_a_metric_has_its_val_once_and_one_of_nan_is_said(train):
     assert any(text.startswith("val_odd is nan on the first") for text in run.column("message", "text"))
 
 
+def test_metrics_without_validation_data_are_said_to_be_unused(train):
+    task = mine(datasets=lambda self, cfg: (of(X, Y), None), metrics=lambda self, outputs, batch: {"n": (1, 1)})
+    run = train(task, *QUICK)
+    assert run.status == "completed"
+    assert any("Mine.metrics is not used: there are no validation data" in m for m in run.column("message", "text"))
+
+
 def test_what_only_may_be_wrong_is_said(train):
     "A batch that is smaller than it was asked for, and a scheduler that counts epochs."
     pairs = Rows(list(zip(X, Y, strict=True)))
