@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from faultlib import aimed, clocks, crashes, losses, matrix, storage
+from faultlib import aimed, clocks, crashes, losses, matrix, promises, storage
 from faultlib.harness import play
 from faultlib.kills import KINDS, Chain, Quota, run_chain
 
@@ -41,6 +41,8 @@ FAST = (
     losses.a_nan_on_rank_1_rolls_both_back,
     storage.a_disk_that_cannot_flush,
     storage.checkpoints_that_become_read_only,
+    promises.the_code_of_the_task_is_edited,
+    promises.it_is_stopped_before_the_first_step,
 )
 SEED = 20  # among ten kills one of the kernel, and one before training began
 

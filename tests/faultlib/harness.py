@@ -111,8 +111,8 @@ class Place:
         hears: bool = False,
         **environ: str,
     ) -> Kernel:
-        """Start a kernel that fits `task` of fault_tasks.py with `words`, on as many ranks as the place has, or resumes
-        a run.
+        """Start a kernel that fits `task` of fault_tasks.py, or file.py:Name, with `words`, on as many ranks as the
+        place has, or resumes a run.
         """
         number = len(self.kernels)
         self.planned += [
@@ -123,7 +123,7 @@ class Place:
         request.write_text(
             json.dumps(
                 {
-                    "task": f"{TASKS}:{task}",
+                    "task": task if ":" in task else f"{TASKS}:{task}",
                     "words": self.words(*words),
                     "resume": str(resume) if resume else None,
                     "predict": predict,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import aimed, clocks, crashes, losses, storage
+from . import aimed, clocks, crashes, losses, promises, storage
 from .harness import Row, Scenario, play
 from .kills import Chain
 
@@ -26,7 +26,7 @@ def scenarios() -> list[Scenario]:
 
     return [
         value
-        for module in (crashes, aimed, losses, storage, clocks)
+        for module in (crashes, aimed, losses, storage, promises, clocks)
         for value in vars(module).values()
         if is_one(module, value)
     ]
