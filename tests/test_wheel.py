@@ -1,5 +1,6 @@
 """The wheel: what is in it, what it asks for, and that it works where neither the checkout nor nbdev is."""
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import sync
+from spectrakit.offline.wheels import write_wheel
 
 pytestmark = pytest.mark.slow
 root = Path(__file__).resolve().parent.parent
@@ -109,3 +111,21 @@ def test_no_exported_module_of_the_wheel_needs_nbdev(installed, tmp_path, clean_
     )
     done = run(installed, tmp_path, clean_env, "-c", code)
     assert done.returncode == 0 and int(done.stdout) > 0, done.stderr
+
+
+def test_another_distribution_in_the_same_folder_is_told(installed, tmp_path, clean_env):
+    "Last: it writes into the environment of the tests above. pyspectrakit on PyPI brings a package of this name."
+    assert "also here" not in run(installed, tmp_path, clean_env, "-m", "spectrakit", "info").stdout
+    other = write_wheel(
+        tmp_path / "pyspectrakit-1.9.6-py3-none-any.whl",
+        {
+            "spectrakit/spectra.py": b"",
+            "pyspectrakit-1.9.6.dist-info/METADATA": b"Metadata-Version: 2.1\nName: pyspectrakit\nVersion: 1.9.6\n",
+            "pyspectrakit-1.9.6.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        },
+        "pyspectrakit-1.9.6.dist-info",
+    )
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", installed]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", other], check=True, timeout=120)
+    done = run(installed, tmp_path, clean_env, "-m", "spectrakit", "info")
+    assert re.search(r"also here +pyspectrakit 1\.9\.6.*pip uninstall pyspectrakit", done.stdout), done.stderr

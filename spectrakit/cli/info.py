@@ -28,6 +28,7 @@ def info(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--internet", action="store_true", help="try also whether there is internet (2 s at most)")
     options = parser.parse_args(arguments)
+    from spectrakit.offline.install_cell import others_in_our_folder
     from spectrakit.system.inputs import has_internet
     from spectrakit.system.platforms.detect import detect
 
@@ -39,6 +40,8 @@ def info(arguments: Sequence[str]) -> int:
         print(json.dumps({**platform.to_dict(), **internet}))
         return 0
     print(platform.table())
+    for other in others_in_our_folder():
+        print(f"{'also here':14} {other}, in the same folder: pip uninstall {other.split()[0]}, and install this again")
     if internet:
         print(f"{'internet':14} {'yes' if internet['internet'] else 'no'}")
     return 0
