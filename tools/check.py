@@ -79,6 +79,8 @@ def main() -> None:
         sys.exit(f"=== failed: {' and '.join(failed)}")
     print(f"=== passed in {time.monotonic() - began:.0f} s", flush=True)
     todo = tests("not slow and not long" if asked.fast else "" if asked.all else "not long")
+    if asked.fast:
+        todo = todo[:1]  # what is held to a clock is slow
     for number, (heading, command) in enumerate(todo, 1):
         print(f"\n=== {number}/{len(todo)}: {heading}", flush=True)
         began = time.monotonic()
