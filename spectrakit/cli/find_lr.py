@@ -6,11 +6,10 @@
 __all__ = ['COMMANDS', 'find_lr']
 
 # %% ../../nbs/90_cli/05_find_lr.ipynb #fed2a0f8
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .output import check_picture, interrupt_on_sigterm, save_picture
+from .output import check_picture, interrupt_on_sigterm, print_text, save_picture
 from .parsing import Command, Parser, add_trust, make_parser, split_words
 
 # %% ../../nbs/90_cli/05_find_lr.ipynb #b2cb0551
@@ -64,11 +63,11 @@ def find_lr(arguments: Sequence[str]) -> int:
     sweep = {"lowest": options.lowest, "highest": options.highest, "steps": options.steps}
     result = run_range_test(task, config, **sweep, show=not options.quiet)
     if options.out and result.points:
-        print(save_picture(result.plot().figure, Path(options.out)), file=sys.stderr if options.quiet else sys.stdout)
+        print_text(save_picture(result.plot().figure, Path(options.out)), to_stderr=options.quiet)
     if options.quiet:
-        print(result.override or result.next or result.reason, file=sys.stdout if result.override else sys.stderr)
+        print_text(result.override or result.next or result.reason, to_stderr=not result.override)
     if result.details:
-        print(result.details, file=sys.stderr)
+        print_text(result.details, to_stderr=True)
     return 130 if result.status == "interrupted" else 0 if result.suggestion is not None else 1
 
 # %% ../../nbs/90_cli/05_find_lr.ipynb #440cf207

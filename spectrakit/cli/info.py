@@ -9,7 +9,7 @@ __all__ = ['COMMANDS', 'info', 'profiles', 'show_profile', 'list_profiles']
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .output import table_text
+from .output import print_text, table_text
 from .parsing import Command, make_parser
 
 if TYPE_CHECKING:
@@ -37,13 +37,14 @@ def info(arguments: Sequence[str]) -> int:
     if options.json:
         import json
 
-        print(json.dumps({**platform.to_dict(), **internet}))
+        print_text(json.dumps({**platform.to_dict(), **internet}))
         return 0
-    print(platform.table())
+    print_text(platform.table())
     for other in others_in_our_folder():
-        print(f"{'also here':14} {other}, in the same folder: pip uninstall {other.split()[0]}, and install this again")
+        advice = f"pip uninstall {other.split()[0]}, and install this again"
+        print_text(f"{'also here':14} {other}, in the same folder: {advice}")
     if internet:
-        print(f"{'internet':14} {'yes' if internet['internet'] else 'no'}")
+        print_text(f"{'internet':14} {'yes' if internet['internet'] else 'no'}")
     return 0
 
 # %% ../../nbs/90_cli/02_info.ipynb #64e18619
@@ -69,7 +70,7 @@ def profiles(arguments: Sequence[str]) -> int:
     if options.compare:
         a, b = (compose(f"trainer={name}") for name in options.compare)
         differing = ((key, shown(x), shown(y)) for key, (x, y) in diff(a, b).items() if key != "profile")
-        print(table_text([("setting", *options.compare), *differing]))
+        print_text(table_text([("setting", *options.compare), *differing]))
     elif options.name:
         show_profile(options.name.strip("/"))
     else:
@@ -89,16 +90,16 @@ def show_profile(name: str) -> None:
     holding = [g for g in groups if alone in groups[g] and group in ("", g)]
     if name in groups and name != "trainer":
         rows = [(f"{name}={one}", profile_intent(one, name)) for one in groups[name]]
-        print(table_text([("profile", "intent"), *rows]))
+        print_text(table_text([("profile", "intent"), *rows]))
     elif name == "trainer":
         list_profiles()
     elif "trainer" in holding:
-        print(f"# {profile_intent(alone)}\n{describe(compose(f'trainer={alone}'))}")
+        print_text(f"# {profile_intent(alone)}\n{describe(compose(f'trainer={alone}'))}")
     elif holding:
         for one in holding:
-            print(f"# {one}={alone}: {profile_intent(alone, one)}")
+            print_text(f"# {one}={alone}: {profile_intent(alone, one)}")
             values = profile_settings(alone, one)
-            print(describe(from_dict(values), only=set(values)))
+            print_text(describe(from_dict(values), only=set(values)))
     elif group in groups:
         profile_intent(alone, group)  # says that there is none
     else:
@@ -130,10 +131,10 @@ def list_profiles() -> None:
     base = composed["defaults"][0] if "defaults" in composed else Config()
     rows = [_profile_row(name, config, base, intent) for name, (config, intent) in composed.items()]
     marked = [(f"{row[0]} ←" if row[0] == fits else row[0], *row[1:]) for row in rows]
-    print(table_text([("profile", "devices", "batch", "precision", "time limit", "notable", "intent"), *marked]))
-    print(f"← fits this machine: {why}. Other groups: {', '.join(g for g in all_profiles() if g != 'trainer')}.")
+    print_text(table_text([("profile", "devices", "batch", "precision", "time limit", "notable", "intent"), *marked]))
+    print_text(f"← fits this machine: {why}. Other groups: {', '.join(g for g in all_profiles() if g != 'trainer')}.")
     for line in broken:
-        print(line)
+        print_text(line)
 
 
 def _profile_row(name: str, config: "Config", base: "Config", intent: str) -> tuple[str, ...]:

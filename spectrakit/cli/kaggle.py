@@ -11,6 +11,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
+from .output import print_text
 from .parsing import Command, Parser, make_parser
 from ..offline.install_cell import install_command
 
@@ -99,9 +100,9 @@ def init(arguments: Sequence[str]) -> int:
         sources=KernelSources(options.dataset, options.competition, options.kernel, options.model, options.wheels),
         force=options.force,
     )
-    print(*(one_line(str(file)) for file in files), sep="\n")
+    print_text("\n".join(one_line(str(file)) for file in files))
     place = one_line(shlex.quote(options.folder))
-    print(
+    print_text(
         f"next: spectrakit wheelhouse wheels, upload it once; then spectrakit kaggle check {place} --wheels wheels, "
         f"and spectrakit kaggle push {place} --wheels wheels, which names these wheels in it"
     )
@@ -151,7 +152,7 @@ def check(arguments: Sequence[str]) -> int:
     checked = check_kernel(
         options.folder, data=options.data, wheels=options.wheels, owner=owner, timeout_s=_seconds(options.timeout)
     )
-    print(checked)
+    print_text(checked)
     return 1 if checked.level == "error" else 0
 
 # %% ../../nbs/90_cli/07_kaggle.ipynb #fac240a3
@@ -181,7 +182,7 @@ def push(arguments: Sequence[str]) -> int:
         dry_run=options.dry_run,
     )
     if pushed.url:
-        print(f"next: spectrakit kaggle status {shlex.quote(options.folder)}")
+        print_text(f"next: spectrakit kaggle status {shlex.quote(options.folder)}")
     return 0
 
 # %% ../../nbs/90_cli/07_kaggle.ipynb #9481553a

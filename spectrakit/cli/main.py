@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TextIO, cast
 
-from .output import discard_output
+from .output import discard_output, print_text
 from .parsing import Command
 from ..system.masking import MaskedStream
 
@@ -57,12 +57,12 @@ def usage() -> str:
 def _dispatch(words: list[str]) -> int:
     "Run the command that `words` name."
     if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
+        print_text(usage())
         return 0
     if words[0] == "--version":
         from spectrakit import __version__
 
-        print(__version__)
+        print_text(__version__)
         return 0
     command = find_command(words[0])
     try:
@@ -87,10 +87,10 @@ def _status(words: list[str]) -> int:
     except ValueError as error:  # RequestError, and the platform's own refusals
         if not _is_request(error):
             raise
-        print(f"spectrakit: {error}", file=sys.stderr)
+        print_text(f"spectrakit: {error}", to_stderr=True)
         return 2
     except RuntimeError as error:
-        print(f"spectrakit: {error}", file=sys.stderr)
+        print_text(f"spectrakit: {error}", to_stderr=True)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -6,12 +6,11 @@
 __all__ = ['COMMANDS', 'runs', 'run_lines', 'show', 'watch_run', 'plot', 'compare', 'report_page', 'trust_run']
 
 # %% ../../nbs/90_cli/04_runs.ipynb #7d738416
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .output import check_picture, save_picture, table_text
+from .output import check_picture, print_text, save_picture, table_text
 from .parsing import Command, make_parser
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def runs(arguments: Sequence[str]) -> int:
         result = f"{best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else "–"
         taken = format_duration(history.seconds) if history.events or history.steps else "–"
         rows.append((run.path.name, run.ended or history.status, str(history.steps), taken, result))
-    print(table_text(rows) if len(rows) > 1 else "There are no runs yet: spectrakit train coffee")
+    print_text(table_text(rows) if len(rows) > 1 else "There are no runs yet: spectrakit train coffee")
     return 0
 
 # %% ../../nbs/90_cli/04_runs.ipynb #f0aeb08e
@@ -84,10 +83,9 @@ def show(arguments: Sequence[str]) -> int:
     parser.add_argument("run_dir", metavar="RUN_DIR")
     options = parser.parse_args(arguments)
     from spectrakit.api.run import open_run
-    from spectrakit.view.text import printable
 
     for line in run_lines(open_run(options.run_dir)):
-        print(printable(line, sys.stdout))  # a message may hold what moves a terminal's cursor
+        print_text(line)
     return 0
 
 # %% ../../nbs/90_cli/04_runs.ipynb #bea452cb
@@ -126,7 +124,7 @@ def plot(arguments: Sequence[str]) -> int:
     run = open_run(options.run_dir)
     out = Path(options.out or run.path / "curves.png")
     check_picture(out)
-    print(save_picture(run.plot().figure, out))
+    print_text(save_picture(run.plot().figure, out))
     return 0
 
 # %% ../../nbs/90_cli/04_runs.ipynb #98a65d5a
@@ -148,13 +146,12 @@ def compare(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", metavar="FILE", help="draw the curves into this file")
     options = parser.parse_args(arguments)
     from spectrakit.reports.comparison import compare as compare_runs
-    from spectrakit.system.errors import readable
 
     comparison = compare_runs(*options.runs, x=options.x, metric=options.metric)
     path = comparison.save(options.out) if options.out else None
-    print(readable(str(comparison)))
+    print_text(comparison)
     if path:
-        print(path)
+        print_text(path)
     return 0
 
 # %% ../../nbs/90_cli/04_runs.ipynb #f823fad5
@@ -173,7 +170,7 @@ def report_page(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     from spectrakit.reports.run_report import report as write_report
 
-    print(write_report(options.run, options.out))
+    print_text(write_report(options.run, options.out))
     return 0
 
 # %% ../../nbs/90_cli/04_runs.ipynb #55138a93
@@ -195,7 +192,7 @@ def trust_run(arguments: Sequence[str]) -> int:
     from spectrakit.api.run import open_run
     from spectrakit.launch.consent import trust
 
-    print(trust(open_run(options.run_dir), accept_it=options.accept))
+    print_text(trust(open_run(options.run_dir), accept_it=options.accept))
     return 0
 
 # %% ../../nbs/90_cli/04_runs.ipynb #acf81f50

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .output import ended_now, interrupt_on_sigterm, report_outcome
+from .output import ended_now, interrupt_on_sigterm, print_text, report_outcome
 from .parsing import Command, Parser, add_trust, make_parser, split_words
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def train(arguments: Sequence[str]) -> int:
     if wanted and (run.ended is None or rank_of(os.environ)):
         prediction = predict_run(task, run, out=options.predict)
         if run.ended is None:
-            print(f"predictions in {prediction.path}, table in {prediction.table}")
+            print_text(f"predictions in {prediction.path}, table in {prediction.table}")
     return status
 
 # %% ../../nbs/90_cli/03_training.ipynb #e4bb9581
@@ -102,7 +102,7 @@ def check(arguments: Sequence[str]) -> int:
     task, config = _requested(options.words, options.config, "check", options.trust)
     interrupt_on_sigterm()
     report = check_task(task, config)
-    print(report)
+    print_text(report)
     return 0 if report.ok else 1
 
 # %% ../../nbs/90_cli/03_training.ipynb #0a093782
@@ -139,7 +139,7 @@ def resume(arguments: Sequence[str]) -> int:
     interrupt_on_sigterm()
     run = open_run(options.run_dir)
     if run.status in ("completed", "early_stopped") and not options.overrides:
-        print(f"{run.path.name} {finished_text(run.status)}; there is nothing to resume.")
+        print_text(f"{run.path.name} {finished_text(run.status)}; there is nothing to resume.")
     return report_outcome(resume_run(run, None, *options.overrides, show=not options.quiet, trust=options.trust))
 
 # %% ../../nbs/90_cli/03_training.ipynb #1009b2b0
@@ -163,7 +163,7 @@ def predict(arguments: Sequence[str]) -> int:
     task = options.words[0] if len(options.words) == 2 else None
     prediction = predict_run(task, options.words[-1], out=options.out, trust=options.trust)
     table = f", table in {prediction.table}" if prediction.table else ""
-    print(f"{len(next(iter(prediction.arrays.values())))} predictions in {prediction.path}{table}")
+    print_text(f"{len(next(iter(prediction.arrays.values())))} predictions in {prediction.path}{table}")
     return 0
 
 # %% ../../nbs/90_cli/03_training.ipynb #ec52d3b7

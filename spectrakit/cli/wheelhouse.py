@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .output import print_text
 from .parsing import Command, Parser, make_parser
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def wheelhouse(arguments: Sequence[str]) -> int:
         packages=options.packages,
         options=WheelhouseOptions(options.owner, not options.no_check, options.wheel),
     )
-    print(f"{house}\n\n{_next_steps(house)}")
+    print_text(f"{house}\n\n{_next_steps(house)}")
     return 0
 
 # %% ../../nbs/90_cli/06_wheelhouse.ipynb #acc613d0
