@@ -100,7 +100,13 @@ def open_kernel(folder: Path | str, wheels: Path | str | None = None, owner: str
     values = read_metadata(folder / KERNEL_FILE)
     if owner:
         values = with_owner(values, owner)
-    file = folder / str(values.get("code_file") or "")
+    name = str(values.get("code_file") or "")
+    if not name.isprintable():
+        raise RequestError(
+            f"code_file in {place(folder / KERNEL_FILE)} is {name!r}, which holds a character that cannot be shown. "
+            "Rename the file, and name it again."
+        )
+    file = folder / name
     try:
         check_inside(_code_folder(folder, file), file)  # a push would publish it
     except OSError as error:
