@@ -144,8 +144,7 @@ def with_task(config: Config, task: Any, caller: str) -> Config:
     """
     if not isinstance(config, Config):
         raise RequestError(
-            f"{caller} was given {type(config).__name__} for its config. "
-            "Make one with compose('trainer=kaggle_safe')."
+            f"{caller} was given {type(config).__name__} for its config. Make one with compose('trainer=kaggle_safe')."
         )
     if isinstance(task, str):
         check_task_name(task)
