@@ -1803,6 +1803,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'spectrakit/kaggle/requirements.py'),
                                                 'spectrakit.kaggle.requirements._attached': ( '66_kaggle/requirements.html#_attached',
                                                                                               'spectrakit/kaggle/requirements.py'),
+                                                'spectrakit.kaggle.requirements._code_file': ( '66_kaggle/requirements.html#_code_file',
+                                                                                               'spectrakit/kaggle/requirements.py'),
                                                 'spectrakit.kaggle.requirements._code_folder': ( '66_kaggle/requirements.html#_code_folder',
                                                                                                  'spectrakit/kaggle/requirements.py'),
                                                 'spectrakit.kaggle.requirements._fetches': ( '66_kaggle/requirements.html#_fetches',

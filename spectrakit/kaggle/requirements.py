@@ -87,6 +87,24 @@ def _code_folder(folder: Path, file: Path) -> Path:
     return file.parent if beside else folder
 
 
+def _code_file(folder: Path, name: str) -> Path:
+    "The file `name` of the kernel in `folder`, which a push would publish. RequestError where it lies elsewhere."
+    metadata = place(folder / KERNEL_FILE)
+    if not name.isprintable():
+        raise RequestError(
+            f"code_file in {metadata} is {name!r}, which holds a character that cannot be shown. "
+            "Rename the file, and name it again."
+        )
+    try:
+        check_inside(_code_folder(folder, folder / name), folder / name)
+    except OSError as error:
+        raise RequestError(
+            f"code_file in {metadata} cannot be used: {error.strerror or error}. "
+            "Copy the file into the folder, and name it."
+        ) from None
+    return folder / name
+
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #codf0003
 def open_kernel(folder: Path | str, wheels: Path | str | None = None, owner: str | None = None) -> Kernel:
     """Read the kernel in `folder`; `owner` fills the placeholder.
 
@@ -100,20 +118,7 @@ def open_kernel(folder: Path | str, wheels: Path | str | None = None, owner: str
     values = read_metadata(folder / KERNEL_FILE)
     if owner:
         values = with_owner(values, owner)
-    name = str(values.get("code_file") or "")
-    if not name.isprintable():
-        raise RequestError(
-            f"code_file in {place(folder / KERNEL_FILE)} is {name!r}, which holds a character that cannot be shown. "
-            "Rename the file, and name it again."
-        )
-    file = folder / name
-    try:
-        check_inside(_code_folder(folder, file), file)  # a push would publish it
-    except OSError as error:
-        raise RequestError(
-            f"code_file in {place(folder / KERNEL_FILE)} cannot be used: {error.strerror or error}. "
-            "Copy the file into the folder, and name it."
-        ) from None
+    file = _code_file(folder, str(values.get("code_file") or ""))
     cells, notebook = read_code(file) if file.is_file() and file.suffix.lower() in (".ipynb", ".py") else ([], {})
     if wheels is not None and not list(Path(wheels).glob("*.whl")):
         raise RequestError(f"There are no wheels in {str(wheels)!r}. Make them: spectrakit wheelhouse {wheels}")
