@@ -212,10 +212,12 @@ def _gradient_sync(model: Any, static_graph: bool) -> Callable[[bool], None]:
     return ddp_gradient_sync(module, static_graph)
 
 
-def _unwrapped(model: Any, accelerator: Any) -> Any:
-    "The task's own module inside a prepared model, compiled or not."
-    inner = getattr(model, "_orig_mod", model)  # Accelerate would leave a compiled model without its DDP wrapper
-    module = accelerator.unwrap_model(inner)
+def _unwrapped(model: Any) -> Any:
+    "The task's own module inside a prepared model, compiled or not. Accelerate's way would import the compiler."
+    from torch.nn.parallel import DistributedDataParallel
+
+    inner = getattr(model, "_orig_mod", model)
+    module = inner.module if isinstance(inner, DistributedDataParallel) else inner
     return getattr(module, "_orig_mod", module)
 
 # %% ../../nbs/21_distributed/03_context.ipynb #2d15a451
@@ -326,7 +328,7 @@ class RunContext(Exchange):
 
     def unwrap(self, model: Any) -> Any:
         "The task's own module inside a prepared model, compiled or not."
-        return _unwrapped(model, self.accelerator)
+        return _unwrapped(model)
 
     def plain(self, model: Any) -> Any:
         "The model for passes without gradients: what DDP wraps, since ranks may make different numbers of them."

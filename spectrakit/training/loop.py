@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ..config.batch_plan import next_fraction
 from ..config.schema import Config
-from ..contract.loss import add_logs, as_loss, window_part
+from ..contract.loss import add_logs, as_loss, whole_window, window_part
 from ..distributed.context import BROKEN, RunContext
 from ..distributed.fsdp import all_finite, gradient_clip, scale
 from spectrakit.distributed.heartbeat import (
@@ -119,9 +119,12 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
                 exchange(batch.last)  # gradients travel once a step
             found, share = as_loss(loss_of(model, batch.data)), batch.window_samples / ranks  # DDP: a mean over ranks
             heartbeat.micro_batch()
-            loss, weight = window_part(found, batch.samples, share)
-            if weight is not None:  # the window's weight is known at its end
-                window_weight = weight if window_weight is None else window_weight + weight
+            if batch.samples == batch.window_samples and ranks == 1:
+                loss = whole_window(found)
+            else:
+                loss, weight = window_part(found, batch.samples, share)
+                if weight is not None:  # the window's weight is known at its end
+                    window_weight = weight if window_weight is None else window_weight + weight
             if found.logs and batch.samples:
                 add_logs(record.interval.logs, found.logs)
             value = loss.item() if on_host else loss.detach()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROLLED_BACK', 'written_step', 'handle_bad_loss', 'apply_nan_policy', 'fail_not_finite', 'watch_buffers',
-           'step_scaled', 'step_unless_bad', 'roll_back', 'report_skipped', 'report_overflows']
+           'step_scaled', 'non_finite', 'step_unless_bad', 'roll_back', 'report_skipped', 'report_overflows']
 
 # %% ../../nbs/40_training/07_nan_guard.ipynb #23a2fcf4
 import math
@@ -89,10 +89,16 @@ def watch_buffers(s: TrainState) -> None:
 
 
 def _restore_buffers(s: TrainState, bad: Any) -> None:
-    "After a bad step the buffers are what they were before it."
+    "After a bad step the buffers are what they were before it. `bad`: a bool, or a tensor that is not waited for."
     import torch
 
-    for now, before in s.nan.copies or ():
+    if not s.nan.copies:
+        return
+    if not torch.is_tensor(bad):
+        now, before = map(list, zip(*s.nan.copies, strict=True))
+        torch._foreach_copy_(*((now, before) if bad else (before, now)))
+        return
+    for now, before in s.nan.copies:
         good = torch.where(bad.to(now.device), before, now)
         now.copy_(good), before.copy_(good)
 
@@ -100,49 +106,82 @@ def _restore_buffers(s: TrainState, bad: Any) -> None:
 def step_scaled(s: TrainState, bad: Any = None) -> None:
     """Update the weights in fp16, and note whether the scaler left that out because gradients overflowed.
 
-    `bad`: whether the loss was not finite, as a tensor, which is counted elsewhere (default: it is not known).
+    `bad`: whether the loss was not finite, which is counted elsewhere (default: it is not known).
     """
+    import torch
+
     left_out = s.context.scaled_step(s.learner.optimizer)
     on_host = s.context.device.type == "cpu"
     s.nan.left_out = bool(left_out) if on_host else left_out
-    s.nan.overflows = s.nan.overflows + (left_out if bad is None else left_out & ~bad)
+    s.nan.overflows = s.nan.overflows + (left_out if bad is None else left_out & ~torch.as_tensor(bad))
     if on_host:
         count_overflows(s)
 
 # %% ../../nbs/40_training/07_nan_guard.ipynb #d76e9d88
+def non_finite(grads: list, one: Any) -> Any:
+    """1 where gradients hold NaN or an infinity, 0 where all is finite: a tensor of no dimensions, on their device.
+
+    `one`: a tensor that is 1, there. The pass is that of fp16's scaler, for all of them in one call, which leaves each
+    as it is; norms would cost one pass each, and would be infinite for some that are finite.
+    """
+    import torch
+
+    found = torch.zeros_like(one)
+    torch._amp_foreach_non_finite_check_and_unscale_(
+        [torch.view_as_real(g) if g.is_complex() else g for g in grads], found, one
+    )
+    return found
+
+
+def _is_bad(s: TrainState, loss: Any) -> Any:
+    "Whether the loss or a gradient is not finite on any rank: a bool; on a GPU a tensor, which is not waited for."
+    import torch
+
+    on_host, grads = s.context.device.type == "cpu", []
+    if s.context.scaler is None:  # scaled gradients overflow now and then: that is the scaler's business
+        grads = [q.grad for q in s.learner.owned if q.grad is not None]
+    if s.context.strategy == "fsdp":
+        grads = [g.to_local() for g in grads]
+    if s.nan.one is None:
+        s.nan.one = torch.ones((), device=s.context.device)
+    if on_host and s.context.world_size == 1:
+        return not math.isfinite(loss) or bool(grads and non_finite(grads, s.nan.one).item())
+    bad = ~torch.isfinite(torch.as_tensor(loss))
+    if grads:
+        bad = bad | (non_finite(grads, s.nan.one) > 0)
+    if s.context.world_size > 1:
+        bad = s.context.reduce_tensor(bad.float()) > 0
+    return bool(bad) if on_host else bad
+
+# %% ../../nbs/40_training/07_nan_guard.ipynb #9e4b6a01
+def _step_where_good(optimizer: Any, bad: Any) -> None:
+    "Update the weights unless `bad`, a tensor, says otherwise. A fused optimizer reads it on the device."
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    if getattr(optimizer, "_step_supports_amp_scaling", False) and fused:
+        optimizer.found_inf = bad.float()
+        optimizer.step()
+        del optimizer.found_inf
+    elif not bad:
+        optimizer.step()  # an optimizer of the task's own: it has to be asked
+
+
 def step_unless_bad(s: TrainState, loss: Any) -> Any:
     """Update the weights, unless the loss or a gradient is not finite on any rank; returns the loss, 0 for a step that
     was left out.
     """
     import torch
 
-    grads = [
-        q.grad.to_local() if hasattr(q.grad, "to_local") else q.grad for q in s.learner.owned if q.grad is not None
-    ]
-    size = torch.stack(torch._foreach_norm(grads)).sum() if grads else torch.zeros((), device=s.context.device)
-    # the gradients of fp16 are scaled, and overflow now and then: that is the scaler's business
-    bad = ~torch.isfinite(torch.as_tensor(loss) if s.context.scaler is not None else size + loss)
-    if s.context.world_size > 1:
-        bad = s.context.reduce_tensor(bad.float()) > 0
+    bad = _is_bad(s, loss)
     s.nan.skipped = s.nan.skipped + bad
     with torch.no_grad():
         _restore_buffers(s, bad)
     if s.context.scaler is not None:  # it looks at the gradients itself
         step_scaled(s, bad)
-        return torch.where(bad, torch.zeros_like(loss), loss) if torch.is_tensor(loss) else 0.0 if bad else loss
-    if s.context.device.type == "cpu":
-        if not bad:
-            s.learner.optimizer.step()
-        return 0.0 if bad else loss
-    if getattr(s.learner.optimizer, "_step_supports_amp_scaling", False) and all(
-        g.get("fused") for g in s.learner.optimizer.param_groups
-    ):
-        s.learner.optimizer.found_inf = bad.float()
-        s.learner.optimizer.step()
-        del s.learner.optimizer.found_inf
+    elif torch.is_tensor(bad):
+        _step_where_good(s.learner.optimizer, bad)
     elif not bad:
-        s.learner.optimizer.step()  # an optimizer of the task's own: it has to be asked
-    return torch.where(bad, torch.zeros_like(loss), loss)
+        s.learner.optimizer.step()
+    return torch.where(bad, torch.zeros_like(loss), loss) if torch.is_tensor(bad) else 0.0 if bad else loss
 
 # %% ../../nbs/40_training/07_nan_guard.ipynb #a630d12c
 def _begin_again(s: TrainState) -> None:

@@ -206,6 +206,7 @@ class NanState:
     idle_steps: int = 0  # updates left out in a row, as seen at log points
     buffers: list | None = None  # names of the floating-point buffers that were finite at the start
     copies: list | None = None  # (buffer, copy from before this step), where a step may be skipped
+    one: Any = None  # a tensor that is 1, on the device, where a step may be skipped
     left_out: Any = None  # whether fp16 left the last update out; on a GPU a tensor
     overflows: Any = 0  # such updates that have not been counted; on a GPU a tensor
     unreported: int = 0  # such updates since the last log point

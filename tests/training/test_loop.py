@@ -446,9 +446,6 @@ class StandIn:
     def prepare_model(self, model, evaluation_mode=False):
         return model
 
-    def unwrap_model(self, model):
-        return model
-
     def autocast(self):
         return contextlib.nullcontext()
 

@@ -1,0 +1,126 @@
+"What a step may cost beside forward, backward and update, in counts that are the same on every machine."
+
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
+
+from helpers import only_run, run_cli
+from spectrakit.contract.task import Task
+
+
+class Squares(Task):
+    "A regression of 64 samples with batch norm, if asked for; `form` says what its loss returns."
+
+    def __init__(self, form: str = "mean", norm: bool = False):
+        draw = torch.Generator().manual_seed(5)
+        self.x, self.form, self.norm = torch.randn(64, 3, generator=draw), form, norm
+
+    def datasets(self, cfg):
+        return TensorDataset(self.x, self.x[:, :1]), None
+
+    def model(self, cfg):
+        torch.manual_seed(3)
+        layers = [nn.Linear(3, 5), *([nn.BatchNorm1d(5)] if self.norm else []), nn.Tanh(), nn.Linear(5, 1)]
+        return nn.Sequential(*layers)
+
+    def loss(self, model, batch):
+        errors = (model(batch[0]) - batch[1]) ** 2
+        return errors.mean() if self.form == "mean" else (errors.sum(), len(errors))
+
+
+class Counted(TorchDispatchMode):
+    "Counts the operations of torch in this block, by name."
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+SETTINGS = (
+    "data.batch_size=8",
+    "trainer.log_every_n_steps=1000",
+    "trainer.deterministic=false",
+    "checkpoint.enabled=false",
+    "optimizer.name=adamw",
+)
+
+
+@pytest.fixture
+def per_step(train):
+    "A function: the operations of torch in an optimizer step of a task, by name, start and log points left out."
+
+    number = itertools.count()
+
+    def count(task, *settings):
+        found = []
+        for steps in (3, 7):  # within one epoch
+            with Counted() as counted:
+                run = train(task(), *SETTINGS, f"trainer.max_steps={steps}", *settings, name=f"run-{next(number)}")
+            assert run.status == "completed", run.reason
+            found.append(counted.calls)
+        return Counter({name: (n - found[0][name]) / 4 for name, n in found[1].items() if n != found[0][name]})
+
+    return count
+
+
+def more(ours: Counter, bare: Counter) -> float:
+    return sum(ours.values()) - sum(bare.values())
+
+
+def test_what_a_guard_may_add_to_a_step(per_step):
+    "nan_policy=skip adds one pass over all gradients and its answer; a sum by its weight one division, and back."
+    bare = per_step(Squares)
+    skip = per_step(Squares, "training.nan_policy=skip")
+    assert skip["aten._local_scalar_dense.default"] == 2  # the loss, and whether the gradients are finite
+    assert more(skip, bare) <= 3, skip - bare
+    weighted = per_step(lambda: Squares("sum and count"))
+    assert more(weighted, bare) <= 1, weighted - bare
+    norms = per_step(lambda: Squares(norm=True))
+    kept = per_step(lambda: Squares(norm=True), "training.nan_policy=skip")
+    assert more(kept, norms) <= 4, kept - norms  # with one copy of all buffers
+
+
+OWN_TASK = """
+import sys
+from pathlib import Path
+import torch
+from spectrakit import Task
+
+class Own(Task):
+    def datasets(self, cfg):
+        return torch.utils.data.TensorDataset(torch.ones(64, 1)), None
+
+    def test_dataset(self, cfg):
+        return torch.utils.data.TensorDataset(torch.ones(4, 1))
+
+    def model(self, cfg):
+        return torch.nn.Linear(1, 1)
+
+    def loss(self, model, batch):
+        return model(batch[0]).mean()
+
+    def predict(self, model, batch):
+        seen = torch.are_deterministic_algorithms_enabled(), "torch._inductor" in sys.modules
+        Path(__file__).with_name("seen.txt").write_text(str(seen))
+        return model(batch[0])
+"""
+
+
+def test_a_deterministic_run_imports_no_compiler_of_its_own(tmp_path):
+    "torch imports it where an optimizer is made; a prediction needs none."
+    (tmp_path / "own.py").write_text(OWN_TASK)
+    settings = ("trainer.deterministic=true", "trainer.max_steps=2", "trainer.accelerator=cpu", "trainer.devices=1")
+    done = run_cli(tmp_path, "train", "own.py:Own", *settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_cli(tmp_path, "predict", "own.py:Own", only_run(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "seen.txt").read_text() == "(True, False)"  # deterministic, without the compiler
