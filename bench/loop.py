@@ -31,7 +31,8 @@ from torch.utils.data import TensorDataset
 
 from spectrakit import Config, Task, compose, detect, override
 from spectrakit.contract.optimizer import build_optimizer
-from spectrakit.data.loaders import epoch_order, eval_batches
+from spectrakit.data.loaders import eval_batches
+from spectrakit.data.order import epoch_order
 from spectrakit.distributed.context import RunContext, create_run_context
 from spectrakit.distributed.heartbeat import stop_file
 from spectrakit.training.evaluation import evaluate

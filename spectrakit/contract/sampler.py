@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config.schema import Config
 from .task import provides
-from ..data.loaders import mix_seed
+from ..data.order import mix_seed
 from ..system.errors import RequestError
 
 # %% ../../nbs/38_contract/04_sampler.ipynb #139f9bba

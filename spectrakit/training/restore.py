@@ -21,7 +21,7 @@ from spectrakit.checkpoint.store import (
 )
 from ..config.batch_plan import BATCH_SETTINGS
 from ..data.fingerprint import fingerprint_change
-from ..data.loaders import mix_seed
+from ..data.order import mix_seed
 from ..distributed.fsdp import load_whole_model
 from ..runs.resume_changes import is_allowed
 from ..runs.run_dir import read_environment

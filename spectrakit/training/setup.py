@@ -35,9 +35,9 @@ from spectrakit.data.loaders import (
     dataset_length,
     eval_batches,
     limit_samples,
-    mix_seed,
     train_batches,
 )
+from ..data.order import mix_seed
 from ..distributed.context import RunContext
 from ..preflight.diagnosis import Scene, explain, explained, method_of, out_of_memory
 from ..preflight.results import ContractResult

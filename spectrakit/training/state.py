@@ -15,7 +15,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..checkpoint.store import CheckpointContent, random_state
 from ..config.batch_plan import BatchPlan
 from ..config.schema import Config
 from ..contract.optimizer import ownership
+from ..data.order import ORDER_VERSION
 from ..distributed.context import RunContext
 from ..distributed.fsdp import like, load_whole_optimizer, whole
 from ..distributed.heartbeat import Pace
@@ -125,6 +126,16 @@ class Data:
     train: Any = None
     valid: Any = None
     fingerprints: dict | None = None  # of the data sets, on rank 0
+
+    @property
+    def order_version(self) -> int:
+        "That of the order in which an epoch visits its samples."
+        return ORDER_VERSION if self.train is None else self.train.plan.version
+
+    def keep_order(self, version: int) -> None:
+        "Read in the order of a version that may be an earlier one."
+        if self.train is not None:
+            self.train.plan = replace(self.train.plan, version=version)
 
 
 @dataclass
@@ -279,12 +290,14 @@ class TrainState:
             "samples_per_epoch": self.data.plan.samples_per_epoch,
             "asked_steps": self.schedule.requested_steps,
             "fingerprints": self.data.fingerprints,
+            "order_version": self.data.order_version,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned; what is missing or None stays as it is.
 
         The batch, the data and the number of steps are those of today: `restore` compares them, and moves the position.
+        The order of the samples stays that of the version that the run began with.
         """
         learner, known = self.learner, {f.name for f in fields(Progress)}
         self.progress = Progress(**{key: value for key, value in state["progress"].items() if key in known})
@@ -298,6 +311,7 @@ class TrainState:
             learner.scheduler.load_state_dict(state["scheduler"])
         if "monitor" in state:
             self.monitor, self.mode = state["monitor"], state["mode"]
+        self.data.keep_order(state.get("order_version", 1))  # spectrakit 0.1 had no other one
 
 # %% ../../nbs/40_training/01_state.ipynb #23a2fc02
 def update_ema(ema: list, params: list, decay: float, step: int, left_out: Any = None) -> None:

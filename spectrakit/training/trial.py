@@ -34,7 +34,8 @@ from ..contract.loss import Loss, as_loss, check_loss, is_number, named_form
 from ..contract.predictions import check_table, columns_of, join_columns, submission_table, table_text
 from ..contract.task import Moment, loss_at, provides
 from ..data.batch_forms import leaves_of, samples_in
-from ..data.loaders import find_non_finite, train_cuts
+from ..data.loaders import find_non_finite
+from ..data.order import train_cuts
 from ..distributed.context import step_with_scaler
 from ..distributed.fsdp import gradient_clip, load_whole_model, load_whole_optimizer, whole
 from ..preflight.diagnosis import Scene, describe_batch, explain, method_of, out_of_memory, rank_lost

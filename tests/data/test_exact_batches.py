@@ -10,16 +10,9 @@ from torch.utils.data import TensorDataset
 from spectrakit.config.batch_plan import BatchPlan, step_window
 from spectrakit.config.compose import compose
 from spectrakit.data.fingerprint import fingerprint_change
-from spectrakit.data.loaders import (
-    Placement,
-    SeededSamples,
-    epoch_order,
-    eval_batches,
-    eval_cuts,
-    mix_seed,
-    train_batches,
-    train_cuts,
-)
+from spectrakit.data.loaders import Placement, eval_batches, train_batches
+from spectrakit.data.order import Keys, epoch_order, eval_cuts, mix_seed, train_cuts
+from spectrakit.data.samples import SeededSamples
 
 
 class Augmented:
@@ -68,7 +61,7 @@ def test_reading_leaves_the_generators_as_they_were():
     random.seed(1), numpy.random.seed(2), torch.manual_seed(3)
     wanted = random.random(), numpy.random.rand(), torch.rand(()).item()
     random.seed(1), numpy.random.seed(2), torch.manual_seed(3)
-    SeededSamples(Augmented(), 5).__getitems__([(0, 1), (1, 1)])
+    SeededSamples(Augmented(), 5).__getitems__(Keys(0, [1, 1], [0, 1]))
     assert (random.random(), numpy.random.rand(), torch.rand(()).item()) == wanted
 
 

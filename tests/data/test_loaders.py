@@ -17,7 +17,8 @@ import torch
 from torch.utils.data import TensorDataset
 from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.config.compose import compose
-from spectrakit.data.loaders import EpochPlan, LoadedBatches, eval_cuts
+from spectrakit.data.loaders import LoadedBatches
+from spectrakit.data.order import EpochPlan, eval_cuts
 samples = TensorDataset(torch.arange(8.0))
 config = compose("dataloader.num_workers=1", "data.shuffle=false", "data.batch_size=4")
 batches = LoadedBatches(samples, "cpu", EpochPlan(partial(eval_cuts, BatchPlan(8, 4))), config.dataloader)
@@ -86,7 +87,8 @@ import torch
 from torch.utils.data import get_worker_info
 from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.config.compose import compose
-from spectrakit.data.loaders import EpochPlan, LoadedBatches, train_cuts
+from spectrakit.data.loaders import LoadedBatches
+from spectrakit.data.order import EpochPlan, train_cuts
 
 class Noisy:
     trouble = ""
