@@ -25,6 +25,18 @@ def mix_seed(*numbers: int) -> int:
         state ^= state >> 31
     return state >> 1
 
+# %% ../../nbs/22_data/01_order.ipynb #d1a00007
+def _feistel(numbers: Any, bits: int, keys: list[int]) -> Any:
+    "Other numbers of up to `bits` bits for some of them, a Tensor [n] of int64; no two become the same."
+    low_bits = bits // 2
+    low, high = numbers & ((1 << low_bits) - 1), numbers >> low_bits
+    for number, key in enumerate(keys):
+        half, other, size = (low, high, low_bits) if number % 2 else (high, low, bits - low_bits)
+        mixed = (other + key).mul_(0x2545F491)  # xorshift and multiply, as MurmurHash3 ends; int64 wraps around
+        mixed.bitwise_xor_(mixed >> 15).mul_(0x85EBCA6B).bitwise_xor_(mixed >> 13)
+        half.bitwise_xor_(mixed.bitwise_and_((1 << size) - 1))
+    return low + (high << low_bits)
+
 # %% ../../nbs/22_data/01_order.ipynb #d1a00006
 _ROUNDS = 8
 
@@ -58,18 +70,6 @@ class ComputedOrder:
         while len(outside := (found >= self.samples).nonzero().flatten()):
             found[outside] = _feistel(found[outside], bits, keys)
         return found
-
-# %% ../../nbs/22_data/01_order.ipynb #d1a00007
-def _feistel(numbers: Any, bits: int, keys: list[int]) -> Any:
-    "Other numbers of up to `bits` bits for some of them, a Tensor [n] of int64; no two become the same."
-    low_bits = bits // 2
-    low, high = numbers & ((1 << low_bits) - 1), numbers >> low_bits
-    for number, key in enumerate(keys):
-        half, other, size = (low, high, low_bits) if number % 2 else (high, low, bits - low_bits)
-        mixed = (other + key).mul_(0x2545F491)  # xorshift and multiply, as MurmurHash3 ends; int64 wraps around
-        mixed.bitwise_xor_(mixed >> 15).mul_(0x85EBCA6B).bitwise_xor_(mixed >> 13)
-        half.bitwise_xor_(mixed.bitwise_and_((1 << size) - 1))
-    return low + (high << low_bits)
 
 # %% ../../nbs/22_data/01_order.ipynb #9cd490db
 ORDER_VERSION = 2  # 1: a list at every size
