@@ -121,6 +121,6 @@ def test_a_deterministic_run_imports_no_compiler_of_its_own(tmp_path):
     settings = ("trainer.deterministic=true", "trainer.max_steps=2", "trainer.accelerator=cpu", "trainer.devices=1")
     done = run_cli(tmp_path, "train", "own.py:Own", *settings)
     assert done.returncode == 0, done.stdout + done.stderr
-    done = run_cli(tmp_path, "predict", "own.py:Own", only_run(tmp_path))
+    done = run_cli(tmp_path, "predict", "own.py:Own", only_run(tmp_path), fresh=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "seen.txt").read_text() == "(True, False)"  # deterministic, without the compiler
