@@ -18,7 +18,6 @@ from .batch_forms import leaves_of
 from .content import content_hash
 from .order import Keys, mix_seed
 
-
 # %% ../../nbs/22_data/03_samples.ipynb #d1b00007
 @dataclass(frozen=True)
 class GlobalGenerator:
@@ -136,7 +135,9 @@ class _Reader:
         for index, seed in zip(keys.indices, sample_seeds(self.seed, keys), strict=True):
             for begin_anew in seeders:
                 begin_anew(seed)
-            samples.append(self.many([index], seeds=[seed])[0] if self.many and self.takes_seeds else self.dataset[index])
+            samples.append(
+                self.many([index], seeds=[seed])[0] if self.many and self.takes_seeds else self.dataset[index]
+            )
         return samples
 
 # %% ../../nbs/22_data/03_samples.ipynb #23a2fc02
