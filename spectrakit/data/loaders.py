@@ -258,14 +258,7 @@ class LoadedBatches:
     - `collate`: makes a batch of a list of samples (default: torch's)
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        device: Any,
-        plan: EpochPlan,
-        settings: DataloaderConfig,
-        collate: Callable | None = None,
-    ):
+    def __init__(self, dataset: Any, device: Any, plan: EpochPlan, settings: DataloaderConfig, collate: Any = None):
         self.device, self.plan, self.settings, self._samples = device, plan, settings, len(dataset)
         self.report: Callable[[str], None] = _print_to_log  # takes a sentence where reading had to change
         self._requests, self._source = _Requests(), SeededSamples(dataset, plan.seed)
@@ -279,12 +272,10 @@ class LoadedBatches:
             self._requests.keys = self.plan.keys(self._samples, epoch, first_step, done)
             cuts = islice(self.plan.cuts_from(first_step), done, None)
             try:
-                for (data, drawn), (_, _, samples, window, last) in zip(
-                    _plain_errors(self._loader), cuts, strict=False
-                ):
+                for (data, drawn), cut in zip(_plain_errors(self._loader), cuts, strict=False):
                     done += 1
                     self._source.learn(drawn)  # workers of the next epoch begin with what those of this one found
-                    yield MicroBatch(to_device(data, self.device), samples, window, last)
+                    yield MicroBatch(to_device(data, self.device), cut.samples, cut.window_samples, cut.last)
                 return
             except (RuntimeError, OSError, EOFError) as error:
                 self.settings, text = with_less(self.settings, error)

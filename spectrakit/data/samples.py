@@ -140,6 +140,40 @@ class _Reader:
             )
         return samples
 
+# %% ../../nbs/22_data/03_samples.ipynb #d1b00021
+def _read(reader: _Reader, keys: Keys, drawn: frozenset[str]) -> tuple[list, frozenset[str]]:
+    "The samples of `keys` where the generators named in `drawn` are drawn from, and the names of all that are."
+    generators = global_generators()
+    while True:
+        before = {name: generator.state() for name, generator in generators.items()}
+        samples, failed = [], None
+        try:
+            samples = reader.one_by_one(keys, drawn) if drawn else reader.together(keys)
+        except Exception as error:
+            failed = error
+        moved = {name for name in generators if name not in drawn and generators[name].moved(before[name])}
+        for name in drawn | moved:
+            generators[name].restore(before[name])
+        if moved:
+            drawn |= moved
+        elif failed is not None:
+            raise failed
+        else:
+            return samples, drawn
+
+# %% ../../nbs/22_data/03_samples.ipynb #d1b00022
+def _find_drawn(reader: _Reader, keys: Keys) -> frozenset[str]:
+    "The names of the generators that the first sample of `keys` depends on."
+    every = frozenset(global_generators())
+    first = Keys(keys.epoch, keys.indices[:1], keys.times and keys.times[:1])
+    wanted, _ = _read(reader, first, every)
+    try:
+        found, drawn = _read(reader, first, frozenset())
+    except Exception:
+        return every  # its `__getitems__` works for nobody
+    one, other = (content_hash([list(leaves_of(sample)) for sample in samples]) for samples in (wanted, found))
+    return drawn if one is not None and one == other else every
+
 # %% ../../nbs/22_data/03_samples.ipynb #23a2fc02
 class SeededSamples:
     """A map-style data set asked for `Keys`: indices in an epoch, and which time each comes again.
@@ -178,37 +212,3 @@ class SeededSamples:
         "Take over what a copy of this, in a worker, has found out."
         if drawn is not None and drawn != self.drawn:
             self.drawn = drawn | (self.drawn or frozenset())
-
-
-def _read(reader: _Reader, keys: Keys, drawn: frozenset[str]) -> tuple[list, frozenset[str]]:
-    "The samples of `keys` where the generators named in `drawn` are drawn from, and the names of all that are."
-    generators = global_generators()
-    while True:
-        before = {name: generator.state() for name, generator in generators.items()}
-        samples, failed = [], None
-        try:
-            samples = reader.one_by_one(keys, drawn) if drawn else reader.together(keys)
-        except Exception as error:
-            failed = error
-        moved = {name for name in generators if name not in drawn and generators[name].moved(before[name])}
-        for name in drawn | moved:
-            generators[name].restore(before[name])
-        if moved:
-            drawn |= moved
-        elif failed is not None:
-            raise failed
-        else:
-            return samples, drawn
-
-
-def _find_drawn(reader: _Reader, keys: Keys) -> frozenset[str]:
-    "The names of the generators that the first sample of `keys` depends on."
-    every = frozenset(global_generators())
-    first = Keys(keys.epoch, keys.indices[:1], keys.times and keys.times[:1])
-    wanted, _ = _read(reader, first, every)
-    try:
-        found, drawn = _read(reader, first, frozenset())
-    except Exception:
-        return every  # its `__getitems__` works for nobody
-    one, other = (content_hash([list(leaves_of(sample)) for sample in samples]) for samples in (wanted, found))
-    return drawn if one is not None and one == other else every
