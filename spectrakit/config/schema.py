@@ -221,6 +221,15 @@ class DataConfig:
     allow_nan: bool = setting(
         False, "inputs and targets may hold NaN; the task's loss has to leave them out", added_later=True
     )
+    samples_per_epoch: int | None = setting(
+        None, "samples of a stream that are an epoch; null: as many as it has", minimum=1, added_later=True
+    )
+    shuffle_buffer: int = setting(
+        0,
+        "samples of a stream from which the next one is drawn, where data.shuffle is on; 0: the stream's order",
+        minimum=0,
+        added_later=True,
+    )
     resident_gib: float = setting(1.0, "tensor data sets up to this size are kept on the device; 0: never", minimum=0)
 
 # %% ../../nbs/10_config/01_schema.ipynb #81a2cfa0

@@ -14,6 +14,7 @@ from typing import Any
 from ..config.schema import Config
 from .task import provides
 from ..data.order import mix_seed
+from ..data.streams import StreamOrder, StreamSamples
 from ..system.errors import RequestError
 
 # %% ../../nbs/38_contract/04_sampler.ipynb #139f9bba
@@ -119,14 +120,23 @@ def _are_weights(given: Any) -> bool:
     return isinstance(given, (list, tuple)) and any("float" in str(getattr(v, "dtype", type(v))) for v in given)
 
 
-def sampled_order(task: Any, dataset: Any, config: Config) -> SampledOrder | None:
+def sampled_order(task: Any, dataset: Any, config: Config) -> SampledOrder | StreamOrder | None:
     """The order that the task's `sampler` gives to its training data; None where it has none, or returns None.
+
+    That of a stream is its own.
 
     RequestError where the sampler cannot be repeated, has no end, or gives what are no indices.
     """
     import torch
 
     sampler = task.sampler(dataset, config) if provides(task, "sampler") else None
+    if isinstance(dataset, StreamSamples):
+        if sampler is not None:
+            raise RequestError(
+                f"{type(task).__name__}.sampler returned a {type(sampler).__name__} for a stream, which is read in its "
+                "own order. Return None; data.shuffle_buffer=1000 shuffles."
+            )
+        return StreamOrder(len(dataset))
     if sampler is None:
         return None
     name, samples = f"{type(task).__name__}.sampler", len(dataset)

@@ -82,7 +82,8 @@ class Task:
 
     @required
     def datasets(self, cfg: Config) -> tuple:
-        """The data, as (train, valid): map-style data sets, with `__len__` and `__getitem__`; `valid` may be None.
+        """The data, as (train, valid): map-style data sets, with `__len__` and `__getitem__`, or streams, which begin
+        anew each time they are iterated over and need `data.samples_per_epoch` or a length; `valid` may be None.
 
         Called once in each process, before the model is made. `cfg.seed` is the seed for a split.
         """
@@ -179,7 +180,7 @@ class Task:
 
     @optional
     def test_dataset(self, cfg: Config) -> Any:
-        "The map-style data set to predict on after training. Without this method the validation data are predicted on."
+        "The data set, or stream, to predict on after training. Without this method it is the validation data."
         return None
 
     @optional

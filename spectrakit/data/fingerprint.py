@@ -24,10 +24,14 @@ PATIENCE_S = 2.0  # seconds after which no further sample is fetched
 
 
 def _sample_hashes(source: SeededSamples, samples: int) -> dict[str, str]:
-    "Hashes of the first, the middle and the last sample; none where one differs when it is fetched once more."
+    """Hashes of the first, the middle and the last sample, or of those that the data set names in `spot_checks`.
+
+    None where one differs when it is fetched once more.
+    """
     hashes: dict[str, str] = {}
     end = time.monotonic() + PATIENCE_S
-    for index in dict.fromkeys((0, samples // 2, samples - 1)):
+    named = getattr(source.dataset, "spot_checks", (0, samples // 2, samples - 1))
+    for index in dict.fromkeys(named):
         if time.monotonic() > end:
             break
         try:

@@ -204,7 +204,7 @@ class EpochPlan:
     def keys(self, samples: int, epoch: int, first_step: int = 0, first_batch: int = 0) -> Iterator[Keys]:
         "What each micro batch of `epoch` holds, from step `first_step` on without the first `first_batch` batches."
         order = self.order(samples, epoch)
-        times = None if self.sampled is None else times_seen(order)
+        times = times_seen(order) if hasattr(order, "sort") and self.sampled is not None else None
         for cuts in cut_blocks(islice(self.cuts_from(first_step), first_batch, None)):
             rows = indices_of(order, cuts).tolist()
             again = None if times is None else indices_of(times, cuts).tolist()

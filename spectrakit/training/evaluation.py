@@ -27,6 +27,7 @@ from ..contract.recorder import Recorder
 from ..contract.task import Task, provides
 from ..data.batch_forms import join_parts, leaves_of, map_batch, on_cpu
 from ..data.loaders import Placement, dataset_length, eval_batches
+from ..data.streams import is_stream, open_evaluation_stream
 from ..distributed.context import RunContext
 from ..distributed.fsdp import is_sharded, same_on_all_ranks
 from ..distributed.heartbeat import HURRY, STOP
@@ -366,7 +367,10 @@ def first_evaluation(
 # %% ../../nbs/40_training/02_evaluation.ipynb #ad4f79a4
 def test_dataset_of(task: Any, config: Config) -> Any:
     "What the task's own `test_dataset` returned, as a data set. RequestError where it is none."
-    return as_test_dataset(task.test_dataset(config), f"{type(task).__name__}.test_dataset")
+    where = f"{type(task).__name__}.test_dataset"
+    dataset = as_test_dataset(task.test_dataset(config), where)
+    is_one = dataset is not None and is_stream(dataset)
+    return open_evaluation_stream(dataset, config, where)[0] if is_one else dataset
 
 
 def test_data(task: Any, valid: Any, config: Config) -> tuple[Any, float]:

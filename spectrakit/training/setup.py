@@ -38,6 +38,7 @@ from spectrakit.data.loaders import (
     train_batches,
 )
 from ..data.order import mix_seed
+from ..data.streams import StreamSamples, is_stream, open_evaluation_stream, open_training_stream
 from ..distributed.context import RunContext
 from ..preflight.diagnosis import Scene, explain, explained, method_of, out_of_memory
 from ..preflight.results import ContractResult
@@ -54,6 +55,16 @@ from .trial import PARTS, STEP_ONLY, Trial, check_first_loss, try_contract
 from ..watchdog.budget import Budget, describe_budget, reserved_parts
 
 # %% ../../nbs/40_training/05_setup.ipynb #ee918573
+def _opened(given: Any, open_stream: Callable, config: Config, where: str, say: Callable[[str], None]) -> Any:
+    "A data set that `where` returned, or a stream by position; `say` is called where either was wrapped."
+    data, text = as_dataset(given, where)
+    if data is not None and is_stream(data):
+        data, text = open_stream(data, config, where)
+    if text:
+        say(text)
+    return data
+
+
 def read_datasets(task: Any, config: Config, say: Callable[[str], None] = lambda text: None) -> tuple[Any, Any]:
     """The task's data sets, (train, valid), the first one limited. RequestError where they cannot be trained with.
 
@@ -69,13 +80,11 @@ def read_datasets(task: Any, config: Config, say: Callable[[str], None] = lambda
             f"sets: (train, valid).{' Test data come from `test_dataset(cfg)`.' if several and len(sets) == 3 else ''}"
         )
     refuse_inputs_and_targets(sets[0], sets[1], where)
-    found = [as_dataset(given, where) for given in sets]
-    for _, text in found:
-        if text:
-            say(text)
-    return limit_samples(found[0][0], config), found[1][0]
+    train = _opened(sets[0], open_training_stream, config, where, say)
+    valid = _opened(sets[1], open_evaluation_stream, config, where, say)
+    return train if isinstance(train, StreamSamples) else limit_samples(train, config), valid
 
-
+# %% ../../nbs/40_training/05_setup.ipynb #mkmd0001
 def make_model(task: Any, config: Config) -> Any:
     "The task's model, from the seed of the settings. RequestError where it is none of torch's."
     import torch

@@ -175,7 +175,7 @@ def test_fit_prints_where_it_is_what_was_decided_and_how_it_ended(capsys):
         ("EmptyTraining", ("training data set has no samples", "datasets")),
         ("EmptyValidation", ("validation data set has no samples", "None")),
         ("OneDataset", ("OneDataset.datasets", "(train, valid)")),
-        ("Stream", ("training data set", "__len__")),
+        ("Stream", ("stream without a length", "data.samples_per_epoch")),
         ("NotAModel", ("NotAModel.model returned str", "Module")),
         ("Frozen", ("no parameter that learns", "requires_grad_(True)")),
         ("NanTraining", ("training data[0]", "1 values that are not finite", "sample 11")),

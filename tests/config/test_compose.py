@@ -123,6 +123,8 @@ ADDED_LATER = {
     "trainer.val_check_interval": 0.5,
     "launch.threads": 3,
     "data.allow_nan": "true",
+    "data.samples_per_epoch": 100,
+    "data.shuffle_buffer": 100,
     "training.average": "last:3",
     "training.ema_buffers": "true",
 }
