@@ -32,11 +32,12 @@ from spectrakit.checkpoint.store import (
     verify,
     write_averaged_names,
 )
-from .throttle import TimeShare
+from .throttle import ADVANCE_S, TimeShare
 from ..config.schema import CheckpointConfig
 from ..system.units import parse_bytes
 
 SMALL = 4 * 2**20  # a state of so few bytes is written at once: what takes time is the flushing
+_SLOW_S = 1.0  # a save of so many seconds is worth a word where it makes checkpoints fewer
 _RETRY_S = 60.0  # seconds after which a best checkpoint that could not be written is tried again
 
 # %% ../../nbs/20_checkpoint/05_async_writer.ipynb #52bf9f89
@@ -472,6 +473,7 @@ class CheckpointWriter:
     - `log`: gets events and messages, as `log(type, **fields)` (default: nobody does)
     - `observe`: gets how long the last save of the run may take, as `observe("save", seconds)` (default: nobody does)
     - `clock`: seconds that only rise (default: `time.monotonic`)
+    - `advance_s`: seconds that saving may take beyond its share of the time (default: five)
     """
 
     def __init__(
@@ -481,6 +483,7 @@ class CheckpointWriter:
         log: Callable[..., None] = lambda *_, **__: None,
         observe: Callable[[str, float], None] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
+        advance_s: float = ADVANCE_S,
     ):
         self.run_dir, self.folder, self.settings, self.clock = run_dir, run_dir / "checkpoints", settings, clock
         max_bytes = None if settings.max_bytes in (None, "auto") else parse_bytes(settings.max_bytes)
@@ -490,7 +493,7 @@ class CheckpointWriter:
 
         self.files = CheckpointFiles(self.folder, settings.keep_last, max_bytes)
         self.reports = SaveReports(settings, log)
-        share = TimeShare(settings.max_share, clock)
+        share = TimeShare(settings.max_share, clock, advance_s)
         self.saves = SnapshotWriter(ReportedWrites(self.files, self.reports, share, observed))
         self.mirror: MirrorUpdates | None = None
         if settings.mirror is not None:
@@ -509,7 +512,7 @@ class CheckpointWriter:
         if kind != "periodic" or self.affords():
             return True
         share = self.saves.writes.share
-        if not share.affords():
+        if share.last_s >= _SLOW_S and not share.affords():
             self.reports.warnings.too_slow(share.last_s)
         return False
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .store import tensor_bytes
+from .store import only_plain, tensor_bytes
 from ..system.hardware import usable_memory
 
 _SLACK = 2**28  # bytes of memory that are left to others
@@ -64,7 +64,7 @@ def _map_tensors(tree: Any, function: Callable[[Any], Any]) -> Any:
     if type(tree) in (dict, OrderedDict):
         return {key: _map_tensors(value, function) for key, value in tree.items()}
     if type(tree) in (list, tuple):
-        return type(tree)(_map_tensors(value, function) for value in tree)
+        return type(tree)(tree if only_plain(tree) else (_map_tensors(value, function) for value in tree))
     return copy.deepcopy(tree)
 
 # %% ../../nbs/20_checkpoint/03_host_copy.ipynb #d72f2587

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Progress', 'Learner', 'average_thawed', 'load_averages', 'Data', 'Schedule', 'never', 'Execution', 'Interval',
            'Record', 'Requests', 'NanState', 'Saving', 'Timing', 'TrainState', 'update_ema', 'count_overflows',
-           'ema_weights', 'save_due', 'writer_of', 'average_plan', 'checkpoints_at_once', 'save_due_by_clock',
-           'log_once', 'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
+           'ema_weights', 'save_due', 'first_saves_s', 'writer_of', 'average_plan', 'checkpoints_at_once',
+           'save_due_by_clock', 'log_once', 'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
 
 # %% ../../nbs/40_training/01_state.ipynb #23a2fcf4
 import contextlib
@@ -22,6 +22,7 @@ from typing import Any
 from ..checkpoint.async_writer import CheckpointWriter, Snapshot
 from ..checkpoint.mirror import mirror_files
 from ..checkpoint.store import CheckpointContent, random_state
+from ..checkpoint.throttle import ADVANCE_S
 from ..config.batch_plan import BatchPlan
 from ..config.schema import Config
 from ..contract.optimizer import ownership
@@ -379,10 +380,22 @@ def save_due(s: TrainState, epoch_end: bool) -> bool:
     return bool(by_step or (epoch_end and c.every_n_epochs and p.epoch % c.every_n_epochs == 0))
 
 
+def first_saves_s(config: Config) -> float:
+    """Seconds that saving may take beyond its share of the time.
+
+    Where states are saved by the epoch, or because one is the best, none: epochs may be short, and what has not been
+    written waits in memory. Where steps or minutes are given, or the average needs each of them, the first are granted.
+    """
+    c = config.checkpoint
+    return ADVANCE_S if c.every_n_steps or c.every_minutes or average_plan(config) else 0.0
+
+
 def writer_of(s: TrainState) -> CheckpointWriter:
     "The session's writer."
     if s.saving.writer is None:
-        s.saving.writer = CheckpointWriter(s.run_dir, s.config.checkpoint, s.record.log.write, s.budget.observe)
+        s.saving.writer = CheckpointWriter(
+            s.run_dir, s.config.checkpoint, s.record.log.write, s.budget.observe, advance_s=first_saves_s(s.config)
+        )
         s.saving.writer.weights_only = s.saving.weights_only
     return s.saving.writer
 

@@ -62,6 +62,7 @@ from spectrakit.training.state import (
     TrainState,
     finish_mirror,
     finish_saving,
+    first_saves_s,
     save,
     save_due_by_clock,
     writer_of,
@@ -409,13 +410,13 @@ def make_blocked(folder: Path, **settings) -> CheckpointWriter:
     return made
 
 
-def make_slow(folder: Path, now: list[float], **settings) -> CheckpointWriter:
-    "One whose writes take 20 seconds of the clock `now`."
+def make_slow(folder: Path, now: list[float], seconds: float = 20, **settings) -> CheckpointWriter:
+    "One whose writes take so many seconds of the clock `now`."
     made = make(folder, lambda: now[0], **settings)
     write = made.files.write
 
     def slow(snapshot):
-        now[0] += 20
+        now[0] += seconds
         return write(snapshot)
 
     made.files.write = slow
@@ -541,6 +542,19 @@ def test_saving_takes_no_more_than_its_share_of_the_time(tmp_path):
     assert 20 * len(saved(k)) > 0.09 * now[0]  # and not much less
     assert len(messages(k)) == 1 and "checkpoint.max_share=0.1" in messages(k)[0]
     assert give(k, 500, "last") and saved(k)[-1] == 500  # whatever it takes
+
+
+def test_short_epochs_leave_the_best_in_memory_and_what_is_asked_for_by_steps_is_written(tmp_path):
+    for words, wanted in (((), [1, 29, 40]), (("checkpoint.every_n_steps=9",), [*range(1, 38), 40])):
+        now = [0.0]
+        k = make_slow(tmp_path / str(len(words)), now, seconds=0.15, background=False)
+        k.saves.writes.share.advance_s = first_saves_s(compose("trainer.accelerator=cpu", *words))
+        for epoch in range(1, 41):  # each better than the one before
+            now[0] += 0.2
+            assert give(k, epoch, "best", mebibytes=0.01)
+        k.close()
+        assert saved(k) == wanted and value_of(find_checkpoint(k.folder, "BEST")[0]) == 40
+        assert messages(k) == []
 
 
 def test_the_best_one_waits_for_its_share_and_is_written_by_the_clock_or_at_the_end(tmp_path):
@@ -891,7 +905,7 @@ def test_the_first_checkpoint_comes_early_and_others_by_the_clock(tmp_path):
 
 
 def test_weights_that_are_not_finite_are_not_saved_and_sums_that_overflow_are_no_such(tmp_path):
-    s = state_in(tmp_path / "run")
+    s = state_in(tmp_path / "run", "checkpoint.every_n_steps=1")
     with torch.no_grad():
         s.learner.params[0].fill_(3e38)  # their sum is not finite
     s.progress.step = 1

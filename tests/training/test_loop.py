@@ -695,6 +695,7 @@ def test_every_checkpoint_of_a_run_verifies_and_no_more_are_kept_than_asked(trai
         Scored([5, 1, 2, 3, 4, 5]),
         "data.batch_size=6",
         "trainer.max_epochs=6",
+        "checkpoint.every_n_steps=4",
         "checkpoint.keep_last=2",
         "checkpoint.monitor=rating",
         "checkpoint.mode=min",
