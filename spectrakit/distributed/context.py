@@ -91,15 +91,20 @@ def _broadcast(value: Any, group: Any) -> Any:
     return values[0]
 
 
-def _all_gathered_numbers(numbers: list[float], world_size: int, group: Any) -> list[list[float]]:
-    "`numbers` of every rank of `group`, by rank: a row each, in double precision."
+def _gathering_numbers(numbers: list[float], world_size: int, group: Any) -> Callable[[], list[list[float]]]:
+    "Begin to exchange `numbers`; what waits for those of every rank of `group`: a row each, in double precision."
     import torch
     import torch.distributed as dist
 
     mine = torch.tensor(numbers, dtype=torch.float64)
     rows = [torch.empty_like(mine) for _ in range(world_size)]
-    dist.all_gather(rows, mine, group=group)
-    return [row.tolist() for row in rows]
+    work = dist.all_gather(rows, mine, group=group, async_op=True)
+
+    def gathered() -> list[list[float]]:
+        work.wait()
+        return [row.tolist() for row in rows]
+
+    return gathered
 
 # %% ../../nbs/21_distributed/03_context.ipynb #23a2fc02
 class ObjectExchange:
@@ -140,7 +145,13 @@ class Exchange(ObjectExchange):
 
     def gather_numbers(self, numbers: list[float]) -> list[list[float]]:
         "`numbers` of every rank, by rank: a row each, in double precision."
-        return [numbers] if self.world_size == 1 else _all_gathered_numbers(numbers, self.world_size, self.group)
+        return self.gathering_numbers(numbers)()
+
+    def gathering_numbers(self, numbers: list[float]) -> Callable[[], list[list[float]]]:
+        "The same, begun: nobody waits before the function that is returned is called."
+        if self.world_size == 1:
+            return lambda: [numbers]
+        return _gathering_numbers(numbers, self.world_size, self.group)
 
     def reduce(self, numbers: list[float]) -> list[float]:
         "The sums over all ranks, equal on every rank."

@@ -4,19 +4,23 @@
 
 # %% auto #0
 __all__ = ['SHORT_S', 'train_loop', 'scale_gradients', 'next_due', 'poll_requests', 'confirm_requested_save', 'stops_early',
-           'save_wanted', 'overdue_evaluation', 'evaluate_now', 'device_load', 'RankReport', 'gather_reports',
-           'gather_logs', 'write_log_point', 'log_step', 'ends_by_request', 'at_step_boundary', 'evaluate_and_save',
-           'last_evaluation', 'finish', 'save_traceback', 'failure_reason', 'NullLog', 'name_operations', 'begin_run',
-           'with_a_model', 'end_run', 'end_unprepared', 'train_run']
+           'save_wanted', 'overdue_evaluation', 'evaluate_now', 'device_load', 'RankReport', 'LogPoint',
+           'exchange_reports', 'gather_logs', 'write_log_point', 'begin_log', 'finish_log', 'read_log', 'reads_at_once',
+           'log_step', 'ends_by_request', 'at_step_boundary', 'evaluate_and_save', 'last_evaluation', 'finish',
+           'save_traceback', 'failure_reason', 'NullLog', 'name_operations', 'begin_run', 'with_a_model', 'end_run',
+           'end_unprepared', 'train_run']
 
 # %% ../../nbs/40_training/09_loop.ipynb #e463e137
 import contextlib
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from ..config.batch_plan import next_fraction
 from ..config.schema import Config
@@ -216,6 +220,8 @@ def next_due(s: TrainState) -> int:
     ]
     per_epoch = s.data.plan.steps_per_epoch
     steps = [(p.step // n + 1) * n for n in every if n] + [p.step + per_epoch - p.window, s.schedule.total_steps]
+    if s.record.pending is not None:
+        steps.append(p.step + 1)
     if c.trainer.val_check_interval:
         place = p.epoch * per_epoch + p.window
         steps.append(p.step + next_fraction(place, c.trainer.val_check_interval, per_epoch) - place)
@@ -315,8 +321,6 @@ def device_load(s: TrainState, seconds: float) -> tuple[float, float]:
         return round(torch.cuda.max_memory_allocated() / 2**30, 3), busy
     if s.context.world_size == 1:
         return -1.0, -1.0
-    import psutil
-
     busy_s = time.process_time() - s.record.interval.busy_s
     return round(psutil.Process().memory_info().rss / 2**30, 3), round(busy_s / seconds, 2)
 
@@ -333,8 +337,24 @@ class RankReport(NamedTuple):
     logs: float  # how many sums its losses have logged
 
 
-def gather_reports(s: TrainState, loss: float, seconds: float) -> list[RankReport]:
-    "The reports of all ranks, in their order. `loss` is the sum of the losses of the last `seconds`."
+class LogPoint(NamedTuple):
+    "What this rank knows of a log point; the means over all ranks are still to come."
+
+    step: int
+    steps: int  # since the one before
+    epoch: float
+    lr: float
+    samples_per_s: float
+    logs: dict[str, tuple]  # sums that its losses have logged
+    skipped: int  # updates that were left out
+    reports: Callable[[], list[RankReport]]  # waits for all ranks
+
+
+def exchange_reports(s: TrainState, loss: float, seconds: float) -> Callable[[], list[RankReport]]:
+    """Give this rank's report to the others; what waits for the reports of all ranks, in their order.
+
+    `loss`: the sum of the losses of the last `seconds`.
+    """
     usable = usable_s(s.budget)
     memory_gib, busy = device_load(s, seconds)
     own = RankReport(
@@ -346,38 +366,33 @@ def gather_reports(s: TrainState, loss: float, seconds: float) -> list[RankRepor
         step_cost(s),
         float(len(s.record.interval.logs)),
     )
-    return [RankReport(*row) for row in s.context.gather_numbers(list(own))]
+    gathered = s.context.gathering_numbers(list(own))
+    return lambda: [RankReport(*row) for row in gathered()]
 
 # %% ../../nbs/40_training/09_loop.ipynb #bf12da58
-def gather_logs(s: TrainState) -> dict[str, float]:
-    "`train_…`: the means of what the losses of all ranks have logged since the last log point."
-    rows = s.context.gather(on_host({0: s.record.interval.logs})[0])
+def gather_logs(s: TrainState, logs: dict[str, tuple]) -> dict[str, float]:
+    "`train_…`: the means of what the losses of all ranks have logged; `logs`: the sums of this one."
+    rows = s.context.gather(on_host({0: logs})[0])
     return averages(dict(enumerate(rows)), "train_")
 
 
-def write_log_point(s: TrainState, means: dict[str, float], seconds: float, reports: list[RankReport]) -> None:
-    """What the last `seconds` brought, for the trackers and the log; each minute what is left of the time.
+def write_log_point(s: TrainState, log: LogPoint, means: dict[str, float], reports: list[RankReport]) -> None:
+    """What the interval before `log` brought, for the trackers and the log; each minute what is left of the time.
 
     `means`: the mean loss, and what losses logged, by name. `reports`: memory and load of each rank.
     """
-    p = s.progress
-    point: dict[str, Any] = {
-        "epoch": round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4),
-        **means,
-        "lr": float(s.learner.optimizer.param_groups[0]["lr"]),
-        "samples_per_s": round(s.record.interval.samples / seconds, 1),
-    }
+    point: dict[str, Any] = {"epoch": log.epoch, **means, "lr": log.lr, "samples_per_s": log.samples_per_s}
     if s.context.device.type == "cuda":
         point["gpu_gib"] = max(report.memory_gib for report in reports)
-    s.record.trackers.log(p.step, point)
-    if p.overflows:
-        point["overflows"] = p.overflows
+    s.record.trackers.log(log.step, point)
+    if s.progress.overflows:
+        point["overflows"] = s.progress.overflows
     if len(reports) > 1:
         point["ranks"] = [{"memory_gib": report.memory_gib, "busy": report.busy} for report in reports]
         own = reports[s.context.rank]
         busy = f", busy {own.busy:.0%}" if own.busy >= 0 else ""
-        print(f"step {p.step}: {own.memory_gib:.2f} GiB{busy}", flush=True)  # into logs/rank-N.log
-    s.record.log.write("step", step=p.step, **point)
+        print(f"step {log.step}: {own.memory_gib:.2f} GiB{busy}", flush=True)  # into logs/rank-N.log
+    s.record.log.write("step", step=log.step, **point)
     if (now := time.monotonic()) - s.record.budget_logged_at >= 60 and s.budget.ends is not None:
         s.record.budget_logged_at = now
         s.record.log.write(
@@ -385,37 +400,71 @@ def write_log_point(s: TrainState, means: dict[str, float], seconds: float, repo
         )
 
 # %% ../../nbs/40_training/09_loop.ipynb #23a2fc04
-def log_step(s: TrainState) -> tuple[str, str] | None:
-    """Write a log point: the mean loss since the last one, the rate, the speed.
-
-    Ends the run, with (status, reason), where the loss is not finite.
-    """
-    p, interval, p99_s = s.progress, s.record.interval, s.timing.pace.quantile(0.99)
+def begin_log(s: TrainState) -> LogPoint | None:
+    "Close the interval since the last log point, and begin to exchange it; None where there was no step."
+    p, interval, pace = s.progress, s.record.interval, s.timing.pace
     steps = p.step - interval.step
     if steps == 0:
         return None
     total = float(interval.loss)  # on a GPU the one place where the host waits for the device
     seconds = max(1e-9, time.monotonic() - interval.began - interval.paused_s)
-    reports = gather_reports(s, total, seconds)
-    skipped, s.nan.skipped = int(s.nan.skipped), 0
-    loss = sum(report.loss for report in reports) / max(1, steps - skipped)
+    log = LogPoint(
+        p.step,
+        steps,
+        round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4),
+        float(s.learner.optimizer.param_groups[0]["lr"]),
+        round(interval.samples / seconds, 1),
+        interval.logs,
+        int(s.nan.skipped),
+        exchange_reports(s, total, seconds),
+    )
+    s.nan.skipped = s.requests.pending = 0
+    s.context.heartbeat.report_pace(pace.quantile(0.99))
+    s.budget.observe("step", pace.quantile(0.95))
+    start_interval(s)
+    return log
+
+
+def finish_log(s: TrainState, log: LogPoint) -> tuple[str, str] | None:
+    """Wait for the reports of all ranks, and write the log point: the mean loss, the rate, the speed.
+
+    Ends the run, with (status, reason), where the loss is not finite.
+    """
+    reports = log.reports()
+    loss = sum(report.loss for report in reports) / max(1, log.steps - log.skipped)
     if not math.isfinite(loss):
         return apply_nan_policy(s, loss, next(filter(None, s.context.gather(s.nan.bad_input)), None))
-    if skipped and (ending := report_skipped(s, skipped, steps)):
+    if log.skipped and (ending := report_skipped(s, log.skipped, log.steps)):
         return ending
-    if s.context.scaler is not None and (ending := report_overflows(s, steps)):
+    if s.context.scaler is not None and (ending := report_overflows(s, log.steps)):
         return ending
     for report in reports:
         s.requests.agreed |= int(report.requests)
-    s.requests.pending = 0
-    s.context.heartbeat.report_pace(p99_s)
-    s.budget.observe("step", s.timing.pace.quantile(0.95))
-    if s.budget.ends is not None and p.step < s.schedule.total_steps:
+    if s.budget.ends is not None and s.progress.step < s.schedule.total_steps:
         replan(s, reports[0].usable_s, reports[0].step_cost_s)
-    logged = gather_logs(s) if any(report.logs for report in reports) else {}
-    write_log_point(s, {"loss": loss, **logged}, seconds, reports)
-    start_interval(s)
+    logged = gather_logs(s, log.logs) if any(report.logs for report in reports) else {}
+    write_log_point(s, log, {"loss": loss, **logged}, reports)
     return None
+
+# %% ../../nbs/40_training/09_loop.ipynb #6b1d0c73
+def read_log(s: TrainState) -> tuple[str, str] | None:
+    "Finish the log point whose reports are under way, if any; (status, reason) where the run ends with it."
+    log, s.record.pending = s.record.pending, None
+    return None if log is None else finish_log(s, log)
+
+
+def reads_at_once(s: TrainState) -> bool:
+    "Whether this step's log point is read here: all ranks say the same."
+    epoch_end = s.progress.window == 0
+    return s.context.world_size == 1 or epoch_end or evaluation_due(s) or save_due(s, epoch_end)
+
+
+def log_step(s: TrainState) -> tuple[str, str] | None:
+    "Write a log point now, after the one that is under way; (status, reason) where the run ends with it."
+    if (ending := read_log(s)) is not None:
+        return ending
+    s.record.pending = begin_log(s)
+    return read_log(s)
 
 # %% ../../nbs/40_training/09_loop.ipynb #2815faa3
 def ends_by_request(s: TrainState, flags: int) -> tuple[str, str] | None:
@@ -444,10 +493,13 @@ def at_step_boundary(s: TrainState) -> tuple[str, str] | None:
     p = s.progress
     last = p.step >= s.schedule.total_steps
     flags = agreed(s.context.heartbeat, p.step)
+    if (ending := read_log(s)) is not None:
+        return ending
     if p.step % s.config.trainer.log_every_n_steps == 0 or last:
-        if (ending := log_step(s)) is not None:
-            return ending
-        flags, s.requests.agreed = flags | s.requests.agreed, 0
+        s.record.pending = begin_log(s)
+    if (last or flags or reads_at_once(s)) and (ending := read_log(s)) is not None:
+        return ending
+    flags, s.requests.agreed = flags | s.requests.agreed, 0
     if flags & HURRY:
         hurry(s.budget, parse_duration(s.config.watchdog.after_sigterm))
     if last and not all_finite(s.learner.params):

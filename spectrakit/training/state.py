@@ -195,6 +195,7 @@ class Record:
     trackers: Trackers = field(default_factory=Trackers)
     interval: Interval = field(default_factory=Interval)
     restored: dict = field(default_factory=dict)  # the part of an interval that a checkpoint holds
+    pending: Any = None  # a log point whose reports are under way between the ranks
     last_message: str = ""  # the kind of the last message of `log_once`
     budget_logged_at: float = 0.0  # monotonic
 
