@@ -2,6 +2,8 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -10,7 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 from helpers import only_run, run_cli
+from spectrakit.config.compose import compose
 from spectrakit.contract.task import Task
+from spectrakit.distributed.context import RunContext, create_run_context
+from spectrakit.system.platforms.detect import detect
 
 
 class Squares(Task):
@@ -87,6 +92,51 @@ def test_what_a_guard_may_add_to_a_step(per_step):
     norms = per_step(lambda: Squares(norm=True))
     kept = per_step(lambda: Squares(norm=True), "training.nan_policy=skip")
     assert more(kept, norms) <= 4, kept - norms  # with one copy of all buffers
+
+
+@dataclass(frozen=True)
+class Pair(RunContext):
+    "Rank 0 of two, the other of which says the same; `happened` notes what is exchanged, and when it is waited for."
+
+    happened: list = field(default_factory=list)
+
+    def gathering_numbers(self, numbers: list[float]) -> Callable:
+        self.happened.append("begin")
+
+        def gathered() -> list:
+            self.happened.append("read")
+            return [numbers, numbers]
+
+        return gathered
+
+    def gather(self, value) -> list:
+        return [value, value]
+
+    gather_on_main = gather
+
+    def broadcast(self, value):
+        return value
+
+    def reduce_tensor(self, tensor):
+        return tensor * 2
+
+
+class Noted(Squares):
+    def loss(self, model, batch):
+        self.happened.append("step")
+        return super().loss(model, batch)
+
+
+def test_ranks_wait_for_a_log_point_when_the_next_step_is_done(train):
+    "Where the epoch ends, or something else is due, they wait at once."
+    alone = create_run_context(compose("trainer.accelerator=cpu"), detect({"PATH": ""}, shell=""))
+    pair, task = Pair(alone.accelerator, "no", {}, 0, 2), Noted()
+    task.happened = pair.happened
+    settings = ("trainer.log_every_n_steps=2", "data.batch_size=8", "trainer.max_epochs=1", "checkpoint.enabled=false")
+    run = train(task, *settings, context=pair)  # 4 steps of two ranks' batches
+    assert run.status == "completed", run.reason
+    assert run.column("step", "step") == [2, 4]
+    assert "step step begin step read step begin read" in " ".join(pair.happened)
 
 
 OWN_TASK = """
