@@ -90,7 +90,7 @@ def _broadcast(value: Any, group: Any) -> Any:
     dist.broadcast_object_list(values, src=0, group=group, device=torch.device("cpu"))
     return values[0]
 
-
+# %% ../../nbs/21_distributed/03_context.ipynb #4d9a7e20
 def _gathering_numbers(numbers: list[float], world_size: int, group: Any) -> Callable[[], list[list[float]]]:
     "Begin to exchange `numbers`; what waits for those of every rank of `group`: a row each, in double precision."
     import torch

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SHORT_S', 'train_loop', 'scale_gradients', 'next_due', 'poll_requests', 'confirm_requested_save', 'stops_early',
-           'save_wanted', 'overdue_evaluation', 'evaluate_now', 'device_load', 'RankReport', 'LogPoint',
-           'exchange_reports', 'gather_logs', 'write_log_point', 'begin_log', 'finish_log', 'read_log', 'reads_at_once',
+           'save_wanted', 'overdue_evaluation', 'evaluate_now', 'device_load', 'RankReport', 'exchange_reports',
+           'LogPoint', 'gather_logs', 'write_log_point', 'begin_log', 'finish_log', 'read_log', 'reads_at_once',
            'log_step', 'ends_by_request', 'at_step_boundary', 'evaluate_and_save', 'last_evaluation', 'finish',
            'save_traceback', 'failure_reason', 'NullLog', 'name_operations', 'begin_run', 'with_a_model', 'end_run',
            'end_unprepared', 'train_run']
@@ -337,19 +337,6 @@ class RankReport(NamedTuple):
     logs: float  # how many sums its losses have logged
 
 
-class LogPoint(NamedTuple):
-    "What this rank knows of a log point; the means over all ranks are still to come."
-
-    step: int
-    steps: int  # since the one before
-    epoch: float
-    lr: float
-    samples_per_s: float
-    logs: dict[str, tuple]  # sums that its losses have logged
-    skipped: int  # updates that were left out
-    reports: Callable[[], list[RankReport]]  # waits for all ranks
-
-
 def exchange_reports(s: TrainState, loss: float, seconds: float) -> Callable[[], list[RankReport]]:
     """Give this rank's report to the others; what waits for the reports of all ranks, in their order.
 
@@ -368,6 +355,19 @@ def exchange_reports(s: TrainState, loss: float, seconds: float) -> Callable[[],
     )
     gathered = s.context.gathering_numbers(list(own))
     return lambda: [RankReport(*row) for row in gathered()]
+
+# %% ../../nbs/40_training/09_loop.ipynb #71c0a5d0
+class LogPoint(NamedTuple):
+    "What this rank knows of a log point; the means over all ranks are still to come."
+
+    step: int
+    steps: int  # since the one before
+    epoch: float
+    lr: float
+    samples_per_s: float
+    logs: dict[str, tuple]  # sums that its losses have logged
+    skipped: int  # updates that were left out
+    reports: Callable[[], list[RankReport]]  # waits for all ranks
 
 # %% ../../nbs/40_training/09_loop.ipynb #bf12da58
 def gather_logs(s: TrainState, logs: dict[str, tuple]) -> dict[str, float]:
@@ -424,7 +424,7 @@ def begin_log(s: TrainState) -> LogPoint | None:
     start_interval(s)
     return log
 
-
+# %% ../../nbs/40_training/09_loop.ipynb #71c0a5d2
 def finish_log(s: TrainState, log: LogPoint) -> tuple[str, str] | None:
     """Wait for the reports of all ranks, and write the log point: the mean loss, the rate, the speed.
 
