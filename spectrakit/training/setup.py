@@ -412,6 +412,7 @@ def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
         "reasons": {
             **s.context.reasons,
             **({"mode": s.mode_reason} if s.mode_reason else {}),
+            "data": s.data.train.reason,
             **known.get("launch", {}).get("reasons", {}),
         },
         "strategy": s.context.strategy,

@@ -1,0 +1,166 @@
+"Whichever way a data set is read: the same samples in the same order, and no more work than the way has."
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.config.compose import compose
+from spectrakit.data.loaders import (
+    LoadedBatches,
+    MicroBatch,
+    Placement,
+    ResidentBatches,
+    RowBatches,
+    copied_ahead,
+    eval_batches,
+    train_batches,
+)
+from spectrakit.data.rows import ArrayDataset, columns_of, take_rows
+
+X, Y = torch.arange(92.0).reshape(23, 4), torch.arange(23)
+
+
+class Rows:
+    "The same samples, one by one."
+
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, index):
+        return X[index], Y[index]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("arrays")
+    numpy.save(folder / "x.npy", X.numpy())
+    numpy.save(folder / "y.npy", Y.numpy())
+    return folder / "x.npy", folder / "y.npy"
+
+
+@pytest.fixture
+def ways(files):
+    "Name → (data set, settings, the class that reads it)."
+    mapped = torch.from_file(str(files[0].parent / "raw"), shared=True, size=92).reshape(23, 4).copy_(X)
+    backwards = list(range(23))[::-1]
+    return {
+        "on the device": (TensorDataset(X, Y), "1", ResidentBatches),
+        "in memory": (TensorDataset(X, Y), "1e-9", RowBatches),
+        "a file's tensor": (TensorDataset(mapped, Y), "1e-9", RowBatches),
+        "files": (ArrayDataset(*files), "1e-9", RowBatches),
+        "files on the device": (ArrayDataset(*files), "1", ResidentBatches),
+        "part of a part": (Subset(Subset(ArrayDataset(*files), backwards), backwards), "1e-9", RowBatches),
+        "never as a whole": (TensorDataset(X, Y), "0", LoadedBatches),
+        "files, never as a whole": (ArrayDataset(*files), "0", LoadedBatches),
+        "one by one": (Rows(), "1", LoadedBatches),
+    }
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (0, 2), (1, 2)])
+@pytest.mark.parametrize("drawn", [False, True])
+def test_every_way_reads_the_same(ways, rank, world_size, drawn):
+    wanted = None
+    for name, (dataset, limit, kind) in ways.items():
+        config = compose("dataloader.num_workers=0", "data.micro_batch_size=2", f"data.resident_gib={limit}", "seed=4")
+        place, plan = Placement("cpu", rank, world_size), BatchPlan(23, 2, 2, world_size)
+        sampled = (lambda epoch: torch.arange(23) * (epoch + 5) % 11) if drawn else None
+        batches = train_batches(dataset, plan, config, place, sampled=sampled)
+        checks = eval_batches(dataset, config, place)
+        assert type(batches) is type(checks) is kind and batches.reason.startswith("samples: "), name
+        parts = [batches.epoch(0), batches.epoch(1, 2), checks.epoch(0)]
+        found = [[(list(b.data), *b[1:]) for b in part] for part in parts]
+        wanted = wanted or found
+        for ours, theirs in zip(found, wanted, strict=True):
+            for (data, *numbers), (given, *others) in zip(ours, theirs, strict=True):
+                assert numbers == others and all(map(torch.equal, data, given)), name
+
+
+class CountedArray:
+    "An array that can be indexed as HDF5's can, and counts how often it is."
+
+    def __init__(self, rows):
+        self.rows, self.shape, self.nbytes, self.reads = rows, rows.shape, rows.nbytes, 0
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, asked):
+        self.reads += 1
+        assert isinstance(asked, slice) or (numpy.diff(asked) > 0).all()
+        return self.rows[asked]
+
+
+@pytest.mark.parametrize("shuffle", ["true", "false"])
+def test_a_batch_is_one_read_of_each_column_in_ascending_order(shuffle):
+    column = CountedArray(X.numpy())
+    words = ("data.micro_batch_size=5", "data.resident_gib=1e-9", f"data.shuffle={shuffle}", "dataloader.num_workers=0")
+    batches = train_batches(ArrayDataset(column), BatchPlan(23, 5), compose(*words))
+    assert len(list(batches.epoch(0))) == 5 == column.reads
+    assert torch.equal(take_rows(column, torch.tensor([3, 1, 3])), X[[3, 1, 3]])
+
+
+def test_a_subset_of_a_large_data_set_is_not_copied():
+    whole = TensorDataset(X, Y)
+    part = columns_of(Subset(whole, range(10)))
+    assert part.columns[0] is X and part.gib() < columns_of(whole).gib() / 2
+
+
+class Streams:
+    "Stands in for torch.cuda, and writes down what is asked of it."
+
+    def __init__(self):
+        self.asked, self.now = [], "model"
+
+    def Stream(self, device):
+        return Stream("copies", self)
+
+    def current_stream(self, device):
+        return Stream(self.now, self)
+
+    def stream(self, stream):
+        return stream
+
+
+class Stream:
+    def __init__(self, name, cuda):
+        self.name, self.cuda = name, cuda
+
+    def __enter__(self):
+        self.cuda.now = self.name
+
+    def __exit__(self, *_):
+        self.cuda.now = "model"
+
+    def record_event(self):
+        self.cuda.asked.append((self.name, "copied"))
+
+    def wait_event(self, event):
+        self.cuda.asked.append((self.name, "waits"))
+
+
+class Leaf:
+    "A tensor that writes down on which stream it is copied, and which one uses it."
+
+    def __init__(self, number, cuda):
+        self.number, self.cuda = number, cuda
+
+    def to(self, device, non_blocking=False):
+        assert non_blocking
+        self.cuda.asked.append((self.cuda.now, f"copies {self.number}"))
+        return self
+
+    def record_stream(self, stream):
+        self.cuda.asked.append((stream.name, f"uses {self.number}"))
+
+
+def test_a_batch_is_copied_on_another_stream_while_the_one_before_is_worked_on():
+    cuda = Streams()
+    batches = copied_ahead((MicroBatch([Leaf(n, cuda)], n, 1, True) for n in range(3)), "cuda", cuda)
+    for batch in batches:
+        cuda.asked.append(("model", f"step {batch.samples}"))
+    copy = {n: [("copies", f"copies {n}"), ("copies", "copied")] for n in range(3)}
+    step = {n: [("model", "waits"), ("model", f"uses {n}"), ("model", f"step {n}")] for n in range(3)}
+    assert cuda.asked == [*copy[0], *copy[1], *step[0], *copy[2], *step[1], *step[2]]
+    assert not list(copied_ahead(iter(()), "cuda", cuda))
