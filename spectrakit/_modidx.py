@@ -4507,6 +4507,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'spectrakit/training/setup.py'),
                                            'spectrakit.training.setup._read_data': ( '40_training/setup.html#_read_data',
                                                                                      'spectrakit/training/setup.py'),
+                                           'spectrakit.training.setup._reasons': ( '40_training/setup.html#_reasons',
+                                                                                   'spectrakit/training/setup.py'),
                                            'spectrakit.training.setup.check_datasets': ( '40_training/setup.html#check_datasets',
                                                                                          'spectrakit/training/setup.py'),
                                            'spectrakit.training.setup.check_training': ( '40_training/setup.html#check_training',

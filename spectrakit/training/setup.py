@@ -399,6 +399,13 @@ def _ignored(s: TrainState) -> list[str]:
         },
     )
 
+# %% ../../nbs/40_training/05_setup.ipynb #d1f00001
+def _reasons(s: TrainState, known: dict[str, Any]) -> dict[str, str]:
+    "Why each decision was made, a sentence each."
+    mode = {"mode": s.mode_reason} if s.mode_reason else {}
+    reading = {"data": s.data.train.reason}
+    return {**s.context.reasons, **mode, **reading, **known.get("launch", {}).get("reasons", {})}
+
 # %% ../../nbs/40_training/05_setup.ipynb #b18a8b03
 def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
     "What was decided for this run, for the log; `known`: environment.json, as the launcher has written it."
@@ -409,12 +416,7 @@ def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
         "task": c.task.get("name") or type(s.task).__name__,
         "device": str(s.context.device),
         "mixed_precision": s.context.mixed_precision,
-        "reasons": {
-            **s.context.reasons,
-            **({"mode": s.mode_reason} if s.mode_reason else {}),
-            "data": s.data.train.reason,
-            **known.get("launch", {}).get("reasons", {}),
-        },
+        "reasons": _reasons(s, known),
         "strategy": s.context.strategy,
         "backend": s.context.backend,
         "micro_batch_size": plan.micro_batch_size,
