@@ -52,10 +52,13 @@ class Variant:
     name: str
     overrides: tuple[str, ...] = ()
     lengths: tuple[int, int] = (20, 220)  # optimizer steps, whole epochs apart
+    weighted: bool = False  # whether the loss is (sum, weight)
 
 
 VARIANTS = (
     Variant("all guards"),
+    Variant("nan_policy=skip", ("training.nan_policy=skip",)),
+    Variant("(sum, weight)", weighted=True),
     Variant("+ clipping", ("trainer.gradient_clip_val=1.0",)),
     Variant("+ accumulation 4", ("training.gradient_accumulation_steps=4",), (10, 110)),
     Variant("+ EMA of weights", ("training.ema_decay=0.99",)),
@@ -64,6 +67,8 @@ VARIANTS = (
 
 class Tiny(Task):
     "An MLP 32-64-1 on made-up numbers. Each run starts from the same weights; `trained` is the newest model."
+
+    weighted = False
 
     def __init__(self):
         draw = torch.Generator().manual_seed(0)
@@ -81,8 +86,10 @@ class Tiny(Task):
             self.trained = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
         return self.trained
 
-    def loss(self, model: nn.Module, batch: tuple) -> torch.Tensor:
-        "Mean squared error: a scalar."
+    def loss(self, model: nn.Module, batch: tuple) -> torch.Tensor | tuple:
+        "Mean squared error: a scalar, or a sum and its weight."
+        if self.weighted:
+            return nn.functional.mse_loss(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
@@ -105,7 +112,9 @@ def by_hand(task: Tiny, config: Config, steps: int, watched: bool, draw: Callabl
                 bx, by = x[index], y[index]
             else:
                 bx, by = epoch_x[start : start + BATCH], epoch_y[start : start + BATCH]
-            loss = nn.functional.mse_loss(model(bx), by)
+            loss = task.loss(model, (bx, by))
+            if task.weighted:
+                loss = loss[0] / loss[1]
             if parts > 1:
                 loss = loss / parts
             loss.backward()
@@ -154,7 +163,7 @@ def settings_of(variant: Variant) -> Config:
 
 def make_loops(task: Tiny, variant: Variant, context: RunContext, folder: Path) -> dict[str, Callable[[int], None]]:
     "The three loops of a variant as functions of the number of optimizer steps, which is one of its two lengths."
-    config = settings_of(variant)
+    config, task.weighted = settings_of(variant), variant.weighted
     # made once: a change of settings costs more than a run
     lengths = {n: override(config, f"trainer.max_steps={n}") for n in variant.lengths}
 
@@ -172,6 +181,7 @@ def check_same_work(task: Tiny, context: RunContext, folder: Path) -> None:
     "With one order of samples and a constant rate, the three loops reach the same weights bit for bit."
     for variant in VARIANTS:
         config = override(settings_of(variant), "scheduler.name=constant", "trainer.max_steps=230")
+        task.weighted = variant.weighted
         by_kit(task, config, context, folder)
         wanted = [p.detach().clone() for p in task.trained.parameters()]
         for watched in (False, True):
@@ -284,6 +294,60 @@ def measure_evaluation(seconds: float) -> dict[str, dict]:
     return {**spreads, "passes": counts}
 
 
+EPOCH_STEPS, EPOCHS = 10, (10, 90)
+
+
+class Short(Tiny):
+    "Epochs of ten steps, each with an evaluation that is better than the one before."
+
+    def datasets(self, cfg: Config) -> tuple:
+        "As many samples as ten batches have, and two batches for validation."
+        return TensorDataset(self.x[: EPOCH_STEPS * BATCH], self.y[: EPOCH_STEPS * BATCH]), TensorDataset(
+            self.x[-2 * BATCH :], self.y[-2 * BATCH :]
+        )
+
+
+def epochs_by_hand(task: Short, config: Config, epochs: int) -> None:
+    "The same by hand: a loss that is looked at, and an evaluation after each epoch; nothing is saved."
+    (train, valid), model = task.datasets(config), task.model(config)
+    optimizer, (x, y) = build_optimizer(model, config), train.tensors
+    for _ in range(epochs):
+        total = 0.0
+        for index in torch.randperm(len(x)).split(BATCH):
+            loss = task.loss(model, (x[index], y[index]))
+            loss.backward()
+            total += loss.item()
+            optimizer.step()
+            optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            sum(task.loss(model, batch).item() for batch in zip(*(t.split(BATCH) for t in valid.tensors), strict=True))
+        model.train()
+
+
+def measure_epochs(seconds: float) -> dict[str, dict]:
+    "{loop: spread of the milliseconds an epoch}, processor time, paired; with checkpoints as they are by default."
+    task, config = (
+        Short(),
+        override(settings_of(VARIANTS[0]), "checkpoint.enabled=true", "trainer.log_every_n_steps=10"),
+    )
+    context = create_run_context(config, detect())
+    lengths = {n: override(config, f"trainer.max_steps={n * EPOCH_STEPS}") for n in EPOCHS}
+    found: dict[str, list[float]] = {"hand": [], "kit": [], "kit / hand": []}
+    until = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as name:
+        loops = {
+            "hand": lambda epochs: epochs_by_hand(task, config, epochs),
+            "kit": lambda epochs: by_kit(task, lengths[epochs], context, Path(name)),
+        }
+        while len(found["kit"]) < 8 or time.monotonic() < until:
+            for loop, run in loops.items():
+                short, long = (timed(run, n)[0] for n in EPOCHS)
+                found[loop].append((long - short) / (EPOCHS[1] - EPOCHS[0]) * 1e3)
+            found["kit / hand"].append(found["kit"][-1] / found["hand"][-1])
+    return {loop: spread(values) for loop, values in found.items()}
+
+
 HEAD = """
                    processor time        kit - plain                  kit - barest   by the wall clock
                    barest  plain    kit  median ± error (quartiles)   median ± err   kit - plain        rounds"""
@@ -313,6 +377,13 @@ def main() -> None:
                 f"{shown(cpu['kit - barest']):14} {shown(wall['kit - plain']):18} {rounds:6}",
                 flush=True,
             )
+    task.weighted = False
+    epochs = measure_epochs(options.seconds / 4)
+    print(
+        f"\nAn epoch of {EPOCH_STEPS} steps with its evaluation and its checkpoints, ms: by hand "
+        f"{epochs['hand']['median']:.2f}, kit {epochs['kit']['median']:.2f}, kit ÷ by hand "
+        f"{epochs['kit / hand']['median']:.2f} ± {epochs['kit / hand']['error']:.2f}; the aim is 1.3"
+    )
     scored = measure_evaluation(options.seconds / 4)
     print(
         f"\nAn evaluation with five metrics, µs a batch: by hand {scored['hand']['median']:.1f}, kit "
@@ -329,6 +400,7 @@ def main() -> None:
             "aim": AIM_US,
             "results": results,
             "evaluation": scored,
+            "epochs": epochs,
         }
         options.json.write_text(json.dumps(content, indent=1) + "\n")
 
