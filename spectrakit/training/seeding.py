@@ -64,7 +64,8 @@ def set_deterministic(wanted: bool, warn_only: bool) -> None:
     import torch
 
     torch.set_deterministic_debug_mode(0 if not wanted else 1 if warn_only else 2)
-    if (compiler := sys.modules.get("torch._inductor.config")) is not None:
+    compiler: Any = sys.modules.get("torch._inductor.config")
+    if compiler is not None:
         compiler.deterministic = wanted
 
 # %% ../../nbs/40_training/00_seeding.ipynb #c59d4182
