@@ -83,6 +83,7 @@ from spectrakit.training.state import (
     count_overflows,
     finish_mirror,
     finish_saving,
+    gpu_generator,
     save,
     save_due,
     save_due_by_clock,
@@ -99,7 +100,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
     c, p, schedule, record, requests = s.config, s.progress, s.schedule, s.record, s.requests
     model, optimizer, averages = s.learner.model, s.learner.optimizer, s.learner.ema
     plan, saving, pace, scaler, heartbeat = s.data.plan, s.saving, s.timing.pace, s.context.scaler, s.context.heartbeat
-    on_host, ranks = s.context.device.type == "cpu", s.context.world_size
+    on_host, ranks, draws = s.context.device.type == "cpu", s.context.world_size, gpu_generator(s.context.device)
     clip, decay = c.trainer.gradient_clip_val, c.training.ema_decay
     factor, exchange, skips = lr_rule(s), s.context.gradient_sync(model), c.training.nan_policy == "skip"
     loss_of = s.context.in_precision(training_loss(s))
@@ -168,7 +169,7 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
                     step_scheduler(s.learner)
             record.interval.loss += window_loss
             record.interval.samples += batch.window_samples
-            saving.rng_state = torch.get_rng_state(), None if on_host else torch.cuda.get_rng_state(s.context.device)
+            saving.rng_state = torch.get_rng_state(), None if draws is None else (draws.initial_seed(), draws.get_offset())
             window_loss, window_weight = 0.0, None
 
             now = time.monotonic()

@@ -6,7 +6,8 @@
 __all__ = ['Progress', 'Learner', 'average_thawed', 'load_averages', 'Data', 'Schedule', 'never', 'Execution', 'Interval',
            'Record', 'Requests', 'NanState', 'Saving', 'Timing', 'TrainState', 'update_ema', 'count_overflows',
            'ema_weights', 'save_due', 'first_saves_s', 'writer_of', 'average_plan', 'checkpoints_at_once',
-           'save_due_by_clock', 'log_once', 'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
+           'save_due_by_clock', 'log_once', 'gpu_generator', 'state_at', 'submit_snapshot', 'save', 'finish_saving',
+           'finish_mirror']
 
 # %% ../../nbs/40_training/01_state.ipynb #23a2fcf4
 import contextlib
@@ -232,7 +233,8 @@ class Saving:
 
     writer: CheckpointWriter | None = None  # of rank 0; made when it is first needed
     saved_at: float = 0.0  # when a save was last tried, monotonic
-    rng_state: tuple | None = None  # torch's (CPU, and GPU or None) at the last step boundary; None within a step
+    # torch's at the last step boundary: the CPU's state, and of the GPU seed and offset, or None; None within a step
+    rng_state: tuple | None = None
     weights_only: bool = False  # whether the disk has room for no more
 
 
@@ -453,6 +455,28 @@ def log_once(s: TrainState, text: str) -> None:
         s.record.log.write("message", text=text)
     s.record.last_message = kind
 
+# %% ../../nbs/40_training/01_state.ipynb #c2e01f40
+def gpu_generator(device: Any) -> Any:
+    "The generator of the GPU that training runs on; None where that is none."
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
+def state_at(generator: Any, position: tuple[int, int]) -> Any:
+    """The state that a GPU's `generator` had at `position`, its seed and its offset; it draws on as it would have.
+
+    A step notes these two numbers, which is cheaper than a copy of the state.
+    """
+    before = generator.get_state()
+    generator.manual_seed(position[0])
+    generator.set_offset(position[1])
+    found = generator.get_state()
+    generator.set_state(before)
+    return found
+
 # %% ../../nbs/40_training/01_state.ipynb #54b25101
 def _boundary_random_state(s: TrainState) -> dict:
     "The random states of the last step boundary, also where something has broken in the middle of a step."
@@ -461,7 +485,7 @@ def _boundary_random_state(s: TrainState) -> dict:
         return state
     state["torch"], here = s.saving.rng_state
     if here is not None and state["cuda"]:
-        state["cuda"][s.context.device.index or 0] = here
+        state["cuda"][s.context.device.index or 0] = state_at(gpu_generator(s.context.device), here)
     return state
 
 # %% ../../nbs/40_training/01_state.ipynb #592eea9a

@@ -1,5 +1,6 @@
 "What a step may cost beside forward, backward and update, in counts that are the same on every machine."
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable
@@ -13,9 +14,16 @@ from torch.utils.data import TensorDataset
 
 from helpers import only_run, run_cli
 from spectrakit.config.compose import compose
+from spectrakit.contract.loss import Loss
 from spectrakit.contract.task import Task
+from spectrakit.data.loaders import MicroBatch
 from spectrakit.distributed.context import RunContext, create_run_context
+from spectrakit.runs.events import EventLog
 from spectrakit.system.platforms.detect import detect
+from spectrakit.training.loop import log_step, train_loop
+from spectrakit.training.setup import make_learner, prepare
+from spectrakit.training.state import Execution
+from spectrakit.watchdog.budget import Budget, TimeLimit
 
 
 class Squares(Task):
@@ -174,3 +182,50 @@ def test_a_deterministic_run_imports_no_compiler_of_its_own(tmp_path):
     done = run_cli(tmp_path, "predict", "own.py:Own", only_run(tmp_path), fresh=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "seen.txt").read_text() == "(True, False)"  # deterministic, without the compiler
+
+
+class OnMeta(RunContext):
+    "A device that computes nothing and holds no values, so that whatever reads one fails; to the loop it is a GPU."
+
+    device = torch.device("meta")
+
+
+class Enough(Exception):
+    pass
+
+
+class MetaTask(Squares):
+    "Its batches have no values; after 20 losses it has seen enough."
+
+    losses = 0
+
+    def loss(self, model, batch):
+        self.losses += 1
+        if self.losses > 20:
+            raise Enough
+        loss = (model(batch) ** 2).mean()
+        total = (model(batch) ** 2).sum(), torch.ones((), device="meta")
+        logs = {"size": (loss, 1)}
+        return Loss(loss, logs=logs) if self.form == "mean" else Loss(*total, logs=logs)
+
+    def epoch(self, epoch, first_step=0):
+        for _ in range(first_step, 8):
+            yield MicroBatch(torch.empty(8, 3, device="meta"), 8, 8, True)
+
+
+@pytest.mark.parametrize("form", ["mean", "sum"])
+def test_a_step_on_a_device_waits_for_nothing_between_two_log_points(tmp_path, form):
+    "On a device without values each read of one is an error, as each would be a wait for a GPU."
+    words = ("trainer.accelerator=cpu", "data.batch_size=8", "trainer.log_every_n_steps=1000", "trainer.max_epochs=9")
+    config = compose(*words, "checkpoint.enabled=false", "trainer.gradient_clip_val=1.0", "training.ema_decay=0.9")
+    context, task = create_run_context(config, detect({"PATH": ""}, shell="")), MetaTask(form)
+    log = EventLog(tmp_path / "events.jsonl")
+    with contextlib.closing(log):
+        s = prepare(Squares(form), config, Execution(context, tmp_path, Budget(TimeLimit(None, 0.0, "none"))), log)
+        s.task, s.data.train, s.context = task, task, OnMeta(context.accelerator, "no", {})
+        s.learner = make_learner(task, config, s.context, task.model(config).to("meta"), steps=72)
+        with pytest.raises(Enough):
+            train_loop(s)
+    assert s.progress.step == 20 and s.record.interval.loss.is_meta
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        log_step(s)  # which does read it
