@@ -169,7 +169,10 @@ def train_loop(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functio
                     step_scheduler(s.learner)
             record.interval.loss += window_loss
             record.interval.samples += batch.window_samples
-            saving.rng_state = torch.get_rng_state(), None if draws is None else (draws.initial_seed(), draws.get_offset())
+            saving.rng_state = (
+                torch.get_rng_state(),
+                None if draws is None else (draws.initial_seed(), draws.get_offset()),
+            )
             window_loss, window_weight = 0.0, None
 
             now = time.monotonic()
