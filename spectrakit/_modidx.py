@@ -1212,6 +1212,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                 'spectrakit/data/loaders.py'),
                                          'spectrakit.data.loaders._data_loader': ( '22_data/loaders.html#_data_loader',
                                                                                    'spectrakit/data/loaders.py'),
+                                         'spectrakit.data.loaders._gather': ('22_data/loaders.html#_gather', 'spectrakit/data/loaders.py'),
                                          'spectrakit.data.loaders._handed_over': ( '22_data/loaders.html#_handed_over',
                                                                                    'spectrakit/data/loaders.py'),
                                          'spectrakit.data.loaders._is_cuda': ( '22_data/loaders.html#_is_cuda',

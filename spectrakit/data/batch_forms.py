@@ -77,8 +77,8 @@ def _stack(samples: Sequence[Any], where: str) -> Any:
     "Tensors, numbers and strings as torch's collate makes a batch of them."
     from torch.utils.data import default_collate
 
-    shapes = {tuple(getattr(s, "shape", ())) for s in samples}
-    if len(shapes) > 1:
+    shapes = {getattr(s, "shape", ()) for s in samples}
+    if len(shapes) > 1 and len(shapes := set(map(tuple, shapes))) > 1:
         first, other = sorted(shapes)[:2]
         raise RequestError(
             f"The samples of a batch differ in shape: {where} is {list(first)} in one and {list(other)} in another. "
@@ -96,6 +96,12 @@ def collate_samples(samples: Sequence[Any], where: str = "a sample") -> Any:
     import torch
 
     first = samples[0]
+    if len(set(map(type, samples))) == 1:  # the usual forms, without a look at each sample
+        if isinstance(first, torch.Tensor):
+            return _stack(samples, where)
+        if type(first) is tuple and len(set(map(len, samples))) == 1:
+            columns = zip(*samples, strict=True)
+            return [collate_samples(column, f"{where}[{i}]") for i, column in enumerate(columns)]
     parts = parts_of(first)
     if parts is not None:
         return _collate_parts(samples, [name for name, _ in parts], where)
