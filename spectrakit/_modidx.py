@@ -1117,6 +1117,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'spectrakit/data/batch_forms.py'),
                                              'spectrakit.data.batch_forms._stack': ( '22_data/batch_forms.html#_stack',
                                                                                      'spectrakit/data/batch_forms.py'),
+                                             'spectrakit.data.batch_forms._stack_tensors': ( '22_data/batch_forms.html#_stack_tensors',
+                                                                                             'spectrakit/data/batch_forms.py'),
                                              'spectrakit.data.batch_forms.collate_samples': ( '22_data/batch_forms.html#collate_samples',
                                                                                               'spectrakit/data/batch_forms.py'),
                                              'spectrakit.data.batch_forms.default_targets': ( '22_data/batch_forms.html#default_targets',

@@ -73,12 +73,22 @@ def to_device(data: Any, device: Any) -> Any:
     return moved(data) if hasattr(data, "to") else map_batch(moved, data)
 
 # %% ../../nbs/22_data/00_batch_forms.ipynb #7d6d09f4
+def _stack_tensors(samples: Sequence[Any], where: str) -> Any:
+    "The same of tensors alone; their shapes are looked at where they do not fit together."
+    from torch.utils.data import default_collate
+
+    try:
+        return default_collate(list(samples))
+    except RuntimeError:
+        return _stack(samples, where)
+
+
 def _stack(samples: Sequence[Any], where: str) -> Any:
     "Tensors, numbers and strings as torch's collate makes a batch of them."
     from torch.utils.data import default_collate
 
-    shapes = {getattr(s, "shape", ()) for s in samples}
-    if len(shapes) > 1 and len(shapes := set(map(tuple, shapes))) > 1:
+    shapes = {tuple(getattr(s, "shape", ())) for s in samples}
+    if len(shapes) > 1:
         first, other = sorted(shapes)[:2]
         raise RequestError(
             f"The samples of a batch differ in shape: {where} is {list(first)} in one and {list(other)} in another. "
@@ -86,36 +96,7 @@ def _stack(samples: Sequence[Any], where: str) -> Any:
         )
     return default_collate(list(samples))
 
-# %% ../../nbs/22_data/00_batch_forms.ipynb #d38a9061
-def collate_samples(samples: Sequence[Any], where: str = "a sample") -> Any:
-    """A batch made of a list of samples of one form: tensors and numbers are stacked, [samples, …].
-
-    Strings, None and other objects come as a list. RequestError where shapes or forms differ; `where` is in it.
-    """
-    import numpy
-    import torch
-
-    first = samples[0]
-    if len(set(map(type, samples))) == 1:  # the usual forms, without a look at each sample
-        if isinstance(first, torch.Tensor):
-            return _stack(samples, where)
-        if type(first) is tuple and len(set(map(len, samples))) == 1:
-            columns = zip(*samples, strict=True)
-            return [collate_samples(column, f"{where}[{i}]") for i, column in enumerate(columns)]
-    parts = parts_of(first)
-    if parts is not None:
-        return _collate_parts(samples, [name for name, _ in parts], where)
-    if all(sample is None for sample in samples):
-        return None
-    if all(isinstance(s, (torch.Tensor, numpy.ndarray, numpy.generic, int, float)) for s in samples):
-        if getattr(getattr(first, "dtype", None), "kind", "") in tuple("USO"):  # texts of NumPy's
-            return [s.item() if s.ndim == 0 else s.tolist() for s in samples]
-        return _stack(samples, where)
-    if all(hasattr(s, "__array_interface__") for s in samples):  # images of PIL's
-        return _stack([numpy.asarray(s) for s in samples], where)
-    return list(samples)
-
-
+# %% ../../nbs/22_data/00_batch_forms.ipynb #d1g00001
 def _collate_parts(samples: Sequence[Any], names: list[str], where: str) -> Any:
     "The same for samples that have parts; a sample that is a tuple makes a batch that is a list, as torch has it."
     first = samples[0]
@@ -131,6 +112,34 @@ def _collate_parts(samples: Sequence[Any], names: list[str], where: str) -> Any:
             column.append(value)
     made = iter([collate_samples(column, where + name) for column, name in zip(columns, names, strict=True)])
     return list(made) if type(first) is tuple else _refilled(first, made)
+
+# %% ../../nbs/22_data/00_batch_forms.ipynb #d38a9061
+def collate_samples(samples: Sequence[Any], where: str = "a sample") -> Any:
+    """A batch made of a list of samples of one form: tensors and numbers are stacked, [samples, …].
+
+    Strings, None and other objects come as a list. RequestError where shapes or forms differ; `where` is in it.
+    """
+    import numpy
+    import torch
+
+    first = samples[0]
+    if len(set(map(type, samples))) == 1:  # the usual forms, without a look at each sample
+        if isinstance(first, torch.Tensor):
+            return _stack_tensors(samples, where)
+        if type(first) is tuple and len(set(map(len, samples))) == 1:
+            return [collate_samples(column, f"{where}[{i}]") for i, column in enumerate(zip(*samples, strict=True))]
+    parts = parts_of(first)
+    if parts is not None:
+        return _collate_parts(samples, [name for name, _ in parts], where)
+    if all(sample is None for sample in samples):
+        return None
+    if all(isinstance(s, (torch.Tensor, numpy.ndarray, numpy.generic, int, float)) for s in samples):
+        if getattr(getattr(first, "dtype", None), "kind", "") in tuple("USO"):  # texts of NumPy's
+            return [s.item() if s.ndim == 0 else s.tolist() for s in samples]
+        return _stack(samples, where)
+    if all(hasattr(s, "__array_interface__") for s in samples):  # images of PIL's
+        return _stack([numpy.asarray(s) for s in samples], where)
+    return list(samples)
 
 # %% ../../nbs/22_data/00_batch_forms.ipynb #6e6d446c
 TARGET_NAMES = ("target", "targets", "label", "labels", "y")

@@ -86,6 +86,20 @@ def _places(cuts: list[Cut]) -> Iterator[tuple[int, int]]:
     ends = list(accumulate(cut.stop - cut.start for cut in cuts))
     return zip([0, *ends], ends, strict=False)
 
+# %% ../../nbs/22_data/05_loaders.ipynb #d1c00012
+def _gather(source: Columns) -> Callable[[Any], tuple]:
+    "What takes samples from columns by their indices, without a question for each batch where tensors are in memory."
+    columns = source.columns
+    if source.rows is None and not source.on_disk and all(c.device.type == "cpu" for c in columns):
+        return lambda indices: tuple([c.index_select(0, indices) for c in columns])
+    return source.take
+
+
+def _is_cuda(device: Any) -> bool:
+    import torch
+
+    return torch.device(device).type == "cuda"
+
 # %% ../../nbs/22_data/05_loaders.ipynb #d1c00004
 class RowBatches:
     """Batches gathered from the columns of a data set, in memory or in files.
@@ -116,20 +130,6 @@ class RowBatches:
                 if self.pin:
                     data = tuple([t.pin_memory() if t.device.type == "cpu" else t for t in data])
                 yield MicroBatch(data, cut.samples, cut.window_samples, cut.last)
-
-
-def _gather(source: Columns) -> Callable[[Any], tuple]:
-    "What takes samples from columns by their indices, without a question for each batch where tensors are in memory."
-    columns = source.columns
-    if source.rows is None and not source.on_disk and all(c.device.type == "cpu" for c in columns):
-        return lambda indices: tuple([c.index_select(0, indices) for c in columns])
-    return source.take
-
-
-def _is_cuda(device: Any) -> bool:
-    import torch
-
-    return torch.device(device).type == "cuda"
 
 # %% ../../nbs/22_data/05_loaders.ipynb #d1c00007
 def copied_ahead(batches: Iterator[MicroBatch], device: Any, cuda: Any = None) -> Iterator[MicroBatch]:

@@ -148,7 +148,7 @@ def cut_blocks(cuts: Iterator[Cut], order: Any = None) -> Iterator[list[Cut]]:
     "The cuts in lists of 64, or of more where `order` is computed, which is faster for many positions at once."
     for first in cuts:
         size = first.stop - first.start
-        most = max(BLOCK, 2**15 // size) if isinstance(order, ComputedOrder) else BLOCK
+        most = max(BLOCK, 2**14 // size) if isinstance(order, ComputedOrder) else BLOCK
         yield [first, *islice(cuts, most - 1)]
 
 

@@ -67,24 +67,26 @@ class _NumpyState(NamedTuple):
 def _numpy_generator() -> GlobalGenerator:
     import numpy
 
+    whole_state: Callable[[], Any] = numpy.random.get_state
     without_normal = b""  # the words where it was last seen without a normal number drawn in advance
 
     def words() -> bytes:
-        return ctypes.string_at(numpy.random.get_bit_generator().ctypes.state_address, _WORDS)
+        generator = numpy.random.get_bit_generator()  # type: ignore[attr-defined]  # public since NumPy 1.24
+        return ctypes.string_at(generator.ctypes.state_address, _WORDS)
 
     def state() -> _NumpyState:
         nonlocal without_normal
         now = words()
         if now == without_normal:
             return _NumpyState(now, None)
-        whole = numpy.random.get_state()
+        whole = whole_state()
         if whole[3]:
             return _NumpyState(now, whole)
         without_normal = now
         return _NumpyState(now, None)
 
     def moved(before: _NumpyState) -> bool:
-        return words() != before.words or (before.whole is not None and not numpy.random.get_state()[3])
+        return words() != before.words or (before.whole is not None and not whole_state()[3])
 
     def restore(before: _NumpyState) -> None:
         place = int.from_bytes(before.words[-4:], sys.byteorder)
