@@ -583,6 +583,14 @@ class LaunchConfig:
         words=("auto",),
         added_later=True,
     )
+    warm_worker: Any = setting(
+        "auto",
+        "keep a process waiting for the next run that has imported torch already; auto: in an interactive notebook with "
+        "memory to spare",
+        check=_auto_or_flag,
+        words=("auto", "true", "false"),
+        added_later=True,
+    )
 
 # %% ../../nbs/10_config/01_schema.ipynb #09b70e51
 @dataclass(frozen=True)

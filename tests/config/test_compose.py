@@ -122,6 +122,7 @@ ADDED_LATER = {
     "training.gradient_checkpointing": "true",
     "trainer.val_check_interval": 0.5,
     "launch.threads": 3,
+    "launch.warm_worker": "true",
     "data.allow_nan": "true",
     "data.samples_per_epoch": 100,
     "data.shuffle_buffer": 100,
