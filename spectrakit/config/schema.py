@@ -585,8 +585,8 @@ class LaunchConfig:
     )
     warm_worker: Any = setting(
         "auto",
-        "keep a process waiting for the next run that has imported torch already; auto: in an interactive notebook with "
-        "memory to spare",
+        "keep a process waiting for the next run that has imported torch already; auto: in an interactive notebook "
+        "with memory to spare",
         check=_auto_or_flag,
         words=("auto", "true", "false"),
         added_later=True,
