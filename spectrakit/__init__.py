@@ -2,6 +2,14 @@
 
 Importing it is light: names are looked up where they are used first, and torch is imported by what needs it.
 """
+import os as _os
+import sys as _sys
+
+if _sys.argv[:1] == ["-m"] and _sys.path[:1] == [_os.getcwd()]:
+    # `python -m spectrakit` puts the working folder first: a random.py in it would be taken for Python's. The command
+    # `spectrakit` does not, and finds what lies there all the same.
+    _sys.path.append(_sys.path.pop(0))
+
 from typing import Any as _Any
 
 __version__ = "0.1.0"

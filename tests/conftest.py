@@ -19,6 +19,15 @@ from kernels import COLAB, CannotInstall, Notebook, python_with
 # Threads that wait for the others of their pool sleep: where tests share the cores, turning takes three times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# A task file that a test writes twice within a second would be read from the bytecode of the first.
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+
+def pytest_collection_finish():
+    "The tests themselves are compiled by now; what they write and import from here on is not to be kept."
+    sys.dont_write_bytecode = True
+
+
 # Whoever begins with a long one of these ends before the others do.
 LONGEST = (
     "launch/test_supervisor.py",

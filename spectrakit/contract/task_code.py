@@ -62,6 +62,70 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
                 yield part.id
             yield from _bound(part)  # type: ignore[arg-type]  # what is no statement binds what lies below it
 
+# %% ../../nbs/38_contract/07_task_code.ipynb #chgd0002
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _used(code: Any) -> Iterator[tuple[str, str | None]]:
+    "The names that a piece of code reads, each with the attribute that is taken of it."
+    for node in ast.walk(code):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield node.value.id, node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node.id, None
+
+
+def _at_import(tree: ast.Module) -> Iterator[ast.stmt]:
+    "The simple statements and the definitions that run when a file is imported; a main block is not among them."
+    waiting = list(tree.body)
+    while waiting:
+        statement = waiting.pop(0)
+        inner = [part for part in ast.iter_child_nodes(statement) if isinstance(part, (ast.stmt, ast.ExceptHandler))]
+        if isinstance(statement, _DEFINITIONS) or not inner:
+            yield statement
+        elif not (isinstance(statement, ast.If) and "__name__" in {name for name, _ in _used(statement.test)}):
+            waiting[:0] = inner
+
+
+def _root(node: ast.AST) -> str | None:
+    "The name that an expression such as `a.b[0].c` begins with."
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _targets(statement: ast.stmt) -> list[ast.expr]:
+    "What a statement assigns to or deletes."
+    one = getattr(statement, "target", None)
+    return [*getattr(statement, "targets", []), *([one] if one is not None else [])]
+
+# %% ../../nbs/38_contract/07_task_code.ipynb #chgd0003
+def _called(call: ast.Call, source: "Source") -> Iterator[str]:
+    "What a call at the top level may change: its object, unless it is a library that is merely used."
+    name, method = _root(call.func), getattr(call.func, "attr", "")
+    if name == "setattr" and call.args:
+        yield from filter(None, [_root(call.args[0])])
+    elif isinstance(call.func, ast.Attribute) and name is not None:
+        imports = [node for node in source.names.get(name, []) if isinstance(node, (ast.Import, ast.ImportFrom))]
+        if not imports or method.startswith(("set_", "use_")):
+            yield name
+
+
+def _changed(statement: ast.stmt, source: "Source") -> Iterator[str]:
+    "The names whose values a statement changes: by assigning to a part, by a call, by `global`, by registering."
+    if isinstance(statement, _DEFINITIONS):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Global):
+                yield from node.names
+        for decorator in statement.decorator_list:
+            for registrar in source.names.get(_root(getattr(decorator, "func", decorator)) or "", []):
+                if isinstance(registrar, _DEFINITIONS) and registrar is not statement:
+                    yield from {name for name, _ in _used(registrar)} & set(source.names) - {registrar.name}
+        return
+    yield from filter(None, (_root(target) for target in _targets(statement) if not isinstance(target, ast.Name)))
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        yield from _called(statement.value, source)
+
 # %% ../../nbs/38_contract/07_task_code.ipynb #91cfa643
 @dataclass(frozen=True)
 class Source:
@@ -74,10 +138,23 @@ class Source:
 
     @functools.cached_property
     def names(self) -> dict[str, list[ast.stmt]]:
-        "The statements of the top level, by the names that they bind."
+        "The statements of the top level, by the names that they bind, and imports wherever they stand."
         found: dict[str, list[ast.stmt]] = {}
         for statement in self.tree.body:
             for name in dict.fromkeys(_bound(statement)):
+                found.setdefault(name, []).append(statement)
+        for node in ast.walk(self.tree):
+            if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in self.tree.body:
+                for name in _bound(node):
+                    found.setdefault(name, []).append(node)
+        return found
+
+    @functools.cached_property
+    def changes(self) -> dict[str, list[ast.stmt]]:
+        "The statements that change what a name of the top level stands for, without binding it."
+        found: dict[str, list[ast.stmt]] = {}
+        for statement in _at_import(self.tree):
+            for name in dict.fromkeys(_changed(statement, self)):
                 found.setdefault(name, []).append(statement)
         return found
 
@@ -174,15 +251,6 @@ class Collector:
         "One part; what is there already stays."
         self.parts.setdefault(f"{source.label}:{name}" if source.label else name, code_hash(code))
 
-
-def _used(code: Any) -> Iterator[tuple[str, str | None]]:
-    "The names that a piece of code reads, each with the attribute that is taken of it."
-    for node in ast.walk(code):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            yield node.value.id, node.attr
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            yield node.id, None
-
 # %% ../../nbs/38_contract/07_task_code.ipynb #63e64072
 def _add_class(found: Collector, source: Source, node: ast.ClassDef) -> None:
     "A class: each method, and the rest of it as a part of its own."
@@ -211,24 +279,7 @@ def _follow(found: Collector, source: Source, code: ast.AST) -> None:
         if attribute is not None or not any(n == name and a is not None for n, a in used):
             add_name(found, source, name, attribute)
 
-# %% ../../nbs/38_contract/07_task_code.ipynb #15d44f1b
-def add_name(found: Collector, source: Source, name: str, attribute: str | None = None) -> None:
-    "What `name` stands for in `source` goes into `found`, or the `attribute` of it where it is a module (None: all)."
-    if not found.first_time((source.label, id(source.tree), name, attribute)) or hasattr(builtins, name):
-        return
-    if source.scope is not None and name in source.scope:
-        add_object(found, source, name, source.scope[name], attribute)
-        return
-    for statement in source.names.get(name, []):
-        if isinstance(statement, (ast.Import, ast.ImportFrom)):
-            _add_import(found, source, statement, name, attribute)
-        else:
-            _add_statement(found, source, name, statement)
-    if name not in source.names:
-        for statement in source.names.get("*", []):
-            _add_import(found, source, statement, "*", name)
-
-
+# %% ../../nbs/38_contract/07_task_code.ipynb #adim0001
 def _add_import(found: Collector, source: Source, statement: Any, name: str, attribute: str | None) -> None:
     "What an import binds to `name`: all of a module, one name of it, or a module that lies in it."
     module, inner = _imported(source, statement, name)
@@ -249,6 +300,31 @@ def _add_from_file(found: Collector, file: Path | None, name: str | None) -> Non
     elif found.first_time(str(file)):
         found.keep(module, "", _without_texts(module.tree.body))
         _follow(found, module, module.tree)
+
+# %% ../../nbs/38_contract/07_task_code.ipynb #15d44f1b
+def add_name(found: Collector, source: Source, name: str, attribute: str | None = None) -> None:
+    "What `name` stands for in `source` goes into `found`, or the `attribute` of it where it is a module (None: all)."
+    if not found.first_time((source.label, id(source.tree), name, attribute)) or hasattr(builtins, name):
+        return
+    if source.scope is not None and name in source.scope:
+        add_object(found, source, name, source.scope[name], attribute)
+        return
+    bound = source.names.get(name, [])
+    plain = [one for one in bound if not isinstance(one, (ast.Import, ast.ImportFrom, ast.ClassDef))]
+    if len(plain) > 1:
+        found.keep(source, name, plain)
+    for statement in bound:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            _add_import(found, source, statement, name, attribute)
+        else:
+            _add_statement(found, source, name, statement)
+    if changes := source.changes.get(name):
+        found.keep(source, f"{name}, as it is changed after that", changes)
+        for statement in changes:
+            _follow(found, source, statement)
+    if name not in source.names:
+        for statement in source.names.get("*", []):
+            _add_import(found, source, statement, "*", name)
 
 # %% ../../nbs/38_contract/07_task_code.ipynb #dc5a4c65
 def _function_of(member: Any) -> types.FunctionType | None:

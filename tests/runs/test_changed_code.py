@@ -134,3 +134,94 @@ def test_what_is_read_and_what_is_not():
     assert code_fingerprint("coffee") == {} == code_fingerprint("no.such.module:Name") == code_fingerprint(7)
     of = Task.of(object(), [1], None, weighted)
     assert "test_changed_code:weighted" in code_fingerprint(of)
+
+
+# what an edit may hide in
+
+TASK = """
+import torch
+from torch import nn
+import spectrakit as sk
+{top}
+
+class Hidden(sk.Task):
+    k = 1.0
+
+    def datasets(self, cfg):
+        x = torch.linspace(-1, 1, 8)[:, None]
+        return torch.utils.data.TensorDataset(x, x), None
+
+    def model(self, cfg):
+        return nn.Linear(1, 1)
+
+    def loss(self, model, batch):
+        {inner}
+        return {value} * model(batch[0]).square().mean()
+
+{after}
+"""
+HELPER = """
+REG = {{}}
+K1 = 1.0
+
+def reg(name):
+    def keep(function):
+        REG[name] = function
+        return function
+    return keep
+
+@reg("a")
+def fa(x=1.0):
+    return x * {number}
+
+def unused():
+    return {other}
+"""
+HIDING_PLACES = {
+    "import in a method": dict(inner="import helper", value="helper.fa()"),
+    "name imported in a method": dict(inner="from helper import fa", value="fa()"),
+    "import in a try": dict(top="try:\n    import helper as h\nexcept ImportError:\n    h = None", value="h.fa()"),
+    "registry of a module": dict(top="import helper", value='helper.REG["a"]()'),
+    "registry by name": dict(top="from helper import REG", value='REG["a"]()'),
+}
+PLACES_HERE = {
+    "part of a table": dict(top="T = {{}}\nT['a'] = {number}", value="T['a']"),
+    "updated table": dict(top="T = {{}}\nT.update(a={number})", value="T['a']"),
+    "grown list": dict(top="L = []\nL.append({number})", value="L[0]"),
+    "bound twice": dict(top="K = 1.0\nK = {number}", value="K"),
+    "attribute set later": dict(value="self.k", after='setattr(Hidden, "k", {number})'),
+    "method replaced": dict(
+        value="1", after="Hidden.loss = lambda self, model, batch: {number} * model(batch[0]).sum()"
+    ),
+    "constant of a module": dict(top="import helper\nhelper.K1 = {number}", value="helper.K1"),
+    "global": dict(top="K = 1.0\ndef begin():\n    global K\n    K = {number}\nbegin()", value="K"),
+    "default of torch": dict(top="torch.set_printoptions(precision={number})", value="1"),
+}
+
+
+def prints(here, place: dict, number: str, other: str = "0") -> dict[str, str]:
+    parts = {"top": "", "inner": "pass", "value": "1.0", "after": "", **place}
+    parts = {name: text.replace("{{}}", "{}").replace("{number}", number) for name, text in parts.items()}
+    (here / "helper.py").write_text(HELPER.format(number=number, other=other))
+    (here / "hidden.py").write_text(TASK.format(**parts))
+    return code_fingerprint(f"{here / 'hidden.py'}:Hidden")
+
+
+@pytest.mark.parametrize("place", HIDING_PLACES | PLACES_HERE, ids=str)
+def test_an_edit_is_seen_wherever_it_hides(here, place):
+    where = (HIDING_PLACES | PLACES_HERE)[place]
+    first = prints(here, where, "1.0")
+    assert prints(here, where, "1.0") == first
+    assert prints(here, where, "2.0") != first
+
+
+@pytest.mark.parametrize("place", HIDING_PLACES, ids=str)
+def test_code_that_is_not_used_may_change(here, place):
+    assert prints(here, HIDING_PLACES[place], "1.0", "0") == prints(here, HIDING_PLACES[place], "1.0", "1")
+
+
+@pytest.mark.parametrize(
+    "after", ["sk.fit(Hidden(), epochs={number})", "if __name__ == '__main__':\n    Hidden.k = {number}"]
+)
+def test_what_a_script_does_with_its_task_is_not_its_code(here, after):
+    assert prints(here, {"after": after}, "1.0") == prints(here, {"after": after}, "2.0")
