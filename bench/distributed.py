@@ -33,6 +33,7 @@ from spectrakit.launch.launcher import launch
 from spectrakit.launch.request import new_request
 
 BATCH, SAMPLES, WIDTH, WARM, STEPS = 64, 6400, 768, 20, 220
+LOG_EVERY = 10  # steps: both exchange the mean loss so often, and write it down
 
 
 class Net(Task):
@@ -69,7 +70,7 @@ sys.path.insert(0, {folder!r})
 
 def train(file, steps):
     torch.set_num_threads(1)
-    from distributed import BATCH, SAMPLES, network
+    from distributed import BATCH, LOG_EVERY, SAMPLES, network
     if not dist.is_initialized(): dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
@@ -89,6 +90,10 @@ def train(file, steps):
             optimizer.step()
             optimizer.zero_grad()
             total += loss.item()
+            if len(times) % LOG_EVERY == 0:
+                mean, total = torch.tensor(total / LOG_EVERY / 2), 0.0
+                dist.all_reduce(mean)
+                if rank == 0: print(len(times), mean.item(), flush=True)
     dist.destroy_process_group()
 """
 UNDER_TORCHRUN = BY_HAND + "\ntrain(sys.argv[1], int(sys.argv[2]))\n"
