@@ -177,6 +177,14 @@ class Cell:
         return "".join(text for _, text in self.frames)
 
 
+def _waits(process: psutil.Process) -> bool:
+    "Whether it is what `launch.warm_worker` keeps for the next run, and has none yet."
+    try:
+        return "launch.warm_worker import serve" in " ".join(process.cmdline()) and process.cwd() == "/"
+    except psutil.Error:
+        return False
+
+
 class Notebook:
     """A kernel that runs in `folder`, whose processes are all known by a mark in their environment.
 
@@ -245,11 +253,9 @@ class Notebook:
         return found
 
     def below(self) -> list[psutil.Process]:
-        "The same without the kernel; and its zombies, which it should have buried."
-        children = psutil.Process(self.pid).children(recursive=True)
-        return list(
-            {process.pid: process for process in (*self.processes(), *children) if process.pid != self.pid}.values()
-        )
+        "The same without the kernel and what waits for its next run; and its zombies, which it should have buried."
+        found = {process.pid: process for process in (*self.processes(), *psutil.Process(self.pid).children(True))}
+        return [process for process in found.values() if process.pid != self.pid and not _waits(process)]
 
     # cells
 

@@ -245,7 +245,8 @@ def drop_spare() -> None:
 def _end(spare: Spare) -> None:
     for pipe in (spare.process.stdin, spare.process.stdout):
         with contextlib.suppress(OSError):
-            pipe and pipe.close()
+            if pipe:
+                pipe.close()
     if spare.owner == os.getpid():  # a fork of the notebook has no say
         kill_tree(spare.process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
