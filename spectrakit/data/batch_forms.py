@@ -7,6 +7,7 @@ __all__ = ['TARGET_NAMES', 'parts_of', 'leaves_of', 'map_batch', 'to_device', 'c
            'default_targets', 'is_id', 'ids_of', 'samples_in', 'take_samples', 'on_cpu', 'join_parts']
 
 # %% ../../nbs/22_data/00_batch_forms.ipynb #4c56a8df
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,10 +78,9 @@ def _stack_tensors(samples: Sequence[Any], where: str) -> Any:
     "The same of tensors alone; their shapes are looked at where they do not fit together."
     from torch.utils.data import default_collate
 
-    try:
+    with contextlib.suppress(RuntimeError):
         return default_collate(list(samples))
-    except RuntimeError:
-        return _stack(samples, where)
+    return _stack(samples, where)
 
 
 def _stack(samples: Sequence[Any], where: str) -> Any:
