@@ -77,7 +77,7 @@ def _used(code: Any) -> Iterator[tuple[str, str | None]]:
 
 def _at_import(tree: ast.Module) -> Iterator[ast.stmt]:
     "The simple statements and the definitions that run when a file is imported; a main block is not among them."
-    waiting = list(tree.body)
+    waiting: list[Any] = list(tree.body)
     while waiting:
         statement = waiting.pop(0)
         inner = [part for part in ast.iter_child_nodes(statement) if isinstance(part, (ast.stmt, ast.ExceptHandler))]
