@@ -118,11 +118,14 @@ def _move_in(job: dict, printed: IO[bytes]) -> None:
     "Become the process that a cold start would have made: its folder, its variables, its log."
     log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    sys.stdout.flush(), sys.stderr.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     printed.seek(0)
     os.write(log, printed.read())
-    os.dup2(nothing, 0), os.dup2(log, 1), os.dup2(log, 2)
-    os.close(nothing), os.close(log)
+    for descriptor, source in enumerate((nothing, log, log)):
+        os.dup2(source, descriptor)
+    os.close(nothing)
+    os.close(log)
     os.environ.update(job["environ"])
     sys.argv[1] = job["folder"]
     importlib.invalidate_caches()
