@@ -24,6 +24,7 @@ _NAMES = {
     "Run": "api.run", "check": "api.check", "fit": "api.actions", "list_runs": "api.run", "open_run": "api.run", "predict": "api.actions", "resume": "api.actions", "trust": "launch.consent",
     "compare": "reports.comparison", "report": "reports.run_report",
     "make_wheelhouse": "offline.wheelhouse",
+    "ArrayDataset": "data.rows",
     "Loss": "contract.loss", "Moment": "contract.task", "weighted_mean": "contract.loss", "Task": "contract.task", "Watchdog": "watchdog.watchdog", "watch": "view.live",
 }
 __all__ = ["__version__", *_NAMES]

@@ -46,9 +46,23 @@ def take_rows(column: Any, rows: Any) -> Any:
 
 # %% ../../nbs/22_data/04_rows.ipynb #d1e00017
 def _opened(array: Any) -> Any:
+    "An array, or that of a .npy file, mapped into memory. RequestError where it is neither."
     import numpy
 
-    return numpy.load(array, mmap_mode="r") if isinstance(array, (str, Path)) else array
+    if not isinstance(array, (str, Path)):
+        if not getattr(array, "shape", ()):
+            raise RequestError(
+                f"{type(array).__name__} is no array of samples. Give the name of a .npy file, an array or a tensor."
+            )
+        return array
+    try:
+        found = numpy.load(array, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise RequestError(f"{str(array)!r} cannot be opened as a .npy file ({why}). Write it by numpy.save.") from None
+    if not isinstance(found, numpy.ndarray) or not found.shape:
+        raise RequestError(f"{str(array)!r} holds no array of samples. Write one array to a .npy file by numpy.save.")
+    return found
 
 # %% ../../nbs/22_data/04_rows.ipynb #d1e00009
 class ArrayDataset:

@@ -18,6 +18,7 @@ from spectrakit.data.loaders import (
     train_batches,
 )
 from spectrakit.data.rows import ArrayDataset, columns_of, take_rows
+from spectrakit.system.errors import RequestError
 
 X, Y = torch.arange(92.0).reshape(23, 4), torch.arange(23)
 
@@ -164,3 +165,14 @@ def test_a_batch_is_copied_on_another_stream_while_the_one_before_is_worked_on()
     step = {n: [("model", "waits"), ("model", f"uses {n}"), ("model", f"step {n}")] for n in range(3)}
     assert cuda.asked == [*copy[0], *copy[1], *step[0], *copy[2], *step[1], *step[2]]
     assert not list(copied_ahead(iter(()), "cuda", cuda))
+
+
+def test_what_is_no_array_of_samples_is_refused(tmp_path):
+    numpy.save(tmp_path / "one.npy", numpy.float32(3))
+    numpy.savez(tmp_path / "several.npz", a=numpy.zeros(3))
+    numpy.save(tmp_path / "objects.npy", numpy.array([{}, {}]), allow_pickle=True)
+    (tmp_path / "text.npy").write_text("hello")
+    files = [str(tmp_path / name) for name in ("one.npy", "several.npz", "objects.npy", "text.npy", "none.npy")]
+    for wrong in (*files, "a\0b.npy", 3, None, torch.tensor(1.0)):
+        with pytest.raises(RequestError, match="numpy.save|no array of samples"):
+            ArrayDataset(wrong)
