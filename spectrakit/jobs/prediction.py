@@ -106,11 +106,19 @@ def not_finite(arrays: dict[str, Any]) -> list[str]:
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #3f0aa6f7
 def save_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    "Write arrays as .npz so that a reader finds the old file or the new one."
+    """Write arrays as .npz so that a reader finds the old file or the new one.
+
+    Whole numbers and masks are compressed, lightly; fractions, which hardly shrink, are written as they are.
+    """
+    import zipfile
+
     import numpy
 
-    with replacing(path) as file:
-        numpy.savez_compressed(file, **arrays)
+    with replacing(path) as file, zipfile.ZipFile(file, "w", compresslevel=1) as archive:
+        for name, values in arrays.items():
+            archive.compression = zipfile.ZIP_STORED if values.dtype.kind in "fc" else zipfile.ZIP_DEFLATED
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as part:
+                numpy.lib.format.write_array(part, values, allow_pickle=False)
 
 
 def _data_to_predict(task: Any, config: Config) -> Any:

@@ -1,5 +1,6 @@
 "One forward pass for loss and metrics, batches of any form, names and types in predictions, autocast over a loss."
 
+import zipfile
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -325,6 +326,19 @@ def test_names_pass_through_to_the_file_and_the_table(tmp_path):
         assert stored["ids"].tolist() == [f"image-{i}.png" for i in range(5)] and set(stored) == {"ids", "predictions"}
     table = table_text(submission_table(Task(), arrays)).splitlines()
     assert table[:2] == ["id,prediction", "image-0.png,0.0"]
+
+
+def test_fractions_are_stored_as_they_are_and_the_rest_is_compressed(tmp_path):
+    arrays = {"predictions": np.linspace(0, 1, 3000, dtype="f4").reshape(-1, 3), "mask": np.zeros((50, 99), "u1")}
+    arrays |= {"ids": np.array(["a", "bä"]), "none": np.zeros((0, 4))}
+    save_arrays(tmp_path / "predictions.npz", arrays)
+    with np.load(tmp_path / "predictions.npz", allow_pickle=False) as stored:
+        assert list(stored) == list(arrays)
+        for name, values in arrays.items():
+            assert np.array_equal(stored[name], values) and stored[name].dtype == values.dtype, name
+    with zipfile.ZipFile(tmp_path / "predictions.npz") as archive:
+        small = {entry.filename: entry.compress_size < entry.file_size for entry in archive.infolist()}
+    assert small == {"predictions.npy": False, "mask.npy": True, "ids.npy": True, "none.npy": False}
 
 
 class FromDict(Task):
