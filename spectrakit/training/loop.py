@@ -5,17 +5,16 @@
 # %% auto #0
 __all__ = ['SHORT_S', 'train_loop', 'scale_gradients', 'next_due', 'poll_requests', 'confirm_requested_save', 'stops_early',
            'save_wanted', 'overdue_evaluation', 'evaluate_now', 'device_load', 'RankReport', 'exchange_reports',
-           'LogPoint', 'gather_logs', 'write_log_point', 'begin_log', 'finish_log', 'read_log', 'reads_at_once',
-           'log_step', 'ends_by_request', 'at_step_boundary', 'evaluate_and_save', 'last_evaluation', 'finish',
-           'save_traceback', 'failure_reason', 'NullLog', 'name_operations', 'begin_run', 'with_a_model', 'end_run',
-           'end_unprepared', 'train_run']
+           'LogPoint', 'gather_logs', 'write_log_point', 'begin_log', 'finish_log', 'read_log', 'write_arrived_log',
+           'reads_at_once', 'log_step', 'ends_by_request', 'at_step_boundary', 'evaluate_and_save', 'last_evaluation',
+           'finish', 'save_traceback', 'failure_reason', 'NullLog', 'name_operations', 'begin_run', 'with_a_model',
+           'end_run', 'end_unprepared', 'train_run']
 
 # %% ../../nbs/40_training/09_loop.ipynb #e463e137
 import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ import psutil
 from ..config.batch_plan import next_fraction
 from ..config.schema import Config
 from ..contract.loss import add_logs, as_loss, whole_window, window_part
-from ..distributed.context import BROKEN, RunContext
+from ..distributed.context import BROKEN, Gathering, RunContext
 from ..distributed.fsdp import all_finite, gradient_clip, scale
 from spectrakit.distributed.heartbeat import (
     FAILED,
@@ -341,8 +340,8 @@ class RankReport(NamedTuple):
     logs: float  # how many sums its losses have logged
 
 
-def exchange_reports(s: TrainState, loss: float, seconds: float) -> Callable[[], list[RankReport]]:
-    """Give this rank's report to the others; what waits for the reports of all ranks, in their order.
+def exchange_reports(s: TrainState, loss: float, seconds: float) -> Gathering:
+    """Give this rank's `RankReport` to the others; what waits for those of all ranks, in their order.
 
     `loss`: the sum of the losses of the last `seconds`.
     """
@@ -357,8 +356,7 @@ def exchange_reports(s: TrainState, loss: float, seconds: float) -> Callable[[],
         step_cost(s),
         float(len(s.record.interval.logs)),
     )
-    gathered = s.context.gathering_numbers(list(own))
-    return lambda: [RankReport(*row) for row in gathered()]
+    return s.context.gathering_numbers(list(own))
 
 # %% ../../nbs/40_training/09_loop.ipynb #71c0a5d0
 class LogPoint(NamedTuple):
@@ -371,7 +369,15 @@ class LogPoint(NamedTuple):
     samples_per_s: float
     logs: dict[str, tuple]  # sums that its losses have logged
     skipped: int  # updates that were left out
-    reports: Callable[[], list[RankReport]]  # waits for all ranks
+    gathering: Gathering  # of the reports of all ranks
+
+    def reports(self) -> list[RankReport]:
+        "Those of all ranks, which are waited for."
+        return [RankReport(*row) for row in self.gathering()]
+
+    def loss(self, reports: list[RankReport]) -> float:
+        "The mean over the steps that were not left out."
+        return sum(report.loss for report in reports) / max(1, self.steps - self.skipped)
 
 # %% ../../nbs/40_training/09_loop.ipynb #bf12da58
 def gather_logs(s: TrainState, logs: dict[str, tuple]) -> dict[str, float]:
@@ -435,7 +441,7 @@ def finish_log(s: TrainState, log: LogPoint) -> tuple[str, str] | None:
     Ends the run, with (status, reason), where the loss is not finite.
     """
     reports = log.reports()
-    loss = sum(report.loss for report in reports) / max(1, log.steps - log.skipped)
+    loss = log.loss(reports)
     if not math.isfinite(loss):
         return apply_nan_policy(s, loss, next(filter(None, s.context.gather(s.nan.bad_input)), None))
     if log.skipped and (ending := report_skipped(s, log.skipped, log.steps)):
@@ -455,6 +461,16 @@ def read_log(s: TrainState) -> tuple[str, str] | None:
     "Finish the log point whose reports are under way, if any; (status, reason) where the run ends with it."
     log, s.record.pending = s.record.pending, None
     return None if log is None else finish_log(s, log)
+
+
+def write_arrived_log(s: TrainState) -> None:
+    """Write the log point that is under way after a failure, where all ranks have reported before it.
+
+    The next attempt begins behind it. What losses logged is left out: its exchange has not begun.
+    """
+    log, s.record.pending = s.record.pending, None
+    if log is not None and log.gathering.arrived() and math.isfinite(loss := log.loss(reports := log.reports())):
+        write_log_point(s, log, {"loss": loss}, reports)
 
 
 def reads_at_once(s: TrainState) -> bool:
@@ -574,6 +590,8 @@ def finish(s: TrainState, status: str, alone: bool = False) -> bool:
                 text=f"the run failed inside the update after step {p.step}; that partial update is not saved",
             )
             return True
+        if status == "failed":
+            write_arrived_log(s)
         save(s, alone=alone, last=True)
         if status != "failed":
             log_step(s)

@@ -3,8 +3,8 @@
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from spectrakit.config.compose import compose
 from spectrakit.contract.loss import Loss
 from spectrakit.contract.task import Task
 from spectrakit.data.loaders import MicroBatch
-from spectrakit.distributed.context import RunContext, create_run_context
+from spectrakit.distributed.context import Gathering, RunContext, create_run_context
 from spectrakit.runs.events import EventLog
 from spectrakit.system.platforms.detect import detect
 from spectrakit.training.loop import log_step, train_loop
@@ -108,14 +108,10 @@ class Pair(RunContext):
 
     happened: list = field(default_factory=list)
 
-    def gathering_numbers(self, numbers: list[float]) -> Callable:
+    def gathering_numbers(self, numbers: list[float]) -> Gathering:
         self.happened.append("begin")
-
-        def gathered() -> list:
-            self.happened.append("read")
-            return [numbers, numbers]
-
-        return gathered
+        rows = [torch.tensor(numbers, dtype=torch.float64)] * 2
+        return Gathering(rows, SimpleNamespace(wait=lambda: self.happened.append("read"), is_completed=lambda: True))
 
     def gather(self, value) -> list:
         return [value, value]
