@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 from ..config.schema import Config
@@ -93,19 +94,16 @@ def _broadcast(value: Any, group: Any) -> Any:
 # %% ../../nbs/21_distributed/03_context.ipynb #4d9a7e20
 @dataclass(frozen=True)
 class Gathering:
-    "Numbers of all ranks that are under way: a call waits for them, and gives a row for each rank."
+    "Numbers of all ranks that are under way: a call waits for them."
 
     rows: list[Any]  # tensors
     work: Any = None  # None: there is nobody to wait for
 
-    def __call__(self) -> list[list[float]]:
+    def __call__(self, at_most_s: float | None = None) -> list[list[float]]:
+        "A row for each rank. RuntimeError where one has gone, or has not come within `at_most_s` (default: no limit)."
         if self.work is not None:
-            self.work.wait()
+            self.work.wait(*([] if at_most_s is None else [timedelta(seconds=at_most_s)]))
         return [row.tolist() for row in self.rows]
-
-    def arrived(self) -> bool:
-        "Whether a call would not have to wait."
-        return self.work is None or self.work.is_completed()
 
 
 def _gathering_numbers(numbers: list[float], world_size: int, group: Any) -> Gathering:

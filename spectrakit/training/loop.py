@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SHORT_S', 'train_loop', 'scale_gradients', 'next_due', 'poll_requests', 'confirm_requested_save', 'stops_early',
            'save_wanted', 'overdue_evaluation', 'evaluate_now', 'device_load', 'RankReport', 'exchange_reports',
-           'LogPoint', 'gather_logs', 'write_log_point', 'begin_log', 'finish_log', 'read_log', 'write_arrived_log',
+           'LogPoint', 'gather_logs', 'write_log_point', 'begin_log', 'finish_log', 'read_log', 'write_last_log',
            'reads_at_once', 'log_step', 'ends_by_request', 'at_step_boundary', 'evaluate_and_save', 'last_evaluation',
            'finish', 'save_traceback', 'failure_reason', 'NullLog', 'name_operations', 'begin_run', 'with_a_model',
            'end_run', 'end_unprepared', 'train_run']
@@ -371,9 +371,9 @@ class LogPoint(NamedTuple):
     skipped: int  # updates that were left out
     gathering: Gathering  # of the reports of all ranks
 
-    def reports(self) -> list[RankReport]:
-        "Those of all ranks, which are waited for."
-        return [RankReport(*row) for row in self.gathering()]
+    def reports(self, at_most_s: float | None = None) -> list[RankReport]:
+        "Those of all ranks, which are waited for. RuntimeError where one has gone, or does not come in time."
+        return [RankReport(*row) for row in self.gathering(at_most_s)]
 
     def loss(self, reports: list[RankReport]) -> float:
         "The mean over the steps that were not left out."
@@ -463,14 +463,21 @@ def read_log(s: TrainState) -> tuple[str, str] | None:
     return None if log is None else finish_log(s, log)
 
 
-def write_arrived_log(s: TrainState) -> None:
-    """Write the log point that is under way after a failure, where all ranks have reported before it.
+def write_last_log(s: TrainState) -> bool:
+    """Write the log point that was under way when the run failed; False where a rank has gone without its report.
 
-    The next attempt begins behind it. What losses logged is left out: its exchange has not begun.
+    What losses logged is left out: its exchange has not begun.
     """
     log, s.record.pending = s.record.pending, None
-    if log is not None and log.gathering.arrived() and math.isfinite(loss := log.loss(reports := log.reports())):
+    if log is None:
+        return True
+    try:
+        reports = log.reports(at_most_s=1)
+    except RuntimeError:
+        return False
+    if math.isfinite(loss := log.loss(reports)):
         write_log_point(s, log, {"loss": loss}, reports)
+    return True
 
 
 def reads_at_once(s: TrainState) -> bool:
@@ -590,8 +597,8 @@ def finish(s: TrainState, status: str, alone: bool = False) -> bool:
                 text=f"the run failed inside the update after step {p.step}; that partial update is not saved",
             )
             return True
-        if status == "failed":
-            write_arrived_log(s)
+        if status == "failed" and not write_last_log(s):
+            return True  # the steps since the last checkpoint are trained and logged again
         save(s, alone=alone, last=True)
         if status != "failed":
             log_step(s)
