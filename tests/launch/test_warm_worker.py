@@ -126,7 +126,8 @@ def test_a_package_that_is_installed_ends_it(tmp_path, monkeypatch):
 
 
 def test_a_module_that_hides_a_loaded_one_is_seen(tmp_path):
-    path, loaded = [str(tmp_path), *sys.path], folders_of_modules()
+    loaded = {"psutil": folders_of_modules()["psutil"]}  # other tests have loaded modules from folders of their own
+    path = [str(tmp_path), loaded["psutil"]]
     (tmp_path / "psutil").mkdir()  # a folder of data
     assert hidden_by(path, loaded) is None
     (tmp_path / "psutil" / "__init__.py").touch()
