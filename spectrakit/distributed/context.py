@@ -112,6 +112,8 @@ def _gathering_numbers(numbers: list[float], world_size: int, group: Any) -> Gat
     import torch.distributed as dist
 
     mine = torch.tensor(numbers, dtype=torch.float64)
+    if world_size == 1 and group is None:
+        return Gathering([mine])
     rows = [torch.empty_like(mine) for _ in range(world_size)]
     return Gathering(rows, dist.all_gather(rows, mine, group=group, async_op=True))
 
@@ -158,10 +160,6 @@ class Exchange(ObjectExchange):
 
     def gathering_numbers(self, numbers: list[float]) -> Gathering:
         "The same, begun: nobody waits before what is returned is called."
-        if self.world_size == 1:
-            import torch
-
-            return Gathering([torch.tensor(numbers, dtype=torch.float64)])
         return _gathering_numbers(numbers, self.world_size, self.group)
 
     def reduce(self, numbers: list[float]) -> list[float]:
