@@ -19,6 +19,7 @@ from ..system.masking import MaskedStream
 # Modules of this package with the words that they serve, in the help's order; only what is asked for is imported.
 GROUPS = {
     "info": ("info", "profiles"),
+    "explain": ("explain",),
     "training": ("train", "check", "resume", "predict"),
     "runs": ("runs", "show", "watch", "plot", "compare", "report", "trust"),
     "find_lr": ("find-lr",),

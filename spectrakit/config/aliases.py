@@ -25,6 +25,10 @@ ALIASES = {
         ("data.batch_size", "training.batch_size", "trainer.batch_size", "batch_size"), "data.micro_batch_size"
     ),
     **dict.fromkeys(
+        ("global_batch_size", "effective_batch_size", "training.global_batch_size", "trainer.global_batch_size"),
+        "data.global_batch_size",
+    ),
+    **dict.fromkeys(
         (
             "accumulate_grad_batches",
             "trainer.accumulate_grad_batches",

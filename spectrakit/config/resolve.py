@@ -105,6 +105,7 @@ _PROCESSES = tuple(
         "bucket_cap_mb",
         "find_unused_parameters",
         "gradient_as_bucket_view",
+        "gradient_exchange",
         "timeout_s",
         "env",
     )

@@ -213,6 +213,13 @@ class DataConfig:
     "Samples and batches."
 
     micro_batch_size: int = setting(32, "samples in one forward pass on one device", minimum=1)
+    global_batch_size: int | None = setting(
+        None,
+        "samples behind one optimizer step, on all processes together; what is not given of micro batch and "
+        "accumulation follows from it; null: it follows from them",
+        minimum=1,
+        added_later=True,
+    )
     eval_batch_size: int | None = setting(
         None, "samples in one forward pass of an evaluation; null: as micro_batch_size", minimum=1
     )
@@ -259,6 +266,15 @@ class OptimizerConfig:
 
     name: str = setting("adamw", "the optimizer: a class of torch.optim", choices=OPTIMIZERS)
     lr: float = setting(1e-3, "base learning rate", above=0)
+    lr_scaling: str = setting(
+        "none",
+        "how the learning rate follows the effective batch: linear, or with its square root (sqrt)",
+        choices=("none", "linear", "sqrt"),
+        added_later=True,
+    )
+    base_batch_size: int | None = setting(
+        None, "effective batch for which optimizer.lr was chosen, for optimizer.lr_scaling", minimum=1, added_later=True
+    )
     weight_decay: float = setting(0.01, "weight decay; biases and norms (one-dimensional ones) have none", minimum=0)
     momentum: float = setting(0.9, "momentum of sgd, beta1 of adam and its kin", minimum=0, maximum=0.9999)
     betas: Any = setting(
@@ -338,6 +354,12 @@ class TrainingConfig:
         words=("true", "false"),
         added_later=True,
     )
+    oom_recovery: bool = setting(
+        True,
+        "where a device runs out of memory, train the step again with smaller micro batches and the same effective "
+        "batch; false: the run ends",
+        added_later=True,
+    )
     nan_policy: str = setting(
         "stop",
         "where the loss is not finite: stop the run; skip the step; rollback: back to the last "
@@ -381,7 +403,25 @@ class TrainerConfig:
         check=_flag_or_strict,
         words=("true", "false", "strict"),
     )
-    compile: bool = setting(False, "torch.compile the model: a slow first step, faster ones after it")
+    compile: Any = setting(
+        False,
+        "torch.compile the model: a slow first step, faster ones after it; auto: on a GPU with a compiler",
+        check=_auto_or_flag,
+        words=("auto", "true", "false"),
+    )
+    float32_matmul: str = setting(
+        "auto",
+        "precision of float32 products; auto: high (TF32) on a GPU that has it, in a mixed precision, else torch's own",
+        choices=("auto", "highest", "high", "medium"),
+        added_later=True,
+    )
+    channels_last: Any = setting(
+        "auto",
+        "weights of two-dimensional convolutions laid out for tensor cores; auto: on a GPU in a mixed precision",
+        check=_auto_or_flag,
+        words=("auto", "true", "false"),
+        added_later=True,
+    )
 
 # %% ../../nbs/10_config/01_schema.ipynb #701f7961
 @dataclass(frozen=True)
@@ -456,6 +496,13 @@ class DistributedConfig:
     sync_batchnorm: bool = setting(False, "batch norm over the batches of all processes")
     static_graph: bool = setting(False, "promise that every step uses the same parameters: less overhead")
     find_unused_parameters: bool = setting(False, "look for parameters without gradient in each step: slower")
+    gradient_exchange: str = setting(
+        "auto",
+        "when gradients travel between GPUs: overlap: during the backward pass; after_backward: when all ranks have "
+        "theirs, so that memory that runs out on one ends nothing; auto: overlap once there is memory to spare",
+        choices=("auto", "overlap", "after_backward"),
+        added_later=True,
+    )
     gradient_as_bucket_view: bool = setting(True, "gradients live in the communication buckets: less memory")
     bucket_cap_mb: int = setting(25, "size of a communication bucket in MB", minimum=1)
     timeout_s: Any = setting(

@@ -121,6 +121,8 @@ ADDED_LATER = {
     "trainer.gradient_clip_algorithm": "value",
     "training.gradient_checkpointing": "true",
     "trainer.val_check_interval": 0.5,
+    "trainer.float32_matmul": "high",
+    "trainer.channels_last": "false",
     "launch.threads": 3,
     "launch.warm_worker": "true",
     "data.allow_nan": "true",
@@ -128,6 +130,11 @@ ADDED_LATER = {
     "data.shuffle_buffer": 100,
     "training.average": "last:3",
     "training.ema_buffers": "true",
+    "training.oom_recovery": "false",
+    "data.global_batch_size": 64,
+    "optimizer.lr_scaling": "sqrt",
+    "optimizer.base_batch_size": 64,
+    "distributed.gradient_exchange": "overlap",
 }
 
 
