@@ -6,7 +6,8 @@
 __all__ = ['PHASES', 'QUIET', 'STOP', 'TIME', 'SAVE', 'FAILED', 'HURRY', 'SAVE_NOW', 'try_lock', 'SharedPage',
            'remove_stale_pages', 'create_page', 'Heartbeat', 'report_connected', 'raise_flag', 'request', 'requested',
            'stop_file', 'checkpoint_file', 'requested_by_files', 'announce', 'agreed', 'clear_agreement',
-           'set_deadline', 'get_deadline', 'Pace', 'RankStates', 'Stuck', 'HangLimits', 'HangDetector']
+           'ranks_without_memory', 'set_deadline', 'get_deadline', 'Pace', 'RankStates', 'Stuck', 'HangLimits',
+           'HangDetector']
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #23a2fcf4
 import contextlib
@@ -37,9 +38,9 @@ QUIET = ("starting", "preparing", "scoring", "saving", "predicting", "ending")
 # what a rank asks for, and what all agree on; HURRY: the system ends us soon; SAVE_NOW: a person wants a checkpoint
 STOP, TIME, SAVE, FAILED, HURRY, SAVE_NOW = 1, 2, 4, 8, 16, 32
 
-_WIDTH, _HEAD = 8, 8  # cells of a row, and of the head
+_WIDTH, _HEAD = 10, 8  # cells of a row, and of the head
 _REQUESTED, _AGREED_STEP, _AGREED_CODE, _DEADLINE_US = 0, 1, 2, 3
-_STEP, _BEATS, _PHASE, _FLAGS, _PID, _P99_US, _CONNECTED, _MICRO_BATCHES = range(8)
+_STEP, _BEATS, _PHASE, _FLAGS, _PID, _P99_US, _CONNECTED, _MICRO_BATCHES, _TRY, _RAN_OUT = range(10)
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #5c1e86ea
 def try_lock(handle: int) -> bool:
@@ -129,10 +130,13 @@ def create_page(ranks: int, folders: tuple[str, ...] | None = None) -> SharedPag
     raise error or OSError("there is no folder for a page of shared memory")
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #d71c8f0f
-def _wait_for(cells: memoryview, row: int, step: int) -> None:
-    "Return once the rank with this `row` of `cells` has done `step`. RuntimeError where it has failed."
+def _wait_for(cells: memoryview, row: int, step: int, column: int = _STEP) -> None:
+    """Return once the rank with this `row` of `cells` has done `step`, or come as far as that in another `column`.
+
+    RuntimeError where it has failed.
+    """
     waited = 0
-    while cells[row] < step:
+    while cells[row + column] < step:
         if cells[row + _FLAGS] & FAILED:
             raise RuntimeError("another process of this run has failed")
         waited += 1
@@ -239,6 +243,24 @@ def agreed(heartbeat: Heartbeat, step: int) -> int:
 def clear_agreement(page: SharedPage) -> None:
     "Rank 0, while the others wait: withdraw what was to be done at a step that is not reached now."
     page.cells[_AGREED_STEP] = page.cells[_AGREED_CODE] = 0
+
+# %% ../../nbs/21_distributed/01_heartbeat.ipynb #30917fe4
+def ranks_without_memory(heartbeat: Heartbeat, number: int, ran_out: bool = False) -> list[int]:
+    """Say how this rank's passes of try `number` went, and wait for the others.
+
+    - `ran_out`: whether its device had no room for them (default: it had)
+
+    Returns the ranks of this machine that had none, on each of them the same. RuntimeError where one has failed.
+    """
+    cells, mine = heartbeat._cells, heartbeat._mine
+    if ran_out:
+        cells[mine + _RAN_OUT] = number  # before the next line: who sees that one, sees this
+    cells[mine + _TRY] = number
+    for row in heartbeat._others:
+        if cells[row + _TRY] < number:
+            _wait_for(cells, row, number, _TRY)
+    page = heartbeat.page
+    return [rank for rank in range(page.ranks) if cells[page.row(rank) + _RAN_OUT] == number]
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #eea01759
 def set_deadline(page: SharedPage, deadline_s: float | None) -> None:

@@ -69,7 +69,10 @@ def check_run(task: Any, config: Config, execution: Execution, folder: Path, inl
     context.heartbeat.beat("preparing")
     write = result_writer(folder, context.rank)
     kept = inline and context.strategy != "fsdp"  # what FSDP has cut up is nobody's model any more
-    with repeatable(config.trainer.deterministic), restored_after(task) if kept else contextlib.nullcontext() as keep:
+    with (
+        repeatable(config.trainer.deterministic, context.matmul),
+        restored_after(task) if kept else contextlib.nullcontext() as keep,
+    ):
         try:
             prepare(task, config, execution, log, watch=Watch(keep, write) if keep else Watch(result=write))
         except RequestError:

@@ -245,7 +245,10 @@ def range_run(task: Any, config: Config, execution: Execution, sweep: Sweep, inl
     log, broken = EventLog(log_file(folder)) if inline or context.heartbeat.rank == 0 else NullLog(), False
     context.heartbeat.beat("preparing")
     kept = inline and context.strategy != "fsdp"  # what FSDP has cut up is nobody's model any more
-    with repeatable(config.trainer.deterministic), restored_after(task) if kept else contextlib.nullcontext() as keep:
+    with (
+        repeatable(config.trainer.deterministic, context.matmul),
+        restored_after(task) if kept else contextlib.nullcontext() as keep,
+    ):
         try:
             s = prepare(task, config, execution, log, training_only=True, watch=Watch(model=keep) if keep else Watch())
             base = base_rate_of(s)

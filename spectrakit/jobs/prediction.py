@@ -144,7 +144,7 @@ def predict_run(
     """
     check_task(task, config)
     context.heartbeat.beat("preparing")
-    with repeatable(config.trainer.deterministic):
+    with repeatable(config.trainer.deterministic, context.matmul):
         seed_everything(config.seed)
         dataset = _data_to_predict(task, config)
         if dataset is None or dataset_length(dataset, "test") == 0:

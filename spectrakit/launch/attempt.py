@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,22 @@ def _network_card(job: Job) -> dict[str, str]:
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return {n: card for n in names if card and n not in os.environ and n not in job.config.distributed.env}
 
+# %% ../../nbs/50_launch/06_attempt.ipynb #363d8540
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # the newest name first
+
+
+def _allocator(job: Job, environ: dict[str, str]) -> dict[str, str]:
+    "What lets torch's allocator grow its pieces on a GPU; none where there is no GPU, or the user has a setting."
+    platform = job.platform
+    unable = not sys.platform.startswith("linux") or platform.flavour == "wsl2"
+    if not platform.gpus or unable or job.config.trainer.accelerator == "cpu" or any(map(environ.get, _ALLOCATOR)):
+        return {}
+    try:
+        release = tuple(int(part) for part in version("torch").split(".")[:2])
+    except (PackageNotFoundError, ValueError):
+        return {}  # a build of one's own
+    return {_ALLOCATOR[release < (2, 9)]: "expandable_segments:True"}
+
 # %% ../../nbs/50_launch/06_attempt.ipynb #e46f7d94
 def child_environ(attempt: Attempt) -> dict[str, str]:
     "The environment variables of the process that `attempt` starts."
@@ -133,6 +150,7 @@ def child_environ(attempt: Attempt) -> dict[str, str]:
     else:
         environ |= ours | _network_card(attempt.job)
     environ["OMP_NUM_THREADS"] = str(attempt.threads.count)
+    environ |= _allocator(attempt.job, environ)
     if config.trainer.deterministic:
         environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
     if config.trainer.accelerator == "cpu":

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.store import find_checkpoint
+from ..config.batch_plan import BatchPlan, smaller_micro_batches
 from ..config.schema import Config
 from ..distributed.context import BROKEN
 from ..distributed.heartbeat import HURRY, STOP, checkpoint_file, requested_by_files, stop_file
@@ -356,7 +357,7 @@ def _after_no_connection(attempt: Attempt, result: AttemptResult, record: _Recor
 
 # %% ../../nbs/50_launch/09_launcher.ipynb #23a2fc06
 def _with_smaller_batch(attempt: Attempt, result: AttemptResult, record: _Record) -> Attempt | None:
-    "The start with half the micro batch, where a device ran out of memory; None where it cannot be halved."
+    "The start with smaller micro batches, where a device ran out of memory; None where there are none."
     job = attempt.job
     config = _halved(job.config)
     if config is None:
@@ -365,26 +366,31 @@ def _with_smaller_batch(attempt: Attempt, result: AttemptResult, record: _Record
     size, steps = config.data.micro_batch_size, config.training.gradient_accumulation_steps
     record.event("oom", reason=result.reason, micro_batch_size=size, gradient_accumulation_steps=steps)
     record.update(micro_batch_size=size, gradient_accumulation_steps=steps)
+    before = f"data.micro_batch_size={job.config.data.micro_batch_size}"
     reason = (
-        f"the memory ran out with data.micro_batch_size={2 * size} ({result.reason[:120]}); continuing with {size} and "
+        f"the memory ran out with {before} ({result.reason[:120]}); continuing with {size} and "
         f"training.gradient_accumulation_steps={steps}, the same effective batch"
     )
     return _continued(replace(attempt, job=job.with_config(config), restart_reason=reason))
 
 
 def _halved(config: Config) -> Config | None:
-    "`config` with half the micro batch and twice the accumulation; None where that cannot be."
-    size, limits = config.data.micro_batch_size, config.limits
-    if size % 2 or config.distributed.num_nodes > 1:
+    "`config` with smaller micro batches and more of them in a step; None where that cannot be, or is not wanted."
+    plan = BatchPlan(
+        0,
+        config.data.micro_batch_size,
+        config.training.gradient_accumulation_steps,
+        max_batches=config.limits.max_train_batches,
+    )
+    smaller = smaller_micro_batches(plan)
+    if smaller is None or config.distributed.num_nodes > 1 or not config.training.oom_recovery:
         return None
     evaluation = config.data.eval_batch_size and max(1, config.data.eval_batch_size // 2)
-    most = limits.max_train_batches and 2 * limits.max_train_batches  # as many samples
-    steps = 2 * config.training.gradient_accumulation_steps
     return replace(
         config,
-        data=replace(config.data, micro_batch_size=size // 2, eval_batch_size=evaluation),
-        limits=replace(limits, max_train_batches=most),
-        training=replace(config.training, gradient_accumulation_steps=steps),
+        data=replace(config.data, micro_batch_size=smaller.micro_batch_size, eval_batch_size=evaluation),
+        limits=replace(config.limits, max_train_batches=smaller.max_batches),
+        training=replace(config.training, gradient_accumulation_steps=smaller.gradient_accumulation_steps),
     )
 
 # %% ../../nbs/50_launch/09_launcher.ipynb #23a2fc07

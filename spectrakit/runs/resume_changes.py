@@ -39,6 +39,8 @@ _FREE = {
     "trainer.log_every_n_steps",
     "trainer.accelerator",
     "trainer.compile",
+    "trainer.float32_matmul",
+    "trainer.channels_last",
     "training.gradient_checkpointing",
     "training.average",
 }
@@ -86,8 +88,8 @@ def keep_effective_batch(config: Config, recorded: dict, session: Session) -> Co
     ):
         return config
     here = session.world_size(config)
-    if micro * accumulated * here == kept:
-        return config
+    if config.data.global_batch_size is not None or micro * accumulated * here == kept:
+        return config  # what is given as a whole stays
     if here > processes and not config.limits.max_train_batches:
         if kept % (micro * here) == 0:
             return override(config, f"training.gradient_accumulation_steps={kept // (micro * here)}")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GIB', 'JOINED', 'WORKING_BYTES', 'SCRATCH_BYTES', 'OLDEST_CAPABILITY', 'TPU_CHIPS', 'PRECISIONS', 'under_root',
            'read_small', 'usable_cores', 'usable_memory', 'free_bytes', 'Gpu', 'visible_gpus', 'dead_gpu_note',
-           'visible_tpu', 'choose_precision']
+           'visible_tpu', 'choose_precision', 'choose_matmul', 'choose_channels_last']
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fcf4
 import contextlib
@@ -322,3 +322,47 @@ def choose_precision(requested: str, gpus: Sequence[Gpu]) -> tuple[str, str]:
     if weakest >= (8, 0):
         return "bf16", "bf16: as asked" if requested == "bf16" else f"bf16: {shown} has it"
     return "fp16", f"fp16: {shown} has no bf16" + (", nor tensor cores: slow" if slow else "")
+
+# %% ../../nbs/00_system/03_hardware.ipynb #5eed0a02
+def choose_matmul(requested: str, gpus: Sequence[Gpu], mixed_precision: str) -> tuple[str | None, str]:
+    """The precision of float32 products, a word of torch's or None for the one that torch has, and why in one line.
+
+    - `requested`: 'auto', 'highest', 'high' or 'medium'
+    - `gpus`: those that the run will use
+    - `mixed_precision`: of the forward pass: 'no', 'fp16' or 'bf16'
+    """
+    if requested != "auto":
+        return requested, f"float32 products: {requested}, as asked"
+    known = [gpu.compute_capability for gpu in gpus if gpu.compute_capability]
+    if not gpus or len(known) < len(gpus):
+        return None, "float32 products: as torch has them" + ("; the GPU does not tell what it has" if gpus else "")
+    shown = "compute capability {}.{}".format(*min(known))
+    if min(known) < (8, 0):
+        return None, f"float32 products: in full, {shown} has no TF32"
+    if mixed_precision == "no":
+        return None, "float32 products: as torch has them, because the forward pass is in float32"
+    return "high", f"float32 products: TF32, {shown} has it, and the forward pass is in {mixed_precision} anyway"
+
+# %% ../../nbs/00_system/03_hardware.ipynb #5eed0a04
+def choose_channels_last(
+    requested: str | bool, gpus: Sequence[Gpu], mixed_precision: str, sharded: bool = False
+) -> tuple[bool, str]:
+    """Whether the weights of two-dimensional convolutions are laid out with the channels last, and why in one line.
+
+    - `requested`: 'auto', True or False
+    - `gpus`: those that the run will use
+    - `mixed_precision`: of the forward pass: 'no', 'fp16' or 'bf16'
+    - `sharded`: whether FSDP cuts the weights into rows (default: it does not)
+    """
+    if requested is False:
+        return False, "convolutions: weights as the model has them, as asked"
+    if sharded:
+        return False, "convolutions: weights as the model has them, which FSDP cuts into rows"
+    if requested is True:
+        return True, "convolutions: channels last, as asked"
+    if not gpus or mixed_precision == "no":
+        where = "on the CPU" if not gpus else "in float32"
+        return False, f"convolutions: weights as the model has them {where}"
+    if any(gpu.compute_capability and gpu.compute_capability < (7, 0) for gpu in gpus):
+        return False, "convolutions: weights as the model has them, on a GPU without tensor cores"
+    return True, f"convolutions: channels last, which tensor cores want in {mixed_precision}"

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['Progress', 'Learner', 'average_thawed', 'load_averages', 'Data', 'Schedule', 'never', 'Execution', 'Interval',
-           'Record', 'Requests', 'NanState', 'Saving', 'Timing', 'TrainState', 'update_ema', 'count_overflows',
-           'ema_weights', 'save_due', 'first_saves_s', 'writer_of', 'average_plan', 'checkpoints_at_once',
-           'save_due_by_clock', 'log_once', 'gpu_generator', 'state_at', 'submit_snapshot', 'save', 'finish_saving',
-           'finish_mirror']
+           'Record', 'Requests', 'NanState', 'Memory', 'Saving', 'Timing', 'TrainState', 'update_ema',
+           'count_overflows', 'ema_weights', 'save_due', 'first_saves_s', 'writer_of', 'average_plan',
+           'checkpoints_at_once', 'save_due_by_clock', 'log_once', 'gpu_generator', 'note_random_state', 'state_at',
+           'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
 
 # %% ../../nbs/40_training/01_state.ipynb #23a2fcf4
 import contextlib
@@ -63,6 +63,7 @@ class Progress:
     overflows: int = 0  # updates that fp16 left out
     to_average: list = field(default_factory=list)  # [step, value] of checkpoints for training.average, the first stays
     behind: int = 0  # so many steps the schedule has to wait, because it has moved with updates that were left out
+    fits: dict = field(default_factory=dict)  # by device the micro batch that fitted, where a larger one had not
 
 # %% ../../nbs/40_training/01_state.ipynb #11a54767
 @dataclass
@@ -228,6 +229,19 @@ class NanState:
 
 # %% ../../nbs/40_training/01_state.ipynb #d3a13f17
 @dataclass
+class Memory:
+    "What is needed to train a step again, smaller, whose passes ran out of the device's memory."
+
+    tries: int = 0  # steps whose passes were begun, with those that were made again; alike on all ranks
+    undoable: bool = False  # whether nothing but gradients, buffers and random numbers has changed since the boundary
+    buffers: list = field(default_factory=list)  # those that a checkpoint holds
+    copies: list = field(default_factory=list)  # of these, from the last step boundary
+    gradients: Any = None  # the GradientAverage of this rank, where gradients travel after the backward pass
+    recomputed: bool = False  # whether gradient checkpointing was switched on for want of memory
+    retries: int = 0  # how often the allocator had to empty its cache, as last told
+
+
+@dataclass
 class Saving:
     "What saving needs to know."
 
@@ -266,6 +280,7 @@ class TrainState:
     requests: Requests = field(default_factory=Requests)
     nan: NanState = field(default_factory=NanState)
     saving: Saving = field(default_factory=Saving)
+    memory: Memory = field(default_factory=Memory)
     timing: Timing = field(default_factory=Timing)
 
     def __post_init__(self) -> None:
@@ -463,6 +478,16 @@ def gpu_generator(device: Any) -> Any:
     import torch
 
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
+def note_random_state(s: TrainState, draws: Any) -> None:
+    "A step boundary: note where torch's generators are. `draws`: that of the GPU, or None."
+    import torch
+
+    s.saving.rng_state = (
+        torch.get_rng_state(),
+        None if draws is None else (draws.initial_seed(), draws.get_offset()),
+    )
 
 
 def state_at(generator: Any, position: tuple[int, int]) -> Any:

@@ -731,8 +731,10 @@ def test_memory_that_ran_out_halves_the_micro_batch_and_keeps_the_effective_one(
     outcome, starts = story(oom, oom, DONE, words=["data.micro_batch_size=12", "launch.max_restarts=0"])
     assert outcome.status == "completed" and starts == [PAIRED] * 3 and outcome.launch["restarts"] == 2
     assert (outcome.launch["micro_batch_size"], outcome.launch["gradient_accumulation_steps"]) == (3, 4)
-    outcome, starts = story(oom, oom, oom, words=["data.micro_batch_size=12"])  # 3 cannot be halved
-    assert (outcome.status, len(starts)) == ("failed", 3)
+    outcome, starts = story(oom, oom, oom, oom, words=["data.micro_batch_size=12"])  # 6, 3, 1 at a time
+    assert (outcome.status, len(starts), outcome.launch["micro_batch_size"]) == ("failed", 4, 1)
+    outcome, starts = story(oom, words=["training.oom_recovery=false"])
+    assert (outcome.status, len(starts)) == ("failed", 1)
 
 
 HUNGRY = """

@@ -1,0 +1,75 @@
+"Which kernels a run uses: float32 products, the layout of convolutions, compiled models."
+
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from in_process import vector
+from spectrakit.checkpoint.store import find_checkpoint, load_weights
+from spectrakit.config.compose import compose
+from spectrakit.distributed.context import lay_out
+from spectrakit.runs.events import last_event
+from spectrakit.training.setup import choose_compile
+
+
+class Pictures:
+    "Small pictures, a convolution and a norm; what the process and the weights are like is noted in the first loss."
+
+    def __init__(self):
+        self.seen = {}
+
+    def datasets(self, cfg):
+        x = torch.rand(24, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+        return TensorDataset(x[:16], x[:16].mean((1, 2, 3))), TensorDataset(x[16:], x[16:].mean((1, 2, 3)))
+
+    def model(self, cfg):
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1)
+        )
+
+    def loss(self, model, batch):
+        x, y = batch
+        convolved = model[0](x)
+        self.seen |= {
+            "matmul": torch.get_float32_matmul_precision(),
+            "last": convolved.is_contiguous(memory_format=torch.channels_last),
+        }
+        return (model(x)[:, 0] - y).square().mean()
+
+
+WORDS = ("data.batch_size=8", "trainer.max_epochs=2", "optimizer.name=adamw", "training.ema_decay=0.9")
+
+
+def test_channels_last_learns_the_same_goes_on_the_same_and_leaves_plain_files(train):
+    asked = (*WORDS, "trainer.channels_last=true", "trainer.float32_matmul=high")
+    plain, laid = Pictures(), Pictures()
+    one, other = train(plain, *WORDS, name="plain"), train(laid, *asked, name="laid")
+    assert plain.seen == {"matmul": "highest", "last": False} and laid.seen == {"matmul": "high", "last": True}
+    assert torch.get_float32_matmul_precision() == "highest"  # of this process, again
+    torch.testing.assert_close(one.column("step", "loss"), other.column("step", "loss"), rtol=1e-4, atol=1e-6)
+    reasons = last_event(other.events, "start")["reasons"]
+    assert reasons["channels_last"] == "convolutions: channels last, as asked"
+    assert reasons["float32_matmul"] == "float32 products: high, as asked"
+    assert not {"channels_last", "float32_matmul"} & set(last_event(one.events, "start")["reasons"])
+    weights = load_weights(find_checkpoint(other.folder / "checkpoints")[0])
+    assert all(tensor.is_contiguous() for tensor in weights.values())
+    train(Pictures(), *asked, "trainer.max_steps=3", name="cut")
+    resumed = train(again := Pictures(), *asked, name="cut", resume=True)
+    assert again.seen["last"] and torch.equal(resumed.weights(), other.weights())
+    assert torch.equal(resumed.weights(ema=True), other.weights(ema=True))
+
+
+def test_a_layout_is_not_told_of_where_nothing_convolves():
+    model = nn.Linear(2, 2)
+    before = vector(model)
+    assert not lay_out(model, True) and torch.equal(vector(model), before)
+
+
+@pytest.mark.parametrize(("found", "compiles"), [(None, False), (object(), True)])
+def test_auto_compiles_on_a_gpu_with_a_compiler(monkeypatch, found, compiles):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    decided, why = choose_compile(compose("trainer.compile=auto").trainer.compile, "cuda")
+    assert decided == compiles and why.startswith("compiled" if compiles else "not compiled")
