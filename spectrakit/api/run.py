@@ -195,7 +195,7 @@ def _launch_facts(environment: dict) -> dict:
     if not isinstance(facts, dict):
         return {}
     names = ("launcher", "world_size", "restarts", "fallback", "micro_batch_size", "gradient_accumulation_steps")
-    return {name: facts.get(name) for name in names if name in facts}
+    return {name: facts[name] for name in (*names, "num_workers") if name in facts}
 
 
 def _clock_facts(history: History) -> dict | None:

@@ -27,6 +27,7 @@ from .order import Cut, EpochPlan, Keys, cut_blocks, epoch_order, eval_cuts, ind
 from .rows import Columns, columns_of
 from .samples import SeededSamples
 from ..system.errors import RequestError
+from ..system.hardware import killed_for_memory, memory_kills, shared_memory_note
 
 # %% ../../nbs/22_data/05_loaders.ipynb #c538d50e
 class MicroBatch(NamedTuple):
@@ -294,8 +295,10 @@ def _allow_more_files() -> None:
     torch.multiprocessing.set_sharing_strategy("file_system")
 
 # %% ../../nbs/22_data/05_loaders.ipynb #33579ac1
-def with_less(settings: DataloaderConfig, error: Exception) -> tuple[DataloaderConfig, str]:
+def with_less(settings: DataloaderConfig, error: Exception, cause: str | None = None) -> tuple[DataloaderConfig, str]:
     """Settings with which reading may go on after `error`, and the sentence on them.
+
+    `cause`: why a worker is gone, where that is known (default: that it is often memory).
 
     The error itself is raised where it has nothing to do with workers, or there is nothing left to try.
     """
@@ -310,8 +313,8 @@ def with_less(settings: DataloaderConfig, error: Exception) -> tuple[DataloaderC
     fewer = workers // 2
     why = {
         "files": "ran out of open files",
-        "memory": "ran out of shared memory (/dev/shm)",
-        "worker": "lost one of them; often the machine runs out of memory",
+        "memory": f"ran out of shared memory ({shared_memory_note() or '/dev/shm'})",
+        "worker": f"lost one of them; {cause or 'often the machine runs out of memory'}",
     }[trouble]
     how = f"{fewer} worker{'s' * (fewer != 1)}" if fewer else "no workers, in the training process itself"
     text = f"the loader's workers {why}: reading goes on with {how}, and the same samples in the same order"
@@ -348,7 +351,7 @@ class LoadedBatches:
         self.report: Callable[[str], None] = _print_to_log  # takes a sentence where reading had to change
         self._requests, self._source = _Requests(), SeededSamples(dataset, plan.seed)
         self._make = partial(_data_loader, self._source, self._requests, device, collate=collate)
-        self._loader = self._make(settings=settings)
+        self._loader, self._kills = self._make(settings=settings), memory_kills()
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
@@ -367,9 +370,9 @@ class LoadedBatches:
                     yield MicroBatch(data if device is None else to_device(data, device), *cut[2:])
                 return
             except (RuntimeError, OSError, EOFError) as error:
-                self.settings, text = with_less(self.settings, error)
+                self.settings, text = with_less(self.settings, error, killed_for_memory(self._kills))
                 self.report(text)
-                self._loader = self._make(settings=self.settings)
+                self._loader, self._kills = self._make(settings=self.settings), memory_kills()
 
 # %% ../../nbs/22_data/05_loaders.ipynb #23a2fc06
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class AttemptResult:
     logged: bool = False  # whether the run's log has its end already
     launcher_failed: bool = False  # the processes were there, and the launcher could not bring them together
     out_of_memory: bool = False  # a device ran out of memory
+    host_memory: bool = False  # the kernel ended a process because the machine's memory ran out
     worker: str | None = None  # whether a process that was waiting was used; None: none was
 
 # %% ../../nbs/50_launch/07_diagnosis.ipynb #d1865d8e
@@ -106,6 +107,9 @@ class Observed:
     trained_at: float | None = None  # when the first rank began to train, by the monotonic clock
     since: dict[str, float] = field(default_factory=dict)  # when a problem was first seen, by its name
 
+# %% ../../nbs/50_launch/07_diagnosis.ipynb #0826a1ff
+_LESS_MEMORY = "try a smaller data.micro_batch_size or dataloader.num_workers=0"
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -116,6 +120,7 @@ class Evidence:
     detector: HangDetector  # the last phase and step of each rank
     exit_status: int | None  # of the process that was started; negative for a signal
     log_size: int = 0  # bytes that the run's log had before
+    killed: str | None = None  # what the kernel ended meanwhile because memory ran out, in words
 
     @cached_property
     def error(self) -> RankError | None:
@@ -126,6 +131,16 @@ class Evidence:
     def connected(self) -> bool:
         "Whether the ranks had found each other."
         return self.detector.ranks.all_connected() or not self.attempt.several
+
+    def killed_by(self, number: int) -> str:
+        "A death by signal `number`, in words."
+        name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+        return f"was killed by {name}{self.memory if name == 'SIGKILL' else ''}"
+
+    @property
+    def memory(self) -> str:
+        "What a death without a word may have had to do with memory."
+        return f"; {self.killed or 'often the machine ran out of memory'}: {_LESS_MEMORY}"
 
     def failure(self, reason: str, **fields: Any) -> AttemptResult:
         "A failure for `reason`; `fields` are those of AttemptResult."
@@ -201,19 +216,11 @@ def _connection_error(e: Evidence) -> AttemptResult | None:
     return e.failure(f"rank {e.error.rank}: {e.error.message}", retry=True) if e.error else None
 
 # %% ../../nbs/50_launch/07_diagnosis.ipynb #199147cd
-_MEMORY = "; often the machine ran out of memory: try a smaller data.micro_batch_size or dataloader.num_workers=0"
-
-
-def _killed_by(number: int) -> str:
-    "A death by signal, in words."
-    name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
-    return f"was killed by {name}{_MEMORY if name == 'SIGKILL' else ''}"
-
-
 def _process_killed(e: Evidence) -> AttemptResult | None:
     if e.exit_status is None or e.exit_status >= 0 or e.observed.ended_for:
         return None
-    return e.failure(f"{_process_name(e)} {_killed_by(-e.exit_status)}", retry=True)
+    reason = f"{_process_name(e)} {e.killed_by(-e.exit_status)}"
+    return e.failure(reason, retry=True, host_memory=e.killed is not None)
 
 
 def _process_name(e: Evidence) -> str:
@@ -222,7 +229,7 @@ def _process_name(e: Evidence) -> str:
 
 def _rank_lost(e: Evidence) -> AttemptResult | None:
     lost = _who_left(e) if e.attempt.several else None
-    return e.failure(lost, retry=True) if lost else None
+    return e.failure(lost, retry=True, host_memory=e.killed is not None) if lost else None
 
 
 def _who_left(e: Evidence) -> str | None:
@@ -232,10 +239,10 @@ def _who_left(e: Evidence) -> str | None:
     exits = [(int(r), code) for r, code in (_read_json(e.attempt.folder / "exits.json") or {}).items()]
     silent = [(rank, code) for rank, code in exits if rank not in spoke and (code != -signal.SIGTERM or not errors)]
     for rank, code in sorted(silent, key=lambda end: end[1] == -signal.SIGTERM):
-        how = _killed_by(-code) if code < 0 else f"ended with exit status {code}, without an error message"
+        how = e.killed_by(-code) if code < 0 else f"ended with exit status {code}, without an error message"
         return f"rank {rank} {how}"
     vanished = [rank for rank in e.observed.vanished if rank not in spoke]
-    return f"rank {vanished[0]} disappeared without an error message{_MEMORY}" if vanished else None
+    return f"rank {vanished[0]} disappeared without an error message{e.memory}" if vanished else None
 
 # %% ../../nbs/50_launch/07_diagnosis.ipynb #6a1f0d4a
 def _launcher_error(e: Evidence) -> AttemptResult | None:

@@ -312,6 +312,8 @@ def _after_fault(attempt: Attempt, result: AttemptResult, faults: int, record: _
     most = attempt.job.config.launch.max_restarts
     if result.out_of_memory:
         return _with_smaller_batch(attempt, result, record)
+    if result.host_memory:
+        attempt, result = _with_fewer_workers(attempt, result, record)
     if faults <= most:
         reason = f"{result.reason}; starting again ({faults} of {most})"
         return _continued(replace(attempt, restart_reason=reason))
@@ -392,6 +394,25 @@ def _halved(config: Config) -> Config | None:
         limits=replace(config.limits, max_train_batches=smaller.max_batches),
         training=replace(config.training, gradient_accumulation_steps=smaller.gradient_accumulation_steps),
     )
+
+# %% ../../nbs/50_launch/09_launcher.ipynb #73618cce
+def _with_fewer_workers(attempt: Attempt, result: AttemptResult, record: _Record) -> tuple[Attempt, AttemptResult]:
+    "The attempt with half the loader's workers, and the result that says so; both as they are where there are none."
+    config = _half_the_workers(attempt.job.config)
+    if config is None:
+        return attempt, result
+    change_config(attempt.folder, config)
+    left, before = config.dataloader.num_workers, attempt.job.config.dataloader.num_workers
+    record.update(num_workers=left)
+    reason = f"{result.reason}; dataloader.num_workers={left} from now on, {before} before"
+    return replace(attempt, job=attempt.job.with_config(config)), replace(result, reason=reason)
+
+
+def _half_the_workers(config: Config) -> Config | None:
+    workers = config.dataloader.num_workers
+    if not isinstance(workers, int) or workers == 0:
+        return None
+    return replace(config, dataloader=replace(config.dataloader, num_workers=workers // 2))
 
 # %% ../../nbs/50_launch/09_launcher.ipynb #23a2fc07
 def _alive(pid: int) -> bool:

@@ -33,6 +33,7 @@ from .attempt import Attempt, clear_traces, describe_attempt, start_process
 from .diagnosis import AttemptResult, Evidence, Observed, diagnose
 from .job import Job
 from ..runs.history import log_size
+from ..system.hardware import killed_for_memory, memory_kills
 from ..system.masking import mask_files
 from ..system.signals import family_of, kill_group, kill_tree, sigint_blocked
 from ..watchdog.budget import kill_at, make_budget
@@ -308,7 +309,7 @@ def run_attempt(attempt: Attempt, tick: Callable[[], None], interrupted: list[in
     `attempt`: what to start. `tick`: called about ten times a second. `interrupted`: signals of the person, appended
     by a handler. RequestError where a rank refused the request before it had trained.
     """
-    job, began = attempt.job, time.monotonic()
+    job, began, kills = attempt.job, time.monotonic(), memory_kills()
     try:
         clear_traces(attempt)
         page = create_page(attempt.processes.per_node)
@@ -325,6 +326,7 @@ def run_attempt(attempt: Attempt, tick: Callable[[], None], interrupted: list[in
             return AttemptResult("failed", f"no process could be started: {error}")
         detector = _detector(attempt, page)
         observed = watch_process(child, attempt, detector, tick, interrupted)
-        result = diagnose(Evidence(attempt, observed, detector, child.returncode, log_bytes))
+        killed = killed_for_memory(kills)
+        result = diagnose(Evidence(attempt, observed, detector, child.returncode, log_bytes, killed))
         start_s = (observed.trained_at or began + 10) - began
         return replace(_without_time_to_retry(result, job, get_deadline(page), start_s), worker=worker)

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['GIB', 'JOINED', 'WORKING_BYTES', 'SCRATCH_BYTES', 'OLDEST_CAPABILITY', 'TPU_CHIPS', 'PRECISIONS', 'under_root',
-           'read_small', 'usable_cores', 'usable_memory', 'free_bytes', 'Gpu', 'visible_gpus', 'dead_gpu_note',
-           'visible_tpu', 'choose_precision', 'choose_matmul', 'choose_channels_last']
+           'read_small', 'usable_cores', 'usable_memory', 'memory_kills', 'killed_for_memory', 'shared_memory_note',
+           'free_bytes', 'Gpu', 'visible_gpus', 'dead_gpu_note', 'visible_tpu', 'choose_precision', 'choose_matmul',
+           'choose_channels_last']
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fcf4
 import contextlib
@@ -110,6 +111,44 @@ def usable_memory(root: str) -> tuple[float, float, str]:
     if limit < total:
         source = f"the control group's limit; the host has {total / GIB:.1f} GiB"
     return min(total, limit) / GIB, granted / GIB, source
+
+# %% ../../nbs/00_system/03_hardware.ipynb #1f027c45
+_COUNTS = (("memory.events", "oom_kill"), ("memory.oom_control", "oom_kill"))  # of control groups, version 2 and 1
+
+
+def memory_kills(root: str = "/") -> int | None:
+    "Processes that the kernel has ended so far because memory ran out; None where it does not count them."
+    counts = [
+        int(found[1])
+        for folder in _groups(root, "memory")
+        for name, word in _COUNTS
+        if (found := re.search(rf"^{word} ([0-9]+)$", read_small(root, f"{folder}/{name}"), re.MULTILINE))
+    ]
+    machine = re.search(r"^oom_kill ([0-9]+)$", read_small(root, "/proc/vmstat"), re.MULTILINE)
+    return max(counts, default=int(machine[1]) if machine else None)
+
+
+def killed_for_memory(before: int | None, root: str = "/") -> str | None:
+    """What the kernel ended since it had counted `before` (from `memory_kills`), in words; None where it ended nothing.
+
+    The words name the limit that was reached and, on WSL2, the file that sets it.
+    """
+    now = memory_kills(root)
+    if before is None or now is None or now <= before:
+        return None
+    memory_gib, _, source = usable_memory(root)
+    wsl = "microsoft" in read_small(root, "/proc/sys/kernel/osrelease").lower()
+    raised = "; memory= in .wslconfig of Windows raises it" if wsl else ""
+    return f"the kernel ended a process because memory ran out ({memory_gib:.1f} GiB, {source}{raised})"
+
+# %% ../../nbs/00_system/03_hardware.ipynb #3644c0d0
+def shared_memory_note(root: str = "/") -> str:
+    "How much shared memory there is and how to get more, in a few words; '' where that is not known."
+    try:
+        total = shutil.disk_usage(under_root(root, "/dev/shm")).total
+    except OSError:
+        return ""
+    return f"/dev/shm has {total / GIB:.2g} GiB; a container gets more by --shm-size or --ipc=host"
 
 # %% ../../nbs/00_system/03_hardware.ipynb #0a18d7b5
 def _tree_bytes(folder: str) -> int:

@@ -131,7 +131,7 @@ SMALL = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=400k none /de
             "lost one of them; often the machine runs out of memory: reading goes on with 2 workers, and the same",
         ),
         ("files", "ran out of open files: they share memory through the file system now"),
-        ("memory", "ran out of shared memory (/dev/shm): reading goes on with 2 workers, and the same samples"),
+        ("memory", "--shm-size or --ipc=host): reading goes on with 2 workers, and the same samples"),
     ],
 )
 def test_lost_workers_change_no_bit_and_are_told(tmp_path, trouble, says):

@@ -207,6 +207,20 @@ def test_killed_ranks_are_replaced_and_nothing_is_lost(monkeypatch, nothing_left
 
 
 @slow
+def test_where_the_kernel_ran_out_of_memory_the_cause_is_named_and_the_loader_has_fewer_workers(
+    monkeypatch, nothing_left, calm
+):
+    cause = "the kernel ended a process because memory ran out (2.0 GiB, the control group's limit)"
+    monkeypatch.setattr(supervising, "killed_for_memory", lambda before: cause)
+    run = troubled(monkeypatch, "1 7 kill", "dataloader.num_workers=1")
+    assert run.status == "completed" and losses(run) == calm and facts(run)["num_workers"] == 0
+    assert said(run) == (
+        f"rank 1 was killed by SIGKILL; {cause}: try a smaller data.micro_batch_size or dataloader.num_workers=0; "
+        "dataloader.num_workers=0 from now on, 1 before; starting again (1 of 2)"
+    )
+
+
+@slow
 def test_without_restarts_a_killed_rank_is_a_failed_run(nothing_left, here):
     "In a container, where one can be made, whose process 1 is the command: its children are no orphans."
     container = ["unshare", "--kill-child", "--pid", "--fork", "--mount-proc"]
