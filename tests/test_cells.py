@@ -34,7 +34,7 @@ QUICK = (
     "35_runs/03_history",
     "36_trackers/00_tracker",
     "38_contract/01_task",
-    "39_preflight/02_diagnosis",
+    "39_checks/02_diagnosis",
     "40_training/07_nan_guard",
     "45_jobs/00_prediction",
     "50_launch/01_request",

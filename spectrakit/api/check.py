@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..checks.results import PART_NAMES, ContractReport, ContractResult
 from ..config.compose import compose, override
 from ..config.schema import Config
 from ..launch.job import Job, locked_job_folder, new_job_folder, with_task
 from ..launch.job_kind import CHECK
 from ..launch.launcher import launch
 from ..launch.request import new_request
-from ..preflight.results import PART_NAMES, ContractReport, ContractResult
 from ..runs.history import follow
 from ..system.errors import RequestError
 from ..system.signals import ends_softly

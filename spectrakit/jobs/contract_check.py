@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..checks.results import ContractResult
+from ..checks.undo import restored_after
 from ..config.schema import Config
 from ..distributed.context import BROKEN
-from ..preflight.results import ContractResult
-from ..preflight.undo import restored_after
 from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
 from ..system.masking import masked, masked_value

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..checks.undo import restored_after
 from ..config.schema import Config
 from ..contract.loss import as_loss, window_part
 from ..contract.task import provides
 from ..distributed.context import BROKEN
 from ..distributed.fsdp import gradient_clip
 from ..distributed.heartbeat import STOP, TIME, set_deadline
-from ..preflight.undo import restored_after
 from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
 from ..system.masking import masked

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.store import find_checkpoint, load_weights, read_manifest
+from ..checks.diagnosis import explained
 from ..config.schema import Config
 from ..contract.predictions import columns_of, join_columns, submission_table, table_text
 from ..contract.task import check_task, provides
 from ..data.loaders import Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
-from ..preflight.diagnosis import explained
 from ..system.errors import RequestError
 from ..system.files import replacing
 from ..training.evaluation import predict_batch, test_dataset_of

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from ..checks.diagnosis import Scene, explain_known, method_of
 from ..config.batch_plan import next_fraction
 from ..config.schema import Config
 from ..contract.loss import add_logs, as_loss, whole_window, window_part
@@ -40,7 +41,6 @@ from spectrakit.distributed.heartbeat import (
     requested,
     set_deadline,
 )
-from ..preflight.diagnosis import Scene, explain_known, method_of
 from ..runs.events import EventLog, log_file
 from ..system.errors import RequestError
 from ..system.files import write_atomic

@@ -19,12 +19,12 @@ from typing import Any
 
 import psutil
 
+from ..checks.diagnosis import out_of_memory
 from ..config.batch_plan import BatchPlan, smaller_micro_batches
 from ..contract.recompute import save_activations
 from ..data.order import train_cuts
 from ..distributed.gradients import GradientAverage, send_from_main
 from ..distributed.heartbeat import ranks_without_memory
-from ..preflight.diagnosis import out_of_memory
 from ..runs.run_dir import read_environment, update_environment
 from ..system.errors import RequestError
 from ..system.files import write_atomic

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..checkpoint.store import random_state, restore_random_state
+from ..checks.diagnosis import Scene, explain, explained, method_of, out_of_memory
+from ..checks.results import ContractResult
 from ..config.batch_plan import BatchPlan, batch_notes, plan_batches, scaled_lr, total_steps, with_scaled_lr
 from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
@@ -42,8 +44,6 @@ from spectrakit.data.loaders import (
 from ..data.order import mix_seed
 from ..data.streams import StreamSamples, is_stream, open_evaluation_stream, open_training_stream
 from ..distributed.context import RunContext
-from ..preflight.diagnosis import Scene, explain, explained, method_of, out_of_memory
-from ..preflight.results import ContractResult
 from ..runs.events import EventLog
 from ..runs.history import has_started
 from ..runs.run_dir import read_environment, update_environment

@@ -28,6 +28,10 @@ from spectrakit.checkpoint.store import (
     rehearse,
     tensor_bytes,
 )
+from ..checks.diagnosis import Scene, describe_batch, explain, method_of, out_of_memory, rank_lost
+from ..checks.loss_checks import adds_up, first_bad_layer, uneven_mean, watch_shapes
+from ..checks.results import ContractResult
+from ..checks.undo import undone
 from ..config.batch_plan import BatchPlan, total_steps
 from ..config.schema import Config
 from ..contract.loss import Loss, as_loss, check_loss, is_number, named_form
@@ -38,10 +42,6 @@ from ..data.loaders import find_non_finite
 from ..data.order import train_cuts
 from ..distributed.context import step_with_scaler
 from ..distributed.fsdp import gradient_clip, load_whole_model, load_whole_optimizer, whole
-from ..preflight.diagnosis import Scene, describe_batch, explain, method_of, out_of_memory, rank_lost
-from ..preflight.loss_checks import adds_up, first_bad_layer, uneven_mean, watch_shapes
-from ..preflight.results import ContractResult
-from ..preflight.undo import undone
 from ..runs.events import EventLog
 from ..system.errors import RequestError
 from spectrakit.training.evaluation import (

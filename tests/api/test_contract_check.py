@@ -7,9 +7,9 @@ import torch
 
 from helpers import task, tree_hashes
 from spectrakit.api.check import check
+from spectrakit.checks.results import PART_NAMES
 from spectrakit.cli.main import main
 from spectrakit.config.compose import compose
-from spectrakit.preflight.results import PART_NAMES
 from spectrakit.system.errors import RequestError
 from tasks import Line
 

@@ -7,10 +7,10 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from in_process import vector
+from spectrakit.checks.loss_checks import adds_up, uneven_mean, watch_shapes
 from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.contract.loss import Loss, as_loss, check_loss, weighted_mean
 from spectrakit.contract.task import Task
-from spectrakit.preflight.loss_checks import adds_up, uneven_mean, watch_shapes
 from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
 

@@ -22,6 +22,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
 
 from in_process import vector
+from spectrakit.checks.diagnosis import Scene, explain_known
 from spectrakit.config.batch_plan import plan_batches
 from spectrakit.config.compose import compose
 from spectrakit.config.schema import OPTIMIZERS
@@ -29,7 +30,6 @@ from spectrakit.contract.optimizer import build_optimizer
 from spectrakit.contract.recompute import save_activations
 from spectrakit.contract.sampler import sampled_order
 from spectrakit.data.loaders import Placement, train_batches
-from spectrakit.preflight.diagnosis import Scene, explain_known
 from spectrakit.system.errors import RequestError
 from spectrakit.training.seeding import repeatable
 from spectrakit.training.state import update_ema
