@@ -30,21 +30,23 @@ def runs(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", nargs="?", metavar="DIR", help="default: this platform's folder, such as ./runs")
     options = parser.parse_args(arguments)
     from spectrakit.api.run import list_runs
-    from spectrakit.runs.history import read_history
+    from spectrakit.runs.history import read_standing
     from spectrakit.system.units import format_duration
 
     rows = [("run", "status", "step", "time", "best")]
     for run in list_runs(options.folder):
-        history, best = read_history(run.path), run.best
-        result = f"{best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else "–"
-        taken = format_duration(history.seconds) if history.events or history.steps else "–"
-        rows.append((run.path.name, run.ended or history.status, str(history.steps), taken, result))
+        standing = read_standing(run.path)
+        best, value = standing.best, (standing.best or {"metrics": {}})["metrics"].get(standing.monitor)
+        result = f"{standing.monitor}={value:.4g} at epoch {best['epoch']:g}" if best and value is not None else "–"
+        taken = format_duration(standing.seconds) if standing.seconds is not None else "–"
+        rows.append((run.path.name, run.ended or standing.status, str(standing.steps), taken, result))
     print_text(table_text(rows) if len(rows) > 1 else "There are no runs yet: spectrakit train coffee")
     return 0
 
 # %% ../../nbs/90_cli/04_runs.ipynb #f0aeb08e
 def run_lines(run: "Run") -> list[str]:
     "One run as text: its result, what was decided, its evaluations, messages and checkpoints, and why it ended."
+    from spectrakit.api.run import title_of
     from spectrakit.checkpoint.store import checkpoints, verify
     from spectrakit.runs.history import read_history
     from spectrakit.view.text import start_lines
@@ -56,7 +58,10 @@ def run_lines(run: "Run") -> list[str]:
         lines.append(f"continued from optimizer step {event['step']}" if went_on else event["text"])
     for path in checkpoints(run.path / "checkpoints"):
         lines.append(f"{path.name}: {'; '.join(verify(path)) or 'verified'}")
-    return [str(run), *(f"  {line}" for line in [*lines, *([history.end["reason"]] if history.end else [])])]
+    return [
+        title_of(run, history),
+        *(f"  {line}" for line in [*lines, *([history.end["reason"]] if history.end else [])]),
+    ]
 
 
 def _evaluation_lines(history: "History", newest: int = 10) -> list[str]:

@@ -174,7 +174,7 @@ _FIELDS = {
     "nan": {"step": _whole},
     "restart": {"step": _whole, "notes": _or_none(_listing)},
     "message": {"text": _text},
-    "end": {"status": _text, "reason": _text, "step": _or_none(_whole)},
+    "end": {"status": _text, "reason": _text, "step": _or_none(_whole), "monitor": _or_none(_text)},
 }
 
 # %% ../../nbs/35_runs/00_events.ipynb #43143267

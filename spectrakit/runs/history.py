@@ -5,13 +5,15 @@
 # %% auto #0
 __all__ = ['HUGE', 'ending', 'status_of', 'best_evaluation', 'last_step', 'settings_of', 'log_notes', 'holds_huge',
            'every_metric', 'History', 'read_history', 'read_all_events', 'read_end', 'has_started', 'log_size',
-           'end_after', 'follow', 'finished_text', 'RunOutline', 'outline', 'batches', 'samples_at']
+           'end_after', 'follow', 'finished_text', 'RunOutline', 'outline', 'batches', 'samples_at', 'Standing',
+           'read_standing']
 
 # %% ../../nbs/35_runs/03_history.ipynb #f2f4a123
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,7 @@ from ..config.compose import compose
 from ..config.profile_files import load_yaml
 from ..config.schema import to_dict
 from .events import SCHEMA, EventReader, decode_line, effective_events, log_file
-from .log_reader import LogSnapshot, each_line, last_events, read_log
+from .log_reader import LogSnapshot, each_line, last_events, newest_first, read_log
 from .run_dir import is_locked, read_environment
 from ..system.errors import RequestError
 
@@ -322,3 +324,94 @@ def samples_at(history: History, steps: "np.ndarray") -> "np.ndarray":
     before = np.append(0, np.cumsum(np.diff(begins) * sizes[:-1]))
     place = np.maximum(np.searchsorted(begins, steps, side="right") - 1, 0)
     return before[place] + (steps - begins[place]) * sizes[place]
+
+# %% ../../nbs/35_runs/03_history.ipynb #16bcdbdb
+@dataclass(frozen=True)
+class Standing:
+    "How a run stands: what a list of runs says of it."
+
+    end: dict  # the `end` event; empty where it has not ended
+    steps: int  # the last step that is known of
+    seconds: float | None  # how long it has trained; None where the log has no events
+    monitor: str  # the metric that decides which checkpoint is the best
+    best: dict | None  # the evaluation of the best checkpoint
+    running: bool = False  # whether a living process works on it
+
+    @property
+    def status(self) -> str:
+        "How the run ended, or that it has not: see `status_of`."
+        return status_of(self.end, self.running)
+
+    def all_metrics(self, evaluation: dict) -> dict[str, float | None]:
+        "The metrics of the evaluation: here none is left out, as some are in the history of a run."
+        return dict(evaluation["metrics"])
+
+# %% ../../nbs/35_runs/03_history.ipynb #50d86f87
+class _Search:
+    "What is still looked for in a log that is read from its end, and what was found."
+
+    def __init__(self, best_checkpoint: str) -> None:
+        self.best_checkpoint = best_checkpoint
+        self.types = {"start", "restart", "end", "step", "eval", "checkpoint"}
+        self.lowest = math.inf  # step to which later restarts went back
+        self.last: dict | None = None  # of end, restart and start
+        self.monitor: str | None = None
+        self.best: dict | None = None
+        self.steps, self.seconds = 0, None
+
+    @property
+    def is_over(self) -> bool:
+        "Whether nothing older can change what was found."
+        return self.monitor is not None and not {"step", "eval"} & self.types
+
+    def take(self, event: dict) -> None:
+        "Look at one more event, an older one."
+        kind = event["type"]
+        self.seconds = max(self.seconds or 0.0, event["t"])
+        if kind in ("end", "restart", "start"):
+            self._take_bound(event)
+        elif kind in ("step", "eval", "checkpoint") and event["step"] <= self.lowest:
+            self.steps = max(self.steps, event["step"])
+            if kind == "step":
+                self.types -= {"step", "checkpoint"}
+            elif kind == "eval" and event.get("best"):
+                self._take_best(event)
+
+    def _take_bound(self, event: dict) -> None:
+        self.last = self.last or event
+        if event["type"] == "restart":
+            self.lowest = min(self.lowest, event["step"])
+        elif self.monitor is None and (event["type"] == "start" or event.get("monitor")):
+            self.monitor = event.get("monitor") or "val_loss"
+
+    def _take_best(self, event: dict) -> None:
+        is_saved = f"step-{event['step']:08d}" == self.best_checkpoint
+        if is_saved or self.best is None:
+            self.best = event
+        if is_saved or not self.best_checkpoint:
+            self.types -= {"eval"}
+
+# %% ../../nbs/35_runs/03_history.ipynb #99406910
+@lru_cache(maxsize=2048)
+def _search(path: Path, best_checkpoint: str, log_identity: tuple) -> _Search:
+    "What the end of a log says; looked up again only for a log that has changed."
+    search = _Search(best_checkpoint)
+    for event in newest_first(path, search.types):
+        search.take(event)
+        if search.is_over:
+            break
+    return search
+
+
+def read_standing(path: Path | str) -> Standing:
+    "How the run at `path` stands, as `read_history` would say, from the end of its log."
+    path = Path(path)
+    running = is_locked(path)  # before the log: a run that ends meanwhile has its end there
+    try:
+        about = os.stat(log_file(path))
+        identity = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
+    except OSError:
+        identity = ()
+    found = _search(path.absolute(), read_pointer(path / "checkpoints", "BEST"), identity)
+    end = ending([found.last] if found.last else []) or {}
+    return Standing(end, found.steps, found.seconds, found.monitor or "val_loss", found.best, running)

@@ -168,7 +168,8 @@ def _try_lock(handle: int, wait_s: float = 0) -> bool:
         import fcntl
     except ImportError:
         return True
-    time.sleep(wait_s)  # `is_locked` of another process holds it for a moment
+    if wait_s:
+        time.sleep(wait_s)  # `is_locked` of another process holds it for a moment
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -712,7 +712,8 @@ def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, 
         "budget", left_s=s.budget.left_s(), reserve_s=s.budget.reserve_s(), held=reserved_parts(s.budget)
     )
     if not alone:
-        s.record.log.write("end", status=status, reason=reason, step=s.progress.step, metrics=s.progress.metrics)
+        end = {"step": s.progress.step, "metrics": s.progress.metrics, "monitor": s.monitor}
+        s.record.log.write("end", status=status, reason=reason, **end)
     s.context.heartbeat.beat("ending")
     finish_mirror(s)
     s.record.trackers.close(failed=status == "failed")  # last: a slow one keeps nothing waiting
