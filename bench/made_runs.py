@@ -90,7 +90,7 @@ def write_runs(folder: Path, count: int, steps: int, every: int = 10, evaluation
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("build/made_runs"), help="build/made_runs")
     parser.add_argument("--runs", type=int, default=1000, help="how many (1000)")
     parser.add_argument("--steps", type=int, default=5000, help="optimizer steps of each (5000)")
     parser.add_argument("--every", type=int, default=10, help="steps between two log points (10)")

@@ -407,11 +407,12 @@ def read_standing(path: Path | str) -> Standing:
     "How the run at `path` stands, as `read_history` would say, from the end of its log."
     path = Path(path)
     running = is_locked(path)  # before the log: a run that ends meanwhile has its end there
+    identity: tuple = ()
     try:
         about = os.stat(log_file(path))
         identity = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
     except OSError:
-        identity = ()
+        pass  # there is no log
     found = _search(path.absolute(), read_pointer(path / "checkpoints", "BEST"), identity)
     end = ending([found.last] if found.last else []) or {}
     return Standing(end, found.steps, found.seconds, found.monitor or "val_loss", found.best, running)

@@ -138,9 +138,10 @@ class RunLog:
 
     def add(self, lines: list[dict | bytes]) -> None:
         "Add more lines in their order: each an event, or the bytes of a line that is none."
-        points, before = [], len(self.columns[0])
+        points: list[dict] = []
+        before = len(self.columns[0])
         for line in lines:
-            if _is_point(line):
+            if isinstance(line, dict) and line["type"] == "step":
                 points.append(line)
             else:
                 self._add_other(line, before + len(points))
