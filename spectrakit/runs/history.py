@@ -364,32 +364,37 @@ class _Search:
         "Whether nothing older can change what was found."
         return self.monitor is not None and not {"step", "eval"} & self.types
 
-    def take(self, event: dict) -> None:
-        "Look at one more event, an older one."
-        kind = event["type"]
-        self.seconds = max(self.seconds or 0.0, event["t"])
-        if kind in ("end", "restart", "start"):
-            self._take_bound(event)
-        elif kind in ("step", "eval", "checkpoint") and event["step"] <= self.lowest:
-            self.steps = max(self.steps, event["step"])
-            if kind == "step":
-                self.types -= {"step", "checkpoint"}
-            elif kind == "eval" and event.get("best"):
-                self._take_best(event)
+# %% ../../nbs/35_runs/03_history.ipynb #5dbcb496
+def _take_bound(search: _Search, event: dict) -> None:
+    "Look at one more `end`, `restart` or `start`."
+    search.last = search.last or event
+    if event["type"] == "restart":
+        search.lowest = min(search.lowest, event["step"])
+    elif search.monitor is None and (event["type"] == "start" or event.get("monitor")):
+        search.monitor = event.get("monitor") or "val_loss"
 
-    def _take_bound(self, event: dict) -> None:
-        self.last = self.last or event
-        if event["type"] == "restart":
-            self.lowest = min(self.lowest, event["step"])
-        elif self.monitor is None and (event["type"] == "start" or event.get("monitor")):
-            self.monitor = event.get("monitor") or "val_loss"
 
-    def _take_best(self, event: dict) -> None:
-        is_saved = f"step-{event['step']:08d}" == self.best_checkpoint
-        if is_saved or self.best is None:
-            self.best = event
-        if is_saved or not self.best_checkpoint:
-            self.types -= {"eval"}
+def _take_best(search: _Search, event: dict) -> None:
+    "Look at one more evaluation that was better than all before it."
+    is_saved = f"step-{event['step']:08d}" == search.best_checkpoint
+    if is_saved or search.best is None:
+        search.best = event
+    if is_saved or not search.best_checkpoint:
+        search.types -= {"eval"}
+
+
+def _take(search: _Search, event: dict) -> None:
+    "Look at one more event, an older one than those before."
+    kind = event["type"]
+    search.seconds = max(search.seconds or 0.0, event["t"])
+    if kind in ("end", "restart", "start"):
+        _take_bound(search, event)
+    elif kind in ("step", "eval", "checkpoint") and event["step"] <= search.lowest:
+        search.steps = max(search.steps, event["step"])
+        if kind == "step":
+            search.types -= {"step", "checkpoint"}
+        elif kind == "eval" and event.get("best"):
+            _take_best(search, event)
 
 # %% ../../nbs/35_runs/03_history.ipynb #99406910
 @lru_cache(maxsize=2048)
@@ -397,7 +402,7 @@ def _search(path: Path, best_checkpoint: str, log_identity: tuple) -> _Search:
     "What the end of a log says; looked up again only for a log that has changed."
     search = _Search(best_checkpoint)
     for event in newest_first(path, search.types):
-        search.take(event)
+        _take(search, event)
         if search.is_over:
             break
     return search

@@ -138,8 +138,7 @@ class RunLog:
 
     def add(self, lines: list[dict | bytes]) -> None:
         "Add more lines in their order: each an event, or the bytes of a line that is none."
-        points: list[dict] = []
-        before = len(self.columns[0])
+        before, points = len(self.columns[0]), []
         for line in lines:
             if isinstance(line, dict) and line["type"] == "step":
                 points.append(line)

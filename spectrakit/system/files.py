@@ -117,7 +117,7 @@ def checked_path(value: Any, what: str) -> Path:
             raise RequestError(f"{what}, {str(value)!r}, is too long for a path.") from None
     return path
 
-# %% ../../nbs/00_system/08_files.ipynb #cdde5075
+# %% ../../nbs/00_system/08_files.ipynb #19679a6f
 class NotInside(OSError):
     "A file of somebody's folder is not read or written: it is a link that leads out, no file at all, or too large."
 
@@ -129,7 +129,7 @@ def _is_regular(path: Path) -> bool:
     except (OSError, ValueError):
         return False
 
-
+# %% ../../nbs/00_system/08_files.ipynb #cdde5075
 def check_inside(folder: Path, path: Path) -> None:
     """NotInside where `path`, in `folder`, leads out of it by a link, or is no regular file.
 
