@@ -343,11 +343,27 @@ def _in_order(chain: list[Any], chosen: dict[str, str | None]) -> list[Any]:
 
     return sorted(chain, key=height)
 
+# %% ../../nbs/10_config/04_compose.ipynb #45fea245
+def _is_ours(file: Path) -> bool:
+    "Whether only our own profiles have a part in what `file` composes."
+    return profile_folders() == [package_profiles()] and file.parent == package_profiles()
+
+
+def _defaults_list(words: list[str], with_hydra: bool) -> Any:
+    """Which files belong to the composition that is under way, as Hydra works it out.
+
+    `words`: overrides. `with_hydra`: whether Hydra's own groups may be among what is named.
+    """
+    from hydra._internal.defaults_list import create_defaults_list
+    from hydra.core.global_hydra import GlobalHydra
+
+    loader = cast("Any", GlobalHydra.instance().config_loader())
+    overrides, repository = loader._parse_overrides_and_create_caching_repo("spectrakit", words)
+    return create_defaults_list(repository, "spectrakit", overrides, prepend_hydra=with_hydra, skip_missing=False)
+
 # %% ../../nbs/10_config/04_compose.ipynb #6638acb6
 def _compose_by_hydra(file: Path, tree: dict, chosen: dict[str, str | None]) -> tuple[list[_Layer], dict[str, str]]:
     from hydra.core.config_store import ConfigStore
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.types import RunMode
 
     own, defaults = {k: v for k, v in tree.items() if k not in ("defaults", "hydra")}, tree["defaults"] or []
     listed = {str(key).split()[-1] for entry in defaults if isinstance(entry, dict) for key in entry}
@@ -363,8 +379,7 @@ def _compose_by_hydra(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
         try:
             store = {**own, "defaults": defaults}  # in no folder, so that no profile beside it comes first
             ConfigStore.instance().store("spectrakit", store)
-            loader = GlobalHydra.instance().config_loader()
-            found = loader.compute_defaults_list("spectrakit", [*words, _search_path(file)], RunMode.RUN)
+            found = _defaults_list([*words, _search_path(file)], with_hydra=not _is_ours(file))
         except RequestError:
             raise
         except Exception as error:
@@ -388,7 +403,7 @@ def _compose_profiles(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
 
     Hydra takes a twentieth of a second for it; what only our own profiles had a part in is kept.
     """
-    if profile_folders() != [package_profiles()] or file.parent != package_profiles():
+    if not _is_ours(file):
         return _compose_by_hydra(file, tree, chosen)
     ours = [(path, path.stat()) for path in sorted(package_profiles().rglob("*.yaml"))]
     made_from = [(str(path), about.st_size, about.st_mtime_ns) for path, about in ours]

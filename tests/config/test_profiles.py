@@ -608,3 +608,23 @@ def test_a_yaml_file_runs_nothing(here):
     with pytest.raises(RequestError):
         compose("trainer=mine")
     assert not (here / "ran").exists()
+
+
+def test_our_own_profiles_need_none_of_hydras_own_settings_and_a_file_of_the_users_may_name_them(here, monkeypatch):
+    from hydra._internal.config_repository import ConfigRepository
+
+    read: list[str] = []
+    load = ConfigRepository.load_config
+
+    def noted(repository, name):
+        read.append(name)
+        return load(repository, name)
+
+    monkeypatch.setattr(ConfigRepository, "load_config", noted)
+    monkeypatch.setattr("spectrakit.config.compose._composed", {})
+    ours = compose("trainer=kaggle_safe")
+    assert read and not [name for name in read if name.startswith("hydra/")]
+    (here / "train.yaml").write_text(
+        "defaults:\n- trainer: kaggle_safe\n- override hydra/job_logging: disabled\n- _self_\n"
+    )
+    assert compose().trainer == ours.trainer and "hydra/job_logging/disabled" in read
