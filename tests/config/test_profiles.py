@@ -616,9 +616,9 @@ def test_our_own_profiles_need_none_of_hydras_own_settings_and_a_file_of_the_use
     read: list[str] = []
     load = ConfigRepository.load_config
 
-    def noted(repository, name):
-        read.append(name)
-        return load(repository, name)
+    def noted(repository, config_path):
+        read.append(config_path)
+        return load(repository, config_path)
 
     monkeypatch.setattr(ConfigRepository, "load_config", noted)
     monkeypatch.setattr("spectrakit.config.compose._composed", {})
