@@ -38,9 +38,9 @@ QUIET = ("starting", "preparing", "scoring", "saving", "predicting", "ending")
 # what a rank asks for, and what all agree on; HURRY: the system ends us soon; SAVE_NOW: a person wants a checkpoint
 STOP, TIME, SAVE, FAILED, HURRY, SAVE_NOW = 1, 2, 4, 8, 16, 32
 
-_WIDTH, _HEAD = 10, 8  # cells of a row, and of the head
+_WIDTH, _HEAD = 11, 8  # cells of a row, and of the head
 _REQUESTED, _AGREED_STEP, _AGREED_CODE, _DEADLINE_US = 0, 1, 2, 3
-_STEP, _BEATS, _PHASE, _FLAGS, _PID, _P99_US, _CONNECTED, _MICRO_BATCHES, _TRY, _RAN_OUT = range(10)
+_STEP, _BEATS, _PHASE, _FLAGS, _PID, _P99_US, _CONNECTED, _MICRO_BATCHES, _TRY, _RAN_OUT = range(10)  # _RAN_OUT has two
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #5c1e86ea
 def try_lock(handle: int) -> bool:
@@ -253,14 +253,15 @@ def ranks_without_memory(heartbeat: Heartbeat, number: int, ran_out: bool = Fals
     Returns the ranks of this machine that had none, on each of them the same. RuntimeError where one has failed.
     """
     cells, mine = heartbeat._cells, heartbeat._mine
+    column = _RAN_OUT + number % 2  # a rank may be one try ahead of one that is still reading, not two
     if ran_out:
-        cells[mine + _RAN_OUT] = number  # before the next line: who sees that one, sees this
+        cells[mine + column] = number  # before the next line: who sees that one, sees this
     cells[mine + _TRY] = number
     for row in heartbeat._others:
         if cells[row + _TRY] < number:
             _wait_for(cells, row, number, _TRY)
     page = heartbeat.page
-    return [rank for rank in range(page.ranks) if cells[page.row(rank) + _RAN_OUT] == number]
+    return [rank for rank in range(page.ranks) if cells[page.row(rank) + column] == number]
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #eea01759
 def set_deadline(page: SharedPage, deadline_s: float | None) -> None:

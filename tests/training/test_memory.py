@@ -229,7 +229,9 @@ def test_memory_that_runs_out_on_one_rank_of_two_costs_no_start(tmp_path, monkey
     events = read_events(run.path / "events.jsonl")
     assert ooms(events) == [(3, 2, 4), (3, 1, 8)]
     assert [e["ranks"] for e in events if e["type"] == "oom"] == [[1], [1]]
-    assert json.loads((run.path / "summary.json").read_text())["launch"]["restarts"] == 0
+    assert json.loads((run.path / "summary.json").read_text())["launch"]["restarts"] == 0, [
+        event for event in events if event["type"] == "restart"
+    ]
     small = (
         "data.micro_batch_size=1",
         "training.gradient_accumulation_steps=8",
