@@ -21,7 +21,7 @@ _NAMES = {
     "FoundLr": "tuning.lr_finder", "find_lr": "tuning.lr_finder",
     "check_kernel": "kaggle.check", "init_kernel": "kaggle.init", "push_kernel": "kaggle.client",
     "seal_output": "runs.outputs", "secret": "system.secrets",
-    "Run": "api.run", "check": "api.check", "fit": "api.actions", "list_runs": "api.run", "open_run": "api.run", "predict": "api.actions", "resume": "api.actions", "trust": "launch.consent",
+    "Run": "api.run", "check": "api.check", "fit": "api.actions", "preflight": "api.preflight", "list_runs": "api.run", "open_run": "api.run", "predict": "api.actions", "resume": "api.actions", "trust": "launch.consent",
     "compare": "reports.comparison", "report": "reports.run_report",
     "make_wheelhouse": "offline.wheelhouse",
     "ArrayDataset": "data.rows",

@@ -20,6 +20,7 @@ from ..system.masking import MaskedStream
 GROUPS = {
     "info": ("info", "profiles"),
     "explain": ("explain",),
+    "preflight": ("preflight",),
     "training": ("train", "check", "resume", "predict"),
     "runs": ("runs", "show", "watch", "plot", "compare", "report", "trust"),
     "find_lr": ("find-lr",),

@@ -523,6 +523,8 @@ def sha256(config: Config) -> str:
         if spec.limits.get("added_later") and get(config, key) == spec.default:
             block, _, name = key.rpartition(".")
             del tree[block][name]
+            if not tree[block]:  # a block of which an earlier version had nothing
+                del tree[block]
     return hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

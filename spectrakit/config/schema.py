@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['TRACKERS', 'OPTIMIZERS', 'DataConfig', 'DataloaderConfig', 'OptimizerConfig', 'SchedulerConfig', 'TrainingConfig',
            'TrainerConfig', 'EarlyStoppingConfig', 'CheckpointConfig', 'DistributedConfig', 'StageConfig',
-           'LimitsConfig', 'WatchdogConfig', 'ResumeConfig', 'LaunchConfig', 'RunConfig', 'TrackingConfig', 'Config',
-           'settings', 'get', 'to_dict']
+           'LimitsConfig', 'WatchdogConfig', 'PreflightConfig', 'ResumeConfig', 'LaunchConfig', 'RunConfig',
+           'TrackingConfig', 'Config', 'settings', 'get', 'to_dict']
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fcf4
 import dataclasses
@@ -588,6 +588,22 @@ class WatchdogConfig:
         "10s", "time that the system leaves between SIGTERM and the end, as docker stop does", check=_duration
     )
 
+# %% ../../nbs/10_config/01_schema.ipynb #ab611b83
+@dataclass(frozen=True)
+class PreflightConfig:
+    "What is asked before a run begins."
+
+    seconds: float = setting(10.0, "how long steps are timed for a forecast, about", above=0, added_later=True)
+    max_cost: float | None = setting(
+        None,
+        "most that a run may cost in dollars: fit measures first and refuses what may cost more; null: it does not ask",
+        above=0,
+        added_later=True,
+    )
+    price_per_hour: float | None = setting(
+        None, "dollars for an hour of this machine; null: from the table of prices", minimum=0, added_later=True
+    )
+
 # %% ../../nbs/10_config/01_schema.ipynb #08ac7761
 @dataclass(frozen=True)
 class ResumeConfig:
@@ -703,6 +719,7 @@ class Config:
     distributed: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
     limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
     watchdog: WatchdogConfig = dataclasses.field(default_factory=WatchdogConfig)
+    preflight: PreflightConfig = dataclasses.field(default_factory=PreflightConfig)
     resume: ResumeConfig = dataclasses.field(default_factory=ResumeConfig)
     launch: LaunchConfig = dataclasses.field(default_factory=LaunchConfig)
     run: RunConfig = dataclasses.field(default_factory=RunConfig)

@@ -23,6 +23,7 @@ from ..system.errors import RequestError
 _FREE = {
     "run",
     "watchdog",
+    "preflight",
     "launch",
     "resume",
     "tracking",
