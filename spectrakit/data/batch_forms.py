@@ -243,7 +243,7 @@ def join_parts(parts: Sequence[Any]) -> tuple[Any, Any]:
     arrays = [_samples_of(part) for part in parts]
     shapes = [a.shape[1:] if isinstance(a, numpy.ndarray) else None for a in arrays]
     if len(set(shapes)) == 1 and shapes[0] is not None:
-        return numpy.concatenate(arrays), None
+        return (arrays[0] if len(arrays) == 1 else numpy.concatenate(arrays)), None
     rows = [row for array in arrays for row in array]
     if len({row.ndim for row in rows}) > 1:
         raise RequestError(

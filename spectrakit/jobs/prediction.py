@@ -6,13 +6,15 @@
 __all__ = ['trained_model', 'write_table', 'predict_dataset', 'not_finite', 'save_arrays', 'predict_run']
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #23a2fcf4
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint.store import find_checkpoint, load_weights, read_manifest
 from ..checks.diagnosis import explained
 from ..config.schema import Config
-from ..contract.predictions import columns_of, join_columns, submission_table, table_text
+from ..contract.prediction_spool import PredictionSpool
+from ..contract.predictions import columns_of, submission_table, table_text
 from ..contract.task import check_task, provides
 from ..data.loaders import Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
@@ -61,14 +63,28 @@ def write_table(table: Any, out: Path) -> None:
             "predictions.npz; choose another file."
         ) from None
 
+# %% ../../nbs/45_jobs/00_prediction.ipynb #dd34d34f
+_ROUND = 16  # batches of each rank that are sent to rank 0 at once
+
+
+def _collect(spool: PredictionSpool, mine: dict[int, dict], context: RunContext) -> None:
+    "Move the batches of all ranks to the spool of rank 0, in their order."
+    together = context.gather_by_index(mine)
+    for batch in (together or {}).values():
+        spool.add(batch)
+    mine.clear()
+
 # %% ../../nbs/45_jobs/00_prediction.ipynb #84842e5b
-def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context: RunContext) -> dict[str, Any] | None:
+def predict_dataset(
+    task: Any, model: Any, dataset: Any, config: Config, context: RunContext, folder: Path | None = None
+) -> dict[str, Any] | None:
     """Predictions for all of a data set: NumPy arrays by name, each [samples, …], in the data set's order.
 
     - `task`, `model`: whose `predict` is called; the model in eval mode
     - `dataset`: map-style, on every rank the same
     - `config`: the size of a batch
     - `context`: the ranks that share the work
+    - `folder`: where what is larger than the memory should hold lies meanwhile (default: nowhere, it is held)
 
     Rank 0 gets `predictions` (or the names of a mapping), `targets` and names where samples have them; the others None.
     Where samples have outputs of different lengths, they are filled up with NaN, or -1 for whole numbers, and
@@ -79,18 +95,27 @@ def predict_dataset(task: Any, model: Any, dataset: Any, config: Config, context
     collate = task.collate if provides(task, "collate") else None
     placement = Placement(context.device, context.rank, context.world_size)
     batches = eval_batches(dataset, config, placement, collate)
-    mine: dict[int, dict] = {}
+    spool, mine = PredictionSpool(task, folder), dict[int, dict]()
     predict = context.in_precision(predict_batch)
     with torch.no_grad():
-        for place, batch in enumerate(batches.epoch(0)):
+        for place, batch in enumerate(batches.epoch(0), 1):  # equally many on every rank
             context.heartbeat.beat()
             if batch.samples > 0:
                 outputs = predict(task, model, batch.data)
                 mine[place * context.world_size + context.rank] = columns_of(task, outputs, batch)
-    together = context.gather_by_index(mine)
-    return None if together is None else join_columns(task, list(together.values()))
+            if place % _ROUND == 0:
+                _collect(spool, mine, context)
+    _collect(spool, mine, context)
+    return spool.arrays() if context.is_main else None
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #8015c609
+def _row_blocks(values: Any) -> Iterator[Any]:
+    "The rows of an array in blocks of some megabytes, for what would make a copy of all of it."
+    rows = max(1, 2**24 // max(1, values[:1].nbytes))
+    for first in range(0, len(values), rows):
+        yield values[first : first + rows]
+
+
 def not_finite(arrays: dict[str, Any]) -> list[str]:
     "What is said of predictions that are no numbers, a note for each name; not of targets, and what was filled up."
     import numpy
@@ -100,7 +125,7 @@ def not_finite(arrays: dict[str, Any]) -> list[str]:
         filled = f"{name.removesuffix('s')}_lengths" in arrays
         if name == "targets" or filled or values.dtype.kind not in "fc":
             continue
-        if bad := int((~numpy.isfinite(values)).sum()):
+        if bad := sum(int((~numpy.isfinite(part)).sum()) for part in _row_blocks(values)):
             notes.append(f"{bad} of {values.size} values of {name} are not finite")
     return notes
 
@@ -158,7 +183,7 @@ def predict_run(
             model, evaluation_mode=True
         ).eval()  # no gradients: nothing to wrap or to shard
         with explained(task, "test_dataset", "on a test batch", always=True):
-            arrays = predict_dataset(task, model, dataset, config, context)
+            arrays = predict_dataset(task, model, dataset, config, context, folder)
     if arrays is not None:
         notes = [*notes, *not_finite(arrays)]
         save_arrays(folder / "predictions.npz", arrays)

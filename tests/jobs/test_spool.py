@@ -1,0 +1,72 @@
+"""Predictions that are many go through a file, and come out as those that are few."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from spectrakit.config.compose import compose
+from spectrakit.contract.prediction_spool import PredictionSpool
+from spectrakit.contract.task import Task
+from spectrakit.distributed.context import create_run_context
+from spectrakit.jobs.prediction import not_finite, predict_dataset, save_arrays
+from spectrakit.system.errors import RequestError
+from spectrakit.system.platforms.detect import detect
+
+KINDS = {
+    "fractions": [np.arange(6.0).reshape(2, 3), np.ones((1, 3)), np.zeros((0, 3)), np.ones((4, 3))],
+    "half precision": [torch.ones(2, 3, dtype=torch.bfloat16), torch.zeros(1, 3, dtype=torch.bfloat16)],
+    "masks": [np.ones((2, 4, 4), bool), np.zeros((3, 4, 4), bool)],
+    "complex": [np.ones(3, "c8"), np.zeros(2, "c8")],
+    "not in order of memory": [np.arange(6.0).reshape(2, 3).T, np.ones((1, 2))],
+    "texts": [["a", "bä"], ["longer"]],
+    "of another length later": [np.ones((2, 3)), np.ones((2, 3)), np.ones((1, 5)), np.ones((2, 3))],
+    "of other lengths at once": [[np.ones(2), np.ones(3)], np.ones((2, 3)), [np.ones(1)]],
+    "of another type later": [np.ones((2, 3), "f4"), np.ones((1, 3), "f8"), np.ones((1, 3), "f4")],
+    "no values": [np.zeros((2, 0)), np.zeros((1, 0))],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_gives_what_memory_gives(tmp_path, monkeypatch, kind):
+    held = PredictionSpool(Task())
+    monkeypatch.setattr("spectrakit.contract.prediction_spool.IN_MEMORY", 0)
+    spooled = PredictionSpool(Task(), tmp_path)
+    for part in KINDS[kind]:
+        held.add({"predictions": part})
+        spooled.add({"predictions": part})
+    expected, found = held.arrays(), spooled.arrays()
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        assert found[name].dtype == values.dtype
+        np.testing.assert_array_equal(found[name], values)
+    assert list(tmp_path.iterdir()) == []  # the file has no name
+
+
+class Wide(Task):
+    def predict(self, model, batch):
+        return model(batch[0]).expand(-1, 2**16)  # a quarter of a megabyte a sample
+
+
+def test_what_is_held_does_not_grow_with_the_predictions(tmp_path, monkeypatch):
+    monkeypatch.setattr("spectrakit.contract.prediction_spool.IN_MEMORY", 2**22)
+    cfg = compose("trainer.accelerator=cpu", "data.micro_batch_size=4")
+    context = create_run_context(cfg, detect({"PATH": ""}, shell=""))
+    data = torch.utils.data.TensorDataset(torch.arange(200.0)[:, None])
+    tracemalloc.start()  # NumPy's arrays are counted; torch's few batches are not
+    arrays = predict_dataset(Wide(), nn.Identity().eval(), data, cfg, context, tmp_path)
+    assert not_finite(arrays) == []
+    save_arrays(tmp_path / "predictions.npz", arrays)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert arrays["predictions"].nbytes == 50 * 2**20 and most < 45 * 2**20
+    with np.load(tmp_path / "predictions.npz") as stored:
+        assert (stored["predictions"][:, -1] == np.arange(200)).all()
+
+
+def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("spectrakit.contract.prediction_spool.IN_MEMORY", 0)
+    with pytest.raises(RequestError, match="predictions do not fit into .*nowhere.*Make room"):
+        PredictionSpool(Task(), tmp_path / "nowhere").add({"predictions": np.ones((2, 3))})
