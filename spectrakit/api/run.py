@@ -198,6 +198,16 @@ def _launch_facts(environment: dict) -> dict:
     return {name: facts[name] for name in (*names, "num_workers") if name in facts}
 
 
+def _forecast_facts(history: History) -> dict | None:
+    "What was forecast and what came true, by name; None where there was no forecast, or the run was cut in between."
+    made, used = history.of_type("forecast"), history.end.get("used")
+    if not made or not isinstance(used, dict):
+        return None
+    names = ("gpu_bytes", "host_bytes", "disk_bytes")
+    pairs = {name: {"forecast": made[-1].get(name), "used": used.get(name)} for name in names}
+    return {"seconds": {"forecast": made[-1].get("total_s"), "used": used.get("seconds")}, **pairs}
+
+
 def _clock_facts(history: History) -> dict | None:
     "Seconds left at the start and at the end of training, and what was held back for what; None without a limit."
     budgets = [e for e in history.of_type("budget") if e.get("left_s") is not None]
@@ -229,6 +239,7 @@ def summarize(run: Run) -> dict:
         "effective_batch_size": start.get("effective_batch_size"),
         "clock": _clock_facts(history),
         "launch": _launch_facts(history.environment),
+        "forecast": _forecast_facts(history),
         "checkpoints": {
             which.lower(): path.name for which in ("LATEST", "BEST") if (path := find_checkpoint(folder, which)[0])
         },

@@ -200,6 +200,7 @@ class Record:
     pending: Any = None  # a log point whose reports are under way between the ranks
     last_message: str = ""  # the kind of the last message of `log_once`
     budget_logged_at: float = 0.0  # monotonic
+    forecast_made: bool = False  # whether what the run will take has been written down
 
 # %% ../../nbs/40_training/01_state.ipynb #38bc7f1f
 @dataclass

@@ -10,7 +10,9 @@ __all__ = ['MOST_METRICS', 'Curve', 'drop_after', 'drawn_points', 'smoothed', 'e
 from collections import deque
 from typing import Any
 
+from ..checks.run_forecast import span
 from ..runs.events import SCHEMA
+from ..system.units import format_bytes
 from .plots import smoothing_weight
 
 # %% ../../nbs/55_view/01_run_state.ipynb #7f29b7d2
@@ -157,6 +159,7 @@ class RunState:
         self.gpu_gib: float | None = None
         # the clock
         self.ends: float | None = None  # when the session's time is over, in the run's seconds
+        self.forecast = ""  # what the run will take, in words
         self.reserve_s, self.budget_note = 0.0, ""  # seconds held back for the end; the sentence on the time
 
     @property
@@ -239,6 +242,16 @@ def _apply_budget(s: RunState, e: dict) -> None:
         s.messages.append((s.t, s.budget_note))
 
 
+def _apply_forecast(s: RunState, e: dict) -> None:
+    low, high = map(float, e["range_s"])
+    sizes = [f"{format_bytes(e[key])} {where}" for key, where in _WHERE.items() if _is_time(e.get(key))]
+    s.forecast = f"forecast {span(low)} – {span(high)}, {', '.join(sizes)}"
+    s.messages.append((s.t, s.forecast))
+
+
+_WHERE = {"gpu_bytes": "on the GPU", "host_bytes": "of memory", "disk_bytes": "on disk"}
+
+# %% ../../nbs/55_view/01_run_state.ipynb #f00e9162
 def _apply_other(s: RunState, e: dict) -> None:
     kind = e["type"]
     if kind == "checkpoint":
@@ -256,6 +269,7 @@ _APPLY = {
     "eval": _apply_eval,
     "restart": _apply_restart,
     "budget": _apply_budget,
+    "forecast": _apply_forecast,
 }
 
 
