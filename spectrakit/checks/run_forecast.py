@@ -44,6 +44,7 @@ class Surroundings:
     price_per_hour: float | None = None
     price_of: str = ""  # what that is the price of, and as of when
     max_cost: float | None = None
+    data: tuple[str, str] | None = None  # how much there is to read, and where, in words
     earliest_s: float | None = None  # seconds of training after which early stopping could end it
 
 # %% ../../nbs/39_checks/05_run_forecast.ipynb #9296ce89
@@ -218,6 +219,20 @@ def problems(f: Forecast) -> tuple[str, ...]:
 Row = tuple[str, str, str]  # what, how much, why
 
 
+def _static_row(f: Forecast) -> Row | None:
+    "What a step needs by its tensors alone."
+    if not f.static:
+        return None
+    sizes = f.static.get("bytes")
+    if not isinstance(sizes, dict):
+        return ("by its tensors alone", "not known", f"the model cannot be counted: {f.static.get('why', '')}")
+    parts = ", ".join(f"{_KINDS[kind]} {format_bytes(size)}" for kind, size in sizes.items() if size and kind in _KINDS)
+    return ("by its tensors alone", format_bytes(sizes["total"]), f"a step, counted without running it; {parts}")
+
+
+_KINDS = {"param": "parameters", "grad": "gradients", "opt": "optimizer", "act": "activations", "temp": "temporary"}
+
+# %% ../../nbs/39_checks/05_run_forecast.ipynb #0ed258b3
 def _memory_rows(f: Forecast) -> list[Row]:
     m, most = f.fullest, largest_micro_batch(f.fullest)
     used = max(m.peaks.values()) + m.outside_bytes
@@ -231,11 +246,13 @@ def _memory_rows(f: Forecast) -> list[Row]:
     there = "" if f.here.memory_bytes is None else f" of {format_bytes(f.here.memory_bytes)}"
     why = f"{len(f.ranks)} process{'es' * (len(f.ranks) > 1)} and what reads for them" + ("" if m.gpu else f"; {kept}")
     rows += [("memory", format_bytes(host_bytes(f)) + there, why)]
+    rows += [row] if (row := _static_row(f)) else []
     each = max(m.checkpoint_bytes for m in f.ranks)
     free = "" if f.here.free_bytes is None else f" of {format_bytes(f.here.free_bytes)} free"
+    rows += [("data", *f.here.data)] if f.here.data else []
     return [*rows, ("disk", format_bytes(disk_bytes(f)) + free, f"{f.workload.kept} × {format_bytes(each)} at a time")]
 
-
+# %% ../../nbs/39_checks/05_run_forecast.ipynb #c0131eb8
 def _time_rows(f: Forecast) -> list[Row]:
     w, m, parts = f.workload, f.slowest, f.parts_s
     slower = " · ".join(f"×{k:g} {span(k * f.total_s)}" for k in SLOWER[1:])

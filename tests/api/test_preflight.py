@@ -23,6 +23,7 @@ def test_the_forecast_counts_what_a_run_on_two_ranks_does_and_leaves_nothing_beh
     forecast = preflight(task("Line"), config, show=False)
     assert tree_hashes(tmp_path) == before
     assert forecast.fits and [m.rank for m in forecast.ranks] == [0, 1] and set(forecast.slowest.peaks) == {4, 8}
+    assert forecast.static["bytes"]["param"] == forecast.slowest.sizes["parameters"]
     run = fit(task("Line"), config, show=False)
     assert run.status == "completed"
     work, kinds = forecast.workload, [event["type"] for event in run.events]
