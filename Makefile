@@ -58,8 +58,8 @@ kaggle-sim: $(VENV)/.installed  ## wheels, data and kernels to submission.csv in
 hostile: $(VENV)/.installed  ## open, resume, predict with and report what strangers may bring along: nothing of it runs
 	@FUZZ_LINES=860 $(RUN) -m pytest -q tests/hostile $(HOSTILE)
 
-bench: $(VENV)/.installed  ## measure imports, the loop, saving, the clock, redraws
-	@for script in bench/*.py; do echo "=== $$script"; $(RUN) $$script || exit 1; done
+bench: $(VENV)/.installed  ## measure ourselves beside others, and write bench/results.md; BENCH="loop data" runs only these
+	@$(RUN) bench/page.py $(BENCH)
 
 notebooks: $(VENV)/.installed  ## execute all notebooks and keep their outputs
 	@$(RUN) tools/notebooks.py run

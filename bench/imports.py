@@ -21,6 +21,7 @@ COMMANDS = {
     "spectrakit --help": ("-m", "spectrakit", "--help"),
     "spectrakit info": ("-m", "spectrakit", "info"),
     "spectrakit profiles": ("-m", "spectrakit", "profiles"),
+    "yaml and one composition": ("-c", "import yaml, spectrakit; spectrakit.compose()"),
     "import accelerate": ("-c", "import accelerate"),
 }
 EMPTY, HEAVY = "python -c pass", "import accelerate"
@@ -56,7 +57,7 @@ def main() -> None:
             times[name].append(took_s(arguments))
     results = {}
     print(f"whole processes, {options.rounds} runs of each in turn, Python {sys.version.split()[0]}\n")
-    print(f"{'':19} {'median':>9} {'least':>9}   {'× empty':>8} {'× accelerate':>13}   {'modules':>7}  torch")
+    print(f"{'':24} {'median':>9} {'least':>9}   {'× empty':>8} {'× accelerate':>13}   {'modules':>7}  torch")
     for name, mine in times.items():
         # each round is its own comparison: its commands ran within moments of each other
         empty, heavy = (
@@ -72,7 +73,7 @@ def main() -> None:
             "torch": loaded,
         }
         print(
-            f"{name:19} {median * 1e3:6.1f} ms {least * 1e3:6.1f} ms   {empty:8.2f} {heavy:13.3f}   "
+            f"{name:24} {median * 1e3:6.1f} ms {least * 1e3:6.1f} ms   {empty:8.2f} {heavy:13.3f}   "
             f"{len(modules[name]):7}  {'loaded' if loaded else 'no'}"
         )
     if options.json:
