@@ -193,7 +193,6 @@ def transformers(epochs: int) -> None:
 
 def fastai(batches, epochs: int) -> None:
     import fastai.callback.progress  # gives a Learner its no_bar
-    import torch
     from fastai.data.core import DataLoaders
     from fastai.learner import Learner
     from fastai.optimizer import OptimWrapper

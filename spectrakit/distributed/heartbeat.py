@@ -300,7 +300,7 @@ class Pace:
     def quantile(self, share: float) -> float:
         """The duration that `share` of the steps stay below; 0.0 before the first step.
 
-        They are sorted again when a thirtieth of them are new: at each log point it would take as long as a step's guards.
+        They are sorted again when a thirtieth of them are new, which would be too slow at each log point.
         """
         known = min(self._count, 1024)
         if 32 * (self._count - self._sorted_at) >= known:
