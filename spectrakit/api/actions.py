@@ -22,6 +22,7 @@ from .run import Run, open_run, summarize, task_of
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, override
 from ..config.schema import Config
+from ..contract.prediction_spool import load_arrays
 from ..contract.task import check_task
 from ..contract.task_code import code_fingerprint
 from ..data.batch_forms import is_id
@@ -272,10 +273,7 @@ def _predict(
 
 
 def _read_predictions(file: Path, table: Path | None) -> Predictions:
-    import numpy
-
-    with numpy.load(file, allow_pickle=False) as stored:
-        return Predictions(dict(stored), file, table)
+    return Predictions(load_arrays(file), file, table)
 
 # %% ../../nbs/60_api/02_actions.ipynb #867c9491
 def _unwanted(terminated: list[int], pressed: list[int]) -> str:

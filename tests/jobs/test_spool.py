@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from spectrakit.config.compose import compose
-from spectrakit.contract.prediction_spool import PredictionSpool
+from spectrakit.contract.prediction_spool import PredictionSpool, load_arrays
 from spectrakit.contract.task import Task
 from spectrakit.distributed.context import create_run_context
 from spectrakit.jobs.prediction import not_finite, predict_dataset, save_arrays
@@ -70,3 +70,27 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("spectrakit.contract.prediction_spool.IN_MEMORY", 0)
     with pytest.raises(RequestError, match="predictions do not fit into .*nowhere.*Make room"):
         PredictionSpool(Task(), tmp_path / "nowhere").add({"predictions": np.ones((2, 3))})
+
+
+def test_what_is_mapped_is_what_numpy_reads_and_stays_when_the_file_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr("spectrakit.contract.prediction_spool.IN_MEMORY", 0)
+    arrays = {
+        "predictions": np.arange(24.0).reshape(2, 3, 4),
+        "mask": np.ones((3, 5), bool),
+        "ids": np.array(["a", "bä"]),
+    }
+    arrays |= {"columns": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "complex": np.ones(3, "c8")}
+    file = tmp_path / "predictions.npz"
+    save_arrays(file, arrays)
+    found = load_arrays(file)
+    assert [name for name, values in found.items() if isinstance(values, np.memmap)] == [
+        "predictions",
+        "columns",
+        "complex",
+    ]
+    save_arrays(file, {"predictions": np.zeros((2, 3, 4))})
+    found["predictions"][1] = 7  # in memory alone
+    arrays["predictions"][1] = 7
+    for name, values in arrays.items():
+        np.testing.assert_array_equal(found[name], values)
+    assert load_arrays(file)["predictions"].sum() == 0
