@@ -235,7 +235,8 @@ def _profile_source() -> Any:
             tree, package = _read_profile(file, group=config_path.rpartition("/")[0])
             own = {k: v for k, v in tree.items() if k != "defaults"}
             self.loaded[config_path.removesuffix(".yaml")] = file, own, tree.get("defaults")
-            return ConfigResult(self.provider, self.full_path(), OmegaConf.create(tree), {"package": package})
+            names = {"defaults": tree["defaults"]} if "defaults" in tree else {}  # all that Hydra needs to know of it
+            return ConfigResult(self.provider, self.full_path(), OmegaConf.create(names), {"package": package})
 
         def is_group(self, config_path: str) -> bool:
             return (Path(self.path) / config_path).is_dir()
@@ -377,8 +378,8 @@ def _compose_by_hydra(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
         loaded.clear()
         loaded["spectrakit"] = file, own, defaults
         try:
-            store = {**own, "defaults": defaults}  # in no folder, so that no profile beside it comes first
-            ConfigStore.instance().store("spectrakit", store)
+            # in no folder, so that no profile beside it comes first
+            ConfigStore.instance().store("spectrakit", {"defaults": defaults})
             found = _defaults_list([*words, _search_path(file)], with_hydra=not _is_ours(file))
         except RequestError:
             raise
