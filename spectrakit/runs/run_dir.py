@@ -31,7 +31,7 @@ from ..config.schema import Config
 from ..distributed.topology import Rank, in_kernel, left_over, plan_processes
 from ..system.errors import RequestError
 from ..system.files import is_inside, links_out, read_bounded, write_atomic
-from ..system.masking import masked_value
+from ..system.masking import masked, masked_value
 from ..system.origin import has_mark, mark_of
 from ..system.platforms.detect import writable_bytes
 from ..system.platforms.platform import Platform
@@ -81,6 +81,10 @@ def new_run_dir(config: Config, label: str, now: float | None = None) -> Path:
     name = config.run.name or re.sub(r"[^A-Za-z0-9._-]+", "-", label.rpartition(":")[2] or "run").lower()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise RequestError(f"run.name={name} cannot be a folder's name. Use letters, digits, '.', '-' and '_'.")
+    if masked(name) != name:
+        raise RequestError(
+            f"run.name={masked(name)} holds a secret, and everybody reads a folder's name. Choose another."
+        )
     return reserve_folder(Path(config.run.dir) / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}")
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #512c08ba

@@ -62,12 +62,14 @@ def secrecy(name: str) -> int:
 def _word_secrecy(words: list[str], i: int, upper: bool) -> int:
     "How much the word number `i` says about the name; `upper`: it is that of a variable of the environment."
     word, before, last = words[i], words[i - 1] if i else "", all(w in _ENDS or w.isdigit() for w in words[i + 1 :])
-    if word in _SURE:
+    if word in _SURE or word.endswith(("PASSWORD", "PASSWD", "APIKEY")):  # PGPASSWORD
         return 2 if last else 1
     if word in ("KEYS", "TOKENS"):
         return 2 if last and before in _QUALIFIES else 0
     if word not in _KEYS | _MAYBE or before in _HARMLESS:
         return 0
+    if word in ("PAT", "SAS"):  # `pat_id` is a patient's
+        return 1 if last and before else 0
     if word in _KEYS:
         return 2 if last and before in _QUALIFIES else 1 if last or upper else 0
     return 2 if last and before and word in ("PASS", "PWD", "PW") else 1
@@ -124,10 +126,15 @@ _TABLE = (  # whose, its beginnings, what follows, and what may not
     ("Google key", "GOCSPX- ya29.", _W + "{20,400}"),
     ("Azure key", "AccountKey= SharedAccessKey=", "[A-Za-z0-9+/]{40,100}={0,2}"),
     ("Azure key", "sig=", "[A-Za-z0-9%+/]{40,200}={0,2}"),
+    ("signed address", "X-Amz-Signature= X-Goog-Signature=", "[0-9a-f]{32,1024}"),
     ("Slack token", "xoxb- xoxp- xoxa- xoxr- xoxs- xoxo- xoxe- xoxe. xapp-", "[A-Za-z0-9.-]{16,300}"),
     ("Slack webhook", "hooks.slack.com/services/ hooks.slack.com/workflows/", "[A-Za-z0-9/_-]{20,200}"),
     ("Slack webhook", "hooks.slack.com/triggers/", "[A-Za-z0-9/_-]{20,200}"),
-    ("Discord webhook", "discord.com/api/webhooks/ discordapp.com/api/webhooks/", r"[0-9]{10,25}/[\w-]{20,200}"),
+    (
+        "Discord webhook",
+        "discord.com/api/ discordapp.com/api/",
+        r"(?:v[0-9]{1,3}/)?webhooks/[0-9]{10,25}/[\w-]{20,200}",
+    ),
     ("Teams webhook", "webhook.office.com/webhookb2/", "[A-Za-z0-9@/-]{20,400}"),
     ("PyPI token", "pypi-AgE", _W + "{50,1000}"),
     ("npm token", "npm_", _A + "{36}"),
@@ -175,11 +182,28 @@ def _form(whose: str, starts: str, body: str) -> Form:
 
 # %% ../../nbs/00_system/00_masking.ipynb #e1778113
 _BEGIN, _END = (rf"-----{word} [A-Z0-9 ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----" for word in ("BEGIN", "END"))
+_BETWEEN = r"[^A-Za-z0-9+/=]{1,8}(?:[A-Za-z_ -]{1,40}[^A-Za-z0-9+/]{1,8})?"  # the number of a key and its secret
+_SCHEME = r"""\\?["']?[ \t]{0,4}[:=][ \t]{0,4}\\?["']?(?:[a-z-]{2,20}[ \t]{1,4})?"""
 _OTHERS = (
     ("private key", ("PRIVATE KEY",), rf"(?P<secret>{_BEGIN}(?:[^-]|-(?!----)){{0,20000}}+(?:{_END})?)"),
-    ("password", ("://",), r"(?<=://)[^\s/:@\"'<>]{0,200}:(?P<secret>[^\s/\"'<>${}]{1,400})@"),
+    ("password", ("://",), r"(?<=://)[^\s/:@\"'<>]{0,200}:(?P<secret>(?![${])[^\s/\"'<>]{1,400})@"),
+    (
+        "user's password",
+        ("-u ", "--user "),
+        r"(?<![\w-])-(?:u|-user) [\"']?[\w.@+-]{1,80}:(?P<secret>[^\s\"':]{6,200})",
+    ),
+    (
+        "AWS secret",
+        ("AKIA", "ASIA"),
+        rf"A[KS]IA[A-Z0-9]{{16}}{_BETWEEN}(?P<secret>[A-Za-z0-9+/]{{40}})(?![A-Za-z0-9+/=])",
+    ),
     ("name", ("://",), r"(?<=://)(?P<secret>[^\s/:@\"'<>${}.]{16,400})@"),
-    ("Bearer token", ("earer ", "EARER "), r"(?i:\bbearer[ ]{1,4})(?P<secret>[A-Za-z0-9._~+/=-]{12,4000})"),
+    (
+        "authorization",
+        ("uthorization", "UTHORIZATION"),
+        rf"(?i:authorization{_SCHEME})(?P<secret>[\w.~+/=-]{{12,4000}})",
+    ),
+    ("Bearer token", ("earer", "EARER"), r"(?i:\bbearer[ \t]{1,4})(?P<secret>[A-Za-z0-9._~+/=-]{12,4000})"),
     ("Basic password", ("asic ", "ASIC "), r"(?i:\bbasic[ ]{1,4})(?P<secret>[A-Za-z0-9+/]{8,2000}={0,2})"),
     ("cookie", ("ookie:", "OOKIE:"), r"(?i:\bcookie:)[ ]{0,4}(?P<secret>[^\r\n\"']{8,4000})"),
     ("Telegram token", (":AA",), r"(?<![0-9])(?P<secret>[0-9]{6,12}:AA[A-Za-z0-9_-]{32,34})(?![A-Za-z0-9_-])"),
@@ -213,7 +237,11 @@ def _is_right(whose: str, secret: str) -> bool:
         with contextlib.suppress(ValueError):
             return b":" in base64.b64decode(secret + "=" * (-len(secret) % 4), validate=True)
         return False
-    if whose in ("Bearer token", "name", "Discord token", "OpenAI or Anthropic key"):
+    if whose == "AWS secret":
+        return _mixed(secret) == 3
+    if whose == "user's password":  # `docker -u 100000:100000` is none
+        return bool(re.search("[0-9]", secret)) and not secret.isdigit()
+    if whose in ("Bearer token", "authorization", "name", "Discord token", "OpenAI or Anthropic key"):
         return bool(re.search("[0-9]", secret)) and not is_plain(secret)
     return whose != "AWS key" or not secret.endswith("EXAMPLE")  # Amazon's own, in every manual
 
@@ -315,8 +343,26 @@ def _needles() -> tuple[tuple[str, str], ...]:
 
 # %% ../../nbs/00_system/00_masking.ipynb #1408e377
 HIDDEN = "<hidden>"
-_STEMS = ("pass", "pw", "key", "token", "secret", "cred", "auth", "cookie", "jwt", "dsn", "webhook")
-_NAMED = re.compile(r"""(?<![\w.-])([\w.-]{2,200}+)(\\?["']?[ \t]{0,4}+(?:[:=]=?>?)[ \t]{0,4}+)""")
+_STEMS = (
+    "pass",
+    "pw",
+    "key",
+    "token",
+    "secret",
+    "cred",
+    "auth",
+    "cookie",
+    "jwt",
+    "dsn",
+    "webhook",
+    "bearer",
+    "pat",
+    "sas",
+)
+_SET_TO = r"""\\?["']?\]?[ \t]{0,4}+(?:[:=]=?>?)[ \t]{0,4}+\[?"""
+_BESIDE = r"""\\?["'],[ \t]{0,4}+(?=[rbuf]?\\?["'])"""  # ('PASSWORD', '…'): an item, an argument and its value
+_NAMED = re.compile(rf"(?<![\w.-])([\w.-]{{2,200}}+)({_SET_TO}|{_BESIDE})")
+_NEXT = re.compile(r"""["'],\s{0,4}[rbuf]{0,2}["']([^"'\n\\]{3,200}+)""")
 _FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]{1,60}+)([ ]{1,4})(?=[^ -])")
 _VALUE = re.compile(r"""(?:[rbuf]{0,2}\\?["']([^"'\n\\]{3,200}+)|([^\s"'`,;&<>(){}\[\]$=]{3,200}+={0,2}))""")
 _REST = re.compile(r"""[^\s"'<>]{0,}+""")  # of a value of more than 200 characters
@@ -331,9 +377,11 @@ def is_secret_value(name: str, value: str) -> bool:
         return level == 2 and len(value) >= 6 and "pass" in name.lower() and value[0] not in "./~"
     return level == 2 or looks_random(value)
 
-
+# %% ../../nbs/00_system/00_masking.ipynb #5c24e9e9
 def _is_sentence(named: re.Match, value: re.Match) -> bool:
-    "Whether it is prose, such as 'HF_TOKEN: missing'; behind `password:` it is none."
+    "Whether it is prose, such as 'HF_TOKEN: missing', or a list of words; behind `password:` it is none."
+    if "," in named[2]:
+        return bool(re.fullmatch("[A-Za-z_. -]{1,200}", value[1] or ""))
     if ":" not in named[2] or value[2] is None or "passw" in named[1].lower():
         return False
     return bool(re.fullmatch("[A-Za-z]{1,24}[.!?]?", value[2]))
@@ -351,12 +399,15 @@ def pairs_in(text: str) -> list[tuple[str, int, int]]:
     if not any(stem in low for stem in _STEMS):
         return []
     found: list[tuple[str, int, int]] = []
-    looked = [_NAMED] * ("=" in text or ":" in text) + [_FLAG] * ("--" in text)
+    looked = [_NAMED] * any(sign in text for sign in "=:,") + [_FLAG] * ("--" in text)
     for named in (match for expression in looked for match in expression.finditer(text)):
         value = _VALUE.match(text, named.end()) if secrecy(named[1]) else None
         if value and is_secret_value(named[1], value[value.lastindex or 0]) and not _is_sentence(named, value):
             begin, end = value.span(value.lastindex or 0)
             found.append((named[1], begin, end if end - begin < 200 else _end_of(text, end)))
+            while named[2].endswith("[") and (value := _NEXT.match(text, end)):
+                begin, end = value.span(1)
+                found.append((named[1], begin, end))
     kept: list[tuple[str, int, int]] = []
     for one in sorted(found, key=lambda one: one[1:]):
         if not kept or one[1] >= kept[-1][2]:
@@ -441,7 +492,7 @@ def mask_file(path: Path) -> bool:
         with open(path, "rb") as file, os.fdopen(handle, "wb") as clean:
             shutil.copymode(path, temporary)
             while block := file.read(_BLOCK):
-                text = (block + file.readline()).decode("utf-8", "surrogateescape")
+                text = (block + file.readline(_BLOCK)).decode("utf-8", "surrogateescape")
                 other = masked(text)
                 found |= other != text
                 clean.write(other.encode("utf-8", "surrogateescape"))

@@ -50,3 +50,42 @@ def test_an_error_is_written_down_without_it(here, monkeypatch, capfd):
     captured = capfd.readouterr()
     assert VALUE not in captured.out + captured.err
     assert "<DATA_PASSWORD>" in json.dumps(run.events[-1])
+
+
+KEY, PASSWORD = "a1B2" * 6, "Tr0ub4dor"
+WRITTEN = {
+    "an AWS secret behind its number": ("AKIA" + "Q3EGRZ7JX4M2KDPL" + ":" + "a1B/" * 10, "a1B/" * 10),
+    "an address of S3": ("s3://AKIA" + "Q3EGRZ7JX4M2KDPL" + ":" + "a1B/" * 10 + "@bucket/x", "a1B/" * 10),
+    "a signed address": ("https://b.example.org/k?X-Amz-Expires=9&X-Amz-Signature=" + "0f1e" * 16, "0f1e" * 16),
+    "a webhook with a version": ("https://discord.com/api/v10/" + "webhooks/123456789012345678/" + KEY * 3, KEY),
+    "another scheme": (f"{{'Authorization': 'token {KEY}'}}", KEY),
+    "a tab": (f"Bearer\t{KEY}", KEY),
+    "a colon": (f"Bearer: {KEY}", KEY),
+    "a token's short name": (f"GITHUB_PAT={KEY}", KEY),
+    "a joined name": (f"PGPASSWORD={PASSWORD}", PASSWORD),
+    "curl": (f"curl -u ada:{PASSWORD} https://example.org", PASSWORD),
+    "an address with every sign": ("postgres://ada:" + "pa$$w{0}rd" + "@db/x", "w{0}rd"),
+    "a line of code in a traceback": (f"os.environ['DB_PASSWORD'] = '{PASSWORD}'", PASSWORD),
+    "an item": (f"('DB_PASSWORD', '{PASSWORD}')", PASSWORD),
+    "a command that failed": (f"Command '['tool', '--password', '{PASSWORD}']' returned 1", PASSWORD),
+    "a list": (f"api_keys: ['{KEY}', 'x{KEY}']", KEY),
+}
+
+
+@pytest.mark.parametrize(("text", "secret"), WRITTEN.values(), ids=WRITTEN)
+def test_a_secret_is_masked_however_it_is_written(text, secret):
+    assert secret not in masked(text) and masked(masked(text)) == masked(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "docker run -u 100000:100000 image",
+        "['password', 'user']",
+        "('key', 'feature_12')",
+        "pat_id=P12345x9",
+        "token=['a']",
+    ],
+)
+def test_what_only_resembles_one_is_left(text):
+    assert masked(text) == text
