@@ -159,7 +159,7 @@ ROWS = (
     Row("`spectrakit runs`, 1,000 runs", "reading", "CPU s", "aim", _whole("runs: 1000 of 5,000 steps", 1)),
     *(
         Row(
-            f"`{command}`, 10⁶ steps, a log point each {every}",
+            f"`{command}`, 10⁶ steps, a log point each {'step' if every == 1 else every}",
             "reading",
             "CPU s",
             "aim",
@@ -219,11 +219,14 @@ def draw(known: dict[str, dict], rows: list[tuple[Row, float, float]], file: Pat
 
     figure = Figure(figsize=(13, 0.26 * len(rows) + 2), layout="constrained")
     panels = figure.subplots(1, 3, width_ratios=(5, 4, 3))
-    labels = [f"{row.what} ({row.against})" for row, _, _ in rows][::-1]
+    labels = [f"{row.what} ({row.against})".replace("`", "") for row, _, _ in rows][::-1]
     ratios = [ours / limit for _, ours, limit in rows][::-1]
     panels[0].barh(labels, ratios, color=["#d55e00" if ratio > NOISE else "#0072b2" for ratio in ratios])
     panels[0].axvline(1, color="#222222", linewidth=1)
-    panels[0].set(xscale="log", title="ours ÷ the limit, less is better")
+    ticks = (0.1, 0.2, 0.5, 1, 2, 5)
+    panels[0].set(xscale="log", xlim=(0.1, max(3.0, 1.1 * max(ratios))), title="ours ÷ the limit, less is better")
+    panels[0].set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks], minor=False)
+    panels[0].minorticks_off()
     if "peers" in known:
         ways = sorted(known["peers"]["figures"]["results"].items(), key=lambda item: -item[1]["us"])
         colors = ["#d55e00" if name.startswith("sk.fit") else "#9a9a9a" for name, _ in ways]
@@ -231,9 +234,9 @@ def draw(known: dict[str, dict], rows: list[tuple[Row, float, float]], file: Pat
         panels[1].set(title="µs a step, the same network")
     if "reading" in known:
         results = known["reading"]["figures"]["results"]
-        runs = [(int(name.split()[1]), found["seconds"]) for name, found in results.items() if name.startswith("runs")]
+        runs = [(int(name.split()[1]), found["cpu_s"]) for name, found in results.items() if name.startswith("runs")]
         panels[2].plot(*zip(*runs, strict=True), marker="o", color="#0072b2", label="`runs`")
-        panels[2].set(xscale="log", ylim=(0, None), xlabel="runs in the folder", title="seconds to list runs")
+        panels[2].set(xscale="log", ylim=(0, None), xlabel="runs in the folder", title="CPU seconds to list runs")
     for panel in panels:
         panel.tick_params(labelsize=7)
         panel.title.set_fontsize(9)
