@@ -279,6 +279,8 @@ def write_page(known: dict[str, dict]) -> None:
     if "peers" in known:
         left_out = known["peers"]["figures"]["left_out"]
         lines += ["", *(f"- left out: {name}, {reason}" for name, reason in left_out.items())]
+    if missing := [f"`bench/{name}.py`" for name in SCRIPTS if name not in known]:
+        lines += ["", f"Not measured yet for this page: {', '.join(missing)}."]
     lines.append("\nWhat each script does, and how to read it: [README.md](README.md).")
     (HERE / "results.md").write_text("\n".join(lines) + "\n")
     print(f"bench/results.md: {len(lost)} of {len(rows)} rows are lost")
