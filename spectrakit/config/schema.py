@@ -397,6 +397,18 @@ class TrainerConfig:
     log_every_n_steps: int = setting(
         50, "optimizer steps between two log points; the device is only waited for there", minimum=1
     )
+    log_min_seconds: float = setting(
+        0.0,
+        "where steps are fast, log points that would come sooner than this are left out; 0: none is",
+        minimum=0,
+        added_later=True,
+    )
+    log_max_seconds: float | None = setting(
+        60.0,
+        "where steps are slow, log also when this has passed (ranks of one machine); null: by count alone",
+        above=0,
+        added_later=True,
+    )
     deterministic: Any = setting(
         False,
         "only deterministic algorithms: same hardware, same bits; what has none is named, or with strict an error",

@@ -77,7 +77,7 @@ def quiet(config: Config) -> Config:
     "`config` for steps alone: nothing is due on the way, nothing is mirrored, nothing ends them early."
     return replace(
         config,
-        trainer=replace(config.trainer, log_every_n_steps=2**30),
+        trainer=replace(config.trainer, log_every_n_steps=2**30, log_max_seconds=None),
         checkpoint=replace(config.checkpoint, enabled=False, mirror=None, every_minutes=None),
         early_stopping=replace(config.early_stopping, enabled=False),
         watchdog=replace(config.watchdog, plan="stop"),

@@ -38,6 +38,8 @@ _FREE = {
     "data.resident_gib",
     "data.eval_batch_size",
     "trainer.log_every_n_steps",
+    "trainer.log_min_seconds",
+    "trainer.log_max_seconds",
     "trainer.accelerator",
     "trainer.compile",
     "trainer.float32_matmul",

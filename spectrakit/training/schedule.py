@@ -30,7 +30,9 @@ def time_for(s: TrainState, kind: str, seconds: float | None = None) -> bool:
 
 def start_interval(s: TrainState) -> None:
     "Begin to count for the next log point."
-    began = Interval(began=time.monotonic(), step=s.progress.step, busy_s=time.process_time())
+    step, every = s.progress.step, s.config.trainer.log_every_n_steps
+    ends = (step // every + 1) * every
+    began = Interval(began=time.monotonic(), step=step, busy_s=time.process_time(), ends=ends)
     s.record.interval, s.record.restored = replace(began, **s.record.restored), {}
 
 # %% ../../nbs/40_training/03_schedule.ipynb #23a2fc02

@@ -187,6 +187,7 @@ class Interval:
     logs: dict[str, tuple] = field(default_factory=dict)  # what losses have logged: {name: (sum, count)}
     paused_s: float = 0.0  # evaluating and saving, which are no training
     busy_s: float = 0.0  # CPU time of this process when it began
+    ends: int = 0  # the step of the next log point, by count
 
 
 @dataclass

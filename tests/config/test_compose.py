@@ -138,6 +138,8 @@ ADDED_LATER = {
     "preflight.seconds": 3.0,
     "preflight.max_cost": 5.0,
     "preflight.price_per_hour": 0.4,
+    "trainer.log_min_seconds": 0.5,
+    "trainer.log_max_seconds": 10.0,
 }
 
 

@@ -143,6 +143,28 @@ def test_ranks_wait_for_a_log_point_when_the_next_step_is_done(train):
     assert "step step begin step read step begin read" in " ".join(pair.happened)
 
 
+LOGGED = ("data.batch_size=8", "trainer.max_epochs=1", "checkpoint.enabled=false")  # 8 steps
+
+
+def test_fast_steps_are_logged_less_often_and_none_is_lost(train):
+    "How long a step takes is known after the second one; after that, 10 days are longer than the run."
+    often = train(Squares(), *LOGGED, name="often")
+    rarely = train(Squares(), *LOGGED, "trainer.log_min_seconds=864000", name="rarely")
+    assert rarely.column("step", "step") == [1, 2, 8]
+    losses, means = often.column("step", "loss"), rarely.column("step", "loss")
+    assert means == pytest.approx([losses[0], losses[1], sum(losses[2:]) / 6])
+
+
+def test_a_slow_step_is_logged_though_the_next_log_point_is_far(train):
+    "At the first step the clock is looked at, and a nanosecond is over."
+    words = (*LOGGED, "trainer.log_every_n_steps=1000")
+    assert train(Squares(), *words, name="by-count").column("step", "step") == [8]
+    found = train(Squares(), *words, "trainer.log_max_seconds=1e-9", name="by-time").column("step", "step")
+    assert found[0] == 1 and found[-1] == 8
+    found = train(Squares(), *words, "trainer.log_max_seconds=null", name="never").column("step", "step")
+    assert found == [8]
+
+
 OWN_TASK = """
 import sys
 from pathlib import Path
