@@ -215,6 +215,7 @@ def rows_of(known: dict[str, dict]) -> list[tuple[Row, float, float]]:
 
 def draw(known: dict[str, dict], rows: list[tuple[Row, float, float]], file: Path) -> None:
     "The picture: each row as a share of its limit; the kits' steps; what reading takes by the number of runs."
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 0.26 * len(rows) + 2), layout="constrained")
@@ -240,7 +241,8 @@ def draw(known: dict[str, dict], rows: list[tuple[Row, float, float]], file: Pat
     for panel in panels:
         panel.tick_params(labelsize=7)
         panel.title.set_fontsize(9)
-    figure.savefig(file, metadata={"Date": None})
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "bench"}):  # the same bytes for the same figures
+        figure.savefig(file, metadata={"Date": None})
 
 
 def table(rows: list[tuple[Row, float, float]], known: dict[str, dict]) -> list[str]:
