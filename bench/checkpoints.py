@@ -162,7 +162,7 @@ def slowdown(s: TrainState, rounds: int) -> dict:
         s.progress.step += 1
         save(s)
         began = time.perf_counter()
-        busy, worst = steps(lambda: not writer_of(s).background.done)
+        busy, worst = steps(lambda: not writer_of(s).saves.writes.background.done)
         end = 2 * time.perf_counter() - began
         writer_of(s).flush()
         quiet, least = steps(lambda end=end: time.perf_counter() < end)
