@@ -188,7 +188,11 @@ def _points_at_itself(key: str, value: Any) -> bool:
 
 # %% ../../nbs/10_config/02_aliases.ipynb #7eb63999
 def _implied(key: str, value: Any) -> list[tuple[str, Any]]:
-    "The pair, and what its value implies: Lightning's ddp_find_unused_parameters_true is a strategy and a flag."
+    """The pair, and what its value implies: Lightning's ddp_find_unused_parameters_true is a strategy and a flag, and a
+    micro batch of 'auto' is one that is looked for.
+    """
+    if ALIASES.get(key, key) == "data.micro_batch_size" and value == "auto":
+        return [("data.find_micro_batch_size", True)]
     flag = re.fullmatch(r"ddp_find_unused_parameters_(true|false)", str(value).lower())
     if key != "trainer.strategy" or not flag:
         return [(key, value)]

@@ -139,16 +139,14 @@ def _quotient(key: str, whole: int, given: tuple[str, int], world_size: int) -> 
 _SIZE, _STEPS = "data.micro_batch_size", "training.gradient_accumulation_steps"
 
 
-def batch_parts(config: Config, world_size: int) -> tuple[int, int, str]:
-    """Samples of a micro batch, micro batches of a step, and how they come about where they were not both given.
-
-    RequestError where data.global_batch_size cannot be met, with the nearest plans that can.
-    """
+def _given_parts(config: Config, world_size: int) -> tuple[int, int, str]:
+    "The parts as the settings have them, or as they follow from the effective batch."
     size, steps, whole = get(config, _SIZE), get(config, _STEPS), config.data.global_batch_size
     missing = _missing_processes(config, world_size)
     if whole is None:
         return size, steps * missing, ""
-    has_size, has_steps = _was_asked_for(config, _SIZE), _was_asked_for(config, _STEPS)
+    has_size = _was_asked_for(config, _SIZE) and not config.data.find_micro_batch_size
+    has_steps = _was_asked_for(config, _STEPS)
     if whole % world_size:
         raise RequestError(
             f"data.global_batch_size={whole} cannot be shared evenly by {world_size} processes. "
@@ -170,6 +168,23 @@ def batch_parts(config: Config, world_size: int) -> tuple[int, int, str]:
         steps,
         f"{also}{_STEPS}={steps}: follow{'s' * has_size} from data.global_batch_size={whole}",
     )
+
+# %% ../../nbs/10_config/06_batch_plan.ipynb #3be5f683
+_SMALL = 2  # samples of a micro batch from which a larger one is looked for
+
+
+def batch_parts(config: Config, world_size: int) -> tuple[int, int, str]:
+    """Samples of a micro batch, micro batches of a step, and how they come about where they were not both given.
+
+    A micro batch that is looked for before the first step begins small. RequestError where data.global_batch_size
+    cannot be met, with the nearest plans that can.
+    """
+    size, steps, reason = _given_parts(config, world_size)
+    if not config.data.find_micro_batch_size:
+        return size, steps, reason
+    share = size * steps
+    size = next(n for n in range(min(share, _SMALL), 0, -1) if share % n == 0)
+    return size, share // size, "data.micro_batch_size=auto: the largest that fits is looked for before the first step"
 
 # %% ../../nbs/10_config/06_batch_plan.ipynb #23a2fc02
 def plan_batches(config: Config, samples: int, world_size: int = 1) -> BatchPlan:

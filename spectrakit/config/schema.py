@@ -220,6 +220,12 @@ class DataConfig:
         minimum=1,
         added_later=True,
     )
+    find_micro_batch_size: bool = setting(
+        False,
+        "before the first step, find the largest micro batch that the device has room for; the effective batch stays "
+        "as it is. data.micro_batch_size=auto says the same",
+        added_later=True,
+    )
     eval_batch_size: int | None = setting(
         None, "samples in one forward pass of an evaluation; null: as micro_batch_size", minimum=1
     )

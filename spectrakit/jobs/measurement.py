@@ -172,9 +172,11 @@ def time_save(s: TrainState, config: Config) -> tuple[float, int]:
     "Seconds for which training waits while a checkpoint is written, and its bytes; zeros where none are."
     if not config.checkpoint.enabled:
         return 0.0, 0
-    s.config, began = replace(s.config, checkpoint=replace(config.checkpoint, mirror=None)), time.monotonic()
+    s.config = replace(s.config, checkpoint=replace(config.checkpoint, mirror=None))
+    s.schedule.total_steps, began = s.progress.step + 3, time.monotonic()
     save(s, best=True)
     waited = time.monotonic() - began
+    make_steps(s, 2)  # a run trains on while it is written, and saves once more at its end: memory is fullest then
     finish_saving(s)
     found = [file.stat().st_size for file in s.checkpoints.rglob("*") if file.is_file()]
     count = len([path for path in s.checkpoints.glob("step-*") if path.is_dir()])

@@ -136,6 +136,7 @@ ADDED_LATER = {
     "optimizer.base_batch_size": 64,
     "distributed.gradient_exchange": "overlap",
     "preflight.seconds": 3.0,
+    "data.find_micro_batch_size": "true",
     "preflight.max_cost": 5.0,
     "preflight.price_per_hour": 0.4,
     "trainer.log_min_seconds": 0.5,

@@ -243,3 +243,44 @@ def test_memory_that_runs_out_on_one_rank_of_two_costs_no_start(tmp_path, monkey
     found, expected = (columns(r.events, "step", "step", "loss") for r in (run, alike))
     assert found["step"] == expected["step"]
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+AUTO = """
+import os
+import torch
+from rank_tasks import Curve
+
+class Narrow(Curve):
+    "Rank 1 has room for five samples, the others for all."
+
+    def loss(self, model, batch):
+        if model.training and os.environ.get("RANK") == "1" and len(batch[0]) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return super().loss(model, batch)
+"""
+
+
+def test_the_largest_micro_batch_is_looked_for_and_the_run_is_that_of_it(tmp_path, monkeypatch):
+    "Bit for bit, with dropout and batch norm: what was tried has left nothing."
+    monkeypatch.chdir(tmp_path)
+    words = ("launch.mode=inline", "trainer.accelerator=cpu", "trainer.max_epochs=3", "trainer.log_every_n_steps=1")
+    found = fit(Hungry(), compose(*words, "batch_size=auto", "global_batch_size=16"), show=False)
+    given = fit(Hungry(), compose(*words, "batch_size=16"), show=False)
+    said = [event["text"] for event in found.events if event["type"] == "message"]
+    assert said == ["data.micro_batch_size=auto: micro batches of 16, 1 of them in a step; the largest that divides "
+                    "the effective batch"]  # fmt: skip
+    losses = [columns(run.events, "step", "step", "loss") for run in (found, given)]
+    assert losses[0] == losses[1] and found.status == given.status == "completed"
+
+
+@pytest.mark.slow
+def test_ranks_look_together_for_what_fits_on_each_of_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "narrow.py").write_text(AUTO)
+    two = [word for word in TWO if "accumulation" not in word and "exchange" not in word]
+    words = ("batch_size=auto", "global_batch_size=16", "trainer.max_epochs=2")
+    run = fit(f"{tmp_path / 'narrow.py'}:Narrow", compose(*two, *words), show=False)
+    assert run.status == "completed", run.error
+    assert not ooms(run.events) and (run.path / "summary.json").is_file()
+    (said,) = [e["text"] for e in run.events if e["type"] == "message" and "auto" in e["text"]]
+    assert said == "data.micro_batch_size=auto: micro batches of 4, 2 of them in a step; larger ones do not fit"
