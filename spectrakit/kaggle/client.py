@@ -215,7 +215,7 @@ def push_kernel(
 # %% ../../nbs/66_kaggle/06_client.ipynb #c9233b38
 def kernel_name(word: Path | str) -> str:
     "owner/slug of a kernel that is named by its folder, or so already. RequestError where it is neither."
-    if (Path(word) / KERNEL_FILE).is_file():
+    if (checked_path(word, "The kernel") / KERNEL_FILE).is_file():
         name = read_metadata(Path(word) / KERNEL_FILE).get("id")
         if str(name).startswith(f"{PLACEHOLDER}/"):
             raise RequestError(
@@ -251,7 +251,7 @@ def kernel_logs(kernel: Path | str, *, follow: bool = False, dry_run: bool = Fal
 # %% ../../nbs/66_kaggle/06_client.ipynb #5a6cc536
 def _target(folder: Path | str, what: str, dry_run: bool) -> str:
     "The folder for what is fetched, made where it is missing. RequestError where it is none."
-    if Path(folder).exists() and not Path(folder).is_dir():
+    if checked_path(folder, "The folder").exists() and not Path(folder).is_dir():
         raise RequestError(f"{str(folder)!r} is a file. Name a folder for the {what}.")
     try:
         if not dry_run:
@@ -297,7 +297,8 @@ def pull_kernel(kernel: Path | str, folder: Path | str, *, force: bool = False, 
     RequestError where files are there already and `force` is not given, or `folder` is a file.
     """
     name = kernel_name(kernel)
-    files = sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
+    there = checked_path(folder, "The folder")
+    files = sorted(path.name for path in there.iterdir()) if there.is_dir() else []
     if files and not force:
         raise RequestError(
             f"{str(folder)!r} holds {files[0]}{' and more' if len(files) > 1 else ''}, "

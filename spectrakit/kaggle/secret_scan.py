@@ -79,11 +79,12 @@ def _unpacked(text: str) -> Iterator[str]:
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #8c50f378
 _SET = (  # a name and its value, as magics, shells and configuration files write them
     re.compile(
-        r"(?:^|[!;&\n])[ \t]{0,8}%?(?:env|set_env|export|setx|ENV)[ \t]{1,4}(\w{2,80})"
+        r"(?:^|[!;&\n])[ \t]{0,8}%?(?:env|set_env|export|setx|ENV|aws configure set)[ \t]{1,4}(\w{2,80})"
         r"[ \t=]{1,4}[\"']?([^\s\"']{4,400})"
     ),
     re.compile(r"\b(password|passwd|token)[ \t]{1,4}([^\s\"'=:,;.]{8,200})(?=[\"'\s]|$)"),  # of a .netrc
     re.compile(r"(?:^|\s)--?(u|user|password|token|api-key|key)[ =][\"']?(?:[\w.@-]{1,80}:)?([^\s\"']{6,200})"),
+    re.compile(r"\bssh(pass) -p[ ]?[\"']?([^\s\"']{6,200})"),
 )
 
 
@@ -143,20 +144,58 @@ def _constant_text(node: ast.AST | None, names: Mapping[str, str]) -> str | None
         return _constant_text(node.value, names)
     if isinstance(node, ast.JoinedStr):
         return "".join(_constant_text(part, names) or " " for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        words = node.right.elts if isinstance(node.right, ast.Tuple) else [node.right]
+        return _filled_text(_constant_text(node.left, names), "%s", words, names)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         both = _constant_text(node.left, names), _constant_text(node.right, names)
         return None if both == (None, None) else "".join(part or " " for part in both)
-    return _joined_text(node, names) if isinstance(node, ast.Call) else None
+    return _called_text(node, names) if isinstance(node, ast.Call) else None
+
+# %% ../../nbs/66_kaggle/02_secret_scan.ipynb #433e49b3
+def _filled_text(form: str | None, gap: str, words: list[ast.expr], names: Mapping[str, str]) -> str | None:
+    "The text `form` with `words` in its gaps."
+    for word in words if form else ():
+        form = form.replace(gap, _constant_text(word, names) or " ", 1)  # type: ignore[union-attr]
+    return form
 
 
-def _joined_text(node: ast.Call, names: Mapping[str, str]) -> str | None:
-    "What `'-'.join([…])` gives."
-    if not isinstance(node.func, ast.Attribute) or node.func.attr != "join" or len(node.args) != 1:
+def _called_text(node: ast.Call, names: Mapping[str, str]) -> str | None:
+    "What `'-'.join([…])` and `'{}-{}'.format(…)` give."
+    if not isinstance(node.func, ast.Attribute) or node.func.attr not in ("join", "format"):
         return None
-    between, parts = _constant_text(node.func.value, names), node.args[0]
+    between = _constant_text(node.func.value, names)
+    if node.func.attr == "format":
+        return _filled_text(between, "{}", node.args, names)
+    parts = node.args[0] if len(node.args) == 1 else None
     if between is None or not isinstance(parts, (ast.List, ast.Tuple)):
         return None
     return between.join(_constant_text(part, names) or " " for part in parts.elts)
+
+# %% ../../nbs/66_kaggle/02_secret_scan.ipynb #c521caf2
+def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    "(name, value) of what a statement sets."
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        yield node.target, ast.BinOp(node.target, node.op, node.value)
+    elif isinstance(node, ast.AnnAssign):
+        yield node.target, node.value
+    for one in node.targets if isinstance(node, ast.Assign) else ():
+        value = node.value  # type: ignore[attr-defined]
+        if isinstance(one, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)):
+            yield from zip(one.elts, value.elts, strict=False)
+        else:
+            yield one, value
+
+# %% ../../nbs/66_kaggle/02_secret_scan.ipynb #94e6e071
+def _given(call: ast.Call) -> Iterator[tuple[str | None, ast.AST]]:
+    "(what it is called, its value) of what a call is given: by keyword, to a `login`, as user and password."
+    for word in call.keywords:
+        name, value = word.arg, word.value
+        if name in ("auth", "basic_auth") and isinstance(value, ast.Tuple) and len(value.elts) == 2:
+            name, value = "password", value.elts[1]
+        yield name, value
+    if call.args and ast.unparse(call.func).rpartition(".")[2] == "login":
+        yield "api_key" if len(call.args) == 1 else "password", call.args[-1]
 
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #32f4c5c4
 class _ConstantFolder(ast.NodeVisitor):
@@ -171,27 +210,27 @@ class _ConstantFolder(ast.NodeVisitor):
         "Note what `node` makes, and visit what is in it."
         if isinstance(node, ast.expr) and not isinstance(node, ast.Name) and (text := _constant_text(node, self.names)):
             self.texts.append(text)
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            self.assign(node.targets if isinstance(node, ast.Assign) else [node.target], node.value)
+        for target, value in _assignments(node):
+            self.assign(target, value)
         if isinstance(node, ast.Dict):
-            self.set_to(
-                *((_constant_text(key, self.names), value) for key, value in zip(node.keys, node.values, strict=False))
-            )
+            keys = [_constant_text(key, self.names) for key in node.keys]
+            self.set_to(*zip(keys, node.values, strict=False))
         if isinstance(node, ast.Call):
-            self.set_to(*((word.arg, word.value) for word in node.keywords))
+            self.set_to(*_given(node))
             if len(node.args) == 2:  # os.environ.setdefault("NAME", "value"), setattr
                 self.set_to((_constant_text(node.args[0], self.names), node.args[1]))
         self.generic_visit(node)
 
-    def assign(self, targets: list[ast.expr], value: ast.expr | None) -> None:
-        "Remember what names are set to."
-        for one in targets:
-            if isinstance(one, ast.Name):
-                self.names.pop(one.id, None)
-                if (text := _constant_text(value, self.names)) is not None:
-                    self.names[one.id] = text
-            name = _constant_text(one.slice, self.names) if isinstance(one, ast.Subscript) else ast.unparse(one)
-            self.set_to((name, value))
+    def assign(self, one: ast.expr, value: ast.expr | None) -> None:
+        "Remember what `one` is set to."
+        if isinstance(one, ast.Name):
+            text = _constant_text(value, self.names)  # which may name itself
+            self.names.pop(one.id, None)
+            if text is not None:
+                self.names[one.id] = text
+                self.texts.append(text)
+        name = _constant_text(one.slice, self.names) if isinstance(one, ast.Subscript) else ast.unparse(one)
+        self.set_to((name, value))
 
     def set_to(self, *pairs: tuple[str | None, ast.AST | None]) -> None:
         "Note that these names are set to these values, where both are known."

@@ -14,6 +14,7 @@ from .masking import masked
 
 # %% ../../nbs/00_system/01_errors.ipynb #9d0e0011
 _LONGEST_WORD, _LONGEST = 300, 2000
+_LONG_QUOTE = re.compile(rf"""(?<!\w)(?:'[^'\n]{{{_LONGEST_WORD},}}'|"[^"\n]{{{_LONGEST_WORD},}}")(?!\w)""")
 
 
 def without_controls(text: str) -> str:
@@ -25,6 +26,7 @@ def readable(text: str) -> str:
     "`text` as a screen shows it in a sentence: without controls, tabs and endless words."
     text = without_controls(text).replace("\t", "�")
     text = re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: f"{word[0][:100]}…{word[0][-20:]}", text)
+    text = _LONG_QUOTE.sub(lambda quote: f"{quote[0][:100]}…{quote[0][-20:]}", text)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 # %% ../../nbs/00_system/01_errors.ipynb #0cac7ea0

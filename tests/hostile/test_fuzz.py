@@ -51,6 +51,7 @@ LEFT_OUT = {
 }
 REFUSALS = (RequestError, SecretError, FileNotFoundError)
 COMMANDS = "train resume runs show plot predict preflight check report compare watch find-lr profiles info kaggle trust"
+COMMANDS_OF_TWO = [["kaggle", word] for word in ("check", "status", "logs", "output", "pull")]
 WORDS = (
     "coffee",
     "trainer=cpu",
@@ -111,7 +112,16 @@ def test_wrong_values_are_refused_in_a_sentence(capsys, monkeypatch):
 
 def line(draw: random.Random) -> list[str]:
     words = [draw.choice([*WORDS, *(w for w in WRONG if isinstance(w, str) and "\0" not in w)]) for _ in range(3)]
-    return [draw.choice([*COMMANDS.split(), "nonsense"]), *words[: draw.randint(0, 3)]]
+    command = draw.choice([*([word] for word in COMMANDS.split()), *COMMANDS_OF_TWO, ["nonsense"]])
+    return [*command, *words[: draw.randint(0, 3)]]
+
+
+@pytest.mark.parametrize("command", COMMANDS_OF_TWO, ids=lambda command: command[1])
+def test_a_kernel_of_any_name_is_refused_in_a_sentence(command, here, capsys, monkeypatch):
+    monkeypatch.setattr("spectrakit.kaggle.client.call_client", lambda *_: pytest.fail("it would ask Kaggle"))
+    for word in ("y" * 300, "/" + "y" * 300, "/".join(["y" * 200] * 40), "a\0b", "\ud800", "~nobody/x/y", "\x1b[31m/x"):
+        assert main([*command, word, *(["out"] * (command[1] in ("output", "pull")))]) == 2
+        assert sentence(ValueError(capsys.readouterr().err.strip()))
 
 
 @pytest.mark.parametrize("seed", range(2))
