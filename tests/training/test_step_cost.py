@@ -208,14 +208,40 @@ class OnMeta(RunContext):
     device = torch.device("meta")
 
 
+class OnMetaInFp16(OnMeta):
+    scaler = torch.amp.GradScaler("meta", growth_interval=5)
+
+
+class Fused(torch.optim.SGD):
+    "What torch's fused optimizers do on a GPU, where they read on the device whether an update is to be left out."
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            group["fused"] = True
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        left_out = getattr(self, "found_inf", None)
+        for group in self.param_groups:
+            for q in group["params"]:
+                change = q.grad * -group["lr"]
+                q.add_(change if left_out is None else torch.where(left_out > 0, 0.0, change))
+
+
 class Enough(Exception):
     pass
 
 
 class MetaTask(Squares):
-    "Its batches have no values; after 20 losses it has seen enough."
+    "Its batches, of `parts` micro batches, have no values; after 20 losses it has seen enough."
 
-    losses = 0
+    losses, parts = 0, 1
+
+    def optimizer(self, model, cfg):
+        return Fused(model.parameters(), cfg.optimizer.lr)
 
     def loss(self, model, batch):
         self.losses += 1
@@ -228,22 +254,56 @@ class MetaTask(Squares):
 
     def epoch(self, epoch, first_step=0):
         for _ in range(first_step, 8):
-            yield MicroBatch(torch.empty(8, 3, device="meta"), 8, 8, True)
+            for part in range(self.parts):
+                batch = torch.empty(8 // self.parts, 3, device="meta")
+                yield MicroBatch(batch, len(batch), 8, part == self.parts - 1)
 
 
+class Unfused(MetaTask):
+    def optimizer(self, model, cfg):
+        return torch.optim.SGD(model.parameters(), cfg.optimizer.lr)
+
+
+@pytest.fixture
+def meta_run(tmp_path):
+    "A function: trains a `MetaTask` until it has seen enough, without a log point; returns the state."
+
+    def begin(task, *settings, device=OnMeta):
+        words = ("trainer.accelerator=cpu", "data.batch_size=8", "trainer.log_every_n_steps=1000")
+        words += ("trainer.log_max_seconds=null", "trainer.max_epochs=9", "checkpoint.enabled=false")
+        config = compose(*words, "trainer.gradient_clip_val=1.0", "training.ema_decay=0.9", *settings)
+        context = create_run_context(config, detect({"PATH": ""}, shell=""))
+        with contextlib.closing(EventLog(tmp_path / "events.jsonl")) as log:
+            execution = Execution(context, tmp_path, Budget(TimeLimit(None, 0.0, "none")))
+            s = prepare(Squares(task.form), config, execution, log)
+            s.task, s.data.train, s.context = task, task, device(context.accelerator, "no", {})
+            s.learner = make_learner(task, config, s.context, task.model(config).to("meta"), steps=72)
+            with pytest.raises(Enough):
+                train_loop(s)
+        return s
+
+    return begin
+
+
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("form", ["mean", "sum"])
-def test_a_step_on_a_device_waits_for_nothing_between_two_log_points(tmp_path, form):
-    "On a device without values each read of one is an error, as each would be a wait for a GPU."
-    words = ("trainer.accelerator=cpu", "data.batch_size=8", "trainer.log_every_n_steps=1000", "trainer.max_epochs=9")
-    config = compose(*words, "checkpoint.enabled=false", "trainer.gradient_clip_val=1.0", "training.ema_decay=0.9")
-    context, task = create_run_context(config, detect({"PATH": ""}, shell="")), MetaTask(form)
-    log = EventLog(tmp_path / "events.jsonl")
-    with contextlib.closing(log):
-        s = prepare(Squares(form), config, Execution(context, tmp_path, Budget(TimeLimit(None, 0.0, "none"))), log)
-        s.task, s.data.train, s.context = task, task, OnMeta(context.accelerator, "no", {})
-        s.learner = make_learner(task, config, s.context, task.model(config).to("meta"), steps=72)
-        with pytest.raises(Enough):
-            train_loop(s)
-    assert s.progress.step == 20 and s.record.interval.loss.is_meta
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+@pytest.mark.parametrize("device", [OnMeta, OnMetaInFp16])
+def test_a_step_on_a_device_waits_for_nothing_between_two_log_points(meta_run, parts, form, policy, device):
+    """On a device without values each read of one is an error, as each would be a wait for a GPU.
+
+    Gradients are clipped and averages kept in all of them.
+    """
+    task = MetaTask(form)
+    task.parts = parts
+    s = meta_run(task, f"training.nan_policy={policy}", device=device)
+    assert s.progress.step == 20 // parts and s.record.interval.loss.is_meta
     with pytest.raises((RuntimeError, NotImplementedError)):
         log_step(s)  # which does read it
+
+
+def test_an_optimizer_that_is_not_fused_has_to_be_asked_where_steps_are_skipped(meta_run):
+    "So what the test above looks for is found, where it is."
+    assert meta_run(Unfused()).progress.step == 20
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        meta_run(Unfused(), "training.nan_policy=skip")
