@@ -1,8 +1,13 @@
 "Whichever way a data set is read: the same samples in the same order, and no more work than the way has."
 
+import importlib.util
+import pickle
+import sys
+
 import numpy
 import pytest
 import torch
+from safetensors.numpy import save_file
 from torch.utils.data import Subset, TensorDataset
 
 from spectrakit.config.batch_plan import BatchPlan
@@ -41,12 +46,37 @@ def files(tmp_path_factory):
     return folder / "x.npy", folder / "y.npy"
 
 
+@pytest.fixture(scope="module")
+def other_files(tmp_path_factory):
+    "Form → the same two arrays in one file, where what reads it is installed."
+    folder = tmp_path_factory.mktemp("files")
+    arrays = {"x": X.numpy(), "y": Y.numpy()}
+    save_file(arrays, folder / "a.safetensors")
+    if importlib.util.find_spec("h5py"):
+        h5py = importlib.import_module("h5py")
+        with h5py.File(folder / "a.h5", "w") as file:
+            file.create_dataset("x", data=arrays["x"], chunks=(3, 4), compression="gzip")
+            file["y"] = arrays["y"]
+    if importlib.util.find_spec("pyarrow"):
+        pa, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(arrays["x"].reshape(-1)), 4)
+        parts = {f"x{number}": arrays["x"][:, number] for number in range(4)}
+        table = pa.table({"x": lists, "y": arrays["y"], **parts, "name": ["?"] * 23, "gap": [None, *range(22)]})
+        parquet.write_table(table, folder / "a.parquet", row_group_size=5)
+    return {path.suffix: path for path in folder.iterdir()}
+
+
 @pytest.fixture
-def ways(files):
+def ways(files, other_files):
     "Name → (data set, settings, the class that reads it)."
     mapped = torch.from_file(str(files[0].parent / "raw"), shared=True, size=92).reshape(23, 4).copy_(X)
     backwards = list(range(23))[::-1]
+    from_files = {form: ArrayDataset((path, "x"), (path, "y")) for form, path in other_files.items()}
+    if ".parquet" in other_files:
+        path = other_files[".parquet"]
+        from_files["side by side"] = ArrayDataset((path, ["x0", "x1", "x2", "x3"]), (path, "y"))
     return {
+        **{form: (dataset, "1e-9", RowBatches) for form, dataset in from_files.items()},
         "on the device": (TensorDataset(X, Y), "1", ResidentBatches),
         "in memory": (TensorDataset(X, Y), "1e-9", RowBatches),
         "a file's tensor": (TensorDataset(mapped, Y), "1e-9", RowBatches),
@@ -55,6 +85,7 @@ def ways(files):
         "part of a part": (Subset(Subset(ArrayDataset(*files), backwards), backwards), "1e-9", RowBatches),
         "never as a whole": (TensorDataset(X, Y), "0", LoadedBatches),
         "files, never as a whole": (ArrayDataset(*files), "0", LoadedBatches),
+        **{f"{form}, one by one": (dataset, "0", LoadedBatches) for form, dataset in from_files.items()},
         "one by one": (Rows(), "1", LoadedBatches),
     }
 
@@ -176,3 +207,34 @@ def test_what_is_no_array_of_samples_is_refused(tmp_path):
     for wrong in (*files, "a\0b.npy", 3, None, torch.tensor(1.0)):
         with pytest.raises(RequestError, match="numpy.save|no array of samples"):
             ArrayDataset(wrong)
+
+
+def test_a_file_with_arrays_tells_what_it_lacks(tmp_path, other_files):
+    cases = [("a.safetensors", "z", "holds 'x', 'y', and not 'z'"), ("a.safetensors", None, "holds 'x', 'y'. Name one")]
+    if ".h5" in other_files:
+        cases += [("a.h5", None, "holds 'x', 'y'. Name one")]
+    if ".parquet" in other_files:
+        cases += [("a.parquet", "name", "is string. Name"), ("a.parquet", "gap", "rows without a value. Fill")]
+    folder = other_files[".safetensors"].parent
+    for file, name, text in cases:
+        with pytest.raises(RequestError, match=text):
+            ArrayDataset((folder / file, name) if name else folder / file)
+    for form in other_files:
+        (spoiled := tmp_path / f"spoiled{form}").write_bytes(b"spoiled")
+        with pytest.raises(RequestError, match="cannot be opened as .* Write it by"):
+            ArrayDataset(spoiled)
+
+
+@pytest.mark.parametrize(("file", "package"), [("a.h5", "h5py"), ("a.parquet", "pyarrow")])
+def test_a_package_that_is_missing_is_named(monkeypatch, file, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"{package}.parquet", raising=False)
+    with pytest.raises(RequestError, match=f"needs the package {package}, which is not installed. Install it"):
+        ArrayDataset((file, "x"))
+
+
+def test_files_are_sent_to_a_process_by_name(other_files):
+    for path in other_files.values():
+        dataset = ArrayDataset((path, "x"), (path, "y"))
+        sent = pickle.dumps(dataset)
+        assert len(sent) < 600 and torch.equal(pickle.loads(sent)[5][0], dataset[5][0])
