@@ -15,7 +15,7 @@ from typing import Any as _Any
 __version__ = "0.1.0"
 
 _NAMES = {
-    "Config": "config.schema", "RequestError": "system.errors", "compose": "config.compose", "diff": "config.compose", "explain": "config.explain", "override": "config.compose", "profiles": "config.profile_files",
+    "Config": "config.schema", "RequestError": "system.errors", "compose": "config.compose", "diff": "config.compose", "explain": "config.explain", "override": "config.compose", "profiles": "api.profiles",
     "ProfilePicker": "picker.picker",
     "Platform": "system.platforms.platform", "detect": "system.platforms.detect", "find_input": "system.inputs", "has_internet": "system.inputs",
     "FoundLr": "tuning.lr_finder", "find_lr": "tuning.lr_finder",

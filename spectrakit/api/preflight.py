@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 from ..checks.forecast import Measurement, Workload, measurement_from
 from ..checks.run_forecast import Forecast, Surroundings, cost_range, problems
 from ..config.compose import compose, override
+from ..config.prices import price_of
 from ..config.schema import Config
 from ..launch.job import Job, locked_job_folder, new_job_folder, with_task
 from ..launch.job_kind import MEASURE
@@ -26,7 +28,7 @@ from ..launch.request import RunRequest, new_request
 from ..runs.events import last_event
 from ..runs.history import follow
 from ..system.errors import RequestError
-from ..system.hardware import GIB, free_bytes
+from ..system.hardware import GIB, Gpu, free_bytes
 from ..system.signals import ends_softly
 from ..system.units import format_bytes
 from ..watchdog.budget import check_time, make_budget, usable_s
@@ -120,6 +122,15 @@ def _earliest_s(config: Config, work: Workload, slowest: Measurement) -> float |
     return share * (work.steps * slowest.step_s + work.evaluations * slowest.evaluation_s)
 
 
+def _price_here(config: Config, gpus: Sequence[Gpu]) -> tuple[float | None, str]:
+    "Dollars for an hour of this machine, and where that is from; None where no table has it."
+    own = config.preflight.price_per_hour
+    if own is not None:
+        return own, f"{own:g} $/h, preflight.price_per_hour"
+    known = price_of(gpus)
+    return (None, "") if known is None else (known.dollars, known.reason)
+
+
 def _data_in_words(config: Config, input_dir: str | None) -> tuple[str, str] | None:
     "How much data there is, and where."
     folder = data_folder(config, input_dir)
@@ -129,13 +140,13 @@ def _data_in_words(config: Config, input_dir: str | None) -> tuple[str, str] | N
     more = "" if found.complete else ", and more: there was no time to count them all"
     return f"{found.files} files, {format_bytes(found.bytes)}", f"below {found.folder}{more}"
 
-
+# %% ../../nbs/60_api/01_preflight.ipynb #39f7d4d0
 def surroundings(request: RunRequest, work: Workload, ranks: tuple[Measurement, ...]) -> Surroundings:
     "What a run of this request has at hand, after `ranks` were measured."
     config, platform = request.config, request.platform
     slowest = max(ranks, key=lambda m: m.step_s)
     left_s, session_s = _time_left(request, slowest)
-    price = config.preflight.price_per_hour
+    price, told = _price_here(config, platform.gpus if ranks[0].gpu else ())
     return Surroundings(
         left_s=left_s,
         session_s=session_s,
@@ -145,7 +156,7 @@ def surroundings(request: RunRequest, work: Workload, ranks: tuple[Measurement, 
         workers=config.dataloader.num_workers,
         quota_h=_QUOTA_H.get(platform.name) if ranks[0].gpu else None,
         price_per_hour=price,
-        price_of="" if price is None else f"{price:g} $/h, preflight.price_per_hour",
+        price_of=told,
         max_cost=config.preflight.max_cost,
         earliest_s=_earliest_s(config, work, slowest),
         data=_data_in_words(config, platform.input_dir),

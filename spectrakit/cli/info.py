@@ -58,19 +58,22 @@ def profiles(arguments: Sequence[str]) -> int:
   spectrakit profiles kaggle_safe
   spectrakit profiles env
   spectrakit profiles env/wsl2
-  spectrakit profiles --compare kaggle kaggle_safe
+  spectrakit profiles --compare kaggle kaggle_safe a100
+  spectrakit profiles --compare kaggle_safe smoke --task coffee
   spectrakit profiles kaggle_safe > my.yaml && spectrakit train coffee --config my.yaml""",
     )
     parser.add_argument("name", nargs="?", metavar="NAME | GROUP | GROUP/NAME", help="a profile, or a group of them")
-    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="the settings in which two profiles differ")
+    parser.add_argument("--compare", nargs="+", metavar="NAME", help="profiles side by side, with what differs")
+    parser.add_argument("--task", metavar="TASK", help="with --compare: measure this task with each of them")
+    parser.add_argument("--json", action="store_true", help="with --compare: for programs")
     options = parser.parse_args(arguments)
-    from spectrakit.config.compose import compose, diff
-    from spectrakit.config.validation import shown
-
     if options.compare:
-        a, b = (compose(f"trainer={name}") for name in options.compare)
-        differing = ((key, shown(x), shown(y)) for key, (x, y) in diff(a, b).items() if key != "profile")
-        print_text(table_text([("setting", *options.compare), *differing]))
+        import json
+
+        from spectrakit.api.profiles import compare_profiles
+
+        matrix = compare_profiles(*options.compare, task=options.task)
+        print_text(json.dumps(matrix.to_dict()) if options.json else str(matrix))
     elif options.name:
         show_profile(options.name.strip("/"))
     else:

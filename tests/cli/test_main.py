@@ -121,6 +121,27 @@ def test_profiles_are_compared_and_one_is_shown_with_the_help_of_every_key(call,
     assert open_run(only_run(here)).config.watchdog.limit == "8h30m"
 
 
+def test_profiles_stand_side_by_side_with_what_differs(call):
+    status, out, err = call("profiles", "--compare", "kaggle_safe", "a100", "smoke")
+    rows = [line.split("  ")[0] for line in out.splitlines()]
+    assert (status, err) == (0, "") and rows[1:5] == ["purpose", "micro batch", "accumulation", "workers"]
+    assert "trainer.compile" in rows and "environment" in rows
+    status, out, err = call("profiles", "--compare", "kaggle_safe", "a100", "--json")
+    assert json.loads(out)["a100"]["workers"] == "8"
+    status, out, err = call("profiles", "--compare", "kaggle_safe", "a10")
+    assert status == 2 and "There is no profile 'a10'" in err and "Did you mean" in err
+    assert call("profiles", "--compare", "smoke")[0] == 2
+
+
+@slow
+def test_profiles_are_measured_side_by_side_with_a_task(call, here):
+    words = ("profiles", "--compare", "smoke", "ci_fast", "--task", task("Line"), "--json")
+    status, out, err = call(*words)
+    found = json.loads(out)
+    assert (status, err) == (0, "") and found["smoke"]["fits"] == found["ci_fast"]["fits"] == "yes"
+    assert "–" in found["smoke"]["whole run"] and list(here.glob("*")) == []
+
+
 def test_every_group_of_profiles_is_listed_with_its_intents(call):
     groups = {"env": ("auto", "kaggle", "wsl2"), "local/accumulate_grad_batches": ("high", "train", "val")}
     for group, names in groups.items():
