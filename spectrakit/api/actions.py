@@ -312,10 +312,7 @@ def _predict_in_time(task: Any, run: Run, out: str | Path, request: RunRequest, 
             if plain
             else f"{type(error).__name__}: {error}"
         )
-        print(
-            f"{run.path.name} is {'not ' * failed}trained, {'and' if failed else 'but'} not predicted: {why}",
-            file=sys.stderr,
-        )
+        print(f"{run.path.name}: no predictions were made: {why}", file=sys.stderr)
 
 # %% ../../nbs/60_api/02_actions.ipynb #5b5f4425
 def _with_source(config: Config, source: str | Path | Run) -> Config:

@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 # %% ../../nbs/35_runs/02_log_reader.ipynb #86bafc65
-_PIECE_BYTES = 2**22
+_PIECE_BYTES, _MOST_LEFT_OUT = 2**22, 2**28
 
 
 def _pieces(log: BinaryIO) -> Iterator[tuple[bytes, int]]:
     """An open log from where it stands, in pieces that end with a line, and how many bytes of the log each is; last,
     where there is one, the torn line.
 
-    Of a line that is longer than any event only the beginning is kept, so that it is none.
+    Of a line that is longer than any event only the beginning is kept, so that it is none. One that does not end is
+    the last: a hole of a terabyte in a file takes no room on a disk.
     """
     rest, left_out = b"", 0
     while piece := log.read(_PIECE_BYTES):
@@ -39,6 +40,8 @@ def _pieces(log: BinaryIO) -> Iterator[tuple[bytes, int]]:
         if len(rest) > _PIECE_BYTES:
             piece = piece[max(0, piece.find(b"\n")) :] if b"\n" in piece else b""
         left_out += size - len(piece)
+        if left_out > _MOST_LEFT_OUT:
+            break
         whole, newline, rest = (rest + piece).rpartition(b"\n")
         if whole or newline:
             yield whole + newline, len(whole + newline) + left_out
@@ -288,13 +291,16 @@ _FIRST_BYTES = 2**14  # that are read of the end
 
 
 def _from_the_end(log: BinaryIO) -> Iterator[list[bytes]]:
-    "The lines of an open log in lists, the last lines first; within a list they are in order."
-    end, size, rest = log.seek(0, os.SEEK_END), _FIRST_BYTES, b""
-    while end:
+    """The lines of an open log in lists, the last lines first; within a list they are in order.
+
+    A line that has no beginning for too long is the last, as for `_pieces`."""
+    end, size, rest, left_out = log.seek(0, os.SEEK_END), _FIRST_BYTES, b"", 0
+    while end and left_out <= _MOST_LEFT_OUT:
         start = max(0, end - size)
         log.seek(start)
         rest, *lines = (log.read(end - start) + rest).split(b"\n")
         yield lines
+        left_out = 0 if lines else left_out + end - start
         if len(rest) > _PIECE_BYTES:
             rest = b"\0"  # longer than any event, so that it is none
         end, size = start, min(8 * size, _PIECE_BYTES)

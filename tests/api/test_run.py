@@ -674,4 +674,4 @@ def test_a_second_interrupt_never_starts_predictions(monkeypatch, capsys):
     monkeypatch.setattr(actions, "launch", launched)
     run = fit(Submitting(), inline(), predict="made.csv", show=False)
     assert run.status == "completed" and not Path("made.csv").exists()
-    assert "is trained, but not predicted: interrupted a second time" in capsys.readouterr().err
+    assert ": no predictions were made: interrupted a second time" in capsys.readouterr().err

@@ -109,7 +109,7 @@ def test_what_would_fail_after_training_is_told_before(tmp_path, name):
 def test_what_fails_after_training_is_a_sentence_and_the_run_stays(tmp_path, capsys, name):
     methods, words = AFTER[name]
     run = sk.fit(mine(**methods), config(tmp_path), predict=tmp_path / "table.csv", show=False)
-    told = [line for line in capsys.readouterr().err.splitlines() if "but not predicted" in line]
+    told = [line for line in capsys.readouterr().err.splitlines() if "no predictions were made" in line]
     assert len(told) == 1 and [word for word in words if word not in told[0]] == [], told
     assert run.status == "completed" and not (tmp_path / "table.csv").exists()
     best, notes = find_checkpoint(run.path / "checkpoints", "BEST")

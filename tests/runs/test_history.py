@@ -128,6 +128,14 @@ def test_a_foreign_line_and_a_torn_end_are_told_and_do_not_hide_the_rest(run_dir
     )
 
 
+@pytest.mark.slow
+def test_a_hole_of_many_gigabytes_is_not_read_to_its_end(run_dir):
+    before = read_history(run_dir).events
+    with open(log_file(run_dir), "ab") as log:
+        log.truncate(2**39)
+    assert read_history(run_dir).events == before and str(open_run(run_dir))
+
+
 def test_metrics_that_were_too_many_to_be_kept_are_read_again(tmp_path):
     metrics = {f"m{i}": float(i) for i in range(500)}
     log = EventLog(log_file(tmp_path))
