@@ -62,6 +62,7 @@ def map_batch(function: Callable[[Any], Any], data: Any) -> Any:
 
 def to_device(data: Any, device: Any) -> Any:
     "A batch whose tensors, and objects that can be moved as tensors can, are on `device`; the rest as it is."
+    import torch
 
     def moved(leaf: Any) -> Any:
         if not hasattr(leaf, "to"):
@@ -71,6 +72,10 @@ def to_device(data: Any, device: Any) -> Any:
         except TypeError:  # its `to` takes the device alone
             return leaf.to(device)
 
+    if type(data) in (list, tuple):  # the usual form, where it is there already
+        wanted = torch.device(device)
+        if all(type(leaf) is torch.Tensor and leaf.device == wanted for leaf in data):
+            return data
     return moved(data) if hasattr(data, "to") else map_batch(moved, data)
 
 # %% ../../nbs/22_data/00_batch_forms.ipynb #7d6d09f4

@@ -16,14 +16,24 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate, islice, tee
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config.batch_plan import BatchPlan
 from ..config.schema import Config, DataloaderConfig
 from .batch_forms import collate_samples, leaves_of, parts_of, to_device
-from .order import Cut, EpochPlan, Keys, cut_blocks, epoch_order, eval_cuts, indices_of, train_cuts
+from spectrakit.data.order import (
+    Cut,
+    EpochPlan,
+    Keys,
+    cut_blocks,
+    epoch_order,
+    eval_cuts,
+    indices_of,
+    keys_of,
+    train_cuts,
+)
 from .rows import Columns, columns_of
 from .samples import SeededSamples
 from ..system.errors import RequestError
@@ -361,8 +371,8 @@ class LoadedBatches:
 
     def _read(self, epoch: int, first_step: int, device: Any, done: int = 0) -> Iterator[MicroBatch]:
         while True:
-            self._requests.keys = self.plan.keys(self._samples, epoch, first_step, done)
-            cuts = islice(self.plan.cuts_from(first_step), done, None)
+            asked, cuts = tee(islice(self.plan.cuts_from(first_step), done, None))
+            self._requests.keys = keys_of(self.plan.order(self._samples, epoch), epoch, asked, bool(self.plan.sampled))
             try:
                 for (data, drawn), cut in zip(_plain_errors(self._loader), cuts, strict=False):
                     done += 1

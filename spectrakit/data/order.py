@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ORDER_VERSION', 'LONGEST_LIST', 'BLOCK', 'mix_seed', 'ComputedOrder', 'epoch_order', 'Cut', 'train_cuts', 'eval_cuts',
-           'times_seen', 'cut_blocks', 'indices_of', 'Keys', 'EpochPlan']
+           'times_seen', 'cut_blocks', 'indices_of', 'Keys', 'keys_of', 'EpochPlan']
 
 # %% ../../nbs/22_data/01_order.ipynb #d1a00003
 from collections.abc import Callable, Iterator
@@ -175,6 +175,22 @@ class Keys(NamedTuple):
     indices: list[int]
     times: list[int] | None = None
 
+# %% ../../nbs/22_data/01_order.ipynb #5c99cbb5
+def keys_of(order: Any, epoch: int, cuts: Iterator[Cut], repeats: bool = False) -> Iterator[Keys]:
+    """What each of these micro batches of `epoch` holds.
+
+    - `order`: of the whole epoch
+    - `repeats`: whether samples may stand there more than once (default: no)
+    """
+    times = times_seen(order) if repeats and hasattr(order, "sort") else None
+    for block in cut_blocks(cuts, order):
+        rows = indices_of(order, block).tolist()
+        again = None if times is None else indices_of(times, block).tolist()
+        end = 0
+        for cut in block:
+            at, end = end, end + cut.stop - cut.start
+            yield Keys(epoch, rows[at:end], again and again[at:end])
+
 # %% ../../nbs/22_data/01_order.ipynb #ee875491
 @dataclass(frozen=True)
 class EpochPlan:
@@ -205,12 +221,5 @@ class EpochPlan:
 
     def keys(self, samples: int, epoch: int, first_step: int = 0, first_batch: int = 0) -> Iterator[Keys]:
         "What each micro batch of `epoch` holds, from step `first_step` on without the first `first_batch` batches."
-        order = self.order(samples, epoch)
-        times = times_seen(order) if hasattr(order, "sort") and self.sampled is not None else None
-        for cuts in cut_blocks(islice(self.cuts_from(first_step), first_batch, None), order):
-            rows = indices_of(order, cuts).tolist()
-            again = None if times is None else indices_of(times, cuts).tolist()
-            end = 0
-            for cut in cuts:
-                at, end = end, end + cut.stop - cut.start
-                yield Keys(epoch, rows[at:end], again and again[at:end])
+        cuts = islice(self.cuts_from(first_step), first_batch, None)
+        return keys_of(self.order(samples, epoch), epoch, cuts, self.sampled is not None)

@@ -9,9 +9,10 @@ __all__ = ['GlobalGenerator', 'global_generators', 'sample_seeds', 'SeededSample
 import ctypes
 import inspect
 import sys
+from array import array
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from .batch_forms import leaves_of
@@ -35,7 +36,7 @@ class GlobalGenerator:
     restore: Callable[[Any], Any]
 
 
-def _python_generator() -> GlobalGenerator:
+def _python_generator_by_getstate() -> GlobalGenerator:
     import random
 
     def moved(before: Any) -> bool:
@@ -50,15 +51,46 @@ def _torch_generator() -> GlobalGenerator:
     import torch
 
     def moved(before: Any) -> bool:
-        return bool((torch.get_rng_state().numpy() != before.numpy()).any())
+        return not torch.equal(torch.get_rng_state(), before)
 
     # the CPU's only: torch.manual_seed would also reset the GPU's
     return GlobalGenerator(torch.default_generator.manual_seed, torch.get_rng_state, moved, torch.set_rng_state)
 
-# %% ../../nbs/22_data/03_samples.ipynb #d1b00009
+# %% ../../nbs/22_data/03_samples.ipynb #d84a35a5
 _WORDS = 624 * 4 + 4  # bytes of MT19937: its words, and its place in them
 
 
+def _python_words() -> Callable[[], bytes] | None:
+    "What reads the place and the words of Python's generator where CPython keeps them; None where they are not there."
+    import random
+
+    generator = getattr(random.seed, "__self__", None)
+    if type(generator).__basicsize__ < object.__basicsize__ + _WORDS:
+        return None
+    *words, place = random.getstate()[1]
+    address = id(generator) + object.__basicsize__
+    found = ctypes.string_at(address, _WORDS) == array("I", [place, *words]).tobytes()
+    return partial(ctypes.string_at, address, _WORDS) if found else None
+
+
+def _python_generator() -> GlobalGenerator:
+    import random
+
+    words = _python_words()
+    generator: Any = getattr(random.seed, "__self__", None)
+    if words is None:
+        return _python_generator_by_getstate()
+
+    def state() -> tuple:
+        return words(), generator.gauss_next  # a normal number drawn in advance
+
+    def restore(before: tuple) -> None:
+        place, *numbers = array("I", before[0])
+        random.setstate((random.Random.VERSION, (*numbers, place), before[1]))
+
+    return GlobalGenerator(random.seed, state, lambda before: state() != before, restore)
+
+# %% ../../nbs/22_data/03_samples.ipynb #d1b00009
 class _NumpyState(NamedTuple):
     words: bytes
     whole: tuple | None  # as `get_state` gives it, where a normal number was drawn in advance
