@@ -122,11 +122,16 @@ def _earliest_s(config: Config, work: Workload, slowest: Measurement) -> float |
     return share * (work.steps * slowest.step_s + work.evaluations * slowest.evaluation_s)
 
 
-def _price_here(config: Config, gpus: Sequence[Gpu]) -> tuple[float | None, str]:
+_FREE = {"kaggle": "free on Kaggle, within its quota", "colab": "free on Colab, without a plan"}
+
+
+def _price_here(config: Config, gpus: Sequence[Gpu], platform: str) -> tuple[float | None, str]:
     "Dollars for an hour of this machine, and where that is from; None where no table has it."
     own = config.preflight.price_per_hour
     if own is not None:
         return own, f"{own:g} $/h, preflight.price_per_hour"
+    if platform in _FREE:
+        return 0.0, _FREE[platform]
     known = price_of(gpus)
     return (None, "") if known is None else (known.dollars, known.reason)
 
@@ -146,7 +151,7 @@ def surroundings(request: RunRequest, work: Workload, ranks: tuple[Measurement, 
     config, platform = request.config, request.platform
     slowest = max(ranks, key=lambda m: m.step_s)
     left_s, session_s = _time_left(request, slowest)
-    price, told = _price_here(config, platform.gpus if ranks[0].gpu else ())
+    price, told = _price_here(config, platform.gpus if ranks[0].gpu else (), platform.name)
     return Surroundings(
         left_s=left_s,
         session_s=session_s,

@@ -984,7 +984,8 @@ page = heartbeat.create_page(2)
 page.close(), page.path.unlink()
 supervise.dump_stacks([1])
 with supervise.sigint_blocked(): pass
-print(diagnosis._killed_by(9), heartbeat.stop_file(run.Path("x")))
+killed = diagnosis.Evidence(None, diagnosis.Observed(), None, 1).killed_by(9)
+print(killed, heartbeat.stop_file(run.Path("x")))
 """
 
 
