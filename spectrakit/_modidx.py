@@ -4089,6 +4089,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'spectrakit/runs/run_dir.py'),
                                          'spectrakit.runs.run_dir._try_lock': ( '35_runs/run_dir.html#_try_lock',
                                                                                 'spectrakit/runs/run_dir.py'),
+                                         'spectrakit.runs.run_dir._unlock': ('35_runs/run_dir.html#_unlock', 'spectrakit/runs/run_dir.py'),
                                          'spectrakit.runs.run_dir.check_links': ( '35_runs/run_dir.html#check_links',
                                                                                   'spectrakit/runs/run_dir.py'),
                                          'spectrakit.runs.run_dir.check_mirror': ( '35_runs/run_dir.html#check_mirror',

@@ -182,6 +182,16 @@ def _try_lock(handle: int, wait_s: float = 0) -> bool:
         pass  # some network drives know no locks
     return True
 
+
+def _unlock(handle: int) -> None:
+    "Give the lock back. Closing is not enough: a data worker that was forked meanwhile has the file open still."
+    try:
+        import fcntl
+    except ImportError:
+        return
+    with contextlib.suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_UN)
+
 # %% ../../nbs/35_runs/01_run_dir.ipynb #06a2d893
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
@@ -197,7 +207,10 @@ def locked(run_dir: Path) -> Iterator[None]:
             raise RequestError(
                 f"{run_dir.name} is being worked on by another process. Wait for it, or stop it: touch {run_dir}/STOP"
             )
-        yield
+        try:
+            yield
+        finally:
+            _unlock(handle)
     finally:
         os.close(handle)
 
@@ -211,6 +224,7 @@ def is_locked(run_dir: Path) -> bool:
     try:
         return not _try_lock(handle)
     finally:
+        _unlock(handle)
         os.close(handle)
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #25b65bba

@@ -305,7 +305,7 @@ def commented(file: Path) -> set[str]:
     "Dotted keys of a two-level file whose line ends in a comment, those of the profiles it includes too."
     found, block = set(), ""
     for line in file.read_text(encoding="utf-8").splitlines():
-        if match := re.match(r"(\w+):", line):
+        if match := re.match(r"([\w-]+):", line):
             block = match[1]
         if match := re.match(r"(\w+): \S+ # \S", line):
             found.add(match[1])
