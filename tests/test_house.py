@@ -408,7 +408,7 @@ LONG_CELLS = {
     ): "what is known of a machine: a table of fields, and methods of a line or two that say it",
     ("10_config/01_schema", "DistributedConfig"): "a table of settings",
     (
-        "39_checks/05_run_forecast",
+        "39_checks/06_run_forecast",
         "Forecast",
     ): "a table of fields, and methods of a line that say what follows from them",
     ("10_config/01_schema", "TrainerConfig"): "a table of settings",

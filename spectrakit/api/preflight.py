@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ..checks.forecast import Measurement, Workload, measurement_from
 from ..checks.run_forecast import Forecast, Surroundings, cost_range, problems
 from ..config.compose import compose, override
+from ..config.places import places
 from ..config.prices import price_of
 from ..config.schema import Config
 from ..launch.job import Job, locked_job_folder, new_job_folder, with_task
@@ -165,6 +166,7 @@ def surroundings(request: RunRequest, work: Workload, ranks: tuple[Measurement, 
         max_cost=config.preflight.max_cost,
         earliest_s=_earliest_s(config, work, slowest),
         data=_data_in_words(config, platform.input_dir),
+        platform=platform.name,
     )
 
 # %% ../../nbs/60_api/01_preflight.ipynb #516e243d
@@ -216,6 +218,7 @@ def preflight(task: Any, config: Config | str | None = None, *overrides: str, sh
     config = with_task(config, task, "preflight")
     request = new_request(config)
     check_time(config, request.platform)
+    places()  # a mistake in this file is told before anything is measured
     if show:
         seconds = 2 * config.preflight.seconds + 15
         print(f"measuring for about {seconds:.0f} s: some real steps, an evaluation, a save, predictions", flush=True)

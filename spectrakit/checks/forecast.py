@@ -39,6 +39,9 @@ class Measurement:
     host_bytes: int  # the highest use of the machine's memory by this process
     workers_bytes: int  # and by the processes that read samples for it
     sample_s: dict[int, float] = field(default_factory=dict)  # seconds a sample takes, by micro batch size
+    half: bool = False  # whether steps are made in fp16 or bf16
+    tflops: float = 0.0  # 10¹² operations a second in that precision, as tried; 0: not tried
+    moved_tb_s: float = 0.0  # 10¹² bytes a second that the device moves, as tried
 
     @property
     def step_s(self) -> float:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WHOLE_S', 'TimedBatches', 'quiet', 'make_steps', 'steps_for', 'Timed', 'time_steps', 'time_evaluation', 'time_save',
-           'time_prediction', 'counted', 'measurement_file', 'measure', 'measure_run']
+           'time_prediction', 'counted', 'try_device', 'measurement_file', 'measure', 'measure_run']
 
 # %% ../../nbs/45_jobs/04_measurement.ipynb #c53be7f4
 import contextlib
@@ -208,12 +208,38 @@ def _optimizer_of(s: TrainState, model: Any) -> Any:
     own = s.task.optimizer(model, s.config) if provides(s.task, "optimizer") else None
     return own or build_optimizer(model, s.config)
 
+# %% ../../nbs/45_jobs/04_measurement.ipynb #e40a9af5
+def try_device(device: Any, half: bool) -> tuple[float, float]:
+    """10¹² operations a second of a matrix product, and 10¹² bytes a second of a copy, each the best of three.
+
+    `half`: whether the product is made in fp16, as on a GPU with mixed precision.
+    """
+    import torch
+
+    gpu = device.type == "cuda"
+    side, numbers = (4096, 2**27) if gpu else (1024, 2**24)
+
+    def best_s(action: Any) -> float:
+        took = []
+        for _ in range(4):  # the first one warms up
+            began = time.perf_counter()
+            action()
+            if gpu:
+                torch.cuda.synchronize(device)
+            took.append(time.perf_counter() - began)
+        return min(took[1:])
+
+    a = torch.ones(side, side, device=device, dtype=torch.float16 if half and gpu else torch.float32)
+    source = torch.ones(numbers, device=device)
+    target = torch.empty_like(source)
+    return 2e-12 * side**3 / best_s(lambda: a @ a), 8e-12 * numbers / best_s(lambda: target.copy_(source))
+
 # %% ../../nbs/45_jobs/04_measurement.ipynb #e4352fd0
 def measurement_file(folder: Path, rank: int) -> Path:
     "Where a rank writes what it has measured."
     return folder / f"measurement-rank-{rank:04}.json"
 
-
+# %% ../../nbs/45_jobs/04_measurement.ipynb #f88965e9
 def measure(task: Any, config: Config, execution: Execution, log: EventLog, watch: Watch, seconds: float) -> None:
     "Prepare a task, measure it, and write what was found beside the log. Every rank calls it."
     s = prepare(task, quiet(config), execution, log, watch=watch)
@@ -244,6 +270,9 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
         workers_bytes=sum(workers),
         **asdict(timed),
     )
+    half = s.context.mixed_precision != "no"
+    tflops, moved = try_device(device, half)
+    found = replace(found, half=half, tflops=tflops, moved_tb_s=moved)
     file = measurement_file(execution.run_dir, s.context.rank)
     file.write_text(json.dumps(asdict(found)), encoding="utf-8")
 

@@ -79,3 +79,23 @@ def test_predictions_are_counted_where_the_task_has_test_data(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     forecast = preflight(Tested(), compose(*SHORT, "launch.mode=inline"), show=False)
     assert forecast.workload.predicts and forecast.parts_s["prediction"] > 0 and not problems(forecast)
+
+
+def test_places_of_ones_own_are_compared_with_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    mine = folder / "places.yaml"
+    mine.write_text("club:\n  hardware: RTX-5090\n  speed: 4\n  dollars: 2\n  session_h: 1\n", encoding="utf-8")
+    config = compose(*SHORT, "launch.mode=inline", "trainer.max_epochs=4000000")
+    forecast = preflight(Line(), config, show=False)
+    assert [e.place.name for e in forecast.elsewhere] == ["kaggle", "colab", "cloud", "club"]
+    kaggle, _, cloud, club = forecast.elsewhere
+    assert club.hours[1] < forecast.total_s / 3600 and club.dollars[1] == 2 * club.hours[1] and club.sessions[1] > 1
+    assert kaggle.fits and kaggle.dollars == (0, 0) and 0 < cloud.hours[0] < cloud.hours[1]
+    shown = str(forecast)
+    assert "RTX-5090" in shown and "2 × T4" in shown and "RTX-5090" in forecast._repr_html_()
+    assert json.loads(json.dumps(forecast.to_dict()))["elsewhere"][3]["place"]["speed"] == 4
+    mine.write_text("club:\n  hardware: T5\n", encoding="utf-8")
+    with pytest.raises(RequestError, match=r"club\.hardware is 'T5'.* write `speed:`"):
+        preflight(Line(), config)
