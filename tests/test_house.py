@@ -20,7 +20,7 @@ import sync
 
 root = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "accelerate", "transformers"}
-LIGHT = {"system", "config", "offline", "view", "picker", "kaggle", "cli"}  # of the others some modules are
+LIGHT = {"system", "config", "offline", "view", "picker", "kaggle", "cloud", "cli"}  # of the others some modules are
 
 settings = ConfigParser(interpolation=None)
 settings.read(root / "settings.ini", encoding="utf-8")

@@ -26,6 +26,7 @@ GROUPS = {
     "find_lr": ("find-lr",),
     "wheelhouse": ("wheelhouse",),
     "kaggle": ("kaggle",),
+    "cloud": ("cloud",),
 }
 COMMANDS = {word: group for group, words in GROUPS.items() for word in words}
 
