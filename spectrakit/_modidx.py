@@ -1035,6 +1035,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'spectrakit/config/explain.py'),
                                            'spectrakit.config.explain._batch_rows': ( '10_config/explain.html#_batch_rows',
                                                                                       'spectrakit/config/explain.py'),
+                                           'spectrakit.config.explain._policy': ( '10_config/explain.html#_policy',
+                                                                                  'spectrakit/config/explain.py'),
                                            'spectrakit.config.explain._processes': ( '10_config/explain.html#_processes',
                                                                                      'spectrakit/config/explain.py'),
                                            'spectrakit.config.explain._source': ( '10_config/explain.html#_source',

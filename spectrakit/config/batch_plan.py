@@ -272,7 +272,8 @@ def batch_notes(config: Config, plan: BatchPlan) -> list[str]:
             f"{steps} micro batches make a step, so that an epoch has {plan.steps_per_epoch} updates; where memory "
             "allows, a larger data.micro_batch_size is faster, and fewer of them learn more per epoch"
         )
-    if config.optimizer.lr_scaling != "none" and config.training.gradient_accumulation_steps > 1:
+    accumulates = "training.gradient_accumulation_steps"
+    if config.optimizer.lr_scaling != "none" and steps > 1 and _was_asked_for(config, accumulates):
         notes.append(
             f"optimizer.lr_scaling={config.optimizer.lr_scaling} follows accumulation, too: change the learning rate "
             "or training.gradient_accumulation_steps, and seldom both"

@@ -329,8 +329,11 @@ class _Layer:
     tree: dict
 
 # %% ../../nbs/10_config/04_compose.ipynb #92e1d603
-def _in_order(chain: list[Any], chosen: dict[str, str | None]) -> list[Any]:
-    "Entries of Hydra's list, undermost first: accumulation policies above the profiles, chosen ones above all."
+def _in_order(chain: list[Any], chosen: dict[str, str | None], ours: bool = False) -> list[Any]:
+    """Entries of Hydra's list, undermost first: accumulation policies above the profiles, chosen ones above all.
+
+    `ours`: whether the list is the package's own, whose policy a trainer profile wins over.
+    """
     trainers = [i for i, entry in enumerate(chain) if entry.config_path.startswith("trainer/")]
     own_is_last = bool(trainers) and chain.index(next(e for e in chain if e.primary)) > trainers[-1]
 
@@ -340,7 +343,9 @@ def _in_order(chain: list[Any], chosen: dict[str, str | None]) -> list[Any]:
             return 2 if own_is_last else 0
         if not group.startswith("local/"):
             return 0
-        return 3 if f"{group}@{entry.package}".rstrip("@") in chosen else 0 if entry.package else 1
+        if f"{group}@{entry.package}".rstrip("@") in chosen:
+            return 3
+        return 0 if entry.package or ours else 1
 
     return sorted(chain, key=height)
 
@@ -387,7 +392,7 @@ def _compose_by_hydra(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
             raise _composition_error(error, words, file) from None  # Hydra raises many kinds
         chain = [entry for entry in found.defaults if entry.config_path in loaded]
         layers = []
-        for entry in _in_order(chain, chosen):
+        for entry in _in_order(chain, chosen, file.parent == package_profiles()):
             source, settings_of_file, _ = loaded[entry.config_path]
             tree = nested(entry.package, settings_of_file) if entry.package else settings_of_file
             layers.append(_Layer(source, tree))

@@ -18,6 +18,7 @@ from spectrakit.config.batch_plan import (
     total_steps,
     warmup_length,
 )
+from .compose import profile_settings
 from .resolve import ignored_settings
 from .schema import Config, get
 from ..system.errors import RequestError
@@ -27,13 +28,26 @@ from ..system.platforms.detect import detect
 Row = tuple[str, str, str]  # what, how much, why
 
 
+def _policy(config: Config, key: str) -> str:
+    "Where the number of micro batches in a step comes from: the trainer profile where it has one, else a policy."
+    value, name = get(config, key), str(config.profile)
+    usual = profile_settings("train", "local/accumulate_grad_batches")[key]
+    if name != "none" and profile_settings(name, "trainer").get(key) == value:
+        wins = f", which wins over {usual} of the policy train" if value != usual else ""
+        return f"{key}, by the profile {name}{wins}"
+    which = "local/accumulate_grad_batches=train" if value == usual else "that was chosen"
+    return f"{key}, by the policy {which}"
+
+
 def _source(config: Config, key: str) -> str:
     "Where the value of a setting comes from, in words."
     if key in (config.typed or ()):
         return f"{key}, as asked for"
+    if key == "training.gradient_accumulation_steps":
+        return _policy(config, key)
     return f"{key}, by the profile {config.profile}"
 
-
+# %% ../../nbs/10_config/08_explain.ipynb #cdbfd29b
 def _batch_rows(config: Config, plan: BatchPlan) -> list[Row]:
     "B, K, W and their product."
     parts = (plan.micro_batch_size, plan.gradient_accumulation_steps, plan.world_size)

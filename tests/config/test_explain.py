@@ -60,7 +60,7 @@ def test_the_whole_stays_on_any_number_of_processes(world):
         (["global_batch_size=33", "trainer.devices=2"], ["33", "2 processes", "32 or 34"]),
         (["global_batch_size=100", "data.batch_size=16"], ["96 or 112", "10 or 20"]),
         (["global_batch_size=64", "data.batch_size=16", "grad_accum=2"], ["is 32", "gradient_accumulation_steps=4"]),
-        (["optimizer.lr_scaling=linear"], ["optimizer.base_batch_size=32"]),
+        (["optimizer.lr_scaling=linear"], ["optimizer.base_batch_size=64"]),
         (["optimizer.lr_scaling=lineer"], ["linear"]),
     ],
 )

@@ -68,7 +68,7 @@ LINES = {
     "local/accumulate_grad_batches@val_loader=val": {"eval.gradient_accumulation_steps": 1},
     "local/accumulate_grad_batches@val_loader=high": {
         "eval.gradient_accumulation_steps": 4,
-        "training.gradient_accumulation_steps": 1,
+        "training.gradient_accumulation_steps": 2,
     },
     "local/accumulate_grad_batches@test_loader=test": {"test.gradient_accumulation_steps": 1},
     "local/accumulate_grad_batches=train@accumulate_grad_batches=4": {"training.gradient_accumulation_steps": 4},
@@ -95,7 +95,7 @@ LINES = {
     "distributed.fp16=false trainer.precision=bf16": {"distributed.mixed_precision": "bf16"},
     "trainer=a100 distributed.fp16=false": {"distributed.mixed_precision": "bf16"},
     "distributed.fp16=false": {"distributed.mixed_precision": "no"},
-    "training.gradient_accumulation_steps=${accumulate_grad_batches}": {"training.gradient_accumulation_steps": 1},
+    "training.gradient_accumulation_steps=${accumulate_grad_batches}": {"training.gradient_accumulation_steps": 2},
     "training.gradient_accumulation_steps=${accumulate_grad_batches} local/accumulate_grad_batches=high": {
         "training.gradient_accumulation_steps": 4
     },
