@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from helpers import wait_for
 from tasks import SAMPLES, Submitting, Troubled, rows, tensors
 
 
@@ -86,6 +87,11 @@ class Walk(Troubled):
 
     def value(self):
         raise ValueError("as planned")
+
+    def linger_when_told(self):
+        "Wait for the file `go`, then keep the process from ending."
+        wait_for(Path("go").exists, "the file go")
+        self.linger()
 
     def nan(self):
         self.spoil = lambda loss: loss * float("nan")

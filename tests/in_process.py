@@ -17,6 +17,7 @@ from spectrakit.training.state import Execution
 from spectrakit.watchdog.budget import Budget, TimeLimit
 
 PLAIN = (
+    "local/accumulate_grad_batches=debug",  # a step for each batch: steps are counted here
     "trainer.accelerator=cpu",
     "launch.mode=inline",
     "data.shuffle=false",

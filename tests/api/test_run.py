@@ -30,6 +30,7 @@ from tasks import Line, Listed, Submitting
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here", "no_pictures")]
 INLINE = (
+    "local/accumulate_grad_batches=debug",  # a step for each batch: steps are counted here
     "launch.mode=inline",
     "trainer.accelerator=cpu",
     "data.batch_size=8",

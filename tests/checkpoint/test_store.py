@@ -922,6 +922,7 @@ def test_weights_that_are_not_finite_are_not_saved_and_sums_that_overflow_are_no
 
 
 SETTINGS = (
+    "local/accumulate_grad_batches=debug",  # a step for each batch: steps are counted here
     "trainer.accelerator=cpu",
     "launch.mode=inline",
     "data.batch_size=4",

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow  # every test here starts processes
 
 TASKS = TESTS / "rank_tasks.py"
 WORDS = (
+    "local/accumulate_grad_batches=debug",  # a step for each batch: steps are counted here
     "trainer.accelerator=cpu",
     "data.batch_size=2",
     "scheduler.name=constant",

@@ -31,6 +31,7 @@ STEPS = 40
 
 # Forty optimizer steps in four epochs; every step has its line in the log, every fourth a checkpoint.
 ONE = (
+    "local/accumulate_grad_batches=debug",
     "trainer.accelerator=cpu",
     "data.batch_size=4",
     f"trainer.max_steps={STEPS}",

@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import signal
+import time
 from pathlib import Path
 
 from helpers import wait_for
@@ -51,9 +52,11 @@ def the_code_of_the_task_is_edited(p: Place) -> None:
 
 def it_is_stopped_before_the_first_step(p: Place) -> None:
     "■ while the data are read: back without a step, and without a word of a failure."
-    kernel = p.start("Drops", TINY_FAULTS="data 0 1 linger")
+    kernel = p.start("Drops", TINY_FAULTS="data 0 1 linger_when_told")
     p.file("fault-data-0-1")
     kernel.process.send_signal(signal.SIGINT)
+    time.sleep(2)  # the word needs a moment from the kernel to the ranks, and training must not begin meanwhile
+    (p.folder / "go").touch()
     word = kernel.wait()
     p.want(word.get("status") == "interrupted", f"the run ended {word.get('status')}: {word.get('error')}")
     steps = [event for event in read_events(Path(word["path"]) / "events.jsonl") if event["type"] == "step"]

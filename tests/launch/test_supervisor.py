@@ -61,7 +61,9 @@ slow = pytest.mark.slow
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux is the home of several processes")
 
 # Twenty optimizer steps in four epochs: two ranks, two micro batches of two each.
+EACH = "local/accumulate_grad_batches=debug"  # a step for each batch: steps are counted here
 TWO = (
+    EACH,
     "trainer.accelerator=cpu",
     "trainer.devices=2",
     "data.batch_size=2",
@@ -742,7 +744,7 @@ def test_an_interrupt_while_a_large_task_is_written_ends_the_run(here, monkeypat
 
 def test_memory_that_ran_out_halves_the_micro_batch_and_keeps_the_effective_one(story):
     oom = replace(FAULT, reason="OutOfMemoryError: CUDA out of memory.", out_of_memory=True)
-    outcome, starts = story(oom, oom, DONE, words=["data.micro_batch_size=12", "launch.max_restarts=0"])
+    outcome, starts = story(oom, oom, DONE, words=[EACH, "data.micro_batch_size=12", "launch.max_restarts=0"])
     assert outcome.status == "completed" and starts == [PAIRED] * 3 and outcome.launch["restarts"] == 2
     assert (outcome.launch["micro_batch_size"], outcome.launch["gradient_accumulation_steps"]) == (3, 4)
     outcome, starts = story(oom, oom, oom, oom, words=["data.micro_batch_size=12"])  # 6, 3, 1 at a time
@@ -775,6 +777,7 @@ class Hungry(Curve):
 def test_a_run_whose_device_runs_out_of_memory_goes_on_with_smaller_micro_batches(nothing_left, here, where, devices):
     (here / "hungry.py").write_text(HUNGRY.format(where=where, forward=where == "forward"))
     words = (
+        EACH,
         "trainer.accelerator=cpu",
         "trainer.max_epochs=2",
         "data.micro_batch_size=8",

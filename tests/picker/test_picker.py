@@ -309,7 +309,7 @@ def test_one_wrong_field_does_not_lose_the_others():
     assert "data.micro_batch_size=inf" in refused(lambda: picker.config)
     form.controls["data.micro_batch_size"].value = "16"
     assert picker.config == compose("trainer=defaults", "optimizer.lr=0.5", "data.micro_batch_size=16")
-    assert "63 in each of 10 epochs; 1000 samples" in form.consequences.value
+    assert "32 in each of 10 epochs; 1000 samples" in form.consequences.value
 
 
 def test_empty_text_is_null_where_a_setting_takes_that():
@@ -435,7 +435,7 @@ def test_an_earlier_run_tells_samples_and_pace():
     (run / "environment.json").write_text(json.dumps({"platform": here.to_dict(), "decided": decided}))
     (run / "config.yaml").write_text("seed: 1\n")
     (run / "summary.json").write_text(json.dumps({"steps": 100, "seconds": 32.0}))
-    _picker, form = make(task="coffee")
+    _picker, form = make("accumulate_grad_batches=1", task="coffee")
     assert (
         "120" in form.consequences.value
         and "384 samples, by coffee-1" in form.consequences.value

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow  # every test here trains a run
 
 SAMPLES, STEPS = 22, 12  # six optimizer steps an epoch, the last one short
 BASE = (
+    "local/accumulate_grad_batches=debug",  # a step for each batch: steps are counted here
     "launch.mode=inline",
     "trainer.accelerator=cpu",
     "data.batch_size=4",

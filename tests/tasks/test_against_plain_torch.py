@@ -38,7 +38,12 @@ from spectrakit.data.order import epoch_order
 
 pytestmark = pytest.mark.slow  # every test here trains a run
 
-HERE = ("launch.mode=inline", "trainer.accelerator=cpu", "distributed.mixed_precision=no")
+HERE = (
+    "local/accumulate_grad_batches=debug",  # a step for each batch: steps are counted here
+    "launch.mode=inline",
+    "trainer.accelerator=cpu",
+    "distributed.mixed_precision=no",
+)
 
 
 def net(inputs: int, outputs: int, dtype=torch.float32) -> nn.Sequential:

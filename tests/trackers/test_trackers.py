@@ -36,6 +36,7 @@ from tasks import Line
 pytestmark = pytest.mark.slow  # half a minute of W&B and MLflow
 
 SETTINGS = (
+    "local/accumulate_grad_batches=debug",  # a step for each batch: steps are counted here
     "trainer.accelerator=cpu",
     "launch.mode=inline",
     "trainer.max_epochs=3",

@@ -255,6 +255,7 @@ def test_two_ranks_make_the_same_mean(tmp_path, monkeypatch, strategy):
         "trainer.accelerator=cpu",
         "trainer.devices=2",
         "data.batch_size=5",
+        "accumulate_grad_batches=1",
         "trainer.max_epochs=3",
         "checkpoint.keep_last=3",
     )

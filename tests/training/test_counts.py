@@ -63,7 +63,15 @@ class Counts:
 
 
 def counted(folder: Path, monkeypatch, task: Task, words: tuple, steps: int) -> Counts:
-    cfg = override(compose("trainer.accelerator=cpu", "checkpoint.enabled=false", "data.micro_batch_size=8"), *words)
+    cfg = override(
+        compose(
+            "local/accumulate_grad_batches=debug",
+            "trainer.accelerator=cpu",
+            "checkpoint.enabled=false",
+            "data.micro_batch_size=8",
+        ),
+        *words,
+    )
     cfg = override(cfg, f"trainer.max_steps={steps}")
     context, limit = create_run_context(cfg, detect({"PATH": ""}, shell="")), TimeLimit(None, 0.0, "none")
     folder.mkdir()

@@ -265,7 +265,7 @@ def test_the_largest_micro_batch_is_looked_for_and_the_run_is_that_of_it(tmp_pat
     monkeypatch.chdir(tmp_path)
     words = ("launch.mode=inline", "trainer.accelerator=cpu", "trainer.max_epochs=3", "trainer.log_every_n_steps=1")
     found = fit(Hungry(), compose(*words, "batch_size=auto", "global_batch_size=16"), show=False)
-    given = fit(Hungry(), compose(*words, "batch_size=16"), show=False)
+    given = fit(Hungry(), compose(*words, "batch_size=16", "accumulate_grad_batches=1"), show=False)
     said = [event["text"] for event in found.events if event["type"] == "message"]
     assert said == ["data.micro_batch_size=auto: micro batches of 16, 1 of them in a step; the largest that divides "
                     "the effective batch"]  # fmt: skip

@@ -31,7 +31,11 @@ from spectrakit.training.trial import check_exchange, check_last_batch
 
 DRAW = torch.Generator().manual_seed(11)
 X, Y = torch.randn(24, 4, generator=DRAW), torch.randint(0, 3, (24,), generator=DRAW)
-QUICK = ("data.batch_size=8", "trainer.max_epochs=1")
+QUICK = (
+    "local/accumulate_grad_batches=debug",  # a step for each batch: steps are counted here
+    "data.batch_size=8",
+    "trainer.max_epochs=1",
+)
 
 
 class Mine(Task):

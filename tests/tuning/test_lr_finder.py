@@ -44,11 +44,17 @@ def temporary(tmp_path_factory, monkeypatch):
 
 
 def inline(*words: str):
-    return compose("launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=64", *words)
+    return compose(
+        "local/accumulate_grad_batches=debug",
+        "launch.mode=inline",
+        "trainer.accelerator=cpu",
+        "data.batch_size=64",
+        *words,
+    )
 
 
 def child(*words: str):
-    return compose("trainer.accelerator=cpu", "data.batch_size=4", *words)
+    return compose("local/accumulate_grad_batches=debug", "trainer.accelerator=cpu", "data.batch_size=4", *words)
 
 
 class Held(Task):

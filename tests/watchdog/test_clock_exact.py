@@ -66,6 +66,7 @@ def train(tmp_path):
 
     def run(task: Curve, budget: Budget, *words: str) -> tuple[str, int, list[dict]]:
         config = compose(
+            "local/accumulate_grad_batches=debug",
             "trainer.accelerator=cpu",
             "data.micro_batch_size=8",
             "trainer.max_steps=40",

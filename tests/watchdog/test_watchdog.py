@@ -24,6 +24,7 @@ from spectrakit.watchdog.budget import Budget, TimeLimit, make_budget, time_limi
 from tasks import in_trial
 
 SETTINGS = (
+    "local/accumulate_grad_batches=debug",  # a step for each batch: steps are counted here
     "trainer.accelerator=cpu",
     "data.micro_batch_size=8",
     "trainer.max_epochs=4",
