@@ -496,7 +496,7 @@ def executed(folder: Path, overrides) -> nbformat.NotebookNode:
 @pytest.mark.slow
 def test_a_notebook_that_is_run_by_a_program_needs_no_click(tmp_path):
     done = executed(tmp_path, ["seed=9"])
-    assert done.cells[3].outputs[0].text == "smoke 0.3 9\n"
+    assert "".join(part.text for part in done.cells[3].outputs) == "smoke 0.3 9\n"  # a busy kernel sends it in parts
     first = done.cells[1].outputs
     assert "run by a program" in first[0].text and set(first[1].data) == {"text/html", "text/plain"}
     assert "widgets" not in done.metadata and len(nbformat.writes(done)) < 60_000
