@@ -411,6 +411,10 @@ LONG_CELLS = {
         "39_checks/06_run_forecast",
         "Forecast",
     ): "a table of fields, and methods of a line that say what follows from them",
+    (
+        "60_api/06_cross_validation",
+        "CrossValidation",
+    ): "a table of fields, and methods of a line that say what follows from them",
     ("10_config/01_schema", "TrainerConfig"): "a table of settings",
     ("10_config/01_schema", "OptimizerConfig"): "a table of settings",
     ("10_config/01_schema", "TrainingConfig"): "a table of settings",

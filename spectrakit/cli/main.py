@@ -22,6 +22,7 @@ GROUPS = {
     "explain": ("explain",),
     "preflight": ("preflight",),
     "training": ("train", "check", "resume", "predict"),
+    "cross_validate": ("cross-validate",),
     "runs": ("runs", "show", "watch", "plot", "compare", "report", "trust"),
     "find_lr": ("find-lr",),
     "wheelhouse": ("wheelhouse",),

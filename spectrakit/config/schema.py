@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['TRACKERS', 'OPTIMIZERS', 'DataConfig', 'DataloaderConfig', 'OptimizerConfig', 'SchedulerConfig', 'TrainingConfig',
            'TrainerConfig', 'EarlyStoppingConfig', 'CheckpointConfig', 'DistributedConfig', 'StageConfig',
-           'LimitsConfig', 'WatchdogConfig', 'PreflightConfig', 'ResumeConfig', 'LaunchConfig', 'RunConfig',
-           'TrackingConfig', 'Config', 'settings', 'get', 'to_dict']
+           'LimitsConfig', 'WatchdogConfig', 'PreflightConfig', 'FoldsConfig', 'ResumeConfig', 'LaunchConfig',
+           'RunConfig', 'TrackingConfig', 'Config', 'settings', 'get', 'to_dict']
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fcf4
 import dataclasses
@@ -622,6 +622,34 @@ class PreflightConfig:
         None, "dollars for an hour of this machine; null: from the table of prices", minimum=0, added_later=True
     )
 
+# %% ../../nbs/10_config/01_schema.ipynb #5770a62e
+@dataclass(frozen=True)
+class FoldsConfig:
+    "Cross-validation: how the training samples are divided, and which part is held out."
+
+    count: int = setting(
+        5, "parts that the training samples are divided into", minimum=2, maximum=1000, added_later=True
+    )
+    kind: str = setting(
+        "auto",
+        "kfold; stratified: by classes; group, stratified_group: by the task's `groups`; time: later samples are held "
+        "out; auto: by groups where the task has them, by classes where targets are classes, else kfold",
+        choices=("auto", "kfold", "stratified", "group", "stratified_group", "time"),
+        added_later=True,
+    )
+    repeats: int = setting(
+        1, "divisions, each drawn anew; one that is held out for each part", minimum=1, added_later=True
+    )
+    fold: int | None = setting(
+        None, "the part that is held out, from 0 on; null: the task's own validation data", minimum=0, added_later=True
+    )
+    file: str | None = setting(
+        None,
+        "where the division is kept; what is there is used; null: worked out each time",
+        check=_folder,
+        added_later=True,
+    )
+
 # %% ../../nbs/10_config/01_schema.ipynb #08ac7761
 @dataclass(frozen=True)
 class ResumeConfig:
@@ -738,6 +766,7 @@ class Config:
     limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
     watchdog: WatchdogConfig = dataclasses.field(default_factory=WatchdogConfig)
     preflight: PreflightConfig = dataclasses.field(default_factory=PreflightConfig)
+    folds: FoldsConfig = dataclasses.field(default_factory=FoldsConfig)
     resume: ResumeConfig = dataclasses.field(default_factory=ResumeConfig)
     launch: LaunchConfig = dataclasses.field(default_factory=LaunchConfig)
     run: RunConfig = dataclasses.field(default_factory=RunConfig)

@@ -179,6 +179,14 @@ class Task:
         return default_collate(list(samples))
 
     @optional
+    def groups(self, dataset: Any, cfg: Config) -> Any:
+        """For cross-validation, the group of each sample of the training data, [samples]; None for none.
+
+        Samples of one group, such as spectra of one star, are held out together.
+        """
+        return None
+
+    @optional
     def test_dataset(self, cfg: Config) -> Any:
         "The data set, or stream, to predict on after training. Without this method it is the validation data."
         return None

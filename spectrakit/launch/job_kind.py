@@ -74,9 +74,11 @@ def _run_loop(work: Work, continues: bool) -> tuple[str, str]:
 # %% ../../nbs/50_launch/02_job_kind.ipynb #b93af0ca
 def _predict(work: Work) -> tuple[str, str]:
     "Predictions with the best checkpoint."
-    from spectrakit.jobs.prediction import predict_run
+    from spectrakit.jobs.prediction import predict_fold, predict_run
 
     source = work.weights_from or work.run_dir
+    if work.extra.get("held_out"):
+        return predict_fold(work.task, work.config, work.context, source, work.run_dir)
     return predict_run(work.task, work.config, work.context, source, work.run_dir, work.out)
 
 # %% ../../nbs/50_launch/02_job_kind.ipynb #e7c9cc28

@@ -46,6 +46,7 @@ _FREE = {
     "trainer.channels_last",
     "training.gradient_checkpointing",
     "training.average",
+    "folds.file",
 }
 _BOUND = {"distributed.mixed_precision", "distributed.sync_batchnorm", "checkpoint.monitor", "checkpoint.mode"}
 

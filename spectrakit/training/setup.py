@@ -26,6 +26,7 @@ from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
 from ..config.schema import Config
 from ..contract.given_data import as_dataset, refuse_inputs_and_targets
+from ..contract.held_out import hold_out
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
 from ..contract.recompute import save_activations
 from ..contract.sampler import sampled_order
@@ -84,6 +85,9 @@ def read_datasets(task: Any, config: Config, say: Callable[[str], None] = lambda
     refuse_inputs_and_targets(sets[0], sets[1], where)
     train = _opened(sets[0], open_training_stream, config, where, say)
     valid = _opened(sets[1], open_evaluation_stream, config, where, say)
+    if config.folds.fold is not None:
+        with explained(task, "groups", "when the samples were divided"):
+            train, valid = hold_out(task, config, train, say)
     return train if isinstance(train, StreamSamples) else limit_samples(train, config), valid
 
 # %% ../../nbs/40_training/05_setup.ipynb #mkmd0001

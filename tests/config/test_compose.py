@@ -139,6 +139,11 @@ ADDED_LATER = {
     "data.find_micro_batch_size": "true",
     "preflight.max_cost": 5.0,
     "preflight.price_per_hour": 0.4,
+    "folds.count": 3,
+    "folds.kind": "group",
+    "folds.repeats": 2,
+    "folds.fold": 1,
+    "folds.file": "folds.npz",
     "trainer.log_min_seconds": 0.5,
     "trainer.log_max_seconds": 10.0,
 }

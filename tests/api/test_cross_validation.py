@@ -1,0 +1,138 @@
+"Cross-validation: every sample is predicted once by a model that has not seen it, across ranks and sessions."
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import spectrakit as sk
+from helpers import run_cli, task
+from spectrakit.config.compose import compose
+from spectrakit.system.errors import RequestError
+from spectrakit.training.setup import read_datasets
+from tasks import Line
+
+pytestmark = pytest.mark.slow
+SHORT = ("trainer.accelerator=cpu", "data.batch_size=4", "trainer.max_epochs=2", "accumulate_grad_batches=1")
+INLINE = (*SHORT, "launch.mode=inline")
+HERE = ("run.dir=runs",)
+
+
+class Numbered(Line):
+    "Each input is its own number, and so is each prediction: what is where can be seen."
+
+    def datasets(self, cfg):
+        rows = torch.arange(23.0)
+        return TensorDataset(rows[:, None].repeat(1, 3), rows), None
+
+    def test_dataset(self, cfg):
+        return TensorDataset(torch.zeros(4, 3))
+
+    def predict(self, model, batch):
+        return batch[0][:, 0]
+
+    def model(self, cfg):
+        return nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+
+    def loss(self, model, batch):
+        second = [path for path in Path("runs").glob("*/fold-1/*") if path.is_dir()]
+        if self.stops and second and model.training:
+            (second[0] / "STOP").touch()
+        return super().loss(model, batch)
+
+    metrics = None
+    stops = False
+
+
+def stopping():
+    "The same, which asks for a stop in its second fold."
+    made = Numbered()
+    made.stops = True
+    return made
+
+
+def test_every_sample_is_held_out_once_and_lies_at_its_place(here):
+    cv = sk.cross_validate(Numbered(), compose(*INLINE, "run.dir=runs"), folds=4, show=False)
+    assert cv.status == "completed" and len(cv.trials) == 4
+    assert cv.values.tolist() == cv.targets.tolist() == list(range(23))
+    for fold in range(4):
+        seen, out = read_datasets(Numbered(), cv.runs[fold].config)
+        assert sorted([*seen[:][1].tolist(), *out[:][1].tolist()]) == list(range(23))
+        assert out[:][1].tolist() == cv.folds.held_out(fold).tolist()
+    saved = np.load(cv.path / "out_of_fold.npz")
+    assert saved["predictions"].tolist() == list(range(23)) and len(cv.test["predictions"]) == 4
+    facts = json.loads((cv.path / "summary.json").read_text())
+    assert facts["scores"] == list(cv.scores) and facts["folds_sha256"] == cv.folds.sha256
+
+
+def test_two_ranks_hold_out_what_one_does(here):
+    (here / "numbered.py").write_text(
+        "import sys\n" + f"sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]\n"
+        "from test_cross_validation import Numbered\n"
+    )
+    words = (*SHORT, "trainer.devices=2", "data.batch_size=2", "folds.count=2")
+    two = sk.cross_validate(f"{here / 'numbered.py'}:Numbered", compose(*words), show=False)
+    one = sk.cross_validate(Numbered(), compose(*INLINE, "folds.count=2", f"run.dir={here / 'one'}"), show=False)
+    assert two.status == "completed" and two.folds.sha256 == one.folds.sha256
+    assert two.values.tolist() == list(range(23)) and two.mean == pytest.approx(one.mean, rel=1e-4)
+
+
+def test_what_was_stopped_goes_on_and_what_is_done_stays_done(here, capsys):
+    first = sk.cross_validate(stopping(), compose(*INLINE, *HERE), folds=3)
+    assert first.status == "interrupted" and [t.status for t in first.trials] == ["completed", "interrupted"]
+    assert first.score is None and np.isnan(first.values).sum() == 23 - 8
+    told = capsys.readouterr().out
+    assert "fold 0: completed, val_loss=" in told and "2 of 3 folds are left" in told
+    whole = sk.cross_validate(Numbered(), compose(*INLINE, *HERE), folds=3, show=False)
+    with pytest.raises(RequestError, match=r"begun with other settings \(optimizer.lr\)"):
+        sk.cross_validate(
+            Numbered(), compose(*INLINE, *HERE, "optimizer.lr=0.5"), folds=3, resume=first.path, show=False
+        )
+    again = sk.cross_validate(Numbered(), compose(*INLINE, *HERE), folds=3, resume=first.path, show=False)
+    assert again.path == first.path and again.status == "completed"
+    assert again.runs[0].path == first.runs[0].path and again.runs[1].path == first.runs[1].path
+    assert again.scores == whole.scores and again.values.tolist() == whole.values.tolist()
+
+
+class Broken(Line):
+    def groups(self, dataset, cfg):
+        return [1, 2]
+
+
+def test_what_cannot_be_divided_is_a_sentence(here):
+    for made, words, parts in (
+        (Numbered(), ("folds.count=24",), ["folds.count=24", "23 samples"]),
+        (Numbered(), ("folds.kind=group",), ["folds.kind=group needs `groups(dataset, cfg)`"]),
+        (Broken(), ("folds.kind=group",), ["2 groups for"]),
+        (Numbered(), ("folds.count=1",), ["folds.count=1"]),
+        (Numbered(), ("folds.kind=stratify",), ["stratified"]),
+    ):
+        with pytest.raises(RequestError) as refused:
+            sk.cross_validate(made, compose(*INLINE, *words), show=False)
+        assert all(part in str(refused.value) for part in parts), refused.value
+    cv = sk.cross_validate(Numbered(), compose(*INLINE), folds=2, show=False)
+    with pytest.raises(RequestError, match="is no cross-validation"):
+        sk.cross_validate(Numbered(), compose(*INLINE), folds=2, resume=cv.runs[0].path, show=False)
+
+
+def test_a_task_that_divides_by_itself_is_told_the_fold(here):
+    cv = sk.cross_validate(
+        "digits", compose(*INLINE, "data.batch_size=64", "limits.max_train_batches=2"), folds=2, show=False
+    )
+    assert cv.status == "completed" and cv.folds is None
+    assert [run.config.task["fold"] for run in cv.runs] == [0, 1] and len(cv.values) == len(cv.targets)
+
+
+def test_in_a_shell(here):
+    done = run_cli(here, "cross-validate", task("Line"), *INLINE, "folds.count=2", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts["status"] == "completed" and len(facts["scores"]) == 2 and facts["mean"] > 0
+    again = run_cli(here, "cross-validate", task("Line"), *INLINE, "folds.count=2", "--resume", "auto")
+    assert again.returncode == 0 and f"{facts['mean']:.5g}" in again.stdout and "fold 0: completed" in again.stdout, (
+        again.stdout
+    )
