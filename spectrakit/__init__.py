@@ -22,7 +22,7 @@ _NAMES = {
     "check_kernel": "kaggle.check", "init_kernel": "kaggle.init", "push_kernel": "kaggle.client",
     "seal_output": "runs.outputs", "secret": "system.secrets",
     "Run": "api.run", "check": "api.check", "fit": "api.actions", "preflight": "api.preflight", "list_runs": "api.run", "open_run": "api.run", "predict": "api.actions", "resume": "api.actions", "trust": "launch.consent",
-    "CrossValidation": "api.cross_validation", "cross_validate": "api.cross_validation", "TrialResult": "api.trial", "run_single_trial": "api.trial",
+    "CrossValidation": "api.cross_validation", "cross_validate": "api.cross_validation", "TrialResult": "api.trial", "run_single_trial": "api.trial", "Blend": "api.blend", "blend": "api.blend",
     "compare": "reports.comparison", "report": "reports.run_report",
     "make_wheelhouse": "offline.wheelhouse",
     "ArrayDataset": "data.rows",
