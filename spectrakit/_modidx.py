@@ -3025,6 +3025,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'spectrakit.launch.job._job_values': ('50_launch/job.html#_job_values', 'spectrakit/launch/job.py'),
                                        'spectrakit.launch.job.change_config': ( '50_launch/job.html#change_config',
                                                                                 'spectrakit/launch/job.py'),
+                                       'spectrakit.launch.job.check_config': ( '50_launch/job.html#check_config',
+                                                                               'spectrakit/launch/job.py'),
                                        'spectrakit.launch.job.check_task_name': ( '50_launch/job.html#check_task_name',
                                                                                   'spectrakit/launch/job.py'),
                                        'spectrakit.launch.job.full_task_name': ( '50_launch/job.html#full_task_name',

@@ -15,7 +15,7 @@ from .actions import fit
 from .run import Run, list_runs
 from ..checkpoint.store import find_checkpoint
 from ..config.schema import Config
-from ..launch.job import Job
+from ..launch.job import Job, check_config
 from ..launch.job_kind import PREDICT
 from ..launch.launcher import launch
 from ..launch.request import new_request
@@ -79,6 +79,7 @@ def run_single_trial(config: Config, fold: int | None = None, *, task: Any = Non
     RequestError where the request is wrong; a run that failed has the status `failed`.
     """
     began = time.monotonic()
+    check_config(config, "run_single_trial")
     config = config if fold is None else replace(config, folds=replace(config.folds, fold=fold))
     task = config.task.get("name") if task is None else task
     if task is None:

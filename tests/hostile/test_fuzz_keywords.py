@@ -11,6 +11,7 @@ from test_fuzz import WRONG, sentence
 
 import spectrakit as sk
 import spectrakit.api.actions
+import spectrakit.api.preflight
 import spectrakit.kaggle.client
 import spectrakit.offline.wheelhouse
 import spectrakit.tuning.lr_finder
@@ -38,6 +39,7 @@ def began(*_, **__):
 @pytest.fixture(autouse=True)
 def nothing_begins(here, monkeypatch):
     monkeypatch.setattr(spectrakit.api.actions, "launch", began)
+    monkeypatch.setattr(spectrakit.api.preflight, "launch", began)
     monkeypatch.setattr(spectrakit.tuning.lr_finder, "launch", began)
     monkeypatch.setattr(spectrakit.offline.wheelhouse, "_gather", began)
     monkeypatch.setattr(spectrakit.kaggle.client, "call_client", began)
