@@ -56,7 +56,10 @@ def session_of(net: nn.Module, adam: torch.optim.Optimizer, folder: Path, backgr
     "The state of a run that saves this network, as often as it is asked to."
     folder.mkdir()
     config = compose(
-        "trainer.accelerator=cpu", f"checkpoint.background={str(background).lower()}", "checkpoint.keep_last=1"
+        "local/accumulate_grad_batches=debug",
+        "trainer.accelerator=cpu",
+        f"checkpoint.background={str(background).lower()}",
+        "checkpoint.keep_last=1",
     )
     context = create_run_context(config, detect())
     s = TrainState(

@@ -74,7 +74,9 @@ class MappedOneByOne(Dataset):
 
 def kit(dataset, *words: str) -> Callable[[], Iterator]:
     "Batches of the kit, a new epoch with each call."
-    config = compose("dataloader.num_workers=0", f"data.micro_batch_size={SIZE}", *words)
+    config = compose(
+        "local/accumulate_grad_batches=debug", "dataloader.num_workers=0", f"data.micro_batch_size={SIZE}", *words
+    )
     batches, epoch = train_batches(dataset, BatchPlan(len(dataset), SIZE), config), iter(range(10**9))
     return lambda: batches.epoch(next(epoch))
 

@@ -121,7 +121,7 @@ def by_kit(folder: Path, steps: int) -> list[float]:
         "trainer.deterministic=false",
     )
     called = time.time()
-    job = Job(TRAIN, folder / "run", new_request(compose(*words)))
+    job = Job(TRAIN, folder / "run", new_request(compose("local/accumulate_grad_batches=debug", *words)))
     outcome = launch(job, Net(folder / "times.json"), lambda: None)
     assert outcome.status == "completed", outcome
     return [called, *json.loads((folder / "times.json").read_text())]

@@ -92,7 +92,14 @@ def one_row(words: tuple[str, ...], base: int, seconds: float) -> dict[str, Any]
         folder = Path(place)
         task = f"{Path(__file__).resolve()}:Wide"
         once = f"trainer.log_every_n_steps={BATCHES}"
-        common = ("trainer.max_epochs=2", once, "checkpoint.keep_last=1", "launch.warm_worker=false", *words)
+        common = (
+            "local/accumulate_grad_batches=debug",
+            "trainer.max_epochs=2",
+            once,
+            "checkpoint.keep_last=1",
+            "launch.warm_worker=false",
+            *words,
+        )
         asked = spectrakit(folder, "preflight", task, f"preflight.seconds={seconds:g}", "--json", *common)
         forecast = json.loads(asked.strip().splitlines()[-1])
         spectrakit(folder, "train", task, *common, "--quiet")

@@ -106,7 +106,14 @@ def spectrakit(epochs: int, *more: str) -> None:
 
     words = ("launch.mode=inline", "trainer.accelerator=cpu", "checkpoint.enabled=false", "run.console=none")
     optimizer = ("optimizer.name=adamw", "optimizer.lr=1e-3", "optimizer.weight_decay=0.01", "launch.threads=1")
-    cfg = sk.compose(*words, *optimizer, f"data.micro_batch_size={BATCH}", f"trainer.max_epochs={epochs}", *more)
+    cfg = sk.compose(
+        "local/accumulate_grad_batches=debug",
+        *words,
+        *optimizer,
+        f"data.micro_batch_size={BATCH}",
+        f"trainer.max_epochs={epochs}",
+        *more,
+    )
     sk.fit(Made(), cfg, show=False).raise_for_status()
 
 

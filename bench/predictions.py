@@ -66,7 +66,7 @@ def predict(way: str, samples: int, folder: Path) -> dict:
         def predict(self, model, batch):
             return model(batch[0])
 
-    cfg = compose("trainer.accelerator=cpu", f"data.micro_batch_size={ROUND}")
+    cfg = compose("local/accumulate_grad_batches=debug", "trainer.accelerator=cpu", f"data.micro_batch_size={ROUND}")
     context = create_run_context(cfg, detect({"PATH": ""}, shell=""))
     peak, began = Peak(), time.perf_counter()
     with torch.no_grad():

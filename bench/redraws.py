@@ -278,6 +278,7 @@ def train(steps: int, shown: bool) -> dict:
 
     make, began = spectrakit.api.actions.make_view, (time.perf_counter(), time.process_time())
     config = compose(
+        "local/accumulate_grad_batches=debug",
         "trainer.accelerator=cpu",
         "trainer.devices=2",
         f"data.micro_batch_size={BATCH}",

@@ -147,6 +147,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'spectrakit/api/cross_validation.py'),
                                                  'spectrakit.api.cross_validation._whole_score': ( '60_api/cross_validation.html#_whole_score',
                                                                                                    'spectrakit/api/cross_validation.py'),
+                                                 'spectrakit.api.cross_validation.copied': ( '60_api/cross_validation.html#copied',
+                                                                                             'spectrakit/api/cross_validation.py'),
                                                  'spectrakit.api.cross_validation.cross_validate': ( '60_api/cross_validation.html#cross_validate',
                                                                                                      'spectrakit/api/cross_validation.py'),
                                                  'spectrakit.api.cross_validation.plan_text': ( '60_api/cross_validation.html#plan_text',

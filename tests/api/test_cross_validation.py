@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
-from helpers import run_cli, task
+from helpers import run_cli, task, tree_hashes
 from spectrakit.config.compose import compose
 from spectrakit.system.errors import RequestError
 from spectrakit.training.setup import read_datasets
@@ -92,6 +92,13 @@ def test_what_was_stopped_goes_on_and_what_is_done_stays_done(here, capsys):
         sk.cross_validate(
             Numbered(), compose(*INLINE, *HERE, "optimizer.lr=0.5"), folds=3, resume=first.path, show=False
         )
+    elsewhere = compose(
+        *INLINE, f"run.dir={here / 'next'}"
+    )  # the first session's output is attached: it stays as it is
+    before = tree_hashes(first.path)
+    moved = sk.cross_validate(Numbered(), elsewhere, folds=3, resume=first.path, show=False)
+    assert moved.status == "completed" and moved.path.parent == here / "next" and tree_hashes(first.path) == before
+    assert moved.scores == whole.scores and moved.values.tolist() == whole.values.tolist()
     again = sk.cross_validate(Numbered(), compose(*INLINE, *HERE), folds=3, resume=first.path, show=False)
     assert again.path == first.path and again.status == "completed"
     assert again.runs[0].path == first.runs[0].path and again.runs[1].path == first.runs[1].path
