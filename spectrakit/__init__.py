@@ -34,7 +34,24 @@ __all__ = ["__version__", *_NAMES]
 def __getattr__(name: str) -> _Any:
     if name not in _NAMES: raise AttributeError(f"module 'spectrakit' has no attribute {name!r}")
     from importlib import import_module
-    return getattr(import_module(f"spectrakit.{_NAMES[name]}"), name)
+    try:
+        return getattr(import_module(f"spectrakit.{_NAMES[name]}"), name)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted while spectrakit was being imported. Run the cell again.") from None
+    except (ImportError, AttributeError) as error:
+        hiding = _hiding()
+        if not hiding: raise
+        raise ImportError(f"{hiding} hides Python's own module of that name, so spectrakit cannot be imported ({error}). Give the file another name.") from None
+
+
+def _hiding() -> str:
+    "The file in the folder of the script, or in the working folder, that was imported in place of a module of Python's."
+    folders = {_os.path.realpath(folder) for folder in (_sys.path[:1] or [""])} | {_os.path.realpath("")}
+    for name in sorted(_sys.stdlib_module_names):
+        file = _os.path.realpath(getattr(_sys.modules.get(name), "__file__", None) or "/")
+        folder = _os.path.dirname(file)
+        if folder in folders or (_os.path.basename(folder) == name and _os.path.dirname(folder) in folders): return file
+    return ""
 
 
 def __dir__() -> list[str]: return sorted({*globals(), *__all__})

@@ -9,6 +9,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'spectrakit/api/actions.py'),
                                         'spectrakit.api.actions.Predictions.values': ( '60_api/actions.html#predictions.values',
                                                                                        'spectrakit/api/actions.py'),
+                                        'spectrakit.api.actions._before_the_run': ( '60_api/actions.html#_before_the_run',
+                                                                                    'spectrakit/api/actions.py'),
                                         'spectrakit.api.actions._check_folder': ( '60_api/actions.html#_check_folder',
                                                                                   'spectrakit/api/actions.py'),
                                         'spectrakit.api.actions._finish_done': ( '60_api/actions.html#_finish_done',

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,16 @@ def _take_part(kind: JobKind, request: RunRequest, task: Any, predict: Any = Non
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
+# %% ../../nbs/60_api/02_actions.ipynb #5b982a81
+@contextlib.contextmanager
+def _before_the_run() -> Iterator[None]:
+    "Within this block an interrupt says that there is no run yet, without the frames that it came through."
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        where = "interrupted before the run began: nothing was trained. Run the cell again to begin."
+        raise KeyboardInterrupt(str(stop) or where) from None
+
 # %% ../../nbs/60_api/02_actions.ipynb #6774fd53
 def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: list[int], predict: Any = None) -> Run:
     """Begin a run, or go on with the one that resume.source leads to. A run that is done is returned as it is.
@@ -144,7 +154,8 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
     session = Session(
         request.platform, request.limit, request.place, request.auto, code_fingerprint(task), request.trust
     )
-    plan = plan_resume(request.config, session, peer)
+    with _before_the_run():
+        plan = plan_resume(request.config, session, peer)
     if show and plan.reason and not peer and config.run.console != "none":
         print(plan.reason, flush=True)
     if plan.kind == "done":
@@ -339,14 +350,16 @@ def fit(
     True). `trust`: whether resume='auto' may return a finished run that was not made here (default False).
     RequestError, with nothing left behind, where the request is wrong.
     """
-    config = with_task(compose() if config is None else config, task, "fit")
-    if resume is not None:
-        config = _with_source(config, resume)
-    if predict is not None:
-        check_prediction(config, checked_path(predict, "The file for predictions"))
+    with _before_the_run():
+        config = with_task(compose() if config is None else config, task, "fit")
+        if resume is not None:
+            config = _with_source(config, resume)
+        if predict is not None:
+            check_prediction(config, checked_path(predict, "The file for predictions"))
     with ends_softly() as terminated:
-        request, pressed = replace(new_request(config), trust=trust), list[int]()
-        refuse_expensive(task, request)
+        with _before_the_run():
+            request, pressed = replace(new_request(config), trust=trust), list[int]()
+            refuse_expensive(task, request)
         run = _train(task, config, request, show, pressed, predict)
         if predict is not None and run.ended is None:
             _predict_in_time(task, run, predict, request, _unwanted(terminated, pressed))

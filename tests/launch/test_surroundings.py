@@ -35,6 +35,29 @@ def test_modules_beside_the_task_do_not_stand_in_for_pythons(here, devices):
     assert "this random.py" not in done.stderr + done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["random.py", "dataclasses.py", "random/__init__.py"])
+def test_a_module_beside_the_script_that_hides_pythons_is_named(here, name):
+    (here / name).parent.mkdir(exist_ok=True)
+    (here / name).write_text("")
+    (here / "script.py").write_text("import spectrakit as sk\n\nsk.fit\n")
+    done = subprocess.run([sys.executable, "script.py"], cwd=here, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and f"{here / name} hides Python's own module" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["notes.txt", "__init__.py"])
+def test_a_folder_of_the_kits_name_is_named(here, file):
+    "Python may look no further than that folder: then only Python can say so."
+    (here / "spectrakit").mkdir()
+    (here / "spectrakit" / file).write_text("")
+    done = run_cli(here, "--version", fresh=True)
+    words = done.stdout + done.stderr
+    assert "Traceback" not in words and len(words.splitlines()) == 1
+    if done.returncode:
+        assert "Give it another name" in words or "spectrakit.__main__" in words
+
+
 class Quits(Line):
     def during(self, number):
         if number == 11:
