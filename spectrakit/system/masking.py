@@ -392,6 +392,59 @@ def _end_of(text: str, at: int) -> int:
     rest = _REST.match(text, at)
     return rest.end() if rest else at
 
+# %% ../../nbs/00_system/00_masking.ipynb #1fd26e3b
+_BELOW = re.compile(  # `token: |`, and what is indented below it
+    r"""^([ \t]{0,40}+)(?:-[ ]{1,4}+)?["']?([\w.-]{2,100}+)["']?[ \t]{0,4}+:"""
+    r"""[ \t]{0,4}+(?:[|>][1-9+-]{0,2}+)?[ \t]{0,4}+\r?\n"""
+    r"""(?=((?:\1[ \t]{1,20}+[^\r\n]{1,4000}+(?:\r?\n|\Z)){1,40}+))""",
+    re.M,
+)
+_TAG = r"<(?:[\w-]{1,40}+:)?([\w.-]{2,100}+)(?:\s[^<>]{0,200}+)?>([^<>]{3,4000}+)</"
+_ENTRY = (
+    r"<(?:key|name)>\s{0,20}+([\w.-]{2,100}+)\s{0,20}+</(?:key|name)>\s{0,100}+<(?:string|value)>([^<>]{3,4000}+)</"
+)
+_ATTRIBUTE = r"""(?:key|name)=["']([\w.-]{2,100}+)["']\s{1,20}+value=["']([^"'<>\n]{3,4000}+)"""
+_NETRC = r"\b(?:login|account)\s{1,20}+\S{1,100}+\s{1,20}+(password)[ \t]{1,20}+(\S{4,200}+)"
+_SAID = r"""(?i:\b(password|passphrase|token|secret|api[ _-]?key)[ ](?:is|was):?[ ]["'`]?)([^\s"'`,;<>]{8,200}+)"""
+_SHAPES = tuple(
+    (sign, re.compile(shape))
+    for sign, shape in (
+        ("</", _TAG),
+        ("</", _ENTRY),
+        ("value=", _ATTRIBUTE),
+        ("password", _NETRC),
+        ("is ", _SAID),
+        ("was ", _SAID),
+        ("is: ", _SAID),
+    )
+)
+
+# %% ../../nbs/00_system/00_masking.ipynb #517a310c
+def _lines_below(named: re.Match) -> Iterator[tuple[str, int, int]]:
+    "(name, begin, end) of the secret lines below a name; none where these are settings of their own."
+    at = named.start(3)
+    for line in named[3].splitlines(keepends=True):
+        value = line.strip()
+        begin = at + line.index(value)
+        setting = re.match(r"(?:- |[\w.\"'-]{1,100}+:(?:\s|$))", value)
+        if not setting and is_secret_value(named[2], value) and not re.fullmatch("[A-Za-z]{1,24}[.!?]?", value):
+            yield named[2], begin, begin + len(value)
+        at += len(line)
+
+# %% ../../nbs/00_system/00_masking.ipynb #27a16cd1
+def _shaped(text: str) -> Iterator[tuple[str, int, int]]:
+    "(name, begin, end) of the secret values in blocks of YAML, tags, attributes, a .netrc and sentences."
+    if ":" in text and "\n" in text:
+        for named in _BELOW.finditer(text):
+            if secrecy(named[2]):
+                yield from _lines_below(named)
+    for sign, shape in _SHAPES:
+        for found in shape.finditer(text) if sign in text else ():
+            value = found[2].strip()
+            begin = found.start(2) + found[2].index(value)
+            if is_secret_value(found[1], value) and (shape.pattern != _SAID or looks_random(value)):
+                yield found[1], begin, begin + len(value)
+
 # %% ../../nbs/00_system/00_masking.ipynb #3514583b
 def pairs_in(text: str) -> list[tuple[str, int, int]]:
     "(name, begin, end) of the secret values that stand in `text` behind a name, in their order; none overlaps."
@@ -408,6 +461,7 @@ def pairs_in(text: str) -> list[tuple[str, int, int]]:
             while named[2].endswith("[") and (value := _NEXT.match(text, end)):
                 begin, end = value.span(1)
                 found.append((named[1], begin, end))
+    found += _shaped(text)
     kept: list[tuple[str, int, int]] = []
     for one in sorted(found, key=lambda one: one[1:]):
         if not kept or one[1] >= kept[-1][2]:

@@ -68,6 +68,14 @@ WRITTEN = {
     "a line of code in a traceback": (f"os.environ['DB_PASSWORD'] = '{PASSWORD}'", PASSWORD),
     "an item": (f"('DB_PASSWORD', '{PASSWORD}')", PASSWORD),
     "a command that failed": (f"Command '['tool', '--password', '{PASSWORD}']' returned 1", PASSWORD),
+    "a block": (f"db:\n  password: |-\n    {PASSWORD}\n  port: 1", PASSWORD),
+    "a folded block": (f"token: >\n  {KEY}\n", KEY),
+    "the line below": (f"password:\n  {PASSWORD}\nname: x", PASSWORD),
+    "an element": (f"<db><password type='plain'>\n  {PASSWORD}\n</password></db>", PASSWORD),
+    "attributes": (f"<add key='api_key' value='{KEY}'/>", KEY),
+    "a property": (f"<property><name>fs.secret.key</name> <value>{KEY}</value></property>", KEY),
+    "a .netrc": (f"machine example.org\n  login ada\n  password {PASSWORD}\n", PASSWORD),
+    "a sentence": (f"My API key is {KEY}.", KEY),
     "a list": (f"api_keys: ['{KEY}', 'x{KEY}']", KEY),
 }
 
@@ -85,6 +93,11 @@ def test_a_secret_is_masked_however_it_is_written(text, secret):
         "('key', 'feature_12')",
         "pat_id=P12345x9",
         "token=['a']",
+        "password:\n  required: true\n  length: 12",
+        "token:\n  - first\n  - second",
+        "The token is missing, the password was unchanged.",
+        "<key>name</key><string>coffee2</string><token>word</token>",
+        "the secret is in section_12",
     ],
 )
 def test_what_only_resembles_one_is_left(text):
