@@ -25,7 +25,7 @@ def _cloud_parser() -> Parser:
         "Write a folder that trains TASK at a PLACE: an app for Modal, a batch job for SLURM, or a session for Colab's "
         "client. Nothing is sent anywhere; what to type next is printed.",
         """
-  spectrakit cloud init modal my-run --task my_task.py:Mine --hours 30 --data spectra --secret wandb
+  spectrakit cloud init modal my-run --task my_task.py:Mine --hours 30 --data spectra --env-from wandb
   spectrakit cloud init slurm my-run --task coffee --gpus 4 --partition gpu --hours 12
   spectrakit cloud init colab my-run --task coffee --gpu L4""",
     )
@@ -37,7 +37,13 @@ def _cloud_parser() -> Parser:
     parser.add_argument("--gpu", metavar="NAME", help="default: A100-80GB at Modal, T4 at Colab")
     parser.add_argument("--hours", type=float, metavar="H", help="default: 30 in all, 24 a job, 11 a session")
     parser.add_argument("--data", metavar="NAME", help="a volume at Modal, mounted as /data; Drive at Colab")
-    parser.add_argument("--secret", action="append", default=[], metavar="NAME", help="kept at Modal; may be repeated")
+    parser.add_argument(
+        "--env-from",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a secret that is kept at Modal: it becomes environment variables there; may be repeated",
+    )
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="SLURM: of one machine; default: 1")
     for name in _ONLY_SLURM:
         parser.add_argument(f"--{name}", metavar="TEXT", help=f"SLURM: {name}")
@@ -72,7 +78,7 @@ def _init(options: Namespace) -> tuple[list[Path], list[str]]:
         gpu=options.gpu or gpu or "any",
         hours=hours if options.hours is None else options.hours,
         data=options.data,
-        secrets=tuple(options.secret),
+        secrets=tuple(options.env_from),
         extra=extra,
     )
     if place == "slurm":

@@ -79,7 +79,7 @@ def check_job(job: CloudJob, most_hours: float) -> None:
     "RequestError where a number, a name of a secret or of data cannot be. `most_hours`: that the place allows in all."
     if isinstance(job.hours, bool) or not 0.25 <= job.hours <= most_hours:
         raise RequestError(f"--hours {job.hours:g} is not possible. Write 0.25 to {most_hours:g}.")
-    for what, text in (("--gpu", job.gpu), ("--profile", job.profile), *(("--secret", s) for s in job.secrets)):
+    for what, text in (("--gpu", job.gpu), ("--profile", job.profile), *(("--env-from", s) for s in job.secrets)):
         if not re.fullmatch(r"[\w.:+-]{1,100}", text):
             raise RequestError(f"{what} {text!r} is no name. Write letters, digits, dashes and dots.")
     if job.data is not None and not re.fullmatch(r"[\w./:+ -]{1,300}", job.data):

@@ -88,9 +88,7 @@ def init_colab(folder: Path | str, job: CloudJob, force: bool = False) -> tuple[
             f"Colab's client has no GPU {job.gpu!r}. There are {', '.join(GPUS)}.{did_you_mean(job.gpu, GPUS)}"
         )
     if job.secrets:
-        raise RequestError(
-            "Colab keeps secrets for notebooks in a browser only, so none can be named here. Leave them out."
-        )
+        raise RequestError("Colab keeps secrets for notebooks in a browser only. Leave --env-from out.")
     files = write_job(folder, job, session_texts(job), force)
     files[1].chmod(0o755)
     at = quote(str(Path(folder) / "session.sh"))

@@ -157,7 +157,7 @@ def modal(folder: Path, variables: dict, call: str) -> subprocess.CompletedProce
 @pytest.mark.slow
 def test_an_app_for_modal_goes_on_in_another_container_until_the_run_is_done(place):
     folder, variables = place
-    job = init(folder, "modal", "--hours", "30", "--secret", "wandb", "--data", "spectra")
+    job = init(folder, "modal", "--hours", "30", "--env-from", "wandb", "--data", "spectra")
     assert {path.suffix for path in job.iterdir()} == {".py", ".whl"} and (job / "my_task.py").is_file()
     settings = folder / "mine.yaml"
     settings.write_text("defaults:\n  - trainer: smoke\n  - _self_\ntrainer:\n  max_epochs: 3\n  accelerator: cpu\n")
@@ -287,13 +287,13 @@ def test_a_session_on_colab_brings_the_run_home_and_the_next_one_goes_on(place):
         (["modal", "x", "--hours", "0"], ["--hours 0", "0.25 to 200"]),
         (["modal", "x", "--profile", "a10"], ["a10", "Did you mean"]),
         (["modal", "x", "--partition", "gpu"], ["--partition is for SLURM"]),
-        (["modal", "x", "--secret", "a;rm -rf b"], ["--secret", "is no name"]),
+        (["modal", "x", "--env-from", "a;rm -rf b"], ["--env-from 'a;rm -rf b' is no name"]),
         (["modal", "x", "--name", "Two Words"], ["'Two Words'", "--name first-run"]),
         (["slurm", "x", "--gpus", "0"], ["--gpus 0", "1 to 16"]),
         (["slurm", "x", "--account", "a b"], ["--account 'a b'"]),
         (["slurm", "x", "--account", "a\n#SBATCH --uid=0"], ["--account"]),
         (["colab", "x", "--gpu", "A100-80GB"], ["no GPU 'A100-80GB'", "T4, L4"]),
-        (["colab", "x", "--secret", "wandb"], ["Leave them out"]),
+        (["colab", "x", "--env-from", "wandb"], ["Leave --env-from out"]),
         (["colab", "my_task.py"], ["my_task.py"]),
     ],
 )
