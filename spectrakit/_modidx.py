@@ -4754,6 +4754,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'spectrakit/system/signals.py'),
                                            'spectrakit.system.signals.family_of': ( '00_system/signals.html#family_of',
                                                                                     'spectrakit/system/signals.py'),
+                                           'spectrakit.system.signals.interrupt_says': ( '00_system/signals.html#interrupt_says',
+                                                                                         'spectrakit/system/signals.py'),
                                            'spectrakit.system.signals.interrupts': ( '00_system/signals.html#interrupts',
                                                                                      'spectrakit/system/signals.py'),
                                            'spectrakit.system.signals.kill_group': ( '00_system/signals.html#kill_group',

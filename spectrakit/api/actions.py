@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from ..runs.resume_source import plan_resume
 from ..runs.run_dir import Session, check_links, check_mirror, is_locked, new_run_dir
 from ..system.errors import RequestError
 from ..system.files import checked_path
-from ..system.signals import ends_softly, interrupts
+from ..system.signals import ends_softly, interrupt_says, interrupts
 from ..trackers.wandb import key_in_environment
 from ..view.live import make_view
 from ..view.text import STOPPING
@@ -76,8 +76,8 @@ def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[in
     "Have the job done, show it, and write what is left at the end. `pressed` takes the signals that ask for a stop."
     every_s = 10.0 if "ipykernel" in sys.modules else 60.0
     console = job.config.run.console if show else "none"
-    view = make_view(console, run.path, every_s=every_s, only_new=not job.kind.starts_at_zero)
-    with interrupts(into=pressed):
+    with interrupts(into=pressed):  # also while the view is made, which imports widgets: the launch asks for them
+        view = make_view(console, run.path, every_s=every_s, only_new=not job.kind.starts_at_zero)
         try:
             with key_in_environment(job.config, job.platform.name, lambda text: print(text, file=sys.stderr)):
                 outcome = launch(job, task, _make_tick(run, view, pressed))
@@ -133,14 +133,9 @@ def _take_part(kind: JobKind, request: RunRequest, task: Any, predict: Any = Non
         shutil.rmtree(scratch, ignore_errors=True)
 
 # %% ../../nbs/60_api/02_actions.ipynb #5b982a81
-@contextlib.contextmanager
-def _before_the_run() -> Iterator[None]:
-    "Within this block an interrupt says that there is no run yet, without the frames that it came through."
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        where = "interrupted before the run began: nothing was trained. Run the cell again to begin."
-        raise KeyboardInterrupt(str(stop) or where) from None
+def _before_the_run() -> contextlib.AbstractContextManager[None]:
+    "Within this block an interrupt says that there is no run yet."
+    return interrupt_says("interrupted before the run began: nothing was trained. Run the cell again to begin.")
 
 # %% ../../nbs/60_api/02_actions.ipynb #6774fd53
 def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: list[int], predict: Any = None) -> Run:

@@ -49,6 +49,7 @@ from .validation import accepted_values, shown, suggestion
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import checked_path
 from ..system.masking import masked_value
+from ..system.signals import interrupt_says
 
 # %% ../../nbs/10_config/04_compose.ipynb #23a2fc02
 def _spellings(pairs: Iterable[tuple[str, Any]], words: dict[str, str]) -> dict[str, str]:
@@ -482,6 +483,7 @@ def profile_settings(name: str, group: str, beneath: Config | None = None) -> di
     return {key: get(config, key) for key in _keys(_merged_leaves(layers).items())}
 
 # %% ../../nbs/10_config/04_compose.ipynb #23a2fc06
+@interrupt_says("interrupted while the settings were composed. Run the cell again.")
 def compose(*overrides: str, config: Path | str | None = None) -> Config:
     """The Config for `overrides` in Hydra's grammar: profiles (`trainer=kaggle_safe`), values (`trainer.max_epochs=3`).
 
