@@ -640,6 +640,9 @@ class FoldsConfig:
     repeats: int = setting(
         1, "divisions, each drawn anew; one that is held out for each part", minimum=1, added_later=True
     )
+    seeds: int = setting(
+        1, "runs of each fold, each with a seed of its own; their predictions are averaged", minimum=1, added_later=True
+    )
     fold: int | None = setting(
         None, "the part that is held out, from 0 on; null: the task's own validation data", minimum=0, added_later=True
     )

@@ -110,6 +110,25 @@ class Broken(Line):
         return [1, 2]
 
 
+class Sloped(Line):
+    "Predictions that differ from seed to seed."
+
+    metrics = None
+
+
+def test_each_fold_is_trained_with_several_seeds_on_one_division(here):
+    words = (*INLINE, *HERE, "folds.count=2", "seed=4")
+    both = sk.cross_validate(Sloped(), compose(*words, "folds.seeds=2"), show=False)
+    assert [run.path.parent.name for run in both.runs] == ["fold-0", "fold-0-seed-1", "fold-1", "fold-1-seed-1"]
+    assert [run.config.seed for run in both.runs] == [4, 5, 4, 5] and both.status == "completed"
+    one = sk.cross_validate(Sloped(), compose(*words), show=False)
+    assert one.folds.sha256 == both.folds.sha256 and not np.allclose(one.values, both.values)
+    single = [np.load(run.path / "out_of_fold.npz")["predictions"] for run in both.runs]
+    rows = both.folds.held_out(0)
+    assert np.allclose(both.values[rows], (single[0] + single[1]) / 2)
+    assert np.allclose(one.values[rows], single[0])
+
+
 def test_what_cannot_be_divided_is_a_sentence(here):
     for made, words, parts in (
         (Numbered(), ("folds.count=24",), ["folds.count=24", "23 samples"]),

@@ -142,6 +142,7 @@ ADDED_LATER = {
     "folds.count": 3,
     "folds.kind": "group",
     "folds.repeats": 2,
+    "folds.seeds": 3,
     "folds.fold": 1,
     "folds.file": "folds.npz",
     "trainer.log_min_seconds": 0.5,
