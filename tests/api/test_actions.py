@@ -12,6 +12,14 @@ from tasks import Line
 WORDS = ("trainer.accelerator=cpu", "trainer.max_epochs=1", "run.console=none", "launch.mode=inline")
 
 
+@pytest.fixture(autouse=True)
+def interrupts_arrive():
+    "A shell starts what runs in its background with interrupts ignored; a notebook's kernel does not."
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("name", ["new_request", "plan_resume", "with_task"])
 def test_an_interrupt_before_the_run_began_is_a_sentence(here, monkeypatch, name):
     real = getattr(actions, name)
