@@ -3389,6 +3389,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                'spectrakit/launch/worker.py'),
                                           'spectrakit.launch.worker.end_quickly': ( '50_launch/worker.html#end_quickly',
                                                                                     'spectrakit/launch/worker.py'),
+                                          'spectrakit.launch.worker.keep_freed_memory': ( '50_launch/worker.html#keep_freed_memory',
+                                                                                          'spectrakit/launch/worker.py'),
                                           'spectrakit.launch.worker.log_to_masked_streams': ( '50_launch/worker.html#log_to_masked_streams',
                                                                                               'spectrakit/launch/worker.py'),
                                           'spectrakit.launch.worker.rank_main': ( '50_launch/worker.html#rank_main',
