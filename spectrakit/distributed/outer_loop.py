@@ -41,6 +41,32 @@ def spread(vector: Any, tensors: Iterable[Any]) -> None:
     for part, piece in zip(parts, vector.split([part.numel() for part in parts]), strict=True):
         part.copy_(piece.view(part.shape))
 
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #15660c40
+_OWN = {"lr": "diloco.outer_lr", "momentum": "diloco.outer_momentum"}  # keywords with a setting of their own
+
+
+def _checked(kind: Any, takes: list[str], options: dict) -> dict[str, Any]:
+    "`options` as keywords. RequestError where the class does not take one."
+    where = "diloco.outer_opt_kwargs"
+    free = [name for name in takes if name not in ("params", *_OWN)]
+    for name in options:
+        if name in _OWN:
+            raise RequestError(f"{where}.{name} is not possible: it has a setting of its own, {_OWN[name]}.")
+        if name not in free:
+            raise RequestError(
+                f"{where}.{name} is not possible: torch.optim.{kind.__name__} takes {', '.join(sorted(free))}."
+                f"{did_you_mean(name, free)}"
+            )
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    try:
+        import torch
+
+        kind([torch.zeros(1)], lr=0.1, **found)
+    except (TypeError, ValueError) as error:
+        if "Nesterov" not in str(error):  # which needs the momentum, given apart
+            raise RequestError(f"{where}: torch.optim.{kind.__name__} refuses it: {error}.") from None
+    return found
+
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #4c78f42e
 def _outer_class(name: str) -> Any:
     "The optimizer of torch with this name. RequestError where there is none."
@@ -74,32 +100,6 @@ def outer_optimizer(
     if "nesterov" in takes:
         keywords["nesterov"] = momentum > 0
     return kind([theta], **keywords | _checked(kind, takes, options or {}))
-
-# %% ../../nbs/21_distributed/06_outer_loop.ipynb #15660c40
-_OWN = {"lr": "diloco.outer_lr", "momentum": "diloco.outer_momentum"}  # keywords with a setting of their own
-
-
-def _checked(kind: Any, takes: list[str], options: dict) -> dict[str, Any]:
-    "`options` as keywords. RequestError where the class does not take one."
-    where = "diloco.outer_opt_kwargs"
-    free = [name for name in takes if name not in ("params", *_OWN)]
-    for name in options:
-        if name in _OWN:
-            raise RequestError(f"{where}.{name} is not possible: it has a setting of its own, {_OWN[name]}.")
-        if name not in free:
-            raise RequestError(
-                f"{where}.{name} is not possible: torch.optim.{kind.__name__} takes {', '.join(sorted(free))}."
-                f"{did_you_mean(name, free)}"
-            )
-    found = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-    try:
-        import torch
-
-        kind([torch.zeros(1)], lr=0.1, **found)
-    except (TypeError, ValueError) as error:
-        if "Nesterov" not in str(error):  # which needs the momentum, given apart
-            raise RequestError(f"{where}: torch.optim.{kind.__name__} refuses it: {error}.") from None
-    return found
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #9b6473fa
 SCHEDULES: dict[str | None, Callable[[float], float]] = {
