@@ -99,7 +99,14 @@ ALIASES = {
     },
     **{f.name: f"dataloader.{f.name}" for f in dataclasses.fields(DataloaderConfig)},
 }
-OPEN = ("extra.", "task.", "distributed.env.", "optimizer.options.")  # blocks that take keys of your own
+OPEN = (
+    "extra.",
+    "task.",
+    "distributed.env.",
+    "optimizer.options.",
+    "search.space.",
+    "search.trial.",
+)  # blocks that take keys of your own
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc02
 _PRECISIONS = {

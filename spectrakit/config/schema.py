@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['TRACKERS', 'OPTIMIZERS', 'DataConfig', 'DataloaderConfig', 'OptimizerConfig', 'SchedulerConfig', 'TrainingConfig',
            'TrainerConfig', 'EarlyStoppingConfig', 'CheckpointConfig', 'DistributedConfig', 'StageConfig',
-           'LimitsConfig', 'WatchdogConfig', 'PreflightConfig', 'FoldsConfig', 'ResumeConfig', 'LaunchConfig',
-           'RunConfig', 'TrackingConfig', 'Config', 'settings', 'get', 'to_dict']
+           'LimitsConfig', 'WatchdogConfig', 'PreflightConfig', 'FoldsConfig', 'SearchConfig', 'ResumeConfig',
+           'LaunchConfig', 'RunConfig', 'TrackingConfig', 'Config', 'settings', 'get', 'to_dict']
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fcf4
 import dataclasses
@@ -104,7 +104,9 @@ def _keys(value: Any) -> None:
     blocks = {key.partition(".")[0] for key in settings() if "." in key}
     known = [*settings(), *sorted(blocks), "data.train", "data.valid"]
     for key in value:
-        if key in known or key.startswith(("task.", "extra.", "distributed.env.", "optimizer.options.")):
+        if key in known or key.startswith(
+            ("task.", "extra.", "distributed.env.", "optimizer.options.", "search.space.", "search.trial.")
+        ):
             continue
         raise ValueError(f"it needs keys of settings, and there is no {key!r}.{did_you_mean(key, known)}")
 
@@ -653,6 +655,71 @@ class FoldsConfig:
         added_later=True,
     )
 
+# %% ../../nbs/10_config/01_schema.ipynb #92a8e6f4
+@dataclass(frozen=True)
+class SearchConfig:
+    "A search for better settings: what may differ between trials, how they are chosen, and when it ends."
+
+    space: dict[str, Any] = setting(
+        {},
+        "settings and where their values come from, in Hydra's sweep words",
+        example="search.space.optimizer.lr='tag(log,interval(1e-5,1e-2))'",
+        added_later=True,
+    )
+    trials: int = setting(20, "trials in all, those of earlier sessions counted", minimum=1, added_later=True)
+    sampler: str = setting(
+        "tpe",
+        "tpe: where trials so far were good; random; grid: every combination of choices and ranges, once",
+        choices=("tpe", "random", "grid"),
+        added_later=True,
+    )
+    direction: str = setting(
+        "auto",
+        "min or max: which way the monitored metric is better; auto: as its name says",
+        choices=("auto", "min", "max"),
+        added_later=True,
+    )
+    pruner: str = setting(
+        "median",
+        "median: a trial that is worse than half of the others were at the same point ends early; none: each trains on",
+        choices=("median", "none"),
+        added_later=True,
+    )
+    startup_trials: int = setting(
+        5, "trials before the first one is ended early; tpe draws twice as many at random", minimum=1, added_later=True
+    )
+    folds: int = setting(
+        1,
+        "parts of the training samples, each held out once in a trial; 1: the validation data",
+        minimum=1,
+        added_later=True,
+    )
+    parallel: Any = setting(
+        "auto",
+        "trials at a time; auto: one for each GPU",
+        check=partial(_auto_or_whole, minimum=1),
+        words=("auto",),
+        added_later=True,
+    )
+    keep: int = setting(1, "trials whose checkpoints are kept, the best ones", minimum=1, added_later=True)
+    final_share: float = setting(
+        0.0,
+        "part of the time that is kept for training with the best settings, and predicting, at the end; 0: no such run",
+        minimum=0,
+        maximum=0.9,
+        added_later=True,
+    )
+    trial: dict[str, Any] = setting(
+        {},
+        "settings of the trials alone, such as fewer epochs; the run at the end has its own",
+        example="search.trial.trainer.max_epochs=3",
+        added_later=True,
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("space", "trial"):
+            object.__setattr__(self, name, frozen(getattr(self, name)))
+
 # %% ../../nbs/10_config/01_schema.ipynb #08ac7761
 @dataclass(frozen=True)
 class ResumeConfig:
@@ -770,6 +837,7 @@ class Config:
     watchdog: WatchdogConfig = dataclasses.field(default_factory=WatchdogConfig)
     preflight: PreflightConfig = dataclasses.field(default_factory=PreflightConfig)
     folds: FoldsConfig = dataclasses.field(default_factory=FoldsConfig)
+    search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
     resume: ResumeConfig = dataclasses.field(default_factory=ResumeConfig)
     launch: LaunchConfig = dataclasses.field(default_factory=LaunchConfig)
     run: RunConfig = dataclasses.field(default_factory=RunConfig)

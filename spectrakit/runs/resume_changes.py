@@ -24,6 +24,7 @@ _FREE = {
     "run",
     "watchdog",
     "preflight",
+    "search",
     "launch",
     "resume",
     "tracking",
