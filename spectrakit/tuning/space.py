@@ -96,8 +96,8 @@ def dimension(key: str, words: Any) -> Dimension:
     if kind == "ChoiceSweep":
         return _choices(key, sweep.list, words)
     if kind == "IntervalSweep":
-        ends = (_number(key, x, words) for x in (sweep.start, sweep.end))
-        return _between(key, words, *ends, log="log" in sweep.tags)
+        low, high = (_number(key, x, words) for x in (sweep.start, sweep.end))
+        return _between(key, words, low, high, "log" in sweep.tags)
     if kind == "RangeSweep":
         return _range(key, words, sweep)
     if isinstance(sweep, list):
