@@ -19,7 +19,7 @@ from .history import RunOutline
 from .run_dir import Session
 from ..system.errors import RequestError
 
-# %% ../../nbs/35_runs/04_resume_changes.ipynb #80be6410
+# %% ../../nbs/35_runs/04_resume_changes.ipynb #ddac426a
 _FREE = {
     "run",
     "watchdog",
@@ -51,7 +51,7 @@ _FREE = {
 }
 _BOUND = {"distributed.mixed_precision", "distributed.sync_batchnorm", "checkpoint.monitor", "checkpoint.mode"}
 
-
+# %% ../../nbs/35_runs/04_resume_changes.ipynb #80be6410
 def is_free(key: str) -> bool:
     "Whether this setting may differ when a run goes on: it does not change what is learned."
     return key not in _BOUND and (key in _FREE or key.partition(".")[0] in _FREE)

@@ -59,7 +59,7 @@ def _flock(handle: int, how: str) -> bool:
         pass  # some network drives know no locks
     return True
 
-
+# %% ../../nbs/71_tuning/02_study_file.ipynb #0919f4b7
 @contextlib.contextmanager
 def at_work(folder: Path) -> Iterator[bool]:
     "While this search works on the study in `folder`; whether it is the only one."
