@@ -406,6 +406,7 @@ LONG_CELLS = {
         "00_system/04_platforms/21_platform",
         "Platform",
     ): "what is known of a machine: a table of fields, and methods of a line or two that say it",
+    ("10_config/01_schema", "DilocoConfig"): "a table of settings",
     ("10_config/01_schema", "DistributedConfig"): "a table of settings",
     ("10_config/01_schema", "SearchConfig"): "a table of settings",
     (
@@ -444,7 +445,7 @@ LONG_CELLS = {
     ("38_contract/03_recorder", "StandIn"): "one object that behaves as another: a method for each way to ask it",
     ("40_training/01_state", "TrainState"): "all that the loop works with, by groups, and what of it is saved",
     ("40_training/05_setup", "prepare"): "what is decided before the first step, in the order in which it is",
-    ("40_training/11_loop", "train_steps"): "a whole step read from top to bottom",
+    ("40_training/12_loop", "train_steps"): "a whole step read from top to bottom",
     ("45_jobs/01_lr_range_test", "range_loop"): "a whole sweep read from top to bottom, as the training loop is",
     ("55_view/04_text", "TextView"): "one view: what it reads, and how a line is drawn over or written",
     ("55_view/05_buttons", "Buttons"): "two widgets, from their making to their removal",

@@ -14,7 +14,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from .schema import OPTIMIZERS, TRACKERS, CheckpointConfig, DataloaderConfig, settings
+from .schema import OPTIMIZERS, TRACKERS, CheckpointConfig, DataloaderConfig, DilocoConfig, settings
 from .validation import shown
 from ..system.errors import RequestError, did_you_mean
 
@@ -47,7 +47,9 @@ ALIASES = {
     "trainer.devices": "distributed.world_size",
     "trainer.num_nodes": "distributed.num_nodes",
     "trainer.sync_batchnorm": "distributed.sync_batchnorm",
-    **dict.fromkeys(("trainer.strategy", "trainer.strategy.class_path"), "distributed.strategy"),
+    **dict.fromkeys(
+        ("trainer.strategy", "trainer.strategy.class_path", "trainer.strategy.name"), "distributed.strategy"
+    ),
     **{f"trainer.strategy.{word}{name}": f"distributed.{name}" for name in _DDP for word in ("init_args.", "")},
     **dict.fromkeys(("trainer.strategy.init_args.timeout", "trainer.strategy.timeout"), "distributed.timeout_s"),
     **dict.fromkeys(
@@ -57,6 +59,8 @@ ALIASES = {
     **dict.fromkeys(("lr", "training.lr", "trainer.lr", "optimizer.learning_rate"), "optimizer.lr"),
     **dict.fromkeys(("training.epochs", "trainer.epochs", "epochs"), "trainer.max_epochs"),
     "max_steps": "trainer.max_steps",
+    "diloco_loops": "diloco.loops",
+    **{f.name: f"diloco.{f.name}" for f in dataclasses.fields(DilocoConfig) if f.name.startswith("outer_")},
     **dict.fromkeys(("swa", "training.swa", "trainer.swa", "average_checkpoints"), "training.average"),
     **dict.fromkeys(("gradient_checkpointing", "trainer.gradient_checkpointing"), "training.gradient_checkpointing"),
     **dict.fromkeys(("training.compile_model", "trainer.compile_model", "compile_model"), "trainer.compile"),
@@ -104,6 +108,7 @@ OPEN = (
     "task.",
     "distributed.env.",
     "optimizer.options.",
+    "diloco.outer_opt_kwargs.",
     "search.space.",
     "search.trial.",
 )  # blocks that take keys of your own
@@ -166,10 +171,12 @@ def _canonical_value(key: str, value: Any) -> Any:
         value = [value]
     if target == "resume.allow" and isinstance(value, (list, tuple)):
         return [ALIASES.get(name, name) if isinstance(name, str) else name for name in value]
-    if key in ("trainer.strategy", "trainer.strategy.class_path"):
+    if key in ("trainer.strategy", "trainer.strategy.class_path", "trainer.strategy.name"):
         name = str(value).rsplit(".", 1)[-1].lower()
         of_lightning = re.fullmatch(r"(fsdp|ddp)(strategy|_\w+)", name)
         return of_lightning[1] if of_lightning else name
+    if target == "diloco.outer_lr_schedule" and value is None:
+        return "none"
     if key == "checkpoint_steps" and value in (0, "0"):
         return None  # where the word comes from, 0 switches it off
     if key == "trainer.devices":
@@ -327,18 +334,6 @@ _NO_MEANING = {  # other kits' words without meaning here, and what to do
         ],
         "it is for the task to know: give the task such an option, which is then typed as task.NAME=VALUE",
     ),
-    **dict.fromkeys(
-        [
-            "diloco_loops",
-            "outer_lr",
-            "outer_momentum",
-            "outer_lr_schedule",
-            "outer_opt",
-            "outer_opt_kwargs",
-            "outer_grad_clip",
-        ],
-        "there is no DiLoCo in this version; trainer.strategy=ddp or trainer.strategy=fsdp trains several processes",
-    ),
     "hpo": "there is no search in this version; sk.find_lr proposes a learning rate",
 }
 
@@ -368,6 +363,8 @@ def flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
     "Leaves of nested mappings as (dotted key, value)."
     if not isinstance(tree, dict) or (prefix and not tree):
         return [(prefix, tree)]
+    if f"{ALIASES.get(prefix)}." in OPEN:
+        prefix = ALIASES[prefix]
     return [leaf for k, v in tree.items() for leaf in flat(v, f"{prefix}.{k}" if prefix else str(k))]
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc06

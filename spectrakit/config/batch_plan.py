@@ -11,7 +11,7 @@ __all__ = ['BATCH_SETTINGS', 'MANY', 'BatchPlan', 'step_window', 'rank_share', '
 import math
 from dataclasses import dataclass, field, replace
 
-from .schema import Config, SchedulerConfig, get, settings
+from .schema import Config, SchedulerConfig, get, settings, step_limit
 from ..system.errors import RequestError
 
 # the settings that make up the effective batch
@@ -233,12 +233,14 @@ def smaller_micro_batches(plan: BatchPlan) -> BatchPlan | None:
 # %% ../../nbs/10_config/06_batch_plan.ipynb #02d68ecf
 def total_steps(config: Config, plan: BatchPlan) -> int:
     "Optimizer steps of the whole run: trainer.max_steps, or else max_epochs × the steps of an epoch."
-    return config.trainer.max_steps or config.trainer.max_epochs * plan.steps_per_epoch
+    return step_limit(config) or config.trainer.max_epochs * plan.steps_per_epoch
 
 # %% ../../nbs/10_config/06_batch_plan.ipynb #8ceeb418
 def scaled_lr(config: Config, plan: BatchPlan) -> tuple[float, str]:
     "What learning rates are multiplied by for the effective batch of `plan`, and why; 1 and nothing without scaling."
     o, batch = config.optimizer, plan.effective_batch_size
+    if config.distributed.strategy == "diloco":  # a step of a worker sees its own share
+        batch //= plan.world_size
     if o.lr_scaling == "none":
         return 1.0, ""
     if o.base_batch_size is None:

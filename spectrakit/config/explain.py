@@ -20,7 +20,7 @@ from spectrakit.config.batch_plan import (
 )
 from .compose import profile_settings
 from .resolve import ignored_settings
-from .schema import Config, get
+from .schema import Config, get, is_diloco, step_limit
 from ..system.errors import RequestError
 from ..system.platforms.detect import detect
 
@@ -79,7 +79,9 @@ def _warmup_row(config: Config, plan: BatchPlan) -> Row:
 def _step_rows(config: Config, plan: BatchPlan) -> list[Row]:
     "Steps of an epoch and of the run, and what they mean for the learning rate."
     total, c = total_steps(config, plan), config
-    length = f"trainer.max_epochs={c.trainer.max_epochs}" if c.trainer.max_steps is None else "trainer.max_steps"
+    by_rounds = is_diloco(c) and c.diloco.loops is not None
+    length = f"trainer.max_epochs={c.trainer.max_epochs}" if step_limit(c) is None else "trainer.max_steps"
+    length = f"diloco.loops={c.diloco.loops} rounds of {c.diloco.max_steps}" if by_rounds else length
     shape = "stays where it is" if c.scheduler.name == "constant" else f"ends with step {total}"
     return [
         (

@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from .compose import profile_settings
-from .schema import Config, get, settings
+from .schema import Config, get, is_diloco, settings, step_limit
 from .validation import shown
 from ..system.platforms.kinds import kind_of
 from ..system.platforms.platform import Platform
@@ -98,7 +98,6 @@ _PROCESSES = tuple(
     f"distributed.{name}"
     for name in (
         "num_nodes",
-        "strategy",
         "backend",
         "sync_batchnorm",
         "static_graph",
@@ -118,6 +117,9 @@ _KEPT = tuple(
 # %% ../../nbs/10_config/05_resolve.ipynb #23a2fc04
 _RULES = (  # settings, when they have no effect in a run of `world` processes, and why
     ((*_PROCESSES, "launch.start_timeout_s"), lambda c, world: world == 1, "one process trains"),
+    (("distributed.strategy",), lambda c, world: world == 1 and not is_diloco(c), "one process trains"),
+    (_block("diloco"), lambda c, world: not is_diloco(c), "only distributed.strategy=diloco has it"),
+    (("trainer.max_steps",), lambda c, world: is_diloco(c) and c.diloco.loops is not None, "diloco.loops counts"),
     (
         ("distributed.node_rank", "distributed.rdzv_endpoint"),
         lambda c, world: world == 1 or c.distributed.num_nodes == 1,
@@ -152,7 +154,7 @@ _RULES = (  # settings, when they have no effect in a run of `world` processes, 
         lambda c, world: True,
         "nothing is accumulated without gradients; it counts as 1",
     ),
-    (("trainer.max_epochs",), lambda c, world: c.trainer.max_steps is not None, "trainer.max_steps is the total"),
+    (("trainer.max_epochs",), lambda c, world: step_limit(c) is not None, "trainer.max_steps is the total"),
     (("distributed.world_size",), lambda c, world: c.distributed.enabled is False, "distributed.enabled is false"),
     (
         ("tracking.project", "tracking.mode"),

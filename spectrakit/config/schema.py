@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['TRACKERS', 'OPTIMIZERS', 'DataConfig', 'DataloaderConfig', 'OptimizerConfig', 'SchedulerConfig', 'TrainingConfig',
-           'TrainerConfig', 'EarlyStoppingConfig', 'CheckpointConfig', 'DistributedConfig', 'StageConfig',
-           'LimitsConfig', 'WatchdogConfig', 'PreflightConfig', 'FoldsConfig', 'SearchConfig', 'ResumeConfig',
-           'LaunchConfig', 'RunConfig', 'TrackingConfig', 'Config', 'settings', 'get', 'to_dict']
+           'TrainerConfig', 'EarlyStoppingConfig', 'CheckpointConfig', 'DistributedConfig', 'DilocoConfig',
+           'StageConfig', 'LimitsConfig', 'WatchdogConfig', 'PreflightConfig', 'FoldsConfig', 'SearchConfig',
+           'ResumeConfig', 'LaunchConfig', 'RunConfig', 'TrackingConfig', 'Config', 'settings', 'get', 'to_dict',
+           'is_diloco', 'step_limit']
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fcf4
 import dataclasses
@@ -105,7 +106,15 @@ def _keys(value: Any) -> None:
     known = [*settings(), *sorted(blocks), "data.train", "data.valid"]
     for key in value:
         if key in known or key.startswith(
-            ("task.", "extra.", "distributed.env.", "optimizer.options.", "search.space.", "search.trial.")
+            (
+                "task.",
+                "extra.",
+                "distributed.env.",
+                "optimizer.options.",
+                "diloco.outer_opt_kwargs.",
+                "search.space.",
+                "search.trial.",
+            )
         ):
             continue
         raise ValueError(f"it needs keys of settings, and there is no {key!r}.{did_you_mean(key, known)}")
@@ -506,7 +515,9 @@ class DistributedConfig:
         words=("auto",),
     )
     num_nodes: int = setting(1, "machines that train together", minimum=1)
-    strategy: str = setting("auto", "how processes share the work; auto: ddp", choices=("auto", "ddp", "fsdp"))
+    strategy: str = setting(
+        "auto", "how processes share the work; auto: ddp", choices=("auto", "ddp", "fsdp", "diloco")
+    )
     backend: str = setting("auto", "how they talk; auto: nccl on GPUs, gloo on CPUs", choices=("auto", "nccl", "gloo"))
     mixed_precision: str = setting(
         "auto",
@@ -546,6 +557,55 @@ class DistributedConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "env", frozen(self.env))
+
+# %% ../../nbs/10_config/01_schema.ipynb #bd6b17b9
+@dataclass(frozen=True)
+class DilocoConfig:
+    "distributed.strategy=diloco: workers train alone for many steps, then all move by the mean of what they found."
+
+    max_steps: int = setting(
+        50, "inner steps of a worker from one exchange to the next: a round", minimum=1, added_later=True
+    )
+    loops: int | None = setting(
+        None,
+        "rounds of the whole run, in place of trainer.max_steps and max_epochs; null: as these say",
+        minimum=1,
+        added_later=True,
+    )
+    workers: Any = setting(
+        "auto",
+        "workers that exchange once a round; auto: one for each process",
+        check=partial(_auto_or_whole, minimum=1),
+        words=("auto",),
+        added_later=True,
+    )
+    warmup_steps: int = setting(
+        0, "steps before the first round, in which gradients travel each time, as with ddp", minimum=0, added_later=True
+    )
+    outer_opt: str = setting("SGD", "the outer optimizer, a class of torch.optim", added_later=True)
+    outer_lr: float = setting(0.7, "the outer learning rate", above=0, added_later=True)
+    outer_momentum: float = setting(
+        0.9, "momentum of the outer optimizer, Nesterov's where it has that", minimum=0, maximum=1, added_later=True
+    )
+    outer_opt_kwargs: dict[str, Any] = setting(
+        {},
+        "other keywords of its class, as torch.optim names them",
+        of="keywords and values",
+        example="diloco.outer_opt_kwargs.nesterov=false",
+        added_later=True,
+    )
+    outer_lr_schedule: str = setting(
+        "none",
+        "how the outer rate falls over the run; none: it stays",
+        choices=("none", "cosine", "linear", "polynomial"),
+        added_later=True,
+    )
+    outer_grad_clip: float | None = setting(
+        None, "longest step of the workers' mean that counts, as a norm; null: any", above=0, added_later=True
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outer_opt_kwargs", frozen(self.outer_opt_kwargs))
 
 # %% ../../nbs/10_config/01_schema.ipynb #c7dcde6a
 @dataclass(frozen=True)
@@ -833,6 +893,7 @@ class Config:
     eval: StageConfig = dataclasses.field(default_factory=StageConfig)
     test: StageConfig = dataclasses.field(default_factory=StageConfig)
     distributed: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
+    diloco: DilocoConfig = dataclasses.field(default_factory=DilocoConfig)
     limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
     watchdog: WatchdogConfig = dataclasses.field(default_factory=WatchdogConfig)
     preflight: PreflightConfig = dataclasses.field(default_factory=PreflightConfig)
@@ -883,3 +944,16 @@ def to_dict(config: Config) -> dict:
     tree = json.loads(json.dumps(dataclasses.asdict(config)))
     del tree["typed"]  # who chose a setting is not part of what was chosen
     return tree
+
+# %% ../../nbs/10_config/01_schema.ipynb #b07ac427
+def is_diloco(config: Config) -> bool:
+    "Whether workers train alone for many steps at a time."
+    return config.distributed.strategy == "diloco"
+
+
+def step_limit(config: Config) -> int | None:
+    "Optimizer steps of the whole run as the settings count them; None where they count epochs."
+    d = config.diloco
+    if is_diloco(config) and d.loops is not None:
+        return d.warmup_steps + d.loops * d.max_steps
+    return config.trainer.max_steps

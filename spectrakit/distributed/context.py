@@ -320,7 +320,7 @@ class RunContext(Exchange):
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    strategy: str = "single"  # single, ddp or fsdp
+    strategy: str = "single"  # single, ddp, fsdp or diloco
     backend: str | None = None  # nccl or gloo
     sync_batchnorm: bool = False
     static_graph: bool = False
@@ -366,16 +366,16 @@ class RunContext(Exchange):
 
     def with_exchange(self, model: Any) -> Any:
         "What `without_exchange` returned, with gradients that are those of all ranks."
-        if self.strategy != "ddp":
+        if self.strategy not in ("ddp", "diloco"):
             return model
-        if self.exchange == "overlap" or _has_sparse_gradients(model):
+        if self.strategy == "ddp" and (self.exchange == "overlap" or _has_sparse_gradients(model)):
             return wrap_in_ddp(model, self.accelerator)
         send_from_main([*model.parameters(), *model.buffers()])
         return model
 
     def exchanges_after(self, model: Any) -> bool:
         "Whether the gradients of a prepared model are still this rank's own after its backward pass."
-        return self.strategy == "ddp" and not _is_ddp(model)
+        return self.strategy in ("ddp", "diloco") and not _is_ddp(model)
 
     def with_new_exchange(self, model: Any) -> Any:
         "What `with_exchange` returned, compiled or not, with gradients of the parameters that are trainable by now."
@@ -645,7 +645,7 @@ def _connect(
     backend, why_backend = _choose_backend(config, device)
     if why_backend:
         reasons["backend"] = why_backend
-    strategy = "fsdp" if d.strategy == "fsdp" else "ddp"
+    strategy = "ddp" if d.strategy == "auto" else d.strategy
     sync = d.sync_batchnorm and device == "cuda" and strategy == "ddp"
     if d.sync_batchnorm and not sync:
         reasons["sync_batchnorm"] = "batch norm of each process alone: torch synchronises it on GPUs with ddp only"

@@ -26,6 +26,7 @@ PHASES = (
     "connecting",
     "preparing",
     "training",
+    "exchanging",
     "evaluating",
     "scoring",
     "saving",
@@ -33,8 +34,8 @@ PHASES = (
     "ending",
     "done",
 )
-# phases in which one call of the task, or of a disk, may take long
-QUIET = ("starting", "preparing", "scoring", "saving", "predicting", "ending")
+# phases in which one call of the task, of a disk, or over a slow link may take long
+QUIET = ("starting", "preparing", "exchanging", "scoring", "saving", "predicting", "ending")
 # what a rank asks for, and what all agree on; HURRY: the system ends us soon; SAVE_NOW: a person wants a checkpoint;
 # LOG: the last log point is long ago
 STOP, TIME, SAVE, FAILED, HURRY, SAVE_NOW, LOG = 1, 2, 4, 8, 16, 32, 64

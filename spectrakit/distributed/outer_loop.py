@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'flat', 'spread', 'outer_optimizer', 'outer_lr_factor', 'OuterLoop', 'pseudo_gradient', 'commit',
-           'clip_norm', 'end_round']
+           'clip_norm', 'end_round', 'count_workers', 'check_diloco', 'merge_buffers', 'own_parts', 'load_own_parts',
+           'outer_state', 'load_outer_state']
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #84976507
 import inspect
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..config.schema import Config, is_diloco
 from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #e046fbeb
@@ -178,3 +180,88 @@ def end_round(
         raise FloatingPointError("the workers' mean pseudo-gradient is not finite")
     commit(outer, mean, lr)
     return norm
+
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #df9944c0
+def count_workers(config: Config, world_size: int) -> int:
+    "How many workers there are, 1 or more. RequestError where the processes are others."
+    asked = config.diloco.workers
+    if asked in ("auto", world_size):
+        return world_size
+    have = "1 process" if world_size == 1 else f"{world_size} processes"
+    raise RequestError(
+        f"diloco.workers={asked} needs as many processes, and this run has {have}. "
+        f"Start as many with trainer.devices={asked}, or leave diloco.workers at auto."
+    )
+
+
+def check_diloco(config: Config, world_size: int) -> None:
+    "RequestError where `diloco` is asked for and cannot be had in `world_size` processes."
+    import torch
+
+    if not is_diloco(config):
+        return
+    d, t = config.diloco, config.training
+    count_workers(config, world_size)
+    outer_optimizer(torch.zeros(1), d.outer_opt, d.outer_lr, d.outer_momentum, d.outer_opt_kwargs)
+    if t.ema_decay is not None:
+        raise RequestError(
+            f"training.ema_decay={t.ema_decay:g} is not possible with distributed.strategy=diloco: between two "
+            "exchanges each worker has weights of its own. Leave it out; training.average averages checkpoints."
+        )
+    if t.nan_policy == "skip":
+        raise RequestError(
+            "training.nan_policy=skip is not possible with distributed.strategy=diloco: workers would have to agree in "
+            "each step. Use training.nan_policy=stop or rollback."
+        )
+
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #b90d3dc4
+def merge_buffers(buffers: list, before: list, mean: Callable[[Any], Any], largest: Callable[[Any], Any]) -> None:
+    """Bring the buffers of all workers together, in place.
+
+    - `buffers`: of this worker
+    - `before`: copies from the round's beginning, when they were the same everywhere
+    - `mean`, `largest`: of a vector over all workers
+    """
+    import torch
+
+    moving = [(b, old) for b, old in zip(buffers, before, strict=True) if b.is_floating_point() and b.numel()]
+    counts = [b for b in buffers if not b.is_floating_point() and not b.is_complex() and b.numel()]
+    if moving:
+        steps = [torch.nan_to_num(b.double() - old, 0.0, 0.0, 0.0).cpu().reshape(-1) for b, old in moving]
+        merged = mean(torch.cat(steps)).split([step.numel() for step in steps])
+        for (b, old), step in zip(moving, merged, strict=True):
+            b.copy_(torch.where(step.view(b.shape) == 0, old.cpu(), (old.cpu() + step.view(b.shape)).to(b.dtype)))
+    if counts:
+        found = largest(torch.cat([b.cpu().reshape(-1).to(torch.int64) for b in counts]))
+        for b, values in zip(counts, found.split([b.numel() for b in counts]), strict=True):
+            b.copy_(values.view(b.shape))
+
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #ef4a3b11
+def own_parts(tree: Any) -> Any:
+    "The same nested dicts, lists and tuples, of each tensor a copy of what this rank holds, in host memory."
+    import torch
+
+    if isinstance(tree, dict):
+        return {key: own_parts(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(own_parts(value) for value in tree)
+    return _own_part(tree).to("cpu", copy=True) if torch.is_tensor(tree) else tree
+
+
+def load_own_parts(tensors: Iterable[Any], parts: Iterable[Any]) -> None:
+    "Write what `own_parts` returned for these `tensors` back, in place."
+    for tensor, part in zip(tensors, parts, strict=True):
+        _own_part(tensor).copy_(part)
+
+
+def outer_state(outer: OuterLoop) -> dict[str, Any]:
+    "θ and the state of the outer optimizer."
+    return {"theta": outer.theta, "optimizer": outer.optimizer.state_dict()}
+
+
+def load_outer_state(outer: OuterLoop, state: dict[str, Any]) -> None:
+    "Take over what `outer_state` returned. ValueError where θ has another size."
+    if state["theta"].shape != outer.theta.shape:
+        raise ValueError(f"θ had {state['theta'].numel()} numbers, and has {outer.theta.numel()}")
+    outer.theta.copy_(state["theta"])
+    outer.optimizer.load_state_dict(state["optimizer"])

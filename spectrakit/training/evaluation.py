@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['predict_batch', 'score_batch', 'on_host', 'named', 'averages', 'Kept', 'evaluate', 'forward_passes', 'trial_limit_s',
-           'first_evaluation', 'test_dataset_of', 'test_data', 'predictions_s', 'evaluation_due', 'same_buffers',
-           'record_result', 'run_evaluation']
+           'first_evaluation', 'test_dataset_of', 'test_data', 'predictions_s', 'evaluation_asked', 'evaluation_due',
+           'same_buffers', 'record_result', 'run_evaluation']
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #b5d62039
 import contextlib
@@ -424,7 +424,7 @@ def predictions_s(
     return max(row[0] for row in context.gather_numbers([took[0] + each * (whole - 1)]))
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #b24fb279
-def evaluation_due(s: TrainState) -> bool:
+def evaluation_asked(s: TrainState) -> bool:
     "Whether the settings ask for an evaluation at this step, and it has not been made."
     p, c, per_epoch = s.progress, s.config.trainer, s.data.plan.steps_per_epoch
     by_epoch = p.window == 0 and p.step > 0 and p.epoch % c.check_val_every_n_epoch == 0
@@ -438,6 +438,13 @@ def evaluation_due(s: TrainState) -> bool:
         and p.eval_step != p.step
         and bool(by_epoch or by_step or by_fraction or p.step >= s.schedule.total_steps)
     )
+
+
+def evaluation_due(s: TrainState) -> bool:
+    """Whether an evaluation is to be made at this step: one that is asked for, or that has waited for the end of a
+    round of diloco, in the middle of which there is no model that all workers have.
+    """
+    return not s.mid_round and (s.progress.eval_held or evaluation_asked(s))
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #1056188a
 def same_buffers(s: TrainState) -> None:
@@ -509,7 +516,7 @@ def run_evaluation(s: TrainState, stop_on: int = STOP | HURRY) -> bool:
     if metrics is None:
         _report_stopped(s, stop_code, seconds)
         return False
-    p.metrics, p.eval_step = metrics, p.step
+    p.metrics, p.eval_step, p.eval_held = metrics, p.step, False
     s.budget.observe("eval", seconds)
     better = record_result(s)
     _write_result(s, better, seconds)

@@ -32,7 +32,7 @@ from ..runs.run_dir import read_environment, update_environment
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from .schedule import training_loss
-from .state import TrainState, gpu_generator, log_once, note_random_state
+from .state import TrainState, gpu_generator, learns_alone, log_once, note_random_state
 
 # %% ../../nbs/40_training/09_memory.ipynb #adc24811
 def copied_buffers(module: Any) -> tuple[list, list]:
@@ -80,8 +80,9 @@ def settle_step(s: TrainState) -> None:
     if ranks:
         raise RanksRanOut(ranks)
     s.memory.undoable = False
-    s.memory.gradients()
-    send_from_main(s.memory.buffers)
+    if not learns_alone(s):
+        s.memory.gradients()
+        send_from_main(s.memory.buffers)
 
 # %% ../../nbs/40_training/09_memory.ipynb #87a61c4a
 def begin_steps(s: TrainState) -> Callable[[], None] | None:
@@ -114,7 +115,7 @@ def ran_out(s: TrainState, error: BaseException) -> RanOut | None:
     "What is known where the step can be undone and trained again; None for another error, and one that ends the run."
     if isinstance(error, RanksRanOut):
         return RanOut("", error.ranks)
-    alone = s.context.world_size == 1 or s.memory.gradients is not None
+    alone = s.context.world_size == 1 or (s.memory.gradients is not None and s.context.together)
     if not (s.config.training.oom_recovery and s.memory.undoable and alone and out_of_memory(error)):
         return None
     said = str(error).strip().splitlines() or [type(error).__name__]
@@ -434,6 +435,8 @@ def overlaps_from_now(s: TrainState, share: Callable[[Any], float] = memory_shar
     """
     auto = s.config.distributed.gradient_exchange == "auto"
     if s.memory.gradients is None or not auto or s.progress.epoch == 0 or s.progress.window:
+        return False
+    if s.context.strategy != "ddp":
         return False
     most = max(row[0] for row in s.context.gather_numbers([share(s.context.device)]))
     if most > SPARE:

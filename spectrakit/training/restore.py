@@ -20,6 +20,7 @@ from spectrakit.checkpoint.store import (
     verify,
 )
 from ..config.batch_plan import BATCH_SETTINGS
+from ..config.schema import step_limit
 from ..data.fingerprint import fingerprint_change
 from ..data.order import mix_seed
 from ..distributed.fsdp import load_whole_model
@@ -28,8 +29,27 @@ from ..runs.run_dir import read_environment
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from .seeding import seed_everything
-from .state import TrainState
+from .state import TrainState, load_worker_state
 from ..watchdog.budget import schedule_pace
+
+# %% ../../nbs/40_training/06_restore.ipynb #7bd63149
+def _read(s: TrainState, path: Path) -> tuple[dict, dict, dict | None]:
+    "Weights, shared state and this rank's own state; from rank 0 where another machine does not see its disk."
+    if all(s.context.gather((path / "manifest.json").is_file())):
+        state, rank_state = load_state(path, s.context.rank)
+        if missing := {"progress", "optimizer"} - set(state):
+            raise CheckpointError(f"{path.name}/state.pt is refused: it lacks {', '.join(sorted(missing))}")
+        return load_weights(path, ema=False), state, rank_state
+    weights, state = s.context.broadcast(
+        (load_weights(path, ema=False), load_state(path)[0]) if s.context.is_main else None
+    )
+    if s.outer is None:
+        return weights, state, load_state(path)[1] if s.context.is_main else None
+    own = None
+    for rank in range(s.context.world_size):  # one after the other: each holds a model and its optimizer
+        sent = s.context.broadcast(load_state(path, rank)[1] if s.context.is_main else None)
+        own = sent if rank == s.context.rank else own
+    return weights, state, own
 
 # %% ../../nbs/40_training/06_restore.ipynb #395d2341
 def _load_newest_readable(s: TrainState, path: Path, notes: list[str]) -> tuple:
@@ -58,19 +78,6 @@ def _load_newest_readable(s: TrainState, path: Path, notes: list[str]) -> tuple:
         if path is None:
             raise RequestError(f"No checkpoint in {s.checkpoints} can be read. {' '.join(notes)} Start a new run.")
 
-
-def _read(s: TrainState, path: Path) -> tuple[dict, dict, dict | None]:
-    "Weights, shared state and this rank's own state; from rank 0 where another machine does not see its disk."
-    if all(s.context.gather((path / "manifest.json").is_file())):
-        state, rank_state = load_state(path, s.context.rank)
-        if missing := {"progress", "optimizer"} - set(state):
-            raise CheckpointError(f"{path.name}/state.pt is refused: it lacks {', '.join(sorted(missing))}")
-        return load_weights(path, ema=False), state, rank_state
-    weights, state = s.context.broadcast(
-        (load_weights(path, ema=False), load_state(path)[0]) if s.context.is_main else None
-    )
-    return weights, state, load_state(path)[1] if s.context.is_main else None
-
 # %% ../../nbs/40_training/06_restore.ipynb #1a85236d
 def _may_change(s: TrainState, *keys: str) -> bool:
     "Whether `resume.allow` names one of these keys, or the block of one."
@@ -91,12 +98,29 @@ def _session_notes(s: TrainState) -> list[str]:
         if before.get(key, value) != value
     ]
 
+# %% ../../nbs/40_training/06_restore.ipynb #64e60e4b
+def _why_workers_differ(s: TrainState, path: Path, state: dict) -> str | None:
+    "Why the workers of this session cannot go on in the middle of a round of diloco; None where they can."
+    began, kept = state["progress"].get("round_began", 0), state.get("outer")
+    had, have = kept["workers"] if kept else 0, s.outer.count if s.outer else 0
+    began = max(began, s.config.diloco.warmup_steps)
+    if had == have or not kept or state["progress"]["step"] <= began:
+        return None
+    now = f"{have} would go on now" if have else "this run has another strategy"
+    return (
+        f"{path.name} was saved in the middle of a round of diloco, in which {had} workers had weights of their "
+        f"own, and {now}. Go on with {had} processes and distributed.strategy=diloco, or from a checkpoint of a "
+        f"round's end: after optimizer step {began}, or {s.config.diloco.max_steps} later."
+    )
+
 # %% ../../nbs/40_training/06_restore.ipynb #23a2fc02
 _PART = ("data.train", "limits.max_train_batches", "limits.train_frac", "data.drop_last")
 
 
 def _why_incompatible(s: TrainState, path: Path, state: dict) -> str | None:
     "Why this session cannot go on from a checkpoint's state, with what would allow it; None where it can."
+    if refusal := _why_workers_differ(s, path, state):
+        return refusal
     kept, here = state.get("effective_batch_size", s.data.plan.effective_batch_size), s.data.plan.effective_batch_size
     if kept != here and not _may_change(s, *BATCH_SETTINGS):
         return (
@@ -144,7 +168,7 @@ def _move_position(s: TrainState, state: dict, notes: list[str]) -> int | None:
             f"of {before} of {batch}; "
             f"epoch {p.epoch + 1} continues at step {p.window + 1}"
         )
-    if s.config.trainer.max_steps is None:
+    if step_limit(s.config) is None:
         left = max(0, (epochs - p.epoch) * plan.steps_per_epoch - p.window)
         s.schedule.requested_steps = s.schedule.total_steps = p.step + left
         if not same:
@@ -258,6 +282,26 @@ def _load_scheduler(s: TrainState, state: dict, done: int | None, notes: list[st
         kept["base_lrs"] = today["base_lrs"]
     s.learner.scheduler.load_state_dict(kept)
 
+# %% ../../nbs/40_training/06_restore.ipynb #de69d6eb
+def _restore_workers(s: TrainState, state: dict, rank_state: dict | None, notes: list[str]) -> None:
+    "This worker's own weights and optimizer; at a round's end others may take over what all have in common."
+    if s.outer is None:
+        return
+    kept, own = state.get("outer"), (rank_state or {}).get("worker")
+    if kept and own is not None and kept["workers"] == s.outer.count:
+        load_worker_state(s, own)
+        return
+    if s.mid_round and kept:
+        raise RequestError(
+            f"There is no state of worker {s.context.rank} in the checkpoint, which was saved in the middle of a "
+            "round. Go on from a checkpoint of a round's end."
+        )
+    if not kept:
+        s.progress.round_began = s.progress.step
+        s.outer.begin_round()
+    before = f"{kept['workers']} workers" if kept else "no rounds"
+    notes.append(f"diloco: the run had {before}, and has {s.outer.count} workers now, all with the optimizer of rank 0")
+
 # %% ../../nbs/40_training/06_restore.ipynb #23a2fc01
 def restore_state(s: TrainState) -> list[str]:
     """Bring a run that has been prepared to its newest whole checkpoint; returns what is not as it was, in sentences.
@@ -277,6 +321,7 @@ def restore_state(s: TrainState) -> list[str]:
     if s.learner.scheduler is not None and state["scheduler"] is not None:
         _load_scheduler(s, state, done, notes)
     _restore_best(s, requested, notes)
+    _restore_workers(s, state, rank_state, notes)
     s.progress.saved_step = s.progress.step
     if rank_state is not None:
         restore_random_state(rank_state)

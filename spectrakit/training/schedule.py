@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..config.batch_plan import lr_factor, warmup_length
-from ..config.schema import Config
+from ..config.schema import Config, step_limit
 from ..contract.task import Moment, loss_at, provides
 from ..system.errors import RequestError
 from .state import Interval, Learner, TrainState, average_thawed
@@ -157,7 +157,7 @@ def interval_of(scheduler: Any, config: Config) -> str:
 # %% ../../nbs/40_training/03_schedule.ipynb #a5a91ced
 def _check_one_cycle(name: str, planned: int, config: Config, steps: int) -> None:
     "RequestError where a OneCycleLR of `planned` moves ends before the run does, or is moved once an epoch by mistake."
-    epochs = None if config.trainer.max_steps else config.trainer.max_epochs
+    epochs = None if step_limit(config) else config.trainer.max_epochs
     if config.scheduler.interval == "step" and planned < steps:
         raise RequestError(
             f"{name} returned a OneCycleLR of {planned} steps, and the run has {steps}, after which it would fail. "
@@ -202,7 +202,7 @@ def counts_epochs(scheduler: Any, config: Config, steps: int) -> str | None:
     turns = [getattr(scheduler, name) for name in ("T_max", "T_0", "step_size") if hasattr(scheduler, name)]
     turns += list(getattr(scheduler, "milestones", {}))
     epochs = config.trainer.max_epochs
-    if config.trainer.max_steps or interval_of(scheduler, config) != "step" or not turns:
+    if step_limit(config) or interval_of(scheduler, config) != "step" or not turns:
         return None
     if not max(turns) <= epochs < steps:
         return None

@@ -45,6 +45,7 @@ from spectrakit.data.loaders import (
 from ..data.order import mix_seed
 from ..data.streams import StreamSamples, is_stream, open_evaluation_stream, open_training_stream
 from ..distributed.context import RunContext
+from ..distributed.outer_loop import check_diloco
 from ..runs.events import EventLog
 from ..runs.history import has_started
 from ..runs.run_dir import read_environment, update_environment
@@ -361,6 +362,7 @@ def prepare(
     context = execution.context
     check_task(task, config)
     check_trackers(config)
+    check_diloco(config, context.world_size)
     seed_everything(config.seed)
     read = _read_data(task, config, context, log, training_only, watch)
     model = _moved_model(task, config, context, watch)

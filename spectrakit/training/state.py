@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['Progress', 'Learner', 'average_thawed', 'load_averages', 'Data', 'Schedule', 'never', 'Execution', 'Interval',
-           'Record', 'Requests', 'NanState', 'Memory', 'Saving', 'Timing', 'TrainState', 'update_ema',
-           'count_overflows', 'ema_weights', 'save_due', 'first_saves_s', 'writer_of', 'average_plan',
+           'Record', 'Requests', 'NanState', 'Memory', 'Saving', 'Timing', 'Workers', 'common_weights', 'TrainState',
+           'update_ema', 'count_overflows', 'ema_weights', 'save_due', 'first_saves_s', 'writer_of', 'average_plan',
            'checkpoints_at_once', 'save_due_by_clock', 'log_once', 'gpu_generator', 'note_random_state', 'state_at',
-           'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
+           'learns_alone', 'worker_state', 'load_worker_state', 'submit_snapshot', 'save', 'finish_saving',
+           'finish_mirror']
 
 # %% ../../nbs/40_training/01_state.ipynb #23a2fcf4
 import contextlib
@@ -31,6 +32,15 @@ from ..data.order import ORDER_VERSION
 from ..distributed.context import RunContext
 from ..distributed.fsdp import like, load_whole_optimizer, whole
 from ..distributed.heartbeat import Pace
+from spectrakit.distributed.outer_loop import (
+    OuterLoop,
+    flat,
+    load_outer_state,
+    load_own_parts,
+    outer_state,
+    own_parts,
+    spread,
+)
 from ..runs.events import EventLog, log_file
 from ..system.units import parse_bytes
 from ..trackers.tracker import Trackers
@@ -64,6 +74,9 @@ class Progress:
     to_average: list = field(default_factory=list)  # [step, value] of checkpoints for training.average, the first stays
     behind: int = 0  # so many steps the schedule has to wait, because it has moved with updates that were left out
     fits: dict = field(default_factory=dict)  # by device the micro batch that fitted, where a larger one had not
+    rounds: int = 0  # of diloco that have ended
+    round_began: int = 0  # the step at which the one that is under way began
+    eval_held: bool = False  # whether an evaluation that was due waits for its end
 
 # %% ../../nbs/40_training/01_state.ipynb #11a54767
 @dataclass
@@ -261,6 +274,50 @@ class Timing:
     pace: Pace = field(default_factory=Pace)
     began: tuple[float, int] = (0.0, 0)  # when this process began to train, monotonic, and after which step
 
+# %% ../../nbs/40_training/01_state.ipynb #66d2e30f
+@dataclass
+class Workers:
+    """The outer loop of diloco, with what the round began with.
+
+    - `loop`: θ and the outer optimizer
+    - `count`: how many workers there are
+    - `buffers`: of this worker's model
+    """
+
+    loop: OuterLoop
+    count: int
+    buffers: list
+    before: list = field(default_factory=list)  # copies of the buffers from the round's beginning
+
+    def begin_round(self) -> None:
+        "From here on workers train alone; they have the same weights and buffers."
+        flat(self.loop.params, self.loop.theta)
+        self.note_buffers()
+
+    def note_buffers(self) -> None:
+        "The buffers are the same everywhere: keep what they are."
+        self.before = [b.detach().clone() for b in self.buffers]
+
+    def state_dict(self) -> dict[str, Any]:
+        "What all workers share."
+        return {"workers": self.count, "buffers": self.before, **outer_state(self.loop)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        "Take over what `state_dict` returned."
+        load_outer_state(self.loop, state)
+        load_own_parts(self.before, state["buffers"])
+
+# %% ../../nbs/40_training/01_state.ipynb #00cff657
+def common_weights(workers: Workers, module: Any) -> dict[str, Any]:
+    "The state dict of `module`, with the weights and buffers that the round began with."
+    parts = [p.detach().clone() for p in workers.loop.params]
+    spread(workers.loop.theta, parts)
+    common = dict(zip(map(id, workers.loop.params), parts, strict=True))
+    common |= dict(zip(map(id, workers.buffers), workers.before, strict=True))
+    held = module.state_dict(keep_vars=True)
+    plain = module.state_dict()
+    return {name: common.get(id(value), plain[name]) for name, value in held.items()}
+
 # %% ../../nbs/40_training/01_state.ipynb #9201e019
 @dataclass
 class TrainState:
@@ -284,6 +341,7 @@ class TrainState:
     saving: Saving = field(default_factory=Saving)
     memory: Memory = field(default_factory=Memory)
     timing: Timing = field(default_factory=Timing)
+    outer: Workers | None = None  # diloco's outer loop; None: there is none
 
     def __post_init__(self) -> None:
         e = self.execution
@@ -293,6 +351,17 @@ class TrainState:
     def checkpoints(self) -> Path:
         "The run's folder of checkpoints."
         return self.run_dir / "checkpoints"
+
+    @property
+    def warms_up(self) -> bool:
+        "Whether workers have not begun to train alone."
+        return self.progress.step < self.config.diloco.warmup_steps
+
+    @property
+    def mid_round(self) -> bool:
+        "Whether each worker has weights of its own."
+        began = max(self.progress.round_began, self.config.diloco.warmup_steps)
+        return self.outer is not None and self.progress.step > began
 
     def state_dict(self) -> dict[str, Any]:
         "What all ranks share, as tensors and plain values: the content of a checkpoint's state.pt."
@@ -312,6 +381,7 @@ class TrainState:
             "asked_steps": self.schedule.requested_steps,
             "fingerprints": self.data.fingerprints,
             "order_version": self.data.order_version,
+            "outer": None if self.outer is None else self.outer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -330,6 +400,8 @@ class TrainState:
             self.context.scaler.load_state_dict(state["scaler"])
         if learner.scheduler is not None and state.get("scheduler") is not None:
             learner.scheduler.load_state_dict(state["scheduler"])
+        if self.outer is not None and state.get("outer"):
+            self.outer.load_state_dict(state["outer"])
         if "monitor" in state:
             self.monitor, self.mode = state["monitor"], state["mode"]
         self.data.keep_order(state.get("order_version", 1))  # spectrakit 0.1 had no other one
@@ -515,6 +587,31 @@ def _boundary_random_state(s: TrainState) -> dict:
         state["cuda"][s.context.device.index or 0] = state_at(gpu_generator(s.context.device), here)
     return state
 
+# %% ../../nbs/40_training/01_state.ipynb #2d34fadb
+def learns_alone(s: TrainState) -> bool:
+    "Whether this step's gradients are those of this worker alone, as in the rounds of diloco."
+    return s.outer is not None and not s.warms_up
+
+
+def worker_state(s: TrainState) -> dict[str, Any]:
+    "What a worker of diloco alone has: its weights and buffers, its optimizer and scaler, its place on the schedule."
+    p, scaler = s.progress, s.context.scaler
+    assert s.outer is not None, "there are workers"
+    own = {"weights": s.outer.loop.params, "buffers": s.outer.buffers, "optimizer": s.learner.optimizer.state_dict()}
+    place = {"position": p.position, "behind": p.behind, "overflows": p.overflows}
+    return {**own_parts(own), "scaler": scaler.state_dict() if scaler else None, "place": place}
+
+
+def load_worker_state(s: TrainState, state: dict[str, Any]) -> None:
+    "Take over what `worker_state` returned."
+    assert s.outer is not None, "there are workers"
+    load_own_parts([*s.outer.loop.params, *s.outer.buffers], [*state["weights"], *state["buffers"]])
+    s.learner.optimizer.load_state_dict(state["optimizer"])
+    if s.context.scaler and state["scaler"]:
+        s.context.scaler.load_state_dict(state["scaler"])
+    for name, value in state["place"].items():
+        setattr(s.progress, name, value)
+
 # %% ../../nbs/40_training/01_state.ipynb #592eea9a
 def _checkpoint_content(s: TrainState, alone: bool) -> CheckpointContent:
     """What a checkpoint holds, as rank 0 writes it; on other ranks nothing that counts.
@@ -531,7 +628,7 @@ def _checkpoint_content(s: TrainState, alone: bool) -> CheckpointContent:
             for key, value in s.state_dict().items()
         }
     elif keep:  # with DDP rank 0 holds everything
-        model = module.state_dict()
+        model = common_weights(s.outer, module) if s.outer is not None and s.mid_round else module.state_dict()
         with ema_weights(s):
             averaged = module.state_dict() if s.learner.ema is not None else None
         state = s.state_dict()
@@ -546,6 +643,8 @@ def _checkpoint_content(s: TrainState, alone: bool) -> CheckpointContent:
     if s.record.interval.logs and not alone:
         interval["logs"] = {name: tuple(map(float, pair)) for name, pair in s.record.interval.logs.items()}
     own = {**_boundary_random_state(s), "interval": interval}
+    if s.outer is not None:
+        own["worker"] = worker_state(s)
     ranks = [own] if alone else s.context.gather_on_main(own)
     return CheckpointContent(model or {}, state or {}, ranks or [], averaged)
 
@@ -586,7 +685,8 @@ def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = Fa
     the last.
     """
     p, c, main = s.progress, s.config.checkpoint, s.context.is_main
-    if not c.enabled or (alone and (s.context.strategy == "fsdp" or not main)):
+    whole_here = s.context.strategy not in ("fsdp", "diloco")  # rank 0 knows all
+    if not c.enabled or (alone and not (whole_here and main)):
         return
     kind = "last" if last or alone or p.step >= s.schedule.total_steps else "best" if best else "periodic"
     if kind == "periodic" and p.saved_step == p.step:

@@ -189,11 +189,15 @@ def test_every_other_word_reaches_its_setting(alias):
         "training.average": "last:3",
         "resume.source": "elsewhere",
         "run.dir": "elsewhere",
+        "diloco.outer_momentum": 0.5,
+        "diloco.outer_lr_schedule": "cosine",
+        "diloco.outer_opt": "Adam",
+        "diloco.outer_opt_kwargs": {"nesterov": True},
     }.get(target)
     if value is None:
         now = get(config, target)
         value = not now if isinstance(now, bool) else True if target == "dataloader.pin_memory" else 7
-    typed = str(value).replace("'", "") if isinstance(value, list) else value
+    typed = str(value).replace("'", "") if isinstance(value, (list, dict)) else value
     assert get(compose(f"{alias}={typed}"), target) == value
 
 

@@ -78,6 +78,17 @@ WORKS = {  # a word as it is typed → the setting that it means, and its value
     "warmup_ratio=0.1": ("scheduler.warmup_ratio", 0.1),
     "training.warmup_ratio=0.1": ("scheduler.warmup_ratio", 0.1),
     "trainer.val_check_interval=0.25": ("trainer.val_check_interval", 0.25),
+    "trainer.strategy.name=diloco": ("distributed.strategy", "diloco"),
+    "trainer.strategy=diloco": ("distributed.strategy", "diloco"),
+    "diloco_loops=10": ("diloco.loops", 10),
+    "outer_lr=1.0": ("diloco.outer_lr", 1.0),
+    "outer_momentum=0.95": ("diloco.outer_momentum", 0.95),
+    "outer_lr_schedule=cosine": ("diloco.outer_lr_schedule", "cosine"),
+    "outer_lr_schedule=null": ("diloco.outer_lr_schedule", "none"),
+    "outer_opt=Adam": ("diloco.outer_opt", "Adam"),
+    "outer_opt_kwargs={nesterov:true}": ("diloco.outer_opt_kwargs", {"nesterov": True}),
+    "diloco.outer_opt_kwargs.nesterov=true": ("diloco.outer_opt_kwargs", {"nesterov": True}),
+    "outer_grad_clip=1.0": ("diloco.outer_grad_clip", 1.0),
 }
 
 
@@ -89,10 +100,8 @@ def test_it_works(word):
 
 
 TASKS_OWN = "data_dir data.data_dir model_name dataset_name subset text_field seq_len dynamic_batch shuffle_buffer"
-OUTER = "diloco_loops outer_lr outer_momentum outer_lr_schedule outer_opt outer_opt_kwargs outer_grad_clip"
 ANSWERED = {
     **{f"{word}=3": "task.NAME=VALUE" for word in TASKS_OWN.split()},
-    **{f"{word}=3": "no DiLoCo in this version" for word in OUTER.split()},
     "inner_opt=AdamW": "'optimizer.name'",
     "inner_opt_kwargs=0.01": "'optimizer.weight_decay'",
     "log_dir=logs": "'run.dir'",

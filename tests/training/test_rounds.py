@@ -1,0 +1,211 @@
+"""DiLoCo in the training loop, two workers on this machine: the same as DDP where it has to be, as a few plain lines
+where not, resumed to the bit in the middle of a round.
+"""
+
+import copy
+import re
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from rank_tasks import Curve, Normed
+from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_state, load_weights
+from spectrakit.config.batch_plan import plan_batches
+from spectrakit.config.compose import compose
+from spectrakit.data.loaders import Placement, train_batches
+from spectrakit.launch.job import Job
+from spectrakit.launch.job_kind import kind_named
+from spectrakit.launch.launcher import launch
+from spectrakit.launch.request import new_request
+from spectrakit.runs.events import columns, read_events
+from spectrakit.system.errors import RequestError
+from spectrakit.system.platforms.detect import detect
+from spectrakit.training.setup import make_model
+
+pytestmark = pytest.mark.slow  # every test here starts processes
+
+BASE = (
+    "trainer.accelerator=cpu",
+    "trainer.devices=2",
+    "accumulate_grad_batches=2",
+    "data.micro_batch_size=4",
+    "scheduler.name=constant",
+    "trainer.log_every_n_steps=4",
+)
+PLAIN_SGD = ("optimizer.name=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0", "optimizer.lr=0.1")
+DILOCO = ("trainer.strategy.name=diloco", "diloco.max_steps=5")
+AS_DDP = (DILOCO[0], "diloco.max_steps=1", "diloco.outer_lr=1.0", "diloco.outer_momentum=0.0")
+
+
+def run(folder, task, *words, kind="train"):
+    "How a run in `folder` ended, and its events."
+    request = new_request(compose(*BASE, *words), detect(environ={}))
+    outcome = launch(Job(kind_named(kind), folder, request), task, lambda: None)
+    return outcome, read_events(folder / "events.jsonl")
+
+
+def train(folder, task, *words, kind="train"):
+    outcome, events = run(folder, task, *words, kind=kind)
+    assert outcome.status == "completed", outcome
+    return events
+
+
+def weights(folder) -> dict:
+    path, notes = find_checkpoint(folder / "checkpoints")
+    assert path is not None and not notes
+    return load_weights(path)
+
+
+def furthest(one: dict, other: dict) -> float:
+    assert one.keys() == other.keys()
+    return max((one[name].double() - other[name].double()).abs().max().item() for name in one)
+
+
+class Uneven(Curve):
+    "A loss of (sum, weight): a step's weight differs from worker to worker."
+
+    def loss(self, model, batch):
+        weight = 1.0 + (batch[2] % 2).float()
+        return (weight * (model(batch[0]) - batch[1]).square()[:, 0]).sum(), weight.sum()
+
+
+class Dropped(Curve):
+    "Dropout draws from each worker's own generator."
+
+    def model(self, cfg):
+        return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+
+
+def test_an_exchange_after_each_step_is_ddp(tmp_path):
+    words = (*PLAIN_SGD, "trainer.max_steps=7", "trainer.gradient_clip_val=null")
+    train(tmp_path / "ddp", Curve(), *words)
+    events = train(tmp_path / "diloco", Curve(), *words, *AS_DDP)
+    assert furthest(weights(tmp_path / "ddp"), weights(tmp_path / "diloco")) < 1e-6
+    assert columns(events, "round", "round")["round"] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def by_hand(task, config, steps: int, length: int) -> dict:
+    "Two workers in turn, and Nesterov's momentum written out; knows nothing of the kit but how it draws batches."
+    train_set, _ = task.datasets(config)
+    plan = plan_batches(config, len(train_set), 2)
+    models = [make_model(task, config)]
+    models.append(copy.deepcopy(models[0]))
+    inner = [torch.optim.AdamW(m.parameters(), lr=0.02, weight_decay=0.0) for m in models]
+    theta = [p.detach().clone() for p in models[0].parameters()]
+    moment = [torch.zeros_like(p) for p in theta]
+    windows = [list(_windows(train_set, plan, config, rank, steps)) for rank in range(2)]
+    for step in range(steps):
+        for model, optimizer, mine in zip(models, inner, windows, strict=True):
+            optimizer.zero_grad()
+            for data, share in mine[step]:
+                (nn.functional.mse_loss(model(data[0]), data[1]) * share).backward()
+            optimizer.step()
+        if (step + 1) % length and step + 1 < steps:
+            continue
+        for i, each in enumerate(zip(*(m.parameters() for m in models), strict=True)):
+            mean = sum(theta[i] - p.detach() for p in each) / 2
+            moment[i] = 0.9 * moment[i] + mean
+            theta[i] = theta[i] - 0.7 * (mean + 0.9 * moment[i])
+            for p in each:
+                p.data.copy_(theta[i])
+    return {name: p.detach() for name, p in models[0].named_parameters()}
+
+
+def _windows(train_set, plan, config, rank: int, steps: int):
+    "The micro batches of each step of a worker, with their share of its loss."
+    batches, done, epoch = train_batches(train_set, plan, config, Placement(torch.device("cpu"), rank, 2)), 0, 0
+    while done < steps:
+        window = []
+        for batch in batches.epoch(epoch):
+            window.append((batch.data, batch.samples / (batch.window_samples / 2)))
+            if batch.last:
+                yield window
+                window, done = [], done + 1
+        epoch += 1
+
+
+def test_rounds_are_those_of_two_workers_by_hand(tmp_path):
+    words = (*DILOCO, "optimizer.name=adamw", "optimizer.lr=0.02", "optimizer.weight_decay=0", "trainer.max_steps=13")
+    events = train(tmp_path / "kit", Curve(), *words, "trainer.check_val_every_n_steps=2")
+    expected = by_hand(Curve(), compose(*BASE, *words), steps=13, length=5)
+    assert furthest(weights(tmp_path / "kit"), expected) < 1e-6
+    rounds = columns(events, "round", "step", "steps", "bytes")
+    size = 4 * sum(p.numel() for p in expected.values())
+    assert rounds["step"] == [5, 10, 13] and rounds["steps"] == [5, 5, 3]  # the last one is cut short
+    assert rounds["bytes"] == [size] * 3  # around a ring of two: 2 · 1/2 of the vector
+    assert columns(events, "eval", "step")["step"] == [5, 10, 13]  # only where all have one model
+
+
+def test_it_goes_on_in_the_middle_of_a_round_to_the_bit(tmp_path):
+    words = (
+        *DILOCO,
+        "optimizer.lr=0.02",
+        "trainer.max_steps=12",
+        "checkpoint.every_n_steps=7",
+        "diloco.warmup_steps=1",
+    )
+    train(tmp_path / "whole", Dropped(), *words, "checkpoint.every_n_epochs=null", "checkpoint.keep_last=9")
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    found = {int(path.name[-8:]): path for path in checkpoints(tmp_path / "cut" / "checkpoints")}
+    shutil.rmtree(found[12])
+    state, own = load_state(found[7], 1)
+    assert state["progress"]["round_began"] == 6 and own["worker"]["place"]["position"] == 7
+    other = load_state(found[7], 0)[1]["worker"]["weights"]
+    assert not torch.equal(own["worker"]["weights"][0], other[0])  # in the middle of a round
+    train(tmp_path / "cut", Dropped(), *words, kind="resume")
+    assert furthest(weights(tmp_path / "cut"), weights(tmp_path / "whole")) == 0.0
+    last = [load_state(find_checkpoint(tmp_path / name / "checkpoints")[0], 1) for name in ("whole", "cut")]
+    for (whole, of_whole), (cut, of_cut) in [last]:
+        moments = [s["outer"]["optimizer"]["state"][0]["momentum_buffer"] for s in (whole, cut)]
+        assert torch.equal(*moments)
+        inner = [o["worker"]["optimizer"]["state"][0]["exp_avg"] for o in (of_whole, of_cut)]
+        assert torch.equal(*inner)
+
+    one = ("trainer.devices=1", "accumulate_grad_batches=4")
+    shutil.copytree(tmp_path / "whole", tmp_path / "refused")
+    shutil.rmtree(tmp_path / "refused" / "checkpoints" / found[12].name)
+    with pytest.raises(RequestError, match="in the middle of a round of diloco, in which 2 workers"):
+        run(tmp_path / "refused", Dropped(), *words, *one, kind="resume")
+
+
+def test_at_the_end_of_a_round_another_number_of_workers_goes_on(tmp_path):
+    words = (*DILOCO, "trainer.max_steps=8", "checkpoint.every_n_steps=5", "checkpoint.every_n_epochs=null")
+    train(tmp_path / "run", Curve(), *words)
+    newest, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
+    shutil.rmtree(newest)
+    one = ("trainer.devices=1", "accumulate_grad_batches=4")
+    events = train(tmp_path / "run", Curve(), *words, *one, kind="resume")
+    restart = next(e for e in events if e["type"] == "restart")
+    assert restart["step"] == 5 and any("had 2 workers, and has 1" in note for note in restart["notes"])
+    assert columns(events, "round", "step", "bytes")["bytes"][-1] == 0
+
+
+def test_statistics_of_batch_norm_are_those_of_all_workers(tmp_path):
+    train(tmp_path / "run", Normed(), *DILOCO, "trainer.max_steps=5")
+    path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
+    own = [load_state(path, rank)[1]["worker"]["buffers"] for rank in range(2)]
+    assert len(own[0]) > 0 and all(torch.equal(*pair) for pair in zip(*own, strict=True))
+
+
+def test_one_worker_looks_ahead(tmp_path):
+    words = ("trainer.devices=1", *DILOCO[:1], "diloco.loops=3", "diloco.max_steps=4", "outer_grad_clip=0.5")
+    events = train(tmp_path / "run", Curve(), *words, "outer_lr_schedule=linear", "outer_lr=1.0")
+    rounds = columns(events, "round", "step", "outer_lr", "bytes")
+    assert rounds["step"] == [4, 8, 12] and rounds["bytes"] == [0, 0, 0]
+    assert rounds["outer_lr"] == pytest.approx([1.0, 2 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["diloco.workers=4"], "diloco.workers=4 needs as many processes, and this run has 1 process"),
+        (["outer_opt=SGDM"], "needs an optimizer of torch.optim, such as SGD. Did you mean 'SGD'"),
+        (["outer_opt_kwargs={nestrov:true}"], "Did you mean 'nesterov'"),
+        (["training.ema_decay=0.9"], "not possible with distributed.strategy=diloco"),
+    ],
+)
+def test_what_cannot_be_is_said(tmp_path, words, says):
+    with pytest.raises(RequestError, match=re.escape(says)):
+        run(tmp_path / "run", Curve(), DILOCO[0], "trainer.devices=1", *words)
