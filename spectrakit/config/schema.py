@@ -98,6 +98,17 @@ def _average(value: Any) -> None:
     if value is not None and not re.fullmatch(r"(last|best):([2-9]|[1-9][0-9]+)", value):
         raise ValueError("it needs last:N or best:N with N from 2 up, such as last:3")
 
+# %% ../../nbs/10_config/01_schema.ipynb #bc95da57
+_OPEN = (  # blocks that take keys of your own
+    "task.",
+    "extra.",
+    "distributed.env.",
+    "optimizer.options.",
+    "diloco.outer_opt_kwargs.",
+    "search.space.",
+    "search.trial.",
+)
+
 # %% ../../nbs/10_config/01_schema.ipynb #218f1a3f
 def _keys(value: Any) -> None:
     if not isinstance(value, (list, tuple)) or not all(isinstance(key, str) for key in value):
@@ -105,17 +116,7 @@ def _keys(value: Any) -> None:
     blocks = {key.partition(".")[0] for key in settings() if "." in key}
     known = [*settings(), *sorted(blocks), "data.train", "data.valid"]
     for key in value:
-        if key in known or key.startswith(
-            (
-                "task.",
-                "extra.",
-                "distributed.env.",
-                "optimizer.options.",
-                "diloco.outer_opt_kwargs.",
-                "search.space.",
-                "search.trial.",
-            )
-        ):
+        if key in known or key.startswith(_OPEN):
             continue
         raise ValueError(f"it needs keys of settings, and there is no {key!r}.{did_you_mean(key, known)}")
 
