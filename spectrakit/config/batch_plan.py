@@ -5,11 +5,13 @@
 # %% auto #0
 __all__ = ['BATCH_SETTINGS', 'MANY', 'BatchPlan', 'step_window', 'rank_share', 'batch_parts', 'plan_batches',
            'smaller_micro_batches', 'total_steps', 'scaled_lr', 'with_scaled_lr', 'batch_notes', 'next_fraction',
-           'warmup_length', 'lr_factor']
+           'warmup_length', 'lr_curve', 'lr_factor']
 
 # %% ../../nbs/10_config/06_batch_plan.ipynb #23a2fcf4
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from .schema import Config, SchedulerConfig, get, settings, step_limit
 from ..system.errors import RequestError
@@ -311,27 +313,38 @@ def warmup_length(scheduler: SchedulerConfig, steps_per_epoch: int, total: int) 
     return scheduler.warmup_steps or by_share
 
 # %% ../../nbs/10_config/06_batch_plan.ipynb #cdefc4ee
-def lr_factor(scheduler: SchedulerConfig, step: float, total: int, steps_per_epoch: int) -> float:
-    """What the base learning rate is multiplied by at an optimizer step.
+def _one_cycle(peak: int, total: int, end: float, step: float) -> float:
+    "Up to the step `peak` and down again by half cosines; it starts at 1/25. Smith, https://arxiv.org/abs/1803.09820."
+    if step < peak:
+        return 1 / 25 + (1 - 1 / 25) * (1 - math.cos(math.pi * step / peak)) / 2
+    return end + (1 - end) * (1 + math.cos(math.pi * min(1.0, (step - peak) / max(1, total - peak)))) / 2
+
+
+def lr_curve(scheduler: SchedulerConfig, total: int, steps_per_epoch: int) -> Callable[[float], float]:
+    """What the base learning rate is multiplied by, as a function of the optimizer step; the first is 0.
 
     - `scheduler`: the block of settings: shape, warm-up, end
-    - `step`: the optimizer step; the first is 0
     - `total`: optimizer steps of the whole run
     - `steps_per_epoch`: optimizer steps of an epoch, for a warm-up in epochs
 
-    RequestError where the warm-up is set in two ways. `one_cycle` follows Smith, https://arxiv.org/abs/1803.09820.
+    RequestError where the warm-up is set in two ways. What depends on the settings alone is worked out here, once.
     """
-    warmup, end = warmup_length(scheduler, steps_per_epoch, total), scheduler.final_lr_fraction
-    if scheduler.name == "one_cycle":  # Smith 2018: up and down again by half cosines; it starts at 1/25
-        peak = max(1, warmup or round(scheduler.peak_at * total))
-        if step < peak:
-            return 1 / 25 + (1 - 1 / 25) * (1 - math.cos(math.pi * step / peak)) / 2
-        return end + (1 - end) * (1 + math.cos(math.pi * min(1.0, (step - peak) / max(1, total - peak)))) / 2
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    done = min(1.0, (step - warmup) / max(1, total - warmup))
-    if scheduler.name == "constant":
-        return 1.0
-    if scheduler.name == "cosine":
-        return end + (1 - end) * (1 + math.cos(math.pi * done)) / 2
-    return end + (1 - end) * (1 - done) ** (scheduler.power if scheduler.name == "polynomial" else 1.0)
+    warmup, end, name = warmup_length(scheduler, steps_per_epoch, total), scheduler.final_lr_fraction, scheduler.name
+    if name == "one_cycle":
+        return partial(_one_cycle, max(1, warmup or round(scheduler.peak_at * total)), total, end)
+    power, rest = scheduler.power if name == "polynomial" else 1.0, max(1, total - warmup)
+
+    def factor(step: float) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        done = min(1.0, (step - warmup) / rest)
+        if name == "cosine":
+            return end + (1 - end) * (1 + math.cos(math.pi * done)) / 2
+        return 1.0 if name == "constant" else end + (1 - end) * (1 - done) ** power
+
+    return factor
+
+# %% ../../nbs/10_config/06_batch_plan.ipynb #1631bcec
+def lr_factor(scheduler: SchedulerConfig, step: float, total: int, steps_per_epoch: int) -> float:
+    "What `lr_curve` gives for one `step`."
+    return lr_curve(scheduler, total, steps_per_epoch)(step)

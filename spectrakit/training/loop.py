@@ -203,6 +203,7 @@ def train_steps(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functi
                 break
         if ending == ROLLED_BACK:
             due, step_began, ending, settle = next_due(s), time.monotonic(), None, begin_steps(s)
+            factor = lr_rule(s)  # of the length that the run has from there
         elif ending is not None:
             return ending
     shorter = (

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..config.batch_plan import lr_factor, warmup_length
+from ..config.batch_plan import lr_curve, warmup_length
 from ..config.schema import Config, step_limit
 from ..contract.task import Moment, loss_at, provides
 from ..system.errors import RequestError
@@ -88,7 +88,7 @@ def lr_rule(s: TrainState) -> Callable[[float], float] | None:
         rule.name == "constant" and not warmup_length(rule, s.data.plan.steps_per_epoch, s.schedule.requested_steps)
     ):
         return None
-    return lambda position: lr_factor(rule, position, s.schedule.requested_steps, s.data.plan.steps_per_epoch)
+    return lr_curve(rule, s.schedule.requested_steps, s.data.plan.steps_per_epoch)
 
 # %% ../../nbs/40_training/03_schedule.ipynb #9fdf069a
 def step_scheduler(learner: Learner, *metric: float) -> None:
