@@ -89,14 +89,20 @@ def window_part(loss: Loss, samples: int, share: float) -> tuple[Any, Any]:
     return (loss.value / share, loss.weight) if samples else (loss.value * 0 / share, loss.weight * 0)
 
 
-def whole_window(loss: Loss) -> Any:
-    "The loss of a step that one micro batch of one process makes: there is nothing to add, so a sum is divided here."
-    weight = loss.weight
-    if weight is None:
-        return loss.value
-    if hasattr(weight, "clamp") and weight.device.type != "cpu":
-        return loss.value / weight.detach().clamp(min=1e-12).reshape(())
-    return loss.value / max(float(weight), 1e-12)
+def whole_window(result: Any) -> tuple[Any, Mapping[str, tuple[Any, Any]] | None]:
+    """Loss and logs of a step that one micro batch of one process makes: there is nothing to add, so a sum is divided
+    here.
+
+    `result`: what the task's `loss` returned.
+    """
+    if not isinstance(result, (tuple, Loss)):
+        return result, None
+    loss = as_loss(result)
+    value, weight = loss.value, loss.weight
+    if weight is not None:
+        on_device = hasattr(weight, "clamp") and weight.device.type != "cpu"
+        value = value / (weight.detach().clamp(min=1e-12).reshape(()) if on_device else max(float(weight), 1e-12))
+    return value, loss.logs
 
 
 def add_logs(sums: dict[str, tuple], logs: Mapping[str, tuple[Any, Any]]) -> None:

@@ -79,17 +79,19 @@ class ResidentBatches:
         order, cuts = self.plan.order(len(self.tensors[0]), epoch), self.plan.cuts_from(first_step)
         gather = self.plan.shuffle or self.plan.sampled is not None
         order = order.to(self.tensors[0].device) if hasattr(order, "to") else order
-        for block in cut_blocks(cuts, order):  # views made in one go cost a third of views made one by one
-            columns = self._rows(indices_of(order, block)) if gather else self.tensors
-            at = _places(block) if gather else [(cut.start, cut.stop) for cut in block]
-            yield from [
-                MicroBatch(tuple([c[start:stop] for c in columns]), cut.samples, cut.window_samples, cut.last)
-                for (start, stop), cut in zip(at, block, strict=True)
-            ]
+        for block in cut_blocks(cuts, order):
+            if gather:
+                batches = self._gathered(indices_of(order, block), [cut.stop - cut.start for cut in block])
+            else:
+                batches = (tuple([c[cut.start : cut.stop] for c in self.tensors]) for cut in block)
+            yield from [MicroBatch(data, *cut[2:]) for data, cut in zip(batches, block, strict=True)]
 
-    def _rows(self, indices: Any) -> list:
+    def _gathered(self, indices: Any, sizes: list[int]) -> Iterator[tuple]:
+        "Batches of these `sizes`, cut in one go, which costs half of views made one by one."
         indices = indices.to(self.tensors[0].device)
-        return [t.index_select(0, indices) for t in self.tensors]
+        # a task may change what it gets in place, with gradients too: `split` would refuse that
+        parts = [t.index_select(0, indices).unsafe_split_with_sizes(sizes) for t in self.tensors]
+        return zip(*parts, strict=True)
 
 
 def _places(cuts: list[Cut]) -> Iterator[tuple[int, int]]:

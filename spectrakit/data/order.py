@@ -112,14 +112,14 @@ class Cut(NamedTuple):
 
 def train_cuts(plan: BatchPlan, rank: int = 0, first_step: int = 0) -> Iterator[Cut]:
     "The micro batches of `rank`, from optimizer step `first_step` of an epoch on; equally many on every rank."
-    together = plan.micro_batch_size * plan.world_size
+    ranks, together = plan.world_size, plan.micro_batch_size * plan.world_size
     for index in range(first_step, plan.steps_per_epoch):
         start, end = step_window(plan, index)
         for cut in range(start, end, together):
             stop = min(cut + together, end)
-            first, samples = rank_share(cut, stop, rank, plan.world_size)
+            first, samples = (cut, stop - cut) if ranks == 1 else rank_share(cut, stop, rank, ranks)
             first = min(first, stop - 1)  # fewer samples than processes: borrow one
-            yield Cut(first, first + max(samples, 1), samples, end - start, stop == end)
+            yield Cut(first, first + (samples or 1), samples, end - start, stop == end)
 
 # %% ../../nbs/22_data/01_order.ipynb #fccc1807
 def eval_cuts(plan: BatchPlan, rank: int = 0, world_size: int = 1) -> Iterator[Cut]:

@@ -114,7 +114,7 @@ def train_steps(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functi
     on_host, ranks, draws = s.context.device.type == "cpu", s.context.world_size, gpu_generator(s.context.device)
     clip, decay = c.trainer.gradient_clip_val, c.training.ema_decay
     factor, exchange, skips = lr_rule(s), s.context.gradient_sync(model), c.training.nan_policy == "skip"
-    settle, memory = begin_steps(s), s.memory
+    settle, memory, steps_per_epoch = begin_steps(s), s.memory, plan.steps_per_epoch
     loss_of = s.context.in_precision(training_loss(s))
     interval = s.learner.interval if s.learner.scheduler is not None else None
     owned, unowned, bound = s.learner.owned, s.learner.unowned, gradient_clip(c.trainer.gradient_clip_algorithm)
@@ -134,16 +134,17 @@ def train_steps(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functi
         for batch in s.data.train.epoch(p.epoch, p.window):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step
-            found, share = as_loss(loss_of(model, batch.data)), batch.window_samples / ranks  # DDP: a mean over ranks
+            result = loss_of(model, batch.data)
             heartbeat.micro_batch()
-            if batch.samples == batch.window_samples and ranks == 1:
-                loss = whole_window(found)
+            if ranks == 1 and batch.samples == batch.window_samples:
+                loss, logs = whole_window(result)
             else:
-                loss, weight = window_part(found, batch.samples, share)
+                found, share = as_loss(result), batch.window_samples / ranks  # DDP: a mean over ranks
+                (loss, weight), logs = window_part(found, batch.samples, share), found.logs
                 if weight is not None:  # the window's weight is known at its end
                     window_weight = weight if window_weight is None else window_weight + weight
-            if found.logs and batch.samples:
-                add_logs(window_logs, found.logs)
+            if logs and batch.samples:
+                add_logs(window_logs, logs)
             value = loss.item() if on_host else loss.detach()
             if on_host and not math.isfinite(value) and (ending := handle_bad_loss(s, value, batch.data)):
                 break
@@ -178,7 +179,7 @@ def train_steps(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functi
             p.window += 1
             if decay is not None and averages is not None:
                 update_ema(averages, averaged, decay, p.step - p.overflows, s.nan.left_out)
-            if p.window == plan.steps_per_epoch:
+            if p.window == steps_per_epoch:
                 p.epoch, p.window = p.epoch + 1, 0
                 if interval == "epoch":
                     step_scheduler(s.learner)

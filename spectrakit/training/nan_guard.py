@@ -88,17 +88,19 @@ def watch_buffers(s: TrainState) -> None:
         s.nan.copies = [(b, b.detach().clone()) for b in found.values()]
 
 
-def _restore_buffers(s: TrainState, bad: Any) -> None:
-    "After a bad step the buffers are what they were before it. `bad`: a bool, or a tensor that is not waited for."
+def _restore_buffers(copies: list, bad: Any) -> None:
+    """After a bad step the buffers are what they were before it.
+
+    - `copies`: each buffer, and what it was
+    - `bad`: a bool, or a tensor that is not waited for
+    """
     import torch
 
-    if not s.nan.copies:
-        return
     if not torch.is_tensor(bad):
-        now, before = map(list, zip(*s.nan.copies, strict=True))
+        now, before = map(list, zip(*copies, strict=True))
         torch._foreach_copy_(*((now, before) if bad else (before, now)))
         return
-    for now, before in s.nan.copies:
+    for now, before in copies:
         good = torch.where(bad.to(now.device), before, now)
         now.copy_(good), before.copy_(good)
 
@@ -145,7 +147,7 @@ def _is_bad(s: TrainState, loss: Any) -> Any:
     if s.nan.one is None:
         s.nan.one = torch.ones((), device=s.context.device)
     if on_host and s.context.world_size == 1:
-        return not math.isfinite(loss) or bool(grads and non_finite(grads, s.nan.one).item())
+        return not math.isfinite(loss) or (bool(grads) and non_finite(grads, s.nan.one).item() > 0)
     bad = ~torch.isfinite(torch.as_tensor(loss))
     if grads:
         bad = bad | (non_finite(grads, s.nan.one) > 0)
@@ -173,15 +175,17 @@ def step_unless_bad(s: TrainState, loss: Any) -> Any:
 
     bad = _is_bad(s, loss)
     s.nan.skipped = s.nan.skipped + bad
-    with torch.no_grad():
-        _restore_buffers(s, bad)
+    if s.nan.copies:
+        with torch.no_grad():
+            _restore_buffers(s.nan.copies, bad)
+    on_device = torch.is_tensor(bad)
     if s.context.scaler is not None:  # it looks at the gradients itself
         step_scaled(s, bad)
-    elif torch.is_tensor(bad):
+    elif on_device:
         _step_where_good(s.learner.optimizer, bad)
     elif not bad:
         s.learner.optimizer.step()
-    return torch.where(bad, torch.zeros_like(loss), loss) if torch.is_tensor(bad) else 0.0 if bad else loss
+    return torch.where(bad, torch.zeros_like(loss), loss) if on_device else 0.0 if bad else loss
 
 # %% ../../nbs/40_training/07_nan_guard.ipynb #a630d12c
 def _begin_again(s: TrainState) -> None:
