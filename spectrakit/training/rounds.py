@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from ..config.schema import is_diloco
+from ..distributed.link import BY_HOST, describe_link, estimate, measure_link, ring_bytes
 from spectrakit.distributed.outer_loop import (
     OuterLoop,
     count_workers,
@@ -40,6 +41,12 @@ def make_workers(s: TrainState) -> Workers | None:
     )
     workers.begin_round()
     s.context.reasons["strategy"] = describe_rounds(s, workers)
+    if workers.count > 1:
+        on_host = s.context.backend != "nccl"
+        workers.bytes_per_s = measure_link(
+            s.context.group if on_host else None, workers.count, "cpu" if on_host else s.context.device
+        )
+        s.context.reasons["link"] = describe_link(workers.bytes_per_s)
     return workers
 
 
@@ -54,9 +61,8 @@ def describe_rounds(s: TrainState, workers: Workers) -> str:
 
 
 def round_bytes(workers: Workers) -> int:
-    "Bytes that a worker sends in an exchange, around a ring: twice its vector, but for its own share."
-    size = workers.loop.theta.numel() * workers.loop.theta.element_size()
-    return 2 * (workers.count - 1) * size // workers.count
+    "Bytes that a worker sends in an exchange."
+    return ring_bytes(workers.loop.theta.numel() * workers.loop.theta.element_size(), workers.count)
 
 # %% ../../nbs/40_training/11_rounds.ipynb #927cd044
 def next_exchange(s: TrainState) -> int:
@@ -96,7 +102,9 @@ def _mean(s: TrainState, workers: Workers, vector: Any) -> Any:
     if workers.count > 1:
         import torch.distributed as dist
 
+        began = time.monotonic()
         dist.all_reduce(vector, group=s.context.group)
+        workers.waited_s += time.monotonic() - began
         vector.div_(workers.count)
     return vector
 
@@ -109,10 +117,24 @@ def _largest(s: TrainState, workers: Workers, vector: Any) -> Any:
         dist.all_reduce(vector, dist.ReduceOp.MAX, group=s.context.group)
     return vector
 
+# %% ../../nbs/40_training/11_rounds.ipynb #63cd47fe
+def _write_round(s: TrainState, workers: Workers, found: dict[str, float]) -> None:
+    "Count the round that has ended, and write it down; after the first one what DDP would cost."
+    p, sent = s.progress, round_bytes(workers)
+    steps = p.step - max(p.round_began, s.config.diloco.warmup_steps)
+    p.rounds, p.sent_bytes, p.waited_s = p.rounds + 1, p.sent_bytes + sent, p.waited_s + workers.waited_s
+    ledger = {"bytes": sent, "bytes_so_far": p.sent_bytes, "waited_s": workers.waited_s, "waited_so_far_s": p.waited_s}
+    s.record.log.write("round", step=p.step, round=p.rounds, steps=steps, **found, **ledger)
+    if p.rounds == 1 and workers.bytes_per_s:
+        slower, total = (BY_HOST if s.context.backend == "nccl" else 1.0), s.schedule.total_steps
+        step_s = s.timing.pace.mean() or s.timing.pace.first
+        costs = estimate(workers.loop.theta.numel(), step_s, workers.bytes_per_s, workers.count, total, slower)
+        s.record.log.write("message", text=f"diloco: {costs}, as far as time goes")
+
 # %% ../../nbs/40_training/11_rounds.ipynb #f183d42d
 def _end_round(s: TrainState, workers: Workers) -> tuple[str, str] | None:
     "Exchange, move θ, and begin the next round; (status, reason) where the mean is not finite."
-    p, d, began, lr = s.progress, s.config.diloco, time.monotonic(), _outer_lr(s)
+    p, d, lr, workers.waited_s = s.progress, s.config.diloco, _outer_lr(s), 0.0
     s.context.heartbeat.beat("exchanging")
     try:
         norm = end_round(workers.loop, lambda vector: _mean(s, workers, vector), lr, d.outer_grad_clip)
@@ -125,10 +147,7 @@ def _end_round(s: TrainState, workers: Workers) -> tuple[str, str] | None:
         lambda found: _largest(s, workers, found),
     )
     workers.note_buffers()
-    steps = p.step - max(p.round_began, d.warmup_steps)
-    p.rounds, p.round_began = p.rounds + 1, p.step
     s.context.heartbeat.beat("training")
-    sent, seconds = round_bytes(workers), round(time.monotonic() - began, 4)
-    told = {"norm": norm, "outer_lr": lr, "bytes": sent, "bytes_so_far": sent * p.rounds, "seconds": seconds}
-    s.record.log.write("round", step=p.step, round=p.rounds, steps=steps, **told)
+    _write_round(s, workers, {"norm": norm, "outer_lr": lr})
+    p.round_began = p.step
     return None

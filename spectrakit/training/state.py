@@ -77,6 +77,8 @@ class Progress:
     rounds: int = 0  # of diloco that have ended
     round_began: int = 0  # the step at which the one that is under way began
     eval_held: bool = False  # whether an evaluation that was due waits for its end
+    sent_bytes: int = 0  # by each worker, in the exchanges of all rounds
+    waited_s: float = 0.0  # by rank 0, for these
 
 # %% ../../nbs/40_training/01_state.ipynb #11a54767
 @dataclass
@@ -288,6 +290,8 @@ class Workers:
     count: int
     buffers: list
     before: list = field(default_factory=list)  # copies of the buffers from the round's beginning
+    bytes_per_s: float = 0.0  # what each sends in a second, as measured at the start; 0: there is no other
+    waited_s: float = 0.0  # for the exchange that is under way
 
     def begin_round(self) -> None:
         "From here on workers train alone; they have the same weights and buffers."

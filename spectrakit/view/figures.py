@@ -66,6 +66,7 @@ FIGURES = (
     Figure("samples/s", lambda s: f"{s.speed.last:.0f} samples/s" if s.speed.last is not None else ""),
     Figure("effective batch", _effective_batch, in_line=False),
     Figure("ranks", _ranks),
+    Figure("rounds", lambda s: s.exchanged, in_line=False),
     Figure("forecast", lambda s: s.forecast, in_line=False),
 )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..checks.run_forecast import span
 from ..runs.events import SCHEMA
-from ..system.units import format_bytes
+from ..system.units import format_bytes, format_duration
 from .plots import smoothing_weight
 
 # %% ../../nbs/55_view/01_run_state.ipynb #7f29b7d2
@@ -161,6 +161,7 @@ class RunState:
         self.ends: float | None = None  # when the session's time is over, in the run's seconds
         self.forecast = ""  # what the run will take, in words
         self.reserve_s, self.budget_note = 0.0, ""  # seconds held back for the end; the sentence on the time
+        self.exchanged = ""  # what the rounds of diloco have cost, in words
 
     @property
     def monitor(self) -> str:
@@ -249,6 +250,11 @@ def _apply_forecast(s: RunState, e: dict) -> None:
     s.messages.append((s.t, s.forecast))
 
 
+def _apply_round(s: RunState, e: dict) -> None:
+    sent, waited_s = float(e["bytes_so_far"]), float(e["waited_so_far_s"])
+    s.exchanged = f"round {_whole(e['round'])}: {format_bytes(sent)} sent, {format_duration(waited_s)} waited"
+
+
 _WHERE = {"gpu_bytes": "on the GPU", "host_bytes": "of memory", "disk_bytes": "on disk"}
 
 # %% ../../nbs/55_view/01_run_state.ipynb #f00e9162
@@ -270,6 +276,7 @@ _APPLY = {
     "restart": _apply_restart,
     "budget": _apply_budget,
     "forecast": _apply_forecast,
+    "round": _apply_round,
 }
 
 

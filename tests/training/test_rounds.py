@@ -84,6 +84,8 @@ def test_an_exchange_after_each_step_is_ddp(tmp_path):
     events = train(tmp_path / "diloco", Curve(), *words, *AS_DDP)
     assert furthest(weights(tmp_path / "ddp"), weights(tmp_path / "diloco")) < 1e-6
     assert columns(events, "round", "round")["round"] == [1, 2, 3, 4, 5, 6, 7]
+    told = [e["text"] for e in events if e["type"] == "message"]
+    assert any("with ddp and" in text and "take d" in text for text in told)  # once, what the two would cost here
 
 
 def by_hand(task, config, steps: int, length: int) -> dict:
@@ -135,6 +137,9 @@ def test_rounds_are_those_of_two_workers_by_hand(tmp_path):
     size = 4 * sum(p.numel() for p in expected.values())
     assert rounds["step"] == [5, 10, 13] and rounds["steps"] == [5, 5, 3]  # the last one is cut short
     assert rounds["bytes"] == [size] * 3  # around a ring of two: 2 · 1/2 of the vector
+    ledger = columns(events, "round", "bytes_so_far", "waited_so_far_s")
+    assert ledger["bytes_so_far"] == [size, 2 * size, 3 * size]
+    assert ledger["waited_so_far_s"] == sorted(ledger["waited_so_far_s"])
     assert columns(events, "eval", "step")["step"] == [5, 10, 13]  # only where all have one model
 
 
