@@ -23,6 +23,7 @@ GROUPS = {
     "preflight": ("preflight",),
     "training": ("train", "check", "resume", "predict"),
     "cross_validate": ("cross-validate",),
+    "search": ("search",),
     "runs": ("runs", "show", "watch", "plot", "compare", "report", "trust"),
     "find_lr": ("find-lr",),
     "wheelhouse": ("wheelhouse",),

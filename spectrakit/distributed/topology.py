@@ -221,7 +221,8 @@ _OLD_NAMES = {
 def process_environ(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that processes which train together get besides `environ`, which the user exported.
 
-    They are the setting distributed.env and `NCCL_DEFAULTS`; what the user exported wins.
+    They are the setting distributed.env and `NCCL_DEFAULTS`; what the user exported wins. Only CUDA_VISIBLE_DEVICES of
+    the setting goes before an exported one: it chooses among what that leaves.
     """
     variables = dict(NCCL_DEFAULTS)
     for name, value in config.distributed.env.items():
@@ -229,7 +230,7 @@ def process_environ(config: Config, environ: Mapping[str, str]) -> dict[str, str
     for old, new in _OLD_NAMES.items():
         if old in environ:
             variables[new] = environ[old]
-    return {name: value for name, value in variables.items() if name not in environ}
+    return {n: value for n, value in variables.items() if n not in environ or n == "CUDA_VISIBLE_DEVICES"}
 
 
 def _text(value: Any) -> str:

@@ -167,6 +167,7 @@ class Spare:
     surroundings: dict[str, Any]
     began: float  # by the monotonic clock
     owner: int  # the process whose child it is
+    thread: int  # and the thread, with which it ends
 
 
 def surroundings() -> dict[str, Any]:
@@ -191,7 +192,7 @@ def what_changed(spare: Spare, environ: dict[str, str]) -> str | None:
 
 # %% ../../nbs/50_launch/05_warm_worker.ipynb #a7c10017
 MEMORY_GIB = 0.5  # what a waiting process takes, at most
-_SPARES: list[Spare] = []  # one, or none
+_SPARES: list[Spare] = []  # one of a thread, or none
 
 
 def why_no_spare(setting: Any, mode: str) -> str | None:
@@ -205,7 +206,7 @@ def why_no_spare(setting: Any, mode: str) -> str | None:
         return "launch.warm_worker=false"
     if not sys.platform.startswith("linux"):
         return "elsewhere than on Linux it could outlive this process"
-    if threading.current_thread() is not threading.main_thread():
+    if setting == "auto" and threading.current_thread() is not threading.main_thread():
         return "this is not the main thread, and it ends with the thread that has started it"
     if setting == "auto" and not (mode == "interactive" and in_kernel()):
         return "this is no interactive notebook"
@@ -220,9 +221,14 @@ _SERVE = START.split("from spectrakit.launch.worker")[0] + (
 )
 
 
+def _own_spares() -> list[Spare]:
+    "What waits for runs of this thread."
+    return [spare for spare in _SPARES if spare.thread == threading.get_ident()]
+
+
 def keep_spare(environ: dict[str, str]) -> None:
     "Have a process wait that fits `environ`; one that waits and does not fit is ended."
-    if _SPARES and _SPARES[0].process.poll() is None and what_changed(_SPARES[0], environ) is None:
+    if any(spare.process.poll() is None and what_changed(spare, environ) is None for spare in _own_spares()):
         return
     drop_spare()
     words = ("-P", "-c", _SERVE, str(os.getpid()), str(sys.modules["spectrakit"].__file__))
@@ -236,13 +242,15 @@ def keep_spare(environ: dict[str, str]) -> None:
             cwd="/",  # no folder is held
             start_new_session=True,
         )
-        _SPARES.append(Spare(process, environ, surroundings(), time.monotonic(), os.getpid()))
+        owner = os.getpid(), threading.get_ident()
+        _SPARES.append(Spare(process, environ, surroundings(), time.monotonic(), *owner))
 
 
 def drop_spare() -> None:
-    "End the process that waits, where there is one."
-    while _SPARES:
-        _end(_SPARES.pop())
+    "End the process that waits for a run of this thread, where there is one."
+    for spare in _own_spares():
+        _SPARES.remove(spare)
+        _end(spare)
 
 
 def _end(spare: Spare) -> None:
@@ -264,9 +272,10 @@ def take_spare(environ: dict[str, str], folder: Path, log: Path) -> tuple[subpro
 
     `environ`: the variables of a cold start. `log`: the file for what it prints.
     """
-    if not _SPARES:
+    if not (waiting := _own_spares()):
         return None, None
-    spare = _SPARES.pop()
+    spare = waiting[-1]
+    _SPARES.remove(spare)
     why = "it belongs to another process" if spare.owner != os.getpid() else what_changed(spare, environ)
     if why is None:
         why = "it had ended" if spare.process.poll() is not None else _hand_over(spare, environ, folder, log)

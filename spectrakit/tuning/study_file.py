@@ -10,6 +10,7 @@ __all__ = ['JOURNAL', 'LEASE', 'LEASE_S', 'mend_journal', 'at_work', 'handing_ou
 import contextlib
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -155,7 +156,8 @@ def sampler_of(name: str, seed: int, trials: int, startup: int) -> Any:
 # %% ../../nbs/71_tuning/02_study_file.ipynb #37f89b72
 def folder_name(number: int, attrs: Mapping[str, Any]) -> str:
     "The folder of a trial in that of its study: its own, or that of the trial that it goes on with."
-    return str(attrs.get("folder", f"trial-{number:04}"))
+    known = str(attrs.get("folder", ""))
+    return known if re.fullmatch(r"trial-\d+", known) else f"trial-{number:04}"  # a journal may be a stranger's
 
 
 def queue_again(study: Any, trial: Any) -> None:

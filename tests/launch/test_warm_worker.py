@@ -119,7 +119,7 @@ def test_a_package_that_is_installed_ends_it(tmp_path, monkeypatch):
     folder = tmp_path / "site-packages"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    waiting = warm_worker.Spare(None, {}, warm_worker.surroundings(), 0.0, os.getpid())
+    waiting = warm_worker.Spare(None, {}, warm_worker.surroundings(), 0.0, os.getpid(), 0)
     assert what_changed(waiting, {}) is None
     os.utime(folder, ns=(1, 1))
     assert what_changed(waiting, {}) == "the installed packages changed"
