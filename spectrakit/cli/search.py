@@ -25,7 +25,7 @@ def _search_parser() -> Parser:
         """
   spectrakit search digits 'optimizer.lr=tag(log,interval(1e-4,1e-1))' search.trials=10 trainer.max_epochs=3
   spectrakit search my_task.py:Mine trainer=kaggle hpo=default 'data.micro_batch_size=16,32' --resume auto
-  spectrakit search my_task.py:Mine trainer=kaggle 'optimizer.lr=0.1,0.01' search.final_share=0.3 --predict submission.csv""",
+  spectrakit search my_task.py:Mine trainer=kaggle lr=0.1,0.01 search.final_share=0.3 --predict submission.csv""",
     )
     parser.add_argument(
         "words", nargs="*", metavar="TASK | key=value", help="the task, then overrides, profiles, space"

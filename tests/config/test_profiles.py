@@ -302,20 +302,14 @@ def leaves(tree: dict, prefix: str = "") -> list[str]:
 
 
 def commented(file: Path) -> set[str]:
-    "Dotted keys of a two-level file whose line ends in a comment, those of the profiles it includes too."
-    found, block = set(), ""
+    "Dotted keys whose line ends in a comment, or stands below one that has no value; those of included profiles, too."
+    found, above = set[str](), list[str]()
     for line in file.read_text(encoding="utf-8").splitlines():
-        if match := re.match(r"([\w-]+):", line):
-            block = match[1]
-        if match := re.match(r"(\w+): \S+ # \S", line):
-            found.add(match[1])
-        if match := re.match(r"  (\w+): +# \S", line):
-            inner = f"{block}.{match[1]}"
-        if match := re.match(r"    (\w+):.*\S +# \S", line):
-            found.add(f"{inner}.{match[1]}")
-        if match := re.match(r"  (\w+):.*\S +# \S", line):
-            found.add(f"{block}.{match[1]}")
-        elif (match := re.match(r"  - (\w+)$", line)) and block == "defaults" and match[1] != "_self_":
+        if match := re.match(r"( *)([\w-]+):(.*)", line):
+            above = [*above[: len(match[1]) // 2], match[2]]
+            if re.search(r" # \S", match[3]):
+                found.add(".".join(above))
+        elif (match := re.match(r"  - (\w+)$", line)) and above == ["defaults"] and match[1] != "_self_":
             found |= commented(file.with_name(f"{match[1]}.yaml"))
     return found
 
