@@ -453,6 +453,7 @@ LONG_CELLS = {
     ("60_api/00_run", "Run"): "what a user holds: a property for each question, most of them one line",
     ("65_picker/03_picker", "Form"): "the widgets of one form and how they follow the selection",
     ("65_picker/03_picker", "ProfilePicker"): "what a user holds: a method for each thing to do with the selection",
+    ("71_tuning/03_study", "Study"): "what a user holds: a property for each question, most of them one line",
     ("80_tasks/02_fermentation", "Fermentation"): "a task as a user writes it: one class",
 }
 

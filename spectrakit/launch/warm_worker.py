@@ -195,6 +195,11 @@ MEMORY_GIB = 0.5  # what a waiting process takes, at most
 _SPARES: list[Spare] = []  # one of a thread, or none
 
 
+def _own_spares() -> list[Spare]:
+    "What waits for runs of this thread."
+    return [spare for spare in _SPARES if spare.thread == threading.get_ident()]
+
+
 def why_no_spare(setting: Any, mode: str) -> str | None:
     """Why no process is kept waiting; None where one is.
 
@@ -215,17 +220,12 @@ def why_no_spare(setting: Any, mode: str) -> str | None:
         return f"only {free_gib:.1f} GiB of memory are free"
     return None
 
-# %% ../../nbs/50_launch/05_warm_worker.ipynb #a7c10019
+# %% ../../nbs/50_launch/05_warm_worker.ipynb #d9e2d58d
 _SERVE = START.split("from spectrakit.launch.worker")[0] + (
     "from spectrakit.launch.warm_worker import serve; sys.exit(serve(int(sys.argv[1])))"
 )
 
-
-def _own_spares() -> list[Spare]:
-    "What waits for runs of this thread."
-    return [spare for spare in _SPARES if spare.thread == threading.get_ident()]
-
-
+# %% ../../nbs/50_launch/05_warm_worker.ipynb #a7c10019
 def keep_spare(environ: dict[str, str]) -> None:
     "Have a process wait that fits `environ`; one that waits and does not fit is ended."
     if any(spare.process.poll() is None and what_changed(spare, environ) is None for spare in _own_spares()):

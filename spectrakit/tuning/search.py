@@ -243,6 +243,46 @@ def _begin(s: Search, config: Config, space: Mapping[str, Dimension], alone: boo
             for point in grid_of(space):
                 s.journal.enqueue_trial(point, skip_if_exists=True)
 
+# %% ../../nbs/71_tuning/06_search.ipynb #2816b90d
+def _start(
+    task: Any, request: RunRequest, path: Path, space: dict[str, Dimension], say: Callable[[str], None]
+) -> Search:
+    "The search on the study in `path`, before its first trial."
+    config, known = request.config, study_facts(path)
+    direction = direction_of(task, config)
+    journal = open_journal(path, "maximize" if direction == "max" else "minimize")
+    places, total = places_for(config, request.platform), _trials_in_all(config, space)
+    left_s = share_for_trials(request.left_s(), config.search.final_share)
+    ends = None if left_s is None else time.monotonic() + left_s
+    facts = {**known, "direction": direction, "places": places.reason, "status": "running"}
+    say(f"{path.name}: {total} trials, {places.reason}")
+    return Search(task, config, path, journal, distributions(space), places, total, ends, say, facts)
+
+
+def _keep_facts(s: Search, **more: str) -> None:
+    write_atomic(s.path / FACTS, json.dumps({**s.facts, **more}, indent=1) + "\n")
+
+# %% ../../nbs/71_tuning/06_search.ipynb #ec52e929
+def _search(s: Search, request: RunRequest, view: StudyView, out: Path | None) -> Study:
+    "Train the trials, and with the best settings at the end; what came of it."
+    final = bool(s.config.search.final_share)
+    view.told = {row.number for row in rows_of(s.journal)}
+    _keep_facts(s)
+    with ends_softly(), interrupts() as pressed, interrupts(number=signal.SIGTERM, into=pressed):
+        run_trials(s, pressed, view.tick)
+        status, reason = _end(s)
+        if final and not pressed and s.error is None:
+            _final_run(s.task, s, request.ends, out, view.show)
+    _keep_facts(s, status=status, reason=reason)
+    if s.error is not None:
+        raise s.error
+    study = study_of(s.path, s.journal)
+    if out is not None and not final and study.run is not None and not pressed:
+        predict_with(s.task, study.run, out=out)
+    if view.show and study.reason:
+        print(study.reason, file=sys.stderr)
+    return study
+
 # %% ../../nbs/71_tuning/06_search.ipynb #10dd0b74
 def search(
     task: Any,
@@ -266,7 +306,6 @@ def search(
 
     RequestError where the request is wrong; a trial that fails is a line of the table.
     """
-    began = time.monotonic()
     config = asked_for(task, config, overrides, space)
     out = None if predict is None else checked_path(predict, "The file for predictions")
     if out is not None:
@@ -276,38 +315,7 @@ def search(
     if request.place is not None:
         raise RequestError("A search starts processes by itself, and this is one of a launcher's. Start it alone.")
     path, dimensions = _open(task, config, resume)
-    say: Callable[[str], None] = print if show else lambda text: None
     with at_work(path) as alone:
-        return _search(task, request, path, dimensions, (began, alone, out, say, show))
-
-
-def _search(task: Any, request: RunRequest, path: Path, space: dict[str, Dimension], how: tuple) -> Study:
-    "What `search` does once it has its folder."
-    (began, alone, out, say, show), config = how, request.config
-    direction = direction_of(task, config)
-    journal = open_journal(path, "maximize" if direction == "max" else "minimize")
-    places = places_for(config, request.platform)
-    left_s = share_for_trials(request.left_s(), config.search.final_share)
-    facts = {**study_facts(path), "direction": direction, "places": places.reason, "status": "running"}
-    ends = None if left_s is None else began + left_s
-    total = _trials_in_all(config, space)
-    s = Search(task, config, path, journal, distributions(space), places, total, ends, say, facts)
-    _begin(s, config, space, alone)
-    say(f"{path.name}: {total} trials, {places.reason}")
-    view = StudyView(show)
-    view.told = {row.number for row in rows_of(journal)}
-    write_atomic(path / FACTS, json.dumps(facts, indent=1) + "\n")
-    with ends_softly(), interrupts() as pressed, interrupts(number=signal.SIGTERM, into=pressed):
-        run_trials(s, pressed, view.tick)
-        status, reason = _end(s)
-        if config.search.final_share and not pressed and s.error is None:
-            _final_run(task, s, request.ends, out, show)
-    write_atomic(path / FACTS, json.dumps({**facts, "status": status, "reason": reason}, indent=1) + "\n")
-    study = study_of(path, journal)
-    if s.error is not None:
-        raise s.error
-    if out is not None and not config.search.final_share and study.run is not None and not pressed:
-        predict_with(task, study.run, out=out)
-    if show and study.reason:
-        print(study.reason, file=sys.stderr)
-    return study
+        s = _start(task, request, path, dimensions, print if show else lambda text: None)
+        _begin(s, request.config, dimensions, alone)
+        return _search(s, request, StudyView(show), out)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TrialLog', 'Active', 'Search', 'counted', 'config_of_fold', 'worse_than_median', 'prunes_fold', 'check_start',
-           'drop_losers', 'run_trials']
+           'run_trials']
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #e03beaba
 import math
@@ -81,7 +81,7 @@ class Active:
     wanted: str = ""  # why it is asked to end: prune, stop
     refused: str = ""  # why its values are no settings
 
-
+# %% ../../nbs/71_tuning/05_search_loop.ipynb #a399ac94
 @dataclass
 class Search:
     "A search under way."
@@ -117,7 +117,7 @@ def counted(journal: Any) -> int:
     "Trials that count: all but those that wait, and those that were cut, which are queued again."
     return sum(row.status not in ("waiting", "cut") for row in rows_of(journal))
 
-
+# %% ../../nbs/71_tuning/05_search_loop.ipynb #e8384491
 def _ask(s: Search, place: int) -> Active | None:
     "The next trial; None where there is to be no other. It is this search's from now on."
     with handing_out(s.path):
@@ -229,10 +229,10 @@ def _tell(s: Search, a: Active, state: str, value: float | None = None, note: st
     unit, work = work_of(a.config)
     if state == "COMPLETE":
         s.spent.append(Spent(unit, work, a.seconds))
-    drop_losers(s)
+    _drop_losers(s)
 
 
-def drop_losers(s: Search) -> None:
+def _drop_losers(s: Search) -> None:
     "Remove the checkpoints of trials that are over, but those of the best `search.keep`."
     rows = rows_of(s.journal)
     kept = {row.folder for row in ranked(rows, s.facts["direction"])[: s.config.search.keep]}
@@ -304,7 +304,7 @@ def _look_hopeless(s: Search) -> None:
     if len(failed) >= _HOPELESS and len(failed) == sum(row.status not in ("waiting", "cut", "running") for row in rows):
         s.stopping = s.stopping or f"the first {len(failed)} trials failed: {failed[0].note}"
 
-
+# %% ../../nbs/71_tuning/05_search_loop.ipynb #36d6ad23
 def run_trials(s: Search, interrupted: list[int], tick: Callable[[Search], None]) -> None:
     """Train trials until there are enough, the time is over, or somebody stops it.
 
