@@ -583,6 +583,12 @@ class DilocoConfig:
     warmup_steps: int = setting(
         0, "steps before the first round, in which gradients travel each time, as with ddp", minimum=0, added_later=True
     )
+    compression: str = setting(
+        "fp32",
+        "how numbers travel; what rounding leaves out is added to the next round",
+        choices=("fp32", "fp16", "int8", "int4"),
+        added_later=True,
+    )
     outer_opt: str = setting("SGD", "the outer optimizer, a class of torch.optim", added_later=True)
     outer_lr: float = setting(0.7, "the outer learning rate", above=0, added_later=True)
     outer_momentum: float = setting(

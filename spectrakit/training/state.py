@@ -29,6 +29,7 @@ from ..config.batch_plan import BatchPlan
 from ..config.schema import Config
 from ..contract.optimizer import ownership
 from ..data.order import ORDER_VERSION
+from ..distributed.compression import Compression
 from ..distributed.context import RunContext
 from ..distributed.fsdp import like, load_whole_optimizer, whole
 from ..distributed.heartbeat import Pace
@@ -290,6 +291,8 @@ class Workers:
     count: int
     buffers: list
     before: list = field(default_factory=list)  # copies of the buffers from the round's beginning
+    group: Any = None  # the workers, talking through the CPU
+    compression: Compression | None = None  # None: float32 travels
     bytes_per_s: float = 0.0  # what each sends in a second, as measured at the start; 0: there is no other
     waited_s: float = 0.0  # for the exchange that is under way
 
@@ -603,6 +606,8 @@ def worker_state(s: TrainState) -> dict[str, Any]:
     assert s.outer is not None, "there are workers"
     own = {"weights": s.outer.loop.params, "buffers": s.outer.buffers, "optimizer": s.learner.optimizer.state_dict()}
     place = {"position": p.position, "behind": p.behind, "overflows": p.overflows}
+    if s.outer.compression is not None:
+        own["compression"] = s.outer.compression.state_dict()
     return {**own_parts(own), "scaler": scaler.state_dict() if scaler else None, "place": place}
 
 
@@ -611,6 +616,8 @@ def load_worker_state(s: TrainState, state: dict[str, Any]) -> None:
     assert s.outer is not None, "there are workers"
     load_own_parts([*s.outer.loop.params, *s.outer.buffers], [*state["weights"], *state["buffers"]])
     s.learner.optimizer.load_state_dict(state["optimizer"])
+    if s.outer.compression is not None and "compression" in state:
+        s.outer.compression.load_state_dict(state["compression"])
     if s.context.scaler and state["scaler"]:
         s.context.scaler.load_state_dict(state["scaler"])
     for name, value in state["place"].items():

@@ -139,6 +139,7 @@ ADDED_LATER = {
     "diloco.loops": 10,
     "diloco.workers": 4,
     "diloco.warmup_steps": 100,
+    "diloco.compression": "int8",
     "diloco.outer_opt": "Adam",
     "diloco.outer_lr": 1.0,
     "diloco.outer_momentum": 0.5,

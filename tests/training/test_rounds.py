@@ -143,7 +143,8 @@ def test_rounds_are_those_of_two_workers_by_hand(tmp_path):
     assert columns(events, "eval", "step")["step"] == [5, 10, 13]  # only where all have one model
 
 
-def test_it_goes_on_in_the_middle_of_a_round_to_the_bit(tmp_path):
+@pytest.mark.parametrize("form", ["fp32", "int4"])
+def test_it_goes_on_in_the_middle_of_a_round_to_the_bit(tmp_path, form):
     words = (
         *DILOCO,
         "optimizer.lr=0.02",
@@ -185,6 +186,16 @@ def test_at_the_end_of_a_round_another_number_of_workers_goes_on(tmp_path):
     restart = next(e for e in events if e["type"] == "restart")
     assert restart["step"] == 5 and any("had 2 workers, and has 1" in note for note in restart["notes"])
     assert columns(events, "round", "step", "bytes")["bytes"][-1] == 0
+
+
+@pytest.mark.parametrize("form, size", [("fp16", 2 * 256), ("int8", 256 + 4), ("int4", 128 + 4)])
+def test_a_compressed_exchange_leaves_all_workers_with_one_model(tmp_path, form, size):
+    events = train(tmp_path / "run", Curve(), *DILOCO, "trainer.max_steps=10", f"diloco.compression={form}")
+    path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
+    own = [load_state(path, rank)[1]["worker"] for rank in range(2)]
+    assert all(torch.equal(*pair) for pair in zip(own[0]["weights"], own[1]["weights"], strict=True))
+    assert own[0]["compression"]["left_out"].abs().max() > 0
+    assert columns(events, "round", "bytes")["bytes"] == [2 * size] * 2  # 185 weights: a block for each worker
 
 
 def test_statistics_of_batch_norm_are_those_of_all_workers(tmp_path):
