@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -322,6 +322,7 @@ class _Known:
 
     made_from: tuple[Any, Any] = (None, None)
     needles: tuple[tuple[str, str], ...] = ()
+    keys: dict[str, str] = field(default_factory=dict)  # what `masked` made of short ones, with these texts
 
 
 _known = _Known()
@@ -338,7 +339,7 @@ def _needles() -> tuple[tuple[str, str], ...]:
         for value, name in _handed.items():
             found.update(dict.fromkeys(spellings(value), name))
         _known.needles = tuple(sorted(found.items(), key=lambda one: -len(one[0])))
-        _known.made_from = made_from
+        _known.made_from, _known.keys = made_from, {}
     return _known.needles
 
 # %% ../../nbs/00_system/00_masking.ipynb #1408e377
@@ -485,13 +486,29 @@ def masked(text: str) -> str:
             text = text.replace(needle, f"<{name}>")
     return _without_pairs(_without_forms(text))
 
+# %% ../../nbs/00_system/00_masking.ipynb #4ab209d5
+def _masked_keys(keys: Iterable[Any]) -> list:
+    "The keys of a mapping without secrets. Events have the same few again and again, so these are remembered."
+    _needles()  # forgets them where another secret is known
+    known, found = _known.keys, []
+    for key in keys:
+        if not isinstance(key, str) or key in known:
+            found.append(known.get(key, key))
+            continue
+        found.append(masked(key))
+        if len(key) < 100 and len(known) < 1000:
+            known[key] = found[-1]
+    return found
+
 
 def masked_value(value: Any, name: str = "") -> Any:
     "Plain values, such as JSON holds them, without secrets; `name`: what the value is called, such as `task.password`."
     if isinstance(value, str):
         return HIDDEN if name and is_secret_value(name, value) else masked(value)
     if isinstance(value, dict):
-        return {masked(k) if isinstance(k, str) else k: masked_value(v, str(k)) for k, v in value.items()}
+        return {
+            shown: masked_value(v, str(k)) for shown, (k, v) in zip(_masked_keys(value), value.items(), strict=True)
+        }
     if isinstance(value, (list, tuple)):
         return [masked_value(v, name) for v in value]
     if isinstance(value, int) and not isinstance(value, bool) and name and is_secret_value(name, str(value)):

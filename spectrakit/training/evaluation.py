@@ -27,6 +27,7 @@ from ..contract.recorder import Recorder
 from ..contract.task import Task, provides
 from ..data.batch_forms import join_parts, leaves_of, map_batch, on_cpu
 from ..data.loaders import Placement, dataset_length, eval_batches
+from ..data.samples import global_generators
 from ..data.streams import is_stream, open_evaluation_stream
 from ..distributed.context import RunContext
 from ..distributed.fsdp import is_sharded, same_on_all_ranks
@@ -240,18 +241,35 @@ def _on_all_samples(
 
 # %% ../../nbs/40_training/02_evaluation.ipynb #7435f853
 @contextlib.contextmanager
+def _keeping_random_states() -> Iterator[None]:
+    "After this block the generators of Python, NumPy and torch are where they were; most have not been drawn from."
+    import torch
+
+    before = [(generator, generator.state()) for generator in global_generators().values()]
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        for generator, state in before:
+            if generator.moved(state):
+                generator.restore(state)
+        if on_gpus:
+            torch.cuda.set_rng_state_all(on_gpus)
+
+
+@contextlib.contextmanager
 def _leaving_no_trace(model: Any) -> Iterator[None]:
     "Within this block the model is in eval mode and keeps no gradients; its mode and the random states come back."
     import torch
 
-    was_training, generators = model.training, random_state()
+    was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():  # not inference_mode: what a model keeps of it could not be used in training
+        # not inference_mode: what a model keeps of it could not be used in training
+        with _keeping_random_states(), torch.no_grad():
             yield
     finally:
         model.train(was_training)
-        restore_random_state(generators)
 
 
 @dataclass
