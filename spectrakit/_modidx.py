@@ -4323,8 +4323,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'spectrakit/runs/log_reader.py'),
                                             'spectrakit.runs.log_reader._is_of_other_type': ( '35_runs/log_reader.html#_is_of_other_type',
                                                                                               'spectrakit/runs/log_reader.py'),
-                                            'spectrakit.runs.log_reader._is_point': ( '35_runs/log_reader.html#_is_point',
-                                                                                      'spectrakit/runs/log_reader.py'),
                                             'spectrakit.runs.log_reader._pieces': ( '35_runs/log_reader.html#_pieces',
                                                                                     'spectrakit/runs/log_reader.py'),
                                             'spectrakit.runs.log_reader._read_on': ( '35_runs/log_reader.html#_read_on',

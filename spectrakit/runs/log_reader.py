@@ -14,8 +14,9 @@ import re
 from array import array
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from .events import decode_line, effective_events, is_event, log_file
 from ..system.files import check_inside
@@ -54,16 +55,12 @@ COLUMNS = ("step", "epoch", "t", "loss", "lr", "samples_per_s")
 _NUMBERS = {int, float}
 
 
-def _is_point(value: Any) -> bool:
-    "Whether `value`, as it was decoded from a line, says that it is a log point."
-    return type(value) is dict and value.get("type") == "step"
-
-
 def _are_numbers(values: list) -> bool:
     "Whether all `values` are finite numbers, and so small that a whole number among them is one of 64 bits."
     if not _NUMBERS.issuperset(map(type, values)):
         return False
-    return not values or (min(values) > -(2**63) and max(values) < 2**63 and all(map(math.isfinite, values)))
+    # a NaN may hide from both bounds, and not from the sum, which is finite where all are as small as this
+    return not values or (min(values) > -(2**63) and max(values) < 2**63 and math.isfinite(sum(values)))
 
 
 def are_log_points(points: list[dict]) -> bool:
@@ -76,17 +73,18 @@ def are_log_points(points: list[dict]) -> bool:
 # %% ../../nbs/35_runs/02_log_reader.ipynb #85d950cf
 def decode_lines(lines: list[bytes]) -> list[dict | bytes]:
     "Each line that is not empty as its event, or as its bytes where it is none."
-    lines = [line for line in lines if line.strip()]
+    lines = list(filter(bytes.strip, lines))
     try:
         values = json.loads(b"[" + b",".join(lines) + b"]")
         if len(values) != len(lines):
             raise ValueError
     except (ValueError, RecursionError):
         values = [decode_line(line) for line in lines]
-    points_are_sound = are_log_points([value for value in values if _is_point(value)])
+    say_step = [type(value) is dict and value.get("type") == "step" for value in values]
+    sound = are_log_points(list(compress(values, say_step)))  # all of them: then none needs a look of its own
     return [
-        value if (points_are_sound and _is_point(value)) or is_event(value) else line
-        for value, line in zip(values, lines, strict=True)
+        value if (sound and step) or is_event(value) else line
+        for value, step, line in zip(values, say_step, lines, strict=True)
     ]
 
 # %% ../../nbs/35_runs/02_log_reader.ipynb #5f9ab403
@@ -177,6 +175,9 @@ def _continues(log: RunLog, file: BinaryIO, identity: tuple) -> bool:
     return file.read(len(log.last_bytes)) == log.last_bytes
 
 
+_LINES = 500  # decoded at a time: as many as the fast memory next to a processor holds
+
+
 def _read_on(log: RunLog, file: BinaryIO, every_event: list[dict] | None = None) -> None:
     "Add the lines that are new; `every_event`: a list that gets each event, log points as well."
     file.seek(log.position)
@@ -185,10 +186,12 @@ def _read_on(log: RunLog, file: BinaryIO, every_event: list[dict] | None = None)
         if not piece.endswith(b"\n"):
             log.torn = piece
             return
-        lines = decode_lines(piece.split(b"\n"))
-        log.add(lines)
-        if every_event is not None:
-            every_event += [line for line in lines if isinstance(line, dict)]
+        raw = piece.split(b"\n")
+        for begin in range(0, len(raw), _LINES):
+            lines = decode_lines(raw[begin : begin + _LINES])
+            log.add(lines)
+            if every_event is not None:
+                every_event += [line for line in lines if isinstance(line, dict)]
         log.position, log.last_bytes = log.position + size, piece[-64:]
 
 # %% ../../nbs/35_runs/02_log_reader.ipynb #e98ca37b
