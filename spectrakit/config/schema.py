@@ -575,11 +575,12 @@ class DilocoConfig:
     )
     workers: Any = setting(
         "auto",
-        "workers that exchange once a round; auto: one for each process",
+        "workers that exchange once a round; auto: as many as there are processes / shards",
         check=partial(_auto_or_whole, minimum=1),
         words=("auto",),
         added_later=True,
     )
+    shards: int = setting(1, "processes that share the model of a worker, by FSDP", minimum=1, added_later=True)
     warmup_steps: int = setting(
         0, "steps before the first round, in which gradients travel each time, as with ddp", minimum=0, added_later=True
     )

@@ -331,11 +331,34 @@ class RunContext(Exchange):
     group: Any = field(default=None, repr=False)  # the processes, talking through the CPU
     matmul: str | None = None  # the precision of float32 products; None: as torch has it
     channels_last: bool = False  # whether convolutions get their weights with the channels last
+    mesh: Any = field(default=None, repr=False)  # workers × processes that share a worker's model, where they do
+    workers: Any = field(default=None, repr=False)  # the processes with this part of a model, through the CPU
 
     @property
     def device(self) -> Any:
         "The torch device of this process."
         return self.accelerator.device
+
+    @property
+    def sharded(self) -> bool:
+        "Whether each rank has a part of the model only."
+        return self.strategy == "fsdp" or self.mesh is not None
+
+    def sum_of_shards(self, number: float) -> float:
+        "The sum of a number over the ranks that share this one's model with it; the number itself where none do."
+        return number if self.mesh is None else float(self.reduce_in_worker(number))
+
+    def reduce_in_worker(self, value: Any) -> Any:
+        "The sum of a number or a tensor over the ranks that share this one's model with it."
+        import torch
+
+        if self.mesh is None:
+            return value
+        import torch.distributed as dist
+
+        found = torch.as_tensor(value, device=self.device).detach().clone().double()
+        dist.all_reduce(found, group=self.mesh["shard"].get_group())
+        return found
 
     @property
     def scaler(self) -> Any:
@@ -355,7 +378,9 @@ class RunContext(Exchange):
 
         A backward pass that is only tried would count as DDP's first one, in which it learns a static graph.
         """
-        if self.strategy == "fsdp":
+        if self.mesh is not None:
+            return shard(model.to(self.device), self.mesh["shard"], self.mixed_precision)
+        if self.sharded:
             return _shard_model(model, self.accelerator, self.mixed_precision)
         model = _place_model(model, self.accelerator, self.sync_batchnorm)
         if not lay_out(model, self.channels_last):
@@ -366,7 +391,7 @@ class RunContext(Exchange):
 
     def with_exchange(self, model: Any) -> Any:
         "What `without_exchange` returned, with gradients that are those of all ranks."
-        if self.strategy not in ("ddp", "diloco"):
+        if self.sharded or self.strategy == "single":
             return model
         if self.strategy == "ddp" and (self.exchange == "overlap" or _has_sparse_gradients(model)):
             return wrap_in_ddp(model, self.accelerator)
@@ -375,7 +400,7 @@ class RunContext(Exchange):
 
     def exchanges_after(self, model: Any) -> bool:
         "Whether the gradients of a prepared model are still this rank's own after its backward pass."
-        return self.strategy in ("ddp", "diloco") and not _is_ddp(model)
+        return self.strategy in ("ddp", "diloco") and not self.sharded and not _is_ddp(model)
 
     def with_new_exchange(self, model: Any) -> Any:
         "What `with_exchange` returned, compiled or not, with gradients of the parameters that are trainable by now."
@@ -386,7 +411,7 @@ class RunContext(Exchange):
 
         With FSDP the weights themselves have the precision.
         """
-        whole = self.mixed_precision == "no" or self.strategy == "fsdp"
+        whole = self.mixed_precision == "no" or self.sharded
         return function if whole else _with_autocast(function, self.accelerator)
 
     def unwrap(self, model: Any) -> Any:
@@ -636,6 +661,24 @@ def _wait_for_all(config: Config, place: Rank, stop_requested: Callable[[], int]
         there = store.add(key, 0)
     return store
 
+# %% ../../nbs/21_distributed/04_context.ipynb #106109e7
+def _worker_groups(config: Config, context: RunContext, device: str) -> tuple[Any, Any]:
+    "The mesh of workers × shards, None where nothing is shared, and the processes with this part, through the CPU."
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shards = config.diloco.shards
+    if shards == 1 or context.world_size % shards:
+        return None, context.group
+    count = context.world_size // shards
+    mesh = init_device_mesh(device, (count, shards), mesh_dim_names=("replicate", "shard"))
+    if context.backend == "gloo":
+        return mesh, mesh["replicate"].get_group()
+    import torch.distributed as dist
+
+    columns = [[worker * shards + part for worker in range(count)] for part in range(shards)]
+    groups = [dist.new_group(ranks, backend="gloo") for ranks in columns]  # all ranks make all of them
+    return mesh, groups[context.rank % shards]
+
 # %% ../../nbs/21_distributed/04_context.ipynb #1ff56f78
 def _connect(
     config: Config, place: Rank, device: str, precision: str, reasons: dict, heartbeat: Heartbeat | None
@@ -671,13 +714,17 @@ def _connect(
     report_connected(context.heartbeat)
     if heartbeat is None and place.local_world_size == place.world_size:
         context = _with_shared_page(context)
+    if strategy == "diloco":
+        mesh, workers = _worker_groups(config, context, device)
+        context = replace(context, mesh=mesh, workers=workers)
     exchange, why = choose_exchange(config, context)
     return replace(context, exchange=exchange, reasons={**context.reasons, **why})
 
 # %% ../../nbs/21_distributed/04_context.ipynb #5eed0b04
 def _choose_kernels(config: Config, gpus: tuple[Gpu, ...], precision: str, reasons: dict) -> dict[str, Any]:
     "The arguments of `RunContext` that say which kernels are used; `reasons` gets why, where there was a choice."
-    t, sharded = config.trainer, config.distributed.strategy == "fsdp"
+    t, d = config.trainer, config.distributed
+    sharded = d.strategy == "fsdp" or (d.strategy == "diloco" and config.diloco.shards > 1)
     matmul, why_matmul = choose_matmul(t.float32_matmul, gpus, precision)
     layout, why_layout = choose_channels_last(t.channels_last, gpus, precision, sharded)
     if gpus or t.float32_matmul != "auto":

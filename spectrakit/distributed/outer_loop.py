@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCHEDULES', 'flat', 'spread', 'outer_optimizer', 'outer_lr_factor', 'OuterLoop', 'pseudo_gradient', 'commit',
            'clip_norm', 'end_round', 'count_workers', 'check_diloco', 'merge_buffers', 'own_parts', 'load_own_parts',
-           'outer_state', 'load_outer_state']
+           'outer_state', 'load_outer_state', 'load_own_optimizer']
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #84976507
 import inspect
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config.schema import Config, is_diloco
+from .fsdp import like, whole
 from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #e046fbeb
@@ -184,16 +185,22 @@ def end_round(
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #df9944c0
 def count_workers(config: Config, world_size: int) -> int:
     "How many workers there are, 1 or more. RequestError where the processes are others."
-    asked = config.diloco.workers
-    if asked in ("auto", world_size):
-        return world_size
+    asked, shards = config.diloco.workers, config.diloco.shards
     have = "1 process" if world_size == 1 else f"{world_size} processes"
+    if world_size % shards:
+        raise RequestError(
+            f"diloco.shards={shards} needs a multiple of {shards} processes, and this run has {have}. "
+            f"Start {shards} for each worker with trainer.devices, or set diloco.shards=1."
+        )
+    if asked in ("auto", world_size // shards):
+        return world_size // shards
+    needed = f"{asked} processes" if shards == 1 else f"{asked} × {shards} processes, with diloco.shards={shards}"
     raise RequestError(
-        f"diloco.workers={asked} needs as many processes, and this run has {have}. "
-        f"Start as many with trainer.devices={asked}, or leave diloco.workers at auto."
+        f"diloco.workers={asked} needs {needed}, and this run has {have}. "
+        f"Start as many with trainer.devices={asked * shards}, or leave diloco.workers at auto."
     )
 
-
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #d636d8bb
 def check_diloco(config: Config, world_size: int) -> None:
     "RequestError where `diloco` is asked for and cannot be had in `world_size` processes."
     import torch
@@ -207,6 +214,11 @@ def check_diloco(config: Config, world_size: int) -> None:
         raise RequestError(
             f"training.ema_decay={t.ema_decay:g} is not possible with distributed.strategy=diloco: between two "
             "exchanges each worker has weights of its own. Leave it out; training.average averages checkpoints."
+        )
+    if d.shards > 1 and d.warmup_steps:
+        raise RequestError(
+            f"diloco.warmup_steps={d.warmup_steps} is not possible with diloco.shards={d.shards}: gradients of sharded "
+            "models do not travel between workers. Leave diloco.warmup_steps at 0."
         )
     if t.nan_policy == "skip":
         raise RequestError(
@@ -236,6 +248,28 @@ def merge_buffers(buffers: list, before: list, mean: Callable[[Any], Any], large
         for b, values in zip(counts, found.split([b.numel() for b in counts]), strict=True):
             b.copy_(values.view(b.shape))
 
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #a181ab0c
+def _is_cut(outer: OuterLoop) -> bool:
+    return any(hasattr(q, "to_local") for q in outer.params)
+
+
+def _whole_vector(outer: OuterLoop, vector: Any) -> Any:
+    "A vector of this rank's parts, such as θ, as one process would have it; anything else as it is."
+    if not _is_cut(outer) or getattr(vector, "shape", None) != outer.theta.shape:
+        return vector
+    parts = [q.detach().clone() for q in outer.params]
+    spread(vector, parts)
+    return flat(whole(parts))
+
+
+def _own_vector(outer: OuterLoop, vector: Any) -> Any:
+    "This rank's parts of a whole vector."
+    if not _is_cut(outer):
+        return vector
+    pieces = vector.split([q.numel() for q in outer.params])
+    parts = [piece.view(q.shape) for piece, q in zip(pieces, outer.params, strict=True)]
+    return flat(like(parts, outer.params))
+
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #ef4a3b11
 def own_parts(tree: Any) -> Any:
     "The same nested dicts, lists and tuples, of each tensor a copy of what this rank holds, in host memory."
@@ -255,13 +289,36 @@ def load_own_parts(tensors: Iterable[Any], parts: Iterable[Any]) -> None:
 
 
 def outer_state(outer: OuterLoop) -> dict[str, Any]:
-    "θ and the state of the outer optimizer."
-    return {"theta": outer.theta, "optimizer": outer.optimizer.state_dict()}
+    "θ and the state of the outer optimizer, as one process would have them. Ranks that share a model call it together."
+    state = outer.optimizer.state_dict()
+    of_theta = {name: _whole_vector(outer, value) for name, value in state["state"].get(0, {}).items()}
+    whole_state = {"state": {0: of_theta} if of_theta else {}, "param_groups": state["param_groups"]}
+    return {"theta": _whole_vector(outer, outer.theta), "optimizer": whole_state}
 
 
 def load_outer_state(outer: OuterLoop, state: dict[str, Any]) -> None:
-    "Take over what `outer_state` returned. ValueError where θ has another size."
-    if state["theta"].shape != outer.theta.shape:
-        raise ValueError(f"θ had {state['theta'].numel()} numbers, and has {outer.theta.numel()}")
-    outer.theta.copy_(state["theta"])
-    outer.optimizer.load_state_dict(state["optimizer"])
+    "Take over what `outer_state` returned. Ranks that share a model call it together."
+    outer.theta.copy_(_own_vector(outer, state["theta"]))
+    saved = state["optimizer"]
+    size = state["theta"].numel()
+    of_theta = {
+        name: _own_vector(outer, value) if getattr(value, "numel", int)() == size and size > 1 else value
+        for name, value in saved["state"].get(0, {}).items()
+    }
+    outer.optimizer.load_state_dict({**saved, "state": {0: of_theta} if of_theta else {}})
+
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #0bb1bfe0
+def load_own_optimizer(optimizer: Any, state: dict) -> None:
+    "Load what `own_parts` made of the state of `optimizer`, whose parameters may be sharded, and which has made steps."
+    params = [q for group in optimizer.param_groups for q in group["params"]]
+
+    def placed(number: int, name: str, value: Any) -> Any:
+        now = optimizer.state.get(params[number], {}).get(name)
+        if not hasattr(now, "to_local"):
+            return value
+        found = now.detach().clone()
+        _own_part(found).copy_(value)
+        return found
+
+    parts = {n: {name: placed(n, name, v) for name, v in values.items()} for n, values in state["state"].items()}
+    optimizer.load_state_dict({**state, "state": parts})

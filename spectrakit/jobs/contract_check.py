@@ -68,7 +68,7 @@ def check_run(task: Any, config: Config, execution: Execution, folder: Path, inl
     log = EventLog(log_file(folder)) if inline or context.heartbeat.rank == 0 else NullLog()
     context.heartbeat.beat("preparing")
     write = result_writer(folder, context.rank)
-    kept = inline and context.strategy != "fsdp"  # what FSDP has cut up is nobody's model any more
+    kept = inline and not context.sharded  # what FSDP has cut up is nobody's model any more
     with (
         repeatable(config.trainer.deterministic, context.matmul),
         restored_after(task) if kept else contextlib.nullcontext() as keep,

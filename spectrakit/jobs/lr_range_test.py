@@ -244,7 +244,7 @@ def range_run(task: Any, config: Config, execution: Execution, sweep: Sweep, inl
     context, folder = execution.context, execution.run_dir
     log, broken = EventLog(log_file(folder)) if inline or context.heartbeat.rank == 0 else NullLog(), False
     context.heartbeat.beat("preparing")
-    kept = inline and context.strategy != "fsdp"  # what FSDP has cut up is nobody's model any more
+    kept = inline and not context.sharded  # what FSDP has cut up is nobody's model any more
     with (
         repeatable(config.trainer.deterministic, context.matmul),
         restored_after(task) if kept else contextlib.nullcontext() as keep,

@@ -319,7 +319,7 @@ def measure_run(
     context, reason = execution.context, ""
     log = EventLog(log_file(execution.run_dir)) if context.is_main else NullLog()
     context.heartbeat.beat("preparing")
-    kept = inline and context.strategy != "fsdp"  # what FSDP has cut up is nobody's model any more
+    kept = inline and not context.sharded  # what FSDP has cut up is nobody's model any more
     with (
         contextlib.closing(log),
         repeatable(config.trainer.deterministic, context.matmul),

@@ -222,8 +222,8 @@ def scale_gradients(s: TrainState, samples: float, weight: Any) -> Any:
     """
     import torch
 
-    if learns_alone(s):
-        samples = samples / s.context.world_size
+    if s.outer is not None and learns_alone(s):
+        samples, weight = samples / s.outer.count, s.context.reduce_in_worker(weight)
     elif s.context.world_size > 1:
         weight = s.context.reduce_tensor(torch.as_tensor(weight, dtype=torch.float32, device=s.context.device))
     factor = samples / (weight.detach().clamp(min=1e-12) if torch.is_tensor(weight) else max(weight, 1e-12))

@@ -301,7 +301,7 @@ def _one_pass(s: TrainState) -> None:
 def find_what_fits(s: TrainState) -> None:
     "Before the first step: read by the largest micro batch that every rank's device has room for. All ranks call it."
     asked, device = s.data.plan, s.context.device
-    if s.context.strategy == "fsdp":  # a rank without memory would leave the others waiting in a forward pass
+    if s.context.sharded:  # a rank without memory would leave the others waiting in a forward pass
         s.record.log.write("message", text="data.micro_batch_size=auto does not look under FSDP: it stays as it is")
         return
     begin_steps(s)

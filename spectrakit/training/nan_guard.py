@@ -142,7 +142,7 @@ def _is_bad(s: TrainState, loss: Any) -> Any:
     on_host, grads = s.context.device.type == "cpu", []
     if s.context.scaler is None:  # scaled gradients overflow now and then: that is the scaler's business
         grads = [q.grad for q in s.learner.owned if q.grad is not None]
-    if s.context.strategy == "fsdp":
+    if s.context.sharded:
         grads = [g.to_local() for g in grads]
     if s.nan.one is None:
         s.nan.one = torch.ones((), device=s.context.device)

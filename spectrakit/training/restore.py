@@ -99,17 +99,22 @@ def _session_notes(s: TrainState) -> list[str]:
     ]
 
 # %% ../../nbs/40_training/06_restore.ipynb #64e60e4b
+def _team(workers: int, shards: int) -> str:
+    return f"{workers} worker{'s' * (workers != 1)}" + (f" of {shards} processes" if shards > 1 else "")
+
+
 def _why_workers_differ(s: TrainState, path: Path, state: dict) -> str | None:
     "Why the workers of this session cannot go on in the middle of a round of diloco; None where they can."
     began, kept = state["progress"].get("round_began", 0), state.get("outer")
-    had, have = kept["workers"] if kept else 0, s.outer.count if s.outer else 0
+    had = (kept["workers"], kept.get("shards", 1)) if kept else (0, 0)
+    have = (s.outer.count, s.outer.shards) if s.outer else (0, 0)
     began = max(began, s.config.diloco.warmup_steps)
     if had == have or not kept or state["progress"]["step"] <= began:
         return None
-    now = f"{have} would go on now" if have else "this run has another strategy"
+    now = f"{_team(*have)} would go on now" if s.outer else "this run has another strategy"
     return (
-        f"{path.name} was saved in the middle of a round of diloco, in which {had} workers had weights of their "
-        f"own, and {now}. Go on with {had} processes and distributed.strategy=diloco, or from a checkpoint of a "
+        f"{path.name} was saved in the middle of a round of diloco, in which {_team(*had)} had weights "
+        f"of their own, and {now}. Go on with as many and distributed.strategy=diloco, or from a checkpoint of a "
         f"round's end: after optimizer step {began}, or {s.config.diloco.max_steps} later."
     )
 
@@ -288,7 +293,8 @@ def _restore_workers(s: TrainState, state: dict, rank_state: dict | None, notes:
     if s.outer is None:
         return
     kept, own = state.get("outer"), (rank_state or {}).get("worker")
-    if kept and own is not None and kept["workers"] == s.outer.count:
+    same = kept and (kept["workers"], kept.get("shards", 1)) == (s.outer.count, s.outer.shards)
+    if same and own is not None:
         load_worker_state(s, own)
         return
     if s.mid_round and kept:
@@ -299,8 +305,9 @@ def _restore_workers(s: TrainState, state: dict, rank_state: dict | None, notes:
     if not kept:
         s.progress.round_began = s.progress.step
         s.outer.begin_round()
-    before = f"{kept['workers']} workers" if kept else "no rounds"
-    notes.append(f"diloco: the run had {before}, and has {s.outer.count} workers now, all with the optimizer of rank 0")
+    before = _team(kept["workers"], kept.get("shards", 1)) if kept else "no rounds"
+    now = _team(s.outer.count, s.outer.shards)
+    notes.append(f"diloco: the run had {before}, and has {now} now, all with the optimizer of rank 0")
 
 # %% ../../nbs/40_training/06_restore.ipynb #23a2fc01
 def restore_state(s: TrainState) -> list[str]:

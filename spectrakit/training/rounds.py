@@ -8,10 +8,12 @@ __all__ = ['make_workers', 'round_bytes', 'next_exchange', 'exchange_when_due']
 # %% ../../nbs/40_training/11_rounds.ipynb #e4e0a289
 import math
 import time
+from functools import partial
 from typing import Any
 
 from ..config.schema import is_diloco
 from ..distributed.compression import FORMS, Compression, bytes_sent, compressed_mean
+from ..distributed.context import RunContext
 from ..distributed.link import BY_HOST, describe_link, estimate, measure_link, ring_bytes
 from spectrakit.distributed.outer_loop import (
     OuterLoop,
@@ -50,14 +52,14 @@ def make_workers(s: TrainState) -> Workers | None:
     workers = Workers(
         loop, count_workers(s.config, s.context.world_size), list(s.context.unwrap(s.learner.model).buffers())
     )
-    workers.group = s.context.group
+    workers.group, workers.shards = s.context.workers, d.shards
     workers.compression = None if d.compression == "fp32" else Compression(FORMS[d.compression])
     workers.begin_round()
     s.context.reasons["strategy"] = _describe_rounds(s, workers)
     if workers.count > 1:
         on_host = s.context.backend != "nccl"
         workers.bytes_per_s = measure_link(
-            s.context.group if on_host else None, workers.count, "cpu" if on_host else s.context.device
+            workers.group if on_host else None, workers.count, "cpu" if on_host else s.context.device
         )
         s.context.reasons["link"] = describe_link(workers.bytes_per_s)
     return workers
@@ -115,6 +117,16 @@ def _mean(workers: Workers, vector: Any) -> Any:
     return vector
 
 
+def _mean_of_all(context: RunContext, vector: Any) -> Any:
+    "The mean of a vector over all processes, in place."
+    if context.world_size > 1:
+        import torch.distributed as dist
+
+        dist.all_reduce(vector, group=context.group)
+        vector.div_(context.world_size)
+    return vector
+
+
 def _mean_of_rounds(workers: Workers, vector: Any) -> Any:
     "The mean of a pseudo-gradient over all workers, in the form in which it travels."
     if workers.compression is None or workers.count == 1:
@@ -125,12 +137,12 @@ def _mean_of_rounds(workers: Workers, vector: Any) -> Any:
     return mean
 
 
-def _largest(workers: Workers, vector: Any) -> Any:
-    "The largest of each number of a vector over all workers, in place."
-    if workers.count > 1:
+def _largest(context: RunContext, vector: Any) -> Any:
+    "The largest of each number of a vector over all processes, in place."
+    if context.world_size > 1:
         import torch.distributed as dist
 
-        dist.all_reduce(vector, dist.ReduceOp.MAX, group=workers.group)
+        dist.all_reduce(vector, dist.ReduceOp.MAX, group=context.group)
     return vector
 
 # %% ../../nbs/40_training/11_rounds.ipynb #63cd47fe
@@ -153,12 +165,11 @@ def _end_round(s: TrainState, workers: Workers) -> tuple[str, str] | None:
     p, d, lr, workers.waited_s = s.progress, s.config.diloco, _outer_lr(s), 0.0
     s.context.heartbeat.beat("exchanging")
     try:
-        norm = end_round(workers.loop, lambda vector: _mean_of_rounds(workers, vector), lr, d.outer_grad_clip)
+        mean = partial(_mean_of_rounds, workers)
+        norm = end_round(workers.loop, mean, lr, d.outer_grad_clip, s.context.sum_of_shards)
     except FloatingPointError:
         return apply_nan_policy(s, math.nan, s.nan.bad_input)
-    merge_buffers(
-        workers.buffers, workers.before, lambda found: _mean(workers, found), lambda found: _largest(workers, found)
-    )
+    merge_buffers(workers.buffers, workers.before, partial(_mean_of_all, s.context), partial(_largest, s.context))
     workers.note_buffers()
     if workers.compression is not None:
         workers.compression.keep()

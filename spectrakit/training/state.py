@@ -37,6 +37,7 @@ from spectrakit.distributed.outer_loop import (
     OuterLoop,
     flat,
     load_outer_state,
+    load_own_optimizer,
     load_own_parts,
     outer_state,
     own_parts,
@@ -292,6 +293,7 @@ class Workers:
     buffers: list
     before: list = field(default_factory=list)  # copies of the buffers from the round's beginning
     group: Any = None  # the workers, talking through the CPU
+    shards: int = 1  # processes that share a worker's model
     compression: Compression | None = None  # None: float32 travels
     bytes_per_s: float = 0.0  # what each sends in a second, as measured at the start; 0: there is no other
     waited_s: float = 0.0  # for the exchange that is under way
@@ -307,7 +309,8 @@ class Workers:
 
     def state_dict(self) -> dict[str, Any]:
         "What all workers share."
-        return {"workers": self.count, "buffers": self.before, **outer_state(self.loop)}
+        of = {"workers": self.count, "shards": self.shards}
+        return {**of, "buffers": self.before, **outer_state(self.loop)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Take over what `state_dict` returned."
@@ -448,7 +451,7 @@ def ema_weights(s: TrainState) -> Iterator[None]:
     "Within this block the model holds the averaged weights, where the run keeps them."
     import torch
 
-    averages, in_place = s.learner.ema, s.context.strategy == "fsdp"  # FSDP keeps the storage of its shards
+    averages, in_place = s.learner.ema, s.context.sharded  # FSDP keeps the storage of its shards
 
     def swap(ema: list) -> None:
         for i, p in enumerate(s.learner.averaged):
@@ -615,7 +618,7 @@ def load_worker_state(s: TrainState, state: dict[str, Any]) -> None:
     "Take over what `worker_state` returned."
     assert s.outer is not None, "there are workers"
     load_own_parts([*s.outer.loop.params, *s.outer.buffers], [*state["weights"], *state["buffers"]])
-    s.learner.optimizer.load_state_dict(state["optimizer"])
+    load_own_optimizer(s.learner.optimizer, state["optimizer"])
     if s.outer.compression is not None and "compression" in state:
         s.outer.compression.load_state_dict(state["compression"])
     if s.context.scaler and state["scaler"]:
@@ -630,8 +633,9 @@ def _checkpoint_content(s: TrainState, alone: bool) -> CheckpointContent:
     With FSDP copies, otherwise the tensors themselves.
     """
     keep, module = s.context.is_main, s.context.unwrap(s.learner.model)
-    if s.context.strategy == "fsdp":
-        model = whole(module.state_dict(), keep=keep)
+    if s.context.sharded:
+        common = common_weights(s.outer, module) if s.outer is not None and s.mid_round else module.state_dict()
+        model = whole(common, keep=keep)
         with ema_weights(s):
             averaged = whole(module.state_dict(), keep=keep) if s.learner.ema is not None else None
         state = {
@@ -672,7 +676,7 @@ def submit_snapshot(
 
     False, on all ranks, where the writer refused at once, because of the disk or of weights that are not finite.
     """
-    p, sharded = s.progress, s.context.strategy == "fsdp"
+    p, sharded = s.progress, s.context.sharded
     s.saving.saved_at = time.monotonic()
     count_overflows(s)
     before, p.saved_step = p.saved_step, p.step

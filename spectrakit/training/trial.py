@@ -90,7 +90,7 @@ class Trial:
     @property
     def sharded(self) -> bool:
         "Whether each rank has a part of the model only."
-        return self.execution.context.strategy == "fsdp"
+        return self.execution.context.sharded
 
     def at(self, method: str, doing: str, batch: Any = None) -> None:
         "From here on `method` of the task is tried; `doing`: on what, in words."

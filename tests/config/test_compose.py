@@ -138,6 +138,7 @@ ADDED_LATER = {
     "diloco.max_steps": 500,
     "diloco.loops": 10,
     "diloco.workers": 4,
+    "diloco.shards": 2,
     "diloco.warmup_steps": 100,
     "diloco.compression": "int8",
     "diloco.outer_opt": "Adam",

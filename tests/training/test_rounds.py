@@ -5,10 +5,14 @@ where not, resumed to the bit in the middle of a round.
 import copy
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from rank_tasks import Curve, Normed
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_state, load_weights
@@ -41,7 +45,7 @@ AS_DDP = (DILOCO[0], "diloco.max_steps=1", "diloco.outer_lr=1.0", "diloco.outer_
 
 def run(folder, task, *words, kind="train"):
     "How a run in `folder` ended, and its events."
-    request = new_request(compose(*BASE, *words), detect(environ={}))
+    request = new_request(compose(*BASE, *words), replace(detect(environ={}), cores=4))  # for four processes
     outcome = launch(Job(kind_named(kind), folder, request), task, lambda: None)
     return outcome, read_events(folder / "events.jsonl")
 
@@ -69,6 +73,40 @@ class Uneven(Curve):
     def loss(self, model, batch):
         weight = 1.0 + (batch[2] % 2).float()
         return (weight * (model(batch[0]) - batch[1]).square()[:, 0]).sum(), weight.sum()
+
+
+class Counted(Uneven):
+    "Each collective of rank 0 is written down: its name, who takes part, how many numbers."
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def model(self, cfg):
+        if dist.get_rank() == 0:
+            Noted(self.folder / "calls.txt").__enter__()  # to the end of this process
+        return super().model(cfg)
+
+
+class Noted(TorchDispatchMode):
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        groups = [group for arg in args if (group := _group(arg)) is not None] if func.namespace == "c10d" else []
+        for group in groups:
+            tensors = [t for t in tree_flatten(args)[0] if isinstance(t, torch.Tensor)]
+            ranks = "".join(map(str, dist.get_process_group_ranks(group)))
+            with self.file.open("a") as lines:
+                lines.write(f"{func.__name__} {ranks} {tensors[0].numel()}\n")
+        return func(*args, **(kwargs or {}))
+
+
+def _group(arg):
+    try:
+        return dist.ProcessGroup.unbox(arg)
+    except (RuntimeError, TypeError):
+        return None
 
 
 class Dropped(Curve):
@@ -176,6 +214,33 @@ def test_it_goes_on_in_the_middle_of_a_round_to_the_bit(tmp_path, form):
         run(tmp_path / "refused", Dropped(), *words, *one, kind="resume")
 
 
+FOUR = ("trainer.devices=4", "accumulate_grad_batches=1", "diloco.shards=2")
+
+
+def test_sharded_workers_learn_what_whole_ones_do(tmp_path):
+    words = (*DILOCO, "optimizer.lr=0.02", "trainer.max_steps=12", "checkpoint.every_n_steps=7")
+    words = (*words, "checkpoint.every_n_epochs=null", "checkpoint.keep_last=9")
+    train(tmp_path / "whole", Uneven(), *words, "data.micro_batch_size=8", "accumulate_grad_batches=1")
+    train(tmp_path / "sharded", Counted(tmp_path), *words, *FOUR)
+    assert furthest(weights(tmp_path / "whole"), weights(tmp_path / "sharded")) < 1e-6
+    calls = [line.split() for line in (tmp_path / "calls.txt").read_text().splitlines()]
+    own = 97  # of the 185 numbers of the model: half of each layer of eight rows, and the layer of one row
+    between = [(name, int(size)) for name, ranks, size in calls if ranks == "02"]
+    assert [call for call in between if call[1] not in (1, 2**16, 2**18, 2**20, 2**22)] == [
+        ("allreduce_.default", own)
+    ] * 3
+    gathered = {ranks for name, ranks, _ in calls if "allgather_base" in name or "reduce_scatter" in name}
+    assert gathered == {"01"}
+
+    found = {int(path.name[-8:]): path for path in checkpoints(tmp_path / "sharded" / "checkpoints")}
+    common, of_whole = load_weights(found[7]), load_weights(tmp_path / "whole" / "checkpoints" / found[7].name)
+    assert furthest(common, of_whole) < 1e-6  # in the middle of a round: what it began with
+    end = weights(tmp_path / "sharded")
+    shutil.rmtree(found[12])
+    train(tmp_path / "sharded", Uneven(), *words, *FOUR, kind="resume")
+    assert furthest(weights(tmp_path / "sharded"), end) == 0.0
+
+
 def test_at_the_end_of_a_round_another_number_of_workers_goes_on(tmp_path):
     words = (*DILOCO, "trainer.max_steps=8", "checkpoint.every_n_steps=5", "checkpoint.every_n_epochs=null")
     train(tmp_path / "run", Curve(), *words)
@@ -216,7 +281,7 @@ def test_one_worker_looks_ahead(tmp_path):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["diloco.workers=4"], "diloco.workers=4 needs as many processes, and this run has 1 process"),
+        (["diloco.workers=4"], "diloco.workers=4 needs 4 processes, and this run has 1 process"),
         (["outer_opt=SGDM"], "needs an optimizer of torch.optim, such as SGD. Did you mean 'SGD'"),
         (["outer_opt_kwargs={nestrov:true}"], "Did you mean 'nesterov'"),
         (["training.ema_decay=0.9"], "not possible with distributed.strategy=diloco"),
