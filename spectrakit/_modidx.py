@@ -5958,6 +5958,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'spectrakit/tuning/study.py'),
                                          'spectrakit.tuning.study.ranked': ('71_tuning/study.html#ranked', 'spectrakit/tuning/study.py'),
                                          'spectrakit.tuning.study.rows_of': ('71_tuning/study.html#rows_of', 'spectrakit/tuning/study.py'),
+                                         'spectrakit.tuning.study.runs_in': ('71_tuning/study.html#runs_in', 'spectrakit/tuning/study.py'),
                                          'spectrakit.tuning.study.shown_value': ( '71_tuning/study.html#shown_value',
                                                                                   'spectrakit/tuning/study.py'),
                                          'spectrakit.tuning.study.study_facts': ( '71_tuning/study.html#study_facts',

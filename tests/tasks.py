@@ -372,3 +372,26 @@ class RefusedOnRank1(Troubled):
     def loss(self, model, batch):
         result = super().loss(model, batch)
         return {"loss": result} if os.environ.get("RANK") == "1" else result
+
+
+class Planned(Line):
+    """A task whose metric `val_score` is what its option `quality` says.
+
+    `slow_s`: seconds of each loss where that is 9 or worse. `fails`: on which rank it raises.
+    """
+
+    options = {"quality": 1.0, "slow_s": 0.0, "fails": -1}
+
+    def model(self, cfg):
+        self.said = {name: self.option(cfg, name) for name in self.options}
+        return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1), nn.Flatten(0))
+
+    def loss(self, model, batch):
+        if model.training and not in_trial():
+            if self.said["fails"] == int(os.environ.get("RANK", 0)):
+                raise ValueError("this rank fails")
+            time.sleep(self.said["slow_s"] if self.said["quality"] >= 9 else 0)
+        return super().loss(model, batch)
+
+    def metrics_all(self, predictions, targets):
+        return {"score": self.said["quality"]}

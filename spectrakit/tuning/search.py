@@ -67,9 +67,11 @@ def check_values(config: Config, space: Mapping[str, Dimension]) -> None:
 # %% ../../nbs/71_tuning/06_search.ipynb #073d4d78
 def direction_of(task: Any, config: Config) -> str:
     "'min' or 'max'. RequestError where nobody says it and the metric's name does not tell."
-    for said in (config.search.direction, config.checkpoint.mode):
-        if said in ("min", "max"):
-            return said
+    said = [mode for mode in (config.search.direction, config.checkpoint.mode) if mode != "auto"]
+    if len(set(said)) == 2:
+        raise RequestError(f"search.direction={said[0]} and checkpoint.mode={said[1]} contradict each other. Take one.")
+    if said:
+        return said[0]
     made = load_task(task) if isinstance(task, str) else task
     return metric_direction(config.checkpoint.monitor, "auto", getattr(made, "metric_modes", None)).mode
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..api.run import list_runs
 from ..api.trial import TrialResult, run_single_trial
 from ..config.compose import snapshot
 from ..config.schema import Config
@@ -29,7 +28,7 @@ from ..system.files import write_atomic
 from ..system.masking import masked
 from .search_plan import Places, Spent, expected_s, in_place, settings_of_trial, why_not_begun, work_of
 from .space import import_optuna
-from .study import ranked, rows_of
+from .study import ranked, rows_of, runs_in
 from .study_file import folder_name, give_back, handing_out, queue_again, take_lease
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #0944707b
@@ -238,7 +237,7 @@ def _drop_losers(s: Search) -> None:
     kept = {row.folder for row in ranked(rows, s.facts["direction"])[: s.config.search.keep]}
     kept |= {row.folder for row in rows if row.status in ("running", "waiting")}
     for folder in {row.folder for row in rows} - kept:
-        for run in list_runs(s.path / folder) if (s.path / folder).is_dir() else []:
+        for run in runs_in(s.path / folder):
             shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #5591d5fc
@@ -272,6 +271,10 @@ def _finish(s: Search, a: Active) -> None:
     _watch(s, a)
     try:
         check_start(s, a)
+    except RequestError as error:
+        s.error, s.stopping = s.error or error, str(error)
+        return _tell(s, a, "FAIL", note=str(error))
+    try:
         _conclude(s, a, a.future.result())
     except RequestError as error:
         _tell(s, a, "FAIL", note=str(error))

@@ -91,7 +91,9 @@ def settings_of_trial(config: Config, values: Mapping[str, Any], final: bool = F
     `final`: of the run at the end, which leaves out what `search.trial` says for trials alone (default False).
     RequestError where they are not possible.
     """
-    trial = {} if final else {key: value for key, value in _flat(config.search.trial).items()}
+    trial = {} if final else _flat(config.search.trial)
+    if config.search.direction != "auto":
+        trial["checkpoint.mode"] = config.search.direction
     return replace(with_values(config, {**trial, **values}), search=SearchConfig())
 
 

@@ -175,6 +175,7 @@ def give_back(study: Any, folder: Path) -> list[int]:
         if not is_leased(folder / folder_name(trial.number, trial.user_attrs))
     ]
     for trial in lost:
+        study._storage.set_trial_user_attr(trial._trial_id, "cut", True)  # Optuna has no other way to a trial of others
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         if trial.params:
             queue_again(study, trial)

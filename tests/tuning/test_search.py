@@ -1,0 +1,295 @@
+"A search: each trial once, within the time, ended early on all ranks, and gone on with after any end."
+
+import contextlib
+import io
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import spectrakit as sk
+import tasks
+from helpers import run_cli, start_cli, task, wait_for
+from spectrakit.checkpoint.store import find_checkpoint
+from spectrakit.config.compose import compose
+from spectrakit.runs.events import log_file, read_events
+from spectrakit.system.errors import RequestError
+from spectrakit.tuning.study import open_study
+from tasks import Line, Planned
+
+pytestmark = pytest.mark.slow
+SHORT = ("trainer.accelerator=cpu", "data.batch_size=10", "trainer.max_epochs=3", "accumulate_grad_batches=1")
+SCORE = ("checkpoint.monitor=val_score", "checkpoint.mode=min")
+INLINE = (*SHORT, "launch.mode=inline", "run.dir=runs")
+
+
+def events_of(study, row) -> list[dict]:
+    (run,) = study.runs_of(row)
+    return read_events(log_file(run.path))
+
+
+def status_line(study) -> list[str]:
+    return [row.status for row in study.trials]
+
+
+def folder_of(here: Path) -> Path:
+    return next((here / "runs").glob("*-search-*"))
+
+
+def grid(*qualities: float) -> str:
+    return "task.quality=" + ",".join(map(str, qualities))
+
+
+def test_a_trial_that_is_worse_than_the_others_ends_at_the_same_step_on_all_ranks(here):
+    words = (*SHORT, *SCORE, "trainer.max_epochs=40", "trainer.devices=2", "task.slow_s=0.2", "search.sampler=grid")
+    done = run_cli(here, "search", task("Planned"), grid(1.0, 2.0, 9.0), "search.startup_trials=2", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    study = open_study(folder_of(here))
+    assert status_line(study) == ["completed", "completed", "pruned"] and study.trials[2].value is None
+    events = events_of(study, study.trials[2])
+    assert events[0]["world_size"] == 2 and events[-1]["status"] == "interrupted"
+    assert not [event for event in events if event["type"] == "restart"]  # no rank waited for one that had left
+    assert study.best.number == 0 and json.loads(done.stdout.splitlines()[-1])["best"] == 0
+
+
+def test_an_error_on_one_rank_is_a_line_of_the_table(here):
+    words = (
+        *SHORT,
+        *SCORE,
+        "trainer.max_epochs=1",
+        "trainer.devices=2",
+        "search.sampler=grid",
+        "launch.max_restarts=0",
+    )
+    done = run_cli(here, "search", task("Planned"), "task.fails=-1,1", *words)
+    study = open_study(folder_of(here))
+    assert done.returncode == 0 and status_line(study) == ["completed", "failed"]
+    assert "this rank fails" in study.trials[1].note and "this rank fails" in done.stdout
+
+
+def test_side_by_side_each_has_its_share_of_the_cores(here):
+    words = (*SHORT, *SCORE, "search.parallel=2", "search.sampler=grid", "search.pruner=none")
+    done = run_cli(here, "search", task("Planned"), grid(1.0, 2.0, 3.0, 4.0), *words)
+    assert done.returncode == 0, done.stderr
+    study = open_study(folder_of(here))
+    assert sorted(row.value for row in study.trials) == [1.0, 2.0, 3.0, 4.0]
+    starts = [events_of(study, row)[0] for row in study.trials]
+    threads = {event["threads"] for event in starts}
+    assert threads == {max(1, len(os.sched_getaffinity(0)) // 2)}
+    began = sorted(log_file(study.runs_of(row)[0].path).stat().st_mtime for row in study.trials)
+    assert len(began) == 4 and "2 trials at a time" in done.stdout
+    kept = [
+        row.number for row in study.trials if find_checkpoint(study.runs_of(row)[0].path / "checkpoints", "BEST")[0]
+    ]
+    assert kept == [0]  # the others' are gone
+
+
+def test_the_clock_cuts_a_trial_and_the_next_session_goes_on_with_it(here):
+    words = (*SHORT, *SCORE, "trainer.max_epochs=30", "task.slow_s=0.1", "search.sampler=grid", "watchdog.since=run")
+    words = (*words, "checkpoint.max_share=1", "watchdog.reserve=2s")
+    done = run_cli(here, "search", task("Planned"), grid(9.0, 1.0), *words, "watchdog.limit=8s")
+    study = open_study(folder_of(here))
+    assert status_line(study)[-1] == "waiting" and "cut" in status_line(study), done.stdout + done.stderr
+    assert study.status == "out_of_time" and "the same call goes on" in done.stderr
+    cut = next(row for row in study.trials if row.status == "cut")
+    reached = events_of(study, cut)[-1]
+    assert reached["status"] == "out_of_time"
+    again = run_cli(here, "search", task("Planned"), grid(9.0, 1.0), *words, "watchdog.limit=5m", "--resume", "auto")
+    assert again.returncode == 0, again.stdout + again.stderr
+    study = open_study(folder_of(here))
+    assert study.status == "completed" and sorted(status_line(study)) == ["completed", "completed", "cut"]
+    row = next(row for row in study.trials if row.status == "completed" and row.folder == cut.folder)
+    assert row.params == cut.params and row.number != cut.number
+    steps = [event["step"] for event in events_of(study, row) if event["type"] == "eval"]
+    assert steps == sorted(steps) and len(set(steps)) == 30  # each epoch once: it went on
+
+
+def test_a_killed_search_is_gone_on_with_though_its_journal_is_torn(here):
+    words = (*SHORT, *SCORE, "search.sampler=grid", "checkpoint.max_share=1", grid(1.0, 2.0))
+    held = {"TINY_HOLD": f"6:{here}"}  # in the second epoch of the first trial
+    first = start_cli(here, "search", task("Planned"), *words, env=held, fresh=True)
+    try:
+        wait_for(lambda: list(here.glob("runs/*/trial-0000/run-*/checkpoints/LATEST")), "a checkpoint")
+        wait_for((here / "held").exists, "the second epoch")
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.communicate()
+    folder = folder_of(here)
+    with open(folder / "journal.jsonl", "ab") as journal:
+        journal.write(b'{"op_code": 6, "worker_id": "x')
+    again = run_cli(here, "search", task("Planned"), *words, "--resume", folder)
+    assert again.returncode == 0, again.stdout + again.stderr
+    study = open_study(folder)
+    done = [row for row in study.trials if row.status == "completed"]
+    assert sorted(row.value for row in done) == [1.0, 2.0] and study.trials[0].status == "cut"
+    gone_on = next(row for row in done if row.folder == "trial-0000")
+    assert gone_on.number != 0 and gone_on.params == study.trials[0].params and len(study.runs_of(gone_on)) == 1
+    kinds = [event["type"] for event in events_of(study, gone_on)]
+    assert "restart" in kinds and kinds.count("eval") == 3  # it went on from its checkpoint
+
+
+def test_stopped_by_hand_it_saves_and_goes_on(here):
+    words = (*SHORT, *SCORE, "trainer.max_epochs=200", "task.slow_s=0.05", "search.sampler=grid", "run.dir=runs")
+    first = start_cli(here, "search", task("Planned"), grid(9.0, 1.0), *words, fresh=True)
+    wait_for(lambda: list(here.glob("runs/*/trial-0000/run-*/checkpoints/BEST")), "a checkpoint")
+    first.send_signal(signal.SIGINT)
+    out, err = first.communicate(timeout=120)
+    study = open_study(folder_of(here))
+    assert study.status == "interrupted" and status_line(study) == ["cut", "waiting", "waiting"], out + err
+    assert "Traceback" not in err and first.returncode not in (0, 2)
+    (run,) = study.runs_of(study.trials[0])
+    assert find_checkpoint(run.path / "checkpoints", "LATEST")[0] is not None
+
+
+def test_two_searches_on_one_study_train_each_trial_once(here):
+    words = (*SHORT, *SCORE, "search.sampler=grid", "search.pruner=none", "task.slow_s=0.05", "run.dir=runs")
+    space = grid(1.0, 2.0, 3.0, 4.0, 5.0)
+    first = start_cli(here, "search", task("Planned"), space, *words)
+    wait_for(lambda: list(here.glob("runs/*/trial-0000/lease.json")), "the first trial")
+    second = run_cli(here, "search", task("Planned"), space, *words, "--resume", folder_of(here))
+    out, err = first.communicate(timeout=180)
+    study = open_study(folder_of(here))
+    assert first.returncode == 0 and second.returncode == 0, out + err + second.stdout + second.stderr
+    assert sorted(row.value for row in study.trials) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert all(len(study.runs_of(row)) == 1 for row in study.trials)
+
+
+def test_folds_are_the_same_in_each_trial_and_a_bad_one_ends_after_some(here):
+    class Folded(Planned):
+        def datasets(self, cfg):
+            return super().datasets(cfg)[0], None
+
+    words = (
+        *INLINE,
+        *SCORE,
+        "trainer.max_epochs=1",
+        "search.folds=3",
+        "search.startup_trials=2",
+        "search.sampler=grid",
+    )
+    study = sk.search(Folded(), compose(*words), grid(1.0, 2.0, 9.0), show=False)
+    assert status_line(study) == ["completed", "completed", "pruned"] and "1 of 3 folds" in study.trials[2].note
+    assert [row.value for row in study.trials[:2]] == [1.0, 2.0]
+    divisions = {run.config.folds.file for row in study.trials for run in study.runs_of(row)}
+    assert divisions == {str(study.path.absolute() / "folds.npz")}
+    assert [len(study.runs_of(row)) for row in study.trials] == [3, 3, 1]
+
+
+def test_the_best_settings_are_trained_at_the_end_and_predict(here):
+    words = (*INLINE, *SCORE, "search.sampler=grid", "search.final_share=0.5", "search.trial.trainer.max_epochs=1")
+    study = sk.search(Submits(), compose(*words), grid(2.0, 1.0), predict="out.csv", show=False)
+    assert [len(row.curve) for row in study.trials] == [1, 1] and study.run.path.parent == study.path / "final"
+    assert study.run.config.trainer.max_epochs == 3 and study.run.config.task["quality"] == 1.0
+    assert Path("out.csv").read_text().startswith("id,")
+    again = sk.search(Submits(), compose(*words), grid(2.0, 1.0), resume="auto", show=False)
+    assert again.path == study.path and again.run.path == study.run.path and len(again.trials) == 2
+
+
+class Submits(Planned):
+    def test_dataset(self, cfg):
+        return TensorDataset(torch.zeros(4, 3))
+
+    def predict(self, model, batch):
+        return model(batch[0])
+
+    def submission(self, predictions):
+        return {"id": range(len(predictions)), "y": predictions}
+
+
+def test_values_reach_the_run_to_the_last_bit_and_the_draws_are_optunas(here):
+    import optuna
+
+    space = {"optimizer.lr": "tag(log,interval(1e-4,1e-1))", "task.width": "range(4,9)", "extra.note": ["a,b=c", "d"]}
+    study = sk.search(Line(), compose(*INLINE, "trainer.max_epochs=1", "search.trials=7", "search.startup_trials=2",
+                      "search.pruner=none"), space=space, show=False)  # fmt: skip
+    for row in study.trials:
+        config = study.runs_of(row)[0].config
+        told = {
+            "optimizer.lr": config.optimizer.lr,
+            "task.width": config.task["width"],
+            "extra.note": config.extra["note"],
+        }
+        assert told == row.params
+    values = iter([row.value for row in study.trials])
+
+    def objective(trial):
+        trial.suggest_float("optimizer.lr", 1e-4, 1e-1, log=True)
+        trial.suggest_int("task.width", 4, 8)
+        trial.suggest_categorical("extra.note", ["a,b=c", "d"])
+        return next(values)
+
+    theirs = optuna.create_study(sampler=optuna.samplers.TPESampler(n_startup_trials=4, seed=0))
+    theirs.optimize(objective, n_trials=7)
+    assert [trial.params for trial in theirs.trials] == [row.params for row in study.trials]
+
+
+def test_what_has_changed_is_refused(here, monkeypatch):
+    words = (*INLINE, "trainer.max_epochs=1", "search.trials=1")
+    study = sk.search(Line(), compose(*words), "optimizer.lr=interval(0.001,0.1)", show=False)
+    for config, space, said in (
+        (compose(*words), "optimizer.lr=interval(0.001,0.2)", "another space"),
+        (compose(*words, "trainer.max_epochs=2"), "optimizer.lr=interval(0.001,0.1)", "other settings"),
+        (compose(*words, "search.folds=3"), "optimizer.lr=interval(0.001,0.1)", "search.folds=1"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            sk.search(Line(), config, space, resume=study.path, show=False)
+
+    monkeypatch.setattr(tasks, "SAMPLES", 30)
+    with pytest.raises(RequestError, match="data of .* have changed"):
+        sk.search(Line(), compose(*words, "search.trials=2"), "optimizer.lr=interval(0.001,0.1)", resume=study.path,
+                  show=False)  # fmt: skip
+
+
+def test_a_study_that_lies_elsewhere_is_copied_before_it_goes_on(here):
+    words = (*INLINE, "trainer.max_epochs=1")
+    space = "optimizer.lr=interval(0.001,0.1)"
+    study = sk.search(Line(), compose(*words, "search.trials=2"), space, show=False)
+    os.rename("runs", "input")
+    old = here / "input" / study.path.name
+    before = sorted(path for path in old.rglob("*") if path.name != "lock")
+    more = sk.search(Line(), compose(*words, "search.trials=3"), space, resume=old, show=False)
+    assert more.path.parent == Path("runs") and [row.status for row in more.trials] == ["completed"] * 3
+    assert [row.params for row in more.trials[:2]] == [row.params for row in study.trials]
+    assert sorted(path for path in old.rglob("*") if path.name != "lock") == before
+
+
+def test_what_cannot_work_is_a_sentence(here):
+    class Broken(Line):
+        def loss(self, model, batch):
+            if model.training and self.breaks and not tasks.in_trial():
+                raise ValueError("the loss is broken")
+            return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+        breaks = False
+
+    words = compose(*INLINE, "search.trials=9")
+    space = {"optimizer.lr": "interval(0.001,0.1)"}
+    with pytest.raises(RequestError, match="val_nothing"):
+        sk.search(
+            Line(), compose(*INLINE, "checkpoint.monitor=val_nothing", "checkpoint.mode=min"), space=space, show=False
+        )
+    with pytest.raises(RequestError, match="is out of range"):
+        sk.search(Line(), words, space={"optimizer.lr": [-1.0, 0.1]}, show=False)
+    with pytest.raises(RequestError, match="Did you mean"):
+        sk.search(Line(), words, space={"optimizer.lrr": [0.1]}, show=False)
+    with pytest.raises(RequestError, match="contradict"):
+        sk.search(Line(), compose(*INLINE, "search.direction=max", "checkpoint.mode=min"), space=space, show=False)
+    broken = Broken()
+    broken.breaks = True
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        study = sk.search(broken, words, space=space)
+    assert study.status == "failed" and study.best is None and len(study.trials) < 9
+    assert "the loss is broken" in study.reason and "the loss is broken" in out.getvalue()
+
+
+def test_without_optuna_the_extra_is_named(here):
+    code = "import sys; sys.modules['optuna'] = None; from spectrakit.cli.main import main; sys.exit(main())"
+    done = run_cli(here, "search", "digits", "optimizer.lr=0.1,0.2", command=("-c", code))
+    assert done.returncode == 2 and "extra `hpo`" in done.stderr and not (here / "runs").exists()
+    plain = run_cli(here, "search", "digits")
+    assert plain.returncode == 2 and "nothing to search" in plain.stderr
