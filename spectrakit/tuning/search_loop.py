@@ -264,7 +264,7 @@ def _conclude(s: Search, a: Active, result: TrialResult) -> None:
         return _tell(s, a, "FAIL", cut=True)
     return _tell(s, a, "FAIL", note=result.run.error or result.status)
 
-
+# %% ../../nbs/71_tuning/05_search_loop.ipynb #521e3857
 def _finish(s: Search, a: Active) -> None:
     "The thread of `a` is done: take what it brings."
     del s.active[a.place]
