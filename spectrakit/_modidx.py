@@ -963,6 +963,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'spectrakit/cloud/cloud_job.py'),
                                             'spectrakit.cloud.cloud_job.one_batch': ( '67_cloud/cloud_job.html#one_batch',
                                                                                       'spectrakit/cloud/cloud_job.py'),
+                                            'spectrakit.cloud.cloud_job.packages_of': ( '67_cloud/cloud_job.html#packages_of',
+                                                                                        'spectrakit/cloud/cloud_job.py'),
                                             'spectrakit.cloud.cloud_job.task_file': ( '67_cloud/cloud_job.html#task_file',
                                                                                       'spectrakit/cloud/cloud_job.py'),
                                             'spectrakit.cloud.cloud_job.write_job': ( '67_cloud/cloud_job.html#write_job',

@@ -69,6 +69,9 @@ def _init(options: Namespace) -> tuple[list[Path], list[str]]:
     extra = {name: text for name in _ONLY_SLURM if (text := getattr(options, name)) is not None}
     if place != "slurm" and (extra or options.gpus != 1):
         raise RequestError(f"--{next(iter(extra), 'gpus')} is for SLURM. Leave it out for {place}.")
+    elsewhere = (("gpu", options.gpu), ("data", options.data), ("env-from", options.env_from))
+    if place == "slurm" and (given := [name for name, value in elsewhere if value]):
+        raise RequestError(f"--{given[0]} is not for SLURM. Leave it out, or write --gpus and --constraint.")
     profile = options.profile or profile
     compose(f"trainer={profile}")  # a name that is none is told here
     job = CloudJob(

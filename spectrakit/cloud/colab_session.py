@@ -9,7 +9,7 @@ __all__ = ['MOST_HOURS', 'GPUS', 'session_texts', 'init_colab']
 from pathlib import Path
 from shlex import quote
 
-from .cloud_job import CloudJob, check_job, one_batch, write_job
+from .cloud_job import CloudJob, check_job, one_batch, packages_of, write_job
 from ..system.errors import RequestError, did_you_mean
 
 MOST_HOURS = 24.0
@@ -28,17 +28,21 @@ from pathlib import Path
 TASK = {task!r}
 PROFILE = {profile!r}
 HOURS = {hours!r}  # of this session; a run that is not done by then goes on in the next one
+PACKAGES = {packages!r}  # what pip installs besides the kit: what your task imports and Colab lacks
 OVERRIDES = []  # such as ["trainer.max_epochs=100"]
 
 home = Path("/content") if Path("/content").is_dir() else Path.cwd()
 os.chdir(home)
 for wheel in sorted(home.glob("spectrakit_train-*.whl")):
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", str(wheel)], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", str(wheel), *PACKAGES], check=True)
 if Path("earlier.zip").is_file():
     shutil.unpack_archive("earlier.zip", home)
 words = ["train", TASK, f"trainer={{PROFILE}}", "run.dir=runs", "resume.source=auto", "--trust", "--requeue"]
 words += [f"watchdog.limit={{round(HOURS * 3600)}}s", *OVERRIDES]
-done = subprocess.run([sys.executable, "-m", "spectrakit", *words], check=False)
+words = [sys.executable, "-u", "-m", "spectrakit", *words]
+with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as done:
+    for line in done.stdout:
+        print(line, end="", flush=True)  # what a process writes by itself is not shown by every kernel
 if Path("runs").is_dir():
     shutil.make_archive("results", "zip", home, "runs")
 said = {{0: "done", 75: "to be continued: run session.sh again"}}
@@ -61,7 +65,8 @@ done
 if [ -f results.zip ]; then
     colab upload -s "$name" results.zip /content/earlier.zip
 fi
-colab exec -s "$name" -f train.py || echo "the session ended with an error: what it has saved is fetched" >&2
+colab exec -s "$name" --timeout {seconds} -f train.py ||
+    echo "the session ended with an error: what it has saved is fetched" >&2
 colab download -s "$name" /content/results.zip results.new.zip
 mv results.new.zip results.zip
 echo "results.zip holds the run; the next ./session.sh goes on with it"
@@ -70,10 +75,17 @@ echo "results.zip holds the run; the next ./session.sh goes on with it"
 
 def session_texts(job: CloudJob) -> dict[str, str]:
     "The files of a session, by name."
-    facts = {"task": job.task_there, "profile": job.profile, "hours": float(job.hours)}
+    facts = {
+        "task": job.task_there,
+        "profile": job.profile,
+        "hours": float(job.hours),
+        "packages": packages_of(job.task),
+    }
     task = job.task_there.rpartition(":")[0]
     drive = 'colab drivemount -s "$name"  # your data\n' if job.data else ""
-    shell = _SHELL.format(name=quote(job.name), gpu=job.gpu, files=quote(task) if task else "", drive=drive)
+    seconds = round(job.hours * 3600) + 1800  # the client's own limit is half a minute
+    files = quote(task) if task else ""
+    shell = _SHELL.format(name=quote(job.name), gpu=job.gpu, files=files, drive=drive, seconds=seconds)
     return {"train.py": _TRAIN.format(task_text=job.task_there, **facts), "session.sh": shell}
 
 # %% ../../nbs/67_cloud/03_colab_session.ipynb #54a85d20

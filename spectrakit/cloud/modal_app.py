@@ -8,7 +8,7 @@ __all__ = ['MOST_HOURS', 'app_text', 'modal_commands', 'init_modal']
 # %% ../../nbs/67_cloud/01_modal_app.ipynb #1b1ccb88
 from pathlib import Path
 
-from .cloud_job import CloudJob, check_job, name_of, one_batch, write_job
+from .cloud_job import CloudJob, check_job, name_of, one_batch, packages_of, write_job
 
 MOST_HOURS = 200.0
 
@@ -34,6 +34,7 @@ TASK = {task!r}
 PROFILE = {profile!r}
 GPU = {gpu!r}
 SECRETS = {secrets!r}  # names of secrets that you keep at Modal; their values are environment variables there
+PACKAGES = {packages!r}  # what pip installs besides torch and the kit: what your task imports
 DATA = {data!r}  # a volume with your data, seen as /data; None: the task needs none
 TOTAL_H = {hours!r}  # hours for all of it, from when it was asked for
 SESSION_H = 23.75  # of one call; Modal ends it at 24
@@ -49,7 +50,8 @@ image = modal.Image.from_registry("nvidia/cuda:12.8.1-devel-ubuntu22.04", add_py
 if modal.is_local():
     for wheel in sorted(HERE.glob("*.whl")):
         image = image.add_local_file(wheel, f"/wheels/{{wheel.name}}", copy=True)
-    image = image.run_commands("pip install --find-links /wheels 'torch>=2.6' /wheels/*.whl")
+    more = shlex.join(PACKAGES)
+    image = image.run_commands(f"pip install --find-links /wheels 'torch>=2.6' /wheels/*.whl {{more}}")
     image = image.add_local_dir(HERE, "/job", ignore=LEFT_AT_HOME)
 
 app = modal.App(NAME, image=image)
@@ -76,11 +78,11 @@ class ToBeContinued(Exception):
     retries=modal.Retries(max_retries=10, initial_delay=5.0, backoff_coefficient=1.0),
     single_use_containers=True,
 )
-def session(words: list[str], began: float, config: str = ""):
+def session(words: list[str], began: float, config: str = "") -> int:
     left_s = TOTAL_H * 3600 - (time.time() - began)
     if left_s < 300:
         print(f"The {{TOTAL_H:g}} hours are over. What there is lies in the volume {{NAME}}-results.")
-        return
+        return 1
     if config:
         Path("/tmp/asked.yaml").write_text(config, encoding="utf-8")
     if words[0] in ("train", "resume"):
@@ -91,6 +93,7 @@ def session(words: list[str], began: float, config: str = ""):
         raise ToBeContinued(f"{{(time.time() - began) / 3600:.1f}} of {{TOTAL_H:g}} hours are over")
     if done.returncode:
         print(f"spectrakit ended with {{done.returncode}}: see what it said above")
+    return done.returncode
 """
 
 # %% ../../nbs/67_cloud/01_modal_app.ipynb #dcc788e9
@@ -124,7 +127,9 @@ def main(action: str = "train", config: str = "", resume: str = "", overrides: s
         words = words_for(action, profile, resume, overrides)
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    session.remote(words, time.time(), text)
+    status = session.remote(words, time.time(), text)
+    if status:
+        raise SystemExit(status)
 """
 
 # %% ../../nbs/67_cloud/01_modal_app.ipynb #6a386666
@@ -138,6 +143,7 @@ def app_text(job: CloudJob) -> str:
         "gpu": job.gpu,
         "secrets": list(job.secrets),
         "data": job.data,
+        "packages": packages_of(job.task),
         "hours": float(job.hours),
     }
     return "".join(part.format(**facts) for part in (_FACTS, _IMAGE, _SESSION, _MAIN))

@@ -6,10 +6,11 @@
 __all__ = ['MOST_HOURS', 'sbatch_text', 'init_slurm']
 
 # %% ../../nbs/67_cloud/02_slurm_job.ipynb #6705d1ed
+import re
 from pathlib import Path
 from shlex import quote
 
-from .cloud_job import CloudJob, check_job, one_batch, write_job
+from .cloud_job import CloudJob, check_job, one_batch, packages_of, write_job
 from ..system.errors import RequestError
 
 MOST_HOURS = 24.0 * 31
@@ -55,7 +56,8 @@ def _head(job: CloudJob, gpus: int) -> str:
 _BODY = """
 set -u
 cd "${{SLURM_SUBMIT_DIR:-.}}"
-python -m pip show spectrakit-train > /dev/null 2>&1 || python -m pip install --find-links . ./spectrakit_train-*.whl
+python -m pip show spectrakit-train > /dev/null 2>&1 ||
+    python -m pip install --find-links . ./spectrakit_train-*.whl{packages}
 
 python -m spectrakit train {task} trainer={profile} run.dir=runs resume.source=auto --requeue "$@" &
 run=$!
@@ -78,7 +80,8 @@ exit "$status"
 
 def sbatch_text(job: CloudJob, gpus: int) -> str:
     "The file train.sbatch of a job; its arguments are overrides."
-    return _head(job, gpus) + _BODY.format(task=quote(job.task_there), profile=quote(job.profile))
+    packages = "".join(f" {quote(text)}" for text in packages_of(job.task))
+    return _head(job, gpus) + _BODY.format(task=quote(job.task_there), profile=quote(job.profile), packages=packages)
 
 # %% ../../nbs/67_cloud/02_slurm_job.ipynb #f6de8fb9
 def init_slurm(folder: Path | str, job: CloudJob, gpus: int = 1, force: bool = False) -> tuple[list[Path], list[str]]:
@@ -89,12 +92,15 @@ def init_slurm(folder: Path | str, job: CloudJob, gpus: int = 1, force: bool = F
     check_job(job, MOST_HOURS)
     if isinstance(gpus, bool) or not 1 <= gpus <= 16:
         raise RequestError(f"--gpus {gpus} is not possible. Write 1 to 16, the GPUs of one machine.")
+    cores = job.extra.get("cores", "1")
+    if not re.fullmatch(r"[1-9][0-9]{0,3}", cores):
+        raise RequestError(f"--cores {cores} is not possible. Write a whole number from 1 up.")
     at = quote(str(folder))
     files = write_job(folder, job, {"train.sbatch": sbatch_text(job, gpus)}, force)
     return files, [
         f"{one_batch(job)}  # a batch an epoch, here",
         f"cd {at} && sbatch train.sbatch",
         f"cd {at} && sbatch train.sbatch trainer.max_epochs=100 optimizer.lr=3e-4  # overrides follow the file",
-        f"squeue --name {job.name}; spectrakit watch {quote(str(Path(folder) / 'runs'))}",
+        f"squeue --name {job.name}; spectrakit runs {quote(str(Path(folder) / 'runs'))}",
         f"scancel --signal=TERM --batch --name {job.name}  # save, and be queued again; without --signal: end",
     ]

@@ -172,7 +172,7 @@ def test_an_app_for_modal_goes_on_in_another_container_until_the_run_is_done(pla
     table = (folder / "results" / "submission.csv").read_text().splitlines()
     assert len(table) == 5 and table[0] == "id,target", done.stdout + done.stderr
     done = modal(folder, variables, "there.main(action='train', config='smoke', overrides='task.none=1')")
-    assert done.returncode == 0 and "ended with" in done.stdout  # what is wrong is not tried ten times
+    assert done.returncode == 2 and "ended with" in done.stdout  # what is wrong is told, and not tried ten times
     assert "none of train" in modal(folder, variables, "there.main(action='trian')").stderr
     assert "needs --resume" in modal(folder, variables, "there.main(action='predict')").stderr
 
@@ -235,6 +235,7 @@ FAKE_COLAB = """
     elif word == "download":
         shutil.copy(there(more[0]), more[1])
     elif word == "exec":
+        assert float(more[more.index("--timeout") + 1]) > 3600, "the client's own limit is 30 seconds"
         text = Path(more[more.index("-f") + 1]).read_text()
         sys.exit(subprocess.run([sys.executable, "-c", text], cwd=state / name, check=False).returncode)
     elif word == "stop":
@@ -290,6 +291,8 @@ def test_a_session_on_colab_brings_the_run_home_and_the_next_one_goes_on(place):
         (["modal", "x", "--env-from", "a;rm -rf b"], ["--env-from 'a;rm -rf b' is no name"]),
         (["modal", "x", "--name", "Two Words"], ["'Two Words'", "--name first-run"]),
         (["slurm", "x", "--gpus", "0"], ["--gpus 0", "1 to 16"]),
+        (["slurm", "x", "--cores", "many"], ["--cores many"]),
+        (["slurm", "x", "--data", "spectra"], ["--data is not for SLURM"]),
         (["slurm", "x", "--account", "a b"], ["--account 'a b'"]),
         (["slurm", "x", "--account", "a\n#SBATCH --uid=0"], ["--account"]),
         (["colab", "x", "--gpu", "A100-80GB"], ["no GPU 'A100-80GB'", "T4, L4"]),
@@ -303,6 +306,21 @@ def test_what_is_wrong_is_a_sentence_and_nothing_is_written(place, words, parts)
     done = run_cli(folder, "cloud", "init", *words)
     assert done.returncode == 2 and all(part in done.stderr for part in parts), done.stderr
     assert "Traceback" not in done.stderr and sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name, where", [("app.py", "modal"), ("train.py", "colab"), ("modal.py", "slurm")])
+def test_a_task_named_as_a_script_or_what_it_imports_does_not_take_its_place(place, name, where):
+    folder, _ = place
+    (folder / name).write_text("class Mine: ...\n")
+    done = run_cli(folder, "cloud", "init", where, "x", "--task", f"{name}:Mine")
+    assert done.returncode == 2 and f"named {name} is in the way" in done.stderr and not (folder / "x").exists()
+
+
+def test_what_a_built_in_task_reads_its_data_with_is_installed_there(place):
+    folder, _ = place
+    for where, script in (("modal", "app.py"), ("slurm", "train.sbatch"), ("colab", "train.py")):
+        assert run_cli(folder, "cloud", "init", where, where).returncode == 0
+        assert "chemotools" in (folder / where / script).read_text()
 
 
 def test_what_is_there_is_kept_unless_it_is_forced(place):
