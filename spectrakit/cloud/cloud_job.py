@@ -15,6 +15,7 @@ from shlex import quote
 
 from ..config.profile_files import place, read_text
 from ..launch.job import BUILT_IN, check_task_name
+from ..offline.installer import DISTRIBUTION
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import checked_path, write_atomic
 
@@ -49,7 +50,7 @@ def packages_of(task: str) -> list[str]:
     if task not in BUILT_IN:
         return []
     try:
-        wanted = requires("spectrakit-train") or []
+        wanted = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
         return []  # a checkout that was never installed
     return [text.partition(";")[0].strip() for text in wanted if re.search(r"extra == ['\"]demo['\"]", text)]
