@@ -18,7 +18,7 @@ _NAMES = {
     "Config": "config.schema", "RequestError": "system.errors", "compose": "config.compose", "diff": "config.compose", "explain": "config.explain", "override": "config.compose", "profiles": "api.profiles",
     "ProfilePicker": "picker.picker",
     "Platform": "system.platforms.platform", "detect": "system.platforms.detect", "find_input": "system.inputs", "has_internet": "system.inputs",
-    "FoundLr": "tuning.lr_finder", "find_lr": "tuning.lr_finder", "search": "tuning.search", "Study": "tuning.study", "open_study": "tuning.study",
+    "FoundLr": "tuning.lr_finder", "find_lr": "tuning.lr_finder", "search": "tuning.search", "Study": "tuning.study", "open_study": "tuning.study", "plot_study": "tuning.study_page",
     "check_kernel": "kaggle.check", "init_kernel": "kaggle.init", "push_kernel": "kaggle.client",
     "seal_output": "runs.outputs", "secret": "system.secrets",
     "Run": "api.run", "check": "api.check", "fit": "api.actions", "preflight": "api.preflight", "list_runs": "api.run", "open_run": "api.run", "predict": "api.actions", "resume": "api.actions", "trust": "launch.consent",

@@ -15,6 +15,7 @@ import spectrakit.api.preflight
 import spectrakit.kaggle.client
 import spectrakit.offline.wheelhouse
 import spectrakit.tuning.lr_finder
+import spectrakit.tuning.search
 from spectrakit.checkpoint.store import CheckpointError
 from spectrakit.kaggle.client import KaggleError
 from spectrakit.system.secrets import SecretError
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow
 SAID = (sk.RequestError, SecretError, KaggleError, CheckpointError, FileNotFoundError)
 # records with typed fields; what asks a service; `check` trains for a moment, and its settings are those of `fit`;
 # `seal_output` looks through the folder that it is given, which may be all there is
-LEFT_OUT = {"Config", "FoundLr", "Moment", "Platform", "RequestError", "Run", "Task"}
+LEFT_OUT = {"Config", "FoundLr", "Moment", "Platform", "RequestError", "Run", "Study", "Task"}
 LEFT_OUT |= {"has_internet", "check", "profiles", "seal_output"}
 QUICK = {"trust", "weighted_mean", "push_kernel", "Watchdog"}  # the others are played by `make hostile`
 
@@ -41,6 +42,7 @@ def nothing_begins(here, monkeypatch):
     monkeypatch.setattr(spectrakit.api.actions, "launch", began)
     monkeypatch.setattr(spectrakit.api.preflight, "launch", began)
     monkeypatch.setattr(spectrakit.tuning.lr_finder, "launch", began)
+    monkeypatch.setattr(spectrakit.tuning.search, "run_trials", began)
     monkeypatch.setattr(spectrakit.offline.wheelhouse, "_gather", began)
     monkeypatch.setattr(spectrakit.kaggle.client, "call_client", began)
     monkeypatch.setattr(spectrakit.kaggle.client, "client", began)
