@@ -173,7 +173,7 @@ def _run_row(trial: TrialRow, study: Study) -> list[Any]:
     values = [f"{b.value:.5g}" for b in best if b is not None and b.value is not None]
     return [f"trial {trial.number}", trial.value, ", ".join(values), ", ".join(run.path.name for run in runs)]
 
-
+# %% ../../nbs/71_tuning/06_study_page.ipynb #7bf1882b
 def study_page(study: Study) -> str:
     "The page of a study as HTML."
     parts = [
