@@ -21,7 +21,11 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 FIGURES = HERE.parent / "build" / "bench"
-ARGUMENTS = {"checkpoints": ("--mb", "100"), "redraws": ("--pairs", "0")}  # without them it takes half an hour more
+ARGUMENTS = {  # without them it takes an hour more
+    "checkpoints": ("--mb", "100"),
+    "diloco": ("--rows", "ddp lr 0.004", "ddp lr 0.008", "diloco lr 0.004"),
+    "redraws": ("--pairs", "0"),
+}
 SCRIPTS = {file.stem: ARGUMENTS.get(file.stem, ()) for file in sorted(HERE.glob("*.py")) if file.stem != "page"}
 NOISE = 1.05  # a ratio up to this is not told from 1
 

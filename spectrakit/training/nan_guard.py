@@ -258,6 +258,8 @@ def report_overflows(s: TrainState, steps: int) -> tuple[str, str] | None:
     """
     count_overflows(s)
     found, s.nan.unreported = s.nan.unreported, 0
+    if s.outer is not None:  # each worker has its own scaler, and all end alike
+        found = max(s.context.gather(found))
     if not found:
         s.nan.idle_overflows = 0
         return None

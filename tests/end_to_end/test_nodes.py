@@ -18,7 +18,7 @@ import pytest
 
 from helpers import TESTS, TORCHRUN, clean_environ, only_run, run_cli, wait_for
 from spectrakit.api.run import open_run
-from spectrakit.checkpoint.store import find_checkpoint, verify
+from spectrakit.checkpoint.store import find_checkpoint, load_weights, verify
 from spectrakit.runs.events import columns, last_event, read_events
 
 pytestmark = pytest.mark.slow  # every test here starts processes
@@ -116,6 +116,23 @@ def ended(process: subprocess.Popen, timeout_s: float = 240) -> tuple[int, str, 
 
 def losses(run: Path) -> list[float]:
     return columns(read_events(run / "events.jsonl"), "step", "loss")["loss"]
+
+
+def test_workers_on_two_machines_exchange_once_a_round(machines, tmp_path):
+    words = (
+        "trainer.strategy.name=diloco",
+        "diloco.max_steps=5",
+        "trainer.max_steps=12",
+        "trainer.log_every_n_steps=4",
+    )
+    for code, _, err in [ended(p) for p in start_both(machines, tmp_path, "Curve", *words, "trainer.devices=1")]:
+        assert code == 0, err
+    done = run_cli(tmp_path, "train", f"{TASKS}:Curve", *WORDS, *words, "trainer.devices=2")
+    assert done.returncode == 0, done.stderr
+    far, near = only_run(tmp_path / "machine-0"), only_run(tmp_path)
+    assert columns(read_events(far / "events.jsonl"), "round", "step")["step"] == [5, 10, 12]
+    models = [load_weights(find_checkpoint(run / "checkpoints")[0]) for run in (far, near)]
+    assert all(abs(models[0][name] - models[1][name]).max() < 1e-6 for name in models[0])
 
 
 def test_two_machines_train_one_run_that_one_of_them_writes(machines, tmp_path):

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from rank_tasks import Curve, Normed
+from rank_tasks import Curve, NanOnOneRank, Normed
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_state, load_weights
 from spectrakit.config.batch_plan import plan_batches
 from spectrakit.config.compose import compose
@@ -276,6 +276,12 @@ def test_one_worker_looks_ahead(tmp_path):
     rounds = columns(events, "round", "step", "outer_lr", "bytes")
     assert rounds["step"] == [4, 8, 12] and rounds["bytes"] == [0, 0, 0]
     assert rounds["outer_lr"] == pytest.approx([1.0, 2 / 3, 1 / 3])
+
+
+def test_a_worker_whose_loss_is_no_number_ends_the_run_for_all(tmp_path):
+    outcome, events = run(tmp_path / "run", NanOnOneRank(), *DILOCO, "trainer.max_steps=12", "launch.max_restarts=0")
+    assert outcome.status == "failed" and "The loss became nan" in outcome.reason
+    assert not [value for value in columns(events, "round", "norm")["norm"] if value != value]
 
 
 @pytest.mark.parametrize(

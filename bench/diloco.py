@@ -1,0 +1,323 @@
+"""What DiLoCo costs in loss, and saves on the link: `python bench/diloco.py [--rows ROW …] [--steps 1500] [--json
+FILE]`, or over a slow link `python bench/diloco.py --link MBIT [--steps 400]`.
+
+A small character transformer learns the text that ships with Python: `pydoc_data.topics` and the modules of the
+standard library. One worker prepares it for 600 steps, as the paper does. Then four workers go on, by DDP, by DiLoCo in
+several forms, by averaging alone; or one worker does. Workers take turns in one process: losses are exactly those of as
+many processes, and bytes are counted as each worker would send them. Every learning rate that was tried is in the
+table.
+
+With `--link` the kit itself trains, by DDP and by DiLoCo, two workers in two network namespaces whose link carries so
+many megabits a second; it needs root, `ip` and `tc`. bench/README.md says how to read the tables.
+"""
+
+import argparse
+import copy
+import hashlib
+import json
+import math
+import os
+import pydoc_data.topics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from spectrakit.contract.task import Task
+from spectrakit.distributed.compression import BLOCK, FORMS, Compression, bytes_sent
+from spectrakit.distributed.link import ring_bytes
+from spectrakit.distributed.outer_loop import OuterLoop, end_round, flat, outer_optimizer, pseudo_gradient
+from spectrakit.runs.events import read_events
+
+LENGTH, BATCH, PREPARED, SEED = 64, 32, 600, 0
+CHUNK = 4096  # characters; every twentieth chunk is held out
+
+
+def text() -> str:
+    "The text: ASCII, without what differs from day to day."
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    parts = ["".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))]
+    parts += [file.read_text(encoding="utf-8", errors="ignore") for file in files]
+    return "".join(c for c in "".join(parts) if c == "\n" or " " <= c <= "~")
+
+
+class Text:
+    "Training and held-out characters as numbers."
+
+    def __init__(self) -> None:
+        whole = text()
+        self.sha = hashlib.sha256(whole.encode()).hexdigest()[:12]
+        letters = sorted(set(whole))
+        self.size = len(letters)
+        place = {c: i for i, c in enumerate(letters)}
+        numbers = torch.tensor([place[c] for c in whole])
+        chunks = numbers[: len(numbers) // CHUNK * CHUNK].view(-1, CHUNK)
+        held = torch.arange(len(chunks)) % 20 == 0
+        self.train, self.valid = chunks[~held].reshape(-1), chunks[held].reshape(-1)
+
+    def batch(self, worker: int, step: int) -> torch.Tensor:
+        "BATCH pieces of the training text, the same in every run."
+        draw = torch.Generator().manual_seed(1_000_003 * (worker + 1) + step + SEED)
+        first = torch.randint(len(self.train) - LENGTH - 1, (BATCH,), generator=draw)
+        return self.train[first[:, None] + torch.arange(LENGTH + 1)]
+
+
+class Transformer(nn.Module):
+    "Two layers of width 64."
+
+    def __init__(self, size: int, width: int = 64, layers: int = 2):
+        super().__init__()
+        self.letters, self.places = nn.Embedding(size, width), nn.Embedding(LENGTH, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        h = self.layers(self.letters(x) + self.places.weight[: x.shape[1]], mask=mask, is_causal=True)
+        return self.head(self.norm(h))
+
+
+def loss_of(model: nn.Module, pieces: torch.Tensor) -> torch.Tensor:
+    "The mean loss of a character."
+    return nn.functional.cross_entropy(model(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten())
+
+
+@torch.no_grad()
+def valid_loss(model: nn.Module, data: Text) -> float:
+    "The mean loss on pieces of the held-out text."
+    draw = torch.Generator().manual_seed(7)
+    first = torch.randint(len(data.valid) - LENGTH - 1, (1024,), generator=draw)
+    pieces = data.valid[first[:, None] + torch.arange(LENGTH + 1)]
+    model.eval()
+    found = sum(loss_of(model, part).item() for part in pieces.split(128)) / 8
+    model.train()
+    return found
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float, step: int, steps: int) -> None:
+    "One cosine over all steps, after a warm-up of a twentieth of them."
+    warm = max(1, steps // 20)
+    factor = min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / steps))
+    for group in optimizer.param_groups:
+        group["lr"] = lr * factor
+
+
+@dataclass(frozen=True)
+class Row:
+    "A run: how many workers, how they come together, the inner rate, steps of a round, the form of what travels."
+
+    name: str
+    workers: int
+    way: str  # ddp, diloco or mean
+    lr: float
+    every: int = 25
+    form: str = "fp32"
+    prepared: bool = True
+
+
+def mean_of(loops: list[OuterLoop], left_out: list[Compression | None]) -> torch.Tensor:
+    "The workers' mean pseudo-gradient, each as it travels, and as the mean travels back."
+    vectors = []
+    for loop, compression in zip(loops, left_out, strict=True):
+        vector = pseudo_gradient(loop).clone()
+        if compression is not None:
+            vector, rest = travelled(vector, compression.form, compression.left_out)
+            compression.left_out = rest
+        vectors.append(vector)
+    mean = torch.stack(vectors).mean(dim=0)
+    if left_out[0] is not None:
+        mean, left_out[0].left_out_of_mean = travelled(mean, left_out[0].form, left_out[0].left_out_of_mean)
+    return mean
+
+
+def travelled(vector: torch.Tensor, form, before) -> tuple[torch.Tensor, torch.Tensor]:
+    "A vector as it arrives, with what was left out `before`; and what is left out now."
+    size = -(-len(vector) // BLOCK) * BLOCK
+    padded = nn.functional.pad(vector, (0, size - len(vector)))
+    padded = padded if before is None else padded + before
+    found = form.decode(form.encode(padded), size)
+    return found[: len(vector)], padded - found
+
+
+def train_row(row: Row, data: Text, start: nn.Module, steps: int) -> nn.Module:
+    "The model after so many steps of every worker."
+    models = [copy.deepcopy(start) for _ in range(1 if row.way == "ddp" else row.workers)]
+    inner = [torch.optim.AdamW(model.parameters(), lr=row.lr, weight_decay=0.0) for model in models]
+    rate, momentum = (0.7, 0.9) if row.way == "diloco" else (1.0, 0.0)
+    loops = []
+    for model in models:
+        theta = flat(model.parameters())
+        loops.append(OuterLoop(list(model.parameters()), theta, outer_optimizer(theta, lr=rate, momentum=momentum)))
+    left_out = [None if row.form == "fp32" else Compression(FORMS[row.form]) for _ in models]
+    for step in range(steps):
+        for worker, (model, optimizer) in enumerate(zip(models, inner, strict=True)):
+            set_lr(optimizer, row.lr, step, steps)
+            optimizer.zero_grad()
+            own = range(row.workers) if row.way == "ddp" else [worker]
+            loss_of(model, torch.cat([data.batch(w, step) for w in own])).backward()
+            optimizer.step()
+        if row.way != "ddp" and ((step + 1) % row.every == 0 or step + 1 == steps):
+            mean = mean_of(loops, left_out)
+            for loop in loops:
+                end_round(loop, lambda own, mean=mean: mean.clone(), rate)
+    return models[0]
+
+
+def sent_mb(row: Row, numbers: int, steps: int) -> float:
+    "Megabytes that each worker sends in the whole run."
+    if row.way == "ddp":
+        return steps * ring_bytes(4 * numbers, row.workers) / 1e6
+    rounds = math.ceil(steps / row.every)
+    if row.form == "fp32":
+        return rounds * ring_bytes(4 * numbers, row.workers) / 1e6
+    return rounds * bytes_sent(FORMS[row.form], numbers, row.workers) / 1e6
+
+
+ROWS = (
+    *(Row(f"ddp lr {lr:g}", 4, "ddp", lr) for lr in (4e-3, 8e-3, 1.6e-2)),
+    *(Row(f"diloco lr {lr:g}", 4, "diloco", lr) for lr in (4e-3, 8e-3, 1.6e-2)),
+    Row("diloco int8", 4, "diloco", 4e-3, form="int8"),
+    Row("diloco int4", 4, "diloco", 4e-3, form="int4"),
+    Row("diloco H=50", 4, "diloco", 4e-3, every=50),
+    Row("diloco H=100", 4, "diloco", 4e-3, every=100),
+    Row("mean alone", 4, "mean", 4e-3),
+    Row("one worker", 1, "ddp", 4e-3),
+    Row("one worker, lookahead", 1, "diloco", 4e-3),
+    Row("ddp from scratch", 4, "ddp", 4e-3, prepared=False),
+    Row("diloco from scratch", 4, "diloco", 4e-3, prepared=False),
+)
+
+
+def start_of(data: Text, prepared: bool) -> nn.Module:
+    "The model that all workers begin with."
+    torch.manual_seed(SEED)
+    model = Transformer(data.size)
+    return train_row(Row("start", 1, "ddp", 4e-3), data, model, PREPARED) if prepared else model
+
+
+def measure(row: Row, data: Text, start: nn.Module, steps: int) -> dict:
+    "One line of the table."
+    began = time.monotonic()
+    model = train_row(row, data, start, steps)
+    mb = sent_mb(row, sum(p.numel() for p in model.parameters()), steps)
+    return {**asdict(row), "loss": valid_loss(model, data), "mb": mb, "seconds": time.monotonic() - began}
+
+
+def line(found: dict, ddp_mb: float) -> str:
+    "A line of the table."
+    fewer = f"{ddp_mb / found['mb']:.1f}" if found["mb"] else "-"
+    return f"| {found['name']} | {found['loss']:.4f} | {found['mb']:.1f} | {fewer} | {found['seconds']:.0f} |"
+
+
+class Letters(Task):
+    "The same text and network, for the kit."
+
+    def datasets(self, cfg):
+        data = Text()
+        train, valid = (part[: len(part) // 65 * 65].view(-1, 65) for part in (data.train, data.valid))
+        return TensorDataset(train), TensorDataset(valid[:512])
+
+    def model(self, cfg):
+        return Transformer(96)
+
+    def loss(self, model, batch):
+        return loss_of(model, batch[0])
+
+
+WAYS = {
+    "ddp": ("trainer.strategy=ddp",),
+    "diloco": ("trainer.strategy.name=diloco", "diloco.max_steps=25", "diloco.warmup_steps=100"),
+}
+
+
+def run_over(link: list[str], way: str, steps: int, folder: Path) -> list[dict]:
+    "The events of a run of both machines of a `link`, given by their namespaces."
+    words = ["data.batch_size=32", "optimizer.lr=4e-3", f"trainer.max_steps={steps}", "trainer.accelerator=cpu"]
+    words += ["trainer.check_val_every_n_steps=50", "trainer.devices=1", "trainer.num_nodes=2", "launch.threads=1"]
+    words += ["distributed.rdzv_endpoint=10.78.0.1:29655", "checkpoint.enabled=false", *WAYS[way]]
+    started = []
+    for number, name in enumerate(link):
+        place = folder / f"{way}-{number}"
+        place.mkdir()
+        command = ["ip", "netns", "exec", name, sys.executable, "-m", "spectrakit", "train", f"{__file__}:Letters"]
+        own = [*words, f"distributed.node_rank={number}"]
+        started.append(subprocess.Popen([*command, *own], cwd=place, stdout=subprocess.DEVNULL))
+    if any([process.wait() for process in started]):
+        raise SystemExit(f"the run by {way} failed")
+    return read_events(next((folder / f"{way}-0").glob("runs/*/events.jsonl")))
+
+
+def shell(*words: str) -> None:
+    "Run a command that has to succeed."
+    subprocess.run(words, check=True)
+
+
+def over_link(mbit: float, steps: int) -> dict:
+    "By way: (seconds since the first step, loss on held-out text) of each evaluation."
+    link, found = [f"diloco-{os.getpid()}-{number}" for number in (0, 1)], {}
+    try:
+        for name in link:
+            shell("ip", "netns", "add", name)
+        shell("ip", "link", "add", "w0", "netns", link[0], "type", "veth", "peer", "name", "w1", "netns", link[1])
+        for number, name in enumerate(link):
+            shell("ip", "-n", name, "addr", "add", f"10.78.0.{number + 1}/24", "dev", f"w{number}")
+            for card in ("lo", f"w{number}"):
+                shell("ip", "-n", name, "link", "set", card, "up")
+            limit = f"tbf rate {mbit:g}mbit burst 64kb latency 400ms".split()
+            shell("tc", "-n", name, "qdisc", "add", "dev", f"w{number}", "root", *limit)
+        with tempfile.TemporaryDirectory() as folder:
+            for way in WAYS:
+                events = run_over(link, way, steps, Path(folder))
+                began = next(e["t"] for e in events if e["type"] == "budget")
+                evals = [e for e in events if e["type"] == "eval"]
+                found[way] = [(round(e["t"] - began, 2), e["metrics"]["val_loss"]) for e in evals]
+                print(f"{way}: {found[way][-1][0]:.0f} s for {steps} steps, loss {found[way][-1][1]:.4f}", flush=True)
+    finally:
+        for name in link:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return found
+
+
+def to_the_same(found: dict) -> str:
+    "How long each took to the worse of the two last losses."
+    goal = max(points[-1][1] for points in found.values())
+    times = {way: next(t for t, loss in points if loss <= goal) for way, points in found.items()}
+    return f"to loss {goal:.4f}: " + ", ".join(f"{way} {seconds:.0f} s" for way, seconds in times.items())
+
+
+def main() -> None:
+    "Train the rows that were asked for, and print the table as it grows."
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", nargs="*", default=None, help="names of rows (default: all)")
+    parser.add_argument("--steps", type=int, default=1500, help="steps of each worker")
+    parser.add_argument("--json", type=Path, default=None, help="file for the figures")
+    parser.add_argument("--link", type=float, default=None, help="megabits a second of a link to train over")
+    asked = parser.parse_args()
+    if asked.link is not None:
+        print(to_the_same(over_link(asked.link, asked.steps)))
+        return
+    data, found, starts = Text(), [], {}
+    print(f"{len(data.train) + len(data.valid)} characters, {data.size} different ones, sha256 {data.sha}")
+    print("| run | loss | MB a worker | fewer | seconds |\n|---|---|---|---|---|", flush=True)
+    named = {row.name: row for row in ROWS}
+    for row in (named[name] for name in asked.rows or named):
+        if row.prepared not in starts:
+            starts[row.prepared] = start_of(data, row.prepared)
+        found.append(measure(row, data, starts[row.prepared], asked.steps))
+        numbers = sum(p.numel() for p in starts[row.prepared].parameters())
+        print(line(found[-1], sent_mb(Row("", row.workers, "ddp", 0.0), numbers, asked.steps)), flush=True)
+        if asked.json is not None:
+            about = {"characters": len(data.train) + len(data.valid), "sha256": data.sha, "steps": asked.steps}
+            asked.json.write_text(json.dumps({**about, "rows": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
