@@ -3259,6 +3259,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'spectrakit/launch/launcher.py'),
                                             'spectrakit.launch.launcher._note_refusal': ( '50_launch/launcher.html#_note_refusal',
                                                                                           'spectrakit/launch/launcher.py'),
+                                            'spectrakit.launch.launcher._parts': ( '50_launch/launcher.html#_parts',
+                                                                                   'spectrakit/launch/launcher.py'),
                                             'spectrakit.launch.launcher._prepare_next': ( '50_launch/launcher.html#_prepare_next',
                                                                                           'spectrakit/launch/launcher.py'),
                                             'spectrakit.launch.launcher._record_broken': ( '50_launch/launcher.html#_record_broken',

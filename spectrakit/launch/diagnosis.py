@@ -57,7 +57,8 @@ _CONNECTION = re.compile(
 )
 _OUT_OF_MEMORY = re.compile(
     r"^(torch\.\S*\.?)?OutOfMemoryError\b|\bCUDA out of memory|^RuntimeError: .*DefaultCPUAllocator: "
-    r"can't allocate memory"
+    r"can't allocate memory|^(torch\.)?(RuntimeError|AcceleratorError): "
+    r"(CUDA error: out of memory|(CUDA|cuDNN) error: CU\w+_STATUS_ALLOC_FAILED)"
 )
 # what torch says of models that DDP cannot take as they are, and what to do
 _HINTS = {

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.store import find_checkpoint
-from ..config.batch_plan import BatchPlan, smaller_micro_batches
+from ..config.batch_plan import BatchPlan, batch_parts, smaller_micro_batches
 from ..config.schema import Config
 from ..distributed.context import BROKEN
 from ..distributed.heartbeat import HURRY, STOP, checkpoint_file, requested_by_files, stop_file
@@ -361,36 +361,47 @@ def _after_no_connection(attempt: Attempt, result: AttemptResult, record: _Recor
 def _with_smaller_batch(attempt: Attempt, result: AttemptResult, record: _Record) -> Attempt | None:
     "The start with smaller micro batches, where a device ran out of memory; None where there are none."
     job = attempt.job
-    config = _halved(job.config)
+    config = _halved(job.config, attempt.processes.world_size)
     if config is None:
         return None
     change_config(attempt.folder, config)
     size, steps = config.data.micro_batch_size, config.training.gradient_accumulation_steps
     record.event("oom", reason=result.reason, micro_batch_size=size, gradient_accumulation_steps=steps)
     record.update(micro_batch_size=size, gradient_accumulation_steps=steps)
-    before = f"data.micro_batch_size={job.config.data.micro_batch_size}"
+    before = f"data.micro_batch_size={_parts(job.config, attempt.processes.world_size)[0]}"
     reason = (
         f"the memory ran out with {before} ({result.reason[:120]}); continuing with {size} and "
         f"training.gradient_accumulation_steps={steps}, the same effective batch"
     )
     return _continued(replace(attempt, job=job.with_config(config), restart_reason=reason))
 
+# %% ../../nbs/50_launch/09_launcher.ipynb #7886562f
+def _parts(config: Config, world_size: int) -> tuple[int, int]:
+    "Samples of a micro batch, and micro batches of a step, on as many processes as were asked for."
+    asked = config.distributed.world_size
+    return batch_parts(config, asked if isinstance(asked, int) else world_size)[:2]
 
-def _halved(config: Config) -> Config | None:
-    "`config` with smaller micro batches and more of them in a step; None where that cannot be, or is not wanted."
-    plan = BatchPlan(
-        0,
-        config.data.micro_batch_size,
-        config.training.gradient_accumulation_steps,
-        max_batches=config.limits.max_train_batches,
-    )
+
+def _halved(config: Config, world_size: int) -> Config | None:
+    """`config` with smaller micro batches and more of them in a step; None where that cannot be, or is not wanted.
+
+    They are half of what was tried, which follows from data.global_batch_size, or is looked for, where that was asked;
+    from now on both are given.
+    """
+    plan = BatchPlan(0, *_parts(config, world_size), max_batches=config.limits.max_train_batches)
     smaller = smaller_micro_batches(plan)
     if smaller is None or config.distributed.num_nodes > 1 or not config.training.oom_recovery:
         return None
     evaluation = config.data.eval_batch_size and max(1, config.data.eval_batch_size // 2)
     return replace(
         config,
-        data=replace(config.data, micro_batch_size=smaller.micro_batch_size, eval_batch_size=evaluation),
+        data=replace(
+            config.data,
+            micro_batch_size=smaller.micro_batch_size,
+            eval_batch_size=evaluation,
+            global_batch_size=None,
+            find_micro_batch_size=False,
+        ),
         limits=replace(config.limits, max_train_batches=smaller.max_batches),
         training=replace(config.training, gradient_accumulation_steps=smaller.gradient_accumulation_steps),
     )

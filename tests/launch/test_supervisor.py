@@ -749,6 +749,10 @@ def test_memory_that_ran_out_halves_the_micro_batch_and_keeps_the_effective_one(
     assert (outcome.launch["micro_batch_size"], outcome.launch["gradient_accumulation_steps"]) == (3, 4)
     outcome, starts = story(oom, oom, oom, oom, words=["data.micro_batch_size=12"])  # 6, 3, 1 at a time
     assert (outcome.status, len(starts), outcome.launch["micro_batch_size"]) == ("failed", 4, 1)
+    for auto in ([], ["data.micro_batch_size=auto"]):  # the parts follow from it, or are looked for from two samples up
+        outcome, starts = story(oom, DONE, words=[EACH, "global_batch_size=16", "trainer.devices=2", *auto])
+        parts = (outcome.launch["micro_batch_size"], outcome.launch["gradient_accumulation_steps"])
+        assert outcome.status == "completed" and parts == ((1, 8) if auto else (4, 2)), parts
     outcome, starts = story(oom, words=["training.oom_recovery=false"])
     assert (outcome.status, len(starts)) == ("failed", 1)
 
