@@ -3,8 +3,10 @@ where not, resumed to the bit in the middle of a round.
 """
 
 import copy
+import os
 import re
 import shutil
+import signal
 from dataclasses import replace
 
 import pytest
@@ -215,6 +217,29 @@ def test_it_goes_on_in_the_middle_of_a_round_to_the_bit(tmp_path, form):
 
 
 FOUR = ("trainer.devices=4", "accumulate_grad_batches=1", "diloco.shards=2")
+
+
+class Dies(Dropped):
+    "Worker 1 is killed once, in the middle of a later step."
+
+    def __init__(self, marker):
+        self.marker, self.seen = marker, 0
+
+    def loss(self, model, batch):
+        self.seen += model.training
+        if dist.get_rank() == 1 and self.seen == 18 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+
+
+def test_after_a_worker_was_killed_the_run_ends_as_if_it_had_not_been(tmp_path):
+    words = (*DILOCO, "optimizer.lr=0.02", "trainer.max_steps=12", "checkpoint.every_n_steps=2")
+    train(tmp_path / "whole", Dropped(), *words)
+    events = train(tmp_path / "killed", Dies(tmp_path / "marker"), *words)
+    restart = next(e for e in events if e["type"] == "restart")
+    assert (tmp_path / "marker").exists() and 0 < restart["step"] < 12
+    assert furthest(weights(tmp_path / "killed"), weights(tmp_path / "whole")) == 0.0
 
 
 def test_sharded_workers_learn_what_whole_ones_do(tmp_path):
