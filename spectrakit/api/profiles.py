@@ -119,6 +119,10 @@ def compare_profiles(*names: str, task: Any = None, overrides: tuple[str, ...] =
     """
     if len(names) < 2:
         raise RequestError(f"Name two profiles or more to compare. There are: {', '.join(profile_names()['trainer'])}.")
+    if wrong := [type(name).__name__ for name in names if not isinstance(name, str)]:
+        raise RequestError(
+            f"A profile is given by its name, not as a {wrong[0]}. Write: sk.profiles.compare('kaggle', 'a100')."
+        )
     intents = tuple(profile_intent(name) for name in names)
     configs = [compose(f"trainer={name}", *overrides) for name in names]
     rows = [("purpose", intents), *((what, tuple(map(of, configs))) for what, of in _ROWS.items())]
