@@ -864,6 +864,11 @@ class TrackingConfig:
         "offline: files in the run's folder; online: a server; auto: online if one is set up",
         choices=("auto", "online", "offline"),
     )
+    group: str | None = setting(
+        None,
+        "folder of the search that this run is part of, which sets it: a group in W&B, a parent run in MLflow",
+        added_later=True,
+    )
 
 # %% ../../nbs/10_config/01_schema.ipynb #9aadad0c
 def _check_config(config: "Config") -> None:

@@ -36,6 +36,18 @@ class TrackerContext:
         file = self.folder / "run_id"
         return file.read_text().strip() if file.is_file() else None
 
+    @property
+    def group(self) -> Path | None:
+        "The folder of the search that this run is part of; None where it stands alone."
+        return None if self.config.tracking.group is None else Path(self.config.tracking.group)
+
+    @property
+    def run_name(self) -> str:
+        "What the tracker calls the run: its folder, or its place in the search, such as trial-0007/fold-1."
+        run = self.folder.parents[1]
+        inside = self.group is not None and run.absolute().is_relative_to(self.group.absolute())
+        return str(run.absolute().parent.relative_to(self.group.absolute())) if self.group and inside else run.name
+
     def keep_run_id(self, run_id: str) -> None:
         "Write the id down for the session that goes on."
         write_atomic(self.folder / "run_id", run_id + "\n")

@@ -98,7 +98,8 @@ class WandB(Tracker):
             mode=mode,
             id=run_id,
             resume="allow",
-            name=folder.parents[1].name,
+            name=context.run_name,
+            group=context.group and context.group.name,
             settings=wandb.Settings(**{key: value for key, value in SETTINGS.items() if key in known}),
         )
         self.inner.start()

@@ -122,7 +122,9 @@ def in_place(config: Config, folder: Path, places: Places, number: int, limit_s:
     if limit_s is not None:
         watchdog = replace(watchdog, since="run", limit=f"{max(1, int(limit_s))}s")
     run = replace(config.run, dir=str(folder), name="run", console="none")
-    return replace(config, distributed=d, launch=launch, watchdog=watchdog, run=run)
+    study = folder.parent if folder.name.startswith("trial-") else folder.parent.parent
+    tracking = replace(config.tracking, group=str(study.absolute()))
+    return replace(config, distributed=d, launch=launch, watchdog=watchdog, run=run, tracking=tracking)
 
 # %% ../../nbs/71_tuning/04_search_plan.ipynb #e2976b2a
 @dataclass(frozen=True)

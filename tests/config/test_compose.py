@@ -168,6 +168,7 @@ ADDED_LATER = {
     "search.keep": 3,
     "search.final_share": 0.2,
     "search.trial": "{seed:1}",
+    "tracking.group": "runs/study",
     "trainer.log_min_seconds": 0.5,
     "trainer.log_max_seconds": 10.0,
 }

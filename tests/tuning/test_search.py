@@ -287,6 +287,27 @@ def test_what_cannot_work_is_a_sentence(here):
     assert "the loss is broken" in study.reason and "the loss is broken" in out.getvalue()
 
 
+@pytest.mark.filterwarnings("ignore")  # of MLflow's own tables
+def test_each_trial_is_a_child_of_the_search_in_every_tracker(here):
+    words = (*SHORT, *SCORE, "search.parallel=2", "search.sampler=grid", "report_to=all", "trainer.max_epochs=1")
+    done = run_cli(here, "search", task("Planned"), grid(1.0, 2.0), "search.pruner=none", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    from mlflow import MlflowClient
+
+    folder = folder_of(here)
+    client = MlflowClient(f"sqlite:///{folder / 'trackers' / 'mlflow' / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name = 'spectrakit'")
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    children = [run for run in runs if run is not parent]
+    assert parent.info.run_name == folder.name
+    assert sorted(run.info.run_name for run in children) == ["trial-0000", "trial-0001"]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert sorted(run.data.metrics["val_score"] for run in children) == [1.0, 2.0]
+    records = b"".join(file.read_bytes() for file in folder.rglob("run-*.wandb"))
+    assert folder.name.encode() in records and b"trial-0001" in records
+
+
 def test_without_optuna_the_extra_is_named(here):
     code = "import sys; sys.modules['optuna'] = None; from spectrakit.cli.main import main; sys.exit(main())"
     done = run_cli(here, "search", "digits", "optimizer.lr=0.1,0.2", command=("-c", code))
