@@ -5051,6 +5051,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'spectrakit/trackers/mlflow.py'),
                                             'spectrakit.trackers.mlflow._choose_store': ( '36_trackers/mlflow.html#_choose_store',
                                                                                           'spectrakit/trackers/mlflow.py'),
+                                            'spectrakit.trackers.mlflow._started': ( '36_trackers/mlflow.html#_started',
+                                                                                     'spectrakit/trackers/mlflow.py'),
                                             'spectrakit.trackers.mlflow.alone_in': ( '36_trackers/mlflow.html#alone_in',
                                                                                      'spectrakit/trackers/mlflow.py'),
                                             'spectrakit.trackers.mlflow.import_mlflow': ( '36_trackers/mlflow.html#import_mlflow',

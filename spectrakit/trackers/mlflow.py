@@ -114,6 +114,18 @@ def parent_run(mlflow: Any, project: str, store: Store, folder: Path) -> str:
     write_atomic(file, made.info.run_id + "\n")
     return str(made.info.run_id)
 
+
+def _started(mlflow: Any, context: TrackerContext, store: Store, folder: Path) -> Any:
+    "Accelerate's tracker with a run that is open, below that of the search where there is one."
+    from accelerate.tracking import MLflowTracker
+
+    project = context.config.tracking.project
+    tags = context.group and {"mlflow.parentRunId": parent_run(mlflow, project, store, folder)}
+    run: dict[str, Any] = {"run_id": context.run_id, "run_name": context.run_name, "tags": tags}
+    inner = MLflowTracker(project, logging_dir=store.artifacts, **run)
+    inner.start()
+    return inner
+
 # %% ../../nbs/36_trackers/03_mlflow.ipynb #6437ca9c
 class MLflow(Tracker):
     "A run of MLflow, in trackers/mlflow where there is no server."
@@ -127,19 +139,11 @@ class MLflow(Tracker):
     def open(self, context: TrackerContext) -> None:
         "A run of MLflow under the id it had. RuntimeError where one of the caller's own is open in this process."
         mlflow = import_mlflow()
-        from accelerate.tracking import MLflowTracker
-
-        project, group = context.config.tracking.project, context.group
-        folder = context.folder if group is None else group / "trackers" / "mlflow"
+        folder = context.folder if context.group is None else context.group / "trackers" / "mlflow"
         # trials that begin together make one experiment and one parent
-        with contextlib.nullcontext() if group is None else alone_in(folder):
+        with contextlib.nullcontext() if context.group is None else alone_in(folder):
             self._store = _choose_store(mlflow, context.config, folder)
-            parent = None if group is None else parent_run(mlflow, project, self._store, folder)
-            run: dict[str, Any] = {"run_id": context.run_id, "run_name": context.run_name}
-            if parent:
-                run["tags"] = {"mlflow.parentRunId": parent}
-            self.inner = MLflowTracker(project, logging_dir=self._store.artifacts, **run)
-            self.inner.start()
+            self.inner = _started(mlflow, context, self._store, folder)
         context.keep_run_id(self.inner.tracker.info.run_id)
         self.note = f"mlflow writes to {self._store}"
 

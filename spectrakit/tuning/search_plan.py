@@ -103,7 +103,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
-
+# %% ../../nbs/71_tuning/04_search_plan.ipynb #4f91a67b
 def in_place(config: Config, folder: Path, places: Places, number: int, limit_s: float | None) -> Config:
     """`config` for a run in `folder`, at the place `number` of `places`.
 
