@@ -606,8 +606,8 @@ def last_evaluation(s: TrainState, planned: Progress, interval: Interval, asked:
     """
     p = s.progress
     if s.mid_round:
-        text = f"the model is that of round {p.rounds}, which ended with step {p.round_began}"
-        s.record.log.write("message", text=f"diloco: {text}; a resumed run goes on at step {p.step}")
+        text = "the model is the mean of what the workers have; a resumed run goes on in the middle of the round"
+        s.record.log.write("message", text=f"diloco: {text}, at step {p.step}")
         return
     if s.data.valid is None or p.eval_step == p.step or s.requests.evaluation_stopped_by & STOP:
         return

@@ -318,12 +318,16 @@ class Workers:
         load_own_parts(self.before, state["buffers"])
 
 # %% ../../nbs/40_training/01_state.ipynb #00cff657
-def common_weights(workers: Workers, module: Any) -> dict[str, Any]:
-    "The state dict of `module`, with the weights and buffers that the round began with."
+def common_weights(workers: Workers, module: Any, mean: Any = None) -> dict[str, Any]:
+    """The state dict of `module`, with the weights and buffers that the round began with.
+
+    `mean`: weights to take in their place, a vector as `flat` makes it, with the buffers of this worker.
+    """
     parts = [p.detach().clone() for p in workers.loop.params]
-    spread(workers.loop.theta, parts)
+    spread(workers.loop.theta if mean is None else mean, parts)
     common = dict(zip(map(id, workers.loop.params), parts, strict=True))
-    common |= dict(zip(map(id, workers.buffers), workers.before, strict=True))
+    if mean is None:
+        common |= dict(zip(map(id, workers.buffers), workers.before, strict=True))
     held = module.state_dict(keep_vars=True)
     plain = module.state_dict()
     return {name: common.get(id(value), plain[name]) for name, value in held.items()}
@@ -626,16 +630,38 @@ def load_worker_state(s: TrainState, state: dict[str, Any]) -> None:
     for name, value in state["place"].items():
         setattr(s.progress, name, value)
 
+# %% ../../nbs/40_training/01_state.ipynb #a94ffc25
+def _mean_of_workers(s: TrainState, workers: Workers) -> Any:
+    "The mean of the weights that workers have now, as a vector; None where it is not finite. All of them call it."
+    import torch
+    import torch.distributed as dist
+
+    vector = flat(workers.loop.params)
+    if workers.count > 1:
+        dist.all_reduce(vector, group=workers.group)
+        vector.div_(workers.count)
+    bad = s.context.sum_of_shards(float(not torch.isfinite(vector).all()))
+    return None if bad else vector
+
+
+def _model_to_keep(s: TrainState, module: Any, ending: bool) -> dict[str, Any]:
+    """The model that a checkpoint holds. In the middle of a round that is what the round began with; for a run that is
+    `ending` there the mean of the workers, so that nothing that was learned is lost.
+    """
+    if s.outer is None or not s.mid_round:
+        return module.state_dict()
+    return common_weights(s.outer, module, _mean_of_workers(s, s.outer) if ending else None)
+
 # %% ../../nbs/40_training/01_state.ipynb #592eea9a
-def _checkpoint_content(s: TrainState, alone: bool) -> CheckpointContent:
+def _checkpoint_content(s: TrainState, alone: bool, ending: bool = False) -> CheckpointContent:
     """What a checkpoint holds, as rank 0 writes it; on other ranks nothing that counts.
 
     With FSDP copies, otherwise the tensors themselves.
     """
     keep, module = s.context.is_main, s.context.unwrap(s.learner.model)
+    held = _model_to_keep(s, module, ending)
     if s.context.sharded:
-        common = common_weights(s.outer, module) if s.outer is not None and s.mid_round else module.state_dict()
-        model = whole(common, keep=keep)
+        model = whole(held, keep=keep)
         with ema_weights(s):
             averaged = whole(module.state_dict(), keep=keep) if s.learner.ema is not None else None
         state = {
@@ -643,7 +669,7 @@ def _checkpoint_content(s: TrainState, alone: bool) -> CheckpointContent:
             for key, value in s.state_dict().items()
         }
     elif keep:  # with DDP rank 0 holds everything
-        model = common_weights(s.outer, module) if s.outer is not None and s.mid_round else module.state_dict()
+        model = held
         with ema_weights(s):
             averaged = module.state_dict() if s.learner.ema is not None else None
         state = s.state_dict()
@@ -680,7 +706,7 @@ def submit_snapshot(
     s.saving.saved_at = time.monotonic()
     count_overflows(s)
     before, p.saved_step = p.saved_step, p.step
-    content = _checkpoint_content(s, alone)
+    content = _checkpoint_content(s, alone, ending=kind == "last")
     p.saved_step = before
     learned = [name for name, q in s.context.unwrap(s.learner.model).named_parameters() if q.requires_grad] + (
         s.nan.buffers or []

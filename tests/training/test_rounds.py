@@ -242,6 +242,31 @@ def test_after_a_worker_was_killed_the_run_ends_as_if_it_had_not_been(tmp_path):
     assert furthest(weights(tmp_path / "killed"), weights(tmp_path / "whole")) == 0.0
 
 
+class Stopped(Dropped):
+    "Somebody asks for a stop in the third epoch, between two rounds."
+
+    def on_epoch(self, model, moment):
+        if moment.epoch == 2:
+            (self.folder / "STOP").touch()
+
+    def __init__(self, folder):
+        self.folder = folder
+
+
+@pytest.mark.parametrize("words", [(), ("diloco.shards=2", "trainer.devices=4", "accumulate_grad_batches=1")])
+def test_a_stop_in_the_middle_of_a_round_leaves_the_mean_of_the_workers(tmp_path, words):
+    words = (*DILOCO, "diloco.max_steps=100", "optimizer.lr=0.02", "trainer.max_steps=30", *words)
+    outcome, _ = run(tmp_path / "run", Stopped(tmp_path / "run"), *words)
+    assert outcome.status == "interrupted", outcome
+    path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
+    ranks = [load_state(path, rank)[1]["worker"]["weights"] for rank in range(4 if "diloco.shards=2" in words else 2)]
+    found, (name, first) = load_weights(path), next(iter(Dropped().model(None).named_parameters()))
+    half = len(ranks) // 2
+    workers = [torch.cat([ranks[half * w + part][0] for part in range(half)]) for w in range(2)]
+    assert not torch.equal(*workers) and found[name].shape == first.shape
+    assert (found[name] - sum(workers) / 2).abs().max() < 1e-6
+
+
 def test_sharded_workers_learn_what_whole_ones_do(tmp_path):
     words = (*DILOCO, "optimizer.lr=0.02", "trainer.max_steps=12", "checkpoint.every_n_steps=7")
     words = (*words, "checkpoint.every_n_epochs=null", "checkpoint.keep_last=9")
