@@ -60,9 +60,8 @@ def _measured(job: Job, task: Any) -> Found:
     events, found = follow(job.run_dir).poll(), read_measurements(job.run_dir)
     start = last_event(events, "start")
     if start is None or not found:
-        raise RequestError(
-            f"The task could not be measured: {outcome.reason}. sk.check(task) tries its parts one by one."
-        )
+        reason = outcome.reason.partition("; the stacks of all ranks")[0]  # they are gone with the job's folder
+        raise RequestError(f"The task could not be measured: {reason}. sk.check(task) tries its parts one by one.")
     work = Workload(**start["workload"])
     work = replace(work, predicts=any(m.prediction_s > 0 for m in found))
     notes = tuple(dict.fromkeys(event["text"] for event in events if event["type"] == "message"))
@@ -170,15 +169,21 @@ def surroundings(request: RunRequest, work: Workload, ranks: tuple[Measurement, 
     )
 
 # %% ../../nbs/60_api/01_preflight.ipynb #516e243d
+_MEASURE, _STUCK_S = "30m", 120.0  # how long measuring may take, and a step of it
+
+
 def measure_request(task: Any, request: RunRequest) -> Forecast:
     "The forecast for a request, from a job of its own. RequestError where the task cannot be measured."
     from spectrakit.jobs.contract_check import disk_of
 
     config = request.config
-    once = replace(config, launch=replace(config.launch, max_restarts=0))
+    watchdog = replace(config.watchdog, limit=_MEASURE, deadline=None, reserve=None, since="run")
+    launching = replace(config.launch, max_restarts=0, hang_floor_s=min(config.launch.hang_floor_s, _STUCK_S))
+    once = replace(config, launch=launching, watchdog=watchdog)  # however little time the run itself has
+    measuring = replace(request.with_config(once), began=time.time(), ends=time.monotonic() + 60 * int(_MEASURE[:-1]))
     with locked_job_folder(new_job_folder(disk_of(config))) as folder:
         extra = {"folder": str(folder), "seconds": config.preflight.seconds}
-        job = Job(MEASURE, folder, request.with_config(once), extra=extra)
+        job = Job(MEASURE, folder, measuring, extra=extra)
         found = _measured(job, task)
     name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
     here = surroundings(request, found.workload, found.ranks)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from helpers import only_run, run_cli, task, tree_hashes
+from helpers import TESTS, only_run, run_cli, task, tree_hashes
 from spectrakit.api.actions import fit
 from spectrakit.api.preflight import preflight
 from spectrakit.checks.run_forecast import disk_bytes, host_bytes, problems
@@ -99,3 +99,23 @@ def test_places_of_ones_own_are_compared_with_this_machine(tmp_path, monkeypatch
     mine.write_text("club:\n  hardware: T5\n", encoding="utf-8")
     with pytest.raises(RequestError, match=r"club\.hardware is 'T5'.* write `speed:`"):
         preflight(Line(), config)
+
+
+@pytest.mark.slow
+def test_measuring_takes_its_own_time_where_the_run_has_none(tmp_path):
+    slow = ("task.quality=9", "task.slow_s=0.4", "checkpoint.monitor=val_score", "checkpoint.mode=min")
+    words = ("watchdog.limit=10s", "watchdog.since=run", "trainer.max_epochs=1000", *slow)
+    done = run_cli(tmp_path, "preflight", task("Planned"), *SHORT, *words)
+    assert done.returncode == 1 and "will not fit" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_step_that_hangs_ends_with_a_sentence(tmp_path):
+    (tmp_path / "hangs.py").write_text(
+        "import time\nfrom tasks import Line, in_trial\n\n\nclass Hangs(Line):\n    def during(self, number):\n"
+        "        time.sleep(600 if not in_trial() else 0)\n"
+    )
+    words = ("launch.hang_floor_s=2", "launch.hang_factor=2")
+    done = run_cli(tmp_path, "preflight", "hangs.py:Hangs", *SHORT, *words, env={"PYTHONPATH": str(TESTS)})
+    assert done.returncode == 2 and "could not be measured" in done.stderr and "stacks" not in done.stderr, done.stderr
