@@ -36,7 +36,11 @@ def _cloud_parser() -> Parser:
     parser.add_argument("--profile", metavar="NAME", help="trainer profile; default: a100, gpu, kaggle")
     parser.add_argument("--gpu", metavar="NAME", help="default: A100-80GB at Modal, T4 at Colab")
     parser.add_argument("--hours", type=float, metavar="H", help="default: 30 in all, 24 a job, 11 a session")
-    parser.add_argument("--data", metavar="NAME", help="a volume at Modal, mounted as /data; Drive at Colab")
+    parser.add_argument(
+        "--data",
+        metavar="NAME",
+        help="a volume at Modal, mounted as /data; a folder of Drive at Colab, such as MyDrive/spectra",
+    )
     parser.add_argument(
         "--env-from",
         action="append",

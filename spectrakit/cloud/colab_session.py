@@ -30,7 +30,10 @@ PROFILE = {profile!r}
 HOURS = {hours!r}  # of this session; a run that is not done by then goes on in the next one
 PACKAGES = {packages!r}  # what pip installs besides the kit: what your task imports and Colab lacks
 OVERRIDES = []  # such as ["trainer.max_epochs=100"]
+DATA = {data!r}  # where the task finds its data; empty: nowhere but in its own options
 
+if DATA:
+    os.environ["SPECTRAKIT_INPUT"] = DATA
 home = Path("/content") if Path("/content").is_dir() else Path.cwd()
 os.chdir(home)
 for wheel in sorted(home.glob("spectrakit_train-*.whl")):
@@ -80,6 +83,7 @@ def session_texts(job: CloudJob) -> dict[str, str]:
         "profile": job.profile,
         "hours": float(job.hours),
         "packages": packages_of(job.task),
+        "data": f"/content/drive/{job.data.strip('/')}" if job.data else "",
     }
     task = job.task_there.rpartition(":")[0]
     drive = 'colab drivemount -s "$name"  # your data\n' if job.data else ""
