@@ -20,7 +20,7 @@ from ..checks.forecast import Measurement, Workload, measurement_from
 from ..checks.run_forecast import Forecast, Surroundings, cost_range, problems
 from ..config.compose import compose, override
 from ..config.places import places
-from ..config.prices import price_of
+from ..config.prices import price_of, prices
 from ..config.schema import Config
 from ..launch.job import Job, locked_job_folder, new_job_folder, with_task
 from ..launch.job_kind import MEASURE
@@ -223,7 +223,7 @@ def preflight(task: Any, config: Config | str | None = None, *overrides: str, sh
     config = with_task(config, task, "preflight")
     request = new_request(config)
     check_time(config, request.platform)
-    places()  # a mistake in this file is told before anything is measured
+    places(), prices()  # a mistake in these files is told before anything is measured
     if show:
         seconds = 2 * config.preflight.seconds + 15
         print(f"measuring for about {seconds:.0f} s: some real steps, an evaluation, a save, predictions", flush=True)

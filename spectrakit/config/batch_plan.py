@@ -276,10 +276,12 @@ MANY = 8  # micro batches of a step, from which on updates become rare
 def batch_notes(config: Config, plan: BatchPlan) -> list[str]:
     "A sentence for each choice of batch, learning rate and warm-up that is often regretted."
     steps, s, notes = plan.gradient_accumulation_steps, config.scheduler, []
+    known = plan.samples < 2**62  # how many samples there are
     if steps >= MANY:
+        updates = f", so that an epoch has {plan.steps_per_epoch} updates" if known else ""
         notes.append(
-            f"{steps} micro batches make a step, so that an epoch has {plan.steps_per_epoch} updates; where memory "
-            "allows, a larger data.micro_batch_size is faster, and fewer of them learn more per epoch"
+            f"{steps} micro batches make a step{updates}; where memory allows, a larger "
+            "data.micro_batch_size is faster, and fewer of them learn more per epoch"
         )
     accumulates = "training.gradient_accumulation_steps"
     if config.optimizer.lr_scaling != "none" and steps > 1 and _was_asked_for(config, accumulates):
@@ -287,7 +289,7 @@ def batch_notes(config: Config, plan: BatchPlan) -> list[str]:
             f"optimizer.lr_scaling={config.optimizer.lr_scaling} follows accumulation, too: change the learning rate "
             "or training.gradient_accumulation_steps, and seldom both"
         )
-    if s.warmup_steps and steps > 1:
+    if s.warmup_steps and steps > 1 and known:
         notes.append(
             f"scheduler.warmup_steps={s.warmup_steps} are {s.warmup_steps / plan.steps_per_epoch:.3g} epochs with this "
             "batch; scheduler.warmup_epochs keeps its share when the batch changes"

@@ -153,5 +153,5 @@ def explain(config: Config, samples: int | None = None, world_size: int | None =
     )
     unknown = ("steps per epoch", "?", "give the number of samples: explain(config, samples=10000)")
     steps = _step_rows(config, plan) if samples else [unknown]
-    notes = (*(batch_notes(config, plan) if samples else ()), *ignored_settings(config, world_size))
+    notes = (*batch_notes(config, plan), *ignored_settings(config, world_size))
     return Explanation((*_batch_rows(config, plan), rate, *steps), notes)

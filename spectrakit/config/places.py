@@ -90,6 +90,8 @@ def _number(place: str, key: str, value: Any, file: Any) -> float:
 
 def _place(name: str, values: Any, file: Any) -> Place:
     "A block of the file. RequestError where something in it is no place."
+    if name == "here" or not name.isprintable():
+        raise RequestError(f"In {file} a place is called {name!r}. Give it a name of its own, in one line.")
     if not isinstance(values, Mapping) or "hardware" not in values:
         raise RequestError(f"In {file} {name} names no hardware. Write a line such as 'hardware: T4' below it.")
     if unknown := [str(key) for key in values if key not in _KEYS]:
