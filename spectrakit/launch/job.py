@@ -314,8 +314,9 @@ def locked_job_folder(folder: Path) -> Iterator[Path]:
         remove_abandoned_jobs(folder.parent)
     lock = None
     try:
-        with contextlib.suppress(OSError):
-            try_lock(lock := os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600))
+        with contextlib.suppress(OSError):  # held before it has its name: nobody takes the job for an abandoned one
+            try_lock(lock := os.open(folder / "lock.new", os.O_RDWR | os.O_CREAT, 0o600))
+            os.rename(folder / "lock.new", folder / "lock")
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -125,7 +125,7 @@ ANSWERED = {
     "weight_decay=0.01": "'optimizer.weight_decay'",
     "warmup_steps=3": "'scheduler.warmup_steps'",
     "time_budget=9h": "'watchdog.limit'",
-    "hpo=sweep": "sk.find_lr",
+    "hpo=sweep": "There are: default, grid, random, smoke",
     # what people type beside
     "gpus=2": "'trainer.devices'",
     "ema=0.99": "'training.ema_decay'",

@@ -824,3 +824,21 @@ def test_job_json_is_plain(job):
         head["task"] is None and head["task_class"] == "Holds" and all(isinstance(entry, str) for entry in head["path"])
     )
     assert head["request"]["config"]["seed"] == 3
+
+
+def test_a_job_is_held_before_another_can_take_it_for_an_abandoned_one(tmp_path, monkeypatch):
+    import spectrakit.launch.job as jobs
+
+    folder, seen, lock = jobs.new_job_folder(tmp_path), [], jobs.try_lock
+
+    def looked_at(handle):
+        monkeypatch.setattr(jobs, "try_lock", lock)
+        jobs.remove_abandoned_jobs(tmp_path)  # another trial begins at this moment
+        seen.append(folder.is_dir())
+        return lock(handle)
+
+    monkeypatch.setattr(jobs, "try_lock", looked_at)
+    with jobs.locked_job_folder(folder):
+        jobs.remove_abandoned_jobs(tmp_path)
+        assert seen == [True] and folder.is_dir()
+    assert not folder.exists()

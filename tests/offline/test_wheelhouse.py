@@ -180,7 +180,8 @@ def test_a_list_has_what_the_platform_is_known_for(file):
     needed = {normal_name(Requirement(text).name) for text in project["dependencies"]} | {
         normal_name(r.name) for r in extras
     }
-    assert needed - set(found.packages) == {"hydra-core", "chemotools", "mlflow-skinny", "spectrakit-train"}
+    own = {"hydra-core", "chemotools", "mlflow-skinny", "spectrakit-train"}
+    assert needed - set(found.packages) == own | ({"optuna"} if file.startswith("colab") else set())
     assert {"omegaconf", "antlr4-python3-runtime", "packaging", "huggingface-hub", "scikit-learn", "scipy"} <= set(
         found.packages
     )
@@ -608,7 +609,7 @@ def test_a_machine_without_omegaconf_gets_the_package_that_has_no_wheel(kit, tmp
     there, told = shipped_on("kaggle")[0].packages, wheels.metadata_of(kit)
     names = {normal_name(Requirement(text).name) for text in told.get_all("Requires-Dist")} & set(there) | {"packaging"}
     (tmp_path / "freeze.txt").write_text(
-        "".join(f"{name}=={there[name]}\n" for name in sorted(names)) + f"# python: {HERE}\n"
+        "".join(f"{name}=={there[name]}\n" for name in sorted(names) if there[name]) + f"# python: {HERE}\n"
     )
     try:
         house = make_wheelhouse(

@@ -240,6 +240,7 @@ def test_a_run_that_uses_secrets_leaves_them_in_none_of_its_files(here):
         **{k: v for k, v in clean_environ().items() if not k.startswith("WANDB_")},
         "PYTHONPATH": paths,
         "KAGGLE_KERNEL_RUN_TYPE": "Batch",
+        "SPECTRAKIT_SESSION_START": str(time.time()),  # and not when this machine was turned on
         "TMPDIR": str(jobs),
     }
     words = [
