@@ -212,10 +212,8 @@ def _final_run(task: Any, s: Search, ends: float | None, out: Path | None, show:
 def _end(s: Search) -> tuple[str, str]:
     "Status of the study and why, when no trial trains any more."
     rows = rows_of(s.journal)
-    if s.stopping == "interrupted":
-        return "interrupted", "stopped; the same call goes on"
-    if s.stopping and ("time" in s.stopping or "would take" in s.stopping):
-        return "out_of_time", f"{s.stopping}; the same call goes on"
+    if s.ended in ("interrupted", "out_of_time"):
+        return s.ended, f"{s.stopping}; the same call goes on"
     if not any(row.status == "completed" for row in rows):
         first = next((row.note for row in rows if row.status == "failed"), s.stopping)
         return "failed", s.stopping or f"no trial was completed: {first}"

@@ -29,7 +29,7 @@ from ..system.masking import masked
 from .search_plan import Places, Spent, expected_s, in_place, settings_of_trial, why_not_begun, work_of
 from .space import import_optuna
 from .study import ranked, rows_of, runs_in
-from .study_file import folder_name, give_back, handing_out, queue_again, take_lease
+from .study_file import LEASE, folder_name, give_back, handing_out, queue_again, take_lease
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #0944707b
 @dataclass
@@ -99,6 +99,7 @@ class Search:
     active: dict[int, Active] = field(default_factory=dict)  # by place
     spent: list[Spent] = field(default_factory=list)
     stopping: str = ""  # why no trial is begun any more
+    ended: str = ""  # the status that follows from it: interrupted, out_of_time, failed
     error: RequestError | None = None
 
     @property
@@ -110,6 +111,11 @@ class Search:
     def folds(self) -> int:
         "Parts that are held out in a trial; 1: the validation data."
         return self.config.search.folds
+
+    def stop(self, why: str, status: str) -> None:
+        "Begin no trial any more; the first reason counts."
+        if not self.stopping:
+            self.stopping, self.ended = why, status
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #8a6af27c
 def counted(journal: Any) -> int:
@@ -128,7 +134,7 @@ def _ask(s: Search, place: int) -> Active | None:
         goes_on = waiting is not None and (s.path / waiting.folder).is_dir()
         expected = expected_s(settings_of_trial(s.config, {}), s.spent)
         if why := why_not_begun(number, expected, s.left_s, goes_on):
-            s.stopping = why
+            s.stop(why, "out_of_time")
             return None
         trial = s.journal.ask(s.space)
         folder = s.path / folder_name(trial.number, trial.user_attrs)
@@ -189,12 +195,16 @@ def _watch(s: Search, a: Active) -> None:
             a.trial.report(value, number)
             if s.config.search.pruner != "none" and a.trial.should_prune():
                 a.wanted = "prune"
-    if s.stopping == "interrupted" and not a.wanted:
+    if s.ended == "interrupted" and not a.wanted:
         a.wanted = "stop"
     if a.wanted:
-        for file in a.log.readers:
-            if not a.future.done():
-                stop_file(file.parent).touch()
+        _ask_to_end(a)
+
+
+def _ask_to_end(a: Active) -> None:
+    for file in a.log.readers:
+        if not a.future.done():
+            stop_file(file.parent).touch()
 
 
 def check_start(s: Search, a: Active) -> None:
@@ -222,6 +232,7 @@ def _tell(s: Search, a: Active, state: str, value: float | None = None, note: st
         if fact:
             a.trial.set_user_attr(name, fact)
     with handing_out(s.path):
+        (a.folder / LEASE).unlink(missing_ok=True)
         s.journal.tell(a.trial, value, state=states[state])
         if cut:
             queue_again(s.journal, s.journal.get_trials(deepcopy=False)[a.trial.number])
@@ -260,7 +271,7 @@ def _conclude(s: Search, a: Active, result: TrialResult) -> None:
     if a.wanted == "prune" and result.status == "interrupted":
         return _tell(s, a, "PRUNED", note=f"after {len(a.log.values)} evaluations")
     if result.status in ("out_of_time", "interrupted"):
-        s.stopping = s.stopping or ("the time is over" if result.status == "out_of_time" else "interrupted")
+        s.stop("the time is over" if result.status == "out_of_time" else "stopped", result.status)
         return _tell(s, a, "FAIL", cut=True)
     return _tell(s, a, "FAIL", note=result.run.error or result.status)
 
@@ -272,14 +283,16 @@ def _finish(s: Search, a: Active) -> None:
     try:
         check_start(s, a)
     except RequestError as error:
-        s.error, s.stopping = s.error or error, str(error)
+        s.error = s.error or error
+        s.stop(str(error), "failed")
         return _tell(s, a, "FAIL", note=str(error))
     try:
         _conclude(s, a, a.future.result())
     except RequestError as error:
         _tell(s, a, "FAIL", note=str(error))
         if not any(row.status == "completed" for row in rows_of(s.journal)):
-            s.error, s.stopping = s.error or error, str(error)  # the request itself is wrong, it seems
+            s.error = s.error or error  # the request itself is wrong, it seems
+            s.stop(str(error), "failed")
     except Exception as error:
         _tell(s, a, "FAIL", note=f"{type(error).__name__}: {error}")
 
@@ -305,7 +318,7 @@ def _look_hopeless(s: Search) -> None:
     rows = rows_of(s.journal)
     failed = [row for row in rows if row.status == "failed"]
     if len(failed) >= _HOPELESS and len(failed) == sum(row.status not in ("waiting", "cut", "running") for row in rows):
-        s.stopping = s.stopping or f"the first {len(failed)} trials failed: {failed[0].note}"
+        s.stop(f"the first {len(failed)} trials failed: {failed[0].note}", "failed")
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #36d6ad23
 def run_trials(s: Search, interrupted: list[int], tick: Callable[[Search], None]) -> None:
@@ -316,8 +329,9 @@ def run_trials(s: Search, interrupted: list[int], tick: Callable[[Search], None]
     s.threads = [ThreadPoolExecutor(1, thread_name_prefix=f"place-{k}") for k in range(s.places.count)]
     try:
         while True:
-            if interrupted and s.stopping != "interrupted":
-                s.stopping = "interrupted"
+            if interrupted and s.ended != "interrupted":
+                s.stopping, s.ended = "stopped", "interrupted"
+                s.say("stopping: the trials that train save first")
             _fill(s)
             if not s.active:
                 return
@@ -330,9 +344,13 @@ def run_trials(s: Search, interrupted: list[int], tick: Callable[[Search], None]
                     _watch(s, a)
             tick(s)
     finally:
-        for a in s.active.values():  # an error of our own: no trial trains on for nobody
-            a.wanted = a.wanted or "stop"
-            _watch(s, a)
+        while left := [a for a in s.active.values() if not a.future.done()]:  # after an error of our own
+            for a in left:
+                a.log.poll()
+                _ask_to_end(a)
+            wait([a.future for a in left], timeout=0.1)
         for thread in s.threads:
             thread.submit(drop_spare)
             thread.shutdown(wait=True)
+        for a in list(s.active.values()):  # or it would count as running as long as this process lives
+            _tell(s, a, "FAIL", cut=True)

@@ -308,6 +308,23 @@ def test_each_trial_is_a_child_of_the_search_in_every_tracker(here):
     assert folder.name.encode() in records and b"trial-0001" in records
 
 
+def test_an_error_of_our_own_leaves_no_trial_that_runs_for_ever(here, monkeypatch):
+    import spectrakit.tuning.search as search
+
+    def breaks(view, s):
+        if any(a.log.values for a in s.active.values()):
+            raise OSError("the cell is gone")
+
+    monkeypatch.setattr(search.StudyView, "tick", breaks)
+    words = compose(*SHORT, *SCORE, "trainer.max_epochs=200", "task.slow_s=0.05", "search.sampler=grid", "run.dir=runs")
+    with pytest.raises(OSError, match="the cell is gone"):
+        sk.search(task("Planned"), words, grid(9.0, 1.0), show=False)
+    study = open_study(folder_of(here))
+    assert (
+        status_line(study) == ["cut", "waiting", "waiting"] and events_of(study, study.trials[0])[-1]["type"] == "end"
+    )
+
+
 def test_without_optuna_the_extra_is_named(here):
     code = "import sys; sys.modules['optuna'] = None; from spectrakit.cli.main import main; sys.exit(main())"
     done = run_cli(here, "search", "digits", "optimizer.lr=0.1,0.2", command=("-c", code))
