@@ -276,7 +276,7 @@ def _write_page_or_say(study: Study) -> None:
 def _search(s: Search, request: RunRequest, view: StudyView, out: Path | None) -> Study:
     "Train the trials, and with the best settings at the end; what came of it."
     final = bool(s.config.search.final_share)
-    view.told = {row.number for row in rows_of(s.journal)}
+    view.told = {row.number for row in rows_of(s.journal) if row.status not in ("running", "waiting")}
     _keep_facts(s)
     with ends_softly(), interrupts() as pressed, interrupts(number=signal.SIGTERM, into=pressed):
         run_trials(s, pressed, view.tick)

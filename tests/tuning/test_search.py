@@ -83,6 +83,7 @@ def test_side_by_side_each_has_its_share_of_the_cores(here):
     assert threads == {max(1, len(os.sched_getaffinity(0)) // 2)}
     began = sorted(log_file(study.runs_of(row)[0].path).stat().st_mtime for row in study.trials)
     assert len(began) == 4 and "2 trials at a time" in done.stdout
+    assert all(f"trial {number}: completed, val_score={number + 1}" in done.stdout for number in range(4))
     kept = [
         row.number for row in study.trials if find_checkpoint(study.runs_of(row)[0].path / "checkpoints", "BEST")[0]
     ]
