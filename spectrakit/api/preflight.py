@@ -169,7 +169,7 @@ def surroundings(request: RunRequest, work: Workload, ranks: tuple[Measurement, 
     )
 
 # %% ../../nbs/60_api/01_preflight.ipynb #516e243d
-_MEASURE, _STUCK_S = "30m", 120.0  # how long measuring may take, and a step of it
+_MEASURE_S, _STUCK_S = 1800.0, 120.0  # how long measuring may take, and a step of it
 
 
 def measure_request(task: Any, request: RunRequest) -> Forecast:
@@ -177,10 +177,10 @@ def measure_request(task: Any, request: RunRequest) -> Forecast:
     from spectrakit.jobs.contract_check import disk_of
 
     config = request.config
-    watchdog = replace(config.watchdog, limit=_MEASURE, deadline=None, reserve=None, since="run")
+    watchdog = replace(config.watchdog, limit=f"{_MEASURE_S:.0f}s", deadline=None, reserve=None, since="run")
     launching = replace(config.launch, max_restarts=0, hang_floor_s=min(config.launch.hang_floor_s, _STUCK_S))
     once = replace(config, launch=launching, watchdog=watchdog)  # however little time the run itself has
-    measuring = replace(request.with_config(once), began=time.time(), ends=time.monotonic() + 60 * int(_MEASURE[:-1]))
+    measuring = replace(request.with_config(once), began=time.time(), ends=time.monotonic() + _MEASURE_S)
     with locked_job_folder(new_job_folder(disk_of(config))) as folder:
         extra = {"folder": str(folder), "seconds": config.preflight.seconds}
         job = Job(MEASURE, folder, measuring, extra=extra)

@@ -29,7 +29,7 @@ from ..system.masking import masked
 from .search_plan import Places, Spent, expected_s, in_place, settings_of_trial, why_not_begun, work_of
 from .space import import_optuna
 from .study import ranked, rows_of, runs_in
-from .study_file import LEASE, folder_name, give_back, handing_out, queue_again, take_lease
+from .study_file import LEASE, LEASE_S, folder_name, give_back, handing_out, queue_again, take_lease
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #0944707b
 @dataclass
@@ -79,6 +79,7 @@ class Active:
     seconds: float = 0.0
     wanted: str = ""  # why it is asked to end: prune, stop
     refused: str = ""  # why its values are no settings
+    renew_at: float = 0.0  # when its lease is renewed, by the monotonic clock
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #a399ac94
 @dataclass
@@ -195,6 +196,9 @@ def _watch(s: Search, a: Active) -> None:
             a.trial.report(value, number)
             if s.config.search.pruner != "none" and a.trial.should_prune():
                 a.wanted = "prune"
+    if time.monotonic() > a.renew_at:
+        take_lease(a.folder)  # a search on another machine sees only how old it is
+        a.renew_at = time.monotonic() + LEASE_S / 5
     if s.ended == "interrupted" and not a.wanted:
         a.wanted = "stop"
     if a.wanted:

@@ -332,3 +332,20 @@ def test_without_optuna_the_extra_is_named(here):
     assert done.returncode == 2 and "extra `hpo`" in done.stderr and not (here / "runs").exists()
     plain = run_cli(here, "search", "digits")
     assert plain.returncode == 2 and "nothing to search" in plain.stderr
+
+
+def test_the_lease_of_a_trial_that_trains_is_renewed(here, monkeypatch):
+    import spectrakit.tuning.search_loop as loop
+
+    taken, take = [], loop.take_lease
+
+    def counted(folder):
+        taken.append(folder.name)
+        take(folder)
+
+    monkeypatch.setattr(loop, "take_lease", counted)
+    monkeypatch.setattr(loop, "LEASE_S", 0.0)  # at each look, and not once a minute
+    words = compose(*SHORT, *SCORE, "trainer.max_epochs=1", "search.sampler=grid", "run.dir=runs")
+    study = sk.search(task("Planned"), words, grid(1.0, 2.0), show=False)
+    assert status_line(study) == ["completed", "completed"] and taken.count("trial-0000") > 2
+    assert not list(study.path.glob("trial-*/lease.json"))
