@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['fsync_path', 'open_new', 'replacing', 'write_atomic', 'file_sha256', 'checked_path', 'NotInside', 'check_inside',
-           'is_inside', 'read_bounded', 'links_out']
+           'is_inside', 'read_bounded', 'links_out', 'alone_with']
 
 # %% ../../nbs/00_system/08_files.ipynb #55644c86
 import contextlib
@@ -183,3 +183,17 @@ def links_out(folder: Path) -> Iterator[Path]:
                 yield path
         if seen > _MOST_NAMES:
             return
+
+# %% ../../nbs/00_system/08_files.ipynb #eb141cee
+@contextlib.contextmanager
+def alone_with(lock: Path) -> Iterator[None]:
+    "While no other process, and no other thread, is within this block for the same file, which is made."
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "a") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except (ImportError, OSError):
+            pass  # no such locks here
+        yield

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..system.errors import RequestError
-from ..system.files import write_atomic
+from ..system.files import alone_with, write_atomic
 from .space import import_optuna
 
 # %% ../../nbs/71_tuning/02_study_file.ipynb #3f77d1b2
@@ -46,12 +46,12 @@ def _is_record(line: bytes) -> bool:
 
 # %% ../../nbs/71_tuning/02_study_file.ipynb #15a423ad
 def _flock(handle: int, how: str) -> bool:
-    "Whether the lock was got: 'alone' and 'shared' at once or not at all, 'wait' alone however long it takes."
+    "Whether the lock was got: 'alone' or 'shared', at once or not at all."
     try:
         import fcntl
     except ImportError:
         return True
-    kinds = {"alone": fcntl.LOCK_EX | fcntl.LOCK_NB, "shared": fcntl.LOCK_SH | fcntl.LOCK_NB, "wait": fcntl.LOCK_EX}
+    kinds = {"alone": fcntl.LOCK_EX | fcntl.LOCK_NB, "shared": fcntl.LOCK_SH | fcntl.LOCK_NB}
     try:
         fcntl.flock(handle, kinds[how])
     except BlockingIOError:
@@ -77,15 +77,9 @@ def at_work(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-@contextlib.contextmanager
-def handing_out(folder: Path) -> Iterator[None]:
+def handing_out(folder: Path) -> contextlib.AbstractContextManager[None]:
     "While this search alone takes or gives back trials of the study in `folder`."
-    handle = os.open(folder / "handing-out.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        _flock(handle, "wait")
-        yield
-    finally:
-        os.close(handle)
+    return alone_with(folder / "handing-out.lock")
 
 # %% ../../nbs/71_tuning/02_study_file.ipynb #6b189f5e
 LEASE, LEASE_S = "lease.json", 300.0
