@@ -27,7 +27,7 @@ from spectrakit.distributed.topology import (
     python_path,
 )
 from .job import Job, update_extra
-from .warm_worker import take_spare
+from .warm_worker import keep_spare, take_spare
 from .worker import log_to_masked_streams, start, start_words
 
 # %% ../../nbs/50_launch/06_attempt.ipynb #4b2c9315
@@ -213,13 +213,15 @@ class ForkedProcess:
 def start_process(attempt: Attempt) -> tuple[Any, str | None]:
     """Start the one process, or the parent of several ranks. OSError where that fails.
 
-    Returns a Popen or a ForkedProcess and, where a process was waiting for the job, what became of that.
+    Returns it, with `pid`, `poll` and `returncode`, and, where a process was waiting for the job, what became of that.
     """
     log, environ = attempt.logs / ("rank-0.log" if attempt.launcher is None else "launcher.log"), child_environ(attempt)
     if attempt.forked_task is not None:
         return ForkedProcess(attempt.folder, attempt.forked_task, environ, log), None
     warm = why = None
     if may_be_warm(attempt):
+        if attempt.job.config.launch.warm_worker is True:
+            keep_spare(environ)  # there will be many: its imports are made once, for this one, too
         warm, why = take_spare(environ, attempt.folder, log)
     if warm is not None:
         return warm, "warm: a process that had imported torch was waiting"

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['AHEAD', 'LATE', 'MEMORY_GIB', 'ANSWER_S', 'IMPORTS_S', 'import_ahead', 'written_at', 'folders_of_modules',
            'hidden_by', 'serve', 'Spare', 'surroundings', 'what_changed', 'why_no_spare', 'keep_spare', 'drop_spare',
-           'take_spare']
+           'ServedProcess', 'take_spare']
 
 # %% ../../nbs/50_launch/05_warm_worker.ipynb #a7c10003
 import contextlib
@@ -19,10 +19,11 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, final
 
 from ..distributed.topology import in_kernel
 from .worker import START, collector_off, die_with_parent, end_quickly, start
@@ -115,7 +116,9 @@ def _stale(job: dict, files: dict[str, int]) -> str | None:
 
 
 def _move_in(job: dict, printed: IO[bytes]) -> None:
-    "Become the process that a cold start would have made: its folder, its variables, its log."
+    "Become the process that a cold start would have made: its session, its variables, its log."
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     sys.stdout.flush()
@@ -131,34 +134,57 @@ def _move_in(job: dict, printed: IO[bytes]) -> None:
     importlib.invalidate_caches()
 
 # %% ../../nbs/50_launch/05_warm_worker.ipynb #a7c10010
-def serve(parent: int) -> int:
-    """What the waiting process does: import, say so, wait for a job, do it; returns the exit status.
+def _say(answers: int, text: str) -> None:
+    os.write(answers, f"{text}\n".encode())
 
-    `parent`: the notebook's process, with which it ends. The job comes as a line on descriptor 0, and the answer, `go`
-    or why not, leaves by descriptor 1. What an import prints goes to the job's log, as at a cold start.
+
+def _next_job(answers: int, files: dict[str, int]) -> dict | None:
+    """Wait for jobs, and return each in a child of this process.
+
+    In this process None is returned: nobody is there any more who has jobs, or what was imported, `files`, has changed.
+    """
+    while text := _read_line(0):
+        job = json.loads(text)
+        if why := _stale(job, files):
+            _say(answers, why)
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: OpenBLAS has some, and expects forks
+            pid = os.fork()
+        if pid == 0:
+            os.close(answers)
+            return job
+        _say(answers, f"go {pid}")
+        _say(answers, f"exit {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}")
+    return None
+
+# %% ../../nbs/50_launch/05_warm_worker.ipynb #d53f3de6
+def serve(parent: int) -> int:
+    """What the waiting process does: import, say so, wait for jobs, fork a child for each; returns the exit status.
+
+    `parent`: the notebook's process, with which it ends. A job comes as a line on descriptor 0. What is answered on
+    descriptor 1: `go` and the child's number, or why not; then `exit` and its status. What an import prints goes to the
+    log of each job, as at a cold start.
     """
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(1), "w", 1)
-    with tempfile.TemporaryFile() as printed, answers:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who ends a session tells the job, too, which needs time to save
+    answers, own = os.dup(1), os.getpid()
+    with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), 1), os.dup2(printed.fileno(), 2)
         files = import_ahead()
-        answers.write("ready\n")
-        text = _read_line(0)
-        if not text:
-            return 0  # the notebook is gone, or does not want it any more
-        job = json.loads(text)
-        why = _stale(job, files)
-        if why is None:
-            _move_in(job, printed)
-        answers.write("go\n" if why is None else f"{why}\n")
-    return 0 if why else end_quickly(start(job["folder"]))
+        _say(answers, "ready")
+        job = _next_job(answers, files)
+        if job is None:
+            return 0
+        _move_in(job, printed)
+    return end_quickly(start(job["folder"], parent=own))
 
 # %% ../../nbs/50_launch/05_warm_worker.ipynb #a7c10014
 LATE = ("SPECTRAKIT_PLATFORM",)  # variables that are read with the job
 
 
-@dataclass(frozen=True)
+@dataclass
 class Spare:
     "A process that waits, and what it was started with."
 
@@ -168,6 +194,8 @@ class Spare:
     began: float  # by the monotonic clock
     owner: int  # the process whose child it is
     thread: int  # and the thread, with which it ends
+    is_ready: bool = False  # whether it has said that its imports are made
+    child: Any = None  # the ServedProcess that does its last job
 
 
 def surroundings() -> dict[str, Any]:
@@ -196,7 +224,7 @@ _SPARES: list[Spare] = []  # one of a thread, or none
 
 
 def _own_spares() -> list[Spare]:
-    "What waits for runs of this thread."
+    "What waits for runs of this thread, or has one of them under way."
     return [spare for spare in _SPARES if spare.thread == threading.get_ident()]
 
 
@@ -263,59 +291,91 @@ def _end(spare: Spare) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             spare.process.wait(1.0)
 
-# %% ../../nbs/50_launch/05_warm_worker.ipynb #a7c10022
+# %% ../../nbs/50_launch/05_warm_worker.ipynb #16e1a51f
 ANSWER_S, IMPORTS_S = 2.0, 15.0  # how long one that is ready is waited for; how old one that still imports may become
 
 
-def take_spare(environ: dict[str, str], folder: Path, log: Path) -> tuple[subprocess.Popen | None, str | None]:
-    """Give the job in `folder` to the process that waits; returns it, or None and why not (None where none waits).
-
-    `environ`: the variables of a cold start. `log`: the file for what it prints.
-    """
-    if not (waiting := _own_spares()):
-        return None, None
-    spare = waiting[-1]
-    _SPARES.remove(spare)
-    why = "it belongs to another process" if spare.owner != os.getpid() else what_changed(spare, environ)
-    if why is None:
-        why = "it had ended" if spare.process.poll() is not None else _hand_over(spare, environ, folder, log)
-    if why is not None:
-        _end(spare)
-        return None, why
-    assert spare.process.stdin and spare.process.stdout
-    spare.process.stdin.close(), spare.process.stdout.close()
-    return spare.process, None
-
-# %% ../../nbs/50_launch/05_warm_worker.ipynb #a7c10024
-def _hand_over(spare: Spare, environ: dict[str, str], folder: Path, log: Path) -> str | None:
-    "Send the job; returns why it is not done, None where it is."
-    late = {name: environ[name] for name in LATE if name in environ}
-    path = [entry for entry in sys.path if isinstance(entry, str)]
-    job = {"folder": str(folder.absolute()), "log": str(log.absolute()), "environ": late, "path": path}
-    assert spare.process.stdin
-    try:
-        answer = _answer(spare, max(ANSWER_S, IMPORTS_S - (time.monotonic() - spare.began)))
-        if answer == "ready":
-            spare.process.stdin.write(json.dumps({**job, "cwd": os.getcwd()}).encode() + b"\n")
-            spare.process.stdin.flush()
-            answer = _answer(spare, ANSWER_S)
-    except OSError as error:
-        return f"it could not be asked: {error.strerror}"
-    if answer == "go":
-        return None
-    return f"{answer} changed" if answer else "it did not answer in time, or ended"
+def _is_readable(spare: Spare, limit_s: float) -> bool:
+    "Whether it says something, or has ended, within `limit_s`."
+    with selectors.DefaultSelector() as selector:
+        assert spare.process.stdout
+        selector.register(spare.process.stdout, selectors.EVENT_READ)
+        return bool(selector.select(max(0.0, limit_s)))
 
 
 def _answer(spare: Spare, limit_s: float) -> str:
     "The next line that it says; empty where none comes within `limit_s`."
     assert spare.process.stdout
     text, end = b"", time.monotonic() + limit_s
-    with selectors.DefaultSelector() as selector:
-        selector.register(spare.process.stdout, selectors.EVENT_READ)
-        while not text.endswith(b"\n"):
-            if not selector.select(max(0.0, end - time.monotonic())):
-                return ""
-            if not (part := os.read(spare.process.stdout.fileno(), 1)):  # no more than its line
-                return ""
-            text += part
+    while not text.endswith(b"\n"):
+        if not _is_readable(spare, end - time.monotonic()):
+            return ""
+        if not (part := os.read(spare.process.stdout.fileno(), 1)):  # no more than its line
+            return ""
+        text += part
     return text.decode(errors="replace").strip()
+
+# %% ../../nbs/50_launch/05_warm_worker.ipynb #a7c10022
+@final
+class ServedProcess:
+    """A child of a process that waits, with the part of `subprocess.Popen` that the supervisor uses.
+
+    `spare`: the process that has forked it. `pid`: its number.
+    """
+
+    def __init__(self, spare: Spare, pid: int):
+        self.pid = pid
+        self.returncode: int | None = None
+        self._spare = spare
+
+    def poll(self) -> int | None:
+        "The exit status, negative for a signal; None while it runs. It is killed where its parent is."
+        if self.returncode is None and _is_readable(self._spare, 0.0):
+            word, _, status = _answer(self._spare, ANSWER_S).partition(" ")
+            self.returncode = int(status) if word == "exit" else -signal.SIGKILL
+        return self.returncode
+
+# %% ../../nbs/50_launch/05_warm_worker.ipynb #d87bda79
+def take_spare(environ: dict[str, str], folder: Path, log: Path) -> tuple[ServedProcess | None, str | None]:
+    """Give the job in `folder` to the process that waits; returns its child, or None and why not (None: none waits).
+
+    `environ`: the variables of a cold start. `log`: the file for what it prints.
+    """
+    waiting = [spare for spare in _own_spares() if spare.child is None or spare.child.poll() is not None]
+    if not waiting:
+        return None, None
+    spare = waiting[-1]
+    why = "it belongs to another process" if spare.owner != os.getpid() else what_changed(spare, environ)
+    if why is None and spare.process.poll() is not None:
+        why = "it had ended"
+    if why is None:
+        spare.child, why = _hand_over(spare, environ, folder, log)
+    if why is not None:
+        _SPARES.remove(spare)
+        _end(spare)
+        return None, why
+    return spare.child, None
+
+# %% ../../nbs/50_launch/05_warm_worker.ipynb #a7c10024
+def _hand_over(
+    spare: Spare, environ: dict[str, str], folder: Path, log: Path
+) -> tuple[ServedProcess | None, str | None]:
+    "Send the job; returns the child that does it, or None and why none does."
+    late = {name: environ[name] for name in LATE if name in environ}
+    path = [entry for entry in sys.path if isinstance(entry, str)]
+    job = {"folder": str(folder.absolute()), "log": str(log.absolute()), "environ": late, "path": path}
+    try:
+        if not spare.is_ready:
+            answer = _answer(spare, max(ANSWER_S, IMPORTS_S - (time.monotonic() - spare.began)))
+            spare.is_ready = answer == "ready"
+        if spare.is_ready:
+            assert spare.process.stdin
+            spare.process.stdin.write(json.dumps({**job, "cwd": os.getcwd()}).encode() + b"\n")
+            spare.process.stdin.flush()
+            answer = _answer(spare, ANSWER_S)
+    except OSError as error:
+        return None, f"it could not be asked: {error.strerror}"
+    word, _, pid = answer.partition(" ")
+    if word == "go":
+        return ServedProcess(spare, int(pid)), None
+    return None, f"{answer} changed" if answer else "it did not answer in time, or ended"

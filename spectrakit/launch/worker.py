@@ -246,15 +246,15 @@ def end_quickly(status: int) -> int:
     return status
 
 # %% ../../nbs/50_launch/04_worker.ipynb #842d7d97
-def rank_main(folder: Path | str, task: Any = None) -> int:
+def rank_main(folder: Path | str, task: Any = None, parent: int | None = None) -> int:
     """The whole life of one training process; returns the exit status: 0, 1 for a failure, 2 for a refused request.
 
-    `folder`: of the job. `task`: the object itself, where a fork took it along (default None: it is read from the job).
+    `folder`: of the job. `task`: the object, where a fork took it along (default None: it is read from the job).
+    `parent`: the process with which this one ends (default None: the one that the job names).
     """
     folder, place = Path(folder), rank_of(os.environ)
-    file = read_job_file(folder)
-    extra, rank = file["extra"], place.rank if place else 0
-    die_with_parent(file["parent"] if extra["launcher"] is None else int(os.environ[_PARENT]))
+    extra, rank = (file := read_job_file(folder))["extra"], place.rank if place else 0
+    die_with_parent(parent or (file["parent"] if extra["launcher"] is None else int(os.environ[_PARENT])))
     terminated = _handle_signals()
     _write_to(Path(extra["logs"]), rank)
     page = SharedPage(extra["page"], extra["per_node"])
@@ -388,16 +388,17 @@ def start_words(folder: str) -> tuple[str, ...]:
 _PARENT = "SPECTRAKIT_SUPERVISOR"  # the environment variable with the process that ranks must not survive
 
 
-def start(folder: str, task: Any = None) -> int:
+def start(folder: str, task: Any = None, parent: int | None = None) -> int:
     """What a fresh process does with the job in `folder`: be the one rank, or the parent of several.
 
-    Returns the exit status. `task`: the object itself, where a fork took it along (default None).
+    Returns the exit status. `task`: the object itself, where a fork took it along (default None). `parent`: the process
+    with which this one ends (default None: the one that has written the job).
     """
     file = read_job_file(Path(folder))
     extra = file["extra"]
     if extra["launcher"] is None or rank_of(os.environ):
-        return rank_main(folder, task)
-    die_with_parent(file["parent"])
+        return rank_main(folder, task, parent)
+    die_with_parent(file["parent"] if parent is None else parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ[_PARENT] = str(os.getpid())
     record_exits(Path(folder), extra)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -48,28 +49,31 @@ def weights(run) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_second_run_uses_it_and_its_results_are_those_of_a_cold_start(spare, monkeypatch):
-    cold = trained(WARM)
-    assert how(cold) is None
+    cold = trained("launch.warm_worker=false")
+    assert how(cold) is None and not warm_worker._SPARES
+    first = trained(WARM)
     waiting = spare().process
     again = trained(WARM)
-    assert how(again).startswith("warm") and spare().process is not waiting and waiting.returncode == 0
-    assert weights(cold) == weights(again)
+    assert how(first).startswith("warm") and how(again).startswith("warm") and spare().process is waiting
+    assert waiting.poll() is None and not psutil.Process(waiting.pid).children()
+    assert weights(cold) == weights(first) == weights(again)
     losses = [[e["loss"] for e in run.events if e["type"] == "step"] for run in (cold, again)]
     assert losses[0] == losses[1]
     monkeypatch.setenv("MKL_NUM_THREADS", "1")
-    changed = trained(WARM)
+    changed = trained("launch.warm_worker=auto")
     assert how(changed) == "cold: the process that was waiting was not used: MKL_NUM_THREADS changed"
     assert weights(changed) == weights(cold)
+    assert how(trained(WARM)).startswith("warm")
     last = spare().process
     os.kill(last.pid, signal.SIGKILL)
     wait_for(lambda: last.poll() is not None, "it to end")
-    assert how(trained("launch.warm_worker=false")) is None and not warm_worker._SPARES
+    assert how(trained(WARM)).startswith("warm") and spare().process is not last
 
 
 @pytest.mark.slow
 def test_two_ranks_are_forked_from_it(spare):
     words = (WARM, "distributed.world_size=2", "launch.mode=notebook_launcher", "distributed.backend=gloo")
-    first, second = trained(*words), trained(*words)
+    first, second = trained(*words, "launch.warm_worker=false"), trained(*words)
     assert how(first) is None and how(second).startswith("warm")
     assert weights(first) == weights(second)
 
@@ -83,6 +87,28 @@ def test_one_that_is_stopped_is_not_waited_for(spare, tmp_path, monkeypatch):
     taken, why = warm_worker.take_spare(dict(os.environ), tmp_path, tmp_path / "log")
     assert taken is None and why == "it did not answer in time, or ended"
     assert process.poll() == -signal.SIGKILL and not warm_worker._SPARES
+
+
+@pytest.mark.slow
+def test_a_job_ends_with_the_process_that_forked_it_and_is_started_again(spare, tmp_path, monkeypatch):
+    monkeypatch.setenv("TINY_HOLD", f"25:{tmp_path}")  # saved at step 12
+    killed = []
+
+    def kill() -> None:
+        wait_for((tmp_path / "held").exists, "it to train")
+        server = psutil.Process(spare().process.pid)
+        killed.extend([server, *server.children()])
+        server.kill()
+        wait_for(lambda: not any(psutil.pid_exists(p.pid) and p.status() != "zombie" for p in killed), "both to end")
+        (tmp_path / "go").touch()
+
+    with ThreadPoolExecutor(1) as other:
+        future = other.submit(kill)
+        run = trained(WARM)
+        future.result()
+    assert len(killed) == 2 and run.status == "completed"
+    ((note, *_),) = [event["notes"] for event in run.events if event["type"] == "restart"]
+    assert "killed by SIGKILL" in note
 
 
 KERNEL = """
