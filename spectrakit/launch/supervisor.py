@@ -9,6 +9,7 @@ __all__ = ['CHECKS', 'Problem', 'Look', 'find_problem', 'dump_stacks', 'watch_pr
 import contextlib
 import math
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -208,6 +209,27 @@ def _bury(child: Any, wait_s: float = 30.0) -> None:
     while child.poll() is None and time.monotonic() < end:
         time.sleep(0.01)
 
+# %% ../../nbs/50_launch/08_supervisor.ipynb #d221aab5
+@contextlib.contextmanager
+def _woken_by_end(child: Any) -> Iterator[Callable[[float], None]]:
+    "A function that sleeps for so many seconds, or, on Linux, until `child` has ended."
+    try:
+        number = os.pidfd_open(child.pid)
+    except (AttributeError, OSError):
+        yield time.sleep
+        return
+    poll = select.poll()
+    poll.register(number, select.POLLIN)
+
+    def sleep(seconds: float) -> None:
+        if poll.poll(1000 * seconds):
+            time.sleep(0.002)  # until whoever has forked it knows its status
+
+    try:
+        yield sleep
+    finally:
+        os.close(number)
+
 # %% ../../nbs/50_launch/08_supervisor.ipynb #1436e534
 def watch_process(
     child: Any,
@@ -225,15 +247,16 @@ def watch_process(
     """
     observed, next_look = Observed(), 0.0
     try:
-        while child.poll() is None:
-            tick()
-            problem = _pass_on_interrupt(interrupted, attempt, observed, detector)
-            if problem is None and (now := time.monotonic()) >= next_look:
-                next_look = now + 0.25
-                problem = find_problem(Look(attempt, detector, observed, now))
-            if problem is not None and problem.since_s > problem.patience_s:
-                return _end_processes(child, problem, observed, detector)
-            time.sleep(every_s)
+        with _woken_by_end(child) as sleep:
+            while child.poll() is None:
+                tick()
+                problem = _pass_on_interrupt(interrupted, attempt, observed, detector)
+                if problem is None and (now := time.monotonic()) >= next_look:
+                    next_look = now + 0.25
+                    problem = find_problem(Look(attempt, detector, observed, now))
+                if problem is not None and problem.since_s > problem.patience_s:
+                    return _end_processes(child, problem, observed, detector)
+                sleep(every_s)
         tick()
         return observed
     finally:
