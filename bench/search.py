@@ -7,21 +7,25 @@ limit of time, by how much each went over it. bench/README.md says how to read t
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import optuna
+import psutil
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 from spectrakit.runs.events import log_file, read_events
+from spectrakit.tuning.study_file import open_journal
 
 EPOCHS, BATCH = 3, 32
 SPACE = "tag(log,interval(1e-4,1e-1))"
@@ -70,21 +74,43 @@ def by_hand(lr: float) -> float:
         return float(task.loss(model, valid[:]))
 
 
-def searched(trials: int) -> tuple[float, list[float]]:
-    "Seconds of a search, and those that each trial took beside its steps, without the first two."
+def around() -> dict[str, int]:
+    "What processes may leave behind them."
+    me = psutil.Process()
+    return {
+        "processes": len(me.children(recursive=True)),
+        "threads": threading.active_count(),
+        "open files": me.num_fds(),
+        "files in memory": len(list(Path("/dev/shm").glob(f"spectrakit-page-{me.pid}-*"))),
+        "job folders": len(list(Path(os.environ["TMPDIR"]).glob("spectrakit-job-*"))),
+    }
+
+
+def searched(trials: int) -> tuple[float, list[float], list[float], dict[str, int]]:
+    """Seconds of a search; of each trial but the first two those beside its steps, and from asked to its first step.
+
+    And what there is more of afterwards than before.
+    """
     with tempfile.TemporaryDirectory() as home:
-        began = time.monotonic()
+        os.environ["TMPDIR"] = home
+        before, began = around(), time.monotonic()
         words = (*QUIET, f"search.trials={trials}", f"run.dir={home}", "search.sampler=random")
         study = sk.search(
             f"{Path(__file__).resolve()}:Tiny", sk.compose(*words), space={"optimizer.lr": SPACE}, show=False
         )
-        took, beside = time.monotonic() - began, list[float]()
-        for row in study.trials:
+        took, beside, starts = time.monotonic() - began, list[float](), list[float]()
+        left = {what: count - before[what] for what, count in around().items() if count > before[what]}
+        journal = open_journal(study.path, "minimize", create=False)
+        asked = [trial.datetime_start.timestamp() for trial in journal.get_trials() if trial.datetime_start]
+        for row, when in zip(study.trials, asked, strict=True):
             (run,) = study.runs_of(row)
             events = read_events(log_file(run.path))
             first = next(event["t"] for event in events if event["type"] in ("step", "eval"))
-            beside.append(row.seconds - (events[-1]["t"] - first))
-        return took, beside[2:]
+            trained = events[-1]["t"] - first
+            beside.append(row.seconds - trained)
+            starts.append(log_file(run.path).stat().st_mtime - trained - when)
+        del os.environ["TMPDIR"]
+        return took, beside[2:], starts[2:], left
 
 
 def optimized(trials: int) -> float:
@@ -123,9 +149,9 @@ def main() -> None:
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     optimized(1)  # warms up
+    searched(2)  # and opens fonts, one of a thread
     rows: dict[str, Any] = {"trials": options.trials}
-    took, beside = searched(options.trials)
-    rows["search_s"], rows["beside_s"] = took, beside
+    rows["search_s"], rows["beside_s"], rows["starts_s"], rows["left_behind"] = searched(options.trials)
     rows["optimize_s"], rows["processes_s"] = optimized(options.trials), in_processes(options.trials)
     for name, label in (
         ("search_s", "sk.search"),
@@ -133,8 +159,11 @@ def main() -> None:
         ("processes_s", "a process each"),
     ):
         print(f"{label:24} {60 * options.trials / rows[name]:7.1f} trials a minute", flush=True)
-    if beside:
-        print(f"a trial takes {statistics.median(beside):.2f} s beside its steps (median)")
+    if rows["beside_s"]:
+        print(f"a trial takes {statistics.median(rows['beside_s']):.2f} s beside its steps (median)")
+        print(f"and begins {statistics.median(rows['starts_s']):.2f} s after it was asked for (median)")
+    left = ", ".join(f"{count} {what}" for what, count in rows["left_behind"].items())
+    print(f"{options.trials} trials leave behind: {left or 'nothing'}")
     rows["overruns_s"] = [overrun(15) for _ in range(options.studies)]
     if rows["overruns_s"]:
         worst, late = max(rows["overruns_s"]), sum(s > 0 for s in rows["overruns_s"])

@@ -8,6 +8,7 @@ __all__ = ['Best', 'title_of', 'Run', 'task_of', 'open_run', 'list_runs', 'summa
 # %% ../../nbs/60_api/00_run.ipynb #e463e137
 import json
 import sys
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,9 @@ def _clock_facts(history: History) -> dict | None:
     }
 
 # %% ../../nbs/60_api/00_run.ipynb #54be7e2c
+_DRAWS = threading.Lock()  # a search has several trials at once, and Matplotlib draws in one thread at a time
+
+
 def summarize(run: Run) -> dict:
     "Write metrics.csv, curves.png and summary.json of a run; returns the summary."
     history, events = read_all_events(run.path)
@@ -246,5 +250,6 @@ def summarize(run: Run) -> dict:
     }
     write_atomic(run.path / "summary.json", json.dumps(masked_value(summary), indent=1) + "\n")
     write_metrics_csv(events, run.path / "metrics.csv")
-    save_figure(plot_curves(events, title_of(run, history)), run.path / "curves.png")
+    with _DRAWS:
+        save_figure(plot_curves(events, title_of(run, history)), run.path / "curves.png")
     return summary
