@@ -742,6 +742,10 @@ class Table(sk.Task):
         "The rows of the test table, in its order."
         return TensorDataset(torch.from_numpy(self.known(cfg).x_test))
 
+    def sample_submission(self, cfg: sk.Config) -> Path | None:
+        "The sample submission in the folder of the data."
+        return _sample_file(find_folder({**self.options, **cfg.task}["data"]))
+
     def submission(self, predictions: np.ndarray) -> Any:
         "The table that is handed in: the sample submission's columns, in its order."
         k, q = self._now, self._now.question

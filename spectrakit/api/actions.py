@@ -18,14 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from .preflight import refuse_expensive
-from .run import Run, open_run, summarize, task_of
+from .run import Run, note_submission, open_run, summarize, task_of
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, override
 from ..config.schema import Config
 from ..contract.prediction_spool import load_arrays
+from ..contract.submission_file import SubmissionState, read_record
 from ..contract.task import check_task
 from ..contract.task_code import code_fingerprint
 from ..data.batch_forms import is_id
+from ..jobs.prediction import PARTIAL, Target, submission_file
 from ..launch.consent import consented
 from ..launch.job import Job, check_task_name, jobs_folder, remove_abandoned_jobs, with_task
 from ..launch.job_kind import PREDICT, RESUME, TRAIN, JobKind
@@ -137,6 +139,15 @@ def _before_the_run() -> contextlib.AbstractContextManager[None]:
     "Within this block an interrupt says that there is no run yet."
     return interrupt_says("interrupted before the run began: nothing was trained. Run the cell again to begin.")
 
+# %% ../../nbs/60_api/02_actions.ipynb #b9471680
+def _prior(task: Any, config: Config, out: str | Path | None, folder: Path) -> str | None:
+    "See that the file for predictions holds something, where that is known by now; returns its whole path."
+    if out is None:
+        return None
+    path = Path(out).absolute()
+    submission_file(task, config, Target(folder, path))
+    return str(path)
+
 # %% ../../nbs/60_api/02_actions.ipynb #6774fd53
 def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: list[int], predict: Any = None) -> Run:
     """Begin a run, or go on with the one that resume.source leads to. A run that is done is returned as it is.
@@ -164,7 +175,8 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
         return _take_part(kind, request.with_config(same_batch), task, predict)
     with open_run_dir(plan, config, request.config, session) as (path, settled):
         run = Run(path, given)
-        job = Job(kind, path, request.with_config(settled), extra={"predicts": predict is not None})
+        out = _prior(task, settled, predict, path)
+        job = Job(kind, path, request.with_config(settled), out, extra={"predicts": out is not None})
         outcome = _launch_and_show(run, job, task, show, pressed)
     if not log_file(path).is_file():  # somebody has deleted it
         print(f"{path.name}: {outcome.reason}", file=sys.stderr)
@@ -179,6 +191,7 @@ class Predictions:
     arrays: dict[str, Any]
     path: Path
     table: Path | None = None
+    submission: SubmissionState | None = None  # what the table holds, and how much of it was predicted
 
     @property
     def values(self) -> Any:
@@ -270,16 +283,24 @@ def _predict(
     if writable:
         check_links(run.path)
     folder = run.path if writable else new_run_dir(request.config, f"{run.path.name}-predictions")
-    outcome = launch(Job(PREDICT, folder, request, None if table is None else str(table), run.path), task, lambda: None)
-    if any(note in outcome.reason for note in ("in place of the best", "are not finite")):
-        print(f"{run.path.name}: {outcome.reason}", file=sys.stderr)
-    if outcome.status != "completed":
-        raise RuntimeError(f"Predicting with {run.path.name} failed: {outcome.reason}")
-    return _read_predictions(folder / "predictions.npz", table)
+    out = _prior(task, request.config, table, folder)
+    outcome = launch(Job(PREDICT, folder, request, out, run.path), task, lambda: None)
+    if outcome.status not in ("completed", "out_of_time"):
+        raise RuntimeError(f"Predicting with {run.path.name} failed: {outcome.reason}{_what_is_there(folder, out)}")
+    whole = outcome.status == "completed"
+    if not whole or any(note in outcome.reason for note in _ODD) or (out and f"{Path(out).name}: " in outcome.reason):
+        print(f"{run.path.name}: {outcome.reason}{'' if whole else _what_is_there(folder, out)}", file=sys.stderr)
+    file = folder / ("predictions.npz" if whole else PARTIAL)
+    return Predictions(load_arrays(file), file, table, read_record(folder, table))
 
 
-def _read_predictions(file: Path, table: Path | None) -> Predictions:
-    return Predictions(load_arrays(file), file, table)
+_ODD = ("in place of the best", "are not finite")
+
+
+def _what_is_there(folder: Path, out: str | None) -> str:
+    "The end of a sentence: what the file for predictions holds."
+    state = None if out is None else read_record(folder, Path(out))
+    return f". {state}" if state else ""
 
 # %% ../../nbs/60_api/02_actions.ipynb #867c9491
 def _unwanted(terminated: list[int], pressed: list[int]) -> str:
@@ -289,15 +310,38 @@ def _unwanted(terminated: list[int], pressed: list[int]) -> str:
     return "interrupted a second time" if len(pressed) > 1 else ""
 
 # %% ../../nbs/60_api/02_actions.ipynb #9c78da79
-def _predict_in_time(task: Any, run: Run, out: str | Path, request: RunRequest, unwanted: str) -> None:
+_WORTH_A_START_S = 30.0
+
+
+def _is_predicted(run: Run, out: str | Path, request: RunRequest, stopped: bool) -> bool:
+    """Whether the processes that have trained have predicted as well, all that is wanted; what is odd is printed.
+
+    `stopped`: whether a person asked for a stop, so that a part is enough.
+    """
+    state, left = read_record(run.path, Path(out)), request.left_s()
+    if state is None or state.source != "predictions" or state.made < request.began:
+        return False
+    if not state.is_whole and not stopped and (left is None or left > _WORTH_A_START_S):
+        return False
+    for note in (*([] if state.is_whole else [str(state)]), *state.notes):
+        print(f"{run.path.name}: {note}", file=sys.stderr)
+    return True
+
+# %% ../../nbs/60_api/02_actions.ipynb #164dbae3
+def _predict_in_time(
+    task: Any, run: Run, out: str | Path, request: RunRequest, unwanted: str, stopped: bool = False
+) -> None:
     """Predict after training, also where that has failed and left a checkpoint; what cannot be done is said.
 
-    `unwanted`: why there is to be none; '' where there is.
+    `unwanted`: why there is to be none; '' where there is. `stopped`: whether a person asked for a stop.
     """
     failed, best = run.status == "failed", find_checkpoint(run.path / "checkpoints", "BEST")[0]
-    if failed and best is None:
-        return
     left = request.left_s()
+    if _is_predicted(run, out, request, stopped):
+        return
+    if failed and best is None:
+        print(f"{run.path.name}: no predictions were made{_what_is_there(run.path, str(out))}", file=sys.stderr)
+        return
     try:
         if unwanted:
             raise RuntimeError(unwanted)
@@ -318,7 +362,10 @@ def _predict_in_time(task: Any, run: Run, out: str | Path, request: RunRequest, 
             if plain
             else f"{type(error).__name__}: {error}"
         )
-        print(f"{run.path.name}: no predictions were made: {why}", file=sys.stderr)
+        there = "" if "submission" in str(why) else _what_is_there(run.path, str(out))
+        print(f"{run.path.name}: no predictions were made: {why}{there}", file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError):
+        note_submission(run)
 
 # %% ../../nbs/60_api/02_actions.ipynb #5b5f4425
 def _with_source(config: Config, source: str | Path | Run) -> Config:
@@ -357,7 +404,7 @@ def fit(
             refuse_expensive(task, request)
         run = _train(task, config, request, show, pressed, predict)
         if predict is not None and run.ended is None:
-            _predict_in_time(task, run, predict, request, _unwanted(terminated, pressed))
+            _predict_in_time(task, run, predict, request, _unwanted(terminated, pressed), bool(pressed))
         if run.ended is None:
             seal_after(run.path, request.platform, show)
     return run

@@ -6,12 +6,11 @@
 __all__ = ['TO_BE_CONTINUED', 'COMMANDS', 'train', 'check', 'resume', 'predict']
 
 # %% ../../nbs/90_cli/03_training.ipynb #f360fc99
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .output import ended_now, interrupt_on_sigterm, print_text, report_outcome
+from .output import interrupt_on_sigterm, print_text, report_outcome
 from .parsing import Command, Parser, add_trust, make_parser, split_words
 
 if TYPE_CHECKING:
@@ -82,21 +81,27 @@ def train(arguments: Sequence[str]) -> int:
     "Train a task; the exit status says how it ended."
     options = _train_parser().parse_intermixed_args(arguments)
     from spectrakit.api.actions import check_prediction, fit
-    from spectrakit.api.actions import predict as predict_run
-    from spectrakit.distributed.topology import rank_of
 
     task, config = _requested(options.words, options.config, trust=options.trust)
     if options.predict:
         check_prediction(config, Path(options.predict))
     interrupt_on_sigterm()
-    run = fit(task, config, show=not options.quiet, trust=options.trust)
+    run = fit(task, config, predict=options.predict, show=not options.quiet, trust=options.trust)
     status = report_outcome(run)
-    wanted = options.predict and run.status != "failed" and not ended_now(run)
-    if wanted and (run.ended is None or rank_of(os.environ)):
-        prediction = predict_run(task, run, out=options.predict)
-        if run.ended is None:
-            print_text(f"predictions in {prediction.path}, table in {prediction.table}")
+    if options.predict and run.ended is None:
+        status = max(status, _report_submission(run, Path(options.predict)))
     return _status_for(run, status, options.requeue)
+
+
+def _report_submission(run: "Run", out: Path) -> int:
+    "Print what was predicted after training; returns the exit status, 1 where nothing was."
+    from spectrakit.contract.submission_file import read_record
+
+    state = read_record(run.path, out)
+    if state is None or state.source != "predictions":
+        return 1  # why was said
+    print_text(f"predictions in {run.path}, table in {out}" + ("" if state.is_whole else f"; {state}"))
+    return 0
 
 # %% ../../nbs/90_cli/03_training.ipynb #e4bb9581
 def check(arguments: Sequence[str]) -> int:

@@ -92,11 +92,17 @@ class PredictionSpool:
     def __init__(self, task: Any, folder: Path | None = None):
         self.task, self.folder = task, folder
         self.columns: dict[str, SpooledColumn] = {}
+        self.rows = 0
 
     def add(self, batch: dict[str, Any]) -> None:
         "Add what is kept of one batch, by name. RequestError where the disk is full."
+        self.rows += len(next(iter(batch.values())))
         for name in self.columns or batch:
             self.columns.setdefault(name, SpooledColumn(self.folder)).add(batch[name])
+
+    def samples(self) -> int:
+        "How many samples were added."
+        return self.rows
 
     def arrays(self) -> dict[str, Any]:
         "The columns as arrays, with the lengths of those that were filled up."

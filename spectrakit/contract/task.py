@@ -202,6 +202,14 @@ class Task:
         return None
 
     @optional
+    def sample_submission(self, cfg: Config) -> Any:
+        """The competition's sample submission, a file or a table: the first submission, and the form of every other.
+
+        The default looks among the inputs for the only one there.
+        """
+        return None
+
+    @optional
     def pictures(self, predictions: Any) -> dict[str, Any]:
         "{name: picture} for the report, of what was predicted; without it the shapes say what is drawn."
         return {}

@@ -162,7 +162,9 @@ def _ended_by_itself(e: Evidence) -> AttemptResult | None:
     end = _read_json(e.attempt.folder / "outcome.json")
     if end is None and job.kind.writes_log:
         end = end_after(job.run_dir, e.log_size)
-    if not end or (e.observed.ended_for in ("stuck", "overdue") and end[0] in ("interrupted", "failed")):
+    predicting = "predicting" in e.detector.ranks.phases().values()  # training was over when it was ended
+    asked = e.observed.ended_for in ("stuck", "overdue") and not predicting
+    if not end or (asked and end[0] in ("interrupted", "failed")):
         return None
     full = end[0] == "failed" and bool(_OUT_OF_MEMORY.search(end[1]))
     return AttemptResult(end[0], end[1], logged=True, out_of_memory=full, retry=full)

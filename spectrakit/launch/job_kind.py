@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config.schema import Config
-from ..distributed.context import RunContext
+from ..distributed.context import BROKEN, RunContext
+from ..distributed.heartbeat import HURRY, set_deadline
 from ..system.errors import RequestError, did_you_mean
 from ..watchdog.budget import Budget
 
@@ -68,10 +69,27 @@ def _run_loop(work: Work, continues: bool) -> tuple[str, str]:
     from spectrakit.training.loop import train_run
     from spectrakit.training.state import Execution
 
-    execution = Execution(work.context, work.run_dir, work.budget, work.stop_requested, work.logs)
-    return train_run(work.task, work.config, execution, continues, work.extra.get("restart_reason"))
+    out = None if work.out is None else Path(work.out)
+    execution = Execution(work.context, work.run_dir, work.budget, work.stop_requested, work.logs, out)
+    ended = train_run(work.task, work.config, execution, continues, work.extra.get("restart_reason"))
+    if out is not None and not work.inline:
+        _predict_at_once(work, *ended)
+    return ended
 
 # %% ../../nbs/50_launch/02_job_kind.ipynb #b93af0ca
+def _target(work: Work, spare_s: float = 0.0) -> Any:
+    "Where predictions go, and until when they are made. `spare_s`: seconds to leave to others at the end."
+    from spectrakit.jobs.prediction import Target
+
+    asked = work.stop_requested()  # what was asked of the training before is done
+
+    def stop() -> bool:
+        return bool(work.stop_requested() & ~asked)
+
+    ends = None if work.budget.ends is None else work.budget.ends - spare_s
+    return Target(work.run_dir, None if work.out is None else Path(work.out), ends, stop)
+
+
 def _predict(work: Work) -> tuple[str, str]:
     "Predictions with the best checkpoint."
     from spectrakit.jobs.prediction import predict_fold, predict_run
@@ -79,7 +97,26 @@ def _predict(work: Work) -> tuple[str, str]:
     source = work.weights_from or work.run_dir
     if work.extra.get("held_out"):
         return predict_fold(work.task, work.config, work.context, source, work.run_dir)
-    return predict_run(work.task, work.config, work.context, source, work.run_dir, work.out)
+    return predict_run(work.task, work.config, work.context, source, _target(work))
+
+# %% ../../nbs/50_launch/02_job_kind.ipynb #926a8f15
+def _predict_at_once(work: Work, status: str, reason: str) -> None:
+    "Predict in the processes that have trained, in the time that is left; an error goes to the log of the rank."
+    import traceback
+
+    from spectrakit.jobs.prediction import predict_run
+
+    hurried = work.context.broadcast(bool(work.stop_requested() & HURRY))
+    if status == "failed" or reason.startswith(BROKEN) or hurried:
+        return
+    spare_s = work.budget.parts["end"] + 2  # the summary is made when these processes are gone
+    if work.context.heartbeat.rank == 0 and work.budget.ends is not None:
+        set_deadline(work.context.heartbeat.page, work.budget.ends - spare_s)
+    try:
+        work.context.accelerator.free_memory()
+        print(*predict_run(work.task, work.config, work.context, work.run_dir, _target(work, spare_s)), sep=": ")
+    except Exception:
+        traceback.print_exc()
 
 # %% ../../nbs/50_launch/02_job_kind.ipynb #e7c9cc28
 def _find_lr(work: Work) -> tuple[str, str]:

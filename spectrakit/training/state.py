@@ -186,6 +186,7 @@ class Execution:
     budget: Budget
     stop_requested: Callable[[], int] = never
     logs: Path | None = None
+    out: Path | None = None  # where test predictions go as a table, once there are any
 
     @property
     def traceback_dir(self) -> Path:

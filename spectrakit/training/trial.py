@@ -6,8 +6,8 @@
 __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'Trial', 'check_first_loss', 'check_finite_loss', 'check_gradients', 'check_last_batch',
            'report_uneven_mean', 'gradients_of', 'check_left_alone', 'report_small_weight', 'check_exchange',
            'check_collated', 'try_loss', 'try_step', 'check_numbers', 'check_outputs', 'check_rows',
-           'check_finite_metrics', 'try_evaluation', 'try_table', 'try_prediction', 'check_room', 'checkpoint_of',
-           'load_back', 'try_checkpoint', 'try_part', 'try_contract']
+           'check_finite_metrics', 'try_evaluation', 'try_table', 'write_guess', 'try_prediction', 'check_room',
+           'checkpoint_of', 'load_back', 'try_checkpoint', 'try_part', 'try_contract']
 
 # %% ../../nbs/40_training/04_trial.ipynb #2846b2fb
 import contextlib
@@ -36,6 +36,7 @@ from ..config.batch_plan import BatchPlan, total_steps
 from ..config.schema import Config
 from ..contract.loss import Loss, as_loss, check_loss, is_number, named_form
 from ..contract.predictions import check_table, columns_of, join_columns, submission_table, table_text
+from ..contract.submission_file import SubmissionFile, write_constant
 from ..contract.task import Moment, loss_at, provides
 from ..data.batch_forms import leaves_of, samples_in
 from ..data.loaders import find_non_finite
@@ -517,6 +518,20 @@ def try_table(trial: Trial, outputs: Any, batch: Any, whole: bool) -> None:
             "message", text=f"the table may need all predictions, as it could not be tried on one batch: {said}"
         )
 
+# %% ../../nbs/40_training/04_trial.ipynb #ff599c7f
+def write_guess(trial: Trial, outputs: Any, batch: Any, samples: int) -> None:
+    """See that there is a submission: where there is none, one with the same guess for all `samples`.
+
+    `outputs`, `batch`: what was predicted of which `MicroBatch`. Whatever fails, fails later as well, and is told then.
+    """
+    execution, out = trial.execution, trial.execution.out
+    if out is None or not execution.context.is_main:
+        return
+    with contextlib.suppress(Exception):
+        some = columns_of(trial.task, outputs, batch)
+        some = join_columns(trial.task, [{name: values for name, values in some.items() if name != "targets"}])
+        write_constant(SubmissionFile(out, execution.run_dir), trial.task, some, samples)
+
 # %% ../../nbs/40_training/04_trial.ipynb #6f34cb14
 def _predict_some(trial: Trial, dataset: Any) -> float:
     "Seconds that predicting all of `dataset` will take. RequestError where the outputs have a wrong form."
@@ -538,6 +553,7 @@ def _predict_some(trial: Trial, dataset: Any) -> float:
     if first and first[0][1].samples > 0:
         outputs, batch = first[0]
         try_table(trial, outputs, batch, whole=batch.samples == len(dataset))
+        write_guess(trial, outputs, batch, len(dataset))
     return seconds
 
 # %% ../../nbs/40_training/04_trial.ipynb #033df6f1

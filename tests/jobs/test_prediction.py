@@ -1,5 +1,8 @@
 "What goes wrong in predicting is one sentence that names the method, and costs the run nothing."
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 from spectrakit.checkpoint.store import find_checkpoint, verify
+from spectrakit.contract.submission_file import read_record
 from spectrakit.runs.events import read_events
 from spectrakit.system.errors import RequestError
 
@@ -58,6 +62,24 @@ class Late(torch.utils.data.Dataset):
 
 def nan(model, batch):
     return model(batch[0]) * float("nan")
+
+
+class Dying(Mine):
+    "100 samples to predict, of which the last 40 end the process."
+
+    def test_dataset(self, cfg):
+        return TensorDataset(torch.arange(100.0)[:, None].expand(-1, 3))
+
+    def predict(self, model, batch):
+        if batch[0].max() >= 60:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch[0][:, 0]
+
+    def sample_submission(self, cfg):
+        return {"id": range(100), "answer": [0.5] * 100}
+
+    def submission(self, predictions):
+        return {"answer": predictions, "id": np.arange(len(predictions), dtype=float)}
 
 
 def messages(run):
@@ -111,7 +133,12 @@ def test_what_fails_after_training_is_a_sentence_and_the_run_stays(tmp_path, cap
     run = sk.fit(mine(**methods), config(tmp_path), predict=tmp_path / "table.csv", show=False)
     told = [line for line in capsys.readouterr().err.splitlines() if "no predictions were made" in line]
     assert len(told) == 1 and [word for word in words if word not in told[0]] == [], told
-    assert run.status == "completed" and not (tmp_path / "table.csv").exists()
+    state = read_record(run.path)  # nothing, or one guess for all, or what was predicted before
+    assert (
+        run.status == "completed"
+        and (state is None or not state.is_whole)
+        and bool(state) == (tmp_path / "table.csv").exists()
+    )
     best, notes = find_checkpoint(run.path / "checkpoints", "BEST")
     assert not notes and not verify(best)
 
@@ -190,3 +217,22 @@ def test_single_samples_and_batch_norm_are_not_answered_with_drop_last(tmp_path)
 def test_an_error_in_model_names_it(tmp_path):
     with pytest.raises(RequestError, match=r"Mine\.model raised TypeError: 'Linear' object is not .*line"):
         sk.fit(mine(model=lambda cfg: nn.Linear(3, 1)[0]), config(tmp_path), show=False)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_while_it_predicts_leaves_a_submission(tmp_path, capsys):
+    """The sample is there before the training; what was predicted is in it, and the rest holds the mean. The process
+    that has trained predicts, dies, and another tries again.
+    """
+    out = tmp_path / "submission.csv"
+    run = sk.fit(Dying(), config(tmp_path, "launch.mode=auto", "trainer.devices=1"), predict=out, show=False)
+    state, rows = read_record(run.path, out), out.read_text().splitlines()
+    assert run.status == "completed" and state.source == "predictions" and 6 <= state.predicted < 60
+    assert rows[:3] == ["id,answer", "0,0.0", "1,1.0"] and len(rows) == 101
+    mean = (state.predicted - 1) / 2
+    assert [float(row.split(",")[1]) for row in rows[1:]] == [*range(state.predicted)] + [mean] * (
+        100 - state.predicted
+    )
+    assert f"{state.predicted} of 100 samples are predicted" in capsys.readouterr().err
+    assert json.loads((run.path / "summary.json").read_text())["submission"]["predicted"] == state.predicted
+    assert (run.path / "logs" / "rank-0.log").is_file() and not (run.path / "predictions.npz").exists()
