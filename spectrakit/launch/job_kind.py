@@ -72,7 +72,7 @@ def _run_loop(work: Work, continues: bool) -> tuple[str, str]:
     out = None if work.out is None else Path(work.out)
     execution = Execution(work.context, work.run_dir, work.budget, work.stop_requested, work.logs, out)
     ended = train_run(work.task, work.config, execution, continues, work.extra.get("restart_reason"))
-    if out is not None and not work.inline:
+    if out is not None and not work.inline and work.config.distributed.num_nodes == 1:
         _predict_at_once(work, *ended)
     return ended
 
