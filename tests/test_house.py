@@ -414,7 +414,7 @@ LONG_CELLS = {
         "Forecast",
     ): "a table of fields, and methods of a line that say what follows from them",
     (
-        "60_api/06_cross_validation",
+        "60_api/07_cross_validation",
         "CrossValidation",
     ): "a table of fields, and methods of a line that say what follows from them",
     ("10_config/01_schema", "TrainerConfig"): "a table of settings",

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BATCH_SETTINGS', 'MANY', 'BatchPlan', 'step_window', 'rank_share', 'batch_parts', 'plan_batches',
-           'smaller_micro_batches', 'total_steps', 'scaled_lr', 'with_scaled_lr', 'batch_notes', 'next_fraction',
-           'warmup_length', 'lr_curve', 'lr_factor']
+           'smaller_micro_batches', 'shared_by', 'total_steps', 'scaled_lr', 'with_scaled_lr', 'batch_notes',
+           'next_fraction', 'warmup_length', 'lr_curve', 'lr_factor']
 
 # %% ../../nbs/10_config/06_batch_plan.ipynb #23a2fcf4
 import math
@@ -236,6 +236,28 @@ def smaller_micro_batches(plan: BatchPlan) -> BatchPlan | None:
         gradient_accumulation_steps=plan.gradient_accumulation_steps * more,
         max_batches=most and most * more,
     )
+
+# %% ../../nbs/10_config/06_batch_plan.ipynb #21d368ba
+def shared_by(config: Config, world_size: int) -> Config | None:
+    """`config` for `world_size` processes with the samples a step that it had before; None where they do not divide.
+
+    Before, there were as many as distributed.world_size says, one where that is 'auto'. data.global_batch_size stays.
+    """
+    asked = config.distributed.world_size if isinstance(config.distributed.world_size, int) else 1
+    shared = replace(config, distributed=replace(config.distributed, world_size=world_size))
+    steps, size = asked * config.training.gradient_accumulation_steps, config.data.micro_batch_size
+    most = asked * (config.limits.max_train_batches or 0)  # of all processes
+    if config.data.global_batch_size is not None:
+        return shared if config.data.global_batch_size % world_size == 0 else None
+    if config.data.find_micro_batch_size:
+        return shared if asked == world_size else None
+    if steps % world_size == 0 and most % world_size == 0:
+        limits = replace(config.limits, max_train_batches=most // world_size or None)
+        training = replace(config.training, gradient_accumulation_steps=steps // world_size)
+        return replace(shared, training=training, limits=limits)
+    if asked == 1 and size % world_size == 0:
+        return replace(shared, data=replace(config.data, micro_batch_size=size // world_size))
+    return None
 
 # %% ../../nbs/10_config/06_batch_plan.ipynb #02d68ecf
 def total_steps(config: Config, plan: BatchPlan) -> int:

@@ -769,6 +769,14 @@ class SearchConfig:
         words=("auto",),
         added_later=True,
     )
+    calibrate: Any = setting(
+        "auto",
+        "measure first whether trials on all GPUs together pay, or one on each does better; auto: where there are "
+        "several GPUs, and half an hour or more",
+        check=_auto_or_flag,
+        words=("auto", "true", "false"),
+        added_later=True,
+    )
     keep: int = setting(1, "trials whose checkpoints are kept, the best ones", minimum=1, added_later=True)
     final_share: float = setting(
         0.0,

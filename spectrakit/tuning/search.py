@@ -7,13 +7,12 @@ __all__ = ['split_overrides', 'check_values', 'direction_of', 'copied', 'asked_f
            'search']
 
 # %% ../../nbs/71_tuning/07_search.ipynb #40ea4d85
-import json
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,25 @@ from ..config.metric_direction import metric_direction
 from ..config.schema import Config
 from ..launch.job import load_task, with_task
 from ..launch.request import RunRequest, new_request
-from ..runs.run_dir import check_links
+from ..runs.resume_changes import keep_effective_batch
+from ..runs.run_dir import Session, check_links, read_environment
 from ..system.errors import RequestError
-from ..system.files import checked_path, is_inside, write_atomic
+from ..system.files import checked_path, is_inside
 from ..system.signals import ends_softly, interrupts
-from .search_loop import Search, counted, run_trials
-from .search_plan import places_for, settings_of_trial, share_for_trials
+from .search_loop import Search, counted, keep_facts, run_trials
+from .search_plan import first_guess, places_of_study, settings_of_trial, share_for_trials
 from .space import Dimension, distributions, grid_of, import_optuna, space_of, with_values
-from .study import FACTS, Study, ranked, rows_of, shown_value, study_facts, study_of
+from spectrakit.tuning.study import (
+    FACTS,
+    Study,
+    TrialRow,
+    ranked,
+    rows_of,
+    runs_in,
+    shown_value,
+    study_facts,
+    study_of,
+)
 from .study_file import JOURNAL, at_work, handing_out, open_journal, sampler_of
 from .study_page import write_page
 from ..view.live import can_display
@@ -193,12 +203,20 @@ class StudyView:
         self.drawn_s = time.monotonic()
 
 # %% ../../nbs/71_tuning/07_search.ipynb #17cefafc
+def _with_batch_of(s: Search, best: TrialRow, config: Config) -> Config:
+    "`config` with the effective batch of the trial `best`, which may have had fewer processes than the run at the end."
+    runs = runs_in(s.path / best.folder)
+    request = new_request(config)
+    session = Session(request.platform, request.limit, request.place, request.auto)
+    return keep_effective_batch(config, read_environment(runs[0].path), session) if runs else config
+
+
 def _final_run(task: Any, s: Search, ends: float | None, out: Path | None, show: bool) -> None:
     "Train with the best settings, or go on with that run, and predict."
     best = next(iter(ranked(rows_of(s.journal), s.facts["direction"])), None)
     if best is None:
         return
-    config = settings_of_trial(s.config, best.params, final=True)
+    config = _with_batch_of(s, best, settings_of_trial(s.config, best.params, final=True))
     config = replace(config, run=replace(config.run, dir=str(s.path / "final")))
     if ends is not None:
         left = f"{max(1, int(ends - time.monotonic()))}s"
@@ -252,16 +270,16 @@ def _start(
     config, known = request.config, study_facts(path)
     direction = direction_of(task, config)
     journal = open_journal(path, "maximize" if direction == "max" else "minimize")
-    places, total = places_for(config, request.platform), _trials_in_all(config, space)
-    left_s = share_for_trials(request.left_s(), config.search.final_share)
+    left_s, total = share_for_trials(request.left_s(), config.search.final_share), _trials_in_all(config, space)
     ends = None if left_s is None else time.monotonic() + left_s
-    facts = {**known, "direction": direction, "places": places.reason, "status": "running"}
-    say(f"{path.name}: {total} trials, {places.reason}")
-    return Search(task, config, path, journal, distributions(space), places, total, ends, say, facts)
-
-
-def _keep_facts(s: Search, **more: str) -> None:
-    write_atomic(s.path / FACTS, json.dumps({**s.facts, **more}, indent=1) + "\n")
+    found = places_of_study(task, request, known, left_s, say)
+    facts = {**known, "direction": direction, "places": found.places.reason, "status": "running"}
+    if found.choice is not None:
+        facts["processes"] = asdict(found.choice)
+    say(f"{path.name}: {total} trials, {found.places.reason}")
+    s = Search(task, config, path, journal, distributions(space), found.places, total, ends, say, facts, found.fallback)
+    s.spent += first_guess(config, found.choice)
+    return s
 
 # %% ../../nbs/71_tuning/07_search.ipynb #f89d8c6f
 def _write_page_or_say(study: Study) -> None:
@@ -277,13 +295,13 @@ def _search(s: Search, request: RunRequest, view: StudyView, out: Path | None) -
     "Train the trials, and with the best settings at the end; what came of it."
     final = bool(s.config.search.final_share)
     view.told = {row.number for row in rows_of(s.journal) if row.status not in ("running", "waiting")}
-    _keep_facts(s)
+    keep_facts(s)
     with ends_softly(), interrupts() as pressed, interrupts(number=signal.SIGTERM, into=pressed):
         run_trials(s, pressed, view.tick)
         status, reason = _end(s)
         if final and not pressed and s.error is None:
             _final_run(s.task, s, request.ends, out, view.show)
-    _keep_facts(s, status=status, reason=reason)
+    keep_facts(s, status=status, reason=reason)
     if s.error is not None:
         raise s.error
     study = study_of(s.path, s.journal)

@@ -165,6 +165,7 @@ ADDED_LATER = {
     "search.startup_trials": 2,
     "search.folds": 3,
     "search.parallel": 2,
+    "search.calibrate": "true",
     "search.keep": 3,
     "search.final_share": 0.2,
     "search.trial": "{seed:1}",

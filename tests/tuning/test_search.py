@@ -18,6 +18,7 @@ from helpers import run_cli, start_cli, task, wait_for
 from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.config.compose import compose
 from spectrakit.runs.events import log_file, read_events
+from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
 from spectrakit.tuning.study import open_study
 from tasks import Line, Planned
@@ -82,12 +83,28 @@ def test_side_by_side_each_has_its_share_of_the_cores(here):
     threads = {event["threads"] for event in starts}
     assert threads == {max(1, len(os.sched_getaffinity(0)) // 2)}
     began = sorted(log_file(study.runs_of(row)[0].path).stat().st_mtime for row in study.trials)
-    assert len(began) == 4 and "2 trials at a time" in done.stdout
+    assert len(began) == 4 and "4 trials, 2 at a time" in done.stdout
     assert all(f"trial {number}: completed, val_score={number + 1}" in done.stdout for number in range(4))
     kept = [
         row.number for row in study.trials if find_checkpoint(study.runs_of(row)[0].path / "checkpoints", "BEST")[0]
     ]
     assert kept == [0]  # the others' are gone
+
+
+def test_processes_that_do_not_come_about_are_tried_once_in_a_study(here):
+    (here / "late").touch()
+    words = (*SHORT, "trainer.devices=2", "launch.mode=torchrun", "run.dir=runs", "search.sampler=grid", "seed=3")
+    study = sk.search(task("Late"), compose(*words), "optimizer.lr=0.1,0.2,0.3", "search.trials=2", show=False)
+    assert status_line(study) == ["completed", "completed", "waiting"]
+    first, second = (read_environment(study.runs_of(row)[0].path) for row in study.trials[:2])
+    assert first["launch"]["fallback"].startswith("rank 1 was killed") and second["launch"]["fallback"] is None
+    assert [facts["launch"]["world_size"] for facts in (first, second)] == [1, 1]
+    assert first["decided"]["effective_batch_size"] == second["decided"]["effective_batch_size"] == 20
+    facts = json.loads((study.path / "study.json").read_text())
+    assert facts["fallback"] == first["launch"]["fallback"] and "one process each" in facts["places"]
+    again = sk.search(task("Late"), compose(*words), "optimizer.lr=0.1,0.2,0.3", resume=study.path, show=False)
+    last = read_environment(again.runs_of(again.trials[2])[0].path)
+    assert again.trials[2].status == "completed" and last["launch"]["fallback"] is None  # not tried again
 
 
 def test_the_clock_cuts_a_trial_and_the_next_session_goes_on_with_it(here):
