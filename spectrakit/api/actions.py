@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from .preflight import refuse_expensive
 from .run import Run, note_submission, open_run, summarize, task_of
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, override
-from ..config.schema import Config
+from ..config.schema import Config, to_dict
+from ..contract.ensemble import check_how
 from ..contract.prediction_spool import load_arrays
 from ..contract.submission_file import SubmissionState, read_record
 from ..contract.task import check_task
@@ -39,7 +40,7 @@ from ..runs.outputs import seal_after
 from ..runs.resume_changes import keep_effective_batch
 from ..runs.resume_dir import open_run_dir
 from ..runs.resume_source import plan_resume
-from ..runs.run_dir import Session, check_links, check_mirror, is_locked, new_run_dir
+from ..runs.run_dir import Session, check_links, check_mirror, find_runs, is_locked, missing_files, new_run_dir
 from ..system.errors import RequestError
 from ..system.files import checked_path
 from ..system.signals import ends_softly, interrupt_says, interrupts
@@ -262,6 +263,27 @@ def _settings_to_use(run: Run, task: Any, trust: bool) -> Config:
         print(note, file=sys.stderr)
     return config
 
+# %% ../../nbs/60_api/02_actions.ipynb #9a84b177
+_ODD = ("in place of the best", "are not finite", "left out")
+
+
+def _what_is_there(folder: Path, out: str | Path | None) -> str:
+    "The end of a sentence: what the file for predictions holds."
+    state = None if out is None else read_record(folder, Path(out))
+    return f". {state}" if state else ""
+
+
+def _taken(outcome: Outcome, name: str, folder: Path, table: Path | None) -> Predictions:
+    "The predictions in `folder`; what was odd is printed, behind `name`. RuntimeError where there are none."
+    there = _what_is_there(folder, table)
+    if outcome.status not in ("completed", "out_of_time"):
+        raise RuntimeError(f"Predicting with {name} failed: {outcome.reason}{there}")
+    whole, mended = outcome.status == "completed", table is not None and f"{table.name}: " in outcome.reason
+    if not whole or mended or any(note in outcome.reason for note in _ODD):
+        print(f"{name}: {outcome.reason}{'' if whole else there}", file=sys.stderr)
+    file = folder / ("predictions.npz" if whole else PARTIAL)
+    return Predictions(load_arrays(file), file, table, read_record(folder, table))
+
 # %% ../../nbs/60_api/02_actions.ipynb #18d35251
 def _predict(
     task: Any, run: Run, out: str | Path | None, request: RunRequest | None = None, trust: bool = False
@@ -285,22 +307,62 @@ def _predict(
     folder = run.path if writable else new_run_dir(request.config, f"{run.path.name}-predictions")
     out = _prior(task, request.config, table, folder)
     outcome = launch(Job(PREDICT, folder, request, out, run.path), task, lambda: None)
-    if outcome.status not in ("completed", "out_of_time"):
-        raise RuntimeError(f"Predicting with {run.path.name} failed: {outcome.reason}{_what_is_there(folder, out)}")
-    whole = outcome.status == "completed"
-    if not whole or any(note in outcome.reason for note in _ODD) or (out and f"{Path(out).name}: " in outcome.reason):
-        print(f"{run.path.name}: {outcome.reason}{'' if whole else _what_is_there(folder, out)}", file=sys.stderr)
-    file = folder / ("predictions.npz" if whole else PARTIAL)
-    return Predictions(load_arrays(file), file, table, read_record(folder, table))
+    return _taken(outcome, run.path.name, folder, table)
+
+# %% ../../nbs/60_api/02_actions.ipynb #f3f0e325
+def _runs_of(given: Any) -> list[Run]:
+    "The runs that one of `runs` stands for. RequestError where it holds none."
+    if hasattr(given, "runs"):
+        return list(given.runs)
+    path = checked_path(getattr(given, "path", given), "One of the runs")
+    if isinstance(given, Run) or not missing_files(path):
+        return [given if isinstance(given, Run) else open_run(path)]
+    if not (found := [open_run(each) for each in find_runs(path)] if path.is_dir() else []):
+        raise RequestError(f"There is no run in {str(path)!r}. `spectrakit runs` lists the runs.")
+    return found
 
 
-_ODD = ("in place of the best", "are not finite")
+def _weights_of(how: Any, count: int) -> list[float]:
+    "The weight of each of `runs`. RequestError where there are others than `count`, or they weigh nothing."
+    if isinstance(how, str):
+        check_how(how)
+        return [1.0] * count
+    weights = [float(weight) for weight in getattr(how, "weights", how)]
+    if len(weights) != count or min(weights, default=-1) < 0 or not sum(weights):
+        raise RequestError(
+            f"how={weights} are not weights for {count} runs. Give each one a number from 0 up, not all 0."
+        )
+    return weights
+
+# %% ../../nbs/60_api/02_actions.ipynb #a808ee05
+def _predict_together(task: Any, runs: Sequence[Any], out: str | Path | None, how: Any, trust: bool) -> Predictions:
+    "Predict with several runs, and average."
+    if not runs:
+        raise RequestError("There are no runs to predict with: runs=[] is empty.")
+    groups = list(zip(map(_runs_of, runs), _weights_of(how, len(runs)), strict=True))
+    each = [(run, weight / len(group)) for group, weight in groups for run in group if weight]
+    settings = [_settings_to_use(run, task, trust) for run, _ in each]
+    task, table = _resolve_task(each[0][0], task, settings[0]), None if out is None else Path(out)
+    if table is not None:
+        _check_folder(table)
+    request = new_request(settings[0])
+    if request.config.distributed.num_nodes > 1 and not request.place:
+        request = _on_this_machine(request)
+    peer = request.place is not None and request.place.rank > 0  # rank 0 writes
+    apart = replace(request.config, run=replace(request.config.run, name=None))
+    folder = each[0][0].path if peer else new_run_dir(apart, "ensemble")
+    members = [
+        {"run": str(run.path.absolute()), "weight": weight, "config": _as_values(request.resolve(config).config)}
+        for (run, weight), config in zip(each, settings, strict=True)
+    ]
+    extra = {"members": members, "how": how if isinstance(how, str) else "mean"}
+    prior = None if peer else _prior(task, request.config, table, folder)
+    outcome = launch(Job(PREDICT, folder, request, prior, extra=extra), task, lambda: None)
+    return Predictions({}, folder, table) if peer else _taken(outcome, f"{len(each)} runs", folder, table)
 
 
-def _what_is_there(folder: Path, out: str | None) -> str:
-    "The end of a sentence: what the file for predictions holds."
-    state = None if out is None else read_record(folder, Path(out))
-    return f". {state}" if state else ""
+def _as_values(config: Config) -> dict[str, Any]:
+    return {**to_dict(config), "typed": config.typed}
 
 # %% ../../nbs/60_api/02_actions.ipynb #867c9491
 def _unwanted(terminated: list[int], pressed: list[int]) -> str:
@@ -433,13 +495,31 @@ def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool 
     return done
 
 # %% ../../nbs/60_api/02_actions.ipynb #21150be4
-def predict(task: Any, run: Run | Path | str, *, out: str | Path | None = None, trust: bool = False) -> Predictions:
-    """Predict the task's test data, or else its validation data, with the best checkpoint of a run.
+def predict(
+    task: Any,
+    run: Run | Path | str | None = None,
+    *,
+    runs: Sequence[Any] | None = None,
+    how: Any = "mean",
+    out: str | Path | None = None,
+    trust: bool = False,
+) -> Predictions:
+    """Predict the task's test data, or else its validation data, with the best checkpoint of a run, or of several.
 
-    `task`: an object or a name; None: the one that the run's settings name. `run`: the run, or its folder; the arrays
-    go to its predictions.npz. `out`: a file for the task's table as CSV (default None: none). `trust`: whether code
-    that the settings name is imported also where the run was not made here (default False: see `sk.trust`).
+    - `task`: an object or a name; None: the one that the run's settings name
+    - `run`: the run, or its folder; the arrays go to its predictions.npz
+    - `runs`: several, averaged: runs, cross-validations, and folders of them; where the time is short the last ones are
+    left out
+    - `how`: mean, rank or geometric; or a weight for each of `runs`, such as `sk.blend` has learned
+    - `out`: a file for the task's table as CSV, which is there from the beginning (default None: none)
+    - `trust`: whether code that the settings name is imported also where the run was not made here (default False: see
+    `sk.trust`)
+
     RequestError where that cannot be done; RuntimeError where predicting failed.
     """
+    if (run is None) == (runs is None):
+        raise RequestError("predict takes one run, or several as runs=[…].")
     with ends_softly():
+        if run is None:
+            return _predict_together(task, runs or (), out, how, trust)
         return _predict(task, run if isinstance(run, Run) else open_run(run), out, trust=trust)

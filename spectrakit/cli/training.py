@@ -174,10 +174,14 @@ def predict(arguments: Sequence[str]) -> int:
         "Predict the task's test data, or else its validation data, with the best checkpoint of a run.",
         """
   spectrakit predict coffee runs/coffee-20261120-101500 --out submission.csv
-  spectrakit predict runs/coffee-20261120-101500""",
+  spectrakit predict runs/coffee-20261120-101500
+  spectrakit predict my_task.py:Mine runs/a --with runs/b --with runs/c --how rank --out submission.csv""",
     )
     parser.add_argument("words", nargs="+", metavar="[TASK] RUN_DIR", help="the task (default: the run's) and the run")
     parser.add_argument("--out", metavar="FILE", help="write the task's table as CSV")
+    help_others = "average with this run, or with all runs in this folder; may be repeated"
+    parser.add_argument("--with", dest="others", action="append", default=[], metavar="RUN_DIR", help=help_others)
+    parser.add_argument("--how", default="mean", help="how to average: mean, rank or geometric")
     add_trust(parser)
     options = parser.parse_intermixed_args(arguments)
     if len(options.words) > 2:
@@ -185,7 +189,9 @@ def predict(arguments: Sequence[str]) -> int:
     from spectrakit.api.actions import predict as predict_run
 
     task = options.words[0] if len(options.words) == 2 else None
-    prediction = predict_run(task, options.words[-1], out=options.out, trust=options.trust)
+    runs = [options.words[-1], *options.others]
+    single, several = (None, runs) if options.others else (runs[0], None)
+    prediction = predict_run(task, single, runs=several, how=options.how, out=options.out, trust=options.trust)
     table = f", table in {prediction.table}" if prediction.table else ""
     print_text(f"{len(next(iter(prediction.arrays.values())))} predictions in {prediction.path}{table}")
     return 0

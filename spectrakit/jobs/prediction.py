@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['PARTIAL', 'PLACE', 'trained_model', 'write_table', 'predict_rounds', 'predict_dataset', 'not_finite', 'save_arrays',
-           'never', 'Target', 'Chunks', 'submission_file', 'predict_run', 'predict_fold']
+           'never', 'Target', 'Chunks', 'submission_file', 'write_all', 'Member', 'predict_member', 'predict_run',
+           'predict_fold']
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #23a2fcf4
 import math
@@ -255,8 +256,11 @@ PARTIAL = "predictions-partial.npz"
 PLACE = {True: "predictions.npz", False: PARTIAL}
 
 
-def _written(chunks: Chunks, arrays: dict[str, Any], name: str, notes: list[str]) -> tuple[str, str]:
-    "Write the predictions and the table; returns (status, reason)."
+def write_all(chunks: Chunks, arrays: dict[str, Any], name: str, notes: list[str]) -> tuple[str, str]:
+    """Write the predictions and the table; returns (status, reason).
+
+    `chunks`: how far they came. `arrays`: they themselves. `name`: what they were made with. `notes`: what was odd.
+    """
     done, samples = chunks.spool.samples(), chunks.samples
     notes = [*notes, *not_finite(arrays)]
     whole = not chunks.cut or done >= samples
@@ -270,7 +274,40 @@ def _written(chunks: Chunks, arrays: dict[str, Any], name: str, notes: list[str]
     )
     return "completed" if whole else "out_of_time", said + "".join(f"; {note}" for note in notes)
 
-# %% ../../nbs/45_jobs/00_prediction.ipynb #3bee98e5
+# %% ../../nbs/45_jobs/00_prediction.ipynb #2afa698f
+@dataclass(frozen=True)
+class Member:
+    "A trained model: its run, and the settings to make it with."
+
+    run_dir: Path
+    config: Config
+    weight: float = 1.0
+
+
+def predict_member(
+    task: Any, member: Member, context: RunContext, target: Target, file: SubmissionFile | None
+) -> tuple[Chunks, str, list[str]]:
+    """Predict with the best checkpoint of a run: the predictions so far, the checkpoint's name, what was wrong with it.
+
+    `task`: what was trained. `context`: the ranks that predict together. `target`: how much time there is. `file`: the
+    submission that grows meanwhile; None: there is none. RequestError where there is nothing to predict with, or on.
+    """
+    config = member.config
+    seed_everything(config.seed)
+    dataset = _data_to_predict(task, config)
+    samples = 0 if dataset is None else dataset_length(dataset, "test")
+    if samples == 0:
+        raise RequestError(
+            f"{type(task).__name__} has nothing to predict on. Write `test_dataset(cfg)`, or return a validation set."
+        )
+    model, name, notes = _model_to_predict_with(task, config, context, member.run_dir)
+    chunks = Chunks(task, samples, target, file)
+    with explained(task, "test_dataset", "on a test batch", always=True):
+        for batches in predict_rounds(task, model, dataset, config, context, chunks.over):
+            chunks.add(batches)
+    return chunks, name, notes
+
+# %% ../../nbs/45_jobs/00_prediction.ipynb #38ed5858
 def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, target: Target) -> tuple[str, str]:
     """Predict with the best checkpoint of a run: (status, reason), out_of_time where it was cut.
 
@@ -285,22 +322,10 @@ def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, t
     context.heartbeat.beat("preparing")
     file = submission_file(task, config, target) if context.is_main else None
     with repeatable(config.trainer.deterministic, context.matmul):
-        seed_everything(config.seed)
-        dataset = _data_to_predict(task, config)
-        samples = 0 if dataset is None else dataset_length(dataset, "test")
-        if samples == 0:
-            raise RequestError(
-                f"{type(task).__name__} has nothing to predict on. Write `test_dataset(cfg)`, "
-                "or return a validation set."
-            )
-        model, name, notes = _model_to_predict_with(task, config, context, run_dir)
-        chunks = Chunks(task, samples, target, file)
-        with explained(task, "test_dataset", "on a test batch", always=True):
-            for batches in predict_rounds(task, model, dataset, config, context, chunks.over):
-                chunks.add(batches)
+        chunks, name, notes = predict_member(task, Member(run_dir, config), context, target, file)
     if not context.is_main:
         return "completed", ""
-    return _written(chunks, chunks.spool.arrays(), name, notes)
+    return write_all(chunks, chunks.spool.arrays(), name, notes)
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #5687f1b9
 def predict_fold(task: Any, config: Config, context: RunContext, run_dir: Path, folder: Path) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..config.compose import from_dict
 from ..config.schema import Config
 from ..distributed.context import BROKEN, RunContext
 from ..distributed.heartbeat import HURRY, set_deadline
@@ -95,9 +96,20 @@ def _predict(work: Work) -> tuple[str, str]:
     from spectrakit.jobs.prediction import predict_fold, predict_run
 
     source = work.weights_from or work.run_dir
+    if "members" in work.extra:
+        return _predict_together(work)
     if work.extra.get("held_out"):
         return predict_fold(work.task, work.config, work.context, source, work.run_dir)
     return predict_run(work.task, work.config, work.context, source, _target(work))
+
+# %% ../../nbs/50_launch/02_job_kind.ipynb #ae17444c
+def _predict_together(work: Work) -> tuple[str, str]:
+    "Predictions of several runs, averaged."
+    from spectrakit.jobs.ensemble import predict_runs
+    from spectrakit.jobs.prediction import Member
+
+    members = [Member(Path(m["run"]), from_dict(m["config"]), m["weight"]) for m in work.extra["members"]]
+    return predict_runs(work.task, members, work.context, _target(work), work.extra["how"])
 
 # %% ../../nbs/50_launch/02_job_kind.ipynb #926a8f15
 def _predict_at_once(work: Work, status: str, reason: str) -> None:

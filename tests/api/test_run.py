@@ -677,3 +677,19 @@ def test_a_second_interrupt_never_starts_predictions(monkeypatch, capsys):
     run = fit(Submitting(), inline(), predict="made.csv", show=False)
     assert run.status == "completed" and read_record(run.path).source == "constant"  # the guess of before
     assert ": no predictions were made: interrupted a second time" in capsys.readouterr().err
+
+
+def test_runs_that_lie_in_a_folder_predict_together(here):
+    "Two seeds, found below their folder, by rank; the table has the mean, and the arrays lie in a folder of their own."
+    made = [fit(Submitting(), inline(f"seed={seed}"), show=False) for seed in (1, 2)]
+    alone = [predict(Submitting(), run).values for run in made]
+    together = predict(Submitting(), runs=["runs"], out="mean.csv")
+    numpy.testing.assert_allclose(together.values, sum(alone) / 2, rtol=1e-5)
+    assert together.submission.is_whole and together.path.parent not in [run.path for run in made]
+    weighted = predict(Submitting(), runs=made, how=[1, 3]).values
+    numpy.testing.assert_allclose(weighted, (alone[0] + 3 * alone[1]) / 4, rtol=1e-5)
+    for wrong in ({"runs": []}, {"runs": ["nowhere"]}, {"runs": made, "how": [1]}, {"runs": made, "how": "median"}):
+        with pytest.raises(RequestError):
+            predict(Submitting(), **wrong)
+    with pytest.raises(RequestError, match="one run, or several"):
+        predict(Submitting())
