@@ -103,6 +103,7 @@ def split_source(kind: str, name: Any) -> dict[str, str]:
     return found
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #b9a5bafd
+# Kaggle/kaggle-cli (2026-09): #1198, two T4s are the default; #1192, the P100 is retired; #1197 (open), TPUs
 MACHINES = {  # machine_shape: what it is
     "NvidiaTeslaT4": "two T4s, 2 × 15 GiB",
     "NvidiaL4": "L4s, where a competition grants them",
@@ -118,8 +119,8 @@ MACHINES = {  # machine_shape: what it is
 RETIRED = ("NvidiaTeslaP100", "TpuV38", "Tpu1VmV38", "TpuV232", "TpuV2256")
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #387a8f61
-def machine_finding(shape: Any, gpu: bool) -> Finding | None:
-    "What is wrong with a `machine_shape`, or None. `gpu`: whether a GPU is asked for."
+def machine_finding(shape: Any) -> Finding | None:
+    "What is wrong with a `machine_shape`, or None."
 
     def finding(level: str, text: str) -> Finding:
         return Finding(level, "machine", text, KERNEL_FILE)
@@ -127,23 +128,14 @@ def machine_finding(shape: Any, gpu: bool) -> Finding | None:
     if not isinstance(shape, str | None):
         return finding("error", f'machine_shape is {shown(shape)}. Write a name, such as "NvidiaTeslaT4".')
     if not shape:
-        return (
-            finding(
-                "error",
-                "enable_gpu is true and machine_shape is empty, which has given a P100, "
-                "and Kaggle's torch does not run on it. "
-                'Write "machine_shape": "NvidiaTeslaT4", which is two T4s.',
-            )
-            if gpu
-            else None
-        )
+        return None  # two T4s where a GPU is asked for
     if shape in MACHINES:
         return None
     if shape in RETIRED:
         return finding(
             "error",
             f"{shape} is retired, and Kaggle gives another machine without a word. "
-            "Write NvidiaTeslaT4 (two T4s) or TpuV5E8.",
+            'Write "machine_shape": "NvidiaTeslaT4", which is two T4s.',
         )
     if shape == "NvidiaTeslaT4Highmem":
         return finding(
@@ -459,7 +451,7 @@ def _machine_findings(values: Mapping[str, Any]) -> list[Finding]:
     found = []
     if gpu and tpu:
         found.append(Finding("error", "machine", "enable_gpu and enable_tpu are both true. Keep one.", KERNEL_FILE))
-    if machine := machine_finding(shape, bool(gpu)):
+    if machine := machine_finding(shape):
         found.append(machine)
     elif isinstance(shape, str) and shape.startswith("Nvidia") and gpu is False:
         text = f"machine_shape is {shape} and enable_gpu is false; the shape wins. Write true, or an empty shape."

@@ -140,8 +140,8 @@ def words_of(findings: list[Finding]) -> str:
         ({"enable_gpu": 1}, ("true or false",)),
         ({"enable_internet": "no"}, ("true or false",)),
         ({"enable_tpu": True}, ("Keep one",)),
-        ({"machine_shape": ""}, ("P100", "NvidiaTeslaT4")),
-        ({"machine_shape": "NvidiaTeslaP100"}, ("retired",)),
+        ({"machine_shape": "NvidiaTeslaP100"}, ("retired", "two T4s")),
+        ({"machine_shape": "TpuV38"}, ("retired", "two T4s")),  # no TPU is a mend
         ({"machine_shape": "NvidiaTeslaT4Highmem"}, ("NvidiaTeslaT4,",)),
         ({"machine_shape": "NvidiaTeslaT5"}, ("'NvidiaTeslaT4'",)),
         ({"machine_shape": ["x"]}, ("name",)),
