@@ -408,6 +408,7 @@ LONG_CELLS = {
     ): "what is known of a machine: a table of fields, and methods of a line or two that say it",
     ("10_config/01_schema", "DilocoConfig"): "a table of settings",
     ("10_config/01_schema", "DistributedConfig"): "a table of settings",
+    ("10_config/01_schema", "FoldsConfig"): "a table of settings",
     ("10_config/01_schema", "SearchConfig"): "a table of settings",
     (
         "39_checks/06_run_forecast",

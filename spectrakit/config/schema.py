@@ -713,6 +713,21 @@ class FoldsConfig:
     seeds: int = setting(
         1, "runs of each fold, each with a seed of its own; their predictions are averaged", minimum=1, added_later=True
     )
+    parallel: Any = setting(
+        "auto",
+        "folds at a time; auto: one for each GPU",
+        check=partial(_auto_or_whole, minimum=1),
+        words=("auto",),
+        added_later=True,
+    )
+    calibrate: Any = setting(
+        "auto",
+        "measure first whether folds on all GPUs together pay, or one on each does better; auto: where there are "
+        "several GPUs, and half an hour or more",
+        check=_auto_or_flag,
+        words=("auto", "true", "false"),
+        added_later=True,
+    )
     fold: int | None = setting(
         None, "the part that is held out, from 0 on; null: the task's own validation data", minimum=0, added_later=True
     )

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..api.actions import check_prediction, fit
 from ..api.actions import predict as predict_with
+from ..api.places import ManyRuns, plan_places
 from ..api.trial import DONE, SETTINGS, open_folder, run_to_go_on_with
 from ..checks.run_forecast import span
 from ..config.compose import compose, override
@@ -31,7 +32,7 @@ from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside
 from ..system.signals import ends_softly, interrupts
 from .search_loop import Search, counted, keep_facts, run_trials
-from .search_plan import first_guess, places_of_study, settings_of_trial, share_for_trials
+from .search_plan import first_guess, settings_of_trial, share_for_trials
 from .space import Dimension, distributions, grid_of, import_optuna, space_of, with_values
 from spectrakit.tuning.study import (
     FACTS,
@@ -272,7 +273,8 @@ def _start(
     journal = open_journal(path, "maximize" if direction == "max" else "minimize")
     left_s, total = share_for_trials(request.left_s(), config.search.final_share), _trials_in_all(config, space)
     ends = None if left_s is None else time.monotonic() + left_s
-    found = places_of_study(task, request, known, left_s, say)
+    many = ManyRuns(settings_of_trial(config, {}), config.search.parallel, config.search.calibrate, "search")
+    found = plan_places(task, request, many, known, left_s, say)
     facts = {**known, "direction": direction, "places": found.places.reason, "status": "running"}
     if found.choice is not None:
         facts["processes"] = asdict(found.choice)

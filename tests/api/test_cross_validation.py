@@ -1,6 +1,7 @@
 "Cross-validation: every sample is predicted once by a model that has not seen it, across ranks and sessions."
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
-from helpers import run_cli, task, tree_hashes
+from helpers import run_cli, start_cli, task, tree_hashes, wait_for
 from spectrakit.config.compose import compose
+from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
 from spectrakit.training.setup import read_datasets
 from tasks import Line
@@ -79,6 +81,36 @@ def test_two_ranks_hold_out_what_one_does(here):
     one = sk.cross_validate(Numbered(), compose(*INLINE, "folds.count=2", f"run.dir={here / 'one'}"), show=False)
     assert two.status == "completed" and two.folds.sha256 == one.folds.sha256
     assert two.values.tolist() == list(range(23)) and two.mean == pytest.approx(one.mean, rel=1e-4)
+
+
+def test_side_by_side_they_bring_what_they_bring_one_after_another(here):
+    words = (*SHORT, "launch.threads=1")
+    both = sk.cross_validate(task("Line"), compose(*words, "run.dir=two", "folds.parallel=2"), folds=3, show=False)
+    alone = sk.cross_validate(task("Line"), compose(*words, "run.dir=one"), folds=3, show=False)
+    assert both.status == alone.status == "completed" and both.folds.sha256 == alone.folds.sha256
+    assert both.scores == alone.scores and both.score == alone.score
+    assert np.array_equal(both.values, alone.values) and "2 at a time" in (both.path / "cv.json").read_text()
+
+
+def test_side_by_side_all_save_when_they_are_stopped(here):
+    words = (*SHORT, "folds.parallel=2", "folds.count=4", "trainer.max_epochs=400", "task.slow_s=0.02")
+    process = start_cli(here, "cross-validate", task("Planned"), *words, "run.dir=runs")
+    saved = lambda: {path.parents[2].name for path in here.glob("runs/*/fold-*/*/checkpoints/step*")}  # noqa: E731
+    wait_for(lambda: len(saved()) == 2, "a checkpoint of each")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, out + err
+    runs = [sk.open_run(path.parent) for path in sorted(here.glob("runs/*/fold-*/*/events.jsonl"))]
+    assert [run.status for run in runs] == ["interrupted"] * 2 and "stopping" in out
+
+
+def test_processes_that_do_not_come_about_are_tried_once(here):
+    (here / "late").touch()
+    words = (*SHORT, "trainer.devices=2", "launch.mode=torchrun", "run.dir=runs")
+    cv = sk.cross_validate(task("Late"), compose(*words), folds=2, show=False)
+    first, second = (read_environment(run.path)["launch"] for run in cv.runs)
+    assert cv.status == "completed" and first["fallback"].startswith("rank 1 was killed") and not second["fallback"]
+    assert json.loads((cv.path / "cv.json").read_text())["fallback"] == first["fallback"]
 
 
 def test_what_was_stopped_goes_on_and_what_is_done_stays_done(here, capsys):

@@ -155,6 +155,8 @@ ADDED_LATER = {
     "folds.kind": "group",
     "folds.repeats": 2,
     "folds.seeds": 3,
+    "folds.parallel": 2,
+    "folds.calibrate": "true",
     "folds.fold": 1,
     "folds.file": "folds.npz",
     "search.space": "{seed:'range(0,3)'}",
