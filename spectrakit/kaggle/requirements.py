@@ -245,6 +245,10 @@ def _fetches(use: Use) -> str | None:
             f"from_pretrained({first!r}) asks Hugging Face. Attach the model and give its folder: "
             f"sk.find_input({first.rpartition('/')[2].lower()!r})."
         )
+    if re.fullmatch(r"DEFAULT|IMAGENET1K_V\d|imagenet", str(use.keywords.get("weights"))):
+        return f"{tail}(weights={use.keywords['weights']!r}) fetches files. Attach them and load their state_dict."
+    if use.name == "wandb.login":
+        return 'wandb.login() asks the network, and fails without. Set os.environ["WANDB_MODE"] = "offline" instead.'
     if use.name == "datasets.load_dataset" and is_name and first not in LOCAL_READERS:
         return f"load_dataset({first!r}) asks Hugging Face. Attach the data set and read its files."
     for key in ("download", "pretrained"):
@@ -255,11 +259,21 @@ def _fetches(use: Use) -> str | None:
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #30b235dd
 def fetch_findings(kernel: Kernel) -> list[Finding]:
     "Calls that need the network."
-    return [
-        Finding(level_of(use), "offline", why, use.where)
-        for use in kernel.facts.calls
-        if kernel.offline and use.how != "guarded" and (why := _fetches(use))
-    ]
+    calls = [use for use in kernel.facts.calls if kernel.offline and use.how != "guarded"]
+    found = [Finding(level_of(use), "offline", why, use.where) for use in calls if (why := _fetches(use))]
+    return found + [finding for use in calls if (finding := _waits_for_a_service(kernel, use))]
+
+
+def _waits_for_a_service(kernel: Kernel, use: Use) -> Finding | None:
+    "What works with internet, or in the editor, and may wait or fail in a session without."
+    if re.fullmatch(r"kagglehub\.\w+(_download|_import)", use.name):
+        text = f"{use.name}() asks a service of Kaggle's, and waits without end where it does not answer. "
+        return Finding("warning", "offline", text + "sk.find_input(SLUG) reads what is attached.", use.where)
+    told = any("WANDB_MODE" in cell.source or "WANDB_DISABLED" in cell.source for cell in kernel.cells)
+    if use.name == "wandb.init" and not told and use.keywords.get("mode") not in ("offline", "disabled", UNKNOWN):
+        text = "wandb.init() asks the network. Give it mode='offline', and upload the folder afterwards: wandb sync."
+        return Finding(level_of(use), "offline", text, use.where)
+    return None
 
 
 def offline_findings(kernel: Kernel) -> list[Finding]:

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['TOO_DEEP', 'PYTHON_BELOW', 'SHELL_BELOW', 'KAGGLES_PYTHON', 'UNKNOWN', 'GUARDS', 'Nodes', 'READERS', 'Cell',
-           'read_code', 'ends_inside', 'without_magics', 'syntax_tree', 'Parsed', 'parse', 'commands', 'python_module',
-           'Use', 'Facts', 'text_of', 'Scope', 'sure_in_try', 'sure_in_if', 'branches', 'note_import',
-           'note_import_from', 'note_text', 'skip_remark', 'note_assignment', 'note_dict', 'note_commands',
-           'note_ipython', 'note_name', 'call_of', 'note_started', 'note_words', 'note_call', 'read_node', 'facts_of',
-           'tops']
+           'read_code', 'ends_inside', 'without_magics', 'syntax_tree', 'unindented', 'with_signs', 'Parsed', 'parse',
+           'commands', 'python_module', 'Use', 'Facts', 'text_of', 'Scope', 'sure_in_try', 'sure_in_if', 'branches',
+           'note_import', 'note_import_from', 'note_text', 'skip_remark', 'note_assignment', 'note_dict',
+           'note_commands', 'note_ipython', 'note_name', 'call_of', 'note_started', 'note_words', 'note_call',
+           'read_node', 'facts_of', 'tops']
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #469d3ea3
 import ast
@@ -139,6 +139,21 @@ def syntax_tree(text: str) -> tuple[ast.Module | None, tuple[int, str] | None]:
     except ValueError as error:
         return None, (1, str(error))
 
+# %% ../../nbs/66_kaggle/01_static_analysis.ipynb #63072414
+_SIGNLESS = "pip|conda|mamba|uv|ls|cd|cat|cp|mv|mkdir|rm|rmdir|env|matplotlib|load_ext|run"
+_WITHOUT_SIGN = re.compile(rf"(?m)^(\s*)((?:{_SIGNLESS})[ \t]+[^\s=(\[.,:+*/].*)$")
+
+
+def unindented(source: str) -> str:
+    "The text without the indentation of its first line, as IPython runs it."
+    space = source[: len(source) - len(source.lstrip(" \t"))]
+    return re.sub(rf"(?m)^{space}", "", source) if space else source
+
+
+def with_signs(source: str) -> str:
+    "The text with a sign before each line that looks like a magic without one."
+    return _WITHOUT_SIGN.sub(r"\1%\2", source)
+
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #95cd16f7
 PYTHON_BELOW = ("time", "timeit", "capture", "prun", "python", "python3")
 SHELL_BELOW = ("bash", "sh", "!", "system", "sx")
@@ -173,8 +188,11 @@ def parse(source: str, plain: bool = False) -> Parsed:
         return Parsed(file=name, tree=syntax_tree("\n" * above + body)[0] if name.endswith(".py") else None)
     if magic and magic[1] not in PYTHON_BELOW:
         return Parsed()
-    text, lines = (source, {}) if plain else without_magics("\n" * above + body if magic else source)
+    text, lines = (source, {}) if plain else without_magics("\n" * above + body if magic else unindented(source))
     tree, error = syntax_tree(text)
+    if error and not plain and (signed := with_signs(source)) != source:
+        text, lines = without_magics(unindented(signed))
+        tree, error = syntax_tree(text)
     return Parsed(tree, error, lines)
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #d3161564
@@ -239,8 +257,8 @@ def text_of(node: ast.AST | None, names: dict[str, str]) -> str | None:
     "The text that an expression gives, with UNKNOWN where a part is not known; None where nothing of it can."
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
-    if isinstance(node, ast.Name):
-        return names.get(node.id)
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        return names.get(_dotted(node))
     if isinstance(node, ast.JoinedStr):
         return "".join(
             text_of(part.value if isinstance(part, ast.FormattedValue) else part, names) or UNKNOWN
@@ -355,6 +373,17 @@ def note_import_from(scope: Scope, node: ast.ImportFrom) -> Nodes:
     scope.note("imports", node, "." * node.level + (node.module or ""))
     return ()
 
+# %% ../../nbs/66_kaggle/01_static_analysis.ipynb #b962f11f
+def _note_class(scope: Scope, node: ast.ClassDef) -> Nodes:
+    "A class: texts that its attributes are given, which `CFG.model` reads."
+    for one in node.body:
+        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
+        text = text_of(getattr(one, "value", None), scope.names) if targets else None
+        for target in targets:
+            if text is not None and isinstance(target, ast.Name):
+                scope.names[f"{node.name}.{target.id}"] = text
+    return ast.iter_child_nodes(node)
+
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #1f94ed3f
 def note_text(scope: Scope, node: ast.expr) -> Nodes:
     "A text that stands in the code, or that is put together of known parts."
@@ -374,10 +403,10 @@ def note_assignment(scope: Scope, node: ast.Assign) -> Nodes:
     "Names that are given a text are remembered; any other value makes the name unknown again."
     text = text_of(node.value, scope.names)
     for target in node.targets:
-        if isinstance(target, ast.Name):
-            scope.names.pop(target.id, None)
+        if isinstance(target, (ast.Name, ast.Attribute)):
+            scope.names.pop(_dotted(target), None)
             if text is not None:
-                scope.names[target.id] = text
+                scope.names[_dotted(target)] = text
         key = text_of(target.slice, scope.names) if isinstance(target, ast.Subscript) else None
         if text and (name := _dotted(target) or key):
             scope.note("values", node, name, args=(text,))
@@ -475,6 +504,7 @@ READERS: dict[type[ast.AST], Callable[[Scope, Any], Nodes]] = {
     ast.ImportFrom: note_import_from,
     ast.Expr: skip_remark,
     ast.Assign: note_assignment,
+    ast.ClassDef: _note_class,
     ast.Dict: note_dict,
     ast.Call: note_call,
     ast.Name: note_name,

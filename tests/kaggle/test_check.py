@@ -351,7 +351,7 @@ def test_a_title_with_quotes_is_only_text(call, here):
 
 @slow
 def test_the_notebook_runs_as_kaggle_runs_it(call, here):
-    "With a task that comes from a file; the one that stands in the code itself runs in nbs/66_kaggle/05_init.ipynb."
+    "With a task that comes from a file; the one that stands in the code itself runs in nbs/66_kaggle/06_init.ipynb."
     wheels_in(here)
     assert call("init", "made", "--title", "First kernel", "--kind", "script")[0] == 0
     text = (here / "made" / "first-kernel.py").read_text()
@@ -417,6 +417,7 @@ ODD = [
     "x, y = !ls",
     "d = {'a': 1,\n     'b': '%d' % 3}",
     "%cd /tmp\n%env A=1\n%pip list",
+    "    x = 1\n    if x:\n        !ls",
 ]
 
 
@@ -436,6 +437,32 @@ def test_ipythons_lines_are_those_that_ipython_takes(source):
     ours = parse(source)
     lines = sum(isinstance(node, ast.Name) and node.id.startswith("_ipython_line_") for node in ast.walk(ours.tree))
     assert ours.error is None and lines == calls
+
+
+TRAPS = {
+    "pip install x": ("error", "pip needs the network"),  # a magic without its sign
+    "wandb.login()": ("error", "WANDB_MODE"),
+    "import wandb\nwandb.init(project='x')": ("error", "mode='offline'"),
+    "import os, wandb\nos.environ['WANDB_MODE'] = 'offline'\nwandb.init(project='x')": None,
+    "wandb.init(mode='disabled')": None,
+    "torchvision.models.resnet18(weights='DEFAULT')": ("error", "weights='DEFAULT'"),
+    "import kagglehub\nkagglehub.model_download('a/b')": ("warning", "without end"),
+    "class CFG:\n    model = 'bert-base'\nAutoModel.from_pretrained(CFG.model)": ("error", "'bert-base'"),
+    "class CFG:\n    model = '/kaggle/working/bert'\nAutoModel.from_pretrained(CFG.model)": None,
+    "pd.read_csv('/content/drive/MyDrive/x.csv')": ("error", "another machine"),
+    "df.to_csv('/kaggle/input/x/y.csv')": ("error", "read-only"),
+    "model.cuda()": ("warning", "enable_gpu"),
+}
+
+
+@pytest.mark.parametrize("code", TRAPS)
+def test_a_trap_is_told_once_and_what_is_none_is_not(here, code):
+    found = check_kernel(kernel(here / "k", code, enable_gpu=False, machine_shape=""))
+    about = ("offline", "paths", "machine")
+    told = [one for one in found.findings if one.about in about and one.level in ("error", "warning")]
+    expected = TRAPS[code]
+    assert [one.level for one in told] == ([expected[0]] if expected else []), told
+    assert expected is None or expected[1] in told[0].text
 
 
 def test_reading_runs_nothing(here):
