@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from spectrakit.contract.scaler import Scaler
 from spectrakit.contract.task import Task
 
 SAMPLES, VALIDATION = 40, 12
@@ -337,6 +338,26 @@ class Steady(Troubled):
         super().during(number)
         time.sleep(0.3)
         Path(f"seen-{os.environ.get('RANK', '0')}").write_text(str(number))
+
+
+class Scaled(Task):
+    "Inputs and targets far from zero, and a model that standardizes both by what it trains on."
+
+    def datasets(self, cfg):
+        x = 100 + 5 * torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).cumsum(0)
+        return TensorDataset(x, 1000 * x.sum(1, keepdim=True)), None
+
+    def test_dataset(self, cfg):
+        return TensorDataset(self.datasets(cfg)[0].tensors[0][:10])
+
+    def model(self, cfg):
+        return nn.Sequential(Scaler(3), nn.Linear(3, 1), Scaler(1, of="targets", undo=True))
+
+    def loss(self, model, batch):
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    def predict(self, model, batch):
+        return model(batch[0])
 
 
 class Late(Troubled):

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['read_datasets', 'make_model', 'check_training', 'resolve_monitor', 'choose_compile', 'try_compile',
-           'data_fingerprints', 'make_learner', 'Watch', 'metric_names', 'reported', 'check_datasets', 'prepare',
-           'decisions', 'write_start']
+           'data_fingerprints', 'make_learner', 'fit_scalers', 'Watch', 'metric_names', 'reported', 'check_datasets',
+           'prepare', 'decisions', 'write_start']
 
 # %% ../../nbs/40_training/05_setup.ipynb #23a2fcf4
 import contextlib
@@ -242,6 +242,47 @@ def make_learner(task: Any, config: Config, context: RunContext, model: Any, ste
         buffers,
     )
 
+# %% ../../nbs/40_training/05_setup.ipynb #a365a09e
+def _origins(scalers: list[Any], batch: Any) -> list[Any]:
+    "A value near the mean for each scaler: that of the first sample."
+    import torch
+
+    from spectrakit.contract.scaler import part_for
+
+    parts = [part_for(scaler, batch).detach().to("cpu", torch.float64) for scaler in scalers]
+    rows = [part.reshape(-1, *scaler.shape)[0] for scaler, part in zip(scalers, parts, strict=True)]
+    return [torch.nan_to_num(row, 0.0, 0.0, 0.0) for row in rows]
+
+
+def fit_scalers(model: Any, train: Any, context: RunContext) -> None:
+    """Give each `Scaler` of a model mean and deviation of the training samples, the same on all ranks.
+
+    - `model`: on its device, not compiled
+    - `train`: batches as `train_batches` makes them; each rank reads its share
+    - `context`: of the ranks
+
+    RequestError where a scaler does not fit the batches.
+    """
+    import torch
+
+    from spectrakit.contract.scaler import batches_to_fit, part_for, scalers_in, set_moments, sums
+
+    if not (scalers := scalers_in(model)):
+        return
+    generators, seen = random_state(), 0
+    origins = context.broadcast(_origins(scalers, next(iter(train.epoch(0))).data) if context.is_main else None)
+    totals = [torch.zeros(3, *scaler.shape, dtype=torch.float64) for scaler in scalers]
+    for batch, samples in batches_to_fit(train.epoch(0)):
+        for k, scaler in enumerate(scalers):
+            totals[k] += sums(scaler, part_for(scaler, batch), origins[k])
+        seen += samples
+        context.heartbeat.beat("preparing")
+    for scaler, origin, parts in zip(scalers, origins, zip(*context.gather(totals), strict=True), strict=True):
+        set_moments(scaler, torch.stack(parts).sum(0), origin)
+    count = int(context.reduce([seen])[0])
+    context.reasons["scalers"] = f"{len(scalers)} of the model have mean and deviation of {count} training samples"
+    restore_random_state(generators)
+
 # %% ../../nbs/40_training/05_setup.ipynb #11f888e6
 def _nobody(*_: Any) -> None:
     pass
@@ -377,6 +418,7 @@ def prepare(
             if isinstance(reader, LoadedBatches):
                 reader.report = lambda text: log.write("message", text=text)
     steps = total_steps(config, plan)
+    fit_scalers(model, batches, context)
     if _is_lazy(model):
         with explained(task, "loss", "on a training batch"):
             check_training(task, model, batches, config.data.allow_nan)  # they get their shapes in a forward pass
