@@ -365,6 +365,14 @@ class TrainingConfig:
         check=_average,
         added_later=True,
     )
+    mixup: float = setting(
+        0.0,
+        "train on mixtures of two samples, inputs and targets alike; the larger, the more of the other one; 0: off, "
+        "0.2 is usual",
+        minimum=0,
+        maximum=10,
+        added_later=True,
+    )
     gradient_checkpointing: Any = setting(
         False,
         "compute activations again in the backward pass: less memory, more time; true, or patterns of module names",

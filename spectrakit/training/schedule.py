@@ -17,6 +17,7 @@ from typing import Any
 
 from ..config.batch_plan import lr_curve, warmup_length
 from ..config.schema import Config, step_limit
+from ..contract.mixup import mixup_loss
 from ..contract.task import Moment, loss_at, provides
 from ..system.errors import RequestError
 from .state import Interval, Learner, TrainState, average_thawed
@@ -112,8 +113,10 @@ def advance_schedule(s: TrainState) -> None:
 
 # %% ../../nbs/40_training/03_schedule.ipynb #ea792ef4
 def training_loss(s: TrainState) -> Callable[[Any, Any], Any]:
-    "The task's `loss` as training calls it: with the moment, where it takes one."
-    return loss_at(s.task, lambda: Moment(s.progress.epoch, s.progress.step, s.schedule.total_steps))
+    "The task's `loss` as training calls it: with the moment, where it takes one, and on mixtures, if these are wanted."
+    loss = loss_at(s.task, lambda: Moment(s.progress.epoch, s.progress.step, s.schedule.total_steps))
+    alpha = s.config.training.mixup
+    return mixup_loss(loss, alpha) if alpha else loss
 
 # %% ../../nbs/40_training/03_schedule.ipynb #c2d90e02
 def _check_thawed(s: TrainState, model: Any) -> None:

@@ -27,6 +27,7 @@ from ..config.resolve import ignored_settings
 from ..config.schema import Config
 from ..contract.given_data import as_dataset, refuse_inputs_and_targets
 from ..contract.held_out import hold_out
+from ..contract.mixup import check_mixable
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
 from ..contract.recompute import save_activations
 from ..contract.sampler import sampled_order
@@ -242,7 +243,15 @@ def make_learner(task: Any, config: Config, context: RunContext, model: Any, ste
         buffers,
     )
 
-# %% ../../nbs/40_training/05_setup.ipynb #a365a09e
+# %% ../../nbs/40_training/05_setup.ipynb #8bda2bd7
+def _first_batch(train: Any) -> Any:
+    "The first batch of the first epoch, read without a trace on random numbers."
+    generators = random_state()
+    batch = next(iter(train.epoch(0))).data
+    restore_random_state(generators)
+    return batch
+
+
 def _origins(scalers: list[Any], batch: Any) -> list[Any]:
     "A value near the mean for each scaler: that of the first sample."
     import torch
@@ -253,7 +262,7 @@ def _origins(scalers: list[Any], batch: Any) -> list[Any]:
     rows = [part.reshape(-1, *scaler.shape)[0] for scaler, part in zip(scalers, parts, strict=True)]
     return [torch.nan_to_num(row, 0.0, 0.0, 0.0) for row in rows]
 
-
+# %% ../../nbs/40_training/05_setup.ipynb #2b37be1f
 def fit_scalers(model: Any, train: Any, context: RunContext) -> None:
     """Give each `Scaler` of a model mean and deviation of the training samples, the same on all ranks.
 
@@ -269,8 +278,8 @@ def fit_scalers(model: Any, train: Any, context: RunContext) -> None:
 
     if not (scalers := scalers_in(model)):
         return
+    origins = context.broadcast(_origins(scalers, _first_batch(train)) if context.is_main else None)
     generators, seen = random_state(), 0
-    origins = context.broadcast(_origins(scalers, next(iter(train.epoch(0))).data) if context.is_main else None)
     totals = [torch.zeros(3, *scaler.shape, dtype=torch.float64) for scaler in scalers]
     for batch, samples in batches_to_fit(train.epoch(0)):
         for k, scaler in enumerate(scalers):
@@ -419,6 +428,8 @@ def prepare(
                 reader.report = lambda text: log.write("message", text=text)
     steps = total_steps(config, plan)
     fit_scalers(model, batches, context)
+    if config.training.mixup:
+        check_mixable(_first_batch(batches))
     if _is_lazy(model):
         with explained(task, "loss", "on a training batch"):
             check_training(task, model, batches, config.data.allow_nan)  # they get their shapes in a forward pass

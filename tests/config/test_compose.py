@@ -128,6 +128,7 @@ ADDED_LATER = {
     "data.allow_nan": "true",
     "data.samples_per_epoch": 100,
     "data.shuffle_buffer": 100,
+    "training.mixup": 0.4,
     "training.average": "last:3",
     "training.ema_buffers": "true",
     "training.oom_recovery": "false",
