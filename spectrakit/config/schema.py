@@ -246,6 +246,11 @@ class DataConfig:
     allow_nan: bool = setting(
         False, "inputs and targets may hold NaN; the task's loss has to leave them out", added_later=True
     )
+    average_views: bool = setting(
+        True,
+        "predict each test batch as the task's `views` shows it, several times, and average; false: once, as it is",
+        added_later=True,
+    )
     samples_per_epoch: int | None = setting(
         None, "samples of a stream that are an epoch; null: as many as it has", minimum=1, added_later=True
     )

@@ -139,6 +139,15 @@ class Task:
         return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
     @optional
+    def views(self, batch: Any) -> Sequence[Any]:
+        """A test batch as it can be looked at: itself, and for instance turned around, or shifted by a pixel.
+
+        `predict` is called with each, and its outputs are averaged, unless `data.average_views` is false. Each view has
+        the same samples in the same order, and outputs that mean the same. (default: the batch alone)
+        """
+        return [batch]
+
+    @optional
     def targets(self, batch: Any) -> Any:
         """The targets in a batch: a tensor [samples, …], or None. They go to `metrics_all` and beside the predictions.
 

@@ -29,7 +29,7 @@ from ..distributed.context import RunContext
 from ..system.errors import RequestError
 from ..system.files import replacing
 from ..system.platforms.detect import input_folders
-from ..training.evaluation import predict_batch, test_dataset_of
+from ..training.evaluation import predict_views, test_dataset_of
 from ..training.seeding import repeatable, seed_everything
 from ..training.setup import make_model, read_datasets
 
@@ -91,7 +91,7 @@ def predict_rounds(
     for place, batch in enumerate(batches.epoch(0), 1):  # equally many on every rank
         context.heartbeat.beat()
         if batch.samples > 0:
-            mine[place * context.world_size + context.rank] = _kept(task, model, batch, context)
+            mine[place * context.world_size + context.rank] = _kept(task, model, batch, config, context)
         if place == due:
             yield list((context.gather_by_index(mine) or {}).values())
             each_s = max(1e-6, (time.monotonic() - began) / length)
@@ -102,12 +102,12 @@ def predict_rounds(
     yield list((context.gather_by_index(mine) or {}).values())
 
 
-def _kept(task: Any, model: Any, batch: Any, context: RunContext) -> dict[str, Any]:
+def _kept(task: Any, model: Any, batch: Any, config: Config, context: RunContext) -> dict[str, Any]:
     "What is kept of one batch."
     import torch
 
     with torch.no_grad():
-        outputs = context.in_precision(predict_batch)(task, model, batch.data)
+        outputs = context.in_precision(predict_views)(task, model, batch.data, config)
         return columns_of(task, outputs, batch)
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #84842e5b

@@ -47,7 +47,7 @@ from ..runs.events import EventLog
 from ..system.errors import RequestError
 from spectrakit.training.evaluation import (
     first_evaluation,
-    predict_batch,
+    predict_views,
     predictions_s,
     score_batch,
     test_data,
@@ -541,7 +541,7 @@ def _predict_some(trial: Trial, dataset: Any) -> float:
     def predict(batch: Any) -> None:
         check_collated(trial.task, batch.data, batch.samples)
         trial.at("predict", "on a test batch", batch.data)
-        outputs = trial.execution.context.in_precision(predict_batch)(trial.task, trial.model, batch.data)
+        outputs = trial.execution.context.in_precision(predict_views)(trial.task, trial.model, batch.data, trial.config)
         trial.at("test_dataset", "on a test batch")  # whose next batch is read
         check_outputs(trial.task, outputs)
         check_rows(trial.task, outputs, batch)

@@ -104,6 +104,20 @@ def test_side_by_side_all_save_when_they_are_stopped(here):
     assert [run.status for run in runs] == ["interrupted"] * 2 and "stopping" in out
 
 
+class Shown(Numbered):
+    "Is looked at twice: as it is, and with 2 added to each input."
+
+    def views(self, batch):
+        return [batch, [batch[0] + 2, *batch[1:]]]
+
+
+def test_what_is_predicted_is_the_mean_over_the_views(here):
+    cv = sk.cross_validate(Shown(), compose(*INLINE, "run.dir=runs"), folds=2, show=False)
+    assert cv.values.tolist() == [row + 1 for row in range(23)] and cv.test["predictions"].tolist() == [1.0] * 4
+    once = sk.cross_validate(Shown(), compose(*INLINE, "run.dir=runs", "data.average_views=false"), folds=2, show=False)
+    assert once.values.tolist() == list(range(23))
+
+
 def test_processes_that_do_not_come_about_are_tried_once(here):
     (here / "late").touch()
     words = (*SHORT, "trainer.devices=2", "launch.mode=torchrun", "run.dir=runs")

@@ -126,6 +126,7 @@ ADDED_LATER = {
     "launch.threads": 3,
     "launch.warm_worker": "true",
     "data.allow_nan": "true",
+    "data.average_views": "false",
     "data.samples_per_epoch": 100,
     "data.shuffle_buffer": 100,
     "training.mixup": 0.4,
