@@ -381,16 +381,11 @@ def source_findings(kernel: Kernel) -> list[Finding]:
                 wanted.use.where,
             )
         )
-    for slug, where in fixed.items():
-        found.append(
-            Finding(
-                "warning",
-                "sources",
-                f"The path to {slug!r} is written out, and Kaggle mounts it in one of two places. "
-                f"sk.find_input({slug!r}) finds either.",
-                where,
-            )
-        )
+    if fixed:
+        slug, where = next(iter(fixed.items()))
+        more = f" and of {len(fixed) - 1} more" if len(fixed) > 1 else ""
+        text = f"The path of {slug!r}{more} is written out, and Kaggle mounts it in one of two places. "
+        found.append(Finding("warning", "sources", f"{text}sk.find_input({slug!r}) finds either.", where))
     return found
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #ac87cdc8
