@@ -184,13 +184,18 @@ class HeldOut:
 
     @functools.cached_property
     def products(self) -> dict[int, Products]:
-        "The sums of each fold, which all methods share."
-        classes = self.x.ndim == 3 and self.y.ndim == 1
-        target = np.eye(self.x.shape[2])[self.y.astype(np.int64)] if classes else self.y
-        return {
-            k: products_of(self.x[:, rows].reshape(len(self.x), -1), target[rows].ravel())
-            for k, rows in self.folds.items()
-        }
+        "The sums of each fold, which all methods share; read once, a block of samples after the other."
+        classes = np.eye(self.x.shape[2]) if self.x.ndim == 3 and self.y.ndim == 1 else None
+        found, step = dict[int, Products](), max(1, _BLOCK * len(self.fold) // max(1, self.x[0].size))
+        for first in range(0, len(self.fold), step):
+            order = np.argsort(self.fold[first : first + step], kind="stable")
+            folds, starts = np.unique(self.fold[first : first + step][order], return_index=True)
+            x, y = self.x[:, first : first + step][:, order], self.y[first : first + step][order]
+            y = y if classes is None else classes[y.astype(np.int64)]
+            for k, start, stop in zip(folds, starts, [*starts[1:], len(order)], strict=True):
+                part = products_of(x[:, start:stop].reshape(len(x), -1), y[start:stop].ravel())
+                found[int(k)] = found[int(k)] + part if int(k) in found else part
+        return dict(sorted(found.items()))
 
     def blended(self, weights: np.ndarray) -> np.ndarray:
         "The predictions of a blend [samples, …]."
