@@ -6335,6 +6335,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'spectrakit/tuning/study_page.py'),
                                               'spectrakit.tuning.study_page._unit': ( '71_tuning/study_page.html#_unit',
                                                                                       'spectrakit/tuning/study_page.py'),
+                                              'spectrakit.tuning.study_page.curves_svg': ( '71_tuning/study_page.html#curves_svg',
+                                                                                           'spectrakit/tuning/study_page.py'),
                                               'spectrakit.tuning.study_page.draw_curves': ( '71_tuning/study_page.html#draw_curves',
                                                                                             'spectrakit/tuning/study_page.py'),
                                               'spectrakit.tuning.study_page.draw_history': ( '71_tuning/study_page.html#draw_history',

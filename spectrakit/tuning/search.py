@@ -46,7 +46,7 @@ from spectrakit.tuning.study import (
     study_of,
 )
 from .study_file import JOURNAL, at_work, handing_out, open_journal, sampler_of
-from .study_page import write_page
+from .study_page import curves_svg, write_page
 from ..view.live import can_display
 from ..watchdog.budget import short_time
 
@@ -196,7 +196,8 @@ class StudyView:
             return
         from IPython.display import HTML, display
 
-        table = HTML(study_of(s.path, s.journal)._repr_html_())
+        study = study_of(s.path, s.journal)
+        table = HTML(study._repr_html_() + curves_svg(study))
         if self.handle is None:
             self.handle = display(table, display_id=True)
         else:
