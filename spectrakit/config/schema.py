@@ -741,6 +741,22 @@ class FoldsConfig:
         words=("auto", "true", "false"),
         added_later=True,
     )
+    pseudo: str | None = setting(
+        None,
+        "a cross-validation on the same folds: each fold also trains on the test samples, whose targets are what that "
+        "one's model of the same fold has predicted",
+        check=_folder,
+        added_later=True,
+    )
+    distill: str | None = setting(
+        None,
+        "a cross-validation on the same folds: targets are mixed with its predictions of what was held out",
+        check=_folder,
+        added_later=True,
+    )
+    distill_weight: float = setting(
+        0.5, "the part of a target that is prediction, with folds.distill", minimum=0, maximum=1, added_later=True
+    )
     fold: int | None = setting(
         None, "the part that is held out, from 0 on; null: the task's own validation data", minimum=0, added_later=True
     )

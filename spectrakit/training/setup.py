@@ -31,6 +31,7 @@ from ..contract.mixup import check_mixable
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
 from ..contract.recompute import save_activations
 from ..contract.sampler import sampled_order
+from ..contract.soft_targets import softened
 from ..contract.task import check_task, provides
 from ..data.fingerprint import dataset_fingerprint
 from spectrakit.data.loaders import (
@@ -89,7 +90,10 @@ def read_datasets(task: Any, config: Config, say: Callable[[str], None] = lambda
     valid = _opened(sets[1], open_evaluation_stream, config, where, say)
     if config.folds.fold is not None:
         with explained(task, "groups", "when the samples were divided"):
-            train, valid = hold_out(task, config, train, say)
+            whole = train
+            train, valid = hold_out(task, config, whole, say)
+            if config.folds.pseudo is not None or config.folds.distill is not None:
+                train = softened(task, config, whole, train, say)
     return train if isinstance(train, StreamSamples) else limit_samples(train, config), valid
 
 # %% ../../nbs/40_training/05_setup.ipynb #mkmd0001
