@@ -70,22 +70,36 @@ def _checked(kind: Any, takes: list[str], options: dict) -> dict[str, Any]:
             raise RequestError(f"{where}: torch.optim.{kind.__name__} refuses it: {error}.") from None
     return found
 
-# %% ../../nbs/21_distributed/06_outer_loop.ipynb #4c78f42e
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #16430809
+def _moves_a_vector(kind: Any) -> bool:
+    "Whether this class of torch.optim makes a step with one dense vector: not SparseAdam, Muon or LBFGS."
+    import torch
+
+    theta = torch.zeros(2)
+    theta.grad = torch.ones(2)
+    try:
+        kind([theta], lr=0.1).step()
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
 def _outer_class(name: str) -> Any:
-    "The optimizer of torch with this name. RequestError where there is none."
+    "The optimizer of torch with this name. RequestError where there is none that moves a plain vector."
     import torch
 
     kinds = {kind.__name__: kind for kind in vars(torch.optim).values() if isinstance(kind, type)}
-    by_small = {known.lower(): known for known in kinds if known not in ("Optimizer", "LBFGS")}
+    by_small = {known.lower(): known for known, kind in kinds.items() if _moves_a_vector(kind)}
     known = by_small.get(name.rsplit(".", 1)[-1].lower())
     if known is None:
         raise RequestError(
-            f"diloco.outer_opt={name} is not possible: it needs an optimizer of torch.optim, such as SGD."
+            f"diloco.outer_opt={name} is not possible: it needs an optimizer of torch.optim that moves a plain vector, "
+            "such as SGD."
             f"{did_you_mean(name, list(by_small.values()))}"
         )
     return kinds[known]
 
-
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #4d68187f
 def outer_optimizer(
     theta: Any, name: str = "SGD", lr: float = 0.7, momentum: float = 0.9, options: dict | None = None
 ) -> Any:

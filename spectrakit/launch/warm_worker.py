@@ -99,7 +99,7 @@ def _holds_module(entry: os.DirEntry) -> bool:
         return True
     return "." not in entry.name and os.path.exists(os.path.join(entry.path, "__init__.py"))
 
-# %% ../../nbs/50_launch/05_warm_worker.ipynb #a7c10027
+# %% ../../nbs/50_launch/05_warm_worker.ipynb #b6c9ad30
 def _read_line(descriptor: int) -> bytes:
     "A line, without reading further; empty where the other end was closed."
     text = b""
@@ -112,12 +112,20 @@ def _read_line(descriptor: int) -> bytes:
 
 def _stale(job: dict, files: dict[str, int]) -> str | None:
     "What has changed since the imports; None for nothing."
-    changed = next((file for file, at in written_at(files).items() if at != files[file]), None)
+    changed, before = next((file for file, at in written_at(files).items() if at != files[file]), None), os.getcwd()
+    try:
+        _enter(job["cwd"])  # for relative folders on the path
+        return changed or hidden_by(job["path"], folders_of_modules())
+    finally:
+        os.chdir(before)  # this process holds no folder
+
+
+def _enter(folder: str) -> None:
+    "Go to a folder, where it is there."
     with contextlib.suppress(OSError):
-        os.chdir(job["cwd"])  # for relative folders on the path
-    return changed or hidden_by(job["path"], folders_of_modules())
+        os.chdir(folder)
 
-
+# %% ../../nbs/50_launch/05_warm_worker.ipynb #e9a226b1
 def _move_in(job: dict, printed: IO[bytes]) -> None:
     "Become the process that a cold start would have made: its session, its variables, its log."
     os.setsid()
@@ -132,6 +140,7 @@ def _move_in(job: dict, printed: IO[bytes]) -> None:
         os.dup2(source, descriptor)
     os.close(nothing)
     os.close(log)
+    _enter(job["cwd"])
     os.environ.update(job["environ"])
     sys.argv[1] = job["folder"]
     importlib.invalidate_caches()

@@ -86,7 +86,7 @@ def test_the_mean_is_shortened_to_the_longest_that_is_allowed():
     assert weight.tolist() == pytest.approx([0.6, 0.8])
 
 
-@pytest.mark.parametrize("name", ["LBFGS", "Optimizer", "SGDD", ""])
-def test_an_outer_optimizer_that_torch_has_not_is_refused(name):
+@pytest.mark.parametrize("name", ["LBFGS", "SparseAdam", "Muon", "Optimizer", "SGDD", ""])
+def test_an_outer_optimizer_that_moves_no_vector_is_refused(name):
     with pytest.raises(RequestError, match="diloco.outer_opt="):
         outer_optimizer(torch.zeros(1), name)

@@ -338,7 +338,7 @@ def test_a_worker_whose_loss_is_no_number_ends_the_run_for_all(tmp_path):
     "words, says",
     [
         (["diloco.workers=4"], "diloco.workers=4 needs 4 processes, and this run has 1 process"),
-        (["outer_opt=SGDM"], "needs an optimizer of torch.optim, such as SGD. Did you mean 'SGD'"),
+        (["outer_opt=SGDM"], "such as SGD. Did you mean 'SGD'"),
         (["outer_opt_kwargs={nestrov:true}"], "Did you mean 'nesterov'"),
         (["training.ema_decay=0.9"], "not possible with distributed.strategy=diloco"),
     ],
