@@ -415,6 +415,7 @@ LONG_CELLS = {
         "39_checks/06_run_forecast",
         "Forecast",
     ): "a table of fields, and methods of a line that say what follows from them",
+    ("45_jobs/06_stacked_training", "stacked_steps"): "the training loop of many runs, visible in one function",
     (
         "60_api/07_cross_validation",
         "CrossValidation",

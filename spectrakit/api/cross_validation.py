@@ -12,6 +12,7 @@ import json
 import math
 import shutil
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,16 @@ import numpy as np
 from .actions import check_prediction
 from .places import ManyRuns, Places, at_place, place_threads, plan_places
 from .run import Run, list_runs, task_of
-from .trial import DONE, SETTINGS, TrialResult, open_folder, run_single_trial, run_to_go_on_with
+from spectrakit.api.trial import (
+    DONE,
+    SETTINGS,
+    TrialResult,
+    open_folder,
+    result_of,
+    run_single_trial,
+    run_to_go_on_with,
+    train_stacked,
+)
 from ..config.compose import compose, override
 from ..config.schema import Config
 from ..contract.prediction_spool import load_arrays
@@ -257,6 +267,8 @@ class Folding:
     fallback: Places | None = None  # where several processes do not come about
     falls_back: str = ""  # why runs are to have one process from now on
     made: dict[int, TrialResult] = field(default_factory=dict)  # by number
+    known: dict[str, Any] = field(default_factory=dict)  # what an earlier session has kept
+    at_once: bool = False  # whether all were trained in one go
     stopped: str = ""  # how it ends where no run is begun any more
 
     @property
@@ -303,9 +315,9 @@ def _take(f: Folding, number: int, result: TrialResult) -> None:
     f.say(f"{f.folder(number).name.replace('-', ' ')}: {result.status}, {value}, {short_time(result.seconds)}")
     if not result.done:
         f.stopped = f.stopped or result.status
-    elif f.total > len(f.made):
-        longest = max(trial.seconds for trial in f.made.values())
-        f.say(plan_text(f.total, f.total - len(f.made), longest, f.places.count, f.left_s))
+    elif f.total > len(f.made) and not f.at_once:
+        each_s = statistics.median(trial.seconds for trial in f.made.values())
+        f.say(plan_text(f.total, f.total - len(f.made), each_s, f.places.count, f.left_s))
     f.falls_back = f.falls_back or result.fallback
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #7a92f4f7
@@ -340,17 +352,17 @@ def _ask_to_end(f: Folding, numbers: Sequence[int]) -> None:
                 stop_file(run.path).touch()
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #1b587b98
-def _keep_facts(f: Folding, fallback: str, choice: Mapping[str, Any] | None) -> None:
-    "Keep for the next session where the folds are trained."
-    facts = {"places": f.places.reason, "fallback": fallback, "processes": choice}
-    write_atomic(f.path / FACTS, json.dumps(facts, indent=1) + "\n")
+def _keep_facts(f: Folding, **facts: Any) -> None:
+    "Keep for the next session how the folds are trained."
+    f.known.update(facts, places=f.places.reason)
+    write_atomic(f.path / FACTS, json.dumps(f.known, indent=1) + "\n")
 
 
 def _fall_back(f: Folding) -> None:
     "From now on a run has one process: several did not come about, and each try would cost its time."
     assert f.fallback is not None
     f.places, f.fallback = f.fallback, None
-    _keep_facts(f, f.falls_back, None)
+    _keep_facts(f, fallback=f.falls_back, processes=None)
     f.say(f"{f.places.reason} ({f.falls_back}); the batch is the same")
 
 
@@ -405,15 +417,15 @@ def measured_s(folder: Path) -> float | None:
 
 
 @contextlib.contextmanager
-def _plan_first(f: Folding, every_s: float = 0.5) -> Iterator[None]:
-    "Within this block the plan is told as soon as the first run knows how long it takes."
+def _plan_first(f: Folding, places: int, every_s: float = 0.5) -> Iterator[None]:
+    "Within this block the plan is printed once the first run knows how long it takes; `places`: runs at a time."
     over = threading.Event()
 
     def look() -> None:
         while not f.made and not over.wait(every_s):
             with contextlib.suppress(OSError, RequestError):
                 if (each_s := measured_s(f.folder(0))) is not None:
-                    f.say(plan_text(f.total, f.total, each_s, f.places.count, f.left_s))
+                    f.say(plan_text(f.total, f.total, each_s, places, f.left_s))
                     return
 
     thread = threading.Thread(target=look, daemon=True)
@@ -426,20 +438,69 @@ def _plan_first(f: Folding, every_s: float = 0.5) -> Iterator[None]:
         if thread.ident:
             thread.join()
 
+# %% ../../nbs/60_api/07_cross_validation.ipynb #2b57beee
+def _may_stack(f: Folding) -> bool:
+    "Whether it is worth asking whether all runs can be trained at once."
+    asked = f.config.folds.stacked
+    auto = f.config.launch.mode != "inline" and not f.known.get("one_by_one") and f.places.world_size in (None, 1)
+    if asked is False or f.total < 2 or not (asked is True or auto):
+        return False
+    known = [run_to_go_on_with(f.folder(number)) for number in range(f.total)]
+    return not any(run is not None and run.status in DONE for run in known)
+
+
+def _all_at_once(f: Folding) -> bool:
+    "Train all runs at once where that is possible and pays; whether there is nothing left to train."
+    if not _may_stack(f):
+        return False
+    asked = f.config.folds.stacked is True
+    wide = replace(f, places=replace(f.places, threads=None))
+    configs, began = [_config_at(wide, number, 0) for number in range(f.total)], time.monotonic()
+    try:
+        with _plan_first(f, f.total):
+            status, reason = train_stacked(f.task, f.path, configs, f.places.count, asked)
+    except RequestError as refused:
+        _keep_facts(f, one_by_one=str(refused))
+        if asked:
+            f.say(f"the folds are trained one by one: {refused}")
+        return False
+    if status == "failed":
+        _keep_facts(f, one_by_one=reason)
+        f.say(f"from here on the folds are trained one by one: {reason}")
+        return False
+    _collect(f, status, time.monotonic() - began)
+    return True
+
+# %% ../../nbs/60_api/07_cross_validation.ipynb #8d1be30e
+def _collect(f: Folding, status: str, seconds: float) -> None:
+    "Take the results of runs that were trained at once; `status`: how that ended, after so many `seconds`."
+    f.at_once, each_s = True, seconds / f.total
+    f.say(f"{f.path.name}: {f.total} runs at once, {short_time(seconds)}")
+    for number in range(f.total):
+        if status == "completed":
+            found = run_single_trial(_config_at(f, number, 0), task=f.task)
+        elif (run := run_to_go_on_with(f.folder(number))) is not None:
+            found = result_of(run, each_s)
+        else:
+            continue
+        _take(f, number, replace(found, seconds=each_s))
+    f.stopped = "" if status == "completed" else status
+
 # %% ../../nbs/60_api/07_cross_validation.ipynb #79098e82
 def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool) -> Folding:
     "The cross-validation in `path`, before its first run."
     request = new_request(config)
     file = path / FACTS
     known = json.loads(file.read_text()) if file.is_file() else {}
-    f = Folding(task, config, path, itself, Places(((),), None, None, ""), request.ends, show)
+    f = Folding(task, config, path, itself, Places(((),), None, None, ""), request.ends, show, known=known)
     if request.place is not None:
         return f  # a launcher has started this process, and those that are beside it
     one = _config_of(config, path, 0, 0, itself)
     many = ManyRuns(one, config.folds.parallel, config.folds.calibrate, "folds", f.total)
     plan = plan_places(task, request, many, known, f.left_s, f.say)
     f = replace(f, places=plan.places, fallback=plan.fallback)
-    _keep_facts(f, known.get("fallback") or "", None if plan.choice is None else asdict(plan.choice))
+    choice = None if plan.choice is None else asdict(plan.choice)
+    _keep_facts(f, fallback=known.get("fallback") or "", processes=choice)
     return f
 
 
@@ -447,7 +508,9 @@ def _train_folds(f: Folding) -> None:
     "Train until all is done, one run does not end well, or the time is over."
     if f.places.count > 1:
         f.say(f"{f.path.name}: {f.total} runs, {f.places.reason}")
-    with _plan_first(f):
+    if _all_at_once(f):
+        return
+    with _plan_first(f, f.places.count):
         _side_by_side(f) if f.places.count > 1 or f.fallback is not None else _in_turn(f)
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #e27f7c1c
