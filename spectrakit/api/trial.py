@@ -23,7 +23,7 @@ from ..config.schema import Config, to_dict
 from ..launch.job import Job, check_config
 from ..launch.job_kind import PREDICT, TRAIN_STACKED
 from ..launch.launcher import launch
-from ..launch.request import new_request
+from ..launch.request import RunRequest, new_request
 from ..runs.history import outline
 from ..runs.resume_changes import is_free
 from ..runs.resume_dir import open_run_dir
@@ -132,11 +132,17 @@ def _step_of(run: Run | None) -> str:
     return "" if found is None else found.name
 
 # %% ../../nbs/60_api/06_trial.ipynb #a19cb6ba
-def _open_run(folders: contextlib.ExitStack, task: Any, config: Config, run: Run | None) -> dict[str, Any]:
-    "Open the folder of a run that is trained with others, until `folders` is closed; what the training needs of it."
+def _open_run(
+    folders: contextlib.ExitStack, task: Any, config: Config, run: Run | None, first: RunRequest
+) -> dict[str, Any]:
+    """Open the folder of a run that is trained with others, until `folders` is closed; what the training needs of it.
+
+    `run`: to go on with. `first`: the request of the first one, whose settings are the same but for a few.
+    """
     if run is not None:
         config = replace(config, resume=replace(config.resume, source=str(run.path)))
-    request = new_request(config)
+    own = replace(first.config, run=config.run, folds=config.folds, seed=config.seed, resume=config.resume)
+    request = first.with_config(own)
     if request.place is not None or request.processes.per_node > 1 or config.distributed.num_nodes > 1:
         raise RequestError("Several processes train each run. Use distributed.world_size=1 to train runs at once.")
     session = session_of(task, request)
@@ -144,7 +150,7 @@ def _open_run(folders: contextlib.ExitStack, task: Any, config: Config, run: Run
     path, settled = folders.enter_context(open_run_dir(plan, config, request.config, session))
     return {"run_dir": str(path), "config": to_dict(settled), "resume": plan.goes_on}
 
-
+# %% ../../nbs/60_api/06_trial.ipynb #83aec364
 def train_stacked(task: Any, path: Path, configs: Sequence[Config], places: int, asked: bool) -> tuple[str, str]:
     """Train runs of one task at once: (status, reason).
 
@@ -158,9 +164,10 @@ def train_stacked(task: Any, path: Path, configs: Sequence[Config], places: int,
     """
     with ends_softly(), contextlib.ExitStack() as folders:
         before = _same_place(configs)
-        runs = [_open_run(folders, task, config, run) for config, run in zip(configs, before, strict=True)]
+        first = new_request(configs[0])
+        runs = [_open_run(folders, task, config, run, first) for config, run in zip(configs, before, strict=True)]
         extra = {"runs": runs, "places": places, "asked": asked}
-        outcome = launch(Job(TRAIN_STACKED, path, new_request(configs[0]), extra=extra), task, lambda: None)
+        outcome = launch(Job(TRAIN_STACKED, path, first, extra=extra), task, lambda: None)
     for run in runs:
         if outline(Path(run["run_dir"])).done:
             summarize(Run(Path(run["run_dir"])))

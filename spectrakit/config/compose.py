@@ -128,7 +128,10 @@ def _merged_at_once(given: dict[str, Any]) -> Config:
     from omegaconf import OmegaConf
 
     tree: dict[str, Any] = {}
+    known = settings()
     for key, value in given.items():
+        if key in known and type(value) is type(known[key].default) and value == known[key].default:
+            continue  # the schema has it; a merge of all settings takes several times as long
         *blocks, name = key.split(".")
         functools.reduce(lambda inside, block: inside.setdefault(block, {}), blocks, tree)[name] = value
     merged = copy.deepcopy(_schema())
