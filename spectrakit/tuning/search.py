@@ -26,8 +26,7 @@ from ..config.metric_direction import metric_direction
 from ..config.schema import Config
 from ..launch.job import load_task, with_task
 from ..launch.request import RunRequest, new_request
-from ..runs.resume_changes import keep_effective_batch
-from ..runs.run_dir import Session, check_links, read_environment
+from ..runs.run_dir import check_links
 from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside
 from ..system.signals import ends_softly, interrupts
@@ -44,6 +43,7 @@ from spectrakit.tuning.study import (
     shown_value,
     study_facts,
     study_of,
+    with_batch_of,
 )
 from .study_file import JOURNAL, at_work, handing_out, open_journal, sampler_of
 from .study_page import curves_svg, write_page
@@ -205,20 +205,12 @@ class StudyView:
         self.drawn_s = time.monotonic()
 
 # %% ../../nbs/71_tuning/07_search.ipynb #17cefafc
-def _with_batch_of(s: Search, best: TrialRow, config: Config) -> Config:
-    "`config` with the effective batch of the trial `best`, which may have had fewer processes than the run at the end."
-    runs = runs_in(s.path / best.folder)
-    request = new_request(config)
-    session = Session(request.platform, request.limit, request.place, request.auto)
-    return keep_effective_batch(config, read_environment(runs[0].path), session) if runs else config
-
-
 def _final_run(task: Any, s: Search, ends: float | None, out: Path | None, show: bool) -> None:
     "Train with the best settings, or go on with that run, and predict."
     best = next(iter(ranked(rows_of(s.journal), s.facts["direction"])), None)
     if best is None:
         return
-    config = _with_batch_of(s, best, settings_of_trial(s.config, best.params, final=True))
+    config = with_batch_of(runs_in(s.path / best.folder), settings_of_trial(s.config, best.params, final=True))
     config = replace(config, run=replace(config.run, dir=str(s.path / "final")))
     if ends is not None:
         left = f"{max(1, int(ends - time.monotonic()))}s"

@@ -108,6 +108,7 @@ class Search:
     ended: str = ""  # the status that follows from it: interrupted, out_of_time, failed
     error: RequestError | None = None
     falls_back: str = ""  # why trials are to have one process from now on
+    removed: set[str] = field(default_factory=set)  # folders of trials whose checkpoints are gone
 
     @property
     def left_s(self) -> float | None:
@@ -265,7 +266,8 @@ def _drop_losers(s: Search) -> None:
     rows = rows_of(s.journal)
     kept = {row.folder for row in ranked(rows, s.facts["direction"])[: s.config.search.keep]}
     kept |= {row.folder for row in rows if row.status in ("running", "waiting")}
-    for folder in {row.folder for row in rows} - kept:
+    for folder in {row.folder for row in rows} - kept - s.removed:
+        s.removed.add(folder)
         for run in runs_in(s.path / folder):
             shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
 

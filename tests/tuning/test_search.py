@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import tasks
 from helpers import run_cli, start_cli, task, wait_for
 from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.config.compose import compose
+from spectrakit.launch.request import new_request
 from spectrakit.runs.events import log_file, read_events
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
@@ -366,3 +368,16 @@ def test_the_lease_of_a_trial_that_trains_is_renewed(here, monkeypatch):
     study = sk.search(task("Planned"), words, grid(1.0, 2.0), show=False)
     assert status_line(study) == ["completed", "completed"] and taken.count("trial-0000") > 2
     assert not list(study.path.glob("trial-*/lease.json"))
+
+
+def test_the_best_settings_have_the_batch_of_their_trial_on_more_gpus(here, monkeypatch):
+    words = (*SHORT, "run.dir=runs", "trainer.accelerator=auto", "search.trials=1", "distributed.world_size=auto")
+    study = sk.search(task("Planned"), compose(*words), "optimizer.lr=0.1,0.2", show=False)
+    assert study.best_config.data.micro_batch_size == 10
+
+    def on_two_gpus(config):
+        request = new_request(config)
+        return replace(request, platform=replace(request.platform, gpus=(None, None)))
+
+    monkeypatch.setattr("spectrakit.tuning.study.new_request", on_two_gpus)
+    assert study.best_config.data.micro_batch_size == 5
