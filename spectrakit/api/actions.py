@@ -46,18 +46,18 @@ from ..system.files import checked_path
 from ..system.signals import ends_softly, interrupt_says, interrupts
 from ..trackers.wandb import key_in_environment
 from ..view.live import make_view
-from ..view.text import STOPPING
+from ..view.text import stopping_text
 from ..watchdog.budget import check_time
 
 # %% ../../nbs/60_api/02_actions.ipynb #5956c0ff
 def _make_tick(run: Run, view: Any, pressed: list[int]) -> Callable[[], None]:
     "What is done about ten times a second while one waits. `pressed`: the signals that asked for a stop."
-    due = [time.monotonic() + 30]
+    due, said = [time.monotonic() + 30], dict[int, str]()  # by the number of signals: the sentence does not change
 
     def tick() -> None:
         if view:
             if pressed:
-                view.note_stop(_stopping(pressed))
+                view.note_stop(said.setdefault(len(pressed), _stopping(view, pressed)))
             view.update()
         if time.monotonic() < due[0]:
             return
@@ -69,10 +69,10 @@ def _make_tick(run: Run, view: Any, pressed: list[int]) -> Callable[[], None]:
     return tick
 
 # %% ../../nbs/60_api/02_actions.ipynb #c12a4d72
-def _stopping(pressed: list[int]) -> str:
+def _stopping(view: Any, pressed: list[int]) -> str:
     "What a person reads who has asked for a stop."
     again = "■" if "ipykernel" in sys.modules else "Ctrl-C"
-    return f"{STOPPING} {again} again ends now" if len(pressed) == 1 else "ending now"
+    return stopping_text(view.state, again) if len(pressed) == 1 else "ending now"
 
 
 def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[int]) -> Outcome:
@@ -433,6 +433,21 @@ def _predict_in_time(
     with contextlib.suppress(OSError, ValueError):
         note_submission(run)
 
+# %% ../../nbs/60_api/02_actions.ipynb #661371e6
+def _settings(config: Config | str | None, overrides: Sequence[str]) -> Config:
+    "The settings of a call: a Config, or none, and words."
+    if isinstance(config, str):
+        return compose(config, *overrides)
+    if config is None:
+        return compose(*overrides)
+    return override(config, *overrides) if overrides else config
+
+
+def _check_on_error(on_error: Any) -> None:
+    "RequestError where `on_error` is no answer."
+    if on_error not in (None, "raise", "return"):
+        raise RequestError(f"on_error={on_error!r} is not known. Use 'raise' or 'return', or leave it out.")
+
 # %% ../../nbs/60_api/02_actions.ipynb #5b5f4425
 def _with_source(config: Config, source: str | Path | Run) -> Config:
     "`config` with this resume.source."
@@ -441,25 +456,34 @@ def _with_source(config: Config, source: str | Path | Run) -> Config:
     return replace(config, resume=replace(config.resume, source=name))
 
 # %% ../../nbs/60_api/02_actions.ipynb #dd544863
-def fit(
+def fit(  # noqa: PLR0913  what a run is begun with; all but the task have defaults
     task: Any,
-    config: Config | None = None,
-    *,
+    config: Config | str | None = None,
+    *overrides: str,
     resume: str | Path | Run | None = None,
     predict: str | Path | None = None,
     show: bool = True,
     trust: bool = False,
+    on_error: str | None = None,
 ) -> Run:
     """Train a task and return the run, also one that failed.
 
-    `task`: an object, or a name such as 'coffee'. `config`: the settings (default None: those of compose()). `resume`:
-    'auto', a run or a checkpoint to go on with, in place of the setting resume.source (default None). `predict`: a
-    file for test predictions as a table, made afterwards (default None). `show`: whether to print how it goes (default
-    True). `trust`: whether resume='auto' may return a finished run that was not made here (default False).
-    RequestError, with nothing left behind, where the request is wrong.
+    - `task`: an object, or a name such as 'coffee'
+    - `config`: the settings (default None: those of compose()), or the first of the overrides
+    - `overrides`: settings and profiles as in a shell, such as 'trainer=kaggle_safe', 'trainer.max_epochs=30'
+    - `resume`: 'auto', a run or a checkpoint to go on with, in place of the setting resume.source (default None)
+    - `predict`: a file for test predictions as a table, made afterwards (default None)
+    - `show`: whether to print how it goes (default True)
+    - `trust`: whether resume='auto' may return a finished run that was not made here (default False)
+    - `on_error`: 'return' or 'raise' where the run fails (default None: 'raise' in a batch run without `predict`, so
+    that the cells after it are not run; a cell that writes a submission ends well)
+
+    RequestError, with nothing left behind, where the request is wrong; RunFailed where the run failed, and that was
+    asked for.
     """
     with _before_the_run():
-        config = with_task(compose() if config is None else config, task, "fit")
+        config = with_task(_settings(config, overrides), task, "fit")
+        _check_on_error(on_error)
         if resume is not None:
             config = _with_source(config, resume)
         if predict is not None:
@@ -473,7 +497,8 @@ def fit(
             _predict_in_time(task, run, predict, request, _unwanted(terminated, pressed), bool(pressed))
         if run.ended is None:
             seal_after(run.path, request.platform, show)
-    return run
+    raises = on_error == "raise" or (on_error is None and predict is None and request.platform.mode == "batch")
+    return run.raise_for_status() if raises and run.ended is None else run
 
 # %% ../../nbs/60_api/02_actions.ipynb #54db8d82
 def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool = True, trust: bool = False) -> Run:

@@ -111,7 +111,7 @@ def run_single_trial(
         raise RequestError("No task was named. Pass one along, or set task.name=….")
     run = run_to_go_on_with(Path(config.run.dir))
     if run is None or run.status not in DONE:
-        run = fit(task, config, resume=run, show=show)
+        run = fit(task, config, resume=run, show=show, on_error="return")
     out_of_fold = None
     if predict and run.status in DONE and config.checkpoint.enabled:
         out_of_fold = _predict_held_out(task, run, config)

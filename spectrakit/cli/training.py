@@ -86,7 +86,8 @@ def train(arguments: Sequence[str]) -> int:
     if options.predict:
         check_prediction(config, Path(options.predict))
     interrupt_on_sigterm()
-    run = fit(task, config, predict=options.predict, show=not options.quiet, trust=options.trust)
+    show = not options.quiet
+    run = fit(task, config, predict=options.predict, show=show, trust=options.trust, on_error="return")
     status = report_outcome(run)
     if options.predict and run.ended is None:
         status = max(status, _report_submission(run, Path(options.predict)))

@@ -15,6 +15,7 @@ import contextlib
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from ..checks.diagnosis import Scene, explain_known, method_of
+from ..checks.results import ContractResult
 from ..config.batch_plan import next_fraction
 from ..config.schema import Config
 from ..contract.loss import add_logs, as_loss, whole_window, window_part
@@ -85,7 +87,7 @@ from spectrakit.training.schedule import (
     training_loss,
 )
 from .seeding import repeatable
-from .setup import prepare, write_start
+from .setup import Watch, prepare, write_start
 from spectrakit.training.state import (
     Execution,
     Interval,
@@ -782,6 +784,17 @@ def train_loop(s: TrainState) -> tuple[str, str]:
             return ending
 
 # %% ../../nbs/40_training/12_loop.ipynb #23a2fc06
+def _parts_into(log: EventLog, starts_s: float) -> Callable[[ContractResult], None]:
+    "What writes to `log` what each part of the start took; `starts_s`: what it took to start the processes."
+    log.write("part", name="processes", seconds=round(starts_s, 3))
+
+    def write(result: ContractResult) -> None:
+        if not result.error:
+            log.write("part", name=result.part, seconds=round(result.seconds, 3))
+
+    return write
+
+# %% ../../nbs/40_training/12_loop.ipynb #4b04483a
 def train_run(
     task: Any, config: Config, execution: Execution, resume: bool = False, restart_reason: str | None = None
 ) -> tuple[str, str]:
@@ -801,7 +814,7 @@ def train_run(
         s, broken = None, False
         context.heartbeat.beat("preparing")
         try:
-            s = prepare(task, config, execution, log)
+            s = prepare(task, config, execution, log, watch=Watch(result=_parts_into(log, execution.budget.starts_s)))
             begin_run(s, resume, restart_reason)
             name_operations(s, uncertain)
             status, reason = train_loop(s)

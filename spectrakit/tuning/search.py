@@ -218,7 +218,7 @@ def _final_run(task: Any, s: Search, ends: float | None, out: Path | None, show:
     run = run_to_go_on_with(s.path / "final")
     if show:
         s.say(f"training with the settings of trial {best.number}")
-    fit(task, config, resume=run, predict=out, show=show)
+    fit(task, config, resume=run, predict=out, show=show, on_error="return")
 
 
 def _end(s: Search) -> tuple[str, str]:

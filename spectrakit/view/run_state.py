@@ -131,7 +131,7 @@ def _is_time(value: Any) -> bool:
 
 # %% ../../nbs/55_view/01_run_state.ipynb #d788e4d1
 MOST_METRICS = 12  # of an evaluation; the others are counted
-_ROWS, _MESSAGES = 400, 40
+_ROWS, _MESSAGES, _PARTS = 400, 40, 16
 
 
 class RunState:
@@ -142,6 +142,7 @@ class RunState:
         self.name, self.t = name, 0.0  # t: of the last event, in seconds since the run began
         self.start: dict = {}  # the `start` event
         self.status, self.reason = "", ""  # as the end of the log has them
+        self.parts: dict[str, float] = {}  # what was done before the first step, and its seconds
         self.stopping = ""  # what happens since a stop was asked for, in words
         self.step, self.epoch, self.total_steps, self.restarts = 0, 0.0, 0, 0
         self.pace_from: tuple[int, float] | None = None  # first step of this session, and its t
@@ -229,6 +230,7 @@ def _apply_eval(s: RunState, e: dict) -> None:
         "best": e.get("best") is True,
         "loss": s.loss.last,
     }
+    s.step = max(s.step, step)  # log points are rarer
     s.rows.append(row)
     if row["best"]:
         s.best = row
@@ -262,6 +264,10 @@ def _apply_other(s: RunState, e: dict) -> None:
     kind = e["type"]
     if kind == "checkpoint":
         s.saved = [*s.saved[-7:], _whole(e.get("step"))]
+        s.step = max(s.step, s.saved[-1])
+    elif kind == "part":
+        if len(s.parts) < _PARTS and _is_time(e.get("seconds")):
+            s.parts[str(e.get("name"))[:40]] = e["seconds"]
     elif kind == "message":
         s.messages.append((s.t, str(e.get("text", ""))[:2000]))
     elif kind == "end":

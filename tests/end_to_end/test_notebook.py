@@ -116,6 +116,8 @@ def a_rank_that_raises_is_named(notebook):
     assert run.error == "rank 1: ValueError: no luck with black-cat" == notebook.ask("run.error")
     said = (run.path / "logs" / "error-rank-1.txt").read_text()
     assert "no luck with black-cat" in cell.text and "in happen" in said
+    assert "why the run failed" in cell.text and "raise ValueError(f" in cell.text  # the own line, of a cell
+    assert notebook.ask("run.failure.code[-1][1].strip()").startswith('if verb == "raise": raise ValueError')
     assert launched(run)["restarts"] == 0  # an error of the task is not tried again
 
 

@@ -405,7 +405,7 @@ def test_an_interrupt_before_the_first_step_ends_at_once(cli, here, where):
     wait_for((here / "waits").exists, "a rank to wait")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "") and "stopping: saving… Ctrl-C again ends now" in out
+    assert (process.returncode, err) == (130, "") and "stopping… Ctrl-C again ends now" in out
     run = open_run(only_run(here))
     assert run.status == "interrupted" and not run.metrics and not checkpoints(run.path / "checkpoints")
     assert last_event(run.events, "end")["reason"] == "interrupted before the first step; nothing was to be saved"

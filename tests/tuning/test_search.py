@@ -19,7 +19,7 @@ from helpers import run_cli, start_cli, task, wait_for
 from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.config.compose import compose
 from spectrakit.launch.request import new_request
-from spectrakit.runs.events import log_file, read_events
+from spectrakit.runs.events import last_event, log_file, read_events
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
 from spectrakit.tuning.study import open_study
@@ -55,7 +55,7 @@ def test_a_trial_that_is_worse_than_the_others_ends_at_the_same_step_on_all_rank
     study = open_study(folder_of(here))
     assert status_line(study) == ["completed", "completed", "pruned"] and study.trials[2].value is None
     events = events_of(study, study.trials[2])
-    assert events[0]["world_size"] == 2 and events[-1]["status"] == "interrupted"
+    assert last_event(events, "start")["world_size"] == 2 and events[-1]["status"] == "interrupted"
     assert not [event for event in events if event["type"] == "restart"]  # no rank waited for one that had left
     assert study.best.number == 0 and json.loads(done.stdout.splitlines()[-1])["best"] == 0
 
@@ -81,7 +81,7 @@ def test_side_by_side_each_has_its_share_of_the_cores(here):
     assert done.returncode == 0, done.stderr
     study = open_study(folder_of(here))
     assert sorted(row.value for row in study.trials) == [1.0, 2.0, 3.0, 4.0]
-    starts = [events_of(study, row)[0] for row in study.trials]
+    starts = [last_event(events_of(study, row), "start") for row in study.trials]
     threads = {event["threads"] for event in starts}
     assert threads == {max(1, len(os.sched_getaffinity(0)) // 2)}
     began = sorted(log_file(study.runs_of(row)[0].path).stat().st_mtime for row in study.trials)

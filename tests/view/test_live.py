@@ -121,8 +121,8 @@ def weigh(cell) -> None:
     print(f"{len(mine)} messages and {sum(sizes)} bytes in {seconds:.1f} s, the largest {sizes[-1]}")
     updates = [heard for heard in mine if heard.kind == "update_display_data"]
     assert (
-        len(mine) - len(updates) == len(displays(cell)) <= 3
-    )  # header, buttons, plots: each shown once, and changed from then on
+        len(mine) - len(updates) == len(displays(cell)) <= 4
+    )  # header, buttons, plots, prints: each shown once, and changed from then on
     assert 4 <= len(updates) <= 8 + 1.5 * seconds
     assert max(heard.size for heard in mine[:-1]) < 64_000  # the last one is the PNG
     for first in cell.heard:
@@ -140,9 +140,10 @@ def ends_well(notebook, cell, name, status) -> None:
         for heard, (_, bundle) in zip([h for h in cell.heard if h.display], shown(cell), strict=True)
     }
     final = [bundle for bundle in last.values() if bundle.get("text/plain")]
-    assert len(final) == 2 and all(set(bundle) == {"text/plain"} for bundle in last.values() if bundle not in final), (
-        last
-    )
+    rest = [bundle for bundle in last.values() if bundle not in final]
+    assert len(final) == 2 and all(
+        set(bundle) == {"text/plain"} or "what was printed" in bundle["text/html"] for bundle in rest
+    ), last
     table, picture = sorted(final, key=lambda bundle: "image/png" in bundle)
     assert status in table["text/html"] and "<table" in table["text/html"] and "<svg" not in table["text/html"]
     assert set(picture) == {"text/plain", "image/png"} and notebook.strays == []
@@ -208,6 +209,13 @@ def test_papermill_keeps_the_end_of_a_run_and_says_whether_a_cell_failed(tmp_pat
         assert "batch-" in done.stderr and status in done.stderr  # the log of a batch run tells how it goes
         if status == "failed":
             assert "no luck with cat" in done.stderr
+            stopped = next(
+                cell
+                for cell in nbformat.read(tmp_path / "failed.ipynb", 4).cells
+                if any(output["output_type"] == "error" for output in cell.get("outputs", []))
+            )
+            assert stopped.source.startswith("run = fit")  # in a batch run the cell itself ends the notebook
+            assert "why the run failed" in json.dumps(stopped.outputs)
         kept_well(nbformat.read(tmp_path / f"{status}.ipynb", 4), status)
 
 
