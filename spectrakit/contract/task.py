@@ -201,6 +201,13 @@ class Task:
         return None
 
     @optional
+    def restore(self, cfg: Config, weights: Any) -> None:
+        """Called before `model` where the weights of a checkpoint, {name: tensor}, are there to predict with.
+
+        For what training has learned of its data and kept as a buffer, such as the codes of categories.
+        """
+
+    @optional
     def submission(self, predictions: Any) -> Any:
         """The table that is handed in: a pandas table, a mapping of columns, or a list of rows.
 

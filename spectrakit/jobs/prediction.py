@@ -47,9 +47,13 @@ def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, l
         )
     if notes:
         notes = [*notes, f"{path.name} is used in place of the best one"]
+    weights = load_weights(path)
+    if provides(task, "restore"):
+        with explained(task, "restore", "on the weights", always=True):
+            task.restore(config, weights)
     model = make_model(task, config)
     try:
-        model.load_state_dict(load_weights(path))
+        model.load_state_dict(weights)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise RequestError(
@@ -293,6 +297,7 @@ def predict_member(
     submission that grows meanwhile; None: there is none. RequestError where there is nothing to predict with, or on.
     """
     config = member.config
+    first = _model_to_predict_with(task, config, context, member.run_dir) if provides(task, "restore") else None
     seed_everything(config.seed)
     dataset = _data_to_predict(task, config)
     samples = 0 if dataset is None else dataset_length(dataset, "test")
@@ -300,7 +305,7 @@ def predict_member(
         raise RequestError(
             f"{type(task).__name__} has nothing to predict on. Write `test_dataset(cfg)`, or return a validation set."
         )
-    model, name, notes = _model_to_predict_with(task, config, context, member.run_dir)
+    model, name, notes = first or _model_to_predict_with(task, config, context, member.run_dir)
     chunks = Chunks(task, samples, target, file)
     with explained(task, "test_dataset", "on a test batch", always=True):
         for batches in predict_rounds(task, model, dataset, config, context, chunks.over):

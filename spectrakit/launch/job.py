@@ -40,6 +40,7 @@ BUILT_IN = {
     "coffee": "spectrakit.tasks.coffee:Coffee",
     "fermentation": "spectrakit.tasks.fermentation:Fermentation",
     "digits": "spectrakit.tasks.digits:Digits",
+    "table": "spectrakit.tasks.table:Table",
 }
 
 
