@@ -421,6 +421,8 @@ LONG_CELLS = {
         "60_api/07_cross_validation",
         "CrossValidation",
     ): "a table of fields, and methods of a line that say what follows from them",
+    ("80_tasks/10_table", "Table"): "a task: a short method for each question that training asks",
+    ("80_tasks/10_table", "TableRows"): "what has been read, and by which recipe",
     ("10_config/01_schema", "TrainerConfig"): "a table of settings",
     ("10_config/01_schema", "OptimizerConfig"): "a table of settings",
     ("10_config/01_schema", "TrainingConfig"): "a table of settings",

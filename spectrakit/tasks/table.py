@@ -95,16 +95,16 @@ METRICS = {"classes": class_metrics, "labels": label_metrics, "numbers": number_
 # %% ../../nbs/80_tasks/10_table.ipynb #c67f2c9d
 def answers(question: Question, rows: TestRows, predictions: np.ndarray) -> Any:
     "The table that is handed in: the sample submission's columns, in its order."
-    q = question
+    q, filled = question, dict[str, Any]()
     if q.answer == "label" and q.kind == "classes":
-        told = {q.asked[0]: [q.classes[code] for code in predictions.argmax(axis=1)]}
+        filled = {q.asked[0]: [q.classes[code] for code in predictions.argmax(axis=1)]}
     elif q.answer == "label":
-        told = {name: (predictions[:, i] > 0.5).astype(int) for i, name in enumerate(q.asked)}
+        filled = {name: (predictions[:, i] > 0.5).astype(int) for i, name in enumerate(q.asked)}
     elif q.answer == "probability" and q.kind == "classes":
-        told = {q.asked[0]: predictions[:, 1]}
+        filled = {q.asked[0]: predictions[:, 1]}
     else:
-        told = {name: predictions[:, i] for i, name in enumerate(q.asked)}
-    return rows.ids.assign(**told).iloc[rows.order].reset_index(drop=True)[q.columns]
+        filled = {name: predictions[:, i] for i, name in enumerate(q.asked)}
+    return rows.ids.assign(**filled).iloc[rows.order].reset_index(drop=True)[q.columns]
 
 # %% ../../nbs/80_tasks/10_table.ipynb #a7b89a59
 OPTIONS: dict[str, Any] = {
@@ -130,6 +130,10 @@ class TableData(Task):
     "The data of `Table`: what is read of the tables, once for each set of options."
 
     options: ClassVar[dict[str, Any]] = OPTIONS
+    _for: dict[str, Any]
+    _recipe: Recipe | None
+    _training: Training | None
+    _rows: TestRows | None
 
     def __init__(self, data: str | Path | None = None, **options: Any):
         for name in options:
@@ -158,11 +162,6 @@ class TableData(Task):
 # %% ../../nbs/80_tasks/10_table.ipynb #fa156ec0
 class TableRows(TableData):
     "How `Table` reads: everything to train, or the test table alone, where a checkpoint has brought the recipe."
-
-    _for: dict[str, Any]
-    _recipe: Recipe | None
-    _training: Training | None
-    _rows: TestRows | None
 
     def training(self, cfg: Config) -> Training:
         "The rows to learn from; read once. RequestError where they cannot be used."

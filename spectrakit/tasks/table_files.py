@@ -54,7 +54,8 @@ def find_folder(data: str) -> Path:
         raise RequestError(f"task.data={data} is no folder. Name one, or the slug of an input.")
     try:
         folder = find_input(str(data))
-        return folder if table_file(folder, "train") else find_input(str(data), "train.*")
+        known = any(table_file(folder, name) for name in ("train", "test"))  # whoever predicts needs no train
+        return folder if known else find_input(str(data), "train.*")
     except (FileNotFoundError, ValueError) as error:
         raise RequestError(f"task.data={data}: {error}") from None
 

@@ -57,31 +57,6 @@ class Question:
     answer: str = "numbers"  # classes (a column for each), label, probability, or numbers
     notes: list[str] = field(default_factory=list)
 
-# %% ../../nbs/80_tasks/06_table_question.ipynb #002370c4
-def ask(train: Any, test: Any, sample: Any, options: dict[str, Any]) -> Question:
-    "Read off the sample submission what is asked for. RequestError where train does not say it."
-    columns, notes = list(sample.columns), []
-    ids = _ids(columns, test, options["id"])
-    if not ids:
-        if len(sample) != len(test):
-            raise RequestError(
-                f"No column of the sample submission ({few(columns)}) is in the test table, "
-                f"which has {len(test)} rows "
-                f"to its {len(sample)}. Name the column that both have: task.id=COLUMN."
-            )
-        ids = columns[:1]
-        notes.append(f"the test table has no {ids[0]!r}; its rows are taken to be in the sample submission's order")
-    asked = [name for name in columns if name not in ids]
-    if not asked:
-        raise RequestError(
-            f"The sample submission asks for nothing: it has no column besides {few(ids)}. Look at the file."
-        )
-    targets, classes = _targets(train, test, asked, options["target"])
-    unknown = [one for one in classes if one not in {plain(value) for value in train[targets[0]].dropna().unique()}]
-    if unknown:
-        notes.append(f"no row of the training table is of class {few(unknown)}")
-    return _settled(Question(columns, ids, asked, targets, "", classes, notes=notes), train, sample, options)
-
 # %% ../../nbs/80_tasks/06_table_question.ipynb #e2e235e6
 def _ids(columns: list[str], test: Any, told: str | None) -> list[str]:
     if told is not None:
@@ -190,3 +165,28 @@ def _settled_several(q: Question, train: Any, kind: str, answer: str, floats: bo
             "task.kind=classes is not possible for several targets unless each is 0 or 1. Use task.kind=numbers."
         )
     return replace(q, kind="labels", answer=answer if answer != "auto" else "probability" if floats else "label")
+
+# %% ../../nbs/80_tasks/06_table_question.ipynb #002370c4
+def ask(train: Any, test: Any, sample: Any, options: dict[str, Any]) -> Question:
+    "Read off the sample submission what is asked for. RequestError where train does not say it."
+    columns, notes = list(sample.columns), []
+    ids = _ids(columns, test, options["id"])
+    if not ids:
+        if len(sample) != len(test):
+            raise RequestError(
+                f"No column of the sample submission ({few(columns)}) is in the test table, "
+                f"which has {len(test)} rows "
+                f"to its {len(sample)}. Name the column that both have: task.id=COLUMN."
+            )
+        ids = columns[:1]
+        notes.append(f"the test table has no {ids[0]!r}; its rows are taken to be in the sample submission's order")
+    asked = [name for name in columns if name not in ids]
+    if not asked:
+        raise RequestError(
+            f"The sample submission asks for nothing: it has no column besides {few(ids)}. Look at the file."
+        )
+    targets, classes = _targets(train, test, asked, options["target"])
+    unknown = [one for one in classes if one not in {plain(value) for value in train[targets[0]].dropna().unique()}]
+    if unknown:
+        notes.append(f"no row of the training table is of class {few(unknown)}")
+    return _settled(Question(columns, ids, asked, targets, "", classes, notes=notes), train, sample, options)

@@ -34,7 +34,9 @@ NOTEBOOKS = sorted(root.glob("kaggle/*/*.ipynb"))
 KERNELS = sorted(root.glob("kaggle/*/kernel-metadata.json"))
 sys.path.insert(0, str(UTILITY.parent))
 
-from spectrakit_table import Table, folds_of  # noqa: E402
+from spectrakit_table import Table  # noqa: E402
+
+from spectrakit.tasks.table_columns import folds_of  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -249,13 +251,15 @@ def test_what_cannot_be_learned_from_is_left_out_and_told(tmp_path):
         "'b' of test.csv has 1 text among its numbers, such as 'oops'",
     ):
         assert any(part in note for note in notes), (part, notes)
-    known = task.known(sk.compose("task.max_categories=20"))
-    assert known.columns.numbers == ["a", "b"] and known.columns.gaps == ["a"] and list(known.columns.levels) == ["c"]
+    settings = sk.compose("task.max_categories=20")
+    known, asked = task.training(settings), task.test_rows(settings)
+    columns = known.recipe.columns
+    assert columns.numbers == ["a", "b"] and columns.gaps == ["a"] and list(columns.levels) == ["c"]
     seen = known.x[~known.held_out]
     assert np.allclose(seen[:, 1].mean(), 0, atol=1e-5) and np.allclose(seen[:, 1].std(), 1, atol=1e-3), (
         "scaled by what is trained on, before float32"
     )
-    assert known.x_test[2, 1] == 0 and np.abs(known.x).max() <= 10
+    assert asked.x[2, 1] == 0 and np.abs(known.x).max() <= 10
 
 
 @pytest.mark.slow
@@ -345,7 +349,7 @@ def test_groups_and_doubled_ids_stay_on_one_side_and_classes_are_dealt_out():
 def test_rows_of_one_id_are_a_group(tmp_path):
     t = tables()
     folder = put(tmp_path / "doubled", {**t, "train": t["train"].assign(id=[i // 3 for i in range(60)])})
-    held = answered(folder)[0].known(sk.compose()).held_out
+    held = answered(folder)[0].training(sk.compose()).held_out
     assert len(set(map(tuple, held.reshape(20, 3)))) == 2, "three rows of one id are held out together or not at all"
 
 
@@ -355,7 +359,7 @@ def test_parquet_says_the_same_as_csv(tmp_path):
     (tmp_path / "parquet").mkdir()
     for name, table in t.items():
         table.to_parquet(tmp_path / "parquet" / f"{name}.parquet", index=False)
-    one, other = (Table(folder).known(sk.compose()) for folder in (tmp_path / "parquet", put(tmp_path / "csv", t)))
+    one, other = (Table(folder).training(sk.compose()) for folder in (tmp_path / "parquet", put(tmp_path / "csv", t)))
     assert np.array_equal(one.x, other.x) and np.array_equal(one.y, other.y)
 
 
@@ -395,14 +399,19 @@ def test_two_processes_learn_from_a_table(tmp_path):
         "data.batch_size=8",
         "optimizer.lr=0.01",
     ]
-    done = helpers.run_cli(tmp_path, "train", f"{UTILITY}:Table", *words, "--predict", "submission.csv")
+    done = helpers.run_cli(tmp_path, "train", "table", *words, "--predict", "submission.csv")
     assert done.returncode == 0, done.stderr
     run = sk.open_run(helpers.only_run(tmp_path))
     assert (
         json.loads((run.path / "summary.json").read_text())["launch"]["world_size"] == 2
         and run.metrics["val_accuracy"] > 0.7
     )
-    assert list(pd.read_csv(tmp_path / "submission.csv").columns) == ["id", "y"]
+    answers = pd.read_csv(tmp_path / "submission.csv")
+    assert list(answers.columns) == ["id", "y"]
+    (tmp_path / "data" / "soil" / "train.csv").unlink()  # the checkpoint says how its inputs were made
+    again = helpers.run_cli(tmp_path, "predict", str(run.path), "--out", "again.csv")
+    assert again.returncode == 0, again.stderr
+    assert pd.read_csv(tmp_path / "again.csv").equals(answers)
 
 
 def play(path: Path, folder: Path, told: dict) -> nbformat.NotebookNode:
