@@ -256,7 +256,7 @@ def test_what_init_writes_has_every_entry_and_passes_the_check(call, here):
             "--kernel",
             "train-it",
         )
-        assert (status, err) == (0, "") and "kaggle check" in out
+        assert (status, err) == (0, "") and "kaggle up" in out
         values = json.loads((here / kind / KERNEL_FILE).read_text())
         assert list(values) == list(KERNEL) and values["enable_internet"] is False and values["code_file"] == name
         assert values["dataset_sources"] == ["ada/spectrakit-wheels", "bob/spectra/2"] and values["kernel_sources"] == [
@@ -949,7 +949,7 @@ def test_an_installation_is_answered_by_what_a_wheelhouse_does(line, told, here)
 
 
 @pytest.mark.parametrize(
-    "words, told", [(["init", "my run/with space", "--owner", "ada"], "kaggle push 'my run/with space'")]
+    "words, told", [(["init", "my run/with space", "--owner", "ada"], "kaggle up 'my run/with space'")]
 )
 def test_a_folder_with_a_space_is_told_as_one_types_it(words, told, call, here):
     assert told in call(*words)[1]

@@ -1,0 +1,116 @@
+"From nothing to a score with a client that answers as Kaggle's does: each step once, and what went wrong goes on."
+
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from helpers import run_cli
+
+pytestmark = pytest.mark.slow
+
+CLIENT = """#!{python}
+import json, pathlib, sys
+place = pathlib.Path(__file__).parent
+said = json.loads((place / "answers.json").read_text())
+log = place / "asked.txt"
+words = sys.argv[1:]
+asked = log.read_text().splitlines() if log.exists() else []
+log.write_text("".join(line + "\\n" for line in [*asked, " ".join(words)]))
+key = " ".join(words[:2])
+answers = said.get(key, [""])
+answer = answers[min(sum(line.startswith(key) for line in asked), len(answers) - 1)]
+if key == "kernels output" and answer != "fails":
+    pathlib.Path(words[words.index("-p") + 1], "submission.csv").write_text("id,y\\n1,0\\n")
+print(answer)
+sys.exit("fails" in answer or "404" in answer)
+"""
+GOOD = {
+    "datasets status": ["404 - Not Found", "blobs_received", "ready"],
+    "datasets create": ["Your private Dataset is being created. Please check progress at https://www.kaggle.com/d/x"],
+    "kernels push": ["Kernel version 4 successfully pushed.  Please check progress at https://www.kaggle.com/code/a/b"],
+    "kernels logs": ["step 10, val_loss 0.5"],
+    "kernels status": ['ada/soil-first has status "KernelWorkerStatus.COMPLETE"'],
+    "competitions submit": ["Submission ref: 77\n4 submissions remaining today."],
+    "competitions submissions": [
+        "ref,fileName,date,description,status,publicScore,privateScore\n"
+        "77,submission.csv,2026-11-24,first,SubmissionStatus.COMPLETE,0.812,"
+    ],
+}
+
+
+class Kaggle:
+    "The fake client in `folder`, and what it was asked."
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        (folder / "kaggle").write_text(CLIENT.replace("{python}", sys.executable))
+        (folder / "kaggle").chmod(0o755)
+        self.answers()
+
+    def answers(self, **other: list[str]) -> None:
+        "Answer as Kaggle does, but for `other`: `datasets_status` and the like."
+        told = GOOD | {name.replace("_", " "): lines for name, lines in other.items()}
+        (self.folder / "answers.json").write_text(json.dumps(told))
+        (self.folder / "asked.txt").unlink(missing_ok=True)
+
+    def asked(self) -> list[str]:
+        "The commands so far, two words each; the same one after another counts once."
+        lines = [" ".join(line.split()[:2]) for line in (self.folder / "asked.txt").read_text().splitlines()]
+        return [line for i, line in enumerate(lines) if i == 0 or line != lines[i - 1]]
+
+
+@pytest.fixture
+def kaggle(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    found = Kaggle(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{found.folder}:{Path(sys.executable).parent}:/usr/bin:/bin")
+    return found
+
+
+def tables(folder: Path) -> Path:
+    "A competition's files."
+    folder.mkdir(parents=True)
+    rows = pd.DataFrame({"id": range(60), "size": range(60), "grade": ["low", "high"] * 30})
+    rows[:40].to_csv(folder / "train.csv", index=False)
+    rows[40:].drop(columns="grade").to_csv(folder / "test.csv", index=False)
+    rows[40:][["id"]].assign(grade="low").to_csv(folder / "sample_submission.csv", index=False)
+    return folder
+
+
+def test_three_commands_from_nothing_to_a_score(tmp_path, kaggle):
+    data = tables(tmp_path / "files")
+    made = run_cli(
+        tmp_path, "kaggle", "init", "soil-first", "--owner", "ada", "--competition", "soil-2026", "--data", data
+    )
+    assert made.returncode == 0 and "2 classes" in made.stdout, made.stderr
+    text = (tmp_path / "soil-first" / "soil-first.ipynb").read_text()
+    assert all(word in text for word in ("task.data=soil-2026", "task.target=grade", "task.answer=label", "'table'"))
+    up = run_cli(tmp_path, "kaggle", "up", "soil-first")
+    assert up.returncode == 0, up.stdout + up.stderr
+    steps = ["datasets status", "datasets create", "datasets status", "kernels push", "kernels logs", "kernels status"]
+    assert kaggle.asked() == [*steps, "kernels output"]
+    assert (tmp_path / "soil-first" / "output" / "submission.csv").is_file() and "version 4" in up.stdout
+    score = run_cli(tmp_path, "kaggle", "submit", "soil-first", "-m", "first")
+    assert score.returncode == 0 and "public score: 0.812" in score.stdout
+    assert "-k ada/soil-first -v 4 -f submission.csv -m first" in (kaggle.folder / "asked.txt").read_text()
+
+    kaggle.answers(datasets_status=["ready"])  # the same once more: nothing has changed
+    again = run_cli(tmp_path, "kaggle", "up", "soil-first")
+    assert again.returncode == 0 and "nothing has changed" in again.stdout
+    assert kaggle.asked() == ["datasets status", "kernels logs", "kernels status", "kernels output"]
+
+    cell = tmp_path / "soil-first" / "soil-first.ipynb"
+    cell.write_text(cell.read_text().replace("trainer.max_epochs=30", "trainer.max_epochs=60"))
+    kaggle.answers(datasets_status=["ready"], kernels_status=['ada/soil-first has status "ERROR"'])
+    failed = run_cli(tmp_path, "kaggle", "up", "soil-first")
+    assert failed.returncode == 1 and "ended as ERROR" in failed.stderr and "kernels push" in kaggle.asked()
+
+    kaggle.answers(competitions_submit=["404 fails"])
+    refused = run_cli(tmp_path, "kaggle", "submit", "soil-first", "-m", "second")
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr
+    shown = run_cli(tmp_path, "kaggle", "up", "soil-first", "--dry-run", "--again")
+    assert shown.returncode == 0 and "$ kaggle kernels push -p soil-first" in shown.stdout
+    assert kaggle.asked() == ["competitions submit"]  # a dry run asks nothing
