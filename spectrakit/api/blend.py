@@ -50,6 +50,11 @@ def _fold_numbers(path: Path, samples: int, sizes: Sequence[int]) -> tuple[np.nd
 
 def source_of(given: CrossValidation | Path | str) -> Source:
     "What a cross-validation, or its folder, gives to a blend. RequestError where it is not complete."
+    if not isinstance(given, (CrossValidation, str, Path)):
+        raise RequestError(
+            f"A blend takes cross-validations, and a {type(given).__name__} was given. Pass what sk.cross_validate "
+            "returned, or its folder."
+        )
     path = given.path if isinstance(given, CrossValidation) else checked_path(given, "A cross-validation")
     try:
         facts = json.loads((path / "summary.json").read_text(encoding="utf-8"))

@@ -103,6 +103,13 @@ class CrossValidation:
         return _html(self)
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #586734bd
+def _never_held_out(cv: CrossValidation) -> int:
+    "Samples without a prediction: with folds by time the first ones have none."
+    if cv.values is None or cv.values.dtype.kind != "f":
+        return 0
+    return int(np.isnan(cv.values.reshape(len(cv.values), -1)).all(axis=1).sum())
+
+
 def _rows(cv: CrossValidation) -> list[tuple[str, str, str, str]]:
     "Fold, value, time and status of each."
 
@@ -116,7 +123,9 @@ def _rows(cv: CrossValidation) -> list[tuple[str, str, str, str]]:
     if cv.scores:
         rows += [("mean", number(cv.mean), "", f"± {cv.std:.2g} between folds")]
     if cv.score is not None:
-        rows += [("all held out", number(cv.score), "", "each sample once, by a model that has not seen it")]
+        without = _never_held_out(cv)
+        which = f"all but {without} samples, which no fold holds out" if without else "each sample once"
+        rows += [("all held out", number(cv.score), "", f"{which}, by a model that has not seen it")]
     return rows
 
 
@@ -228,6 +237,18 @@ def _config_of(config: Config, path: Path, fold: int, seed: int, itself: bool) -
     if itself:
         return replace(config, task={**config.task, "fold": fold, "folds": config.folds.count})
     return replace(config, folds=replace(config.folds, fold=fold, file=str((path / FOLDS).absolute())))
+
+# %% ../../nbs/60_api/07_cross_validation.ipynb #f23e2835
+def _check_predict(task: Any, config: Config, predict: str | Path) -> None:
+    "RequestError where `predict`, the file for test predictions, cannot be written, or the task has no test data."
+    from spectrakit.launch.job import load_task
+
+    check_prediction(config, checked_path(predict, "The file for predictions"))
+    if not provides(load_task(task) if isinstance(task, str) else task, "test_dataset"):
+        raise RequestError(
+            f"predict={str(predict)!r} needs test data, and the task has no `test_dataset(cfg)`. Write one, or leave "
+            "predict out."
+        )
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #3d950c6b
 def plan_text(total: int, todo: int, each_s: float, places: int, left_s: float | None) -> str:
@@ -611,7 +632,7 @@ def cross_validate(
     """
     config = _asked_for(task, config, overrides, folds)
     if predict is not None:
-        check_prediction(config, checked_path(predict, "The file for predictions"))
+        _check_predict(task, config, predict)
     itself = _divides_itself(task, config)
     name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
     path = open_folder(config, name, "cv", resume, copied)

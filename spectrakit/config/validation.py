@@ -158,4 +158,6 @@ def check_setting(key: str, spec: Setting, value: Any) -> None:
             needed = accepted_values(spec)
             if isinstance(value, float) and not math.isfinite(value):
                 needed = needed.replace("a number", "a finite number")
+            elif not low and abs(value) >= 2**63:
+                needed += ", below 9.2e18"
             raise RequestError(f"{key}={value} is out of range: it needs {needed}.")

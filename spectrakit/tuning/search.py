@@ -67,6 +67,10 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]
             space[key.lstrip("+")] = words
         else:
             settings.append(text)
+    for text in settings:
+        key = str(text).partition("=")[0].lstrip("+")
+        if key in space:
+            raise RequestError(f"{text} sets what {key}={space[key]} searches. Leave one of them out.")
     return settings, space
 
 

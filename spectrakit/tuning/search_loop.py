@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from ..api.places import Places, place_threads
+from ..api.run import Run
 from ..api.trial import TrialResult, run_single_trial
 from ..config.compose import snapshot
 from ..config.schema import Config
 from ..distributed.heartbeat import stop_file
-from ..runs.events import EventReader, log_file
-from ..system.errors import RequestError
+from ..runs.events import EventReader, last_event, log_file
+from ..system.errors import RequestError, did_you_mean
 from ..system.files import write_atomic
 from ..system.masking import masked
 from .search_plan import Spent, expected_s, in_place, settings_of_trial, why_not_begun, work_of
@@ -271,6 +272,15 @@ def _drop_losers(s: Search) -> None:
         for run in runs_in(s.path / folder):
             shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
 
+# %% ../../nbs/71_tuning/05_search_loop.ipynb #fb5bf22a
+def _why_no_value(run: Run, monitor: str) -> str:
+    "Why a run that is done has no value of the metric that is searched for, and what to do."
+    last = last_event(run.events, "eval")
+    if last is None:
+        return f"no {monitor}: nothing was evaluated. Let `datasets` return validation data, or use search.folds=5."
+    names = list(last["metrics"])
+    return f"no {monitor}: the metrics are {', '.join(names)}.{did_you_mean(monitor, names)}"
+
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #5591d5fc
 def _conclude(s: Search, a: Active, result: TrialResult) -> None:
     "Say what came of the run that `a` has made, or begin its next fold."
@@ -279,7 +289,7 @@ def _conclude(s: Search, a: Active, result: TrialResult) -> None:
     if result.fallback and s.fallback is not None:
         s.falls_back = s.falls_back or result.fallback
     if result.done and result.value is None:
-        return _tell(s, a, "FAIL", note=f"it has no value of {s.config.checkpoint.monitor}")
+        return _tell(s, a, "FAIL", note=_why_no_value(result.run, s.config.checkpoint.monitor))
     if result.done:
         assert result.value is not None
         a.values.append(result.value)

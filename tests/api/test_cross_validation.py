@@ -208,3 +208,20 @@ def test_in_a_shell(here):
     assert again.returncode == 0 and f"{facts['mean']:.5g}" in again.stdout and "fold 0: completed" in again.stdout, (
         again.stdout
     )
+
+
+class Untested(Numbered):
+    "The same without test data."
+
+    test_dataset = None
+
+
+def test_a_wrong_request_is_refused_before_anything_is_trained(here):
+    with pytest.raises(RequestError, match="no `test_dataset"):
+        sk.cross_validate(Untested(), compose(*INLINE, *HERE), folds=2, predict="submission.csv", show=False)
+    assert not list(here.glob("runs/*"))
+
+
+def test_by_time_the_first_samples_are_held_out_by_no_fold(here):
+    cv = sk.cross_validate(Untested(), compose(*INLINE, *HERE, "folds.kind=time"), folds=3, show=False)
+    assert np.isnan(cv.values[:8]).all() and "all but 8 samples, which no fold holds out" in str(cv)
