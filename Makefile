@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-all mutants faults hostile kaggle-sim bench notebooks readme lock wheel release clean
+.PHONY: help demo test test-fast test-all mutants faults hostile kaggle-sim bench notebooks readme picture lock wheel release clean
 
 # Packages lying on these paths would stand in front of the locked ones.
 unexport PYTHONPATH PYTHONHOME
@@ -66,6 +66,9 @@ notebooks: $(VENV)/.installed  ## execute all notebooks and keep their outputs
 
 readme: $(VENV)/.installed  ## render README.md from nbs/index.ipynb
 	@$(RUN) tools/readme.py
+
+picture: $(VENV)/.installed  ## photograph the live cell of a real run for README.md, with chromium
+	@$(RUN) tools/live_picture.py
 
 lock:  ## resolve requirements-dev.in anew into requirements-dev.lock
 	@"$(PYTHON)" tools/lock.py

@@ -19,6 +19,7 @@ import outputs
 import sync
 
 root = Path(__file__).resolve().parent.parent
+PAGES = [f"docs/{path.name}" for path in (root / "docs").glob("*.md")]
 HEAVY = {"torch", "accelerate", "transformers"}
 LIGHT = {"system", "config", "offline", "view", "picker", "kaggle", "cloud", "cli"}  # of the others some modules are
 
@@ -541,8 +542,10 @@ def test_contributing_names_files_that_are_there():
     assert not [name for name in modules if not (root / "spectrakit" / f"{name}.py").exists()]
 
 
-@pytest.mark.parametrize("name", ["README.md", "nbs/index.ipynb", "CHANGELOG.md"])
+@pytest.mark.parametrize("name", ["README.md", "nbs/index.ipynb", "CHANGELOG.md", *sorted(PAGES)])
 def test_a_page_names_files_that_are_there(name):
     text = (root / name).read_text(encoding="utf-8")
-    named = re.findall(r"`((?:nbs|spectrakit|tests|tools|bench|kaggle)/[\w/.-]+\.(?:ipynb|py|toml|md|yaml|txt))`", text)
+    named = re.findall(
+        r"`((?:nbs|spectrakit|tests|tools|bench|kaggle|docs)/[\w/.-]+\.(?:ipynb|py|toml|md|yaml|txt))`", text
+    )
     assert not [path for path in named if "NAME" not in path and not (root / path).exists()]

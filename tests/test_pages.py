@@ -1,0 +1,107 @@
+"""README.md and the pages of docs/: short, with links that lead somewhere, and words that the kit understands."""
+
+import ast
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import spectrakit as sk
+from spectrakit.cli.main import COMMANDS
+from spectrakit.config.compose import compose
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = [path.name for path in PAGES]
+FENCE = re.compile(r"^(`{3,})(\w*)\n(.*?)^\1$", re.M | re.S)
+COMPOSED = ("train", "preflight", "cross-validate")  # commands after whose task settings follow
+each_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    "The fenced blocks of a page in one language."
+    return [text for _, said, text in FENCE.findall(page.read_text(encoding="utf-8")) if said == language]
+
+
+def prose(page: Path) -> str:
+    "A page without its fenced blocks."
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchor(heading: str) -> str:
+    "What a link to a heading ends with, as Git hosts make it."
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def commands(page: Path) -> list[list[str]]:
+    "The words of each `spectrakit …` on a page, without what a comment says of it."
+    lines = [line for text in blocks(page, "bash") for line in text.splitlines()]
+    lines += re.findall(r"`(spectrakit [^`]+)`", prose(page).replace("\n", " "))
+    return [shlex.split(line, comments=True) for line in lines if re.match(r"(torchrun .* -m )?spectrakit ", line)]
+
+
+def test_the_first_page_is_short_and_begins_with_a_picture_code_and_two_commands():
+    text = README.read_text(encoding="utf-8")
+    first = text.partition("\n## ")[0]
+    assert len(text.splitlines()) <= 200
+    assert re.search(r"!\[.+\]\(docs/images/live\.png\)", first) and len(first.splitlines()) < 50
+    code = blocks(README, "python")[0]
+    assert code in first and len(code.splitlines()) <= 10
+    assert re.search(r"^make demo ", first, re.M) and re.search(r"^make test ", first, re.M)
+
+
+def test_every_page_is_found_from_the_first():
+    reached, new = set(), {README}
+    while new:
+        page = new.pop()
+        reached.add(page)
+        linked = re.findall(r"\]\((?![a-z]+:|#)([^)#]+\.md)", prose(page))
+        new |= {(page.parent / target).resolve() for target in linked} & set(PAGES) - reached
+    assert not set(PAGES) - reached, "link to it: in nbs/index.ipynb, or from a page that README.md links to"
+
+
+@each_page
+def test_links_lead_to_files_and_headings(page):
+    for target, heading in re.findall(r"\]\((?![a-z]+:)([^)#\s]*)#?([^)\s]*)\)", prose(page)):
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), f"{page.name} links to {target}"
+        if heading:
+            headings = re.findall(r"^#+ (.+)$", prose(path), re.M)
+            assert heading in map(anchor, headings), f"{page.name} links to {target}#{heading}"
+
+
+@each_page
+def test_python_on_a_page_uses_what_there_is(page):
+    for text in blocks(page, "python"):
+        for node in ast.walk(ast.parse(text)):
+            call = node.func if isinstance(node, ast.Call) else node
+            if not (isinstance(call, ast.Attribute) and ast.unparse(call.value) == "sk"):
+                continue
+            there = getattr(sk, call.attr)  # AttributeError: the page names what there is not
+            if isinstance(node, ast.Call) and inspect.isfunction(there):
+                inspect.signature(there).bind_partial(
+                    *node.args, **{word.arg: word for word in node.keywords if word.arg}
+                )
+
+
+@each_page
+def test_commands_on_a_page_are_there_and_their_settings_compose(page):
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    for target in re.findall(r"(?m)(?:^|`)make ([a-z-]+)", page.read_text(encoding="utf-8")):
+        assert target in targets, target
+    for words in commands(page):
+        command, *rest = words[words.index("spectrakit") + 1 :]
+        assert command in COMMANDS or command == "COMMAND", words
+        if command in COMPOSED:
+            settings = [word for word in rest if re.match(r"[+~]?\w[\w./]*=", word)]
+            compose(*[word for word in settings if "…" not in word])
+
+
+@each_page
+def test_settings_in_the_text_of_a_page_compose(page):
+    for setting in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+=[^`\s…|]+)`", prose(page)):
+        if not re.search(r"[A-Z]{3}", setting):  # a word in capitals stands for a value
+            compose(setting)
