@@ -365,6 +365,15 @@ class LoadedBatches:
         self._make = partial(_data_loader, self._source, self._requests, device, collate=collate)
         self._loader, self._kills = self._make(settings=settings), memory_kills()
 
+    def state_at(self, epoch: int, sample: int) -> dict[str, Any] | None:
+        "What a stream needs to go on at `sample` of `epoch`; None where there is nothing to keep."
+        state_at = getattr(self._source.dataset, "state_at", None)
+        return None if state_at is None else state_at(epoch * self._samples + sample)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        "Take over what `state_at` returned."
+        self._source.dataset.load_state(state)
+
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
         ahead = _is_cuda(self.device) and self.settings.num_workers not in (0, "auto")

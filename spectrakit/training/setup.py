@@ -194,7 +194,8 @@ def data_fingerprints(config: Config, train: Any, valid: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, what, dataset in (("train", "training", train), ("valid", "validation", valid)):
         try:
-            found[name] = None if dataset is None else dataset_fingerprint(dataset, config.seed, workers)
+            aside = workers and getattr(dataset, "most_workers", None) != 0
+            found[name] = None if dataset is None else dataset_fingerprint(dataset, config.seed, aside)
         except RequestError as error:
             raise RequestError(f"The {what} data set does not hold what it promises: {error}") from None
     return found

@@ -152,6 +152,11 @@ class Data:
         "That of the order in which an epoch visits its samples."
         return ORDER_VERSION if self.train is None else self.train.plan.version
 
+    def stream_state(self, epoch: int, window: int) -> dict | None:
+        "What a stream needs to go on at this optimizer step of an epoch; None where the data are no such stream."
+        state_at = getattr(self.train, "state_at", None)
+        return None if state_at is None else state_at(epoch, window * self.plan.effective_batch_size)
+
     def keep_order(self, version: int) -> None:
         "Read in the order of a version that may be an earlier one."
         if self.train is not None:
@@ -397,6 +402,7 @@ class TrainState:
             "fingerprints": self.data.fingerprints,
             "order_version": self.data.order_version,
             "outer": None if self.outer is None else self.outer.state_dict(),
+            "stream": self.data.stream_state(self.progress.epoch, self.progress.window),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -417,6 +423,8 @@ class TrainState:
             learner.scheduler.load_state_dict(state["scheduler"])
         if self.outer is not None and state.get("outer"):
             self.outer.load_state_dict(state["outer"])
+        if state.get("stream"):
+            self.data.train.load_state(state["stream"])
         if "monitor" in state:
             self.monitor, self.mode = state["monitor"], state["mode"]
         self.data.keep_order(state.get("order_version", 1))  # spectrakit 0.1 had no other one
