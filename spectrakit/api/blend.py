@@ -17,11 +17,13 @@ import numpy as np
 
 from .blend_weights import METHODS, Fitted, HeldOut, Score, fit_weights, score_named
 from .cross_validation import CrossValidation
+from .run import open_run
+from ..config.compose import compose
 from ..contract.prediction_spool import load_arrays
-from ..contract.predictions import submission_table
 from ..data.folds import read_folds
-from ..jobs.prediction import write_table
+from ..jobs.mean_submission import MeanSubmission
 from ..launch.job import load_task
+from ..runs.run_dir import missing_files
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import checked_path
 
@@ -36,6 +38,7 @@ class Source:
     fold: np.ndarray  # [samples]; -1 where none was held out
     sha256: str | None  # of the division; None where the task divided by itself
     test: np.ndarray | None
+    run: Path | None = None  # one of its runs, whose settings say what the test data are
 
 # %% ../../nbs/60_api/09_blend.ipynb #3b5a3f55
 def _fold_numbers(path: Path, samples: int, sizes: Sequence[int]) -> tuple[np.ndarray, str | None]:
@@ -72,7 +75,8 @@ def source_of(given: CrossValidation | Path | str) -> Source:
     files = [path / f"fold-{k}" / Path(run).name / "out_of_fold.npz" for k, run in enumerate(runs)]
     sizes = [] if (path / "folds.npz").is_file() else [len(load_arrays(file)["predictions"]) for file in files]
     fold, sha256 = _fold_numbers(path, len(found["predictions"]), sizes)
-    return Source(path.name, found["predictions"], found["targets"], fold, sha256, test)
+    run = path / "fold-0" / Path(runs[0]).name if runs else None
+    return Source(path.name, found["predictions"], found["targets"], fold, sha256, test, run)
 
 # %% ../../nbs/60_api/09_blend.ipynb #a5b3a718
 def check_together(sources: Sequence[Source]) -> None:
@@ -178,13 +182,21 @@ def _result(
     return Blend(names, best.weights, best.method, metric, best.score, best.in_sample, singles, tried, values, test)
 
 
-def _write(made: Blend, task: Any, predict: str | Path) -> None:
-    "The table of the blended test predictions. RequestError where there are none, or no task."
-    if made.test is None or task is None:
-        what = "test predictions, and these models have none" if made.test is None else "task=…, which writes the table"
+def _begin_table(sources: Sequence[Source], task: Any, predict: str | Path) -> MeanSubmission:
+    """The table of the test predictions, which holds their plain mean before weights are learned.
+
+    RequestError where there are no test predictions, no task, or the table cannot be made.
+    """
+    tests = [source.test for source in sources if source.test is not None]
+    if len(tests) < len(sources) or task is None:
+        what = "task=…, which writes the table" if task is None else "test predictions, and not all models have some"
         raise RequestError(f"predict={str(predict)!r} needs {what}.")
     task = load_task(task) if isinstance(task, str) else task
-    write_table(submission_table(task, {"predictions": made.test}), checked_path(predict, "The file for predictions"))
+    run = sources[0].run
+    config = compose() if run is None or missing_files(run) else open_run(run).config
+    table = MeanSubmission(task, config, checked_path(predict, "The file for predictions"), None)
+    table.put({"predictions": np.mean(tests, axis=0)})
+    return table
 
 # %% ../../nbs/60_api/09_blend.ipynb #0e38bcc8
 def blend(
@@ -201,7 +213,8 @@ def blend(
     - `method`: 'greedy', 'non_negative', 'ridge', or 'auto': the one whose nested score is best
     - `metric`: a name ('rmse', 'mse', 'mae', 'log_loss', 'accuracy', 'auc') or a function of predictions and targets
       (default: accuracy for classes, rmse for all else); `mode`: 'min' or 'max', for a function
-    - `predict`: a file for the table of the blended test predictions, as `task` writes it (default: none)
+    - `predict`: a file for the table of the blended test predictions, as `task` writes it, which holds their plain mean
+    until weights are learned (default: none)
 
     RequestError where they do not belong together.
     """
@@ -211,6 +224,7 @@ def blend(
         raise RequestError(
             f"There is no method {method!r}. There are auto, {', '.join(METHODS)}.{did_you_mean(method, METHODS)}"
         )
+    table = None if predict is None else _begin_table(sources, task, predict)
     chosen, direction, name = _metric_for(sources, metric, mode)
     held, rows = _as_models(sources)
     methods = list(METHODS) if method == "auto" else [method]
@@ -221,6 +235,6 @@ def blend(
     values = np.full(sources[0].values.shape, np.nan)
     values[rows] = held.nested(best.without)
     made = _result(sources, found, best, name, singles, values)
-    if predict is not None:
-        _write(made, task, predict)
+    if table is not None:
+        table.put({"predictions": made.test})
     return made

@@ -13,6 +13,7 @@ import math
 import shutil
 import signal
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from .actions import check_prediction
+from .actions import predict as predict_with
 from .places import ManyRuns, Places, at_place, place_threads, plan_places
 from .run import Run, list_runs, task_of
 from spectrakit.api.trial import (
@@ -40,12 +42,12 @@ from spectrakit.api.trial import (
 from ..config.compose import compose, override
 from ..config.schema import Config
 from ..contract.prediction_spool import load_arrays
-from ..contract.predictions import submission_table
 from ..contract.task import provides
 from ..data.folds import Folds, read_folds
 from ..distributed.heartbeat import stop_file
-from ..jobs.prediction import save_arrays, write_table
-from ..launch.job import with_task
+from ..jobs.mean_submission import MeanSubmission
+from ..jobs.prediction import save_arrays
+from ..launch.job import load_task, with_task
 from ..launch.request import new_request
 from ..runs.events import last_event
 from ..runs.history import follow
@@ -290,6 +292,9 @@ class Folding:
     made: dict[int, TrialResult] = field(default_factory=dict)  # by number
     known: dict[str, Any] = field(default_factory=dict)  # what an earlier session has kept
     at_once: bool = False  # whether all were trained in one go
+    writes: bool = True  # whether this process writes what all of them make
+    table: MeanSubmission | None = None  # of the test data, where one is asked for
+    table_error: str = ""  # why it could not be written
     stopped: str = ""  # how it ends where no run is begun any more
 
     @property
@@ -329,6 +334,19 @@ def _config_at(f: Folding, number: int, place: int) -> Config:
     return at_place(_for_the_time_left(config, f.ends), f.places, place)
 
 
+def _put_mean(f: Folding) -> None:
+    "Write the mean of the test predictions so far; what cannot be written is said, and ends no training."
+    done = [trial for _, trial in sorted(f.made.items()) if trial.done]
+    if f.table is None or not (arrays := _mean_of_tests(done)):
+        return
+    try:
+        f.table.put(arrays, f"the mean of {len(done)} of {f.total} runs")
+    except Exception as error:
+        if not f.table_error:
+            print(f"{f.path.name}: {f.table.file.out.name} stays as it was: {error}", file=sys.stderr)
+        f.table_error = str(error)
+
+# %% ../../nbs/60_api/07_cross_validation.ipynb #55774395
 def _take(f: Folding, number: int, result: TrialResult) -> None:
     "Keep what a run has brought, and say it."
     f.made[number] = result
@@ -336,7 +354,9 @@ def _take(f: Folding, number: int, result: TrialResult) -> None:
     f.say(f"{f.folder(number).name.replace('-', ' ')}: {result.status}, {value}, {short_time(result.seconds)}")
     if not result.done:
         f.stopped = f.stopped or result.status
-    elif f.total > len(f.made) and not f.at_once:
+    else:
+        _put_mean(f)
+    if result.done and f.total > len(f.made) and not f.at_once:
         each_s = statistics.median(trial.seconds for trial in f.made.values())
         f.say(plan_text(f.total, f.total - len(f.made), each_s, f.places.count, f.left_s))
     f.falls_back = f.falls_back or result.fallback
@@ -511,9 +531,12 @@ def _collect(f: Folding, status: str, seconds: float) -> None:
 def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool) -> Folding:
     "The cross-validation in `path`, before its first run."
     request = new_request(config)
+    writes = request.place is None or request.place.rank == 0
     file = path / FACTS
     known = json.loads(file.read_text()) if file.is_file() else {}
-    f = Folding(task, config, path, itself, Places(((),), None, None, ""), request.ends, show, known=known)
+    f = Folding(
+        task, config, path, itself, Places(((),), None, None, ""), request.ends, show, known=known, writes=writes
+    )
     if request.place is not None:
         return f  # a launcher has started this process, and those that are beside it
     one = _config_of(config, path, 0, 0, itself)
@@ -598,6 +621,19 @@ def _gather(task: Any, path: Path, made: Mapping[int, TrialResult], status: str,
     write_atomic(path / "summary.json", json.dumps({**facts, **hashed}, indent=1) + "\n")
     return found
 
+# %% ../../nbs/60_api/07_cross_validation.ipynb #29a6bcba
+def _finish_table(f: Folding) -> None:
+    "Where no run was done, predict with the first one's best checkpoint; then say what the table holds."
+    assert f.table is not None
+    first = f.made.get(0)
+    if not any(trial.done for trial in f.made.values()) and first is not None and first.checkpoint is not None:
+        try:
+            predict_with(f.task, first.run, out=f.table.file.out)
+        except (RequestError, RuntimeError) as error:
+            print(f"{f.path.name}: {error}", file=sys.stderr)
+    elif (state := f.table.file.state) is not None:
+        f.say(f"{state}{''.join(f'; {note}' for note in state.notes)}")
+
 # %% ../../nbs/60_api/07_cross_validation.ipynb #3aecbd61
 def _asked_for(task: Any, config: Config | str | None, overrides: Sequence[str], folds: int | None) -> Config:
     "The settings of all folds together, with the folder that `run.dir` stands for here."
@@ -625,7 +661,8 @@ def cross_validate(
     - `overrides`: settings that are to be others (default: none)
     - `folds`: how many parts (default: `folds.count`, 5)
     - `resume`: 'auto', or the folder of one that was begun: what is done there stays done (default: begin anew)
-    - `predict`: a file for the table of the test predictions' mean (default: none)
+    - `predict`: a file for the table of the test predictions' mean, which is there from the beginning and holds the
+    mean of the folds that are done (default: none)
     - `show`: print a line for each fold, and whether the others fit into the time (default: True)
 
     RequestError where the request is wrong, RuntimeError where predicting failed.
@@ -637,9 +674,12 @@ def cross_validate(
     name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
     path = open_folder(config, name, "cv", resume, copied)
     f = _begin(task, config, path, itself, show)
+    if predict is not None and f.writes:
+        made = load_task(task) if isinstance(task, str) else task
+        f.table = MeanSubmission(made, _config_of(config, path, 0, 0, itself), Path(predict), path)
     _train_folds(f)
     complete = len(f.made) == f.total and all(trial.done for trial in f.made.values())
     found = _gather(task, path, f.made, "completed" if complete else f.stopped or "out_of_time", config.folds.seeds)
-    if predict is not None and found.test:
-        write_table(submission_table(_made(task, found.trials[0].run), found.test), Path(predict))
+    if f.table is not None:
+        _finish_table(f)
     return found

@@ -76,12 +76,13 @@ def _fits(sheet: Sheet, sample: Sample) -> bool:
 class SubmissionFile:
     """The file that is handed in, which is never half written.
 
-    `out`: the file. `folder`: of the run, for the record. `sample`: the sample submission; None where there is none.
+    `out`: the file. `folder`: of the run, for the record; None: there is none. `sample`: the sample submission; None
+    where there is none.
     """
 
-    def __init__(self, out: Path, folder: Path, sample: Sample | None = None):
+    def __init__(self, out: Path, folder: Path | None, sample: Sample | None = None):
         self.out, self.folder, self.sample = out.absolute(), folder, sample
-        self.state = read_record(folder, out) or self._earlier()
+        self.state = (None if folder is None else read_record(folder, out)) or self._earlier()
         self._before: Sheet | None = None
 
     def _earlier(self) -> SubmissionState | None:
@@ -107,7 +108,8 @@ class SubmissionFile:
             ) from None
         facts = {**asdict(about), "rows": len(sheet.rows), "sha256": sha256(text).hexdigest(), "made": time.time()}
         self.state = SubmissionState(**facts)
-        write_atomic(self.folder / RECORD, json.dumps(facts, indent=1) + "\n")
+        if self.folder is not None:
+            write_atomic(self.folder / RECORD, json.dumps(facts, indent=1) + "\n")
         return self.state
 
 # %% ../../nbs/38_contract/12_submission_file.ipynb #94cfcea6
@@ -131,11 +133,13 @@ def write_constant(file: SubmissionFile, task: Any, some: dict[str, Any], sample
     return file._put(done.sheet, SubmissionState(str(file.out), "constant", 0, samples, notes=done.notes))
 
 # %% ../../nbs/38_contract/12_submission_file.ipynb #24bb13fd
-def write_predictions(file: SubmissionFile, task: Any, arrays: dict[str, Any], samples: int) -> SubmissionState:
+def write_predictions(
+    file: SubmissionFile, task: Any, arrays: dict[str, Any], samples: int, said: tuple[str, ...] = ()
+) -> SubmissionState:
     """Write what is predicted so far as the submission.
 
-    `arrays`: the predictions of the first samples, by name. `samples`: how many there are. RequestError, or what
-    `submission` raises, where no table can be made of them; the file then stays as it was.
+    `arrays`: the predictions of the first samples, by name. `samples`: how many there are. `said`: notes on them.
+    RequestError, or what `submission` raises, where no table can be made of them; the file then stays as it was.
     """
     done = min(map(len, arrays.values()))
     named = any(is_id(name, values) for name, values in arrays.items() if name != "targets")
@@ -148,7 +152,7 @@ def write_predictions(file: SubmissionFile, task: Any, arrays: dict[str, Any], s
     outputs = {name: values for name, values in arrays.items() if name != "targets"}
     table = submission_table(task, outputs if whole else filled(outputs, samples))
     result = checked(table, sample, before)
-    notes = list(result.notes)
+    notes = [*said, *result.notes]
     if whole and result.missing:
         notes.append(f"{result.missing} rows were missing, and are those that were there before")
     return file._put(result.sheet, SubmissionState(str(file.out), "predictions", done, samples, notes=tuple(notes)))

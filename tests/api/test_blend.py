@@ -102,6 +102,12 @@ def test_two_cross_validations_are_blended_and_written(here):
         "folds.count=3",
     )
     runs = [sk.cross_validate(Fitted(), compose(*words, f"+task.width={w}"), show=False) for w in (3, 2)]
+    with pytest.raises(RequestError, match="no method"):
+        sk.blend(*runs, predict=here / "table.csv", task=Fitted(), method="gredy")
+    with pytest.raises(RequestError, match="no score"):  # by then the plain mean is there
+        sk.blend(*runs, predict=here / "table.csv", task=Fitted(), metric="rmsle")
+    mean = np.mean([cv.test["predictions"][0] for cv in runs])
+    assert float((here / "table.csv").read_text().splitlines()[1].split(",")[-1]) == pytest.approx(mean)
     made = sk.blend(*runs, predict=here / "table.csv", task=Fitted())
     assert made.names == tuple(cv.path.name for cv in runs) and made.weights.shape == (2,)
     assert made.score == pytest.approx(np.sqrt(np.mean((made.values - runs[0].targets) ** 2)))

@@ -1,6 +1,7 @@
 "Cross-validation: every sample is predicted once by a model that has not seen it, across ranks and sessions."
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -225,3 +226,47 @@ def test_a_wrong_request_is_refused_before_anything_is_trained(here):
 def test_by_time_the_first_samples_are_held_out_by_no_fold(here):
     cv = sk.cross_validate(Untested(), compose(*INLINE, *HERE, "folds.kind=time"), folds=3, show=False)
     assert np.isnan(cv.values[:8]).all() and "all but 8 samples, which no fold holds out" in str(cv)
+
+
+class Handed(Numbered):
+    "A task whose predictions say which fold made them, and which notes what there is to hand in when a fold begins."
+
+    def sample_submission(self, cfg):
+        return {"id": [3, 2, 1, 0], "y": [7, 7, 7, 7]}
+
+    def test_dataset(self, cfg):
+        self.ids = [0, 1, 2, 3]
+        return TensorDataset(torch.full((4, 3), float(cfg.folds.fold or 0)))
+
+    def submission(self, predictions):
+        return {"id": self.ids, "y": predictions}
+
+    def datasets(self, cfg):
+        with Path("seen.txt").open("a") as file:
+            file.write(f"{cfg.folds.fold} {Path('submission.csv').read_text().splitlines()[1]}\n")
+        return super().datasets(cfg)
+
+
+def test_the_submission_is_there_before_the_first_fold_and_grows_with_each(here):
+    cv = sk.cross_validate(Handed(), compose(*INLINE, *HERE), folds=3, predict="submission.csv", show=False)
+    seen = dict(line.split(" ") for line in Path("seen.txt").read_text().splitlines())
+    assert seen == {"0": "3,7", "1": "3,0", "2": "3,0.5"}
+    assert Path("submission.csv").read_text() == "id,y\n3,1\n2,1\n1,1\n0,1\n"
+    state = json.loads((cv.path / "submission.json").read_text())
+    assert cv.status == "completed" and state["notes"][0] == "the mean of 3 of 3 runs"
+    Path("submission.csv").unlink()
+    shutil.rmtree("runs")
+    stopped = Handed()
+    stopped.stops = True
+    cut = sk.cross_validate(stopped, compose(*INLINE), folds=3, predict="submission.csv", show=False)
+    assert cut.status == "interrupted" and Path("submission.csv").read_text().splitlines()[1] == "3,0"
+
+
+def test_a_table_that_the_task_cannot_write_leaves_the_sample(here, capsys):
+    class Wrong(Handed):
+        def submission(self, predictions):
+            return {"name": self.ids, "y": predictions}
+
+    cv = sk.cross_validate(Wrong(), compose(*INLINE, *HERE), folds=2, predict="submission.csv", show=False)
+    assert cv.status == "completed" and Path("submission.csv").read_text().splitlines()[1] == "3,7"
+    assert "submission.csv stays as it was: " in capsys.readouterr().err

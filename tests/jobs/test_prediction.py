@@ -236,3 +236,17 @@ def test_a_process_that_dies_while_it_predicts_leaves_a_submission(tmp_path, cap
     assert f"{state.predicted} of 100 samples are predicted" in capsys.readouterr().err
     assert json.loads((run.path / "summary.json").read_text())["submission"]["predicted"] == state.predicted
     assert (run.path / "logs" / "rank-0.log").is_file() and not (run.path / "predictions.npz").exists()
+
+
+@pytest.mark.slow
+def test_no_time_is_held_back_for_a_start_that_is_not_needed(tmp_path):
+    """The processes that train predict as well, where that was asked for in the same call; else another process has to
+    start.
+    """
+    kept = []
+    for number, out in enumerate((tmp_path / "table.csv", None)):
+        words = ("launch.mode=auto", "trainer.devices=1", "watchdog.limit=1h", "watchdog.since=run")
+        task = mine(test_dataset=lambda cfg: (X,))
+        run = sk.fit(task, config(tmp_path / str(number), *words), predict=out, show=False)
+        kept.append(next(e["held"] for e in read_events(run.path / "events.jsonl") if e["type"] == "budget"))
+    assert ["starting to predict" in held for held in kept] == [False, True]
