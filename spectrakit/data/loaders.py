@@ -359,20 +359,11 @@ class LoadedBatches:
     reason = ""  # why they are read in this way
 
     def __init__(self, dataset: Any, device: Any, plan: EpochPlan, settings: DataloaderConfig, collate: Any = None):
-        self.device, self.plan, self.settings, self._samples = device, plan, settings, len(dataset)
+        self.dataset, self.device, self.plan, self.settings = dataset, device, plan, settings
         self.report: Callable[[str], None] = _print_to_log  # takes a sentence where reading had to change
         self._requests, self._source = _Requests(), SeededSamples(dataset, plan.seed)
         self._make = partial(_data_loader, self._source, self._requests, device, collate=collate)
         self._loader, self._kills = self._make(settings=settings), memory_kills()
-
-    def state_at(self, epoch: int, sample: int) -> dict[str, Any] | None:
-        "What a stream needs to go on at `sample` of `epoch`; None where there is nothing to keep."
-        state_at = getattr(self._source.dataset, "state_at", None)
-        return None if state_at is None else state_at(epoch * self._samples + sample)
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        "Take over what `state_at` returned."
-        self._source.dataset.load_state(state)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
@@ -383,7 +374,9 @@ class LoadedBatches:
     def _read(self, epoch: int, first_step: int, device: Any, done: int = 0) -> Iterator[MicroBatch]:
         while True:
             asked, cuts = tee(islice(self.plan.cuts_from(first_step), done, None))
-            self._requests.keys = keys_of(self.plan.order(self._samples, epoch), epoch, asked, bool(self.plan.sampled))
+            self._requests.keys = keys_of(
+                self.plan.order(len(self.dataset), epoch), epoch, asked, bool(self.plan.sampled)
+            )
             try:
                 for (data, drawn), cut in zip(_plain_errors(self._loader), cuts, strict=False):
                     done += 1

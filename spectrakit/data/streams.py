@@ -166,6 +166,39 @@ class _PassStarts:
         if number + 1 == len(self.known):
             self.known.append(self.known[-1] + samples)
 
+# %% ../../nbs/22_data/08_streams.ipynb #603d893d
+class _Marks:
+    "Where a stream was lately, by what its readings said of themselves."
+
+    def __init__(self, starts: _PassStarts):
+        self._starts = starts
+        self._began: list[_Mark] = []  # where the pass that is open began
+        self._lately: list[_Mark] = []  # where the last readings ended
+
+    def begin(self, mark: _Mark | None) -> None:
+        "A pass begins; without a `mark` it cannot say where."
+        self._began = [mark] if mark else []
+
+    def add(self, mark: _Mark | None) -> None:
+        "A reading ended."
+        self._lately = [*self._lately[1 - _MARKS :], mark] if mark else []
+
+    def before(self, number: int, offset: int) -> _Mark | None:
+        "The last one of pass `number` that is not beyond `offset`."
+        here = [m for m in (*self._began, *self._lately) if m.number == number and m.position <= offset]
+        return max(here, key=lambda mark: mark.position, default=None)
+
+    def state_at(self, position: int) -> dict[str, Any] | None:
+        "The last one that is not beyond `position`, as plain values; None where there is none."
+        places = {self._starts.start_of(mark.number) + mark.position: mark for mark in (*self._lately, *self._began)}
+        near = max((place for place in places if place <= position), default=None)
+        return None if near is None else {"starts": list(self._starts.known), **places[near]._asdict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        "Take over what `state_at` returned, here or in an earlier session."
+        self._starts.known = list(state["starts"])
+        self._began, self._lately = [], [_Mark(state["number"], state["position"], state["state"])]
+
 # %% ../../nbs/22_data/08_streams.ipynb #c440326f
 def _promised_length(stream: Any) -> int | None:
     try:
@@ -192,35 +225,22 @@ class _Reader:
     def __init__(self, stream: Any, seed: int, buffer: int):
         self._stream, self._seed, self._buffer = stream, seed, buffer
         self._starts = _PassStarts(_promised_length(stream) or None)
+        self.marks = _Marks(self._starts)
         self._pass: _Pass | None = None
-        self._began: list[_Mark] = []  # where the pass that is open began
-        self._marks: list[_Mark] = []  # where the last readings ended
         self._process = os.getpid()
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_pass": None}  # another process begins with a pass of its own
 
-    def state_at(self, position: int) -> dict[str, Any] | None:
-        "The newest mark that is not beyond `position`, as plain values; None where there is none."
-        places = {self._starts.start_of(mark.number) + mark.position: mark for mark in (*self._marks, *self._began)}
-        near = max((place for place in places if place <= position), default=None)
-        return None if near is None else {"starts": list(self._starts.known), **places[near]._asdict()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        "Go on from what `state_at` returned, here or in an earlier session."
-        self._starts.known = list(state["starts"])
-        self._pass, self._began = None, []
-        self._marks = [_Mark(state["number"], state["position"], state["state"])]
-
     def _reach(self, number: int, offset: int) -> _Pass:
         "Pass `number`, read no further than `offset`; a forked process shares open files, and begins anew."
         current = self._pass if self._process == os.getpid() else None
-        if current is None or current.number != number or current.position > offset:
-            here = [m for m in (*self._began, *self._marks) if m.number == number and m.position <= offset]
-            nearest = max(here, key=lambda mark: mark.position, default=None)
+        nearest = self.marks.before(number, offset)
+        behind = current is not None and nearest is not None and nearest.position > current.position
+        if current is None or current.number != number or current.position > offset or behind:
             current = _Pass(self._stream, number, self._seed, self._buffer, nearest)
-            if nearest is None and (began := current.mark()):
-                self._began = [began]
+            if nearest is None:
+                self.marks.begin(current.mark())
         self._pass, self._process = current, os.getpid()
         return current
 
@@ -233,8 +253,7 @@ class _Reader:
             most = count if length is None else min(count, start + length - first)
             samples = reading.read(most, skip=first - start - reading.position)
             if samples:
-                if mark := reading.mark():
-                    self._marks = [*self._marks[1 - _MARKS :], mark]
+                self.marks.add(reading.mark())
                 return samples
             _check_end(self._stream, reading.position)
             self._starts.ended(number, reading.position)
@@ -254,19 +273,10 @@ class StreamSamples:
     def __init__(self, stream: Any, samples: int, seed: int = 0, buffer: int = 0):
         self.stream, self.samples, self.buffer = stream, samples, buffer
         self._reader = _Reader(stream, seed, buffer)
+        # what a checkpoint keeps so that a run can go on at a position, and what takes it over
+        self.state_at, self.load_state = self._reader.marks.state_at, self._reader.marks.load_state
         # each worker would read the whole stream; one that says where it is has to be asked in this process
         self.most_workers = 0 if can_go_on(stream) else 1
-
-    def state_at(self, position: int) -> dict[str, Any] | None:
-        """What a checkpoint keeps so that a run can go on at `position` without reading what came before.
-
-        Plain values; None where the stream cannot say where it is, and is read anew.
-        """
-        return self._reader.state_at(position)
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        "Take over what `state_at` returned."
-        self._reader.load_state(state)
 
     @property
     def spot_checks(self) -> list[int]:

@@ -154,8 +154,10 @@ class Data:
 
     def stream_state(self, epoch: int, window: int) -> dict | None:
         "What a stream needs to go on at this optimizer step of an epoch; None where the data are no such stream."
-        state_at = getattr(self.train, "state_at", None)
-        return None if state_at is None else state_at(epoch, window * self.plan.effective_batch_size)
+        dataset = getattr(self.train, "dataset", None)
+        if not hasattr(dataset, "state_at"):
+            return None
+        return dataset.state_at(epoch * len(dataset) + window * self.plan.effective_batch_size)
 
     def keep_order(self, version: int) -> None:
         "Read in the order of a version that may be an earlier one."
@@ -424,7 +426,7 @@ class TrainState:
         if self.outer is not None and state.get("outer"):
             self.outer.load_state_dict(state["outer"])
         if state.get("stream"):
-            self.data.train.load_state(state["stream"])
+            self.data.train.dataset.load_state(state["stream"])
         if "monitor" in state:
             self.monitor, self.mode = state["monitor"], state["mode"]
         self.data.keep_order(state.get("order_version", 1))  # spectrakit 0.1 had no other one
