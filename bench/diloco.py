@@ -33,7 +33,14 @@ from torch.utils.data import TensorDataset
 from spectrakit.contract.task import Task
 from spectrakit.distributed.compression import BLOCK, FORMS, Compression, bytes_sent
 from spectrakit.distributed.link import ring_bytes
-from spectrakit.distributed.outer_loop import OuterLoop, end_round, flat, outer_optimizer, pseudo_gradient
+from spectrakit.distributed.outer_loop import (
+    OuterLoop,
+    end_round,
+    flat,
+    outer_lr_factor,
+    outer_optimizer,
+    pseudo_gradient,
+)
 from spectrakit.runs.events import read_events
 
 LENGTH, BATCH, PREPARED, SEED = 64, 32, 600, 0
@@ -62,10 +69,10 @@ class Text:
         held = torch.arange(len(chunks)) % 20 == 0
         self.train, self.valid = chunks[~held].reshape(-1), chunks[held].reshape(-1)
 
-    def batch(self, worker: int, step: int) -> torch.Tensor:
-        "BATCH pieces of the training text, the same in every run."
+    def batch(self, worker: int, step: int, size: int) -> torch.Tensor:
+        "So many pieces of the training text, the same in every run."
         draw = torch.Generator().manual_seed(1_000_003 * (worker + 1) + step + SEED)
-        first = torch.randint(len(self.train) - LENGTH - 1, (BATCH,), generator=draw)
+        first = torch.randint(len(self.train) - LENGTH - 1, (size,), generator=draw)
         return self.train[first[:, None] + torch.arange(LENGTH + 1)]
 
 
@@ -121,6 +128,10 @@ class Row:
     every: int = 25
     form: str = "fp32"
     prepared: bool = True
+    outer: tuple[float, float] = (0.7, 0.9)  # rate and momentum
+    schedule: str | None = None  # of the outer rate
+    batch: int = BATCH  # of each worker
+    share: float = 1.0  # of the steps that were asked for
 
 
 def mean_of(loops: list[OuterLoop], left_out: list[Compression | None]) -> torch.Tensor:
@@ -151,7 +162,7 @@ def train_row(row: Row, data: Text, start: nn.Module, steps: int) -> nn.Module:
     "The model after so many steps of every worker."
     models = [copy.deepcopy(start) for _ in range(1 if row.way == "ddp" else row.workers)]
     inner = [torch.optim.AdamW(model.parameters(), lr=row.lr, weight_decay=0.0) for model in models]
-    rate, momentum = (0.7, 0.9) if row.way == "diloco" else (1.0, 0.0)
+    rate, momentum = row.outer if row.way == "diloco" else (1.0, 0.0)
     loops = []
     for model in models:
         theta = flat(model.parameters())
@@ -162,12 +173,13 @@ def train_row(row: Row, data: Text, start: nn.Module, steps: int) -> nn.Module:
             set_lr(optimizer, row.lr, step, steps)
             optimizer.zero_grad()
             own = range(row.workers) if row.way == "ddp" else [worker]
-            loss_of(model, torch.cat([data.batch(w, step) for w in own])).backward()
+            loss_of(model, torch.cat([data.batch(w, step, row.batch) for w in own])).backward()
             optimizer.step()
         if row.way != "ddp" and ((step + 1) % row.every == 0 or step + 1 == steps):
             mean = mean_of(loops, left_out)
+            now = rate * outer_lr_factor(row.schedule, step // row.every * row.every / steps)
             for loop in loops:
-                end_round(loop, lambda own, mean=mean: mean.clone(), rate)
+                end_round(loop, lambda own, mean=mean: mean.clone(), now)
     return models[0]
 
 
@@ -182,8 +194,14 @@ def sent_mb(row: Row, numbers: int, steps: int) -> float:
 
 
 ROWS = (
-    *(Row(f"ddp lr {lr:g}", 4, "ddp", lr) for lr in (4e-3, 8e-3, 1.6e-2)),
+    *(Row(f"ddp lr {lr:g}", 4, "ddp", lr) for lr in (4e-3, 8e-3, 1.6e-2, 3.2e-2)),
     *(Row(f"diloco lr {lr:g}", 4, "diloco", lr) for lr in (4e-3, 8e-3, 1.6e-2)),
+    *(Row(f"diloco lr {lr:g} outer cosine", 4, "diloco", lr, schedule="cosine") for lr in (8e-3, 1.6e-2)),
+    *(Row(f"diloco lr {lr:g} outer 0.7/0.8", 4, "diloco", lr, outer=(0.7, 0.8)) for lr in (8e-3, 1.6e-2)),
+    *(Row(f"diloco lr {lr:g} outer 1/0.8", 4, "diloco", lr, outer=(1.0, 0.8)) for lr in (8e-3, 1.6e-2)),
+    *(Row(f"diloco lr {lr:g} outer 0.4/0.9", 4, "diloco", lr, outer=(0.4, 0.9)) for lr in (8e-3, 1.6e-2)),
+    *(Row(f"diloco lr {lr:g} outer 1/0.9", 4, "diloco", lr, outer=(1.0, 0.9)) for lr in (8e-3, 1.6e-2)),
+    *(Row(f"diloco lr {lr:g} H=10 int8", 4, "diloco", lr, every=10, form="int8") for lr in (8e-3, 1.6e-2, 3.2e-2)),
     Row("diloco int8", 4, "diloco", 4e-3, form="int8"),
     Row("diloco int4", 4, "diloco", 4e-3, form="int4"),
     Row("diloco H=50", 4, "diloco", 4e-3, every=50),
@@ -193,6 +211,10 @@ ROWS = (
     Row("one worker, lookahead", 1, "diloco", 4e-3),
     Row("ddp from scratch", 4, "ddp", 4e-3, prepared=False),
     Row("diloco from scratch", 4, "diloco", 4e-3, prepared=False),
+    Row("ddp from scratch, batch 8", 4, "ddp", 4e-3, prepared=False, batch=8),
+    Row("diloco from scratch, batch 8", 4, "diloco", 4e-3, prepared=False, batch=8),
+    Row("ddp, a fifth of the steps", 4, "ddp", 4e-3, share=0.2),
+    Row("diloco, a fifth of the steps", 4, "diloco", 4e-3, share=0.2),
 )
 
 
@@ -205,15 +227,17 @@ def start_of(data: Text, prepared: bool) -> nn.Module:
 
 def measure(row: Row, data: Text, start: nn.Module, steps: int) -> dict:
     "One line of the table."
-    began = time.monotonic()
+    began, steps = time.monotonic(), round(row.share * steps)
     model = train_row(row, data, start, steps)
-    mb = sent_mb(row, sum(p.numel() for p in model.parameters()), steps)
-    return {**asdict(row), "loss": valid_loss(model, data), "mb": mb, "seconds": time.monotonic() - began}
+    numbers = sum(p.numel() for p in model.parameters())
+    by_ddp = steps * ring_bytes(4 * numbers, row.workers) / 1e6
+    sent = {"mb": sent_mb(row, numbers, steps), "ddp_mb": by_ddp, "steps": steps}
+    return {**asdict(row), "loss": valid_loss(model, data), **sent, "seconds": time.monotonic() - began}
 
 
-def line(found: dict, ddp_mb: float) -> str:
+def line(found: dict) -> str:
     "A line of the table."
-    fewer = f"{ddp_mb / found['mb']:.1f}" if found["mb"] else "-"
+    fewer = f"{found['ddp_mb'] / found['mb']:.1f}" if found["mb"] else "-"
     return f"| {found['name']} | {found['loss']:.4f} | {found['mb']:.1f} | {fewer} | {found['seconds']:.0f} |"
 
 
@@ -293,30 +317,37 @@ def to_the_same(found: dict) -> str:
     return f"to loss {goal:.4f}: " + ", ".join(f"{way} {seconds:.0f} s" for way, seconds in times.items())
 
 
+def table(names: list[str] | None, steps: int, file: Path | None) -> None:
+    "Train the rows with these `names` (None: all), print the table as it grows, and keep its figures in `file`."
+    data, starts = Text(), {}
+    print(f"{len(data.train) + len(data.valid)} characters, {data.size} different ones, sha256 {data.sha}")
+    print("| run | loss | MB a worker | fewer | seconds |\n|---|---|---|---|---|", flush=True)
+    about = {"characters": len(data.train) + len(data.valid), "sha256": data.sha, "steps": steps}
+    found = json.loads(file.read_text())["rows"] if file is not None and file.exists() else []
+    named = {row.name: row for row in ROWS}
+    for row in (named[name] for name in names or named):
+        if row.name in [known["name"] for known in found]:
+            continue
+        if row.prepared not in starts:
+            starts[row.prepared] = start_of(data, row.prepared)
+        found.append(measure(row, data, starts[row.prepared], steps))
+        print(line(found[-1]), flush=True)
+        if file is not None:
+            file.write_text(json.dumps({**about, "rows": found}, indent=1) + "\n")
+
+
 def main() -> None:
     "Train the rows that were asked for, and print the table as it grows."
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", nargs="*", default=None, help="names of rows (default: all)")
     parser.add_argument("--steps", type=int, default=1500, help="steps of each worker")
-    parser.add_argument("--json", type=Path, default=None, help="file for the figures")
+    parser.add_argument("--json", type=Path, default=None, help="file for the figures; rows that it has are kept")
     parser.add_argument("--link", type=float, default=None, help="megabits a second of a link to train over")
     asked = parser.parse_args()
     if asked.link is not None:
         print(to_the_same(over_link(asked.link, asked.steps)))
         return
-    data, found, starts = Text(), [], {}
-    print(f"{len(data.train) + len(data.valid)} characters, {data.size} different ones, sha256 {data.sha}")
-    print("| run | loss | MB a worker | fewer | seconds |\n|---|---|---|---|---|", flush=True)
-    named = {row.name: row for row in ROWS}
-    for row in (named[name] for name in asked.rows or named):
-        if row.prepared not in starts:
-            starts[row.prepared] = start_of(data, row.prepared)
-        found.append(measure(row, data, starts[row.prepared], asked.steps))
-        numbers = sum(p.numel() for p in starts[row.prepared].parameters())
-        print(line(found[-1], sent_mb(Row("", row.workers, "ddp", 0.0), numbers, asked.steps)), flush=True)
-        if asked.json is not None:
-            about = {"characters": len(data.train) + len(data.valid), "sha256": data.sha, "steps": asked.steps}
-            asked.json.write_text(json.dumps({**about, "rows": found}, indent=1) + "\n")
+    table(asked.rows, asked.steps, asked.json)
 
 
 if __name__ == "__main__":

@@ -134,14 +134,14 @@ def compressed_mean(vector: Any, compression: Compression, workers: int, group: 
     c, form, share = compression, compression.form, _share(vector.numel(), workers)
     whole = torch.zeros(share * workers)
     whole[: vector.numel()] = vector
-    if c.left_out is not None:
+    if c.left_out is not None and c.left_out.numel() == whole.numel():  # else other parameters travel now
         whole += c.left_out
     sent = torch.stack([form.encode(part) for part in whole.split(share)])
     left_out = whole - torch.cat([form.decode(row, share) for row in sent])
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     mean = torch.stack([form.decode(row, share) for row in received]).mean(dim=0)
-    if c.left_out_of_mean is not None:
+    if c.left_out_of_mean is not None and c.left_out_of_mean.numel() == mean.numel():
         mean += c.left_out_of_mean
     mine = form.encode(mean)
     c.pending = left_out, mean - form.decode(mine, share)

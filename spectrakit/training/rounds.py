@@ -67,7 +67,7 @@ def make_workers(s: TrainState) -> Workers | None:
 
 def round_bytes(workers: Workers) -> int:
     "Bytes that a worker sends in an exchange."
-    numbers = workers.loop.theta.numel()
+    numbers = workers.loop.numbers
     if workers.compression is not None:
         return bytes_sent(workers.compression.form, numbers, workers.count)
     return ring_bytes(4 * numbers, workers.count)
@@ -156,7 +156,7 @@ def _write_round(s: TrainState, workers: Workers, found: dict[str, float]) -> No
     if p.rounds == 1 and workers.bytes_per_s:
         slower, total = (BY_HOST if s.context.backend == "nccl" else 1.0), s.schedule.total_steps
         step_s = s.timing.pace.mean() or s.timing.pace.first
-        costs = estimate(workers.loop.theta.numel(), step_s, workers.bytes_per_s, workers.count, total, slower)
+        costs = estimate(workers.loop.numbers, step_s, workers.bytes_per_s, workers.count, total, slower)
         s.record.log.write("message", text=f"diloco: {costs}, as far as time goes")
 
 # %% ../../nbs/40_training/11_rounds.ipynb #f183d42d

@@ -3,6 +3,7 @@ where not, resumed to the bit in the middle of a round.
 """
 
 import copy
+import gc
 import os
 import re
 import shutil
@@ -12,9 +13,11 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+from torch.utils.data import TensorDataset
 
 from rank_tasks import Curve, NanOnOneRank, Normed
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_state, load_weights
@@ -67,6 +70,14 @@ def weights(folder) -> dict:
 def furthest(one: dict, other: dict) -> float:
     assert one.keys() == other.keys()
     return max((one[name].double() - other[name].double()).abs().max().item() for name in one)
+
+
+class Short(Curve):
+    "The last step of an epoch has one sample: a worker has one, and the other none."
+
+    def datasets(self, cfg):
+        train_set, valid = super().datasets(cfg)
+        return TensorDataset(*(t[:33] for t in train_set.tensors)), valid
 
 
 class Uneven(Curve):
@@ -140,7 +151,8 @@ def by_hand(task, config, steps: int, length: int) -> dict:
     windows = [list(_windows(train_set, plan, config, rank, steps)) for rank in range(2)]
     for step in range(steps):
         for model, optimizer, mine in zip(models, inner, windows, strict=True):
-            optimizer.zero_grad()
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)  # also where this worker has no sample of the step
             for data, share in mine[step]:
                 (nn.functional.mse_loss(model(data[0]), data[1]) * share).backward()
             optimizer.step()
@@ -163,15 +175,16 @@ def _windows(train_set, plan, config, rank: int, steps: int):
         for batch in batches.epoch(epoch):
             window.append((batch.data, batch.samples / (batch.window_samples / 2)))
             if batch.last:
-                yield window
+                yield [(data, share) for data, share in window if share]
                 window, done = [], done + 1
         epoch += 1
 
 
-def test_rounds_are_those_of_two_workers_by_hand(tmp_path):
+@pytest.mark.parametrize("task", [Curve(), Short()])
+def test_rounds_are_those_of_two_workers_by_hand(tmp_path, task):
     words = (*DILOCO, "optimizer.name=adamw", "optimizer.lr=0.02", "optimizer.weight_decay=0", "trainer.max_steps=13")
-    events = train(tmp_path / "kit", Curve(), *words, "trainer.check_val_every_n_steps=2")
-    expected = by_hand(Curve(), compose(*BASE, *words), steps=13, length=5)
+    events = train(tmp_path / "kit", task, *words, "trainer.check_val_every_n_steps=2")
+    expected = by_hand(task, compose(*BASE, *words), steps=13, length=5)
     assert furthest(weights(tmp_path / "kit"), expected) < 1e-6
     rounds = columns(events, "round", "step", "steps", "bytes")
     size = 4 * sum(p.numel() for p in expected.values())
@@ -328,6 +341,75 @@ def test_one_worker_looks_ahead(tmp_path):
     assert rounds["outer_lr"] == pytest.approx([1.0, 2 / 3, 1 / 3])
 
 
+class Adapted(Curve):
+    "A frozen net with a trainable detour, which is used twice and has two names; the optimizer is given all of it."
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base, self.head = nn.Linear(3, 8).requires_grad_(False), nn.Linear(8, 1).requires_grad_(False)
+            self.down, self.up = nn.Linear(3, 2, bias=False), nn.Linear(2, 8, bias=False)
+            self.again = self.down
+
+        def forward(self, x):
+            return self.head(self.base(x) + self.up(self.down(x)) + self.up(self.again(x.sin())))
+
+    def model(self, cfg):
+        return self.Net()
+
+    def optimizer(self, model, cfg):
+        return torch.optim.AdamW(model.parameters(), lr=0.02)
+
+
+def test_a_frozen_base_is_neither_sent_nor_moved_and_tied_weights_count_once(tmp_path):
+    outer = ("outer_opt=AdamW", "outer_lr=0.01", "outer_opt_kwargs={weight_decay:0.5}")
+    events = train(tmp_path / "run", Adapted(), *DILOCO, *outer, "trainer.max_steps=15")
+    assert columns(events, "round", "bytes")["bytes"] == [4 * (3 * 2 + 2 * 8)] * 3
+    begun, found = make_model(Adapted(), compose(*BASE)).state_dict(), weights(tmp_path / "run")
+    moved = {name for name, value in found.items() if not torch.equal(value, begun[name])}
+    assert moved >= {"up.weight"} and not moved & {"base.weight", "base.bias", "head.weight", "head.bias"}
+    path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
+    own = [load_state(path, rank)[1]["worker"]["weights"] for rank in range(2)]
+    assert all(torch.equal(*pair) for pair in zip(*own, strict=True))
+
+
+class Overflows(Curve):
+    "As in fp16, with a scaler; in worker 1 the gradients of one step are too large."
+
+    seen = 0
+
+    def model(self, cfg):
+        accelerator = next(found for found in gc.get_objects() if isinstance(found, Accelerator))
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+        return super().model(cfg)
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        self.seen += model.training
+        return loss + 1e38 * (loss - loss.detach()) if dist.get_rank() == 1 and self.seen == 6 else loss
+
+
+def test_an_update_that_the_scaler_leaves_out_counts_as_a_step_of_the_round(tmp_path):
+    events = train(tmp_path / "run", Overflows(), *DILOCO, "trainer.max_steps=10")
+    assert columns(events, "round", "step")["step"] == [5, 10]
+    path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
+    own = [load_state(path, rank)[1]["worker"] for rank in range(2)]
+    assert [worker["place"]["overflows"] for worker in own] == [0, 1]
+    assert [worker["scaler"]["scale"] for worker in own] == [8.0, 4.0]
+    assert all(torch.equal(*pair) for pair in zip(own[0]["weights"], own[1]["weights"], strict=True))
+
+
+def test_it_stops_early_at_the_end_of_a_round_with_one_model(tmp_path):
+    words = ("early_stopping.enabled=true", "early_stopping.patience=2", "early_stopping.min_delta=9")
+    often = ("trainer.check_val_every_n_steps=1", "trainer.max_steps=40")
+    outcome, events = run(tmp_path / "run", Curve(), *DILOCO, *words, *often)
+    assert outcome.status == "early_stopped"
+    assert columns(events, "eval", "step")["step"] == columns(events, "round", "step")["step"] == [5, 10, 15]
+    path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
+    own = [load_state(path, rank)[1]["worker"]["weights"] for rank in range(2)]
+    assert all(torch.equal(*pair) for pair in zip(*own, strict=True))
+
+
 def test_a_worker_whose_loss_is_no_number_ends_the_run_for_all(tmp_path):
     outcome, events = run(tmp_path / "run", NanOnOneRank(), *DILOCO, "trainer.max_steps=12", "launch.max_restarts=0")
     assert outcome.status == "failed" and "The loss became nan" in outcome.reason
@@ -340,6 +422,10 @@ def test_a_worker_whose_loss_is_no_number_ends_the_run_for_all(tmp_path):
         (["diloco.workers=4"], "diloco.workers=4 needs 4 processes, and this run has 1 process"),
         (["outer_opt=SGDM"], "such as SGD. Did you mean 'SGD'"),
         (["outer_opt_kwargs={nestrov:true}"], "Did you mean 'nesterov'"),
+        (["outer_opt=Adafactor", "diloco.shards=2", "trainer.devices=2"], "its step depends on all weights together"),
+        (["diloco.shards=3", "trainer.devices=2"], "diloco.shards=3 needs a multiple of 3 processes"),
+        (["diloco.workers=2", "diloco.shards=2", "trainer.devices=2"], "diloco.workers=2 needs 2 × 2 processes"),
+        (["diloco.max_steps=0"], "diloco.max_steps"),
         (["training.ema_decay=0.9"], "not possible with distributed.strategy=diloco"),
     ],
 )
