@@ -356,10 +356,9 @@ class LoadedBatches:
     - `collate`: makes a batch of a list of samples (default: torch's)
     """
 
-    reason = ""  # why they are read in this way
-
     def __init__(self, dataset: Any, device: Any, plan: EpochPlan, settings: DataloaderConfig, collate: Any = None):
         self.dataset, self.device, self.plan, self.settings = dataset, device, plan, settings
+        self.reason = ""  # why they are read in this way
         self.report: Callable[[str], None] = _print_to_log  # takes a sentence where reading had to change
         self._requests, self._source = _Requests(), SeededSamples(dataset, plan.seed)
         self._make = partial(_data_loader, self._source, self._requests, device, collate=collate)
@@ -367,16 +366,15 @@ class LoadedBatches:
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
-        ahead = _is_cuda(self.device) and self.settings.num_workers not in (0, "auto")
-        read = self._read(epoch, first_step, None if ahead else self.device)
-        return copied_ahead(read, self.device) if ahead else read
+        if not _is_cuda(self.device) or self.settings.num_workers in (0, "auto"):
+            return self._read(epoch, first_step, self.device)
+        return copied_ahead(self._read(epoch, first_step, None), self.device)
 
     def _read(self, epoch: int, first_step: int, device: Any, done: int = 0) -> Iterator[MicroBatch]:
         while True:
             asked, cuts = tee(islice(self.plan.cuts_from(first_step), done, None))
-            self._requests.keys = keys_of(
-                self.plan.order(len(self.dataset), epoch), epoch, asked, bool(self.plan.sampled)
-            )
+            order = self.plan.order(len(self.dataset), epoch)
+            self._requests.keys = keys_of(order, epoch, asked, bool(self.plan.sampled))
             try:
                 for (data, drawn), cut in zip(_plain_errors(self._loader), cuts, strict=False):
                     done += 1

@@ -154,7 +154,7 @@ class Data:
 
     def stream_state(self, epoch: int, window: int) -> dict | None:
         "What a stream needs to go on at this optimizer step of an epoch; None where the data are no such stream."
-        dataset = getattr(self.train, "dataset", None)
+        dataset: Any = getattr(self.train, "dataset", None)
         if not hasattr(dataset, "state_at"):
             return None
         return dataset.state_at(epoch * len(dataset) + window * self.plan.effective_batch_size)
