@@ -14,8 +14,7 @@ sys.path.insert(0, str(root / "tests"))
 
 CELLS = (
     "import spectrakit as sk",
-    'cfg = sk.compose("trainer=kaggle_safe", "trainer.devices=2", "trainer.max_epochs=400")\n'
-    'run = sk.fit("coffee", cfg)',
+    'run = sk.fit("coffee", "trainer=kaggle_safe", "trainer.max_epochs=400", "trainer.devices=2")',
 )
 DRAWN = "svg[aria-label^='curves']"
 

@@ -20,7 +20,7 @@ from typing import Any
 from .preflight import refuse_expensive
 from .run import Run, note_submission, open_run, summarize, task_of
 from ..checkpoint.store import find_checkpoint
-from ..config.compose import compose, override
+from ..config.compose import asked_settings, override
 from ..config.schema import Config, to_dict
 from ..contract.ensemble import check_how
 from ..contract.prediction_spool import load_arrays
@@ -40,7 +40,16 @@ from ..runs.outputs import seal_after
 from ..runs.resume_changes import keep_effective_batch
 from ..runs.resume_dir import open_run_dir
 from ..runs.resume_source import plan_resume
-from ..runs.run_dir import Session, check_links, check_mirror, find_runs, is_locked, missing_files, new_run_dir
+from spectrakit.runs.run_dir import (
+    Session,
+    check_links,
+    check_mirror,
+    find_runs,
+    is_locked,
+    missing_files,
+    named_run,
+    new_run_dir,
+)
 from ..system.errors import RequestError
 from ..system.files import checked_path
 from ..system.signals import ends_softly, interrupt_says, interrupts
@@ -260,12 +269,14 @@ def _on_this_machine(request: RunRequest) -> RunRequest:
     return request.with_config(config)
 
 # %% ../../nbs/60_api/02_actions.ipynb #3a86e5c0
-def _settings_to_use(run: Run, task: Any, trust: bool) -> Config:
-    "The settings of a run without what nobody has agreed to, which is printed. RequestError where that is code."
+def _settings_to_use(run: Run, task: Any, trust: bool, words: Sequence[str] = ()) -> Config:
+    """The settings of a run, with `words` on top, without what nobody has agreed to, which is printed.
+
+    RequestError where that is code."""
     config, notes = consented(run.path, run.config, trust or run.trusted, run.task if task is None else task)
     for note in notes:
         print(note, file=sys.stderr)
-    return config
+    return override(config, *words) if words else config
 
 # %% ../../nbs/60_api/02_actions.ipynb #9a84b177
 _ODD = ("in place of the best", "are not finite", "left out")
@@ -290,10 +301,10 @@ def _taken(outcome: Outcome, name: str, folder: Path, table: Path | None) -> Pre
 
 # %% ../../nbs/60_api/02_actions.ipynb #18d35251
 def _predict(
-    task: Any, run: Run, out: str | Path | None, request: RunRequest | None = None, trust: bool = False
+    task: Any, run: Run, out: str | Path | None, request: RunRequest | None = None, config: Config | None = None
 ) -> Predictions:
-    "Predict, in the time of `request`; None: of a request of its own. `trust`: as for `predict`."
-    config = _settings_to_use(run, task, trust)
+    "Predict, in the time of `request`; None: of a request of its own. `config`: settings, None: those of the run."
+    config = _settings_to_use(run, task, False) if config is None else config
     task = _resolve_task(run, task, config)
     table = None if out is None else Path(out)
     if table is not None:
@@ -319,9 +330,12 @@ def _runs_of(given: Any) -> list[Run]:
     if hasattr(given, "runs"):
         return list(given.runs)
     path = checked_path(getattr(given, "path", given), "One of the runs")
-    if isinstance(given, Run) or not missing_files(path):
-        return [given if isinstance(given, Run) else open_run(path)]
-    if not (found := [open_run(each) for each in find_runs(path)] if path.is_dir() else []):
+    if isinstance(given, Run):
+        return [given]
+    path = path if path.is_dir() else named_run(path)
+    if not missing_files(path):
+        return [open_run(path)]
+    if not (found := [open_run(each) for each in find_runs(path)]):
         raise RequestError(f"There is no run in {str(path)!r}. `spectrakit runs` lists the runs.")
     return found
 
@@ -339,13 +353,15 @@ def _weights_of(how: Any, count: int) -> list[float]:
     return weights
 
 # %% ../../nbs/60_api/02_actions.ipynb #a808ee05
-def _predict_together(task: Any, runs: Sequence[Any], out: str | Path | None, how: Any, trust: bool) -> Predictions:
-    "Predict with several runs, and average."
+def _predict_together(
+    task: Any, runs: Sequence[Any], words: Sequence[str], out: str | Path | None, how: Any, trust: bool
+) -> Predictions:
+    "Predict with several runs, whose settings `words` change, and average."
     if not runs:
         raise RequestError("There are no runs to predict with: runs=[] is empty.")
     groups = list(zip(map(_runs_of, runs), _weights_of(how, len(runs)), strict=True))
     each = [(run, weight / len(group)) for group, weight in groups for run in group if weight]
-    settings = [_settings_to_use(run, task, trust) for run, _ in each]
+    settings = [_settings_to_use(run, task, trust, words) for run, _ in each]
     task, table = _resolve_task(each[0][0], task, settings[0]), None if out is None else Path(out)
     if table is not None:
         _check_folder(table)
@@ -434,15 +450,6 @@ def _predict_in_time(
         note_submission(run)
 
 # %% ../../nbs/60_api/02_actions.ipynb #661371e6
-def _settings(config: Config | str | None, overrides: Sequence[str]) -> Config:
-    "The settings of a call: a Config, or none, and words."
-    if isinstance(config, str):
-        return compose(config, *overrides)
-    if config is None:
-        return compose(*overrides)
-    return override(config, *overrides) if overrides else config
-
-
 def _check_on_error(on_error: Any) -> None:
     "RequestError where `on_error` is no answer."
     if on_error not in (None, "raise", "return"):
@@ -482,7 +489,7 @@ def fit(  # noqa: PLR0913  what a run is begun with; all but the task have defau
     asked for.
     """
     with _before_the_run():
-        config = with_task(_settings(config, overrides), task, "fit")
+        config = with_task(asked_settings(config, overrides), task, "fit")
         _check_on_error(on_error)
         if resume is not None:
             config = _with_source(config, resume)
@@ -504,11 +511,11 @@ def fit(  # noqa: PLR0913  what a run is begun with; all but the task have defau
 def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool = True, trust: bool = False) -> Run:
     """Continue a run from its newest valid checkpoint, in its own folder, or in a copy where that cannot be written.
 
-    `run`: the run, or its folder; one that is done is returned as it is. `task`: needed where the run's own was
-    defined in a notebook (default None: the task that its settings name). `overrides`: settings that are to be others
-    now, such as 'trainer.max_epochs=40', with 'resume.allow=[trainer.max_epochs]'. `show`: whether to print how it
-    goes (default True). `trust`: whether the settings of a run that was not made here may name code to import, and
-    where to write (default False: see `sk.trust`). RequestError where it cannot go on.
+    `run`: the run, its folder or its name; one that is done is returned as it is. `task`: needed where the run's own
+    was defined in a notebook (default None: the task that its settings name). `overrides`: settings that are to be
+    others now, such as 'trainer.max_epochs=40', with 'resume.allow=[trainer.max_epochs]'. `show`: whether to print
+    how it goes (default True). `trust`: whether the settings of a run that was not made here may name code to import,
+    and where to write (default False: see `sk.trust`). RequestError where it cannot go on.
     """
     if isinstance(task, str) and "=" in task:
         task, overrides = None, (task, *overrides)
@@ -527,7 +534,7 @@ def resume(run: Run | Path | str, task: Any = None, *overrides: str, show: bool 
 def predict(
     task: Any,
     run: Run | Path | str | None = None,
-    *,
+    *overrides: str,
     runs: Sequence[Any] | None = None,
     how: Any = "mean",
     out: str | Path | None = None,
@@ -536,7 +543,8 @@ def predict(
     """Predict the task's test data, or else its validation data, with the best checkpoint of a run, or of several.
 
     - `task`: an object or a name; None: the one that the run's settings name
-    - `run`: the run, or its folder; the arrays go to its predictions.npz
+    - `run`: the run, its folder or its name; the arrays go to its predictions.npz
+    - `overrides`: settings that are to be others for this, such as 'data.eval_batch_size=16' (default: none)
     - `runs`: several, averaged: runs, cross-validations, and folders of them; where the time is short the last ones are
     left out
     - `how`: mean, rank or geometric; or a weight for each of `runs`, such as `sk.blend` has learned
@@ -546,9 +554,12 @@ def predict(
 
     RequestError where that cannot be done; RuntimeError where predicting failed.
     """
+    if isinstance(run, str) and "=" in run and not Path(run).exists():
+        overrides, run = (run, *overrides), None
     if (run is None) == (runs is None):
         raise RequestError("predict takes one run, or several as runs=[…].")
     with ends_softly():
         if run is None:
-            return _predict_together(task, runs or (), out, how, trust)
-        return _predict(task, run if isinstance(run, Run) else open_run(run), out, trust=trust)
+            return _predict_together(task, runs or (), overrides, out, how, trust)
+        run = run if isinstance(run, Run) else open_run(run)
+        return _predict(task, run, out, config=_settings_to_use(run, task, trust, overrides))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks.results import PART_NAMES, ContractReport, ContractResult
-from ..config.compose import compose, override
+from ..config.compose import asked_settings
 from ..config.schema import Config
 from ..launch.job import Job, locked_job_folder, new_job_folder, with_task
 from ..launch.job_kind import CHECK
@@ -52,13 +52,7 @@ def check(task: Any, config: Config | str | None = None, *overrides: str) -> Con
     Processes, device and precision are those of a run; everything is taken back, and nothing is left behind. A part
     that fails is in the report, with what to change. RequestError where the request itself is wrong.
     """
-    if isinstance(config, str):
-        overrides = (config, *overrides)
-    if config is None or isinstance(config, str):
-        config = compose(*overrides)
-    elif overrides:
-        config = override(config, *overrides)
-    config = with_task(config, task, "check")
+    config = with_task(asked_settings(config, overrides), task, "check")
     request = new_request(replace(config, launch=replace(config.launch, max_restarts=0)))
     check_time(config, request.platform)
     with ends_softly(), locked_job_folder(new_job_folder()) as folder:

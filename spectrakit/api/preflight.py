@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ..checks.forecast import Measurement, Workload, measurement_from
 from ..checks.run_forecast import Forecast, Surroundings, cost_range, problems
-from ..config.compose import compose, override
+from ..config.compose import asked_settings
 from ..config.places import places
 from ..config.prices import price_of, prices
 from ..config.schema import Config
@@ -217,10 +217,7 @@ def preflight(task: Any, config: Config | str | None = None, *overrides: str, sh
     evaluation, a save and predictions. Nothing is left behind. What will not fit is in `problems` of
     `checks.run_forecast`, a sentence each. RequestError where the request is wrong, or the task cannot be measured.
     """
-    if isinstance(config, str):
-        overrides, config = (config, *overrides), None
-    config = override(compose() if config is None else config, *overrides)
-    config = with_task(config, task, "preflight")
+    config = with_task(asked_settings(config, overrides), task, "preflight")
     request = new_request(config)
     check_time(config, request.platform)
     places(), prices()  # a mistake in these files is told before anything is measured

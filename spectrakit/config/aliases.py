@@ -367,6 +367,18 @@ def flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
         prefix = ALIASES[prefix]
     return [leaf for k, v in tree.items() for leaf in flat(v, f"{prefix}.{k}" if prefix else str(k))]
 
+# %% ../../nbs/10_config/02_aliases.ipynb #547af0f9
+def _without_a_value(word: str, groups: dict[str, list[str]]) -> RequestError:
+    "The sentence for a word that has no `=`."
+    if group := next((group for group in sorted(groups, key=lambda g: g != "trainer") if word in groups[group]), None):
+        return RequestError(f"{word!r} is a profile. Write it with its group: {group}={word}.")
+    if is_known(word):
+        return RequestError(f"{word!r} is a setting without a value. Write key=value: {word}=….")
+    names = [name for names in groups.values() for name in names]
+    return RequestError(
+        f"{word!r} has no value. Write key=value, such as trainer=kaggle_safe.{did_you_mean(word, names)}"
+    )
+
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc06
 def split_joined(text: str) -> tuple[list[str], str | None]:
     "`group=name@key=value`, which is typed but is no Hydra grammar, as two overrides with a note; else `text` alone."
@@ -476,6 +488,8 @@ def parse_overrides(
     """
     chosen, pairs, notes = {}, [], []
     for whole in overrides:
+        if "=" not in str(whole) and str(whole)[:1] != "~":
+            raise _without_a_value(str(whole), groups)
         texts, note = split_joined(str(whole))
         notes += [note] if note else []
         for parsed, text in ((_parse(text), text) for text in texts):

@@ -7,11 +7,12 @@ __all__ = ['TRACKERS', 'OPTIMIZERS', 'DataConfig', 'DataloaderConfig', 'Optimize
            'TrainerConfig', 'EarlyStoppingConfig', 'CheckpointConfig', 'DistributedConfig', 'DilocoConfig',
            'StageConfig', 'LimitsConfig', 'WatchdogConfig', 'PreflightConfig', 'FoldsConfig', 'SearchConfig',
            'ResumeConfig', 'LaunchConfig', 'RunConfig', 'TrackingConfig', 'Config', 'settings', 'get', 'to_dict',
-           'is_diloco', 'step_limit']
+           'non_default_settings', 'is_diloco', 'step_limit']
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fcf4
 import dataclasses
 import functools
+import html
 import json
 import math
 import re
@@ -21,7 +22,8 @@ from typing import Any
 
 from .validation import Setting, check_setting, frozen, has_kind, setting, shown
 from ..system.errors import RequestError, did_you_mean
-from ..system.masking import secrecy
+from ..system.masking import masked_value, secrecy
+from ..system.tables import html_folded, html_table
 from ..system.units import parse_bytes, parse_duration, parse_moment
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fc01
@@ -985,6 +987,12 @@ class Config:
     def __post_init__(self) -> None:
         _check_config(self)
 
+    def __repr__(self) -> str:
+        return _config_text(self)
+
+    def _repr_html_(self) -> str:
+        return _config_html(self)
+
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fc07
 def settings() -> dict[str, Setting]:
     "Every setting by its dotted key, in order."
@@ -1017,6 +1025,43 @@ def to_dict(config: Config) -> dict:
     tree = json.loads(json.dumps(dataclasses.asdict(config)))
     del tree["typed"]  # who chose a setting is not part of what was chosen
     return tree
+
+# %% ../../nbs/10_config/01_schema.ipynb #138c21e4
+def non_default_settings(config: Config) -> dict[str, Any]:
+    "The settings that are not at the schema's defaults, as plain values by dotted key, secrets masked."
+    known, plain = settings(), masked_value(to_dict(config))
+    pairs = ((key, functools.reduce(lambda tree, part: tree[part], key.split("."), plain)) for key in known)
+    return {key: value for key, value in pairs if get(config, key) != known[key].default}
+
+
+def _heading(config: Config, changed: dict[str, Any]) -> str:
+    named = f" for {config.task['name']}" if config.task.get("name") else ""
+    said = f"{len(changed)} of {len(settings())} settings are not at their defaults"
+    return f"Config{named}, trainer={config.profile}: {said}"
+
+
+def _config_text(config: Config) -> str:
+    changed = non_default_settings(config)
+    width = max(map(len, changed), default=0)
+    lines = [f"  {key:{width}}  {shown(value)}" for key, value in changed.items()]
+    return "\n".join([_heading(config, changed), *lines])
+
+
+def _config_html(config: Config) -> str:
+    changed, known, plain = non_default_settings(config), settings(), masked_value(to_dict(config))
+    rows = [(key, shown(value), known[key].help) for key, value in changed.items()]
+    blocks = {
+        key: value
+        for key, value in plain.items()
+        if isinstance(value, dict) and f"{key}.{next(iter(value), '')}" in known
+    }
+    blocks = {"run as a whole": {k: v for k, v in plain.items() if k not in blocks}, **blocks}
+    inside = [
+        html_folded(name, html_table((key, shown(v)) for key, v in block.items())) for name, block in blocks.items()
+    ]
+    everything = html_folded(f"all {len(known)} settings", f"<div style='margin-left:1em'>{''.join(inside)}</div>")
+    table = html_table(rows, ("setting", "value", "what it is"))
+    return f"<p>{html.escape(_heading(config, changed))}</p>{table}{everything}"
 
 # %% ../../nbs/10_config/01_schema.ipynb #b07ac427
 def is_diloco(config: Config) -> bool:

@@ -29,7 +29,7 @@ from spectrakit.reports.html import (
 )
 from .run_curves import AXES, LOGGED, plot_runs
 from ..runs.history import History, read_history
-from ..runs.run_dir import RUN_FILES, missing_files
+from ..runs.run_dir import RUN_FILES, missing_files, named_run
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import checked_path, write_atomic
 from ..system.masking import HIDDEN
@@ -62,23 +62,7 @@ def find_run(run: Run | Path | str) -> Run:
     path = checked_path(run, "The run").expanduser()
     if path.is_file() and path.name in RUN_FILES:
         path = path.parent
-    return _run_in(path) if path.is_dir() else _run_named(str(run), path)
-
-
-def _run_named(name: str, path: Path) -> Run:
-    "The run of this name where this platform keeps its runs; `path`: the folder that is not there."
-    try:
-        known = {r.path.name: r for r in list_runs()}
-    except (RequestError, OSError):
-        known = {}
-    if name in known:
-        return known[name]
-    try:
-        beside = [p.name for p in path.parent.iterdir() if (p / "config.yaml").is_file()][:1000]
-    except OSError:
-        beside = []
-    hint = did_you_mean(path.name, [*beside, *known]) or " `spectrakit runs` lists the runs."
-    raise RequestError(f"There is no run {name!r}.{hint}")
+    return _run_in(named_run(path))
 
 # %% ../../nbs/70_reports/03_comparison.ipynb #5ff3dfc8
 def find_all(runs: Sequence) -> list[Run]:

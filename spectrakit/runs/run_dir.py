@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['RUN_FILES', 'MARKERS', 'DEPTH', 'MAX_NAMES', 'MAX_NAMES_EACH', 'reserve_folder', 'new_run_dir', 'check_mirror',
            'versions', 'Session', 'environment', 'locked', 'is_locked', 'missing_files', 'check_links', 'find_runs',
-           'read_environment', 'read_summary', 'update_environment', 'newest_environments', 'is_attached', 'is_foreign',
-           'write_mark']
+           'runs_folder', 'run_names', 'named_run', 'read_environment', 'read_summary', 'update_environment',
+           'newest_environments', 'is_attached', 'is_foreign', 'write_mark']
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fcf4
 import contextlib
@@ -25,15 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..config.compose import sha256
-from ..config.resolve import ignored_settings, platform_notes
+from ..config.compose import compose, sha256
+from ..config.resolve import ignored_settings, platform_notes, resolve_env
 from ..config.schema import Config
 from ..distributed.topology import Rank, in_kernel, left_over, plan_processes
-from ..system.errors import RequestError
+from ..system.errors import RequestError, did_you_mean
 from ..system.files import is_inside, links_out, read_bounded, write_atomic
 from ..system.masking import masked, masked_value
 from ..system.origin import has_mark, mark_of
-from ..system.platforms.detect import writable_bytes
+from ..system.platforms.detect import detect, writable_bytes
 from ..system.platforms.platform import Platform
 from ..watchdog.budget import TimeLimit
 
@@ -274,6 +274,37 @@ def find_runs(folder: Path, depth: int = DEPTH) -> list[Path]:
                 below += folders
         level = below
     return runs
+
+# %% ../../nbs/35_runs/01_run_dir.ipynb #bd24c077
+def runs_folder() -> Path:
+    "Where this platform keeps its runs, unless a profile or a call says otherwise."
+    return Path(resolve_env(compose(), detect())[0].run.dir)
+
+
+def run_names() -> list[str]:
+    "The names of the runs in `runs_folder`, newest first; none where it cannot be read."
+    try:
+        found = [entry for entry in runs_folder().iterdir() if entry.name[0] != "." and not missing_files(entry)]
+        return [path.name for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
+    except (OSError, RequestError):
+        return []
+
+
+def named_run(path: Path) -> Path:
+    """The folder that is meant by `path`: a folder, or the name of a run that this platform keeps.
+
+    RequestError where there is neither, with the nearest name."""
+    if path.is_dir():
+        return path
+    known = run_names()
+    if path.name == str(path) and path.name in known:
+        return runs_folder() / path
+    try:
+        beside = [p.name for p in islice(path.parent.iterdir(), MAX_NAMES_EACH) if not missing_files(p)]
+    except OSError:
+        beside = []
+    hint = did_you_mean(path.name, [*known, *beside]) or " `spectrakit runs` lists the runs."
+    raise RequestError(f"There is no run {str(path)!r}, neither a folder nor a name.{hint}")
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fc05
 _MOST_BYTES = 2**24  # of config.yaml, environment.json, summary.json

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config.compose import compose
+from ..config.compose import asked_settings
 from ..config.schema import Config
 from ..jobs.lr_range_test import MIN_LOSSES, Smoothed, Sweep
 from ..launch.job import Job, locked_job_folder, new_job_folder, with_task
@@ -363,8 +363,8 @@ def read_sweep(folder: Path, sweep: Sweep, outcome: Outcome) -> FoundLr:
 # %% ../../nbs/71_tuning/00_lr_finder.ipynb #ebe75075
 def find_lr(
     task: Any,
-    config: Config | None = None,
-    *,
+    config: Config | str | None = None,
+    *overrides: str,
     lowest: float = 1e-7,
     highest: float = 1.0,
     steps: int = 100,
@@ -374,6 +374,7 @@ def find_lr(
 
     - `task`: an object, or a name such as 'coffee'
     - `config`: as for `fit` (default: `compose()`)
+    - `overrides`: settings that are to be others, such as 'data.batch_size=8' (default: none)
     - `lowest`, `highest`: the first and the last rate (default 1e-7 and 1)
     - `steps`: how many rates are tried, one optimizer step each (default 100)
     - `show`: print how it goes (default: True)
@@ -385,7 +386,7 @@ def find_lr(
     of the task remain. A test that fails on the way returns, with its `status`, too. RequestError where the request is
     wrong.
     """
-    config = with_task(compose() if config is None else config, task, "find_lr")
+    config = with_task(asked_settings(config, overrides), task, "find_lr")
     sweep = checked_sweep(lowest, highest, steps)
     request = new_request(config)
     check_time(config, request.platform)

@@ -6,6 +6,7 @@
 __all__ = ['Platform', 'platform_rows']
 
 # %% ../../../nbs/00_system/04_platforms/21_platform.ipynb #f88b3489
+import html
 import json
 import time
 from dataclasses import asdict, dataclass
@@ -77,6 +78,9 @@ class Platform:
         "A table for people: what, how much, and where it comes from."
         return _table_text(platform_rows(self, now), self.notes)
 
+    def _repr_html_(self) -> str:
+        return _table_html(platform_rows(self, None), self.notes)
+
 # %% ../../../nbs/00_system/04_platforms/21_platform.ipynb #8c13d4d1
 def _plain_values(platform: Platform, now: float | None) -> dict:
     "`Platform.to_dict`: its fields as JSON has them, so lists in the place of tuples."
@@ -137,3 +141,10 @@ def _table_text(rows: list[tuple[str, str, str]], notes: tuple[str, ...]) -> str
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
     lines = [f"{what:{widths[0]}}  {value:{widths[1]}}  {why}".rstrip() for what, value, why in rows]
     return "\n".join(lines + [f"note: {note}" for note in notes])
+
+# %% ../../../nbs/00_system/04_platforms/21_platform.ipynb #baca23c0
+def _table_html(rows: list[tuple[str, str, str]], notes: tuple[str, ...]) -> str:
+    "Rows of three as an HTML table, and the notes below it."
+    cells = ("".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    told = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>{told}"
