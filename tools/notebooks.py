@@ -1,5 +1,7 @@
 """Execute notebooks in place and keep their real outputs: `python tools/notebooks.py run [NOTEBOOK ...]`.
 
+`python tools/notebooks.py install-cell` writes the cell that installs into all notebooks that have one, folded.
+
 `nbdev_test` runs the same cells and throws the outputs away; this is for the person who has edited a notebook and
 wants its pictures and values to be the ones that today's code gives. Cells marked with a flag of `tst_flags` other than
 `slow` need what is not everywhere: without `--flags` they are not run, and keep the outputs they have.
@@ -105,16 +107,49 @@ def execute(path: Path, flags: set[str]) -> None:
             cell.outputs = []
     notebook.metadata = runnable.metadata
     nbformat.write(notebook, path)
-    clean = "import sys; from nbdev.clean import nbdev_clean; nbdev_clean(fname=sys.argv[1])"
-    subprocess.run([sys.executable, "-c", clean, str(path)], check=True, cwd=root)
+    clean(path)
+
+
+def clean(path: Path) -> None:
+    "`nbdev_clean` on one notebook."
+    code = "import sys; from nbdev.clean import nbdev_clean; nbdev_clean(fname=sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, cwd=root)
+
+
+FOLDED = {"_kg_hide-input": True, "cellView": "form", "jupyter": {"source_hidden": True}}
+
+
+def install_cell() -> str:
+    "The cell that installs, as notebooks have it: with the release that settings.ini gives an address, if any."
+    from spectrakit.offline.install_cell import install_cell
+
+    settings = ConfigParser(interpolation=None)
+    settings.read(root / "settings.ini", encoding="utf-8")
+    return install_cell(settings["DEFAULT"]["git_url"], settings["DEFAULT"]["version"])
+
+
+def write_install_cell(path: Path) -> bool:
+    "Write the cell that installs into the notebook `path`; whether it has one."
+    notebook = nbformat.read(path, as_version=4)
+    cells = [cell for cell in notebook.cells if cell.source.startswith(("# Installs", "# @title Install"))]
+    for cell in cells:
+        cell.source, cell.metadata = install_cell(), nbformat.from_dict(FOLDED)
+    if cells:
+        nbformat.write(notebook, path)
+        clean(path)
+    return bool(cells)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["run"])
+    parser.add_argument("command", choices=["run", "install-cell"])
     parser.add_argument("notebooks", nargs="*", type=Path, help="all of nbs/ and kaggle/ where none is named")
     parser.add_argument("--flags", default="slow", help="run cells with these flags as well; %(default)r unless given")
     arguments = parser.parse_args()
+    if arguments.command == "install-cell":
+        for path in arguments.notebooks or [*root.glob("nbs/tutorials/*.ipynb"), *root.glob("kaggle/*/*.ipynb")]:
+            print(f"{path.resolve().relative_to(root)}: {'written' if write_install_cell(path) else 'has none'}")
+        return
     for path in arguments.notebooks or all_notebooks():
         print(f"executing {path.resolve().relative_to(root)}", flush=True)
         execute(path.resolve(), set(arguments.flags.split()))

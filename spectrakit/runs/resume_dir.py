@@ -211,6 +211,13 @@ def _log_message(path: Path, text: str) -> None:
     log.close()
 
 # %% ../../nbs/35_runs/06_resume_dir.ipynb #b8d04f43
+def _gpu_names(environment: dict) -> list[str]:
+    "The GPUs that environment.json knows of, such as ['Tesla T4', 'Tesla T4']."
+    platform = environment.get("platform")
+    gpus = platform.get("gpus") if isinstance(platform, dict) else None
+    return [repr(gpu.get("name")).strip("'") for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+
+
 def _continued_environment(plan: ResumePlan, new: dict, platform: str) -> dict:
     """environment.json of a run that goes on: `new`, this session's, with the run's own id and an entry per session.
 
@@ -223,6 +230,8 @@ def _continued_environment(plan: ResumePlan, new: dict, platform: str) -> dict:
     source = f"{plan.run.name}/{origin.name}" if plan.checkpoint and plan.run else origin.name
     changed = {k: list(v) for k, v in plan.changed.items()}
     this = {"session": len(sessions) + 1, "source": source, "told": plan.reason, "changed": changed}
+    if (before := _gpu_names(old)) != (now := _gpu_names(new)):
+        this["gpus"] = [before, now]
     sessions = [*sessions, {**this, "platform": platform}]
     if plan.kind == "branch":
         ids = {"run_id": new["run_id"], "parent": {"run_id": old.get("run_id"), "checkpoint": source}}

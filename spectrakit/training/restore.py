@@ -91,7 +91,12 @@ def _session_notes(s: TrainState) -> list[str]:
         known.get("decided", {}),
         {"device": str(s.context.device), "mixed_precision": s.context.mixed_precision},
     )
-    notes = [known["resumed"]["told"]] if known.get("resumed", {}).get("told") else []
+    resumed = known.get("resumed", {})
+    notes = [resumed["told"]] if resumed.get("told") else []
+    if resumed.get("gpus"):
+        had, have = (", ".join(names) or "none" for names in resumed["gpus"])
+        exact = "results are no longer bit-identical" if s.context.device.type == "cuda" else "the CPU trains here"
+        notes.append(f"the GPU was {had} and is {have}: {exact}")
     return notes + [
         f"{key} was {before[key]} and is {value}: results are no longer bit-identical"
         for key, value in now.items()

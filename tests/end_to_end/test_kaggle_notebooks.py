@@ -53,7 +53,7 @@ def quiet(monkeypatch):
 def test_a_notebook_installs_the_kit_as_the_tutorials_do(path):
     first, second = cells(path)[:2]
     assert re.match(r"# \S.*\n\n> \S", first["source"])
-    assert second["source"] == INSTALL_CELL
+    assert second["source"] == notebooks.install_cell()
     for cell in cells(path):
         if cell["cell_type"] == "code":
             ast.parse(cell["source"])

@@ -441,6 +441,13 @@ def test_colab_keeps_nothing_but_drive(colabs, pushed, tmp_path):
     assert (drive / "sessions.txt").read_text() == "xx"
 
 
+def test_colab_from_a_notebook_that_names_no_wheels_over_its_traps(colabs, pushed, tmp_path):
+    """Drive is mounted first, the wheels are chosen in a dialog, no GPU is granted, the machine is taken away, another
+    GPU comes, memory is full in the middle; each time *Run all* goes on.
+    """
+    story.tell_colab(tmp_path / "colab", LIMIT_S, True, colabs, pushed / "datasets")
+
+
 # --- without a session ------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spectrakit.offline.install_cell import INSTALL_CELL
+import notebooks
 
 root = Path(__file__).resolve().parents[2]
 TUTORIALS = sorted((root / "nbs" / "tutorials").glob("*.ipynb"))
@@ -22,7 +22,7 @@ def cells(path: Path) -> list[dict]:
 def test_a_tutorial_begins_with_what_it_is_and_the_installation(path):
     first, second = cells(path)[:2]
     assert first["cell_type"] == "markdown" and first["source"].startswith("# ") and "\n\n> " in first["source"]
-    assert second["cell_type"] == "code" and second["source"] == INSTALL_CELL
+    assert second["cell_type"] == "code" and second["source"] == notebooks.install_cell()
     assert second["outputs"] == [], "where the kit is there, the cell does nothing and says nothing"
 
 

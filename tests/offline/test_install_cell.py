@@ -4,8 +4,9 @@ import hashlib
 import importlib.util
 import json
 import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from spectrakit.kaggle.check import check_kernel
 from spectrakit.kaggle.client import LocalInputs, push_kernel
 from spectrakit.kaggle.init import KernelCode, KernelSources, init_kernel
 from spectrakit.offline import installer
-from spectrakit.offline.install_cell import INSTALL_CELL, list_sha256, named_sha256, naming
+from spectrakit.offline.install_cell import INSTALL_CELL, install_cell, list_sha256, named_sha256, naming
 
 INSTALLER = "import pathlib\ndef install(sha256): pathlib.Path(__file__).with_name('installed').write_text(sha256)\n"
 
@@ -219,3 +220,87 @@ def test_a_distribution_that_brings_the_same_package_is_refused_before_anything_
         installer.check_name_is_free([str(site)])
     (info / "RECORD").write_text("spectrakit_extras/__init__.py,,\nother/spectrakit/x.py,,\n")
     installer.check_name_is_free([str(site)])
+
+
+# --- Colab ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def colab(run, tmp_path, monkeypatch):
+    """A function that runs the cell on a machine of Colab, whose Drive stays; what was asked of the person.
+
+    `chosen`: the folder whose files are chosen in the dialog; None: it is closed. `drive`: whether there is one.
+    """
+
+    def colab(cell: str = INSTALL_CELL, chosen: Path | None = None, drive: bool = True, **words) -> list[str]:
+        asked = []
+
+        def mount(place: str) -> None:
+            asked.append("Drive")
+            if not drive:
+                raise NotImplementedError("Mounting drive is unsupported in this environment.")
+            Path(place, "MyDrive").mkdir(parents=True, exist_ok=True)
+
+        def upload() -> dict[str, bytes]:
+            asked.append("files")
+            return {file.name: file.read_bytes() for file in chosen.iterdir()} if chosen else {}
+
+        module = ModuleType("google.colab")
+        module.drive, module.files = SimpleNamespace(mount=mount), SimpleNamespace(upload=upload)
+        monkeypatch.setitem(sys.modules, "google.colab", module)
+        monkeypatch.chdir(tmp_path)
+        shell = "def get_ipython(): return '<google.colab._shell.Shell object>'\n"
+        run(shell + cell.replace('Path("/content/', f'Path("{tmp_path}/'), **words)
+        return asked
+
+    return colab
+
+
+def test_drive_is_mounted_before_it_is_looked_into_and_only_the_first_machine_asks_for_the_wheels(colab, tmp_path):
+    ours = wheelhouse(tmp_path / "home" / "wheels")
+    kept = tmp_path / "drive" / "MyDrive" / "spectrakit-wheels"
+    assert colab(chosen=ours) == ["Drive", "files"]
+    assert (kept / "installed").read_text() == list_sha256(ours)
+    (kept / "installed").unlink()
+    assert colab() == [], "a mounted Drive is not mounted again"
+    assert (kept / "installed").read_text() == list_sha256(ours)
+
+
+def test_wheels_on_drive_that_nobody_has_chosen_here_are_not_run(colab, tmp_path):
+    kept = wheelhouse(tmp_path / "drive" / "MyDrive" / "spectrakit-wheels")
+    with pytest.raises(ImportError, match="SHA256 names no wheels"):
+        colab()
+    assert colab(naming(INSTALL_CELL, list_sha256(kept))) == []
+    (kept / "installed").unlink()
+    with pytest.raises(ImportError, match="is not the list of wheels that SHA256 names"):
+        colab(naming(INSTALL_CELL, "0" * 64))
+    assert not (kept / "installed").exists()
+
+
+def test_wheels_that_were_changed_after_they_were_chosen_are_refused(colab, tmp_path):
+    colab(chosen=wheelhouse(tmp_path / "home" / "wheels"))
+    kept = tmp_path / "drive" / "MyDrive" / "spectrakit-wheels"
+    (kept / "installed").unlink()
+    (kept / "wheelhouse.json").write_text("{}")
+    with pytest.raises(ImportError, match="is not the list of wheels that SHA256 names"):
+        colab()
+    assert not (kept / "installed").exists()
+
+
+def test_without_drive_the_dialog_comes_and_a_closed_dialog_is_a_sentence(colab, tmp_path, capsys):
+    with pytest.raises(ImportError, match="there is no spectrakit-wheels/wheelhouse.json. .*on Colab choose its files"):
+        colab(drive=False)
+    assert "Drive is not mounted" in capsys.readouterr().out
+    assert colab(chosen=wheelhouse(tmp_path / "home" / "wheels"), drive=False) == ["Drive", "files"]
+    assert (tmp_path / "spectrakit-wheels" / "installed").exists()
+
+
+def test_a_release_that_is_named_needs_neither_drive_nor_dialog(colab):
+    assert colab(network="spectrakit-train @ https://host/x.whl") == []
+
+
+def test_a_release_is_named_by_the_one_address_and_by_no_other():
+    assert install_cell("", "1.0") == INSTALL_CELL
+    cell = install_cell("https://host/ada/kit/", "1.2.0")
+    wheel = "https://host/ada/kit/releases/download/v1.2.0/spectrakit_train-1.2.0-py3-none-any.whl"
+    assert f'NETWORK = "spectrakit-train @ {wheel}"' in cell and "http" not in INSTALL_CELL

@@ -21,7 +21,7 @@ from spectrakit.system.hardware import Gpu, choose_precision
 from spectrakit.system.inputs import find_input, has_internet
 from spectrakit.system.platforms.detect import detect, writable_bytes
 from spectrakit.system.platforms.kinds import FLAVOURS
-from spectrakit.system.platforms.platform import Platform
+from spectrakit.system.platforms.platform import Platform, platform_rows
 from spectrakit.system.units import format_duration, parse_duration
 
 NOW = 1_800_000_000.0
@@ -366,21 +366,20 @@ def test_old_and_unknown_gpus():
 
 
 @pytest.mark.parametrize(
-    "environ, shell, warned",
+    "environ, shell, told",
     [
-        ({RUN: "Interactive"}, KERNEL, True),
-        ({RUN: "Batch"}, KERNEL, False),
-        ({RUN: "Interactive", RERUN: "1"}, KERNEL, False),
-        ({}, KERNEL, False),
-        ({}, COLAB_SHELL, False),
+        ({RUN: "Interactive"}, KERNEL, ["/kaggle/working may vanish", "Save & Run All"]),
+        ({RUN: "Batch"}, KERNEL, []),
+        ({RUN: "Interactive", RERUN: "1"}, KERNEL, []),
+        ({}, KERNEL, []),
+        ({}, COLAB_SHELL, ["/content goes with the machine", "checkpoint.mirror=/content/drive", "Run all goes on"]),
     ],
 )
-def test_the_editor_warns_that_the_working_folder_may_vanish(root, smi, environ, shell, warned):
+def test_an_editor_warns_that_the_working_folder_may_vanish(root, smi, environ, shell, told):
     found = on(root, {**environ, "PATH": smi(TWO)}, shell)
-    told = [note for note in found.notes if "/kaggle/working may vanish" in note]
-    assert bool(told) == warned == bool(found.notes)
-    if warned:
-        assert "Save & Run All" in told[0]
+    assert len(found.notes) == bool(told) and all(part in found.notes[0] for part in told)
+    kept = {row[0]: row[2] for row in platform_rows(found, None)}["working"]
+    assert kept.startswith("goes with this machine" if shell == COLAB_SHELL else "is kept")
 
 
 def test_a_deleted_current_folder_is_survived(root, tmp_path, monkeypatch):

@@ -50,6 +50,8 @@ def run_colab(  # noqa: PLR0913 - what a session differs in, by keyword
     kill_after: tuple[str, float] | None = None,
     environ: dict[str, str] | None = None,
     mounted: bool = False,
+    chosen: Path | None = None,
+    full_after: str = "",
     quiet: bool = False,
     python: Environment | None = None,
 ) -> Session:
@@ -59,7 +61,9 @@ def run_colab(  # noqa: PLR0913 - what a session differs in, by keyword
     `out` then holds the page: notebook.ipynb with its outputs, and the journal of what was asked of Drive and of the
     page.
     `kill_after`: a pattern below Drive; so many seconds after the first such file the machine is taken away. `mounted`:
-    Drive is there before the first cell, as by the button in the panel of files.
+    Drive is there before the first cell, as by the button in the panel of files. `chosen`: the folder whose files a
+    person chooses where a dialog asks for some. `full_after`: a pattern below /content; once a file matches it, memory
+    is full, and Colab starts the kernel again.
     """
     python = python or environment("colab")
     path = f"{python.python.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -80,6 +84,10 @@ def run_colab(  # noqa: PLR0913 - what a session differs in, by keyword
         (str(STAND_IN / "page.py"), "/opt/page.py", False),
         (str(STAND_IN / "colab_kernel_launcher.py"), f"{site}/colab_kernel_launcher.py", False),
     ]
+    if chosen:
+        tree.binds.append((str(chosen.resolve()), "/opt/chosen", False))
+    if full_after:
+        tree.environ["SIM_FULL_AFTER"] = full_after
     if mounted:
         tree.binds.append((str(drive.resolve()), "/content/drive/MyDrive", True))
     tree.disks = [("/content", content_mib * MIB), ("/opt/page", 64 * MIB)]

@@ -166,57 +166,73 @@ def chain(  # noqa: PLR0913 - called twice, both times with all of it
     return checked(last.out / "submission.csv", datasets / "coffee-table" / "sample_submission.csv")
 
 
-def tell_colab(folder: Path, limit_s: float = 600, quiet: bool = False) -> None:
-    """kaggle/colab/train on two machines of Colab with one Drive: the first is taken away, the second goes on.
+def tell_colab(
+    folder: Path,
+    limit_s: float = 600,
+    quiet: bool = False,
+    python: Environment | None = None,
+    datasets: Path | None = None,
+) -> None:
+    """kaggle/colab/train on two machines of Colab with one Drive, from a notebook that names no wheels.
 
-    Failed where it does not.
+    On the first, without a GPU, the wheels are chosen in a dialog, and it is taken away after its first checkpoint has
+    reached Drive. On the second, with a GPU, memory is full in the middle, and somebody says *Run all* once more.
+    Failed where anything else than the right predictions comes of it.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    say("what a person puts on Drive: wheels, the task, the table")
-    datasets, drive = build(folder), folder / "drive"
-    for name, place in (
-        ("spectrakit-wheels", "spectrakit-wheels"),
-        ("spectrakit-table", "spectrakit"),
-        ("coffee-table", "spectrakit/tables"),
-    ):
-        shutil.copytree(datasets / name, drive / place, dirs_exist_ok=True)
-    python, page = environment("colab"), folder / "train.ipynb"
+    say("what a person has: wheels here, tables on Drive")
+    datasets, drive = datasets or build(folder), folder / "drive"
+    shutil.copytree(datasets / "coffee-table", drive / "spectrakit" / "tables")
+    python, page = python or environment("colab"), folder / "train.ipynb"
     print(*(f"  differs: {line}" for line in python.differences), sep="\n")
-    text = filled(root / "kaggle" / "colab" / "train.ipynb")
-    page.write_text(naming(text, list_sha256(drive / "spectrakit-wheels")), encoding="utf-8")
-    say("machine 1: taken away after the first checkpoint has reached Drive")
-    first = run_colab(
-        page,
-        drive,
-        folder / "1" / "page",
-        limit_s=limit_s,
-        kill_after=("spectrakit/**/step-*/manifest.json", 0.2),
-        mounted=True,
-        python=python,
-        quiet=quiet,
-    )
+    page.write_text(filled(root / "kaggle" / "colab" / "train.ipynb"), encoding="utf-8")
+    options = {"limit_s": limit_s, "python": python, "quiet": quiet}
+    say("machine 1: no GPU was granted; taken away after the first checkpoint has reached Drive")
+    kill = ("spectrakit/**/step-*/manifest.json", 0.2)
+    wheels = datasets / "spectrakit-wheels"
+    first = run_colab(page, drive, folder / "1" / "page", kill_after=kill, chosen=wheels, **options)
     print(f"--- {first.verdict} after {first.seconds:.0f} s")
     if first.verdict != "CANCEL_ACKNOWLEDGED":
         raise Failed("machine 1 was not taken away: no checkpoint reached Drive")
-    say("machine 2: a fresh /content, the same Drive, Runtime > Run all")
-    second = run_colab(page, drive, folder / "2" / "page", limit_s=limit_s, mounted=True, python=python, quiet=quiet)
+    heard(
+        "machine 1",
+        first.text,
+        "This session has no GPU, so it trains on the CPU",
+        "Colab ends a session without a word",
+    )
+    say("machine 2: a fresh /content, the same Drive, a GPU; Run all, memory is full, and Run all")
+    full = "runs/*/checkpoints/step-000000[6-9]?/manifest.json"
+    second = run_colab(page, drive, folder / "2" / "page", gpus=["T4"], full_after=full, **options)
     print(f"--- {second.verdict} after {second.seconds:.0f} s")
-    if second.verdict != "COMPLETE" or "continues from step" not in second.text:
-        raise Failed("machine 2 did not go on")
-    if "drive: flushed and unmounted" not in (second.out / "journal").read_text():
-        raise Failed("Drive was not flushed")
+    if second.verdict != "COMPLETE":
+        raise Failed(f"machine 2 ended with {second.verdict}")
+    heard("machine 2", second.text, "continues from step", "crashed after using all available RAM")
+    (log,) = (drive / "spectrakit" / "runs").glob("*/events.jsonl")
+    heard("the run's log", log.read_text(encoding="utf-8"), "the GPU was none and is Tesla T4")
+    if second.text.count("continues from step") < 2:
+        raise Failed("the second Run all of machine 2 began anew")
+    journals = [(done.out / "journal").read_text() for done in (first, second)]
+    if not journals[0].startswith("drive: mounted") or "chosen in a dialog" not in journals[0]:
+        raise Failed("machine 1 looked for the wheels before Drive was mounted, or did not ask for them")
+    if "dialog" in journals[1] or "drive: flushed and unmounted" not in journals[1]:
+        raise Failed("machine 2 asked for the wheels again, or did not flush Drive")
     rows = checked(drive / "spectrakit" / "predictions.csv", datasets / "coffee-table" / "sample_submission.csv")
     say(f"predictions.csv on Drive, {len(rows) - 1} rows")
 
 
+def heard(who: str, text: str, *sentences: str) -> None:
+    "Failed where one of the sentences was not said."
+    for sentence in sentences:
+        if sentence not in text:
+            raise Failed(f"{who} did not say: {sentence}")
+
+
 def filled(notebook: Path) -> str:
     "The notebook with its form filled in: the task and the tables that lie on Drive."
-    place, text = "/content/drive/MyDrive/spectrakit", notebook.read_text(encoding="utf-8")
-    told = json.loads(text)
-    values = {
-        "TASK": f"{place}/spectrakit_table.py:Table",
-        "MORE": f"task.data={place}/tables trainer.max_epochs=60 data.micro_batch_size=8 checkpoint.every_n_steps=10",
-    }
+    told = json.loads(notebook.read_text(encoding="utf-8"))
+    tables = "task.data=/content/drive/MyDrive/spectrakit/tables"
+    more = "trainer.max_epochs=40 data.micro_batch_size=8 checkpoint.every_n_steps=10"
+    values = {"TASK": "table", "MORE": f"{tables} {more}"}
     for cell in told["cells"]:
         lines = "".join(cell["source"]).split("\n")
         cell["source"] = "\n".join(

@@ -26,6 +26,15 @@ def _profile(gpus: int) -> tuple[str, str]:
     return "kaggle_safe", "a Colab session ends by the clock, too"
 
 
+def _advice(mode: str) -> list[str]:
+    if mode != "interactive":
+        return []
+    return [
+        "Colab ends a session without a word when nobody seems to be there, and /content goes with the machine: keep "
+        "checkpoints on Drive (checkpoint.mirror=/content/drive/MyDrive/runs), and Runtime > Run all goes on from them."
+    ]
+
+
 COLAB = PlatformKind(
     _recognise,
     name="colab",
@@ -36,5 +45,6 @@ COLAB = PlatformKind(
     working_dir="/content",
     accelerator_menu="Runtime > Change runtime type",
     profile=_profile,
+    advice=_advice,
 )
 COLAB_ENTERPRISE = replace(COLAB, recognise=_recognise_enterprise, flavour="colab_enterprise")

@@ -109,6 +109,7 @@ def platform_rows(platform: Platform, now: float | None) -> list[tuple[str, str,
     p = platform
     unlimited = "unknown" if kind_of(p.name, p.flavour).hidden_limit else "none"
     began = datetime.fromtimestamp(p.session_start, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    stays = "goes with this machine" if p.name == "colab" else "is kept"
     rows = [
         ("platform", f"{p.name}, {p.mode}", p.name_source),
         ("flavour", p.flavour, p.flavour_source),
@@ -131,7 +132,7 @@ def platform_rows(platform: Platform, now: float | None) -> list[tuple[str, str,
     return [
         *rows,
         ("input", p.input_dir or "none", ""),
-        ("working", p.working_dir, f"is kept; {free[0]}"),
+        ("working", p.working_dir, f"{stays}; {free[0]}"),
         ("scratch", p.scratch_dir, f"may vanish; {free[1]}"),
     ]
 

@@ -1,14 +1,20 @@
 """Colab's page without a person: runs the notebook /opt/page/notebook.ipynb cell by cell, and saves it as it goes.
 
-`Save` comes after each cell; an error ends it with status 1, the session's end with nothing.
+`Save` comes after each cell; an error ends it with status 1, the session's end with nothing. Where SIM_FULL_AFTER is a
+pattern, the kernel is killed as soon as a file below /content matches it, as Colab does where memory is full; then the
+page starts it again, and somebody says *Run all*.
 """
 
+import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 NOTEBOOK = Path("/opt/page/notebook.ipynb")
 
@@ -23,10 +29,20 @@ class Page(NotebookClient):
         return super().process_message(message, cell, cell_index)
 
 
-def main() -> int:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+def kill_after(pattern: str, pid: int) -> None:
+    "Kill the process once a file below /content matches the pattern."
+    while not any(Path("/content").glob(pattern)):
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+
+
+def run_all(notebook: nbformat.NotebookNode, full_after: str = "") -> int:
+    "Runtime > Run all, in a fresh kernel; the status of the page."
     page = Page(notebook, kernel_name="colab", timeout=None, resources={"metadata": {"path": "/content"}})
     with page.setup_kernel():
+        if full_after:
+            words = (full_after, page.km.provisioner.pid)
+            threading.Thread(target=kill_after, args=words, daemon=True).start()
         for number, cell in enumerate(notebook.cells):
             try:
                 page.execute_cell(cell, number)
@@ -36,6 +52,16 @@ def main() -> int:
             finally:
                 nbformat.write(notebook, NOTEBOOK)
     return 0
+
+
+def main() -> int:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    full_after = os.environ.pop("SIM_FULL_AFTER", "")
+    try:
+        return run_all(notebook, full_after)
+    except DeadKernelError:
+        print("Your session crashed after using all available RAM.", flush=True)
+    return run_all(notebook)
 
 
 if __name__ == "__main__":
