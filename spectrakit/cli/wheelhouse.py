@@ -76,7 +76,7 @@ def _next_steps(house: "Wheelhouse") -> str:
     return (
         f"For Kaggle: {owner}kaggle datasets create -p {place} "
         f"(the next time: kaggle datasets version -p {place} -m again).\n"
-        "For Colab: put the folder into your Drive as spectrakit-wheels.\n"
+        "For Colab: the first cell of its notebook asks for the files of the folder, once, and keeps them on Drive.\n"
         f"The first cell of the notebook:\n\n{house.cell}"
     )
 
