@@ -33,7 +33,7 @@ from spectrakit.checkpoint.store import find_checkpoint, load_state, load_weight
 from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import EventLog
-from spectrakit.training.state import Data, Execution, Learner, Record, Schedule, TrainState, save, writer_of
+from spectrakit.steps.state import Data, Execution, Learner, Record, Schedule, TrainState, save, writer_of
 from spectrakit.watchdog.budget import Budget, TimeLimit
 
 WIDTH = 1024

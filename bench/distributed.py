@@ -27,10 +27,10 @@ from torch.utils.data import TensorDataset
 
 from spectrakit import Task, compose
 from spectrakit.distributed.heartbeat import Heartbeat, Pace, SharedPage
-from spectrakit.launch.job import Job
-from spectrakit.launch.job_kind import TRAIN
+from spectrakit.handover.job import Job
+from spectrakit.handover.job_kind import TRAIN
+from spectrakit.handover.request import new_request
 from spectrakit.launch.launcher import launch
-from spectrakit.launch.request import new_request
 
 BATCH, SAMPLES, WIDTH, WARM, STEPS = 64, 6400, 768, 20, 220
 LOG_EVERY = 10  # steps: both exchange the mean loss so often, and write it down

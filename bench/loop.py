@@ -35,9 +35,9 @@ from spectrakit.data.loaders import eval_batches
 from spectrakit.data.order import epoch_order
 from spectrakit.distributed.context import RunContext, create_run_context
 from spectrakit.distributed.heartbeat import stop_file
-from spectrakit.training.evaluation import evaluate
+from spectrakit.steps.evaluation import evaluate
+from spectrakit.steps.state import Execution
 from spectrakit.training.loop import train_run
-from spectrakit.training.state import Execution
 from spectrakit.watchdog.budget import Budget, TimeLimit
 
 AIM_US = 20.0

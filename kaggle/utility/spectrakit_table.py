@@ -92,7 +92,7 @@ def install_spectrakit():
 install_spectrakit()
 
 import spectrakit as sk
-from spectrakit.tasks.table import Table
+from spectrakit.table.table import Table
 
 __all__ = ["Table"]
 

@@ -22,18 +22,18 @@ from .run import Run, note_submission, open_run, summarize, task_of
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import asked_settings, override
 from ..config.schema import Config, to_dict
-from ..contract.ensemble import check_how
-from ..contract.prediction_spool import load_arrays
-from ..contract.submission_file import SubmissionState, read_record
 from ..contract.task import check_task
 from ..contract.task_code import code_fingerprint
 from ..data.batch_forms import is_id
+from ..handover.consent import consented
+from ..handover.job import Job, check_task_name, jobs_folder, remove_abandoned_jobs, with_task
+from ..handover.job_kind import PREDICT, RESUME, TRAIN, JobKind
+from ..handover.request import RunRequest, new_request
 from ..jobs.prediction import PARTIAL, Target, submission_file
-from ..launch.consent import consented
-from ..launch.job import Job, check_task_name, jobs_folder, remove_abandoned_jobs, with_task
-from ..launch.job_kind import PREDICT, RESUME, TRAIN, JobKind
 from ..launch.launcher import Outcome, launch
-from ..launch.request import RunRequest, new_request
+from ..predictions.ensemble import check_how
+from ..predictions.prediction_spool import load_arrays
+from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import log_file, write_metrics_csv
 from ..runs.history import outline
 from ..runs.outputs import seal_after

@@ -19,10 +19,10 @@ from .blend_weights import METHODS, Fitted, HeldOut, Score, fit_weights, score_n
 from .cross_validation import CrossValidation
 from .run import open_run
 from ..config.compose import compose
-from ..contract.prediction_spool import load_arrays
 from ..data.folds import read_folds
+from ..handover.job import load_task
 from ..jobs.mean_submission import MeanSubmission
-from ..launch.job import load_task
+from ..predictions.prediction_spool import load_arrays
 from ..runs.run_dir import missing_files
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import checked_path

@@ -14,10 +14,10 @@ from typing import Any
 from ..checks.results import PART_NAMES, ContractReport, ContractResult
 from ..config.compose import asked_settings
 from ..config.schema import Config
-from ..launch.job import Job, locked_job_folder, new_job_folder, with_task
-from ..launch.job_kind import CHECK
+from ..handover.job import Job, locked_job_folder, new_job_folder, with_task
+from ..handover.job_kind import CHECK
+from ..handover.request import new_request
 from ..launch.launcher import launch
-from ..launch.request import new_request
 from ..runs.history import follow
 from ..system.errors import RequestError
 from ..system.signals import ends_softly

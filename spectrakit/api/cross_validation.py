@@ -41,14 +41,14 @@ from spectrakit.api.trial import (
 )
 from ..config.compose import compose, override
 from ..config.schema import Config
-from ..contract.prediction_spool import load_arrays
 from ..contract.task import provides
 from ..data.folds import Folds, read_folds
 from ..distributed.heartbeat import stop_file
+from ..handover.job import load_task, with_task
+from ..handover.request import new_request
 from ..jobs.mean_submission import MeanSubmission
 from ..jobs.prediction import save_arrays
-from ..launch.job import load_task, with_task
-from ..launch.request import new_request
+from ..predictions.prediction_spool import load_arrays
 from ..runs.events import last_event
 from ..runs.history import follow
 from ..runs.run_dir import check_links
@@ -216,7 +216,7 @@ def copied(path: Path, to: Path) -> Path:
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #ec98f213
 def _divides_itself(task: Any, config: Config) -> bool:
-    from spectrakit.launch.job import load_task
+    from spectrakit.handover.job import load_task
 
     made = load_task(task) if isinstance(task, str) else task
     return "fold" in getattr(made, "options", {})
@@ -243,7 +243,7 @@ def _config_of(config: Config, path: Path, fold: int, seed: int, itself: bool) -
 # %% ../../nbs/60_api/07_cross_validation.ipynb #f23e2835
 def _check_predict(task: Any, config: Config, predict: str | Path) -> None:
     "RequestError where `predict`, the file for test predictions, cannot be written, or the task has no test data."
-    from spectrakit.launch.job import load_task
+    from spectrakit.handover.job import load_task
 
     check_prediction(config, checked_path(predict, "The file for predictions"))
     if not provides(load_task(task) if isinstance(task, str) else task, "test_dataset"):

@@ -20,7 +20,7 @@ from .preflight import measure_request
 from ..checks.run_forecast import span
 from ..config.batch_plan import shared_by
 from ..config.schema import Config
-from ..launch.request import RunRequest, new_request
+from ..handover.request import RunRequest, new_request
 from ..launch.warm_worker import drop_spare
 from ..system.errors import RequestError
 from ..system.platforms.platform import Platform

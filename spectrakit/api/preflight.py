@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 from ..checks.forecast import Measurement, Workload, measurement_from
 from ..checks.run_forecast import Forecast, Surroundings, cost_range, problems
 from ..config.compose import asked_settings
-from ..config.places import places
-from ..config.prices import price_of, prices
 from ..config.schema import Config
-from ..launch.job import Job, locked_job_folder, new_job_folder, with_task
-from ..launch.job_kind import MEASURE
+from ..handover.job import Job, locked_job_folder, new_job_folder, with_task
+from ..handover.job_kind import MEASURE
+from ..handover.request import RunRequest, new_request
 from ..launch.launcher import launch
-from ..launch.request import RunRequest, new_request
+from ..places.places import places
+from ..places.prices import price_of, prices
 from ..runs.events import last_event
 from ..runs.history import follow
 from ..system.errors import RequestError

@@ -18,9 +18,9 @@ from ..checkpoint.store import find_checkpoint
 from ..checks.failure import Failure, failure_lines, read_failure
 from ..config.compose import compose
 from ..config.schema import Config
-from ..contract.submission_file import read_record
-from ..launch.consent import consented
-from ..launch.job import load_task
+from ..handover.consent import consented
+from ..handover.job import load_task
+from ..predictions.submission_file import read_record
 from ..runs.events import write_metrics_csv
 from ..runs.history import History, Standing, read_all_events, read_standing
 from ..runs.run_dir import missing_files, named_run, runs_folder

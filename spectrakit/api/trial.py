@@ -20,10 +20,10 @@ from .run import Run, list_runs, summarize
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, diff, snapshot
 from ..config.schema import Config, to_dict
-from ..launch.job import Job, check_config
-from ..launch.job_kind import PREDICT, TRAIN_STACKED
+from ..handover.job import Job, check_config
+from ..handover.job_kind import PREDICT, TRAIN_STACKED
+from ..handover.request import RunRequest, new_request
 from ..launch.launcher import launch
-from ..launch.request import RunRequest, new_request
 from ..runs.history import outline
 from ..runs.resume_changes import is_free
 from ..runs.resume_dir import open_run_dir

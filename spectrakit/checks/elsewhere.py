@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .forecast import MARGIN, Measurement, Workload, memory_line, sessions_needed
-from ..config.places import Place, Speed, speed_of
+from ..places.places import Place, Speed, speed_of
 from ..system.hardware import GIB
 
 # %% ../../nbs/39_checks/05_elsewhere.ipynb #3ca8e63c

@@ -24,7 +24,7 @@ from spectrakit.checks.forecast import (
     step_error,
     time_range,
 )
-from ..config.places import places
+from ..places.places import places
 from ..system.units import format_bytes
 from ..watchdog.budget import short_time
 

@@ -38,7 +38,7 @@ def cross_validate(arguments: Sequence[str]) -> int:
     "Train once for each fold, and score what was held out."
     options = _cross_validate_parser().parse_intermixed_args(arguments)
     from spectrakit.api.cross_validation import cross_validate as train_folds
-    from spectrakit.launch.consent import consented_file
+    from spectrakit.handover.consent import consented_file
     from spectrakit.system.errors import RequestError
 
     task, overrides = split_words(options.words)

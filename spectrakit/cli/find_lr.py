@@ -46,7 +46,7 @@ def _find_lr_parser() -> Parser:
 def find_lr(arguments: Sequence[str]) -> int:
     "Suggest a learning rate for a task, by a range test of a hundred steps."
     options = _find_lr_parser().parse_intermixed_args(arguments)
-    from spectrakit.launch.consent import consented_file
+    from spectrakit.handover.consent import consented_file
     from spectrakit.system.errors import RequestError
     from spectrakit.tuning.lr_finder import find_lr as run_range_test
 

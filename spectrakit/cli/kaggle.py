@@ -102,7 +102,7 @@ def _words_for_table(slug: str, data: str | None) -> tuple[str, ...]:
     """
     from spectrakit.kaggle.metadata import split_source
     from spectrakit.system.errors import RequestError
-    from spectrakit.tasks.table_files import find_folder
+    from spectrakit.table.files import find_folder
 
     try:
         split_source("competition", slug)
@@ -117,8 +117,8 @@ def _words_for_table(slug: str, data: str | None) -> tuple[str, ...]:
         print_text(f"the files of {slug} are not here, and are read there; --data DIR reads them now")
         return (*words, *later)
     from spectrakit.config.compose import compose
-    from spectrakit.tasks.table import Table
-    from spectrakit.tasks.table_question import ANSWERS, KINDS
+    from spectrakit.table.question import ANSWERS, KINDS
+    from spectrakit.table.table import Table
 
     task, settings = Table(folder), compose()
     print_text(task.describe(settings))

@@ -34,7 +34,7 @@ def preflight(arguments: Sequence[str]) -> int:
     "Forecast memory, disk, time, sessions and cost of a run, by measuring it for some seconds."
     options = _preflight_parser().parse_intermixed_args(arguments)
     from spectrakit.api.preflight import preflight as measure
-    from spectrakit.launch.consent import consented_file
+    from spectrakit.handover.consent import consented_file
     from spectrakit.system.errors import RequestError
 
     task, overrides = split_words(options.words)

@@ -195,7 +195,7 @@ def trust_run(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     from spectrakit.api.run import open_run
-    from spectrakit.launch.consent import trust
+    from spectrakit.handover.consent import trust
 
     print_text(trust(open_run(options.run_dir), accept_it=options.accept))
     return 0

@@ -41,7 +41,7 @@ def _search_parser() -> Parser:
 def search(arguments: Sequence[str]) -> int:
     "Look for better settings."
     options = _search_parser().parse_intermixed_args(arguments)
-    from spectrakit.launch.consent import consented_file
+    from spectrakit.handover.consent import consented_file
     from spectrakit.system.errors import RequestError
     from spectrakit.tuning.search import search as look_for_settings
     from spectrakit.tuning.search import split_overrides

@@ -54,7 +54,7 @@ def _requested(
     words: Sequence[str], file: str | None, command: str = "train", trust: bool = False
 ) -> tuple[str, "Config"]:
     "(task, configuration) that the words of `command` ask for. RequestError unless there is exactly one task."
-    from spectrakit.launch.consent import consented_file
+    from spectrakit.handover.consent import consented_file
     from spectrakit.system.errors import RequestError
 
     named, overrides = split_words(words)
@@ -96,7 +96,7 @@ def train(arguments: Sequence[str]) -> int:
 
 def _report_submission(run: "Run", out: Path) -> int:
     "Print what was predicted after training; returns the exit status, 1 where nothing was."
-    from spectrakit.contract.submission_file import read_record
+    from spectrakit.predictions.submission_file import read_record
 
     state = read_record(run.path, out)
     if state is None or state.source != "predictions":

@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 
 from ..config.profile_files import place, read_text
-from ..launch.job import BUILT_IN, check_task_name
+from ..handover.job import BUILT_IN, check_task_name
 from ..offline.installer import DISTRIBUTION
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import checked_path, write_atomic

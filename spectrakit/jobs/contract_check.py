@@ -18,12 +18,12 @@ from ..checks.undo import restored_after
 from ..config.schema import Config
 from ..distributed.context import BROKEN
 from ..runs.events import EventLog, log_file
+from ..steps.seeding import repeatable
+from ..steps.state import Execution
 from ..system.errors import RequestError
 from ..system.masking import masked, masked_value
 from ..training.loop import NullLog, save_traceback
-from ..training.seeding import repeatable
 from ..training.setup import Watch, prepare
-from ..training.state import Execution
 
 # %% ../../nbs/45_jobs/02_contract_check.ipynb #6a5be70a
 def result_writer(folder: Path, rank: int) -> Callable[[ContractResult], None]:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..contract.ensemble import Mixture
-from ..contract.submission_file import SubmissionFile
 from ..contract.task import check_task
 from ..distributed.context import RunContext
 from .prediction import Chunks, Member, Target, predict_member, submission_file, write_all
+from ..predictions.ensemble import Mixture
+from ..predictions.submission_file import SubmissionFile
+from ..steps.seeding import repeatable
 from ..system.errors import RequestError
-from ..training.seeding import repeatable
 
 # %% ../../nbs/45_jobs/05_ensemble.ipynb #06d48447
 def time_for_another(longest_s: float, left_s: float | None) -> bool:

@@ -22,13 +22,13 @@ from ..distributed.context import BROKEN
 from ..distributed.fsdp import gradient_clip
 from ..distributed.heartbeat import STOP, TIME, set_deadline
 from ..runs.events import EventLog, log_file
+from ..steps.schedule import begin_epoch, set_lr, training_loss
+from ..steps.seeding import repeatable
+from ..steps.state import Execution, TrainState
 from ..system.errors import RequestError
 from ..system.masking import masked
 from ..training.loop import NullLog, save_traceback, scale_gradients
-from ..training.schedule import begin_epoch, set_lr, training_loss
-from ..training.seeding import repeatable
 from ..training.setup import Watch, prepare
-from ..training.state import Execution, TrainState
 from ..watchdog.budget import Budget, kill_at
 
 # %% ../../nbs/45_jobs/01_lr_range_test.ipynb #fea97f29

@@ -12,11 +12,11 @@ from typing import Any
 
 from ..checks.diagnosis import explained
 from ..config.schema import Config
-from ..contract.submission import find_sample
-from ..contract.submission_file import SubmissionFile, SubmissionState, write_predictions, write_prior
 from ..contract.task import provides
+from ..predictions.submission import find_sample
+from ..predictions.submission_file import SubmissionFile, SubmissionState, write_predictions, write_prior
+from ..steps.evaluation import test_dataset_of
 from ..system.platforms.detect import input_folders
-from ..training.evaluation import test_dataset_of
 
 # %% ../../nbs/45_jobs/07_mean_submission.ipynb #438b94a4
 class MeanSubmission:

@@ -33,16 +33,16 @@ from ..distributed.context import BROKEN
 from ..distributed.heartbeat import Pace
 from .static_memory import static_memory
 from ..runs.events import EventLog, log_file
+from ..steps.evaluation import predictions_s, run_evaluation, test_data
+from ..steps.schedule import training_loss
+from ..steps.seeding import repeatable
+from ..steps.state import Execution, TrainState, finish_saving, save, writer_of
 from ..system.errors import RequestError
 from ..system.masking import masked
-from ..training.evaluation import predictions_s, run_evaluation, test_data
 from ..training.loop import NullLog, save_traceback, train_loop
 from ..training.memory import device_name
 from ..training.run_forecast import lasting_sizes, workload_of
-from ..training.schedule import training_loss
-from ..training.seeding import repeatable
 from ..training.setup import Watch, make_model, prepare
-from ..training.state import Execution, TrainState, finish_saving, save, writer_of
 
 # %% ../../nbs/45_jobs/04_measurement.ipynb #10ed9045
 class TimedBatches:

@@ -19,18 +19,18 @@ from typing import Any
 from ..checkpoint.store import find_checkpoint, load_weights, read_manifest
 from ..checks.diagnosis import explained
 from ..config.schema import Config
-from ..contract.prediction_spool import PredictionSpool
-from ..contract.predictions import columns_of, table_text
-from ..contract.submission import find_sample
-from ..contract.submission_file import SubmissionFile, write_predictions, write_prior
 from ..contract.task import check_task, provides
 from ..data.loaders import Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
+from ..predictions.prediction_spool import PredictionSpool
+from ..predictions.predictions import columns_of, table_text
+from ..predictions.submission import find_sample
+from ..predictions.submission_file import SubmissionFile, write_predictions, write_prior
+from ..steps.evaluation import predict_views, test_dataset_of
+from ..steps.seeding import repeatable, seed_everything
 from ..system.errors import RequestError
 from ..system.files import replacing
 from ..system.platforms.detect import input_folders
-from ..training.evaluation import predict_views, test_dataset_of
-from ..training.seeding import repeatable, seed_everything
 from ..training.setup import make_model, read_datasets
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #23a2fc01

@@ -28,10 +28,19 @@ from ..data.loaders import LoadedBatches
 from ..distributed.heartbeat import HURRY, STOP, TIME, set_deadline
 from .prediction import predict_fold
 from ..runs.events import EventLog, log_file
+from ..steps.schedule import advance_schedule, lr_rule, set_lr, start_interval, training_loss
+from ..steps.seeding import repeatable
+from spectrakit.steps.state import (
+    Execution,
+    TrainState,
+    gpu_generator,
+    note_random_state,
+    save,
+    save_due_by_clock,
+    update_ema,
+)
 from ..system.errors import RequestError
 from ..training.loop import at_step_boundary, begin_run, end_run, finish, next_due
-from ..training.schedule import advance_schedule, lr_rule, set_lr, start_interval, training_loss
-from ..training.seeding import repeatable
 from ..training.setup import prepare
 from spectrakit.training.stack import (
     Stack,
@@ -45,15 +54,6 @@ from spectrakit.training.stack import (
     stack_models,
     stacked_losses,
     time_both,
-)
-from spectrakit.training.state import (
-    Execution,
-    TrainState,
-    gpu_generator,
-    note_random_state,
-    save,
-    save_due_by_clock,
-    update_ema,
 )
 from ..watchdog.budget import Budget, TimeLimit, describe_budget, kill_at, short_time, usable_s
 

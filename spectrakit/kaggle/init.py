@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.profile_files import place, read_text
+from ..handover.job import BUILT_IN, check_task_name
 from spectrakit.kaggle.metadata import (
     KERNEL,
     KERNEL_FILE,
@@ -25,7 +26,6 @@ from spectrakit.kaggle.metadata import (
     split_source,
 )
 from .requirements import named_slug, wheels_beside
-from ..launch.job import BUILT_IN, check_task_name
 from ..offline.install_cell import INSTALL_CELL, list_sha256, named_sha256, naming
 from ..system.errors import RequestError, check_type, did_you_mean
 from ..system.files import checked_path, write_atomic

@@ -347,7 +347,7 @@ def _task_facts(task: Any) -> tuple[str | None, int | None]:
     "The name of a task, and its number of training samples if that needs no reading. RequestError if it is no task."
     if task is None:
         return None, None
-    from spectrakit.launch.job import check_task_name, full_task_name, name_of
+    from spectrakit.handover.job import check_task_name, full_task_name, name_of
 
     if isinstance(task, str):
         check_task_name(task)

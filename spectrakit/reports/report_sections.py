@@ -25,7 +25,7 @@ from ..config.aliases import flat
 from ..config.compose import compose
 from ..config.schema import settings, to_dict
 from ..config.validation import shown
-from ..launch.job import BUILT_IN, load_task
+from ..handover.job import BUILT_IN, load_task
 from .comparison import results
 from .html import cell, figure_html, fold, is_secret, plain, safe, table_html
 from .prediction_plots import pictures_of

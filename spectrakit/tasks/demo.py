@@ -32,10 +32,10 @@ def last_metrics(task: str, *overrides: str) -> dict[str, float]:
     RuntimeError where the run did not come to its end.
     """
     from spectrakit.config.compose import compose
-    from spectrakit.launch.job import Job
-    from spectrakit.launch.job_kind import TRAIN
+    from spectrakit.handover.job import Job
+    from spectrakit.handover.job_kind import TRAIN
+    from spectrakit.handover.request import new_request
     from spectrakit.launch.launcher import launch
-    from spectrakit.launch.request import new_request
     from spectrakit.system.platforms.detect import detect
 
     quiet = ("launch.mode=inline", "checkpoint.enabled=false", "trainer.check_val_every_n_epoch=1000")

@@ -1,5 +1,4 @@
-"""Training in one process: the loop on one screen, and what happens between two of its steps.
+"""Training in one process: the loop on one screen, and what happens around its steps.
 
-Others use `loop.train_run` with `state.Execution`, `prediction.predict_run`,
-`prediction.trained_model` and `lr_range_test.range_run`.
+Others use `loop.train_run` and `setup`.
 """

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 from ..config.compose import asked_settings
 from ..config.schema import Config
+from ..handover.job import Job, locked_job_folder, new_job_folder, with_task
+from ..handover.job_kind import FIND_LR
+from ..handover.request import new_request
 from ..jobs.lr_range_test import MIN_LOSSES, Smoothed, Sweep
-from ..launch.job import Job, locked_job_folder, new_job_folder, with_task
-from ..launch.job_kind import FIND_LR
 from ..launch.launcher import Outcome, launch
-from ..launch.request import new_request
 from ..runs.events import last_event
 from ..runs.history import follow
 from ..system.errors import RequestError

@@ -24,8 +24,8 @@ from ..checks.run_forecast import span
 from ..config.compose import compose, override
 from ..config.metric_direction import metric_direction
 from ..config.schema import Config
-from ..launch.job import load_task, with_task
-from ..launch.request import RunRequest, new_request
+from ..handover.job import load_task, with_task
+from ..handover.request import RunRequest, new_request
 from ..runs.run_dir import check_links
 from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside

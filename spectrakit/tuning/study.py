@@ -20,7 +20,7 @@ from ..api.run import Run, list_runs
 from ..checks.run_forecast import span
 from ..config.compose import compose
 from ..config.schema import Config
-from ..launch.request import new_request
+from ..handover.request import new_request
 from ..runs.resume_changes import keep_effective_batch
 from ..runs.run_dir import Session, read_environment
 from ..system.errors import RequestError

@@ -21,9 +21,9 @@ from spectrakit.api.run import Run, list_runs, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, verify
 from spectrakit.cli.output import report_outcome
 from spectrakit.config.compose import compose, sha256
-from spectrakit.contract.submission_file import read_record
 from spectrakit.contract.task import Task
 from spectrakit.launch.launcher import launch
+from spectrakit.predictions.submission_file import read_record
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.run_dir import is_locked, locked
 from spectrakit.system.errors import RequestError

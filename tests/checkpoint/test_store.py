@@ -50,10 +50,7 @@ from spectrakit.config.schema import CheckpointConfig
 from spectrakit.distributed.context import create_run_context
 from spectrakit.launch.launcher import tidy_checkpoints
 from spectrakit.runs.events import EventLog, last_event, read_events
-from spectrakit.system.files import file_sha256
-from spectrakit.system.platforms.detect import detect
-from spectrakit.training.loop import train_run
-from spectrakit.training.state import (
+from spectrakit.steps.state import (
     Data,
     Execution,
     Learner,
@@ -67,6 +64,9 @@ from spectrakit.training.state import (
     save_due_by_clock,
     writer_of,
 )
+from spectrakit.system.files import file_sha256
+from spectrakit.system.platforms.detect import detect
+from spectrakit.training.loop import train_run
 from spectrakit.watchdog.budget import Budget, TimeLimit
 from tasks import Line
 

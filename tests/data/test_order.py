@@ -10,7 +10,7 @@ from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.data import order
 from spectrakit.data.loaders import ResidentBatches
 from spectrakit.data.order import ComputedOrder, EpochPlan, epoch_order, mix_seed, times_seen, train_cuts
-from spectrakit.training.state import Data
+from spectrakit.steps.state import Data
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 1023, 1024, 1025, 65_537])

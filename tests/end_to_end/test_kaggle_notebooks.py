@@ -36,7 +36,7 @@ sys.path.insert(0, str(UTILITY.parent))
 
 from spectrakit_table import Table  # noqa: E402
 
-from spectrakit.tasks.table_columns import folds_of  # noqa: E402
+from spectrakit.table.columns import folds_of  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from spectrakit.checkpoint.store import CheckpointContent, save_checkpoint
 from spectrakit.cli.main import main
 from spectrakit.config.compose import compose, snapshot
 from spectrakit.contract.task import Task
-from spectrakit.launch.consent import trust
+from spectrakit.handover.consent import trust
 from spectrakit.reports.comparison import compare
 from spectrakit.reports.run_report import report
 from spectrakit.runs.history import read_history

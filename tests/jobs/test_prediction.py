@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 from spectrakit.checkpoint.store import find_checkpoint, verify
-from spectrakit.contract.submission_file import read_record
+from spectrakit.predictions.submission_file import read_record
 from spectrakit.runs.events import read_events
 from spectrakit.system.errors import RequestError
 

@@ -38,15 +38,15 @@ from spectrakit.distributed.heartbeat import (
     stop_file,
 )
 from spectrakit.distributed.topology import Processes, plan_processes
-from spectrakit.launch import job as jobs
+from spectrakit.handover import job as jobs
+from spectrakit.handover.job import Job
+from spectrakit.handover.job_kind import PREDICT, TRAIN, kind_named
+from spectrakit.handover.request import new_request
 from spectrakit.launch import launcher as launching
 from spectrakit.launch import supervisor as supervising
 from spectrakit.launch.attempt import Attempt
 from spectrakit.launch.diagnosis import AttemptResult, first_error
-from spectrakit.launch.job import Job
-from spectrakit.launch.job_kind import PREDICT, TRAIN, kind_named
 from spectrakit.launch.launcher import Outcome, choose_launcher, failed_launchers, remember_failed
-from spectrakit.launch.request import new_request
 from spectrakit.launch.supervisor import watch_process
 from spectrakit.launch.worker import _check_fork
 from spectrakit.runs.events import columns, last_event, read_events
@@ -891,7 +891,7 @@ def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
     "A job folder that is held, one that is not, one that never was, and a page of memory."
     script = (
         "import os, sys; from pathlib import Path; from spectrakit.distributed.heartbeat import create_page; "
-        "from spectrakit.launch.job import locked_job_folder\n"
+        "from spectrakit.handover.job import locked_job_folder\n"
         "page = create_page(2, (sys.argv[1],)); folder = Path(sys.argv[1], 'spectrakit-job-' + sys.argv[2]); "
         "folder.mkdir()\n"
         "(folder / 'array-0.npy').touch()\nwith locked_job_folder(folder):\n    print('held', flush=True)\n    input()"

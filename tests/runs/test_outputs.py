@@ -347,7 +347,7 @@ def test_after_a_run_on_kaggle(trained_copy, capsys, monkeypatch):
 @pytest.mark.slow
 def test_fit_seals_after_the_predictions(here, capsys, monkeypatch):
     from spectrakit.api import actions as kit
-    from spectrakit.launch import request
+    from spectrakit.handover import request
     from tasks import Submitting
 
     monkeypatch.setattr(request, "detect", lambda: on_kaggle(here))

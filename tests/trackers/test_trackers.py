@@ -21,6 +21,7 @@ from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import EventLog, effective_events, read_events
+from spectrakit.steps.state import Execution
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 from spectrakit.trackers.mlflow import mlflow_uri
@@ -28,7 +29,6 @@ from spectrakit.trackers.registry import start_trackers
 from spectrakit.trackers.tracker import Tracker, Trackers, hyperparameters
 from spectrakit.trackers.wandb import wandb_mode
 from spectrakit.training.loop import train_run
-from spectrakit.training.state import Execution
 from spectrakit.view.text import RichView, TextView, TqdmView, make_text_view
 from spectrakit.watchdog.budget import Budget, TimeLimit
 from tasks import Line

@@ -11,9 +11,9 @@ import spectrakit
 from spectrakit.config.compose import compose, override
 from spectrakit.contract.task import Task
 from spectrakit.distributed.context import create_run_context
+from spectrakit.steps.state import Execution
 from spectrakit.system.platforms.detect import detect
 from spectrakit.training.loop import train_run
-from spectrakit.training.state import Execution
 from spectrakit.watchdog.budget import Budget, TimeLimit
 
 OWN = str(Path(spectrakit.__file__).parent)

@@ -14,8 +14,8 @@ from spectrakit.api.actions import fit
 from spectrakit.config.compose import compose
 from spectrakit.contract.task import Task
 from spectrakit.runs.events import columns, read_events
+from spectrakit.steps.state import TrainState
 from spectrakit.training import loop
-from spectrakit.training.state import TrainState
 
 NO_ROOM = "CUDA out of memory. Tried to allocate 2.00 GiB."
 

@@ -27,12 +27,12 @@ from spectrakit.config.batch_plan import plan_batches
 from spectrakit.config.compose import compose
 from spectrakit.config.schema import OPTIMIZERS
 from spectrakit.contract.optimizer import build_optimizer
-from spectrakit.contract.recompute import save_activations
 from spectrakit.contract.sampler import sampled_order
 from spectrakit.data.loaders import Placement, train_batches
+from spectrakit.steps.recompute import save_activations
+from spectrakit.steps.seeding import repeatable
+from spectrakit.steps.state import update_ema
 from spectrakit.system.errors import RequestError
-from spectrakit.training.seeding import repeatable
-from spectrakit.training.state import update_ema
 
 # schedulers of the task's own; 4 steps an epoch, 12 in all
 

@@ -24,10 +24,10 @@ from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_state
 from spectrakit.config.batch_plan import plan_batches
 from spectrakit.config.compose import compose
 from spectrakit.data.loaders import Placement, train_batches
-from spectrakit.launch.job import Job
-from spectrakit.launch.job_kind import kind_named
+from spectrakit.handover.job import Job
+from spectrakit.handover.job_kind import kind_named
+from spectrakit.handover.request import new_request
 from spectrakit.launch.launcher import launch
-from spectrakit.launch.request import new_request
 from spectrakit.runs.events import columns, read_events
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect

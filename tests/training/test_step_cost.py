@@ -19,10 +19,10 @@ from spectrakit.contract.task import Task
 from spectrakit.data.loaders import MicroBatch
 from spectrakit.distributed.context import Gathering, RunContext, create_run_context
 from spectrakit.runs.events import EventLog
+from spectrakit.steps.state import Execution
 from spectrakit.system.platforms.detect import detect
 from spectrakit.training.loop import log_step, train_loop
 from spectrakit.training.setup import make_learner, prepare
-from spectrakit.training.state import Execution
 from spectrakit.watchdog.budget import Budget, TimeLimit
 
 

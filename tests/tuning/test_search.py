@@ -18,7 +18,7 @@ import tasks
 from helpers import run_cli, start_cli, task, wait_for
 from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.config.compose import compose
-from spectrakit.launch.request import new_request
+from spectrakit.handover.request import new_request
 from spectrakit.runs.events import last_event, log_file, read_events
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError

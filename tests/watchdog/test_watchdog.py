@@ -15,11 +15,11 @@ from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.distributed.heartbeat import HURRY, STOP
 from spectrakit.runs.events import columns, last_event, read_events
+from spectrakit.steps.state import Execution
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 from spectrakit.training import loop as trainer
 from spectrakit.training.loop import train_run
-from spectrakit.training.state import Execution
 from spectrakit.watchdog.budget import Budget, TimeLimit, make_budget, time_limit
 from tasks import in_trial
 
