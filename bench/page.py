@@ -74,7 +74,7 @@ def _process(ours: str, other: str) -> Callable[[Any], tuple[float, float]]:
 
 def _saving(d: dict) -> tuple[float, float]:
     found = next(iter(d.values()))
-    return tuple(statistics.median(found[way]) for way in ("background", "torch.save"))  # type: ignore[return-value]
+    return tuple(statistics.median(found[way]) for way in ("background", "torch.save"))  # type: ignore[return-value]  # two names, so two numbers
 
 
 MILLION = "1,000,000 steps, a log point each"

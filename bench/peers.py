@@ -205,7 +205,9 @@ def fastai(batches, epochs: int) -> None:
     from fastai.optimizer import OptimWrapper
     from torch.nn.functional import mse_loss
 
-    opt_func = lambda params, **k: OptimWrapper(params, opt=adamw)  # noqa: E731
+    def opt_func(params, **_):
+        return OptimWrapper(params, opt=adamw)
+
     learner = Learner(DataLoaders(batches, []), network(), loss_func=mse_loss, opt_func=opt_func, train_bn=False)
     assert fastai.callback.progress
     with learner.no_bar(), learner.no_logging():

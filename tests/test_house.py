@@ -315,6 +315,22 @@ def test_no_committed_file_names_a_folder_of_somebodys_machine():
     assert not told
 
 
+def test_no_suppression_without_its_reason():
+    bare = re.compile(r"#\s*(?:noqa|type:\s*ignore)(?!:? ?\[?[A-Z0-9a-z, -]+\]?\s+(?:[#-]+ *)?\w)")
+    sources = [name for name in sync.tree_files() if str(name).endswith((".py", ".ipynb"))]
+    lines = [(name, line) for name in sources for line in (root / name).read_text(encoding="utf-8").splitlines()]
+    assert not [f"{name}: {line.strip()}" for name, line in lines if bare.search(line)]
+
+
+ONE_FILE_A_THING = {"04_platforms", "36_trackers", "90_cli"}  # a platform, a tracker, a command group each
+
+
+def test_no_folder_of_the_package_holds_more_than_about_eight_notebooks():
+    folders = {path.parent for path in NOTEBOOKS if path.parent.name[0].isdigit()}
+    counts = {folder.name: len(list(folder.glob("*.ipynb"))) for folder in folders}
+    assert not {name: count for name, count in counts.items() if count > 10 and name not in ONE_FILE_A_THING}
+
+
 def test_ruff_leaves_out_only_what_is_exported():
     listed = subprocess.run(
         [sys.executable, "-m", "ruff", "check", "--show-files", "."],

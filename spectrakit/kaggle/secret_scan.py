@@ -155,8 +155,10 @@ def _constant_text(node: ast.AST | None, names: Mapping[str, str]) -> str | None
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #433e49b3
 def _filled_text(form: str | None, gap: str, words: list[ast.expr], names: Mapping[str, str]) -> str | None:
     "The text `form` with `words` in its gaps."
-    for word in words if form else ():
-        form = form.replace(gap, _constant_text(word, names) or " ", 1)  # type: ignore[union-attr]
+    if form is None:
+        return None
+    for word in words:
+        form = form.replace(gap, _constant_text(word, names) or " ", 1)
     return form
 
 
@@ -179,8 +181,10 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
         yield node.target, ast.BinOp(node.target, node.op, node.value)
     elif isinstance(node, ast.AnnAssign):
         yield node.target, node.value
-    for one in node.targets if isinstance(node, ast.Assign) else ():
-        value = node.value  # type: ignore[attr-defined]
+    if not isinstance(node, ast.Assign):
+        return
+    for one in node.targets:
+        value = node.value
         if isinstance(one, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)):
             yield from zip(one.elts, value.elts, strict=False)
         else:

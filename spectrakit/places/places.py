@@ -105,7 +105,7 @@ def _place(name: str, values: Any, file: Any) -> Place:
         raise RequestError(
             f"In {file} {name}.hardware is {hardware!r}.{known} Of another device write `speed:` as well."
         )
-    return Place(name, hardware, as_of=str(values.get("as_of", "")), **numbers)  # type: ignore[arg-type]
+    return Place(name, hardware, as_of=str(values.get("as_of", "")), **numbers)  # type: ignore[arg-type]  # those of _KEYS are floats
 
 # %% ../../nbs/11_places/01_places.ipynb #95f02091
 def places() -> dict[str, Place]:

@@ -96,7 +96,7 @@ def test_side_by_side_they_bring_what_they_bring_one_after_another(here):
 def test_side_by_side_all_save_when_they_are_stopped(here):
     words = (*SHORT, "folds.parallel=2", "folds.count=4", "trainer.max_epochs=400", "task.slow_s=0.02")
     process = start_cli(here, "cross-validate", task("Planned"), *words, "run.dir=runs")
-    saved = lambda: {path.parents[2].name for path in here.glob("runs/*/fold-*/*/checkpoints/step*")}  # noqa: E731
+    saved = lambda: {path.parents[2].name for path in here.glob("runs/*/fold-*/*/checkpoints/step*")}  # noqa: E731  # used in this test alone
     wait_for(lambda: len(saved()) == 2, "a checkpoint of each")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)

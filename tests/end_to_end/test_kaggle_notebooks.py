@@ -34,9 +34,9 @@ NOTEBOOKS = sorted(root.glob("kaggle/*/*.ipynb"))
 KERNELS = sorted(root.glob("kaggle/*/kernel-metadata.json"))
 sys.path.insert(0, str(UTILITY.parent))
 
-from spectrakit_table import Table  # noqa: E402
+from spectrakit_table import Table  # noqa: E402  # on the path set above
 
-from spectrakit.table.columns import folds_of  # noqa: E402
+from spectrakit.table.columns import folds_of  # noqa: E402  # on the path set above
 
 
 @pytest.fixture(autouse=True)

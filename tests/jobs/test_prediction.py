@@ -94,7 +94,7 @@ BEFORE = {
     "a text for a column": ({"submission": lambda p: {"a": "xyz"}}, ["`submission`", "'a' as str"]),
     "no columns": ({"submission": lambda p: {}}, ["`submission`", "without columns"]),
     "a wrong key": ({"submission": lambda p: p["id"]}, ["Mine.submission raised IndexError", "on.py, line"]),
-    "a name that is not there": ({"submission": lambda p: no_such_name(p)}, ["Mine.submission raised NameError"]),  # noqa: F821
+    "a name that is not there": ({"submission": lambda p: no_such_name(p)}, ["Mine.submission raised NameError"]),  # noqa: F821  # that is it
     "too few rows, and all are there": (
         {"submission": lambda p: {"id": range(7), "y": p[:, 0]}, "test_dataset": lambda cfg: (X[:6],)},
         ["different lengths: {'id': 7, 'y': 6}"],
