@@ -605,6 +605,22 @@ class DilocoConfig:
         choices=("fp32", "fp16", "int8", "int4"),
         added_later=True,
     )
+    fragments: int = setting(
+        1,
+        "parts of the model that are exchanged in turn, each once a round, so that never all of it travels at once",
+        minimum=1,
+        added_later=True,
+    )
+    overlap_steps: int = setting(
+        0, "steps that go on while a part travels; 0: they wait for it", minimum=0, added_later=True
+    )
+    mixing: float = setting(
+        0.0,
+        "share of a worker's own weights that stays where the workers' common ones arrive",
+        minimum=0,
+        maximum=1,
+        added_later=True,
+    )
     outer_opt: str = setting("SGD", "the outer optimizer, a class of torch.optim", added_later=True)
     outer_lr: float = setting(0.7, "the outer learning rate", above=0, added_later=True)
     outer_momentum: float = setting(

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'flat', 'spread', 'moves_each_alone', 'outer_optimizer', 'outer_lr_factor', 'OuterLoop',
-           'pseudo_gradient', 'commit', 'clip_norm', 'end_round', 'count_workers', 'check_diloco', 'merge_buffers',
-           'own_parts', 'load_own_parts', 'outer_state', 'load_outer_state', 'load_own_optimizer']
+           'pseudo_gradient', 'commit', 'clip_norm', 'move', 'end_round', 'count_workers', 'check_turns',
+           'check_diloco', 'merge_buffers', 'own_parts', 'load_own_parts', 'outer_state', 'load_outer_state',
+           'load_own_optimizer']
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #84976507
 import inspect
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config.schema import Config, is_diloco
+from ..config.schema import Config, get, is_diloco
 from .fsdp import like, whole
 from ..system.errors import RequestError, did_you_mean
 
@@ -162,9 +163,10 @@ class OuterLoop:
     optimizer: Any
     delta: Any = field(default=None, repr=False)  # room for the pseudo-gradient
     learned: list[bool] = field(default_factory=list, repr=False)  # which parameters were trainable as the round began
+    sent: list[bool] = field(default_factory=list, repr=False)  # which ones the pseudo-gradient under way is of
 
     def __post_init__(self) -> None:
-        self.learned = [q.requires_grad for q in self.params]
+        self.learned = self.sent = [q.requires_grad for q in self.params]
 
     @property
     def moving(self) -> list[bool]:
@@ -187,9 +189,10 @@ def pseudo_gradient(outer: OuterLoop) -> Any:
 
     outer.delta = flat(outer.params, outer.delta)
     torch.sub(outer.theta, outer.delta, out=outer.delta)
-    if all(outer.moving):
+    outer.sent = outer.moving
+    if all(outer.sent):
         return outer.delta
-    pieces = [piece for piece, moves in zip(outer.pieces(outer.delta), outer.moving, strict=True) if moves]
+    pieces = [piece for piece, moves in zip(outer.pieces(outer.delta), outer.sent, strict=True) if moves]
     return torch.cat(pieces) if pieces else outer.delta[:0]
 
 
@@ -197,28 +200,31 @@ def _gradient(outer: OuterLoop, mean: Any) -> Any:
     "A mean of pseudo-gradients, with zeros for what has not moved."
     import torch
 
-    if all(outer.moving):
+    if all(outer.sent):
         return mean
     whole = torch.zeros_like(outer.theta)
-    kept = [piece for piece, moves in zip(outer.pieces(whole), outer.moving, strict=True) if moves]
+    kept = [piece for piece, moves in zip(outer.pieces(whole), outer.sent, strict=True) if moves]
     for piece, part in zip(kept, mean.split([len(piece) for piece in kept]), strict=True):
         piece.copy_(part)
     return whole
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #4a5c00da
-def commit(outer: OuterLoop, mean: Any, lr: float) -> None:
-    "Move θ by the workers' mean pseudo-gradient with the outer rate `lr`; the worker goes on from there."
+def commit(outer: OuterLoop, mean: Any, lr: float, mixing: float = 0.0) -> None:
+    """Move θ by the workers' mean pseudo-gradient with the outer rate `lr`; the worker goes on from there.
+
+    `mixing`: the share of the worker's own weights that stays, 0 to 1 (default: none).
+    """
     for group in outer.optimizer.param_groups:
         group["lr"] = lr
-    frozen = [piece for piece, moves in zip(outer.pieces(outer.theta), outer.moving, strict=True) if not moves]
+    frozen = [piece for piece, moves in zip(outer.pieces(outer.theta), outer.sent, strict=True) if not moves]
     before = [piece.clone() for piece in frozen]  # weight decay, or momentum, would move them
     outer.theta.grad = _gradient(outer, mean)
     outer.optimizer.step()
     outer.theta.grad = None
     for piece, value in zip(frozen, before, strict=True):
         piece.copy_(value)
-    spread(outer.theta, outer.params)
-    outer.learned = [q.requires_grad for q in outer.params]
+    spread(outer.theta if not mixing else outer.theta.lerp(flat(outer.params), mixing), outer.params)
+    outer.learned = outer.sent = [q.requires_grad for q in outer.params]
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #1c41781c
 def clip_norm(vector: Any, limit: float | None, total: Callable[[float], float] = lambda squares: squares) -> float:
@@ -229,6 +235,25 @@ def clip_norm(vector: Any, limit: float | None, total: Callable[[float], float] 
     norm = math.sqrt(total(float(vector.double().square().sum())))
     if limit is not None and norm > limit:
         vector.mul_(limit / norm)
+    return norm
+
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #e41ff72c
+def move(
+    outer: OuterLoop,
+    mean: Any,
+    lr: float,
+    clip: float | None = None,
+    total: Callable[[float], float] = float,
+    mixing: float = 0.0,
+) -> float:
+    """Move θ by a mean that has arrived, as `commit`; returns its norm.
+
+    `clip`, `total`: as for `end_round`. FloatingPointError, with nothing changed, where it is not finite.
+    """
+    norm = clip_norm(mean, clip, total)
+    if not math.isfinite(norm):
+        raise FloatingPointError("the workers' mean pseudo-gradient is not finite")
+    commit(outer, mean, lr, mixing)
     return norm
 
 
@@ -270,6 +295,22 @@ def count_workers(config: Config, world_size: int) -> int:
         f"Start as many with trainer.devices={asked * shards}, or leave diloco.workers at auto."
     )
 
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #0e1878be
+def check_turns(config: Config) -> None:
+    "RequestError where the fragments of a round do not fit into it."
+    d = config.diloco
+    most = d.max_steps // d.fragments
+    if d.fragments > d.max_steps:
+        raise RequestError(
+            f"diloco.fragments={d.fragments} is not possible with diloco.max_steps={d.max_steps}: each of them needs a "
+            f"step of the round. Use at most {d.max_steps}."
+        )
+    if d.overlap_steps > most:
+        raise RequestError(
+            f"diloco.overlap_steps={d.overlap_steps} is not possible with diloco.max_steps={d.max_steps} and "
+            f"diloco.fragments={d.fragments}: a fragment has to arrive before the next one is sent. Use at most {most}."
+        )
+
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #d636d8bb
 def check_diloco(config: Config, world_size: int) -> None:
     "RequestError where `diloco` is asked for and cannot be had in `world_size` processes."
@@ -280,12 +321,14 @@ def check_diloco(config: Config, world_size: int) -> None:
     d, t = config.diloco, config.training
     count_workers(config, world_size)
     outer = outer_optimizer(torch.zeros(1), d.outer_opt, d.outer_lr, d.outer_momentum, d.outer_opt_kwargs)
-    if d.shards > 1 and not moves_each_alone(type(outer)):
+    parted = next((f"diloco.{name}" for name in ("shards", "fragments") if getattr(d, name) > 1), None)
+    if parted and not moves_each_alone(type(outer)):
         raise RequestError(
-            f"diloco.outer_opt={d.outer_opt} is not possible with diloco.shards={d.shards}: its step depends on all "
-            "weights together, and a process has a part of them only. Use diloco.outer_opt=SGD or AdamW, or "
-            "diloco.shards=1."
+            f"diloco.outer_opt={d.outer_opt} is not possible with {parted}={get(config, parted)}: its step depends on "
+            f"all weights together, and it would see a part of them only. Use diloco.outer_opt=SGD or AdamW, or "
+            f"{parted}=1."
         )
+    check_turns(config)
     if t.ema_decay is not None:
         raise RequestError(
             f"training.ema_decay={t.ema_decay:g} is not possible with distributed.strategy=diloco: between two "
@@ -369,13 +412,13 @@ def outer_state(outer: OuterLoop) -> dict[str, Any]:
     state = outer.optimizer.state_dict()
     of_theta = {name: _whole_vector(outer, value) for name, value in state["state"].get(0, {}).items()}
     whole_state = {"state": {0: of_theta} if of_theta else {}, "param_groups": state["param_groups"]}
-    return {"theta": _whole_vector(outer, outer.theta), "optimizer": whole_state, "learned": outer.learned}
+    return {"theta": _whole_vector(outer, outer.theta), "optimizer": whole_state, "sent": outer.sent}
 
 
 def load_outer_state(outer: OuterLoop, state: dict[str, Any]) -> None:
     "Take over what `outer_state` returned. Ranks that share a model call it together."
     outer.theta.copy_(_own_vector(outer, state["theta"]))
-    outer.learned = list(state.get("learned", outer.learned))
+    outer.learned = outer.sent = list(state.get("sent", outer.learned))
     saved = state["optimizer"]
     size = state["theta"].numel()
     of_theta = {

@@ -32,7 +32,7 @@ from ..distributed.context import RunContext
 from ..distributed.fsdp import is_sharded, same_on_all_ranks
 from ..distributed.heartbeat import HURRY, STOP
 from ..predictions.predictions import targets_of
-from .state import TrainState, ema_weights
+from .state import TrainState, common_model, ema_weights
 from ..system.errors import RequestError
 from ..watchdog.budget import Budget, fits, short_time
 
@@ -492,7 +492,8 @@ def evaluation_due(s: TrainState) -> bool:
     """Whether an evaluation is to be made at this step: one that is asked for, or that has waited for the end of a
     round of diloco, in the middle of which there is no model that all workers have.
     """
-    return not s.mid_round and (s.progress.eval_held or evaluation_asked(s))
+    has_model = not s.mid_round or (s.outer is not None and s.outer.streams)  # then θ is evaluated
+    return has_model and (s.progress.eval_held or evaluation_asked(s))
 
 # %% ../../nbs/40_steps/04_evaluation.ipynb #1056188a
 def same_buffers(s: TrainState) -> None:
@@ -546,17 +547,18 @@ def run_evaluation(s: TrainState, stop_on: int = STOP | HURRY) -> bool:
     """
     p, began, stop_code = s.progress, time.monotonic(), 0
     s.context.heartbeat.beat("evaluating")
-    same_buffers(s)
 
     def over() -> bool:
         nonlocal stop_code
         stop_code |= int(s.stop_requested()) & stop_on
         return stop_code > 0 or (s.budget.ends is not None and not fits(s.budget, "eval", 0.0))
 
-    with ema_weights(s):
-        if s.learner.ema is not None and s.learner.buffers:
-            same_buffers(s)
-        metrics = evaluate(s.task, s.context.plain(s.learner.model), s.data.valid, s.context, over)
+    with common_model(s):
+        same_buffers(s)
+        with ema_weights(s):
+            if s.learner.ema is not None and s.learner.buffers:
+                same_buffers(s)
+            metrics = evaluate(s.task, s.context.plain(s.learner.model), s.data.valid, s.context, over)
     s.context.heartbeat.beat("training")
     seconds = time.monotonic() - began
     s.record.interval.paused_s += seconds

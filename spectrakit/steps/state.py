@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['Progress', 'Learner', 'average_thawed', 'load_averages', 'Data', 'Schedule', 'never', 'Execution', 'Interval',
-           'Record', 'Requests', 'NanState', 'Memory', 'Saving', 'Timing', 'Workers', 'common_weights', 'TrainState',
-           'update_ema', 'count_overflows', 'ema_weights', 'save_due', 'first_saves_s', 'writer_of', 'average_plan',
-           'checkpoints_at_once', 'save_due_by_clock', 'log_once', 'gpu_generator', 'note_random_state', 'state_at',
-           'learns_alone', 'worker_state', 'load_worker_state', 'submit_snapshot', 'save', 'finish_saving',
-           'finish_mirror']
+           'Record', 'Requests', 'NanState', 'Memory', 'Saving', 'Timing', 'Flight', 'Workers', 'shared_state',
+           'load_shared_state', 'common_weights', 'common_model', 'TrainState', 'update_ema', 'count_overflows',
+           'ema_weights', 'save_due', 'first_saves_s', 'writer_of', 'average_plan', 'checkpoints_at_once',
+           'save_due_by_clock', 'log_once', 'gpu_generator', 'note_random_state', 'state_at', 'learns_alone',
+           'worker_state', 'load_worker_state', 'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
 
 # %% ../../nbs/40_steps/03_state.ipynb #23a2fcf4
 import contextlib
@@ -288,57 +288,115 @@ class Timing:
 
 # %% ../../nbs/40_steps/03_state.ipynb #66d2e30f
 @dataclass
+class Flight:
+    "A fragment that travels: its number, the step after which it arrives, the outer rate, the workers' mean."
+
+    number: int
+    due: int
+    lr: float
+    arriving: Any  # a Future, or the mean itself
+
+    def mean(self) -> Any:
+        "The workers' mean, which is waited for."
+        if hasattr(self.arriving, "result"):
+            self.arriving = self.arriving.result()
+        return self.arriving
+
+# %% ../../nbs/40_steps/03_state.ipynb #2f550876
+@dataclass
 class Workers:
     """The outer loop of diloco, with what the round began with.
 
-    - `loop`: θ and the outer optimizer
-    - `count`: how many workers there are
-    - `buffers`: of this worker's model
+    - `loops`: θ and the outer optimizer of each fragment of the model; of all of it, where it travels at once
+    - `count`: how many workers there are; `buffers`: of this worker's model
     """
 
-    loop: OuterLoop
+    loops: list[OuterLoop]
     count: int
     buffers: list
     before: list = field(default_factory=list)  # copies of the buffers from the round's beginning
     group: Any = None  # the workers, talking through the CPU
     shards: int = 1  # processes that share a worker's model
-    compression: Compression | None = None  # None: float32 travels
+    compressions: list[Compression] = field(default_factory=list)  # of each fragment; none: float32 travels
     bytes_per_s: float = 0.0  # what each sends in a second, as measured at the start; 0: there is no other
     waited_s: float = 0.0  # for the exchange that is under way
+    pool: Any = None  # the thread in which fragments travel while steps go on
+    flight: Flight | None = None  # the fragment that travels
+
+    @property
+    def streams(self) -> bool:
+        "Whether fragments travel in turn, each at its own step."
+        return len(self.loops) > 1
+
+    @property
+    def params(self) -> list:
+        "What a worker trains, each once."
+        return [q for loop in self.loops for q in loop.params]
 
     def begin_round(self) -> None:
         "From here on workers train alone; they have the same weights and buffers."
-        flat(self.loop.params, self.loop.theta)
+        for loop in self.loops:
+            flat(loop.params, loop.theta)
         self.note_buffers()
 
     def note_buffers(self) -> None:
         "The buffers are the same everywhere: keep what they are."
         self.before = [b.detach().clone() for b in self.buffers]
 
-    def state_dict(self) -> dict[str, Any]:
-        "What all workers share."
-        of = {"workers": self.count, "shards": self.shards}
-        return {**of, "buffers": self.before, **outer_state(self.loop)}
+# %% ../../nbs/40_steps/03_state.ipynb #e12471b8
+def shared_state(workers: Workers) -> dict[str, Any]:
+    "What all workers share, for a checkpoint. Ranks that share a model call it together."
+    of = {"workers": workers.count, "shards": workers.shards, "fragments": len(workers.loops)}
+    states = [outer_state(loop) for loop in workers.loops]
+    return {**of, "buffers": workers.before, **({"loops": states} if workers.streams else states[0])}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        "Take over what `state_dict` returned."
-        load_outer_state(self.loop, state)
-        load_own_parts(self.before, state["buffers"])
+
+def load_shared_state(workers: Workers, state: dict[str, Any]) -> None:
+    "Take over what `shared_state` returned."
+    for loop, saved in zip(workers.loops, state.get("loops", [state]), strict=True):
+        load_outer_state(loop, saved)
+    load_own_parts(workers.before, state["buffers"])
 
 # %% ../../nbs/40_steps/03_state.ipynb #00cff657
-def common_weights(workers: Workers, module: Any, mean: Any = None) -> dict[str, Any]:
+def common_weights(workers: Workers, module: Any, mean: list | None = None) -> dict[str, Any]:
     """The state dict of `module`, with the weights and buffers that the round began with.
 
-    `mean`: weights to take in their place, a vector as `flat` makes it, with the buffers of this worker.
+    `mean`: weights to take in their place, a vector as `flat` makes it for each fragment, with the buffers of this
+    worker.
     """
-    parts = [p.detach().clone() for p in workers.loop.params]
-    spread(workers.loop.theta if mean is None else mean, parts)
-    common = dict(zip(map(id, workers.loop.params), parts, strict=True))
+    common: dict[int, Any] = {}
+    for number, loop in enumerate(workers.loops):
+        parts = [p.detach().clone() for p in loop.params]
+        spread(loop.theta if mean is None else mean[number], parts)
+        common |= dict(zip(map(id, loop.params), parts, strict=True))
     if mean is None:
         common |= dict(zip(map(id, workers.buffers), workers.before, strict=True))
     held = module.state_dict(keep_vars=True)
     plain = module.state_dict()
     return {name: common.get(id(value), plain[name]) for name, value in held.items()}
+
+# %% ../../nbs/40_steps/03_state.ipynb #3cf000a5
+@contextlib.contextmanager
+def common_model(s: "TrainState") -> Iterator[None]:
+    "Within this block, in the middle of a round, the model holds what all workers have in common."
+    import torch
+
+    if s.outer is None or not s.mid_round:
+        yield
+        return
+    workers = s.outer
+    own = [flat(loop.params) for loop in workers.loops]
+    buffers = [b.detach().clone() for b in workers.buffers]
+    with torch.no_grad():
+        for loop in workers.loops:
+            spread(loop.theta, loop.params)
+        load_own_parts(workers.buffers, workers.before)
+        try:
+            yield
+        finally:
+            for loop, vector in zip(workers.loops, own, strict=True):
+                spread(vector, loop.params)
+            load_own_parts(workers.buffers, buffers)
 
 # %% ../../nbs/40_steps/03_state.ipynb #9201e019
 @dataclass
@@ -403,7 +461,7 @@ class TrainState:
             "asked_steps": self.schedule.requested_steps,
             "fingerprints": self.data.fingerprints,
             "order_version": self.data.order_version,
-            "outer": None if self.outer is None else self.outer.state_dict(),
+            "outer": None if self.outer is None else shared_state(self.outer),
             "stream": self.data.stream_state(self.progress.epoch, self.progress.window),
         }
 
@@ -424,7 +482,7 @@ class TrainState:
         if learner.scheduler is not None and state.get("scheduler") is not None:
             learner.scheduler.load_state_dict(state["scheduler"])
         if self.outer is not None and state.get("outer"):
-            self.outer.load_state_dict(state["outer"])
+            load_shared_state(self.outer, state["outer"])
         if state.get("stream"):
             self.data.train.dataset.load_state(state["stream"])
         if "monitor" in state:
@@ -622,37 +680,46 @@ def worker_state(s: TrainState) -> dict[str, Any]:
     "What a worker of diloco alone has: its weights and buffers, its optimizer and scaler, its place on the schedule."
     p, scaler = s.progress, s.context.scaler
     assert s.outer is not None, "there are workers"
-    own = {"weights": s.outer.loop.params, "buffers": s.outer.buffers, "optimizer": s.learner.optimizer.state_dict()}
+    own = {"weights": s.outer.params, "buffers": s.outer.buffers, "optimizer": s.learner.optimizer.state_dict()}
     place = {"position": p.position, "behind": p.behind, "overflows": p.overflows}
-    if s.outer.compression is not None:
-        own["compression"] = s.outer.compression.state_dict()
+    own["compression"] = [compression.state_dict() for compression in s.outer.compressions]
+    if (flight := s.outer.flight) is not None:
+        own["flight"] = {"number": flight.number, "due": flight.due, "lr": flight.lr, "arriving": flight.mean()}
+        own["pending"] = [compression.pending for compression in s.outer.compressions]
     return {**own_parts(own), "scaler": scaler.state_dict() if scaler else None, "place": place}
 
 
 def load_worker_state(s: TrainState, state: dict[str, Any]) -> None:
     "Take over what `worker_state` returned."
     assert s.outer is not None, "there are workers"
-    load_own_parts([*s.outer.loop.params, *s.outer.buffers], [*state["weights"], *state["buffers"]])
+    load_own_parts([*s.outer.params, *s.outer.buffers], [*state["weights"], *state["buffers"]])
     load_own_optimizer(s.learner.optimizer, state["optimizer"])
-    if s.outer.compression is not None and "compression" in state:
-        s.outer.compression.load_state_dict(state["compression"])
+    saved = state.get("compression", [])
+    for compression, kept in zip(s.outer.compressions, saved if isinstance(saved, list) else [saved], strict=False):
+        compression.load_state_dict(kept)
+    for compression, pending in zip(s.outer.compressions, state.get("pending", []), strict=False):
+        compression.pending = pending
+    s.outer.flight = Flight(**state["flight"]) if "flight" in state else None
     if s.context.scaler and state["scaler"]:
         s.context.scaler.load_state_dict(state["scaler"])
     for name, value in state["place"].items():
         setattr(s.progress, name, value)
 
 # %% ../../nbs/40_steps/03_state.ipynb #a94ffc25
-def _mean_of_workers(s: TrainState, workers: Workers) -> Any:
-    "The mean of the weights that workers have now, as a vector; None where it is not finite. All of them call it."
+def _mean_of_workers(s: TrainState, workers: Workers) -> list | None:
+    """The mean of the weights that workers have now, a vector for each fragment; None where it is not finite. All of
+    them call it.
+    """
     import torch
     import torch.distributed as dist
 
-    vector = flat(workers.loop.params)
+    vectors = [flat(loop.params) for loop in workers.loops]
     if workers.count > 1:
-        dist.all_reduce(vector, group=workers.group)
-        vector.div_(workers.count)
-    bad = s.context.sum_of_shards(float(not torch.isfinite(vector).all()))
-    return None if bad else vector
+        for vector in vectors:
+            dist.all_reduce(vector, group=workers.group)
+            vector.div_(workers.count)
+    bad = s.context.sum_of_shards(float(not all(torch.isfinite(vector).all() for vector in vectors)))
+    return None if bad else vectors
 
 
 def _model_to_keep(s: TrainState, module: Any, ending: bool) -> dict[str, Any]:

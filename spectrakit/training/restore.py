@@ -108,6 +108,17 @@ def _team(workers: int, shards: int) -> str:
     return f"{workers} worker{'s' * (workers != 1)}" + (f" of {shards} processes" if shards > 1 else "")
 
 
+def _why_fragments_differ(s: TrainState, path: Path, kept: dict | None) -> str | None:
+    "Why the outer loop of a checkpoint is cut in another way than this session's; None where it is not."
+    had, have = (kept or {}).get("fragments", 1), len(s.outer.loops) if s.outer else 1
+    if not kept or s.outer is None or had == have:
+        return None
+    return (
+        f"{path.name} was made with diloco.fragments={had}, and this run would have {have}: each fragment has an outer "
+        f"optimizer of its own. Go on with diloco.fragments={had}."
+    )
+
+
 def _why_workers_differ(s: TrainState, path: Path, state: dict) -> str | None:
     "Why the workers of this session cannot go on in the middle of a round of diloco; None where they can."
     began, kept = state["progress"].get("round_began", 0), state.get("outer")
@@ -115,12 +126,14 @@ def _why_workers_differ(s: TrainState, path: Path, state: dict) -> str | None:
     have = (s.outer.count, s.outer.shards) if s.outer else (0, 0)
     began = max(began, s.config.diloco.warmup_steps)
     if had == have or not kept or state["progress"]["step"] <= began:
-        return None
+        return _why_fragments_differ(s, path, kept)
     now = f"{_team(*have)} would go on now" if s.outer else "this run has another strategy"
+    edge = f"a round's end: after optimizer step {began}, or {s.config.diloco.max_steps} later"
+    if "loops" in kept:
+        edge = "its last step: with diloco.fragments there is no other at which all workers have one model"
     return (
         f"{path.name} was saved in the middle of a round of diloco, in which {_team(*had)} had weights "
-        f"of their own, and {now}. Go on with as many and distributed.strategy=diloco, or from a checkpoint of a "
-        f"round's end: after optimizer step {began}, or {s.config.diloco.max_steps} later."
+        f"of their own, and {now}. Go on with as many and distributed.strategy=diloco, or from a checkpoint of {edge}."
     )
 
 # %% ../../nbs/41_training/01_restore.ipynb #23a2fc02

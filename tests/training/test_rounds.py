@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import threading
 from dataclasses import replace
 
 import pytest
@@ -23,7 +24,9 @@ from rank_tasks import Curve, NanOnOneRank, Normed
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_state, load_weights
 from spectrakit.config.batch_plan import plan_batches
 from spectrakit.config.compose import compose
+from spectrakit.contract.optimizer import build_optimizer
 from spectrakit.data.loaders import Placement, train_batches
+from spectrakit.distributed.fragments import divide
 from spectrakit.handover.job import Job
 from spectrakit.handover.job_kind import kind_named
 from spectrakit.handover.request import new_request
@@ -196,10 +199,14 @@ def test_rounds_are_those_of_two_workers_by_hand(tmp_path, task):
     assert columns(events, "eval", "step")["step"] == [5, 10, 13]  # only where all have one model
 
 
-@pytest.mark.parametrize("form", ["fp32", "int4"])
-def test_it_goes_on_in_the_middle_of_a_round_to_the_bit(tmp_path, form):
+STREAM = ("diloco.fragments=2", "diloco.overlap_steps=2")
+
+
+@pytest.mark.parametrize("more", [(), ("diloco.compression=int4",), STREAM, (*STREAM, "diloco.compression=int4")])
+def test_it_goes_on_in_the_middle_of_a_round_to_the_bit(tmp_path, more):
     words = (
         *DILOCO,
+        *more,
         "optimizer.lr=0.02",
         "trainer.max_steps=12",
         "checkpoint.every_n_steps=7",
@@ -210,15 +217,20 @@ def test_it_goes_on_in_the_middle_of_a_round_to_the_bit(tmp_path, form):
     found = {int(path.name[-8:]): path for path in checkpoints(tmp_path / "cut" / "checkpoints")}
     shutil.rmtree(found[12])
     state, own = load_state(found[7], 1)
-    assert state["progress"]["round_began"] == 6 and own["worker"]["place"]["position"] == 7
+    assert own["worker"]["place"]["position"] == 7
+    if "diloco.fragments=2" in more:  # the fragment that travels is kept
+        assert own["worker"]["flight"]["due"] == 8 and state["outer"]["fragments"] == 2
+    else:
+        assert state["progress"]["round_began"] == 6
     other = load_state(found[7], 0)[1]["worker"]["weights"]
     assert not torch.equal(own["worker"]["weights"][0], other[0])  # in the middle of a round
     train(tmp_path / "cut", Dropped(), *words, kind="resume")
     assert furthest(weights(tmp_path / "cut"), weights(tmp_path / "whole")) == 0.0
     last = [load_state(find_checkpoint(tmp_path / name / "checkpoints")[0], 1) for name in ("whole", "cut")]
     for (whole, of_whole), (cut, of_cut) in [last]:
-        moments = [s["outer"]["optimizer"]["state"][0]["momentum_buffer"] for s in (whole, cut)]
-        assert torch.equal(*moments)
+        loops = [s["outer"].get("loops", [s["outer"]]) for s in (whole, cut)]
+        for pair in zip(*loops, strict=True):
+            assert torch.equal(*(loop["optimizer"]["state"][0]["momentum_buffer"] for loop in pair))
         inner = [o["worker"]["optimizer"]["state"][0]["exp_avg"] for o in (of_whole, of_cut)]
         assert torch.equal(*inner)
 
@@ -227,6 +239,89 @@ def test_it_goes_on_in_the_middle_of_a_round_to_the_bit(tmp_path, form):
     shutil.rmtree(tmp_path / "refused" / "checkpoints" / found[12].name)
     with pytest.raises(RequestError, match="in the middle of a round of diloco, in which 2 workers"):
         run(tmp_path / "refused", Dropped(), *words, *one, kind="resume")
+
+
+class Overheard(Curve):
+    "What rank 0 gives to all_reduce is written down, in whichever thread: how many numbers."
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def model(self, cfg):
+        plain, file = dist.all_reduce, self.folder / "sizes.txt"
+
+        def all_reduce(tensor, *args, **kwargs):
+            with file.open("a") as lines:
+                lines.write(f"{threading.current_thread().name} {tensor.numel()}\n")
+            return plain(tensor, *args, **kwargs)
+
+        if dist.get_rank() == 0:
+            dist.all_reduce = all_reduce
+        return super().model(cfg)
+
+
+def in_fragments_by_hand(task, config, steps: int) -> dict:
+    "Two workers in turn; each of two fragments is sent at its own step, and arrives one step later."
+    train_set, _ = task.datasets(config)
+    plan = plan_batches(config, len(train_set), 2)
+    models = [make_model(task, config)]
+    models.append(copy.deepcopy(models[0]))
+    inner = [torch.optim.AdamW(m.parameters(), lr=0.02, weight_decay=0.0) for m in models]
+    order = [id(p) for group in build_optimizer(models[0], config).param_groups for p in group["params"]]
+    names = sorted(dict(models[0].named_parameters()), key=lambda name: order.index(id(models[0].get_parameter(name))))
+    params = [[m.get_parameter(name) for name in names] for m in models]
+    theta = [p.detach().clone() for p in params[0]]
+    moment = [torch.zeros_like(p) for p in theta]
+    parts = divide([p.numel() for p in theta], 2)
+    windows = [list(_windows(train_set, plan, config, rank, steps)) for rank in range(2)]
+    travelling: dict[int, list] = {}
+    for step in range(1, steps + 1):
+        for model, optimizer, mine in zip(models, inner, windows, strict=True):
+            optimizer.zero_grad()
+            for data, share in mine[step - 1]:
+                (nn.functional.mse_loss(model(data[0]), data[1]) * share).backward()
+            optimizer.step()
+        last = step == steps
+        for due in [d for d in travelling if last or d == step]:
+            arrive(travelling.pop(due), params, theta, moment, 0.0 if last else 0.25)
+        within = (step - 1) % 6 + 1
+        sent = [0, 1] if last else {3: [0], 6: [1]}.get(within, [])
+        for number in sent:
+            means = [(i, sum(theta[i] - own[i].detach() for own in params) / 2) for i in parts[number]]
+            if last:
+                arrive(means, params, theta, moment, 0.0)
+            else:
+                travelling[step + 1] = means
+    return {name: p.detach() for name, p in zip(names, params[0], strict=True)}
+
+
+def arrive(means: list, params: list, theta: list, moment: list, mixing: float) -> None:
+    for i, mean in means:
+        moment[i] = 0.9 * moment[i] + mean
+        theta[i] = theta[i] - 0.7 * (mean + 0.9 * moment[i])
+        for own in params:
+            own[i].data.copy_(mixing * own[i].data + (1 - mixing) * theta[i])
+
+
+def test_fragments_in_turn_are_those_of_two_workers_by_hand(tmp_path):
+    words = ("trainer.strategy.name=diloco", "diloco.max_steps=6", "diloco.fragments=2", "diloco.overlap_steps=1")
+    words = (*words, "diloco.mixing=0.25", "optimizer.name=adamw", "optimizer.lr=0.02", "optimizer.weight_decay=0")
+    words = (*words, "trainer.max_steps=13", "trainer.check_val_every_n_steps=5")
+    events = train(tmp_path / "kit", Overheard(tmp_path), *words)
+    expected = in_fragments_by_hand(Curve(), compose(*BASE, *words), steps=13)
+    assert furthest(weights(tmp_path / "kit"), expected) < 1e-6
+    path, _ = find_checkpoint(tmp_path / "kit" / "checkpoints")
+    own = [load_state(path, rank)[1]["worker"]["weights"] for rank in range(2)]
+    assert all(torch.equal(*pair) for pair in zip(*own, strict=True))  # one model, whatever was mixed on the way
+    rounds = columns(events, "round", "step", "fragment", "bytes")
+    assert rounds["step"] == [4, 7, 10, 13, 13, 13] and rounds["fragment"] == [0, 1, 0, 1, 0, 1]
+    sizes = [p.numel() for p in expected.values()]
+    halves = [sum(sizes[i] for i in part) for part in divide(sizes, 2)]
+    assert rounds["bytes"] == [4 * halves[k] for k in rounds["fragment"]]
+    heard = [line.split() for line in (tmp_path / "sizes.txt").read_text().splitlines()]
+    beside = [int(size) for thread, size in heard if thread.startswith("exchange")]
+    assert beside == [halves[0], halves[1], halves[0], halves[1]] and max(beside) < sum(halves)  # never all at once
+    assert columns(events, "eval", "step")["step"] == [3, 5, 6, 9, 10, 12, 13]  # of what all have in common
 
 
 FOUR = ("trainer.devices=4", "accumulate_grad_batches=1", "diloco.shards=2")
@@ -426,6 +521,8 @@ def test_a_worker_whose_loss_is_no_number_ends_the_run_for_all(tmp_path):
         (["diloco.shards=3", "trainer.devices=2"], "diloco.shards=3 needs a multiple of 3 processes"),
         (["diloco.workers=2", "diloco.shards=2", "trainer.devices=2"], "diloco.workers=2 needs 2 × 2 processes"),
         (["diloco.max_steps=0"], "diloco.max_steps"),
+        (["diloco.fragments=60"], "diloco.fragments=60 is not possible with diloco.max_steps=50"),
+        (["diloco.fragments=5", "diloco.overlap_steps=11"], "Use at most 10"),
         (["training.ema_decay=0.9"], "not possible with distributed.strategy=diloco"),
     ],
 )
