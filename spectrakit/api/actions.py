@@ -52,7 +52,7 @@ from spectrakit.runs.run_dir import (
 )
 from ..system.errors import RequestError
 from ..system.files import checked_path
-from ..system.signals import ends_softly, interrupt_says, interrupts
+from ..system.signals import ends_softly, interrupt_says, interrupts, stop_key
 from ..trackers.wandb import key_in_environment
 from ..view.live import make_view
 from ..view.text import stopping_text
@@ -80,8 +80,7 @@ def _make_tick(run: Run, view: Any, pressed: list[int]) -> Callable[[], None]:
 # %% ../../nbs/60_api/02_actions.ipynb #c12a4d72
 def _stopping(view: Any, pressed: list[int]) -> str:
     "What a person reads who has asked for a stop."
-    again = "■" if "ipykernel" in sys.modules else "Ctrl-C"
-    return stopping_text(view.state, again) if len(pressed) == 1 else "ending now"
+    return stopping_text(view.state, stop_key()) if len(pressed) == 1 else "ending now"
 
 
 def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[int]) -> Outcome:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .blend_weights import METHODS, Fitted, HeldOut, Score, fit_weights, score_named
+from .blend_weights import METHODS, Fitted, HeldOut, Score, are_classes, fit_weights, score_named
 from .cross_validation import CrossValidation
 from .run import open_run
 from ..config.compose import compose
@@ -40,7 +40,7 @@ class Source:
     test: np.ndarray | None
     run: Path | None = None  # one of its runs, whose settings say what the test data are
 
-# %% ../../nbs/60_api/09_blend.ipynb #3b5a3f55
+# %% ../../nbs/60_api/09_blend.ipynb #171453dd
 def _fold_numbers(path: Path, samples: int, sizes: Sequence[int]) -> tuple[np.ndarray, str | None]:
     "The fold of each sample, and the division's hash."
     if (path / "folds.npz").is_file():
@@ -50,7 +50,7 @@ def _fold_numbers(path: Path, samples: int, sizes: Sequence[int]) -> tuple[np.nd
         raise RequestError(f"{path.name} has no folds.npz, and its folds are not as long as its predictions.")
     return np.repeat(np.arange(len(sizes)), sizes), None
 
-
+# %% ../../nbs/60_api/09_blend.ipynb #3b5a3f55
 def source_of(given: CrossValidation | Path | str) -> Source:
     "What a cross-validation, or its folder, gives to a blend. RequestError where it is not complete."
     if not isinstance(given, (CrossValidation, str, Path)):
@@ -71,6 +71,11 @@ def source_of(given: CrossValidation | Path | str) -> Source:
         raise RequestError(
             f"{path.name} has no predictions with targets. A blend needs one array and the task's targets."
         )
+    if found["predictions"].dtype.kind in "iub":
+        raise RequestError(
+            f"{path.name} predicted whole numbers, of which no weighted mean can be taken. Let `predict` return "
+            "probabilities, or numbers with a point."
+        )
     test = load_arrays(path / "predictions.npz").get("predictions") if (path / "predictions.npz").is_file() else None
     files = [path / f"fold-{k}" / Path(run).name / "out_of_fold.npz" for k, run in enumerate(runs)]
     sizes = [] if (path / "folds.npz").is_file() else [len(load_arrays(file)["predictions"]) for file in files]
@@ -79,10 +84,19 @@ def source_of(given: CrossValidation | Path | str) -> Source:
     return Source(path.name, found["predictions"], found["targets"], fold, sha256, test, run)
 
 # %% ../../nbs/60_api/09_blend.ipynb #a5b3a718
+def _sources(given: Sequence[Any]) -> list[Source]:
+    "What all give, where they stand one by one, or in a list."
+    alone = given[0] if len(given) == 1 else None
+    return [source_of(each) for each in (alone if isinstance(alone, (list, tuple)) else given)]
+
+
 def check_together(sources: Sequence[Source]) -> None:
     "RequestError where the sources were not made on the same samples with the same folds."
     if len(sources) < 2:
         raise RequestError("A blend needs two models or more. Pass several cross-validations.")
+    names = [each.name for each in sources]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RequestError(f"{twice} is given twice. Name each cross-validation once.")
     first = sources[0]
     for other in sources[1:]:
         pair = f"{first.name} and {other.name}"
@@ -145,8 +159,7 @@ def _metric_for(
     "(metric, its direction, its name); without one, accuracy for classes and rmse for all else."
     first = sources[0]
     if metric is None:
-        classes = first.targets.dtype.kind in "iub" and first.values.ndim == 2 and first.targets.ndim == 1
-        metric = "accuracy" if classes else "rmse"
+        metric = "accuracy" if are_classes(first.values, first.targets) else "rmse"
     if isinstance(metric, str):
         return metric, mode or score_named(metric)[1], metric
     if mode not in ("min", "max"):
@@ -162,8 +175,15 @@ def _as_models(sources: Sequence[Source]) -> tuple[HeldOut, np.ndarray]:
         raise RequestError("No sample was held out, with finite predictions, by all models.")
     targets = sources[0].targets[rows]
     values = np.stack([s.values[rows] for s in sources])
-    if targets.size == values[0].size:
+    if are_classes(values[0], targets):
+        targets = targets.astype(np.int64)  # with folds by time they are kept with NaN, so with a point
+    elif targets.size == values[0].size:
         targets = targets.reshape(values.shape[1:])
+    else:
+        raise RequestError(
+            f"{sources[0].name} predicted {list(values.shape[2:])} numbers a sample, and its targets have "
+            f"{list(targets.shape[1:])}. Let `predict` return what the targets are."
+        )
     return HeldOut(values, targets, sources[0].fold[rows]), rows
 
 # %% ../../nbs/60_api/09_blend.ipynb #9f8ff06f
@@ -209,7 +229,7 @@ def blend(
 ) -> Blend:
     """Learn how much weight each of several cross-validations gets, and blend their test predictions.
 
-    - `given`: what `cross_validate` returned, or folders of such; two or more, with the same folds
+    - `given`: two or more results of `cross_validate`, or their folders, one by one or as a list, with the same folds
     - `method`: 'greedy', 'non_negative', 'ridge', or 'auto': the one whose nested score is best
     - `metric`: a name ('rmse', 'mse', 'mae', 'log_loss', 'accuracy', 'auc') or a function of predictions and targets
       (default: accuracy for classes, rmse for all else); `mode`: 'min' or 'max', for a function
@@ -218,7 +238,7 @@ def blend(
 
     RequestError where they do not belong together.
     """
-    sources = [source_of(each) for each in given]
+    sources = _sources(given)
     check_together(sources)
     if method != "auto" and method not in METHODS:
         raise RequestError(

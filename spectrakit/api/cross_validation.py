@@ -48,13 +48,14 @@ from ..handover.job import load_task, with_task
 from ..handover.request import new_request
 from ..jobs.mean_submission import MeanSubmission
 from ..jobs.prediction import save_arrays
+from ..predictions.ensemble import mean_or_most
 from ..predictions.prediction_spool import load_arrays
 from ..runs.events import last_event
 from ..runs.history import follow
 from ..runs.run_dir import check_links
 from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside, write_atomic
-from ..system.signals import interrupts
+from ..system.signals import interrupts, stop_key
 from ..watchdog.budget import short_time
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #1d564280
@@ -104,7 +105,7 @@ class CrossValidation:
     def _repr_html_(self) -> str:
         return _html(self)
 
-# %% ../../nbs/60_api/07_cross_validation.ipynb #586734bd
+# %% ../../nbs/60_api/07_cross_validation.ipynb #589f433a
 def _never_held_out(cv: CrossValidation) -> int:
     "Samples without a prediction: with folds by time the first ones have none."
     if cv.values is None or cv.values.dtype.kind != "f":
@@ -112,6 +113,12 @@ def _never_held_out(cv: CrossValidation) -> int:
     return int(np.isnan(cv.values.reshape(len(cv.values), -1)).all(axis=1).sum())
 
 
+def _how_it_ended(trial: TrialResult) -> str:
+    "The status of a run, and why it failed."
+    why = trial.run.error if trial.status == "failed" else None
+    return f"failed: {' '.join(why.split())[:300]}" if why else trial.status
+
+# %% ../../nbs/60_api/07_cross_validation.ipynb #586734bd
 def _rows(cv: CrossValidation) -> list[tuple[str, str, str, str]]:
     "Fold, value, time and status of each."
 
@@ -119,8 +126,8 @@ def _rows(cv: CrossValidation) -> list[tuple[str, str, str, str]]:
         return "–" if value is None else f"{value:.5g}"
 
     rows = [
-        (t.run.path.parent.name.replace("-", " "), number(t.value), short_time(t.seconds), t.status)
-        for i, t in enumerate(cv.trials)
+        (t.run.path.parent.name.replace("-", " "), number(t.value), short_time(t.seconds), _how_it_ended(t))
+        for t in cv.trials
     ]
     if cv.scores:
         rows += [("mean", number(cv.mean), "", f"± {cv.std:.2g} between folds")]
@@ -173,19 +180,39 @@ def _joined(folds: Folds | None, parts: Mapping[int, dict[str, np.ndarray]], nam
     if folds is None:
         return np.concatenate([part[name] for part in parts.values()])
     joined, dtype = scatter(folds, parts, name), next(iter(parts.values()))[name].dtype
-    whole = dtype.kind in "iub" and np.isfinite(joined).all()
+    whole = dtype.kind in "iub" and np.isfinite(joined).all() and (joined % 1 == 0).all()
     return joined.astype(dtype) if whole else joined
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #29211d05
+def _of_all(task: Any, config: Config, joined: dict[str, Any]) -> dict[str, Any]:
+    """What `metrics_all` says of what was held out; both are tensors, as in an evaluation.
+
+    A task that keeps what `datasets` or `model` has found is asked for both first. RequestError where it raises.
+    """
+    import torch
+
+    values, targets = joined["predictions"], joined["targets"]
+    rows = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+    kinds = joined["kinds"]  # targets of classes are kept with NaN, and so with a point, where some are never held out
+    given = [torch.from_numpy(values[rows]), torch.from_numpy(targets[rows].astype(kinds["targets"]))]
+    try:
+        try:
+            return dict(task.metrics_all(*given))
+        except Exception:
+            task.datasets(config), task.model(config)
+            return dict(task.metrics_all(*given))
+    except Exception as error:
+        raise RequestError(f"{type(task).__name__}.metrics_all raised {type(error).__name__}: {error}") from error
+
+
 def _whole_score(metric: str, task: Any, trials: Sequence[TrialResult], joined: dict[str, Any]) -> float | None:
-    "The monitored metric over all that was held out; None where it cannot be said."
+    "The monitored metric over all that was held out; None where it cannot be said. RequestError from `metrics_all`."
     values, targets = joined["predictions"], joined["targets"]
     if values is None or any(trial.value is None for trial in trials):
         return None
     plain = metric.removeprefix("val_")
     if provides(task, "metrics_all") and targets is not None:
-        rows = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
-        found = task.metrics_all(values[rows], targets[rows])
+        found = _of_all(task, joined["config"], joined)
         if plain in found:
             return float(found[plain])
     sizes = joined["sizes"]
@@ -351,7 +378,7 @@ def _take(f: Folding, number: int, result: TrialResult) -> None:
     "Keep what a run has brought, and say it."
     f.made[number] = result
     value = "no value" if result.value is None else f"{result.metric}={result.value:.5g}"
-    f.say(f"{f.folder(number).name.replace('-', ' ')}: {result.status}, {value}, {short_time(result.seconds)}")
+    f.say(f"{f.folder(number).name.replace('-', ' ')}: {_how_it_ended(result)}, {value}, {short_time(result.seconds)}")
     if not result.done:
         f.stopped = f.stopped or result.status
     else:
@@ -430,19 +457,17 @@ def _side_by_side(f: Folding) -> None:
     with (
         interrupts() as pressed,
         interrupts(number=signal.SIGTERM, into=pressed),
-        place_threads(most) as threads,
+        place_threads(most, pressed) as threads,
         _ended(f, running),
     ):
         while True:
             if pressed and not f.stopped:
                 f.stopped = "interrupted"
-                f.say("stopping: the folds that train save first")
+                f.say(f"stopping: the folds that train save first; {stop_key()} again ends them at once")
             _fill(f, threads, waiting, running)
             if not running:
                 return
             wait([future for _, future in running.values()], timeout=0.2, return_when="FIRST_COMPLETED")
-            if pressed:
-                _ask_to_end(f, [number for number, _ in running.values()])
             for place, (number, future) in list(running.items()):
                 if future.done():
                     del running[place]
@@ -557,9 +582,18 @@ def _train_folds(f: Folding) -> None:
     with _plan_first(f, f.places.count):
         _side_by_side(f) if f.places.count > 1 or f.fallback is not None else _in_turn(f)
 
+
+def _train_or_stop(f: Folding) -> None:
+    "Train; where somebody stops it while nothing trains, between two folds, what is done stays done."
+    try:
+        _train_folds(f)
+    except KeyboardInterrupt:
+        f.stopped = "interrupted"
+        f.say("stopped between two folds")
+
 # %% ../../nbs/60_api/07_cross_validation.ipynb #e27f7c1c
 def averaged(arrays: Mapping[int, dict[str, np.ndarray]], seeds: int) -> dict[int, dict[str, np.ndarray]]:
-    """The mean of the predictions of each fold's runs, by fold; what is no fraction is that of the first one.
+    """The mean of the predictions of each fold's runs, by fold; of whole numbers what most of them say.
 
     `arrays`: by the number of the run, those of a fold one after another. `seeds`: runs of a fold; without one of them
     it is left out.
@@ -567,29 +601,40 @@ def averaged(arrays: Mapping[int, dict[str, np.ndarray]], seeds: int) -> dict[in
     groups = {fold: [arrays.get(fold * seeds + seed) for seed in range(seeds)] for fold in {n // seeds for n in arrays}}
     whole = {fold: [part for part in parts if part is not None] for fold, parts in sorted(groups.items())}
     return {
-        fold: {n: np.mean([g[n] for g in group], axis=0) if v.dtype.kind == "f" else v for n, v in group[0].items()}
+        fold: {name: mean_or_most([arrays[name] for arrays in group]) for name in group[0]}
         for fold, group in whole.items()
         if len(group) == seeds
     }
 
 
 def _mean_of_tests(trials: Sequence[TrialResult]) -> dict[str, np.ndarray]:
-    "The mean over the folds of each array of test predictions; what is no number is that of the first fold."
+    "The mean over the folds of each array of test predictions; of whole numbers, such as labels, what most folds say."
     files = [trial.run.path / "predictions.npz" for trial in trials]
     if not files or not all(file.is_file() for file in files):
         return {}
     found = [load_arrays(file) for file in files]
-    return {
-        name: np.mean([arrays[name] for arrays in found], axis=0) if first.dtype.kind == "f" else first
-        for name, first in found[0].items()
-    }
+    return {name: mean_or_most([arrays[name] for arrays in found]) for name in found[0]}
 
-# %% ../../nbs/60_api/07_cross_validation.ipynb #cde8e1a7
+# %% ../../nbs/60_api/07_cross_validation.ipynb #8cf36cc9
 def _made(task: Any, run: Run) -> Any:
     "The task as an object."
     return task_of(run, None if isinstance(task, str) else task)
 
 
+def _score_or_say(
+    task: Any, metric: str, trials: Sequence[TrialResult], arrays: Mapping[int, dict[str, np.ndarray]], joined: dict
+) -> float | None:
+    "The score of all that was held out; None, and a line that says why, where the task cannot say it."
+    parts, run = list(arrays.values()), trials[0].run
+    kinds = {name: values.dtype for name, values in (parts[0] if parts else {}).items()}
+    known = {"sizes": [len(next(iter(part.values()))) for part in parts], "kinds": kinds, "config": run.config}
+    try:
+        return _whole_score(metric, _made(task, run), trials, {**joined, **known})
+    except RequestError as error:
+        print(f"The score of all held-out samples together is not known: {error}", file=sys.stderr)
+        return None
+
+# %% ../../nbs/60_api/07_cross_validation.ipynb #cde8e1a7
 def _gather(task: Any, path: Path, made: Mapping[int, TrialResult], status: str, seeds: int) -> CrossValidation:
     "The result of the folds that are done; `made`: by number of the run."
     trials = tuple(trial for _, trial in sorted(made.items()))
@@ -601,11 +646,7 @@ def _gather(task: Any, path: Path, made: Mapping[int, TrialResult], status: str,
     joined = {name: _joined(folds, parts, name) for name in ("predictions", "targets")}
     score, test = None, {}
     if status == "completed":
-        sizes = {"sizes": [len(next(iter(part.values()))) for part in arrays.values()]}
-        score, test = (
-            _whole_score(metric, _made(task, trials[0].run), trials, {**joined, **sizes}),
-            _mean_of_tests(trials),
-        )
+        score, test = _score_or_say(task, metric, trials, arrays, joined), _mean_of_tests(trials)
     kept = {name: values for name, values in joined.items() if values is not None}
     if kept:
         save_arrays(path / "out_of_fold.npz", kept)
@@ -677,7 +718,7 @@ def cross_validate(
     if predict is not None and f.writes:
         made = load_task(task) if isinstance(task, str) else task
         f.table = MeanSubmission(made, _config_of(config, path, 0, 0, itself), Path(predict), path)
-    _train_folds(f)
+    _train_or_stop(f)
     complete = len(f.made) == f.total and all(trial.done for trial in f.made.values())
     found = _gather(task, path, f.made, "completed" if complete else f.stopped or "out_of_time", config.folds.seeds)
     if f.table is not None:

@@ -24,6 +24,7 @@ from ..handover.request import RunRequest, new_request
 from ..launch.warm_worker import drop_spare
 from ..system.errors import RequestError
 from ..system.platforms.platform import Platform
+from ..system.signals import hear
 
 # %% ../../nbs/60_api/05_places.ipynb #6db3cd8c
 @dataclass(frozen=True)
@@ -120,9 +121,13 @@ def at_place(config: Config, places: Places, number: int) -> Config:
 
 # %% ../../nbs/60_api/05_places.ipynb #695f6463
 @contextlib.contextmanager
-def place_threads(count: int) -> Iterator[list[ThreadPoolExecutor]]:
-    "A thread for each of `count` places; afterwards they are gone, with what they kept waiting."
-    threads = [ThreadPoolExecutor(1, thread_name_prefix=f"place-{number}") for number in range(count)]
+def place_threads(count: int, interrupted: list[int] | None = None) -> Iterator[list[ThreadPoolExecutor]]:
+    """A thread for each of `count` places; afterwards they are gone, with what they kept waiting.
+
+    `interrupted`: signals of the person, which a handler appends: the runs of all threads stop by them (default: none)
+    """
+    names, heard = [f"place-{number}" for number in range(count)], ([] if interrupted is None else interrupted,)
+    threads = [ThreadPoolExecutor(1, name, initializer=hear, initargs=heard) for name in names]
     try:
         yield threads
     finally:

@@ -8,9 +8,10 @@ __all__ = ['DONE', 'SETTINGS', 'TrialResult', 'run_to_go_on_with', 'result_of', 
 
 # %% ../../nbs/60_api/06_trial.ipynb #3ee4b2e6
 import contextlib
+import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,10 @@ from ..launch.launcher import launch
 from ..runs.history import outline
 from ..runs.resume_changes import is_free
 from ..runs.resume_dir import open_run_dir
-from ..runs.resume_source import plan_resume
-from ..runs.run_dir import new_run_dir, read_environment
+from ..runs.resume_source import places, plan_resume
+from ..runs.run_dir import find_runs, new_run_dir, read_environment
 from ..system.errors import RequestError
-from ..system.files import checked_path, write_atomic
+from ..system.files import NotInside, checked_path, read_bounded, write_atomic
 from ..system.signals import ends_softly
 
 # %% ../../nbs/60_api/06_trial.ipynb #5e7fb418
@@ -65,20 +66,25 @@ def run_to_go_on_with(folder: Path) -> Run | None:
     return next(iter(done or sorted(cut, key=lambda run: run.path.name, reverse=True)), None)
 
 
-def _predict_held_out(task: Any, run: Run, config: Config) -> Path | None:
-    "Predict what a run has held out, unless that was done; None where the run cannot be predicted with."
+def _predict_held_out(task: Any, run: Run, config: Config) -> tuple[Path | None, str]:
+    """Predict what a run has held out, unless that was done; None where the run cannot be predicted with.
+
+    Beside it the run's status, or how the predictions were cut: interrupted, out_of_time.
+    """
     file = run.path / "out_of_fold.npz"
     if file.is_file():
-        return file
+        return file, run.status
     if find_checkpoint(run.path / "checkpoints", "BEST")[0] is None:
-        return None
+        return None, run.status
     with ends_softly():
         outcome = launch(
             Job(PREDICT, run.path, new_request(config), None, run.path, {"held_out": True}), task, lambda: None
         )
+    if outcome.status in ("interrupted", "out_of_time"):
+        return None, outcome.status
     if outcome.status != "completed":
         raise RuntimeError(f"Predicting what {run.path.name} has held out failed: {outcome.reason}")
-    return file
+    return file, run.status
 
 # %% ../../nbs/60_api/06_trial.ipynb #f40da1c8
 def result_of(run: Run, seconds: float) -> TrialResult:
@@ -112,10 +118,10 @@ def run_single_trial(
     run = run_to_go_on_with(Path(config.run.dir))
     if run is None or run.status not in DONE:
         run = fit(task, config, resume=run, show=show, on_error="return")
-    out_of_fold = None
+    out_of_fold, status = None, run.status
     if predict and run.status in DONE and config.checkpoint.enabled:
-        out_of_fold = _predict_held_out(task, run, config)
-    return replace(result_of(run, time.monotonic() - began), out_of_fold=out_of_fold)
+        out_of_fold, status = _predict_held_out(task, run, config)
+    return replace(result_of(run, time.monotonic() - began), status=status, out_of_fold=out_of_fold)
 
 # %% ../../nbs/60_api/06_trial.ipynb #8fadbad8
 def _same_place(configs: Sequence[Config]) -> list[Run | None]:
@@ -173,9 +179,10 @@ def train_stacked(task: Any, path: Path, configs: Sequence[Config], places: int,
             summarize(Run(Path(run["run_dir"])))
     return outcome.status, outcome.reason
 
-# %% ../../nbs/60_api/06_trial.ipynb #10dab956
+# %% ../../nbs/60_api/06_trial.ipynb #c1066448
 SETTINGS = "settings.yaml"  # what a folder of many runs was begun with
 _WORDS = {"cv": "cross-validation"}
+_STATUS = ("summary.json", "study.json")  # which say how it ended
 
 
 def other_settings(file: Path, config: Config) -> list[str]:
@@ -185,9 +192,28 @@ def other_settings(file: Path, config: Config) -> list[str]:
     except RequestError:
         return ["all of them"]
 
+# %% ../../nbs/60_api/06_trial.ipynb #0545e646
+def _cut_elsewhere(config: Config, what: str) -> Iterator[Path]:
+    "Folders of many runs that were not ended, in the mirror and in the inputs of this platform."
+    runs = (run for folder, depth in places(config)[1:] for run in find_runs(folder, depth))
+    for folder in dict.fromkeys(folder for run in runs for folder in run.parents if f"-{what}-" in folder.name):
+        if (folder / SETTINGS).is_file() and not any(_is_completed(folder / name) for name in _STATUS):
+            yield folder
 
+
+def _is_completed(file: Path) -> bool:
+    "Whether a file of facts says so."
+    try:
+        return json.loads(read_bounded(file.parent, file, 2**22)).get("status") == "completed"
+    except (OSError, ValueError, AttributeError, NotInside):
+        return False
+
+# %% ../../nbs/60_api/06_trial.ipynb #10dab956
 def folder_to_go_on_with(config: Config, what: str, resume: str | Path) -> Path | None:
     """The folder that `resume` leads to; None where 'auto' finds none.
+
+    'auto' looks in `run.dir`, and for one that was cut in an earlier session's output, too.
+
 
     `config`: the settings that all runs have in common. `what`: the end of its name: search, or cv. RequestError where
     the folder is another one's.
@@ -195,8 +221,9 @@ def folder_to_go_on_with(config: Config, what: str, resume: str | Path) -> Path 
     word = _WORDS.get(what, what)
     path = checked_path(resume, f"The {word} to go on with")
     if str(resume) == "auto":
-        found = sorted(Path(config.run.dir).glob(f"*-{what}*/{SETTINGS}"), key=lambda file: file.parent.name)
-        own = [file.parent for file in found if other_settings(file, config) == []]
+        here = [file.parent for file in Path(config.run.dir).glob(f"*-{what}*/{SETTINGS}")]
+        found = sorted([*_cut_elsewhere(config, what), *here], key=lambda folder: folder.name)
+        own = [folder for folder in found if other_settings(folder / SETTINGS, config) == []]
         return own[-1] if own else None
     if not (path / SETTINGS).is_file():
         raise RequestError(f"{str(path)!r} is no {word}: it has no {SETTINGS}. Name the folder of one.")

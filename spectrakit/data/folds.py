@@ -73,6 +73,11 @@ def choose_kind(kind: str, targets: np.ndarray | None, groups: np.ndarray | None
             f"folds.kind={kind} needs one class a sample, and the task's `targets` gives "
             f"{'none' if targets is None else f'arrays of shape {targets.shape[1:]}'}. Write folds.kind=kfold."
         )
+    if "stratified" in kind and targets is not None and targets.dtype.kind == "f" and (targets % 1).any():
+        raise RequestError(
+            f"folds.kind={kind} needs classes, and the targets are numbers with a point. Write folds.kind=kfold, or "
+            "group; or give `targets` that are classes, such as the numbers' quartiles."
+        )
     if "group" in kind and groups is None:
         raise RequestError(f"folds.kind={kind} needs `groups(dataset, cfg)` in the task: the group of each sample.")
     return kind
@@ -103,12 +108,13 @@ def _check_enough(kind: str, count: int, samples: int, targets: Any, groups: Any
         raise RequestError(f"folds.count={count} is more than the {samples} samples allow. Take fewer folds.")
     if "group" in kind and (found := len(np.unique(groups))) < count:
         raise RequestError(f"folds.count={count} is more than the {found} groups. Take fewer folds.")
-    if kind == "stratified":
+    if "stratified" in kind:
         names, counts = np.unique(targets, return_counts=True)
-        if counts.min() < count:
+        fewest = counts.argmin() if kind == "stratified" else counts.argmax()  # groups may leave a fold without a class
+        if counts[fewest] < count:
             raise RequestError(
-                f"folds.count={count} is more than the {counts.min()} samples of class {names[counts.argmin()]}. "
-                "Take fewer folds, or folds.kind=kfold."
+                f"folds.count={count} is more than the {counts[fewest]} samples of class {names[fewest]}. "
+                f"Take fewer folds, or folds.kind={'group' if 'group' in kind else 'kfold'}."
             )
 
 # %% ../../nbs/22_data/09_folds.ipynb #bc8df9d8
@@ -124,6 +130,11 @@ def make_folds(folds: FoldsConfig, seed: int, samples: int, targets: Any = None,
         if given is not None and len(given) != samples:
             raise RequestError(f"There are {len(given)} {name} for {samples} samples. Each sample needs one.")
     kind = choose_kind(folds.kind, targets, groups)
+    if kind == "time" and folds.repeats > 1:
+        raise RequestError(
+            f"folds.repeats={folds.repeats} would divide a time series into the same parts again. Write "
+            f"folds.seeds={folds.repeats} to train each fold several times."
+        )
     _check_enough(kind, folds.count, samples, targets, groups)
     held = np.full((folds.repeats, samples), -1, dtype="<i4")
     for repeat in range(folds.repeats):

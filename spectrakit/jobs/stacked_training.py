@@ -13,7 +13,7 @@ import copy
 import math
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -180,9 +180,9 @@ def choose_stack(lanes: Sequence[Lane], places: int, asked: bool, budget: Budget
     batches, precise = _first_batches(lanes), states[0].context.in_precision
     half = states[0].context.mixed_precision != "no"
     refuse_difference(models, [precise(training_loss(s)) for s in states], batches, 0.05 if half else 1e-3)
+    step_s = time_both(models, [s.learner.optimizer for s in states], precise(training_loss(states[0])), batches)
     if asked:
         return f"{len(lanes)} models at once, as folds.stacked=true asks for"
-    step_s = time_both(models, [s.learner.optimizer for s in states], precise(training_loss(states[0])), batches)
     return refuse_time(len(lanes), states[0].schedule.total_steps, step_s, places, usable_s(budget))
 
 # %% ../../nbs/45_jobs/06_stacked_training.ipynb #1a4bf2a8
@@ -350,6 +350,30 @@ def predict_lanes(lanes: Sequence[Lane], execution: Execution) -> None:
             traceback.print_exc()
 
 # %% ../../nbs/45_jobs/06_stacked_training.ipynb #1bcce91b
+def _prepared(
+    task: Any, runs: Sequence[Mapping[str, Any]], execution: Execution, after: contextlib.ExitStack
+) -> list[Lane]:
+    "All runs at step 0; `after` closes their logs."
+    lanes: list[Lane] = []
+    for run in runs:
+        lanes.append(prepare_lane(task, run, execution, len(runs)))
+        after.callback(lanes[-1].state.record.log.close)
+        refuse_memory(lanes[0], len(runs))
+    return lanes
+
+
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    "What is raised before the first step is a refusal: nothing is lost, and one by one it works, or says why not."
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise RequestError(f"Trying it raised {type(error).__name__}: {error}") from error
+
+
 def _failed(lanes: Sequence[Lane], error: Exception) -> tuple[str, str]:
     "Write the end of runs that `error` ends."
     reason = f"{type(error).__name__}: {error}"
@@ -379,12 +403,9 @@ def train_at_once(
     config = from_dict(runs[0]["config"])
     with contextlib.ExitStack() as after:
         after.enter_context(repeatable(config.trainer.deterministic, context.matmul))
-        lanes: list[Lane] = []
-        for run in runs:
-            lanes.append(prepare_lane(task, run, execution, len(runs)))
-            after.callback(lanes[-1].state.record.log.close)
-            refuse_memory(lanes[0], len(runs))
-        print(choose_stack(lanes, places, asked, execution.budget), flush=True)
+        with _refused():
+            lanes = _prepared(task, runs, execution, after)
+            print(choose_stack(lanes, places, asked, execution.budget), flush=True)
         try:
             for lane in lanes:
                 begin_run(lane.state, lane.resume, None)

@@ -21,6 +21,7 @@ from ..api.actions import predict as predict_with
 from ..api.places import ManyRuns, plan_places
 from ..api.trial import DONE, SETTINGS, open_folder, run_to_go_on_with
 from ..checks.run_forecast import span
+from ..config.aliases import ALIASES
 from ..config.compose import compose, override
 from ..config.metric_direction import metric_direction
 from ..config.schema import Config
@@ -32,7 +33,7 @@ from ..system.files import checked_path, is_inside
 from ..system.signals import ends_softly, interrupts
 from .search_loop import Search, counted, keep_facts, run_trials
 from .search_plan import first_guess, settings_of_trial, share_for_trials
-from .space import Dimension, distributions, grid_of, import_optuna, space_of, with_values
+from .space import Dimension, distributions, grid_of, import_optuna, plain_words, space_of, with_values
 from spectrakit.tuning.study import (
     FACTS,
     Study,
@@ -67,10 +68,11 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]
             space[key.lstrip("+")] = words
         else:
             settings.append(text)
+    searched = {ALIASES.get(key, key): f"{key}={words}" for key, words in space.items()}
     for text in settings:
         key = str(text).partition("=")[0].lstrip("+")
-        if key in space:
-            raise RequestError(f"{text} sets what {key}={space[key]} searches. Leave one of them out.")
+        if both := searched.get(ALIASES.get(key, key)):
+            raise RequestError(f"{text} sets what {both} searches. Leave one of them out.")
     return settings, space
 
 
@@ -134,9 +136,7 @@ def asked_for(
     settled = with_task(settled, task, "search")
     if space is not None and not isinstance(space, Mapping):
         raise RequestError(f"space={space!r} is no mapping. Write space={{'optimizer.lr': 'interval(0.001,0.1)'}}.")
-    words = {
-        f"search.space.{key}": list(v) if isinstance(v, tuple) else v for key, v in {**swept, **(space or {})}.items()
-    }
+    words = {f"search.space.{key}": plain_words(value) for key, value in {**swept, **(space or {})}.items()}
     settled = with_values(settled, words) if words else settled
     return replace(settled, run=replace(settled.run, dir=new_request(settled).config.run.dir))
 

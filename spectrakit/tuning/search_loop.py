@@ -29,6 +29,7 @@ from ..runs.events import EventReader, last_event, log_file
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import write_atomic
 from ..system.masking import masked
+from ..system.signals import stop_key
 from .search_plan import Spent, expected_s, in_place, settings_of_trial, why_not_begun, work_of
 from .space import import_optuna
 from .study import FACTS, ranked, rows_of, runs_in
@@ -273,12 +274,17 @@ def _drop_losers(s: Search) -> None:
             shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #fb5bf22a
+_NOTHING_EVALUATED = "nothing was evaluated. Let `datasets` return validation data, or use search.folds=5."
+
+
 def _why_no_value(run: Run, monitor: str) -> str:
     "Why a run that is done has no value of the metric that is searched for, and what to do."
     last = last_event(run.events, "eval")
     if last is None:
-        return f"no {monitor}: nothing was evaluated. Let `datasets` return validation data, or use search.folds=5."
+        return f"no {monitor}: {_NOTHING_EVALUATED}"
     names = list(last["metrics"])
+    if monitor in names:
+        return f"{monitor} was never a finite number; the last was {last['metrics'][monitor]}"
     return f"no {monitor}: the metrics are {', '.join(names)}.{did_you_mean(monitor, names)}"
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #5591d5fc
@@ -289,7 +295,10 @@ def _conclude(s: Search, a: Active, result: TrialResult) -> None:
     if result.fallback and s.fallback is not None:
         s.falls_back = s.falls_back or result.fallback
     if result.done and result.value is None:
-        return _tell(s, a, "FAIL", note=_why_no_value(result.run, s.config.checkpoint.monitor))
+        why = _why_no_value(result.run, s.config.checkpoint.monitor)
+        if why.endswith(_NOTHING_EVALUATED):
+            s.stop(why, "failed")  # so it would be in all trials
+        return _tell(s, a, "FAIL", note=why)
     if result.done:
         assert result.value is not None
         a.values.append(result.value)
@@ -388,11 +397,11 @@ def run_trials(s: Search, interrupted: list[int], tick: Callable[[Search], None]
     `interrupted`: signals of the person, appended by a handler. `tick`: called whenever something may be new to show.
     """
     places = max(s.places.count, s.fallback.count if s.fallback else 0)
-    with place_threads(places) as s.threads, _ended_trials(s):
+    with place_threads(places, interrupted) as s.threads, _ended_trials(s):
         while True:
             if interrupted and s.ended != "interrupted":
                 s.stopping, s.ended = "stopped", "interrupted"
-                s.say("stopping: the trials that train save first")
+                s.say(f"stopping: the trials that train save first; {stop_key()} again ends them at once")
             _fill(s)
             if not s.active:
                 return

@@ -122,3 +122,51 @@ def test_two_cross_validations_are_blended_and_written(here):
         sk.blend(runs[0], other)
     with pytest.raises(RequestError, match="two models or more"):
         sk.blend(runs[0])
+
+
+class Classes(Fitted):
+    "Two classes; `single`: the probability of the second alone."
+
+    options = {"width": 3, "single": False, "labels": False}
+
+    def datasets(self, cfg):
+        (x, y) = super().datasets(cfg)[0].tensors
+        return TensorDataset(x, (y > 0).long()), None
+
+    def model(self, cfg):
+        self.single, self.labels = self.option(cfg, "single"), self.option(cfg, "labels")
+        self.width = self.option(cfg, "width")
+        return nn.Linear(3, 2)
+
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(torch.where(torch.arange(3) < self.width, batch[0], 0.0)), batch[1])
+
+    def predict(self, model, batch):
+        odds = model(batch[0]).softmax(1)
+        return odds.argmax(1) if self.labels else odds[:, 1] if self.single else odds
+
+
+@pytest.mark.slow
+def test_classes_are_blended_in_every_form_that_predictions_have(here):
+    words = ("trainer.accelerator=cpu", "launch.mode=inline", "data.batch_size=8", "trainer.max_epochs=2")
+
+    def made(*more):
+        return sk.cross_validate(Classes(), compose(*words, "folds.count=3", *more), show=False)
+
+    by_time = [made("folds.kind=time", f"+task.width={w}") for w in (3, 2)]
+    assert np.isnan(by_time[0].targets).any()
+    found = sk.blend(by_time)
+    rows = np.isfinite(found.values).all(axis=1)
+    assert found.metric == "accuracy" and rows.sum() == 36
+    assert found.score == pytest.approx((found.values[rows].argmax(1) == by_time[0].targets[rows]).mean())
+    single = [made("+task.single=true", f"+task.width={w}") for w in (3, 2)]
+    scores = {name: sk.blend(*single, metric=name, method="greedy") for name in SCORES}
+    values, targets = scores["log_loss"].values, single[0].targets
+    assert scores["log_loss"].score == pytest.approx(log_loss(targets, values, labels=[0, 1]), abs=1e-6)
+    assert scores["accuracy"].score == ((scores["accuracy"].values > 0.5) == targets).mean()
+    assert scores["mae"].score == pytest.approx(np.abs(scores["mae"].values - targets).mean(), abs=1e-6)
+    with pytest.raises(RequestError, match="given twice"):
+        sk.blend(single[0], single[0])
+    labels = made("+task.labels=true")
+    with pytest.raises(RequestError, match="predicted whole numbers"):
+        sk.blend(labels, single[0])

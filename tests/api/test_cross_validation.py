@@ -14,10 +14,11 @@ from torch.utils.data import TensorDataset
 import spectrakit as sk
 from helpers import run_cli, start_cli, task, tree_hashes, wait_for
 from spectrakit.config.compose import compose
+from spectrakit.runs.events import last_event
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
 from spectrakit.training.setup import read_datasets
-from tasks import Line
+from tasks import Line, in_trial
 
 pytestmark = pytest.mark.slow
 SHORT = ("trainer.accelerator=cpu", "data.batch_size=4", "trainer.max_epochs=2", "accumulate_grad_batches=1")
@@ -270,3 +271,143 @@ def test_a_table_that_the_task_cannot_write_leaves_the_sample(here, capsys):
     cv = sk.cross_validate(Wrong(), compose(*INLINE, *HERE), folds=2, predict="submission.csv", show=False)
     assert cv.status == "completed" and Path("submission.csv").read_text().splitlines()[1] == "3,7"
     assert "submission.csv stays as it was: " in capsys.readouterr().err
+
+
+class Learned(Line):
+    "Classes, whose names the task keeps in `datasets`; its metric is in torch's words, as those of an evaluation are."
+
+    def datasets(self, cfg):
+        x = torch.randn(40, 3, generator=torch.Generator().manual_seed(2))
+        self.classes = [0, 1]
+        return TensorDataset(x, (x.sum(1) > 0).long()), None
+
+    def model(self, cfg):
+        return nn.Linear(3, 2)
+
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    def predict(self, model, batch):
+        return model(batch[0]).softmax(1)
+
+    metrics = None
+    metric_modes = {"hits": "max"}
+
+    def metrics_all(self, predictions, targets):
+        hits = torch.nn.functional.one_hot(targets, len(self.classes)).mul(predictions.round()).sum(1)
+        return {"hits": hits.mean()}
+
+
+@pytest.mark.parametrize("kind", ["auto", "time"])
+def test_the_metric_of_all_samples_is_asked_for_as_in_an_evaluation(here, kind):
+    words = (*INLINE, *HERE, "checkpoint.monitor=val_hits", f"folds.kind={kind}")
+    cv = sk.cross_validate(Learned(), compose(*words), folds=3, show=False)  # targets with NaN where kind is time
+    rows = np.isfinite(cv.values).all(axis=1)
+    assert cv.score == pytest.approx((cv.values[rows].argmax(1) == cv.targets[rows]).mean())
+    assert rows.all() == (kind == "auto")
+
+
+def test_a_metric_that_fails_at_the_end_costs_nothing(here, capsys):
+    class Strange(Learned):
+        def metrics_all(self, predictions, targets):
+            if len(predictions) > 20:
+                raise ValueError("too many")
+            return {"hits": 0.5}
+
+    words = compose(*INLINE, *HERE, "checkpoint.monitor=val_hits", "checkpoint.mode=max")
+    cv = sk.cross_validate(Strange(), words, folds=3, show=False)
+    assert cv.status == "completed" and cv.score is None and np.isfinite(cv.values).all()
+    assert "Strange.metrics_all raised ValueError: too many" in capsys.readouterr().err
+
+
+class Labels(Learned):
+    "Predicts labels, of which there is no mean; they are noise, so that each fold learns something else."
+
+    def datasets(self, cfg):
+        drawn = torch.Generator().manual_seed(4)
+        return TensorDataset(torch.randn(40, 3, generator=drawn), torch.randint(0, 2, (40,), generator=drawn)), None
+
+    def predict(self, model, batch):
+        return model(batch[0]).argmax(1)
+
+    def test_dataset(self, cfg):
+        return TensorDataset(torch.randn(50, 3, generator=torch.Generator().manual_seed(3)))
+
+    metrics_all = None
+
+
+def test_of_labels_the_test_data_get_what_most_folds_say(here):
+    words = (*INLINE, *HERE, "folds.repeats=2", "optimizer.lr=0.1", "folds.kind=kfold")
+    cv = sk.cross_validate(Labels(), compose(*words), folds=3, show=False)
+    each = np.stack([np.load(run.path / "predictions.npz")["predictions"] for run in cv.runs])
+    assert len(np.unique(each.sum(0))) > 2  # the folds differ
+    assert (cv.test["predictions"] == (each.sum(0) > 3)).all() and cv.test["predictions"].dtype.kind == "i"
+    repeats = [np.zeros(40), np.zeros(40)]
+    for fold, run in enumerate(cv.runs):
+        repeats[fold // 3][cv.folds.held_out(fold)] = np.load(run.path / "out_of_fold.npz")["predictions"]
+    assert (cv.values == np.mean(repeats, axis=0)).all()  # nothing is cut off to a whole number
+
+
+class BreaksLate(Line):
+    def loss(self, model, batch):
+        if not in_trial():
+            raise ValueError("this loss is broken")
+        return super().loss(model, batch)
+
+
+def test_why_a_fold_failed_stands_in_the_table(here):
+    cv = sk.cross_validate(BreaksLate(), compose(*INLINE, *HERE), folds=3, show=False)
+    assert cv.status == "failed" and "this loss is broken" in repr(cv) and "this loss is broken" in cv._repr_html_()
+
+
+def test_a_second_stop_ends_folds_side_by_side_at_once(here):
+    words = (*SHORT, "folds.parallel=2", "folds.count=4", "trainer.max_epochs=400", "run.dir=runs")
+    words = (*words, "folds.stacked=false")
+    process = start_cli(here, "cross-validate", task("Line"), *words, env={"TINY_HOLD": f"9:{here}"})
+    asked = lambda: len(list(here.glob("runs/*/fold-*/*/STOP"))) == 2  # noqa: E731
+    try:
+        wait_for(lambda: len(list(here.glob("runs/*/fold-*/*/checkpoints/step*"))) > 1, "a checkpoint of each")
+        wait_for((here / "held").exists, "a step that does not end")
+        process.send_signal(signal.SIGINT)
+        wait_for(asked, "both to be asked")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        (here / "go").touch()
+        process.kill()
+    assert process.returncode == 130 and "Traceback" not in err, out + err
+    runs = [sk.open_run(path.parent) for path in here.glob("runs/*/fold-*/*/events.jsonl")]
+    reasons = [last_event(run.events, "end")["reason"] for run in runs]
+    assert len(reasons) == 2 and all("interrupted a second time" in reason for reason in reasons)
+    (path,) = (here / "runs").iterdir()
+    assert json.loads((path / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_predictions_that_are_cut_are_made_the_next_time(here, monkeypatch):
+    from spectrakit.api import trial
+    from spectrakit.launch.launcher import Outcome
+
+    launch = trial.launch
+    cut = lambda job, *rest: Outcome("interrupted", "interrupted") if job.kind.name == "predict" else launch(job, *rest)  # noqa: E731
+    monkeypatch.setattr(trial, "launch", cut)
+    words = compose(*INLINE, *HERE, "folds.stacked=false")
+    first = sk.cross_validate(Numbered(), words, folds=2, show=False)
+    assert first.status == "interrupted" and first.runs[0].status == "completed" and len(first.runs) == 1
+    monkeypatch.setattr(trial, "launch", launch)
+    again = sk.cross_validate(Numbered(), words, folds=2, show=False, resume="auto")
+    assert again.status == "completed" and again.path == first.path and again.runs[0].path == first.runs[0].path
+
+
+def test_auto_finds_what_an_earlier_session_has_left_in_the_inputs(here, monkeypatch):
+    from spectrakit.runs import resume_source
+
+    words = compose(*INLINE, "run.dir=runs")
+    cut = sk.cross_validate(stopping(), words, folds=3, show=False)
+    assert cut.status == "interrupted"
+    (here / "input" / "my-output").mkdir(parents=True)
+    (here / "runs").rename(here / "input" / "my-output" / "runs")
+    before = tree_hashes(here / "input")
+    monkeypatch.setattr(resume_source, "input_folders", lambda *_: [("my-output", here / "input" / "my-output")])
+    done = sk.cross_validate(Numbered(), words, folds=3, show=False, resume="auto")
+    assert done.status == "completed" and done.path.parent == Path("runs")
+    assert done.runs[0].path.name == cut.runs[0].path.name and tree_hashes(here / "input") == before

@@ -132,6 +132,14 @@ class Normed(Waves):
         return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1), nn.Flatten(0))
 
 
+class Looks(Waves):
+    "The same, whose loss looks at its value, which no stack can, while it trains; evaluated it does not."
+
+    def loss(self, model, batch):
+        value = super().loss(model, batch)
+        return value * 1 if model.training and float(value.detach()) > 0 else value
+
+
 class Scaled(Waves):
     "The same, whose loss depends on what the task keeps of its fold."
 
@@ -144,6 +152,7 @@ class Scaled(Waves):
     [
         (Normed(), (), "BatchNorm1d"),
         (Scaled(), (), "another loss"),
+        (Looks(), (), "Trying it raised RuntimeError"),
         (Waves(), ("training.mixup=0.2",), "mixup"),
         (Waves(), ("optimizer.name=adafactor",), "Adafactor"),
     ],
