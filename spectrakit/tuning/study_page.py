@@ -111,7 +111,8 @@ def draw_parallel(ax: Any, study: Study) -> None:
             linewidth=1.6 if good else 0.7,
         )
     _styled(ax, "settings together: thick the best tenth")
-    ax.set_xticks(range(len(columns)), [label(key.rpartition(".")[2], 14) for key in [*keys, study.metric]])
+    names, slanted = [label(key.rpartition(".")[2], 14) for key in [*keys, study.metric]], len(columns) > 5
+    ax.set_xticks(range(len(columns)), names, rotation=30 * slanted, ha="right" if slanted else "center")
     ax.set_yticks([0, 1], ["low", "high"])
 
 
@@ -171,8 +172,11 @@ def curves_svg(study: Study, most: int = 30) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {PLOT_HEIGHT}" role="img" style="{style}">{panel}</svg>'
 
 # %% ../../nbs/71_tuning/06_study_page.ipynb #0e46691e
-def _part(name: str, study: Study, draw: Callable[[Any, Study], None], height: float = 3.0) -> str:
-    figure = _figure(8.5, height)
+_WIDTH = 4.4  # inches: what a phone shows without making it smaller; wider screens show two beside each other
+
+
+def _part(name: str, study: Study, draw: Callable[[Any, Study], None], height: float = 2.7) -> str:
+    figure = _figure(_WIDTH, height)
     draw(figure.add_subplot(), study)
     return figure_html(figure, name, f"{name} of {study.path.name}")
 
@@ -181,11 +185,19 @@ def _slices(study: Study) -> str:
     keys = (list(study.importance) or list(study.best.params if study.best else {}))[:12]
     if not keys:
         return ""
-    rows = -(-len(keys) // 3)
-    figure = _figure(8.5, 2.4 * rows)
-    for number, key in enumerate(keys, 1):
-        draw_slice(figure.add_subplot(rows, 3, number), study, key)
-    return figure_html(figure, "settings", "the value of each trial over each setting")
+    figures = []
+    for number in range(0, len(keys), 2):
+        figure = _figure(_WIDTH, 2.2)
+        for place, key in enumerate(keys[number : number + 2], 1):
+            draw_slice(figure.add_subplot(1, 2, place), study, key)
+        figures.append(figure_html(figure, f"settings-{number}", "the value of each trial over each setting"))
+    return _beside(figures)
+
+
+def _beside(parts: Sequence[str]) -> str:
+    "Parts of a page beside each other where there is room."
+    cells = "".join(f'<div style="flex:1 1 {_WIDTH}in;max-width:100%;min-width:0">{part}</div>' for part in parts)
+    return f'<div style="display:flex;flex-wrap:wrap;gap:0 1.5em">{cells}</div>'
 
 
 def _run_row(trial: TrialRow, study: Study) -> list[Any]:
@@ -210,7 +222,7 @@ def study_page(study: Study) -> str:
             ("together", draw_parallel),
             ("mattered", draw_importance),
         )
-        parts += [f"<h2>{name.capitalize()}</h2>{_part(name, study, draw)}" for name, draw in panels]
+        parts.append(_beside([f"<h2>{name.capitalize()}</h2>{_part(name, study, draw)}" for name, draw in panels]))
         parts += ["<h2>Settings</h2>", _slices(study)]
         rows = [_run_row(trial, study) for trial in ranked(study.trials, study.direction)[:5]]
         parts += ["<h2>Best runs</h2>", table_html([["trial", study.metric, "of its runs", "runs"], *rows])]
