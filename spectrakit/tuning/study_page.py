@@ -18,7 +18,7 @@ from ..system.errors import RequestError
 from ..system.files import write_atomic
 from .study import Study, TrialRow, open_study, ranked, runs_in, summary_line, table_of
 from ..view.plots import GRID, INK, RATE, TRAIN, VALID, Picture, label
-from ..view.svg import PLOT_HEIGHT, WIDTH, Line, Panel, draw_panel
+from ..view.svg import Line, Panel, draw_panel
 
 # %% ../../nbs/71_tuning/06_study_page.ipynb #9e3a3e57
 def _styled(ax: Any, title: str, x: str = "") -> None:
@@ -153,7 +153,7 @@ def plot_study(study: Study | Path | str) -> Picture:
 
 # %% ../../nbs/71_tuning/06_study_page.ipynb #3a978b29
 def curves_svg(study: Study, most: int = 30) -> str:
-    "The curves of trials that train, of the best and of others, as SVG; empty where there are no values yet."
+    "The curves of trials that train, of the best and of others, as HTML; empty where there are no values yet."
     best = study.best
     shown = [trial for trial in study.trials if trial.curve][-most:]
     lines = []
@@ -164,12 +164,11 @@ def curves_svg(study: Study, most: int = 30) -> str:
         elif best is not None and trial.number == best.number:
             lines.append(Line(steps, trial.curve, RATE, 2.0, label=f"best: {trial.number}"))
         else:
-            lines.append(Line(steps, trial.curve, TRAIN, 0.8, 0.4, dashed=trial.status == "pruned"))
+            lines.append(Line(steps, trial.curve, TRAIN, 0.8, 0.6, "5 3" * (trial.status == "pruned")))
     if not lines:
         return ""
-    panel = draw_panel(Panel(0, WIDTH, f"{study.metric} by evaluation; dashed: ended early", lines))
-    style = f"max-width:{WIDTH}px;font:11px sans-serif;fill:currentColor"
-    return f'<svg viewBox="0 0 {WIDTH} {PLOT_HEIGHT}" role="img" style="{style}">{panel}</svg>'
+    panel = draw_panel(Panel(study.metric, lines, "dashed: ended early"))
+    return f'<div style="display:flex;max-width:900px;font:12px sans-serif">{panel}</div>'
 
 # %% ../../nbs/71_tuning/06_study_page.ipynb #0e46691e
 _WIDTH = 4.4  # inches: what a phone shows without making it smaller; wider screens show two beside each other

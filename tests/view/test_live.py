@@ -56,7 +56,7 @@ def a_run_is_drawn_while_it_goes_on(notebook, ranks) -> Cell:
         notebook.until(lambda n=before: any("<polyline" in text for _, text in cell.frames[n:]), "curves")
         notebook.until(
             lambda n=before: any(
-                "progressbar" in text and ("samples/s", "rank 1 ")[ranks - 1] in text for _, text in cell.frames[n:]
+                "progressbar" in text and ("samples/s", "GiB by rank")[ranks - 1] in text for _, text in cell.frames[n:]
             ),
             "figures in the header",
         )
@@ -114,24 +114,24 @@ def run_of(notebook, name):
 
 
 def weigh(cell) -> None:
-    "No more than a header a second and plots every other second, and nothing that a server would drop."
+    "No more than a header a second, plots every other second (at the start each second), nothing that a server would drop."
     mine = [heard for heard in cell.heard if heard.display]
     seconds = mine[-1].at - mine[0].at
     sizes = sorted(heard.size for heard in mine)
     print(f"{len(mine)} messages and {sum(sizes)} bytes in {seconds:.1f} s, the largest {sizes[-1]}")
     updates = [heard for heard in mine if heard.kind == "update_display_data"]
     assert (
-        len(mine) - len(updates) == len(displays(cell)) <= 4
-    )  # header, buttons, plots, prints: each shown once, and changed from then on
-    assert 4 <= len(updates) <= 8 + 1.5 * seconds
-    assert max(heard.size for heard in mine[:-1]) < 64_000  # the last one is the PNG
+        len(mine) - len(updates) == len(displays(cell)) <= 6
+    )  # header, buttons, boxes, plots, pictures, prints: each shown once, and changed from then on
+    assert 4 <= len(updates) <= 8 + 2 * seconds
+    assert sizes[-2] < 64_000  # the largest one has the PNG
     for first in cell.heard:
         window = [heard.size for heard in cell.heard if 0 <= heard.at - first.at < LIMIT_S]
         assert len(window) < LIMIT_S * MESSAGES / 10 and sum(window) < LIMIT_S * BYTES / 4
 
 
 def ends_well(notebook, cell, name, status) -> None:
-    "The cell has returned, and holds the end of the run: a table without SVG, the curves as PNG, and no button."
+    "The cell has returned, and holds the end of the run: header, curves with a table, and no button."
     assert cell.reply["status"] == "ok" and cell.errors == [] and cell.warned == "", cell
     assert run_of(notebook, name).status == status
     assert {heard.kind for heard in cell.heard} <= {"display_data", "update_display_data", "comm_msg"}
@@ -141,12 +141,12 @@ def ends_well(notebook, cell, name, status) -> None:
     }
     final = [bundle for bundle in last.values() if bundle.get("text/plain")]
     rest = [bundle for bundle in last.values() if bundle not in final]
-    assert len(final) == 2 and all(
-        set(bundle) == {"text/plain"} or "what was printed" in bundle["text/html"] for bundle in rest
-    ), last
-    table, picture = sorted(final, key=lambda bundle: "image/png" in bundle)
-    assert status in table["text/html"] and "<table" in table["text/html"] and "<svg" not in table["text/html"]
-    assert set(picture) == {"text/plain", "image/png"} and notebook.strays == []
+    known = ("how curves are drawn", "run.show()", "what was printed", "a few validation samples")
+    assert len(final) == 2 and all(any(words in bundle["text/html"] for words in known) for bundle in rest), last
+    head, curves = sorted(final, key=lambda bundle: "image/png" in bundle)
+    assert status in head["text/html"] and "progressbar" in head["text/html"] and "image/png" not in head
+    assert "<svg" in curves["text/html"] and "<table" in curves["text/html"] and "image/png" in curves
+    assert "widget-view" not in json.dumps(list(last.values())) and notebook.strays == []
 
 
 # a batch run, as Kaggle makes it
@@ -223,12 +223,12 @@ def kept_well(notebook, status) -> None:
     "An executed notebook that is small, needs no widgets, and shows the end of its run."
     fit = next(cell for cell in notebook.cells if cell.source.startswith("run = fit"))
     html = "".join(output["data"].get("text/html", "") for output in fit.outputs if "data" in output)
-    assert status in html and "<table" in html and "<svg" not in html
+    assert status in html and ("<table" in html or status == "failed") and "<svg" in html
     assert [set(output["data"]) for output in fit.outputs if "image/png" in output.get("data", {})] == [
-        {"text/plain", "image/png"}
+        {"text/plain", "text/html", "image/png"}
     ]
     assert (
-        len(json.dumps(fit.outputs)) < 150_000
+        len(json.dumps(fit.outputs)) < 300_000
         and "widgets" not in notebook.metadata
         and "widget-view" not in json.dumps(fit.outputs)
     )

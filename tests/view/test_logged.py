@@ -1,9 +1,9 @@
 "What losses log is in the live view and in the curves, beside the metric of the same name."
 
 from spectrakit.view.figures import figures
+from spectrakit.view.panels import plots
 from spectrakit.view.plots import plot_curves
 from spectrakit.view.run_state import MOST_METRICS, RunState, apply_event
-from spectrakit.view.svg import plots
 
 
 def events_of(valid: bool = True) -> list[dict]:
@@ -28,8 +28,8 @@ def state_of(events: list[dict]) -> RunState:
 def test_the_live_view_shows_what_losses_log():
     with_valid, alone = state_of(events_of()), state_of(events_of(valid=False))
     assert "train_mae 0.25" in figures(with_valid) and "train_mae" not in figures(with_valid, line=True)
-    assert ">val_mae<" in plots(with_valid) and ">training</text>" in plots(with_valid)
-    assert ">train_mae<" in plots(alone)
+    assert ">val_mae</b>" in plots(with_valid) and "> train</span>" in plots(with_valid)
+    assert ">train_mae</b>" in plots(alone)
     many = {"t": 5.0, "type": "step", "step": 5, **{f"train_{i}": 1.0 for i in range(99)}}
     apply_event(alone, many)
     assert len(alone.logged) == MOST_METRICS  # a view stays small

@@ -1,0 +1,248 @@
+"""What people see of a run in each of its states, in one page of headless Chromium, by structure: text that can be
+read, nothing clipped, nothing on top of another, one height from start to end.
+"""
+
+import sys
+
+import pytest
+from frames import Shown, all_states, state_of
+
+from lab import PICTURES, chromium
+from spectrakit.view.frame import Look, page
+from spectrakit.view.run_state import RunState, apply_event
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the browser of a Linux distribution"),
+]
+
+# what JupyterLab's themes have: the page and its ink
+THEMES = {"light": ("#ffffff", "rgba(0,0,0,0.87)"), "dark": ("#111111", "rgba(255,255,255,0.87)")}
+# the width of an output, the theme, and so many panels side by side; 310 is what a window of 420 leaves
+PAGES = ((1270, "light", 4), (900, "dark", 2), (560, "light", 1), (310, "dark", 1))
+LEAST_CONTRAST, TOLERANCE = 4.5, 8  # pixels
+
+# Everything that can be seen of an element: its texts with place, size and contrast, what is clipped, where panels are.
+LOOK = """(root) => {
+  const canvas = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true})
+  const painted = colors => {
+    canvas.clearRect(0, 0, 1, 1)
+    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1) }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3)
+  }
+  const light = rgb => rgb.map(c => c / 255).map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0)
+  const page = getComputedStyle(document.body).backgroundColor
+  const contrast = (color, under) => {
+    const [a, b] = [light(painted([page, ...under, color])), light(painted([page, ...under]))]
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)
+  }
+  const hatched = element => {  // the darkest that lies under it: a stripe of a tile
+    const tile = element.closest('.t')
+    const color = tile && getComputedStyle(tile).backgroundImage.match(/rgba?\\([^)]*\\)/)
+    return color ? [color[0]] : []
+  }
+  const scrolled = element => element.closest('[style*="overflow:auto"], [style*="overflow: auto"]')
+  const known = new Map([[document.body, true]])
+  const seen = e => {  // checkVisibility takes what lies in a hidden group of SVG for visible
+    if (!known.has(e)) {
+      const style = getComputedStyle(e)
+      known.set(e, style.display !== 'none' && style.visibility !== 'hidden' && seen(e.parentElement))
+    }
+    return known.get(e)
+  }
+  const texts = [], walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT)
+  while (walker.nextNode()) {
+    const node = walker.currentNode, parent = node.parentElement
+    if (!node.textContent.trim() || ['STYLE', 'TITLE', 'SCRIPT', 'title'].includes(parent.tagName)) continue
+    if (!seen(parent)) continue
+    const range = document.createRange()
+    range.selectNodeContents(node)
+    const style = getComputedStyle(parent), svg = parent.namespaceURI.endsWith('svg')
+    const scroll = scrolled(parent), port = scroll && scroll.getBoundingClientRect()
+    for (const box of range.getClientRects()) {
+      if (port && (box.bottom > port.bottom || box.top < port.top || box.right > port.right)) continue
+      const cutAt = parent.closest('[style*="ellipsis"]')?.getBoundingClientRect().right ?? Infinity
+      texts.push({text: node.textContent.trim().slice(0, 40), left: box.left, right: Math.min(box.right, cutAt),
+        top: box.top, bottom: box.bottom, size: parseFloat(style.fontSize), owner: node,
+        contrast: contrast(svg ? style.fill : style.color, hatched(parent))})
+    }
+  }
+  const overlaps = []
+  texts.sort((a, b) => a.top - b.top)
+  for (let i = 0; i < texts.length; i++) for (let j = i + 1; j < texts.length; j++) {
+    const [a, b] = [texts[i], texts[j]]
+    if (b.top > a.bottom) break
+    if (a.owner === b.owner) continue
+    if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
+        Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3) overlaps.push([a.text, b.text])
+  }
+  const cut = e => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 2
+  const clipped = [...root.querySelectorAll('div, span, b')]
+    .filter(e => seen(e) && !e.title && getComputedStyle(e).overflowX === 'hidden' && cut(e))
+    .map(e => e.textContent.slice(0, 60))
+  const whole = root.getBoundingClientRect()
+  const drawn = [...root.querySelectorAll('g[stroke], g[fill]')].filter(e => seen(e) && e.children.length)
+    .map(e => { const s = getComputedStyle(e); return s.stroke !== 'none' && e.getAttribute('stroke-opacity') !== '.15'
+      ? contrast(s.stroke, []) : e.hasAttribute('fill') ? contrast(s.fill, []) : 99 })
+  const panels = [...root.querySelectorAll('.p')].map(e => e.getBoundingClientRect())
+  return {height: whole.height, left: whole.left, right: whole.right, overlaps, clipped,
+    wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
+    small: texts.filter(t => t.size < 11).map(t => t.text), drawn: Math.min(99, ...drawn),
+    faint: texts.filter(t => t.contrast < 4.5).map(t => [t.text, t.contrast]),
+    out: texts.filter(t => t.right > whole.right + 1 || t.left < whole.left - 1).map(t => t.text),
+    columns: panels.filter(p => Math.abs(p.top - panels[0].top) < 4).length,
+    reach: Math.max(0, ...panels.map(p => p.right)), texts: texts.length}
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(
+            executable_path=chromium(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        )
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def states() -> dict[str, Shown]:
+    return all_states()
+
+
+def shown(browser, states):
+    "A page with all states below each other."
+    opened = browser.new_page(viewport={"width": 1290, "height": 900})
+    frames = "".join(f'<section id="{name}">{state.html()}</section><hr>' for name, state in states.items())
+    opened.set_content(f"<body>{frames}</body>")
+    dress(opened, 1270, "light")
+    return opened
+
+
+def dress(opened, width, theme) -> None:
+    "Give the page another width and another theme."
+    paper, ink = THEMES[theme]
+    opened.set_viewport_size({"width": width + 20, "height": 900})
+    style = f"margin:10px;width:{width}px;background:{paper};color:{ink}"
+    opened.evaluate("style => { document.body.style = style }", style)
+
+
+@pytest.fixture(scope="module")
+def every_state(browser, states):
+    with shown(browser, states) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("width", "theme", "columns"), PAGES)
+def test_each_state_can_be_read(every_state, states, width, theme, columns):
+    opened = every_state
+    dress(opened, width, theme)
+    seen = {name: opened.evaluate(LOOK, opened.query_selector(f'[id="{name}"] .frame')) for name in states}
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    opened.screenshot(path=PICTURES / f"states-{width}-{theme}.png", full_page=True)
+    for problem in ("small", "faint", "overlaps", "clipped", "out"):
+        found = {name: look[problem] for name, look in seen.items() if look[problem]}
+        assert not found, problem
+    assert not any(look["wide"] for look in seen.values())
+    assert min(look["drawn"] for look in seen.values()) >= LEAST_CONTRAST
+    with_panels = {name: look for name, look in seen.items() if look["reach"]}
+    assert {look["columns"] for look in with_panels.values()} == {columns}
+    assert all(look["right"] - look["reach"] < 2 for look in with_panels.values())  # the whole width is used
+    heights = {name: round(look["height"]) for name, look in seen.items()}
+    assert max(heights.values()) - min(heights.values()) <= TOLERANCE, heights
+
+
+def test_what_is_too_long_is_cut_and_told_whole_where_one_points_at_it(browser):
+    state = RunState("a-run-with-a-name-that-somebody-has-thought-about-for-a-long-time-20261120-120000")
+    name = "val_the_mean_absolute_error_of_everything_that_was_measured"
+    start = {"schema": 1, "total_steps": 10**9, "monitor": name, "task": "x" * 90}
+    apply_event(state, {"t": 1.0, "type": "start", **start})
+    for n in (10**8, 2 * 10**8):
+        apply_event(state, {"t": 2.0, "type": "step", "step": n, "epoch": 1e5, "loss": 1e30, "lr": 1e-30})
+        apply_event(state, {"t": 2.0, "type": "eval", "step": n, "epoch": 1e5, "metrics": {name: 1e-30}, "best": True})
+    opened = shown(browser, {"long": Shown(state, Look(3.0))})
+    dress(opened, 310, "light")
+    seen = opened.evaluate(LOOK, opened.query_selector('[id="long"] .frame'))
+    titles = opened.evaluate("() => [...document.querySelectorAll('[title]')].map(e => e.title)")
+    opened.close()
+    assert not seen["wide"] and not seen["out"] and seen["overlaps"] == []
+    assert any(name in title for title in titles)
+
+
+def test_boxes_choose_what_is_seen_and_a_redraw_keeps_the_choice(browser, states):
+    opened = shown(browser, {"running": states["running"]})
+    groups = """() => [...document.querySelectorAll('.p')].map(p => [...p.querySelectorAll('g.a, g.z')]
+        .filter(g => getComputedStyle(g).display !== 'none').map(g => g.getAttribute('class')))"""
+    box = {key: opened.locator(f"input[value={key}]") for key in "yzr"}
+    first = opened.evaluate(groups)
+    assert [len(g) for g in first] == [1, 1, 1, 1] and first[0] == ["a f"]
+    box["z"].check()
+    assert [g[0].split()[0] for g in opened.evaluate(groups)] == ["z", "z", "z", "z"]
+    box["y"].check()
+    assert opened.evaluate(groups)[0] == ["z y"] and all(len(g) == 1 for g in opened.evaluate(groups))
+    redrawn = opened.evaluate("""() => { const body = document.querySelector('.p').closest('[class^=sk-]')
+        body.outerHTML = body.outerHTML; return true }""")
+    assert redrawn and opened.evaluate(groups)[0] == ["z y"]
+    box["z"].uncheck()
+    assert opened.evaluate(groups)[0] == ["a y"]
+    box["y"].uncheck()
+    assert opened.evaluate(groups) == first
+    raw = "() => getComputedStyle(document.querySelector('g.a.f g.smooth')).display"
+    assert opened.evaluate(raw) != "none"
+    box["r"].check()
+    assert opened.evaluate(raw) == "none"
+    opened.close()
+
+
+def test_a_value_is_read_where_one_points(browser, states):
+    opened = shown(browser, {"running": states["running"]})
+    panel = opened.locator(".p").first.bounding_box()
+    opened.mouse.move(panel["x"] + panel["width"] * 0.5, panel["y"] + panel["height"] * 0.5)
+    told = """() => [...document.querySelectorAll('.h text')].filter(t => getComputedStyle(t).display !== 'none')
+        .map(t => t.textContent)"""
+    (text,) = opened.evaluate(told)
+    assert text.startswith("step ") and "train 0." in text and "valid 0." in text
+    opened.close()
+
+
+def test_the_page_runs_its_own_script_and_nothing_else(browser, tmp_path, states):
+    whole = page(states["running"].state, Look(210.0, running=False))
+    evil = '<script>document.title="evil"</script><img src=x onerror="document.title=\'evil\'">'
+    (tmp_path / "dashboard.html").write_text(whole.replace("</body>", f"{evil}</body>"))
+    context = browser.new_context()
+    opened, refused = context.new_page(), []
+    opened.on("console", lambda message: refused.append(message.text))
+    opened.goto((tmp_path / "dashboard.html").as_uri())
+    assert "evil" not in opened.title() and any("Content Security Policy" in text for text in refused)
+    opened.locator("input[value=z]").check()
+    opened.reload()  # as it does by itself while the run goes on
+    assert opened.locator("input[value=z]").is_checked()
+    context.close()
+
+
+def test_a_reader_without_styles_sees_the_picture(browser, states):
+    "What JupyterLab leaves of a notebook that it does not trust: no style, no SVG."
+    from spectrakit.view.frame import body, header
+
+    pixel = bytes.fromhex(
+        "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c6360f8cf500f0003860180"
+        "5a347d6b0000000049454e44ae426082"
+    )
+    run = states["completed"]
+    opened = browser.new_page()
+    opened.set_content(header(run.state, run.look) + body(run.state, run.look, picture=pixel))
+    opened.evaluate("() => document.querySelectorAll('svg, style').forEach(e => e.remove())")
+    assert opened.locator("img.k").is_visible() and opened.locator("table").is_visible()
+    opened.close()
+
+
+def test_a_point_of_a_run_that_has_one_is_seen():
+    from spectrakit.view.panels import plots
+
+    state = state_of(
+        [{"t": 1.0, "type": "step", "step": 1, "epoch": 0.1, "loss": 2.0, "lr": 0.1, "samples_per_s": 9.0}]
+    )
+    assert plots(state).count("<circle") >= 3
