@@ -21,7 +21,17 @@ import sync
 root = Path(__file__).resolve().parent.parent
 PAGES = [f"docs/{path.name}" for path in (root / "docs").glob("*.md")]
 HEAVY = {"torch", "accelerate", "transformers"}
-LIGHT = {"system", "config", "offline", "view", "picker", "kaggle", "cloud", "cli"}  # of the others some modules are
+LIGHT = {
+    "system",
+    "config",
+    "offline",
+    "view",
+    "cell",
+    "picker",
+    "kaggle",
+    "cloud",
+    "cli",
+}  # of the others some modules are
 
 settings = ConfigParser(interpolation=None)
 settings.read(root / "settings.ini", encoding="utf-8")
@@ -475,8 +485,8 @@ LONG_CELLS = {
     ("55_view/01_run_state", "RunState"): "all that a view knows of a run, by groups",
     ("55_view/06_text", "BarView"): "one view: when a bar is opened, drawn and ended",
     ("55_view/06_text", "TextView"): "one view: what it reads, and how a line is drawn over or written",
-    ("55_view/10_buttons", "Buttons"): "two widgets, from their making to their removal",
-    ("55_view/11_live", "LiveView"): "one view: what is due; drawing is done by the functions below it",
+    ("56_cell/03_buttons", "Buttons"): "two widgets, from their making to their removal",
+    ("56_cell/04_live", "LiveView"): "one view: what is due; drawing is done by the functions below it",
     ("60_api/00_run", "Run"): "what a user holds: a property for each question, most of them one line",
     ("65_picker/03_picker", "Form"): "the widgets of one form and how they follow the selection",
     ("65_picker/03_picker", "ProfilePicker"): "what a user holds: a method for each thing to do with the selection",

@@ -16,7 +16,7 @@ CELLS = (
     "import spectrakit as sk",
     'run = sk.fit("coffee", "trainer=kaggle_safe", "trainer.max_epochs=400", "trainer.devices=2")',
 )
-DRAWN = "svg[aria-label^='curves']"
+DRAWN = "[role=group][aria-label^='curves']"
 
 
 def shrunk(path: Path, colors: int) -> None:

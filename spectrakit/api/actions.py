@@ -19,6 +19,7 @@ from typing import Any
 
 from .preflight import refuse_expensive
 from .run import Run, note_submission, open_run, summarize, task_of
+from ..cell.live import make_view
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import asked_settings, override
 from ..config.schema import Config, to_dict
@@ -54,7 +55,6 @@ from ..system.errors import RequestError
 from ..system.files import checked_path
 from ..system.signals import ends_softly, interrupt_says, interrupts, stop_key
 from ..trackers.wandb import key_in_environment
-from ..view.live import make_view
 from ..view.text import stopping_text
 from ..watchdog.budget import check_time
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..cell.live import watch
 from ..checkpoint.store import find_checkpoint
 from ..checks.failure import Failure, failure_lines, read_failure
 from ..config.compose import compose
@@ -29,7 +30,6 @@ from ..system.files import checked_path, write_atomic
 from ..system.masking import masked, masked_value
 from ..system.tables import html_table
 from ..system.units import format_duration
-from ..view.live import watch
 from ..view.plots import Picture, plot_curves, save_figure
 
 # %% ../../nbs/60_api/00_run.ipynb #b3cfa548

@@ -106,7 +106,7 @@ def watch_run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("run_dir", metavar="RUN_DIR")
     options = parser.parse_args(arguments)
-    from spectrakit.view.live import watch
+    from spectrakit.cell.live import watch
 
     watch(options.run_dir)
     return 0

@@ -20,6 +20,7 @@ from ..api.actions import check_prediction, fit
 from ..api.actions import predict as predict_with
 from ..api.places import ManyRuns, plan_places
 from ..api.trial import DONE, SETTINGS, open_folder, run_to_go_on_with
+from ..cell.live import can_display
 from ..checks.run_forecast import span
 from ..config.aliases import ALIASES
 from ..config.compose import compose, override
@@ -48,7 +49,6 @@ from spectrakit.tuning.study import (
 )
 from .study_file import JOURNAL, at_work, handing_out, open_journal, sampler_of
 from .study_page import curves_svg, write_page
-from ..view.live import can_display
 from ..watchdog.budget import short_time
 
 # %% ../../nbs/71_tuning/07_search.ipynb #98b2e0d5

@@ -114,7 +114,7 @@ def run_of(notebook, name):
 
 
 def weigh(cell) -> None:
-    "No more than a header a second, plots every other second (at the start each second), nothing that a server would drop."
+    "No more than a header a second, plots every other second (at the start each), nothing that a server would drop."
     mine = [heard for heard in cell.heard if heard.display]
     seconds = mine[-1].at - mine[0].at
     sizes = sorted(heard.size for heard in mine)

@@ -8,7 +8,7 @@ import pytest
 from frames import Shown, all_states, state_of
 
 from lab import PICTURES, chromium
-from spectrakit.view.frame import Look, page
+from spectrakit.cell.frame import Look, page
 from spectrakit.view.run_state import RunState, apply_event
 
 pytestmark = [
@@ -225,7 +225,7 @@ def test_the_page_runs_its_own_script_and_nothing_else(browser, tmp_path, states
 
 def test_a_reader_without_styles_sees_the_picture(browser, states):
     "What JupyterLab leaves of a notebook that it does not trust: no style, no SVG."
-    from spectrakit.view.frame import body, header
+    from spectrakit.cell.frame import body, header
 
     pixel = bytes.fromhex(
         "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c6360f8cf500f0003860180"

@@ -5,9 +5,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from spectrakit.cell.cards import failure_card
+from spectrakit.cell.frame import Look, body, header, toggles
 from spectrakit.checks.failure import Failure
-from spectrakit.view.cards import failure_card
-from spectrakit.view.frame import Look, body, header, toggles
 from spectrakit.view.run_state import RunState, apply_event
 
 NOW, EVERY = 1.79e9, 50
