@@ -137,6 +137,8 @@ def short(value: float) -> str:
             for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
             if abs(value) >= size
         )
+    if value and not 1e-5 <= abs(value) < 1e15:
+        return f"{value:.2g}"
     return f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -279,7 +281,7 @@ def _drawn(p: Panel, log: bool, bands: int) -> str:
 
 def _last_tenth(p: Panel) -> Panel:
     "The panel with what lies in the last tenth of its x axis."
-    steps = [x for line in p.lines for x in (line.x[0], line.x[-1]) if len(line.x)] or [0.0]
+    steps = [x for line in p.lines if len(line.x) for x in (line.x[0], line.x[-1])] or [0.0]
     first = max(steps) - (max(steps) - min(steps)) / 10
     lines = []
     for line in p.lines:

@@ -74,7 +74,10 @@ def short_number(value: float) -> str:
 
 def time_of_day(moment: float, now: float) -> str:
     "The local time of `moment`, with the day where that is not today. Both in Unix seconds."
-    then, today = time.localtime(moment), time.localtime(now)
+    try:
+        then, today = time.localtime(moment), time.localtime(now)
+    except (OverflowError, ValueError, OSError):
+        return "–"  # no calendar has it
     return time.strftime("%H:%M" if then[:3] == today[:3] else "%a %H:%M", then)
 
 # %% ../../nbs/55_view/03_tiles.ipynb #57985ebf

@@ -100,7 +100,7 @@ def test_a_picture_that_cannot_be_drawn_ends_no_run(here, monkeypatch, capsys):
 def test_a_run_in_a_shell_has_a_page_too(here, capsys):
     run = sk.fit(Line(), sk.compose(*INLINE, "run.name=paged"))
     page = (run.path / "dashboard.html").read_text()
-    assert "<b>completed</b>" in page and "<polyline" in page and 'equiv="refresh"' not in page
+    assert "<b>completed</b>" in page and "<circle" in page and 'equiv="refresh"' not in page
     assert "completed: " in capsys.readouterr().out  # and the text is there as before
 
 
