@@ -291,10 +291,23 @@ class Long(Walk):
         self.each(seconds("TINY_PREDICT_S"))
         return super().predict(model, batch)
 
+    def dawdle(self, whole_s):
+        "From now on all predictions of a rank take so long."
+        os.environ["TINY_PREDICT_S"] = str(whole_s)
+
     def linger_a_lot(self):
         os.environ["TINY_EVAL_S"] = "120"  # this evaluation and those after it
 
     submission = Submitting.submission
+
+
+class Handed(Long):
+    "The same with a sample submission, in the folder that the option `data` names."
+
+    options = {**Long.options, "data": ""}
+
+    def sample_submission(self, cfg):
+        return Path(self.option(cfg, "data"), "sample_submission.csv")
 
 
 BATCH = 2  # what runs of Long have for their micro batch

@@ -444,6 +444,9 @@ LONG_CELLS = {
         "Forecast",
     ): "a table of fields, and methods of a line that say what follows from them",
     ("45_jobs/06_stacked_training", "stacked_steps"): "the training loop of many runs, visible in one function",
+    ("61_serving/01_answering", "Worker"): "a process, and the two threads that belong to it: each method is short",
+    ("61_serving/01_answering", "Answers"): "a state machine with one entry, each of whose steps is a short method",
+    ("61_serving/02_inference_server", "serve"): "what a server is begun with: six arguments, each explained",
     ("60_api/02_actions", "fit"): "what a run is begun with: eight arguments, each explained",
     (
         "60_api/07_cross_validation",

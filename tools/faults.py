@@ -2,8 +2,9 @@
 alone.
 
 --matrix plays every scenario once; --kills N kills runs at random moments, N times at least; --aimed N kills one of two
-ranks in start-ups, evaluations and saves, ten times in a run; --deadline N runs into a limit of two minutes 2 N times.
-Without any of them: all four, with 200 kills, 40 aimed ones and 20 runs of each kind. The report goes to
+ranks in start-ups, evaluations and saves, ten times in a run; --deadline N runs into a limit of two minutes 2 N times;
+--ends N ends two ranks that predict N times in each of four ways. Without any of them: all five, with 200 kills, 40
+aimed ones and 20 runs of each kind. The report goes to
 bench/faults.md and bench/faults.json, where a part that was not run keeps its last result, and with --out RUN to
 RUN/faults/ as well. Exit status 1 where a promise was broken.
 """
@@ -53,6 +54,7 @@ def main() -> None:
     parser.add_argument(
         "--deadline", type=int, metavar="N", help="so many runs of two minutes, and as many with a hang"
     )
+    parser.add_argument("--ends", type=int, metavar="N", help="so many runs of each way to end while predicting")
     parser.add_argument(
         "--seed", type=int, default=int(time.time()), help="for the random moments (default: the time; it is printed)"
     )
@@ -60,8 +62,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="RUN", help="a run's folder, which gets the report under faults/")
     parser.add_argument("--no-report", action="store_true", help="leave bench/ as it is")
     asked = parser.parse_args()
-    if not (asked.matrix or asked.only or asked.kills or asked.aimed or asked.deadline):
-        asked.matrix, asked.kills, asked.aimed, asked.deadline = True, 200, 40, 20
+    if not (asked.matrix or asked.only or asked.kills or asked.aimed or asked.deadline or asked.ends):
+        asked.matrix, asked.kills, asked.aimed, asked.deadline, asked.ends = True, 200, 40, 20, 20
 
     from faultlib import clocks, matrix
     from faultlib.aimed import runs_of
@@ -94,6 +96,10 @@ def main() -> None:
             [one for pair in zip(*pairs, strict=False) for one in pair], folder / "deadline", asked.parallel, tell
         )
         report["deadlines"] = part(matrix.facts_of_deadlines(rows), began, parallel=asked.parallel, seed=asked.seed)
+    if asked.ends:
+        began = time.monotonic()
+        rows = matrix.play_all(clocks.ENDS * asked.ends, folder / "ends", asked.parallel, tell)
+        report["ends"] = part(matrix.facts_of_ends(rows), began, parallel=asked.parallel)
 
     places = [
         *([] if asked.only or asked.no_report else [ROOT / "bench"]),

@@ -226,6 +226,20 @@ class Task:
         return None
 
     @optional
+    def serve_dataset(self, cfg: Config, *given: Any) -> Any:
+        """For competitions scored through an evaluation API: the data set of one batch, as `test_dataset` is of all.
+
+        `given`: what the competition's gateway passes to `predict`, such as a table of rows. `submission` then makes
+        the answer of the predictions; see `sk.serve`.
+        """
+        return None
+
+    @optional
+    def serve_answer(self, predictions: Any, *given: Any) -> Any:
+        "The answer to one batch of an evaluation API, where it is no table, such as a word or a number."
+        return None
+
+    @optional
     def pictures(self, predictions: Any) -> dict[str, Any]:
         "{name: picture} for the report, of what was predicted; without it the shapes say what is drawn."
         return {}

@@ -32,6 +32,7 @@ from ..system.errors import RequestError
 from ..system.files import replacing
 from ..system.platforms.detect import input_folders
 from ..training.setup import make_model, read_datasets
+from ..watchdog.budget import SUBMIT_S
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #23a2fc01
 def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, list[str]]:
@@ -99,7 +100,7 @@ def predict_rounds(
         if place == due:
             yield list((context.gather_by_index(mine) or {}).values())
             each_s = max(1e-6, (time.monotonic() - began) / length)
-            length, ends = context.broadcast((max(1, min(_MOST_BATCHES, int(_ROUND_S / each_s))), over()))
+            length, ends = context.broadcast((max(1, min(2 * length, _MOST_BATCHES, int(_ROUND_S / each_s))), over()))
             if ends:
                 return
             mine, due, began = {}, place + length, time.monotonic()
@@ -190,9 +191,6 @@ def _model_to_predict_with(task: Any, config: Config, context: RunContext, run_d
     return prepared.eval(), name, notes
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #a095d900
-_LAST_S = 6.0  # seconds before the end of the time at which predicting stops, and three times what a table takes
-
-
 def never() -> bool:
     "Nobody asks for a stop."
     return False
@@ -223,7 +221,7 @@ class Chunks:
 
     def over(self) -> bool:
         "Whether to stop here: the time is over, or somebody asked for it."
-        if self.target.ends is not None and time.monotonic() > self.target.ends - _LAST_S - 3 * self.write_s:
+        if self.target.ends is not None and time.monotonic() > self.target.ends - SUBMIT_S - 3 * self.write_s:
             self.cut = "the time is over"
         elif self.target.stop():
             self.cut = "a stop was asked for"

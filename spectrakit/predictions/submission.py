@@ -21,6 +21,7 @@ from ..contract.task import provides
 from ..data.batch_forms import is_id
 from .predictions import table_text
 from ..system.errors import RequestError
+from ..system.inputs import find_input
 
 # %% ../../nbs/38_predictions/03_submission.ipynb #feb21442
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def read_sample(given: Any, certain: bool = True) -> Sample:
         raise RequestError(f"The sample submission {str(path)!r} cannot be read: {why}. Name another.") from None
 
 # %% ../../nbs/38_predictions/03_submission.ipynb #0a5906d6
-_PLACES = ("*", "competitions/*", "datasets/*/*")  # below a folder of inputs
+_PLACES = (".", "*", "competitions/*", "datasets/*/*")  # below a folder of inputs
 
 
 def samples_in_inputs(folders: Iterable[str | Path]) -> list[Path]:
@@ -109,17 +110,30 @@ def samples_in_inputs(folders: Iterable[str | Path]) -> list[Path]:
                 found.setdefault(path.read_bytes(), path)
     return list(found.values())
 
+# %% ../../nbs/38_predictions/03_submission.ipynb #299f1c8c
+def _data_folders(config: Any) -> list[Path]:
+    "The folder that the option `data` names, as a path or an input; none where it names none."
+    data = str(config.task.get("data") or "")
+    if not data:
+        return []
+    try:
+        return [path if (path := Path(data).expanduser()).is_dir() else find_input(data)]
+    except (FileNotFoundError, ValueError, OSError):
+        return []
+
 
 def find_sample(task: Any, config: Any, folders: Iterable[str | Path]) -> Sample | None:
-    """The sample submission: the task's own, or the only one among the inputs; None where there is none, or more.
+    """The sample submission: the task's own, or the only one in `task.data` or among the inputs; None where there is
+    none, or more.
 
-    `task`: a task, or its name. `config`: for its `sample_submission`. `folders`: where inputs lie.
+    `task`: a task, or its name, which is not imported. `config`: for its `sample_submission`. `folders`: where inputs
+    lie.
     """
     if not isinstance(task, str) and provides(task, "sample_submission"):
         given = task.sample_submission(config)
         return None if given is None else read_sample(given)
     try:
-        files = samples_in_inputs(folders)
+        files = samples_in_inputs(_data_folders(config)) or samples_in_inputs(folders)
         return read_sample(files[0], certain=False) if len(files) == 1 else None
     except (RequestError, OSError, ImportError):
         return None  # nobody has named it

@@ -55,6 +55,7 @@ from spectrakit.steps.evaluation import (
 from .schedule import counts_epochs, step_scheduler
 from .state import Execution, Learner, checkpoints_at_once
 from ..system.errors import RequestError
+from ..watchdog.budget import SUBMIT_S
 
 # %% ../../nbs/40_steps/06_trial.ipynb #227ea332
 @dataclass
@@ -596,7 +597,9 @@ def try_prediction(trial: Trial) -> str:
     if budget.ends is not None and (wanted or has_test):
         budget.observe("predict", made_s + 1.1 * seconds)
         at_once = trial.execution.out is not None and trial.config.distributed.num_nodes == 1
-        if budget.starts_s and not at_once:  # as this process took; others may be busy by then
+        if budget.starts_s and at_once:
+            budget.observe("submit", SUBMIT_S)
+        elif budget.starts_s:  # as this process took to start; a machine that others use may be slower by then
             budget.observe("start", 1.5 * budget.starts_s + 1)
     return f"{len(dataset)} samples, about {seconds:.1f} s"
 

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from ..config.schema import Config
 from ..contract.task import Task
 from ..system.errors import RequestError, did_you_mean
-from .data import TestRows, Training, read_test, read_training
+from .data import TestRows, Training, batch_to_answer, read_test, read_training
 from .files import few, find_folder, sample_file
 from .net import NETS, Net, NetShape, Recipe, recipe_in
 from .question import Question, choice
@@ -264,6 +264,12 @@ class Table(TableRows):
     def sample_submission(self, cfg: Config) -> Path | None:
         "The sample submission in the folder of the data."
         return sample_file(find_folder(self.option(cfg, "data")))
+
+    def serve_dataset(self, cfg: Config, *given: Any) -> TensorDataset:
+        "The rows of one batch of an evaluation API; the first table is the one that is read."
+        recipe = self.recipe(cfg)
+        self._rows = batch_to_answer(recipe, given[0])
+        return TensorDataset(torch.from_numpy(self._rows.x))
 
     def submission(self, predictions: np.ndarray) -> Any:
         "The table that is handed in: the sample submission's columns, in its order."

@@ -2,10 +2,12 @@
 
 import os
 import random
+import signal
 import time
 from pathlib import Path
 
 from spectrakit.api.run import Run
+from spectrakit.predictions.submission_file import read_record
 from spectrakit.runs.events import read_events
 
 from .crashes import BALLAST, restarts
@@ -52,11 +54,19 @@ def trained_s(run: Run) -> float:
 # ------------------------------------------------------------------------------------------------------
 
 
-def _long(p: Place, limit_s: float, *words: str, eval_s: float = 1.0, predict_s: float = 1.5, **environ: str) -> Kernel:
+def _long(
+    p: Place,
+    limit_s: float,
+    *words: str,
+    eval_s: float = 1.0,
+    predict_s: float = 1.5,
+    task: str = "Long",
+    **environ: str,
+) -> Kernel:
     "A run with a limit whose evaluations and predictions take their time, and which predicts."
     words = (*limit(limit_s), "data.batch_size=2", "trainer.check_val_every_n_epoch=1000000", *words)
     return p.start(
-        "Long", *words, predict="submission.csv", TINY_EVAL_S=str(eval_s), TINY_PREDICT_S=str(predict_s), **environ
+        task, *words, predict="submission.csv", TINY_EVAL_S=str(eval_s), TINY_PREDICT_S=str(predict_s), **environ
     )
 
 
@@ -158,6 +168,93 @@ def a_limit_of_two_minutes_and_a_hang(seed: int) -> Scenario:
         run_out(p, 120, 5.0, 6.0, 1500, hang_after_s=random.Random(seed).uniform(4, 88))
 
     return a_limit_of_two_minutes_and_a_hang
+
+
+# --- the time ends, or somebody ends it, while two ranks predict
+# -----------------------------------------------------------------
+
+
+def _data(p: Place) -> str:
+    "A word that names the folder with the sample submission, whose rows have another order."
+    (p.folder / "data").mkdir()
+    rows = "".join(f"s{i},0.5\n" for i in reversed(range(40)))
+    (p.folder / "data" / "sample_submission.csv").write_text(f"id,y\n{rows}")
+    return f"task.data={p.folder / 'data'}"
+
+
+def _rows(p: Place) -> list[list[str]]:
+    "The rows of the submission, which are those of the sample in its order."
+    rows = [line.split(",") for line in (p.folder / "submission.csv").read_text().splitlines()[1:]]
+    p.want([row[0] for row in rows] == [f"s{i}" for i in reversed(range(40))], "the rows are not those of the sample")
+    return rows
+
+
+def _merged(p: Place, run: Run) -> None:
+    "The submission holds what was predicted, and for the rest what is usual."
+    state = read_record(run.path, p.folder / "submission.csv")
+    if not p.want(state is not None and state.source == "predictions", f"the submission: {state}"):
+        return
+    rows = _rows(p)
+    p.want(0 < state.predicted < 40, f"{state.predicted} of 40 samples were predicted")
+    rest = {row[1] for row in rows[: 40 - state.predicted]}
+    p.want(len(rest) == 1, f"the {40 - state.predicted} other rows hold {len(rest)} values")
+    p.facts["note"] = f"{state.predicted} of 40 samples were predicted"
+
+
+@ranks(2)
+def the_time_ends_while_two_ranks_predict(p: Place) -> None:
+    """Predictions take thirteen times as long as in the trial: they stop in time, and what there is lies over what is
+    usual.
+    """
+    slow = "predict 0 6 dawdle@20;predict 1 6 dawdle@20"
+    _merged(p, in_time(p, _long(p, 60, _data(p), TINY_FAULTS=slow, task="Handed"), 60))
+
+
+@ranks(2)
+def a_rank_hangs_while_two_ranks_predict(p: Place) -> None:
+    "Rank 1 never predicts its sixth batch: `fit` returns in time, with a submission that has a row for each sample."
+    in_time(p, _long(p, 60, _data(p), TINY_FAULTS="predict 1 6 sleep", task="Handed"), 60)
+    _rows(p)
+
+
+@ranks(2)
+def two_ranks_that_predict_get_sigterm(p: Place) -> None:
+    "The kernel gets SIGTERM in the middle of predicting: what there is lies over what is usual, and the run is done."
+    slow = "predict 0 6 dawdle@40;predict 1 6 dawdle@40"
+    words = (_data(p), "trainer.max_steps=30", "data.batch_size=2")
+    kernel = p.start("Handed", *words, predict="submission.csv", TINY_FAULTS=slow)
+    run = p.run()
+    for rank in (0, 1):
+        p.file(f"fault-predict-{rank}-6")
+    time.sleep(1)  # in the middle of a batch
+    kernel.process.send_signal(signal.SIGTERM)
+    kernel.process.wait(120)
+    p.want(run.status == "completed", f"the run ended {run.status}: {run.error}")
+    _merged(p, look(p, run))
+
+
+@ranks(2)
+def a_rank_hangs_while_two_ranks_train(p: Place) -> None:
+    """Rank 1 hangs ten seconds after it has begun: `fit` returns in time, with a submission, also where the machine was
+    too busy for a single checkpoint.
+    """
+    kernel = _long(p, 60, _data(p), "trainer.check_val_every_n_steps=400", task="Handed", TINY_STEP_S="0.02")
+    p.process(1)
+    time.sleep(10)  # the moment itself is what is asked for
+    p.process(1).suspend()
+    word = kernel.wait(150)
+    p.facts["late_s"] = round(word["ended"] - word["began"] - 60, 2)
+    p.want(p.facts["late_s"] <= 0, f"{p.facts['late_s']:.1f} s late")
+    p.facts["status"] = word["status"]
+    _rows(p)
+
+
+ENDS = (
+    the_time_ends_while_two_ranks_predict,
+    a_rank_hangs_while_two_ranks_predict,
+    two_ranks_that_predict_get_sigterm,
+    a_rank_hangs_while_two_ranks_train,
+)
 
 
 # --- wall clocks that jump

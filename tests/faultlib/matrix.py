@@ -90,6 +90,17 @@ def facts_of_aimed(rows: list[Row]) -> dict:
     }
 
 
+def facts_of_ends(rows: list[Row]) -> dict:
+    "How often each way to end while predicting left what it should, as plain values."
+    names = dict.fromkeys(row.scenario for row in rows)
+    of = {name: [row for row in rows if row.scenario == name] for name in names}
+    return {
+        "broken": sum(bool(row.broken) for row in rows),
+        "summary": {name: {"runs": len(found), "kept": sum(not r.broken for r in found)} for name, found in of.items()},
+        "rows": [asdict(row) for row in rows],
+    }
+
+
 def facts_of_deadlines(rows: list[Row]) -> dict:
     "The runs with a limit as plain values, by scenario."
     named = {
@@ -288,5 +299,21 @@ def markdown(report: dict) -> str:
             f"- **{r['scenario'].replace('_', ' ')}**: {sentence}"
             for r in deadlines["rows"]
             for sentence in r["broken"]
+        ]
+    if ends := report.get("ends"):
+        text += [
+            "",
+            "## While two ranks predict",
+            "",
+            f"{ends['date']}, {ends['seconds'] / 60:.0f} minutes, {ends['parallel']} at a time. "
+            '`fit(…, predict="submission.csv")` on two ranks, ended in each of these ways.',
+            "",
+            table(
+                ["run", "runs", "in time, with a right submission"],
+                [[name.replace("_", " "), s["runs"], s["kept"]] for name, s in ends["summary"].items()],
+            ),
+        ]
+        text += [
+            f"- **{r['scenario'].replace('_', ' ')}**: {sentence}" for r in ends["rows"] for sentence in r["broken"]
         ]
     return "\n".join(text).rstrip() + "\n"

@@ -1,0 +1,142 @@
+"""`sk.serve` before a stand-in for a competition's evaluation API: row groups, limits, a hidden set, and faults.
+
+The stand-in (tools/kaggle_sim/stand_in) has Kaggle's names and asks from another process.
+"""
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import spectrakit as sk
+from helpers import clean_environ
+from spectrakit.system.errors import RequestError
+
+pytestmark = pytest.mark.slow
+STAND_IN = Path(__file__).resolve().parents[2] / "tools" / "kaggle_sim" / "stand_in" / "kaggle_evaluation"
+WORDS = ("trainer.accelerator=cpu", "launch.mode=inline", "data.micro_batch_size=16", "dataloader.num_workers=0")
+
+TASK = """
+import os
+import signal
+import time
+from pathlib import Path
+
+from spectrakit.table.table import Table
+
+
+def once(name):
+    "True the first time, over all processes."
+    try:
+        Path(name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class Moody(Table):
+    "A table whose odd rows make trouble."
+
+    def serve_dataset(self, cfg, rows):
+        ids = set(rows["id"])
+        if 1004 in ids:
+            raise KeyError("size")
+        if 1008 in ids and once("died"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if 1028 in ids:
+            time.sleep(600)
+        return super().serve_dataset(cfg, rows)
+"""
+SCRIPT = """
+import sys
+import spectrakit as sk
+
+if __name__ == "__main__":
+    served = sk.serve(sys.argv[1], sys.argv[2], data=sys.argv[3], batch_s=float(sys.argv[4]))
+    print("SERVED", served.predicted, "OF", served.batches)
+"""
+
+
+def rows(first: int, count: int, colours=("red", "blue")) -> pd.DataFrame:
+    "Rows of the competition; prices follow from sizes."
+    draw = np.random.default_rng(first)
+    found = pd.DataFrame({"id": range(first, first + count), "size": draw.normal(size=count).round(4)})
+    return found.assign(colour=draw.choice(colours, count))
+
+
+@pytest.fixture(scope="module")
+def cup(tmp_path_factory) -> tuple[Path, Path]:
+    "The competition's data, and a run that has learned from them."
+    folder = tmp_path_factory.mktemp("cup")
+    data = folder / "cup"
+    data.mkdir()
+    train = rows(0, 200)
+    train.assign(price=100 + 20 * train["size"]).to_csv(data / "train.csv", index=False)
+    rows(200, 10).to_csv(data / "test.csv", index=False)
+    rows(200, 10)[["id"]].assign(price=100.0).to_csv(data / "sample_submission.csv", index=False)
+    shutil.copytree(STAND_IN, data / "kaggle_evaluation")
+    words = (*WORDS, f"run.dir={folder / 'runs'}", f"task.data={data}", "trainer.max_epochs=10", "optimizer.lr=0.01")
+    return data, sk.fit("table", *words, show=False).raise_for_status().path
+
+
+def serve(folder: Path, task: str, run: Path, data: Path, batch_s: float = 60, **environ: str) -> str:
+    "Serve in a process of its own, and return what it printed."
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (folder / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "script.py", task, str(run), str(data), str(batch_s)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**clean_environ(), "CUP_PORT": str(port), **environ},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_local_gateway_gets_what_predict_says(cup, tmp_path):
+    data, run = cup
+    said = serve(tmp_path, "table", run, data, KAGGLE_IS_COMPETITION_RERUN="")  # an empty one says no
+    assert "SERVED 3 OF 3" in said
+    found = pd.read_csv(tmp_path / "submission.csv")
+    expected = pd.read_csv(sk.predict("table", run, out=tmp_path / "expected.csv").table)
+    assert list(found["id"]) == list(expected["id"]) == list(range(200, 210))
+    assert np.allclose(found["price"], expected["price"], atol=1e-3)
+
+
+def test_a_rerun_with_a_hidden_set_ends_with_an_answer_for_each_row(cup, tmp_path):
+    """More rows, other ids, a new colour. One batch has an error, with one the process that predicts is killed, and the
+    last one never ends: these have the prior, all others are predicted.
+    """
+    data, run = cup
+    hidden = rows(1000, 30, ("red", "green"))
+    hidden.to_csv(tmp_path / "hidden.csv", index=False)
+    (tmp_path / "moody.py").write_text(TASK)
+    told = {"CUP_HIDDEN": str(tmp_path / "hidden.csv"), "KAGGLE_IS_COMPETITION_RERUN": "1", "CUP_LIMIT_S": "120"}
+    said = serve(tmp_path, f"{tmp_path / 'moody.py'}:Moody", run, data, batch_s=30, **told)
+    found = pd.read_csv(tmp_path / "submission.csv").set_index("id")["price"]
+    assert list(found.index) == list(range(1000, 1030)) and found.notna().all()
+    groups = [found.loc[first : first + 3] for first in range(1000, 1030, 4)]
+    assert "OF 8" in said, said
+    assert [group.nunique() for group in groups] == [4, 1, 1, 4, 4, 4, 4, 1] and "SERVED 5 OF 8" in said, said
+    assert set(groups[1]) == {100.0}  # as in the sample submission
+    for word in ("serve_dataset raised KeyError: 'size'", "has died; another one is started", "not answered in time"):
+        assert word in said
+
+
+def test_what_cannot_be_served_is_said_before_the_server_begins(cup, tmp_path, monkeypatch):
+    data, run = cup
+    with pytest.raises(RequestError, match=r"Write `serve_dataset\(cfg, \*given\)`"):
+        sk.serve("digits", run, data=data)
+    with pytest.raises(RequestError, match="no evaluation API"):
+        sk.serve("table", run, data=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match="No kaggle_evaluation was found among the inputs"):
+        sk.serve("table", run)
