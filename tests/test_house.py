@@ -491,8 +491,8 @@ LONG_CELLS = {
     ("56_cell/03_buttons", "Buttons"): "two widgets, from their making to their removal",
     ("56_cell/04_live", "LiveView"): "one view: what is due; drawing is done by the functions below it",
     ("60_api/00_run", "Run"): "what a user holds: a property for each question, most of them one line",
-    ("65_picker/03_picker", "Form"): "the widgets of one form and how they follow the selection",
-    ("65_picker/03_picker", "ProfilePicker"): "what a user holds: a method for each thing to do with the selection",
+    ("65_picker/04_picker", "Form"): "the widgets of one form and how they follow the selection",
+    ("65_picker/04_picker", "ProfilePicker"): "what a user holds: a method for each thing to do with the selection",
     ("71_tuning/03_study", "Study"): "what a user holds: a property for each question, most of them one line",
     ("80_tasks/02_fermentation", "Fermentation"): "a task as a user writes it: one class",
 }

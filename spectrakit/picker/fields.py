@@ -287,7 +287,7 @@ def profile_rows(base: Config, names: list[str] | None = None) -> list[tuple[str
     return rows
 
 # %% ../../nbs/65_picker/01_fields.ipynb #51cd5223
-ALERT = "#d55e00"  # the orange of the plots, seen on light and on dark
+ALERT = "var(--sk-alert, inherit)"  # the form has one for each theme; elsewhere the sign and the weight tell it
 _CELL = "text-align:left;vertical-align:top;padding:.1em 1em .1em 0;border:0;background:none"
 
 

@@ -9,7 +9,7 @@ __all__ = ['SELECTED', 'MORE', 'HEADER', 'profile_overrides', 'CompositionCache'
 
 # %% ../../nbs/65_picker/02_selection.ipynb #93137778
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ..config.compose import compose, diff, override, profile_settings
@@ -189,9 +189,16 @@ def select_more(selection: Selection, text: str, instead_of: list[str]) -> None:
         selection.errors[MORE] = (text, str(error))
 
 
-def problems(selection: Selection) -> list[str]:
-    "A message for each error that has to be corrected before training."
-    return [*selection.unusable, *(message for _, message in selection.errors.values())]
+def problems(selection: Selection, told: Collection[str] = ()) -> list[str]:
+    "A message for each error that has to be corrected before training, but for those of the keys in `told`."
+    return [*selection.unusable, *(message for key, (_, message) in selection.errors.items() if key not in told)]
+
+
+def _left_out(selection: Selection, told: Collection[str]) -> list[Row]:
+    "A note where what is told elsewhere is not part of the effects."
+    wrong = sum(key in told for key in selection.errors)
+    without = f"{wrong} of the settings cannot be used; this is without {'it' if wrong == 1 else 'them'}"
+    return [("note", "", without)] if wrong else []
 
 # %% ../../nbs/65_picker/02_selection.ipynb #f0b21fdc
 def run_folder(selection: Selection) -> str:
@@ -201,15 +208,14 @@ def run_folder(selection: Selection) -> str:
     return selection.cache.get(("folder",), lambda: resolve_env(selection.config, selection.platform)[0].run.dir)
 
 
-def consequence_rows(selection: Selection) -> list[Row]:
-    "What the selection will do, one row for each effect; errors come first."
+def consequence_rows(selection: Selection, told: Collection[str] = ()) -> list[Row]:
+    "What the selection will do, one row for each effect; errors come first, but for those of the keys in `told`."
     folder = run_folder(selection)
     earlier = selection.cache.get(
         ("earlier run", folder), lambda: find_earlier_run(folder, selection.task) if selection.task else None
     )
-    return [(WARNING, "", message) for message in problems(selection)] + consequences(
-        selection.config, selection.platform, selection.samples, earlier, folder
-    )
+    effects = consequences(selection.config, selection.platform, selection.samples, earlier, folder)
+    return [(WARNING, "", message) for message in problems(selection, told)] + effects + _left_out(selection, told)
 
 
 def profile_line(selection: Selection) -> str:

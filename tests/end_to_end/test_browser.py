@@ -3,6 +3,7 @@ and saves.
 """
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -178,7 +179,7 @@ def test_a_profile_is_picked_by_clicking_and_stays_in_the_notebook(browser, serv
     # a new session needs no click, and somebody whose JupyterLab does not trust the notebook reads what was there
     saved["cells"].append({**saved["cells"][2], "id": "another", "source": "1", "outputs": []})
     (server.folder / "picked-copy.ipynb").write_text(json.dumps(saved))
-    (server.folder / "picked.yaml").unlink(missing_ok=True)
+    (server.folder / "picked.picked.yaml").unlink()
     with Page(browser, server) as other:
         other.open("picked-copy.ipynb")
         assert not other.trusted() and "effective batch" in other.said(0)
@@ -188,6 +189,51 @@ def test_a_profile_is_picked_by_clicking_and_stays_in_the_notebook(browser, serv
         assert other.said(2) == "'kaggle_safe'"
         other.output(0).locator("select").first.wait_for()  # the form is there again
         other.picture("picker", 0)
+
+
+@pytest.mark.parametrize("width", [1400, 420])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_form_can_be_read_and_used_at_any_width(browser, server, width, dark):
+    write_notebook(
+        server.folder / "form.ipynb", "import spectrakit as sk\nsk.ProfilePicker(samples=6400, task='coffee')"
+    )
+    with Page(browser, server, dark) as page:
+        page.page.set_viewport_size({"width": 1400, "height": 1000})
+        page.open("form.ipynb")
+        page.page.set_viewport_size({"width": width, "height": 1000})
+        page.run(0)
+        epochs = page.output(0).locator(".sk-field", has_text="trainer.max_epochs").locator("input")
+        epochs.wait_for(timeout=90_000)
+        page.picture(f"form-{width}", 0)
+        look = page.page.evaluate(FORM_LOOK)
+        assert look["narrowest"] >= 190 and look["smallest"] >= 11 and look["outside"] == [], look
+        # by keyboard: from a card to the next, which is chosen, and to a field, in which one types
+        page.output(0).locator(".sk-cards input:checked").focus()
+        page.page.keyboard.press("Tab")
+        page.page.keyboard.press("Space")
+        page.until("!document.querySelector('.sk-form').innerText.includes('trainer=defaults')", "another profile")
+        epochs.focus()
+        assert page.page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        page.page.keyboard.type("x")
+        page.output(0).locator("[role=alert]", has_text="is not possible").wait_for()
+        assert page.output(0).locator("button", has_text="Train").is_disabled() and page.problems == []
+
+
+def test_a_click_on_train_shows_the_run_below_the_form_and_is_stopped_as_any_cell(light, server):
+    words = 'sk.ProfilePicker("trainer.accelerator=cpu", "trainer.max_epochs=3000", task="coffee", file=None)'
+    write_notebook(
+        server.folder / "train.ipynb", f"import spectrakit as sk\npicker = {words}\npicker", "str(picker.run)"
+    )
+    light.open("train.ipynb")
+    light.run(0)
+    light.output(0).locator("button", has_text="Train").click(timeout=90_000)
+    frames(light, 0, 2)
+    light.picture("trained-by-a-click", 0)
+    light.press_stop()
+    light.output(0).locator(".sk-go", has_text="interrupted").wait_for(timeout=60_000)
+    light.run(1)
+    light.until_idle()
+    assert ": interrupted" in light.said(1) and light.problems == []
 
 
 def test_the_quickstart_picked_by_clicking_and_run_from_top_to_bottom(light, server):
@@ -217,6 +263,18 @@ def test_the_quickstart_picked_by_clicking_and_run_from_top_to_bottom(light, ser
 # what is looked at
 
 
+# how wide the narrowest field of a form is, how large its smallest text, and what stands out of the cell
+FORM_LOOK = """() => {
+  const form = document.querySelector('.sk-form'), right = form.getBoundingClientRect().right
+  const all = [...form.querySelectorAll('*')].filter(e => e.checkVisibility() && e.getBoundingClientRect().height > 2)
+  const text = all.filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()))
+  const fields = all.filter(e => e.matches('.sk-field input[type=text], .sk-field select'))
+  return {narrowest: Math.min(...fields.map(e => e.getBoundingClientRect().width)),
+    smallest: Math.min(...text.map(e => parseFloat(getComputedStyle(e).fontSize))),
+    outside: all.filter(e => e.getBoundingClientRect().right > right + 2).map(e => e.className || e.tagName)}
+}"""
+
+
 def step_of(cell, what) -> str:
     "JavaScript: the step that the label of `what` tells, in a cell's output; 0 where there is none."
     return (
@@ -242,11 +300,10 @@ def the_run(server, name):
 
 def picks(page, cell, name) -> None:
     "Click another profile in the form, and see what it means."
-    option = f"option[value^='{name}']"
-    profile = page.output(cell).locator(f"select:has({option})")
-    profile.wait_for(timeout=90_000)
+    card = page.output(cell).locator("label", has_text=re.compile(rf"^\s*{name}\b")).first
+    card.wait_for(timeout=90_000)
     before = page.said(cell)
-    profile.select_option(profile.locator(option).get_attribute("value"))
+    card.click()
     wait_for(lambda: page.said(cell) != before, "the consequences of another profile")
 
 

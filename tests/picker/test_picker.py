@@ -92,7 +92,7 @@ def test_a_stronger_profile_beats_the_weaker_settings_that_it_sets_itself(monkey
         ("SPECTRAKIT_PROFILE", "a b", "There is no profile"),
         ("SPECTRAKIT_OVERRIDES", "optimizer.lr=fast", "optimizer.lr=fast is not possible: it needs a number above 0"),
         ("SPECTRAKIT_OVERRIDES", "run.name='my run", "a quote is not closed"),
-        ("SPECTRAKIT_OVERRIDES", "optimizer.lr", "cannot be read as key=value"),
+        ("SPECTRAKIT_OVERRIDES", "optimizer.lr", "a setting without a value"),
         ("SPECTRAKIT_OVERRIDES", "optimzer.lr=0.1", "Did you mean 'optimizer.lr'"),
         ("SPECTRAKIT_OVERRIDES", "lr=1 optimizer.lr=2", "Keep one of them"),
     ],
@@ -324,7 +324,7 @@ def test_a_profile_is_chosen_by_its_place_in_the_list_as_a_browser_does():
     picker, form = make()
     control = form.controls["trainer"]
     names = [value for _, value in control.options]
-    assert names == profiles()["trainer"]
+    assert sorted(names) == profiles()["trainer"] and names[0] == "defaults"  # what is suggested comes first
     control.set_state({"index": names.index("kaggle_safe")})
     assert picker.config.profile == "kaggle_safe" and form.controls["data.micro_batch_size"].value == "64"
     form.controls["data.micro_batch_size"].value = "48"
@@ -623,3 +623,63 @@ def test_the_cell_for_colab_does_what_was_chosen():
     assert "a quote is not closed" in refused(exec, cell.replace(wrong, 'more = "it\'s"'), {})
     exec(cell.replace(wrong, "more = None"), known)
     assert "note" not in known["picker"].config.extra
+
+
+# --- whose selection it is --------------------------------------------------------------------------------------------
+
+
+def test_the_selection_of_one_notebook_does_not_set_up_another(monkeypatch, capsys):
+    monkeypatch.setenv("JPY_SESSION_NAME", "work/first.ipynb")
+    sk.ProfilePicker().choose("trainer=smoke")
+    assert Path("first.picked.yaml").is_file() and not Path("picked.yaml").exists()
+    assert sk.ProfilePicker().config.profile == "smoke"  # a re-run needs no click
+    monkeypatch.setenv("JPY_SESSION_NAME", "work/second.ipynb")
+    capsys.readouterr()
+    second = sk.ProfilePicker()
+    assert second.config.profile == "defaults"
+    assert "first.picked.yaml is another notebook's" in capsys.readouterr().out
+    monkeypatch.delenv("JPY_SESSION_NAME")  # run by a program, which does not say which notebook it is
+    assert sk.ProfilePicker().config.profile == "defaults" and "first.picked.yaml" in capsys.readouterr().out
+    assert sk.ProfilePicker(file="first.picked.yaml").config.profile == "smoke"
+
+
+# --- the form: what is typed, and a click on Train --------------------------------------------------------------------
+
+
+def test_what_is_being_typed_is_not_corrected_under_the_fingers():
+    picker, form = make()
+    for so_far in ("0", "0.", "0.0", "0.05"):
+        form.controls["optimizer.lr"].value = so_far
+        assert form.controls["optimizer.lr"].value == so_far
+    form.controls["optimizer.lr"].value = "5e-2"
+    form.controls["seed"].value = "3"  # somewhere else
+    assert form.controls["optimizer.lr"].value == "0.05" and picker.config.optimizer.lr == 0.05
+
+
+def test_an_error_stands_beside_its_field_and_nowhere_else():
+    _picker, form = make(task="coffee")
+    form.controls["optimizer.lr"].value = "fast"
+    whole = "".join(box.value for box in (*form.notes.values(), form.consequences, form.lines, form.status))
+    assert whole.count("optimizer.lr=fast") == 1 == whole.count('role="alert"')
+    assert "sk-wrong" in form.rows["optimizer.lr"]._dom_classes and form.start.disabled
+    form.controls["optimizer.lr"].value = "0.5"
+    assert "sk-wrong" not in form.rows["optimizer.lr"]._dom_classes and not form.start.disabled
+
+
+def test_train_trains_what_is_selected_and_tells_what_came_of_it(monkeypatch):
+    from spectrakit.api import actions
+
+    asked = []
+    monkeypatch.setattr(actions, "fit", lambda task, config, **_: asked.append((task, config)) or "coffee-1: completed")
+    picker, form = make("trainer=smoke", task="coffee")
+    form.start.click()
+    assert asked == [("coffee", picker.config)] and picker.run == "coffee-1: completed"
+    assert "coffee-1: completed. It is picker.run" in form.status.value and not form.start.disabled
+
+    def refuse(*_, **__):
+        raise RequestError("No time is left.")
+
+    monkeypatch.setattr(actions, "fit", refuse)
+    form.start.click()
+    assert "No time is left." in form.status.value and WARNED in form.status.value and not form.start.disabled
+    assert form.start not in make()[1].box.children[-2].children  # without a task there is nothing to train
