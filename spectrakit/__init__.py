@@ -28,13 +28,15 @@ _NAMES = {
     "ArrayDataset": "data.rows",
     "Loss": "contract.loss", "Moment": "contract.task", "weighted_mean": "contract.loss", "Task": "contract.task", "Scaler": "contract.scaler", "Watchdog": "watchdog.watchdog", "watch": "cell.live",
 }
+_PACKAGES = ("lm",)
 __all__ = ["__version__", *_NAMES]
 
 
 def __getattr__(name: str) -> _Any:
-    if name not in _NAMES: raise AttributeError(f"module 'spectrakit' has no attribute {name!r}")
+    if name not in _NAMES and name not in _PACKAGES: raise AttributeError(f"module 'spectrakit' has no attribute {name!r}")
     from importlib import import_module
     try:
+        if name in _PACKAGES: return import_module(f"spectrakit.{name}")
         return getattr(import_module(f"spectrakit.{_NAMES[name]}"), name)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted while spectrakit was being imported. Run the cell again.") from None
@@ -54,4 +56,4 @@ def _hiding() -> str:
     return ""
 
 
-def __dir__() -> list[str]: return sorted({*globals(), *__all__})
+def __dir__() -> list[str]: return sorted({*globals(), *__all__, *_PACKAGES})

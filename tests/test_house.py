@@ -494,6 +494,9 @@ LONG_CELLS = {
     ("65_picker/04_picker", "Form"): "the widgets of one form and how they follow the selection",
     ("65_picker/04_picker", "ProfilePicker"): "what a user holds: a method for each thing to do with the selection",
     ("71_tuning/03_study", "Study"): "what a user holds: a property for each question, most of them one line",
+    ("82_lm/03_reading", "_Cursor"): "a place in a corpus, and the one loop that moves it",
+    ("82_lm/03_reading", "DocumentReading"): "a buffer, a generator and a place, which are one state",
+    ("82_lm/06_language_model", "LanguageModel"): "a task: a short method for each question that training asks",
     ("80_tasks/02_fermentation", "Fermentation"): "a task as a user writes it: one class",
 }
 

@@ -942,6 +942,12 @@ class TrackingConfig:
         "offline: files in the run's folder; online: a server; auto: online if one is set up",
         choices=("auto", "online", "offline"),
     )
+    tensorboard_dir: str | None = setting(
+        None,
+        "a folder in which TensorBoard's files go, in one of the run's name; null: in the run's own, under trackers/",
+        check=_folder,
+        added_later=True,
+    )
     group: str | None = setting(
         None,
         "folder of the search that this run is part of, which sets it: a group in W&B, a parent run in MLflow",

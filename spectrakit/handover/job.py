@@ -41,6 +41,7 @@ BUILT_IN = {
     "fermentation": "spectrakit.tasks.fermentation:Fermentation",
     "digits": "spectrakit.tasks.digits:Digits",
     "table": "spectrakit.table.table:Table",
+    "lm": "spectrakit.lm.language_model:LanguageModel",
 }
 
 

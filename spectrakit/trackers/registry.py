@@ -49,7 +49,7 @@ def start_trackers(
     trackers = Trackers(report=report)
     for name in check_trackers(config) if is_main else []:
         tracker = TRACKERS[name]()
-        context = TrackerContext(config, run_dir.resolve() / "trackers" / name, step)
+        context = TrackerContext(config, _folder_of(name, config, run_dir.resolve()), step)
         if (error := attempt(_open, tracker, context)) is None:
             trackers.opened[name] = tracker
             if tracker.note:
@@ -58,6 +58,12 @@ def start_trackers(
         report(f"{name} is not written: {error}; the run's own log continues")
         attempt(tracker.finish, True)
     return trackers
+
+
+def _folder_of(name: str, config: Config, run_dir: Path) -> Path:
+    "Where a tracker of this name keeps its files."
+    elsewhere = config.tracking.tensorboard_dir if name == "tensorboard" else None
+    return run_dir / "trackers" / name if elsewhere is None else Path(elsewhere).expanduser().resolve() / run_dir.name
 
 
 def _open(tracker: Tracker, context: TrackerContext) -> None:
