@@ -154,7 +154,7 @@ def training_source(option: dict[str, Any], config: Config) -> tuple[DocumentSou
     buffer = config.data.shuffle_buffer or BUFFER if config.data.shuffle else 0
     return replace(source, buffer=buffer), valid, why
 
-# %% ../../nbs/82_lm/06_language_model.ipynb #ef646ced
+# %% ../../nbs/82_lm/06_language_model.ipynb #30478404
 def _prompts(option: dict[str, Any], encoder: Encoder, sources: Any) -> list[dict[str, Any]] | None:
     "Prompts as samples: {prompt, ids}; the beginnings of held-out documents where none are named."
     texts = [option["prompts"]] if isinstance(option["prompts"], str) else list(option["prompts"])
@@ -169,37 +169,37 @@ def _prompts(option: dict[str, Any], encoder: Encoder, sources: Any) -> list[dic
 
 
 def _prompt_batch(samples: Sequence[dict[str, Any]], pad: int) -> dict[str, Any]:
-    "`prompt`, the texts; `input_ids` and `attention_mask`, Tensors [prompts, length], filled up on the left."
+    "`prompt`, the texts; `input` and `attention_mask`, Tensors [prompts, length], filled up on the left."
     import torch
 
     width = max(len(sample["ids"]) for sample in samples)
     ids = [[pad] * (width - len(sample["ids"])) + sample["ids"] for sample in samples]
     mask = [[0] * (width - len(sample["ids"])) + [1] * len(sample["ids"]) for sample in samples]
     texts = [sample["prompt"] for sample in samples]
-    return {"prompt": texts, "input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    return {"prompt": texts, "input": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
-# %% ../../nbs/82_lm/06_language_model.ipynb #6832aadb
+# %% ../../nbs/82_lm/06_language_model.ipynb #898cd248
 def generate(model: Any, batch: dict[str, Any], tokenizer: Any, new_tokens: int) -> list[str]:
     """The texts that a model goes on with, one for each prompt.
 
     - `model`: in eval mode
-    - `batch`: `input_ids` and `attention_mask`, Tensors [prompts, length], filled up on the left
+    - `batch`: `input` and `attention_mask`, Tensors [prompts, length], filled up on the left
     - `tokenizer`: turns tokens into text
     - `new_tokens`: how many each has; what stands behind the end of a text is left out
     """
     found = model.generate(
-        input_ids=batch["input_ids"],
+        input_ids=batch["input"],
         attention_mask=batch["attention_mask"],
         max_new_tokens=new_tokens,
         min_new_tokens=new_tokens,
         do_sample=False,
         pad_token_id=padding_of(tokenizer),
     )
-    new = found[:, batch["input_ids"].shape[1] :].tolist()
+    new = found[:, batch["input"].shape[1] :].tolist()
     end = tokenizer.eos_token_id
     return [tokenizer.decode(ids[: ids.index(end)] if end in ids else ids) for ids in new]
 
-# %% ../../nbs/82_lm/06_language_model.ipynb #5c7b1550
+# %% ../../nbs/82_lm/06_language_model.ipynb #6bcc2c49
 class LanguageModel(Task):
     """A causal language model that learns from texts; its options are those of `OPTIONS`.
 
@@ -266,7 +266,7 @@ class LanguageModel(Task):
 
     def loss(self, model: Any, batch: Any) -> Loss:
         "The sum over predicted tokens, their number, and what each row cost."
-        logits = model(input_ids=batch["input_ids"], use_cache=False).logits
+        logits = model(input_ids=batch["input"], use_cache=False).logits
         losses = token_losses(logits, batch["labels"])
         return Loss(losses.sum(), batch["tokens"].sum(), None if model.training else losses.detach())
 
@@ -290,6 +290,6 @@ class LanguageModel(Task):
     def predict(self, model: Any, batch: Any) -> Any:
         "What each row cost, Tensor [rows]; of prompts, the texts that the model goes on with."
         if "prompt" not in batch:
-            logits = model(input_ids=batch["input_ids"], use_cache=False).logits
+            logits = model(input_ids=batch["input"], use_cache=False).logits
             return token_losses(logits, batch["labels"])
         return {"completion": generate(model, batch, self._tokenizer, self._new_tokens)}

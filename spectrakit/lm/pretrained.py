@@ -6,9 +6,10 @@
 __all__ = ['load_tokenizer', 'padding_of', 'end_of_text', 'Encoder', 'tokenize_in', 'load_model', 'check_fit', 'Lora', 'add_lora',
            'without_lora']
 
-# %% ../../nbs/82_lm/05_pretrained.ipynb #1ba0f1f2
+# %% ../../nbs/82_lm/05_pretrained.ipynb #d146f525
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -155,7 +156,7 @@ class Lora:
     dropout: float = 0.0
     targets: Any = "all-linear"
 
-# %% ../../nbs/82_lm/05_pretrained.ipynb #2fafea66
+# %% ../../nbs/82_lm/05_pretrained.ipynb #e415a2c2
 def add_lora(model: Any, lora: Lora) -> Any:
     "The model with adapters that learn, and everything else fixed; as it is where `rank` is 0."
     if not lora.rank:
@@ -172,7 +173,9 @@ def add_lora(model: Any, lora: Lora) -> Any:
         target_modules=targets if targets == "all-linear" or not isinstance(targets, str) else [targets],
     )
     try:
-        return get_peft_model(model, config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
+            return get_peft_model(model, config)
     except ValueError as error:
         said = " ".join(str(error).split())[:200]
         raise RequestError(f"LoRA cannot be added: {said} Name modules of the model by task.lora_targets.") from None

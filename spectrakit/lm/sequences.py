@@ -48,14 +48,14 @@ class SequenceForm:
     def _cut(self, tokens: list[int]) -> list[list[int]]:
         return [tokens[first : first + self.seq_len] for first in range(0, len(tokens), self.seq_len)]
 
-# %% ../../nbs/82_lm/04_sequences.ipynb #b0248320
+# %% ../../nbs/82_lm/04_sequences.ipynb #098c6872
 def collate_rows(rows: Sequence[tuple[Any, int]], pad: int) -> dict[str, Any]:
     """A batch of rows.
 
     - `rows`: (token ids, Tensor [length]; width to pad to, 0: to the longest, rounded up to 8)
     - `pad`: the token that padding is filled with
 
-    Returns `input_ids` [rows, width], `labels` [rows, width], -100 in padding, and `tokens` [rows], the number of
+    Returns `input` [rows, width], `labels` [rows, width], -100 in padding, and `tokens` [rows], the number of
     predicted ones.
     """
     import torch
@@ -66,7 +66,7 @@ def collate_rows(rows: Sequence[tuple[Any, int]], pad: int) -> dict[str, Any]:
     labels = torch.full((len(rows), width), IGNORED, dtype=torch.long)
     for place, (ids, _) in enumerate(rows):
         input_ids[place, : len(ids)] = labels[place, : len(ids)] = ids
-    return {"input_ids": input_ids, "labels": labels, "tokens": torch.tensor([len(ids) - 1 for ids, _ in rows])}
+    return {"input": input_ids, "labels": labels, "tokens": torch.tensor([len(ids) - 1 for ids, _ in rows])}
 
 # %% ../../nbs/82_lm/04_sequences.ipynb #f626de9c
 @dataclass

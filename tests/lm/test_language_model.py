@@ -15,10 +15,10 @@ from helpers import only_run, run_cli
 from in_process import trainer_in
 from spectrakit.checkpoint.store import find_checkpoint, load_state, load_weights
 from spectrakit.config.compose import compose
-from spectrakit.launch.job import Job
-from spectrakit.launch.job_kind import kind_named
+from spectrakit.handover.job import Job
+from spectrakit.handover.job_kind import kind_named
+from spectrakit.handover.request import new_request
 from spectrakit.launch.launcher import launch
-from spectrakit.launch.request import new_request
 from spectrakit.lm.language_model import LanguageModel
 from spectrakit.runs.events import columns, read_events
 from spectrakit.system.platforms.detect import detect
@@ -182,7 +182,7 @@ def test_the_loss_is_that_of_a_plain_loop_of_transformers(tmp_path, corpus, leng
         loss = 0.0
         for batch in batches:
             mask = (batch["labels"] != -100).long()  # in the plain loop padding is masked, too
-            part = model(input_ids=batch["input_ids"], attention_mask=mask, labels=batch["labels"]).loss
+            part = model(input_ids=batch["input"], attention_mask=mask, labels=batch["labels"]).loss
             part = part * int((batch["labels"][:, 1:] != -100).sum()) / tokens
             part.backward()
             loss += part.item()
@@ -191,7 +191,7 @@ def test_the_loss_is_that_of_a_plain_loop_of_transformers(tmp_path, corpus, leng
         assert mine[step] == pytest.approx(loss, abs=1e-5), step
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "diloco"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.long), "fsdp", "diloco"])
 def test_two_ranks_learn_what_one_does_and_go_on_to_the_bit(tmp_path, corpus, strategy):
     given = (*words(corpus, "task.lengths=dynamic"), *TWO, f"distributed.strategy={strategy}", "diloco.max_steps=4")
     (tmp_path / "whole").mkdir()
@@ -222,7 +222,8 @@ def test_the_command_line_from_parquet_to_generated_texts(tmp_path, corpus):
     done = run_cli(
         tmp_path,
         *("train", "lm", f"task.model={corpus / 'tiny'}", f"task.data={corpus / 'parts'}", *given),
-        *("trainer.max_epochs=2", "limits.max_train_batches=8", "task.prompts=[one two three, ba be]", "task.new_tokens=4"),
+        *("trainer.max_epochs=2", "limits.max_train_batches=8", "task.new_tokens=4"),
+        "task.prompts=[one two three, ba be]",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "3 shards of texts, the text is the field 'text'" in done.stdout
