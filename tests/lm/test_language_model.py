@@ -209,9 +209,13 @@ def test_two_ranks_learn_what_one_does_and_go_on_to_the_bit(tmp_path, corpus, st
     assert furthest(weights(tmp_path / "a"), weights(tmp_path / "b")) == 0.0
     if strategy != "diloco":
         one = trainer_in(tmp_path)(
-            LanguageModel(), *words(corpus, "task.lengths=dynamic"), "optimizer.name=adamw", "data.shuffle=true",
-            "optimizer.weight_decay=0.01", name="one",
-        )  # fmt: skip
+            LanguageModel(),
+            *words(corpus, "task.lengths=dynamic"),
+            "optimizer.name=adamw",
+            "data.shuffle=true",
+            "optimizer.weight_decay=0.01",
+            name="one",
+        )
         assert furthest(weights(tmp_path / "a"), weights(one.folder)) < 2e-5
     else:
         assert [event["steps"] for event in events if event["type"] == "round"] == [4, 4, 4]
@@ -224,7 +228,7 @@ def test_the_command_line_from_parquet_to_generated_texts(tmp_path, corpus):
         *("train", "lm", f"task.model={corpus / 'tiny'}", f"task.data={corpus / 'parts'}", *given),
         *("trainer.max_epochs=2", "limits.max_train_batches=8", "task.new_tokens=4"),
         "task.prompts=[one two three, ba be]",
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "3 shards of texts, the text is the field 'text'" in done.stdout
     folder = only_run(tmp_path)
