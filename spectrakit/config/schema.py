@@ -621,6 +621,22 @@ class DilocoConfig:
         maximum=1,
         added_later=True,
     )
+    quorum: int | None = setting(
+        None,
+        "workers that have to come to a round's end before it goes on without the others; each is a run of its own, "
+        "and may die and come back; null: all workers are processes of one run",
+        minimum=1,
+        added_later=True,
+    )
+    member: int | None = setting(
+        None, "which worker this run is, from 0; with diloco.quorum", minimum=0, added_later=True
+    )
+    meeting: str | None = setting(
+        None, "the folder in which workers meet that are runs of their own; with diloco.quorum", added_later=True
+    )
+    grace_s: float = setting(
+        60.0, "seconds that a quorum waits for the other workers at a round's end", minimum=0, added_later=True
+    )
     outer_opt: str = setting("SGD", "the outer optimizer, a class of torch.optim", added_later=True)
     outer_lr: float = setting(0.7, "the outer learning rate", above=0, added_later=True)
     outer_momentum: float = setting(

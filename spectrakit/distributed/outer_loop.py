@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'flat', 'spread', 'moves_each_alone', 'outer_optimizer', 'outer_lr_factor', 'OuterLoop',
-           'pseudo_gradient', 'commit', 'clip_norm', 'move', 'end_round', 'count_workers', 'check_turns',
-           'check_diloco', 'merge_buffers', 'own_parts', 'load_own_parts', 'outer_state', 'load_outer_state',
-           'load_own_optimizer']
+           'pseudo_gradient', 'commit', 'clip_norm', 'move', 'end_round', 'count_workers', 'check_quorum',
+           'check_turns', 'check_diloco', 'buffer_steps', 'merge_buffers', 'own_parts', 'load_own_parts', 'outer_state',
+           'load_outer_state', 'load_own_optimizer']
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #84976507
 import inspect
@@ -279,8 +279,10 @@ def end_round(
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #df9944c0
 def count_workers(config: Config, world_size: int) -> int:
-    "How many workers there are, 1 or more. RequestError where the processes are others."
+    "How many workers this run has, 1 or more. RequestError where the processes are others."
     asked, shards = config.diloco.workers, config.diloco.shards
+    if config.diloco.quorum is not None:
+        return 1  # the others are runs of their own
     have = "1 process" if world_size == 1 else f"{world_size} processes"
     if world_size % shards:
         raise RequestError(
@@ -294,6 +296,35 @@ def count_workers(config: Config, world_size: int) -> int:
         f"diloco.workers={asked} needs {needed}, and this run has {have}. "
         f"Start as many with trainer.devices={asked * shards}, or leave diloco.workers at auto."
     )
+
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #e243e02f
+def check_quorum(config: Config, world_size: int) -> None:
+    "RequestError where `diloco.quorum` is asked for without what it needs, or with what it cannot have."
+    d = config.diloco
+    if d.quorum is None:
+        return
+    example = "diloco.workers=3 diloco.member=0 diloco.meeting=/shared/folder"
+    if not isinstance(d.workers, int) or d.member is None or d.meeting is None:
+        raise RequestError(
+            f"diloco.quorum={d.quorum} needs three more settings: how many workers there are, which one this run is, "
+            f"and a folder in which they meet, such as {example}."
+        )
+    if not 0 <= d.member < d.workers or d.quorum > d.workers:
+        raise RequestError(
+            f"diloco.quorum={d.quorum}, diloco.workers={d.workers} and diloco.member={d.member} do not fit: the quorum "
+            f"is at most the number of workers, and each of them has a number from 0 to {d.workers - 1}."
+        )
+    if world_size > 1:
+        raise RequestError(
+            f"diloco.quorum={d.quorum} is not possible with {world_size} processes: each worker is a run of its own, "
+            "which may end alone. Use trainer.devices=1 and start one run for each worker."
+        )
+    for name, plain in (("fragments", 1), ("warmup_steps", 0)):
+        if getattr(d, name) != plain:
+            raise RequestError(
+                f"diloco.{name}={getattr(d, name)} is not possible with diloco.quorum: workers meet at the ends of "
+                f"rounds only. Leave it at {plain}."
+            )
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #0e1878be
 def check_turns(config: Config) -> None:
@@ -329,6 +360,7 @@ def check_diloco(config: Config, world_size: int) -> None:
             f"{parted}=1."
         )
     check_turns(config)
+    check_quorum(config, world_size)
     if t.ema_decay is not None:
         raise RequestError(
             f"training.ema_decay={t.ema_decay:g} is not possible with distributed.strategy=diloco: between two "
@@ -346,6 +378,14 @@ def check_diloco(config: Config, world_size: int) -> None:
         )
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #b90d3dc4
+def buffer_steps(buffers: list, before: list) -> list:
+    "How far each floating-point buffer has moved, as vectors in double precision."
+    import torch
+
+    moving = [(b, old) for b, old in zip(buffers, before, strict=True) if b.is_floating_point() and b.numel()]
+    return [torch.nan_to_num(b.double() - old, 0.0, 0.0, 0.0).cpu().reshape(-1) for b, old in moving]
+
+
 def merge_buffers(buffers: list, before: list, mean: Callable[[Any], Any], largest: Callable[[Any], Any]) -> None:
     """Bring the buffers of all workers together, in place.
 
@@ -358,7 +398,7 @@ def merge_buffers(buffers: list, before: list, mean: Callable[[Any], Any], large
     moving = [(b, old) for b, old in zip(buffers, before, strict=True) if b.is_floating_point() and b.numel()]
     counts = [b for b in buffers if not b.is_floating_point() and not b.is_complex() and b.numel()]
     if moving:
-        steps = [torch.nan_to_num(b.double() - old, 0.0, 0.0, 0.0).cpu().reshape(-1) for b, old in moving]
+        steps = buffer_steps(buffers, before)
         merged = mean(torch.cat(steps)).split([step.numel() for step in steps])
         for (b, old), step in zip(moving, merged, strict=True):
             b.copy_(torch.where(step.view(b.shape) == 0, old.cpu(), (old.cpu() + step.view(b.shape)).to(b.dtype)))

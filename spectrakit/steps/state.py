@@ -81,6 +81,8 @@ class Progress:
     eval_held: bool = False  # whether an evaluation that was due waits for its end
     sent_bytes: int = 0  # by each worker, in the exchanges of all rounds
     waited_s: float = 0.0  # by rank 0, for these
+    useful_steps: int = 0  # of this worker, with diloco.quorum: those that count in θ
+    lost_steps: int = 0  # those that came too late to count
 
 # %% ../../nbs/40_steps/03_state.ipynb #11a54767
 @dataclass
@@ -307,21 +309,22 @@ class Flight:
 class Workers:
     """The outer loop of diloco, with what the round began with.
 
-    - `loops`: θ and the outer optimizer of each fragment of the model; of all of it, where it travels at once
-    - `count`: how many workers there are; `buffers`: of this worker's model
+    `loops`: θ and the outer optimizer of each fragment of the model; of all of it, where it travels at once. `count`:
+    how many workers there are. `buffers`: of this worker's model.
     """
 
     loops: list[OuterLoop]
     count: int
     buffers: list
-    before: list = field(default_factory=list)  # copies of the buffers from the round's beginning
+    before: list = field(default_factory=list)  # copies of buffers from the round's beginning
     group: Any = None  # the workers, talking through the CPU
     shards: int = 1  # processes that share a worker's model
     compressions: list[Compression] = field(default_factory=list)  # of each fragment; none: float32 travels
     bytes_per_s: float = 0.0  # what each sends in a second, as measured at the start; 0: there is no other
     waited_s: float = 0.0  # for the exchange that is under way
     pool: Any = None  # the thread in which fragments travel while steps go on
-    flight: Flight | None = None  # the fragment that travels
+    flight: Flight | None = None
+    quorum: Any = None  # the other workers, where each is a run of its own
 
     @property
     def streams(self) -> bool:
@@ -335,12 +338,11 @@ class Workers:
 
     def begin_round(self) -> None:
         "From here on workers train alone; they have the same weights and buffers."
-        for loop in self.loops:
-            flat(loop.params, loop.theta)
+        _ = [flat(loop.params, loop.theta) for loop in self.loops]
         self.note_buffers()
 
     def note_buffers(self) -> None:
-        "The buffers are the same everywhere: keep what they are."
+        "Keep what the buffers are, which is the same everywhere."
         self.before = [b.detach().clone() for b in self.buffers]
 
 # %% ../../nbs/40_steps/03_state.ipynb #e12471b8

@@ -45,6 +45,7 @@ from spectrakit.distributed.heartbeat import (
     set_deadline,
 )
 from ..runs.events import EventLog, log_file
+from ..steps.apart import ends_sooner, join_others
 from ..steps.evaluation import averages, evaluation_due, on_host, run_evaluation
 from spectrakit.steps.schedule import (
     advance_schedule,
@@ -286,7 +287,7 @@ def poll_requests(s: TrainState, now: float) -> None:
             flags |= TIME
         if save_due_by_clock(s, now):
             flags |= SAVE
-        if s.context.together and log_due_by_clock(s, now):
+        if ends_sooner(s) or (s.context.together and log_due_by_clock(s, now)):
             flags |= LOG
     if not s.context.together:
         s.requests.pending |= flags  # for the next log point, where the ranks agree
@@ -566,10 +567,10 @@ def at_step_boundary(s: TrainState) -> tuple[str, str] | None:
     ends here.
     """
     p = s.progress
-    last = p.step >= s.schedule.total_steps
     flags = agreed(s.context.heartbeat, p.step)
     if (ending := read_log(s) or exchange_when_due(s)) is not None:
         return ending
+    last = p.step >= s.schedule.total_steps
     if p.step >= s.record.interval.ends or flags & LOG or last:
         s.record.pending = begin_log(s)
     if (last or flags or reads_at_once(s)) and (ending := read_log(s)) is not None:
@@ -711,6 +712,7 @@ def begin_run(s: TrainState, resume: bool, restart_reason: str | None) -> None:
     "Before the first step: the newest checkpoint where the run is to `resume`, what was decided, the trackers."
     s.outer = make_workers(s)
     notes = ([restart_reason] if restart_reason else []) + (restore_state(s) if resume else [])
+    notes += join_others(s)
     begin_with_what_fits(s)
     write_start(s, resume or bool(restart_reason), notes)
     s.record.trackers = start_trackers(

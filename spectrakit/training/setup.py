@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['read_datasets', 'make_model', 'check_training', 'resolve_monitor', 'choose_compile', 'try_compile',
-           'data_fingerprints', 'make_learner', 'fit_scalers', 'Watch', 'metric_names', 'reported', 'check_datasets',
-           'prepare', 'decisions', 'write_start']
+           'data_fingerprints', 'make_learner', 'fit_scalers', 'own_order', 'Watch', 'metric_names', 'reported',
+           'check_datasets', 'prepare', 'decisions', 'write_start']
 
 # %% ../../nbs/41_training/00_setup.ipynb #23a2fcf4
 import contextlib
@@ -297,6 +297,12 @@ def fit_scalers(model: Any, train: Any, context: RunContext) -> None:
     context.reasons["scalers"] = f"{len(scalers)} of the model have mean and deviation of {count} training samples"
     restore_random_state(generators)
 
+# %% ../../nbs/41_training/00_setup.ipynb #2c78ae1e
+def own_order(config: Config) -> Config:
+    "`config` with the seed for the order of samples: with `diloco.quorum` each member has its own."
+    member = config.diloco.member if config.diloco.quorum is not None else None
+    return replace(config, seed=mix_seed(config.seed, 2, member) & 0x7FFFFFFF) if member else config
+
 # %% ../../nbs/41_training/00_setup.ipynb #11f888e6
 def _nobody(*_: Any) -> None:
     pass
@@ -425,7 +431,7 @@ def prepare(
     config, plan = with_scaled_lr(config, plan), replace(plan, reason="; ".join(filter(None, (plan.reason, why))))
     collate = task.collate if provides(task, "collate") else None
     placement, most = Placement(context.device, context.rank, context.world_size), config.limits.max_val_batches
-    batches = train_batches(train, plan, config, placement, collate, read.sampled)
+    batches = train_batches(train, plan, own_order(config), placement, collate, read.sampled)
     checks = None if valid is None else eval_batches(valid, config, placement, collate, most)
     if context.is_main:
         for reader in (batches, checks):
@@ -454,7 +460,7 @@ def prepare(
         model = try_compile(task, model, batches, log, config.data.allow_nan)
     learner = learner_of(model)
     check_plateau(learner, monitor, direction.mode)
-    seed_everything(mix_seed(config.seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
+    seed_everything(mix_seed(own_order(config).seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
     return TrainState(
         task,
         config,

@@ -1,0 +1,141 @@
+"""Workers of DiLoCo that are runs of their own: two against a few plain lines, and three of which one dies."""
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from helpers import TESTS, clean_environ, only_run
+from rank_tasks import Curve
+from spectrakit.api.run import open_run
+from spectrakit.checkpoint.store import find_checkpoint, load_weights
+from spectrakit.config.batch_plan import plan_batches
+from spectrakit.config.compose import compose
+from spectrakit.data.loaders import Placement, train_batches
+from spectrakit.runs.events import columns, read_events
+from spectrakit.training.setup import make_model, own_order
+
+pytestmark = pytest.mark.slow  # every test here starts processes
+
+WORDS = (
+    "trainer.accelerator=cpu",
+    "trainer.devices=1",
+    "trainer.strategy.name=diloco",
+    "diloco.max_steps=5",
+    "local/accumulate_grad_batches=debug",
+    "data.micro_batch_size=8",
+    "scheduler.name=constant",
+    "optimizer.name=adamw",
+    "optimizer.lr=0.02",
+    "optimizer.weight_decay=0",
+    "launch.threads=1",
+)
+
+
+class Dies(Curve):
+    "Worker 2 is killed once, in the middle of its second round; nobody is in a hurry."
+
+    seen = 0
+
+    def loss(self, model, batch):
+        if model.training:
+            time.sleep(0.02)
+            self.seen += 1
+        marker = os.environ["MARKER"]
+        if os.environ["MEMBER"] == "2" and self.seen == 8 and not os.path.exists(marker):
+            open(marker, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+
+
+def start(folder, task: str, workers: int, *words) -> list[subprocess.Popen]:
+    "So many runs that meet in a folder, each in one of its own."
+    started = []
+    for member in range(workers):
+        place = folder / f"worker-{member}"
+        place.mkdir()
+        own = (f"diloco.member={member}", f"diloco.workers={workers}", f"diloco.meeting={folder / 'meeting'}")
+        environ = {**clean_environ(), "MEMBER": str(member), "MARKER": str(folder / "marker")}
+        environ["PYTHONPATH"] = str(TESTS)
+        command = [sys.executable, "-m", "spectrakit", "train", task, *WORDS, *own, *words]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True}
+        started.append(subprocess.Popen(command, cwd=place, env=environ, **pipes))
+    return started
+
+
+def finish(started: list[subprocess.Popen]) -> None:
+    for process in started:
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, out + err
+
+
+def weights(run) -> dict:
+    return load_weights(find_checkpoint(run / "checkpoints")[0])
+
+
+def by_hand(config, steps: int, length: int) -> dict:
+    "Two workers in turn, each with an order of its own; knows nothing of how they meet."
+    train_set, _ = Curve().datasets(config)
+    plan = plan_batches(config, len(train_set), 1)
+    models = [make_model(Curve(), config)]
+    models.append(copy.deepcopy(models[0]))
+    inner = [torch.optim.AdamW(m.parameters(), lr=0.02, weight_decay=0.0) for m in models]
+    theta = [p.detach().clone() for p in models[0].parameters()]
+    moment = [torch.zeros_like(p) for p in theta]
+    batches = []
+    for member in range(2):
+        own = own_order(compose(*WORDS, *meets(member)))
+        reader = train_batches(train_set, plan, own, Placement(torch.device("cpu")))
+        batches.append([b.data for epoch in range(9) for b in reader.epoch(epoch)][:steps])
+    for step in range(steps):
+        for model, optimizer, mine in zip(models, inner, batches, strict=True):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(mine[step][0]), mine[step][1]).backward()
+            optimizer.step()
+        if (step + 1) % length:
+            continue
+        for i, each in enumerate(zip(*(m.parameters() for m in models), strict=True)):
+            mean = sum(theta[i] - p.detach() for p in each) / 2
+            moment[i] = 0.9 * moment[i] + mean
+            theta[i] = theta[i] - 0.7 * (mean + 0.9 * moment[i])
+            for p in each:
+                p.data.copy_(theta[i])
+    return {name: p.detach() for name, p in models[0].named_parameters()}
+
+
+def meets(member: int) -> tuple[str, ...]:
+    return ("diloco.quorum=2", "diloco.workers=2", f"diloco.member={member}", "diloco.meeting=there")
+
+
+def test_two_runs_that_meet_are_two_workers_by_hand(tmp_path):
+    finish(start(tmp_path, f"{TESTS / 'rank_tasks.py'}:Curve", 2, "diloco.quorum=2", "trainer.max_steps=15"))
+    runs = [only_run(tmp_path / f"worker-{member}") for member in range(2)]
+    expected = by_hand(compose(*WORDS, *meets(0)), steps=15, length=5)
+    for run in runs:
+        found = weights(run)
+        assert max((found[name] - expected[name]).abs().max() for name in expected) < 1e-6
+        rounds = columns(read_events(run / "events.jsonl"), "round", "step", "members", "bytes", "goodput")
+        assert rounds["step"] == [5, 10, 15] and rounds["members"] == [{"0": 5, "1": 5}] * 3
+        assert rounds["bytes"] == [4 * 185] * 3 and rounds["goodput"] == [1.0] * 3
+
+
+def test_the_others_go_on_without_a_worker_that_dies_and_it_comes_in_again(tmp_path):
+    words = ("diloco.quorum=2", "diloco.grace_s=0.5", "trainer.max_steps=60", "checkpoint.every_n_steps=5")
+    finish(start(tmp_path, f"{__file__}:Dies", 3, *words))
+    assert (tmp_path / "marker").exists()
+    runs = [only_run(tmp_path / f"worker-{member}") for member in range(3)]
+    assert [open_run(run).status for run in runs] == ["completed"] * 3
+    first, *others = [weights(run) for run in runs]
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    events = read_events(runs[2] / "events.jsonl")
+    restart = next(event for event in events if event["type"] == "restart")
+    assert any("comes in at round" in note for note in restart["notes"]) or restart["step"] % 5 == 0
+    rounds = columns(read_events(runs[0] / "events.jsonl"), "round", "members", "step")
+    assert rounds["step"][-1] == 60 and not [step for step in rounds["step"] if step % 5]
+    assert all(len(members) >= 2 for members in rounds["members"])
