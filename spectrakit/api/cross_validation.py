@@ -95,6 +95,11 @@ class CrossValidation:
         return float(np.std(self.scores, ddof=1)) if len(self.scores) > 1 else 0.0
 
     @property
+    def fold_tests(self) -> tuple[dict[str, Any], ...]:
+        "The test data's predictions of each fold, the mean over its seeds, as its runs' folders have them."
+        return _tests_by_fold(self.trials)
+
+    @property
     def runs(self) -> tuple[Run, ...]:
         "The run of each fold that was begun."
         return tuple(trial.run for trial in self.trials)
@@ -605,6 +610,15 @@ def averaged(arrays: Mapping[int, dict[str, np.ndarray]], seeds: int) -> dict[in
         for fold, group in whole.items()
         if len(group) == seeds
     }
+
+
+def _tests_by_fold(trials: Sequence[TrialResult]) -> tuple[dict[str, np.ndarray], ...]:
+    "The test predictions of each fold that has some, those of its seeds together."
+    groups: dict[str, list[dict[str, np.ndarray]]] = {}
+    for trial in trials:
+        if (file := trial.run.path / "predictions.npz").is_file():
+            groups.setdefault(trial.run.path.parent.name.partition("-seed-")[0], []).append(load_arrays(file))
+    return tuple({n: mean_or_most([arrays[n] for arrays in group]) for n in group[0]} for group in groups.values())
 
 
 def _mean_of_tests(trials: Sequence[TrialResult]) -> dict[str, np.ndarray]:

@@ -72,10 +72,11 @@ def _predict_held_out(task: Any, run: Run, config: Config) -> tuple[Path | None,
     Beside it the run's status, or how the predictions were cut: interrupted, out_of_time.
     """
     file = run.path / "out_of_fold.npz"
-    if file.is_file():
+    wanted = [file, *([run.path / "train.npz"] if config.folds.predict_train else [])]
+    if all(each.is_file() for each in wanted):
         return file, run.status
     if find_checkpoint(run.path / "checkpoints", "BEST")[0] is None:
-        return None, run.status
+        return (file if file.is_file() else None), run.status
     with ends_softly():
         outcome = launch(
             Job(PREDICT, run.path, new_request(config), None, run.path, {"held_out": True}), task, lambda: None

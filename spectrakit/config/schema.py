@@ -796,6 +796,11 @@ class FoldsConfig:
         check=_folder,
         added_later=True,
     )
+    predict_train: bool = setting(
+        False,
+        "predict what a fold trains with, too (train.npz): from it a later folds.distill learns without a leak",
+        added_later=True,
+    )
     distill_weight: float = setting(
         0.5, "the part of a target that is prediction, with folds.distill", minimum=0, maximum=1, added_later=True
     )

@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -332,8 +332,9 @@ def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, t
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #5687f1b9
 def predict_fold(task: Any, config: Config, context: RunContext, run_dir: Path, folder: Path) -> tuple[str, str]:
-    """Predict a run's validation data to `out_of_fold.npz` in `folder`, and test data, where there are any, to
-    `predictions.npz`: (status, reason). Parameters as for `predict_run`.
+    """Predict a run's validation data to `out_of_fold.npz` in `folder`, test data, where there are any, to
+    `predictions.npz`, and what it trains with to `train.npz` where that is asked for: (status, reason). Parameters as
+    for `predict_run`.
 
     RequestError where there is no checkpoint or nothing was held out.
     """
@@ -344,6 +345,9 @@ def predict_fold(task: Any, config: Config, context: RunContext, run_dir: Path, 
         if held_out is None or dataset_length(held_out, "validation") == 0:
             raise RequestError(f"{type(task).__name__} holds nothing out. Return a validation set, or set folds.fold.")
         datasets = {"out_of_fold.npz": held_out}
+        if config.folds.predict_train:
+            own = replace(config, folds=replace(config.folds, pseudo=None, distill=None))  # without samples of others
+            datasets["train.npz"] = read_datasets(task, own)[0]
         if provides(task, "test_dataset"):
             with explained(task, "test_dataset", "when it was called", always=True):
                 datasets["predictions.npz"] = test_dataset_of(task, config)

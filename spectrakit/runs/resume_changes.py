@@ -48,6 +48,10 @@ _FREE = {
     "training.gradient_checkpointing",
     "training.average",
     "folds.file",
+    "folds.parallel",
+    "folds.calibrate",
+    "folds.stacked",
+    "folds.predict_train",
 }
 _BOUND = {"distributed.mixed_precision", "distributed.sync_batchnorm", "checkpoint.monitor", "checkpoint.mode"}
 

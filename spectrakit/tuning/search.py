@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside
 from ..system.signals import ends_softly, interrupts
 from .search_loop import Search, counted, keep_facts, run_trials
-from .search_plan import first_guess, settings_of_trial, share_for_trials
+from .search_plan import first_guess, known_times, settings_of_trial, share_for_trials
 from .space import Dimension, distributions, grid_of, import_optuna, plain_words, space_of, with_values
 from spectrakit.tuning.study import (
     FACTS,
@@ -177,6 +178,7 @@ class StudyView:
         self.show, self.told = show, set[int]()
         self.handle: Any = None
         self.drawn_s = 0.0
+        self.left = ""  # how long the other trials take, as of the last that has ended
 
     def tick(self, s: Search) -> None:
         "Show what is new."
@@ -190,8 +192,9 @@ class StudyView:
             s.say(line_of(row, s.facts.get("metric", "value"), row is best))
         if fresh:
             seconds = [spent.seconds for spent in s.spent]
-            if told := time_line(s.total, counted(s.journal), seconds, s.places.count, s.left_s):
-                s.say(told)
+            self.left = time_line(s.total, counted(s.journal), seconds, s.places.count, s.left_s)
+            if self.left:
+                s.say(self.left)
         self._draw(s, bool(fresh))
 
     def _draw(self, s: Search, fresh: bool) -> None:
@@ -201,7 +204,7 @@ class StudyView:
         from IPython.display import HTML, display
 
         study = study_of(s.path, s.journal)
-        table = HTML(study._repr_html_() + curves_svg(study))
+        table = HTML(study._repr_html_() + f"<p>{escape(self.left)}</p>" * bool(self.left) + curves_svg(study))
         if self.handle is None:
             self.handle = display(table, display_id=True)
         else:
@@ -278,6 +281,11 @@ def _start(
     say(f"{path.name}: {total} trials, {found.places.reason}")
     s = Search(task, config, path, journal, distributions(space), found.places, total, ends, say, facts, found.fallback)
     s.spent += first_guess(config, found.choice)
+    if left_s is not None:
+        whole = [
+            row for row in rows_of(journal) if row.status == "completed" and row.folder.endswith(f"-{row.number:04}")
+        ]
+        s.spent += known_times(config, [(row.seconds, row.params) for row in whole if row.seconds > 0])
     return s
 
 # %% ../../nbs/71_tuning/07_search.ipynb #f89d8c6f

@@ -73,3 +73,32 @@ def test_distillation_and_other_folds(here):
         sk.cross_validate(Planted(), compose(*words), folds=4, show=False)
     with pytest.raises(RequestError, match="is no cross-validation of the kit"):
         sk.cross_validate(Planted(), compose(*FITS, "folds.pseudo=runs"), folds=3, show=False)
+
+
+class Twins(Planted):
+    "Each input is there twice, with two targets that are drawn apart: who has seen one of them answers with it."
+
+    def datasets(self, cfg):
+        g = torch.Generator().manual_seed(0)
+        inputs = torch.randn(40, 20, generator=g)
+        return TensorDataset(torch.cat([inputs, inputs]), torch.randint(0, 2, (80,), generator=g)), None
+
+
+def test_students_of_the_model_of_their_fold_know_nothing_of_what_is_held_out(here):
+    last = ("checkpoint.monitor=val_calls", "folds.kind=kfold")
+    teachers = sk.cross_validate(Twins(), compose(*FITS, *last), folds=4, show=False)
+    targets = teachers.targets.astype(int)
+
+    def students():
+        words = (*FITS, *last, f"folds.distill={teachers.path}", "folds.distill_weight=1")
+        cv = sk.cross_validate(Twins(), compose(*words), folds=4, show=False)
+        said = " ".join(event["text"] for event in cv.runs[0].events if event["type"] == "message")
+        return (cv.values.argmax(1) == targets).mean(), said
+
+    leaked, warned = students()  # a twin's new target comes from a model that has seen the one that is held out
+    assert "the score is a little too good" in warned
+    words = compose(*FITS, *last, "folds.predict_train=true")
+    again = sk.cross_validate(Twins(), words, folds=4, resume=teachers.path, show=False)
+    assert [run.path for run in again.runs] == [run.path for run in teachers.runs]  # nothing is trained again
+    clean, said = students()
+    assert "by its model of this fold" in said and leaked > 0.75 and clean < leaked - 0.2

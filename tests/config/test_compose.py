@@ -157,6 +157,7 @@ ADDED_LATER = {
     "folds.kind": "group",
     "folds.repeats": 2,
     "folds.seeds": 3,
+    "folds.predict_train": "true",
     "folds.pseudo": "cv",
     "folds.distill": "cv",
     "folds.distill_weight": 0.3,
