@@ -9,6 +9,7 @@ __all__ = ['ALIASES', 'OPEN', 'canonical_interpolations', 'resolve_aliases', 'Ov
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fcf4
 import dataclasses
 import difflib
+import importlib.util
 import re
 import typing
 from dataclasses import dataclass
@@ -133,10 +134,20 @@ def _optimizer_name(key: str, value: Any) -> Any:
     return name if name in OPTIMIZERS else value
 
 
+def _is_installed(package: str) -> bool:
+    "Whether a package is there, and not just a folder of its name, such as the one that W&B leaves behind."
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # it was imported without a spec
+        return False
+    return spec is not None and spec.origin is not None
+
+
 def _tracker_names(value: Any) -> Any:
-    "Names of trackers as a list; Lightning's classes, and `all`, `none`, true and false, are understood too."
+    "Names of trackers as a list; Lightning's classes, `all` that are installed, `none`, true and false are understood."
+    if isinstance(value, str) and value.lower() == "all":
+        return [name for name in TRACKERS if name == "csv" or _is_installed(name)]
     whole = {
-        "all": list(TRACKERS),
         "true": ["csv", "tensorboard"],
         **{word: ["csv"] for word in ("none", "null", "false", "")},
     }

@@ -148,7 +148,7 @@ def _variables(value: dict) -> None:
             raise ValueError(f"the variable {name} needs one value, such as distributed.env.{name}=1")
 
 # %% ../../nbs/10_config/01_schema.ipynb #b31bc1b5
-TRACKERS = ("csv", "tensorboard", "wandb", "mlflow")
+TRACKERS = ("csv", "tensorboard", "wandb", "mlflow", "trackio", "aim")
 OPTIMIZERS = (  # torch.optim, but for LBFGS, which calls the loss several times a step
     "adamw",
     "adam",
@@ -956,8 +956,10 @@ class RunConfig:
 class TrackingConfig:
     "Other programs' logs of the run, beside its own; they lie in the run's folder, under trackers/."
 
-    names: Any = setting(["csv"], "trackers: csv (always written), tensorboard, wandb, mlflow", check=_trackers)
-    project: str = setting("spectrakit", "W&B's project, MLflow's experiment", check=_project)
+    names: Any = setting(
+        ["csv"], "trackers: csv (always written), tensorboard, wandb, mlflow, trackio, aim", check=_trackers
+    )
+    project: str = setting("spectrakit", "W&B's and trackio's project, MLflow's and Aim's experiment", check=_project)
     mode: str = setting(
         "auto",
         "offline: files in the run's folder; online: a server; auto: online if one is set up",

@@ -13,13 +13,15 @@ from typing import Any
 from ..config.schema import Config
 from ..offline.install_cell import install_command
 from ..system.errors import RequestError
+from .aim import Aim
 from .mlflow import MLflow
 from .tensorboard import TensorBoard
 from .tracker import Tracker, TrackerContext, Trackers, attempt, hyperparameters, installed
+from .trackio import Trackio
 from .wandb import WandB
 
 # %% ../../nbs/36_trackers/20_registry.ipynb #537a2132
-TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (TensorBoard, WandB, MLflow)}
+TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (TensorBoard, WandB, MLflow, Trackio, Aim)}
 
 # %% ../../nbs/36_trackers/20_registry.ipynb #62cc04cb
 def check_trackers(config: Config) -> list[str]:
