@@ -83,7 +83,7 @@ def _answer_at_once(widget: Any) -> None:
 
 # %% ../../nbs/56_cell/03_buttons.ipynb #885c7c44
 # what stands in place of the buttons at the end, as high as they were
-_AFTERWARDS = '<div style="font:12px/36px sans-serif;height:36px">run.show() shows this again</div>'
+_AFTERWARDS = '<div style="font:12px/26px sans-serif;height:26px">run.show() shows this again</div>'
 
 
 class Buttons:

@@ -78,11 +78,11 @@ def printed_by_rank(run_dir: Path, most: int = 12) -> dict[int, tuple[str, ...]]
     return {rank: lines for rank, lines in found.items() if lines}
 
 # %% ../../nbs/56_cell/00_cards.ipynb #4dda4ef2
-def log_drawer(run_dir: Path) -> str:
-    "What the ranks have printed last, folded, as HTML; '' where they have printed nothing."
+def log_drawer(run_dir: Path, empty: str = "") -> str:
+    "What the ranks have printed last, folded, as HTML. `empty`: said where they have printed nothing (default: '')."
     printed = printed_by_rank(run_dir)
     if not printed:
-        return ""
+        return f'<div aria-label="what was printed" style="{_TEXT}">{escaped(empty)}</div>' if empty else ""
     warnings = sum(_is_warning(line) for lines in printed.values() for line in lines)
     said = f" · {warnings} warning{'s' * (warnings != 1)}" if warnings else ""
     newest = next(iter(printed.values()))[-1]

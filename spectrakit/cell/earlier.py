@@ -116,7 +116,7 @@ def comparison(s: RunState, ghost: Ghost, run_dir: Path) -> str:
     own, whole = s.best["metrics"].get(metric), _at(earlier, metric, math.inf, least)
     if not plain_number(own) or whole is None:
         return ""
-    named = f"{earlier.name}, the best run of {s.start.get('task')} before"
+    named = f"{earlier.name}, the best run of {str(s.start.get('task')).rpartition(':')[2]} before"
     if not s.status:
         there = _at(earlier, metric, s.rows[-1]["step"], least)
         now = f"{_beside(own, there, least)} than it at this step" if there is not None else "it has nothing this early"

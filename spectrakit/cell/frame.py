@@ -180,11 +180,11 @@ def _row(tag: str, words: list, best: bool = False) -> str:
 
 def decimals_form(values: Sequence[Any]) -> str:
     "The format in which all of `values` have as many decimals, and the largest four digits."
-    largest = max((abs(v) for v in values if plain_number(v)), default=0.0)
-    if largest == 0:
+    sizes = [abs(v) for v in values if plain_number(v) and v]
+    if not sizes:
         return ".4g"
-    place = math.floor(math.log10(largest))
-    return ".3e" if not -4 <= place <= 6 else f".{max(0, 3 - place)}f"
+    place = math.floor(math.log10(max(sizes)))
+    return ".3e" if not -4 <= place <= 6 or min(sizes) < max(sizes) / 2000 else f".{max(0, 3 - place)}f"
 
 # %% ../../nbs/56_cell/01_frame.ipynb #777fc217
 def table(s: RunState, most: int | None = 12) -> str:
@@ -261,8 +261,9 @@ def body(s: RunState, look: Look, log: bool | None = None, picture: bytes | None
     """
     waited_s = look.now_t if look.waited_s is None else look.waited_s
     curves = start_card(s, waited_s) if start_phases(s, waited_s) else plots(s, log, look.earlier)
-    if picture is not None:  # hidden by the style of `toggles`, which such readers take away as well
+    if picture is not None:  # the style of `toggles` shows one and hides the other; such readers take it away as well
         source = f"data:image/png;base64,{b64encode(picture).decode()}"
+        curves = f'<div class="c" style="display:none">{curves}</div>'
         curves += f'<img class="k" alt="curves" style="max-width:100%" src="{source}"/>'
     style = "font:12px/1.4 sans-serif;font-variant-numeric:tabular-nums"
     return f'<div class="{run_class(s)}" style="{style}">{curves}{below_plots(s)}</div>'
@@ -279,7 +280,7 @@ def style_of(s: RunState) -> str:
     shown = "{display:inline!important}"
     return "".join(
         (
-            f"{own} .k{{display:none}}",
+            f"{own} .k{{display:none}}{own} .c{{display:block!important}}",
             f"{own} .h rect{{fill:transparent}}{own} .h text{{display:none;text-anchor:end}}",
             f"{own} .h:hover rect{{fill:currentColor;fill-opacity:.1}}{own} .h:hover text{{display:block}}",
             f"{own} .p:has(.h:hover) .l{{visibility:hidden}}",

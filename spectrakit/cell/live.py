@@ -253,8 +253,7 @@ def _draw_plots(view: LiveView) -> None:
 def _draw_prints(view: LiveView) -> None:
     "What the ranks have printed, more rarely: a drawer that somebody has opened closes when it is drawn again."
     began = view._prints.work()
-    if drawer := log_drawer(view.run_dir):
-        view._drawer.show("", text_html=drawer)
+    view._drawer.show("", text_html=log_drawer(view.run_dir, "nothing printed yet"))
     view._prints.done(began, max(10.0, plots_every_s(view.now_t)))
 
 # %% ../../nbs/56_cell/04_live.ipynb #1e903ffb
@@ -321,7 +320,7 @@ def _close(view: LiveView) -> None:
         view._below.show("curves" if picture else "", text_html=html, image_png=picture)
     if view.state.pictures:
         view._pictures.show("", text_html=pictures_card(view.run_dir, view.state.pictures) or None)
-    if drawer := log_drawer(view.run_dir):
+    if (drawer := log_drawer(view.run_dir, "nothing was printed" * bool(view._drawer._handle))) or view._drawer._handle:
         view._drawer.show("", text_html=drawer)
 
 # %% ../../nbs/56_cell/04_live.ipynb #7894148f

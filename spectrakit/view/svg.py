@@ -138,7 +138,7 @@ def short(value: float) -> str:
             if abs(value) >= size
         )
     if value and not 1e-5 <= abs(value) < 1e15:
-        return f"{value:.2g}"
+        return f"{value:.2g}".replace("e+", "e")
     return f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -348,5 +348,5 @@ def draw_panel(p: Panel, bands: int = 0, variants: bool = False) -> str:
     nothing = f'<div style="position:absolute;top:40%;left:0;right:0;text-align:center">{escaped(p.empty_text)}</div>'
     return (
         f'<div role="img" aria-label="{escaped(said)}" class="p" style="flex:1 1 290px;min-width:0;position:relative">'
-        f'<div style="{_TITLE}">{title}</div><div style="padding:4px 10px 0 46px">{drawn}</div>{nothing * empty}</div>'
+        f'<div style="{_TITLE}">{title}</div><div style="padding:4px 8px 0 54px">{drawn}</div>{nothing * empty}</div>'
     )

@@ -235,6 +235,7 @@ def test_a_reader_without_styles_sees_the_picture(browser, states):
     opened = browser.new_page()
     opened.set_content(header(run.state, run.look) + body(run.state, run.look, picture=pixel))
     opened.evaluate("() => document.querySelectorAll('svg, style').forEach(e => e.remove())")
+    assert not opened.locator(".p").first.is_visible()  # the texts of its SVG are left, and not to be seen
     assert opened.locator("img.k").is_visible() and opened.locator("table").is_visible()
     opened.close()
 

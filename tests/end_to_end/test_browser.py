@@ -82,9 +82,8 @@ def test_frames_arrive_while_two_ranks_train_and_the_stop_button_ends_the_run(li
     assert while_it_trained.texts > 4 and while_it_trained.blank == 0 and len(while_it_trained.heights) == 1, (
         while_it_trained
     )
-    assert at_the_end.blank == 0 and len(at_the_end.heights) <= 4, (
-        at_the_end
-    )  # header, buttons and plots become something else, once
+    heights = (*while_it_trained.heights, *at_the_end.heights)
+    assert at_the_end.blank == 0 and max(heights) - min(heights) <= 8, heights  # one height from start to end
     stays(light, 1)
     light.picture("stopped", 1)
     saved = light.save("stopped.ipynb")
@@ -312,4 +311,4 @@ def stays(page, cell) -> None:
     output = page.output(cell)
     assert output.locator(TABLE).is_visible() and output.locator("button").count() == 0 and page.problems == []
     curves = output.locator(f"{CURVES} svg").first
-    assert output.locator(PNG).first.is_visible() != (curves.count() and curves.is_visible())
+    assert output.locator(PNG).first.is_visible() != (curves.count() > 0 and curves.is_visible())
