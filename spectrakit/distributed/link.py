@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HIDDEN', 'BY_HOST', 'SMALL', 'ROUNDS', 'LENGTHS', 'ENOUGH_S', 'ring_bytes', 'step_seconds', 'Estimate', 'estimate',
-           'measure_link', 'describe_link']
+           'alone_s', 'advice', 'measure_link', 'describe_link']
 
 # %% ../../nbs/21_distributed/07_link.ipynb #990f0323
 import time
@@ -77,6 +77,31 @@ def estimate(
     diloco_s = step_s + outer_s / steps
     take = "diloco" if ddp_s > (1 + SMALL) * max(step_s, diloco_s) else "ddp"
     return Estimate(step_s, exchange_s, ddp_s, diloco_s, steps, take)
+
+# %% ../../nbs/21_distributed/07_link.ipynb #7a51024a
+def alone_s(step_s: float, exchange_s: float, overlaps: bool) -> float:
+    """Seconds of a step alone, where one that ends with an exchange takes `step_s`.
+
+    `overlaps`: whether the exchange hides behind the backward pass.
+    """
+    if overlaps:
+        rest = step_s if exchange_s <= HIDDEN * step_s else (step_s - exchange_s) / (1 - HIDDEN)
+    else:
+        rest = step_s - exchange_s
+    return min(step_s, max(0.05 * step_s, rest))
+
+
+def advice(found: Estimate, strategy: str, steps: int) -> str:
+    "What to take, in a sentence; `strategy` and `steps` of a round are what was asked for."
+    if found.take == strategy:
+        text = "as asked for"
+        if strategy == "diloco" and found.steps != steps:
+            text = f"as asked for; rounds of diloco.max_steps={found.steps} keep waiting small, {steps} were asked for"
+    elif found.take == "diloco":
+        text = f"write trainer.strategy.name=diloco diloco.max_steps={found.steps}"
+    else:
+        text = "write trainer.strategy=ddp, which learns more from as many steps"
+    return f"{found} ({text})"
 
 # %% ../../nbs/21_distributed/07_link.ipynb #878af608
 ENOUGH_S = 0.05  # an exchange that takes so long is believed

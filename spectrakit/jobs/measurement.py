@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WRITE_S', 'WHOLE_S', 'TimedBatches', 'quiet', 'make_steps', 'steps_for', 'Timed', 'per_step_s', 'time_steps',
-           'time_evaluation', 'time_save', 'time_prediction', 'counted', 'try_device', 'measurement_file', 'measure',
-           'measure_run']
+           'time_evaluation', 'time_save', 'time_prediction', 'counted', 'try_device', 'exchange_advice',
+           'measurement_file', 'measure', 'measure_run']
 
 # %% ../../nbs/45_jobs/04_measurement.ipynb #c53be7f4
 import contextlib
@@ -31,6 +31,7 @@ from ..data.batch_forms import to_device
 from ..data.order import train_cuts
 from ..distributed.context import BROKEN
 from ..distributed.heartbeat import Pace
+from ..distributed.link import BY_HOST, advice, alone_s, describe_link, estimate, measure_link, ring_bytes
 from .static_memory import static_memory
 from ..runs.events import EventLog, log_file
 from ..steps.evaluation import predictions_s, run_evaluation, test_data
@@ -261,6 +262,24 @@ def try_device(device: Any, half: bool) -> tuple[float, float]:
     target = torch.empty_like(source)
     return 2e-12 * side**3 / best_s(lambda: a @ a), 8e-12 * numbers / best_s(lambda: target.copy_(source))
 
+# %% ../../nbs/45_jobs/04_measurement.ipynb #ab86ad01
+def exchange_advice(s: TrainState, step_s: float, steps: int) -> str | None:
+    """DDP or DiLoCo, with seconds, in a sentence; None where only one of them is possible. Every rank calls it.
+
+    `step_s`: seconds of a step with its exchange. `steps`: of the run.
+    """
+    context = s.context
+    if context.world_size == 1 or context.sharded:
+        return None
+    on_host = context.backend != "nccl"
+    rate = measure_link(context.group if on_host else None, context.world_size, "cpu" if on_host else context.device)
+    numbers = sum(q.numel() for q in s.learner.owned if q.requires_grad)
+    exchange_s = ring_bytes(4 * numbers, context.world_size) / max(rate, 1e-9)
+    overlaps = context.strategy == "ddp" and context.exchange == "overlap"
+    alone = alone_s(_agree(s, step_s), exchange_s, overlaps)
+    found = estimate(numbers, alone, rate, context.world_size, steps, 1.0 if on_host else BY_HOST)
+    return f"{describe_link(rate)}; {advice(found, context.strategy, s.config.diloco.max_steps)}"
+
 # %% ../../nbs/45_jobs/04_measurement.ipynb #e4352fd0
 def measurement_file(folder: Path, rank: int) -> Path:
     "Where a rank writes what it has measured."
@@ -277,6 +296,8 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
     log.write("start", workload=asdict(work), reasons=s.context.reasons, at=began, static=counted(s))
     s.context.heartbeat.begin(0)
     timed = time_steps(s, seconds)
+    if (text := exchange_advice(s, timed.steps_s / timed.steps, work.steps)) is not None:
+        log.write("message", text=text)
     sizes, device = lasting_sizes(s), s.context.device
     evaluation_s, (save_s, size) = time_evaluation(s, valid), time_save(s, config)
     size = _agree(s, size)

@@ -33,6 +33,7 @@ def test_the_forecast_counts_what_a_run_on_two_ranks_does_and_leaves_nothing_beh
     assert forecast.slowest.checkpoint_bytes == pytest.approx(size, rel=0.01)
     assert disk_bytes(forecast) >= work.kept * 0.99 * size and host_bytes(forecast) > 2 * 2**27
     assert json.loads(json.dumps(forecast.to_dict()))["workload"]["world_size"] == 2
+    assert sum("with ddp and" in note and ": take d" in note for note in forecast.notes) == 1  # what the link costs
 
 
 @pytest.mark.slow
