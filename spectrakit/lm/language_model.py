@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OPTIONS', 'BUFFER', 'token_losses', 'training_source', 'generate', 'LanguageModel']
 
-# %% ../../nbs/82_lm/06_language_model.ipynb #af9d946d
+# %% ../../nbs/82_lm/06_language_model.ipynb #008ced91
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ from spectrakit.lm.pretrained import (
     tokenize_in,
 )
 from .reading import DocumentSource, UnreadableText
-from .sequences import IGNORED, SequenceForm, TokenStream, collate_rows, count_rows, read_rows
+from .sequences import IGNORED, HeldRows, SequenceForm, TokenStream, collate_rows, count_rows, read_rows
 from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/82_lm/06_language_model.ipynb #1c1c1d0b
@@ -154,8 +154,8 @@ def training_source(option: dict[str, Any], config: Config) -> tuple[DocumentSou
     buffer = config.data.shuffle_buffer or BUFFER if config.data.shuffle else 0
     return replace(source, buffer=buffer), valid, why
 
-# %% ../../nbs/82_lm/06_language_model.ipynb #30478404
-def _prompts(option: dict[str, Any], encoder: Encoder, sources: Any) -> list[dict[str, Any]] | None:
+# %% ../../nbs/82_lm/06_language_model.ipynb #9ba25529
+def _prompts(option: dict[str, Any], encoder: Encoder, sources: Any) -> HeldRows | None:
     "Prompts as samples: {prompt, ids}; the beginnings of held-out documents where none are named."
     texts = [option["prompts"]] if isinstance(option["prompts"], str) else list(option["prompts"])
     if not texts:
@@ -163,9 +163,12 @@ def _prompts(option: dict[str, Any], encoder: Encoder, sources: Any) -> list[dic
         if held is None:
             return None
         stream = TokenStream(held, encoder, SequenceForm(option["seq_len"], "dynamic"))
-        texts = [encoder.tokenizer.decode(ids[: max(1, min(16, len(ids) // 2))]) for ids, _ in read_rows(stream, 4)]
+        texts = [
+            encoder.tokenizer.decode(ids[: max(1, min(16, len(ids) // 2))]) for ids, _ in read_rows(stream, 4).samples
+        ]
     most = max(1, option["seq_len"] - option["new_tokens"])
-    return [{"prompt": text, "ids": (encoder([text])[0][:-1] or [encoder.end])[-most:]} for text in texts] or None
+    found = [{"prompt": text, "ids": (encoder([text])[0][:-1] or [encoder.end])[-most:]} for text in texts]
+    return HeldRows(tuple(found)) if found else None
 
 
 def _prompt_batch(samples: Sequence[dict[str, Any]], pad: int) -> dict[str, Any]:
@@ -199,7 +202,7 @@ def generate(model: Any, batch: dict[str, Any], tokenizer: Any, new_tokens: int)
     end = tokenizer.eos_token_id
     return [tokenizer.decode(ids[: ids.index(end)] if end in ids else ids) for ids in new]
 
-# %% ../../nbs/82_lm/06_language_model.ipynb #6bcc2c49
+# %% ../../nbs/82_lm/06_language_model.ipynb #d313a459
 class LanguageModel(Task):
     """A causal language model that learns from texts; its options are those of `OPTIONS`.
 
@@ -237,7 +240,7 @@ class LanguageModel(Task):
             valid = None if held is None else read_rows(TokenStream(held, encoder, form), option["valid_rows"])
         except UnreadableText as error:
             raise RequestError(str(error)) from None
-        if valid is not None and not valid:
+        if valid is not None and len(valid) == 0:
             raise RequestError(
                 "No document was held out to validate on: the corpus is too small. Take task.valid_every=2, name "
                 "others by task.valid, or do without: task.valid=none."

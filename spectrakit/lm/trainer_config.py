@@ -123,7 +123,7 @@ def check_fields(fields: TrainerFields) -> None:
         near = did_you_mean(fields.inner_opt.lower(), OPTIMIZERS)
         _refuse("inner_opt", fields.inner_opt, f"a class of torch.optim: {', '.join(OPTIMIZERS)}, in any case", near)
 
-# %% ../../nbs/82_lm/08_trainer_config.ipynb #f5688213
+# %% ../../nbs/82_lm/08_trainer_config.ipynb #75c16970
 _OWN_KEYS = {"weight_decay": "optimizer.weight_decay", "eps": "optimizer.eps", "betas": "optimizer.betas"}
 
 
@@ -144,7 +144,7 @@ def _data_words(f: TrainerFields) -> list[str]:
         "task.lengths": lengths,
         "task.splits": False,  # seq_len is where a document ends
         "task.valid": "auto" if f.eval_batches else "none",
-        "task.lora_rank": f.lora_rank,
+        **({"task.lora_rank": f.lora_rank} if f.lora_rank else {}),
         "data.micro_batch_size": f.batch_size,
         "training.gradient_accumulation_steps": f.grad_accum,
         "dataloader.num_workers": f.num_workers,

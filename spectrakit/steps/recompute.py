@@ -54,7 +54,9 @@ def _switched_on(model: Any) -> list[str]:
     for name, module in model.named_modules():
         if any(not outer or name.startswith(f"{outer}.") for outer in found):
             continue  # the outer one has seen to it
-        if callable(enable := getattr(module, "gradient_checkpointing_enable", None)):
+        if callable(enable := getattr(module, "activation_checkpointing_enable", None)):
+            enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        elif callable(enable := getattr(module, "gradient_checkpointing_enable", None)):  # its name in earlier versions
             enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         elif callable(enable := getattr(module, "set_grad_checkpointing", None)):
             enable(True)
