@@ -26,7 +26,6 @@ from ..config.compose import asked_settings, override
 from ..config.schema import Config, to_dict
 from ..contract.task import check_task
 from ..contract.task_code import code_fingerprint
-from ..data.batch_forms import is_id
 from ..handover.consent import consented
 from ..handover.job import Job, check_task_name, jobs_folder, remove_abandoned_jobs, with_task
 from ..handover.job_kind import PREDICT, RESUME, TRAIN, JobKind
@@ -35,6 +34,7 @@ from ..jobs.prediction import PARTIAL, Target, submission_file
 from ..launch.launcher import Outcome, launch
 from ..predictions.ensemble import check_how
 from ..predictions.prediction_spool import load_arrays
+from ..predictions.predictions import Predicted
 from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import log_file, write_metrics_csv
 from ..runs.history import outline
@@ -199,29 +199,12 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
 
 # %% ../../nbs/60_api/02_actions.ipynb #23a2fc06
 @dataclass(frozen=True)
-class Predictions:
+class Predictions(Predicted):
     "Test predictions: arrays by name, the file they are kept in, and the table that was written."
 
-    arrays: dict[str, Any]
     path: Path
     table: Path | None = None
     submission: SubmissionState | None = None  # what the table holds, and how much of it was predicted
-
-    @property
-    def values(self) -> Any:
-        "The predictions, [samples, …]; a mapping of arrays where the model gives several."
-        outputs = {k: v for k, v in self.arrays.items() if k != "targets" and not is_id(k, v)}
-        return outputs["predictions"] if set(outputs) == {"predictions"} else outputs
-
-    @property
-    def ids(self) -> dict[str, Any]:
-        "What says which sample is which, such as the names of images: arrays [samples] by name."
-        return {k: v for k, v in self.arrays.items() if k != "targets" and is_id(k, v)}
-
-    @property
-    def targets(self) -> Any:
-        "The targets where the data have them, [samples, …], else None."
-        return self.arrays.get("targets")
 
 # %% ../../nbs/60_api/02_actions.ipynb #1605211d
 def check_prediction(config: Config, out: Path) -> None:

@@ -950,6 +950,11 @@ class RunConfig:
         "how progress shows; auto: live in a notebook, text elsewhere",
         choices=("auto", "live", "text", "tqdm", "rich", "none"),
     )
+    pictures: bool = setting(
+        True,
+        "while it trains, draw the task's own pictures of a few validation samples, in a hundredth of the time",
+        added_later=True,
+    )
 
 
 @dataclass(frozen=True)

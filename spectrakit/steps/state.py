@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['Progress', 'Learner', 'average_thawed', 'load_averages', 'Data', 'Schedule', 'never', 'Execution', 'Interval',
-           'Record', 'Requests', 'NanState', 'Memory', 'Saving', 'Timing', 'Flight', 'Workers', 'shared_state',
-           'load_shared_state', 'common_weights', 'common_model', 'TrainState', 'update_ema', 'count_overflows',
-           'ema_weights', 'save_due', 'first_saves_s', 'writer_of', 'average_plan', 'checkpoints_at_once',
-           'save_due_by_clock', 'log_once', 'gpu_generator', 'note_random_state', 'state_at', 'learns_alone',
-           'worker_state', 'load_worker_state', 'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
+           'PictureClock', 'Record', 'Requests', 'NanState', 'Memory', 'Saving', 'Timing', 'Flight', 'Workers',
+           'shared_state', 'load_shared_state', 'common_weights', 'common_model', 'TrainState', 'update_ema',
+           'count_overflows', 'ema_weights', 'save_due', 'first_saves_s', 'writer_of', 'average_plan',
+           'checkpoints_at_once', 'save_due_by_clock', 'log_once', 'gpu_generator', 'note_random_state', 'state_at',
+           'learns_alone', 'worker_state', 'load_worker_state', 'submit_snapshot', 'save', 'finish_saving',
+           'finish_mirror']
 
 # %% ../../nbs/40_steps/03_state.ipynb #23a2fcf4
 import contextlib
@@ -218,6 +219,15 @@ class Interval:
 
 
 @dataclass
+class PictureClock:
+    "When pictures of predictions were drawn last, and what that took."
+
+    last: float | None = None  # monotonic
+    cost_s: float = 0.0
+    off: bool = False  # they cannot be drawn
+
+
+@dataclass
 class Record:
     "Where the run writes what happens, and what the next log point will say."
 
@@ -229,6 +239,7 @@ class Record:
     last_message: str = ""  # the kind of the last message of `log_once`
     budget_logged_at: float = 0.0  # monotonic
     forecast_made: bool = False  # whether what the run will take has been written down
+    pictures: PictureClock = field(default_factory=PictureClock)
 
 # %% ../../nbs/40_steps/03_state.ipynb #38bc7f1f
 @dataclass

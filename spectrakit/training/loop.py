@@ -47,6 +47,7 @@ from spectrakit.distributed.heartbeat import (
 from ..runs.events import EventLog, log_file
 from ..steps.apart import ends_sooner, join_others
 from ..steps.evaluation import averages, evaluation_due, on_host, run_evaluation
+from ..steps.pictures import draw_pictures
 from spectrakit.steps.schedule import (
     advance_schedule,
     begin_epoch,
@@ -349,6 +350,7 @@ def overdue_evaluation(s: TrainState) -> tuple[str, str] | None:
 def evaluate_now(s: TrainState) -> bool:
     "Evaluate, and let a scheduler that waits for a plateau see the result; whether it is the best so far."
     improved = run_evaluation(s)
+    draw_pictures(s)
     if s.learner.interval == "plateau" and s.learner.scheduler is not None and s.progress.eval_step == s.progress.step:
         step_scheduler(s.learner, s.progress.metrics[s.monitor or "val_loss"])
     return improved

@@ -111,6 +111,7 @@ def test_a_config_is_carried_whole_and_stays_frozen(make):
 
 
 ADDED_LATER = {
+    "run.pictures": "false",
     "scheduler.warmup_ratio": 0.5,
     "scheduler.interval": "epoch",
     "optimizer.betas": "[0.8,0.9]",
