@@ -376,6 +376,7 @@ def _unwanted(terminated: list[int], pressed: list[int]) -> str:
 
 # %% ../../nbs/60_api/02_actions.ipynb #9c78da79
 _WORTH_A_START_S = 30.0
+_LEAST_START_S = 3.0  # no process has torch sooner: what would come of it would be late
 
 
 def _is_predicted(run: Run, out: str | Path, request: RunRequest, stopped: bool) -> bool:
@@ -410,7 +411,7 @@ def _predict_in_time(
     try:
         if unwanted:
             raise RuntimeError(unwanted)
-        if left is not None and left <= 0:
+        if left is not None and left <= _LEAST_START_S:
             raise RuntimeError("the time is over")
         _predict(task, run, out, request)
         if failed and best is not None:

@@ -11,6 +11,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .output import print_text
 from .parsing import Command, Parser, make_parser
@@ -178,18 +179,29 @@ def _seconds(text: str | None) -> float | None:
     except ValueError as error:
         raise RequestError(f"--timeout {text} cannot be used. {error}") from None
 
+
+def _add_rehearsal_options(parser: Parser) -> None:
+    "The options of `kaggle check --run`."
+    parser.add_argument("--run", action="store_true", help="run the kernel here, without network, twice")
+    parser.add_argument("--files", metavar="DIR", help="the competition's files; default: where its slug is found")
+    parser.add_argument("--rows", type=int, default=2000, metavar="N", help="rows to learn from; default: 2000")
+    parser.add_argument("--limit", metavar="TIME", help="of each of the two sessions; default: 10m")
+
 # %% ../../nbs/90_cli/07_kaggle.ipynb #c863a2db
 def check(arguments: Sequence[str]) -> int:
     "Look for what would fail on Kaggle; exit status 1 where something would."
     parser = make_parser(
         "kaggle check",
         "Look at the kernel in DIR without running it: offline, sources, imports, clicks, secrets, sizes, pins, clock. "
-        "Exit status 0: it can be pushed, 1: it would fail, 2: there is no kernel to look at.",
+        "Exit status 0: it can be pushed, 1: it would fail, 2: there is no kernel to look at. --run plays it as well, "
+        "with the competition's data cut small, and again with a hidden test set.",
         """
   spectrakit kaggle check kaggle/train
-  spectrakit kaggle check kaggle/train --owner ada --data wheels""",
+  spectrakit kaggle check kaggle/train --owner ada --data wheels
+  spectrakit kaggle check soil-first --run --files soil""",
     )
     _add_check_options(parser)
+    _add_rehearsal_options(parser)
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.check import check_kernel
     from spectrakit.kaggle.metadata import known_owner
@@ -198,6 +210,12 @@ def check(arguments: Sequence[str]) -> int:
     checked = check_kernel(
         options.folder, data=options.data, wheels=options.wheels, owner=owner, timeout_s=_seconds(options.timeout)
     )
+    if options.run:
+        from spectrakit.rehearsal.rehearse import Rehearsal, rehearse
+
+        limit_s = _seconds(options.limit) or Rehearsal.limit_s
+        played = rehearse(options.folder, Rehearsal(options.files, options.rows, limit_s))
+        checked = replace(checked, findings=(*checked.findings, *played.findings))
     print_text(checked)
     return 1 if checked.level == "error" else 0
 
