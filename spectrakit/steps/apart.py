@@ -136,7 +136,8 @@ class EndsWaiting(Exception):
 
 def _wait_for(s: TrainState, what: str, ready: Callable[[float], Any], limit_s: float) -> Any:
     "What `ready(seconds waited)` returns once it is not None. EndsWaiting where the run has to end, or nobody comes."
-    quorum, began, pause_s = s.outer.quorum, time.monotonic(), 0.005  # type: ignore[union-attr]
+    assert s.outer is not None, "there are workers"
+    quorum, began, pause_s = s.outer.quorum, time.monotonic(), 0.005
     while (found := ready(time.monotonic() - began)) is None:
         s.context.heartbeat.beat("exchanging")
         if s.stop_requested():
