@@ -151,7 +151,7 @@ def upload_wheels(house: Path, owner: str | None, known: str, options: "UpOption
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #b270be06
 def _wait_for_end(name: str, poll_s: float) -> str:
-    "How a kernel's run has ended; each change of its status is printed."
+    "How a kernel's run has ended; each change of its status is printed, and why it failed where Kaggle says it."
     last = ""
     while True:
         status, text = ask_client(["kernels", "status", name])
@@ -162,6 +162,8 @@ def _wait_for_end(name: str, poll_s: float) -> str:
             last = found[1].upper()
             print(one_line(f"{name}: {last}"), flush=True)
         if last == "COMPLETE" or last in FAILED:
+            if why := re.search(r'Failure message: "(.+)"', text):
+                print(one_line(f"{name}: {why[1]}"), flush=True)
             return last
         time.sleep(poll_s)
 
@@ -255,9 +257,13 @@ def read_submissions(text: str) -> list[dict[str, str]]:
     return [dict(row) for row in csv.DictReader(lines[head:])]
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #d4aba6c5
+_SHOWS_UP_S = 900.0  # after which a submission that is in no table was not taken
+_REFUSED = re.compile(r"Could not (?:find competition|submit)[^\n]*")  # printed with exit status 0
+
+
 def _wait_for_score(competition: str, ref: str, message: str, poll_s: float) -> dict[str, str]:
-    "The row of a submission, once it has a score or has failed. KaggleError where the client fails."
-    last = ""
+    "The row of a submission, once it has a score or has failed. KaggleError where the client fails, or it stays away."
+    last, end = "", time.monotonic() + _SHOWS_UP_S
     while True:
         status, text = ask_client(["competitions", "submissions", competition, "--csv"])
         if status:
@@ -271,6 +277,11 @@ def _wait_for_score(competition: str, ref: str, message: str, poll_s: float) -> 
             print(one_line(f"{competition}: {found} {row.get('publicScore') or ''}".rstrip()), flush=True)
         if found in ("complete", "error"):
             return row
+        if not row and time.monotonic() > end:
+            raise KaggleError(
+                f"{competition} shows no submission {message!r} after {_SHOWS_UP_S / 60:.0f} minutes. Look at the "
+                "competition's page, Submissions, and hand in again."
+            )
         time.sleep(poll_s)
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #b9f0464a
@@ -300,6 +311,10 @@ def submit_kernel(folder: Path | str, what: Submission) -> str:
         raise RequestError("It is not known which version to hand in. Run kaggle up first, or give --version N.")
     words = ["competitions", "submit", competition, "-k", name, "-v", str(version), "-f", what.file, "-m", what.message]
     output = call_client(words, what.dry_run)
+    if refused := _REFUSED.search(output):
+        raise KaggleError(
+            f"Kaggle did not take it: {refused[0].rstrip('. ')}. Join the competition, and check its name."
+        )
     if what.dry_run or not what.wait:
         return ""
     ref = re.search(r"Submission ref: (\d+)", output)

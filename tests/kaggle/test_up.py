@@ -104,10 +104,19 @@ def test_three_commands_from_nothing_to_a_score(tmp_path, kaggle):
 
     cell = tmp_path / "soil-first" / "soil-first.ipynb"
     cell.write_text(cell.read_text().replace("trainer.max_epochs=30", "trainer.max_epochs=60"))
-    kaggle.answers(datasets_status=["ready"], kernels_status=['ada/soil-first has status "ERROR"'])
+    kaggle.answers(
+        datasets_status=["ready"],
+        kernels_status=['ada/soil-first has status "ERROR"\nFailure message: "out of memory"'],
+    )
     failed = run_cli(tmp_path, "kaggle", "up", "soil-first")
+    assert "ada/soil-first: out of memory" in failed.stdout
     assert failed.returncode == 1 and "ended as ERROR" in failed.stderr and "kernels push" in kaggle.asked()
 
+    away = "Could not find competition - please verify that you entered the correct competition ID"
+    kaggle.answers(competitions_submit=[away])  # the client ends well with it
+    unknown = run_cli(tmp_path, "kaggle", "submit", "soil-first", "-m", "second")
+    assert unknown.returncode == 1 and "Kaggle did not take it: Could not find competition" in unknown.stderr
+    assert kaggle.asked() == ["competitions submit"]
     kaggle.answers(competitions_submit=["404 fails"])
     refused = run_cli(tmp_path, "kaggle", "submit", "soil-first", "-m", "second")
     assert refused.returncode == 1 and "Traceback" not in refused.stderr
