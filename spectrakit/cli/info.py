@@ -9,7 +9,7 @@ __all__ = ['COMMANDS', 'info', 'profiles', 'show_profile', 'list_profiles']
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .output import print_text, table_text
+from .output import print_text, table_text, terminal_width
 from .parsing import Command, make_parser
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def show_profile(name: str) -> None:
     holding = [g for g in groups if alone in groups[g] and group in ("", g)]
     if name in groups and name != "trainer":
         rows = [(f"{name}={one}", profile_intent(one, name)) for one in groups[name]]
-        print_text(table_text([("profile", "intent"), *rows]))
+        print_text(table_text([("profile", "what it is for"), *rows], terminal_width()))
     elif name == "trainer":
         list_profiles()
     elif "trainer" in holding:
@@ -134,8 +134,10 @@ def list_profiles() -> None:
     base = composed["defaults"][0] if "defaults" in composed else Config()
     rows = [_profile_row(name, config, base, intent) for name, (config, intent) in composed.items()]
     marked = [(f"{row[0]} ←" if row[0] == fits else row[0], *row[1:]) for row in rows]
-    print_text(table_text([("profile", "devices", "batch", "precision", "time limit", "notable", "intent"), *marked]))
-    print_text(f"← fits this machine: {why}. Other groups: {', '.join(g for g in all_profiles() if g != 'trainer')}.")
+    head = ("profile", "devices", "batch", "precision", "time limit", "notable", "what it is for")
+    print_text(table_text([head, *marked], terminal_width(), spare=(5, 1, 3)), status=True)
+    print_text(f"← fits this machine: {why}.", status=True)
+    print_text(f"Other groups: {', '.join(g for g in all_profiles() if g != 'trainer')}.")
     for line in broken:
         print_text(line)
 

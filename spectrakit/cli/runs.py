@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .output import check_picture, print_text, save_picture, table_text
+from .output import check_picture, print_text, save_picture, table_text, terminal_width
 from .parsing import Command, make_parser
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def runs(arguments: Sequence[str]) -> int:
         result = f"{standing.monitor}={value:.4g} at epoch {best['epoch']:g}" if best and value is not None else "–"
         taken = format_duration(standing.seconds) if standing.seconds is not None else "–"
         rows.append((run.path.name, run.ended or standing.status, str(standing.steps), taken, result))
-    print_text(table_text(rows) if len(rows) > 1 else "There are no runs yet: spectrakit train coffee")
+    table = table_text(rows, terminal_width(), spare=(2, 3))
+    print_text(table if len(rows) > 1 else "There are no runs yet: spectrakit train coffee", status=True)
     return 0
 
 # %% ../../nbs/90_cli/04_runs.ipynb #f0aeb08e
@@ -83,14 +84,15 @@ def show(arguments: Sequence[str]) -> int:
         "show",
         "One run: how it ended, what was decided and why, evaluations, checkpoints.",
         """
-  spectrakit show runs/coffee-20261120-101500""",
+  spectrakit show runs/coffee-20261120-101500
+  spectrakit show coffee-20261120-101500""",
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("run_dir", metavar="RUN", help="a run's folder, or its name")
     options = parser.parse_args(arguments)
     from spectrakit.api.run import open_run
 
-    for line in run_lines(open_run(options.run_dir)):
-        print_text(line)
+    for number, line in enumerate(run_lines(open_run(options.run_dir))):
+        print_text(line, status=number == 0)
     return 0
 
 # %% ../../nbs/90_cli/04_runs.ipynb #bea452cb
@@ -104,11 +106,12 @@ def watch_run(arguments: Sequence[str]) -> int:
         """
   spectrakit watch runs/coffee-20261120-101500""",
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("run_dir", metavar="RUN", help="a run's folder, or its name")
     options = parser.parse_args(arguments)
     from spectrakit.cell.live import watch
+    from spectrakit.runs.run_dir import named_run
 
-    watch(options.run_dir)
+    watch(named_run(Path(options.run_dir).expanduser()))
     return 0
 
 # %% ../../nbs/90_cli/04_runs.ipynb #1ec7d407
@@ -121,7 +124,7 @@ def plot(arguments: Sequence[str]) -> int:
   spectrakit plot runs/coffee-20261120-101500
   spectrakit plot runs/coffee-20261120-101500 --out paper.pdf""",
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("run_dir", metavar="RUN", help="a run's folder, or its name")
     parser.add_argument("--out", metavar="FILE", help="default: curves.png in the run's folder")
     options = parser.parse_args(arguments)
     from spectrakit.api.run import open_run
@@ -189,7 +192,7 @@ def trust_run(arguments: Sequence[str]) -> int:
   spectrakit trust /kaggle/input/their-run/runs/spectra-20261120-101500
   spectrakit trust spectra-20261120-101500 --accept""",
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("run_dir", metavar="RUN", help="a run's folder, or its name")
     parser.add_argument(
         "--accept", action="store_true", help="allow just this from now on: these settings, these files"
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .output import interrupt_on_sigterm, print_text, report_outcome
+from .output import interrupt_on_sigterm, print_text, report_outcome, say_at_once
 from .parsing import Command, Parser, add_trust, make_parser, split_words
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def _status_for(run: "Run", status: int, requeue: bool) -> int:
 def train(arguments: Sequence[str]) -> int:
     "Train a task; the exit status says how it ended."
     options = _train_parser().parse_intermixed_args(arguments)
+    if not options.quiet:
+        say_at_once(f"{' '.join(options.words) or 'train'}: composing the settings, looking at the machine …")
     from spectrakit.api.actions import check_prediction, fit
 
     task, config = _requested(options.words, options.config, trust=options.trust)
@@ -120,6 +122,7 @@ def check(arguments: Sequence[str]) -> int:
     parser.add_argument("--config", metavar="FILE", help="start from this YAML file, such as a run's config.yaml")
     add_trust(parser)
     options = parser.parse_intermixed_args(arguments)
+    say_at_once(f"{' '.join(options.words) or 'check'}: trying each part of the task, in some seconds …")
     from spectrakit.api.check import check as check_task
 
     task, config = _requested(options.words, options.config, "check", options.trust)
@@ -141,7 +144,7 @@ def _resume_parser() -> Parser:
   spectrakit resume runs/coffee-20261120-101500 watchdog.limit=2h
   spectrakit resume runs/coffee-20261120-101500 trainer.max_epochs=40 'resume.allow=[trainer.max_epochs]'""",
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("run_dir", metavar="RUN", help="a run's folder, or its name")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that are to be others now")
     parser.add_argument("--quiet", action="store_true", help="print only how it ended")
     add_trust(parser)

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['bar', 'show_metrics', 'printable', 'evaluation_line', 'start_lines', 'event_lines', 'progress_line',
-           'times_and_figures', 'stopping_text', 'TextView', 'BarView', 'TqdmView', 'RichView', 'make_text_view']
+           'times_and_figures', 'fitting', 'stopping_text', 'TextView', 'BarView', 'TqdmView', 'RichView',
+           'make_text_view']
 
 # %% ../../nbs/55_view/06_text.ipynb #bd7be0a8
 import contextlib
@@ -107,7 +108,7 @@ def event_lines(event: dict, run_dir: Path) -> list[str]:
 
 
 def progress_line(s: RunState) -> str:
-    "Where the run stands in one line; times before figures, because a narrow terminal cuts the end."
+    "Where the run stands in one line; times before figures, because a narrow terminal drops the end."
     done = f"{bar(s.step / s.total_steps) if s.total_steps else ''} {s.step}/{s.total_steps or '?'}"
     return f"{done} · {times_and_figures(s)}"
 
@@ -115,6 +116,14 @@ def progress_line(s: RunState) -> str:
 def times_and_figures(s: RunState) -> str:
     "Elapsed, to go, left on the clock; then the numbers that a line has room for."
     return f"{times(s, s.t)} · {figures(s, line=True)}"
+
+# %% ../../nbs/55_view/06_text.ipynb #7afe045c
+def fitting(line: str, width: int) -> str:
+    "`line` with as many of its fields, which ` · ` parts, as `width` characters hold; the first is cut if it must."
+    fields = line.split(" · ")
+    while len(fields) > 1 and len(" · ".join(fields)) > width:
+        fields.pop()
+    return " · ".join(fields)[:width]
 
 # %% ../../nbs/55_view/06_text.ipynb #b21dd589
 def stopping_text(s: RunState, again: str = "") -> str:
@@ -181,7 +190,7 @@ class TextView:
     def _step(self, event: dict) -> None:
         line = progress_line(self.state)
         if self.redraw:
-            line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line cannot be drawn over
+            line = fitting(line, shutil.get_terminal_size().columns - 1)  # a wrapped line cannot be drawn over
             self.out.write("\r" + printable(line, self.out).ljust(self._line_length))
             self._line_length = len(line)
         elif self._clock() - self._printed_at >= self.every_s:

@@ -232,7 +232,7 @@ def test_the_list_of_profiles_says_auto_and_survives_a_wrong_variable(call, monk
         (("train", "EmptyTraining"), ("no samples",)),
         (("train", "NanTraining"), ("not finite",)),
         (("train", "LossIsNone"), ("(sum, weight)",)),
-        (("resume",), ("RUN_DIR", "--help")),
+        (("resume",), ("RUN,", "--help")),
         (("resume", "."), ("not a run", "spectrakit runs")),
         (("resume", "nowhere"), ("nowhere",)),
         (("resume", "a_file"), ("a_file",)),

@@ -3,7 +3,9 @@
 The real packages are tried where they are installed; elsewhere stand-ins with the same calls take their place."""
 
 import json
+import os
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -48,15 +50,11 @@ class Written:
 
 def stand_in(monkeypatch, name):
     "A package with the calls that a run makes of `name`."
-    import os
-    from pathlib import Path
-
     module, made = ModuleType(name), []
     if name == "aim":
         module.Run = lambda repo, **facts: made.append(Written(Path(repo), **facts)) or made[-1]
     else:
-        folder = lambda: Path(os.environ["TRACKIO_DIR"])  # noqa: E731
-        module.init = lambda **facts: made.append(Written(folder(), **facts)) or made[-1]
+        module.init = lambda **facts: made.append(Written(Path(os.environ["TRACKIO_DIR"]), **facts)) or made[-1]
         module.config = SimpleNamespace(update=lambda values, **_: made[-1].__setitem__("hparams", values))
     monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr("spectrakit.trackers.registry.installed", lambda package: True)

@@ -1,0 +1,148 @@
+"""The terminal: what fits into its width, colours, the tab key, and that a person is answered at once."""
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers import clean_environ
+from spectrakit.cli import completion
+from spectrakit.cli.main import COMMANDS, main
+from spectrakit.cli.output import in_colour, table_text
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def a_run(folder: Path, name: str) -> Path:
+    "A run that has not begun, in ./runs of `folder`."
+    path = folder / "runs" / name
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text("seed: 1\n", encoding="utf-8")
+    (path / "events.jsonl").touch()
+    return path
+
+
+@pytest.mark.parametrize("words", [("profiles",), ("profiles", "env"), ("runs",)])
+@pytest.mark.parametrize("columns", ["80", "60"])
+def test_a_table_fits_into_the_terminal(words, columns, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    a_run(tmp_path, "a-run-with-quite-a-name-20261120-101500")
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 2 and max(map(len, lines)) <= int(columns)
+
+
+def test_what_is_piped_has_whole_lines(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["profiles"]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and max(map(len, said.splitlines())) > 100
+
+
+def test_columns_are_left_out_in_their_order_and_the_last_goes_on_below():
+    rows = [("name", "first", "second", "what for"), ("x" * 10, "a" * 10, "b" * 10, "some words " * 6)]
+    wide = table_text(rows, 200, spare=(1, 2)).splitlines()
+    assert len(wide) == 2 and "first" in wide[0] and "second" in wide[0]
+    one = table_text(rows, 60, spare=(1, 2))
+    assert "first" not in one and "second" in one
+    none = table_text(rows, 40, spare=(1, 2))
+    assert "second" not in none and max(map(len, none.splitlines())) <= 40 and none.split().count("words") == 6
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"NO_COLOR": ""}, True)],
+)
+def test_colours_are_for_a_terminal_that_wants_them(variables, coloured, monkeypatch):
+    class Terminal:
+        def isatty(self):
+            return True
+
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert in_colour(Terminal()) is coloured
+    with open(os.devnull) as nothing:
+        assert not in_colour(nothing)
+
+
+@pytest.mark.parametrize("command", ["show", "plot", "watch", "resume", "trust", "report"])
+def test_a_run_is_named_without_its_folder(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    name = a_run(tmp_path, "coffee-20261120-101500").name
+    main([command, "coffee-20261120-1015"])
+    assert f"'{name}'" in capsys.readouterr().err  # did you mean
+    main([command, name])
+    assert "no run" not in capsys.readouterr().err.lower()
+
+
+def completed(line: str) -> list[str]:
+    "What the tab key offers in bash behind `line`."
+    script = f"""{completion.BASH}
+COMP_LINE={shell_quoted(line)} COMP_POINT=${{#COMP_LINE}}
+_spectrakit 2>/dev/null
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    folder = Path(sys.executable).parent
+    environ = {**clean_environ(), "PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environ, check=True)
+    return done.stdout.split()
+
+
+def shell_quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
+def test_the_tab_key_in_bash(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a_run(tmp_path, "coffee-20261120-101500")
+    assert completed("spectrakit sh") == ["show"]
+    assert completed("spectrakit show cof") == ["coffee-20261120-101500"]
+    assert completed("spectrakit train coffee trainer=kaggle_") == ["kaggle_2xt4", "kaggle_safe"]  # behind the =
+    assert "trainer.max_epochs=" in completed("spectrakit train coffee trainer.max")
+
+
+def test_the_tab_key_says_nothing_where_there_is_nothing_to_say(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for line in (
+        "",
+        "spectrakit",
+        "spectrakit nonsense x",
+        "spectrakit train coffee nothing.such=",
+        "spectrakit show -",
+    ):
+        assert completion.candidates(line, []) == []
+    assert set(completion.candidates("spectrakit ", list(COMMANDS))) == set(COMMANDS)
+    assert main(["completion", "zsh"]) == 0 and re.search(r"^#compdef spectrakit$", completion.ZSH, re.M)
+
+
+@pytest.mark.slow
+def test_a_person_at_a_terminal_is_answered_before_torch_is_imported(tmp_path):
+    leader, follower = pty.openpty()
+    words = [sys.executable, "-X", "importtime", "-m", "spectrakit", "train", "coffee", "trainer=no_such"]
+    process = subprocess.Popen(words, cwd=tmp_path, env=clean_environ(), stdout=follower, stderr=follower)
+    os.close(follower)
+    said, ends = b"", time.monotonic() + 60
+    while b"composing the settings" not in said and time.monotonic() < ends:
+        if select.select([leader], [], [], 1)[0]:
+            try:
+                said += os.read(leader, 65536)
+            except OSError:
+                break
+    process.kill()  # what comes after that is not read
+    process.wait(60)
+    os.close(leader)
+    before = said.partition(b"composing the settings")[0].decode(errors="replace")
+    assert b"coffee trainer=no_such: composing the settings" in said
+    assert not re.search(r"\| +(torch|hydra|matplotlib)$", before, re.M)  # nothing that takes long came first
