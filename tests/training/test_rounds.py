@@ -399,15 +399,43 @@ def test_sharded_workers_learn_what_whole_ones_do(tmp_path):
     assert furthest(weights(tmp_path / "sharded"), end) == 0.0
 
 
-def test_at_the_end_of_a_round_another_number_of_workers_goes_on(tmp_path):
+@pytest.mark.long
+def test_sharded_workers_that_stream_learn_what_whole_ones_do_and_go_on_to_the_bit(tmp_path):
+    words = (*DILOCO, *STREAM, "optimizer.lr=0.02", "trainer.max_steps=12", "checkpoint.every_n_steps=9")
+    words = (*words, "checkpoint.every_n_epochs=null", "checkpoint.keep_last=9")
+    train(tmp_path / "whole", Uneven(), *words, "data.micro_batch_size=8", "accumulate_grad_batches=1")
+    train(tmp_path / "sharded", Uneven(), *words, *FOUR)
+    assert furthest(weights(tmp_path / "whole"), weights(tmp_path / "sharded")) < 1e-6
+    end = weights(tmp_path / "sharded")
+    shutil.rmtree(next(path for path in checkpoints(tmp_path / "sharded" / "checkpoints") if path.name.endswith("12")))
+    with pytest.raises(RequestError, match="its last step: with diloco.fragments there is no other"):
+        run(
+            tmp_path / "sharded",
+            Uneven(),
+            *words,
+            "data.micro_batch_size=8",
+            "accumulate_grad_batches=1",
+            kind="resume",
+        )
+    train(tmp_path / "sharded", Uneven(), *words, *FOUR, kind="resume")
+    assert furthest(weights(tmp_path / "sharded"), end) == 0.0
+
+
+@pytest.mark.parametrize(
+    "words_now, now",
+    [
+        (("trainer.devices=1", "accumulate_grad_batches=4"), "1 worker now"),
+        pytest.param(("diloco.shards=2",), "1 worker of 2 processes now", marks=pytest.mark.long),
+    ],
+)
+def test_at_the_end_of_a_round_another_number_of_workers_goes_on(tmp_path, words_now, now):
     words = (*DILOCO, "trainer.max_steps=8", "checkpoint.every_n_steps=5", "checkpoint.every_n_epochs=null")
     train(tmp_path / "run", Curve(), *words)
     newest, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
     shutil.rmtree(newest)
-    one = ("trainer.devices=1", "accumulate_grad_batches=4")
-    events = train(tmp_path / "run", Curve(), *words, *one, kind="resume")
+    events = train(tmp_path / "run", Curve(), *words, *words_now, kind="resume")
     restart = next(e for e in events if e["type"] == "restart")
-    assert restart["step"] == 5 and any("had 2 workers, and has 1" in note for note in restart["notes"])
+    assert restart["step"] == 5 and any(f"had 2 workers, and has {now}" in note for note in restart["notes"])
     assert columns(events, "round", "step", "bytes")["bytes"][-1] == 0
 
 
