@@ -52,10 +52,11 @@ def write_notebook(path: Path, *cells: str) -> Path:
 
 
 class Server:
-    "A JupyterLab server for `folder`, with settings of its own. To be used with `with`."
+    """A server of JupyterLab, or of Notebook 7 with `app="notebook"`, for `folder`, with settings of its own. To be
+    used with `with`."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.url = folder, ""
+    def __init__(self, folder: Path, app: str = "jupyterlab"):
+        self.folder, self.url, self.app = folder, "", app
         self.own = folder.parent / f"{folder.name}-of-jupyter"
 
     def __enter__(self) -> "Server":
@@ -83,13 +84,14 @@ class Server:
             "--ServerApp.use_redirect_file=False",
             "--ServerApp.terminals_enabled=False",
             "--LabApp.expose_app_in_browser=True",
+            "--JupyterNotebookApp.expose_app_in_browser=True",
             "--LabApp.news_url=None",
             "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
             f"--ServerApp.root_dir={self.folder}",
         ]
         self._log = open(self.own / "server.log", "wb")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *words],
+            [sys.executable, "-m", self.app, *words],
             cwd=self.folder,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -107,8 +109,8 @@ class Server:
     def _address(self) -> str:
         said = (self.own / "server.log").read_text(errors="replace")
         assert self._process.poll() is None, said
-        found = re.search(r"http://(?:localhost|127\.0\.0\.1):[1-9]\d*/lab", said)
-        return found[0] if found else ""
+        found = re.search(r"(http://(?:localhost|127\.0\.0\.1):[1-9]\d*)/(?:lab|tree)", said)
+        return found[1] if found else ""
 
     def __exit__(self, *_: Any) -> None:
         self._process.send_signal(signal.SIGTERM)  # it shuts its kernels down
@@ -154,7 +156,8 @@ class Page:
 
     def open(self, name: str) -> None:
         "Open a notebook of the server's folder in a fresh page, and wait for its kernel."
-        self.page.goto(f"{self.server.url}/tree/{name}?reset")
+        place = "lab/tree" if self.server.app == "jupyterlab" else "notebooks"
+        self.page.goto(f"{self.server.url}/{place}/{name}?reset")
         self._ready()
 
     def reload(self) -> None:
@@ -169,10 +172,14 @@ class Page:
             timeout=90_000,
         )
         self.page.evaluate(f"() => {NOTEBOOK}.context.ready")
-        theme = f"JupyterLab {'Dark' if self.dark else 'Light'}"  # the server keeps the last page's
-        self.page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
+        self.dress(self.dark)  # the server keeps the last page's theme
         if self.page.locator("#jp-left-stack").is_visible():
             self.command("application:toggle-left-area")
+
+    def dress(self, dark: bool) -> None:
+        "Change the theme."
+        self.dark, theme = dark, f"JupyterLab {'Dark' if dark else 'Light'}"
+        self.page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
 
     def command(self, name: str, wait: bool = True) -> None:
         "One of JupyterLab's commands; `wait` for it to be done."
@@ -291,4 +298,80 @@ SAMPLER = """cell => {
     requestAnimationFrame(look)
   }
   requestAnimationFrame(look)
+}"""
+
+
+# Everything that can be seen of an element: its texts with place, size and contrast, what is clipped, where panels are.
+LOOK = """(root) => {
+  const canvas = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true})
+  const painted = colors => {
+    canvas.clearRect(0, 0, 1, 1)
+    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1) }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3)
+  }
+  const light = rgb => rgb.map(c => c / 255).map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0)
+  const paper = e => !e ? 'white' : /^rgba\\(.*, 0\\)$|^transparent$/.test(getComputedStyle(e).backgroundColor)
+    ? paper(e.parentElement) : getComputedStyle(e).backgroundColor
+  const page = paper(root)
+  const contrast = (color, under) => {
+    const [a, b] = [light(painted([page, ...under, color])), light(painted([page, ...under]))]
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)
+  }
+  const hatched = element => {  // the darkest that lies under it: a stripe of a tile
+    const tile = element.closest('.t')
+    const color = tile && getComputedStyle(tile).backgroundImage.match(/rgba?\\([^)]*\\)/)
+    return color ? [color[0]] : []
+  }
+  const scrolled = element => element.closest('[style*="overflow:auto"], [style*="overflow: auto"]')
+  const known = new Map([[document.body, true]])
+  const seen = e => {  // checkVisibility takes what lies in a hidden group of SVG for visible
+    if (!known.has(e)) {
+      const style = getComputedStyle(e)
+      known.set(e, style.display !== 'none' && style.visibility !== 'hidden' && seen(e.parentElement))
+    }
+    return known.get(e)
+  }
+  const texts = [], walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT)
+  while (walker.nextNode()) {
+    const node = walker.currentNode, parent = node.parentElement
+    if (!node.textContent.trim() || ['STYLE', 'TITLE', 'SCRIPT', 'title'].includes(parent.tagName)) continue
+    if (!seen(parent)) continue
+    const range = document.createRange()
+    range.selectNodeContents(node)
+    const style = getComputedStyle(parent), svg = parent.namespaceURI.endsWith('svg')
+    const scroll = scrolled(parent), port = scroll && scroll.getBoundingClientRect()
+    for (const box of range.getClientRects()) {
+      if (port && (box.bottom > port.bottom || box.top < port.top || box.right > port.right)) continue
+      const cutAt = parent.closest('[style*="ellipsis"]')?.getBoundingClientRect().right ?? Infinity
+      texts.push({text: node.textContent.trim().slice(0, 40), left: box.left, right: Math.min(box.right, cutAt),
+        top: box.top, bottom: box.bottom, size: parseFloat(style.fontSize), owner: node,
+        contrast: contrast(svg ? style.fill : style.color, hatched(parent))})
+    }
+  }
+  const overlaps = []
+  texts.sort((a, b) => a.top - b.top)
+  for (let i = 0; i < texts.length; i++) for (let j = i + 1; j < texts.length; j++) {
+    const [a, b] = [texts[i], texts[j]]
+    if (b.top > a.bottom) break
+    if (a.owner === b.owner) continue
+    if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
+        Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3) overlaps.push([a.text, b.text])
+  }
+  const cut = e => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 2
+  const clipped = [...root.querySelectorAll('div, span, b')]
+    .filter(e => seen(e) && !e.title && getComputedStyle(e).overflowX === 'hidden' && cut(e))
+    .map(e => e.textContent.slice(0, 60))
+  const whole = root.getBoundingClientRect()
+  const drawn = [...root.querySelectorAll('g[stroke], g[fill]')].filter(e => seen(e) && e.children.length)
+    .map(e => { const s = getComputedStyle(e); return s.stroke !== 'none' && e.getAttribute('stroke-opacity') !== '.15'
+      ? contrast(s.stroke, []) : e.hasAttribute('fill') ? contrast(s.fill, []) : 99 })
+  const panels = [...root.querySelectorAll('.p')].map(e => e.getBoundingClientRect())
+  return {height: whole.height, left: whole.left, right: whole.right, overlaps, clipped,
+    wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
+    small: texts.filter(t => t.size < 11).map(t => t.text), drawn: Math.min(99, ...drawn),
+    faint: texts.filter(t => t.contrast < 4.5).map(t => [t.text, t.contrast]),
+    out: texts.filter(t => t.right > whole.right + 1 || t.left < whole.left - 1).map(t => t.text),
+    columns: panels.filter(p => Math.abs(p.top - panels[0].top) < 4).length,
+    reach: Math.max(0, ...panels.map(p => p.right)), texts: texts.length}
 }"""

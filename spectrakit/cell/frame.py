@@ -244,7 +244,7 @@ def start_card(s: RunState, waited_s: float) -> str:
     reasons = s.start.get("reasons")
     why = [str(text) for text in reasons.values()][:6] if isinstance(reasons, dict) else []
     decided = "".join(f"<div>{escaped(text, 300)}</div>" for text in why)
-    empty = in_a_grid(['<div style="flex:1 1 290px;min-width:0;height:166px"></div>'] * 4)
+    empty = in_a_grid(['<div style="flex:1 1 280px;min-width:0;height:166px"></div>'] * 4)
     shown = (
         f'<div style="flex:1 1 250px">{_phases(s, waited_s)}</div>'
         f'<div style="flex:2 1 250px;min-width:0;overflow-wrap:anywhere">{decided}</div>'

@@ -96,7 +96,9 @@ def _metric_panel(s: RunState, metric: str, earlier: RunState | None) -> Panel:
 def _log_panel(curve: Curve, title: str, color: str, form: str) -> Panel:
     "The learning rate, or the speed."
     value = number(curve.last, form) if curve.count else ""
-    return Panel(title, [_line(curve, color)], value, gaps=curve.gaps, from_zero=True, empty_text=_why_empty(curve))
+    return Panel(
+        title, [_line(curve, color)], value, gaps=curve.gaps, log=False, from_zero=True, empty_text=_why_empty(curve)
+    )
 
 # %% ../../nbs/55_view/05_panels.ipynb #f591699d
 def second_metric(s: RunState) -> str:
@@ -120,7 +122,7 @@ def four_panels(s: RunState, log: bool | None = None, earlier: RunState | None =
 
 def in_a_grid(cells: list[str]) -> str:
     "Four cells side by side, two by two or one below the other, by the width there is; no script looks at it."
-    pair = '<div style="flex:1 1 596px;min-width:0;display:flex;flex-wrap:wrap;gap:8px 16px">{}</div>'
+    pair = '<div style="flex:1 1 576px;min-width:0;display:flex;flex-wrap:wrap;gap:8px 16px">{}</div>'
     pairs = "".join(pair.format("".join(cells[i : i + 2])) for i in range(0, len(cells), 2))
     return f'<div style="display:flex;flex-wrap:wrap;gap:8px 16px">{pairs}</div>'
 

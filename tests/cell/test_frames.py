@@ -7,7 +7,7 @@ import sys
 import pytest
 from frames import Shown, all_states, state_of
 
-from lab import PICTURES, chromium
+from lab import LOOK, PICTURES, chromium
 from spectrakit.cell.frame import Look, page
 from spectrakit.view.run_state import RunState, apply_event
 
@@ -21,79 +21,6 @@ THEMES = {"light": ("#ffffff", "rgba(0,0,0,0.87)"), "dark": ("#111111", "rgba(25
 # the width of an output, the theme, and so many panels side by side; 310 is what a window of 420 leaves
 PAGES = ((1270, "light", 4), (900, "dark", 2), (560, "light", 1), (310, "dark", 1))
 LEAST_CONTRAST, TOLERANCE = 4.5, 8  # pixels
-
-# Everything that can be seen of an element: its texts with place, size and contrast, what is clipped, where panels are.
-LOOK = """(root) => {
-  const canvas = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true})
-  const painted = colors => {
-    canvas.clearRect(0, 0, 1, 1)
-    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1) }
-    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3)
-  }
-  const light = rgb => rgb.map(c => c / 255).map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0)
-  const page = getComputedStyle(document.body).backgroundColor
-  const contrast = (color, under) => {
-    const [a, b] = [light(painted([page, ...under, color])), light(painted([page, ...under]))]
-    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)
-  }
-  const hatched = element => {  // the darkest that lies under it: a stripe of a tile
-    const tile = element.closest('.t')
-    const color = tile && getComputedStyle(tile).backgroundImage.match(/rgba?\\([^)]*\\)/)
-    return color ? [color[0]] : []
-  }
-  const scrolled = element => element.closest('[style*="overflow:auto"], [style*="overflow: auto"]')
-  const known = new Map([[document.body, true]])
-  const seen = e => {  // checkVisibility takes what lies in a hidden group of SVG for visible
-    if (!known.has(e)) {
-      const style = getComputedStyle(e)
-      known.set(e, style.display !== 'none' && style.visibility !== 'hidden' && seen(e.parentElement))
-    }
-    return known.get(e)
-  }
-  const texts = [], walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT)
-  while (walker.nextNode()) {
-    const node = walker.currentNode, parent = node.parentElement
-    if (!node.textContent.trim() || ['STYLE', 'TITLE', 'SCRIPT', 'title'].includes(parent.tagName)) continue
-    if (!seen(parent)) continue
-    const range = document.createRange()
-    range.selectNodeContents(node)
-    const style = getComputedStyle(parent), svg = parent.namespaceURI.endsWith('svg')
-    const scroll = scrolled(parent), port = scroll && scroll.getBoundingClientRect()
-    for (const box of range.getClientRects()) {
-      if (port && (box.bottom > port.bottom || box.top < port.top || box.right > port.right)) continue
-      const cutAt = parent.closest('[style*="ellipsis"]')?.getBoundingClientRect().right ?? Infinity
-      texts.push({text: node.textContent.trim().slice(0, 40), left: box.left, right: Math.min(box.right, cutAt),
-        top: box.top, bottom: box.bottom, size: parseFloat(style.fontSize), owner: node,
-        contrast: contrast(svg ? style.fill : style.color, hatched(parent))})
-    }
-  }
-  const overlaps = []
-  texts.sort((a, b) => a.top - b.top)
-  for (let i = 0; i < texts.length; i++) for (let j = i + 1; j < texts.length; j++) {
-    const [a, b] = [texts[i], texts[j]]
-    if (b.top > a.bottom) break
-    if (a.owner === b.owner) continue
-    if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
-        Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3) overlaps.push([a.text, b.text])
-  }
-  const cut = e => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 2
-  const clipped = [...root.querySelectorAll('div, span, b')]
-    .filter(e => seen(e) && !e.title && getComputedStyle(e).overflowX === 'hidden' && cut(e))
-    .map(e => e.textContent.slice(0, 60))
-  const whole = root.getBoundingClientRect()
-  const drawn = [...root.querySelectorAll('g[stroke], g[fill]')].filter(e => seen(e) && e.children.length)
-    .map(e => { const s = getComputedStyle(e); return s.stroke !== 'none' && e.getAttribute('stroke-opacity') !== '.15'
-      ? contrast(s.stroke, []) : e.hasAttribute('fill') ? contrast(s.fill, []) : 99 })
-  const panels = [...root.querySelectorAll('.p')].map(e => e.getBoundingClientRect())
-  return {height: whole.height, left: whole.left, right: whole.right, overlaps, clipped,
-    wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
-    small: texts.filter(t => t.size < 11).map(t => t.text), drawn: Math.min(99, ...drawn),
-    faint: texts.filter(t => t.contrast < 4.5).map(t => [t.text, t.contrast]),
-    out: texts.filter(t => t.right > whole.right + 1 || t.left < whole.left - 1).map(t => t.text),
-    columns: panels.filter(p => Math.abs(p.top - panels[0].top) < 4).length,
-    reach: Math.max(0, ...panels.map(p => p.right)), texts: texts.length}
-}"""
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from helpers import wait_for
 from kernels import BEGIN
-from lab import Page, Server, chromium, write_notebook
+from lab import LOOK, Page, Server, chromium, write_notebook
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.runs.events import last_event
@@ -257,6 +257,31 @@ def test_the_quickstart_picked_by_clicking_and_run_from_top_to_bottom(light, ser
             cell["execution_count"] and not any(o["output_type"] == "error" for o in cell["outputs"])
         ), cell
     assert len(json.dumps([cell.get("outputs") for cell in saved["cells"]])) < 300_000
+
+
+@pytest.mark.parametrize(("app", "side_by_side"), [("jupyterlab", 4), ("notebook", 2)])  # Notebook 7 leaves a margin
+def test_a_run_can_be_read_in_any_window_and_theme(browser, tmp_path_factory, app, side_by_side):
+    folder = tmp_path_factory.mktemp(app) / "notebooks"
+    folder.mkdir()
+    train = "run = fit(Tiny({'slow': True}), config('read', 'trainer.devices=1', 'trainer.max_epochs=3'))"
+    write_notebook(folder / "read.ipynb", BEGIN, train)
+    with Server(folder, app) as server, Page(browser, server) as page:
+        page.page.set_viewport_size({"width": 1400, "height": 1000})
+        page.open("read.ipynb")
+        page.run_all()
+        frames(page, 1, 1)
+        page.until_idle()
+        for width, columns in ((1400, side_by_side), (420, 1)):
+            page.page.set_viewport_size({"width": width, "height": 1000})
+            for dark in (False, True):
+                page.dress(dark)
+                page.page.wait_for_timeout(500)  # the theme's style sheet arrives
+                page.picture(f"{app}-{width}", 1)
+                seen = page.page.evaluate(LOOK, page.output(1).element_handle())
+                problems = {name: seen[name] for name in ("small", "faint", "overlaps", "clipped") if seen[name]}
+                assert problems == {} and seen["drawn"] >= 4.5, (width, dark, problems, seen["drawn"])
+                assert seen["columns"] == columns, (width, seen["columns"])
+        assert app != "jupyterlab" or page.problems == []  # Notebook 7 has one of its own
 
 
 # what is looked at
