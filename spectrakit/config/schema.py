@@ -956,7 +956,7 @@ class RunConfig:
         added_later=True,
     )
 
-
+# %% ../../nbs/10_config/01_schema.ipynb #8412077c
 @dataclass(frozen=True)
 class TrackingConfig:
     "Other programs' logs of the run, beside its own; they lie in the run's folder, under trackers/."
