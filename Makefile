@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-all mutants faults hostile kaggle-sim bench notebooks readme picture lock wheel release clean
+.PHONY: help demo test test-fast test-all mutants faults hostile kaggle-sim platforms bench notebooks readme picture lock wheel release clean
 
 # Packages lying on these paths would stand in front of the locked ones.
 unexport PYTHONPATH PYTHONHOME
@@ -54,6 +54,9 @@ faults: $(VENV)/.installed  ## kill, hang, fill and break runs in every way, 200
 
 kaggle-sim: $(VENV)/.installed  ## wheels, data and kernels to submission.csv in a sealed Kaggle, fresh and chained
 	@$(RUN) tools/kaggle_sim $(or $(SIM),story)
+
+platforms: $(VENV)/.installed  ## the light tests, launch modes, kernel and simulator on Kaggle's and Colab's own Python and torch
+	@$(RUN) tools/platforms.py $(PLATFORMS)
 
 hostile: $(VENV)/.installed  ## open, resume, predict with and report what strangers may bring along: nothing of it runs
 	@FUZZ_LINES=860 $(RUN) -m pytest -q tests/hostile $(HOSTILE)

@@ -6,7 +6,7 @@
 wants its pictures and values to be the ones that today's code gives. Cells marked with a flag of `tst_flags` other than
 `slow` need what is not everywhere: without `--flags` they are not run, and keep the outputs they have.
 
-The notebooks of kaggle/ run as sessions in a temporary folder, with the table of coffee, and before the one that
+The notebooks of kaggle/ run as sessions in a temporary folder, with their data sets, and before the one that
 predicts the one that trains; a cell that begins with MACHINE keeps no output.
 """
 
@@ -43,17 +43,17 @@ def session(path: Path):
         yield path.parent, {}
         return
     import coffee_table
+    import example_sets
 
     with tempfile.TemporaryDirectory() as folder:
         inputs, working = Path(folder) / "input", Path(folder) / "working"
         coffee_table.write(inputs / "datasets" / "ada" / "coffee-table")
+        example_sets.write("images", inputs / "datasets" / "ada" / "digit-images")
+        example_sets.write("cells", inputs / "datasets" / "ada" / "cell-table")
         working.mkdir()
         told = {
             "SPECTRAKIT_INPUT": str(inputs),
             "SPECTRAKIT_OVERRIDES": "env=local trainer.accelerator=cpu",
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [str(root / "kaggle" / "utility"), os.environ.get("PYTHONPATH")])
-            ),
         }
         if path.parent.name == "infer":
             played(nbformat.read(root / "kaggle" / "train" / "train.ipynb", as_version=4), working, told)

@@ -73,6 +73,12 @@ def make_parser() -> argparse.ArgumentParser:
         each.add_argument(
             "--layout", choices=kernels.LAYOUTS, help="how inputs are mounted; the story takes both in turn"
         )
+    for each in (tale, pages, one, page):
+        each.add_argument(
+            "--python",
+            metavar="FILE",
+            help="a Python of the platform's version, whose torch sessions take; default: on the path, else mine",
+        )
     for each, limit_s in ((tale, 600), (pages, 600), (one, 120), (page, 120)):
         each.add_argument(
             "--limit", type=float, default=limit_s, help="seconds that a session lasts; default: %(default)s"
@@ -112,10 +118,14 @@ def main() -> int:
             raise sealed.NotPermitted(reason)
         if options.what == "story":
             story.tell(
-                options.out.resolve(), options.limit, (options.layout,) * 2 if options.layout else kernels.LAYOUTS
+                options.out.resolve(),
+                options.limit,
+                (options.layout,) * 2 if options.layout else kernels.LAYOUTS,
+                python=environment.environment("kaggle", options.python),
             )
         elif options.what == "colab-story":
-            story.tell_colab(options.out.resolve(), options.limit)
+            python = environment.environment("colab", options.python)
+            story.tell_colab(options.out.resolve(), options.limit, python=python)
         elif options.what == "accidents":
             return play(options.names, options.wheels, options.layout or "new", options.verbose)
         elif options.what == "python":
@@ -135,9 +145,13 @@ def main() -> int:
                     gpus=options.gpu,
                     real_gpus=options.real_gpus,
                     run_type="Interactive" if options.interactive else "Batch",
+                    python=environment.environment("kaggle", options.python),
                 )
             else:
-                done = colab.run_colab(options.notebook, options.drive, options.out, limit_s=options.limit)
+                python = environment.environment("colab", options.python)
+                done = colab.run_colab(
+                    options.notebook, options.drive, options.out, limit_s=options.limit, python=python
+                )
             print(
                 f"--- {done.verdict} after {done.seconds:.0f} s, exit status {done.status}; "
                 f"{len(done.files())} files in {done.out}"

@@ -20,14 +20,13 @@ from kaggle_sim.kernels import MOST_FILES, OWNER, PLACEHOLDER, run_kernel
 from kaggle_sim.sealed import Session
 from spectrakit.offline.install_cell import list_sha256, naming
 
-KERNELS = ("utility", "train", "train-on", "infer")
+KERNELS = ("train", "train-on", "infer", "images", "folds")
 CHECKPOINT = "runs/*/checkpoints/step-*/manifest.json"
 REAL = """What you would do on the real site, with NAME your name there:
   1. spectrakit wheelhouse wheels --owner NAME            then: kaggle datasets create -p wheels
   2. python tools/coffee_table.py data --owner NAME       then: kaggle datasets create -p data
-  3. spectrakit kaggle push kaggle/utility --owner NAME   once, and so the task is there
-  4. spectrakit kaggle push kaggle/train --owner NAME     then kaggle/train-on, which goes on where time was short
-  5. spectrakit kaggle push kaggle/infer --owner NAME     and when it has ended:
+  3. spectrakit kaggle push kaggle/train --owner NAME     then kaggle/train-on, which goes on where time was short
+  4. spectrakit kaggle push kaggle/infer --owner NAME     and when it has ended:
      spectrakit kaggle output kaggle/infer out --files submission.csv"""
 
 
@@ -40,7 +39,7 @@ def say(text: str) -> None:
 
 
 def build(folder: Path, *words: str) -> Path:
-    """The data sets of the story: wheels, the table, and the utility script; the folder that holds them by their slugs.
+    """The data sets of the story: the wheels, and what the kernels learn from; returns the folder that holds them.
 
     `words`: more for `wheelhouse`.
     """
@@ -49,7 +48,8 @@ def build(folder: Path, *words: str) -> Path:
         ["-m", "spectrakit", "wheelhouse", datasets / "spectrakit-wheels", "--for", "kaggle", "--owner", OWNER, *words]
     )
     tool([root / "tools" / "coffee_table.py", datasets / "coffee-table", "--owner", OWNER])
-    shutil.copytree(staged("utility", folder), datasets / "spectrakit-table")
+    for name, slug in (("images", "digit-images"), ("cells", "cell-table")):
+        tool([root / "tools" / "example_sets.py", name, datasets / slug, "--owner", OWNER])
     return datasets
 
 
@@ -254,16 +254,22 @@ def difference(first: list[list[str]], second: list[list[str]]) -> float:
     )
 
 
-def tell(folder: Path, limit_s: float = 600, layouts: tuple[str, str] = ("new", "legacy"), quiet: bool = False) -> None:
+def tell(
+    folder: Path,
+    limit_s: float = 600,
+    layouts: tuple[str, str] = ("new", "legacy"),
+    quiet: bool = False,
+    python: Environment | None = None,
+) -> None:
     "The whole story below `folder`, which is emptied. Failed where it does not end well."
     began = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
     say("what a person makes at home")
     datasets = build(folder)
-    for name in KERNELS[1:]:
+    for name in KERNELS:
         staged(name, folder)
     say("the Python of the sealed Kaggle")
-    python = environment("kaggle")
+    python = python or environment("kaggle")
     print(*(f"  differs: {line}" for line in python.differences), sep="\n")
     fresh = chain(folder, datasets, layouts[0], limit_s, False, python, quiet)
     chained = chain(folder, datasets, layouts[1], limit_s, True, python, quiet)
