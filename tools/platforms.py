@@ -199,8 +199,9 @@ def call(words: Sequence[str | Path], python: Path, where: Path = root) -> bool:
 
 
 def pytest(python: Path, *words: str) -> bool:
-    "Tests of this tree with the pair's Python."
+    "Tests of this tree with the pair's Python. Its older packages warn of each other, which is no error there."
     plain = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    plain += ["-W", "ignore::DeprecationWarning"]
     return call([python, *plain, *words], python)
 
 

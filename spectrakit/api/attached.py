@@ -18,7 +18,7 @@ from ..system.platforms.detect import input_folders
 # %% ../../nbs/60_api/10_attached.ipynb #furthest
 def _is_of(path: Path, task: str) -> bool:
     "Whether the settings of the run in `path` name this task: 'table', or a class of that name in any file."
-    name = settings_of(path)[0].get("task", {}).get("name")
+    name = settings_of(path)[0].get("task.name")
     return isinstance(name, str) and (name == task or name.rpartition(":")[2].lower() == task.lower())
 
 

@@ -516,6 +516,8 @@ HERE, PAIR = detect(environ={}), Processes(2, 1, "as asked")
 
 def test_the_launcher_is_chosen_by_what_is_there(monkeypatch):
     gpus = replace(HERE, gpus=(Gpu("Tesla T4", 15.0, (7, 5)),) * 2)
+    versions = {"accelerate": "1.14.0", "torch": "2.11.0"}
+    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
 
     def choose(*words, platform=HERE, plan=PAIR, failed=None):
         return choose_launcher(compose(*words), platform, plan, failed or {})[0]
@@ -531,8 +533,7 @@ def test_the_launcher_is_chosen_by_what_is_there(monkeypatch):
     )  # as asked
     assert choose(plan=Processes(1, 1, "")) is None and choose("launch.mode=torchrun", plan=Processes(1, 1, "")) is None
     assert choose(plan=Processes(2, 2, "")) == "torchrun"
-    versions = {"accelerate": "1.13.0", "torch": "2.9.1+cu128"}
-    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
+    versions.update(accelerate="1.13.0", torch="2.9.1+cu128")
     assert choose(platform=gpus) == "torchrun" and "breaks forks" in choose_launcher(compose(), gpus, PAIR, {})[1]
     assert choose() == "notebook_launcher"  # on CPUs it does not matter
     for accelerate, torch in (("1.14.0", "2.9.1"), ("1.13.0", "2.8.0"), ("unknown", "2.9.1")):

@@ -81,6 +81,7 @@ COMMON = [
     "referencing==0.37.0",
     "requests==2.32.4",
     "rpds-py==2026.5.1",
+    "scipy==1.16.3",
     "shellingham==1.5.4",
     "six==1.17.0",
     "tornado==6.5.1",
