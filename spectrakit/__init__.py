@@ -21,7 +21,7 @@ _NAMES = {
     "FoundLr": "tuning.lr_finder", "find_lr": "tuning.lr_finder", "search": "tuning.search", "Study": "tuning.study", "open_study": "tuning.study", "plot_study": "tuning.study_page",
     "check_kernel": "kaggle.check", "init_kernel": "kaggle.init", "push_kernel": "kaggle.client",
     "seal_output": "runs.outputs", "secret": "system.secrets",
-    "Run": "api.run", "attached_runs": "api.attached", "check": "api.check", "fit": "api.actions", "preflight": "api.preflight", "list_runs": "api.run", "open_run": "api.run", "predict": "api.actions", "resume": "api.actions", "serve": "serving.inference_server", "trust": "handover.consent",
+    "Run": "api.run", "attached_runs": "serving.attached", "check": "api.check", "fit": "api.actions", "preflight": "api.preflight", "list_runs": "api.run", "open_run": "api.run", "predict": "api.actions", "resume": "api.actions", "serve": "serving.inference_server", "trust": "handover.consent",
     "CrossValidation": "api.cross_validation", "cross_validate": "api.cross_validation", "TrialResult": "api.trial", "run_single_trial": "api.trial", "Blend": "api.blend", "blend": "api.blend",
     "compare": "reports.comparison", "report": "reports.run_report",
     "make_wheelhouse": "offline.wheelhouse",
