@@ -1,8 +1,9 @@
-"""What all folds and seeds of a small net cost: `python bench/folds.py [--epochs 100] [--turns 3] [--json FILE]`.
+"""What all folds and seeds of a small net cost: `python bench/folds.py [--epochs 100] [--turns 3] [--cpu]`.
 
 Five folds with three seeds each of a net with 5,500 weights on 1,000 rows: trained at once (`folds.stacked=true`) and
-one by one, each whole with its start, evaluations, checkpoints, curves and out-of-fold predictions; and one fold alone.
-Turns are paired. The last column says how far the out-of-fold predictions of the two are apart. bench/README.md says
+one by one, each whole with its start, evaluations, checkpoints and out-of-fold predictions; and one fold alone. Turns
+are paired. `--cpu` counts the CPU's seconds, which a busy machine changes less, in this process alone; `--json FILE`
+keeps the numbers. The last column says how far the out-of-fold predictions of the two are apart. bench/README.md says
 how to read the table.
 """
 
@@ -11,6 +12,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +59,21 @@ def words(epochs: int, mode: str) -> list[str]:
     ]
 
 
-def one_fold(epochs: int, mode: str) -> float:
+def one_fold(epochs: int, mode: str, clock: Callable[[], float]) -> float:
     "Seconds of one fold, whole."
-    began = time.perf_counter()
+    began = clock()
     result = sk.run_single_trial(sk.compose(*words(epochs, mode)), fold=0, task=Rows())
     assert result.done
-    return time.perf_counter() - began
+    return clock() - began
 
 
-def all_folds(epochs: int, mode: str, stacked: bool) -> tuple[float, np.ndarray]:
+def all_folds(epochs: int, mode: str, stacked: bool, clock: Callable[[], float]) -> tuple[float, np.ndarray]:
     "Seconds of all of them, and what they predict of what was held out."
     asked = [*words(epochs, mode), f"folds.seeds={SEEDS}", f"folds.stacked={str(stacked).lower()}"]
-    began = time.perf_counter()
+    began = clock()
     cv = sk.cross_validate(Rows(), *asked, show=False)
     assert cv.status == "completed"
-    return time.perf_counter() - began, cv.values
+    return clock() - began, cv.values
 
 
 def main() -> None:
@@ -79,15 +81,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    clock, modes = (time.process_time, ("inline",)) if given.cpu else (time.perf_counter, ("auto", "inline"))
     rows = {}
-    print(f"{FOLDS} folds with {SEEDS} seeds, {given.epochs} epochs; seconds, medians of {given.turns} turns")
+    unit = "CPU seconds" if given.cpu else "seconds"
+    print(f"{FOLDS} folds with {SEEDS} seeds, {given.epochs} epochs; {unit}, medians of {given.turns} turns")
     print(f"{'launch.mode':<12}{'one fold':>10}{'at once':>10}{'one by one':>12}{'by one fold':>13}{'apart':>10}")
-    for mode in ("auto", "inline"):
-        all_folds(1, mode, True)  # what is imported once
+    for mode in modes:
+        all_folds(1, mode, True, clock)  # what is imported once
         turns = [
-            (one_fold(given.epochs, mode), *all_folds(given.epochs, mode, True), *all_folds(given.epochs, mode, False))
+            (
+                one_fold(given.epochs, mode, clock),
+                *all_folds(given.epochs, mode, True, clock),
+                *all_folds(given.epochs, mode, False, clock),
+            )
             for _ in range(given.turns)
         ]
         one, at_once, by_one = (statistics.median(turn[i] for turn in turns) for i in (0, 1, 3))

@@ -267,7 +267,8 @@ def folder_of(path: Path, fold: int, seed: int) -> Path:
 def _config_of(config: Config, path: Path, fold: int, seed: int, itself: bool) -> Config:
     "The settings of one run of one fold."
     run = replace(config.run, dir=str(folder_of(path, fold, seed)))
-    config = replace(config, run=run, seed=(config.seed + seed) % 2**32)
+    tracking = replace(config.tracking, group=config.tracking.group or str(path.absolute()))
+    config = replace(config, run=run, tracking=tracking, seed=(config.seed + seed) % 2**32)
     if itself:
         return replace(config, task={**config.task, "fold": fold, "folds": config.folds.count})
     return replace(config, folds=replace(config.folds, fold=fold, file=str((path / FOLDS).absolute())))

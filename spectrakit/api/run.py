@@ -288,8 +288,8 @@ def _submission_facts(path: Path) -> dict | None:
 _DRAWS = threading.Lock()  # a search has several trials at once, and Matplotlib draws in one thread at a time
 
 
-def summarize(run: Run) -> dict:
-    "Write metrics.csv, curves.png and summary.json of a run; returns the summary."
+def summarize(run: Run, draw: bool = True) -> dict:
+    "Write metrics.csv, summary.json and, unless `draw` is false, curves.png of a run; returns the summary."
     history, events = read_all_events(run.path)
     best, start, steps = _best_of(history), history.start, history.points["step"]
     folder = run.path / "checkpoints"
@@ -313,8 +313,9 @@ def summarize(run: Run) -> dict:
     }
     write_atomic(run.path / "summary.json", json.dumps(masked_value(summary), indent=1) + "\n")
     write_metrics_csv(events, run.path / "metrics.csv")
-    with _DRAWS:
-        save_figure(plot_curves(events, title_of(run, history)), run.path / "curves.png")
+    if draw:
+        with _DRAWS:
+            save_figure(plot_curves(events, title_of(run, history)), run.path / "curves.png")
     return summary
 
 # %% ../../nbs/60_api/00_run.ipynb #1e6dd53e

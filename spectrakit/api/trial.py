@@ -177,7 +177,7 @@ def train_stacked(task: Any, path: Path, configs: Sequence[Config], places: int,
         outcome = launch(Job(TRAIN_STACKED, path, first, extra=extra), task, lambda: None)
     for run in runs:
         if outline(Path(run["run_dir"])).done:
-            summarize(Run(Path(run["run_dir"])))
+            summarize(Run(Path(run["run_dir"])), draw=False)  # half of the time of such short runs; run.plot() draws
     return outcome.status, outcome.reason
 
 # %% ../../nbs/60_api/06_trial.ipynb #c1066448

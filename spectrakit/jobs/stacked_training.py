@@ -77,7 +77,7 @@ def refuse_settings(config: Config, task: Any) -> None:
         "training.nan_policy=skip leaves out updates of one model": config.training.nan_policy == "skip",
         "checkpoint.enabled=false leaves nothing to predict with": not config.checkpoint.enabled,
         "training.gradient_checkpointing computes passes twice": bool(config.training.gradient_checkpointing),
-        "wandb has one run in a process": "wandb" in config.tracking.names,
+        "wandb and mlflow have one run in a process": bool({"wandb", "mlflow"} & set(config.tracking.names)),
         "the task's on_epoch changes a model": provides(task, "on_epoch"),
         "the task's loss takes the moment": "moment" in _arguments(task.loss),
     }

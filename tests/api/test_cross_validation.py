@@ -411,3 +411,22 @@ def test_auto_finds_what_an_earlier_session_has_left_in_the_inputs(here, monkeyp
     done = sk.cross_validate(Numbered(), words, folds=3, show=False, resume="auto")
     assert done.status == "completed" and done.path.parent == Path("runs")
     assert done.runs[0].path.name == cut.runs[0].path.name and tree_hashes(here / "input") == before
+
+
+@pytest.mark.filterwarnings("ignore")  # of MLflow's own tables
+@pytest.mark.parametrize("stacked", ["true", "false"])
+def test_folds_are_children_of_one_run_in_mlflow(here, stacked):
+    from mlflow import MlflowClient
+
+    words = (*SHORT, *HERE, "tracking.names=[csv,mlflow,tensorboard]", f"folds.stacked={stacked}", "task.name=line")
+    cv = sk.cross_validate(task("Line"), compose(*words, "tracking.mode=offline"), folds=2, show=False)
+    assert cv.status == "completed"
+    client = MlflowClient(f"sqlite:///{cv.path / 'trackers' / 'mlflow' / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name = 'spectrakit'")
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    children = [run for run in runs if run is not parent]
+    assert parent.info.run_name == cv.path.name and {run.info.status for run in runs} == {"FINISHED"}
+    assert sorted(run.info.run_name for run in children) == ["fold-0", "fold-1"]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert all(list((run.path / "trackers" / "tensorboard").rglob("events.out*")) for run in cv.runs)

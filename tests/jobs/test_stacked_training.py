@@ -64,6 +64,10 @@ def test_the_same_out_of_fold_predictions_as_one_by_one(here):
         assert kinds == [event["type"] for event in alone.events if event["type"] in ("start", "step", "eval", "end")]
         rates = [[event["lr"] for event in run.events if event["type"] == "step"] for run in (alone, together)]
         assert rates[0] == rates[1]
+    assert all((run.path / "summary.json").is_file() for run in stacked.runs)
+    assert (
+        not (stacked.runs[2].path / "curves.png").exists() and stacked.runs[2].plot() is not None
+    )  # drawn when asked for
     again = sk.resume(stacked.runs[3], Waves())  # each is a run like any other
     assert again.status == "completed" and again.load_model(Waves()) is not None
 
@@ -171,3 +175,59 @@ def test_the_clock_ends_all_runs_with_checkpoints(here):
     cv = cross_validated(*words, folds=2)
     assert cv.status == "out_of_time" and {run.status for run in cv.runs} == {"out_of_time"}
     assert all(find_checkpoint(run.path / "checkpoints")[0] is not None for run in cv.runs)
+
+
+class Measured(Waves):
+    "The same with a metric, and targets that no net can learn: each fold stops early, at a step of its own."
+
+    def datasets(self, cfg):
+        drawn = torch.Generator().manual_seed(5)
+        self.fold = cfg.folds.fold
+        return TensorDataset(torch.randn(46, 3, generator=drawn), torch.randn(46, generator=drawn)), None
+
+    def metrics(self, outputs, batch):
+        return {"mae": ((outputs - batch[1]).abs().sum(), len(batch[1]))}
+
+
+def test_folds_that_stop_early_end_where_they_do_one_by_one(here):
+    words = (*INLINE, "early_stopping.enabled=true", "early_stopping.patience=2", "trainer.max_epochs=25")
+    words = (*words, "checkpoint.monitor=val_mae", "trainer.gradient_clip_val=0.05", "optimizer.lr=0.05")
+    words = (*words, "trainer.gradient_clip_algorithm=value", "optimizer.name=sgd", "optimizer.momentum=0.9")
+    one, stacked = (cross_validated(*words, how, task=Measured(), folds=3) for how in (ONE_BY_ONE, STACKED))
+    ends = [[run.events[-1]["status"] for run in cv.runs] for cv in (one, stacked)]
+    assert ends[0] == ends[1] and "early_stopped" in ends[0]
+    steps = [[max(e["step"] for e in run.events if e["type"] == "eval") for run in cv.runs] for cv in (one, stacked)]
+    assert steps[0] == steps[1] and len(set(steps[0])) > 1
+    assert np.abs(one.values - stacked.values).max() < 1e-5 and np.allclose(one.scores, stacked.scores, atol=1e-5)
+
+
+class Dropped(Waves):
+    "The same net with dropout, whose folds all train on the same samples: only the masks can tell them apart."
+
+    def model(self, cfg):
+        return nn.Sequential(nn.Linear(3, 64), nn.Dropout(0.5), nn.Tanh(), nn.Linear(64, 1), nn.Flatten(0))
+
+
+class Large(Waves):
+    def model(self, cfg):
+        return nn.Sequential(nn.Linear(3, 1001), nn.Linear(1001, 1001), nn.Linear(1001, 1), nn.Flatten(0))
+
+
+def test_each_model_of_a_stack_has_masks_of_its_own_and_a_large_net_is_left_alone(here, capsys):
+    from spectrakit.training.stack import stack_models, stacked_losses
+
+    torch.manual_seed(0)
+    net = Dropped().model(None)
+    batch = (torch.ones(8, 3), torch.zeros(8))
+    stack = stack_models([net, *(Dropped().model(None) for _ in range(2))], Dropped().loss)
+    with torch.no_grad():
+        for whole in stack.weights.values():
+            whole.copy_(whole[:1].expand_as(whole))  # three times the same net
+    stack.call.train()
+    values, _ = stacked_losses(stack, [batch] * 3)
+    assert len(set(values.tolist())) == 3
+    done = cross_validated(*SMALL, "launch.mode=inline", STACKED, "trainer.max_epochs=2", task=Dropped(), folds=3)
+    assert done.status == "completed" and "one_by_one" not in json.loads((done.path / "cv.json").read_text())
+    words = compose(*SMALL, "launch.mode=inline", STACKED, "trainer.max_epochs=1")
+    assert sk.cross_validate(Large(), words, folds=2).status == "completed"
+    assert "parameters, more than 1,000,000" in capsys.readouterr().out

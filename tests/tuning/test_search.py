@@ -381,3 +381,68 @@ def test_the_best_settings_have_the_batch_of_their_trial_on_more_gpus(here, monk
 
     monkeypatch.setattr("spectrakit.tuning.study.new_request", on_two_gpus)
     assert study.best_config.data.micro_batch_size == 5
+
+
+def test_a_second_stop_ends_trials_at_once_and_they_are_queued(here):
+    words = (*SHORT, *SCORE, "search.sampler=grid", "trainer.max_epochs=400", "checkpoint.max_share=1", "run.dir=runs")
+    held = {"TINY_HOLD": f"9:{here}"}  # a step of the first trial that does not end
+    first = start_cli(here, "search", task("Planned"), grid(1.0, 2.0), *words, env=held)
+    try:
+        wait_for(lambda: list(here.glob("runs/*/trial-0000/run-*/checkpoints/LATEST")), "a checkpoint")
+        wait_for((here / "held").exists, "a step that does not end")
+        first.send_signal(signal.SIGINT)
+        wait_for(lambda: list(here.glob("runs/*/trial-0000/run-*/STOP")), "the trial to be asked")
+        first.send_signal(signal.SIGINT)
+        out, err = first.communicate(timeout=60)
+    finally:
+        (here / "go").touch()
+        first.kill()
+    assert first.returncode == 130 and "Traceback" not in err, out + err
+    study = open_study(folder_of(here))
+    assert study.status == "interrupted" and status_line(study) == ["cut", "waiting", "waiting"]
+    assert "interrupted a second time" in last_event(events_of(study, study.trials[0]), "end")["reason"]
+    assert not any((study.path / row.folder / "lease.json").exists() for row in study.trials)
+
+
+def test_spaces_of_python_and_both_names_of_a_setting(here):
+    import numpy
+
+    space = {"optimizer.lr": numpy.array([0.1, 0.2]), "data.batch_size": range(5, 11, 5)}
+    with pytest.raises(RequestError, match="Leave one of them out"):
+        sk.search(Line(), compose(*INLINE), "data.micro_batch_size=5,10", "data.batch_size=4", show=False)
+    words = (*INLINE, "trainer.max_epochs=1", "search.sampler=grid")
+    study = sk.search(Line(), compose(*words), space=space, show=False)
+    found = sorted((row.params["optimizer.lr"], row.params["data.micro_batch_size"]) for row in study.trials)
+    assert found == [(0.1, 5), (0.1, 10), (0.2, 5), (0.2, 10)]
+    assert {run.config.data.micro_batch_size for row in study.trials for run in study.runs_of(row)} == {5, 10}
+
+
+def test_a_metric_that_is_never_a_number_and_data_without_validation_are_sentences(here):
+    class Unsure(Planned):
+        def metrics_all(self, predictions, targets):
+            return {"score": float("nan")}
+
+    class Alone(Line):
+        def datasets(self, cfg):
+            return super().datasets(cfg)[0], None
+
+    words = (*INLINE, "trainer.max_epochs=1", "search.trials=4")
+    study = sk.search(Unsure(), compose(*words, *SCORE), "optimizer.lr=0.1,0.2", show=False)
+    assert study.status == "failed" and "val_score was never a finite number" in study.trials[0].note
+    alone = sk.search(Alone(), compose(*words), "optimizer.lr=0.1,0.2", show=False)
+    assert len(alone.trials) == 1 and "search.folds=5" in alone.reason  # no other would have a value
+
+
+def test_how_long_trials_of_earlier_sessions_took_is_known(here):
+    words = (*INLINE, "trainer.max_epochs=1", "search.trials=2", "watchdog.since=run")
+    space = "optimizer.lr=interval(0.001,0.1)"
+    first = sk.search(Line(), compose(*words, "watchdog.limit=2h"), space, show=False)
+    journal = first.path / "journal.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines:
+        if "seconds" in line.get("user_attr", {}):
+            line["user_attr"]["seconds"] = 5000.0
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = compose(*words, "watchdog.limit=1h", "search.trials=3")
+    again = sk.search(Line(), words, space, resume=first.path, show=False)
+    assert again.status == "out_of_time" and "would take 83 min" in again.reason and len(again.trials) == 2
