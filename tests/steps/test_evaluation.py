@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from test_loop import Exact
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from exact_tasks import Exact
 from spectrakit.config.compose import compose
 from spectrakit.contract.loss import Loss
 from spectrakit.contract.recorder import Recorder

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_loop import CountedScaler, scaled
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import spectrakit as sk
+from exact_tasks import CountedScaler, scaled
 from helpers import TESTS
 from in_process import vector
 from spectrakit.api.run import Run
