@@ -364,7 +364,10 @@ def test_a_second_stop_ends_folds_side_by_side_at_once(here):
     words = (*SHORT, "folds.parallel=2", "folds.count=4", "trainer.max_epochs=400", "run.dir=runs")
     words = (*words, "folds.stacked=false")
     process = start_cli(here, "cross-validate", task("Line"), *words, env={"TINY_HOLD": f"9:{here}"})
-    asked = lambda: len(list(here.glob("runs/*/fold-*/*/STOP"))) == 2  # noqa: E731
+
+    def asked():
+        return len(list(here.glob("runs/*/fold-*/*/STOP"))) == 2
+
     try:
         wait_for(lambda: len(list(here.glob("runs/*/fold-*/*/checkpoints/step*"))) > 1, "a checkpoint of each")
         wait_for((here / "held").exists, "a step that does not end")
@@ -388,7 +391,10 @@ def test_predictions_that_are_cut_are_made_the_next_time(here, monkeypatch):
     from spectrakit.launch.launcher import Outcome
 
     launch = trial.launch
-    cut = lambda job, *rest: Outcome("interrupted", "interrupted") if job.kind.name == "predict" else launch(job, *rest)  # noqa: E731
+
+    def cut(job, *rest):
+        return Outcome("interrupted", "interrupted") if job.kind.name == "predict" else launch(job, *rest)
+
     monkeypatch.setattr(trial, "launch", cut)
     words = compose(*INLINE, *HERE, "folds.stacked=false")
     first = sk.cross_validate(Numbered(), words, folds=2, show=False)

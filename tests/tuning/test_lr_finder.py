@@ -388,7 +388,7 @@ if dist.get_rank() == 0: print(told[0] == told[1], told[0][0] is not None, told[
         ({"steps": 10}, ("steps=10", "from 20")),
         ({"steps": 1e3}, ("steps=1000.0", "whole number")),
         ({"steps": True}, ("steps=True", "whole number")),
-        ({"config": "trainer=smoke"}, ("find_lr", "str", "compose(")),
+        ({"config": 3}, ("int", "config", "compose(")),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
