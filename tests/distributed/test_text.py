@@ -13,7 +13,7 @@ from spectrakit.distributed.link import ring_bytes
 
 pytestmark = pytest.mark.slow
 
-STEPS, PREPARED, RATE = 150, 100, 4e-3
+STEPS, PREPARED, RATE = 250, 100, 4e-3
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def losses(bench):
     "By name of the row: (loss on held-out text, megabytes that a worker sends)."
     data = bench.Text()
     torch.manual_seed(0)
-    start = bench.train_row(bench.Row("start", 1, "ddp", RATE), data, bench.Transformer(data.size), PREPARED)
+    start = bench.train_row(bench.Row("start", 1, "ddp", RATE), data, bench.Transformer(data.size, 32, 1), PREPARED)
     rows = (
         bench.Row("mean alone", 2, "mean", RATE),
         bench.Row("diloco", 2, "diloco", RATE),
@@ -63,4 +63,4 @@ def test_few_bits_cost_nothing_that_can_be_told_and_bytes_are_as_counted(losses)
     assert abs(loss["diloco int4"] / loss["diloco"] - 1) < 0.01
     by_ddp = STEPS * ring_bytes(4 * int(loss["numbers"]), 2) / 1e6
     assert by_ddp / losses["diloco"][1] == pytest.approx(25, rel=1e-12)
-    assert 97 < by_ddp / losses["diloco int8"][1] < 99 and 190 < by_ddp / losses["diloco int4"][1] < 195
+    assert 96 < by_ddp / losses["diloco int8"][1] < 99 and 188 < by_ddp / losses["diloco int4"][1] < 195
