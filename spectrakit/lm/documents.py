@@ -362,10 +362,27 @@ def _as_corpus(dataset: Any, name: str) -> Corpus:
         raise RequestError(f"The data set {name!r} is empty: the split that was asked for has no rows.")
     return IndexedCorpus(dataset, name)
 
-# %% ../../nbs/82_lm/01_documents.ipynb #f4ca6cb8
+# %% ../../nbs/82_lm/01_documents.ipynb #b389f234
 def _is_saved(path: Path) -> bool:
     "Whether a folder was written by `Dataset.save_to_disk`."
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
+def _saved_split(place: Place, split: str) -> Path:
+    "The folder of a split that `save_to_disk` wrote, or the folder itself. RequestError where it has no row."
+    assert place.path is not None, "it is on the disk"
+    folder, splits = place.path, place.path / "dataset_dict.json"
+    if splits.is_file():
+        known = list(json.loads(splits.read_text(encoding="utf-8"))["splits"])
+        if split not in known:
+            raise RequestError(
+                f"The data set {place.name!r} has no split {split!r}; there are {', '.join(known)}."
+                f"{did_you_mean(split, known)}"
+            )
+        folder = folder / split
+    if not json.loads((folder / "state.json").read_text(encoding="utf-8")).get("_data_files"):
+        raise RequestError(f"The data set {place.name!r} is empty: the split {split!r} has no rows.")
+    return folder
 
 
 def _load_saved(place: Place, wanted: Wanted) -> Corpus:
@@ -374,20 +391,14 @@ def _load_saved(place: Place, wanted: Wanted) -> Corpus:
     import datasets
 
     try:
-        found: Any = datasets.load_from_disk(place.source)
+        found: Any = datasets.load_from_disk(str(_saved_split(place, wanted.resolved()[1])))
+    except RequestError:
+        raise
     except Exception as error:
         raise hub_error(place, "data set", error, offline=False) from None
-    if isinstance(found, datasets.DatasetDict):
-        _, split = wanted.resolved()
-        if split not in found:
-            raise RequestError(
-                f"The data set {place.name!r} has no split {split!r}; there are {', '.join(found)}."
-                f"{did_you_mean(split, list(found))}"
-            )
-        found = found[split]
     return _as_corpus(found, place.name)
 
-
+# %% ../../nbs/82_lm/01_documents.ipynb #ac5d54c6
 def open_corpus(place: Place, wanted: Wanted = Wanted(), max_files: int | None = None) -> Corpus:
     """The corpus at `place`: files, a saved data set, or a data set of the hub.
 

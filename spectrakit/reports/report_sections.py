@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MOST_LINES', 'MOST_HASHED', 'MOST_READ', 'time_text', 'tail', 'mapping', 'run_figure', 'evaluations_html',
            'result_rows', 'results_html', 'clock_rows', 'clock_html', 'timeline', 'faults_html', 'checkpoints_html',
-           'read_predictions', 'array_row', 'task_of', 'predictions_html', 'settings_html', 'environment_rows',
-           'environment_html', 'repeat_html']
+           'read_predictions', 'array_row', 'texts_html', 'task_of', 'predictions_html', 'settings_html',
+           'environment_rows', 'environment_html', 'repeat_html']
 
 # %% ../../nbs/70_reports/04_report_sections.ipynb #4b2bd550
 import contextlib
@@ -291,6 +291,13 @@ def array_row(name: str, values: np.ndarray) -> tuple:
         extremes = (float(whole.min()), float(whole.mean()), float(whole.max())) if whole.size else (None,) * 3
     return (*row, *extremes, int(numbers.size - whole.size))
 
+# %% ../../nbs/70_reports/04_report_sections.ipynb #f77bfadb
+def texts_html(arrays: dict[str, np.ndarray]) -> str:
+    "The first rows of arrays of text, side by side; empty where there is none."
+    texts = {name: values for name, values in arrays.items() if values.dtype.kind == "U" and values.ndim == 1}
+    rows = zip(*(values[:10].tolist() for values in texts.values()), strict=False)
+    return table_html([tuple(texts), *rows], caption="texts") if texts else ""
+
 # %% ../../nbs/70_reports/04_report_sections.ipynb #2c5d609f
 def task_of(run: Run, task: Any, h: History) -> Any:
     """The task that draws the predictions: the given one, the run's, or a built-in one.
@@ -328,7 +335,7 @@ def predictions_html(run: Run, h: History, task: Any) -> str:
         return f"<p>There are predictions, but {safe(error, 500)}.</p>"
     head = ("array", "shape", "type", "lowest", "mean", "highest", "not finite")
     rows = [array_row(name, values) for name, values in list(predictions.arrays.items())[:50]]
-    parts = [table_html([head, *rows], caption="predictions")]
+    parts = [table_html([head, *rows], caption="predictions"), texts_html(predictions.arrays)]
     pictures, note = _task_pictures(run, h, task, predictions)
     for number, (name, picture) in enumerate(list(pictures.items())[:20]):
         try:
