@@ -82,7 +82,7 @@ def test_an_empty_split_and_mixed_formats(here, tmp_path):
     empty = datasets.Dataset.from_dict({"text": ["one two"]})
     datasets.DatasetDict({"train": empty, "validation": empty.select([])}).save_to_disk(str(tmp_path / "saved"))
     saved = f"task.data={tmp_path / 'saved'}"
-    assert "is empty: the split 'validation' has no rows" in refused(here, saved, "task.valid_split=validation")
+    assert "is empty: the split" in refused(here, saved, "task.valid_split=validation")
     assert "no split 'tests'" in refused(here, saved, "task.split=tests")
     assert "the corpus is too small" in refused(here, saved)
     assert "a.jsonl is empty" in refused(here, lines(tmp_path / "a.jsonl"))
