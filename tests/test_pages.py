@@ -38,7 +38,7 @@ def anchor(heading: str) -> str:
 
 def commands(page: Path) -> list[list[str]]:
     "The words of each `spectrakit …` on a page, without what a comment says of it."
-    lines = [line for text in blocks(page, "bash") for line in text.splitlines()]
+    lines = [line for text in blocks(page, "bash") for line in text.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"`(spectrakit [^`]+)`", prose(page).replace("\n", " "))
     return [shlex.split(line, comments=True) for line in lines if re.match(r"(torchrun .* -m )?spectrakit ", line)]
 

@@ -19,12 +19,16 @@ CELLS = (
 DRAWN = "[role=group][aria-label^='curves']"
 
 
-def shrunk(path: Path, colors: int) -> None:
-    "Keep a PNG with so many colours: a screenshot of text and lines needs no more, and is a third of the size."
+def shrunk(path: Path, colors: int, height: int) -> None:
+    "Keep the top of a PNG, `height` pixels, with so many colours: text and lines need no more, in a third of the size."
     from PIL import Image
 
     with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(colors, dither=Image.Dither.NONE)
+        small = (
+            picture.convert("RGB")
+            .crop((0, 0, picture.width, min(height, picture.height)))
+            .quantize(colors, dither=Image.Dither.NONE)
+        )
     small.save(path, optimize=True)
 
 
@@ -40,7 +44,7 @@ def take(target: Path, step: int, width: int, dark: bool = False) -> Path:
         write_notebook(notebooks / "live.ipynb", *CELLS)
         browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
         with Server(notebooks) as server, Page(browser, server, dark) as page:
-            page.page.set_viewport_size({"width": width, "height": 1100})
+            page.page.set_viewport_size({"width": width, "height": 1800})
             page.open("live.ipynb")
             page.run_all()
             page.until(
@@ -62,9 +66,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=root / "docs" / "images" / "live.png", help="the PNG")
     parser.add_argument("--step", type=int, default=1500, help="the step from which on it is taken")
     parser.add_argument("--width", type=int, default=1180, help="the browser's width in pixels")
+    parser.add_argument("--height", type=int, default=786, help="pixels of the cell that are kept, from its top")
     parser.add_argument("--dark", action="store_true", help="JupyterLab's dark theme")
     words = parser.parse_args()
-    shrunk(take(words.out, words.step, words.width, words.dark), 128)
+    shrunk(take(words.out, words.step, words.width, words.dark), 128, words.height)
     print(f"{words.out}, {words.out.stat().st_size // 1024} KiB")
 
 

@@ -41,7 +41,7 @@ def _keys(begun: str) -> list[str]:
     plain = [f"{key}=" for key in known if "." not in key or any(begun.startswith(block) for block in blocks)]
     return [*(f"{group}=" for group in profiles()), *blocks, *plain]
 
-
+# %% ../../nbs/90_cli/21_completion.ipynb #1e456ff7
 def _values(key: str) -> list[str]:
     "`key=value` for each profile of a group, or each choice of a setting."
     from spectrakit.config.profile_files import profiles
@@ -106,7 +106,7 @@ _spectrakit() {
 compdef _spectrakit spectrakit
 """
 
-
+# %% ../../nbs/90_cli/21_completion.ipynb #36aa29ad
 def completion(arguments: Sequence[str]) -> int:
     "Print what completes commands, profiles, settings and runs in bash or zsh."
     parser = make_parser(

@@ -132,14 +132,12 @@ def list_profiles() -> None:
         except RequestError as error:
             broken.append(f"{name} cannot be used: {error}")
     base = composed["defaults"][0] if "defaults" in composed else Config()
-    rows = [_profile_row(name, config, base, intent) for name, (config, intent) in composed.items()]
-    marked = [(f"{row[0]} ←" if row[0] == fits else row[0], *row[1:]) for row in rows]
+    rows = [_profile_row(f"{name} ←" if name == fits else name, c, base, goal) for name, (c, goal) in composed.items()]
     head = ("profile", "devices", "batch", "precision", "time limit", "notable", "what it is for")
-    print_text(table_text([head, *marked], terminal_width(), spare=(5, 1, 3)), status=True)
-    print_text(f"← fits this machine: {why}.", status=True)
-    print_text(f"Other groups: {', '.join(g for g in all_profiles() if g != 'trainer')}.")
-    for line in broken:
-        print_text(line)
+    print_text(table_text([head, *rows], terminal_width(), spare=(5, 1, 3)), status=True)
+    others = ", ".join(group for group in all_profiles() if group != "trainer")
+    for line in (f"← fits this machine: {why}.", f"Other groups: {others}.", *broken):
+        print_text(line, status=line[0] == "←")
 
 
 def _profile_row(name: str, config: "Config", base: "Config", intent: str) -> tuple[str, ...]:
