@@ -271,6 +271,8 @@ def _apply_eval(s: RunState, e: dict) -> None:
         "loss": s.loss.last,
     }
     s.step = max(s.step, step)  # log points are rarer
+    if plain_number(e.get("epoch")):
+        s.epoch = max(s.epoch, e["epoch"])
     s.rows.append(row)
     if row["best"]:
         s.best = row

@@ -145,7 +145,11 @@ def ends_well(notebook, cell, name, status) -> None:
     assert len(final) == 2 and all(any(words in bundle["text/html"] for words in known) for bundle in rest), last
     head, curves = sorted(final, key=lambda bundle: "image/png" in bundle)
     assert status in head["text/html"] and "progressbar" in head["text/html"] and "image/png" not in head
-    assert "<svg" in curves["text/html"] and "<table" in curves["text/html"] and "image/png" in curves
+    assert (
+        "<svg" in curves["text/html"]
+        and ("<table" in curves["text/html"] or "no evaluation" in curves["text/html"])
+        and "image/png" in curves
+    )
     assert "widget-view" not in json.dumps(list(last.values())) and notebook.strays == []
 
 
