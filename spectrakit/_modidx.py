@@ -7348,6 +7348,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'spectrakit/tuning/search.py'),
                                           'spectrakit.tuning.search.StudyView.tick': ( '71_tuning/search.html#studyview.tick',
                                                                                        'spectrakit/tuning/search.py'),
+                                          'spectrakit.tuning.search._after_final': ( '71_tuning/search.html#_after_final',
+                                                                                     'spectrakit/tuning/search.py'),
                                           'spectrakit.tuning.search._begin': ( '71_tuning/search.html#_begin',
                                                                                'spectrakit/tuning/search.py'),
                                           'spectrakit.tuning.search._check_same': ( '71_tuning/search.html#_check_same',

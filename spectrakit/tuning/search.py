@@ -20,6 +20,7 @@ from typing import Any
 from ..api.actions import check_prediction, fit
 from ..api.actions import predict as predict_with
 from ..api.places import ManyRuns, plan_places
+from ..api.run import Run
 from ..api.trial import DONE, SETTINGS, open_folder, run_to_go_on_with
 from ..cell.live import can_display
 from ..checks.run_forecast import span
@@ -212,11 +213,11 @@ class StudyView:
         self.drawn_s = time.monotonic()
 
 # %% ../../nbs/71_tuning/07_search.ipynb #17cefafc
-def _final_run(task: Any, s: Search, ends: float | None, out: Path | None, show: bool) -> None:
-    "Train with the best settings, or go on with that run, and predict."
+def _final_run(task: Any, s: Search, ends: float | None, out: Path | None, show: bool) -> Run | None:
+    "Train with the best settings, or go on with that run, and predict; None where no trial is done."
     best = next(iter(ranked(rows_of(s.journal), s.facts["direction"])), None)
     if best is None:
-        return
+        return None
     config = with_batch_of(runs_in(s.path / best.folder), settings_of_trial(s.config, best.params, final=True))
     config = replace(config, run=replace(config.run, dir=str(s.path / "final")))
     if ends is not None:
@@ -225,14 +226,22 @@ def _final_run(task: Any, s: Search, ends: float | None, out: Path | None, show:
     run = run_to_go_on_with(s.path / "final")
     if show:
         s.say(f"training with the settings of trial {best.number}")
-    fit(task, config, resume=run, predict=out, show=show, on_error="return")
+    return fit(task, config, resume=run, predict=out, show=show, on_error="return")
+
+
+def _after_final(run: Run | None, status: str, reason: str) -> tuple[str, str]:
+    "Status and reason of the study, whose run at the end is `run`: where that is not done, the study is not either."
+    if run is None or run.status in DONE:
+        return status, reason
+    why = run.error if run.status == "failed" else "the same call goes on with resume='auto'"
+    return run.status, f"training with the best settings is {run.status}: {why}"
 
 
 def _end(s: Search) -> tuple[str, str]:
     "Status of the study and why, when no trial trains any more."
     rows = rows_of(s.journal)
     if s.ended in ("interrupted", "out_of_time"):
-        return s.ended, f"{s.stopping}; the same call goes on"
+        return s.ended, f"{s.stopping}; the same call goes on with resume='auto'"
     if not any(row.status == "completed" for row in rows):
         first = next((row.note for row in rows if row.status == "failed"), s.stopping)
         return "failed", s.stopping or f"no trial was completed: {first}"
@@ -307,7 +316,11 @@ def _search(s: Search, request: RunRequest, view: StudyView, out: Path | None) -
         run_trials(s, pressed, view.tick)
         status, reason = _end(s)
         if final and not pressed and s.error is None:
-            _final_run(s.task, s, request.ends, out, view.show)
+            try:
+                final_run = _final_run(s.task, s, request.ends, out, view.show)
+                status, reason = _after_final(final_run, status, reason)
+            except RequestError as error:
+                s.error, status, reason = error, "failed", str(error)  # kept before it is raised
     keep_facts(s, status=status, reason=reason)
     if s.error is not None:
         raise s.error

@@ -446,3 +446,23 @@ def test_how_long_trials_of_earlier_sessions_took_is_known(here):
     words = compose(*words, "watchdog.limit=1h", "search.trials=3")
     again = sk.search(Line(), words, space, resume=first.path, show=False)
     assert again.status == "out_of_time" and "would take 83 min" in again.reason and len(again.trials) == 2
+
+
+class FailsLong(Planned):
+    "Fails where it is trained for more than an epoch, as by the run at the end."
+
+    def loss(self, model, batch):
+        if model.training and self.epochs > 1 and not tasks.in_trial():
+            raise ValueError("too long for this one")
+        return super().loss(model, batch)
+
+    def model(self, cfg):
+        self.epochs = cfg.trainer.max_epochs
+        return super().model(cfg)
+
+
+def test_a_study_whose_run_at_the_end_failed_has_not_come_to_its_end(here):
+    words = (*INLINE, *SCORE, "search.sampler=grid", "search.final_share=0.5", "search.trial.trainer.max_epochs=1")
+    study = sk.search(FailsLong(), compose(*words), grid(2.0, 1.0), show=False)
+    assert status_line(study) == ["completed", "completed"] and study.best.value == 1.0
+    assert study.status == "failed" and "too long for this one" in study.reason
