@@ -442,7 +442,6 @@ LONG_CELLS = {
     ("10_config/01_schema", "DilocoConfig"): "a table of settings",
     ("10_config/01_schema", "DistributedConfig"): "a table of settings",
     ("10_config/01_schema", "FoldsConfig"): "a table of settings",
-    ("10_config/01_schema", "RunConfig"): "a table of settings",
     ("10_config/01_schema", "SearchConfig"): "a table of settings",
     (
         "39_checks/06_run_forecast",
