@@ -517,6 +517,8 @@ def _may_stack(f: Folding) -> bool:
     auto = f.config.launch.mode != "inline" and not f.known.get("one_by_one") and f.places.world_size in (None, 1)
     if asked is False or f.total < 2 or not (asked is True or auto):
         return False
+    if f.itself:  # all at once they would share the data of the first, and so what it holds out
+        return False
     known = [run_to_go_on_with(f.folder(number)) for number in range(f.total)]
     return not any(run is not None and run.status in DONE for run in known)
 

@@ -475,3 +475,15 @@ def test_colab_goes_on_with_the_copy_on_drive_when_its_disk_is_gone(tmp_path):
         shutil.rmtree(tmp_path / "content")
     assert [found.step for found in runs] == [3, 5] and runs[0].run_id == runs[1].run_id
     assert (drive / "spectrakit" / "predictions.csv").is_file()
+
+
+@pytest.mark.slow
+def test_each_fold_of_a_table_holds_out_rows_of_its_own(tmp_path, monkeypatch):
+    "The task divides its rows itself: trained at once, all folds would share those of the first."
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "soil", tables())
+    words = (f"task.data={tmp_path / 'soil'}", "trainer.accelerator=cpu", "trainer.max_epochs=1", "folds.stacked=true")
+    cv = sk.cross_validate("table", *words, "data.micro_batch_size=8", folds=3, show=False)
+    assert cv.status == "completed" and len(cv.values) == 60
+    held = {read_environment(run.path)["decided"]["data"]["valid"]["content"]["all"] for run in cv.runs}
+    assert len(held) == 3
