@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
-from ..config.batch_plan import BatchPlan, rank_share, step_window
+from ..config.batch_plan import BatchPlan, rank_share
 
 # %% ../../nbs/22_data/01_order.ipynb #23a2fc01
 def mix_seed(*numbers: int) -> int:
@@ -113,8 +113,9 @@ class Cut(NamedTuple):
 def train_cuts(plan: BatchPlan, rank: int = 0, first_step: int = 0) -> Iterator[Cut]:
     "The micro batches of `rank`, from optimizer step `first_step` of an epoch on; equally many on every rank."
     ranks, together = plan.world_size, plan.micro_batch_size * plan.world_size
-    for index in range(first_step, plan.steps_per_epoch):
-        start, end = step_window(plan, index)
+    each, used = plan.effective_batch_size, plan.samples_per_epoch  # asked for once: each is worked out anew
+    for start in range(first_step * each, used, each):
+        end = min(start + each, used)
         for cut in range(start, end, together):
             stop = min(cut + together, end)
             first, samples = (cut, stop - cut) if ranks == 1 else rank_share(cut, stop, rank, ranks)

@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -97,7 +98,7 @@ def _broadcast(value: Any, group: Any) -> Any:
 class Gathering:
     "Numbers of all ranks that are under way: a call waits for them."
 
-    rows: list[Any]  # tensors
+    rows: list[Any]  # tensors, or an array
     work: Any = None  # None: there is nobody to wait for
 
     def __call__(self, at_most_s: float | None = None) -> list[list[float]]:
@@ -112,9 +113,9 @@ def _gathering_numbers(numbers: list[float], world_size: int, group: Any) -> Gat
     import torch
     import torch.distributed as dist
 
-    mine = torch.tensor(numbers, dtype=torch.float64)
     if world_size == 1 and group is None:
-        return Gathering([mine])
+        return Gathering([array("d", numbers)])
+    mine = torch.tensor(numbers, dtype=torch.float64)
     rows = [torch.empty_like(mine) for _ in range(world_size)]
     return Gathering(rows, dist.all_gather(rows, mine, group=group, async_op=True))
 

@@ -262,6 +262,7 @@ class NanState:
     buffers: list | None = None  # names of the floating-point buffers that were finite at the start
     copies: list | None = None  # (buffer, copy from before this step), where a step may be skipped
     one: Any = None  # a tensor that is 1, on the device, where a step may be skipped
+    at_once: bool = False  # whether a bad step is known before the update: one process on a CPU, in full precision
     left_out: Any = None  # whether fp16 left the last update out; on a GPU a tensor
     overflows: Any = 0  # such updates that have not been counted; on a GPU a tensor
     unreported: int = 0  # such updates since the last log point
@@ -655,7 +656,7 @@ def note_random_state(s: TrainState, draws: Any) -> None:
     import torch
 
     s.saving.rng_state = (
-        torch.get_rng_state(),
+        torch.default_generator.get_state(),
         None if draws is None else (draws.initial_seed(), draws.get_offset()),
     )
 

@@ -86,6 +86,9 @@ def watch_buffers(s: TrainState) -> None:
     s.nan.buffers = list(found)
     if s.config.training.nan_policy == "skip":
         s.nan.copies = [(b, b.detach().clone()) for b in found.values()]
+        s.nan.one = torch.ones((), device=s.context.device)
+        alone = s.context.world_size == 1 and s.context.scaler is None and not s.context.sharded
+        s.nan.at_once = alone and s.context.device.type == "cpu"
 
 
 def _restore_buffers(copies: list, bad: Any) -> None:
@@ -135,25 +138,29 @@ def non_finite(grads: list, one: Any) -> Any:
     return found
 
 
+def _bad_on_host(s: TrainState, loss: float) -> bool:
+    "Whether the loss or a gradient of the one process on a CPU is not finite."
+    grads = [g for q in s.learner.owned if (g := q.grad) is not None]
+    return not math.isfinite(loss) or (bool(grads) and non_finite(grads, s.nan.one).item() > 0)
+
+
 def _is_bad(s: TrainState, loss: Any) -> Any:
     "Whether the loss or a gradient is not finite on any rank: a bool; on a GPU a tensor, which is not waited for."
     import torch
 
-    on_host, grads = s.context.device.type == "cpu", []
+    grads = []
     if s.context.scaler is None:  # scaled gradients overflow now and then: that is the scaler's business
         grads = [q.grad for q in s.learner.owned if q.grad is not None]
     if s.context.sharded:
         grads = [g.to_local() for g in grads]
     if s.nan.one is None:
         s.nan.one = torch.ones((), device=s.context.device)
-    if on_host and s.context.world_size == 1:
-        return not math.isfinite(loss) or (bool(grads) and non_finite(grads, s.nan.one).item() > 0)
     bad = ~torch.isfinite(torch.as_tensor(loss))
     if grads:
         bad = bad | (non_finite(grads, s.nan.one) > 0)
     if s.context.world_size > 1:
         bad = s.context.reduce_tensor(bad.float()) > 0
-    return bool(bad) if on_host else bad
+    return bool(bad) if s.context.device.type == "cpu" else bad
 
 # %% ../../nbs/41_training/02_nan_guard.ipynb #9e4b6a01
 def _step_where_good(optimizer: Any, bad: Any) -> None:
@@ -173,8 +180,11 @@ def step_unless_bad(s: TrainState, loss: Any) -> Any:
     """
     import torch
 
-    bad = _is_bad(s, loss)
+    bad: Any = _bad_on_host(s, loss) if s.nan.at_once else _is_bad(s, loss)
     s.nan.skipped = s.nan.skipped + bad
+    if s.nan.at_once and not bad and not s.nan.copies:
+        s.learner.optimizer.step()
+        return loss
     if s.nan.copies:
         with torch.no_grad():
             _restore_buffers(s.nan.copies, bad)

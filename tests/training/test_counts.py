@@ -96,3 +96,26 @@ def test_a_step_makes_few_calls_and_opens_nothing(tmp_path, monkeypatch, words, 
     long = counted(tmp_path / "long", monkeypatch, task, words, 50 + STEPS)
     assert (long.calls - short.calls) / STEPS <= most_calls
     assert long.opened == short.opened and long.written - short.written < 100  # the end says how many steps there were
+
+
+def page_faults_a_step(folder: Path, monkeypatch, deeper: int) -> float:
+    "Pages that the system had to find for a step, with so many more calls beneath the loop."
+    import resource
+
+    def beneath(calls: int, steps: int) -> int:
+        if calls:
+            return beneath(calls - 1, steps)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        counted(folder / f"{deeper}-{steps}", monkeypatch, Line(), ("trainer.log_every_n_steps=100000",), steps)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    return (beneath(deeper, 150) - beneath(deeper, 50)) / 100
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="its system counts the faults of a process")
+def test_a_step_asks_for_no_memory_whatever_called_the_loop(tmp_path, monkeypatch):
+    "Python's chunks of frames are mapped anew with each call where one is just full: up to 16 pages a step."
+    counted(tmp_path / "first", monkeypatch, Line(), (), 2)  # with the imports
+    found = {deeper: page_faults_a_step(tmp_path, monkeypatch, deeper) for deeper in range(0, 132, 6)}
+    assert max(found.values()) < 2, found
