@@ -178,12 +178,6 @@ class RunLog:
             column.extend([math.nan if (value := point.get(name)) is None else value for point in points])
         self.seconds = max(self.seconds, *(point["t"] for point in points)) if points else self.seconds
 
-    def add_points(self, columns: list[array]) -> None:
-        "Add log points, given as columns."
-        for column, more in zip(self.columns, columns, strict=True):
-            column.extend(more)
-        self.seconds = max(self.seconds, max(columns[COLUMNS.index("t")]))
-
     def _add_other(self, line: dict | bytes, points_before: int) -> None:
         if isinstance(line, bytes):
             self.unreadable_count += 1
@@ -196,6 +190,25 @@ class RunLog:
         elif kind == "start":
             self.monitor = line.get("monitor") or self.monitor
         self.events.append(_with_fewer_metrics(line, self.monitor) if kind == "eval" else line)
+
+# %% ../../nbs/35_runs/02_log_reader.ipynb #1705e978
+_BLOCK_BYTES = 2**16  # decoded at a time: as much as the fast memory next to a processor holds
+
+
+def _blocks(piece: bytes) -> Iterator[bytes]:
+    "Whole lines in parts of about `_BLOCK_BYTES`."
+    begin = 0
+    while begin < len(piece):
+        end = piece.rfind(b"\n", begin, begin + _BLOCK_BYTES) + 1 or piece.find(b"\n", begin) + 1
+        yield piece[begin:end]
+        begin = end
+
+
+def _add_points(log: RunLog, columns: list[array]) -> None:
+    "Add log points, given as columns, to what is known of a log."
+    for column, more in zip(log.columns, columns, strict=True):
+        column.extend(more)
+    log.seconds = max(log.seconds, max(columns[COLUMNS.index("t")]))
 
 # %% ../../nbs/35_runs/02_log_reader.ipynb #1705e979
 def _identity(about: os.stat_result) -> tuple:
@@ -210,18 +223,6 @@ def _continues(log: RunLog, file: BinaryIO, identity: tuple) -> bool:
     return file.read(len(log.last_bytes)) == log.last_bytes
 
 
-_BLOCK_BYTES = 2**16  # decoded at a time: as much as the fast memory next to a processor holds
-
-
-def _blocks(piece: bytes) -> Iterator[bytes]:
-    "Whole lines in parts of about `_BLOCK_BYTES`."
-    begin = 0
-    while begin < len(piece):
-        end = piece.rfind(b"\n", begin, begin + _BLOCK_BYTES) + 1 or piece.find(b"\n", begin) + 1
-        yield piece[begin:end]
-        begin = end
-
-
 def _read_on(log: RunLog, file: BinaryIO, every_event: list[dict] | None = None) -> None:
     "Add the lines that are new; `every_event`: a list that gets each event, log points as well."
     file.seek(log.position)
@@ -232,7 +233,7 @@ def _read_on(log: RunLog, file: BinaryIO, every_event: list[dict] | None = None)
             return
         for block in _blocks(piece):
             if every_event is None and (columns := point_columns(block)) is not None:
-                log.add_points(columns)
+                _add_points(log, columns)
                 continue
             lines = decode_lines(block.split(b"\n"))
             log.add(lines)
