@@ -962,7 +962,7 @@ def test_the_commands_that_people_are_told_lead_to_the_submission(call, here):
     from kaggle_sim.story import REAL
 
     page = (ROOT / "kaggle" / "README.md").read_text(encoding="utf-8").replace("$kernel", "infer")
-    for name in ("utility", "train", "train-on", "infer"):
+    for name in ("train", "train-on", "infer"):
         folder = here / "kaggle" / name
         folder.mkdir(parents=True)
         text = (ROOT / "kaggle" / name / KERNEL_FILE).read_text(encoding="utf-8")

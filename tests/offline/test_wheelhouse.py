@@ -180,7 +180,7 @@ def test_a_list_has_what_the_platform_is_known_for(file):
     needed = {normal_name(Requirement(text).name) for text in project["dependencies"]} | {
         normal_name(r.name) for r in extras
     }
-    own = {"hydra-core", "chemotools", "mlflow-skinny", "spectrakit-train"}
+    own = {"aim", "hydra-core", "trackio", "chemotools", "mlflow-skinny", "spectrakit-train"}
     assert needed - set(found.packages) == own | ({"optuna"} if file.startswith("colab") else set())
     assert {"omegaconf", "antlr4-python3-runtime", "packaging", "huggingface-hub", "scikit-learn", "scipy"} <= set(
         found.packages

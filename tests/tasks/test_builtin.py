@@ -48,7 +48,8 @@ spectra_task = pytest.mark.parametrize("name, data", [("coffee", "coffee_data"),
 
 
 def test_every_built_in_task_is_tested_here():
-    assert set(TASKS) == set(BUILT_IN)
+    elsewhere = {"table", "lm"}  # tests of their own packages
+    assert set(TASKS) | elsewhere == set(BUILT_IN) and not set(TASKS) & elsewhere
 
 
 @each_task
