@@ -403,8 +403,8 @@ def test_two_processes_learn_from_a_table(tmp_path):
     assert pd.read_csv(tmp_path / "again.csv").equals(answers)
 
 
-def play(path: Path, folder: Path, told: dict) -> nbformat.NotebookNode:
-    "Run a notebook as a session in `folder`."
+def play(path: Path, folder: Path, told: dict, more: str = "") -> nbformat.NotebookNode:
+    "Run a notebook as a session in `folder`; `more`: settings written into its line MORE, as its user would."
     folder.mkdir()
     environ = helpers.clean_environ()
     here = {
@@ -412,9 +412,11 @@ def play(path: Path, folder: Path, told: dict) -> nbformat.NotebookNode:
         "PYTHONPATH": str(root),
         **told,
     }
-    return notebooks.played(
-        nbformat.read(path, as_version=4), folder, {**dict.fromkeys(set(os.environ) - set(environ), ""), **here}
-    )
+    notebook = nbformat.read(path, as_version=4)
+    if more:
+        (cell,) = (cell for cell in notebook.cells if 'MORE = "' in cell.source)
+        cell.source = cell.source.replace('MORE = "', f'MORE = "{more} ')
+    return notebooks.played(notebook, folder, {**dict.fromkeys(set(os.environ) - set(environ), ""), **here})
 
 
 def up_to(steps: int) -> str:
@@ -437,7 +439,8 @@ def test_a_session_the_next_one_and_the_one_that_predicts(tmp_path):
         play(
             root / "kaggle" / "train" / "train.ipynb",
             tmp_path / slug,
-            {**told, "SPECTRAKIT_OVERRIDES": up_to(6 * number)},
+            told,
+            up_to(6 * number),
         )
         (path,) = find_runs(tmp_path / slug)
         reached.append(outline(path, hashes=True))
