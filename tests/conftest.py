@@ -225,3 +225,18 @@ def pytest_terminal_summary(terminalreporter):
     needs = Counter(need for cell in cells for need in marked.findall("".join(cell["source"])))
     for need, count in sorted(needs.items()):
         terminalreporter.line(f"NOT RUN [{count}] notebook cells marked {need}: `nbdev_test --flags {need}` runs them")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    "Headless Chromium for the tests of a file."
+    from playwright.sync_api import sync_playwright
+
+    from lab import chromium
+
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(
+            executable_path=chromium(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        )
+        yield opened
+        opened.close()

@@ -7,7 +7,7 @@ import sys
 import pytest
 from frames import Shown, all_states, state_of
 
-from lab import LOOK, PICTURES, chromium
+from lab import LOOK, PICTURES
 from spectrakit.cell.frame import Look, page
 from spectrakit.view.run_state import RunState, apply_event
 
@@ -21,18 +21,6 @@ THEMES = {"light": ("#ffffff", "rgba(0,0,0,0.87)"), "dark": ("#111111", "rgba(25
 # the width of an output, the theme, and so many panels side by side; 310 is what a window of 420 leaves
 PAGES = ((1270, "light", 4), (900, "dark", 2), (560, "light", 1), (310, "dark", 1))
 LEAST_CONTRAST, TOLERANCE = 4.5, 8  # pixels
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        opened = driver.chromium.launch(
-            executable_path=chromium(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        )
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

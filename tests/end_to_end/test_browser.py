@@ -12,7 +12,7 @@ import pytest
 
 from helpers import wait_for
 from kernels import BEGIN
-from lab import LOOK, Page, Server, chromium, write_notebook
+from lab import LOOK, Page, Server, write_notebook
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.runs.events import last_event
@@ -26,18 +26,6 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAIN = "run = fit(Tiny({{'slow': True}}), config('{name}', 'trainer.max_epochs=2000', 'run.console=auto'))"
 PNG, TABLE, CURVES = "img[src^='data:image/png']", "table:has-text('val_loss')", "[role=group][aria-label^='curves']"
 HEADER = "div[role=group]"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        opened = driver.chromium.launch(
-            executable_path=chromium(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        )
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
