@@ -53,6 +53,19 @@ def vector(weights) -> torch.Tensor:
     return torch.cat([weights[name].detach().flatten().double() for name in sorted(weights)])
 
 
+def weights(folder) -> dict:
+    "The weights of the newest checkpoint of the run in `folder`, which no other had to stand in for."
+    path, notes = find_checkpoint(folder / "checkpoints")
+    assert path is not None and not notes
+    return load_weights(path)
+
+
+def furthest(one: dict, other: dict) -> float:
+    "The greatest difference of two mappings of tensors."
+    assert one.keys() == other.keys()
+    return max((one[name].double() - other[name].double()).abs().max().item() for name in one)
+
+
 def trainer_in(parent: Path) -> Callable[..., Result]:
     "A function that trains a task in this process with PLAIN settings and overrides on top, in a folder of `parent`."
 

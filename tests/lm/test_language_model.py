@@ -12,8 +12,8 @@ import torch
 
 import tiny_lm
 from helpers import only_run, run_cli
-from in_process import trainer_in
-from spectrakit.checkpoint.store import find_checkpoint, load_state, load_weights
+from in_process import furthest, trainer_in, weights
+from spectrakit.checkpoint.store import find_checkpoint, load_state
 from spectrakit.config.compose import compose
 from spectrakit.handover.job import Job
 from spectrakit.handover.job_kind import kind_named
@@ -62,17 +62,6 @@ def run(folder, task, *overrides, kind="train"):
     request = new_request(compose(*overrides), replace(detect(environ={}), cores=4))
     outcome = launch(Job(kind_named(kind), folder, request), task, lambda: None)
     return outcome, read_events(folder / "events.jsonl")
-
-
-def weights(folder) -> dict:
-    path, notes = find_checkpoint(folder / "checkpoints")
-    assert path is not None and not notes
-    return load_weights(path)
-
-
-def furthest(one: dict, other: dict) -> float:
-    assert one.keys() == other.keys()
-    return max((one[name].double() - other[name].double()).abs().max().item() for name in one)
 
 
 class Cut(LanguageModel):

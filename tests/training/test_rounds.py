@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import TensorDataset
 
+from in_process import furthest, weights
 from rank_tasks import Curve, NanOnOneRank, Normed
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_state, load_weights
 from spectrakit.config.batch_plan import plan_batches
@@ -62,17 +63,6 @@ def train(folder, task, *words, kind="train"):
     outcome, events = run(folder, task, *words, kind=kind)
     assert outcome.status == "completed", outcome
     return events
-
-
-def weights(folder) -> dict:
-    path, notes = find_checkpoint(folder / "checkpoints")
-    assert path is not None and not notes
-    return load_weights(path)
-
-
-def furthest(one: dict, other: dict) -> float:
-    assert one.keys() == other.keys()
-    return max((one[name].double() - other[name].double()).abs().max().item() for name in one)
 
 
 class Short(Curve):
