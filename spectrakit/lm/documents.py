@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from .places import Place, hub_error, is_offline, need
+from .lookup import Place, hub_error, is_offline, need
 from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/82_lm/01_documents.ipynb #d1717b46

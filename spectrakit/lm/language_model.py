@@ -17,7 +17,7 @@ from ..contract.loss import Loss
 from ..contract.task import Task
 from .documents import Wanted, open_corpus
 from .fields import find_text
-from .places import locate
+from .lookup import locate
 from spectrakit.lm.pretrained import (
     Encoder,
     Lora,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .places import hub_error, is_offline, locate, need
+from .lookup import hub_error, is_offline, locate, need
 from ..system.errors import RequestError
 
 # %% ../../nbs/82_lm/05_pretrained.ipynb #38877540
