@@ -239,6 +239,7 @@ class Record:
     last_message: str = ""  # the kind of the last message of `log_once`
     budget_logged_at: float = 0.0  # monotonic
     forecast_made: bool = False  # whether what the run will take has been written down
+    host_bytes: int = 0  # the highest use of memory by then; the system's own count may fall by a few pages
     pictures: PictureClock = field(default_factory=PictureClock)
 
 # %% ../../nbs/40_steps/03_state.ipynb #38bc7f1f

@@ -115,6 +115,7 @@ def note_forecast(s: TrainState) -> None:
     s.record.forecast_made = True
     forecast = forecast_of(s)
     m = forecast.fullest
+    s.record.host_bytes = m.host_bytes
     s.record.log.write(
         "forecast",
         step=s.progress.step,
@@ -134,7 +135,7 @@ def came_true(s: TrainState) -> dict[str, Any]:
     gpu = s.context.device.type == "cuda"
     return {
         "gpu_bytes": device_peak(s.context.device) if gpu else None,
-        "host_bytes": host_peak(),
+        "host_bytes": max(host_peak(), s.record.host_bytes),
         "disk_bytes": sum(files),
         "seconds": round(time.monotonic() - s.timing.began[0], 1),
     }
