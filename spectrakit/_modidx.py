@@ -5675,6 +5675,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'spectrakit/runs/run_dir.py'),
                                          'spectrakit.runs.run_dir.versions': ( '35_runs/run_dir.html#versions',
                                                                                'spectrakit/runs/run_dir.py'),
+                                         'spectrakit.runs.run_dir.write_environment': ( '35_runs/run_dir.html#write_environment',
+                                                                                        'spectrakit/runs/run_dir.py'),
                                          'spectrakit.runs.run_dir.write_mark': ( '35_runs/run_dir.html#write_mark',
                                                                                  'spectrakit/runs/run_dir.py')},
             'spectrakit.serving.answering': { 'spectrakit.serving.answering.Answers': ( '61_serving/answering.html#answers',

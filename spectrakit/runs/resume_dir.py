@@ -7,7 +7,6 @@ __all__ = ['open_run_dir']
 
 # %% ../../nbs/35_runs/06_resume_dir.ipynb #284e9c94
 import contextlib
-import json
 import os
 import shutil
 import time
@@ -32,6 +31,7 @@ from .events import EventLog, decode_line, is_event, log_file
 from .resume_changes import keep_effective_batch
 from .resume_source import ResumePlan
 from spectrakit.runs.run_dir import (
+    RECORDS,
     Session,
     check_links,
     environment,
@@ -39,11 +39,11 @@ from spectrakit.runs.run_dir import (
     locked,
     new_run_dir,
     reserve_folder,
+    write_environment,
     write_mark,
 )
 from ..system.errors import RequestError
 from ..system.files import is_inside, write_atomic
-from ..system.masking import masked_value
 from ..system.platforms.detect import writable_bytes
 
 # %% ../../nbs/35_runs/06_resume_dir.ipynb #37465f2e
@@ -264,7 +264,7 @@ def open_run_dir(plan: ResumePlan, config: Config, resolved: Config, session: Se
     path = _make_folder(plan, resolved)
     with contextlib.ExitStack() as after:
         after.enter_context(locked(path))
-        before = {name: _text(path / name) for name in ("config.yaml", "environment.json")}
+        before = {name: _text(path / name) for name in RECORDS}
         aside = None
         try:
             facts = environment(recorded, session)
@@ -273,7 +273,7 @@ def open_run_dir(plan: ResumePlan, config: Config, resolved: Config, session: Se
                 facts = _continued_environment(plan, facts, session.platform.name)
             if aside or before["config.yaml"] is None or plan.foreign:
                 write_atomic(path / "config.yaml", snapshot(recorded))
-            write_atomic(path / "environment.json", json.dumps(masked_value(facts), indent=1) + "\n")
+            write_environment(path, facts)
             write_mark(path)  # these settings were asked for here
             if plan.reason and not plan.goes_on:
                 _log_message(path, plan.reason)
