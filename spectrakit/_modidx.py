@@ -7228,6 +7228,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'spectrakit/training/setup.py'),
                                            'spectrakit.training.setup.decisions': ( '41_training/setup.html#decisions',
                                                                                     'spectrakit/training/setup.py'),
+                                           'spectrakit.training.setup.device_gib': ( '41_training/setup.html#device_gib',
+                                                                                     'spectrakit/training/setup.py'),
                                            'spectrakit.training.setup.fit_scalers': ( '41_training/setup.html#fit_scalers',
                                                                                       'spectrakit/training/setup.py'),
                                            'spectrakit.training.setup.make_learner': ( '41_training/setup.html#make_learner',

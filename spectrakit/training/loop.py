@@ -444,8 +444,9 @@ def write_log_point(s: TrainState, log: LogPoint, means: dict[str, float], repor
     s.record.trackers.log(log.step, point)
     if s.progress.overflows:
         point["overflows"] = s.progress.overflows
-    if len(reports) > 1:
+    if len(reports) > 1 or s.context.device.type == "cuda":
         point["ranks"] = [{"memory_gib": report.memory_gib, "busy": report.busy} for report in reports]
+    if len(reports) > 1:
         own = reports[s.context.rank]
         busy = f", busy {own.busy:.0%}" if own.busy >= 0 else ""
         print(f"step {log.step}: {own.memory_gib:.2f} GiB{busy}", flush=True)  # into logs/rank-N.log

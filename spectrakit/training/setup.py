@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['read_datasets', 'make_model', 'check_training', 'resolve_monitor', 'choose_compile', 'try_compile',
            'data_fingerprints', 'make_learner', 'fit_scalers', 'own_order', 'Watch', 'metric_names', 'reported',
-           'check_datasets', 'prepare', 'decisions', 'write_start']
+           'check_datasets', 'prepare', 'device_gib', 'decisions', 'write_start']
 
 # %% ../../nbs/41_training/00_setup.ipynb #23a2fcf4
 import contextlib
@@ -502,6 +502,21 @@ def _reasons(s: TrainState, known: dict[str, Any]) -> dict[str, str]:
     return {**s.context.reasons, **mode, **reading, **known.get("launch", {}).get("reasons", {})}
 
 # %% ../../nbs/41_training/00_setup.ipynb #b18a8b03
+def device_gib(device: Any, known: dict[str, Any], count: int = 1) -> float | None:
+    """Memory of the smallest of the run's `count` GPUs in GiB, as the driver has told the launcher; None on a CPU.
+
+    `known`: environment.json. Where the driver told nothing, torch is asked about this process's own `device`.
+    """
+    if device.type != "cuda":
+        return None
+    gpus = known.get("platform", {}).get("gpus", [])[:count]
+    if gpus and all(gpu["memory_gib"] > 0 for gpu in gpus):
+        return round(min(gpu["memory_gib"] for gpu in gpus), 2)
+    import torch
+
+    return round(torch.cuda.get_device_properties(device).total_memory / 2**30, 2)
+
+
 def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
     "What was decided for this run, for the log; `known`: environment.json, as the launcher has written it."
     import torch
@@ -510,6 +525,7 @@ def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
     return {
         "task": c.task.get("name") or type(s.task).__name__,
         "device": str(s.context.device),
+        "device_gib": device_gib(s.context.device, known, s.context.world_size),
         "mixed_precision": s.context.mixed_precision,
         "reasons": _reasons(s, known),
         "strategy": s.context.strategy,

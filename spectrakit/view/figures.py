@@ -38,7 +38,8 @@ def _ranks(s: RunState, most: int = 8) -> str:
         busy = values.get("busy")
         known = isinstance(busy, (int, float)) and plain_number(busy) and busy >= 0
         share = f" {busy:.0%}" if known else ""
-        words.append(f"rank {rank} {number(values.get('memory_gib'), '.1f')} GiB{share}")
+        name = f"rank {rank}" if len(s.ranks) > 1 else "GPU"  # one process on a CPU tells nothing
+        words.append(f"{name} {number(values.get('memory_gib'), '.1f')} GiB{share}")
     if len(s.ranks) > most:
         words.append(f"{len(s.ranks) - most} more")
     return " · ".join(words) or (f"GPU {s.gpu_gib:.1f} GiB" if s.gpu_gib is not None else "")
