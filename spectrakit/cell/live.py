@@ -24,7 +24,7 @@ from .frame import Look, body, header, page, phase, toggles
 from ..checks.failure import Failure, explain_failure
 from ..runs.events import log_file
 from ..runs.history import follow
-from ..runs.run_dir import RUN_FILES, is_locked, missing_files
+from ..runs.run_dir import RUN_FILES, is_locked, missing_files, named_run
 from ..system.errors import RequestError
 from ..system.files import checked_path, write_atomic
 from ..view.figures import start_phases
@@ -351,9 +351,7 @@ def _folder_of(run: Any) -> Path:
     folder = getattr(run, "path", run)
     if not isinstance(folder, (str, Path)):
         raise RequestError(f"{type(run).__name__} is no run. Give a Run, or its folder.")
-    folder = checked_path(folder, "The run").expanduser()
-    if not folder.is_dir():
-        raise RequestError(f"There is no run in {folder}. list_runs() shows those that are there.")
+    folder = named_run(checked_path(folder, "The run").expanduser())
     if set(RUN_FILES) <= set(missing_files(folder)):
         raise RequestError(
             f"{folder} is no run: it has no events.jsonl. A run's folder is named like coffee-20261120-120000; "
@@ -363,10 +361,10 @@ def _folder_of(run: Any) -> Path:
 
 # %% ../../nbs/56_cell/04_live.ipynb #fe1a5629
 def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
-    """Show a run, by its folder or as a `Run`, until it ends; ■ or Ctrl-C only stops watching.
+    """Show a run, by its folder, its name or as a `Run`, until it ends; ■ or Ctrl-C only stops watching.
 
     `log`: a logarithmic axis for the loss; None: as its values ask for. `poll_s`: seconds between two looks at its log.
-    RequestError where the folder holds no run.
+    RequestError where there is no such run.
     """
     folder = _folder_of(run)
     view = LiveView(folder, ViewOptions(log=log, writes=False)) if can_display() else TextView(folder)

@@ -99,9 +99,13 @@ complete -o bashdefault -o default -F _spectrakit spectrakit
 ZSH = """\
 #compdef spectrakit
 _spectrakit() {
-  local -a found
-  found=("${(@f)$(spectrakit completion zsh-words -- "$BUFFER[1,$CURSOR]" 2>/dev/null)}")
-  compadd -Q -S '' -a found || _files
+  local -a found begun
+  found=(${(f)"$(spectrakit completion zsh-words -- "$BUFFER[1,$CURSOR]" 2>/dev/null)"})
+  (( $#found )) || { _files; return }
+  begun=(${(M)found:#*[=.]})
+  found=(${found:#*[=.]})
+  (( $#begun )) && compadd -Q -S '' -a begun
+  (( $#found )) && compadd -Q -a found
 }
 compdef _spectrakit spectrakit
 """

@@ -109,9 +109,8 @@ def watch_run(arguments: Sequence[str]) -> int:
     parser.add_argument("run_dir", metavar="RUN", help="a run's folder, or its name")
     options = parser.parse_args(arguments)
     from spectrakit.cell.live import watch
-    from spectrakit.runs.run_dir import named_run
 
-    watch(named_run(Path(options.run_dir).expanduser()))
+    watch(options.run_dir)
     return 0
 
 # %% ../../nbs/90_cli/04_runs.ipynb #1ec7d407

@@ -113,6 +113,62 @@ def test_the_tab_key_in_bash(tmp_path, monkeypatch):
     assert "trainer.max_epochs=" in completed("spectrakit train coffee trainer.max")
 
 
+ZSHRC = f"""PS1='ready> '
+autoload -Uz compinit && compinit -u -d ./.zcompdump
+{completion.ZSH}
+told() {{ print -r -- "<$BUFFER>" }}
+zle -N told && bindkey '^X' told && setopt nobeep
+"""
+
+
+def typed_in_zsh(*lines: str) -> list[str]:
+    "What stands in the line after each of `lines`, at whose end the tab key is pressed."
+    Path(".zshrc").write_text(ZSHRC, encoding="utf-8")
+    folder = Path(sys.executable).parent
+    environ = {**clean_environ(), "PATH": f"{folder}:{os.environ['PATH']}", "ZDOTDIR": os.getcwd(), "TERM": "dumb"}
+    leader, follower = pty.openpty()
+    shell = subprocess.Popen(["zsh", "-i"], stdin=follower, stdout=follower, stderr=follower, env=environ)
+    os.close(follower)
+    seen, found = "", []
+
+    def until(what: str) -> str:
+        nonlocal seen
+        ends = time.monotonic() + 60
+        while not (there := re.search(what, seen)):
+            assert time.monotonic() < ends, seen
+            if select.select([leader], [], [], 1)[0]:
+                seen += os.read(leader, 65536).decode(errors="replace")
+        seen = seen[there.end() :]
+        return there[1]
+
+    try:
+        until("(ready> )")
+        for line in lines:
+            os.write(leader, f"{line}\t\x18".encode())
+            found.append(until(r"<(.*)>"))
+            os.write(leader, b"\x15")  # an empty line again
+        return found
+    finally:
+        shell.kill()
+        shell.wait(60)
+        os.close(leader)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not here")
+def test_the_tab_key_in_zsh(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a_run(tmp_path, "coffee-20261120-101500")
+    lines = "spectrakit sh", "spectrakit watch cof", "spectrakit train coffee trainer.max_ep", "spectrakit show not"
+    (tmp_path / "notes.txt").touch()
+    assert typed_in_zsh(*lines) == [
+        "spectrakit show ",
+        "spectrakit watch coffee-20261120-101500 ",
+        "spectrakit train coffee trainer.max_epochs=",
+        "spectrakit show notes.txt ",  # no run is called so, but a file
+    ]
+
+
 def test_the_tab_key_says_nothing_where_there_is_nothing_to_say(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for line in (
