@@ -17,7 +17,14 @@ from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.config.compose import compose
 from spectrakit.data.fingerprint import dataset_fingerprint
 from spectrakit.data.loaders import Placement, eval_batches, train_batches
-from spectrakit.data.streams import StreamOrder, StreamSamples, is_stream, open_evaluation_stream, open_training_stream
+from spectrakit.data.streams import (
+    StreamOrder,
+    StreamSamples,
+    is_stream,
+    open_evaluation_stream,
+    open_training_stream,
+    shuffled,
+)
 from spectrakit.system.errors import RequestError
 from tasks import SAMPLES, VALIDATION, Line, Submitting, tensors
 
@@ -90,6 +97,13 @@ def test_reading_leaves_no_trace_and_each_sample_is_read_once():
         source.__getitems__(range(first, first + 4))
     assert stream.read == 40
     assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+
+
+@pytest.mark.parametrize("size", [0, 2, 7, 20, 50])
+def test_a_buffer_loses_no_sample(size):
+    found = list(shuffled(iter(range(20)), size, seed=3))
+    assert sorted(found) == list(range(20)) and found == list(shuffled(iter(range(20)), size, seed=3))
+    assert (found == list(range(20))) is (size < 2)
 
 
 def test_another_process_begins_with_a_pass_of_its_own():
