@@ -41,7 +41,7 @@ from spectrakit.kaggle.requirements import (
 )
 from .secret_scan import Leak, leaks_in_bytes, leaks_in_folder, leaks_in_notebook
 from .static_analysis import UNKNOWN, Use
-from .traps import machine_findings, path_findings, submission_findings
+from .traps import machine_findings, name_findings, path_findings, submission_findings
 from ..system.errors import RequestError
 from ..system.files import checked_path
 from ..system.platforms.kaggle import LONGEST_S, USUAL_S
@@ -392,6 +392,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "clean": ("no output does harm", clean_findings),
     "pinned": ("nothing changes by itself", pinned_findings),
     "time": ("every limit is within the session", time_findings),
+    "names": ("every name is given before it is used", name_findings),
     "paths": ("no path of another machine", path_findings),
     "machine": ("the machine is the one that the code needs", machine_findings),
     "submission": ("a submission is written", submission_findings),

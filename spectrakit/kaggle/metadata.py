@@ -103,7 +103,9 @@ def split_source(kind: str, name: Any) -> dict[str, str]:
     return found
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #b9a5bafd
-# Kaggle/kaggle-cli (2026-09): #1198, two T4s are the default; #1192, the P100 is retired; #1197 (open), TPUs
+# Seen in Kaggle's client, Kaggle/kaggle-cli: #1192 (2026-09), the P100 is retired, and what is retired becomes another
+# machine without a word; #1198 (2026-09-17), two T4s are the default; #1197 (2026-09, open), a pushed TPU kernel gets
+# an image without one; kernels in public repositories (2026-06), what `kernels pull` writes.
 MACHINES = {  # machine_shape: what it is
     "NvidiaTeslaT4": "two T4s, 2 × 15 GiB",
     "NvidiaL4": "L4s, where a competition grants them",
@@ -116,6 +118,7 @@ MACHINES = {  # machine_shape: what it is
 }
 
 
+_AS_PULLED = ("None", "Gpu")  # what `kaggle kernels pull` writes for no accelerator, and for the default one
 RETIRED = ("NvidiaTeslaP100", "TpuV38", "Tpu1VmV38", "TpuV232", "TpuV2256")
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #387a8f61
@@ -127,7 +130,7 @@ def machine_finding(shape: Any) -> Finding | None:
 
     if not isinstance(shape, str | None):
         return finding("error", f'machine_shape is {shown(shape)}. Write a name, such as "NvidiaTeslaT4".')
-    if not shape:
+    if not shape or shape in _AS_PULLED:
         return None  # two T4s where a GPU is asked for
     if shape in MACHINES:
         return None
@@ -135,16 +138,17 @@ def machine_finding(shape: Any) -> Finding | None:
         return finding(
             "error",
             f"{shape} is retired, and Kaggle gives another machine without a word. "
-            'Write "machine_shape": "NvidiaTeslaT4", which is two T4s.',
+            'Write "machine_shape": "NvidiaTeslaT4", which is two T4s, or "", which is the same today.',
         )
     if shape == "NvidiaTeslaT4Highmem":
         return finding(
             "error", "NvidiaTeslaT4Highmem is a pool for Kaggle's own use. Write NvidiaTeslaT4, which is two T4s."
         )
-    near = did_you_mean(shape, MACHINES)
+    gpus = [name for name in MACHINES if not name.startswith("Tpu")]  # a TPU's name mends nothing
+    near = did_you_mean(shape, gpus)
     return finding(
         "error" if near else "warning",
-        f"{shape!r} is no machine that is known here.{near or ' Known are ' + ', '.join(MACHINES) + '.'}",
+        f"{shape!r} is no machine that is known here.{near or ' Known are ' + ', '.join(gpus) + '.'}",
     )
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #fea97f29
@@ -482,6 +486,9 @@ def kernel_findings(values: Mapping[str, Any], folder: Path | None = None) -> li
     if "enable_internet" not in values:
         text = "enable_internet is missing, and Kaggle's documentation and its client take different defaults. "
         found.append(Finding("warning", "offline", text + "Write false.", KERNEL_FILE))
+    if is_on(values, "is_private") is False:
+        text = "is_private is false: everyone can read the code and its output from the push on. "
+        found.append(Finding("warning", "metadata", text + "Write true, and publish it on the site.", KERNEL_FILE))
     return [
         *found,
         *_machine_findings(values),

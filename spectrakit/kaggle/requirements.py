@@ -425,12 +425,33 @@ def _missing(kernel: Kernel, module: str, use: Use) -> Finding:
         mend = f"(spectrakit kaggle init --kind utility), or write it in a cell: %%writefile {module}.py"
         return finding(level_of(use), text + mend)
     absent = f"is not on {kernel.platform}"
-    if kernel.facts.sys_path:
-        return finding("warning", f"{absent}; it may come from the folders that are put on sys.path.")
+    if source := _may_come_from(kernel):
+        return finding("warning", f"{absent}; it may come from {source}.")
     if not kernel.offline:
         return finding("warning", f"{absent}, and the notebook does not say how to install it.")
     text = f"{absent}, in the wheels, or attached. Make wheels with it: spectrakit wheelhouse OUT"
     return finding(level_of(use), text + _wheelhouse_words(kernel, module))
+
+
+def _may_come_from(kernel: Kernel) -> str:
+    "What else may bring a module that nobody is known to bring; '' where there is nothing."
+    if kernel.facts.sys_path:
+        return "the folders that are put on sys.path"
+    if any(owner == "packagemanager" for _, owner, _ in sources_of(kernel.values)):
+        return "what the notebook's Dependency Manager installs"
+    for use in kernel.facts.shell:
+        words = use.args[2:] if use.args[0] == "uv" else use.args[1:]
+        if re.fullmatch(r"uv|pip[\d.]*", use.args[0]) and "install" in use.args and _is_local(words):
+            return f"what {use.where} installs"
+    moved = [use for use in kernel.facts.calls if use.name == "os.chdir"]
+    return f"the folder that {moved[0].where} goes to" if moved else ""
+
+
+def _is_local(words: tuple[str, ...]) -> bool:
+    "Whether an installation by pip reads files: wheels, a folder, or what only a run would show."
+    return "--no-index" in words or any(
+        UNKNOWN in word or word.endswith(".whl") or re.match(r"[./~]", word) for word in _pip_names(words[1:])
+    )
 
 
 def _wheelhouse_words(kernel: Kernel, module: str) -> str:
@@ -492,6 +513,11 @@ def wheels_findings(kernel: Kernel) -> list[Finding]:
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #4247fbb1
 def broken_findings(kernel: Kernel) -> list[Finding]:
     "Cells that are no Python."
+    told = kernel.notebook.get("kernelspec")
+    spoken = str(told.get("language") or told.get("name") or "python").lower() if isinstance(told, dict) else "python"
+    if spoken in ("r", "ir", "julia"):
+        text = f"The notebook is written in {spoken.removeprefix('i').upper()}, which is not looked at here."
+        return [Finding("warning", "code", text)]
 
     def sentence(use: Use) -> str:
         if use.how == "maybe":

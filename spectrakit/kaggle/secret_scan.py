@@ -54,8 +54,8 @@ def leak_in_value(name: str, value: Any) -> Leak | None:
     last = re.split(r"[.\[]", name)[-1].strip("-\"'] ")
     if not isinstance(value, str) or len(value) < 8 or re.search(r"\s", value) or not is_secret_value(last, value):
         return None
-    if _UPPER.fullmatch(value) or _PLACEHOLDER.search(value):
-        return None
+    if _UPPER.fullmatch(value) or _PLACEHOLDER.search(value) or value.startswith("pk.eyJ"):
+        return None  # pk.eyJ…: a map service's public token, made to be shown
     mixed = sum(map(bool, (re.search("[0-9]", value), re.search("[a-z]", value), re.search("[A-Z]", value))))
     if len(value) >= 20 and (mixed == 3 or re.fullmatch(r"[0-9a-f-]+", value)):
         return Leak(f"value of {last}", hint(value))

@@ -6,9 +6,9 @@
 __all__ = ['TOO_DEEP', 'PYTHON_BELOW', 'SHELL_BELOW', 'KAGGLES_PYTHON', 'UNKNOWN', 'GUARDS', 'Nodes', 'READERS', 'Cell',
            'read_code', 'ends_inside', 'without_magics', 'syntax_tree', 'unindented', 'with_signs', 'Parsed', 'parse',
            'commands', 'python_module', 'Use', 'Facts', 'text_of', 'Scope', 'sure_in_try', 'sure_in_if', 'branches',
-           'note_import', 'note_import_from', 'note_text', 'skip_remark', 'note_assignment', 'note_dict',
-           'note_commands', 'note_ipython', 'note_name', 'call_of', 'note_started', 'note_words', 'note_call',
-           'read_node', 'facts_of', 'tops']
+           'note_import', 'note_import_from', 'note_text', 'skip_remark', 'note_assignment', 'note_choices',
+           'note_dict', 'note_commands', 'note_ipython', 'note_name', 'call_of', 'note_started', 'note_words',
+           'note_call', 'read_node', 'facts_of', 'tops']
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #469d3ea3
 import ast
@@ -141,7 +141,7 @@ def syntax_tree(text: str) -> tuple[ast.Module | None, tuple[int, str] | None]:
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #63072414
 _SIGNLESS = "pip|conda|mamba|uv|ls|cd|cat|cp|mv|mkdir|rm|rmdir|env|matplotlib|load_ext|run"
-_WITHOUT_SIGN = re.compile(rf"(?m)^(\s*)((?:{_SIGNLESS})[ \t]+[^\s=(\[.,:+*/].*)$")
+_WITHOUT_SIGN = re.compile(rf"(?m)^(\s*)((?:{_SIGNLESS})[ \t]+(?:[^\s=(\[.,:+*/]|[./]*/\w|\.\.\s*$).*)$")
 
 
 def unindented(source: str) -> str:
@@ -300,14 +300,21 @@ class Scope:
     aliases: dict[str, str] = field(default_factory=dict)  # name → what was imported under it
     lines: dict[str, str] = field(default_factory=dict)  # name → line of IPython's own
     how: str = "always"
+    flags: dict[str, bool] = field(default_factory=dict)  # attribute of a class → True or False
+    guessed: frozenset[str] = frozenset()  # parameters that a call may give another text
 
     def below(self, how: str | None) -> "Scope":
         "The same inside a branch that is as sure as `how`; None: as what is around it. What is guarded stays guarded."
         return self if how is None or self.how == "guarded" else replace(self, how=how)
 
+    def sure(self, node: ast.AST) -> str:
+        "How sure it is what `node` says: what a parameter's default makes of it, a call may change."
+        inside = ast.walk(node) if self.guessed and self.how == "always" else ()
+        return "maybe" if any(isinstance(one, ast.Name) and one.id in self.guessed for one in inside) else self.how
+
     def note(self, kind: str, node: ast.AST, name: str, **more: Any) -> None:
         "Add a Use to the list `kind` of the facts."
-        use = Use(name, self.cell.at(getattr(node, "lineno", None)), self.how, **more)
+        use = Use(name, self.cell.at(getattr(node, "lineno", None)), self.sure(node), **more)
         getattr(self.facts, kind).append(use)
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #2dc2a5b4
@@ -378,11 +385,29 @@ def _note_class(scope: Scope, node: ast.ClassDef) -> Nodes:
     "A class: texts that its attributes are given, which `CFG.model` reads."
     for one in node.body:
         targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
-        text = text_of(getattr(one, "value", None), scope.names) if targets else None
+        value = getattr(one, "value", None)
+        text = text_of(value, scope.names) if targets else None
         for target in targets:
             if text is not None and isinstance(target, ast.Name):
                 scope.names[f"{node.name}.{target.id}"] = text
+            elif isinstance(value, ast.Constant) and isinstance(value.value, bool) and isinstance(target, ast.Name):
+                scope.flags[f"{node.name}.{target.id}"] = value.value
     return ast.iter_child_nodes(node)
+
+
+def _note_function(scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Nodes:
+    "A function: inside it a parameter is its default, where that is a text; any other parameter is not known."
+    given = node.args
+    places = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(places) - len(given.defaults)) + list(given.defaults)
+    pairs = [*zip(places, defaults, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    known = {one.arg: text for one, value in pairs if (text := text_of(value, scope.names)) is not None}
+    names = {name: text for name, text in scope.names.items() if name not in {one.arg for one, _ in pairs}} | known
+    inner = replace(scope, names=names, guessed=(scope.guessed - {one.arg for one, _ in pairs}) | frozenset(known))
+    for one in node.body:
+        read_node(inner, one)
+    scope.names.update((name, text) for name, text in names.items() if "." in name)  # self.folder, for other methods
+    return [*node.decorator_list, *given.defaults, *(value for value in given.kw_defaults if value is not None)]
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #1f94ed3f
 def note_text(scope: Scope, node: ast.expr) -> Nodes:
@@ -399,18 +424,37 @@ def skip_remark(scope: Scope, node: ast.Expr) -> Nodes:
     return () if isinstance(node.value, ast.Constant) else [node.value]
 
 
+def _take_over(known: dict[str, Any], of_class: str, of_object: str) -> None:
+    "After cfg = CFG(): what is known of the class is known of the object. Both are prefixes, such as 'CFG.'."
+    known.update({of_object + name.removeprefix(of_class): known[name] for name in known if name.startswith(of_class)})
+
+
 def note_assignment(scope: Scope, node: ast.Assign) -> Nodes:
     "Names that are given a text are remembered; any other value makes the name unknown again."
     text = text_of(node.value, scope.names)
+    made = f"{_dotted(node.value.func)}." if isinstance(node.value, ast.Call) else " "
     for target in node.targets:
         if isinstance(target, (ast.Name, ast.Attribute)):
             scope.names.pop(_dotted(target), None)
             if text is not None:
                 scope.names[_dotted(target)] = text
+            _take_over(scope.names, made, f"{_dotted(target)}.")
+            _take_over(scope.flags, made, f"{_dotted(target)}.")
         key = text_of(target.slice, scope.names) if isinstance(target, ast.Subscript) else None
         if text and (name := _dotted(target) or key):
             scope.note("values", node, name, args=(text,))
     return ast.iter_child_nodes(node)
+
+
+def note_choices(scope: Scope, node: ast.List | ast.Tuple | ast.Set) -> Nodes:
+    "Several paths in a row, of which one may be there: none of them is sure to be read."
+    texts = [text_of(one, scope.names) for one in node.elts]
+    if sum(text is not None and text.startswith(("/", "../")) for text in texts) < 2:
+        return ast.iter_child_nodes(node)
+    inner = scope.below("maybe")
+    for one in node.elts:
+        read_node(inner, one)
+    return ()
 
 
 def note_dict(scope: Scope, node: ast.Dict) -> Nodes:
@@ -436,6 +480,8 @@ def note_ipython(scope: Scope, node: ast.AST, line: str) -> Nodes:
         note_commands(scope, node, line[1:])
     elif name in ("sx", "system"):
         note_commands(scope, node, rest)
+    elif name == "cd":
+        scope.note("calls", node, "os.chdir", args=(rest.strip(),))
     elif name == "run":
         scope.note("calls", node, "%run", args=(rest.split()[0] if rest.split() else UNKNOWN,))
     elif name == "load_ext" and rest.strip() not in ("autoreload", "storemagic"):
@@ -454,12 +500,21 @@ def call_of(scope: Scope, node: ast.Call) -> Use:
     "The call under the name that an alias stands for; arguments are texts or UNKNOWN, keywords plain values, too."
     first, dot, rest = _dotted(node.func).partition(".")
     args = tuple(UNKNOWN if (text := text_of(arg, scope.names)) is None else text for arg in node.args)
-    keywords = {
-        k.arg: k.value.value if isinstance(k.value, ast.Constant) else text_of(k.value, scope.names) or UNKNOWN
-        for k in node.keywords
-        if k.arg
-    }
-    return Use(scope.aliases.get(first, first) + dot + rest, scope.cell.at(node.lineno), scope.how, args, keywords)
+    keywords = {k.arg: _value_of(k, scope) for k in node.keywords if k.arg}
+    how = scope.sure(node) if scope.guessed else scope.how
+    return Use(scope.aliases.get(first, first) + dot + rest, scope.cell.at(node.lineno), how, args, keywords)
+
+
+def _value_of(keyword: ast.keyword, scope: Scope) -> Any:
+    "What a call is given by name: a plain value, a text, an entry of torchvision's weights by its name, or UNKNOWN."
+    value, name = keyword.value, _dotted(keyword.value)
+    if isinstance(value, ast.Constant):
+        return value.value
+    if name in scope.flags:
+        return scope.flags[name]
+    if keyword.arg == "weights" and re.search(r"_Weights\.\w+$", name):
+        return name.rpartition(".")[2]
+    return text_of(value, scope.names) or UNKNOWN
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #492590ac
 def note_started(scope: Scope, node: ast.Call, call: Use) -> Nodes:
@@ -505,6 +560,11 @@ READERS: dict[type[ast.AST], Callable[[Scope, Any], Nodes]] = {
     ast.Expr: skip_remark,
     ast.Assign: note_assignment,
     ast.ClassDef: _note_class,
+    ast.FunctionDef: _note_function,
+    ast.AsyncFunctionDef: _note_function,
+    ast.List: note_choices,
+    ast.Tuple: note_choices,
+    ast.Set: note_choices,
     ast.Dict: note_dict,
     ast.Call: note_call,
     ast.Name: note_name,
@@ -531,9 +591,10 @@ def facts_of(cells: list[Cell]) -> Facts:
     facts = Facts()
     names: dict[str, str] = {}
     aliases: dict[str, str] = {}
+    flags: dict[str, bool] = {}
     for cell in cells:
         if cell.kind == "code":
-            _read_cell(Scope(facts, cell, names, aliases))
+            _read_cell(Scope(facts, cell, names, aliases, flags=flags))
     return facts
 
 

@@ -439,30 +439,225 @@ def test_ipythons_lines_are_those_that_ipython_takes(source):
     assert ours.error is None and lines == calls
 
 
-TRAPS = {
-    "pip install x": ("error", "pip needs the network"),  # a magic without its sign
-    "wandb.login()": ("error", "WANDB_MODE"),
-    "import wandb\nwandb.init(project='x')": ("error", "mode='offline'"),
-    "import os, wandb\nos.environ['WANDB_MODE'] = 'offline'\nwandb.init(project='x')": None,
-    "wandb.init(mode='disabled')": None,
-    "torchvision.models.resnet18(weights='DEFAULT')": ("error", "weights='DEFAULT'"),
-    "import kagglehub\nkagglehub.model_download('a/b')": ("warning", "without end"),
-    "class CFG:\n    model = 'bert-base'\nAutoModel.from_pretrained(CFG.model)": ("error", "'bert-base'"),
-    "class CFG:\n    model = '/kaggle/working/bert'\nAutoModel.from_pretrained(CFG.model)": None,
-    "pd.read_csv('/content/drive/MyDrive/x.csv')": ("error", "another machine"),
-    "df.to_csv('/kaggle/input/x/y.csv')": ("error", "read-only"),
-    "model.cuda()": ("warning", "enable_gpu"),
-}
+CUP = {"competition_sources": ["soil"]}
+OFF = {"enable_gpu": False, "machine_shape": ""}
+CLASS = "from transformers import AutoModel\nclass CFG:\n    model = {!r}\n    ready = True\n"
+# what is in the cells and metadata: (about, level, a word of the text), and a neighbour that has nothing wrong
+TRAPS: list[tuple[str, dict, tuple[str, str, str], str, dict]] = [
+    (
+        CLASS.format("bert-base") + "AutoModel.from_pretrained(CFG.model)",
+        {},
+        ("offline", "error", "'bert-base'"),
+        CLASS.format("/kaggle/working/bert") + "AutoModel.from_pretrained(CFG.model)",
+        {},
+    ),
+    (
+        CLASS.format("bert-base") + "cfg = CFG()\nAutoModel.from_pretrained(cfg.model)",
+        {},
+        ("offline", "error", "'bert-base'"),
+        CLASS.format("bert-base") + "cfg = CFG()\nprint(cfg.model)",
+        {},
+    ),
+    (
+        CLASS.format("x") + "import timm\ntimm.create_model('vit', pretrained=CFG.ready)",
+        {},
+        ("offline", "error", "pretrained=True"),
+        CLASS.format("x") + "import timm\nCFG.ready = False\ntimm.create_model('vit', pretrained=False)",
+        {},
+    ),
+    (
+        "from transformers import AutoModel\ndef build(name='bert-base'):\n    return AutoModel.from_pretrained(name)",
+        {},
+        ("offline", "warning", "'bert-base'"),  # a call may give another one
+        "from transformers import AutoModel\ndef build(name):\n    return AutoModel.from_pretrained(name)",
+        {},
+    ),
+    (
+        "import wandb\nwandb.login()",
+        {},
+        ("offline", "error", "WANDB_MODE"),
+        "try:\n    import wandb\n    wandb.login()\nexcept Exception:\n    pass",
+        {},
+    ),
+    (
+        "import wandb\nwandb.init(project='x')",
+        {},
+        ("offline", "error", "mode='offline'"),
+        "import wandb\nwandb.init(mode='disabled')",
+        {},
+    ),
+    (
+        "import wandb\nwandb.init(project='x')",
+        {},
+        ("offline", "error", "mode='offline'"),
+        "import os, wandb\nos.environ['WANDB_MODE'] = 'offline'\nwandb.init(project='x')",
+        {},
+    ),
+    (
+        "import torchvision\ntorchvision.models.resnet18(weights='DEFAULT')",
+        {},
+        ("offline", "error", "weights='DEFAULT'"),
+        "import torchvision\ntorchvision.models.resnet18(weights=None)",
+        {},
+    ),
+    (
+        "from torchvision.models import resnet18, ResNet18_Weights\nresnet18(weights=ResNet18_Weights.DEFAULT)",
+        {},
+        ("offline", "error", "weights='DEFAULT'"),
+        "from torchvision.models import resnet18, ResNet18_Weights\nResNet18_Weights.DEFAULT.transforms()",
+        {},
+    ),
+    (
+        "import kagglehub\nkagglehub.model_download('a/b')",
+        {},
+        ("offline", "warning", "without end"),
+        "import kagglehub\nprint(kagglehub.__version__)",
+        {},
+    ),
+    (
+        "import torch\nmodel = torch.nn.Linear(1, 1)\nmodel.cuda()",
+        OFF,
+        ("machine", "warning", "enable_gpu"),
+        "import torch\nmodel = torch.nn.Linear(1, 1)\nmodel.cuda()",
+        {},
+    ),
+    (
+        "import torch\ntorch.zeros(1, device='cuda')",
+        OFF,
+        ("machine", "warning", "enable_gpu"),
+        "import torch\ntorch.zeros(1, device='cuda' if torch.cuda.is_available() else 'cpu')",
+        OFF,
+    ),
+    (
+        "!spectrakit train digits trainer=kaggle_2xt4",
+        OFF,
+        ("machine", "warning", "two T4s"),
+        "!spectrakit train digits trainer=kaggle_safe",
+        OFF,
+    ),
+    (
+        "import pandas as pd\npd.read_csv('/content/drive/MyDrive/x.csv')",
+        {},
+        ("paths", "error", "another machine"),
+        "import pandas as pd\npd.read_csv('content/x.csv')",
+        {},
+    ),
+    (
+        "open('/home/ada/x.csv')",
+        {},
+        ("paths", "error", "another machine"),
+        "import os\nos.path.exists('/home/ada/x.csv')",
+        {},
+    ),
+    (
+        "open('D:/data/x.csv')",
+        {},
+        ("paths", "error", "another machine"),
+        "open('D.csv')",
+        {},
+    ),
+    (
+        "import pandas as pd\npd.DataFrame().to_csv('/kaggle/input/soil/y.csv')",
+        CUP | {"is_private": True},
+        ("paths", "error", "read-only"),
+        "import pandas as pd\npd.DataFrame().to_csv('/kaggle/working/submission.csv')\nprint('soil')",
+        CUP,
+    ),
+    (
+        "!mkdir -p /kaggle/input/mine",
+        {"dataset_sources": ["ada/mine"]},
+        ("paths", "warning", "read-only"),
+        "!mkdir -p /kaggle/working/mine",
+        {},
+    ),
+    (
+        "import pandas as pd\npd.DataFrame().to_csv('submission.csv')",
+        CUP,
+        ("submission", "warning", "nothing reads it"),
+        "import pandas as pd\npd.read_csv('/kaggle/input/soil/train.csv').to_csv('submission.csv')",
+        CUP,
+    ),
+    (
+        "import pandas as pd\nprint(pd.read_csv('/kaggle/input/soil/sample_submission.csv'))",
+        CUP,
+        ("submission", "warning", "No submission"),
+        "open('/kaggle/input/soil/train.csv')\n---\n%%writefile submission.csv\nid,y\n1,1",
+        CUP,
+    ),
+    ("model.fit(1)", {}, ("names", "error", "model is not defined"), "model = print\nmodel(1)", {}),
+    (
+        "print(rows)\n---\nrows = 1",
+        {},
+        ("names", "error", "in cell 2"),
+        "def show():\n    print(rows)\n---\nrows = 1",
+        {},
+    ),
+    ("def f():\n    return gone", {}, ("names", "warning", "gone is not"), "from os import *\nprint(gone)", {}),
+    ("x = 1", {"is_private": False}, ("metadata", "warning", "everyone can read"), "x = 1", {"is_private": "true"}),
+    (
+        "x = 1",
+        OFF | {"enable_tpu": True},
+        ("machine", "warning", "without a TPU"),
+        "x = 1",
+        OFF | {"enable_tpu": False},
+    ),
+    ("  x = = 1", {}, ("code", "error", "not valid Python"), "    x = 1\n    print(x)", {}),
+    ("x = 1\nfor y in", {}, ("code", "error", "not valid Python"), "cd ..\nls -l\ncd /kaggle/working", {}),
+    ("pip install x", {}, ("offline", "error", "pip needs the network"), "pip install --no-index x", {}),
+    (
+        "import brand_new",
+        {},
+        ("imports", "error", "brand_new is not on kaggle"),
+        "import brand_new",
+        {"kernel_sources": ["packagemanager/pm-1-at-05-13"]},
+    ),
+    (
+        "import brand_new",
+        {},
+        ("imports", "error", "brand_new is not on kaggle"),
+        "!pip install --no-index {found}\nimport brand_new",
+        {},
+    ),
+]
 
 
-@pytest.mark.parametrize("code", TRAPS)
-def test_a_trap_is_told_once_and_what_is_none_is_not(here, code):
-    found = check_kernel(kernel(here / "k", code, enable_gpu=False, machine_shape=""))
-    about = ("offline", "paths", "machine")
-    told = [one for one in found.findings if one.about in about and one.level in ("error", "warning")]
-    expected = TRAPS[code]
-    assert [one.level for one in told] == ([expected[0]] if expected else []), told
-    assert expected is None or expected[1] in told[0].text
+@pytest.mark.parametrize("bad, values, expected, good, good_values", TRAPS)
+def test_a_trap_is_told_once_and_its_neighbour_is_not(here, bad, values, expected, good, good_values):
+    "Of the neighbour nothing of the kind is told, except that a module may come from elsewhere."
+    about, level, word = expected
+    (told,) = troubles(kernel(here / "bad", *bad.split("\n---\n"), **values), about)
+    assert told.level == level and word in told.text, told
+    rest = troubles(kernel(here / "good", *good.split("\n---\n"), **good_values), about)
+    assert not [one for one in rest if about != "imports" or one.level == "error"], rest
+
+
+def troubles(folder: Path, about: str) -> list[Finding]:
+    return [one for one in check_kernel(folder).findings if one.about == about and one.level != "ok"]
+
+
+def test_the_paths_that_are_written_out_are_one_line(here):
+    cells = [f"open('/kaggle/input/table-{i % 9}/{i}.csv')" for i in range(67)]
+    found = troubles(kernel(here / "k", *cells, dataset_sources=[f"ada/table-{i}" for i in range(9)]), "sources")
+    assert len(found) == 1 and "and of 8 more" in found[0].text
+
+
+def test_paths_of_which_one_may_be_there_are_no_error(here):
+    first = "for place in ('/kaggle/input/mine', '/kaggle/input/elsewhere'):\n    print(place)"
+    found = troubles(kernel(here / "k", first, dataset_sources=["ada/mine"]), "sources")
+    assert {one.level for one in found} == {"warning"} and any("elsewhere" in one.text for one in found)
+
+
+def test_a_picture_among_the_outputs_is_not_searched_for_keys(here, monkeypatch):
+    "Of a picture of 4 MB in base64 no letter is looked at; a text beside it is."
+    from spectrakit.kaggle import secret_scan
+
+    looked_at = []
+    search = secret_scan.leaks_in
+    monkeypatch.setattr(secret_scan, "leaks_in", lambda text, *rest: looked_at.append(len(text)) or search(text, *rest))
+    picture = {"output_type": "display_data", "metadata": {}, "data": {"image/png": "iVBORw0K" * 500_000}}
+    said = {"output_type": "stream", "name": "stdout", "text": [f"using {TOKEN}\n"]}
+    found = check_kernel(kernel(here / "k", ("x = 1", [picture, said])))
+    assert len(found.secrets) == 1 and sum(looked_at) < 100_000
 
 
 def test_reading_runs_nothing(here):
