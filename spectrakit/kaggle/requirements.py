@@ -409,6 +409,27 @@ def _has_module(kernel: Kernel) -> set[str]:
     }
     return {*scripts, *written, *installed, kernel.file.stem.lower()}
 
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #rq000002
+def _may_come_from(kernel: Kernel) -> str:
+    "What else may bring a module that nobody is known to bring; '' where there is nothing."
+    if kernel.facts.sys_path:
+        return "the folders that are put on sys.path"
+    if any(owner == "packagemanager" for _, owner, _ in sources_of(kernel.values)):
+        return "what the notebook's Dependency Manager installs"
+    for use in kernel.facts.shell:
+        words = use.args[2:] if use.args[0] == "uv" else use.args[1:]
+        if re.fullmatch(r"uv|pip[\d.]*", use.args[0]) and "install" in use.args and _is_local(words):
+            return f"what {use.where} installs"
+    moved = [use for use in kernel.facts.calls if use.name == "os.chdir"]
+    return f"the folder that {moved[0].where} goes to" if moved else ""
+
+
+def _is_local(words: tuple[str, ...]) -> bool:
+    "Whether an installation by pip reads files: wheels, a folder, or what only a run would show."
+    return "--no-index" in words or any(
+        UNKNOWN in word or word.endswith(".whl") or re.match(r"[./~]", word) for word in _pip_names(words[1:])
+    )
+
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #89010255
 def _missing(kernel: Kernel, module: str, use: Use) -> Finding:
     "What is reported about a module that nobody brings."
@@ -432,28 +453,7 @@ def _missing(kernel: Kernel, module: str, use: Use) -> Finding:
     text = f"{absent}, in the wheels, or attached. Make wheels with it: spectrakit wheelhouse OUT"
     return finding(level_of(use), text + _wheelhouse_words(kernel, module))
 
-
-def _may_come_from(kernel: Kernel) -> str:
-    "What else may bring a module that nobody is known to bring; '' where there is nothing."
-    if kernel.facts.sys_path:
-        return "the folders that are put on sys.path"
-    if any(owner == "packagemanager" for _, owner, _ in sources_of(kernel.values)):
-        return "what the notebook's Dependency Manager installs"
-    for use in kernel.facts.shell:
-        words = use.args[2:] if use.args[0] == "uv" else use.args[1:]
-        if re.fullmatch(r"uv|pip[\d.]*", use.args[0]) and "install" in use.args and _is_local(words):
-            return f"what {use.where} installs"
-    moved = [use for use in kernel.facts.calls if use.name == "os.chdir"]
-    return f"the folder that {moved[0].where} goes to" if moved else ""
-
-
-def _is_local(words: tuple[str, ...]) -> bool:
-    "Whether an installation by pip reads files: wheels, a folder, or what only a run would show."
-    return "--no-index" in words or any(
-        UNKNOWN in word or word.endswith(".whl") or re.match(r"[./~]", word) for word in _pip_names(words[1:])
-    )
-
-
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #rq000001
 def _wheelhouse_words(kernel: Kernel, module: str) -> str:
     "What follows `spectrakit wheelhouse OUT` so that it brings `module`, and where that may have been done already."
     others = "" if module in OURS else f" --with {module.replace('_', '-')}"

@@ -445,7 +445,7 @@ def note_assignment(scope: Scope, node: ast.Assign) -> Nodes:
             scope.note("values", node, name, args=(text,))
     return ast.iter_child_nodes(node)
 
-
+# %% ../../nbs/66_kaggle/01_static_analysis.ipynb #sa000002
 def note_choices(scope: Scope, node: ast.List | ast.Tuple | ast.Set) -> Nodes:
     "Several paths in a row, of which one may be there: none of them is sure to be read."
     texts = [text_of(one, scope.names) for one in node.elts]

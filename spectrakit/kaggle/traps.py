@@ -151,7 +151,7 @@ def _opened(use: Use) -> Iterator[tuple[str, bool]]:
         if isinstance(path, str):
             yield path, target
 
-
+# %% ../../nbs/66_kaggle/04_traps.ipynb #tr000001
 def _touched(kernel: Kernel) -> Iterator[tuple[str, str, bool, str, str]]:
     "All that is opened, by a call or a command: what does it, the path, whether it writes, how sure, and where."
     for use in kernel.facts.calls:

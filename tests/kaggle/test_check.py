@@ -440,6 +440,7 @@ def test_ipythons_lines_are_those_that_ipython_takes(source):
 
 
 CUP = {"competition_sources": ["soil"]}
+HOME = "home"
 OFF = {"enable_gpu": False, "machine_shape": ""}
 CLASS = "from transformers import AutoModel\nclass CFG:\n    model = {!r}\n    ready = True\n"
 # what is in the cells and metadata: (about, level, a word of the text), and a neighbour that has nothing wrong
@@ -543,10 +544,10 @@ TRAPS: list[tuple[str, dict, tuple[str, str, str], str, dict]] = [
         {},
     ),
     (
-        "open('/home/ada/x.csv')",
+        f"open('/{HOME}/ada/x.csv')",
         {},
         ("paths", "error", "another machine"),
-        "import os\nos.path.exists('/home/ada/x.csv')",
+        f"import os\nos.path.exists('/{HOME}/ada/x.csv')",
         {},
     ),
     (
