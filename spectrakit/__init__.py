@@ -26,7 +26,7 @@ _NAMES = {
     "compare": "reports.comparison", "report": "reports.run_report",
     "make_wheelhouse": "offline.wheelhouse",
     "ArrayDataset": "data.rows",
-    "Loss": "contract.loss", "Moment": "contract.task", "weighted_mean": "contract.loss", "Task": "contract.task", "Scaler": "contract.scaler", "Watchdog": "watchdog.watchdog", "watch": "cell.live",
+    "extra_columns": "predictions.extra_columns", "Loss": "contract.loss", "Moment": "contract.task", "weighted_mean": "contract.loss", "Task": "contract.task", "Scaler": "contract.scaler", "Watchdog": "watchdog.watchdog", "watch": "cell.live",
 }
 _PACKAGES = ("lm",)
 __all__ = ["__version__", *_NAMES]

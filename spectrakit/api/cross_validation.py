@@ -73,7 +73,7 @@ class CrossValidation:
     status: str
     metric: str
     trials: tuple[TrialResult, ...]
-    folds: Folds | None  # None where the task divides by itself
+    folds: Folds | None  # None where the task divides by itself and does not say how
     score: float | None = None
     values: Any = None
     targets: Any = None
@@ -269,9 +269,11 @@ def _config_of(config: Config, path: Path, fold: int, seed: int, itself: bool) -
     run = replace(config.run, dir=str(folder_of(path, fold, seed)))
     tracking = replace(config.tracking, group=config.tracking.group or str(path.absolute()))
     config = replace(config, run=run, tracking=tracking, seed=(config.seed + seed) % 2**32)
+    file = str((path / FOLDS).absolute())
     if itself:
-        return replace(config, task={**config.task, "fold": fold, "folds": config.folds.count})
-    return replace(config, folds=replace(config.folds, fold=fold, file=str((path / FOLDS).absolute())))
+        task = {**config.task, "fold": fold, "folds": config.folds.count}
+        return replace(config, task=task, folds=replace(config.folds, file=file))
+    return replace(config, folds=replace(config.folds, fold=fold, file=file))
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #f23e2835
 def _check_predict(task: Any, config: Config, predict: str | Path) -> None:

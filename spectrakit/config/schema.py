@@ -96,6 +96,12 @@ def _folder(value: Any) -> None:
         raise ValueError("it needs the name of a folder, or null")
 
 
+def _folders(value: Any) -> None:
+    names = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    if not all(isinstance(each, str) and each.strip() for each in names):
+        raise ValueError("it needs the name of a folder, a list of such names, or null")
+
+
 def _average(value: Any) -> None:
     if value is not None and not re.fullmatch(r"(last|best):([2-9]|[1-9][0-9]+)", value):
         raise ValueError("it needs last:N or best:N with N from 2 up, such as last:3")
@@ -794,6 +800,13 @@ class FoldsConfig:
         None,
         "a cross-validation on the same folds: targets are mixed with its predictions of what was held out",
         check=_folder,
+        added_later=True,
+    )
+    columns: Any = setting(
+        None,
+        "a cross-validation on the same folds, or a list of them: its predictions are further inputs; of training "
+        "samples those by models that had not seen them, of test samples those of the same fold",
+        check=_folders,
         added_later=True,
     )
     predict_train: bool = setting(

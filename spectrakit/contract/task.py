@@ -196,6 +196,25 @@ class Task:
         return None
 
     @optional
+    def fold_rows(self, cfg: Config) -> Any:
+        """For a task that divides its samples by itself, with an option `fold`: the fold that holds out each training
+        sample, [samples], whole numbers.
+
+        `datasets` returns the samples of the other folds and those of `fold`, each in this order. Only with it do
+        cross-validations of the task know their samples by number.
+        """
+        return None
+
+    @optional
+    def with_columns(self, dataset: Any, columns: Any, cfg: Config) -> Any:
+        """For `folds.columns`: `dataset` with these predictions as further inputs.
+
+        `columns`: float32 [samples, sk.extra_columns(cfg)]. The default appends them to the features, where inputs are
+        the first part of a sample and [features]; of a mapping they become the part `columns`.
+        """
+        return None
+
+    @optional
     def test_dataset(self, cfg: Config) -> Any:
         "The data set, or stream, to predict on after training. Without this method it is the validation data."
         return None

@@ -54,6 +54,11 @@ def answer_batch(task: Any, model: Any, config: Config, context: RunContext, giv
     cannot answer it.
     """
     where = f"{type(task).__name__}.serve_dataset"
+    if config.folds.columns:
+        raise RequestError(
+            "This run has learned from predictions of an earlier cross-validation (folds.columns), and of a batch of "
+            "the evaluation API there are none. Serve a run without them."
+        )
     with explained(task, "serve_dataset", "on a batch of the evaluation API", always=True):
         dataset = as_test_dataset(task.serve_dataset(config, *given), where)
     if dataset is None or dataset_length(dataset, "test") == 0:

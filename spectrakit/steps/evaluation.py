@@ -31,6 +31,7 @@ from ..data.streams import is_stream, open_evaluation_stream
 from ..distributed.context import RunContext
 from ..distributed.fsdp import is_sharded, same_on_all_ranks
 from ..distributed.heartbeat import HURRY, STOP
+from ..predictions.extra_columns import with_test_columns
 from ..predictions.predictions import targets_of
 from .state import TrainState, common_model, ema_weights
 from ..system.errors import RequestError
@@ -418,7 +419,7 @@ def test_dataset_of(task: Any, config: Config) -> Any:
     where = f"{type(task).__name__}.test_dataset"
     dataset = as_test_dataset(task.test_dataset(config), where)
     is_one = dataset is not None and is_stream(dataset)
-    return open_evaluation_stream(dataset, config, where)[0] if is_one else dataset
+    return open_evaluation_stream(dataset, config, where)[0] if is_one else with_test_columns(task, config, dataset)
 
 
 def test_data(task: Any, valid: Any, config: Config) -> tuple[Any, float]:

@@ -31,6 +31,7 @@ class Training:
     y: np.ndarray
     held_out: np.ndarray
     notes: list[str]
+    parts: np.ndarray | None = None  # the fold of each row; None: they are not divided
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,8 @@ def read_training(task: Task, cfg: Config, options: dict[str, Any]) -> tuple[Tra
     groups = _groups(train, q, options)
     folds = int_option(task, cfg, "folds", 2, len(train))
     fold = int_option(task, cfg, "fold", -1, folds - 1)
-    held_out = folds_of(y if y.ndim == 1 else y[:, 0], groups, folds) == fold
+    parts = folds_of(y if y.ndim == 1 else y[:, 0], groups, folds)
+    held_out = parts == fold
     common = _columns_to_learn_from(train, test, q, options, names, notes)
     columns = look_at_columns(train, np.flatnonzero(~held_out), common, options, notes)
     numbers = y[~held_out] if y.ndim == 2 else np.zeros((1, 1))
@@ -172,4 +174,4 @@ def read_training(task: Task, cfg: Config, options: dict[str, Any]) -> tuple[Tra
     recipe = Recipe(replace(q, notes=[]), columns, numbers.mean(axis=0), np.where(spread > 0, spread, 1.0))
     x = columns.encode(train, names[0], notes)
     y = y.astype(np.int64 if y.ndim == 1 else np.float32)
-    return Training(recipe, x, y, held_out, notes), rows_to_answer(recipe, test, sample, names[1])
+    return Training(recipe, x, y, held_out, notes, parts), rows_to_answer(recipe, test, sample, names[1])

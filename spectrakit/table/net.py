@@ -97,9 +97,9 @@ def _signal_net(channels: int, width: int = 16) -> nn.Module:
 
 # %% ../../nbs/81_table/03_net.ipynb #e29a4f45
 class Inputs(nn.Module):
-    "Inputs of `Columns.encode` → what the layers behind see of them; `size` is its width."
+    "Inputs of `Columns.encode`, then `extra` others → what the layers behind see of them; `size` is its width."
 
-    def __init__(self, columns: Columns, net: str):
+    def __init__(self, columns: Columns, net: str, extra: int = 0):
         super().__init__()
         self.numbers, self.plain = len(columns.numbers), len(columns.numbers) + len(columns.gaps)
         sizes = [len(known) + 1 for known in columns.levels.values()]
@@ -110,14 +110,15 @@ class Inputs(nn.Module):
         with torch.no_grad():
             seen = self.signal(torch.zeros(1, self.numbers)).shape[1]
         embedded = sum(min(16, size // 2) for size in large)
-        self.size = seen + self.plain - self.numbers + sum(self.one_hot) + embedded
+        self.others = self.plain + len(sizes)
+        self.size = seen + self.plain - self.numbers + sum(self.one_hot) + embedded + extra
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts, embeddings = [self.signal(x[:, : self.numbers]), x[:, self.numbers : self.plain]], iter(self.embeddings)
         for place, size in enumerate(self.one_hot):
             code = x[:, self.plain + place].long()
             parts.append(F.one_hot(code, size).to(x.dtype) if size else next(embeddings)(code))
-        return torch.cat(parts, dim=1)
+        return torch.cat([*parts, x[:, self.others :]], dim=1)
 
 # %% ../../nbs/81_table/03_net.ipynb #0d7bbdf7
 class Net(nn.Module):
@@ -125,10 +126,10 @@ class Net(nn.Module):
 
     recipe: torch.Tensor
 
-    def __init__(self, recipe: Recipe, shape: NetShape):
+    def __init__(self, recipe: Recipe, shape: NetShape, extra: int = 0):
         super().__init__()
         q = recipe.question
-        self.inputs = Inputs(recipe.columns, shape.net)
+        self.inputs = Inputs(recipe.columns, shape.net, extra)
         widths = [self.inputs.size, *[shape.hidden] * shape.layers]
         blocks: list[nn.Module] = []
         for before, width in pairwise(widths):

@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 from ..config.schema import Config
 from ..contract.task import Task
+from ..predictions.extra_columns import extra_columns
 from ..system.errors import RequestError, did_you_mean
 from .data import TestRows, Training, batch_to_answer, read_test, read_training
 from .files import few, find_folder, sample_file
@@ -222,7 +223,20 @@ class Table(TableRows):
 
     def model(self, cfg: Config) -> nn.Module:
         "A small network, with or without convolutions in front."
-        return Net(self.recipe(cfg), self.shape(cfg))
+        return Net(self.recipe(cfg), self.shape(cfg), extra_columns(cfg))
+
+    def fold_rows(self, cfg: Config) -> np.ndarray | None:
+        "The fold of each row that says the target."
+        return self.training(cfg).parts
+
+    def with_columns(self, dataset: TensorDataset, columns: np.ndarray, cfg: Config) -> TensorDataset:
+        "Predictions behind the other inputs; numbers in standard deviations of the targets."
+        recipe, rows = self.recipe(cfg), columns.astype(np.float32)
+        if recipe.question.kind == "numbers" and rows.shape[1] % len(recipe.centre) == 0:
+            times = rows.shape[1] // len(recipe.centre)
+            rows = ((rows - np.tile(recipe.centre, times)) / np.tile(recipe.spread, times)).astype(np.float32)
+        wide = torch.cat([dataset.tensors[0], torch.from_numpy(rows)], dim=1)
+        return TensorDataset(wide, *dataset.tensors[1:])
 
     def shape(self, cfg: Config) -> NetShape:
         "The size of the network. RequestError where it is not possible."

@@ -44,7 +44,8 @@ from ..data.order import mix_seed
 from ..data.streams import StreamSamples, is_stream, open_evaluation_stream, open_training_stream
 from ..distributed.context import RunContext
 from ..distributed.outer_loop import check_diloco
-from ..predictions.held_out import hold_out
+from ..predictions.extra_columns import with_fold_columns
+from ..predictions.held_out import hold_out, own_folds, part_of_run
 from ..predictions.soft_targets import softened
 from ..runs.events import EventLog
 from ..runs.history import has_started
@@ -60,7 +61,7 @@ from ..system.errors import RequestError, did_you_mean
 from ..trackers.registry import check_trackers
 from ..watchdog.budget import Budget, describe_budget, reserved_parts
 
-# %% ../../nbs/41_training/00_setup.ipynb #ee918573
+# %% ../../nbs/41_training/00_setup.ipynb #2f8ed5aa
 def _opened(given: Any, open_stream: Callable, config: Config, where: str, say: Callable[[str], None]) -> Any:
     "A data set that `where` returned, or a stream by position; `say` is called where either was wrapped."
     data, text = as_dataset(given, where)
@@ -71,6 +72,25 @@ def _opened(given: Any, open_stream: Callable, config: Config, where: str, say: 
     return data
 
 
+def _of_fold(task: Any, config: Config, whole: Any, valid: Any, say: Callable[[str], None]) -> tuple[Any, Any]:
+    "(train, valid) of the fold that is held out, with what earlier cross-validations have predicted; else as they are."
+    f, train = config.folds, whole
+    taught, wider = f.pseudo is not None or f.distill is not None, bool(f.columns)
+    with explained(task, "groups", "when the samples were divided"):
+        if f.fold is not None:
+            train, valid = hold_out(task, config, whole, say)
+        elif f.file is not None and provides(task, "fold_rows"):
+            own_folds(task, config)
+        if not (taught or wider):
+            return train, valid
+        if isinstance(whole, StreamSamples):
+            raise RequestError("A stream has no samples by number, so nobody has predicted them. Return a data set.")
+        part = part_of_run(task, config, whole)
+    if wider:
+        train, valid = with_fold_columns(task, config, part, (train, valid), say)
+    return softened(task, config, part, train, say) if taught else train, valid
+
+# %% ../../nbs/41_training/00_setup.ipynb #ee918573
 def read_datasets(task: Any, config: Config, say: Callable[[str], None] = lambda text: None) -> tuple[Any, Any]:
     """The task's data sets, (train, valid), the first one limited. RequestError where they cannot be trained with.
 
@@ -88,12 +108,7 @@ def read_datasets(task: Any, config: Config, say: Callable[[str], None] = lambda
     refuse_inputs_and_targets(sets[0], sets[1], where)
     train = _opened(sets[0], open_training_stream, config, where, say)
     valid = _opened(sets[1], open_evaluation_stream, config, where, say)
-    if config.folds.fold is not None:
-        with explained(task, "groups", "when the samples were divided"):
-            whole = train
-            train, valid = hold_out(task, config, whole, say)
-            if config.folds.pseudo is not None or config.folds.distill is not None:
-                train = softened(task, config, whole, train, say)
+    train, valid = _of_fold(task, config, train, valid, say)
     return train if isinstance(train, StreamSamples) else limit_samples(train, config), valid
 
 # %% ../../nbs/41_training/00_setup.ipynb #mkmd0001

@@ -168,6 +168,7 @@ ADDED_LATER = {
     "folds.seeds": 3,
     "folds.predict_train": "true",
     "folds.pseudo": "cv",
+    "folds.columns": "[cv,other-cv]",
     "folds.distill": "cv",
     "folds.distill_weight": 0.3,
     "folds.parallel": 2,
@@ -243,6 +244,8 @@ def wrong_values(key: str) -> list:
         return [*values, "true", 1, 0]
     if str in kinds:
         return [*values, 5, True, ["a"]]
+    if key == "folds.columns":  # which takes names of folders
+        return [*values, -5, " ", [5], ["a", None]]
     listed = [5] if key == "training.gradient_checkpointing" else ["a"]  # which takes names of modules
     return [*values, -5, "abc", listed]  # mappings, and settings with a check of their own
 
