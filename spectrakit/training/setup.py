@@ -516,7 +516,7 @@ def _reasons(s: TrainState, known: dict[str, Any]) -> dict[str, str]:
     reading = {"data": s.data.train.reason, **({"batch": s.data.plan.reason} if s.data.plan.reason else {})}
     return {**s.context.reasons, **mode, **reading, **known.get("launch", {}).get("reasons", {})}
 
-# %% ../../nbs/41_training/00_setup.ipynb #b18a8b03
+# %% ../../nbs/41_training/00_setup.ipynb #b3e6f360
 def device_gib(device: Any, known: dict[str, Any], count: int = 1) -> float | None:
     """Memory of the smallest of the run's `count` GPUs in GiB, as the driver has told the launcher; None on a CPU.
 
@@ -531,7 +531,7 @@ def device_gib(device: Any, known: dict[str, Any], count: int = 1) -> float | No
 
     return round(torch.cuda.get_device_properties(device).total_memory / 2**30, 2)
 
-
+# %% ../../nbs/41_training/00_setup.ipynb #b18a8b03
 def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
     "What was decided for this run, for the log; `known`: environment.json, as the launcher has written it."
     import torch

@@ -1,4 +1,4 @@
-"""What a run on a GPU says of the device: its memory, as the driver tells it, and how busy it is; and what a person reads."""
+"""What a run on a GPU says of it: its memory, as the driver tells it, and how busy it is; and what a person reads."""
 
 import json
 from dataclasses import asdict
