@@ -12,6 +12,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from .output import print_text
 from .parsing import Command, Parser, make_parser
@@ -95,6 +96,61 @@ def _init_parser() -> Parser:
     parser.add_argument("--force", action="store_true", help="write over what is there")
     return parser
 
+# %% ../../nbs/90_cli/07_kaggle.ipynb #wt000001
+def _files_of(slug: str, data: str | None) -> Path | None:
+    "The folder of a competition's files: `data`, or where its slug is found; None where they are not here."
+    from spectrakit.system.errors import RequestError
+    from spectrakit.system.inputs import find_input
+    from spectrakit.table.files import find_folder
+
+    if data is not None:
+        return find_folder(data)
+    for look in (find_folder, find_input):
+        try:
+            return Path(look(slug))
+        except (RequestError, FileNotFoundError, ValueError):
+            continue
+    return None
+
+# %% ../../nbs/90_cli/07_kaggle.ipynb #wt000002
+_METRICS = {"label": "accuracy", "probability": "auc", "numbers": "rmse"}  # of the answer; any other: the loss
+
+
+def _words_of_tables(folder: Path) -> list[str]:
+    "What the tables in a folder ask for, as settings: id, target, kind and answer, and the metric that fits them."
+    from spectrakit.config.compose import compose
+    from spectrakit.system.errors import RequestError
+    from spectrakit.table.question import ANSWERS, KINDS
+    from spectrakit.table.table import Table
+
+    task, settings, words = Table(folder), compose(), list[str]()
+    try:
+        print_text(task.describe(settings))
+    except RequestError as error:
+        mend = "Or write a task of your own, and name it: --task file.py:Name."
+        raise RequestError(f"{error} {mend}") from None
+    q = task.training(settings).recipe.question
+    known = {"kind": KINDS, "answer": ANSWERS}
+    for name, values in {"id": q.ids, "target": q.targets, "kind": [q.kind], "answer": [q.answer]}.items():
+        if len(values) == 1 and values[0] in known.get(name, values) and re.fullmatch(r"[A-Za-z_]\w*", values[0]):
+            words.append(f"task.{name}={values[0]}")
+    metric = _METRICS.get(q.answer, "val_loss")
+    print_text(f"metric    {metric} says which checkpoint is best: checkpoint.monitor is the setting")
+    return [*words, f"checkpoint.monitor={metric}"]
+
+
+def _words_of_sample(file: Path) -> list[str]:
+    "What a sample submission alone asks for: its first column names the rows, the others are to be filled."
+    from spectrakit.system.errors import RequestError
+    from spectrakit.table.files import few, read_table
+
+    first, *asked = read_table(file).columns
+    if not asked:
+        raise RequestError(f"{file.name} has one column, {first!r}, and asks for nothing. Look at the file.")
+    print_text(f"{file.name}: rows by {first!r}, asked for {few(asked)}; the other tables are read there")
+    words = {"id": first, **({"target": asked[0]} if len(asked) == 1 else {})}
+    return [f"task.{name}={value}" for name, value in words.items() if re.fullmatch(r"[A-Za-z_]\w*", value)]
+
 # %% ../../nbs/90_cli/07_kaggle.ipynb #ffd47c3f
 def _words_for_table(slug: str, data: str | None) -> tuple[str, ...]:
     """The settings of `Table` for a competition: where its data are, and what its files say, if they are here.
@@ -103,32 +159,25 @@ def _words_for_table(slug: str, data: str | None) -> tuple[str, ...]:
     """
     from spectrakit.kaggle.metadata import split_source
     from spectrakit.system.errors import RequestError
-    from spectrakit.table.files import find_folder
+    from spectrakit.table.files import sample_file, table_file
 
     try:
         split_source("competition", slug)
     except ValueError as error:
         raise RequestError(str(error)) from None
-    words, later = [f"task.data={slug}"], ("task.folds=5", "trainer.max_epochs=30")
-    try:
-        folder = find_folder(data or slug)
-    except RequestError:
-        if data is not None:
-            raise
+    folder, words = _files_of(slug, data), (f"task.data={slug}",)
+    later = ("task.folds=5", "trainer.max_epochs=30")
+    if folder is None:
         print_text(f"the files of {slug} are not here, and are read there; --data DIR reads them now")
         return (*words, *later)
-    from spectrakit.config.compose import compose
-    from spectrakit.table.question import ANSWERS, KINDS
-    from spectrakit.table.table import Table
-
-    task, settings = Table(folder), compose()
-    print_text(task.describe(settings))
-    q = task.training(settings).recipe.question
-    known = {"kind": KINDS, "answer": ANSWERS}
-    for name, values in {"id": q.ids, "target": q.targets, "kind": [q.kind], "answer": [q.answer]}.items():
-        if len(values) == 1 and values[0] in known.get(name, values) and re.fullmatch(r"[A-Za-z_]\w*", values[0]):
-            words.append(f"task.{name}={values[0]}")
-    return (*words, *later)
+    if table_file(folder, "train") is not None:
+        return (*words, *_words_of_tables(folder), *later)
+    if sample := sample_file(folder):
+        return (*words, *_words_of_sample(sample), *later)
+    raise RequestError(
+        f"{str(folder)!r} has neither train.csv nor a sample submission, so Table cannot learn from it. "
+        "Write a task of your own, and name it: --task file.py:Name."
+    )
 
 # %% ../../nbs/90_cli/07_kaggle.ipynb #ae5563d1
 def init(arguments: Sequence[str]) -> int:
@@ -152,6 +201,8 @@ def init(arguments: Sequence[str]) -> int:
     )
     print_text("\n".join(one_line(str(file)) for file in files))
     place = one_line(shlex.quote(options.folder))
+    if options.data:
+        print_text(f"try it here: spectrakit kaggle check {place} --run --files {one_line(shlex.quote(options.data))}")
     print_text(f"next: spectrakit kaggle up {place}: wheels, check, push, run, submission; each step is shown")
     return 0
 

@@ -41,7 +41,13 @@ from spectrakit.kaggle.requirements import (
 )
 from .secret_scan import Leak, leaks_in_bytes, leaks_in_folder, leaks_in_notebook
 from .static_analysis import UNKNOWN, Use
-from .traps import machine_findings, name_findings, path_findings, submission_findings
+from spectrakit.kaggle.traps import (
+    machine_findings,
+    name_findings,
+    path_findings,
+    random_findings,
+    submission_findings,
+)
 from ..system.errors import RequestError
 from ..system.files import checked_path
 from ..system.platforms.kaggle import LONGEST_S, USUAL_S
@@ -395,6 +401,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "names": ("every name is given before it is used", name_findings),
     "paths": ("no path of another machine", path_findings),
     "machine": ("the machine is the one that the code needs", machine_findings),
+    "random": ("it learns from data", random_findings),
     "submission": ("a submission is written", submission_findings),
     "size": ("", size_findings),
 }

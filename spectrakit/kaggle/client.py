@@ -28,7 +28,7 @@ from spectrakit.kaggle.metadata import (
     split_source,
     with_owner,
 )
-from .requirements import named_slug, wheels_beside
+from .requirements import named_slug, names_no_wheels, wheels_beside
 from ..offline.install_cell import install_command, list_sha256, named_sha256, naming
 from ..system.errors import RequestError, check_type
 from ..system.files import checked_path, write_atomic
@@ -187,6 +187,15 @@ def _read_answer(checked: Checked, arguments: list[str], output: str) -> Pushed:
         )
     return Pushed(checked, shown_command(arguments), *((int(done[1]), done[2]) if done else ()))
 
+# %% ../../nbs/66_kaggle/07_client.ipynb #cw000001
+def _check_wheels(folder: Path, wheels: Path | str | None, anyway: bool) -> None:
+    "KaggleError where the kernel names no wheels and none are at hand, so that it would install nothing there."
+    if not anyway and names_no_wheels(folder) and not (wheels or wheels_beside(folder)):
+        raise KaggleError(
+            "Not pushed: the kernel names no wheels, and would install nothing. "
+            f"spectrakit kaggle up {shlex.quote(str(folder))} makes and uploads them."
+        )
+
 # %% ../../nbs/66_kaggle/07_client.ipynb #e59b063e
 def push_kernel(
     folder: Path | str,
@@ -222,6 +231,7 @@ def push_kernel(
         call_client(arguments, dry_run=True)
         return Pushed(checked, shown_command(arguments))
     client()  # before a file is changed
+    _check_wheels(folder, inputs.wheels, anyway)
     _fill_owner(folder, known)
     _fill_wheels(folder, inputs.wheels)
     return _read_answer(checked, arguments, call_client(arguments))

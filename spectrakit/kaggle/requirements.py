@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OURS', 'KEPT', 'TOOLS', 'FETCHES', 'LOCAL_READERS', 'KINDS', 'SPECTRA', 'Kernel', 'named_slug', 'wheels_beside',
            'open_kernel', 'level_of', 'shell_findings', 'fetch_findings', 'offline_findings', 'Wanted', 'wanted_inputs',
-           'sources_of', 'source_findings', 'import_findings', 'wheels_findings', 'broken_findings']
+           'sources_of', 'source_findings', 'import_findings', 'names_no_wheels', 'wheels_findings', 'broken_findings']
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #fc2cc022
 import re
@@ -486,6 +486,12 @@ def import_findings(kernel: Kernel) -> list[Finding]:
     return list(found.values())
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #67a2c37c
+def names_no_wheels(folder: Path) -> bool:
+    "Whether the code of the kernel in `folder` installs wheels and does not say which, so that none would be."
+    file = folder / str(read_metadata(folder / KERNEL_FILE).get("code_file"))
+    return file.is_file() and named_sha256(file.read_text(encoding="utf-8", errors="replace")) == ""
+
+
 def wheels_findings(kernel: Kernel) -> list[Finding]:
     "Whether the cell that installs names the wheels that are to be attached."
     house = kernel.wheels_folder
@@ -497,9 +503,9 @@ def wheels_findings(kernel: Kernel) -> list[Finding]:
         if named is None:
             continue
         if house is None or not (house / "wheelhouse.json").is_file():
-            mend = "Make them (spectrakit wheelhouse OUT), and push with --wheels OUT."
-            text = f"SHA256 names no wheels, so nothing will be installed. {mend}"
-            return [] if named else [Finding("error", "wheels", text, where)]
+            text = "SHA256 names no wheels yet: `spectrakit kaggle up` makes them and writes their name in. "
+            mend = "To push by hand: spectrakit wheelhouse OUT, and push with --wheels OUT."
+            return [] if named else [Finding("warning", "wheels", text + mend, where)]
         there = list_sha256(house)
         if not named:
             text = f"SHA256 names no wheels yet: a push writes in those of {house}, {there[:12]}…"

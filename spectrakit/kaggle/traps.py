@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['names_are_all_written', 'Names', 'names_of', 'name_findings', 'path_findings', 'machine_findings',
-           'submission_findings']
+           'submission_findings', 'random_findings']
 
 # %% ../../nbs/66_kaggle/04_traps.ipynb #bcb2eb94
 import ast
@@ -235,3 +235,21 @@ def submission_findings(kernel: Kernel) -> list[Finding]:
         text = "No submission is written. If this kernel is handed in: sk.fit(…, predict='submission.csv') writes one."
         found.append(Finding("warning", "submission", text))
     return found
+
+# %% ../../nbs/66_kaggle/04_traps.ipynb #rn000002
+_RANDOM = re.compile(r"(torch\.(rand|randn|randint)|(np|numpy)\.random\.\w+|.*\.default_rng)$")
+_TRAINS = ("spectrakit.fit", "spectrakit.cross_validate", "spectrakit.search")
+
+
+def random_findings(kernel: Kernel) -> list[Finding]:
+    "A kernel that trains, reads no input, and makes its samples of random numbers."
+    calls, facts = kernel.facts.calls, kernel.facts
+    made = [use for use in calls if _RANDOM.match(use.name)]
+    texts = [use.name for use in facts.texts] + [str(a) for use in calls for a in use.args]
+    reads = any(re.search(r"/kaggle/input/.|\.\./input|^task\.data=", text) for text in texts) or any(
+        use.name.rpartition(".")[2] in ("find_input", "attached_runs", "Table") for use in calls
+    )
+    if not made or reads or not any(use.name in _TRAINS for use in calls):
+        return []
+    text = "It learns from random numbers, and no input is read. Put your data in their place: "
+    return [Finding("error", "random", text + "sk.find_input(SLUG) is the folder of what is attached.", made[0].where)]

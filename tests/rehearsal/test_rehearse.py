@@ -34,6 +34,7 @@ def test_what_init_makes_passes_both_sessions(tmp_path, soil):
     done = run_cli(tmp_path, "kaggle", "check", "soil-first", "--run", "--files", soil, "--rows", "150", timeout_s=400)
     assert "it ended well, and submission.csv has a row for each of 20 ids" in done.stdout, done.stdout + done.stderr
     assert "it ended well, and submission.csv has a row for each of 60 ids" in done.stdout
+    assert done.returncode == 0 and "`spectrakit kaggle up` makes them" in done.stdout  # the wheels, later
     assert "train.csv has 150 of its 220 rows" in done.stdout and not list((tmp_path / "soil-first").glob("runs"))
     assert len(pd.read_csv(soil / "train.csv")) == 220 and len(pd.read_csv(soil / "test.csv")) == 20
 

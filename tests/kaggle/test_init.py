@@ -1,0 +1,96 @@
+"`kaggle init` fits the competition: its tables, its sample submission alone, or nothing of it yet."
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from spectrakit.cli.main import main
+from spectrakit.config.compose import compose
+from spectrakit.kaggle.client import KaggleError, push_kernel
+
+
+@pytest.fixture
+def call(here, capsys, monkeypatch):
+    "A function that runs a command in this process: (exit status, stdout, stderr)."
+    monkeypatch.setenv("HOME", str(here / "home"))
+
+    def run(*words) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main(["kaggle", *map(str, words)])
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+def tables(folder: Path, prices: bool = False) -> Path:
+    "A competition of 60 rows: grades in two classes, or prices."
+    folder.mkdir(parents=True)
+    rows = pd.DataFrame({"id": range(60), "size": range(60)})
+    answer = [2.5 * size for size in range(60)] if prices else ["low", "high"] * 30
+    rows = rows.assign(**{"price" if prices else "grade": answer})
+    rows[:40].to_csv(folder / "train.csv", index=False)
+    rows[40:].iloc[:, :2].to_csv(folder / "test.csv", index=False)
+    rows[40:].iloc[:, [0, 2]].to_csv(folder / "sample_submission.csv", index=False)
+    return folder
+
+
+def settings_of(folder: Path) -> list[str]:
+    "The lines of SETTINGS in the notebook of a kernel; all of them compose."
+    (notebook,) = folder.glob("*.ipynb")
+    (cell,) = [c for c in json.loads(notebook.read_text())["cells"] if "SETTINGS = [" in "".join(c["source"])]
+    text = "".join(cell["source"])
+    assert '"trainer=kaggle_2xt4" if len(platform.gpus) == 2 else "trainer=kaggle_safe"' in text and "'table'" in text
+    words = json.loads(text[text.index("[") : text.index("]") + 1].replace(",\n]", "]"))
+    assert compose("trainer=kaggle_2xt4", *words).distributed.world_size == 2
+    return words
+
+
+@pytest.mark.parametrize(
+    "prices, told",
+    [
+        (False, ["task.target=grade", "task.kind=classes", "task.answer=label", "checkpoint.monitor=accuracy"]),
+        (True, ["task.target=price", "task.kind=numbers", "checkpoint.monitor=rmse"]),
+    ],
+)
+def test_tables_that_are_here_are_read(call, here, prices, told):
+    data = tables(here / "files", prices)
+    status, out, _ = call("init", "soil-first", "--owner", "ada", "--competition", "soil-2026", "--data", data)
+    assert status == 0 and "rows      40 to learn from" in out and "--run --files" in out
+    words = settings_of(here / "soil-first")
+    assert words[:2] == ["task.data=soil-2026", "task.id=id"] and set(told) <= set(words) and "task.folds=5" in words
+
+
+def test_a_sample_submission_alone_says_the_id_and_the_target(call, here):
+    tables(here / "files")
+    for name in ("train", "test"):
+        (here / "files" / f"{name}.csv").unlink()
+    status, out, _ = call("init", "soil-first", "--owner", "ada", "--competition", "soil-2026", "--data", "files")
+    assert status == 0 and "rows by 'id', asked for 'grade'" in out
+    assert settings_of(here / "soil-first")[:3] == ["task.data=soil-2026", "task.id=id", "task.target=grade"]
+
+
+def test_without_files_the_slug_is_enough(call, here):
+    status, out, _ = call("init", "soil-first", "--owner", "ada", "--competition", "soil-2026")
+    assert status == 0 and "the files of soil-2026 are not here" in out
+    assert settings_of(here / "soil-first") == ["task.data=soil-2026", "task.folds=5", "trainer.max_epochs=30"]
+
+
+def test_what_table_cannot_learn_is_said_and_nothing_is_written(call, here):
+    (here / "pictures").mkdir()
+    (here / "pictures" / "1.png").touch()
+    words = ("--owner", "ada", "--competition", "soil-2026", "--data", "pictures")
+    status, _, err = call("init", "soil-first", *words)
+    assert status == 2 and "--task file.py:Name" in err and not (here / "soil-first").exists()
+
+
+def test_a_fresh_folder_passes_the_check_and_what_learns_from_random_numbers_does_not(call, here):
+    call("init", "soil-first", "--owner", "ada", "--competition", "soil-2026")
+    status, out, _ = call("check", "soil-first")
+    assert status == 0 and "0 errors, 1 warning" in out and "`spectrakit kaggle up` makes them" in out, out
+    with pytest.raises(KaggleError, match="names no wheels.*kaggle up soil-first"):  # by hand it would install nothing
+        push_kernel("soil-first", anyway=False)
+    call("init", "first-try", "--owner", "ada")
+    status, out, _ = call("check", "first-try")
+    assert status == 1 and "It learns from random numbers" in out and "1 error" in out
