@@ -16,7 +16,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
@@ -48,6 +48,7 @@ from ..handover.job import load_task, with_task
 from ..handover.request import new_request
 from ..jobs.mean_submission import MeanSubmission
 from ..jobs.prediction import save_arrays
+from ..jobs.replay import Replayed, score_of_predictions
 from ..predictions.ensemble import mean_or_most
 from ..predictions.prediction_spool import load_arrays
 from ..runs.events import last_event
@@ -64,7 +65,9 @@ class CrossValidation:
     """How the folds went. `metric` is the monitored one; values are those of each fold's best evaluation.
 
     - `status`: completed; out_of_time, interrupted or failed where a fold ended so: the same call goes on
-    - `score`: of all held-out samples together, None where a metric is no mean and the task cannot say it
+    - `score`: of all held-out samples together, as the mean over seeds and repeats predicts them; None where the task
+    cannot say it
+    - `single_scores`: where there are several seeds or repeats, that of each of them alone
     - `values`, `targets`: [samples, …], of the training samples in their order; NaN where none was held out
     - `test`: the mean over the folds of the test data's predictions; None without test data
     """
@@ -78,6 +81,7 @@ class CrossValidation:
     values: Any = None
     targets: Any = None
     test: dict[str, Any] = field(default_factory=dict)
+    single_scores: tuple[float, ...] = ()
 
     @property
     def scores(self) -> tuple[float, ...]:
@@ -136,10 +140,16 @@ def _rows(cv: CrossValidation) -> list[tuple[str, str, str, str]]:
     ]
     if cv.scores:
         rows += [("mean", number(cv.mean), "", f"± {cv.std:.2g} between folds")]
+    without, single = _never_held_out(cv), cv.single_scores
+    which = f"all but {without} samples, which no fold holds out" if without else "each sample once"
+    if single:
+        deviation = f"± {np.std(single, ddof=1):.2g} between them: " if len(single) > 1 else ""
+        of_each = f"{deviation}each of {len(single)} alone: {', '.join(map(number, single))}"
+        rows += [("all, single", number(float(np.mean(single))), "", of_each)]
     if cv.score is not None:
-        without = _never_held_out(cv)
-        which = f"all but {without} samples, which no fold holds out" if without else "each sample once"
-        rows += [("all held out", number(cv.score), "", f"{which}, by a model that has not seen it")]
+        whose = f"the mean of {len(single)} models" if single else "a model"
+        name = "all, averaged" if single else "all held out"
+        rows += [(name, number(cv.score), "", f"{which}, by {whose} that {'have' if single else 'has'} not seen it")]
     return rows
 
 
@@ -209,19 +219,26 @@ def _of_all(task: Any, config: Config, joined: dict[str, Any]) -> dict[str, Any]
     except Exception as error:
         raise RequestError(f"{type(task).__name__}.metrics_all raised {type(error).__name__}: {error}") from error
 
+# %% ../../nbs/60_api/07_cross_validation.ipynb #eae5103c
+def _mean_score(trials: Sequence[TrialResult], sizes: Sequence[int]) -> float | None:
+    "A metric that is a mean over samples, of all that these runs have held out; None where one has no value."
+    values = [trial.value for trial in trials if trial.value is not None]
+    return float(np.average(values, weights=sizes)) if values and len(values) == len(trials) else None
+
 
 def _whole_score(metric: str, task: Any, trials: Sequence[TrialResult], joined: dict[str, Any]) -> float | None:
-    "The monitored metric over all that was held out; None where it cannot be said. RequestError from `metrics_all`."
+    """The monitored metric over all that single runs have held out; None where it cannot be said.
+
+    RequestError from `metrics_all`.
+    """
     values, targets = joined["predictions"], joined["targets"]
     if values is None or any(trial.value is None for trial in trials):
         return None
-    plain = metric.removeprefix("val_")
     if provides(task, "metrics_all") and targets is not None:
         found = _of_all(task, joined["config"], joined)
-        if plain in found:
+        if (plain := metric.removeprefix("val_")) in found:
             return float(found[plain])
-    sizes = joined["sizes"]
-    return float(np.average([trial.value for trial in trials], weights=sizes))
+    return _mean_score(trials, joined["sizes"])
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #95320967
 FOLDS, FACTS = "folds.npz", "cv.json"
@@ -640,46 +657,117 @@ def _made(task: Any, run: Run) -> Any:
     return task_of(run, None if isinstance(task, str) else task)
 
 
-def _score_or_say(
-    task: Any, metric: str, trials: Sequence[TrialResult], arrays: Mapping[int, dict[str, np.ndarray]], joined: dict
-) -> float | None:
-    "The score of all that was held out; None, and a line that says why, where the task cannot say it."
-    parts, run = list(arrays.values()), trials[0].run
-    kinds = {name: values.dtype for name, values in (parts[0] if parts else {}).items()}
-    known = {"sizes": [len(next(iter(part.values()))) for part in parts], "kinds": kinds, "config": run.config}
-    try:
-        return _whole_score(metric, _made(task, run), trials, {**joined, **known})
-    except RequestError as error:
-        print(f"The score of all held-out samples together is not known: {error}", file=sys.stderr)
+@dataclass(frozen=True)
+class _Scoring:
+    "What is needed to score what all runs have held out; runs are known by number."
+
+    task: Any  # as an object
+    metric: str
+    folds: Folds | None
+    seeds: int
+    trials: Mapping[int, TrialResult]
+    arrays: Mapping[int, dict[str, np.ndarray]]
+    config_at: Callable[[int], Config]
+
+    @property
+    def count(self) -> int:
+        "Folds after which each sample has been held out once."
+        return len(self.trials) // self.seeds if self.folds is None else self.folds.count
+
+    def facts(self, parts: Mapping[int, dict[str, np.ndarray]]) -> dict[str, Any]:
+        "What `_whole_score` is told; `parts`: by fold."
+        kinds = {name: values.dtype for name, values in next(iter(self.arrays.values())).items()}
+        sizes = [len(next(iter(part.values()))) for part in parts.values()]
+        joined = {name: _joined(self.folds, parts, name) for name in ("predictions", "targets")}
+        return {**joined, "sizes": sizes, "kinds": kinds, "config": self.config_at(0)}
+
+# %% ../../nbs/60_api/07_cross_validation.ipynb #be13fd8c
+def _single_scores(s: _Scoring) -> list[float | None]:
+    "The score of each seed of each repeat alone."
+    found, total = [], len(s.trials) // s.seeds
+    for first in range(0, total, s.count):
+        for seed in range(s.seeds):
+            numbers = {fold: fold * s.seeds + seed for fold in range(first, first + s.count)}
+            parts = {fold: s.arrays[number] for fold, number in numbers.items()}
+            trials = [s.trials[number] for number in numbers.values()]
+            found.append(_whole_score(s.metric, s.task, trials, s.facts(parts)))
+    return found
+
+
+def _averaged_score(s: _Scoring, limit_s: float) -> float | None:
+    "The score of the mean over seeds and repeats. RequestError, with the reason alone, where it cannot be said."
+    parts = averaged(s.arrays, s.seeds)
+    facts = s.facts(parts)
+    if (values := facts["predictions"]) is None:
         return None
+    if provides(s.task, "metrics_all") and facts["targets"] is not None:
+        found = _of_all(s.task, facts["config"], facts)
+        if (plain := s.metric.removeprefix("val_")) in found:
+            return float(found[plain])
+    dtype = s.arrays[0]["predictions"].dtype
+    known = Replayed(s.config_at(0), s.arrays[0]["predictions"], s.trials[0].value)
+    rows = {
+        fold: parts[fold]["predictions"] if s.folds is None else values[s.folds.held_out(fold)]
+        for fold in range(s.count)
+    }
+    replayed = [Replayed(s.config_at(fold * s.seeds), given.astype(dtype)) for fold, given in rows.items()]
+    return score_of_predictions(s.task, s.metric, known, replayed, limit_s)
+
+# %% ../../nbs/60_api/07_cross_validation.ipynb #d8acf98d
+def _scores_or_say(s: _Scoring, limit_s: float) -> tuple[float | None, tuple[float, ...]]:
+    "The score of all that was held out, and those of single seeds and repeats; a line says why one is not known."
+    single: list[float | None] = []
+    try:
+        single = _single_scores(s) if set(s.trials) == set(s.arrays) else []
+        if len(single) < 2:
+            return next(iter(single), None), ()
+        score = _averaged_score(s, limit_s)
+    except Exception as error:
+        which = "the mean over seeds and repeats" if len(single) > 1 else "all held-out samples together"
+        print(f"The score of {which} is not known: {str(error) or type(error).__name__}", file=sys.stderr)
+        score = None
+    return score, tuple(value for value in single if value is not None) if len(single) > 1 else ()
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #cde8e1a7
-def _gather(task: Any, path: Path, made: Mapping[int, TrialResult], status: str, seeds: int) -> CrossValidation:
-    "The result of the folds that are done; `made`: by number of the run."
+def _gather(f: Folding, status: str) -> CrossValidation:
+    "The result of the folds that are done."
+    path, seeds, made = f.path, f.config.folds.seeds, f.made
     trials = tuple(trial for _, trial in sorted(made.items()))
     arrays = {n: load_arrays(trial.out_of_fold) for n, trial in sorted(made.items()) if trial.out_of_fold is not None}
-    parts = averaged(arrays, seeds)
-    file = path / FOLDS
+    parts, file = averaged(arrays, seeds), path / FOLDS
     folds = read_folds(file) if file.is_file() else None
     metric = next((trial.metric for trial in trials if trial.metric), "")
     joined = {name: _joined(folds, parts, name) for name in ("predictions", "targets")}
-    score, test = None, {}
-    if status == "completed":
-        score, test = _score_or_say(task, metric, trials, arrays, joined), _mean_of_tests(trials)
     kept = {name: values for name, values in joined.items() if values is not None}
-    if kept:
-        save_arrays(path / "out_of_fold.npz", kept)
-    if test:
-        save_arrays(path / "predictions.npz", test)
-    found = CrossValidation(path, status, metric, trials, folds, score, joined["predictions"], joined["targets"], test)
-    facts = {"status": status, "metric": metric, "scores": found.scores, "mean": found.mean, "std": found.std}
-    hashed = {
-        "score": score,
-        "folds_sha256": folds.sha256 if folds else None,
-        "runs": [str(t.run.path) for t in trials],
-    }
-    write_atomic(path / "summary.json", json.dumps({**facts, **hashed}, indent=1) + "\n")
+    test = _mean_of_tests(trials) if status == "completed" else {}
+    for name, arrays_of in (("out_of_fold.npz", kept), ("predictions.npz", test)):
+        if arrays_of:
+            save_arrays(path / name, arrays_of)
+    score: float | None = None
+    single: tuple[float, ...] = ()
+    if status == "completed" and arrays:
+
+        def config_at(number: int) -> Config:
+            return _config_of(f.config, path, *divmod(number, seeds), f.itself)
+
+        scoring = _Scoring(_made(f.task, trials[0].run), metric, folds, seeds, made, arrays, config_at)
+        score, single = _scores_or_say(scoring, min(60.0, f.left_s or 60.0))
+    found = CrossValidation(
+        path, status, metric, trials, folds, score, joined["predictions"], joined["targets"], test, single
+    )
+    _keep_summary(found)
     return found
+
+
+def _keep_summary(cv: CrossValidation) -> None:
+    facts = {"status": cv.status, "metric": cv.metric, "scores": cv.scores, "mean": cv.mean, "std": cv.std}
+    more = {
+        "score": cv.score,
+        "single_scores": cv.single_scores,
+        "folds_sha256": cv.folds.sha256 if cv.folds else None,
+        "runs": [str(t.run.path) for t in cv.trials],
+    }
+    write_atomic(cv.path / "summary.json", json.dumps({**facts, **more}, indent=1) + "\n")
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #29a6bcba
 def _finish_table(f: Folding) -> None:
@@ -739,7 +827,7 @@ def cross_validate(
         f.table = MeanSubmission(made, _config_of(config, path, 0, 0, itself), Path(predict), path)
     _train_or_stop(f)
     complete = len(f.made) == f.total and all(trial.done for trial in f.made.values())
-    found = _gather(task, path, f.made, "completed" if complete else f.stopped or "out_of_time", config.folds.seeds)
+    found = _gather(f, "completed" if complete else f.stopped or "out_of_time")
     if f.table is not None:
         _finish_table(f)
     return found

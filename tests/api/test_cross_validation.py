@@ -177,6 +177,72 @@ def test_each_fold_is_trained_with_several_seeds_on_one_division(here):
     assert np.allclose(one.values[rows], single[0])
 
 
+class Learned(Line):
+    "Classes, whose names the task keeps in `datasets`; its metric is in torch's words, as those of an evaluation are."
+
+    def datasets(self, cfg):
+        x = torch.randn(40, 3, generator=torch.Generator().manual_seed(2))
+        self.classes = [0, 1]
+        return TensorDataset(x, (x.sum(1) > 0).long()), None
+
+    def model(self, cfg):
+        return nn.Linear(3, 2)
+
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    def predict(self, model, batch):
+        return model(batch[0]).softmax(1)
+
+    metrics = None
+    metric_modes = {"hits": "max"}
+
+    def metrics_all(self, predictions, targets):
+        hits = torch.nn.functional.one_hot(targets, len(self.classes)).mul(predictions.round()).sum(1)
+        return {"hits": hits.mean()}
+
+
+class Counted(Learned):
+    "Its metric is a mean over samples; the mean of several models is another model."
+
+    metrics_all = None
+
+    def metrics(self, outputs, batch):
+        return {"hits": ((outputs.argmax(1) == batch[1]).sum(), len(outputs))}
+
+
+@pytest.mark.parametrize("monitor", ["val_hits", "val_loss"])
+def test_the_mean_over_seeds_and_repeats_has_a_score_of_its_own(here, monitor):
+    words = (*INLINE, *HERE, f"checkpoint.monitor={monitor}", "optimizer.lr=0.05", "folds.count=2")
+    cv = sk.cross_validate(Counted(), compose(*words, "folds.seeds=2", "folds.repeats=2"), show=False)
+    targets, odds = cv.targets.astype(int), cv.values
+    right = (odds.argmax(1) == targets).mean() if monitor == "val_hits" else -np.log(odds[range(40), targets]).mean()
+    assert cv.score == pytest.approx(right, rel=1e-4) and len(cv.single_scores) == 4
+    first = {run.path.parent.name: np.load(run.path / "out_of_fold.npz")["predictions"] for run in cv.runs}
+    rows = [cv.folds.held_out(fold) for fold in (0, 1)]
+    alone = np.empty_like(odds)
+    for fold in (0, 1):
+        alone[rows[fold]] = first[f"fold-{fold}-seed-1"]
+    own = (alone.argmax(1) == targets).mean() if monitor == "val_hits" else -np.log(alone[range(40), targets]).mean()
+    assert cv.single_scores[1] == pytest.approx(own, rel=1e-4)  # the second seed of the first division
+    facts = json.loads((cv.path / "summary.json").read_text())
+    assert facts["score"] == cv.score and tuple(facts["single_scores"]) == cv.single_scores
+    assert "all, averaged" in str(cv) and "by the mean of 4 models that have not seen it" in cv._repr_html_()
+
+
+def test_a_score_that_does_not_follow_from_predictions_is_said_to_be_unknown(here, capsys):
+    class Other(Counted):
+        "Predicts what its loss cannot be computed from."
+
+        def predict(self, model, batch):
+            return model(batch[0]).softmax(1).round()
+
+    words = compose(*INLINE, *HERE, "folds.seeds=2")
+    cv = sk.cross_validate(Other(), words, folds=2, show=False)
+    assert cv.status == "completed" and cv.score is None and len(cv.single_scores) == 2
+    assert "val_loss does not follow from what `predict` returns" in capsys.readouterr().err
+
+
 def test_what_cannot_be_divided_is_a_sentence(here):
     for made, words, parts in (
         (Numbered(), ("folds.count=24",), ["folds.count=24", "23 samples"]),
@@ -271,31 +337,6 @@ def test_a_table_that_the_task_cannot_write_leaves_the_sample(here, capsys):
     cv = sk.cross_validate(Wrong(), compose(*INLINE, *HERE), folds=2, predict="submission.csv", show=False)
     assert cv.status == "completed" and Path("submission.csv").read_text().splitlines()[1] == "3,7"
     assert "submission.csv stays as it was: " in capsys.readouterr().err
-
-
-class Learned(Line):
-    "Classes, whose names the task keeps in `datasets`; its metric is in torch's words, as those of an evaluation are."
-
-    def datasets(self, cfg):
-        x = torch.randn(40, 3, generator=torch.Generator().manual_seed(2))
-        self.classes = [0, 1]
-        return TensorDataset(x, (x.sum(1) > 0).long()), None
-
-    def model(self, cfg):
-        return nn.Linear(3, 2)
-
-    def loss(self, model, batch):
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-    def predict(self, model, batch):
-        return model(batch[0]).softmax(1)
-
-    metrics = None
-    metric_modes = {"hits": "max"}
-
-    def metrics_all(self, predictions, targets):
-        hits = torch.nn.functional.one_hot(targets, len(self.classes)).mul(predictions.round()).sum(1)
-        return {"hits": hits.mean()}
 
 
 @pytest.mark.parametrize("kind", ["auto", "time"])
