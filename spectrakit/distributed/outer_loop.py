@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'flat', 'spread', 'moves_each_alone', 'outer_optimizer', 'outer_lr_factor', 'OuterLoop',
-           'pseudo_gradient', 'commit', 'clip_norm', 'move', 'end_round', 'count_workers', 'check_quorum',
+           'pseudo_gradient', 'commit', 'stay', 'clip_norm', 'move', 'end_round', 'count_workers', 'check_quorum',
            'check_turns', 'check_diloco', 'buffer_steps', 'merge_buffers', 'own_parts', 'load_own_parts', 'outer_state',
            'load_outer_state', 'load_own_optimizer']
 
@@ -226,6 +226,12 @@ def commit(outer: OuterLoop, mean: Any, lr: float, mixing: float = 0.0) -> None:
     spread(outer.theta if not mixing else outer.theta.lerp(flat(outer.params), mixing), outer.params)
     outer.learned = outer.sent = [q.requires_grad for q in outer.params]
 
+
+def stay(outer: OuterLoop) -> None:
+    "No worker has learned anything: θ and the momentum stay, and the worker goes on from θ."
+    spread(outer.theta, outer.params)
+    outer.learned = outer.sent = [q.requires_grad for q in outer.params]
+
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #1c41781c
 def clip_norm(vector: Any, limit: float | None, total: Callable[[float], float] = lambda squares: squares) -> float:
     """Shorten `vector` to the norm `limit` in place (None: it stays); returns the norm that it had.
@@ -349,7 +355,7 @@ def check_diloco(config: Config, world_size: int) -> None:
 
     if not is_diloco(config):
         return
-    d, t = config.diloco, config.training
+    d = config.diloco
     count_workers(config, world_size)
     outer = outer_optimizer(torch.zeros(1), d.outer_opt, d.outer_lr, d.outer_momentum, d.outer_opt_kwargs)
     parted = next((f"diloco.{name}" for name in ("shards", "fragments") if getattr(d, name) > 1), None)
@@ -361,20 +367,10 @@ def check_diloco(config: Config, world_size: int) -> None:
         )
     check_turns(config)
     check_quorum(config, world_size)
-    if t.ema_decay is not None:
-        raise RequestError(
-            f"training.ema_decay={t.ema_decay:g} is not possible with distributed.strategy=diloco: between two "
-            "exchanges each worker has weights of its own. Leave it out; training.average averages checkpoints."
-        )
     if d.shards > 1 and d.warmup_steps:
         raise RequestError(
             f"diloco.warmup_steps={d.warmup_steps} is not possible with diloco.shards={d.shards}: gradients of sharded "
             "models do not travel between workers. Leave diloco.warmup_steps at 0."
-        )
-    if t.nan_policy == "skip":
-        raise RequestError(
-            "training.nan_policy=skip is not possible with distributed.strategy=diloco: workers would have to agree in "
-            "each step. Use training.nan_policy=stop or rollback."
         )
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #b90d3dc4

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..distributed.compression import BLOCK
-from ..distributed.outer_loop import buffer_steps, own_parts, pseudo_gradient, spread
+from ..distributed.outer_loop import buffer_steps, load_own_parts, own_parts, pseudo_gradient, spread
 from ..meeting.place import MeetingPlace, numbers_at
 from spectrakit.meeting.quorum import (
     LeftBehind,
@@ -28,7 +28,14 @@ from spectrakit.meeting.quorum import (
     latest,
     settled,
 )
-from .state import TrainState, Workers, load_shared_state, shared_state
+from spectrakit.steps.state import (
+    TrainState,
+    Workers,
+    begin_counting,
+    load_shared_state,
+    shared_state,
+    updates_made,
+)
 from ..system.errors import RequestError
 from ..watchdog.budget import describe_budget
 
@@ -40,6 +47,7 @@ def make_quorum(s: TrainState, workers: Workers) -> Quorum:
     quorum = Quorum(MeetingPlace(d.meeting), d.member, d.workers, d.quorum, d.grace_s)
     same = {"weights": workers.loops[0].theta.numel(), "total_steps": s.schedule.requested_steps, "seed": s.config.seed}
     same |= {name: getattr(d, name) for name in ("max_steps", "workers", "compression", "outer_opt", "outer_lr")}
+    same["ema_decay"] = s.config.training.ema_decay
     check_identity(quorum.place, same)
     return quorum
 
@@ -103,7 +111,7 @@ def common_state(s: TrainState) -> bytes:
 
     assert s.outer is not None, "there are workers"
     file = io.BytesIO()
-    torch.save(own_parts(shared_state(s.outer)), file)
+    torch.save(own_parts(shared_state(s.outer) | {"ema": s.learner.ema}), file)
     return file.getvalue()
 
 
@@ -113,12 +121,15 @@ def take_over(s: TrainState, content: bytes) -> None:
 
     workers = s.outer
     assert workers is not None and workers.quorum is not None, "there are other workers"
-    load_shared_state(workers, torch.load(io.BytesIO(content), weights_only=True))
+    state = torch.load(io.BytesIO(content), weights_only=True)
+    load_shared_state(workers, state)
+    load_own_parts(s.learner.ema or [], state["ema"] or [])
     with torch.no_grad():
         spread(workers.loops[0].theta, workers.loops[0].params)
         for buffer, before in zip(workers.buffers, workers.before, strict=True):
             buffer.copy_(before)
     begin_round_at(s, workers.quorum.round)
+    s.progress.averaged_step = s.progress.step
 
 
 def begin_round_at(s: TrainState, number: int) -> None:
@@ -128,6 +139,7 @@ def begin_round_at(s: TrainState, number: int) -> None:
     p.position += max(0, step - p.step) * s.schedule.stride  # steps that a slower worker has not made
     p.step = p.round_began = step
     p.rounds = number
+    begin_counting(s)
 
 # %% ../../nbs/40_steps/07_apart.ipynb #b4eb0cbc
 class EndsWaiting(Exception):
@@ -197,14 +209,15 @@ def ends_sooner(s: TrainState) -> bool:
     return s.progress.step > s.progress.round_began and closes_soon(s.outer.quorum)
 
 
-def meet(s: TrainState, workers: Workers) -> tuple[Any, Any, list[Share], int]:
-    """Bring this worker's share and wait for the round: the means of pseudo-gradients and of buffers, the shares that
-    count, the bytes that were sent. EndsWaiting where the run has to end, LeftBehind where the others are further.
+def meet(s: TrainState, workers: Workers) -> tuple[list[Share], int]:
+    """Bring this worker's share and wait for the round: the shares of all, and the bytes that were sent.
+
+    EndsWaiting where the run has to end, LeftBehind where the others are further.
     """
-    quorum, p = workers.quorum, s.progress
+    quorum = workers.quorum
     vector = pseudo_gradient(workers.loops[0])
-    steps = p.step - p.round_began
-    share = Share(quorum.member, float(steps * s.data.plan.effective_batch_size), steps, to_bytes(workers, vector))
+    made = updates_made(s)
+    share = Share(quorum.member, float(made * s.data.plan.effective_batch_size), made, to_bytes(workers, vector))
     if latest(quorum.place) <= quorum.round:
         bring(quorum, share)
 
@@ -213,8 +226,7 @@ def meet(s: TrainState, workers: Workers) -> tuple[Any, Any, list[Share], int]:
         return settled(quorum)
 
     shares = _wait_for(s, f"{quorum.needed} of {quorum.workers} workers", ready, _limit_s(s))
-    mean, moved, counted = weighted_mean(workers, shares, vector.numel())
-    return mean, moved, counted, len(share.content)
+    return shares, len(share.content)
 
 
 def leave(s: TrainState) -> None:

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['Progress', 'Learner', 'average_thawed', 'load_averages', 'Data', 'Schedule', 'never', 'Execution', 'Interval',
            'PictureClock', 'Record', 'Requests', 'NanState', 'Memory', 'Saving', 'Timing', 'Flight', 'Workers',
-           'shared_state', 'load_shared_state', 'common_weights', 'common_model', 'TrainState', 'update_ema',
-           'count_overflows', 'ema_weights', 'save_due', 'first_saves_s', 'writer_of', 'average_plan',
+           'shared_state', 'load_shared_state', 'common_weights', 'common_model', 'TrainState', 'ema_stays',
+           'update_ema', 'count_overflows', 'ema_weights', 'save_due', 'first_saves_s', 'writer_of', 'average_plan',
            'checkpoints_at_once', 'save_due_by_clock', 'log_once', 'gpu_generator', 'note_random_state', 'state_at',
-           'learns_alone', 'worker_state', 'load_worker_state', 'submit_snapshot', 'save', 'finish_saving',
-           'finish_mirror']
+           'learns_alone', 'count_left_out', 'updates_made', 'begin_counting', 'worker_state', 'load_worker_state',
+           'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
 
 # %% ../../nbs/40_steps/03_state.ipynb #23a2fcf4
 import contextlib
@@ -84,6 +84,8 @@ class Progress:
     waited_s: float = 0.0  # by rank 0, for these
     useful_steps: int = 0  # of this worker, with diloco.quorum: those that count in θ
     lost_steps: int = 0  # those that came too late to count
+    left_out: int = 0  # updates of this worker of diloco that training.nan_policy=skip has left out
+    averaged_step: int = 0  # the step at whose end diloco moved the moving averages last
 
 # %% ../../nbs/40_steps/03_state.ipynb #11a54767
 @dataclass
@@ -259,6 +261,7 @@ class NanState:
 
     bad_input: str | None = None  # what was not finite in this rank's batch when its loss was not
     skipped: Any = 0  # updates left out since the last log point; on a GPU a tensor
+    uncounted: Any = 0  # of a worker of diloco: those that `progress.left_out` does not count yet; on a GPU a tensor
     idle_steps: int = 0  # updates left out in a row, as seen at log points
     buffers: list | None = None  # names of the floating-point buffers that were finite at the start
     copies: list | None = None  # (buffer, copy from before this step), where a step may be skipped
@@ -320,16 +323,15 @@ class Flight:
 # %% ../../nbs/40_steps/03_state.ipynb #2f550876
 @dataclass
 class Workers:
-    """The outer loop of diloco, with what the round began with.
-
-    `loops`: θ and the outer optimizer of each fragment of the model; of all of it, where it travels at once. `count`:
-    how many workers there are. `buffers`: of this worker's model.
+    """The outer loop of diloco: `loops` has θ and the outer optimizer of each fragment of the model (of all of it,
+    where it travels at once), `count` is how many workers there are, `buffers` are those of this worker's model.
     """
 
     loops: list[OuterLoop]
     count: int
     buffers: list
     before: list = field(default_factory=list)  # copies of buffers from the round's beginning
+    since: list = field(default_factory=list)  # of each fragment: step and `left_out` as what it has learned began
     group: Any = None  # the workers, talking through the CPU
     shards: int = 1  # processes that share a worker's model
     compressions: list[Compression] = field(default_factory=list)  # of each fragment; none: float32 travels
@@ -505,6 +507,15 @@ class TrainState:
         self.data.keep_order(state.get("order_version", 1))  # spectrakit 0.1 had no other one
 
 # %% ../../nbs/40_steps/03_state.ipynb #23a2fc02
+def ema_stays(decay: float, step: int, after: int | None = None) -> float:
+    """How much of a moving average stays at update `step`, the first of which is 1: less than `decay` at the beginning.
+
+    `after`: over all updates after this one, up to `step` (default: at `step` alone).
+    """
+    first = step if after is None else after + 1
+    return math.prod(min(decay, (1 + n) / (10 + n)) for n in range(first, step + 1))
+
+
 def update_ema(ema: list, params: list, decay: float, step: int, left_out: Any = None) -> None:
     """Move the averages towards the weights, in place.
 
@@ -516,7 +527,7 @@ def update_ema(ema: list, params: list, decay: float, step: int, left_out: Any =
     """
     import torch
 
-    now = min(decay, (1 + step) / (10 + step))
+    now = ema_stays(decay, step)
     if not torch.is_tensor(left_out):
         if not left_out:
             torch._foreach_lerp_(ema, [p.detach() for p in params], 1 - now)
@@ -691,12 +702,33 @@ def learns_alone(s: TrainState) -> bool:
     return s.outer is not None and not s.warms_up
 
 
+def count_left_out(s: TrainState) -> int:
+    "The updates that nan_policy=skip has left out of this worker of diloco. On a GPU it is waited for."
+    s.progress.left_out, s.nan.uncounted = s.progress.left_out + int(s.nan.uncounted), 0
+    return s.progress.left_out
+
+
+def updates_made(s: TrainState, number: int = 0) -> int:
+    "The updates that this worker has made of fragment `number` since it was last the same for all workers."
+    assert s.outer is not None, "there are workers"
+    step, left_out = s.outer.since[number]
+    return s.progress.step - step - (count_left_out(s) - left_out)
+
+
+def begin_counting(s: TrainState, number: int | None = None) -> None:
+    "From here on count the updates of fragment `number` (default: of all) anew."
+    assert s.outer is not None, "there are workers"
+    here = s.progress.step, count_left_out(s)
+    s.outer.since = [here if number in (None, k) else before for k, before in enumerate(s.outer.since)]
+
+# %% ../../nbs/40_steps/03_state.ipynb #4acac42c
 def worker_state(s: TrainState) -> dict[str, Any]:
     "What a worker of diloco alone has: its weights and buffers, its optimizer and scaler, its place on the schedule."
     p, scaler = s.progress, s.context.scaler
     assert s.outer is not None, "there are workers"
     own = {"weights": s.outer.params, "buffers": s.outer.buffers, "optimizer": s.learner.optimizer.state_dict()}
-    place = {"position": p.position, "behind": p.behind, "overflows": p.overflows}
+    place = {"position": p.position, "behind": p.behind, "overflows": p.overflows, "left_out": count_left_out(s)}
+    own["since"] = s.outer.since
     own["compression"] = [compression.state_dict() for compression in s.outer.compressions]
     if (flight := s.outer.flight) is not None:
         own["flight"] = {"number": flight.number, "due": flight.due, "lr": flight.lr, "arriving": flight.mean()}
@@ -715,6 +747,9 @@ def load_worker_state(s: TrainState, state: dict[str, Any]) -> None:
     for compression, pending in zip(s.outer.compressions, state.get("pending", []), strict=False):
         compression.pending = pending
     s.outer.flight = Flight(**state["flight"]) if "flight" in state else None
+    s.outer.since = [tuple(pair) for pair in state.get("since", [])] or [(s.progress.round_began, 0)] * len(
+        s.outer.loops
+    )
     if s.context.scaler and state["scaler"]:
         s.context.scaler.load_state_dict(state["scaler"])
     for name, value in state["place"].items():
@@ -745,6 +780,19 @@ def _model_to_keep(s: TrainState, module: Any, ending: bool) -> dict[str, Any]:
         return module.state_dict()
     return common_weights(s.outer, module, _mean_of_workers(s, s.outer) if ending else None)
 
+
+def _averaged_to_keep(s: TrainState, module: Any, held: dict[str, Any]) -> dict[str, Any] | None:
+    """The averages that a checkpoint holds beside `held`, its model: whose buffers they share, but for those that are
+    averaged. None where the run keeps none.
+    """
+    if s.learner.ema is None:
+        return None
+    with ema_weights(s):
+        found = module.state_dict()
+        found = whole(found, keep=s.context.is_main) if s.context.sharded else found
+    known = {id(b) for b in s.learner.buffers}
+    return found | {name: held[name] for name, b in module.named_buffers() if name in held and id(b) not in known}
+
 # %% ../../nbs/40_steps/03_state.ipynb #592eea9a
 def _checkpoint_content(s: TrainState, alone: bool, ending: bool = False) -> CheckpointContent:
     """What a checkpoint holds, as rank 0 writes it; on other ranks nothing that counts.
@@ -755,16 +803,13 @@ def _checkpoint_content(s: TrainState, alone: bool, ending: bool = False) -> Che
     held = _model_to_keep(s, module, ending)
     if s.context.sharded:
         model = whole(held, keep=keep)
-        with ema_weights(s):
-            averaged = whole(module.state_dict(), keep=keep) if s.learner.ema is not None else None
+        averaged = _averaged_to_keep(s, module, model)
         state = {
             key: whole(value, keep) if key in ("optimizer", "ema", "ema_thawed") else copy.deepcopy(value)
             for key, value in s.state_dict().items()
         }
     elif keep:  # with DDP rank 0 holds everything
-        model = held
-        with ema_weights(s):
-            averaged = module.state_dict() if s.learner.ema is not None else None
+        model, averaged = held, _averaged_to_keep(s, module, held)
         state = s.state_dict()
     else:
         model = averaged = state = None

@@ -182,7 +182,7 @@ def train_steps(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functi
                 q.grad = None
             p.step += 1
             p.window += 1
-            if decay is not None and averages is not None:
+            if decay is not None and averages is not None and not s.mid_round:
                 update_ema(averages, averaged, decay, p.step - p.overflows, s.nan.left_out)
             if p.window == steps_per_epoch:
                 p.epoch, p.window = p.epoch + 1, 0
@@ -385,6 +385,7 @@ class RankReport(NamedTuple):
     usable_s: float  # what training may still use; -1: there is no limit
     step_cost_s: float
     logs: float  # how many sums its losses have logged
+    skipped: float = 0.0  # updates that it has left out
 
 
 def exchange_reports(s: TrainState, loss: float, seconds: float) -> Gathering:
@@ -402,6 +403,7 @@ def exchange_reports(s: TrainState, loss: float, seconds: float) -> Gathering:
         -1.0 if usable is None else usable,
         step_cost(s),
         float(len(s.record.interval.logs)),
+        float(s.nan.skipped),
     )
     return s.context.gathering_numbers(list(own))
 
@@ -415,7 +417,6 @@ class LogPoint(NamedTuple):
     lr: float
     samples_per_s: float
     logs: dict[str, tuple]  # sums that its losses have logged
-    skipped: int  # updates that were left out
     gathering: Gathering  # of the reports of all ranks
 
     def reports(self, at_most_s: float | None = None) -> list[RankReport]:
@@ -424,7 +425,8 @@ class LogPoint(NamedTuple):
 
     def loss(self, reports: list[RankReport]) -> float:
         "The mean over the steps that were not left out."
-        return sum(report.loss for report in reports) / max(1, self.steps - self.skipped)
+        made = sum(self.steps - report.skipped for report in reports) / len(reports)
+        return sum(report.loss for report in reports) / (made or 1)
 
 # %% ../../nbs/41_training/07_loop.ipynb #bf12da58
 def gather_logs(s: TrainState, logs: dict[str, tuple]) -> dict[str, float]:
@@ -473,7 +475,6 @@ def begin_log(s: TrainState) -> LogPoint | None:
         float(s.learner.optimizer.param_groups[0]["lr"]),
         round(interval.samples / seconds, 1),
         interval.logs,
-        int(s.nan.skipped),
         exchange_reports(s, total, seconds),
     )
     s.nan.skipped = s.requests.pending = 0
@@ -492,7 +493,9 @@ def finish_log(s: TrainState, log: LogPoint) -> tuple[str, str] | None:
     loss = log.loss(reports)
     if not math.isfinite(loss):
         return apply_nan_policy(s, loss, next(filter(None, s.context.gather(s.nan.bad_input)), None))
-    if log.skipped and (ending := report_skipped(s, log.skipped, log.steps)):
+    skipped, workers = sum(int(report.skipped) for report in reports), 1 if s.outer is None else s.outer.count
+    skipped = skipped * workers // len(reports)  # ranks that make an update together leave it out together
+    if skipped and (ending := report_skipped(s, skipped, log.steps, workers)):
         return ending
     if s.context.scaler is not None and (ending := report_overflows(s, log.steps)):
         return ending

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROLLED_BACK', 'written_step', 'handle_bad_loss', 'apply_nan_policy', 'fail_not_finite', 'watch_buffers',
-           'step_scaled', 'non_finite', 'step_unless_bad', 'roll_back', 'report_skipped', 'report_overflows']
+           'keep_buffers', 'step_scaled', 'non_finite', 'step_unless_bad', 'roll_back', 'report_skipped',
+           'report_overflows']
 
 # %% ../../nbs/41_training/02_nan_guard.ipynb #23a2fcf4
 import math
@@ -13,7 +14,7 @@ from typing import Any
 from ..data.loaders import find_non_finite
 from ..distributed.heartbeat import clear_agreement
 from ..steps.schedule import start_interval
-from ..steps.state import TrainState, count_overflows, log_once, writer_of
+from ..steps.state import TrainState, count_overflows, learns_alone, log_once, writer_of
 from ..system.errors import RequestError
 from .restore import restore_state
 
@@ -90,6 +91,12 @@ def watch_buffers(s: TrainState) -> None:
         alone = s.context.world_size == 1 and s.context.scaler is None and not s.context.sharded
         s.nan.at_once = alone and s.context.device.type == "cpu"
 
+# %% ../../nbs/41_training/02_nan_guard.ipynb #2c93c422
+def keep_buffers(s: TrainState) -> None:
+    "Buffers have been set from elsewhere: a bad step goes back to what they are now."
+    for now, before in s.nan.copies or ():
+        before.copy_(now)
+
 
 def _restore_buffers(copies: list, bad: Any) -> None:
     """After a bad step the buffers are what they were before it.
@@ -143,9 +150,11 @@ def _bad_on_host(s: TrainState, loss: float) -> bool:
     grads = [g for q in s.learner.owned if (g := q.grad) is not None]
     return not math.isfinite(loss) or (bool(grads) and non_finite(grads, s.nan.one).item() > 0)
 
-
+# %% ../../nbs/41_training/02_nan_guard.ipynb #270baa83
 def _is_bad(s: TrainState, loss: Any) -> Any:
-    "Whether the loss or a gradient is not finite on any rank: a bool; on a GPU a tensor, which is not waited for."
+    """Whether the loss or a gradient is not finite on any rank, in diloco's rounds on any of this worker: a bool; on a
+    GPU a tensor, which is not waited for.
+    """
     import torch
 
     grads = []
@@ -158,7 +167,9 @@ def _is_bad(s: TrainState, loss: Any) -> Any:
     bad = ~torch.isfinite(torch.as_tensor(loss))
     if grads:
         bad = bad | (non_finite(grads, s.nan.one) > 0)
-    if s.context.world_size > 1:
+    if learns_alone(s):
+        bad = torch.as_tensor(s.context.reduce_in_worker(bad.float())) > 0
+    elif s.context.world_size > 1:
         bad = s.context.reduce_tensor(bad.float()) > 0
     return bool(bad) if s.context.device.type == "cpu" else bad
 
@@ -182,6 +193,8 @@ def step_unless_bad(s: TrainState, loss: Any) -> Any:
 
     bad: Any = _bad_on_host(s, loss) if s.nan.at_once else _is_bad(s, loss)
     s.nan.skipped = s.nan.skipped + bad
+    if s.outer is not None:
+        s.nan.uncounted = s.nan.uncounted + bad
     if s.nan.at_once and not bad and not s.nan.copies:
         s.learner.optimizer.step()
         return loss
@@ -247,18 +260,20 @@ def roll_back(s: TrainState, value: float, where: str | None) -> tuple[str, str]
     return ROLLED_BACK
 
 # %% ../../nbs/41_training/02_nan_guard.ipynb #23a2fc04
-def report_skipped(s: TrainState, skipped: int, steps: int) -> tuple[str, str] | None:
-    """Write down that `skipped` of the last `steps` updates were left out; (status, reason) of the run's end where none
+def report_skipped(s: TrainState, skipped: int, steps: int, workers: int = 1) -> tuple[str, str] | None:
+    """Write down that `skipped` updates were left out in the last `steps`; (status, reason) of the run's end where none
     has been made for 50 steps.
+
+    `workers`: how many make an update of their own in each step (default: all make the same one)
     """
     where, s.nan.bad_input = next(filter(None, s.context.gather(s.nan.bad_input)), None), None
     s.record.log.write("nan", step=s.progress.step, value="nan", skipped=skipped)
     log_once(
         s,
-        f"{skipped} of the last {steps} updates were left out, because the loss was not "
+        f"{skipped} of the last {steps * workers} updates were left out, because the loss was not "
         f"finite{f': {where}' if where else ''}",
     )
-    s.nan.idle_steps = s.nan.idle_steps + steps if skipped == steps else 0
+    s.nan.idle_steps = s.nan.idle_steps + steps if skipped == steps * workers else 0
     return fail_not_finite(s, math.nan, where) if s.nan.idle_steps >= min(50, s.schedule.total_steps) else None
 
 # %% ../../nbs/41_training/02_nan_guard.ipynb #0223287c

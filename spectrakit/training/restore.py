@@ -27,7 +27,7 @@ from ..distributed.fsdp import load_whole_model
 from ..runs.resume_changes import is_allowed
 from ..runs.run_dir import read_environment
 from ..steps.seeding import seed_everything
-from ..steps.state import TrainState, load_worker_state
+from ..steps.state import TrainState, begin_counting, load_worker_state
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from ..watchdog.budget import schedule_pace
@@ -321,8 +321,9 @@ def _restore_workers(s: TrainState, state: dict, rank_state: dict | None, notes:
             "round. Go on from a checkpoint of a round's end."
         )
     if not kept:
-        s.progress.round_began = s.progress.step
+        s.progress.round_began = s.progress.averaged_step = s.progress.step
         s.outer.begin_round()
+    begin_counting(s)
     before = _team(kept["workers"], kept.get("shards", 1)) if kept else "no rounds"
     now = _team(s.outer.count, s.outer.shards)
     notes.append(f"diloco: the run had {before}, and has {now} now, all with the optimizer of rank 0")

@@ -48,7 +48,7 @@ def test_the_tiles_show_memory_of_memory_and_an_idle_gpu(known, tmp_path, loads)
         progress=SimpleNamespace(overflows=0),
         budget=SimpleNamespace(ends=None),
     )
-    write_log_point(run, LogPoint(7, 1, 0.5, 0.1, 640.0, {}, 0, list), {"loss": 0.5}, reports)
+    write_log_point(run, LogPoint(7, 1, 0.5, 0.1, 640.0, {}, list), {"loss": 0.5}, reports)
     log.close()
     state = RunState("on-a-gpu")
     for event in read_events(tmp_path / "events.jsonl"):

@@ -4,6 +4,7 @@ where not, resumed to the bit in the middle of a round.
 
 import copy
 import gc
+import math
 import os
 import re
 import shutil
@@ -512,6 +513,143 @@ def test_an_update_that_the_scaler_leaves_out_counts_as_a_step_of_the_round(tmp_
     assert all(torch.equal(*pair) for pair in zip(own[0]["weights"], own[1]["weights"], strict=True))
 
 
+class Spoilt(Curve):
+    "The losses of some micro batches, told by the numbers of their samples, are no numbers."
+
+    def __init__(self, config=None, steps=()):
+        windows = [self.windows(config, rank) for rank in range(2)] if config else []
+        self.bad = {tuple(data[2].tolist()) for rank, step in steps for data, _ in windows[rank][step - 1]}
+
+    def windows(self, config, rank):
+        train_set, _ = self.datasets(config)
+        return list(_windows(train_set, plan_batches(config, len(train_set), 2), config, rank, 24))
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        return loss * float("nan") if model.training and tuple(batch[2].tolist()) in self.bad else loss
+
+
+SKIPS = {
+    "one step, a whole round of one worker": [(0, 6), *((1, step) for step in range(6, 11))],
+    "a whole round of both": [(rank, step) for rank in range(2) for step in range(6, 11)],
+}
+
+
+def skipping_by_hand(task, config, steps: int, length: int) -> dict:
+    "Two workers in turn, of which each leaves out its own bad steps; they count in the mean by the steps they made."
+    models = [make_model(task, config)]
+    models.append(copy.deepcopy(models[0]))
+    inner = [torch.optim.AdamW(m.parameters(), lr=0.02, weight_decay=0.0) for m in models]
+    theta = [p.detach().clone() for p in models[0].parameters()]
+    moment, windows, made = [torch.zeros_like(p) for p in theta], [task.windows(config, k) for k in range(2)], [0, 0]
+    for step in range(steps):
+        for worker in range(2):
+            inner[worker].zero_grad()
+            losses = [task.loss(models[worker], data) * share for data, share in windows[worker][step]]
+            if all(loss.isfinite() for loss in losses):
+                sum(losses).backward()
+                inner[worker].step()
+                made[worker] += 1
+        if (step + 1) % length:
+            continue
+        for i, each in enumerate(zip(*(m.parameters() for m in models), strict=True)):
+            if sum(made):
+                mean = sum((theta[i] - p.detach()) * n for p, n in zip(each, made, strict=True)) / sum(made)
+                moment[i] = 0.9 * moment[i] + mean
+                theta[i] = theta[i] - 0.7 * (mean + 0.9 * moment[i])
+            for p in each:
+                p.data.copy_(theta[i])
+        made = [0, 0]
+    return {name: p.detach() for name, p in models[0].named_parameters()}
+
+
+@pytest.mark.parametrize("which", SKIPS)
+def test_a_worker_skips_its_own_steps_and_a_round_without_any_is_left_out_of_the_mean(tmp_path, which):
+    words = (*DILOCO, "optimizer.name=adamw", "optimizer.lr=0.02", "optimizer.weight_decay=0", "trainer.max_steps=15")
+    words = (*words, "training.nan_policy=skip", "checkpoint.every_n_steps=8", "checkpoint.every_n_epochs=null")
+    config = compose(*BASE, *words)
+    task = Spoilt(config, SKIPS[which])
+    events = train(tmp_path / "run", task, *words, "checkpoint.keep_last=9")
+    assert furthest(weights(tmp_path / "run"), skipping_by_hand(task, config, steps=15, length=5)) < 1e-6
+    assert columns(events, "round", "step")["step"] == [5, 10, 15]  # steps that are left out count
+    assert sum(event["skipped"] for event in events if event["type"] == "nan") == len(SKIPS[which])
+    assert all(math.isfinite(loss) for loss in columns(events, "step", "loss")["loss"])
+    found = {int(path.name[-8:]): path for path in checkpoints(tmp_path / "run" / "checkpoints")}
+    whole = weights(tmp_path / "run")
+    last = [load_state(found[15], rank)[1]["worker"] for rank in range(2)]
+    assert [worker["place"]["left_out"] for worker in last] == [sum(r == k for r, _ in SKIPS[which]) for k in range(2)]
+    shutil.rmtree(found[15])
+    train(tmp_path / "run", task, *words, kind="resume")  # in the middle of the round that is left out
+    assert furthest(weights(tmp_path / "run"), whole) == 0.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [("diloco.compression=int8",), ("diloco.fragments=2",), STREAM])
+def test_what_is_left_out_reaches_nobody_in_any_form(tmp_path, more):
+    words = (*DILOCO, "optimizer.lr=0.02", "trainer.max_steps=15", "training.nan_policy=skip", *more)
+    task = Spoilt(compose(*BASE, *words), [(0, 6), *((1, step) for step in range(4, 12))])
+    train(tmp_path / "run", task, *words)
+    path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
+    own = [load_state(path, rank)[1]["worker"]["weights"] for rank in range(2)]
+    assert all(torch.equal(*pair) and pair[0].isfinite().all() for pair in zip(*own, strict=True))
+
+
+def averages_by_hand(events: list, thetas: dict[int, dict], first: dict, decay: float) -> dict:
+    "As if θ had been there in each step of its round."
+    found, before = {name: value.clone() for name, value in first.items()}, 0
+    for step in columns(events, "round", "step")["step"]:
+        for n in range(before + 1, step + 1):
+            now = min(decay, (1 + n) / (10 + n))
+            for name, value in found.items():
+                value.mul_(now).add_(thetas[step][name], alpha=1 - now)
+        before = step
+    return found
+
+
+def test_averages_follow_theta_at_the_ends_of_rounds_and_go_on_to_the_bit(tmp_path):
+    words = (*DILOCO, "optimizer.lr=0.02", "trainer.max_steps=15", "training.ema_decay=0.9", "diloco.max_steps=5")
+    words = (*words, "checkpoint.every_n_steps=1", "checkpoint.every_n_epochs=null", "checkpoint.keep_last=99")
+    words = (*words, "checkpoint.max_share=1")
+    events = train(tmp_path / "run", Curve(), *words)
+    found = {int(path.name[-8:]): path for path in checkpoints(tmp_path / "run" / "checkpoints")}
+    thetas = {step: load_weights(path, ema=False) for step, path in found.items()}
+    first = {name: p.detach() for name, p in make_model(Curve(), compose(*BASE, *words)).named_parameters()}
+    expected = averages_by_hand(events, thetas, first, 0.9)
+    averages = load_weights(found[15])
+    assert furthest(averages, expected) < 1e-6 < furthest(averages, thetas[15])
+    assert furthest(load_weights(found[8]), load_weights(found[5])) == 0.0  # nothing moves within a round
+    for step in (step for step in found if step > 8):
+        shutil.rmtree(found[step])
+    train(tmp_path / "run", Curve(), *words, kind="resume")
+    again, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
+    assert furthest(load_weights(again), averages) == 0.0
+
+
+def test_averages_of_an_exchange_after_each_step_are_those_of_ddp(tmp_path):
+    words = (*PLAIN_SGD, "trainer.max_steps=7", "trainer.gradient_clip_val=null", "training.ema_decay=0.9")
+    words = (*words, "training.ema_buffers=true")
+    train(tmp_path / "ddp", Curve(), *words)
+    train(tmp_path / "diloco", Curve(), *words, *AS_DDP)
+    train(tmp_path / "warm", Curve(), *words, *AS_DDP, "diloco.warmup_steps=3")
+    found = [load_weights(find_checkpoint(tmp_path / name / "checkpoints")[0]) for name in ("ddp", "diloco", "warm")]
+    assert furthest(found[0], found[1]) < 1e-6 and furthest(found[0], found[2]) < 1e-6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [STREAM, ("diloco.shards=2", "trainer.devices=4", "accumulate_grad_batches=1")])
+def test_averages_go_on_to_the_bit_in_fragments_and_over_shards(tmp_path, more):
+    words = (*DILOCO, "optimizer.lr=0.02", "trainer.max_steps=12", "training.ema_decay=0.9", "data.drop_last=true")
+    words = (*words, *more)
+    words = (*words, "checkpoint.every_n_steps=7", "checkpoint.every_n_epochs=null", "checkpoint.keep_last=9")
+    train(tmp_path / "run", Normed(), *words)
+    found = {int(path.name[-8:]): path for path in checkpoints(tmp_path / "run" / "checkpoints")}
+    averages = load_weights(found[12])
+    assert furthest(averages, load_weights(found[12], ema=False)) > 1e-4
+    shutil.rmtree(found[12])
+    train(tmp_path / "run", Normed(), *words, kind="resume")
+    assert furthest(load_weights(find_checkpoint(tmp_path / "run" / "checkpoints")[0]), averages) == 0.0
+
+
 def test_it_stops_early_at_the_end_of_a_round_with_one_model(tmp_path):
     words = ("early_stopping.enabled=true", "early_stopping.patience=2", "early_stopping.min_delta=9")
     often = ("trainer.check_val_every_n_steps=1", "trainer.max_steps=40")
@@ -541,7 +679,6 @@ def test_a_worker_whose_loss_is_no_number_ends_the_run_for_all(tmp_path):
         (["diloco.max_steps=0"], "diloco.max_steps"),
         (["diloco.fragments=60"], "diloco.fragments=60 is not possible with diloco.max_steps=50"),
         (["diloco.fragments=5", "diloco.overlap_steps=11"], "Use at most 10"),
-        (["training.ema_decay=0.9"], "not possible with distributed.strategy=diloco"),
     ],
 )
 def test_what_cannot_be_is_said(tmp_path, words, says):
