@@ -56,7 +56,7 @@ from ..runs.history import follow
 from ..runs.run_dir import check_links
 from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside, write_atomic
-from ..system.signals import interrupts, stop_key
+from ..system.signals import interrupt_says, interrupts, stop_key
 from ..watchdog.budget import short_time
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #1d564280
@@ -815,16 +815,25 @@ def cross_validate(
 
     RequestError where the request is wrong, RuntimeError where predicting failed.
     """
-    config = _asked_for(task, config, overrides, folds)
-    if predict is not None:
-        _check_predict(task, config, predict)
-    itself = _divides_itself(task, config)
-    name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
-    path = open_folder(config, name, "cv", resume, copied)
-    f = _begin(task, config, path, itself, show)
-    if predict is not None and f.writes:
-        made = load_task(task) if isinstance(task, str) else task
-        f.table = MeanSubmission(made, _config_of(config, path, 0, 0, itself), Path(predict), path)
+    with interrupt_says("stopped before the cross-validation was begun; what was there stays. Run it again to begin."):
+        config = _asked_for(task, config, overrides, folds)
+        if predict is not None:
+            _check_predict(task, config, predict)
+        itself = _divides_itself(task, config)
+        name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
+        path = open_folder(config, name, "cv", resume, copied)
+    goes_on = f"what is in {path} stays, and the same call with resume='auto' goes on (--resume auto in a shell)."
+    with interrupt_says(f"stopped before the first fold: {goes_on}"):
+        f = _begin(task, config, path, itself, show)
+        if predict is not None and f.writes:
+            made = load_task(task) if isinstance(task, str) else task
+            f.table = MeanSubmission(made, _config_of(config, path, 0, 0, itself), Path(predict), path)
+    with interrupt_says(f"stopped: {goes_on}"):
+        return _trained(f)
+
+
+def _trained(f: Folding) -> CrossValidation:
+    "Train the folds, and put together what they have brought."
     _train_or_stop(f)
     complete = len(f.made) == f.total and all(trial.done for trial in f.made.values())
     found = _gather(f, "completed" if complete else f.stopped or "out_of_time")

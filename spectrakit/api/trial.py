@@ -10,6 +10,8 @@ __all__ = ['DONE', 'SETTINGS', 'TrialResult', 'run_to_go_on_with', 'result_of', 
 import contextlib
 import json
 import os
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -210,6 +212,18 @@ def _is_completed(file: Path) -> bool:
         return False
 
 # %% ../../nbs/60_api/06_trial.ipynb #10dab956
+def _check_readable(path: Path, word: str) -> None:
+    "RequestError where the settings in `path` are there, and this user may not read them."
+    try:
+        if not (path / SETTINGS).is_file() or os.access(path / SETTINGS, os.R_OK):
+            return
+    except PermissionError:
+        pass
+    raise RequestError(
+        f"{str(path)!r} is another user's {word}, and you may not read it. Have it made readable, or begin anew."
+    )
+
+
 def folder_to_go_on_with(config: Config, what: str, resume: str | Path) -> Path | None:
     """The folder that `resume` leads to; None where 'auto' finds none.
 
@@ -221,7 +235,9 @@ def folder_to_go_on_with(config: Config, what: str, resume: str | Path) -> Path 
     """
     word = _WORDS.get(what, what)
     path = checked_path(resume, f"The {word} to go on with")
-    if str(resume) == "auto":
+    if str(resume) != "auto":
+        _check_readable(path, word)
+    else:
         here = [file.parent for file in Path(config.run.dir).glob(f"*-{what}*/{SETTINGS}")]
         found = sorted([*_cut_elsewhere(config, what), *here], key=lambda folder: folder.name)
         own = [folder for folder in found if other_settings(folder / SETTINGS, config) == []]
@@ -235,6 +251,11 @@ def folder_to_go_on_with(config: Config, what: str, resume: str | Path) -> Path 
     return path
 
 # %% ../../nbs/60_api/06_trial.ipynb #aa2b9e8f
+def _may_write(folder: Path) -> bool:
+    "Whether this user may write into a folder, and may write the files that lie there."
+    return all(os.access(path, os.W_OK) for path in (folder, *filter(Path.is_file, folder.iterdir())))
+
+
 def open_folder(
     config: Config, label: str, what: str, resume: str | Path | None, copy: Callable[[Path, Path], Path]
 ) -> Path:
@@ -248,5 +269,18 @@ def open_folder(
         path = new_run_dir(config, f"{label}-{what}")
         write_atomic(path / SETTINGS, snapshot(config))
         return path
-    here = found.resolve().parent == Path(config.run.dir).resolve() and os.access(found, os.W_OK)
-    return found if here else copy(found, new_run_dir(config, f"{label}-{what}"))
+    here = found.resolve().parent == Path(config.run.dir).resolve()
+    if here and _may_write(found):
+        return found
+    path = new_run_dir(config, f"{label}-{what}")
+    try:
+        copy(found, path)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(path, ignore_errors=True)
+        raise RequestError(
+            f"{found.name} cannot be copied ({getattr(error, 'strerror', None) or error}), and nothing is written "
+            "where it lies. Have it made readable and see to the space on the disk, or begin anew."
+        ) from None
+    why = "you may not write there" if here else "it lies elsewhere"
+    print(f"{found.name} goes on in {path}, with a copy of what it has: {why}", file=sys.stderr)
+    return path

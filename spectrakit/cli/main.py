@@ -98,7 +98,9 @@ def _status(words: list[str]) -> int:
     except RuntimeError as error:
         print_text(f"spectrakit: {error}", to_stderr=True)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        words_of = str(stop) or "stopped before anything was begun; what was there stays. Run the command again."
+        print_text(f"spectrakit: {words_of}", to_stderr=True)
         return 130
     except BrokenPipeError:
         discard_output()

@@ -33,7 +33,7 @@ from ..handover.request import RunRequest, new_request
 from ..runs.run_dir import check_links
 from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside
-from ..system.signals import ends_softly, interrupts
+from ..system.signals import ends_softly, interrupt_says, interrupts
 from .search_loop import Search, counted, keep_facts, run_trials
 from .search_plan import first_guess, known_times, settings_of_trial, share_for_trials
 from .space import Dimension, distributions, grid_of, import_optuna, plain_words, space_of, with_values
@@ -355,16 +355,19 @@ def search(
 
     RequestError where the request is wrong; a trial that fails is a line of the table.
     """
-    config = asked_for(task, config, overrides, space)
-    out = None if predict is None else checked_path(predict, "The file for predictions")
-    if out is not None:
-        check_prediction(config, out)
-    import_optuna()
-    request = new_request(config)
-    if request.place is not None:
-        raise RequestError("A search starts processes by itself, and this is one of a launcher's. Start it alone.")
-    path, dimensions = _open(task, config, resume)
-    with at_work(path) as alone:
-        s = _start(task, request, path, dimensions, print if show else lambda text: None)
-        _begin(s, request.config, dimensions, alone)
+    with interrupt_says("stopped before the search was begun; what was there stays. Run it again to begin."):
+        config = asked_for(task, config, overrides, space)
+        out = None if predict is None else checked_path(predict, "The file for predictions")
+        if out is not None:
+            check_prediction(config, out)
+        import_optuna()
+        request = new_request(config)
+        if request.place is not None:
+            raise RequestError("A search starts processes by itself, and this is one of a launcher's. Start it alone.")
+        path, dimensions = _open(task, config, resume)
+    goes_on = f"what is in {path} stays, and the same call with resume='auto' goes on (--resume auto in a shell)."
+    with interrupt_says(f"stopped: {goes_on}"), at_work(path) as alone:
+        with interrupt_says(f"stopped before the first trial: {goes_on}"):
+            s = _start(task, request, path, dimensions, print if show else lambda text: None)
+            _begin(s, request.config, dimensions, alone)
         return _search(s, request, StudyView(show), out)

@@ -5,6 +5,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 import tasks
-from helpers import run_cli, start_cli, task, wait_for
+from helpers import run_cli, start_cli, task, tree_hashes, wait_for
 from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.config.compose import compose
 from spectrakit.handover.request import new_request
@@ -466,3 +468,55 @@ def test_a_study_whose_run_at_the_end_failed_has_not_come_to_its_end(here):
     study = sk.search(FailsLong(), compose(*words), grid(2.0, 1.0), show=False)
     assert status_line(study) == ["completed", "completed"] and study.best.value == 1.0
     assert study.status == "failed" and "too long for this one" in study.reason
+
+
+def test_a_study_that_may_not_be_written_goes_on_in_a_copy(here, monkeypatch, capsys):
+    words = (*INLINE, "trainer.max_epochs=1")
+    space = "optimizer.lr=interval(0.001,0.1)"
+    study = sk.search(Line(), compose(*words, "search.trials=1"), space, show=False)
+    before = tree_hashes(study.path)
+    own, real = study.path.resolve(), os.access
+
+    def access(path, mode):
+        forbidden = mode == os.W_OK and Path(path).resolve().is_relative_to(own)
+        return False if forbidden else real(path, mode)
+
+    monkeypatch.setattr(os, "access", access)
+    more = sk.search(Line(), compose(*words, "search.trials=2"), space, resume=study.path, show=False)
+    assert more.path != study.path and [row.status for row in more.trials] == ["completed"] * 2
+    assert tree_hashes(study.path) == before and "you may not write there" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK and access(path, mode))
+    with pytest.raises(RequestError, match="another user's search, and you may not read it"):
+        sk.search(Line(), compose(*words, "search.trials=2"), space, resume=study.path, show=False)
+
+
+STOPS = """
+import sys
+from spectrakit.cli.main import main
+import spectrakit.tuning.search as search
+import spectrakit.api.cross_validation as folds
+
+def stop(*_, **__):
+    raise KeyboardInterrupt
+
+setattr(search if sys.argv[1] == "search" else folds, sys.argv[2], stop)
+raise SystemExit(main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "where", "said"),
+    [
+        ("search", "asked_for", "stopped before the search was begun; what was there stays. Run it again"),
+        ("search", "_start", "stopped before the first trial: what is in runs/line-search-"),
+        ("folds", "open_folder", "stopped before the cross-validation was begun"),
+        ("folds", "_begin", "--resume auto in a shell"),
+    ],
+)
+def test_a_stop_before_the_first_run_says_what_stands(here, command, where, said):
+    words = (
+        ["search", task("Line"), "optimizer.lr=0.1,0.01"] if command == "search" else ["cross-validate", task("Line")]
+    )
+    call = [sys.executable, "-c", STOPS, command, where, *words, *INLINE]
+    done = subprocess.run(call, cwd=here, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130 and said in done.stderr and "Traceback" not in done.stderr
