@@ -95,7 +95,7 @@ METRICS = {"classes": class_metrics, "labels": label_metrics, "numbers": number_
 
 # %% ../../nbs/81_table/05_table.ipynb #c67f2c9d
 def answers(question: Question, rows: TestRows, predictions: np.ndarray) -> Any:
-    "The table that is handed in: the sample submission's columns, in its order."
+    "The table that is handed in, in the sample submission's order; of the first rows, where fewer are predicted."
     q, filled = question, dict[str, Any]()
     if q.answer == "label" and q.kind == "classes":
         filled = {q.asked[0]: [q.classes[code] for code in predictions.argmax(axis=1)]}
@@ -105,7 +105,8 @@ def answers(question: Question, rows: TestRows, predictions: np.ndarray) -> Any:
         filled = {q.asked[0]: predictions[:, 1]}
     else:
         filled = {name: predictions[:, i] for i, name in enumerate(q.asked)}
-    return rows.ids.assign(**filled).iloc[rows.order].reset_index(drop=True)[q.columns]
+    order, count = np.asarray(rows.order), len(predictions)
+    return rows.ids.iloc[:count].assign(**filled).iloc[order[order < count]].reset_index(drop=True)[q.columns]
 
 # %% ../../nbs/81_table/05_table.ipynb #a7b89a59
 OPTIONS: dict[str, Any] = {

@@ -391,6 +391,7 @@ def test_two_processes_learn_from_a_table(tmp_path):
     done = helpers.run_cli(tmp_path, "train", "table", *words, "--predict", "submission.csv")
     assert done.returncode == 0, done.stderr
     run = sk.open_run(helpers.only_run(tmp_path))
+    assert "may need all predictions" not in (run.path / "events.jsonl").read_text()  # one batch can be answered
     assert (
         json.loads((run.path / "summary.json").read_text())["launch"]["world_size"] == 2
         and run.metrics["val_accuracy"] > 0.7

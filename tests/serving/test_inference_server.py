@@ -52,6 +52,20 @@ class Moody(Table):
             time.sleep(600)
         return super().serve_dataset(cfg, rows)
 """
+FRAMED = """
+import polars
+
+from spectrakit.table.table import Table
+
+
+class Framed(Table):
+    "A table that is served frames of polars alone."
+
+    def serve_dataset(self, cfg, rows):
+        if not isinstance(rows, polars.DataFrame):
+            raise TypeError(type(rows))
+        return super().serve_dataset(cfg, rows)
+"""
 SCRIPT = """
 import sys
 import spectrakit as sk
@@ -109,6 +123,19 @@ def test_the_local_gateway_gets_what_predict_says(cup, tmp_path):
     expected = pd.read_csv(sk.predict("table", run, out=tmp_path / "expected.csv").table)
     assert list(found["id"]) == list(expected["id"]) == list(range(200, 210))
     assert np.allclose(found["price"], expected["price"], atol=1e-3)
+
+
+def test_batches_of_polars_are_answered_in_polars(cup, tmp_path):
+    data, run = cup
+    pytest.importorskip("polars", reason="polars is not installed")
+    (tmp_path / "framed.py").write_text(FRAMED)
+    told = serve(
+        tmp_path, f"{tmp_path / 'framed.py'}:Framed", run, data, KAGGLE_IS_COMPETITION_RERUN="", CUP_TABLES="polars"
+    )
+    assert "SERVED 3 OF 3" in told, told
+    found = pd.read_csv(tmp_path / "submission.csv")
+    expected = pd.read_csv(sk.predict("table", run, out=tmp_path / "expected.csv").table)
+    assert list(found["id"]) == list(expected["id"]) and np.allclose(found["price"], expected["price"], atol=1e-3)
 
 
 def test_a_rerun_with_a_hidden_set_ends_with_an_answer_for_each_row(cup, tmp_path):
