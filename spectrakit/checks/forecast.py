@@ -159,9 +159,9 @@ def _fewer_evaluations(w: Workload, parts: Mapping[str, float], total: float) ->
 
 def _read_ahead(parts: Mapping[str, float], total: float, cores: int, workers: Any) -> Change | None:
     share = parts["data"] / total
-    if share < 0.1 or cores < 2:
-        return None
-    more = max(2, min(cores, 2 * workers if isinstance(workers, int) else 2))
+    if share < 0.1 or cores < 2 or workers == "auto":
+        return None  # auto: as many as help
+    more = max(2, min(cores, 2 * workers))
     if more == workers:
         return None
     why = f"the device waits for data {share:.0%} of the time"

@@ -27,12 +27,20 @@ def resolve_env(config: Config, platform: Platform) -> tuple[Config, dict[str, s
     for key, value in profile_settings(name, "env", config).items():
         if key not in settings() or value == "auto" or get(config, key) != "auto":
             continue
-        reason = f"env/{name}"
-        if key == "dataloader.num_workers" and value > (left := max(0, platform.cores - 1)):
-            value, reason = left, f"env/{name} has {value}, and {platform.cores} cores leave {left}"
-        reasons[key] = f"{key}={shown(value)}: {reason}"
+        if key == "dataloader.num_workers" and value:
+            config, reasons[key] = _measured_workers(config, platform.cores)
+            continue
+        reasons[key] = f"{key}={shown(value)}: env/{name}"
         config = _with(config, key, value)
     return config, reasons
+
+
+def _measured_workers(config: Config, cores: int) -> tuple[Config, str]:
+    "`config` with the most workers that there may be, and the reason for `auto`, which stays."
+    most = config.dataloader.most_workers
+    most = cores if most is None else most
+    text = f"dataloader.num_workers=auto: as the first batches' times have it; the machine has {cores} cores"
+    return _with(config, "dataloader.most_workers", most), text
 
 
 def _with(config: Config, key: str, value: Any) -> Config:

@@ -277,11 +277,19 @@ class DataloaderConfig:
 
     num_workers: Any = setting(
         "auto",
-        "processes that read samples; 0: the training process; auto: as env/ says",
+        "processes that read samples; 0: the training process; auto: from the first batches' times, or as env/ says",
         check=partial(_auto_or_whole, minimum=0),
         words=("auto",),
     )
-    prefetch_factor: int = setting(2, "batches that each worker reads ahead", minimum=1)
+    most_workers: int | None = setting(
+        None,
+        "with num_workers=auto, how many there may be on a machine, for all its ranks; null: as many as it has cores",
+        minimum=0,
+        added_later=True,
+    )
+    prefetch_factor: int = setting(
+        2, "batches that each worker reads ahead; more with num_workers=auto, where they are slow at times", minimum=1
+    )
     pin_memory: Any = setting(
         "auto",
         "page-locked host memory, for faster copies to a GPU; auto: as env/ says",

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 
 from ..config.batch_plan import BatchPlan
 from ..config.schema import Config, DataloaderConfig
+from ..config.workers import Reading, choose_workers, most_workers, reading_times
 from .batch_forms import collate_samples, leaves_of, parts_of, to_device
 from spectrakit.data.order import (
     Cut,
@@ -226,9 +228,10 @@ class _Requests:
         return self.keys
 
 
-def _collated(samples: SeededSamples, collate: Callable, read: list) -> tuple[Any, frozenset[str] | None]:
-    "A batch of the samples `read`, with what is known now of the generators that they draw from."
-    return collate(read), samples.drawn
+def _collated(samples: SeededSamples, collate: Callable, read: list) -> tuple[Any, frozenset[str] | None, float]:
+    "A batch of the samples `read`, what is known now of the generators that they draw from, and the seconds it took."
+    data = collate(read)
+    return data, samples.drawn, time.perf_counter() - samples.began
 
 
 def _data_loader(
@@ -239,7 +242,7 @@ def _data_loader(
     from torch.utils.data import DataLoader
 
     seed = samples.seed
-    workers = 0 if settings.num_workers == "auto" else settings.num_workers  # `fit` has turned auto into a number
+    workers = 0 if settings.num_workers == "auto" else settings.num_workers  # auto: nothing is known of the cores
     options: dict[str, Any] = {}
     if workers:
         shorten_socket_paths()
@@ -249,7 +252,7 @@ def _data_loader(
         batch_sampler=requests,  # type: ignore[arg-type]  # it passes on what it gets
         num_workers=workers,
         collate_fn=partial(_collated, samples, collate or collate_samples),
-        pin_memory=settings.pin_memory and torch.device(device).type == "cuda",
+        pin_memory=bool(settings.pin_memory) and torch.device(device).type == "cuda",
         generator=torch.Generator().manual_seed(seed),  # its own: nothing is drawn from the global one
         worker_init_fn=partial(end_with_parent, os.getpid()),
         **options,
@@ -337,13 +340,66 @@ def _print_to_log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _workers_for(dataset: Any, settings: DataloaderConfig) -> DataloaderConfig:
-    "The settings, with no more workers than the data set has use for."
-    most, workers = getattr(dataset, "most_workers", None), settings.num_workers
-    if most is None or workers in (0, "auto"):
+def _workers_for(dataset: Any, config: Config, placement: "Placement") -> DataloaderConfig:
+    "The settings, with no more workers than the data set has use for, and what `auto` begins with."
+    most, settings = getattr(dataset, "most_workers", None), config.dataloader
+    ranks = -(-placement.world_size // config.distributed.num_nodes)
+    found = most_workers(settings, ranks, not _is_cuda(placement.device))
+    if settings.most_workers is not None:
+        settings = replace(settings, most_workers=found)
+    if most is None or settings.num_workers == 0 or (settings.num_workers == "auto" and not found):
         return settings
+    workers = min(most, found if settings.num_workers == "auto" else settings.num_workers)
     # one that ends with its epoch would have to reach the next one from the beginning
-    return replace(settings, num_workers=min(workers, most), persistent_workers=True)
+    return replace(settings, num_workers=workers, persistent_workers=True)
+
+# %% ../../nbs/22_data/06_loaders.ipynb #ff7cacef
+_WARM, _TIMED, _MOST_S = 2, 12, 3.0  # batches that are left out, that are timed, and seconds that they may take
+
+
+class _FirstBatches:
+    "What the first batches of a run take; `enough` of them once there are."
+
+    def __init__(self, device: Any):
+        self._device = device
+        self._fetches, self._waits, self._steps = list[float](), list[float](), list[float]()
+        self.start_s = 0.0  # until a worker that is started has read its first batch, without the reading
+
+    def _now(self) -> float:
+        if _is_cuda(self._device):  # what was launched is part of the step
+            import torch
+
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def noted(self, batches: Iterator[tuple]) -> Iterator[tuple]:
+        "The same `batches` of an epoch."
+        left = None
+        while True:
+            asked = self._now()
+            if left is not None:
+                self._steps.append(asked - left)
+            if (batch := next(batches, None)) is None:
+                return
+            waited = time.perf_counter() - asked
+            self._fetches.append(batch[2])
+            if left is None:
+                self.start_s = max(0.0, waited - batch[2])
+            else:
+                self._waits.append(waited)
+            yield batch
+            left = self._now()
+
+    @property
+    def enough(self) -> bool:
+        count = len(self._steps)
+        return count >= _WARM + _TIMED or (count > _WARM and sum(self._steps) + sum(self._waits) > _MOST_S)
+
+    def choose(self, settings: DataloaderConfig, most: int, batches: int) -> Reading:
+        "What follows for epochs of so many `batches`, where there may be `most` workers."
+        start_s = 0.0 if settings.persistent_workers else self.start_s
+        times = reading_times(self._fetches[_WARM:], self._waits[_WARM:], self._steps[_WARM:], start_s)
+        return choose_workers(times, most, batches, settings.prefetch_factor)
 
 # %% ../../nbs/22_data/06_loaders.ipynb #b80e8330
 class LoadedBatches:
@@ -352,17 +408,35 @@ class LoadedBatches:
     - `dataset`: map-style, any
     - `device`: where each batch is moved
     - `plan`: what each epoch reads
-    - `settings`: the block `dataloader` of the configuration: workers, memory
+    - `settings`: the block `dataloader` of the configuration: workers, memory. With num_workers=auto, their number
+      follows from the times of the first batches, up to most_workers; where that is 0 or None, there are none
     - `collate`: makes a batch of a list of samples (default: torch's)
+
+    `chosen`: what followed from those times; None: nothing yet, or the number was given. `measuring`: whether times are
+    taken now; not where something else than training is done with the batches.
     """
 
     def __init__(self, dataset: Any, device: Any, plan: EpochPlan, settings: DataloaderConfig, collate: Any = None):
         self.dataset, self.device, self.plan, self.settings = dataset, device, plan, settings
         self.reason = ""  # why they are read in this way
         self.report: Callable[[str], None] = _print_to_log  # takes a sentence where reading had to change
+        self.chosen: Reading | None = None
+        self.measuring = True
         self._requests, self._source = _Requests(), SeededSamples(dataset, plan.seed)
         self._make = partial(_data_loader, self._source, self._requests, device, collate=collate)
-        self._loader, self._kills = self._make(settings=settings), memory_kills()
+        self._first, self.auto = None, settings.num_workers == "auto"
+        if settings.num_workers == "auto" and settings.most_workers:
+            self._first, self.settings = _FirstBatches(device), replace(settings, num_workers=1)
+        self._loader, self._kills = self._make(settings=self.settings), memory_kills()
+
+    def use(self, chosen: Reading) -> None:
+        "Read as it was `chosen`, from the next epoch on, and measure nothing."
+        self.chosen, self._first = chosen, None
+        before = self.settings.num_workers, self.settings.prefetch_factor
+        if before != (chosen.num_workers, chosen.prefetch_factor):
+            ahead = chosen.prefetch_factor
+            self.settings = replace(self.settings, num_workers=chosen.num_workers, prefetch_factor=ahead)
+            self._loader, self._kills = self._make(settings=self.settings), memory_kills()
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
@@ -373,18 +447,37 @@ class LoadedBatches:
     def _read(self, epoch: int, first_step: int, device: Any, done: int = 0) -> Iterator[MicroBatch]:
         while True:
             asked, cuts = tee(islice(self.plan.cuts_from(first_step), done, None))
-            order = self.plan.order(len(self.dataset), epoch)
+            order, loader = self.plan.order(len(self.dataset), epoch), self._loader
             self._requests.keys = keys_of(order, epoch, asked, bool(self.plan.sampled))
+            first = self._first if self.measuring else None
+            batches = _plain_errors(loader) if first is None else first.noted(_plain_errors(loader))
             try:
-                for (data, drawn), cut in zip(_plain_errors(self._loader), cuts, strict=False):
+                for (data, drawn, _), cut in zip(batches, cuts, strict=False):
                     done += 1
                     self._source.learn(drawn)  # workers of the next epoch begin with what those of this one found
                     yield MicroBatch(data if device is None else to_device(data, device), *cut[2:])
-                return
+                    if first is not None and first.enough and self.chosen is None:
+                        self._choose(first)
+                    if self._loader is not loader:
+                        break  # the others are read by the new one
+                else:
+                    return
             except (RuntimeError, OSError, EOFError) as error:
-                self.settings, text = with_less(self.settings, error, killed_for_memory(self._kills))
-                self.report(text)
-                self._loader, self._kills = self._make(settings=self.settings), memory_kills()
+                self._lose_workers(error)
+
+    def _choose(self, first: _FirstBatches) -> None:
+        "Go on as the times of the first batches have it."
+        batches = sum(1 for _ in self.plan.cuts_from(0))
+        chosen = first.choose(self.settings, self.settings.most_workers or 0, batches)
+        self.use(chosen)
+        self.report(chosen.reason)
+
+    def _lose_workers(self, error: Exception) -> None:
+        "Go on with fewer workers after `error`, which is raised where it has nothing to do with them."
+        self.settings, text = with_less(self.settings, error, killed_for_memory(self._kills))
+        self.report(text)
+        self._first = None
+        self._loader, self._kills = self._make(settings=self.settings), memory_kills()
 
 # %% ../../nbs/22_data/06_loaders.ipynb #23a2fc06
 @dataclass(frozen=True)
@@ -419,6 +512,10 @@ def _loaded_reason(dataset: Any, config: Config, collate: Callable | None) -> st
     "Why and how a loader reads the samples."
     workers = config.dataloader.num_workers
     who = f"{workers} worker{'s' * (workers != 1)}" if workers not in (0, "auto") else "the training process"
+    if workers == "auto" and config.dataloader.most_workers:
+        who = f"one worker at first, then by as many as their times ask for, at most {config.dataloader.most_workers}"
+    elif workers == "auto" and config.dataloader.most_workers == 0:
+        who += ": the ranks leave no core for workers"
     many = ", many at once with its __getitems__" if callable(getattr(dataset, "__getitems__", None)) else ""
     if columns_of(dataset) is not None:
         why = "the task has a collate of its own" if collate else "data.resident_gib=0"
@@ -462,7 +559,7 @@ def train_batches(
     - `sampled`: gives the indices of an epoch, as many as `plan` has samples (default: all of them once)
     """
     epochs = EpochPlan(partial(train_cuts, plan, placement.rank), config.seed, config.data.shuffle, sampled)
-    settings = replace(config, dataloader=_workers_for(dataset, config.dataloader))
+    settings = replace(config, dataloader=_workers_for(dataset, config, placement))
     return _batches(dataset, epochs, settings, placement, collate)
 
 # %% ../../nbs/22_data/06_loaders.ipynb #87aee027
@@ -484,7 +581,7 @@ def eval_batches(
     size = config.data.eval_batch_size or config.data.micro_batch_size
     plan = BatchPlan(len(dataset), size, max_batches=max_batches)
     epochs = EpochPlan(partial(eval_cuts, plan, placement.rank, placement.world_size), config.seed)
-    workers = replace(_workers_for(dataset, config.dataloader), persistent_workers=False)
+    workers = replace(_workers_for(dataset, config, placement), persistent_workers=False)
     settings = replace(config, dataloader=workers)
     return _batches(dataset, epochs, settings, placement, collate)
 

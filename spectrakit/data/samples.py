@@ -9,6 +9,7 @@ __all__ = ['GlobalGenerator', 'global_generators', 'sample_seeds', 'SeededSample
 import ctypes
 import inspect
 import sys
+import time
 from array import array
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -227,6 +228,7 @@ class SeededSamples:
         self.dataset, self.seed, self._quiet = dataset, seed, said is False
         self._reader = _Reader(dataset, seed)
         self.drawn: frozenset[str] | None = None
+        self.began = 0.0  # when it was asked last, by time.perf_counter()
         if isinstance(said, bool) or self._reader.takes_seeds:
             self.drawn = frozenset(global_generators()) if said else frozenset()
 
@@ -235,6 +237,7 @@ class SeededSamples:
 
     def __getitems__(self, keys: Keys) -> list:
         "The samples of `keys`, in their order."
+        self.began = time.perf_counter()
         if self._quiet:
             return self._reader.together(keys)
         if self.drawn is None:

@@ -409,21 +409,24 @@ def _halved(config: Config, world_size: int) -> Config | None:
 # %% ../../nbs/50_launch/05_launcher.ipynb #73618cce
 def _with_fewer_workers(attempt: Attempt, result: AttemptResult, record: _Record) -> tuple[Attempt, AttemptResult]:
     "The attempt with half the loader's workers, and the result that says so; both as they are where there are none."
-    config = _half_the_workers(attempt.job.config)
-    if config is None:
+    config, before = attempt.job.config, _workers_of(attempt.job)
+    if before == 0:
         return attempt, result
+    left = before // 2
+    config = replace(config, dataloader=replace(config.dataloader, num_workers=left))
     change_config(attempt.folder, config)
-    left, before = config.dataloader.num_workers, attempt.job.config.dataloader.num_workers
     record.update(num_workers=left)
     reason = f"{result.reason}; dataloader.num_workers={left} from now on, {before} before"
     return replace(attempt, job=attempt.job.with_config(config)), replace(result, reason=reason)
 
 
-def _half_the_workers(config: Config) -> Config | None:
-    workers = config.dataloader.num_workers
-    if not isinstance(workers, int) or workers == 0:
-        return None
-    return replace(config, dataloader=replace(config.dataloader, num_workers=workers // 2))
+def _workers_of(job: Job) -> int:
+    "How many processes read samples for each rank, as far as is known: `auto` stands in the run's environment.json."
+    workers = job.config.dataloader.num_workers
+    if workers == "auto":
+        found = read_environment(job.run_dir).get("reading", {}).get("train", {}) if job.kind.writes_log else {}
+        workers = found.get("num_workers", 0)
+    return workers
 
 # %% ../../nbs/50_launch/05_launcher.ipynb #23a2fc07
 def _alive(pid: int) -> bool:

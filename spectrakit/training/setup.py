@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['read_datasets', 'make_model', 'check_training', 'resolve_monitor', 'choose_compile', 'try_compile',
            'data_fingerprints', 'make_learner', 'fit_scalers', 'own_order', 'Watch', 'metric_names', 'reported',
-           'check_datasets', 'prepare', 'device_gib', 'decisions', 'write_start']
+           'check_datasets', 'reading_before', 'keep_reading', 'prepare', 'device_gib', 'decisions', 'write_start']
 
 # %% ../../nbs/41_training/00_setup.ipynb #23a2fcf4
 import contextlib
@@ -13,7 +13,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from ..config.batch_plan import BatchPlan, batch_notes, plan_batches, scaled_lr,
 from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
 from ..config.schema import Config
+from ..config.workers import MOST_AHEAD, Reading
 from ..contract.given_data import as_dataset, refuse_inputs_and_targets
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
 from ..contract.sampler import sampled_order
@@ -205,7 +206,8 @@ def data_fingerprints(config: Config, train: Any, valid: Any) -> dict[str, Any]:
     """What a run that goes on recognises its data by; None for a data set that is not there. RequestError where one has
     fewer samples than it says.
     """
-    workers = config.dataloader.num_workers not in (0, "auto")
+    c = config.dataloader
+    workers = bool(c.most_workers) if c.num_workers == "auto" else c.num_workers != 0
     found: dict[str, Any] = {}
     for name, what, dataset in (("train", "training", train), ("valid", "validation", valid)):
         try:
@@ -417,6 +419,40 @@ def _moved_model(task: Any, config: Config, context: RunContext, watch: Watch) -
         found.append(f"{type(context.plain(model)).__name__}, on {context.device}")
     return model
 
+# %% ../../nbs/41_training/00_setup.ipynb #f37c4815
+def reading_before(known: Any, name: str, reader: LoadedBatches) -> Reading | None:
+    "How the data called `name` were read, as environment.json has `known` it; None where it was elsewhere, or unknown."
+    found, most = known.get(name) if isinstance(known, dict) else None, reader.settings.most_workers or 0
+    if not isinstance(found, dict) or reader.settings.num_workers == 0 or found.get("most_workers") != most:
+        return None
+    workers, ahead = found.get("num_workers"), found.get("prefetch_factor")
+    if not (type(workers) is int and type(ahead) is int and 0 <= workers <= most and 1 <= ahead <= MOST_AHEAD):
+        return None
+    return Reading(workers, ahead, f"dataloader.num_workers=auto: {workers}, as this run has found out before")
+
+
+def keep_reading(loaded: dict[str, LoadedBatches], context: RunContext, log: EventLog, run_dir: Path) -> None:
+    "Let readers go on as this run has read before, say in its log what they choose, and keep it. Every rank calls it."
+    known = context.broadcast(read_environment(run_dir).get("reading") if context.is_main else None)
+    for name, reader in loaded.items():
+        reader.measuring = False
+        if reader.auto and (before := reading_before(known, name, reader)) is not None:
+            reader.use(before)
+            reader.reason = f"{reader.reason}; {before.reason}"
+        if context.is_main:
+            reader.report = partial(_note_reading, loaded, log, run_dir)
+
+
+def _note_reading(loaded: dict[str, LoadedBatches], log: EventLog, run_dir: Path, text: str) -> None:
+    log.write("message", text=text)
+    chosen = {
+        name: {**asdict(reader.chosen), "most_workers": reader.settings.most_workers}
+        for name, reader in loaded.items()
+        if reader.chosen is not None
+    }
+    with contextlib.suppress(OSError):  # a run that goes on measures once more
+        update_environment(run_dir, reading=chosen)
+
 # %% ../../nbs/41_training/00_setup.ipynb #d6b2c9ec
 def prepare(
     task: Any,
@@ -448,10 +484,8 @@ def prepare(
     placement, most = Placement(context.device, context.rank, context.world_size), config.limits.max_val_batches
     batches = train_batches(train, plan, own_order(config), placement, collate, read.sampled)
     checks = None if valid is None else eval_batches(valid, config, placement, collate, most)
-    if context.is_main:
-        for reader in (batches, checks):
-            if isinstance(reader, LoadedBatches):
-                reader.report = lambda text: log.write("message", text=text)
+    loaded = {name: r for name, r in (("train", batches), ("valid", checks)) if isinstance(r, LoadedBatches)}
+    keep_reading(loaded, context, log, execution.run_dir)
     steps = total_steps(config, plan)
     fit_scalers(model, batches, context)
     if config.training.mixup:
@@ -475,6 +509,8 @@ def prepare(
         model = try_compile(task, model, batches, log, config.data.allow_nan)
     learner = learner_of(model)
     check_plateau(learner, monitor, direction.mode)
+    for reader in loaded.values():
+        reader.measuring = True  # from here on there is training between two batches
     seed_everything(mix_seed(own_order(config).seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
     return TrainState(
         task,

@@ -111,6 +111,7 @@ def test_a_config_is_carried_whole_and_stays_frozen(make):
 
 
 ADDED_LATER = {
+    "dataloader.most_workers": 3,
     "run.pictures": "false",
     "scheduler.warmup_ratio": 0.5,
     "scheduler.interval": "epoch",

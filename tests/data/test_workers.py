@@ -1,0 +1,144 @@
+"dataloader.num_workers=auto: found out from the first batches, and the same samples whatever is found."
+
+import os
+import time
+from functools import partial
+
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+
+import spectrakit
+from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.config.compose import compose
+from spectrakit.config.workers import Reading, ReadingTimes, choose_workers
+from spectrakit.contract.task import Task
+from spectrakit.data.loaders import LoadedBatches, Placement, train_batches
+from spectrakit.data.order import EpochPlan, train_cuts
+from spectrakit.distributed.context import create_run_context
+from spectrakit.runs.events import read_events
+from spectrakit.runs.run_dir import read_environment
+from spectrakit.system.platforms.detect import detect
+from spectrakit.training.loop import NullLog
+from spectrakit.training.setup import keep_reading
+
+PLAN = EpochPlan(partial(train_cuts, BatchPlan(120, 3, 2)), seed=5, shuffle=True)
+
+
+class Noisy:
+    "Samples with noise, which say which process has read them."
+
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, index):
+        return index + torch.rand(3), os.getpid()
+
+
+def settings(*words):
+    return compose("dataloader.num_workers=auto", "dataloader.most_workers=3", *words).dataloader
+
+
+def read(batches, epochs=2, first_step=0):
+    found = [b for epoch in range(epochs) for b in batches.epoch(epoch, first_step)]
+    return torch.cat([b.data[0] for b in found]), [b[1:] for b in found], [b.data[1][0].item() for b in found]
+
+
+@pytest.fixture
+def alone():
+    return read(LoadedBatches(Noisy(), "cpu", PLAN, compose("dataloader.num_workers=0").dataloader))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", ["true", "false"])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_whatever_is_chosen_in_the_middle_of_an_epoch_the_samples_are_the_same(alone, monkeypatch, workers, persistent):
+    "The choice itself is given here, since times are the machine's."
+    monkeypatch.setattr(
+        "spectrakit.data.loaders.choose_workers", lambda times, most, batches, ahead: Reading(workers, 4, f"{workers}")
+    )
+    batches, said = LoadedBatches(Noisy(), "cpu", PLAN, settings(f"dataloader.persistent_workers={persistent}")), []
+    batches.report = said.append
+    samples, cuts, readers = read(batches)
+    assert torch.equal(samples, alone[0]) and cuts == alone[1] and said == [f"{workers}"]
+    assert batches.settings.num_workers == workers and batches.settings.prefetch_factor == 4
+    assert os.getpid() not in readers[:14] and (os.getpid() in readers[15:]) == (workers == 0)
+    assert len(set(readers[40:])) == max(1, workers)
+    assert torch.equal(read(batches, 1, 3)[0], alone[0][18:120])  # a resume in an epoch
+
+
+def test_only_workers_read_until_there_is_a_choice(monkeypatch):
+    "A file that a data set opens in the training process would be shared with workers that begin later."
+    seen = []
+    monkeypatch.setattr(Noisy, "__getitem__", lambda self, index: (torch.ones(3), get_worker_info() is not None))
+    batches = LoadedBatches(Noisy(), "cpu", PLAN, settings())
+    batches.report = seen.append
+    flags = [bool(b.data[1].all()) for b in batches.epoch(0)]
+    assert all(flags[:14]) and batches.chosen is not None and seen == [batches.chosen.reason]
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "workers", "says"),
+    [
+        (("+dataloader.most_workers=1",), Placement(), "auto", "leave no core"),
+        (("+dataloader.most_workers=4",), Placement("cpu", 0, 4), "auto", "leave no core"),
+        (("+dataloader.most_workers=4",), Placement("cpu", 0, 2), 1, "at most 1"),
+        ((), Placement(), "auto", "the training process"),
+        (("dataloader.num_workers=0", "+dataloader.most_workers=4"), Placement(), 0, "the training process"),
+    ],
+)
+def test_workers_stay_within_the_cores(words, place, workers, says):
+    batches = train_batches(Noisy(), BatchPlan(120, 3, 1, place.world_size), compose(*words), place)
+    assert batches.settings.num_workers == workers and says in batches.reason
+
+
+def test_more_time_to_read_never_asks_for_fewer_workers():
+    for step in (0.0, 0.001, 0.02):
+        chosen = [
+            choose_workers(ReadingTimes(each, each, 0.0003, step), 8, 10_000).num_workers
+            for each in (1e-5, 1e-4, 1e-3, 4e-3, 2e-2, 0.1, 1.0)
+        ]
+        assert chosen == sorted(chosen) and chosen[0] == 0 and chosen[-1] == 8
+
+
+class Learn(Task):
+    "Reads what sleeps, so that reading takes longer than learning."
+
+    asleep_s = 0.004
+
+    def datasets(self, cfg):
+        task = self
+
+        class Rows:
+            def __len__(self):
+                return 96
+
+            def __getitem__(self, index):
+                time.sleep(task.asleep_s)
+                return torch.rand(2), torch.tensor([float(index)])
+
+        return Rows(), None
+
+    def model(self, cfg):
+        return torch.nn.Linear(2, 1)
+
+    def loss(self, model, batch):
+        return (model(batch[0]) - batch[1]).square().mean() * 1e-4
+
+
+@pytest.mark.slow
+def test_the_choice_is_told_kept_and_taken_by_a_run_that_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("data.micro_batch_size=4", "+dataloader.most_workers=3", "trainer.accelerator=cpu", "trainer.max_epochs=2")
+    run = spectrakit.fit(Learn(), spectrakit.compose(*words, "dataloader.num_workers=auto"), show=False)
+    kept = read_environment(run.path)["reading"]["train"]
+
+    def told():
+        return [e["text"] for e in read_events(run.path / "events.jsonl") if e["type"] == "message"]
+
+    assert kept["most_workers"] == 2 and 0 <= kept["num_workers"] <= 2 and kept["reason"] in told()
+    again = LoadedBatches(Noisy(), "cpu", PLAN, settings("dataloader.most_workers=2"))
+    context = create_run_context(spectrakit.compose("trainer.accelerator=cpu"), detect({"PATH": ""}, shell=""))
+    keep_reading({"train": again}, context, NullLog(), run.path)
+    assert again.chosen is not None and again.settings.num_workers == kept["num_workers"]
+    assert len(list(again.epoch(0))) == 40 and read_environment(run.path)["reading"]["train"] == kept
