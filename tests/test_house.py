@@ -577,10 +577,19 @@ def test_only_a_kind_itself_knows_in_what_it_differs():
 def test_contributing_names_files_that_are_there():
     text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
     notebooks = re.findall(r"`(nbs/\d\w+/[\w/]+\.ipynb)`", text)
-    modules = [name for name in re.findall(r"^\| .* \| .*?`(\w+/\w+)`", text, re.M) if not name.startswith("nbs/")]
-    assert len(notebooks) > 5 and len(modules) > 10
-    assert not [name for name in notebooks if not (root / name).exists()]
-    assert not [name for name in modules if not (root / "spectrakit" / f"{name}.py").exists()]
+    linked = re.findall(r"\[`([\w/]+)`\]\((nbs/[\w/]+\.ipynb)\)", text)
+    assert len(notebooks) > 5 and len(linked) > 30
+    assert not [name for name in [*notebooks, *(file for _, file in linked)] if not (root / name).exists()]
+    assert not [name for name, _ in linked if not (root / "spectrakit" / f"{name}.py").exists()]
+    assert not [name for name, file in linked if re.sub(r"\d+_", "", file) != f"nbs/{name}.ipynb"]
+
+
+def test_contributing_has_the_packages_in_their_order():
+    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text[text.index("What a package may import") : text.index("Beside that road")]
+    named = [name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)]
+    folders = {path.parent.name for path in (root / "nbs").glob("[0-9]*/*.ipynb")}
+    assert named == [re.sub(r"^\d+_", "", name) for name in sorted(folders, reverse=True)]
 
 
 @pytest.mark.parametrize("name", ["README.md", "nbs/index.ipynb", "CHANGELOG.md", *sorted(PAGES)])

@@ -340,6 +340,10 @@ def _predict_together(
     task: Any, runs: Sequence[Any], words: Sequence[str], out: str | Path | None, how: Any, trust: bool
 ) -> Predictions:
     "Predict with several runs, whose settings `words` change, and average."
+    if isinstance(runs, (str, bytes)) or not isinstance(runs, Sequence):
+        raise RequestError(
+            f"runs={runs!r} is no list of runs. Write runs=[first, second], or one run as the second word."
+        )
     if not runs:
         raise RequestError("There are no runs to predict with: runs=[] is empty.")
     groups = list(zip(map(_runs_of, runs), _weights_of(how, len(runs)), strict=True))

@@ -32,6 +32,11 @@ class Scaler(nn.Module):
 
     def __init__(self, *shape: int, of: str | int = "inputs", undo: bool = False):
         super().__init__()
+        if wrong := [size for size in shape if type(size) is not int or size < 0]:
+            raise RequestError(
+                f"Scaler's shape holds {wrong[0]!r}, and sizes are whole numbers from 0 up. "
+                "Write it as in Scaler(52), or Scaler(3, 64), without brackets."
+            )
         self.shape, self.of, self.undo = shape, of, undo
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("deviation", torch.ones(shape))

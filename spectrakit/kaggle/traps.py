@@ -216,7 +216,7 @@ def _serves(kernel: Kernel) -> bool:
 
 def submission_findings(kernel: Kernel) -> list[Finding]:
     "A competition that is attached and never read, or gets no submission."
-    if "util-script" in (kernel.values.get("keywords") or ()):
+    if isinstance(tags := kernel.values.get("keywords"), list) and "util-script" in tags:
         return []
     cups = [slug for kind, _, slug in sources_of(kernel.values) if kind == "competition"]
     facts = kernel.facts

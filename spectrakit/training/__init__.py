@@ -1,4 +1,4 @@
-"""Training in one process: the loop on one screen, and what happens around its steps.
+"""What each training process does: the loop in one function, and what happens around its steps.
 
 Others use `loop.train_run` and `setup`.
 """

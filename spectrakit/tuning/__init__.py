@@ -1,1 +1,4 @@
-"""Trials before a long run that choose its settings. Used from outside: `lr_finder.find_lr`."""
+"""What chooses settings: a learning rate range test before a long run, and searches with a study's folder.
+
+Used from outside: `lr_finder.find_lr`, `search.search`, `study.open_study`.
+"""
