@@ -78,6 +78,8 @@ def _after(command: str, words: list[str]) -> list[str]:
     word = words[-1]
     if command == "profiles":
         return _profile_names()
+    if command == "lm":
+        return {1: ["export"], 2: _run_names()}.get(len(words), [])
     if "=" in word and command in _OF_SETTINGS:
         return _values(word.partition("=")[0].lstrip("+"))
     if word.startswith("-"):

@@ -29,6 +29,7 @@ GROUPS = {
     "wheelhouse": ("wheelhouse",),
     "kaggle": ("kaggle",),
     "cloud": ("cloud",),
+    "lm": ("lm",),
     "completion": ("completion",),
 }
 COMMANDS = {word: group for group, words in GROUPS.items() for word in words}

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from ..config.schema import Config, step_limit
 from ..contract.loss import Loss
 from ..contract.task import Task
+from ..distributed.fsdp import is_sharded
 from .documents import Wanted, open_corpus
 from .fields import find_text
 from .lookup import locate
@@ -182,6 +183,21 @@ def _prompt_batch(samples: Sequence[dict[str, Any]], pad: int) -> dict[str, Any]
     return {"prompt": texts, "input": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 # %% ../../nbs/82_lm/06_language_model.ipynb #898cd248
+def _gathers_to_generate(model: Any) -> bool:
+    """Whether the parts of an adapted model that FSDP shares out are gathered for `generate`, and given back by hand.
+
+    Other models generate by their own forward pass, where FSDP gathers by itself; adapters go past it.
+    """
+    model = getattr(model, "_orig_mod", model)
+    if not hasattr(model, "peft_config") or not is_sharded(model):
+        return False
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
+    if "generate" not in vars(model):
+        register_fsdp_forward_method(model, "generate")
+    return True
+
+
 def generate(model: Any, batch: dict[str, Any], tokenizer: Any, new_tokens: int) -> list[str]:
     """The texts that a model goes on with, one for each prompt.
 
@@ -190,6 +206,7 @@ def generate(model: Any, batch: dict[str, Any], tokenizer: Any, new_tokens: int)
     - `tokenizer`: turns tokens into text
     - `new_tokens`: how many each has; what stands behind the end of a text is left out
     """
+    gathered = _gathers_to_generate(model)
     found = model.generate(
         input_ids=batch["input"],
         attention_mask=batch["attention_mask"],
@@ -198,6 +215,8 @@ def generate(model: Any, batch: dict[str, Any], tokenizer: Any, new_tokens: int)
         do_sample=False,
         pad_token_id=padding_of(tokenizer),
     )
+    if gathered:
+        model.reshard()  # the optimizer writes into the shards
     new = found[:, batch["input"].shape[1] :].tolist()
     end = tokenizer.eos_token_id
     return [tokenizer.decode(ids[: ids.index(end)] if end in ids else ids) for ids in new]

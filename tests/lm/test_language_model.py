@@ -3,9 +3,6 @@ a stream three times in a row; against a plain loop of transformers.
 """
 
 import json
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,82 +10,20 @@ import torch
 import tiny_lm
 from helpers import only_run, run_cli
 from in_process import furthest, trainer_in, weights
+from lm_runs import BASE, DILOCO, TWO, Cut, run, save_corpus, steps_and_losses, words
 from spectrakit.checkpoint.store import find_checkpoint, load_state
 from spectrakit.config.compose import compose
-from spectrakit.handover.job import Job
-from spectrakit.handover.job_kind import kind_named
-from spectrakit.handover.request import new_request
-from spectrakit.launch.launcher import launch
 from spectrakit.lm.language_model import LanguageModel
-from spectrakit.runs.events import columns, read_events
-from spectrakit.system.platforms.detect import detect
 
 pytestmark = pytest.mark.slow  # every test here trains a model of transformers
 
-BASE = (
-    "trainer.accelerator=cpu",
-    "data.micro_batch_size=4",
-    "accumulate_grad_batches=2",
-    "scheduler.name=constant",
-    "optimizer.lr=0.003",
-    "optimizer.momentum=0.9",
-    "trainer.log_every_n_steps=1",
-    "trainer.max_steps=12",
-    "checkpoint.every_n_steps=3",
-    "checkpoint.every_n_epochs=null",
-    "data.shuffle_buffer=50",
-    "task.seq_len=32",
-    "task.valid_rows=40",
-    "launch.max_restarts=0",
-)
-TWO = ("trainer.devices=2", "accumulate_grad_batches=1")
-DILOCO = ("distributed.strategy=diloco", "diloco.max_steps=4")
+CUTS = (7, 5, 9)  # the loss at which each of the first sessions breaks
+ON_TWO = (5, 4, 5)  # where a rank has one loss in a step: behind steps 3, 6 and 9, in the middle of rounds of four
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    here = tmp_path_factory.mktemp("lm")
-    tiny_lm.save_model(here / "tiny")
-    tiny_lm.save_lines(here / "texts.jsonl")
-    tiny_lm.save_parquet(here / "parts")
-    return here
-
-
-def words(corpus, *more):
-    return (*BASE, f"task.model={corpus / 'tiny'}", f"task.data={corpus / 'texts.jsonl'}", *more)
-
-
-def run(folder, task, *overrides, kind="train"):
-    request = new_request(compose(*overrides), replace(detect(environ={}), cores=4))
-    outcome = launch(Job(kind_named(kind), folder, request), task, lambda: None)
-    return outcome, read_events(folder / "events.jsonl")
-
-
-class Cut(LanguageModel):
-    "Its process breaks at a loss of each of its first sessions; `folder` knows how many there were."
-
-    at = (7, 5, 9)
-
-    def __init__(self, folder: Path, **options):
-        super().__init__(**options)
-        self.folder, self.losses = folder, 0
-
-    def on_epoch(self, model, moment):
-        self.losses = 0 if not self.losses else self.losses
-
-    def loss(self, model, batch, moment=None):
-        if moment is not None:
-            self.losses += 1
-            session = len(list(self.folder.glob("session-*")))
-            if session < len(self.at) and self.losses == self.at[session]:
-                (self.folder / f"session-{session}").touch()
-                raise RuntimeError("cut")
-        return super().loss(model, batch)
-
-
-def steps_and_losses(events) -> dict[int, float]:
-    found = columns(events, "step", "step", "loss")
-    return dict(zip(found["step"], found["loss"], strict=True))
+    return save_corpus(tmp_path_factory.mktemp("lm"))
 
 
 @pytest.mark.parametrize(
@@ -98,23 +33,19 @@ def steps_and_losses(events) -> dict[int, float]:
 )
 def test_cut_three_times_in_the_middle_of_a_stream_it_is_the_same_to_the_bit(tmp_path, corpus, more):
     train = trainer_in(tmp_path)
-    task = partial(Cut, tmp_path)
     given = (*words(corpus), "optimizer.name=adamw", "data.shuffle=true", *more)
-    for number in range(3):
-        (tmp_path / f"session-{number}").touch()  # those sessions are over
-    whole = train(task(), *given, name="whole")
+    whole = train(Cut(), *given, name="whole")
     assert whole.status == "completed", whole.reason
-    for number in range(3):
-        (tmp_path / f"session-{number}").unlink()
-    cut, seen = train(task(), *given, name="cut"), {}
-    for _ in range(3):
-        assert cut.status == "failed" and "cut" in cut.reason
+    seen: dict[int, float] = {}
+    for session, at in enumerate((*CUTS, None)):
+        cut = train(Cut(at), *given, name="cut", resume=session > 0)
         seen |= steps_and_losses(cut.events)
-        assert load_state(find_checkpoint(cut.folder / "checkpoints")[0])[0]["stream"]["state"]["documents"]["buffer"]
-        cut = train(task(), *given, name="cut", resume=True)
+        if at is not None:
+            assert cut.status == "failed" and "cut" in cut.reason
+            kept = load_state(find_checkpoint(cut.folder / "checkpoints")[0])[0]
+            assert kept["stream"]["state"]["documents"]["buffer"]
     assert cut.status == "completed", cut.reason
     assert torch.equal(cut.weights(), whole.weights())
-    seen |= steps_and_losses(cut.events)
     assert seen == steps_and_losses(whole.events)
 
 
@@ -135,12 +66,10 @@ def test_a_resume_reads_no_document_twice(tmp_path, corpus, monkeypatch):
         "task.valid=none",
         "data.samples_per_epoch=96",
     )
-    task = Cut(tmp_path)
-    assert train(task, *given).status == "failed"
+    assert train(Cut(7), *given).status == "failed"
     kept = load_state(find_checkpoint(tmp_path / "run" / "checkpoints")[0])[0]["stream"]
     monkeypatch.setattr(documents.FileCorpus, "rows", noted)
-    task.at = ()
-    assert train(task, *given, resume=True).status == "completed"
+    assert train(Cut(), *given, resume=True).status == "completed"
     place = kept["state"]["documents"]["cursor"]["place"]
     assert place > 1000 and {p for p in read if p > 1000} == {place}  # beyond a look at the first rows
 
@@ -180,22 +109,26 @@ def test_the_loss_is_that_of_a_plain_loop_of_transformers(tmp_path, corpus, leng
         assert mine[step] == pytest.approx(loss, abs=1e-5), step
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.long), "fsdp", "diloco"])
-def test_two_ranks_learn_what_one_does_and_go_on_to_the_bit(tmp_path, corpus, strategy):
+@pytest.mark.parametrize(
+    ("strategy", "cuts"),
+    [
+        pytest.param("ddp", ON_TWO, marks=pytest.mark.long),
+        pytest.param("fsdp", ON_TWO, marks=pytest.mark.long),
+        ("fsdp", (9,)),
+        ("diloco", ON_TWO),
+    ],
+)
+def test_two_ranks_learn_what_one_does_and_go_on_to_the_bit(tmp_path, corpus, strategy, cuts):
     given = (*words(corpus, "task.lengths=dynamic"), *TWO, f"distributed.strategy={strategy}", "diloco.max_steps=4")
-    (tmp_path / "whole").mkdir()
-    for number in range(3):
-        (tmp_path / "whole" / f"session-{number}").touch()
-    outcome, events = run(tmp_path / "a", Cut(tmp_path / "whole"), *given)
+    outcome, events = run(tmp_path / "a", Cut(), *given)
     assert outcome.status == "completed", outcome
-    (tmp_path / "parts").mkdir()
-    for number in range(2):  # one cut is enough here
-        (tmp_path / "parts" / f"session-{number}").touch()
-    outcome, _ = run(tmp_path / "b", Cut(tmp_path / "parts"), *given)
-    assert outcome.status == "failed"
-    outcome, _ = run(tmp_path / "b", Cut(tmp_path / "parts"), *given, kind="resume")
-    assert outcome.status == "completed", outcome
+    seen: dict[int, float] = {}
+    for session, at in enumerate((*cuts, None)):
+        outcome, told = run(tmp_path / "b", Cut(at), *given, kind="resume" if session else "train")
+        assert outcome.status == ("completed" if at is None else "failed"), outcome
+        seen |= steps_and_losses(told)
     assert furthest(weights(tmp_path / "a"), weights(tmp_path / "b")) == 0.0
+    assert seen == steps_and_losses(events)
     if strategy != "diloco":
         one = trainer_in(tmp_path)(
             LanguageModel(),
