@@ -20,6 +20,7 @@ import copy
 import hashlib
 import json
 import math
+import multiprocessing
 import os
 import pydoc_data.topics
 import random
@@ -28,7 +29,9 @@ import sys
 import sysconfig
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -75,22 +78,27 @@ class Text:
         held = torch.arange(len(chunks)) % 20 == 0
         self.train, self.valid = chunks[~held].reshape(-1), chunks[held].reshape(-1)
 
-    def batch(self, worker: int, step: int, size: int) -> torch.Tensor:
-        "So many pieces of the training text, the same in every run."
-        draw = torch.Generator().manual_seed(1_000_003 * (worker + 1) + step + SEED)
+    def batch(self, worker: int, step: int, size: int, seed: int = SEED) -> torch.Tensor:
+        "So many pieces of the training text, the same in every run with this seed."
+        draw = torch.Generator().manual_seed(1_000_003 * (worker + 1) + step + 10_000_019 * seed)
         first = torch.randint(len(self.train) - LENGTH - 1, (size,), generator=draw)
         return self.train[first[:, None] + torch.arange(LENGTH + 1)]
 
 
 class Transformer(nn.Module):
-    "Two layers of width 64."
+    "Two layers of width 64. Matrices begin normal, as GPT-2's do; `deviation` None: as torch makes them."
 
-    def __init__(self, size: int, width: int = 64, layers: int = 2):
+    def __init__(self, size: int, width: int = 64, layers: int = 2, deviation: float | None = 0.02):
         super().__init__()
         self.letters, self.places = nn.Embedding(size, width), nn.Embedding(LENGTH, width)
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, size)
+        for name, p in self.named_parameters() if deviation is not None else ():
+            if p.dim() > 1:
+                nn.init.normal_(p, 0.0, deviation)
+            elif name.endswith("bias"):
+                nn.init.zeros_(p)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
@@ -138,6 +146,7 @@ class Row:
     schedule: str | None = None  # of the outer rate
     batch: int = BATCH  # of each worker
     share: float = 1.0  # of the steps that were asked for
+    seed: int = SEED  # of the first weights and of the batches
 
 
 def mean_of(loops: list[OuterLoop], left_out: list[Compression | None]) -> torch.Tensor:
@@ -179,7 +188,7 @@ def train_row(row: Row, data: Text, start: nn.Module, steps: int) -> nn.Module:
             set_lr(optimizer, row.lr, step, steps)
             optimizer.zero_grad()
             own = range(row.workers) if row.way == "ddp" else [worker]
-            loss_of(model, torch.cat([data.batch(w, step, row.batch) for w in own])).backward()
+            loss_of(model, torch.cat([data.batch(w, step, row.batch, row.seed) for w in own])).backward()
             optimizer.step()
         if row.way != "ddp" and ((step + 1) % row.every == 0 or step + 1 == steps):
             mean = mean_of(loops, left_out)
@@ -199,36 +208,55 @@ def sent_mb(row: Row, numbers: int, steps: int) -> float:
     return rounds * bytes_sent(FORMS[row.form], numbers, row.workers) / 1e6
 
 
+LRS = (4e-3, 8e-3, 1.6e-2, 3.2e-2)
+
+
+def rows_of(name: str, way: str, lrs: tuple[float, ...] = LRS, workers: int = 4, **more) -> list[Row]:
+    "The same run with each of the learning rates."
+    return [Row(f"{name}, lr {lr:g}", workers, way, lr, **more) for lr in lrs]
+
+
 ROWS = (
-    *(Row(f"ddp lr {lr:g}", 4, "ddp", lr) for lr in (4e-3, 8e-3, 1.6e-2, 3.2e-2)),
-    *(Row(f"diloco lr {lr:g}", 4, "diloco", lr) for lr in (4e-3, 8e-3, 1.6e-2)),
-    *(Row(f"diloco lr {lr:g} outer cosine", 4, "diloco", lr, schedule="cosine") for lr in (8e-3, 1.6e-2)),
-    *(Row(f"diloco lr {lr:g} outer 0.7/0.8", 4, "diloco", lr, outer=(0.7, 0.8)) for lr in (8e-3, 1.6e-2)),
-    *(Row(f"diloco lr {lr:g} outer 1/0.8", 4, "diloco", lr, outer=(1.0, 0.8)) for lr in (8e-3, 1.6e-2)),
-    *(Row(f"diloco lr {lr:g} outer 0.4/0.9", 4, "diloco", lr, outer=(0.4, 0.9)) for lr in (8e-3, 1.6e-2)),
-    *(Row(f"diloco lr {lr:g} outer 1/0.9", 4, "diloco", lr, outer=(1.0, 0.9)) for lr in (8e-3, 1.6e-2)),
-    *(Row(f"diloco lr {lr:g} H=10 int8", 4, "diloco", lr, every=10, form="int8") for lr in (8e-3, 1.6e-2, 3.2e-2)),
-    Row("diloco int8", 4, "diloco", 4e-3, form="int8"),
-    Row("diloco int4", 4, "diloco", 4e-3, form="int4"),
-    Row("diloco H=50", 4, "diloco", 4e-3, every=50),
-    Row("diloco H=100", 4, "diloco", 4e-3, every=100),
-    Row("mean alone", 4, "mean", 4e-3),
-    Row("one worker", 1, "ddp", 4e-3),
-    Row("one worker, lookahead", 1, "diloco", 4e-3),
-    Row("ddp from scratch", 4, "ddp", 4e-3, prepared=False),
-    Row("diloco from scratch", 4, "diloco", 4e-3, prepared=False),
-    Row("ddp from scratch, batch 8", 4, "ddp", 4e-3, prepared=False, batch=8),
-    Row("diloco from scratch, batch 8", 4, "diloco", 4e-3, prepared=False, batch=8),
-    Row("ddp, a fifth of the steps", 4, "ddp", 4e-3, share=0.2),
-    Row("diloco, a fifth of the steps", 4, "diloco", 4e-3, share=0.2),
+    *rows_of("DDP", "ddp"),
+    *rows_of("DiLoCo", "diloco"),
+    *rows_of("DiLoCo, outer 1/0.9", "diloco", outer=(1.0, 0.9)),
+    *rows_of("DiLoCo, outer 0.7/0.8", "diloco", outer=(0.7, 0.8)),
+    *rows_of("DiLoCo, outer 1/0.5", "diloco", outer=(1.0, 0.5)),
+    *rows_of("DiLoCo, outer 0.4/0.9", "diloco", outer=(0.4, 0.9)),
+    *rows_of("DiLoCo, outer cosine", "diloco", schedule="cosine"),
+    *rows_of("DiLoCo, int8", "diloco", form="int8"),
+    *rows_of("DiLoCo, int4", "diloco", form="int4"),
+    *rows_of("DiLoCo, H=10, int8", "diloco", every=10, form="int8"),
+    *rows_of("DiLoCo, H=10, int8, outer 0.7/0.8", "diloco", every=10, form="int8", outer=(0.7, 0.8)),
+    *rows_of("DiLoCo, H=10, int8, outer 1/0.5", "diloco", every=10, form="int8", outer=(1.0, 0.5)),
+    *rows_of("DiLoCo, H=50", "diloco", every=50),
+    *rows_of("DiLoCo, H=100", "diloco", every=100),
+    *rows_of("mean alone", "mean"),
+    *rows_of("one worker", "ddp", workers=1),
+    *rows_of("one worker, lookahead", "diloco", workers=1),
+    *rows_of("DDP, seed 1", "ddp", seed=1),
+    *rows_of("DiLoCo, seed 1", "diloco", seed=1),
+    *rows_of("DDP, from scratch", "ddp", prepared=False),
+    *rows_of("DiLoCo, from scratch", "diloco", prepared=False),
+    *rows_of("DDP, from scratch, batch 8", "ddp", prepared=False, batch=8),
+    *rows_of("DiLoCo, from scratch, batch 8", "diloco", prepared=False, batch=8),
+    *rows_of("DDP, a fifth of the steps", "ddp", share=0.2),
+    *rows_of("DiLoCo, a fifth of the steps", "diloco", share=0.2),
 )
 
 
-def start_of(data: Text, prepared: bool) -> nn.Module:
+@cache
+def text_data() -> Text:
+    "The text, read once."
+    return Text()
+
+
+@cache
+def start_of(prepared: bool, seed: int = SEED) -> nn.Module:
     "The model that all workers begin with."
-    torch.manual_seed(SEED)
-    model = Transformer(data.size)
-    return train_row(Row("start", 1, "ddp", 4e-3), data, model, PREPARED) if prepared else model
+    torch.manual_seed(seed)
+    model = Transformer(text_data().size)
+    return train_row(Row("start", 1, "ddp", 4e-3, seed=seed), text_data(), model, PREPARED) if prepared else model
 
 
 def measure(row: Row, data: Text, start: nn.Module, steps: int) -> dict:
@@ -239,6 +267,12 @@ def measure(row: Row, data: Text, start: nn.Module, steps: int) -> dict:
     by_ddp = steps * ring_bytes(4 * numbers, row.workers) / 1e6
     sent = {"mb": sent_mb(row, numbers, steps), "ddp_mb": by_ddp, "steps": steps}
     return {**asdict(row), "loss": valid_loss(model, data), **sent, "seconds": time.monotonic() - began}
+
+
+def measure_here(row: Row, steps: int) -> dict:
+    "`measure`, in a process that has read nothing yet."
+    torch.set_num_threads(1)
+    return measure(row, text_data(), start_of(row.prepared, row.seed), steps)
 
 
 def line(found: dict) -> str:
@@ -421,23 +455,24 @@ def compare_goodput(kills: int, steps: int) -> None:
         print(f"| {name} | {numbers} |", flush=True)
 
 
-def table(names: list[str] | None, steps: int, file: Path | None) -> None:
-    "Train the rows with these `names` (None: all), print the table as it grows, and keep its figures in `file`."
-    data, starts = Text(), {}
+def table(names: list[str] | None, steps: int, file: Path | None, jobs: int) -> None:
+    """Train the rows with these `names` (None: all), so many at a time, print the table as it grows, and keep its
+    figures in `file`.
+    """
+    data = text_data()
     print(f"{len(data.train) + len(data.valid)} characters, {data.size} different ones, sha256 {data.sha}")
     print("| run | loss | MB a worker | fewer | seconds |\n|---|---|---|---|---|", flush=True)
     about = {"characters": len(data.train) + len(data.valid), "sha256": data.sha, "steps": steps}
     found = json.loads(file.read_text())["rows"] if file is not None and file.exists() else []
-    named = {row.name: row for row in ROWS}
-    for row in (named[name] for name in names or named):
-        if row.name in [known["name"] for known in found]:
-            continue
-        if row.prepared not in starts:
-            starts[row.prepared] = start_of(data, row.prepared)
-        found.append(measure(row, data, starts[row.prepared], steps))
-        print(line(found[-1]), flush=True)
-        if file is not None:
-            file.write_text(json.dumps({**about, "rows": found}, indent=1) + "\n")
+    named, known = {row.name: row for row in ROWS}, {row["name"] for row in found}
+    asked = [named[name] for name in names or named if name not in known]
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(measure_here, row, steps) for row in asked]):
+            found.append(done.result())
+            print(line(found[-1]), flush=True)
+            if file is not None:
+                ordered = sorted(found, key=lambda row: list(named).index(row["name"]))
+                file.write_text(json.dumps({**about, "rows": ordered}, indent=1) + "\n")
 
 
 def main() -> None:
@@ -445,6 +480,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", nargs="*", default=None, help="names of rows (default: all)")
     parser.add_argument("--steps", type=int, default=1500, help="steps of each worker")
+    parser.add_argument("--jobs", type=int, default=1, help="rows that are trained at a time, each on one core")
     parser.add_argument("--json", type=Path, default=None, help="file for the figures; rows that it has are kept")
     parser.add_argument("--link", type=float, default=None, help="megabits a second of a link to train over")
     parser.add_argument("--kills", type=int, default=None, help="how many workers are killed, to measure goodput")
@@ -459,7 +495,7 @@ def main() -> None:
     if asked.link is not None:
         print(to_the_same(over_link(asked.link, asked.steps)))
         return
-    table(asked.rows, asked.steps, asked.json)
+    table(asked.rows, asked.steps, asked.json, asked.jobs)
 
 
 if __name__ == "__main__":

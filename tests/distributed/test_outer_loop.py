@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from spectrakit.distributed.outer_loop import OuterLoop, end_round, flat, outer_optimizer, pseudo_gradient
+from spectrakit.distributed.outer_loop import (
+    OuterLoop,
+    end_round,
+    flat,
+    merge_buffers,
+    outer_optimizer,
+    pseudo_gradient,
+)
 from spectrakit.system.errors import RequestError
 
 WORKERS, STEPS = 2, 4
@@ -90,3 +97,23 @@ def test_the_mean_is_shortened_to_the_longest_that_is_allowed():
 def test_an_outer_optimizer_that_moves_no_vector_is_refused(name):
     with pytest.raises(RequestError, match="diloco.outer_opt="):
         outer_optimizer(torch.zeros(1), name)
+
+
+def test_statistics_become_the_mean_of_the_workers_and_counters_the_largest():
+    norms = [nn.BatchNorm1d(3) for _ in range(2)]
+    before = [b.detach().clone() for b in norms[0].buffers()]
+    for worker, norm in enumerate(norms):
+        for step in range(2 + worker):
+            norm(batch(worker, step)[0])
+    own = [[b.clone() for b in norm.buffers()] for norm in norms]
+    moves = [[(b - old).double() for b, old in zip(of, before, strict=True) if b.is_floating_point()] for of in own]
+    mean = torch.stack([torch.cat(move) for move in moves]).mean(dim=0)
+    for norm in norms:
+        merge_buffers(list(norm.buffers()), before, lambda vector: mean.clone(), lambda counts: torch.tensor([3]))
+        for name in ("running_mean", "running_var"):
+            expected = (getattr(norms[0], name) + 0, sum(of[name == "running_var"] for of in own) / 2)
+            assert torch.allclose(*expected, atol=1e-6)
+        assert norm.num_batches_tracked.item() == 3
+    seen = []
+    merge_buffers(own[0], before, lambda vector: vector, lambda counts: seen.append(counts) or counts)
+    assert [counts.tolist() for counts in seen] == [[2]]  # what is compared are this worker's counters

@@ -139,3 +139,62 @@ def test_the_others_go_on_without_a_worker_that_dies_and_it_comes_in_again(tmp_p
     rounds = columns(read_events(runs[0] / "events.jsonl"), "round", "members", "step")
     assert rounds["step"][-1] == 60 and not [step for step in rounds["step"] if step % 5]
     assert all(len(members) >= 2 for members in rounds["members"])
+
+
+class Spoilt(Curve):
+    "Member 1 has no number for a loss from its sixth step to its tenth: a whole round."
+
+    steps = 0
+
+    def optimizer(self, model, cfg):
+        found = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.0)
+        found.register_step_post_hook(lambda *_: setattr(self, "steps", self.steps + 1))
+        return found
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        if not model.training or os.environ["MEMBER"] != "1" or self.steps < FIRST + 5 or self.left_out == 5:
+            return loss
+        self.left_out += 1
+        return loss * float("nan")
+
+    left_out = 0
+
+
+FIRST = 0  # updates that the contract's trial makes before the run
+
+
+def test_a_share_without_a_number_does_not_count_and_the_others_go_on(tmp_path):
+    words = ("diloco.quorum=2", "trainer.max_steps=15", "training.nan_policy=skip", "training.ema_decay=0.9")
+    finish(start(tmp_path, f"{__file__}:Spoilt", 2, *words))
+    runs = [only_run(tmp_path / f"worker-{member}") for member in range(2)]
+    first, other = [weights(run) for run in runs]
+    assert all(torch.equal(first[name], other[name]) and first[name].isfinite().all() for name in first)
+    rounds = columns(read_events(runs[0] / "events.jsonl"), "round", "step", "members")
+    assert rounds["step"] == [5, 10, 15]
+    assert sum(sum(members.values()) for members in rounds["members"]) == 30 - 5
+    good = columns(read_events(runs[1] / "events.jsonl"), "round", "goodput")["goodput"]
+    assert good[-1] == pytest.approx(10 / 15)
+
+    used = start_one(tmp_path, "again", "diloco.quorum=2", "trainer.max_steps=15", "training.ema_decay=0.9")
+    assert used.returncode == 2 and "a run has ended" in used.stderr
+    other = start_one(tmp_path, "other", "diloco.quorum=2", "trainer.max_steps=20", "training.ema_decay=0.9")
+    assert other.returncode == 2 and "a run meets that has total_steps=15, and this one has 20" in other.stderr
+
+
+def start_one(folder, name: str, *words) -> subprocess.CompletedProcess:
+    "Worker 0 of two, to its end, in a folder of its own."
+    (folder / name).mkdir()
+    own = ("diloco.member=0", "diloco.workers=2", f"diloco.meeting={folder / 'meeting'}")
+    command = [sys.executable, "-m", "spectrakit", "train", f"{TESTS / 'rank_tasks.py'}:Curve", *WORDS, *own, *words]
+    quiet = {"capture_output": True, "text": True, "timeout": 300, "stdin": subprocess.DEVNULL}
+    return subprocess.run(command, cwd=folder / name, env=clean_environ(), **quiet)
+
+
+def test_fewer_than_a_quorum_end_after_the_time_that_is_given(tmp_path):
+    words = ("diloco.quorum=2", "diloco.grace_s=0.1", "trainer.max_steps=15", "distributed.timeout_s=1")
+    done = start_one(tmp_path, "alone", *words, "launch.max_restarts=0")
+    run = only_run(tmp_path / "alone")
+    assert done.returncode == 1 and open_run(run).status == "failed"
+    assert "2 of 2 workers did not come within 1 s (diloco.quorum=2)" in read_events(run / "events.jsonl")[-1]["reason"]
+    assert find_checkpoint(run / "checkpoints")[0].name == "step-00000005"  # what it has learned is kept

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import TensorDataset
 
+from helpers import TESTS, only_run, run_cli
 from in_process import furthest, weights
 from rank_tasks import Curve, NanOnOneRank, Normed
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_state, load_weights
@@ -667,6 +668,33 @@ def test_a_worker_whose_loss_is_no_number_ends_the_run_for_all(tmp_path):
     assert not [value for value in columns(events, "round", "norm")["norm"] if value != value]
 
 
+def test_another_round_or_form_is_refused_when_a_run_goes_on_in_the_middle_of_a_round(tmp_path):
+    words = (
+        "trainer.accelerator=cpu",
+        "trainer.devices=1",
+        *DILOCO,
+        "checkpoint.every_n_steps=7",
+        "checkpoint.keep_last=9",
+        "trainer.max_steps=12",
+    )
+    done = run_cli(tmp_path, "train", f"{TESTS / 'rank_tasks.py'}:Curve", *words, "checkpoint.every_n_epochs=null")
+    assert done.returncode == 0, done.stderr
+    folder = only_run(tmp_path)
+    for path in checkpoints(folder / "checkpoints"):
+        if path.name > "step-00000007":
+            shutil.rmtree(path)
+    assert find_checkpoint(folder / "checkpoints")[0].name == "step-00000007"
+    for word in ("diloco.fragments=2", "diloco.compression=int8", "diloco.max_steps=6", "diloco.outer_lr=0.5"):
+        done = run_cli(tmp_path, "resume", str(folder), word)
+        assert done.returncode == 2 and f"{word.partition('=')[0]} was" in done.stderr, (word, done.stderr)
+    done = run_cli(tmp_path, "resume", str(folder), "diloco.fragments=2", "resume.allow=[diloco]")
+    assert done.returncode == 2 and "was made with diloco.fragments=1" in done.stderr
+    assert run_cli(tmp_path, "resume", str(folder)).returncode == 0
+
+
+MEETS = ("diloco.workers=2", "diloco.member=0", "diloco.meeting=there")
+
+
 @pytest.mark.parametrize(
     "words, says",
     [
@@ -679,6 +707,8 @@ def test_a_worker_whose_loss_is_no_number_ends_the_run_for_all(tmp_path):
         (["diloco.max_steps=0"], "diloco.max_steps"),
         (["diloco.fragments=60"], "diloco.fragments=60 is not possible with diloco.max_steps=50"),
         (["diloco.fragments=5", "diloco.overlap_steps=11"], "Use at most 10"),
+        (["diloco.quorum=1", *MEETS, "diloco.fragments=2"], "diloco.fragments=2 is not possible with diloco.quorum"),
+        (["diloco.quorum=1", *MEETS, "diloco.warmup_steps=5"], "diloco.warmup_steps=5 is not possible with diloco.quo"),
     ],
 )
 def test_what_cannot_be_is_said(tmp_path, words, says):
