@@ -1,9 +1,11 @@
-"""Data sets in the form of competitions: `python tools/example_sets.py images|cells OUT [--owner NAME]`.
+"""Data sets that kernels learn from: `python tools/example_sets.py images|cells|model|texts OUT [--owner NAME]`.
 
 `images`: digit-images, 1,797 handwritten digits as PNG files of 8 × 8 pixels in train/ and test/, with train.csv (id,
 label) and sample_submission.csv (id, label). `cells`: cell-table, 569 tumour cells with 30 measurements each in
 train.csv and test.csv, and a sample submission that asks for the probability of a malignant one. Both come inside
-scikit-learn. A fourth is the test; its labels are not written anywhere. The same bytes every time.
+scikit-learn. A fourth is the test; its labels are not written anywhere. `model`: counting-model, an untrained language
+model of some hundred thousand parameters with its tokenizer; `texts`: counting-texts, 400 documents that count upwards
+in words, as JSON lines. The same bytes every time.
 """
 
 import argparse
@@ -21,7 +23,10 @@ OWNER = "INSERT-YOUR-NAME"
 ABOUT = {
     "images": ("digit images", "Handwritten digits as files of 8 x 8 pixels", "The digits of scikit-learn"),
     "cells": ("cell table", "Thirty measurements of tumour cells", "The breast cancer data of scikit-learn"),
+    "model": ("counting model", "An untrained language model of a hundred thousand weights", "A model of two layers"),
+    "texts": ("counting texts", "Documents that count upwards, in words", "Four hundred short texts"),
 }
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 def parted(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -62,7 +67,39 @@ def write_cells(folder: Path) -> None:
         table.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
 
 
-WRITERS = {"images": write_images, "cells": write_cells}
+def write_model(folder: Path) -> None:
+    "A Llama of two layers, as `save_pretrained` writes it, and a tokenizer that knows the words of the texts."
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    known = {word: n for n, word in enumerate(["<unk>", "</s>", *WORDS])}
+    tokens = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    tokens.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="</s>", unk_token="<unk>").save_pretrained(folder)
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(LlamaConfig(vocab_size=len(known), eos_token_id=1, **shape)).save_pretrained(folder)
+
+
+def write_texts(folder: Path) -> None:
+    "texts.jsonl, whose field `text` counts from some word on."
+    folder.mkdir(parents=True, exist_ok=True)
+    lengths = np.random.default_rng(0).integers(4, 30, size=400).tolist()
+    texts = [" ".join(WORDS[(first + n) % 12] for n in range(length)) for first, length in enumerate(lengths)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (folder / "texts.jsonl").write_text(lines, encoding="utf-8", newline="\n")
+
+
+WRITERS = {"images": write_images, "cells": write_cells, "model": write_model, "texts": write_texts}
+
+
+def slug(name: str) -> str:
+    "What the data set is called on Kaggle."
+    return ABOUT[name][0].replace(" ", "-")
 
 
 def metadata(name: str, owner: str) -> dict[str, Any]:
@@ -70,10 +107,10 @@ def metadata(name: str, owner: str) -> dict[str, Any]:
     title, subtitle, description = ABOUT[name]
     return {
         "title": title,
-        "id": f"{owner}/{title.replace(' ', '-')}",
+        "id": f"{owner}/{slug(name)}",
         "licenses": [{"name": "other"}],
         "subtitle": subtitle,
-        "description": f"{description}, in the form of a small competition.",
+        "description": f"{description}, for an example of spectrakit.",
     }
 
 

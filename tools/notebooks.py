@@ -48,8 +48,8 @@ def session(path: Path):
     with tempfile.TemporaryDirectory() as folder:
         inputs, working = Path(folder) / "input", Path(folder) / "working"
         coffee_table.write(inputs / "datasets" / "ada" / "coffee-table")
-        example_sets.write("images", inputs / "datasets" / "ada" / "digit-images")
-        example_sets.write("cells", inputs / "datasets" / "ada" / "cell-table")
+        for name in ("model", "texts") if path.parent.name == "lm" else ("images", "cells"):
+            example_sets.write(name, inputs / "datasets" / "ada" / example_sets.slug(name))
         working.mkdir()
         told = {
             "SPECTRAKIT_INPUT": str(inputs),
