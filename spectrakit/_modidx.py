@@ -4306,6 +4306,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'spectrakit.lm.lookup._is_path': ('82_lm/lookup.html#_is_path', 'spectrakit/lm/lookup.py'),
                                       'spectrakit.lm.lookup._missing': ('82_lm/lookup.html#_missing', 'spectrakit/lm/lookup.py'),
                                       'spectrakit.lm.lookup._model_below': ('82_lm/lookup.html#_model_below', 'spectrakit/lm/lookup.py'),
+                                      'spectrakit.lm.lookup._near_file': ('82_lm/lookup.html#_near_file', 'spectrakit/lm/lookup.py'),
+                                      'spectrakit.lm.lookup._why_no_input': ('82_lm/lookup.html#_why_no_input', 'spectrakit/lm/lookup.py'),
                                       'spectrakit.lm.lookup.hub_error': ('82_lm/lookup.html#hub_error', 'spectrakit/lm/lookup.py'),
                                       'spectrakit.lm.lookup.is_offline': ('82_lm/lookup.html#is_offline', 'spectrakit/lm/lookup.py'),
                                       'spectrakit.lm.lookup.locate': ('82_lm/lookup.html#locate', 'spectrakit/lm/lookup.py'),

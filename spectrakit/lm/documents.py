@@ -222,7 +222,7 @@ def _check_whole(corpus: FileCorpus) -> FileCorpus:
         except RequestError:
             raise
         except Exception as error:
-            said = " ".join(str(error).split())[:200]
+            said = " ".join(str(error).split())[:200].rstrip(".")
             raise RequestError(
                 f"The shard {path.name} cannot be read: {said}. Fetch it again, or leave it out of the folder."
             ) from None
@@ -247,7 +247,10 @@ def open_files(path: Path, max_files: int | None = None) -> FileCorpus:
         if file.is_file() and not hidden and (found := format_of(file)) and file.stem.lower() not in _NO_TEXTS:
             kinds.setdefault(found, []).append(file)
     if not kinds:
-        raise RequestError(f"{str(path)!r} holds no texts: no files that end with {', '.join(FORMATS)}.")
+        raise RequestError(
+            f"{str(path)!r} holds no texts: no files that end with {', '.join(FORMATS)}. Name a folder that has "
+            "some, or write the texts as one of these."
+        )
     if len(kinds) > 1:
         mixed = ", ".join(f"{len(files)} of {kind.name} ({files[0].name})" for kind, files in kinds.items())
         raise RequestError(f"{str(path)!r} mixes formats: {mixed}. Name a file, or a folder with one of them.")

@@ -61,12 +61,15 @@ def _is_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or inside or "\\" in name or not re.fullmatch(r"[\w.\-/]+", name)
 
 
-def _missing(name: str, what: str) -> RequestError:
+def _near_file(name: str) -> str:
+    "' Did you mean …?' with what lies where the path `name` leads, or ''."
     path = Path(name).expanduser()
-    parent = path.parent
-    near = sorted(p.name for p in parent.iterdir()) if parent.is_dir() else []
+    return did_you_mean(path.name, sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else [])
+
+
+def _missing(name: str, what: str) -> RequestError:
     return RequestError(
-        f"There is no {what} at {name!r}: no such file or folder.{did_you_mean(path.name, near)} Give a path that is "
+        f"There is no {what} at {name!r}: no such file or folder.{_near_file(name)} Give a path that is "
         "there, an input's name, or a name of the hub such as owner/name."
     )
 
@@ -101,6 +104,14 @@ def locate(name: Any, what: str) -> Place:
     return Place(name, (_model_below(path) or path) if what == "model" else path)
 
 # %% ../../nbs/82_lm/00_lookup.ipynb #d00bcd9a
+def _why_no_input(name: str) -> str:
+    "What `find_input` says of a name: near ones, what is attached, and how to attach it."
+    try:
+        return f"The input {str(find_input(name))!r} has come meanwhile: try again."
+    except (FileNotFoundError, ValueError) as error:
+        return str(error)
+
+
 def hub_error(place: Place, what: str, error: BaseException, offline: bool) -> RequestError:
     "The sentence on what the libraries said when they were asked for `place`."
     if place.path is not None:
@@ -109,8 +120,7 @@ def hub_error(place: Place, what: str, error: BaseException, offline: bool) -> R
     if offline:
         return RequestError(
             f"The {what} {place.name!r} is no file or folder here, no input, and not in the hub's cache, and this "
-            "session is offline. On Kaggle attach it with Add Input and give its name; elsewhere give the path of a "
-            "copy, or fetch it while there is internet."
+            f"session is offline.{_near_file(place.name)} {_why_no_input(place.name)}"
         )
     said = " ".join(str(error).split())[:300]
     return RequestError(

@@ -67,7 +67,8 @@ def test_a_corrupt_shard(here, tmp_path):
     parts = tiny_lm.save_parquet(tmp_path / "parts")
     torn = parts / "part-001.parquet"
     torn.write_bytes(torn.read_bytes()[:-200])
-    assert "The shard part-001.parquet cannot be read" in refused(here, f"task.data={parts}")
+    said = refused(here, f"task.data={parts}")
+    assert "The shard part-001.parquet cannot be read" in said and ".." not in said
     torn.write_bytes(b"")
     assert "part-001.parquet is empty" in refused(here, f"task.data={parts}")
     bad = lines(tmp_path / "bad.jsonl", *({"text": "one two"} for _ in range(70)), '{"tex\n', {"text": "three four"})
@@ -86,6 +87,8 @@ def test_an_empty_split_and_mixed_formats(here, tmp_path):
     assert "no split 'tests'" in refused(here, saved, "task.split=tests")
     assert "the corpus is too small" in refused(here, saved)
     assert "a.jsonl is empty" in refused(here, lines(tmp_path / "a.jsonl"))
+    (tmp_path / "none").mkdir()
+    assert "holds no texts" in refused(here, f"task.data={tmp_path / 'none'}")
     lines(tmp_path / "mixed.jsonl", {"text": "one"})
     (tmp_path / "mixed.txt").write_text("one two\n")
     assert "mixes formats" in refused(here, f"task.data={tmp_path}")
@@ -96,6 +99,9 @@ def test_what_is_missing_while_offline(here, tmp_path, monkeypatch):
     assert "There is no model at './tinny'" in refused(here, "task.model=./tinny")
     said = refused(here, "task.model=someone/nothing")
     assert "is no file or folder here, no input, and not in the hub's cache, and this session is offline" in said
+    (tmp_path / "data" / "counting-model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert "Did you mean 'counting-model'?" in refused(here, "task.model=conting-model")
     said = refused(here, "task.data=someone/nothing")
     assert "The data set 'someone/nothing' is no file or folder here" in said and "Add Input" in said
 
