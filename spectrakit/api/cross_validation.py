@@ -792,6 +792,16 @@ def _asked_for(task: Any, config: Config | str | None, overrides: Sequence[str],
     settled = with_task(settled, task, "cross_validate")
     return replace(settled, run=replace(settled.run, dir=new_request(settled).config.run.dir))
 
+# %% ../../nbs/60_api/07_cross_validation.ipynb #7f11dc28
+def _trained(f: Folding) -> CrossValidation:
+    "Train the folds, and put together what they have brought."
+    _train_or_stop(f)
+    complete = len(f.made) == f.total and all(trial.done for trial in f.made.values())
+    found = _gather(f, "completed" if complete else f.stopped or "out_of_time")
+    if f.table is not None:
+        _finish_table(f)
+    return found
+
 # %% ../../nbs/60_api/07_cross_validation.ipynb #b2885365
 def cross_validate(
     task: Any,
@@ -830,13 +840,3 @@ def cross_validate(
             f.table = MeanSubmission(made, _config_of(config, path, 0, 0, itself), Path(predict), path)
     with interrupt_says(f"stopped: {goes_on}"):
         return _trained(f)
-
-
-def _trained(f: Folding) -> CrossValidation:
-    "Train the folds, and put together what they have brought."
-    _train_or_stop(f)
-    complete = len(f.made) == f.total and all(trial.done for trial in f.made.values())
-    found = _gather(f, "completed" if complete else f.stopped or "out_of_time")
-    if f.table is not None:
-        _finish_table(f)
-    return found
