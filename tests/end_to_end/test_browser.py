@@ -84,7 +84,8 @@ def test_frames_arrive_while_two_ranks_train_and_the_stop_button_ends_the_run(li
         other.open("sent.ipynb")
         assert not other.trusted()
         stays(other, 1)
-        assert other.said(2) == "('interrupted', True)"
+        said = wait_for(lambda: other.said(2), "the text of the last cell, which is drawn after the others")
+        assert said == "('interrupted', True)"
         other.picture("untrusted", 1)
 
 
