@@ -200,6 +200,7 @@ def test_the_form_can_be_read_and_used_at_any_width(browser, server, width, dark
         page.page.keyboard.press("Tab")
         page.page.keyboard.press("Space")
         page.until("!document.querySelector('.sk-form').innerText.includes('trainer=defaults')", "another profile")
+        page.until_idle()  # the fields of that profile have arrived
         epochs.focus()
         assert page.page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "solid"
         page.page.keyboard.type("x")
