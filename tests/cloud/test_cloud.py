@@ -316,6 +316,7 @@ def test_a_task_named_as_a_script_or_what_it_imports_does_not_take_its_place(pla
     assert done.returncode == 2 and f"named {name} is in the way" in done.stderr and not (folder / "x").exists()
 
 
+@pytest.mark.slow
 def test_what_a_built_in_task_reads_its_data_with_is_installed_there(place):
     folder, _ = place
     for where, script in (("modal", "app.py"), ("slurm", "train.sbatch"), ("colab", "train.py")):
@@ -323,6 +324,7 @@ def test_what_a_built_in_task_reads_its_data_with_is_installed_there(place):
         assert "chemotools" in (folder / where / script).read_text()
 
 
+@pytest.mark.slow
 def test_what_is_there_is_kept_unless_it_is_forced(place):
     folder, _ = place
     job = init(folder, "modal")

@@ -78,6 +78,7 @@ def test_odd_values_are_answered_in_a_sentence():
         explain("trainer=kaggle")
 
 
+@pytest.mark.slow
 def test_the_command_says_it_too(tmp_path):
     words = ("explain", "trainer=kaggle", "data.global_batch_size=256", "--samples", "20000", "--world-size", "2")
     done = run_cli(tmp_path, *words, "--json")

@@ -212,6 +212,7 @@ def test_a_run_is_listed_with_what_made_it(trained_copy, capsys):
     assert listed(folder)["runs"][0]["status"] == "running" and "still running" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_hashes_of_checkpoints_come_from_their_manifests_unless_they_were_touched(trained_copy, monkeypatch):
     folder, read = trained_copy.parent, []
     monkeypatch.setattr(outputs, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))

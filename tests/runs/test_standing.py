@@ -95,6 +95,7 @@ def bytes_read() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system counts what a process reads")
+@pytest.mark.slow
 def test_a_list_of_runs_reads_the_ends_of_their_logs(tmp_path, capsys):
     end = {**END, "monitor": "val_loss"}
     for number in range(40):

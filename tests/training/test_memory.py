@@ -127,6 +127,7 @@ def test_what_the_step_had_allocated_is_free_before_it_is_trained_again(train, m
     assert seen == [None]
 
 
+@pytest.mark.slow
 def test_down_to_the_least_then_gradient_checkpointing_then_a_clear_end_with_a_checkpoint(train):
     "Batch norm needs two samples; 32 samples in micro batches of 3 would end with two, of 5 as well."
     words = ("data.micro_batch_size=6", "trainer.max_steps=4", "checkpoint.every_n_steps=1")
@@ -260,6 +261,7 @@ class Narrow(Curve):
 """
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_is_looked_for_and_the_run_is_that_of_it(tmp_path, monkeypatch):
     "Bit for bit, with dropout and batch norm: what was tried has left nothing."
     monkeypatch.chdir(tmp_path)

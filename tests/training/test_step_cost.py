@@ -191,6 +191,7 @@ class Own(Task):
 """
 
 
+@pytest.mark.slow
 def test_a_deterministic_run_imports_no_compiler_of_its_own(tmp_path):
     "torch imports it where an optimizer is made; a prediction needs none."
     (tmp_path / "own.py").write_text(OWN_TASK)
