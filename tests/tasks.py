@@ -33,7 +33,7 @@ def rows(dataset: TensorDataset) -> list:
     return list(zip(*dataset.tensors, strict=False))
 
 
-def in_trial() -> bool:
+def in_sanity_check() -> bool:
     "Whether the contract is tried, before the first step."
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_name != "try_contract":
@@ -60,7 +60,7 @@ class Line(Task):
         return nn.Sequential(nn.Linear(3, width), nn.Dropout(0.2), nn.Linear(width, 1), nn.Flatten(0))
 
     def loss(self, model, batch):
-        if model.training and not in_trial():
+        if model.training and not in_sanity_check():
             self.losses += 1
             self.during(self.losses)
         return nn.functional.mse_loss(model(batch[0]), batch[1])
@@ -408,7 +408,7 @@ class Planned(Line):
         return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1), nn.Flatten(0))
 
     def loss(self, model, batch):
-        if model.training and not in_trial():
+        if model.training and not in_sanity_check():
             if self.said["fails"] == int(os.environ.get("RANK", 0)):
                 raise ValueError("this rank fails")
             time.sleep(self.said["slow_s"] if self.said["quality"] >= 9 else 0)

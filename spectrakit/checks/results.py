@@ -11,7 +11,15 @@ from html import escape
 from typing import Any
 
 # %% ../../nbs/39_checks/03_results.ipynb #f8c0533b
-PART_NAMES = ("data", "model", "loss", "step", "evaluation", "prediction", "checkpoint")  # in the order of trial
+PART_NAMES = (
+    "data",
+    "model",
+    "loss",
+    "step",
+    "evaluation",
+    "prediction",
+    "checkpoint",
+)  # in the order of the sanity check
 
 
 @dataclass(frozen=True)

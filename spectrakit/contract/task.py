@@ -160,13 +160,13 @@ class Task:
     def optimizer(self, model: Any, cfg: Config) -> Any:
         """A torch optimizer over the model's parameters; None for the one that the settings name.
 
-        Called twice: in the trial before the first step, and for the run.
+        Called twice: in the sanity check before the first step, and for the run.
         """
         return None
 
     @optional
     def scheduler(self, optimizer: Any, cfg: Config, total_steps: int) -> Any:
-        """A torch scheduler; None for the settings' own schedule. Called twice: in the trial, and for the run.
+        """A torch scheduler; None for the settings' own schedule. Called twice: in the sanity check, and for the run.
 
         It is stepped after each optimizer step, or as `scheduler.interval` says; a ReduceLROnPlateau after each
         evaluation, with the monitored metric. `total_steps`: the optimizer steps of the whole run.

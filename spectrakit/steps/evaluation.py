@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['predict_batch', 'predict_views', 'score_batch', 'on_host', 'named', 'averages', 'Kept', 'leaving_no_trace',
-           'evaluate', 'forward_passes', 'trial_limit_s', 'first_evaluation', 'test_dataset_of', 'test_data',
+           'evaluate', 'forward_passes', 'sanity_check_limit_s', 'first_evaluation', 'test_dataset_of', 'test_data',
            'predictions_s', 'evaluation_asked', 'evaluation_due', 'same_buffers', 'record_result', 'run_evaluation']
 
 # %% ../../nbs/40_steps/04_evaluation.ipynb #b5d62039
@@ -378,7 +378,7 @@ def forward_passes(samples: int, config: Config, max_batches: int | None = None,
     return -(-BatchPlan(samples, size, max_batches=max_batches).samples_per_epoch // (size * world_size))
 
 # %% ../../nbs/40_steps/04_evaluation.ipynb #7a5545d2
-def trial_limit_s(budget: Budget) -> float:
+def sanity_check_limit_s(budget: Budget) -> float:
     "Seconds that the first evaluation may take: five, or a hundredth of the time there is."
     left = budget.left_s()
     return 5.0 if left is None else min(5.0, max(1.0, 0.01 * left))

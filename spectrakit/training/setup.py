@@ -54,10 +54,10 @@ from ..runs.run_dir import read_environment, update_environment
 from ..steps.evaluation import forward_passes
 from ..steps.mixup import check_mixable
 from ..steps.recompute import save_activations
+from ..steps.sanity_check import PARTS, STEP_ONLY, SanityCheck, check_first_loss, try_contract
 from ..steps.schedule import check_plateau, check_scheduler, interval_of
 from ..steps.seeding import seed_everything
 from ..steps.state import Data, Execution, Learner, Record, Saving, Schedule, TrainState
-from ..steps.trial import PARTS, STEP_ONLY, Trial, check_first_loss, try_contract
 from ..system.errors import RequestError, did_you_mean
 from ..trackers.registry import check_trackers
 from ..watchdog.budget import Budget, describe_budget, reserved_parts
@@ -238,7 +238,7 @@ def make_learner(task: Any, config: Config, context: RunContext, model: Any, ste
     - `config`: names the optimizer otherwise, and whether averages are kept
     - `context`: unwraps the model for the task
     - `model`: prepared, as `context.prepare` returns it
-    - `steps`: optimizer steps of the run; None: a trial, without scheduler and averages
+    - `steps`: optimizer steps of the run; None: the sanity check, without scheduler and averages
     """
     own = task.optimizer(context.unwrap(model), config) if provides(task, "optimizer") else None
     if own is not None:
@@ -339,12 +339,12 @@ def _is_lazy(model: Any) -> bool:
     return any(map(torch.nn.parameter.is_lazy, model.parameters()))
 
 
-def metric_names(trial: Trial) -> list[str]:
+def metric_names(check: SanityCheck) -> list[str]:
     "The metrics that will be there; with the one that is asked for where `metrics_all` could not be tried."
-    monitor = trial.config.checkpoint.monitor
-    names = list(trial.metrics)
+    monitor = check.config.checkpoint.monitor
+    names = list(check.metrics)
     wanted = monitor if monitor.startswith("val_") else f"val_{monitor}"
-    return [*names, wanted] if trial.unseen and wanted not in names else names
+    return [*names, wanted] if check.unseen and wanted not in names else names
 
 # %% ../../nbs/41_training/00_setup.ipynb #c040a544
 @contextlib.contextmanager
@@ -495,12 +495,12 @@ def prepare(
             check_training(task, model, batches, config.data.allow_nan)  # they get their shapes in a forward pass
     total_batches = forward_passes(len(valid), config, most, context.world_size) if valid is not None else 0
     learner_of = partial(make_learner, task, config, context, steps=None if training_only else steps)
-    trial = Trial(
+    check = SanityCheck(
         task, config, execution, model, plan, batches, checks, valid, total_batches, partial(learner_of, model), log
     )
-    try_contract(trial, STEP_ONLY if training_only else tuple(PARTS), watch.result)
+    try_contract(check, STEP_ONLY if training_only else tuple(PARTS), watch.result)
     before = context.broadcast(_monitor_before(execution.run_dir) if context.is_main else None)
-    monitor, direction = resolve_monitor(task, config, metric_names(trial), before)
+    monitor, direction = resolve_monitor(task, config, metric_names(check), before)
     model = context.with_exchange(model)
     compiles, why = choose_compile(config.trainer.compile, context.device.type)
     if why:
@@ -523,7 +523,7 @@ def prepare(
         monitor,
         direction.mode,
         direction.reason,
-        saving=Saving(saved_at=time.monotonic(), weights_only=trial.weights_only),
+        saving=Saving(saved_at=time.monotonic(), weights_only=check.weights_only),
     )
 
 # %% ../../nbs/41_training/00_setup.ipynb #c0acb910

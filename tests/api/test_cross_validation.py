@@ -18,7 +18,7 @@ from spectrakit.runs.events import last_event
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
 from spectrakit.training.setup import read_datasets
-from tasks import Line, in_trial
+from tasks import Line, in_sanity_check
 
 pytestmark = pytest.mark.slow
 SHORT = ("trainer.accelerator=cpu", "data.batch_size=4", "trainer.max_epochs=2", "accumulate_grad_batches=1")
@@ -391,7 +391,7 @@ def test_of_labels_the_test_data_get_what_most_folds_say(here):
 
 class BreaksLate(Line):
     def loss(self, model, batch):
-        if not in_trial():
+        if not in_sanity_check():
             raise ValueError("this loss is broken")
         return super().loss(model, batch)
 

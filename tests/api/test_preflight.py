@@ -114,8 +114,8 @@ def test_measuring_takes_its_own_time_where_the_run_has_none(tmp_path):
 @pytest.mark.long
 def test_a_step_that_hangs_ends_with_a_sentence(tmp_path):
     (tmp_path / "hangs.py").write_text(
-        "import time\nfrom tasks import Line, in_trial\n\n\nclass Hangs(Line):\n    def during(self, number):\n"
-        "        time.sleep(600 if not in_trial() else 0)\n"
+        "import time\nfrom tasks import Line, in_sanity_check\n\n\nclass Hangs(Line):\n    def during(self, number):\n"
+        "        time.sleep(600 if not in_sanity_check() else 0)\n"
     )
     words = ("launch.hang_floor_s=2", "launch.hang_factor=2")
     done = run_cli(tmp_path, "preflight", "hangs.py:Hangs", *SHORT, *words, env={"PYTHONPATH": str(TESTS)})

@@ -45,7 +45,7 @@ def config(tmp_path, *words):
 
 
 class Late(torch.utils.data.Dataset):
-    "Samples that can be read in the trial, and no longer afterwards."
+    "Samples that can be read in the sanity check, and no longer afterwards."
 
     def __init__(self):
         self.read = 0

@@ -161,7 +161,7 @@ class Spoilt(Curve):
     left_out = 0
 
 
-FIRST = 0  # updates that the contract's trial makes before the run
+FIRST = 0  # updates that the sanity check makes before the run
 
 
 def test_a_share_without_a_number_does_not_count_and_the_others_go_on(tmp_path):

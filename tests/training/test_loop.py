@@ -17,7 +17,7 @@ from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 from spectrakit.watchdog.budget import Budget, TimeLimit
-from tasks import Line, NanTrainingListed, in_trial
+from tasks import Line, NanTrainingListed, in_sanity_check
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that this torch can use")
 
@@ -558,7 +558,7 @@ def test_the_clock_ends_a_run_that_saves_and_says_so(train):
 
     class Slow(Exact):
         def loss(self, model, batch):
-            if model.training and not in_trial():
+            if model.training and not in_sanity_check():
                 now[0] += 49.0  # 2 s are left after the second, and 3 s are held back
             return super().loss(model, batch)
 
@@ -596,13 +596,13 @@ def test_a_stopped_run_goes_on_in_the_middle_of_an_epoch_bit_for_bit(train):
 
 @pytest.mark.parametrize(("seconds", "made", "said"), [(4.0, True, "one more"), (40.0, False, "no evaluation")])
 def test_a_last_evaluation_after_a_stop_is_made_where_it_is_short(train, seconds, made, said):
-    "How long one takes is known from the trial before the first step, or from the last one."
+    "How long one takes is known from the sanity check before the first step, or from the last one."
     budget = Budget(TimeLimit(None, 0.0, "none"))
     task = Exact()
 
     def stop():
         budget.observe("eval", seconds)
-        return len(task.seen) > 3  # one of them was the trial's
+        return len(task.seen) > 3  # one of them was the sanity check's
 
     run = train(task, "data.batch_size=4", "trainer.max_epochs=9", stop=stop, budget=budget)
     step = run.events[-1]["step"]

@@ -46,8 +46,8 @@ class Blocks(nn.Module):
 class Hungry(Task):
     """A small net with dropout and, without `blocks`, batch norm.
 
-    Passes of the `call`-th micro batch of training (from 1 on, without those of the trial) have no memory, and with
-    `most` from then on those of any with more samples.
+    Passes of the `call`-th micro batch of training (from 1 on, without those of the sanity check) have no memory, and
+    with `most` from then on those of any with more samples.
     """
 
     def __init__(self, call=0, where="forward", most=0, blocks=False):
@@ -65,7 +65,7 @@ class Hungry(Task):
 
     def on_epoch(self, model, moment):
         if moment.step == 0:
-            self.calls = 0  # the trial is over
+            self.calls = 0  # the sanity check is over
 
     def loss(self, model, batch):
         self.calls += 1

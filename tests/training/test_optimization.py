@@ -502,7 +502,7 @@ def test_a_task_is_told_the_epoch_and_its_loss_the_step_also_after_a_resume(trai
     whole, first, rest = Thawing(), Thawing(), Thawing()
     straight = train(whole, *words, name="straight")
     assert whole.told == [(0, 0, 9), (1, 3, 9), (2, 6, 9)]
-    assert whole.moments[-9:] == list(range(9)) and set(whole.moments[:-9]) <= {0}  # the trial comes before it
+    assert whole.moments[-9:] == list(range(9)) and set(whole.moments[:-9]) <= {0}  # the sanity check comes before it
     train(first, *words, name="cut", stop=lambda: max(first.moments, default=0) >= 3)
     done = first.moments[-1] + 1
     assert 4 <= done < 9
@@ -607,7 +607,7 @@ def test_operations_that_are_not_deterministic_are_named_once_and_cublas_is_told
 
 
 class Scattering(Exact):
-    "An operation without a deterministic form, from the epoch `since` on, which may be after the trial."
+    "An operation without a deterministic form, from the epoch `since` on, which may be after the sanity check."
 
     def __init__(self, since):
         super().__init__()

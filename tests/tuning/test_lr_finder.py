@@ -73,7 +73,7 @@ class Held(Task):
         return self.net
 
     def loss(self, model, batch):
-        self.losses += not tasks.in_trial()
+        self.losses += not tasks.in_sanity_check()
         random.random(), numpy.random.rand()
         return self.spoil(self.losses, nn.functional.mse_loss(model(batch[0]), batch[1]))
 

@@ -283,7 +283,7 @@ def test_a_study_that_lies_elsewhere_is_copied_before_it_goes_on(here):
 def test_what_cannot_work_is_a_sentence(here):
     class Broken(Line):
         def loss(self, model, batch):
-            if model.training and self.breaks and not tasks.in_trial():
+            if model.training and self.breaks and not tasks.in_sanity_check():
                 raise ValueError("the loss is broken")
             return nn.functional.mse_loss(model(batch[0]), batch[1])
 
@@ -454,7 +454,7 @@ class FailsLong(Planned):
     "Fails where it is trained for more than an epoch, as by the run at the end."
 
     def loss(self, model, batch):
-        if model.training and self.epochs > 1 and not tasks.in_trial():
+        if model.training and self.epochs > 1 and not tasks.in_sanity_check():
             raise ValueError("too long for this one")
         return super().loss(model, batch)
 

@@ -16,7 +16,7 @@ from spectrakit.system.platforms.platform import Platform
 from spectrakit.training import loop
 from spectrakit.training.loop import train_run
 from spectrakit.watchdog.budget import Budget, TimeLimit, fits, hurry, kill_at, make_budget, time_limit, usable_s
-from tasks import in_trial
+from tasks import in_sanity_check
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -55,7 +55,7 @@ class Ticking(Curve):
         return super().datasets(cfg)[0], None
 
     def loss(self, model, batch):
-        if model.training and not in_trial():
+        if model.training and not in_sanity_check():
             self.clock.now += self.step_s
         return super().loss(model, batch)
 

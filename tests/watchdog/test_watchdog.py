@@ -21,7 +21,7 @@ from spectrakit.system.platforms.detect import detect
 from spectrakit.training import loop as trainer
 from spectrakit.training.loop import train_run
 from spectrakit.watchdog.budget import Budget, TimeLimit, make_budget, time_limit
-from tasks import in_trial
+from tasks import in_sanity_check
 
 SETTINGS = (
     "local/accumulate_grad_batches=debug",  # a step for each batch: steps are counted here
@@ -90,7 +90,7 @@ class Ticking(Curve):
         self.clock, self.step_s, self.eval_s, self.passes = clock, step_s, eval_s, 0
 
     def loss(self, model, batch):
-        if not in_trial():
+        if not in_sanity_check():
             self.clock.now += self.step_s if model.training else self.eval_s
             self.passes += not model.training
         return super().loss(model, batch)

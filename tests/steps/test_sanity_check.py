@@ -1,4 +1,4 @@
-"What would fail, or mislead, is told in one sentence before the first step; and the trial leaves no trace."
+"What would fail, or mislead, is told in one sentence before the first step; and the sanity check leaves no trace."
 
 import itertools
 import os
@@ -25,8 +25,8 @@ from spectrakit.contract.loss import Loss
 from spectrakit.contract.task import Task
 from spectrakit.distributed.context import RunContext
 from spectrakit.runs.events import last_event
-from spectrakit.steps import trial
-from spectrakit.steps.trial import check_exchange, check_last_batch
+from spectrakit.steps import sanity_check
+from spectrakit.steps.sanity_check import check_exchange, check_last_batch
 from spectrakit.system.errors import RequestError
 from spectrakit.training import setup
 
@@ -325,7 +325,7 @@ BROKEN = {
     ),
     "a missing key": (
         mine(loss=wrong_key),
-        ["Mine.loss", "KeyError", "'labels'", "test_trial.py, line", '["labels"]'],
+        ["Mine.loss", "KeyError", "'labels'", "test_sanity_check.py, line", '["labels"]'],
     ),
     "the task's own error": (mine(loss=own_words), ["Mine.loss", "ValueError", "the palette has no green"]),
     "changed in place": (mine(loss=in_place), ["Mine.loss", "in place"]),
@@ -566,10 +566,10 @@ def test_what_ddp_could_not_exchange_is_told_before_it_waits():
     model.forward = lambda x: model["used"](x)
     tried = SimpleNamespace(task=Mine(), model=model, config=compose())
     with pytest.raises(AttributeError, match="DistributedDataParallel.*'items'"):
-        trial._as_in_ddp(model).items()
+        sanity_check._as_in_ddp(model).items()
     with pytest.raises(RequestError, match="Mine.loss has not called the `model` that it is given"):
-        check_exchange(tried, trial._as_in_ddp(model))
-    outer = trial._as_in_ddp(model)
+        check_exchange(tried, sanity_check._as_in_ddp(model))
+    outer = sanity_check._as_in_ddp(model)
     outer(X).sum().backward()
     with pytest.raises(RequestError, match="does not depend on idle.weight and 1 more.*find_unused_parameters=true"):
         check_exchange(tried, outer)
@@ -620,12 +620,12 @@ class Traces(Mine):
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps)
 
 
-def untried(trial, *rest):
-    "In place of the trial: nothing, but for the names of the metrics."
-    trial.metrics = {"val_loss": 0.0, "val_accuracy": 0.0}
+def untried(check, *rest):
+    "In place of the sanity check: nothing, but for the names of the metrics."
+    check.metrics = {"val_loss": 0.0, "val_accuracy": 0.0}
 
 
-def test_a_run_is_the_same_with_and_without_the_trial(train, monkeypatch):
+def test_a_run_is_the_same_with_and_without_the_sanity_check(train, monkeypatch):
     words = ("data.batch_size=8", "trainer.max_epochs=3", "data.shuffle=true", "training.ema_decay=0.9")
     tried, plain = Traces(), Traces()
     first = train(tried, *words, name="tried")
@@ -673,7 +673,7 @@ def test_a_loss_that_half_precision_does_not_take_is_answered_with_the_one_to_us
 
 BACKWARD = """
 import torch
-from test_trial import Mine
+from test_sanity_check import Mine
 
 class Breaks(torch.autograd.Function):
     @staticmethod
@@ -701,7 +701,7 @@ def test_a_sharded_model_is_tried_with_its_backward_pass(tmp_path, monkeypatch):
 
 
 TWO = """
-from test_trial import Traces, untried
+from test_sanity_check import Traces, untried
 from spectrakit.training import setup
 
 class Tried(Traces):
@@ -718,7 +718,7 @@ class Untried(Tried):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_ranks_train_the_same_with_and_without_the_trial(tmp_path, monkeypatch, strategy):
+def test_two_ranks_train_the_same_with_and_without_the_sanity_check(tmp_path, monkeypatch, strategy):
     (tmp_path / "two.py").write_text(TWO)
     folders = [str(TESTS / "training"), str(TESTS)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]))
@@ -787,7 +787,7 @@ def test_what_is_odd_in_a_state_is_saved_and_goes_on_bit_for_bit(train, name):
 
 def small_disk(monkeypatch, free: int) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(trial, "shutil", SimpleNamespace(disk_usage=lambda folder: usage(2**30, 0, free)))
+    monkeypatch.setattr(sanity_check, "shutil", SimpleNamespace(disk_usage=lambda folder: usage(2**30, 0, free)))
 
 
 def test_a_disk_without_room_is_told_before_the_first_step(train, monkeypatch):
@@ -820,13 +820,13 @@ def test_all_checkpoints_that_a_run_holds_at_a_time_are_compared_with_the_disk(m
     told: list[str] = []
     log = SimpleNamespace(write=lambda kind, text: told.append(text))
     execution = SimpleNamespace(run_dir="runs")
-    content = trial.CheckpointContent({"w": torch.zeros(100)}, {}, [])
+    content = sanity_check.CheckpointContent({"w": torch.zeros(100)}, {}, [])
     for room in (at_once - 1, at_once):
         scene = SimpleNamespace(
             execution=execution, config=compose(*words), valid=valid or None, weights_only=False, log=log
         )
         small_disk(monkeypatch, int(2**20 + 1.051 * room * 2**20))
-        assert trial.check_room(scene, 2**20, content) == "1.0 MiB"
+        assert sanity_check.check_room(scene, 2**20, content) == "1.0 MiB"
     assert len(told) == 1 and f"room for {at_once - 1} at a time, and {at_once} may be wanted" in told[0], told
 
 
