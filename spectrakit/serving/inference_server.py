@@ -12,7 +12,7 @@ import inspect
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +33,7 @@ from ..system.errors import RequestError
 from ..system.files import checked_path
 from ..system.inputs import find_input
 from ..system.platforms.detect import input_folders
-from ..watchdog.budget import make_budget
+from ..watchdog.budget import make_budget, short_time
 
 # %% ../../nbs/61_serving/02_inference_server.ipynb #6d285bb5
 PACKAGE = "kaggle_evaluation"
@@ -99,9 +99,13 @@ def server_class(folder: Path) -> type:
     return kinds[0]
 
 # %% ../../nbs/61_serving/02_inference_server.ipynb #4deaf190
-def _request_for(task: Any, run: Run) -> tuple[Any, RunRequest]:
-    "The task, checked, and the request for the process that answers."
-    config = settings_to_use(run, task, run.trusted)
+_OF_TRAINING = ("watchdog.limit=null", "watchdog.deadline=null")  # the run's own, which were for its session
+
+
+def _request_for(task: Any, run: Run, words: Sequence[str], trust: bool) -> tuple[Any, RunRequest]:
+    "The task, checked, and the request for the process that answers, with the run's settings and `words`."
+    config = override(settings_to_use(run, task, trust), *_OF_TRAINING)
+    config = override(config, *words) if words else config
     task = resolve_task(run, task, config)
     made = load_task(task) if isinstance(task, str) else task
     if not provides(made, "serve_dataset"):
@@ -110,8 +114,8 @@ def _request_for(task: Any, run: Run) -> tuple[Any, RunRequest]:
             "which returns the samples of one batch."
         )
     request = on_this_machine(new_request(config))
-    words = ("launch.mode=auto", "distributed.world_size=1", "dataloader.num_workers=0")
-    return task, request.resolve(override(request.config, *words))
+    alone = ("launch.mode=auto", "distributed.world_size=1", "dataloader.num_workers=0")
+    return task, request.resolve(override(request.config, *alone))
 
 
 def _sample_for(task: Any, request: RunRequest, folder: Path) -> Sample | None:
@@ -126,7 +130,29 @@ def _start(task: Any, run: Run, request: RunRequest) -> Worker:
     "The process that answers."
     writable = os.access(run.path, os.W_OK)
     folder = run.path if writable else new_run_dir(request.config, f"{run.path.name}-serving")
-    return Worker(Job(SERVE, folder, request, None, run.path), task)
+    lasting = replace(request, ends=None)  # when to answer no more is known here
+    return Worker(Job(SERVE, folder, lasting, None, run.path), task)
+
+# %% ../../nbs/61_serving/02_inference_server.ipynb #5be5d20c
+def _time_left(request: RunRequest) -> Callable[[], float | None]:
+    "Gives the seconds until answers have to be at hand, a margin before the session's end; None: there is no limit."
+    margin_s = make_budget(request.config, request.limit).parts["margin"]
+
+    def left_s() -> float | None:
+        left = request.left_s()
+        return None if left is None or left < -margin_s else left - margin_s
+
+    return left_s
+
+
+def _time_told(request: RunRequest, left_s: float | None) -> str:
+    "How long batches are predicted, in a sentence."
+    if left_s is None:
+        over = "no time limit" if request.ends is None else "the limit is long over, and so not this session's"
+        return f"all batches are predicted: {over} ({request.limit.reason})"
+    if left_s <= 0:
+        return f"no batch is predicted: the session ends soon ({request.limit.reason})"
+    return f"batches are predicted for {short_time(left_s)}, and none just before the limit ({request.limit.reason})"
 
 # %% ../../nbs/61_serving/02_inference_server.ipynb #9176b3a5
 def _predict_of(answers: Answers) -> Callable[..., Any]:
@@ -149,24 +175,28 @@ def _play(server: Any, rerun: bool, data_paths: Any) -> None:
         server.run_local_gateway(data_paths)
 
 # %% ../../nbs/61_serving/02_inference_server.ipynb #8e76314c
-def serve(
+def serve(  # noqa: PLR0913  what a server is begun with; all but the task have defaults
     task: Any,
     run: Run | Path | str,
-    *,
+    *overrides: str,
     data: str | Path | None = None,
     prior: Any = None,
     batch_s: float = 240.0,
     data_paths: Any = None,
+    trust: bool = False,
 ) -> Served:
     """Answer the gateway of a competition that is scored through Kaggle's evaluation API, with a run's best checkpoint.
 
     - `task`: an object or a name, with `serve_dataset`; None: the one that the run's settings name
     - `run`: the run, or its folder
+    - `overrides`: settings that are to be others for this, such as 'watchdog.limit=12h' where the competition allows
+      more than the platform's usual time (default: those of the run, but for its limit)
     - `data`: the competition's slug, or its folder (default: the only input with a `kaggle_evaluation`)
     - `prior`: what is answered where nothing can be predicted: a value, {column: value}, or a function of the batch
       (default: the usual value of the answers so far, before them that of the sample submission)
     - `batch_s`: seconds for one batch, of which gateways have allowed 300 at the least (default 240)
     - `data_paths`: for the local gateway (default: its own)
+    - `trust`: as in `sk.predict`
 
     In the competition's rerun this waits for the gateway; anywhere else the local gateway plays the public rows.
     RequestError where that cannot begin; once the server answers, a batch that fails, is late, or comes when the
@@ -174,23 +204,23 @@ def serve(
     """
     run = run if isinstance(run, Run) else open_run(run)
     rerun = is_rerun(os.environ)
-    task, request = _request_for(task, run)
+    task, request = _request_for(task, run, overrides, trust)
     folder = evaluation_folder(data, [real for _, real in input_folders(os.environ, "/")])
-    kind, reserve_s = server_class(folder), make_budget(request.config, request.limit).parts["margin"]
+    kind, left_s = server_class(folder), _time_left(request)
 
-    def left_s() -> float | None:
-        left = request.left_s()
-        return None if left is None else left - reserve_s
+    def say(text: str) -> None:
+        print(f"{run.path.name}: {text}", flush=True)
 
     made = load_task(task) if isinstance(task, str) else task
     standing = StandingAnswer(prior, _sample_for(task, request, folder), not provides(made, "serve_answer"))
     worker = _start(task, run, request)
     try:
-        answers = Answers(worker, standing, batch_s, left_s, lambda text: print(f"{run.path.name}: {text}", flush=True))
+        answers = Answers(worker, standing, batch_s, left_s, say)
+        say(_time_told(request, left_s()))
         _play(kind(_predict_of(answers)), rerun, data_paths)
     finally:
         worker.close()
     written = [path for path in map(Path, ("submission.parquet", "submission.csv")) if path.is_file()]
     served = replace(answers.served, submission=written[0].absolute() if written else None)
-    print(f"{run.path.name}: {served}", flush=True)
+    say(str(served))
     return served

@@ -3,10 +3,12 @@
 The stand-in (tools/kaggle_sim/stand_in) has Kaggle's names and asks from another process.
 """
 
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -108,8 +110,8 @@ def serve(folder: Path, task: str, run: Path, data: Path, batch_s: float = 60, *
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=240,
-        env={**clean_environ(), "CUP_PORT": str(port), **environ},
+        timeout=600,
+        env={**clean_environ(), "CUP_PORT": str(port), "SPECTRAKIT_SESSION_START": str(time.time()), **environ},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -140,22 +142,48 @@ def test_batches_of_polars_are_answered_in_polars(cup, tmp_path):
 
 def test_a_rerun_with_a_hidden_set_ends_with_an_answer_for_each_row(cup, tmp_path):
     """More rows, other ids, a new colour. One batch has an error, with one the process that predicts is killed, and the
-    last one never ends: these have the prior, all others are predicted.
+    last one (1028) sleeps for 600 s, so that `batch_s` cuts it: these have the prior, all others are predicted.
+
+    Where it takes a machine longer than `batch_s` to start the next process, the batches in between have the prior too.
     """
     data, run = cup
     hidden = rows(1000, 30, ("red", "green"))
     hidden.to_csv(tmp_path / "hidden.csv", index=False)
     (tmp_path / "moody.py").write_text(TASK)
-    told = {"CUP_HIDDEN": str(tmp_path / "hidden.csv"), "KAGGLE_IS_COMPETITION_RERUN": "1", "CUP_LIMIT_S": "120"}
+    told = {"CUP_HIDDEN": str(tmp_path / "hidden.csv"), "KAGGLE_IS_COMPETITION_RERUN": "1", "CUP_LIMIT_S": "300"}
     said = serve(tmp_path, f"{tmp_path / 'moody.py'}:Moody", run, data, batch_s=30, **told)
     found = pd.read_csv(tmp_path / "submission.csv").set_index("id")["price"]
     assert list(found.index) == list(range(1000, 1030)) and found.notna().all()
     groups = [found.loc[first : first + 3] for first in range(1000, 1030, 4)]
-    assert "OF 8" in said, said
-    assert [group.nunique() for group in groups] == [4, 1, 1, 4, 4, 4, 4, 1] and "SERVED 5 OF 8" in said, said
+    waited = re.search(r"(\d) with the standing answer: the process that predicts is not there yet", said)
+    late = int(waited[1]) if waited else 0
+    assert f"SERVED {5 - late} OF 8" in said and late < 4, said
+    assert [group.nunique() for group in groups] == [4, 1, 1, *[1] * late, *[4] * (4 - late), 1], said
     assert set(groups[1]) == {100.0}  # as in the sample submission
     for word in ("serve_dataset raised KeyError: 'size'", "has died; another one is started", "not answered in time"):
         assert word in said
+
+
+@pytest.mark.parametrize(
+    "hours, told, predicted",
+    [(8.95, "no batch is predicted: the session ends soon", 0), (10, "the limit is long over, and so not this", 3)],
+    ids=["ends_soon", "outlived"],
+)
+def test_the_end_of_the_session_follows_from_its_start(cup, tmp_path, hours, told, predicted):
+    "Kaggle's usual 9 hours; a session that is there after them has another limit."
+    data, run = cup
+    began = {"SPECTRAKIT_SESSION_START": str(time.time() - hours * 3600), "CUP_HIDDEN": str(data / "test.csv")}
+    said = serve(tmp_path, "table", run, data, KAGGLE_IS_COMPETITION_RERUN="1", **began)
+    assert told in said and f"SERVED {predicted} OF 3" in said, said
+    assert len(pd.read_csv(tmp_path / "submission.csv")) == 10
+
+
+def test_the_time_limit_of_the_training_is_not_that_of_serving(cup, tmp_path):
+    data, _ = cup
+    words = (*WORDS, f"run.dir={tmp_path}", f"task.data={data}", "trainer.max_steps=1", "watchdog.limit=10m")
+    run = sk.fit("table", *words, show=False).raise_for_status().path
+    said = serve(tmp_path, "table", run, data, SPECTRAKIT_SESSION_START=str(time.time() - 3600))
+    assert "no time limit (no limit on local)" in said and "SERVED 3 OF 3" in said, said
 
 
 def test_what_cannot_be_served_is_said_before_the_server_begins(cup, tmp_path, monkeypatch):
