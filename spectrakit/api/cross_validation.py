@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from .actions import check_prediction
+from .actions import check_on_error, check_prediction, raises_failure
 from .actions import predict as predict_with
 from .places import ManyRuns, Places, at_place, place_threads, plan_places
 from .run import Run, list_runs, task_of
@@ -345,6 +345,7 @@ class Folding:
     known: dict[str, Any] = field(default_factory=dict)  # what an earlier session has kept
     at_once: bool = False  # whether all were trained in one go
     writes: bool = True  # whether this process writes what all of them make
+    mode: str = ""  # of the platform's session
     table: MeanSubmission | None = None  # of the test data, where one is asked for
     table_error: str = ""  # why it could not be written
     stopped: str = ""  # how it ends where no run is begun any more
@@ -587,7 +588,16 @@ def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool) -> F
     file = path / FACTS
     known = json.loads(file.read_text()) if file.is_file() else {}
     f = Folding(
-        task, config, path, itself, Places(((),), None, None, ""), request.ends, show, known=known, writes=writes
+        task,
+        config,
+        path,
+        itself,
+        Places(((),), None, None, ""),
+        request.ends,
+        show,
+        known=known,
+        writes=writes,
+        mode=request.platform.mode,
     )
     if request.place is not None:
         return f  # a launcher has started this process, and those that are beside it
@@ -803,7 +813,7 @@ def _trained(f: Folding) -> CrossValidation:
     return found
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #b2885365
-def cross_validate(
+def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the task have defaults
     task: Any,
     config: Config | str | None = None,
     *overrides: str,
@@ -811,6 +821,7 @@ def cross_validate(
     resume: str | Path | None = None,
     predict: str | Path | None = None,
     show: bool = True,
+    on_error: str | None = None,
 ) -> CrossValidation:
     """Train once for each part of the training samples, which is held out meanwhile, and put the predictions together.
 
@@ -822,9 +833,13 @@ def cross_validate(
     - `predict`: a file for the table of the test predictions' mean, which is there from the beginning and holds the
     mean of the folds that are done (default: none)
     - `show`: print a line for each fold, and whether the others fit into the time (default: True)
+    - `on_error`: 'return' or 'raise' where a fold fails, as for `fit` (default: 'raise' in a batch run without
+    `predict`)
 
-    RequestError where the request is wrong, RuntimeError where predicting failed.
+    RequestError where the request is wrong, RuntimeError where predicting failed, RunFailed where a fold failed and
+    that is raised.
     """
+    check_on_error(on_error)
     with interrupt_says("stopped before the cross-validation was begun; what was there stays. Run it again to begin."):
         config = _asked_for(task, config, overrides, folds)
         if predict is not None:
@@ -839,4 +854,8 @@ def cross_validate(
             made = load_task(task) if isinstance(task, str) else task
             f.table = MeanSubmission(made, _config_of(config, path, 0, 0, itself), Path(predict), path)
     with interrupt_says(f"stopped: {goes_on}"):
-        return _trained(f)
+        found = _trained(f)
+    if f.writes and raises_failure(on_error, f.mode, predict):
+        for run in found.runs:
+            run.raise_for_status()
+    return found

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..distributed.heartbeat import checkpoint_file, stop_file
+from ..system.platforms.local import is_attended
 
 # %% ../../nbs/56_cell/03_buttons.ipynb #bbb6249c
 def can_receive_clicks(kernel: Any, environ: Mapping[str, str] | None = None) -> bool:
@@ -22,7 +23,7 @@ def can_receive_clicks(kernel: Any, environ: Mapping[str, str] | None = None) ->
     environ = os.environ if environ is None else environ
     if environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch" or environ.get("COLAB_RELEASE_TAG"):
         return False  # Colab's kernel is its own: ■ works
-    if kernel is None or getattr(kernel, "_allow_stdin", True) is False:
+    if kernel is None or not is_attended(kernel):
         return False
     if importlib.util.find_spec("ipywidgets") is None:
         return False

@@ -47,7 +47,8 @@ def cross_validate(arguments: Sequence[str]) -> int:
         raise RequestError("No task was named. Write one first, such as spectrakit cross-validate digits.")
     interrupt_on_sigterm()
     predict = None if options.predict is None else Path(options.predict)
-    found = train_folds(task, config, resume=options.resume, predict=predict, show=not options.json)
+    show = not options.json
+    found = train_folds(task, config, resume=options.resume, predict=predict, show=show, on_error="return")
     summary = json.loads((found.path / "summary.json").read_text(encoding="utf-8"))
     print_text(json.dumps(summary) if options.json else f"{found}\nin {found.path}")
     return EXIT_STATUS.get(found.status, 1)

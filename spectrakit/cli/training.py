@@ -167,7 +167,7 @@ def resume(arguments: Sequence[str]) -> int:
     run = open_run(options.run_dir)
     if run.status in ("completed", "early_stopped") and not options.overrides:
         print_text(f"{run.path.name} {finished_text(run.status)}; there is nothing to resume.")
-    done = resume_run(run, None, *options.overrides, show=not options.quiet, trust=options.trust)
+    done = resume_run(run, None, *options.overrides, show=not options.quiet, trust=options.trust, on_error="return")
     return _status_for(done, report_outcome(done), options.requeue)
 
 # %% ../../nbs/90_cli/03_training.ipynb #1009b2b0

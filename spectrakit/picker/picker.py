@@ -78,9 +78,8 @@ def why_no_form(platform: Platform, shell: Any, has_widgets: bool) -> str | None
     if getattr(shell, "kernel", None) is None:
         return "this is not a notebook"
     if platform.mode in ("batch", "competition_rerun"):
-        return f"this is a batch run ({platform.name_source})"
-    if platform.name != "kaggle" and not getattr(shell.kernel, "_allow_stdin", True):
-        return "this notebook is run by a program"
+        program = platform.name != "kaggle"  # Kaggle's environment says it
+        return "this notebook is run by a program" if program else f"this is a batch run ({platform.name_source})"
     return None if has_widgets else f"ipywidgets is not installed: {EXTRA}"
 
 # %% ../../nbs/65_picker/04_picker.ipynb #cf549cec

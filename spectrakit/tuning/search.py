@@ -17,12 +17,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..api.actions import check_prediction, fit
+from ..api.actions import check_on_error, check_prediction, fit, raises_failure
 from ..api.actions import predict as predict_with
 from ..api.places import ManyRuns, plan_places
-from ..api.run import Run
+from ..api.run import Run, RunFailed
 from ..api.trial import DONE, SETTINGS, open_folder, run_to_go_on_with
 from ..cell.live import can_display
+from ..checks.failure import Failure
 from ..checks.run_forecast import span
 from ..config.aliases import ALIASES
 from ..config.compose import compose, override
@@ -298,6 +299,17 @@ def _start(
     return s
 
 # %% ../../nbs/71_tuning/07_search.ipynb #f89d8c6f
+def _raised(study: Study) -> Study:
+    "The study; where it has failed, RunFailed with what is known of the run that failed."
+    if study.status == "failed":
+        trials = [run for trial in study.trials for run in study.runs_of(trial)]
+        for run in (study.run, *trials):
+            if run is not None:
+                run.raise_for_status()
+        raise RunFailed(study.path.name, Failure(study.reason))
+    return study
+
+
 def _write_page_or_say(study: Study) -> None:
     "Write study.html; where that fails, print why."
     try:
@@ -333,7 +345,7 @@ def _search(s: Search, request: RunRequest, view: StudyView, out: Path | None) -
     return study
 
 # %% ../../nbs/71_tuning/07_search.ipynb #10dd0b74
-def search(
+def search(  # noqa: PLR0913  what a search is begun with; all but the task have defaults
     task: Any,
     config: Config | str | None = None,
     *overrides: str,
@@ -341,6 +353,7 @@ def search(
     resume: str | Path | None = None,
     predict: str | Path | None = None,
     show: bool = True,
+    on_error: str | None = None,
 ) -> Study:
     """Look for better settings: trials with values that Optuna draws, each in processes of its own, within the time.
 
@@ -352,9 +365,12 @@ def search(
     - `resume`: 'auto', or the folder of a search that was begun (default: begin anew)
     - `predict`: a file for test predictions, by the run at the end, or else by that of the best trial (default: none)
     - `show`: whether to print how it goes (default: True)
+    - `on_error`: 'return' or 'raise' where no trial, or the run at the end, is done for a failure, as for `fit`
+    (default: 'raise' in a batch run without `predict`)
 
     RequestError where the request is wrong; a trial that fails is a line of the table.
     """
+    check_on_error(on_error)
     with interrupt_says("stopped before the search was begun; what was there stays. Run it again to begin."):
         config = asked_for(task, config, overrides, space)
         out = None if predict is None else checked_path(predict, "The file for predictions")
@@ -370,4 +386,5 @@ def search(
         with interrupt_says(f"stopped before the first trial: {goes_on}"):
             s = _start(task, request, path, dimensions, print if show else lambda text: None)
             _begin(s, request.config, dimensions, alone)
-        return _search(s, request, StudyView(show), out)
+        study = _search(s, request, StudyView(show), out)
+    return _raised(study) if raises_failure(on_error, request.platform.mode, predict) else study

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 from helpers import run_cli, start_cli, task, tree_hashes, wait_for
+from spectrakit.api.run import RunFailed
 from spectrakit.config.compose import compose
 from spectrakit.runs.events import last_event
 from spectrakit.runs.run_dir import read_environment
@@ -399,6 +400,10 @@ class BreaksLate(Line):
 def test_why_a_fold_failed_stands_in_the_table(here):
     cv = sk.cross_validate(BreaksLate(), compose(*INLINE, *HERE), folds=3, show=False)
     assert cv.status == "failed" and "this loss is broken" in repr(cv) and "this loss is broken" in cv._repr_html_()
+    with pytest.raises(RunFailed, match="this loss is broken"):
+        sk.cross_validate(BreaksLate(), compose(*INLINE, *HERE), folds=3, show=False, on_error="raise")
+    with pytest.raises(RequestError, match="on_error='stop' is not known"):
+        sk.cross_validate(BreaksLate(), compose(*INLINE, *HERE), folds=3, show=False, on_error="stop")
 
 
 def test_a_second_stop_ends_folds_side_by_side_at_once(here):

@@ -10,6 +10,7 @@ import time
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 import helpers
 from kernels import BEGIN, Cell
@@ -169,6 +170,26 @@ def test_nbclient_keeps_the_end_of_a_run(tmp_path):
         notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     kept_well(notebook, "completed")
+
+
+FAILS = [BEGIN, "run = fit(Tiny({5: 'raise cat'}, 0), config('batch', 'trainer.devices=1'))", "went_on = run.status"]
+
+
+def test_a_failed_run_stops_the_notebook_only_where_nobody_reads_it(tmp_path, todays_kernel):
+    for cell in FAILS:
+        todays_kernel.wait(todays_kernel.send(cell), 240)
+    assert todays_kernel.ask("went_on") == "failed"
+    elsewhere = tmp_path / "elsewhere"  # what has gone wrong once in a folder goes well afterwards
+    elsewhere.mkdir()
+    notebook = nbformat.read(write_notebook(elsewhere / "program.ipynb", *FAILS), 4)
+    program = NotebookClient(
+        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(elsewhere)}}
+    )
+    with pytest.raises(CellExecutionError, match="no luck with cat"):
+        program.execute()
+    assert [cell.execution_count for cell in notebook.cells] == [1, 2, None]
+    error = next(output for output in notebook.cells[1].outputs if output.output_type == "error")
+    assert error.ename == "RunFailed" and len(error.traceback) == 1  # the sentence and the own line
 
 
 def test_papermill_keeps_the_end_of_a_run_and_says_whether_a_cell_failed(tmp_path):

@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 import spectrakit as sk
 import tasks
 from helpers import run_cli, start_cli, task, tree_hashes, wait_for
+from spectrakit.api.run import RunFailed
 from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.config.compose import compose
 from spectrakit.handover.request import new_request
@@ -307,6 +308,8 @@ def test_what_cannot_work_is_a_sentence(here):
         study = sk.search(broken, words, space=space)
     assert study.status == "failed" and study.best is None and len(study.trials) < 9
     assert "the loss is broken" in study.reason and "the loss is broken" in out.getvalue()
+    with pytest.raises(RunFailed, match="the loss is broken"):
+        sk.search(broken, words, space=space, show=False, on_error="raise")
 
 
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own tables

@@ -16,12 +16,16 @@ from ..hardware import under_root
 # %% ../../../nbs/00_system/04_platforms/00_base.ipynb #26e41db8
 @dataclass(frozen=True)
 class Probe:
-    "One machine, real or faked: its environment variables, the root of its file system, its IPython shell."
+    """One machine, real or faked: its environment variables, the root of its file system, its IPython shell.
+
+    `live`: this process itself. `attended`: somebody sits at the notebook, if this is one.
+    """
 
     environ: Mapping[str, str]
     root: str = "/"
     shell: str = ""
     live: bool = False
+    attended: bool = True
 
     def variable(self, *names: str) -> str:
         "The first of these environment variables that has a value, as a sentence, or ''."
@@ -33,8 +37,10 @@ class Probe:
 
 # %% ../../../nbs/00_system/04_platforms/00_base.ipynb #f681b5c0
 def shell_or_script(probe: Probe) -> str:
-    "The usual mode of a session: interactive in an IPython shell, else script."
-    return "interactive" if probe.shell else "script"
+    "The usual mode of a session: in an IPython shell interactive, or batch where nobody sits there; else script."
+    if not probe.shell:
+        return "script"
+    return "interactive" if probe.attended else "batch"
 
 
 def no_advice(mode: str) -> list[str]:

@@ -29,7 +29,7 @@ from spectrakit.system.hardware import (
 from .base import PlatformKind, Probe
 from .clock import boot_time, earliest_start, noted_start, process_start, stated_start
 from .kinds import FLAVOURS, find_kind, kind_of, recognised
-from .local import shell_class
+from .local import ipython_shell, is_attended, shell_class
 from .platform import Platform
 from ..units import parse_duration
 
@@ -176,7 +176,11 @@ def _session_start(
 # %% ../../../nbs/00_system/04_platforms/22_detect.ipynb #c0baaa2d
 def _probed(environ: Mapping[str, str], root: str, shell: str | None) -> Probe:
     "What is looked at; `shell` None means this process itself, with its own IPython shell."
-    return Probe(environ, root, shell_class() if shell is None else shell, live=shell is None)
+    if shell is not None:
+        return Probe(environ, root, shell)
+    return Probe(
+        environ, root, shell_class(), live=True, attended=is_attended(getattr(ipython_shell(), "kernel", None))
+    )
 
 # %% ../../../nbs/00_system/04_platforms/22_detect.ipynb #0f6d1753
 def _check_given(environ: object, shell: object, now: object) -> None:
