@@ -585,6 +585,7 @@ def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "world_size": plan.world_size,
         "effective_batch_size": plan.effective_batch_size,
+        "num_workers": c.dataloader.num_workers if isinstance(s.data.train, LoadedBatches) else None,  # None: no use
         "train_samples": plan.samples,
         "steps_per_epoch": plan.steps_per_epoch,
         "total_steps": s.schedule.total_steps,

@@ -193,6 +193,18 @@ def _memory_tile(s: RunState) -> Tile:
     )
 
 # %% ../../nbs/55_view/03_tiles.ipynb #026b24e1
+def _remedy_of_idleness(s: RunState) -> str:
+    "What helps a device that waits; nothing that the run has already."
+    workers = s.start.get("num_workers")
+    if workers == "auto":
+        return (
+            "data are slow with the workers that auto has chosen: more dataloader.most_workers, or less work a sample"
+        )
+    if type(workers) is int:
+        return f"data are slow: dataloader.num_workers is {workers}; auto, the default, measures how many help"
+    return "steps are too small for it: try a larger data.micro_batch_size"  # no worker reads for this run
+
+
 def _speed_tile(s: RunState) -> Tile:
     "Samples a second, and how busy the devices are."
     if s.speed.last is None:
@@ -206,9 +218,7 @@ def _speed_tile(s: RunState) -> Tile:
     idle = 1 - max(busy, default=1.0)
     slow = s.gpu_gib is not None and idle >= 0.5 and not s.status
     reason = f"GPU idle {idle:.0%}" if slow else ""
-    return Tile(
-        "samples/s", short_number(s.speed.last), note, reason, "data are slow: try dataloader.num_workers=4" * slow
-    )
+    return Tile("samples/s", short_number(s.speed.last), note, reason, _remedy_of_idleness(s) if slow else "")
 
 
 def _epoch_tile(s: RunState) -> Tile:

@@ -38,7 +38,9 @@ def test_the_memory_of_a_device_is_the_smallest_of_those_that_the_run_uses(known
 @pytest.mark.parametrize("loads", [((14.4, 0.4),), ((14.4, 0.4), (14.1, 0.35))], ids=["one GPU", "two"])
 def test_the_tiles_show_memory_of_memory_and_an_idle_gpu(known, tmp_path, loads):
     log = EventLog(tmp_path / "events.jsonl")
-    log.write("start", total_steps=900, micro_batch_size=64, device_gib=device_gib(GPU, known, len(loads)))
+    log.write(
+        "start", total_steps=900, micro_batch_size=64, num_workers=1, device_gib=device_gib(GPU, known, len(loads))
+    )
     reports = [RankReport(0.5, gib, busy, 0.0, -1.0, 0.1, 0.0) for gib, busy in loads]
     context = SimpleNamespace(device=GPU, rank=0)
     record = SimpleNamespace(trackers=SimpleNamespace(log=lambda *_: None), log=log, budget_logged_at=0.0)
@@ -57,7 +59,7 @@ def test_the_tiles_show_memory_of_memory_and_an_idle_gpu(known, tmp_path, loads)
     memory, speed = shown["GPU memory"], shown["samples/s"]
     assert memory.value == ("14.4/16 GiB", "14.4/15 GiB")[len(loads) - 1]
     assert bool(memory.reason) == (len(loads) == 2)  # 96 % of a T4, 90 % of a P100
-    assert speed.reason == "GPU idle 60%" and "dataloader.num_workers=4" in speed.remedy
+    assert speed.reason == "GPU idle 60%" and "dataloader.num_workers is 1; auto" in speed.remedy
 
 
 def test_a_driver_that_tells_no_size_leaves_the_question_to_torch(monkeypatch):
