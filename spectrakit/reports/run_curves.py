@@ -127,9 +127,9 @@ def time_unit(seconds: float) -> tuple[float, str]:
     return (1.0, "s") if seconds < 300 else (60.0, "min") if seconds < 4 * 3600 else (3600.0, "h")
 
 # %% ../../nbs/70_reports/02_run_curves.ipynb #71c95c83
-COLORS = (TRAIN, VALID, RATE, SPEED, "#56b4e9", "#cc79a7", "#b8860b", "#999999")
+COLORS = (TRAIN, VALID, "#a86d8b", "#6b6b46")  # told apart, and from paper, without colour vision as well
 ALONE = {"loss": TRAIN, "lr": RATE, "samples_per_s": SPEED}  # the panels of a run that nothing is compared with
-LINES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")  # from the ninth run on
+LINES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")  # the next four runs have the next
 
 
 def _mark_best(ax: Any, h: History, place: np.ndarray, y: np.ndarray, name: str, color: str) -> None:
@@ -149,7 +149,7 @@ def mark_point(ax: Any, x: float, y: float, color: str) -> None:
 
 # %% ../../nbs/70_reports/02_run_curves.ipynb #6d4a2435
 def run_style(number: int, runs: int, panel: str) -> CurveStyle:
-    """The style of a run in a panel: eight colours, then other lines; a run that stands alone has the panel's colour.
+    """The style of a run in a panel: four colours, then other lines; a run that stands alone has the panel's colour.
 
     `number`: of the run, from 0. `runs`: how many are drawn. `panel`: what is drawn.
     """
