@@ -68,6 +68,10 @@ def _first_step(way: str, limit_s: float) -> Callable[[Any], tuple[float, float]
     return lambda d: (statistics.median(d[way]["wall_s"]), limit_s)
 
 
+def _said(way: str) -> Callable[[Any], tuple[float, float]]:
+    return lambda d: (statistics.median(d[way]["said_s"]), 0.5)
+
+
 def _process(ours: str, other: str) -> Callable[[Any], tuple[float, float]]:
     return lambda d: (d["results"][ours]["median_s"], d["results"][other]["median_s"])
 
@@ -172,6 +176,8 @@ ROWS = (
         for every in (10, 1)
         for command in ("show", "report", "compare two")
     ),
+    Row("■ until the cell says that the run stops", "stop", "s", "aim", _said("■")),
+    Row("Stop until the cell says that the run stops", "stop", "s", "aim", _said("Stop")),
     Row("the first step, with a process that waits", "start", "s", "aim", _first_step("warm", 0.5)),
     Row(
         "`spectrakit profiles`",
