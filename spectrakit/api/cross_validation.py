@@ -56,6 +56,7 @@ from ..runs.history import follow
 from ..runs.run_dir import check_links
 from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside, write_atomic
+from ..system.platforms.detect import detect
 from ..system.signals import interrupt_says, interrupts, stop_key
 from ..watchdog.budget import short_time
 
@@ -345,7 +346,6 @@ class Folding:
     known: dict[str, Any] = field(default_factory=dict)  # what an earlier session has kept
     at_once: bool = False  # whether all were trained in one go
     writes: bool = True  # whether this process writes what all of them make
-    mode: str = ""  # of the platform's session
     table: MeanSubmission | None = None  # of the test data, where one is asked for
     table_error: str = ""  # why it could not be written
     stopped: str = ""  # how it ends where no run is begun any more
@@ -588,16 +588,7 @@ def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool) -> F
     file = path / FACTS
     known = json.loads(file.read_text()) if file.is_file() else {}
     f = Folding(
-        task,
-        config,
-        path,
-        itself,
-        Places(((),), None, None, ""),
-        request.ends,
-        show,
-        known=known,
-        writes=writes,
-        mode=request.platform.mode,
+        task, config, path, itself, Places(((),), None, None, ""), request.ends, show, known=known, writes=writes
     )
     if request.place is not None:
         return f  # a launcher has started this process, and those that are beside it
@@ -812,6 +803,14 @@ def _trained(f: Folding) -> CrossValidation:
         _finish_table(f)
     return found
 
+
+def _raised(cv: CrossValidation, on_error: str | None, predict: Any) -> CrossValidation:
+    "The cross-validation; RunFailed where a fold has failed, and that is raised."
+    if cv.status == "failed" and raises_failure(on_error, detect().mode, predict):
+        for run in cv.runs:
+            run.raise_for_status()
+    return cv
+
 # %% ../../nbs/60_api/07_cross_validation.ipynb #b2885365
 def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the task have defaults
     task: Any,
@@ -855,7 +854,4 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
             f.table = MeanSubmission(made, _config_of(config, path, 0, 0, itself), Path(predict), path)
     with interrupt_says(f"stopped: {goes_on}"):
         found = _trained(f)
-    if f.writes and raises_failure(on_error, f.mode, predict):
-        for run in found.runs:
-            run.raise_for_status()
-    return found
+    return _raised(found, on_error, predict) if f.writes else found
