@@ -21,7 +21,9 @@ def save_tokenizer(folder: Path, end: str | None = "</s>") -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token=end, unk_token="<unk>").save_pretrained(folder)
 
 
-def save_model(folder: Path, dtype: torch.dtype = torch.float32, positions: int = 128, tied: bool = False) -> None:
+def save_model(
+    folder: Path, dtype: torch.dtype = torch.float32, positions: int = 128, tied: bool = False, seed: int = 0
+) -> None:
     "A causal model of 220,000 parameters, with its tokenizer."
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -35,7 +37,7 @@ def save_model(folder: Path, dtype: torch.dtype = torch.float32, positions: int 
         **shape,
     )
     state = torch.get_rng_state()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
     torch.set_rng_state(state)
     save_tokenizer(folder)

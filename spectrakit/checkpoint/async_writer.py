@@ -270,7 +270,8 @@ def copy_snapshot(snapshot: Snapshot, host_copy: HostCopy) -> Snapshot | None:
     if (copied := host_copy.copy([c.model, c.state, c.ranks, c.ema], snapshot.bytes)) is None:
         return None
     tensors, buffers = copied
-    return replace(snapshot, content=CheckpointContent(*tensors), buffers=buffers)
+    model, state, ranks, ema = tensors
+    return replace(snapshot, content=CheckpointContent(model, state, ranks, ema, base=c.base), buffers=buffers)
 
 # %% ../../nbs/20_checkpoint/05_async_writer.ipynb #2ce97781
 class ReportedWrites:

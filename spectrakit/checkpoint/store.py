@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,7 @@ class CheckpointContent:
     - `ranks`: what each rank alone knows, such as its random states, by rank
     - `ema`: moving averages of the weights by name; None where the run keeps none
     - `weights_only`: `model` and `ema` alone are written, where the disk has no room for more
+    - `base`: what is said of frozen weights that are left out; None: nothing is
     """
 
     model: dict
@@ -241,6 +242,7 @@ class CheckpointContent:
     ranks: list[dict]
     ema: dict | None = None
     weights_only: bool = False
+    base: dict | None = field(default=None, repr=False)
 
     def tensor_bytes(self) -> int:
         "Bytes of all its tensors: about what it takes on disk."
@@ -278,6 +280,7 @@ def _write_files(folder: Path, step: int, content: CheckpointContent) -> None:
         "schema": SCHEMA,
         "step": step,
         "world_size": len(content.ranks),
+        **({"base": content.base} if content.base else {}),
         "files": dict(sorted(files.items())),
     }
     write_atomic(folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")

@@ -26,6 +26,7 @@ def _export_parser() -> Parser:
     parser.add_argument(
         "--adapters", action="store_true", help="of a LoRA run the adapters alone; default: merged into the weights"
     )
+    parser.add_argument("--base", metavar="MODEL", help="where the model is now that the run was begun with")
     return parser
 
 
@@ -42,7 +43,8 @@ def lm(arguments: Sequence[str]) -> int:
     options = _export_parser().parse_args(words[1:] if words[:1] == ["export"] else ["--help"])
     from spectrakit.lm.exporting import export
 
-    print_text(f"model in {export(options.run, options.folder, adapters=options.adapters)}")
+    out = export(options.run, options.folder, adapters=options.adapters, base=options.base)
+    print_text(f"model in {out}")
     return 0
 
 # %% ../../nbs/90_cli/13_lm.ipynb #f07e0715

@@ -227,6 +227,14 @@ class Task:
         """
 
     @optional
+    def frozen_from(self, cfg: Config) -> str | None:
+        """The name of what `model` loads its frozen parameters from, the same each time. None: nothing is left out.
+
+        Checkpoints leave these parameters out, and hold the name and a hash, so that a run goes on with the same alone.
+        """
+        return None
+
+    @optional
     def submission(self, predictions: Any) -> Any:
         """The table that is handed in: a pandas table, a mapping of columns, or a list of rows.
 

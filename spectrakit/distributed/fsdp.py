@@ -9,7 +9,7 @@ __all__ = ['is_sharded', 'same_on_all_ranks', 'shard', 'shard_by_accelerate', 'w
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fcf4
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from ..system.errors import RequestError
@@ -260,9 +260,12 @@ def _announced(state: dict | None) -> dict:
     return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in kinds[0].items()}
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc11
-def load_whole_model(module: Any, state: dict | None, broadcast_from_main: bool = False) -> None:
+def load_whole_model(
+    module: Any, state: dict | None, broadcast_from_main: bool = False, kept: Collection[str] = ()
+) -> None:
     """Load a whole state dict into a plain or a sharded model. All ranks call it; with `broadcast_from_main` all but
-    rank 0 may pass None. RuntimeError, on every rank, where names or shapes do not fit: then nothing is loaded.
+    rank 0 may pass None. What is named in `kept` may be missing, and stays as it is. RuntimeError, on every rank, where
+    names or shapes do not fit: then nothing is loaded.
     """
     import torch
 
@@ -271,7 +274,7 @@ def load_whole_model(module: Any, state: dict | None, broadcast_from_main: bool 
     if state is None:
         raise RuntimeError("There are no weights to load: only with broadcast_from_main may a rank pass None.")
     own, parts = module.state_dict(), {}
-    _check_fit(own, state)
+    _check_fit({name: value for name, value in own.items() if name in state or name not in kept}, state)
     for name, tensor in state.items():
         target = own.get(name)
         if _is_dtensor(target):
@@ -281,7 +284,7 @@ def load_whole_model(module: Any, state: dict | None, broadcast_from_main: bool 
             same_on_all_ranks([parts[name]])
         else:
             parts[name] = tensor
-    module.load_state_dict(parts)
+    module.load_state_dict(parts, strict=not kept)
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc13
 def gradient_norm_clip(params: list, limit: float) -> Any:

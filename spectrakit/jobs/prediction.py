@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.frozen_base import check_base, kept_names, left_out_of
 from ..checkpoint.store import find_checkpoint, load_weights, read_manifest
 from ..checks.diagnosis import explained
 from ..config.schema import Config
@@ -31,10 +32,18 @@ from ..steps.seeding import repeatable, seed_everything
 from ..system.errors import RequestError
 from ..system.files import replacing
 from ..system.platforms.detect import input_folders
-from ..training.setup import make_model, read_datasets
+from ..training.setup import base_of, make_model, read_datasets
 from ..watchdog.budget import SUBMIT_S
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #23a2fc01
+def _needs_base(name: str, entry: dict[str, Any] | None) -> str:
+    "That the checkpoint `name`, whose manifest has this `entry`, is not enough; '' where it is."
+    if entry is None:
+        return ""
+    digest = str(entry.get("sha256"))[:12]
+    return f" {name} leaves out the frozen weights of {str(entry.get('source'))!r} (SHA-256 {digest}…), and needs them."
+
+
 def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, list[str]]:
     """The task's model with the weights of the best checkpoint, on the CPU, in eval mode; the checkpoint's name; and
     what was wrong on the way.
@@ -52,9 +61,16 @@ def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, l
     if provides(task, "restore"):
         with explained(task, "restore", "on the weights", always=True):
             task.restore(config, weights)
-    model = make_model(task, config)
+    entry = left_out_of(path)
     try:
-        model.load_state_dict(weights)
+        model = make_model(task, config)
+    except RequestError as error:
+        raise RequestError(f"{error}{_needs_base(path.name, entry)}") from None
+    base = base_of(task, config, model) if entry is not None else None
+    check_base(path.name, entry, base)
+    try:
+        kept = {name: value for name, value in model.state_dict().items() if name in kept_names(entry, base, weights)}
+        model.load_state_dict({**weights, **kept})
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise RequestError(

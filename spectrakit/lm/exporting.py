@@ -8,10 +8,12 @@ __all__ = ['export']
 # %% ../../nbs/82_lm/07_exporting.ipynb #fd9a9507
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..api.run import Run, open_run
+from ..jobs.prediction import trained_model
 from .language_model import LanguageModel
 from .pretrained import load_tokenizer, without_lora
 from ..system.errors import RequestError
@@ -30,6 +32,14 @@ def _name_of(run: Run, task: Any) -> str:
     return str(name)
 
 
+def _trained(run: Run, task: Any, base: str | None) -> Any:
+    "The run's model; `base`: where the one is now that it was begun with, None: where it was."
+    if base is None:
+        return run.load_model(task)
+    config = replace(run.config, task={**run.config.task, "model": base})
+    return trained_model(task, config, run.path)[0]
+
+
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:
     "All files of a model; its parts have the access rights that new files have."
     model.save_pretrained(folder, safe_serialization=True)
@@ -43,13 +53,16 @@ def _is_free(folder: Path) -> bool:
     )
 
 # %% ../../nbs/82_lm/07_exporting.ipynb #0a738287
-def export(run: Run | str | Path, folder: str | Path, task: Any = None, adapters: bool = False) -> Path:
+def export(
+    run: Run | str | Path, folder: str | Path, task: Any = None, adapters: bool = False, base: str | None = None
+) -> Path:
     """Write a language model that a run has trained as a folder that `from_pretrained` loads; returns the folder.
 
     - `run`: the run, or its folder
     - `folder`: where it goes; an earlier export there is replaced once the new one is whole
     - `task`: the one that was trained, where its options were given to it (default: the settings have them)
     - `adapters`: of a LoRA run write the adapters alone, for `peft` (default: they are merged into the weights)
+    - `base`: where the model is now that the run was begun with (default: where it was)
 
     RequestError where the run has no whole checkpoint, or something else is in the folder.
     """
@@ -58,8 +71,8 @@ def export(run: Run | str | Path, folder: str | Path, task: Any = None, adapters
     if not _is_free(out):
         raise RequestError(f"{str(out)!r} holds something that is no exported model. Name another folder.")
     task = task or getattr(run, "task", None) or LanguageModel()
-    name = _name_of(run, task)
-    model = run.load_model(task)
+    name = base or _name_of(run, task)
+    model = _trained(run, task, base)
     if adapters and not hasattr(model, "peft_config"):
         raise RequestError(
             f"{run.path.name} has no adapters: it was trained without task.lora_rank. Leave adapters out."

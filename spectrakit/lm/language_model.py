@@ -280,6 +280,11 @@ class LanguageModel(Task):
         names = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
         return add_lora(model, Lora(*(option[name] for name in names)))
 
+    def frozen_from(self, cfg: Config) -> str | None:
+        "The model that adapters learn for; None where all weights do, or where they are random."
+        option = self._options(cfg)
+        return str(option["model"]) if option["lora_rank"] and option["pretrained"] else None
+
     def collate(self, samples: Sequence[Any]) -> Any:
         "Rows as a batch; prompts as a batch of prompts."
         if isinstance(samples[0], dict):

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..checkpoint.frozen_base import still_frozen, without
 from spectrakit.checkpoint.store import (
     CheckpointContent,
     CheckpointError,
@@ -637,7 +638,8 @@ _GATHERED = 2**30  # bytes of a sharded model with its optimizer, up to which it
 def checkpoint_of(check: SanityCheck, learner: Learner) -> CheckpointContent:
     "What a checkpoint of the tried model would hold. A sharded one is gathered: all ranks call it."
     context, scheduler = check.execution.context, learner.scheduler
-    model, optimizer = context.unwrap(check.model).state_dict(), learner.optimizer.state_dict()
+    module, optimizer = context.unwrap(check.model), learner.optimizer.state_dict()
+    model = without(module.state_dict(), still_frozen(module, learner.base))
     ema = {str(i): q for i, q in enumerate(learner.ema)} if learner.ema is not None else None
     if check.sharded:
         model, optimizer, ema = whole(model), whole(optimizer), whole(ema)
@@ -652,9 +654,9 @@ def checkpoint_of(check: SanityCheck, learner: Learner) -> CheckpointContent:
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #b9d7d785
 def load_back(check: SanityCheck, learner: Learner, content: CheckpointContent) -> None:
     "Load `content` into what it was made of. RequestError where that fails, so that no run could go on from it."
-    context, state = check.execution.context, content.state
+    module, state = check.execution.context.unwrap(check.model), content.state
     parts: dict[str, Callable[[], Any]] = {
-        "model": lambda: load_whole_model(context.unwrap(check.model), content.model),
+        "model": lambda: load_whole_model(module, content.model, kept=still_frozen(module, learner.base)),
         "optimizer": lambda: (
             load_whole_optimizer(learner.optimizer, state["optimizer"])
             if check.sharded
@@ -683,6 +685,13 @@ def load_back(check: SanityCheck, learner: Learner, content: CheckpointContent) 
             ) from None
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #f15d0512
+def _gathered_bytes(check: SanityCheck, learner: Learner) -> int:
+    "Bytes of what a checkpoint holds of a sharded model and its optimizer."
+    module = check.execution.context.unwrap(check.model)
+    held = without(module.state_dict(), still_frozen(module, learner.base))
+    return tensor_bytes([held, learner.optimizer.state_dict()])
+
+
 def try_checkpoint(check: SanityCheck) -> str:
     "A checkpoint, written to nothing and loaded back. RequestError where it cannot be saved, or has no room."
     context, learner = check.execution.context, check.learner
@@ -690,7 +699,7 @@ def try_checkpoint(check: SanityCheck) -> str:
         return "none, as checkpoint.enabled=false says"
     if learner is None or not (check.sharded or context.is_main):
         return "written by rank 0"
-    if check.sharded and (size := tensor_bytes([check.model.state_dict(), learner.optimizer.state_dict()])) > _GATHERED:
+    if check.sharded and (size := _gathered_bytes(check, learner)) > _GATHERED:
         return f"not tried: {size / 2**30:.1f} GiB would have to be gathered from all ranks"
     content, found, problem = checkpoint_of(check, learner), "written by rank 0", None
     try:

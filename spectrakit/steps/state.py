@@ -9,7 +9,7 @@ __all__ = ['Progress', 'Learner', 'average_thawed', 'load_averages', 'Data', 'Sc
            'update_ema', 'count_overflows', 'ema_weights', 'save_due', 'first_saves_s', 'writer_of', 'average_plan',
            'checkpoints_at_once', 'save_due_by_clock', 'log_once', 'gpu_generator', 'note_random_state', 'state_at',
            'learns_alone', 'count_left_out', 'updates_made', 'begin_counting', 'worker_state', 'load_worker_state',
-           'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
+           'left_out', 'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
 
 # %% ../../nbs/40_steps/03_state.ipynb #23a2fcf4
 import contextlib
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.async_writer import CheckpointWriter, Snapshot
+from ..checkpoint.frozen_base import FrozenBase, still_frozen, without
 from ..checkpoint.mirror import mirror_files
 from ..checkpoint.store import CheckpointContent, random_state
 from ..checkpoint.throttle import ADVANCE_S
@@ -101,6 +102,8 @@ class Learner:
     interval: str = "step"  # when the task's own scheduler moves: step, epoch or plateau
     buffers: list = field(default_factory=list)  # those that are averaged, too
     thawed: dict[str, Any] = field(default_factory=dict)  # averaged parameters that began to learn later, by name
+    base: FrozenBase | None = None  # what checkpoints leave out
+    unfrozen: set[str] = field(default_factory=set)  # of the base, what has learned for a while
 
     def __post_init__(self) -> None:
         self.owned: list = self.params  # what the optimizer updates
@@ -115,7 +118,12 @@ class Learner:
 
 # %% ../../nbs/40_steps/03_state.ipynb #c2aa0002
 def average_thawed(learner: Learner, named: Iterable[tuple[str, Any]]) -> None:
-    "Let those of the `named` parameters that learn by now join the averages, with their values of this moment."
+    """Let those of the `named` parameters that learn by now join the averages, with their values of this moment; and
+    note which of the base they are.
+    """
+    if learner.base is not None:
+        named = list(named)
+        learner.unfrozen |= learner.base.names & {name for name, q in named if q.requires_grad}
     if learner.ema is None:
         return
     known = {id(q) for q in learner.averaged}
@@ -772,13 +780,19 @@ def _mean_of_workers(s: TrainState, workers: Workers) -> list | None:
     return None if bad else vectors
 
 
+def left_out(s: TrainState) -> frozenset[str]:
+    "The names of the weights that a checkpoint of this moment leaves out."
+    return still_frozen(s.context.unwrap(s.learner.model), s.learner.base, s.learner.unfrozen)
+
+
 def _model_to_keep(s: TrainState, module: Any, ending: bool) -> dict[str, Any]:
     """The model that a checkpoint holds. In the middle of a round that is what the round began with; for a run that is
     `ending` there the mean of the workers, so that nothing that was learned is lost.
     """
+    names = left_out(s)
     if s.outer is None or not s.mid_round:
-        return module.state_dict()
-    return common_weights(s.outer, module, _mean_of_workers(s, s.outer) if ending else None)
+        return without(module.state_dict(), names)
+    return without(common_weights(s.outer, module, _mean_of_workers(s, s.outer) if ending else None), names)
 
 
 def _averaged_to_keep(s: TrainState, module: Any, held: dict[str, Any]) -> dict[str, Any] | None:
@@ -788,7 +802,7 @@ def _averaged_to_keep(s: TrainState, module: Any, held: dict[str, Any]) -> dict[
     if s.learner.ema is None:
         return None
     with ema_weights(s):
-        found = module.state_dict()
+        found = without(module.state_dict(), left_out(s))
         found = whole(found, keep=s.context.is_main) if s.context.sharded else found
     known = {id(b) for b in s.learner.buffers}
     return found | {name: held[name] for name, b in module.named_buffers() if name in held and id(b) not in known}
@@ -825,7 +839,8 @@ def _checkpoint_content(s: TrainState, alone: bool, ending: bool = False) -> Che
     if s.outer is not None:
         own["worker"] = worker_state(s)
     ranks = [own] if alone else s.context.gather_on_main(own)
-    return CheckpointContent(model or {}, state or {}, ranks or [], averaged)
+    base = s.learner.base.entry() if s.learner.base is not None else None
+    return CheckpointContent(model or {}, state or {}, ranks or [], averaged, base=base)
 
 # %% ../../nbs/40_steps/03_state.ipynb #3c3209f6
 def submit_snapshot(

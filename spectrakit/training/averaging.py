@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..checkpoint.frozen_base import without
 from ..checkpoint.store import CheckpointError, load_weights, random_state, restore_random_state
 from ..distributed.fsdp import load_whole_model, whole
 from ..steps.evaluation import evaluate
 from ..steps.schedule import time_for, training_loss
-from ..steps.state import TrainState, average_plan, writer_of
+from ..steps.state import TrainState, average_plan, left_out, writer_of
 from ..watchdog.budget import fits
 
 # %% ../../nbs/41_training/03_averaging.ipynb #86e23216
@@ -42,12 +43,17 @@ def note_for_average(s: TrainState, due: bool) -> bool:
 
 # %% ../../nbs/41_training/03_averaging.ipynb #5f7d5f13
 def mean_weights(parts: Iterable[dict]) -> dict:
-    "The mean of the weights of several checkpoints, by name; what is no floating-point tensor is that of the first."
+    """The mean of the weights of several checkpoints, by name; what is no floating-point tensor is that of the first.
+
+    CheckpointError where they hold different ones, because some began to learn between them.
+    """
     import torch
 
     first, total, count = dict[str, Any](), dict[str, Any](), 0
     for part in parts:
         first, count = first or part, count + 1
+        if part.keys() != first.keys():
+            raise CheckpointError("the checkpoints hold different weights, so that there is no mean of them")
         for name, value in part.items():
             if torch.is_tensor(value) and (value.is_floating_point() or value.is_complex()):
                 value = value.to(torch.promote_types(value.dtype, torch.float32))
@@ -116,7 +122,8 @@ def _load_mean(s: TrainState) -> list[int]:
             _say(s, str(error))
     steps = s.context.broadcast(steps)
     if len(steps) > 1:
-        load_whole_model(s.context.unwrap(s.learner.model), mean, broadcast_from_main=s.context.world_size > 1)
+        module, alone = s.context.unwrap(s.learner.model), s.context.world_size == 1
+        load_whole_model(module, mean, broadcast_from_main=not alone, kept=left_out(s))
     return steps
 
 # %% ../../nbs/41_training/03_averaging.ipynb #32813d65
@@ -134,7 +141,8 @@ def _keep_if_better(s: TrainState, steps: list[int], metrics: dict[str, float] |
         single = "none" if p.best_value is None else f"{p.best_value:.6g}"
         told += f" has {name} {value:.6g}, the best single one {single}"
     if better:
-        weights = whole(s.context.unwrap(s.learner.model).state_dict(), keep=s.context.is_main)
+        held = without(s.context.unwrap(s.learner.model).state_dict(), left_out(s))
+        weights = whole(held, keep=s.context.is_main)
         better = s.context.broadcast(s.context.is_main and writer_of(s).add_average(_tensors(weights), steps))
     _say(s, f"{told}; {'the mean' if better else 'the single one'} is what predictions are made with")
     if better and metrics is not None:

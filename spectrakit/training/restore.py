@@ -8,6 +8,7 @@ __all__ = ['restore_state']
 # %% ../../nbs/41_training/01_restore.ipynb #23a2fcf4
 from pathlib import Path
 
+from ..checkpoint.frozen_base import check_base, kept_names, left_out_of, weights_hash
 from spectrakit.checkpoint.store import (
     CheckpointError,
     checkpoints,
@@ -230,6 +231,33 @@ def _restore_best(s: TrainState, requested: tuple[str | None, str], notes: list[
         write_atomic(s.checkpoints / "BEST", named + "\n")
 
 # %% ../../nbs/41_training/01_restore.ipynb #23a2fc03
+def _find_base(s: TrainState, path: Path, weights: dict, notes: list[str]) -> frozenset[str]:
+    """The names of the weights that the checkpoint at `path` leaves out, because the model has them. RequestError, on
+    all ranks, where it was made on others.
+
+    One that holds everything, as older versions wrote them, counts as it is: where its frozen weights are not what the
+    task loads today, checkpoints go on holding them.
+    """
+    learner, problem, entry, other = s.learner, None, None, False
+    if s.context.is_main:
+        entry, base = left_out_of(path), learner.base
+        try:
+            check_base(path.name, entry, base)
+        except RequestError as error:
+            problem = str(error)
+        if entry is None and base is not None and base.names <= weights.keys():
+            other = weights_hash({name: weights[name] for name in base.names}) != base.sha256
+    problem, entry, other = s.context.broadcast((problem, entry, other))
+    if problem:
+        raise RequestError(problem)
+    if other and learner.base is not None:
+        notes.append(f"{path.name} has other frozen weights than {learner.base.source}: they stay, and are saved again")
+        learner.base = None
+    if entry is not None and learner.base is not None:
+        learner.unfrozen |= learner.base.names & weights.keys()
+    return kept_names(entry, learner.base, weights)
+
+
 def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str]) -> None:
     """Weights, averages, counters, the optimizer and its scaler.
 
@@ -244,8 +272,9 @@ def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str
             f"{path.name} does not fit: its optimizer has {len(saved)} groups of parameters, "
             "and they are not those of this task."
         )
+    kept = _find_base(s, path, weights, notes)
     try:
-        load_whole_model(s.context.unwrap(s.learner.model), weights)
+        load_whole_model(s.context.unwrap(s.learner.model), weights, kept=kept)
     except RuntimeError as error:
         raise RequestError(
             f"{path.name} does not fit the model of {type(s.task).__name__}. {error} "
