@@ -24,6 +24,7 @@ from spectrakit.lm.pretrained import (
     Lora,
     add_lora,
     check_fit,
+    chunks_ahead,
     end_of_text,
     load_model,
     load_tokenizer,
@@ -254,7 +255,7 @@ class LanguageModel(Task):
         form = SequenceForm(option["seq_len"], option["lengths"], option["splits"])
         source, held, why = training_source(option, cfg)
         try:
-            stream = TokenStream(source, encoder, form)
+            stream = TokenStream(source, encoder, form, ahead=chunks_ahead(cfg.dataloader.num_workers))
             stream.samples_per_epoch, how = _rows_of_epoch(stream, cfg)
             valid = None if held is None else read_rows(TokenStream(held, encoder, form), option["valid_rows"])
         except UnreadableText as error:

@@ -86,11 +86,11 @@ class _Cursor:
             name = source.corpus.shards[shard]
             try:
                 for row in source.corpus.rows(shard, self.place):
-                    number, self.row, self.place = self.row, self.row + 1, row.after
-                    if source.wants(shard, number):
-                        text = self._text(row.fields, f"{name}, row {number + 1},")
-                        if text.strip():
-                            yield text
+                    wanted = source.wants(shard, self.row)
+                    text = self._text(row.fields, f"{name}, row {self.row + 1},") if wanted else ""
+                    self.row, self.place = self.row + 1, row.after
+                    if text.strip():
+                        yield text
             except BadRow as error:
                 if not source.skips_bad:
                     raise UnreadableText(
@@ -125,6 +125,7 @@ class DocumentReading:
         self.cursor = _Cursor(source, number, own["cursor"] if own else {"turn": 0, "place": 0, "row": 0})
         self._documents = self.cursor.documents()
         self._buffer: list[str] = list(own["buffer"]) if own else []
+        self._error: UnreadableText | None = None
         if own:
             version, words, gauss = own["draw"]
             self._draw.setstate((version, tuple(words), gauss))
@@ -132,10 +133,15 @@ class DocumentReading:
             self._buffer.append(text)
 
     def take(self, count: int) -> list[str]:
-        "The next `count` documents; fewer at the end."
+        "The next `count` documents; fewer at the end, and before a row that cannot be read. UnreadableText there."
         found: list[str] = []
-        while len(found) < count and (text := self._next()) is not None:
-            found.append(text)
+        try:
+            while self._error is None and len(found) < count and (text := self._next()) is not None:
+                found.append(text)
+        except UnreadableText as error:
+            self._error = error
+        if self._error is not None and not found:
+            raise self._error
         return found
 
     def _next(self) -> str | None:

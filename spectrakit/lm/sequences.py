@@ -6,12 +6,15 @@
 __all__ = ['IGNORED', 'SequenceForm', 'collate_rows', 'TokenStream', 'SequenceReading', 'count_rows', 'HeldRows', 'read_rows']
 
 # %% ../../nbs/82_lm/04_sequences.ipynb #12b67b9f
+import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
-from .reading import DocumentReading, DocumentSource
+from .reading import DocumentReading, DocumentSource, UnreadableText
 from ..system.errors import RequestError
 
 # %% ../../nbs/82_lm/04_sequences.ipynb #b094485c
@@ -78,6 +81,7 @@ class TokenStream:
     - `form`: what rows look like
     - `samples_per_epoch`: rows of an epoch; None: nobody knows
     - `described`: a sentence on it
+    - `ahead`: batches of documents that a thread tokenizes while the model computes; 0: each when it is needed
     """
 
     source: DocumentSource
@@ -85,6 +89,8 @@ class TokenStream:
     form: SequenceForm
     samples_per_epoch: int | None = None
     described: str = "texts"
+    ahead: int = 0
+    _aside: tuple[ThreadPoolExecutor, Callable] | None = field(default=None, init=False, repr=False)
 
     def __iter__(self) -> "SequenceReading":
         return self.reading(0)
@@ -92,6 +98,15 @@ class TokenStream:
     def reading(self, number: int, state: dict[str, Any] | None = None) -> "SequenceReading":
         "The rows of a pass, from its beginning, or from where `state` was taken."
         return SequenceReading(self, number, state)
+
+    def begin(self, texts: list[str]) -> Callable[[], list[list[int]]]:
+        "Begin to tokenize these texts, where a thread does so: what is returned, called, gives the tokens of each."
+        if self.ahead == 0:
+            return partial(self.encode, texts)
+        if self._aside is None:
+            self._aside = ThreadPoolExecutor(1, "tokenize"), copy.deepcopy(self.encode)
+        thread, encode = self._aside
+        return thread.submit(encode, texts).result
 
 # %% ../../nbs/82_lm/04_sequences.ipynb #7de1b80f
 _TOGETHER = 32  # documents
@@ -106,6 +121,10 @@ class SequenceReading:
         self.documents = DocumentReading(stream.source, number, own["documents"] if own else None)
         self._rows: deque[list[int]] = deque(own["rows"] if own else [])
         self._rest: list[int] = list(own["rest"]) if own else []
+        self._error: UnreadableText | None = None
+        self._pending: deque[tuple[list[str], Callable[[], list[list[int]]]]] = deque()
+        for texts in own.get("pending", []) if own else []:
+            self._pending.append((texts, stream.begin(texts)))
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         return self
@@ -117,12 +136,27 @@ class SequenceReading:
             self._read()
         return torch.tensor(self._rows.popleft(), dtype=torch.long), self._stream.form.width
 
+    def _take_ahead(self) -> None:
+        "Begin to tokenize documents, until enough are under way; an error waits until all before it was given."
+        try:
+            while self._error is None and len(self._pending) <= self._stream.ahead:
+                if not (texts := self.documents.take(_TOGETHER)):
+                    return
+                self._pending.append((texts, self._stream.begin(texts)))
+        except UnreadableText as error:
+            self._error = error
+
     def _read(self) -> None:
-        "Tokenize some more documents; what is left of the last ones is a row of its own."
-        if texts := self.documents.take(_TOGETHER):
-            rows, self._rest = self._stream.form.rows(self._stream.encode(texts), self._rest)
+        "Rows of the next documents; what is left of the last ones is a row of its own."
+        self._take_ahead()
+        if self._pending:
+            _, tokens = self._pending[0]
+            rows, self._rest = self._stream.form.rows(tokens(), self._rest)
+            self._pending.popleft()
             self._rows.extend(rows)
             return
+        if self._error is not None:
+            raise self._error
         rest, self._rest = self._rest, []
         if len(rest) < 2:
             raise StopIteration
@@ -130,7 +164,8 @@ class SequenceReading:
 
     def state(self) -> dict[str, Any]:
         "Where this reading is, as plain values that do not change."
-        return {"documents": self.documents.state(), "rows": list(self._rows), "rest": self._rest}
+        pending = [texts for texts, _ in self._pending]
+        return {"documents": self.documents.state(), "pending": pending, "rows": list(self._rows), "rest": self._rest}
 
 # %% ../../nbs/82_lm/04_sequences.ipynb #65982709
 _COUNTED_CHARACTERS = 4_000_000

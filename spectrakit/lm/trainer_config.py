@@ -47,7 +47,7 @@ class TrainerFields:
     log_with: str | None = "tensorboard"  # or wandb; None: the run's own files alone
     log_dir: str | None = None  # for TensorBoard; None: {output_dir}/logs
     eval_batches: int = 50  # of validation after each outer loop; 0: none
-    num_workers: int = 4  # threads that tokenize; 0: none beside the training
+    num_workers: int = 4  # threads that tokenize ahead, beside the training; 0: none
     seed: int = 42
     shuffle_buffer: int = 10_000  # documents from which the next one is drawn
     packing: bool = False  # rows without gaps, of seq_len tokens each, in place of padding

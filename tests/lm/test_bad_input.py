@@ -135,6 +135,14 @@ def test_what_breaks_in_the_middle_of_a_run_keeps_its_checkpoint(here, tmp_path)
         "optimizer.name=adamw",
     )
     train = trainer_in(tmp_path)
+    steps = []
+    for threads in (0, 5):
+        done = train(LanguageModel(), *words, f"dataloader.num_workers={threads}", name=f"threads-{threads}")
+        assert done.status == "failed" and "late.jsonl, line 81, is no JSON" in done.reason
+        steps.append(done.column("step", "step"))
+        again = train(LanguageModel(), *words, "dataloader.num_workers=2", name=f"threads-{threads}", resume=True)
+        assert again.status == "failed" and again.reason == done.reason  # it is not passed over at a resume
+    assert steps[0] == steps[1] and len(steps[0]) > 2  # at the same step, however far texts are tokenized ahead
     done = train(LanguageModel(), *words)
     assert done.status == "failed" and "late.jsonl, line 81, is no JSON" in done.reason
     assert "task.bad_rows=skip" in done.reason
