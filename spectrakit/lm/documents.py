@@ -54,7 +54,7 @@ def _json_rows(path: Path, place: int) -> Iterator[Row]:
                 continue
             try:
                 fields = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 text = f"{path.name}, line {_line_number(path, began)}, is no JSON ({error})"
                 raise BadRow(text, place) from None
             yield Row(fields if isinstance(fields, dict) else {"text": fields}, place)
@@ -92,7 +92,7 @@ def _csv_rows(path: Path, place: int) -> Iterator[Row]:
 def _json_list_rows(path: Path, place: int) -> Iterator[Row]:
     try:
         rows = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRow(f"{path.name} is no JSON ({error}); a file of one object a line is called .jsonl", None) from None
     rows = rows if isinstance(rows, list) else next((v for v in rows.values() if isinstance(v, list)), [rows])
     for number, fields in enumerate(rows[place:], place):
@@ -222,6 +222,8 @@ def _check_whole(corpus: FileCorpus) -> FileCorpus:
         except RequestError:
             raise
         except Exception as error:
+            if isinstance(error, BadRow) and error.after is not None:
+                continue  # one row, which may be left out
             said = " ".join(str(error).split())[:200].rstrip(".")
             raise RequestError(
                 f"The shard {path.name} cannot be read: {said}. Fetch it again, or leave it out of the folder."

@@ -48,9 +48,10 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
 # %% ../../nbs/82_lm/07_exporting.ipynb #6dc65419
 def _is_free(folder: Path) -> bool:
     "Whether an export may take this place: nothing is there, or an earlier export."
-    return not folder.exists() or (
-        folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file())
-    )
+    if not folder.is_dir():
+        return not folder.exists()
+    earlier = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+    return earlier or not any(folder.iterdir())
 
 # %% ../../nbs/82_lm/07_exporting.ipynb #0a738287
 def export(
@@ -77,6 +78,8 @@ def export(
         raise RequestError(
             f"{run.path.name} has no adapters: it was trained without task.lora_rank. Leave adapters out."
         )
+    from safetensors import SafetensorError
+
     tokenizer = load_tokenizer(name)
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
@@ -85,8 +88,9 @@ def export(
         if out.exists():
             shutil.rmtree(out)
         beside.rename(out)
-    except OSError as error:
-        raise RequestError(f"The model cannot be written to {str(out)!r}: {error.strerror or error}.") from None
+    except (OSError, SafetensorError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise RequestError(f"The model cannot be written to {str(out)!r}: {said}.") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return out

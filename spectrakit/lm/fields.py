@@ -31,6 +31,14 @@ def _value(row: dict[str, Any], name: str, where: str) -> str:
             f"{where} has {type(value).__name__} in the field {name!r}, which should be text. Name another one by "
             "task.text_field, or put several together by task.template."
         )
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError as error:
+        half = value[error.start] if value else ""
+        raise RequestError(
+            f"{where} has half of a character ({half!a}) in the field {name!r}, which is no text. Mend it, or leave "
+            "such rows out: task.bad_rows=skip."
+        ) from None
     return value or ""
 
 # %% ../../nbs/82_lm/02_fields.ipynb #13201602
@@ -63,14 +71,31 @@ class TextFields:
 _USUAL = ("text", "content", "document", "body", "article", "story", "completion", "output")
 
 
-def _lengths(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
-    "The characters of each field that is text, or null, in all `rows`."
+def _lengths(rows: Sequence[dict[str, Any]], everywhere: bool = True) -> dict[str, int]:
+    "The characters of each field that is text, or null, in all `rows`; or in some, where it need not be `everywhere`."
     found: dict[str, int] = {}
     for name in dict.fromkeys(itertools.chain(*rows)):
         values = [row.get(name) for row in rows]
-        if all(isinstance(value, str | None) for value in values) and any(values):
-            found[name] = sum(len(value or "") for value in values)
+        texts = [value for value in values if isinstance(value, str | None)]
+        if any(texts) and (not everywhere or len(texts) == len(values)):
+            found[name] = sum(len(value or "") for value in texts)
     return found
+
+
+def _no_text(rows: Sequence[dict[str, Any]], name: str) -> str:
+    "Why none of the fields of these rows is the text."
+    first = rows[0] if rows else {}
+    fields = ", ".join(f"{key} ({type(value).__name__})" for key, value in first.items())
+    if any(isinstance(value, str) for value in first.values()):
+        return f"{name} has no text: in its first {len(rows)} rows {fields} is empty. Look at what the file holds."
+    if any(isinstance(value, list) and value and isinstance(value[0], dict) for value in first.values()):
+        mend = (
+            "A conversation becomes a text by the model's chat template: write "
+            "tokenizer.apply_chat_template(messages, tokenize=False) into a field of its own"
+        )
+    else:
+        mend = "Name the one to learn from by task.text_field, or put several together by task.template"
+    return f"{name} has no text: its fields are {fields or 'none'}. {mend}."
 
 
 def guess_field(rows: Sequence[dict[str, Any]], name: str) -> tuple[str, str]:
@@ -81,13 +106,9 @@ def guess_field(rows: Sequence[dict[str, Any]], name: str) -> tuple[str, str]:
 
     RequestError where no field is text.
     """
-    lengths = _lengths(rows)
+    lengths = _lengths(rows) or _lengths(rows, everywhere=False)
     if not lengths:
-        fields = ", ".join(f"{key} ({type(value).__name__})" for key, value in (rows[0] if rows else {}).items())
-        raise RequestError(
-            f"{name} has no text: its fields are {fields or 'none'}. Name the one to learn from by task.text_field, or "
-            "put several together by task.template."
-        )
+        raise RequestError(_no_text(rows, name))
     usual = next((known for known in _USUAL if known in lengths), None)
     if usual is not None:
         return usual, f"the text is the field {usual!r}"
@@ -100,38 +121,72 @@ def guess_field(rows: Sequence[dict[str, Any]], name: str) -> tuple[str, str]:
 _ROWS, _SHARDS = 64, 256  # so many are looked at
 
 
-def _first_rows(corpus: Corpus, shard: int, count: int) -> list[dict[str, Any]]:
+def _first_rows(corpus: Corpus, shard: int, count: int, skips_bad: bool) -> list[dict[str, Any]]:
+    found, place = list[dict[str, Any]](), 0
+    while True:
+        try:
+            for row in itertools.islice(corpus.rows(shard, place), count - len(found)):
+                found.append(row.fields)
+            return found
+        except BadRow as error:
+            if not skips_bad or error.after is None:
+                skip = "" if error.after is None else ", or leave such rows out: task.bad_rows=skip"
+                raise RequestError(f"{error}. Mend it, or fetch it again{skip}.") from None
+            place = error.after
+
+
+def _check_texts(fields: TextFields, rows: list[dict[str, Any]], name: str, skips_bad: bool) -> None:
+    "RequestError where one of the first rows of the shard `name` has no text; all of them where bad ones are skipped."
+    problems = list[RequestError]()
+    for number, row in enumerate(rows, 1):
+        try:
+            fields.text_of(row, f"{name}, row {number},")
+        except RequestError as error:
+            problems.append(error)
+    if problems and (not skips_bad or len(problems) == len(rows)):
+        raise problems[0]
+
+
+def _of_template(template: str) -> TextFields:
+    "RequestError where a template names no field, or cannot be filled."
     try:
-        return [row.fields for row in itertools.islice(corpus.rows(shard, 0), count)]
-    except BadRow as error:
-        raise RequestError(f"{error}. Mend it, fetch it again, or leave it out.") from None
+        fields = TextFields(template=template)
+        template.format_map(dict.fromkeys(fields.wanted, "text"))
+    except (ValueError, LookupError, AttributeError) as error:
+        said = error if isinstance(error, ValueError) else "only whole fields can be put in"
+        raise RequestError(
+            f"task.template={template!r} cannot be filled ({said}). Write fields in braces, such as {{text}}, and a "
+            "brace that is none twice: {{ or }}."
+        ) from None
+    if not fields.wanted:
+        raise RequestError(f"task.template={template!r} names no field. Write fields in braces, such as {{text}}.")
+    return fields
 
 
-def find_text(corpus: Corpus, named: Any = None, template: str | None = None) -> tuple[TextFields, str]:
+def find_text(
+    corpus: Corpus, named: Any = None, template: str | None = None, skips_bad: bool = False
+) -> tuple[TextFields, str]:
     """What is the text of the rows of a corpus, and why.
 
     - `named`: a field, or several of which a row has one (default: it is found)
     - `template`: fields in braces (default: one field is the text)
+    - `skips_bad`: whether rows that cannot be read are left out (default: they are refused)
 
     RequestError where nothing is text, or a shard has other fields.
     """
-    rows = _first_rows(corpus, 0, _ROWS)
+    rows = _first_rows(corpus, 0, _ROWS, skips_bad)
     if not rows:
         raise RequestError(f"{corpus.shards[0]} has no rows. Leave it out, or fetch it again.")
     if template is not None:
-        fields, why = TextFields(template=template), "the text is made by task.template"
-        if not fields.wanted:
-            raise RequestError(f"task.template={template!r} names no field. Write fields in braces, such as {{text}}.")
+        fields, why = _of_template(template), "the text is made by task.template"
     elif named:
         fields = TextFields((named,) if isinstance(named, str) else tuple(named))
         why = f"the text is the field {' or '.join(map(repr, fields.names))}, as it was named"
     else:
         name, why = guess_field(rows, corpus.shards[0])
         fields = TextFields((name,))
-    for number, row in enumerate(rows, 1):
-        fields.text_of(row, f"{corpus.shards[0]}, row {number},")
+    _check_texts(fields, rows, corpus.shards[0], skips_bad)
     files = corpus.size(0) is not None  # opening a shard of the hub takes seconds
     for shard in range(1, min(len(corpus.shards), _SHARDS) if files else 1):
-        for row in _first_rows(corpus, shard, 1):
-            fields.text_of(row, f"{corpus.shards[shard]}, row 1,")
+        _check_texts(fields, _first_rows(corpus, shard, 1, skips_bad), corpus.shards[shard], skips_bad)
     return fields, why

@@ -7,7 +7,7 @@ __all__ = ['OPTIONS', 'BUFFER', 'token_losses', 'training_source', 'generate', '
 
 # %% ../../nbs/82_lm/06_language_model.ipynb #008ced91
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -72,6 +72,28 @@ _CHOICES = {
 _FROM = {"seq_len": 2, "valid_every": 2, "valid_rows": 1, "lora_rank": 0, "new_tokens": 1}
 
 
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_texts(value: Any) -> bool:
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    return _is_text(value) or (several and all(isinstance(each, str) for each in value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("attention", "subset", "split", "template", "eos_token", "valid_split"), (_is_text, "a text")),
+    **dict.fromkeys(("text_field", "prompts", "lora_targets"), (_is_texts, "a text, or several: [one,two]")),
+    **dict.fromkeys(("pretrained", "splits"), (lambda value: isinstance(value, bool), "true or false")),
+    "lora_alpha": (lambda value: value is None or (_is_number(value) and value > 0), "a number above 0"),
+    "lora_dropout": (lambda value: _is_number(value) and 0 <= value < 1, "a number from 0 to 1, without 1 itself"),
+}
+
+
 def _check_options(options: dict[str, Any]) -> None:
     "RequestError where an option is unknown, or its value is not possible."
     for name in options:
@@ -85,6 +107,10 @@ def _check_options(options: dict[str, Any]) -> None:
         value = options.get(name, OPTIONS[name])
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise RequestError(f"task.{name}={value} is not possible: it needs a whole number from {least} up.")
+    for name, (fits, wanted) in _KINDS.items():
+        value = options.get(name, OPTIONS[name])
+        if not fits(value):
+            raise RequestError(f"task.{name}={value} is not possible: it needs {wanted}.")
 
 # %% ../../nbs/82_lm/06_language_model.ipynb #6e2cbeaf
 def token_losses(logits: Any, labels: Any) -> Any:
@@ -124,8 +150,9 @@ def _wanted(option: dict[str, Any], split: str) -> Wanted:
 def _source(option: dict[str, Any], name: str, split: str, config: Config) -> tuple[DocumentSource, str]:
     "The documents of a data set, and what was found out about them."
     corpus = open_corpus(locate(name, "data set"), _wanted(option, split), config.limits.max_files)
-    fields, why = find_text(corpus, option["text_field"], option["template"])
-    return DocumentSource(corpus, fields, seed=config.seed, skips_bad=option["bad_rows"] == "skip"), why
+    skips_bad = option["bad_rows"] == "skip"
+    fields, why = find_text(corpus, option["text_field"], option["template"], skips_bad)
+    return DocumentSource(corpus, fields, seed=config.seed, skips_bad=skips_bad), why
 
 
 def _held_out(option: dict[str, Any]) -> str:

@@ -112,18 +112,38 @@ def _why_no_input(name: str) -> str:
         return str(error)
 
 
+_SAID = {  # what libraries say → what it means
+    "Weights only load failed": "its weights hold more than tensors, and that is not executed; take weights that are "
+    "saved as safetensors",
+    "trust_remote_code": "it brings Python code of its own, which is not executed; take one that transformers knows",
+    "ignore_mismatched_sizes": "its weights have other shapes than its config.json says",
+    "attn_implementation": "transformers has no such task.attention for it; there are eager and sdpa, and what is "
+    "installed beside",
+    "Couldn't instantiate the backend tokenizer": "it holds no tokenizer that the installed packages read; write one "
+    "there: AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)",
+}
+
+
+def _meaning(error: BaseException) -> str:
+    "What a library said, in a line; in plain words where it is known."
+    said = " ".join(str(error).split())
+    if found := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)'>", said):
+        return f"{found[1]} is no causal language model"
+    return next((meaning for part, meaning in _SAID.items() if part in said), said[:300])
+
+
 def hub_error(place: Place, what: str, error: BaseException, offline: bool) -> RequestError:
     "The sentence on what the libraries said when they were asked for `place`."
     if place.path is not None:
-        said = " ".join(str(error).split())[:300]
-        return RequestError(f"The {what} in {place.source!r} cannot be read ({said}). Look at what the folder holds.")
+        said = _meaning(error)
+        return RequestError(f"The {what} in {place.source!r} cannot be read: {said}. Look at what the folder holds.")
     if offline:
         return RequestError(
             f"The {what} {place.name!r} is no file or folder here, no input, and not in the hub's cache, and this "
             f"session is offline.{_near_file(place.name)} {_why_no_input(place.name)}"
         )
-    said = " ".join(str(error).split())[:300]
     return RequestError(
-        f"The hub did not give the {what} {place.name!r}: {type(error).__name__}: {said} Check the name on the hub; "
+        f"The hub did not give the {what} {place.name!r}: {type(error).__name__}: {_meaning(error)} "
+        "Check the name on the hub; "
         "what is gated needs the token in HF_TOKEN."
     )

@@ -14,10 +14,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .lookup import hub_error, is_offline, locate, need
+from .lookup import Place, hub_error, is_offline, locate, need
 from ..system.errors import RequestError
 
 # %% ../../nbs/82_lm/05_pretrained.ipynb #38877540
+def _refuse_adapters(place: Place) -> None:
+    "RequestError where a folder holds adapters, and not the model that they are for."
+    path = place.path
+    if path is not None and (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise RequestError(
+            f"{str(path)!r} holds adapters, and not the model that they were made for. Give a whole model: "
+            "spectrakit lm export RUN DIR, without --adapters, merges them into one."
+        )
+
+
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of the model `name`; RequestError where there is none.
 
@@ -27,9 +37,12 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     place = locate(name, "model")
+    _refuse_adapters(place)
     offline = place.path is None and is_offline()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place.source, local_files_only=offline or place.path is not None)
+        tokenizer = AutoTokenizer.from_pretrained(
+            place.source, local_files_only=offline or place.path is not None, trust_remote_code=False
+        )
     except Exception as error:
         raise hub_error(place, "tokenizer", error, offline) from None
     return tokenizer
@@ -84,7 +97,7 @@ def _options(attention: str | None) -> dict[str, Any]:
     import torch
 
     named = {} if attention is None else {"attn_implementation": attention}
-    return {"dtype": torch.float32, **named}
+    return {"dtype": torch.float32, "trust_remote_code": False, **named}
 
 
 @contextlib.contextmanager
@@ -113,20 +126,29 @@ def load_model(name: str, pretrained: bool = True, attention: str | None = None)
     need("transformers", "A language model")
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    place = locate(name, "model")
+    place, lacking = locate(name, "model"), set[str]()
+    _refuse_adapters(place)
     offline = place.path is None and is_offline()
     local = offline or place.path is not None
     try:
         with _without_bars():
             if pretrained:
-                model = AutoModelForCausalLM.from_pretrained(
-                    place.source, local_files_only=local, **_options(attention)
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
+                    place.source, local_files_only=local, output_loading_info=True, **_options(attention)
                 )
+                model, told = loaded
+                lacking = set(told["missing_keys"]) & {name for name, _ in model.named_parameters()}
             else:
-                config = AutoConfig.from_pretrained(place.source, local_files_only=local)
+                config = AutoConfig.from_pretrained(place.source, local_files_only=local, trust_remote_code=False)
                 model = AutoModelForCausalLM.from_config(config, **_options(attention))
     except Exception as error:
         raise hub_error(place, "model", error, offline) from None
+    if lacking:
+        some = ", ".join(sorted(lacking)[:3]) + (", …" if len(lacking) > 3 else "")
+        raise RequestError(
+            f"The weights of {name!r} are not whole: {len(lacking)} that the model has are not there ({some}), and "
+            "would be random. Fetch it again; task.pretrained=false begins with random weights on purpose."
+        )
     return model.float()
 
 # %% ../../nbs/82_lm/05_pretrained.ipynb #334afd48
@@ -181,7 +203,7 @@ def add_lora(model: Any, lora: Lora) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
             return get_peft_model(model, config)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         said = " ".join(str(error).split())[:200]
         raise RequestError(f"LoRA cannot be added: {said} Name modules of the model by task.lora_targets.") from None
 

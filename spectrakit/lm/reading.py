@@ -108,7 +108,9 @@ class _Cursor:
         except RequestError as error:
             if self.source.skips_bad:
                 return ""
-            raise UnreadableText(str(error)) from None
+            raise UnreadableText(
+                f"{error} At a resume, task.bad_rows=skip with resume.allow=[task.bad_rows] leaves such rows out."
+            ) from None
 
 # %% ../../nbs/82_lm/03_reading.ipynb #8f4570e1
 class DocumentReading:

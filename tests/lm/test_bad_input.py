@@ -3,8 +3,10 @@ only while a run is under way ends it with its checkpoint.
 """
 
 import json
+import shutil
 
 import pytest
+import torch
 
 import tiny_lm
 from helpers import run_cli
@@ -116,6 +118,90 @@ def test_model_and_tokenizer(here, tmp_path):
     (tmp_path / "no weights/config.json").write_text("{}")
     assert "cannot be read" in refused(here, f"task.model={tmp_path / 'no weights'}")
     assert "lm has no option task.seqlen. Did you mean 'seq_len'?" in refused(here, "task.seqlen=4")
+
+
+class Foreign:
+    "What a stranger's pickle would call."
+
+    def __reduce__(self):
+        return print, ("it was executed",)
+
+
+def spoiled(here, tmp_path, name: str, **config) -> str:
+    "A copy of the model, with `config` changed: its folder, and the word that names it."
+    folder = tmp_path / name
+    shutil.copytree(here / "tiny", folder)
+    known = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**known, **config}))
+    return f"task.model={folder}"
+
+
+def test_weights_that_are_not_what_they_should_be(here, tmp_path, capfd):
+    from safetensors.torch import load_file, save_file
+
+    pickled = spoiled(here, tmp_path, "pickled")
+    (tmp_path / "pickled/model.safetensors").unlink()
+    torch.save({"w": Foreign()}, tmp_path / "pickled/pytorch_model.bin")
+    assert "hold more than tensors, and that is not executed; take weights that are saved as" in refused(here, pickled)
+    lacking, name = spoiled(here, tmp_path, "lacking"), "model.layers.0.mlp.down_proj.weight"
+    kept = {key: value for key, value in load_file(here / "tiny/model.safetensors").items() if key != name}
+    save_file(kept, tmp_path / "lacking/model.safetensors", {"format": "pt"})
+    assert f"1 that the model has are not there ({name}), and would be random" in refused(here, lacking)
+    torn = spoiled(here, tmp_path, "torn")
+    (tmp_path / "torn/model.safetensors").write_bytes((here / "tiny/model.safetensors").read_bytes()[:-900])
+    assert "cannot be read" in refused(here, torn)
+    other = spoiled(here, tmp_path, "other", hidden_size=64)
+    assert "its weights have other shapes than its config.json says" in refused(here, other)
+    code = {"model_type": "strange", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
+    assert "Python code of its own, which is not executed" in refused(here, spoiled(here, tmp_path, "own", **code))
+    assert "T5Config is no causal language model" in refused(here, spoiled(here, tmp_path, "t5", model_type="t5"))
+    assert "executed\n" not in capfd.readouterr().out
+
+
+def test_a_folder_without_a_tokenizer_and_one_of_adapters(here, tmp_path):
+    bare = spoiled(here, tmp_path, "bare")
+    for file in (tmp_path / "bare").glob("token*"):
+        file.unlink()
+    assert "it holds no tokenizer that the installed packages read; write one there" in refused(here, bare)
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters/adapter_config.json").write_text("{}")
+    said = refused(here, f"task.model={tmp_path / 'adapters'}")
+    assert "holds adapters, and not the model that they were made for" in said and "lm export" in said
+
+
+def test_rows_that_are_nearly_texts(here, tmp_path):
+    good = [{"text": text} for text in tiny_lm.texts(70)]
+    half = lines(tmp_path / "half.jsonl", *good, '{"text": "one \\ud800 two"}\n', *good)
+    assert "half.jsonl, row 71, has half of a character ('\\ud800')" in refused(here, half)
+    deep = lines(tmp_path / "deep.jsonl", *good, '{"text": ' + "[" * 100_000 + "\n", *good)
+    assert "deep.jsonl, line 71, is no JSON" in refused(here, deep)
+    first = lines(tmp_path / "first.jsonl", "{oops\n", {"text": 5}, *good, {"other": "one"}, *good)
+    assert "first.jsonl, line 1, is no JSON" in refused(here, first)
+    for data in (half, deep, first):
+        config = compose(f"task.model={here / 'tiny'}", data, "task.seq_len=8", "task.bad_rows=skip", "task.valid=none")
+        assert read_datasets(LanguageModel(), config)[0].samples == 390
+    empty = lines(tmp_path / "empty.jsonl", *({"text": ""} for _ in range(9)))
+    assert "empty.jsonl has no text: in its first 9 rows text (str) is empty" in refused(here, empty)
+    chat = lines(tmp_path / "chat.jsonl", *({"messages": [{"role": "user", "content": "one"}]} for _ in range(9)))
+    assert "by the model's chat template" in refused(here, chat)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("task.template='{text'", "cannot be filled (expected '}' before end of string)"),
+        ("task.template='{text.upper}'", "cannot be filled (only whole fields can be put in)"),
+        ("task.template='{}'", "cannot be filled"),
+        ("task.text_field=5", "it needs a text, or several"),
+        ("task.prompts=[1,2]", "it needs a text, or several"),
+        ("task.lora_alpha=big", "it needs a number above 0"),
+        ("task.lora_dropout=1", "it needs a number from 0 to 1"),
+        ("task.pretrained=maybe", "it needs true or false"),
+        ("task.eos_token=5", "it needs a text"),
+    ],
+)
+def test_options_of_another_kind(here, word, said):
+    assert said in refused(here, word)
 
 
 def test_what_breaks_in_the_middle_of_a_run_keeps_its_checkpoint(here, tmp_path):
