@@ -11,9 +11,10 @@ from rank_tasks import Curve
 from spectrakit.checkpoint.store import find_checkpoint, load_weights, read_manifest
 from spectrakit.config.compose import compose
 from spectrakit.jobs.prediction import trained_model
+from spectrakit.system.errors import RequestError
 
 FROZEN = {"first.weight", "first.bias"}
-GIVEN = ("trainer.max_epochs=4", "checkpoint.every_n_epochs=1", "checkpoint.keep_last=9", "optimizer.lr=0.05")
+GIVEN = ("trainer.max_epochs=4", "checkpoint.every_n_steps=4", "checkpoint.keep_last=9", "optimizer.lr=0.05")
 
 
 class Adapted(Curve):
@@ -74,8 +75,8 @@ def test_another_base_is_refused_before_a_step(tmp_path):
         "weights": 2,
         "bytes": 128,
     }
-    other = train(Adapted(seed=8), *GIVEN, resume=True)
-    assert other.status == "failed" and "what is at './first' today is not what it was: SHA-256" in other.reason
-    none = train(Adapted(source=None), *GIVEN, resume=True)
-    assert none.status == "failed" and "leaves out the frozen weights of './first'" in none.reason
+    with pytest.raises(RequestError, match="what is at './first' today is not what it was: SHA-256"):
+        train(Adapted(seed=8), *GIVEN, resume=True)
+    with pytest.raises(RequestError, match="leaves out the frozen weights of './first'"):
+        train(Adapted(source=None), *GIVEN, resume=True)
     assert train(Adapted(source="./moved"), *GIVEN, resume=True).status == "completed"
