@@ -28,6 +28,7 @@ class RunRequest:
     config: Config  # for this platform: what its env/ profile knows is no longer `auto`
     platform: Platform
     began: float  # when it was asked for, in unix seconds
+    limit: TimeLimit  # the time limit, and where it comes from
     ends: float | None = None  # when its time is over, by the monotonic clock of this machine; None: never
     place: Rank | None = None  # the rank that a launcher of the user's made of this process
     auto: dict[str, str] = field(default_factory=dict, repr=False)  # what `auto` became, and why
@@ -38,31 +39,27 @@ class RunRequest:
         "How many processes train, and why. RequestError where that is impossible."
         return plan_processes(self.config, self.platform)
 
-    @cached_property
-    def limit(self) -> TimeLimit:
-        "The time limit, and where it comes from."
-        return time_limit(self.config, self.platform, self.began)
-
     def left_s(self) -> float | None:
         "Seconds until the time is over; None without a limit."
         return None if self.ends is None else self.ends - time.monotonic()
 
     def with_config(self, config: Config) -> "RunRequest":
-        "The same request with other settings, which are resolved already."
-        return replace(self, config=config)
+        "The same request with other settings, which are resolved already: the same clock."
+        return self if config == self.config else replace(self, config=config)
 
     def resolve(self, config: Config) -> "RunRequest":
         "The same request with other settings, as a person writes them."
         resolved, auto = resolve_env(config, self.platform)
-        return replace(self, config=resolved, auto=auto)
+        return replace(self, config=resolved, auto=auto, limit=time_limit(resolved, self.platform, self.began))
 
 # %% ../../nbs/49_handover/01_request.ipynb #9b869b3c
 def new_request(config: Config, platform: Platform | None = None, began: float | None = None) -> RunRequest:
     "The request for `config` here and now. `platform`: None finds out which; `began`: unix seconds, None is now."
     platform, began = platform or detect(), time.time() if began is None else began
-    request = RunRequest(config, platform, began, place=own_rank()).resolve(config)
-    left_s = request.limit.end - time.time()
-    return replace(request, ends=None if left_s == float("inf") else time.monotonic() + left_s)
+    resolved, auto = resolve_env(config, platform)
+    limit = time_limit(resolved, platform, began)
+    ends = None if limit.limit_s is None else time.monotonic() + limit.end - time.time()
+    return RunRequest(resolved, platform, began, limit, ends, own_rank(), auto)
 
 # %% ../../nbs/49_handover/01_request.ipynb #bb21293b
 def request_to_dict(request: RunRequest) -> dict[str, Any]:
@@ -71,6 +68,7 @@ def request_to_dict(request: RunRequest) -> dict[str, Any]:
         "config": {**to_dict(request.config), "typed": request.config.typed},
         "platform": asdict(request.platform),
         "began": request.began,
+        "limit": asdict(request.limit),
         "ends": request.ends,
         "auto": request.auto,
     }
@@ -84,7 +82,8 @@ def request_from_dict(values: dict[str, Any]) -> RunRequest:
     here = Platform(**platform)
     if "CUDA_VISIBLE_DEVICES" in config.distributed.env:  # set for this process alone: it may see other GPUs
         here = replace(here, gpus=detect().gpus)
-    return RunRequest(config, here, values["began"], values["ends"], own_rank(), values["auto"])
+    limit = TimeLimit(**values["limit"])
+    return RunRequest(config, here, values["began"], limit, values["ends"], own_rank(), values["auto"])
 
 
 def _gpu(values: dict[str, Any]) -> Gpu:
