@@ -234,6 +234,32 @@ def test_a_module_keeps_the_rules_of_the_house(name):
     assert not [node.name for node in public if not ast.get_docstring(node)], "public, and without a docstring"
 
 
+def unexplained_parameters(node: ast.AST, owner: ast.ClassDef | None = None) -> list[str]:
+    "`function: parameter` where a public function of more than three does not name one in its docstring."
+    if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+        return [line for inner in node.body for line in unexplained_parameters(inner, node)]
+    if not isinstance(node, ast.FunctionDef) or (node.name.startswith("_") and node.name != "__init__"):
+        return []
+    a = node.args
+    names = [one.arg for one in [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg] if one is not None]
+    names = [name for name in names if name not in ("self", "cls")]
+    text = ast.get_docstring(node) or ""
+    if owner is not None and node.name == "__init__":
+        text += ast.get_docstring(owner) or ""
+    return [f"{node.name}: {name}" for name in names if len(names) > 3 and f"`{name}`" not in text]
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_a_public_function_of_more_than_three_parameters_explains_each(name):
+    tree = ast.parse(module_path(name).read_text(encoding="utf-8"))
+    assert not [line for node in tree.body for line in unexplained_parameters(node)]
+
+
+def test_a_parameter_without_a_word_is_noticed():
+    tree = ast.parse('def f(a, b, *, c, **d):\n    "`a`, `b` and `d`."\ndef _g(a, b, c, d): ...')
+    assert [line for node in tree.body for line in unexplained_parameters(node)] == ["f: c"]
+
+
 @pytest.mark.parametrize("name", [name for name in EXPORTED if name.split(".")[1] in LIGHT])
 def test_a_light_module_loads_nothing_heavy(name):
     assert not loaded_by(f"import {name}") & HEAVY

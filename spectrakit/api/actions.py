@@ -253,9 +253,15 @@ def on_this_machine(request: RunRequest) -> RunRequest:
 
 
 def settings_to_use(run: Run, task: Any, trust: bool, words: Sequence[str] = ()) -> Config:
-    """The settings of a run, with `words` on top, without what nobody has agreed to, which is printed.
+    """The settings of a run, without what nobody has agreed to, which is printed.
 
-    RequestError where that is code."""
+    - `run`: whose settings they are
+    - `task`: what it is used with; None: the task that the run names
+    - `trust`: whether everything in the run's settings is agreed to
+    - `words`: overrides on top, such as `trainer.max_epochs=30` (default: none)
+
+    RequestError where what is not agreed to is code.
+    """
     config, notes = consented(run.path, run.config, trust or run.trusted, run.task if task is None else task)
     for note in notes:
         print(note, file=sys.stderr)

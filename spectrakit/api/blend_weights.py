@@ -175,6 +175,7 @@ def greedy_by_score(x: np.ndarray, y: np.ndarray, score: Score, sign: float, rou
 
     - `x`: predictions [models, samples, …]; `y`: targets [samples, …]
     - `sign`: 1.0 where the score is to be large, -1.0 where it is to be small
+    - `rounds`: how often a model is added, at most (default 30); one may be added several times
     """
     step = max(1, len(y) // _SAMPLES)
     x, y = x[:, ::step], y[::step]

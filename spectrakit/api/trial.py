@@ -227,11 +227,11 @@ def _check_readable(path: Path, word: str) -> None:
 def folder_to_go_on_with(config: Config, what: str, resume: str | Path) -> Path | None:
     """The folder that `resume` leads to; None where 'auto' finds none.
 
-    'auto' looks in `run.dir`, and for one that was cut in an earlier session's output, too.
+    - `config`: the settings that all runs have in common
+    - `what`: the end of the folder's name: search, or cv
+    - `resume`: a folder, or 'auto', which looks in `run.dir` and for one that an earlier session's output brought, cut
 
-
-    `config`: the settings that all runs have in common. `what`: the end of its name: search, or cv. RequestError where
-    the folder is another one's.
+    RequestError where the folder was made with other settings.
     """
     word = _WORDS.get(what, what)
     path = checked_path(resume, f"The {word} to go on with")
@@ -261,8 +261,10 @@ def open_folder(
 ) -> Path:
     """The folder of many runs: a new one, or the one to go on with.
 
-    `label`: the start of its name. `copy`: brings what is needed of a folder that lies elsewhere into a new one. The
-    rest as for `folder_to_go_on_with`.
+    - `config`, `what`: as for `folder_to_go_on_with`
+    - `label`: the start of its name
+    - `resume`: which folder to go on with, as for `folder_to_go_on_with`; None: a new one
+    - `copy`: brings what is needed of a folder that lies elsewhere into a new one
     """
     found = None if resume is None else folder_to_go_on_with(config, what, resume)
     if found is None:

@@ -256,8 +256,10 @@ def start_card(s: RunState, waited_s: float) -> str:
 def body(s: RunState, look: Look, log: bool | None = None, picture: bytes | None = None) -> str:
     """Curves, table and messages as HTML, of the same height from start to end.
 
-    `log`: whether the loss has a logarithmic axis; None: as it needs. `picture`: a PNG of the curves, for readers that
-    take SVG away.
+    - `s`: the state of the run
+    - `look`: when somebody looks, and what is known beside the log
+    - `log`: whether the loss has a logarithmic axis (default None: as its values ask for)
+    - `picture`: a PNG of the curves, for readers that take SVG away (default: none)
     """
     waited_s = look.now_t if look.waited_s is None else look.waited_s
     curves = start_card(s, waited_s) if start_phases(s, waited_s) else plots(s, log, look.earlier)
@@ -329,8 +331,8 @@ def _why(s: RunState) -> str:
 def page(s: RunState, look: Look, every_s: float = 10.0, failure: Failure | None = None, printed: str = "") -> str:
     """dashboard.html: one self-contained page.
 
-    `every_s`: a browser reads the page of a run that goes on again after so many seconds. `failure`: why it failed
-    (default: it did not). `printed`: what else is shown, as HTML (default: nothing).
+    `s`, `look`: as for `body`. `every_s`: after so many seconds a browser reads the page of a run that goes on again.
+    `failure`: why it failed (default: it did not). `printed`: what else is shown, as HTML (default: nothing).
     """
     again = f'<meta http-equiv="refresh" content="{max(2, round(every_s))}">' if look.running else ""
     end = failure_card(failure) if failure else ""

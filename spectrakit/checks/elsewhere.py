@@ -76,7 +76,13 @@ def _stretch(b: Basis, place: Place, fast: tuple[float, float], size: int) -> tu
 
 
 def time_there(b: Basis, place: Place, fast: tuple[float, float], size: int) -> tuple[float, float]:
-    "Seconds of the whole run at a place whose device is `fast` times as fast, at least and at most."
+    """Seconds of the whole run at a place, at least and at most.
+
+    - `b`: what was found out about the run on this machine
+    - `place`: what is known of the place
+    - `fast`: how many times as fast as here its device is, at least and at most
+    - `size`: the micro batch to use there, in samples
+    """
     low, high = _stretch(b, place, fast, size)
     p, readers = b.parts_s, b.cores / (place.cores or b.cores)
     slower = _HOST if place.speed is None else 1.0

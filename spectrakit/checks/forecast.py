@@ -184,7 +184,14 @@ def _larger_batch(w: Workload, m: Measurement, parts: Mapping[str, float], total
 def best_change(
     w: Workload, m: Measurement, parts: Mapping[str, float], cores: int = 1, workers: Any = 0
 ) -> Change | None:
-    "The change of settings that would save most; None where none would save 2 %. `workers`: as they are set."
+    """The change of settings that would save most time; None where none would save 2 %.
+
+    - `w`: what the run has to do
+    - `m`: what was measured on this machine
+    - `parts`: seconds of the whole run, by what they are spent for
+    - `cores`: those that a rank has (default 1)
+    - `workers`: dataloader.num_workers as it is set (default 0)
+    """
     total = max(1e-9, sum(parts.values()))
     found = [
         _fewer_evaluations(w, parts, total),

@@ -106,9 +106,14 @@ _TAKEN = ("modal", "spectrakit", "torch")  # modules that the scripts import fro
 
 
 def write_job(folder: Path | str, job: CloudJob, texts: Mapping[str, str], force: bool = False) -> list[Path]:
-    """Write a job into `folder`: `texts` by file name, the task's file, the kit's wheel. Returns the files.
+    """Write a job into a folder: its texts, the task's file, the kit's wheel. Returns the files.
 
-    RequestError where one of them is there and not `force`, or the folder cannot be written.
+    - `folder`: where, made if it is not there
+    - `job`: the task, its settings and what they need
+    - `texts`: file name → text
+    - `force`: whether files that are there may be replaced (default: they may not)
+
+    RequestError where one is there and may not be replaced, or the folder cannot be written.
     """
     from spectrakit.offline.wheels import own_wheel
 

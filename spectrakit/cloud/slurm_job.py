@@ -85,7 +85,12 @@ def sbatch_text(job: CloudJob, gpus: int) -> str:
 
 # %% ../../nbs/67_cloud/02_slurm_job.ipynb #f6de8fb9
 def init_slurm(folder: Path | str, job: CloudJob, gpus: int = 1, force: bool = False) -> tuple[list[Path], list[str]]:
-    """Write a batch job into `folder`; returns its files and the commands that use them.
+    """Write a batch job into a folder; returns its files and the commands that use them.
+
+    - `folder`: where, made if it is not there
+    - `job`: the task, its settings, hours and cores
+    - `gpus`: how many of one machine (default 1)
+    - `force`: whether files that are there may be replaced (default: they may not)
 
     RequestError, with nothing written, where anything is wrong.
     """

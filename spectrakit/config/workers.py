@@ -47,7 +47,13 @@ class ReadingTimes:
 def reading_times(
     fetches: Sequence[float], waits: Sequence[float], steps: Sequence[float], start_s: float
 ) -> ReadingTimes:
-    "The times of a run from those of its first batches; `waits`: for the worker that has `fetches` to do."
+    """The times of a run from those of its first batches, all in seconds.
+
+    - `fetches`: what reading each of them took
+    - `waits`: how long each was waited for, by the worker that has `fetches` to do
+    - `steps`: what learning from each of them took
+    - `start_s`: what it takes to start a worker
+    """
     return ReadingTimes(median(fetches), max(fetches), min(waits, default=0.0), median(steps), start_s)
 
 # %% ../../nbs/10_config/09_workers.ipynb #4465bec7

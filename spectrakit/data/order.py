@@ -181,6 +181,8 @@ def keys_of(order: Any, epoch: int, cuts: Iterator[Cut], repeats: bool = False) 
     """What each of these micro batches of `epoch` holds.
 
     - `order`: of the whole epoch
+    - `epoch`: its number, from 0
+    - `cuts`: where in the order each micro batch begins and ends
     - `repeats`: whether samples may stand there more than once (default: no)
     """
     times = times_seen(order) if repeats and hasattr(order, "sort") else None
@@ -221,6 +223,12 @@ class EpochPlan:
         return self.cuts(first_step=first_step) if first_step else self.cuts()
 
     def keys(self, samples: int, epoch: int, first_step: int = 0, first_batch: int = 0) -> Iterator[Keys]:
-        "What each micro batch of `epoch` holds, from step `first_step` on without the first `first_batch` batches."
+        """What each micro batch of an epoch holds.
+
+        - `samples`: how many the data set has
+        - `epoch`: the number of the epoch, from 0
+        - `first_step`: the optimizer step of it to begin with (default: the first)
+        - `first_batch`: how many micro batches of that step are passed over (default: none)
+        """
         cuts = islice(self.cuts_from(first_step), first_batch, None)
         return keys_of(self.order(samples, epoch), epoch, cuts, self.sampled is not None)

@@ -127,7 +127,13 @@ class Compression:
 
 # %% ../../nbs/21_distributed/08_compression.ipynb #08e402a0
 def compressed_mean(vector: Any, compression: Compression, workers: int, group: Any) -> Any:
-    "The mean of a vector over the `workers` of a `group`, each of which calls it; `keep` is called when all is well."
+    """The mean of a vector over workers, each of which calls it.
+
+    - `vector`: this worker's, float32 [numbers]
+    - `compression`: the form in which it travels; its `keep` is called once the round has succeeded
+    - `workers`: how many there are
+    - `group`: the process group in which they meet
+    """
     import torch
     import torch.distributed as dist
 

@@ -108,8 +108,10 @@ ENOUGH_S = 0.05  # an exchange that takes so long is believed
 
 
 def measure_link(group: Any, workers: int, device: Any = "cpu", most_bytes: int = 2**24) -> float:
-    """Bytes a second that each worker of `group` sends in an exchange. All call it together.
+    """Bytes a second that each worker sends in an exchange. All call it together.
 
+    - `group`: the process group in which they meet
+    - `workers`: how many there are
     - `device`: where the vectors lie (default: in the hosts' memory)
     - `most_bytes`: the largest vector that is tried
     """

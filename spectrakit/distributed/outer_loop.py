@@ -210,9 +210,12 @@ def _gradient(outer: OuterLoop, mean: Any) -> Any:
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #4a5c00da
 def commit(outer: OuterLoop, mean: Any, lr: float, mixing: float = 0.0) -> None:
-    """Move θ by the workers' mean pseudo-gradient with the outer rate `lr`; the worker goes on from there.
+    """Move θ by the workers' mean pseudo-gradient; the worker goes on from there.
 
-    `mixing`: the share of the worker's own weights that stays, 0 to 1 (default: none).
+    - `outer`: θ and its optimizer
+    - `mean`: the mean, a vector as `pseudo_gradient` makes it
+    - `lr`: the outer rate
+    - `mixing`: the share of the worker's own weights that stays, 0 to 1 (default: none)
     """
     for group in outer.optimizer.param_groups:
         group["lr"] = lr
@@ -254,7 +257,8 @@ def move(
 ) -> float:
     """Move θ by a mean that has arrived, as `commit`; returns its norm.
 
-    `clip`, `total`: as for `end_round`. FloatingPointError, with nothing changed, where it is not finite.
+    `outer`, `mean`, `lr`, `mixing`: as for `commit`. `clip`, `total`: as for `end_round`. FloatingPointError, with
+    nothing changed, where the mean is not finite.
     """
     norm = clip_norm(mean, clip, total)
     if not math.isfinite(norm):
@@ -268,11 +272,10 @@ def end_round(
 ) -> float:
     """All workers call it when they have done their steps; returns the norm of their mean pseudo-gradient.
 
+    - `outer`: θ and its optimizer; `lr`: the outer rate
     - `average`: makes a worker's pseudo-gradient the mean over all of them; where it raises, nothing has changed, and
       the round can be ended once more
-    - `lr`: the outer rate
-    - `clip`: the longest mean that is allowed (default: any)
-    - `total`: as in `clip_norm`
+    - `clip`: the longest mean that is allowed (default: any); `total`: as in `clip_norm`
 
     FloatingPointError, with nothing changed, where the mean is not finite.
     """

@@ -287,13 +287,16 @@ def measurement_file(folder: Path, rank: int) -> Path:
 
 # %% ../../nbs/45_jobs/04_measurement.ipynb #f88965e9
 def measure(task: Any, config: Config, execution: Execution, log: EventLog, watch: Watch, seconds: float) -> None:
-    "Prepare a task, measure it, and write what was found beside the log. Every rank calls it."
+    """Prepare a task, measure it, and write the result beside the log. Every rank calls it.
+
+    `task`, `config`: an object, its settings. `execution`: where it trains. `log`: takes the events. `watch`: hears of
+    the model and of each part of the task. `seconds`: how long steps are measured.
+    """
     s = prepare(task, quiet(config), execution, log, watch=watch)
     prepared = host_peak()
     valid, s.data.valid = s.data.valid, None
     work = workload_of(config, s.data.plan, valid is not None, s.budget.predictions)
-    began = time.time()
-    log.write("start", workload=asdict(work), reasons=s.context.reasons, at=began, static=counted(s))
+    log.write("start", workload=asdict(work), reasons=s.context.reasons, at=time.time(), static=counted(s))
     s.context.heartbeat.begin(0)
     timed = time_steps(s, seconds)
     if (text := exchange_advice(s, timed.steps_s / timed.steps, work.steps)) is not None:
@@ -321,8 +324,7 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
     half = s.context.mixed_precision != "no"
     tflops, moved = try_device(device, half)
     found = replace(found, half=half, tflops=tflops, moved_tb_s=moved)
-    file = measurement_file(execution.run_dir, s.context.rank)
-    file.write_text(json.dumps(asdict(found)), encoding="utf-8")
+    measurement_file(execution.run_dir, s.context.rank).write_text(json.dumps(asdict(found)), encoding="utf-8")
 
 # %% ../../nbs/45_jobs/04_measurement.ipynb #34400d8b
 def measure_run(

@@ -307,8 +307,13 @@ def predict_member(
 ) -> tuple[Chunks, str, list[str]]:
     """Predict with the best checkpoint of a run: the predictions so far, the checkpoint's name, what was wrong with it.
 
-    `task`: what was trained. `context`: the ranks that predict together. `target`: how much time there is. `file`: the
-    submission that grows meanwhile; None: there is none. RequestError where there is nothing to predict with, or on.
+    - `task`: what was trained
+    - `member`: the run, and the settings to predict with
+    - `context`: the ranks that predict together
+    - `target`: how much time there is
+    - `file`: the submission that grows meanwhile; None: there is none
+
+    RequestError where there is nothing to predict with, or on.
     """
     config = member.config
     first = _model_to_predict_with(task, config, context, member.run_dir) if provides(task, "restore") else None
@@ -348,11 +353,11 @@ def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, t
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #5687f1b9
 def predict_fold(task: Any, config: Config, context: RunContext, run_dir: Path, folder: Path) -> tuple[str, str]:
-    """Predict a run's validation data to `out_of_fold.npz` in `folder`, test data, where there are any, to
-    `predictions.npz`, and what it trains with to `train.npz` where that is asked for: (status, reason). Parameters as
-    for `predict_run`.
+    """Predict what a run has not trained with: (status, reason).
 
-    RequestError where there is no checkpoint or nothing was held out.
+    Into `folder` come `out_of_fold.npz`, its validation data; `predictions.npz`, test data, where there are any; and
+    `train.npz`, what it trains with, where that is asked for. `task`, `config`, `context`, `run_dir`: as for
+    `predict_run`. RequestError where there is no checkpoint or nothing was held out.
     """
     context.heartbeat.beat("preparing")
     with repeatable(config.trainer.deterministic, context.matmul):

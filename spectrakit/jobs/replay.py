@@ -60,8 +60,9 @@ def _settings(config: Config) -> Config:
 def scored(task: Any, part: Replayed, form: str, over: Callable[[], bool]) -> dict[int, dict[str, tuple]]:
     """{name: (sum, count)} of each batch, by its place.
 
-    `form`: of the predictions, one of FORMS. `over`: whether the time for it is. RequestError where it is, or the
-    samples are not those that were predicted.
+    `task`: whose `metrics` they are. `part`: predictions, with the settings of the run that made them. `form`: of the
+    predictions, one of FORMS. `over`: whether the time for it is. RequestError where the time is over, or the samples
+    are not those that were predicted.
     """
     import torch
 
@@ -103,12 +104,12 @@ def _form_of(task: Any, metric: str, known: Replayed, over: Callable[[], bool]) 
 def score_of_predictions(
     task: Any, metric: str, known: Replayed, parts: Sequence[Replayed], limit_s: float = 60.0
 ) -> float:
-    """The monitored `metric`, a mean over samples, of the predictions `parts`, together.
+    """The monitored metric of several predictions together.
 
-    - `known`: what a single run has predicted, with its value
-    - `limit_s`: seconds after which it is given up (default 60)
+    `task`: whose `metrics` has it. `metric`: its name; a mean over samples. `known`: what a single run has predicted,
+    with its value. `parts`: the predictions. `limit_s`: seconds after which it is given up (default 60).
 
-    RequestError, with the reason alone, where it cannot be said.
+    RequestError, with the reason alone, where it cannot be worked out.
     """
     ends = time.monotonic() + limit_s
 

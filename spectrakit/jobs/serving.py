@@ -50,8 +50,12 @@ def frame_like(columns: Mapping[str, Any], given: Sequence[Any]) -> Any:
 def answer_batch(task: Any, model: Any, config: Config, context: RunContext, given: Sequence[Any]) -> Any:
     """The answer to one batch of the evaluation API.
 
-    `task`, `model`: what predicts, in eval mode. `given`: what the gateway passes along. RequestError where the task
-    cannot answer it.
+    - `task`, `model`: what predicts, in eval mode
+    - `config`: the settings of the run
+    - `context`: the device and its precision
+    - `given`: what the gateway passes along
+
+    RequestError where the task cannot answer it.
     """
     where = f"{type(task).__name__}.serve_dataset"
     if config.folds.columns:

@@ -106,7 +106,15 @@ def _endless(budget: Budget) -> Budget:
 
 
 def prepare_lane(task: Any, run: Mapping[str, Any], execution: Execution, count: int) -> Lane:
-    "One of `count` runs, as `train_at_once` describes it, at step 0. RequestError where it is none for a stack."
+    """A run that is trained with others, at step 0.
+
+    - `task`: an object, of which it gets a copy
+    - `run`: `run_dir`, `config` and `resume`, as `train_at_once` describes them
+    - `execution`: where, and until when
+    - `count`: how many runs there are
+
+    RequestError where it cannot be trained in a stack.
+    """
     folder, config = Path(run["run_dir"]), lane_settings(from_dict(run["config"]), count)
     refuse_settings(config, task)
     own = replace(execution, run_dir=folder, budget=_endless(execution.budget), logs=folder / "logs")
@@ -168,6 +176,7 @@ def _first_batches(lanes: Sequence[Lane]) -> list[Any]:
 def choose_stack(lanes: Sequence[Lane], places: int, asked: bool, budget: Budget) -> str:
     """Why these runs are trained at once, in words. RequestError where they are not.
 
+    - `lanes`: the runs, prepared
     - `places`: how many of them could train side by side
     - `asked`: whether somebody has asked for it, so that it need not be faster
     - `budget`: the time that is left for all
@@ -202,6 +211,7 @@ def begin_lanes(lanes: Sequence[Lane]) -> None:
 def count_step(s: TrainState, batch: Any, loss: Any, logs: Mapping[str, tuple], left_out: Any) -> None:
     """A step of one run is done.
 
+    - `s`: the run's train state
     - `batch`: its `MicroBatch`
     - `loss`, `logs`: what it gave
     - `left_out`: whether fp16 left the update out; None: there is no fp16

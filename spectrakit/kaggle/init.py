@@ -152,7 +152,13 @@ def _notebook_json(cells: Iterable[tuple[str, str, str]]) -> str:
 
 # %% ../../nbs/66_kaggle/06_init.ipynb #342c54ce
 def notebook_text(title: str, task: str | None, inputs: Iterable[str], words: Iterable[str] = QUICK) -> str:
-    "The notebook as its file holds it; `words`: the settings that it trains with."
+    """The notebook as its file holds it.
+
+    - `title`: its heading
+    - `task`: a built-in task, a file or a module, as on the command line; None: a task to be written in a cell
+    - `inputs`: the folders that are attached
+    - `words`: the settings that it trains with (default: a quick try)
+    """
     made, expression = task_cells(task, inputs)
     does = "Trains within the session, goes on where an earlier session stopped, and writes `submission.csv`."
     cells = [

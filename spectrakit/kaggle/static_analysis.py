@@ -313,7 +313,10 @@ class Scope:
         return "maybe" if any(isinstance(one, ast.Name) and one.id in self.guessed for one in inside) else self.how
 
     def note(self, kind: str, node: ast.AST, name: str, **more: Any) -> None:
-        "Add a Use to the list `kind` of the facts."
+        """Add a Use to one of the lists of the facts.
+
+        `kind`: which list. `node`: where in the code. `name`: what is used. `more`: further fields of the Use.
+        """
         use = Use(name, self.cell.at(getattr(node, "lineno", None)), self.sure(node), **more)
         getattr(self.facts, kind).append(use)
 

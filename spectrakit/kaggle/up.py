@@ -116,7 +116,11 @@ def wait_until_ready(name: str, poll_s: float, most_s: float = 1800.0) -> None:
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #e2b4d1e7
 def house_for(folder: Path, wheels: Path | str | None, owner: str | None, dry_run: bool) -> Path:
-    "The wheels for the kernel in `folder`: those named, those beside it, or new ones in `wheels` beside it."
+    """The folder of wheels for a kernel.
+
+    `folder`: the kernel's. `wheels`: a folder of wheels, made where it holds none; None: the one beside the kernel, or
+    a new one there. `owner`: the account, for the metadata of a new one; None: a placeholder. `dry_run`: make nothing.
+    """
     house = Path(wheels) if wheels is not None else wheels_beside(folder) or folder.resolve().parent / "wheels"
     if not (house / "wheelhouse.json").is_file():
         print(one_line(f"making {house}: this version of spectrakit, and what Kaggle lacks"), flush=True)
@@ -128,7 +132,8 @@ def house_for(folder: Path, wheels: Path | str | None, owner: str | None, dry_ru
 def upload_wheels(house: Path, owner: str | None, known: str, options: "UpOptions") -> str:
     """Let Kaggle have the wheels in `house`: the hash of their list. RequestError where their owner is not known.
 
-    `owner`: takes the place of a placeholder. `known`: the hash of those that were uploaded before.
+    `owner`: takes the place of a placeholder. `known`: the hash of those that were uploaded before. `options`: whether
+    anything is uploaded at all, and how often Kaggle is asked.
     """
     values = read_metadata(house / DATASET_FILE)
     if owner and (filled := with_owner(values, owner)) != values and not options.dry_run:

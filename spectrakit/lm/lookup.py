@@ -133,7 +133,13 @@ def _meaning(error: BaseException) -> str:
 
 
 def hub_error(place: Place, what: str, error: BaseException, offline: bool) -> RequestError:
-    "The sentence on what the libraries said when they were asked for `place`."
+    """The sentence on an error of the libraries that read a model or its tokenizer.
+
+    - `place`: where it was looked for
+    - `what`: model, or tokenizer
+    - `error`: what they raised
+    - `offline`: whether this session has no internet
+    """
     if place.path is not None:
         said = _meaning(error)
         return RequestError(f"The {what} in {place.source!r} cannot be read: {said}. Look at what the folder holds.")

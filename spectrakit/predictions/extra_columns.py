@@ -97,9 +97,14 @@ def _appended(dataset: Any, columns: np.ndarray, where: str) -> Any:
 
 # %% ../../nbs/38_predictions/07_extra_columns.ipynb #b9c38348
 def add_columns(task: Any, config: Config, dataset: Any, columns: np.ndarray, where: str) -> Any:
-    """`dataset` with `columns` [samples, columns] beside its inputs, as the task says or as it is usual.
+    """`dataset` with further columns beside its inputs, as the task says or as it is usual.
 
-    `where`: who returned it, for the sentences. RequestError where that cannot be done.
+    - `task`, `config`: whose samples they are, and its settings
+    - `dataset`: the samples
+    - `columns`: [samples, columns]
+    - `where`: who returned the samples, for the sentences
+
+    RequestError where that cannot be done.
     """
     if len(dataset) != len(columns):
         raise RequestError(
@@ -116,6 +121,7 @@ def with_fold_columns(
 ) -> tuple[Any, Any]:
     """(training samples, held-out samples) of a run with the columns of `folds.columns`.
 
+    - `task`, `config`: whose samples they are, and the settings of the run
     - `part`: which samples they are, by number
     - `sets`: both, without the columns; the second may be None
     - `say`: takes a sentence about what was added

@@ -55,7 +55,14 @@ def folds_of(task: Any, config: Config, train: Any) -> Folds:
 
 # %% ../../nbs/38_predictions/02_held_out.ipynb #4269c401
 def hold_out(task: Any, config: Config, train: Any, say: Callable[[str], None]) -> tuple[Any, Any]:
-    "(what is trained with, what is held out) of fold `folds.fold`. RequestError where the data cannot be divided."
+    """(what is trained with, what is held out) of fold `folds.fold`.
+
+    - `task`, `config`: whose samples they are, and the settings of the run
+    - `train`: all training samples
+    - `say`: takes a sentence about how they were divided
+
+    RequestError where the data cannot be divided.
+    """
     if isinstance(train, StreamSamples):
         raise RequestError("A stream has no samples by number, so no fold of it can be held out. Return a data set.")
     folds, fold = folds_of(task, config, train), config.folds.fold or 0

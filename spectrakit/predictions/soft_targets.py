@@ -129,6 +129,7 @@ def _tensors_of(rows: SoftRows) -> Any:
 def softened(task: Any, config: Config, part: Part, train: Any, say: Callable[[str], None]) -> Any:
     """The training samples of a run with the targets that `folds.pseudo` and `folds.distill` ask for.
 
+    - `task`, `config`: whose samples they are, and the settings of the run
     - `part`: which samples they are, by number
     - `train`: the samples that it trains with
     - `say`: takes a sentence about what was added

@@ -121,7 +121,12 @@ def write_prior(file: SubmissionFile) -> SubmissionState | None:
 
 
 def write_constant(file: SubmissionFile, task: Any, some: dict[str, Any], samples: int) -> SubmissionState | None:
-    """Where there is no file yet, write one with the usual value of `some` predictions for all `samples`.
+    """Where there is no file yet, write one with the same usual value for all samples.
+
+    - `file`: the submission, and what is known of it
+    - `task`: whose `submission` makes the table
+    - `some`: predictions of a few samples, by name, which show their form
+    - `samples`: how many there are
 
     RequestError, or whatever `submission` raises, where the task cannot make a table of them.
     """
@@ -138,7 +143,12 @@ def write_predictions(
 ) -> SubmissionState:
     """Write what is predicted so far as the submission.
 
-    `arrays`: the predictions of the first samples, by name. `samples`: how many there are. `said`: notes on them.
+    - `file`: the submission, and what is known of it
+    - `task`: whose `submission` makes the table
+    - `arrays`: the predictions of the first samples, by name
+    - `samples`: how many there are in all
+    - `said`: notes on them (default: none)
+
     RequestError, or what `submission` raises, where no table can be made of them; the file then stays as it was.
     """
     done = min(map(len, arrays.values()))

@@ -29,9 +29,12 @@ _PLACES = {"dataset": "datasets", "competition": "competitions", "kernel": "note
 
 
 def attach(kernel: Kernel, data: Path, cup: str, inputs: Path) -> list[str]:
-    """Lay a kernel's sources below `inputs`, as Kaggle mounts them; which of them are not here.
+    """Lay a kernel's sources below `inputs`, as Kaggle mounts them; returns those that are not here.
 
-    `data`: of the competition `cup`.
+    - `kernel`: the kernel, with its metadata
+    - `data`: the folder with the competition's data
+    - `cup`: the competition's short name
+    - `inputs`: the folder that becomes /kaggle/input
     """
     missing = []
     shutil.copytree(data, inputs / "competitions" / cup, symlinks=True)

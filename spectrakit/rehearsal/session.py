@@ -125,7 +125,14 @@ class Session:
 
 
 def variables(environ: Mapping[str, str], inputs: Path, sealed: bool, limit_s: float, rerun: bool) -> dict[str, str]:
-    "The variables of a session: Kaggle's, and none that would lead it elsewhere. `limit_s`: from its start."
+    """The environment variables of a session: Kaggle's, and none that would lead it elsewhere.
+
+    - `environ`: those of this process
+    - `inputs`: the folder that becomes /kaggle/input
+    - `sealed`: whether it lies at that very path, in a session of its own
+    - `limit_s`: seconds from the session's start to its end
+    - `rerun`: whether a competition runs it again, on hidden data
+    """
     kept = {k: v for k, v in environ.items() if not k.startswith(("KAGGLE_", "SPECTRAKIT_", "COLAB_"))}
     own = {"KAGGLE_KERNEL_RUN_TYPE": "Batch", "SPECTRAKIT_TIME_LIMIT": f"{limit_s:g}s", "MPLBACKEND": "agg"}
     own |= {"KAGGLE_IS_COMPETITION_RERUN": "1"} if rerun else {}
@@ -154,10 +161,13 @@ def _age_s() -> float:
 
 # %% ../../nbs/85_rehearsal/01_session.ipynb #c25bdd0e
 def run_session(file: Path, inputs: Path, working: Path, limit_s: float, rerun: bool = False) -> Session:
-    """Run the code of a kernel, a notebook or a script; what it prints is passed on.
+    """Run the code of a kernel; what it prints is passed on.
 
-    `inputs`: what lies below /kaggle/input. `working`: the folder that is /kaggle/working. `limit_s`: of the session,
-    of which the kit knows. `rerun`: as a competition runs it again.
+    - `file`: the kernel's notebook or script
+    - `inputs`: the folder that becomes /kaggle/input
+    - `working`: the folder that becomes /kaggle/working
+    - `limit_s`: seconds that the session may last, of which the kit knows
+    - `rerun`: whether a competition runs it again, on hidden data (default: no)
     """
     words, unsealed = sealing()
     with tempfile.TemporaryDirectory(prefix="spectrakit-rehearsal-") as place:

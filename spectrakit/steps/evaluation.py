@@ -59,6 +59,10 @@ def _mean(outputs: list[Any]) -> Any:
 def predict_views(task: Any, model: Any, data: Any, config: Config) -> Any:
     """The outputs for a batch of test data, averaged over its views where the task has `views`.
 
+    - `task`, `model`: what predicts, in eval mode
+    - `data`: the batch, on the model's device
+    - `config`: the settings; data.average_views decides
+
     RequestError where there is no view, or their outputs do not fit together.
     """
     if not config.data.average_views or not provides(task, "views"):

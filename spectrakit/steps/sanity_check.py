@@ -494,6 +494,7 @@ def _check_numbers_predicted(check: SanityCheck, outputs: Any) -> None:
 def try_table(check: SanityCheck, outputs: Any, batch: Any, whole: bool) -> None:
     """Make the table of one batch's predictions, as `submission` says.
 
+    - `check`: the task, and how far its check is
     - `outputs`, `batch`: what was predicted of which `MicroBatch`
     - `whole`: whether these are all test samples
 
@@ -522,9 +523,13 @@ def try_table(check: SanityCheck, outputs: Any, batch: Any, whole: bool) -> None
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #ff599c7f
 def write_guess(check: SanityCheck, outputs: Any, batch: Any, samples: int) -> None:
-    """See that there is a submission: where there is none, one with the same guess for all `samples`.
+    """See that there is a submission: where there is none, write one with the same guess for all samples.
 
-    `outputs`, `batch`: what was predicted of which `MicroBatch`. Whatever fails, fails later as well, and is told then.
+    - `check`: the task, and how far its check is
+    - `outputs`, `batch`: what was predicted of which `MicroBatch`
+    - `samples`: how many there are in all
+
+    Whatever fails here fails later as well, and is reported then.
     """
     execution, out = check.execution, check.execution.out
     if out is None or not execution.context.is_main:

@@ -177,6 +177,8 @@ def _check_one_cycle(name: str, planned: int, config: Config, steps: int) -> Non
 def check_scheduler(task: Any, scheduler: Any, optimizer: Any, config: Config, steps: int) -> None:
     """RequestError where what a task's `scheduler` returned cannot be stepped, moves nothing, or ends too early.
 
+    - `task`: whose method it is
+    - `scheduler`: what it returned
     - `optimizer`: the one that it was called with
     - `config`: when it moves, and for how many epochs
     - `steps`: the optimizer steps of the run

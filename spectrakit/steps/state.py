@@ -848,6 +848,7 @@ def submit_snapshot(
 ) -> bool:
     """Gather what this step boundary holds and give it to the checkpoint writer; all ranks call it.
 
+    - `s`: the train state
     - `kind`: 'last', 'best' or 'periodic': whether the writer may wait (default 'last')
     - `best`: whether it is the best result so far (default: it is not)
     - `alone`: only this rank is left (default: all are there)
@@ -872,11 +873,14 @@ def submit_snapshot(
 
 # %% ../../nbs/40_steps/03_state.ipynb #23a2fc04
 def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = False) -> None:
-    """Save this step: soon, if the checkpoint writer finds the time, and certainly if it is the `best` or the `last`,
-    for which training waits.
+    """Save this step: soon, if the checkpoint writer finds the time, and certainly if it is the best or the last.
 
-    All ranks call it, rank 0 writes. `alone`: the others can no longer be asked, so only what rank 0 knows is saved, as
-    the last.
+    All ranks call it, rank 0 writes.
+
+    - `s`: the train state
+    - `best`: whether it is the best result so far, for which training waits (default: it is not)
+    - `alone`: the others can no longer be asked, so only what rank 0 knows is saved, as the last (default: they can)
+    - `last`: whether the run ends with it, for which training waits (default: it does not)
     """
     p, c, main = s.progress, s.config.checkpoint, s.context.is_main
     whole_here = s.context.strategy not in ("fsdp", "diloco")  # rank 0 knows all

@@ -118,7 +118,13 @@ def _moments(name: str, seen: np.ndarray, notes: list[str]) -> tuple[float, floa
 def look_at_columns(
     table: Any, rows: np.ndarray, names: list[str], options: dict[str, Any], notes: list[str]
 ) -> Columns:
-    """Decide from the training `rows` how the columns `names` become inputs.
+    """Decide from the training rows how columns become inputs.
+
+    - `table`: all rows that have targets, a pandas DataFrame
+    - `rows`: the numbers of those that are trained with
+    - `names`: the columns
+    - `options`: those of the task
+    - `notes`: takes a sentence on each thing that a person should know
 
     RequestError where numbers are mixed with text, or nothing is left.
     """

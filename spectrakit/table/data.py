@@ -130,7 +130,15 @@ def _ordered(test: Any, sample: Any, q: Question, notes: list[str], where: str) 
 
 # %% ../../nbs/81_table/04_data.ipynb #dc2526d6
 def rows_to_answer(recipe: Recipe, test: Any, sample: Any, where: str) -> TestRows:
-    "The rows of a test table as the network sees them. RequestError where a column is missing."
+    """The rows of a test table as the network sees them.
+
+    - `recipe`: how columns become inputs
+    - `test`: the table, a pandas DataFrame
+    - `sample`: the sample submission, whose order counts
+    - `where`: what the table is called in sentences
+
+    RequestError where a column is missing.
+    """
     known, notes = recipe.columns, list[str]()
     if missing := [name for name in [*known.numbers, *known.levels] if name not in test.columns]:
         raise RequestError(

@@ -168,7 +168,13 @@ def _settled_several(q: Question, train: Any, kind: str, answer: str, floats: bo
 
 # %% ../../nbs/81_table/01_question.ipynb #002370c4
 def ask(train: Any, test: Any, sample: Any, options: dict[str, Any]) -> Question:
-    "Read off the sample submission what is asked for. RequestError where train does not say it."
+    """Read off the sample submission what is asked for.
+
+    - `train`, `test`, `sample`: the three tables, pandas DataFrames
+    - `options`: those of the task: which columns are the id and the targets, where they are not to be found out
+
+    RequestError where the training table does not say it.
+    """
     columns, notes = list(sample.columns), []
     ids = _ids(columns, test, options["id"])
     if not ids:

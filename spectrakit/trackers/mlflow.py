@@ -88,7 +88,13 @@ def _choose_store(mlflow: Any, config: Config, folder: Path) -> Store:
 
 # %% ../../nbs/36_trackers/03_mlflow.ipynb #2f6c53f4
 def parent_run(mlflow: Any, project: str, store: Store, folder: Path) -> str:
-    "The id of the run that stands for the search, which is made where there is none. `folder`: of the search's store."
+    """The id of the run that stands for the search, which is made where there is none.
+
+    - `mlflow`: the module
+    - `project`: the name of the experiment
+    - `store`: where MLflow keeps its files
+    - `folder`: that of the store, in which the id is kept
+    """
     file = folder / "run_id"
     if file.is_file():
         return file.read_text(encoding="utf-8").strip()

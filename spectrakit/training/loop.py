@@ -324,6 +324,8 @@ def stops_early(s: TrainState) -> tuple[str, str] | None:
 def save_wanted(s: TrainState, wanted: bool, improved: bool, due: bool = False, last: bool = False) -> None:
     """Save this step where it is `wanted`, or is to be averaged; it is noted for that once it was handed over.
 
+    - `s`: the train state
+    - `wanted`: whether it is saved in any case
     - `improved`: whether it is the best so far
     - `due`: whether it is saved for its number, or its epoch's (default: it is not)
     - `last`: whether training waits for it (default: it does not)
@@ -438,7 +440,10 @@ def gather_logs(s: TrainState, logs: dict[str, tuple]) -> dict[str, float]:
 def write_log_point(s: TrainState, log: LogPoint, means: dict[str, float], reports: list[RankReport]) -> None:
     """What the interval before `log` brought, for the trackers and the log; each minute what is left of the time.
 
-    `means`: the mean loss, and what losses logged, by name. `reports`: memory and load of each rank.
+    - `s`: the train state
+    - `log`: the step, its learning rate and speed
+    - `means`: the mean loss, and what losses logged, by name
+    - `reports`: memory and load of each rank
     """
     point: dict[str, Any] = {"epoch": log.epoch, **means, "lr": log.lr, "samples_per_s": log.samples_per_s}
     if s.context.device.type == "cuda":
@@ -611,8 +616,9 @@ SHORT_S = 5.0  # of an evaluation that somebody waits for who has pressed ■
 def last_evaluation(s: TrainState, planned: Progress, interval: Interval, asked: bool = False) -> None:
     """Evaluate once more, if there is time, and save the result.
 
-    `planned` and `interval`: the counters as a run has them that was not stopped; they are saved with it. `asked`:
-    whether somebody has asked for the stop, and waits (default: nobody does).
+    - `s`: the train state
+    - `planned`, `interval`: the counters as a run has them that was not stopped; they are saved with it
+    - `asked`: whether somebody has asked for the stop, and waits (default: nobody does)
     """
     p = s.progress
     if s.mid_round:
@@ -747,6 +753,7 @@ def with_a_model(s: TrainState, status: str, reason: str) -> tuple[str, str]:
 def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, str]:
     """After the last step: all files are written, then the `end`, then the second folder and the trackers.
 
+    - `s`: the train state
     - `status`, `reason`: how the training ended, as `train_loop` returned it, and why, in words
     - `alone`: this rank has broken, and the launcher writes the end
 
@@ -770,7 +777,12 @@ def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, 
 
 
 def end_unprepared(context: RunContext, log: EventLog, status: str, reason: str, alone: bool) -> None:
-    "The end of a run that broke before it was prepared; where this rank is `alone`, the launcher writes it."
+    """The end of a run that broke before it was prepared.
+
+    - `context`: this rank; `log`: takes the end
+    - `status`, `reason`: how it ended, and why, in words
+    - `alone`: this rank alone has broken, and the launcher writes the end
+    """
     if not alone:
         log.write("end", status=status, reason=reason, step=0, metrics={})
     context.heartbeat.beat("ending")

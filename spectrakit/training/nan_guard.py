@@ -261,10 +261,12 @@ def roll_back(s: TrainState, value: float, where: str | None) -> tuple[str, str]
 
 # %% ../../nbs/41_training/02_nan_guard.ipynb #23a2fc04
 def report_skipped(s: TrainState, skipped: int, steps: int, workers: int = 1) -> tuple[str, str] | None:
-    """Write down that `skipped` updates were left out in the last `steps`; (status, reason) of the run's end where none
-    has been made for 50 steps.
+    """Write down that updates were left out; (status, reason) of the run's end where none has been made for 50 steps.
 
-    `workers`: how many make an update of their own in each step (default: all make the same one)
+    - `s`: the train state
+    - `skipped`: how many were left out
+    - `steps`: in how many of the last optimizer steps
+    - `workers`: how many make an update of their own in each step (default: all make the same one)
     """
     where, s.nan.bad_input = next(filter(None, s.context.gather(s.nan.bad_input)), None), None
     s.record.log.write("nan", step=s.progress.step, value="nan", skipped=skipped)

@@ -23,7 +23,13 @@ from ..watchdog.budget import usable_s
 
 # %% ../../nbs/41_training/05_run_forecast.ipynb #e25b0eaa
 def workload_of(config: Config, plan: BatchPlan, has_valid: bool, predicts: bool) -> Workload:
-    "What a run of `config` over `plan` has to do."
+    """What a run has to do.
+
+    - `config`: its settings
+    - `plan`: its steps and batches
+    - `has_valid`: whether there are validation data
+    - `predicts`: whether test predictions follow
+    """
     c, per_epoch, steps = config.trainer, plan.steps_per_epoch, total_steps(config, plan)
     epochs = steps / per_epoch
     evaluations = math.ceil(epochs) // c.check_val_every_n_epoch

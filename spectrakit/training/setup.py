@@ -456,7 +456,13 @@ def reading_before(known: Any, name: str, reader: LoadedBatches) -> Reading | No
 
 
 def keep_reading(loaded: dict[str, LoadedBatches], context: RunContext, log: EventLog, run_dir: Path) -> None:
-    "Let readers go on as this run has read before, say in its log what they choose, and keep it. Every rank calls it."
+    """Let readers go on as this run has read before, log what they choose, and keep it. Every rank calls it.
+
+    - `loaded`: name of the data → their reader
+    - `context`: this rank
+    - `log`: takes a message
+    - `run_dir`: the folder of the run, whose environment.json knows how it has read
+    """
     known = context.broadcast(read_environment(run_dir).get("reading") if context.is_main else None)
     for name, reader in loaded.items():
         reader.measuring = False

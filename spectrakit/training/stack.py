@@ -301,7 +301,10 @@ def time_both(
 ) -> tuple[float, float]:
     """Seconds of a step of the first model, and of all of them stacked; nothing is changed, also no random state.
 
-    `optimizers`: theirs. `loss`: that of a model and its batch. `batches`: one for each.
+    - `models`: of one form, each on the same device
+    - `optimizers`: theirs
+    - `loss`: the loss of a model and its batch
+    - `batches`: one for each model
     """
     before = random_state()
     device = next(models[0].parameters()).device

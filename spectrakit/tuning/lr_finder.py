@@ -146,7 +146,9 @@ def interpret_sweep(
     points: list[Point], sweep: Sweep, why: str, reason: str
 ) -> tuple[float | None, Valley | None, str]:
     """The suggested rate, the valley it comes from, and what a person should know about it; None, None and the reason
-    where there is no suggestion. The parameters are those of `why_no_rate`.
+    where there is no suggestion.
+
+    `points`, `sweep`, `why`, `reason`: as for `why_no_rate`.
     """
     valley = find_valley(points, sweep.steps) if why != "error" else None
     if valley is None:

@@ -133,7 +133,15 @@ def asked_for(
     overrides: Sequence[str],
     space: Mapping[str, Any] | None,
 ) -> Config:
-    "The settings of the study. RequestError where one is not possible."
+    """The settings of the study.
+
+    - `task`: an object or a name
+    - `config`: a `Config`, a first override, or None: the defaults
+    - `overrides`: on top of it, among them ranges, such as `optimizer.lr=interval(0.001,0.1)`
+    - `space`: further ranges, by setting; None: there are none
+
+    RequestError where one is not possible.
+    """
     plain, swept = split_overrides([config, *overrides] if isinstance(config, str) else overrides)
     settled = override(config, *plain) if isinstance(config, Config) else compose(*plain)
     settled = with_task(settled, task, "search")
@@ -160,7 +168,14 @@ def line_of(row: Any, metric: str, best: bool) -> str:
 
 
 def time_line(total: int, counts: int, seconds: Sequence[float], places: int, left_s: float | None) -> str:
-    "How long the trials that are left take, and whether they fit."
+    """How long the remaining trials take, and whether they fit; nothing while that is not known.
+
+    - `total`: how many trials are wanted
+    - `counts`: how many there have been
+    - `seconds`: what each of those took
+    - `places`: how many train side by side
+    - `left_s`: seconds for trials; None: there is no limit
+    """
     todo = max(0, total - counts)
     if not todo or not seconds:
         return ""

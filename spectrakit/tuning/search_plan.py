@@ -103,8 +103,10 @@ SHORTEST_S = 5.0  # less is no time for a trial
 def why_not_begun(number: int, expected: float | None, left_s: float | None, goes_on: bool) -> str | None:
     """Why a trial is not begun; None where it is.
 
-    `expected`: seconds that it takes, None where that is not known. `left_s`: seconds for trials, None without a limit.
-    `goes_on`: whether it was cut before, so that it can be cut again.
+    - `number`: the trial's
+    - `expected`: seconds that it takes, None where that is not known
+    - `left_s`: seconds for trials, None without a limit
+    - `goes_on`: whether it was cut before, so that it can be cut again
     """
     if left_s is None:
         return None

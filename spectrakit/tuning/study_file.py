@@ -140,7 +140,13 @@ def open_journal(folder: Path, direction: str, create: bool = True) -> Any:
 
 
 def sampler_of(name: str, seed: int, trials: int, startup: int) -> Any:
-    "Optuna's sampler; `trials`: how many there have been, `startup`: those before the first is ended early."
+    """Optuna's sampler.
+
+    - `name`: 'tpe', 'random' or 'grid'
+    - `seed`: of the study
+    - `trials`: how many there have been, so that a study that goes on draws other values
+    - `startup`: how many there are before the first one is ended early
+    """
     optuna = import_optuna()
     seed = (seed + trials) % 2**32
     if name == "tpe":

@@ -130,7 +130,10 @@ def in_a_grid(cells: list[str]) -> str:
 def plots(
     s: RunState, log: bool | None = None, earlier: RunState | None = None, bands: int = 20, variants: bool = True
 ) -> str:
-    "The four panels as HTML. `bands`, `variants`: those of `draw_panel`."
+    """The four panels as HTML.
+
+    `s`: the state of the run. `log`, `earlier`: as for `four_panels`. `bands`, `variants`: as for `draw_panel`.
+    """
     summary = f"curves up to step {s.step}: loss {number(s.loss.last, '.4g')}"
     if s.best:
         value = number(s.best["metrics"].get(s.monitor), ".4g")

@@ -237,8 +237,10 @@ def _epoch_tile(s: RunState) -> Tile:
 def tiles(s: RunState, now_t: float, now: float | None = None, running: bool = True) -> list[Tile]:
     """The headline: six tiles.
 
-    `now_t`: seconds since the run began. `now`: Unix seconds; None: times of day are not told. `running`: whether it
-    is worked on.
+    - `s`: the state of the run
+    - `now_t`: seconds since the run began
+    - `now`: Unix seconds (default None: no times of day are shown)
+    - `running`: whether it is worked on (default: it is)
     """
     return [
         _best_tile(s),
