@@ -407,7 +407,7 @@ def _is_predicted(run: Run, out: str | Path, request: RunRequest, stopped: bool)
 def _predict_in_time(
     task: Any, run: Run, out: str | Path, request: RunRequest, unwanted: str, stopped: bool = False
 ) -> None:
-    """Predict after training, also where that has failed and left a checkpoint; what cannot be done is said.
+    """Predict after training, also where that has failed and left a checkpoint; what cannot be done is reported.
 
     `unwanted`: why there is to be none; '' where there is. `stopped`: whether a person asked for a stop.
     """

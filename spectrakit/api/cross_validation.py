@@ -228,7 +228,7 @@ def _mean_score(trials: Sequence[TrialResult], sizes: Sequence[int]) -> float | 
 
 
 def _whole_score(metric: str, task: Any, trials: Sequence[TrialResult], joined: dict[str, Any]) -> float | None:
-    """The monitored metric over all that single runs have held out; None where it cannot be said.
+    """The monitored metric over all that single runs have held out; None where it cannot be worked out.
 
     RequestError from `metrics_all`.
     """
@@ -388,7 +388,7 @@ def _config_at(f: Folding, number: int, place: int) -> Config:
 
 
 def _put_mean(f: Folding) -> None:
-    "Write the mean of the test predictions so far; what cannot be written is said, and ends no training."
+    "Write the mean of the test predictions so far; what cannot be written is reported, and ends no training."
     done = [trial for _, trial in sorted(f.made.items()) if trial.done]
     if f.table is None or not (arrays := _mean_of_tests(done)):
         return
@@ -676,7 +676,7 @@ class _Scoring:
         return len(self.trials) // self.seeds if self.folds is None else self.folds.count
 
     def facts(self, parts: Mapping[int, dict[str, np.ndarray]]) -> dict[str, Any]:
-        "What `_whole_score` is told; `parts`: by fold."
+        "The arguments of `_whole_score`; `parts`: by fold."
         kinds = {name: values.dtype for name, values in next(iter(self.arrays.values())).items()}
         sizes = [len(next(iter(part.values()))) for part in parts.values()]
         joined = {name: _joined(self.folds, parts, name) for name in ("predictions", "targets")}
@@ -696,7 +696,7 @@ def _single_scores(s: _Scoring) -> list[float | None]:
 
 
 def _averaged_score(s: _Scoring, limit_s: float) -> float | None:
-    "The score of the mean over seeds and repeats. RequestError, with the reason alone, where it cannot be said."
+    "The score of the mean over seeds and repeats. RequestError, with the reason alone, where it cannot be worked out."
     parts = averaged(s.arrays, s.seeds)
     facts = s.facts(parts)
     if (values := facts["predictions"]) is None:

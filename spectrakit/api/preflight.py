@@ -47,7 +47,7 @@ class Found(NamedTuple):
     workload: Workload
     ranks: tuple[Measurement, ...]
     start_s: float  # until the first step
-    notes: tuple[str, ...]  # what was said on the way
+    notes: tuple[str, ...]  # messages on the way
     static: dict[str, Any]  # what was counted without running a step
 
 
@@ -220,7 +220,7 @@ def preflight(task: Any, config: Config | str | None = None, *overrides: str, sh
     config = with_task(asked_settings(config, overrides), task, "preflight")
     request = new_request(config)
     check_time(config, request.platform)
-    places(), prices()  # a mistake in these files is told before anything is measured
+    places(), prices()  # a mistake in these files is reported before anything is measured
     if show:
         seconds = 2 * config.preflight.seconds + 15
         print(f"measuring for about {seconds:.0f} s: some real steps, an evaluation, a save, predictions", flush=True)

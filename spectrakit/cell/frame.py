@@ -45,7 +45,7 @@ class Look:
     "When somebody looks at a run, and what is known beside its log."
 
     now_t: float  # seconds since the run began
-    now: float | None = None  # Unix seconds; None: times of day are not told
+    now: float | None = None  # Unix seconds; None: no times of day are shown
     running: bool = True  # whether it is worked on
     waited_s: float | None = None  # seconds since somebody waits for it; None: as `now_t`
     earlier: RunState | None = None  # the best earlier run of the same task

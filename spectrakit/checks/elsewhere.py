@@ -175,7 +175,7 @@ def between(low: float, high: float, unit: str = "") -> str:
 
 
 def hours_between(low: float, high: float) -> str:
-    "Hours as a range; what is over in six minutes is not told apart."
+    "Hours as a range; what is over in six minutes is not distinguished."
     return "< 0.1" if high < 0.1 else between(max(0.1, low), high)
 
 

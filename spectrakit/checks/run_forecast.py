@@ -62,7 +62,7 @@ class Forecast:
     - `ranks`: what each rank has measured
     - `start_s`: seconds from the request to the first step
     - `here`: what the run has at hand
-    - `notes`: what was said while it was measured
+    - `notes`: messages from the measurement
     """
 
     task: str

@@ -72,7 +72,7 @@ class ModelCopy:
 # %% ../../nbs/39_checks/01_undo.ipynb #014ae6e5
 @contextlib.contextmanager
 def restored_after(task: Any) -> Iterator[Callable[[Any], None]]:
-    """What happens to `task`, and to the models that the function is told of, within this block is taken back at its
+    """What happens to `task`, and to the models that the function is given, within this block is undone at its
     end.
     """
     attributes, kept = _Attributes(task) if hasattr(task, "__dict__") else None, []

@@ -77,7 +77,7 @@ def _init(options: Namespace) -> tuple[list[Path], list[str]]:
     if place == "slurm" and (given := [name for name, value in elsewhere if value]):
         raise RequestError(f"--{given[0]} is not for SLURM. Leave it out, or write --gpus and --constraint.")
     profile = options.profile or profile
-    compose(f"trainer={profile}")  # a name that is none is told here
+    compose(f"trainer={profile}")  # a name that is none is refused here
     job = CloudJob(
         name=name_of(Path(options.folder), options.name),
         task=options.task,

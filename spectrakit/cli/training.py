@@ -102,7 +102,7 @@ def _report_submission(run: "Run", out: Path) -> int:
 
     state = read_record(run.path, out)
     if state is None or state.source != "predictions":
-        return 1  # why was said
+        return 1  # the reason was printed
     print_text(f"predictions in {run.path}, table in {out}" + ("" if state.is_whole else f"; {state}"))
     return 0
 

@@ -150,7 +150,7 @@ def metric_direction(name: str, mode: str = "auto", metric_modes: Mapping[str, s
     if (found := _by_name(name)) is not None:
         return Direction(found[0], _reason(name, found[0], f"by {found[1]!r} in its name"))
     raise RequestError(
-        f"Whether more or less of the metric {name} is better cannot be told from its name. Write checkpoint.mode=max "
+        f"Whether more or less of the metric {name} is better does not follow from its name. Write checkpoint.mode=max "
         f'or checkpoint.mode=min, or give the task metric_modes = {{"{short}": "max"}}.'
     )
 

@@ -17,7 +17,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def _seen(data: Any) -> list[tuple[Any, Any]] | None:
-    "All leaves of inputs or outputs, each with what tells whether it has changed; None where that cannot be told."
+    "All leaves of inputs or outputs, each with what shows whether it has changed; None where nothing can show it."
     import torch
 
     if torch.is_tensor(data):

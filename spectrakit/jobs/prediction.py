@@ -162,7 +162,7 @@ def _row_blocks(values: Any) -> Iterator[Any]:
 
 
 def not_finite(arrays: dict[str, Any]) -> list[str]:
-    "What is said of predictions that are no numbers, a note for each name; not of targets, and what was filled up."
+    "Notes on predictions that are not numbers, one for each name; not on targets, nor on what was filled up."
     import numpy
 
     notes = []
@@ -255,7 +255,7 @@ class Chunks:
             write_predictions(self.file, self.task, self.spool.arrays(), self.samples)
             self.write_s = time.monotonic() - began
             self.next_write = time.monotonic() + max(10.0, 20 * self.write_s)
-        except Exception:  # all of them may be needed; what is wrong is said then
+        except Exception:  # all of them may be needed; what is wrong is reported then
             self.next_write = math.inf
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #b63b8e04

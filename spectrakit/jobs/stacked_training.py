@@ -356,7 +356,7 @@ def predict_lanes(lanes: Sequence[Lane], execution: Execution) -> None:
         s = lane.state
         try:
             predict_fold(s.task, s.config, s.context, s.run_dir, s.run_dir)
-        except Exception:  # the run is done; who asks for the predictions is told
+        except Exception:  # the run is done; whoever asks for the predictions learns of it
             traceback.print_exc()
 
 # %% ../../nbs/45_jobs/06_stacked_training.ipynb #1bcce91b

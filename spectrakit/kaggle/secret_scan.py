@@ -113,7 +113,7 @@ def leaks_in(text: str, depth: int = 2) -> list[Leak]:
     found += _set_in(text)
     for inner in _unpacked(text) if depth else ():
         found += leaks_in(inner, depth - 1)
-    once: dict[str, Leak] = {}  # found by its form and by its name, it is told once
+    once: dict[str, Leak] = {}  # found by its form and by its name, it is reported once
     for leak in found:
         if leak is not None:
             once.setdefault(leak.hint, leak)

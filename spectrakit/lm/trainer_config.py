@@ -20,7 +20,7 @@ from ..system.errors import RequestError, did_you_mean
 # %% ../../nbs/82_lm/08_trainer_config.ipynb #945625cb
 @dataclass(frozen=True)
 class TrainerFields:
-    "What a run of `TrainerConfig` is told."
+    "What a run of `TrainerConfig` is asked for."
 
     model_name: str  # a folder, an input, or a name of the hub
     dataset_name: str  # a file or folder of texts, an input, or a data set of the hub

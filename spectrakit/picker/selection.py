@@ -195,7 +195,7 @@ def problems(selection: Selection, told: Collection[str] = ()) -> list[str]:
 
 
 def _left_out(selection: Selection, told: Collection[str]) -> list[Row]:
-    "A note where what is told elsewhere is not part of the effects."
+    "A note where what stands elsewhere is not part of the effects."
     wrong = sum(key in told for key in selection.errors)
     without = f"{wrong} of the settings cannot be used; this is without {'it' if wrong == 1 else 'them'}"
     return [("note", "", without)] if wrong else []

@@ -145,13 +145,13 @@ def _furthest_first(runs: list[RunOutline]) -> Iterator[RunOutline]:
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #9e6015ad
 def _passed_over(run: RunOutline, session: Session) -> str:
-    "What is said of a run that is done, and whose code is not today's; '' of others."
+    "The note on a run that is done, and whose code is not today's; '' for others."
     code = code_change(run.environment.get("code"), session.code) if run.done else None
     return f"; {run.path.name} is done, but was made with other code ({code}): it is not taken" if code else ""
 
 
 def _chosen_plan(run: RunOutline, changed: dict, config: Config, total: int, note: str) -> ResumePlan:
-    "The plan for the furthest run of `total`. `note`: what else is to be said of the choice."
+    "The plan for the furthest run of `total`. `note`: what else a person should know about the choice."
     why = f"the furthest of {total} runs of this task" if total > 1 else "the only run of this task"
     beginning = f"resume.source=auto: {place(run.path)}"
     if run.done and not changed:

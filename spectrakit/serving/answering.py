@@ -152,7 +152,7 @@ class Answers:
         self.lock = threading.Lock()
 
     def answer(self, *given: Any) -> Any:
-        "The answer to a batch: predicted, or the standing one. Whatever is wrong is counted, and said once."
+        "The answer to a batch: predicted, or the standing one. Whatever is wrong is counted, and reported once."
         with self.lock:
             began, self.served.batches = time.monotonic(), self.served.batches + 1
             try:

@@ -59,7 +59,7 @@ def _noted(found: list[str]) -> Iterator[None]:
 def set_deterministic(wanted: bool, warn_only: bool) -> None:
     """torch's deterministic algorithms, or any; with `warn_only` an operation that has none warns, else it raises.
 
-    `torch.use_deterministic_algorithms` would import the compiler, for seconds, to tell it; here it is told if loaded.
+    `torch.use_deterministic_algorithms` would import the compiler, for seconds, to pass it on; here it must be loaded.
     """
     import torch
 

@@ -935,4 +935,4 @@ def finish_mirror(s: TrainState) -> None:
     ):
         return
     with contextlib.suppress(OSError):
-        mirror_files(s.run_dir, Path(mirror))  # why it fails has been told
+        mirror_files(s.run_dir, Path(mirror))  # why it fails has been reported

@@ -50,7 +50,7 @@ def _by_name(folder: str, kinds: tuple[str, ...], parts: list[str]) -> list[str]
     found = []
     for kind in kinds:
         base = os.path.join(folder, kind)
-        # competitions have no owner; of anything else one part alone is the name, and its owner is not told
+        # competitions have no owner; of anything else one part alone is the name, and its owner is unknown
         owners = [] if kind == "competitions" else _folders_in(base)
         whole = [base] if kind == "competitions" or len(parts) > 1 else []
         exact = [path for parent in whole if os.path.isdir(path := os.path.join(parent, *parts))]

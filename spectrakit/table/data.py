@@ -154,7 +154,7 @@ def batch_to_answer(recipe: Recipe, given: Any) -> TestRows:
 
     rows = pandas.DataFrame({str(name): list(given[name]) for name in given.columns})
     if missing := [name for name in recipe.question.ids if name not in rows.columns]:
-        raise RequestError(f"The batch has no column {few(missing)}, by which its rows are told apart.")
+        raise RequestError(f"The batch has no column {few(missing)}, which identifies its rows.")
     return rows_to_answer(recipe, rows, rows, "the batch")
 
 

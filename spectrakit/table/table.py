@@ -170,7 +170,7 @@ class TableRows(TableData):
         options = self._options(cfg)
         if self._training is None:
             if not options["data"]:
-                raise RequestError("Table was not told which data to read. Say task.data=SLUG, or task.data=FOLDER.")
+                raise RequestError("Table does not know which data to read. Write task.data=SLUG, or task.data=FOLDER.")
             self._training, self._rows = read_training(self, cfg, options)
             self._recipe = self._training.recipe
         elif self._recipe is not self._training.recipe:

@@ -350,7 +350,7 @@ def _nobody(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Watch:
-    "Who is told what while a run is prepared: of the task's model before it is moved, and of what each part was found."
+    "Who hears of what while a run is prepared: the task's model before it is moved, and the result of each part."
 
     model: Callable[[Any], None] = _nobody
     result: Callable[[ContractResult], None] = _nobody
@@ -372,7 +372,7 @@ def metric_names(check: SanityCheck) -> list[str]:
 # %% ../../nbs/41_training/00_setup.ipynb #c040a544
 @contextlib.contextmanager
 def reported(part: str, scene: Scene, tell: Callable[[ContractResult], None]) -> Iterator[list[str]]:
-    """Tell how a part of the contract went in this block; what fails is told, and raised again.
+    """Report how a part of the contract went in this block; what fails is reported, and raised again.
 
     - `part`: its name
     - `scene`: the method of the task that is called, for the sentence
@@ -499,7 +499,7 @@ def prepare(
     - `log`: where events are written
     - `training_only`: without validation, predictions, averages and a scheduler, as for a range test (default: with
     them)
-    - `watch`: who is told of the model and of what the contract test finds (default: nobody)
+    - `watch`: who hears of the model and of what the contract test finds (default: nobody)
     """
     context = execution.context
     check_task(task, config)

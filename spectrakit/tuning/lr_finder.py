@@ -125,7 +125,7 @@ def why_no_rate(points: list[Point], sweep: Sweep, why: str, reason: str) -> str
     fall = measure_fall(points, sweep.steps)
     if fall.depth > max(2 * fall.noise, 0.02 * abs(fall.level)):
         return (
-            f"{reason}; the losses of the batches differ so much that a fall cannot be told from noise: "
+            f"{reason}; the losses of the batches differ so much that a fall cannot be distinguished from noise: "
             f"try steps={5 * sweep.steps}, or larger batches"
         )
     if stopped:

@@ -167,7 +167,7 @@ def queue_again(study: Any, trial: Any) -> None:
 
 
 def give_back(study: Any, folder: Path) -> list[int]:
-    "Trials that no living process has are told as failed and queued again; their numbers."
+    "Trials that no living process has are marked as failed and queued again; their numbers."
     optuna = import_optuna()
     lost = [
         trial

@@ -53,7 +53,7 @@ def smooth(values: Sequence[float], weight: float) -> list[float]:
 
 # %% ../../nbs/55_view/00_plots.ipynb #992853dc
 INK, GRID = "#222222", "#d9d9d9"
-TRAIN, VALID, RATE, SPEED = "#0072b2", "#d55e00", "#117733", "#7a5195"  # told apart without colour vision as well
+TRAIN, VALID, RATE, SPEED = "#0072b2", "#d55e00", "#117733", "#7a5195"  # distinguishable without colour vision as well
 
 
 def drawable(value: Any) -> bool:

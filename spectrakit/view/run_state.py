@@ -220,7 +220,7 @@ def _mark(s: RunState, step: int, kind: str) -> None:
 
 def _apply_restart(s: RunState, e: dict) -> None:
     step, s.pace_from, s.paces, s.restarts = _whole(e.get("step")), None, [], s.restarts + 1
-    back = bool(s.marks) and s.marks[-1][1] == "nan"  # which is told just before the run goes back
+    back = bool(s.marks) and s.marks[-1][1] == "nan"  # which is logged just before the run goes back
     s.marks = [mark for mark in s.marks if mark[0] <= step]
     _mark(s, step, "rollback" if back else "restart")
     for curve in (s.loss, s.lr, s.speed, *s.valid.values(), *s.logged.values()):

@@ -131,7 +131,7 @@ def _best_tile(s: RunState) -> Tile:
 
 # %% ../../nbs/55_view/03_tiles.ipynb #fb144614
 def _done_tile(s: RunState, now_t: float, now: float | None, running: bool) -> Tile:
-    "The time of day at which the run ends. `now`: Unix seconds; None: only how long it takes is told."
+    "The time of day at which the run ends. `now`: Unix seconds; None: only how long it takes is shown."
     if s.status or not running:
         return Tile("ended at" if s.status else "last seen", _clock(s.t - now_t, now), f"after {format_duration(s.t)}")
     found = finish(s, now_t)
