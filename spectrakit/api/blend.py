@@ -6,7 +6,6 @@
 __all__ = ['Source', 'source_of', 'check_together', 'Blend', 'blend']
 
 # %% ../../nbs/60_api/09_blend.ipynb #4a7fea73
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -23,7 +22,7 @@ from ..data.folds import read_folds
 from ..handover.job import load_task
 from ..jobs.mean_submission import MeanSubmission
 from ..predictions.prediction_spool import load_arrays
-from ..runs.run_dir import missing_files
+from ..runs.run_dir import missing_files, read_summary
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import checked_path
 
@@ -60,9 +59,9 @@ def source_of(given: CrossValidation | Path | str) -> Source:
         )
     path = given.path if isinstance(given, CrossValidation) else checked_path(given, "A cross-validation")
     try:
-        facts = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        facts = read_summary(path)
         status, runs = facts["status"], facts["runs"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except KeyError:
         raise RequestError(f"{str(path)!r} is no cross-validation. Name what sk.cross_validate returned.") from None
     if status != "completed":
         raise RequestError(f"{path.name} is {status}: some folds are missing. Go on with it: resume={str(path)!r}.")

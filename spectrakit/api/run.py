@@ -24,7 +24,7 @@ from ..handover.job import load_task
 from ..predictions.submission_file import read_record
 from ..runs.events import write_metrics_csv
 from ..runs.history import History, Standing, read_all_events, read_standing
-from ..runs.run_dir import missing_files, named_run, runs_folder
+from ..runs.run_dir import missing_files, named_run, read_summary, runs_folder
 from ..system.errors import RequestError, readable, render_alone
 from ..system.files import checked_path, write_atomic
 from ..system.masking import masked, masked_value
@@ -321,6 +321,6 @@ def summarize(run: Run, draw: bool = True) -> dict:
 # %% ../../nbs/60_api/00_run.ipynb #1e6dd53e
 def note_submission(run: Run) -> None:
     "Write into the summary what the run's submission holds, which is made after it."
-    file = run.path / "summary.json"
-    summary = {**json.loads(file.read_text(encoding="utf-8")), "submission": _submission_facts(run.path)}
-    write_atomic(file, json.dumps(masked_value(summary), indent=1) + "\n")
+    if known := read_summary(run.path):
+        summary = {**known, "submission": _submission_facts(run.path)}
+        write_atomic(run.path / "summary.json", json.dumps(masked_value(summary), indent=1) + "\n")

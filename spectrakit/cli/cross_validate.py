@@ -39,6 +39,7 @@ def cross_validate(arguments: Sequence[str]) -> int:
     options = _cross_validate_parser().parse_intermixed_args(arguments)
     from spectrakit.api.cross_validation import cross_validate as train_folds
     from spectrakit.handover.consent import consented_file
+    from spectrakit.runs.run_dir import read_summary
     from spectrakit.system.errors import RequestError
 
     task, overrides = split_words(options.words)
@@ -49,7 +50,7 @@ def cross_validate(arguments: Sequence[str]) -> int:
     predict = None if options.predict is None else Path(options.predict)
     show = not options.json
     found = train_folds(task, config, resume=options.resume, predict=predict, show=show, on_error="return")
-    summary = json.loads((found.path / "summary.json").read_text(encoding="utf-8"))
+    summary = read_summary(found.path)
     print_text(json.dumps(summary) if options.json else f"{found}\nin {found.path}")
     return EXIT_STATUS.get(found.status, 1)
 

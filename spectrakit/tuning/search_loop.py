@@ -26,6 +26,7 @@ from ..config.compose import snapshot
 from ..config.schema import Config
 from ..distributed.heartbeat import stop_file
 from ..runs.events import EventReader, last_event, log_file
+from ..runs.history import follow, log_size
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import write_atomic
 from ..system.masking import masked
@@ -45,13 +46,13 @@ class TrialLog:
     mode: str = ""
     data: Any = None
     values: list[float] = field(default_factory=list)
-    readers: dict[Path, EventReader] = field(default_factory=dict)
+    readers: dict[Path, EventReader] = field(default_factory=dict)  # of each run
     seen: int = 0  # the last step that was evaluated
 
     def poll(self) -> list[tuple[int, float]]:
         "(number, value) of each evaluation that is new, from 1 on."
-        for file in sorted(self.folder.glob("*/events.jsonl")):
-            self.readers.setdefault(file, EventReader(file))
+        for run in sorted(path for path in self.folder.glob("*") if log_size(path)):
+            self.readers.setdefault(run, follow(run))
         before = len(self.values)
         for reader in self.readers.values():
             for event in reader.poll():
