@@ -548,14 +548,14 @@ def definitions_in(source: str) -> list[str]:
 
 
 def export_cells() -> list[tuple[tuple[str, str], list[str], int, bool]]:
-    "Each export cell that defines something: (notebook, first name), its names, its lines, whether code follows it."
+    "Each export cell that defines something: (notebook, first name), its names, its lines, whether it is shown next."
     found = []
     for path in (path for path in NOTEBOOKS if re.match(r"\d", path.name)):
         code = [cell["source"] for cell in read_notebook(path) if cell["cell_type"] == "code"]
         place = path.relative_to(root / "nbs").with_suffix("").as_posix()
         for source, following in zip(code, [*code[1:], "#| export"], strict=True):
             if names := definitions_in(source):
-                shown = not re.match(r"#\|\s*export\b", following)
+                shown = not re.match(r"#\|\s*(export|hide)\b", following)
                 found.append(((place, names[0]), names, len(source.splitlines()), shown))
     return found
 
