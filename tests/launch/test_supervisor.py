@@ -4,6 +4,7 @@ orphans.
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -843,8 +844,10 @@ def test_a_view_that_fails_ends_the_processes_and_is_told(tmp_path):
 
 
 @slow
-def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_path):
+def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_path, monkeypatch):
     "Rank 1 has failed; rank 0 would have a quarter of a minute to notice by itself."
+    problems, find = [], supervising.find_problem
+    monkeypatch.setattr(supervising, "find_problem", lambda look: problems.append(find(look)) or problems[-1])
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     page = create_page(2)
     heartbeat = Heartbeat(page, 1)
@@ -859,7 +862,9 @@ def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_p
     seen = watch_process(
         child, Attempt(job, tmp_path, PAIR), HangDetector(RankStates(page), HangLimits(20, 60)), tick, interrupted
     )
-    assert seen.ended_for == "failed" and child.returncode == -signal.SIGKILL and time.monotonic() - began < 5
+    assert seen.ended_for == "failed" and child.returncode == -signal.SIGKILL
+    patience_s = [problem.patience_s for problem in problems if problem]
+    assert patience_s[-1] < 5 < patience_s[0]  # nobody waits for the quarter of a minute
     assert requested(page) == STOP and stop_file(tmp_path).exists()
     page.close()
     page.path.unlink()
@@ -937,6 +942,7 @@ def test_a_full_memory_for_pages_is_an_error_and_not_a_dead_kernel(small_disk, t
     page.close()
 
 
+@pytest.mark.timeout(120)  # waiting for what never goes would have no end
 def test_a_whole_family_ends_at_once():
     script = (
         "import os, subprocess, sys, time; subprocess.Popen(['sleep', '60'], start_new_session=True); "
@@ -946,22 +952,20 @@ def test_a_whole_family_ends_at_once():
     family = wait_for(
         lambda: len(found := psutil.Process(top.pid).children(recursive=True)) == 2 and found, "two children"
     )
-    began = time.monotonic()
-    kill_tree(top.pid)
-    assert time.monotonic() - began < 2 and top.wait() == -signal.SIGKILL
+    kill_tree(top.pid, wait_s=math.inf)
+    assert top.wait() == -signal.SIGKILL
     assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
     kill_tree(top.pid)  # once more: nobody is there
 
 
 ZOMBIES = """
-import subprocess, sys, time
+import math, subprocess, sys, time
 from spectrakit.system.signals import family_of, kill_tree
 words = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '60'])"]
 top = subprocess.Popen(words, start_new_session=True)
 while len(family_of(top.pid)) < 2: time.sleep(0.01)
-began = time.monotonic()
-kill_tree(top.pid)
-print(time.monotonic() - began < 2, [p.status() for p in family_of(1)[1:] if p.pid != top.pid])
+kill_tree(top.pid, wait_s=math.inf)  # it would wait for ever, were the dead among the living
+print([p.status() for p in family_of(1)[1:] if p.pid != top.pid])
 """
 
 
@@ -969,8 +973,8 @@ def test_where_process_1_buries_no_dead_nobody_waits_for_zombies():
     container = ["unshare", "--kill-child", "--pid", "--fork", "--mount-proc"]
     if not shutil.which("unshare") or subprocess.run([*container, "true"], capture_output=True).returncode:
         pytest.skip("no container can be made here")
-    done = subprocess.run([*container, sys.executable, "-c", ZOMBIES], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "True ['zombie']\n", done.stderr
+    done = subprocess.run([*container, sys.executable, "-c", ZOMBIES], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "['zombie']\n", done.stderr
 
 
 ELSEWHERE = """

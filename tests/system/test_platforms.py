@@ -1144,13 +1144,16 @@ def test_offline_is_an_answer_and_no_error(monkeypatch, error):
 
 
 def test_a_name_lookup_that_hangs_does_not_hold_anybody(monkeypatch):
-    released = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: released.wait(60) and [])
-    began = time.monotonic()
-    assert has_internet(0.2) is False
-    took_s = time.monotonic() - began
+    released, answered = threading.Event(), threading.Event()
+
+    def look_up(*args, **kwargs):
+        released.wait(60)
+        answered.set()
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert has_internet(0.2) is False and not answered.is_set()
     released.set()
-    assert 0.15 < took_s < 5
 
 
 @pytest.mark.parametrize("host", ["", "no such host.invalid", "x" * 300, "..", "é" * 80])
@@ -1186,19 +1189,21 @@ def test_detect_asks_nobody(root, monkeypatch, smi):
 # the house
 
 
-def test_the_import_is_light_and_detect_is_quick():
+def test_the_import_is_light_and_detect_starts_and_asks_nothing():
     code = """if True:
-        import sys, time
+        import sys
         import spectrakit.system.hardware, spectrakit.system.inputs, spectrakit.system.platforms.detect as p
         heavy = {"torch", "accelerate", "psutil", "pynvml", "numpy", "yaml", "IPython"} & set(sys.modules)
         assert not heavy, heavy
         environ, spectrakit.system.hardware._nvml = {"PATH": ""}, lambda: []  # the driver takes its own time
-        times = []
-        for _ in range(7):
-            began = time.perf_counter(); p.detect(environ); times.append(time.perf_counter() - began)
-        assert "torch" not in sys.modules
-        print(min(times))
+        seen = []
+        slow = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.system", "socket.connect", "socket.getaddrinfo")
+        sys.addaudithook(lambda event, _: seen.append(event) if event in slow or event == "open" else None)
+        p.detect(environ)
+        assert "torch" not in sys.modules and "psutil" not in sys.modules
+        assert "open" in seen  # the hook hears
+        print(*(set(seen) & set(slow)))
     """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 0.05
+    assert done.stdout.strip() == ""
