@@ -241,7 +241,7 @@ def run_way(name: str) -> None:
 
     import torch
 
-    warnings.simplefilter("ignore")
+    warnings.simplefilter("ignore")  # what others print is not measured
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     package, way = WAYS[name]

@@ -361,6 +361,10 @@ def test_no_suppression_without_its_reason():
     sources = [name for name in sync.tree_files() if str(name).endswith((".py", ".ipynb"))]
     lines = [(name, line) for name in sources for line in (root / name).read_text(encoding="utf-8").splitlines()]
     assert not [f"{name}: {line.strip()}" for name, line in lines if bare.search(line)]
+    silent = re.compile(r"""(?:simplefilter|filterwarnings)\(\W*ignore(?!.*\s#\s\w)|#\s*fmt:\s*\w+""")
+    assert not [
+        f"{name}: {line.strip()}" for name, line in lines if name.name != Path(__file__).name and silent.search(line)
+    ]
 
 
 ONE_FILE_A_THING = {"04_platforms", "36_trackers", "90_cli"}  # a platform, a tracker, a command group each

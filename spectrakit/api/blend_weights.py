@@ -151,8 +151,10 @@ def ridge(parts: Sequence[Products]) -> np.ndarray:
     "Weights [models] by ridge regression, as strong as serves each fold best when it is left out."
     if len(parts) < 2:
         return _ridge(parts[0], 1e-2)
-    without = [sum((p for k, p in enumerate(parts) if k != out), Products(0 * parts[0].xx, 0 * parts[0].xy, 0.0, 0))
-               for out in range(len(parts))]  # fmt: skip
+    without = [
+        sum((p for k, p in enumerate(parts) if k != out), Products(0 * parts[0].xx, 0 * parts[0].xy, 0.0, 0))
+        for out in range(len(parts))
+    ]
     errors = [
         sum(part.error(_ridge(others, strength)) * part.count for part, others in zip(parts, without, strict=True))
         for strength in _STRENGTHS

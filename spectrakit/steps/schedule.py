@@ -97,7 +97,7 @@ def step_scheduler(learner: Learner, *metric: float) -> None:
     torch would take this for a wrong order and warn.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # fp16 skips
         learner.scheduler.step(*metric)
 
 # %% ../../nbs/40_steps/05_schedule.ipynb #e3aee8c0

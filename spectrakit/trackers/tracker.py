@@ -114,7 +114,7 @@ def attempt(call: Callable[..., Any], *args: Any) -> str | None:
     "Call; None where it went well, else the error in a few words. Warnings and random draws inside leave no trace."
     state = random.getstate()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # a tracker may not change what a run prints
         try:
             call(*args)
         except Exception as error:

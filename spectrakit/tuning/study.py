@@ -76,7 +76,7 @@ def importances(journal: Any) -> dict[str, float]:
     if len(done) < 4 or len({trial.value for trial in done}) < 2:
         return {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # Optuna calls its evaluator experimental
         try:
             found = get_param_importances(journal, evaluator=PedAnovaImportanceEvaluator())
         except (ValueError, RuntimeError, ZeroDivisionError):

@@ -149,10 +149,13 @@ class Short(Drawn):
         (Drawn(), (), r"a stream without a length.*data.samples_per_epoch"),
         (iter([1, 2]), ("data.samples_per_epoch=2",), "can be read once only"),
         ((n for n in range(3)), ("data.samples_per_epoch=2",), "can be read once only"),
-        (type("Ticks", (Drawn,), {"__iter__": lambda self: iter([id(object()), os.urandom(8)])})(),
-         ("data.samples_per_epoch=2",), "begins with other samples"),
+        (
+            type("Ticks", (Drawn,), {"__iter__": lambda self: iter([id(object()), os.urandom(8)])})(),
+            ("data.samples_per_epoch=2",),
+            "begins with other samples",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_repeated_or_has_no_epoch_is_refused(stream, words, said):
     with pytest.raises(RequestError, match=said):
         open_training_stream(stream, compose(*words), "Mine.datasets")

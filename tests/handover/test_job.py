@@ -640,7 +640,7 @@ def cannot_be_pickled(tmp_path) -> dict:
     }
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # some of these objects are files, left open
 def test_what_cannot_be_pickled_is_named(job, tmp_path):
     for words, task in cannot_be_pickled(tmp_path).items():
         with pytest.raises(TaskNotPicklable) as caught:

@@ -721,7 +721,7 @@ def test_mixed_precision_on_a_gpu(train, asked):
 
 
 @needs_gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch calls it a prototype
 @pytest.mark.parametrize("asked", ["32", "fp16"])
 def test_the_loop_never_waits_for_the_device_between_log_points(train, asked):
     class Guarded(Line):

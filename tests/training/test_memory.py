@@ -269,8 +269,10 @@ def test_the_largest_micro_batch_is_looked_for_and_the_run_is_that_of_it(tmp_pat
     found = fit(Hungry(), compose(*words, "batch_size=auto", "global_batch_size=16"), show=False)
     given = fit(Hungry(), compose(*words, "batch_size=16", "accumulate_grad_batches=1"), show=False)
     said = [event["text"] for event in found.events if event["type"] == "message"]
-    assert said == ["data.micro_batch_size=auto: micro batches of 16, 1 of them in a step; the largest that divides "
-                    "the effective batch"]  # fmt: skip
+    assert said == [
+        "data.micro_batch_size=auto: micro batches of 16, 1 of them in a step; the largest that divides "
+        "the effective batch"
+    ]
     losses = [columns(run.events, "step", "step", "loss") for run in (found, given)]
     assert losses[0] == losses[1] and found.status == given.status == "completed"
 

@@ -228,8 +228,12 @@ def test_values_reach_the_run_to_the_last_bit_and_the_draws_are_optunas(here):
     import optuna
 
     space = {"optimizer.lr": "tag(log,interval(1e-4,1e-1))", "task.width": "range(4,9)", "extra.note": ["a,b=c", "d"]}
-    study = sk.search(Line(), compose(*INLINE, "trainer.max_epochs=1", "search.trials=7", "search.startup_trials=2",
-                      "search.pruner=none"), space=space, show=False)  # fmt: skip
+    study = sk.search(
+        Line(),
+        compose(*INLINE, "trainer.max_epochs=1", "search.trials=7", "search.startup_trials=2", "search.pruner=none"),
+        space=space,
+        show=False,
+    )
     for row in study.trials:
         config = study.runs_of(row)[0].config
         told = {
@@ -264,8 +268,13 @@ def test_what_has_changed_is_refused(here, monkeypatch):
 
     monkeypatch.setattr(tasks, "SAMPLES", 30)
     with pytest.raises(RequestError, match="data of .* have changed"):
-        sk.search(Line(), compose(*words, "search.trials=2"), "optimizer.lr=interval(0.001,0.1)", resume=study.path,
-                  show=False)  # fmt: skip
+        sk.search(
+            Line(),
+            compose(*words, "search.trials=2"),
+            "optimizer.lr=interval(0.001,0.1)",
+            resume=study.path,
+            show=False,
+        )
 
 
 def test_a_study_that_lies_elsewhere_is_copied_before_it_goes_on(here):
