@@ -30,6 +30,7 @@ from ..runs.events import last_event
 from ..runs.history import follow
 from ..system.errors import RequestError
 from ..system.hardware import GIB, Gpu, free_bytes
+from ..system.platforms.kinds import kind_of
 from ..system.signals import ends_softly
 from ..system.units import format_bytes
 from ..watchdog.budget import check_time, make_budget, usable_s
@@ -155,7 +156,7 @@ def surroundings(request: RunRequest, work: Workload, ranks: tuple[Measurement, 
     return Surroundings(
         left_s=left_s,
         session_s=session_s,
-        free_bytes=free_bytes(config.run.dir, "/", platform.name == "kaggle"),
+        free_bytes=free_bytes(config.run.dir, "/", kind_of(platform.name, platform.flavour).limits_output),
         memory_bytes=int(platform.memory_gib * GIB),
         cores=platform.cores,
         workers=config.dataloader.num_workers,
