@@ -63,9 +63,25 @@ def test_every_page_is_found_from_the_first():
     assert not set(PAGES) - reached, "link to it: in nbs/index.ipynb, or from a page that README.md links to"
 
 
+def links(page: Path) -> list[tuple[str, str]]:
+    "(file, heading) of each link of a page into this repository."
+    return re.findall(r"\]\((?![a-z]+:)([^)#\s]*)#?([^)\s]*)\)", prose(page))
+
+
+def settings_in(page: Path) -> list[str]:
+    "The settings that the text of a page names."
+    return re.findall(r"`([a-z_]+(?:\.[a-z_]+)+=[^`\s…|]+)`", prose(page))
+
+
+def test_what_is_looked_for_on_the_pages_is_found():
+    "A pattern that finds nothing would let every page pass."
+    assert sum(len(links(page)) for page in PAGES) > 30 and sum(len(commands(page)) for page in PAGES) > 30
+    assert sum(len(settings_in(page)) for page in PAGES) > 20 and sum(len(blocks(page, "python")) for page in PAGES) > 5
+
+
 @each_page
 def test_links_lead_to_files_and_headings(page):
-    for target, heading in re.findall(r"\]\((?![a-z]+:)([^)#\s]*)#?([^)\s]*)\)", prose(page)):
+    for target, heading in links(page):
         path = (page.parent / target).resolve() if target else page
         assert path.exists(), f"{page.name} links to {target}"
         if heading:
@@ -102,6 +118,6 @@ def test_commands_on_a_page_are_there_and_their_settings_compose(page):
 
 @each_page
 def test_settings_in_the_text_of_a_page_compose(page):
-    for setting in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+=[^`\s…|]+)`", prose(page)):
+    for setting in settings_in(page):
         if not re.search(r"[A-Z]{3}", setting):  # a word in capitals stands for a value
             compose(setting)

@@ -135,7 +135,7 @@ def test_the_others_go_on_without_a_worker_that_dies_and_it_comes_in_again(tmp_p
     assert all(torch.equal(first[name], other[name]) for other in others for name in first)
     events = read_events(runs[2] / "events.jsonl")
     restart = next(event for event in events if event["type"] == "restart")
-    assert any("comes in at round" in note for note in restart["notes"]) or restart["step"] % 5 == 0
+    assert restart["step"] % 5 == 0  # at the end of a round: its own, or the one that the others had reached
     rounds = columns(read_events(runs[0] / "events.jsonl"), "round", "members", "step")
     assert rounds["step"][-1] == 60 and not [step for step in rounds["step"] if step % 5]
     assert all(len(members) >= 2 for members in rounds["members"])
