@@ -42,7 +42,7 @@ from .warm_worker import drop_spare, keep_spare, why_no_spare
 from .worker import die_with_parent, do_job
 from ..runs.events import EventLog, log_file
 from ..runs.history import has_started
-from ..runs.run_dir import read_environment, update_environment
+from ..runs.run_dir import read_environment, write_environment
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from ..system.masking import masked
@@ -183,10 +183,10 @@ class _Record:
     def update(self, **facts: Any) -> None:
         "Write facts to environment.json, once there is one."
         self.facts.update(facts)
-        if not self.job.kind.writes_log or not read_environment(self.job.run_dir):
+        if not self.job.kind.writes_log or not (known := read_environment(self.job.run_dir)):
             return
         with contextlib.suppress(OSError):
-            update_environment(self.job.run_dir, launch=self.facts)
+            write_environment(self.job.run_dir, {**known, "launch": self.facts})
 
 # %% ../../nbs/50_launch/05_launcher.ipynb #9e15f3a0
 def _with_world_size(config: Config, plan: Processes) -> Config:

@@ -365,5 +365,5 @@ def is_foreign(path: Path) -> bool:
 # %% ../../nbs/35_runs/01_run_dir.ipynb #c1220dd3
 def write_mark(path: Path) -> None:
     "Prove from now on that the run at `path`, whose settings and facts are written, was made here. OSError where not."
-    run_id, settings = read_environment(path)["run_id"], (path / "config.yaml").read_bytes()
-    update_environment(path, origin=mark_of(run_id, settings))
+    known, settings = read_environment(path), (path / "config.yaml").read_bytes()
+    write_environment(path, {**known, "origin": mark_of(known["run_id"], settings)})
