@@ -263,9 +263,11 @@ def _announced(state: dict | None) -> dict:
 def load_whole_model(
     module: Any, state: dict | None, broadcast_from_main: bool = False, kept: Collection[str] = ()
 ) -> None:
-    """Load a whole state dict into a plain or a sharded model. All ranks call it; with `broadcast_from_main` all but
-    rank 0 may pass None. What is named in `kept` may be missing, and stays as it is. RuntimeError, on every rank, where
-    names or shapes do not fit: then nothing is loaded.
+    """Load a whole state dict into a plain or a sharded `module`. All ranks call it.
+
+    `state`: the weights by name; with `broadcast_from_main` all but rank 0 may pass None. What is named in `kept` may
+    be missing, and stays as it is. RuntimeError, on every rank, where names or shapes do not fit: then nothing is
+    loaded.
     """
     import torch
 

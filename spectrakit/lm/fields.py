@@ -166,7 +166,7 @@ def _of_template(template: str) -> TextFields:
 def find_text(
     corpus: Corpus, named: Any = None, template: str | None = None, skips_bad: bool = False
 ) -> tuple[TextFields, str]:
-    """What is the text of the rows of a corpus, and why.
+    """What is the text of the rows of `corpus`, and why.
 
     - `named`: a field, or several of which a row has one (default: it is found)
     - `template`: fields in braces (default: one field is the text)

@@ -131,7 +131,7 @@ def make_model(task: Any, config: Config) -> Any:
 def base_of(task: Any, config: Config, model: Any, context: RunContext | None = None) -> FrozenBase | None:
     """The frozen parameters of `model` that checkpoints leave out; None where they hold everything.
 
-    - `task`: its `frozen_from` names their source
+    - `task`, `config`: its `frozen_from`, called with its settings, names their source
     - `model`: as `make_model` returns it
     - `context`: of the ranks, of which the first alone takes the hash (default: this process is alone)
     """
