@@ -109,7 +109,7 @@ class _Cursor:
             if self.source.skips_bad:
                 return ""
             raise UnreadableText(
-                f"{error} At a resume, task.bad_rows=skip with resume.allow=[task.bad_rows] leaves such rows out."
+                f"{error} Or leave such rows out: task.bad_rows=skip, and at a resume resume.allow=[task.bad_rows]."
             ) from None
 
 # %% ../../nbs/82_lm/03_reading.ipynb #8f4570e1
