@@ -120,7 +120,7 @@ def check_base(name: str, entry: dict[str, Any] | None, base: FrozenBase | None)
         f"the files back that were there when the run began, or name the folder that has them."
     )
 
-# %% ../../nbs/20_checkpoint/06_frozen_base.ipynb #01acba26
+
 def kept_names(entry: dict[str, Any] | None, base: FrozenBase | None, weights: Collection[str]) -> frozenset[str]:
     """The names that a model keeps as it has loaded them where `weights` of a checkpoint are put on top.
 

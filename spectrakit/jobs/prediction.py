@@ -43,7 +43,7 @@ def _needs_base(name: str, entry: dict[str, Any] | None) -> str:
     digest = str(entry.get("sha256"))[:12]
     return f" {name} leaves out the frozen weights of {str(entry.get('source'))!r} (SHA-256 {digest}…), and needs them."
 
-
+# %% ../../nbs/45_jobs/00_prediction.ipynb #cc01afe6
 def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, list[str]]:
     """The task's model with the weights of the best checkpoint, on the CPU, in eval mode; the checkpoint's name; and
     what was wrong on the way.

@@ -97,7 +97,7 @@ def _no_text(rows: Sequence[dict[str, Any]], name: str) -> str:
         mend = "Name the one to learn from by task.text_field, or put several together by task.template"
     return f"{name} has no text: its fields are {fields or 'none'}. {mend}."
 
-
+# %% ../../nbs/82_lm/02_fields.ipynb #285751e3
 def guess_field(rows: Sequence[dict[str, Any]], name: str) -> tuple[str, str]:
     """The field of the text in these rows, and why it is taken.
 
@@ -162,7 +162,7 @@ def _of_template(template: str) -> TextFields:
         raise RequestError(f"task.template={template!r} names no field. Write fields in braces, such as {{text}}.")
     return fields
 
-
+# %% ../../nbs/82_lm/02_fields.ipynb #6dfa9331
 def find_text(
     corpus: Corpus, named: Any = None, template: str | None = None, skips_bad: bool = False
 ) -> tuple[TextFields, str]:

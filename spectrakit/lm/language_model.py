@@ -84,7 +84,7 @@ def _is_texts(value: Any) -> bool:
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
-
+# %% ../../nbs/82_lm/06_language_model.ipynb #37db4d81
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("attention", "subset", "split", "template", "eos_token", "valid_split"), (_is_text, "a text")),
     **dict.fromkeys(("text_field", "prompts", "lora_targets"), (_is_texts, "a text, or several: [one,two]")),

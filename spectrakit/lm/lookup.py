@@ -131,7 +131,7 @@ def _meaning(error: BaseException) -> str:
         return f"{found[1]} is no causal language model"
     return next((meaning for part, meaning in _SAID.items() if part in said), said[:300])
 
-
+# %% ../../nbs/82_lm/00_lookup.ipynb #c8038b92
 def hub_error(place: Place, what: str, error: BaseException, offline: bool) -> RequestError:
     """The sentence on an error of the libraries that read a model or its tokenizer.
 

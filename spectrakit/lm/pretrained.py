@@ -27,7 +27,7 @@ def _refuse_adapters(place: Place) -> None:
             "spectrakit lm export RUN DIR, without --adapters, merges them into one."
         )
 
-
+# %% ../../nbs/82_lm/05_pretrained.ipynb #843d354f
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of the model `name`; RequestError where there is none.
 

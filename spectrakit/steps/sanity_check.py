@@ -696,7 +696,7 @@ def _gathered_bytes(check: SanityCheck, learner: Learner) -> int:
     held = without(module.state_dict(), still_frozen(module, learner.base))
     return tensor_bytes([held, learner.optimizer.state_dict()])
 
-
+# %% ../../nbs/40_steps/06_sanity_check.ipynb #b1d826b4
 def try_checkpoint(check: SanityCheck) -> str:
     "A checkpoint, written to nothing and loaded back. RequestError where it cannot be saved, or has no room."
     context, learner = check.execution.context, check.learner

@@ -784,7 +784,7 @@ def left_out(s: TrainState) -> frozenset[str]:
     "The names of the weights that a checkpoint of this moment leaves out."
     return still_frozen(s.context.unwrap(s.learner.model), s.learner.base, s.learner.unfrozen)
 
-
+# %% ../../nbs/40_steps/03_state.ipynb #97b25d17
 def _model_to_keep(s: TrainState, module: Any, ending: bool) -> dict[str, Any]:
     """The model that a checkpoint holds. In the middle of a round that is what the round began with; for a run that is
     `ending` there the mean of the workers, so that nothing that was learned is lost.

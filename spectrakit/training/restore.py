@@ -257,7 +257,7 @@ def _find_base(s: TrainState, path: Path, weights: dict, notes: list[str]) -> fr
         learner.unfrozen |= learner.base.names & weights.keys()
     return kept_names(entry, learner.base, weights)
 
-
+# %% ../../nbs/41_training/01_restore.ipynb #64057feb
 def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str]) -> None:
     """Weights, averages, counters, the optimizer and its scaler.
 

@@ -667,7 +667,7 @@ def _base_notes(s: TrainState) -> list[str]:
         "to predict, it has to be there"
     ]
 
-
+# %% ../../nbs/41_training/00_setup.ipynb #2b949b39
 def _print_rank(context: RunContext) -> None:
     "Which process this rank is, for logs/rank-N.log."
     import torch
