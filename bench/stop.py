@@ -28,7 +28,7 @@ def once(notebook, way: str, name: str, ranks: int) -> tuple[float, float]:
     WAYS[way](notebook)
 
     def said() -> bool:
-        return any("display" in kind and "stopping" in text for kind, text in cell.frames[before:])
+        return any("display" in kind and "stopping: saving" in text for kind, text in cell.frames[before:])
 
     notebook.until(said, "an answer", 60)
     answered = time.monotonic()

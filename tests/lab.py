@@ -336,7 +336,7 @@ LOOK = """(root) => {
   while (walker.nextNode()) {
     const node = walker.currentNode, parent = node.parentElement
     if (!node.textContent.trim() || ['STYLE', 'TITLE', 'SCRIPT', 'title'].includes(parent.tagName)) continue
-    if (!seen(parent)) continue
+    if (!seen(parent) || (parent.closest('details:not([open])') && !parent.closest('summary'))) continue
     const range = document.createRange()
     range.selectNodeContents(node)
     const style = getComputedStyle(parent), svg = parent.namespaceURI.endsWith('svg')

@@ -63,11 +63,11 @@ _GREY = "rgba(128,128,128,.25)"
 def _bars(s: RunState, now_t: float) -> str:
     "The share of steps done; below it, the share of the session's time elapsed, with the reserve at its end."
     done = min(1.0, s.step / s.total_steps) if s.total_steps else 0.0
-    color = inked(_COLORS.get(s.status, TRAIN))
+    plain = _COLORS.get(s.status, TRAIN)  # what stays where a viewer that does not trust the page knows no mixture
     bars = (
         f'<div role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{100 * done:.0f}" '
         f'aria-label="optimizer steps" style="height:10px;border-radius:5px;background:{_GREY};overflow:hidden">'
-        f'<div style="height:10px;width:{100 * done:.2f}%;background:{color}"></div></div>'
+        f'<div style="height:10px;width:{100 * done:.2f}%;background:{plain};background:{inked(plain)}"></div></div>'
     )
     if s.ends is None or s.ends <= 0:
         return bars + '<div style="height:7px"></div>'
@@ -131,8 +131,9 @@ def _tile(tile: Tile) -> str:
 
 # %% ../../nbs/56_cell/01_frame.ipynb #56080933
 def _headline(found: Sequence[Tile]) -> str:
-    "All tiles: in a line, or in rows of two."
-    style = "display:grid;grid-template-columns:repeat(auto-fit,minmax(132px,1fr));gap:6px;margin:6px 0"
+    "All tiles: in a line, or in rows of three or two."
+    least = "clamp(132px,(822px - 100%)*999,max(132px,33.3% - 6px))"  # a third where six have no room beside each other
+    style = f"display:grid;grid-template-columns:repeat(auto-fit,minmax({least},1fr));gap:6px;margin:6px 0"
     return f'<div style="{style}">{"".join(map(_tile, found))}</div>'
 
 
@@ -282,7 +283,7 @@ def style_of(s: RunState) -> str:
     shown = "{display:inline!important}"
     return "".join(
         (
-            f"{own} .k{{display:none}}{own} .c{{display:block!important}}",
+            f"{own} .k{{display:none}}{own} .c,{own}-boxes{{display:block!important}}",
             f"{own} .h rect{{fill:transparent}}{own} .h text{{display:none;text-anchor:end}}",
             f"{own} .h:hover rect{{fill:currentColor;fill-opacity:.1}}{own} .h:hover text{{display:block}}",
             f"{own} .p:has(.h:hover) .l{{visibility:hidden}}",
@@ -304,6 +305,8 @@ def toggles(s: RunState) -> str:
         for key, words in _BOXES
     )
     style = f"<style>{style_of(s)}</style>"
+    # where a viewer takes styles away the boxes do nothing, and stay hidden
+    boxes = f'<div class="{name}-boxes" style="display:none">{boxes}</div>'
     return f'<div style="font:12px/20px sans-serif" aria-label="how curves are drawn">{style}{boxes}</div>'
 
 # %% ../../nbs/56_cell/01_frame.ipynb #d65ba8ec

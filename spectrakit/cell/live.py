@@ -360,12 +360,21 @@ def _folder_of(run: Any) -> Path:
     return folder
 
 # %% ../../nbs/56_cell/04_live.ipynb #fe1a5629
+def _unfinished(s: RunState) -> str:
+    "What is said of a run that nothing works on, and that has no end."
+    if not s.start:
+        return f"{s.name} is unfinished, and its log does not say how it began"
+    return f"{s.name} is unfinished, at step {s.step}: nothing works on it; resume goes on from its last checkpoint"
+
+
 def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
     """Show a run, by its folder, its name or as a `Run`, until it ends; ■ or Ctrl-C only stops watching.
 
     `log`: a logarithmic axis for the loss; None: as its values ask for. `poll_s`: seconds between two looks at its log.
     RequestError where there is no such run.
     """
+    if not isinstance(poll_s, (int, float)) or not 0 < poll_s < 3600:
+        raise RequestError(f"poll_s={poll_s!r} is not possible: give seconds between two looks, such as 0.2.")
     folder = _folder_of(run)
     view = LiveView(folder, ViewOptions(log=log, writes=False)) if can_display() else TextView(folder)
     try:
@@ -375,6 +384,8 @@ def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
         view.update()
         if not folder.is_dir():
             print(f"{folder} is not there any more: it was moved or deleted", file=sys.stderr)
+        elif not view.state.status:
+            print(_unfinished(view.state), file=sys.stderr)
     except KeyboardInterrupt:
         goes_on = is_locked(folder)
         if isinstance(view, LiveView):

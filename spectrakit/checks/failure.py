@@ -10,6 +10,7 @@ __all__ = ['MOST_LINES', 'cell_number', 'file_label', 'Frame', 'frames_of', 'own
 import linecache
 import re
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,11 +68,15 @@ def own_frame(traceback: str) -> Frame | None:
 
 # %% ../../nbs/39_checks/08_failure.ipynb #c74a7847
 def code_around(frame: Frame, lines: int = 2) -> tuple[tuple[int, str], ...]:
-    "The line of `frame` and `lines` before it, each with its number; nothing where this process knows no source."
+    """The line of `frame` and `lines` before it, each with its number and without the indentation that all have;
+    nothing where this process knows no source.
+    """
     found = linecache.getlines(frame.file)
     if not 0 < frame.line <= len(found):
         return ()
-    return tuple((n, found[n - 1].rstrip()[:200]) for n in range(max(1, frame.line - lines), frame.line + 1))
+    first = max(1, frame.line - lines)
+    texts = textwrap.dedent("".join(found[first - 1 : frame.line])).split("\n")
+    return tuple((n, text.rstrip()[:200]) for n, text in zip(range(first, frame.line + 1), texts, strict=False))
 
 
 def short_traceback(traceback: str) -> str:

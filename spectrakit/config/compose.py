@@ -156,7 +156,7 @@ def _check_config(config: Any) -> None:
     "RequestError where this is no Config."
     if not isinstance(config, Config):
         raise RequestError(
-            f"A {type(config).__name__} was given for a config. Make one with compose('trainer=kaggle_safe')."
+            f"A config is needed, and {type(config).__name__} was given. Make one with compose('trainer=kaggle_safe')."
         )
 
 # %% ../../nbs/10_config/04_compose.ipynb #23a2fc01

@@ -426,9 +426,9 @@ class LogPoint(NamedTuple):
         return [RankReport(*row) for row in self.gathering(at_most_s)]
 
     def loss(self, reports: list[RankReport]) -> float:
-        "The mean over the steps that were not left out."
+        "The mean over the steps that were not left out; NaN where all of them were."
         made = sum(self.steps - report.skipped for report in reports) / len(reports)
-        return sum(report.loss for report in reports) / (made or 1)
+        return sum(report.loss for report in reports) / made if made else math.nan
 
 # %% ../../nbs/41_training/07_loop.ipynb #bf12da58
 def gather_logs(s: TrainState, logs: dict[str, tuple]) -> dict[str, float]:
@@ -495,9 +495,8 @@ def finish_log(s: TrainState, log: LogPoint) -> tuple[str, str] | None:
     Ends the run, with (status, reason), where the loss is not finite.
     """
     reports = log.reports()
-    loss = log.loss(reports)
-    if not math.isfinite(loss):
-        return apply_nan_policy(s, loss, next(filter(None, s.context.gather(s.nan.bad_input)), None))
+    if not math.isfinite(total := sum(report.loss for report in reports)):
+        return apply_nan_policy(s, total, next(filter(None, s.context.gather(s.nan.bad_input)), None))
     skipped, workers = sum(int(report.skipped) for report in reports), 1 if s.outer is None else s.outer.count
     skipped = skipped * workers // len(reports)  # ranks that make an update together leave it out together
     if skipped and (ending := report_skipped(s, skipped, log.steps, workers)):
@@ -512,7 +511,7 @@ def finish_log(s: TrainState, log: LogPoint) -> tuple[str, str] | None:
         every = s.config.trainer.log_every_n_steps
         s.record.interval.ends = next_log_step(every, log.step, reports[0].step_cost_s, min_s)
     logged = gather_logs(s, log.logs) if any(report.logs for report in reports) else {}
-    write_log_point(s, log, {"loss": loss, **logged}, reports)
+    write_log_point(s, log, {"loss": log.loss(reports), **logged}, reports)
     warn_of_retries(s)
     note_forecast(s)
     return None

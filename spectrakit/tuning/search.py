@@ -212,9 +212,9 @@ class StudyView:
             self.left = time_line(s.total, counted(s.journal), seconds, s.places.count, s.left_s)
             if self.left:
                 s.say(self.left)
-        self._draw(s, bool(fresh))
+        self.draw(s, bool(fresh))
 
-    def _draw(self, s: Search, fresh: bool) -> None:
+    def draw(self, s: Search, fresh: bool) -> None:
         "The table in a notebook: when a trial has ended, and every few seconds for those that run."
         if not can_display() or (not fresh and time.monotonic() < self.drawn_s + 3):
             return
@@ -349,6 +349,9 @@ def _search(s: Search, request: RunRequest, view: StudyView, out: Path | None) -
             except RequestError as error:
                 s.error, status, reason = error, "failed", str(error)  # kept before it is raised
     keep_facts(s, status=status, reason=reason)
+    if view.handle is not None:
+        view.left = ""
+        view.draw(s, True)  # how it ended, where its table stands
     if s.error is not None:
         raise s.error
     study = study_of(s.path, s.journal)

@@ -215,7 +215,11 @@ def _apply_start(s: RunState, e: dict) -> None:
 
 
 def _mark(s: RunState, step: int, kind: str) -> None:
-    s.marks = [*s.marks[1 - _MARKS :], (step, kind)]
+    "Note what happened; where that is too much, every second checkpoint goes, from the first step to the last."
+    if len(s.marks) >= _MARKS:
+        saves = [mark for mark in s.marks if mark[1] == "checkpoint"]
+        s.marks = [mark for mark in s.marks if mark not in saves[1::2]][1 - _MARKS :]
+    s.marks = [*s.marks, (step, kind)]
 
 
 def _apply_restart(s: RunState, e: dict) -> None:

@@ -121,7 +121,7 @@ def _best_tile(s: RunState) -> Tile:
     if s.best is None:
         return Tile("best", "–", "first evaluation to come" if not s.rows else "none is finite", reason, remedy)
     since = sum(row["step"] > s.best["step"] for row in s.rows)
-    trend = f"no better for {since} evaluation{'s' * (since != 1)}" if since else "the newest is the best"
+    trend = f"{since} evaluation{'s' * (since != 1)} ago" if since else "the newest is the best"
     if since == 0 and len(s.rows) > 1:
         trend = {"min": "↓ improving", "max": "↑ improving"}.get(s.start.get("mode", ""), "improving")
     when = f"epoch {number(s.best['epoch'], '.4g')}"

@@ -73,6 +73,7 @@ def test_frames_arrive_while_two_ranks_train_and_the_stop_button_ends_the_run(li
     heights = (*while_it_trained.heights, *at_the_end.heights)
     assert at_the_end.blank == 0 and max(heights) - min(heights) <= 8, heights  # one height from start to end
     stays(light, 1)
+    assert light.output(1).locator("input:visible").count() == 3
     light.picture("stopped", 1)
     saved = light.save("stopped.ipynb")
     assert all(output["output_type"] != "error" for cell in saved["cells"] for output in cell["outputs"])
@@ -84,6 +85,7 @@ def test_frames_arrive_while_two_ranks_train_and_the_stop_button_ends_the_run(li
         other.open("sent.ipynb")
         assert not other.trusted()
         stays(other, 1)
+        assert other.output(1).locator("input:visible").count() == 0  # its boxes would do nothing
         said = wait_for(lambda: other.said(2), "the text of the last cell, which is drawn after the others")
         assert said == "('interrupted', True)"
         other.picture("untrusted", 1)
