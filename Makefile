@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-all mutants faults hostile kaggle-sim platforms bench notebooks readme picture lock wheel release clean
+.PHONY: help demo test test-fast test-all mutants faults hostile kaggle-sim platforms bench notebooks readme picture gallery lock wheel release clean
 
 # Packages lying on these paths would stand in front of the locked ones.
 unexport PYTHONPATH PYTHONHOME
@@ -72,6 +72,9 @@ readme: $(VENV)/.installed  ## render README.md from nbs/index.ipynb
 
 picture: $(VENV)/.installed  ## photograph the live cell of a real run for README.md, with chromium
 	@$(RUN) tools/live_picture.py
+
+gallery: $(VENV)/.installed  ## draw the pictures of docs/gallery.md anew, with chromium
+	@$(RUN) tools/gallery.py $(GALLERY)
 
 lock:  ## resolve requirements-dev.in anew into requirements-dev.lock
 	@"$(PYTHON)" tools/lock.py
