@@ -71,6 +71,7 @@ def _init_parser() -> Parser:
         "into DIR.",
         """
   spectrakit kaggle init soil-first --owner ada --competition soil-2026
+  spectrakit kaggle init soil-first --competition soil-2026 --data soil --metric auc
   spectrakit kaggle init my-run --task my_task.py:Mine --dataset bob/spectra
   spectrakit kaggle init my-task --kind utility --title "My task"
   spectrakit kaggle init my-run --interactive""",
@@ -91,6 +92,11 @@ def _init_parser() -> Parser:
         metavar="TASK",
         help="a built-in name or file.py:Name; default: table for a competition, else one to be replaced",
     )
+    parser.add_argument(
+        "--metric",
+        metavar="NAME",
+        help="the competition's metric, which says which checkpoint is best; default: the one that fits the tables",
+    )
     _add_sources(parser)
     parser.add_argument("--interactive", action="store_true", help="ask for what is not given")
     parser.add_argument("--force", action="store_true", help="write over what is there")
@@ -104,6 +110,8 @@ def _files_of(slug: str, data: str | None) -> Path | None:
     from spectrakit.table.files import find_folder
 
     if data is not None:
+        if not Path(data).is_dir():
+            raise RequestError(f"--data {data!r} is no folder. Name the one with the competition's files.")
         return find_folder(data)
     for look in (find_folder, find_input):
         try:
@@ -116,9 +124,13 @@ def _files_of(slug: str, data: str | None) -> Path | None:
 _METRICS = {"label": "accuracy", "probability": "auc", "numbers": "rmse"}  # of the answer; any other: the loss
 
 
-def _words_of_tables(folder: Path) -> list[str]:
-    "What the tables in a folder ask for, as settings: id, target, kind and answer, and the metric that fits them."
+def _words_of_tables(folder: Path, metric: str | None) -> list[str]:
+    """What the tables in a folder ask for, as settings: id, target, kind and answer, and the metric.
+
+    `metric`: the competition's name for it; None: the one that fits them. RequestError where they do not have it.
+    """
     from spectrakit.config.compose import compose
+    from spectrakit.predictions.metric_names import metric_named
     from spectrakit.system.errors import RequestError
     from spectrakit.table.question import ANSWERS, KINDS
     from spectrakit.table.table import Table
@@ -130,13 +142,18 @@ def _words_of_tables(folder: Path) -> list[str]:
         mend = "Or write a task of your own, and name it: --task file.py:Name."
         raise RequestError(f"{error} {mend}") from None
     q = task.training(settings).recipe.question
+    chosen = _METRICS.get(q.answer, "val_loss") if metric is None else metric_named(metric, q.kind)
+    if chosen == "auc" and len(q.classes) > 2:
+        raise RequestError(f"auc is not computed for the {len(q.classes)} classes of {q.targets[0]!r}. Take val_loss.")
+    if metric and q.answer == "label" and chosen in ("auc", "val_loss") and len(q.classes) in (0, 2):
+        q = replace(q, answer="probability")
+        print_text(f"answer    the probability, which {chosen} is about, in place of the label")
     known = {"kind": KINDS, "answer": ANSWERS}
     for name, values in {"id": q.ids, "target": q.targets, "kind": [q.kind], "answer": [q.answer]}.items():
         if len(values) == 1 and values[0] in known.get(name, values) and re.fullmatch(r"[A-Za-z_]\w*", values[0]):
             words.append(f"task.{name}={values[0]}")
-    metric = _METRICS.get(q.answer, "val_loss")
-    print_text(f"metric    {metric} says which checkpoint is best: checkpoint.monitor is the setting")
-    return [*words, f"checkpoint.monitor={metric}"]
+    print_text(f"metric    {chosen} says which checkpoint is best: checkpoint.monitor is the setting")
+    return [*words, f"checkpoint.monitor={chosen}"]
 
 
 def _words_of_sample(file: Path) -> list[str]:
@@ -152,12 +169,14 @@ def _words_of_sample(file: Path) -> list[str]:
     return [f"task.{name}={value}" for name, value in words.items() if re.fullmatch(r"[A-Za-z_]\w*", value)]
 
 # %% ../../nbs/90_cli/07_kaggle.ipynb #ffd47c3f
-def _words_for_table(slug: str, data: str | None) -> tuple[str, ...]:
+def _words_for_table(slug: str, data: str | None, metric: str | None = None) -> tuple[str, ...]:
     """The settings of `Table` for a competition: where its data are, and what its files say, if they are here.
 
-    `data`: the folder of its files; None: where its slug is found. RequestError where they cannot be learned from.
+    `data`: the folder of its files; None: where its slug is found. `metric`: the competition's; None: not told.
+    RequestError where they cannot be learned from, or there is no such metric.
     """
     from spectrakit.kaggle.metadata import split_source
+    from spectrakit.predictions.metric_names import metric_named
     from spectrakit.system.errors import RequestError
     from spectrakit.table.files import sample_file, table_file
 
@@ -167,13 +186,14 @@ def _words_for_table(slug: str, data: str | None) -> tuple[str, ...]:
         raise RequestError(str(error)) from None
     folder, words = _files_of(slug, data), (f"task.data={slug}",)
     later = ("task.folds=5", "trainer.max_epochs=30")
+    told = () if metric is None else (f"checkpoint.monitor={metric_named(metric)}",)
     if folder is None:
         print_text(f"the files of {slug} are not here, and are read there; --data DIR reads them now")
-        return (*words, *later)
+        return (*words, *told, *later)
     if table_file(folder, "train") is not None:
-        return (*words, *_words_of_tables(folder), *later)
+        return (*words, *_words_of_tables(folder, metric), *later)
     if sample := sample_file(folder):
-        return (*words, *_words_of_sample(sample), *later)
+        return (*words, *_words_of_sample(sample), *told, *later)
     raise RequestError(
         f"{str(folder)!r} has neither train.csv nor a sample submission, so Table cannot learn from it. "
         "Write a task of your own, and name it: --task file.py:Name."
@@ -188,9 +208,9 @@ def init(arguments: Sequence[str]) -> int:
 
     if options.interactive:
         _ask(options)
-    code = KernelCode(options.kind, options.task)
+    code = KernelCode(options.kind, options.task, metric=options.metric)
     if options.task is None and len(options.competition) == 1 and options.kind != "utility":
-        code = KernelCode(options.kind, "table", _words_for_table(options.competition[0], options.data))
+        code = KernelCode(options.kind, "table", _words_for_table(options.competition[0], options.data, options.metric))
     files = init_kernel(
         options.folder,
         title=options.title,
@@ -220,15 +240,15 @@ def _add_check_options(parser: Parser) -> None:
     parser.add_argument("--timeout", metavar="TIME", help="Kaggle ends the session after this, such as 9h")
 
 # %% ../../nbs/90_cli/07_kaggle.ipynb #553222be
-def _seconds(text: str | None) -> float | None:
-    "The time that --timeout gives. RequestError if it cannot be read."
+def _seconds(text: str | None, option: str = "--timeout") -> float | None:
+    "The time that an option gives. RequestError if it cannot be read."
     from spectrakit.system.errors import RequestError
     from spectrakit.system.units import parse_duration
 
     try:
         return None if text is None else parse_duration(text)
     except ValueError as error:
-        raise RequestError(f"--timeout {text} cannot be used. {error}") from None
+        raise RequestError(f"{option} {text} cannot be used. {error}") from None
 
 
 def _add_rehearsal_options(parser: Parser) -> None:
@@ -264,7 +284,7 @@ def check(arguments: Sequence[str]) -> int:
     if options.run:
         from spectrakit.rehearsal.rehearse import Rehearsal, rehearse
 
-        limit_s = _seconds(options.limit) or Rehearsal.limit_s
+        limit_s = _seconds(options.limit, "--limit") or Rehearsal.limit_s
         played = rehearse(options.folder, Rehearsal(options.files, options.rows, limit_s))
         checked = replace(checked, findings=(*checked.findings, *played.findings))
     print_text(checked)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WAITS', 'FORMS', 'WIDGET', 'TPU_S', 'SOURCE_BYTES', 'DATA_FILES', 'DATA_BYTES', 'ARCHIVES', 'Check', 'CHECKS',
-           'click_findings', 'secret_findings', 'clean_findings', 'pinned_findings', 'time_findings', 'size_findings',
-           'data_findings', 'Checked', 'check_kernel']
+           'click_findings', 'secret_findings', 'clean_findings', 'pinned_findings', 'time_findings', 'metric_findings',
+           'size_findings', 'data_findings', 'Checked', 'check_kernel']
 
 # %% ../../nbs/66_kaggle/05_check.ipynb #f2f4a123
 import json
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..config.metric_direction import metric_direction
 from spectrakit.kaggle.metadata import (
     DATASET_FILE,
     KERNEL_FILE,
@@ -48,6 +49,7 @@ from spectrakit.kaggle.traps import (
     random_findings,
     submission_findings,
 )
+from ..predictions.metric_names import LOSS, metric_named
 from ..system.errors import RequestError
 from ..system.files import checked_path
 from ..system.platforms.kaggle import LONGEST_S, USUAL_S
@@ -279,6 +281,41 @@ def time_findings(kernel: Kernel, timeout_s: float | None = None) -> list[Findin
     judged = [_limit_finding(use, limit, longest_s, timeout_s) for use, limit in _limits(kernel)]
     return [finding for finding in judged if finding is not None]
 
+# %% ../../nbs/66_kaggle/05_check.ipynb #mtr00002
+_MONITOR = "checkpoint.monitor="
+
+
+def _metric_finding(kernel: Kernel, use: Use, trains_table: bool) -> Finding | None:
+    "What is wrong with the metric that one setting names, or None."
+    name = use.name.removeprefix(_MONITOR).strip("'\"")
+    if UNKNOWN in name or name in ("", LOSS, "loss"):
+        return None
+    if trains_table:
+        try:
+            own = metric_named(name)
+        except RequestError as error:
+            return Finding("error", "metric", f"{use.name}: {error}", use.where)
+        if name.removeprefix("val_") == own:
+            return None
+        return Finding("error", "metric", f"{use.name}: the built-in table calls it {own!r}. Write that.", use.where)
+    texts = [one.name for one in kernel.facts.texts]
+    if name.removeprefix("val_") in texts or any(text.startswith("checkpoint.mode=") for text in texts):
+        return None
+    try:
+        metric_direction(name)
+    except RequestError as error:
+        return Finding("warning", "metric", str(error), use.where)
+    return None
+
+# %% ../../nbs/66_kaggle/05_check.ipynb #mtr00003
+def metric_findings(kernel: Kernel) -> list[Finding]:
+    "A metric that decides which checkpoint is best, and that nobody computes."
+    tables = ("spectrakit.fit", "spectrakit.cross_validate", "spectrakit.search")
+    trains_table = any(use.name in tables and use.args[:1] == ("table",) for use in kernel.facts.calls)
+    named = {use.name: use for use in kernel.facts.texts if use.name.startswith(_MONITOR)}
+    found = [_metric_finding(kernel, use, trains_table) for use in named.values()]
+    return [finding for finding in found if finding is not None]
+
 # %% ../../nbs/66_kaggle/05_check.ipynb #be516d13
 SOURCE_BYTES, DATA_FILES, DATA_BYTES = 10**6, 50, 200 * 10**9
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z", ".bz2", ".xz", ".rar")
@@ -398,6 +435,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "clean": ("no output does harm", clean_findings),
     "pinned": ("nothing changes by itself", pinned_findings),
     "time": ("every limit is within the session", time_findings),
+    "metric": ("", metric_findings),
     "names": ("every name is given before it is used", name_findings),
     "paths": ("no path of another machine", path_findings),
     "machine": ("the machine is the one that the code needs", machine_findings),

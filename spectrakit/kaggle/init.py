@@ -27,6 +27,7 @@ from spectrakit.kaggle.metadata import (
 )
 from .requirements import named_slug, wheels_beside
 from ..offline.install_cell import INSTALL_CELL, list_sha256, named_sha256, naming
+from ..predictions.metric_names import metric_named
 from ..system.errors import RequestError, check_type, did_you_mean
 from ..system.files import checked_path, write_atomic
 
@@ -201,9 +202,22 @@ def naming_wheels(text: str, wheels: Path | str | None, folder: Path) -> str:
 
 def _code_text(title: str, code: "KernelCode", inputs: Iterable[str]) -> str:
     "The code file of a new kernel."
+    words = (*code.words, *([f"checkpoint.monitor={_monitor(code)}"] if code.metric is not None else []))
     if code.kind == "notebook":
-        return notebook_text(title, code.task, inputs, code.words)
-    return script_text(title, code.task, inputs, code.kind == "utility", code.words)
+        return notebook_text(title, code.task, inputs, words)
+    return script_text(title, code.task, inputs, code.kind == "utility", words)
+
+
+def _monitor(code: "KernelCode") -> str:
+    "The metric as checkpoint.monitor takes it. RequestError where it is none."
+    name = code.metric or ""
+    if code.kind == "utility":
+        raise RequestError("A utility script does not train, so it has no metric. Name it for the kernel that trains.")
+    if code.task == "table":
+        return metric_named(name)
+    if not re.fullmatch(r"[A-Za-z_][\w.@-]*", name):
+        raise RequestError(f"{name!r} is no name of a metric. Write it as the task's `metrics` does, such as qwk.")
+    return name
 
 # %% ../../nbs/66_kaggle/06_init.ipynb #13c542c8
 def _title_of(folder: Path, title: str | None) -> str:
@@ -234,6 +248,7 @@ class KernelCode:
     kind: str = "notebook"  # 'notebook', 'script', or 'utility': a module that other kernels import
     task: str | None = None  # a built-in name or file.py:Name; default: a small task to be replaced
     words: tuple[str, ...] = QUICK  # the settings that it trains with
+    metric: str | None = None  # the competition's, which says which checkpoint is best; None: as `words` say
 
 # %% ../../nbs/66_kaggle/06_init.ipynb #ed63ad28
 def _sources(owner: str, given: KernelSources) -> dict[str, list[str]]:
@@ -325,6 +340,8 @@ def init_kernel(
 
     RequestError, with nothing written, where anything is wrong.
     """
+    if folder == "":
+        raise RequestError("The folder has no name. Name one, such as soil-first; '.' is the one that you are in.")
     folder = checked_path(folder, "The folder")
     _check_parts(code, sources)
     if folder.exists() and not folder.is_dir():

@@ -94,7 +94,8 @@ def split_source(kind: str, name: Any) -> dict[str, str]:
         if not good:
             why = {
                 "version": "the version is a number",
-                "slug": f"an address has letters, digits and hyphens: {slug_of(value)!r}",
+                "slug": "an address has letters, digits and hyphens"
+                + (f": {slug_of(value)!r}" if slug_of(value) else ", such as soil-2026"),
             }
             raise ValueError(
                 f"{name!r} is not the name of a {kind}. Mend {value!r}: "

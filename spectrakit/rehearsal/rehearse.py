@@ -141,6 +141,8 @@ def rehearse(folder: Path | str, how: Rehearsal = Rehearsal()) -> Checked:
 
     RequestError where that cannot begin: no kernel, no competition, or its files are not here.
     """
+    if how.rows < 1:
+        raise RequestError(f"A rehearsal learns from one row or more, and rows={how.rows} were asked for.")
     folder = checked_path(folder, "The folder")
     kernel = open_kernel(folder, None, None)
     cup = _cup_of(kernel)

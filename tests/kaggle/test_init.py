@@ -94,3 +94,21 @@ def test_a_fresh_folder_passes_the_check_and_what_learns_from_random_numbers_doe
     call("init", "first-try", "--owner", "ada")
     status, out, _ = call("check", "first-try")
     assert status == 1 and "It learns from random numbers" in out and "1 error" in out
+
+
+def test_the_competitions_metric_is_written_in_and_checked(call, here):
+    "By the competition's own word for it; a label becomes a probability where the metric is about probabilities."
+    data = tables(here / "files")
+    common = ("init", "soil-first", "--owner", "ada", "--competition", "soil-2026")
+    status, _, error = call(*common, "--data", data, "--metric", "acuracy")
+    assert status == 2 and "Did you mean 'accuracy'" in error and not (here / "soil-first").exists()
+    status, _, error = call(*common, "--data", data, "--metric", "rmse")
+    assert status == 2 and "of classes" in error and "macro_f1" in error
+    status, out, _ = call(*common, "--data", data, "--metric", "ROC AUC")
+    words = settings_of(here / "soil-first")
+    assert status == 0 and {"checkpoint.monitor=auc", "task.answer=probability"} <= set(words) and "in place of" in out
+    assert call("check", "soil-first")[0] == 0
+    notebook = here / "soil-first" / "soil-first.ipynb"
+    notebook.write_text(notebook.read_text().replace("monitor=auc", "monitor=acu"))
+    status, out, _ = call("check", "soil-first")
+    assert status == 1 and "There is no metric 'acu'" in out and "Did you mean 'auc'?" in out
