@@ -185,7 +185,7 @@ def predict(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", metavar="FILE", help="write the task's table as CSV")
     help_others = "average with this run, or with all runs in this folder; may be repeated"
     parser.add_argument("--with", dest="others", action="append", default=[], metavar="RUN_DIR", help=help_others)
-    parser.add_argument("--how", default="mean", help="how to average: mean, rank or geometric")
+    parser.add_argument("--how", default="mean", help="how to average: mean, rank, geometric or vote")
     add_trust(parser)
     options = parser.parse_intermixed_args(arguments)
     if len(options.words) > 2:

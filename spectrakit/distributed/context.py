@@ -334,11 +334,12 @@ class RunContext(Exchange):
     channels_last: bool = False  # whether convolutions get their weights with the channels last
     mesh: Any = field(default=None, repr=False)  # workers × processes that share a worker's model, where they do
     workers: Any = field(default=None, repr=False)  # the processes with this part of a model, through the CPU
+    own_device: Any = None  # of one of several models in this process; None: the accelerator's
 
     @property
     def device(self) -> Any:
-        "The torch device of this process."
-        return self.accelerator.device
+        "The torch device of this process, or of the model that it is about."
+        return self.accelerator.device if self.own_device is None else self.own_device
 
     @property
     def sharded(self) -> bool:

@@ -104,25 +104,29 @@ def _predict(work: Work) -> tuple[str, str]:
     return predict_run(work.task, work.config, work.context, source, _target(work))
 
 # %% ../../nbs/49_handover/02_job_kind.ipynb #ae17444c
+def _members(work: Work) -> list[Any]:
+    "The runs that take part, with their settings and weights."
+    from spectrakit.jobs.prediction import Member
+
+    return [Member(Path(m["run"]), from_dict(m["config"]), m["weight"]) for m in work.extra["members"]]
+
+
 def _predict_together(work: Work) -> tuple[str, str]:
     "Predictions of several runs, averaged."
     from spectrakit.jobs.ensemble import predict_runs
-    from spectrakit.jobs.prediction import Member
 
-    members = [Member(Path(m["run"]), from_dict(m["config"]), m["weight"]) for m in work.extra["members"]]
-    return predict_runs(work.task, members, work.context, _target(work), work.extra["how"])
+    return predict_runs(work.task, _members(work), work.context, _target(work), work.extra["how"])
 
 
 def _serve(work: Work) -> tuple[str, str]:
     "Answers to the batches of an evaluation API, for as long as they come."
-    from spectrakit.jobs.serving import serve_requests
-
-    source = work.weights_from or work.run_dir
+    from spectrakit.jobs.serving import Channel, serve_requests
 
     def over() -> bool:
         return bool(work.stop_requested())
 
-    return serve_requests(work.task, work.config, work.context, source, work.extra["address"], over)
+    channel, how, devices = Channel(work.extra["address"], over), work.extra["how"], work.extra["devices"]
+    return serve_requests(work.task, _members(work), work.context, channel, how, devices)
 
 # %% ../../nbs/49_handover/02_job_kind.ipynb #926a8f15
 def _predict_at_once(work: Work, status: str, reason: str) -> None:

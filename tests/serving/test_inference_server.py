@@ -3,6 +3,7 @@
 The stand-in (tools/kaggle_sim/stand_in) has Kaggle's names and asks from another process.
 """
 
+import json
 import re
 import shutil
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -68,12 +70,31 @@ class Framed(Table):
             raise TypeError(type(rows))
         return super().serve_dataset(cfg, rows)
 """
+PICKY = """
+import time
+
+from spectrakit.table.table import Table
+
+
+class Picky(Table):
+    "A table that the model of seed 2 cannot read once, and on which that of seed 3 hangs."
+
+    def serve_dataset(self, cfg, rows):
+        ids = set(rows["id"])
+        if cfg.seed == 2 and 1004 in ids:
+            raise KeyError("size")
+        if cfg.seed == 3 and 1008 in ids:
+            time.sleep(600)
+        return super().serve_dataset(cfg, rows)
+"""
 SCRIPT = """
+import json
 import sys
 import spectrakit as sk
 
 if __name__ == "__main__":
-    served = sk.serve(sys.argv[1], sys.argv[2], data=sys.argv[3], batch_s=float(sys.argv[4]))
+    words, named = json.loads(sys.argv[1])
+    served = sk.serve(*words, **named)
     print("SERVED", served.predicted, "OF", served.batches)
 """
 
@@ -101,12 +122,17 @@ def cup(tmp_path_factory) -> tuple[Path, Path]:
 
 
 def serve(folder: Path, task: str, run: Path, data: Path, batch_s: float = 60, **environ: str) -> str:
-    "Serve in a process of its own, and return what it printed."
+    "Serve a run in a process of its own, and return what it printed."
+    return serve_with(folder, [task, str(run)], {"data": str(data), "batch_s": batch_s}, **environ)
+
+
+def serve_with(folder: Path, words: list[str], named: dict[str, Any], **environ: str) -> str:
+    "Serve in a process of its own with these arguments, and return what it printed."
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     (folder / "script.py").write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, "script.py", task, str(run), str(data), str(batch_s)],
+        [sys.executable, "script.py", json.dumps([words, named])],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -164,6 +190,43 @@ def test_a_rerun_with_a_hidden_set_ends_with_an_answer_for_each_row(cup, tmp_pat
         assert word in said
 
 
+@pytest.fixture(scope="module")
+def three(cup) -> list[Path]:
+    "Runs of the seeds 1 to 3, which predict other things."
+    data, run = cup
+    words = (*WORDS, f"run.dir={run.parent}", f"task.data={data}", "trainer.max_epochs=2", "optimizer.lr=0.01")
+    return [sk.fit("table", *words, f"seed={seed}", show=False).raise_for_status().path for seed in (1, 2, 3)]
+
+
+def test_several_runs_answer_as_predict_averages_them(cup, three, tmp_path):
+    "On two devices; a run that has lost its checkpoints is named and left out."
+    data, _ = cup
+    broken = shutil.copytree(three[2], tmp_path / "broken")
+    shutil.rmtree(broken / "checkpoints")
+    runs, named = [str(three[0]), str(three[1]), str(broken)], {"data": str(data), "how": [3, 1, 2]}
+    said = serve_with(tmp_path, ["table", "trainer.devices=2"], {"runs": runs, **named})
+    assert "SERVED 3 OF 3" in said and "broken is left out: broken has no valid checkpoint" in said, said
+    found = pd.read_csv(tmp_path / "submission.csv")
+    expected = pd.read_csv(sk.predict("table", runs=three[:2], how=[3, 1], out=tmp_path / "expected.csv").table)
+    single = pd.read_csv(sk.predict("table", three[0], out=tmp_path / "single.csv").table)
+    assert list(found["id"]) == list(expected["id"]) and np.allclose(found["price"], expected["price"], atol=1e-3)
+    assert not np.allclose(found["price"], single["price"], atol=1e-3)
+
+
+def test_models_that_fail_or_hang_leave_the_answers_to_the_others(cup, three, tmp_path):
+    data, _ = cup
+    rows(1000, 16).to_csv(tmp_path / "hidden.csv", index=False)
+    (tmp_path / "picky.py").write_text(PICKY)
+    told = {"CUP_HIDDEN": str(tmp_path / "hidden.csv"), "KAGGLE_IS_COMPETITION_RERUN": "1", "CUP_LIMIT_S": "300"}
+    named = {"runs": list(map(str, three)), "data": str(data), "batch_s": 30}
+    said = serve_with(tmp_path, [f"{tmp_path / 'picky.py'}:Picky", "trainer.devices=2"], named, **told)
+    found = pd.read_csv(tmp_path / "submission.csv")
+    assert "SERVED 4 OF 4" in said and found["price"].nunique() == 16, said
+    names = [run.name for run in three]
+    assert f"{names[1]} did not answer: Picky.serve_dataset raised KeyError: 'size'" in said
+    assert f"{names[2]} did not answer in time" in said and f"{names[0]} was busy with an earlier batch" in said
+
+
 @pytest.mark.parametrize(
     "hours, told, predicted",
     [(8.95, "no batch is predicted: the session ends soon", 0), (10, "the limit is long over, and so not this", 3)],
@@ -190,6 +253,9 @@ def test_what_cannot_be_served_is_said_before_the_server_begins(cup, tmp_path, m
     data, run = cup
     with pytest.raises(RequestError, match=r"Write `serve_dataset\(cfg, \*given\)`"):
         sk.serve("digits", run, data=data)
+    for given in ({}, {"run": run, "runs": [run]}, {"runs": [run], "how": "rank"}, {"runs": [run], "how": [1, 2]}):
+        with pytest.raises(RequestError):
+            sk.serve("table", data=data, **given)
     with pytest.raises(RequestError, match="no evaluation API"):
         sk.serve("table", run, data=tmp_path)
     monkeypatch.chdir(tmp_path)
