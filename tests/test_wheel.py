@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -13,6 +12,7 @@ from packaging.requirements import Requirement
 
 import sync
 from spectrakit.offline.wheels import write_wheel
+from wheel_env import built_wheel, environment_with
 
 pytestmark = pytest.mark.slow
 root = Path(__file__).resolve().parent.parent
@@ -20,37 +20,14 @@ root = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    "A wheel built from a copy of the tree, so that the checkout gets no build folder."
-    folder = tmp_path_factory.mktemp("wheel")
-    source = sync.copy_tree(folder / "source")
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "dist", source],
-        check=True,
-        capture_output=True,
-        timeout=300,
-    )
-    built = list((folder / "dist").iterdir())
-    assert len(built) == 1
-    return built[0]
+    "A wheel of this tree."
+    return built_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory) -> Path:
-    """The Python of a fresh environment that holds the wheel and sees this environment's packages behind it.
-
-    A `.pth` file in a folder that another `.pth` names is not read, so the editable install stays unseen.
-    """
-    folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
-    python = folder / "bin" / "python"
-    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = Path(subprocess.run([python, "-c", where], check=True, capture_output=True, text=True).stdout.strip())
-    (site / "behind.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
-    subprocess.run(
-        [*pip, "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", wheel], check=True, timeout=120
-    )
-    return python
+    "The Python of a fresh environment that holds the wheel and sees this environment's packages behind it."
+    return environment_with(wheel, tmp_path_factory.mktemp("environment") / "environment")
 
 
 def run(python: Path, cwd: Path, env: dict, *words) -> subprocess.CompletedProcess:

@@ -3,8 +3,9 @@ alone.
 
 --matrix plays every scenario once; --kills N kills runs at random moments, N times at least; --aimed N kills one of two
 ranks in start-ups, evaluations and saves, ten times in a run; --deadline N runs into a limit of two minutes 2 N times;
---ends N ends two ranks that predict N times in each of four ways. Without any of them: all five, with 200 kills, 40
-aimed ones and 20 runs of each kind. The report goes to
+--ends N ends two ranks that predict N times in each of four ways; --chain N goes N times from an empty account to a
+score, in the sealed simulator. Without any of them: all six, with 200 kills, 40
+aimed ones, 20 runs of each kind and 20 chains. The report goes to
 bench/faults.md and bench/faults.json, where a part that was not run keeps its last result, and with --out RUN to
 RUN/faults/ as well. Exit status 1 where a promise was broken.
 """
@@ -43,6 +44,22 @@ def part(facts: dict, began: float, **more) -> dict:
     return {"date": date.today().isoformat(), "seconds": round(time.monotonic() - began, 1), **more, **facts}
 
 
+def chain_part(count: int, seed: int, folder: Path) -> dict:
+    "So many ways from an empty account to a score, with the kit installed from a wheel."
+    sys.path.insert(0, str(ROOT / "tools"))
+    from faultlib import chains, matrix
+    from kaggle_sim import sealed
+    from wheel_env import built_wheel, environment_with
+
+    if reason := sealed.why_not():
+        sys.exit(f"--chain needs the sealed simulator: {reason}")
+    began = time.monotonic()
+    python = environment_with(built_wheel(folder / "wheel"), folder / "environment")
+    rows = chains.chains(count, seed, folder, python, tell)
+    tell(f"{sum(not row.broken for row in rows)} of {count} ended with a submission that was scored")
+    return part(matrix.facts_of_ends(rows), began, seed=seed)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--matrix", action="store_true", help="every scenario")
@@ -55,6 +72,7 @@ def main() -> None:
         "--deadline", type=int, metavar="N", help="so many runs of two minutes, and as many with a hang"
     )
     parser.add_argument("--ends", type=int, metavar="N", help="so many runs of each way to end while predicting")
+    parser.add_argument("--chain", type=int, metavar="N", help="so many ways from an empty account to a score")
     parser.add_argument(
         "--seed", type=int, default=int(time.time()), help="for the random moments (default: the time; it is printed)"
     )
@@ -62,8 +80,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="RUN", help="a run's folder, which gets the report under faults/")
     parser.add_argument("--no-report", action="store_true", help="leave bench/ as it is")
     asked = parser.parse_args()
-    if not (asked.matrix or asked.only or asked.kills or asked.aimed or asked.deadline or asked.ends):
-        asked.matrix, asked.kills, asked.aimed, asked.deadline, asked.ends = True, 200, 40, 20, 20
+    if not (asked.matrix or asked.only or asked.kills or asked.aimed or asked.deadline or asked.ends or asked.chain):
+        asked.matrix, asked.kills, asked.aimed, asked.deadline, asked.ends, asked.chain = True, 200, 40, 20, 20, 20
 
     from faultlib import clocks, matrix
     from faultlib.aimed import runs_of
@@ -100,6 +118,8 @@ def main() -> None:
         began = time.monotonic()
         rows = matrix.play_all(clocks.ENDS * asked.ends, folder / "ends", asked.parallel, tell)
         report["ends"] = part(matrix.facts_of_ends(rows), began, parallel=asked.parallel)
+    if asked.chain:
+        report["chains"] = chain_part(asked.chain, asked.seed, folder / "chains")
 
     places = [
         *([] if asked.only or asked.no_report else [ROOT / "bench"]),

@@ -396,6 +396,22 @@ def test_one_kernel_trains_and_hands_in(kaggles, pushed, tmp_path, name):
     assert len(done.files()) < kernels.MOST_FILES and "output-manifest.json" in done.files()
 
 
+def test_a_language_model_is_fine_tuned_in_a_session(kaggles, pushed, tmp_path):
+    "From the attached model and texts to a folder that `from_pretrained` loads, and texts that it has written."
+    pytest.importorskip("transformers", reason="the model of the story needs the extra lm")
+    done = run_kernel(
+        pushed / "pushed" / "lm",
+        pushed / "datasets",
+        tmp_path / "out" / "working",
+        limit_s=LIMIT_S,
+        python=kaggles,
+        quiet=True,
+        environ={"SPECTRAKIT_OVERRIDES": "trainer.max_steps=6 launch.mode=inline"},
+    )
+    assert done.verdict == "COMPLETE", done.text
+    assert {"samples.csv", "output-manifest.json", "my-model/config.json"} <= set(done.files()), done.files()
+
+
 # --- Colab ------------------------------------------------------------------------------------------------------------
 
 PAGE = """

@@ -316,4 +316,25 @@ def markdown(report: dict) -> str:
         text += [
             f"- **{r['scenario'].replace('_', ' ')}**: {sentence}" for r in ends["rows"] for sentence in r["broken"]
         ]
+    if chains := report.get("chains"):
+        rows, summary = chains["rows"], chains["summary"]
+        text += [
+            "",
+            "## From an empty account to a score",
+            "",
+            f"{chains['date']}, {chains['seconds'] / 60:.0f} minutes. `kaggle init`, `check`, `up` and `submit`, "
+            "with a client that answers as Kaggle's does and the sealed simulator behind it; a command that fails is "
+            "typed again. "
+            f"{sum(not r['broken'] for r in rows)} of {len(rows)} ended with a submission that was scored.",
+            "",
+            table(
+                ["what goes wrong", "chains", "with a right submission"],
+                [
+                    [rows_of[0]["promise"], s["runs"], s["kept"]]
+                    for name, s in summary.items()
+                    if (rows_of := [r for r in rows if r["scenario"] == name])
+                ],
+            ),
+        ]
+        text += [f"- **{r['scenario']}**: {sentence}" for r in rows for sentence in r["broken"]]
     return "\n".join(text).rstrip() + "\n"

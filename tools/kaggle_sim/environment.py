@@ -106,7 +106,11 @@ ONLY = {
         "papermill==2.6.0",
         "safetensors==0.7.0",
         "setuptools==81.0.0",
+        "regex==2025.11.3",
         "tenacity==9.1.4",
+        "tokenizers==0.22.2",
+        "transformers==5.0.0",
+        "typer-slim==0.24.0",
         "widgetsnbextension==4.0.15",
     ],
     "colab": [

@@ -12,15 +12,18 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
+from example_sets import slug
 from kaggle_sim.colab import run_colab
 from kaggle_sim.environment import Environment, environment, root
 from kaggle_sim.kernels import MOST_FILES, OWNER, PLACEHOLDER, run_kernel
 from kaggle_sim.sealed import Session
 from spectrakit.offline.install_cell import list_sha256, naming
 
-KERNELS = ("train", "train-on", "infer", "images", "folds")
+KERNELS = ("train", "train-on", "infer", "images", "folds", "lm")
+SETS = ("images", "cells", "model", "texts")  # of tools/example_sets.py
 CHECKPOINT = "runs/*/checkpoints/step-*/manifest.json"
 REAL = """What you would do on the real site, with NAME your name there:
   1. spectrakit wheelhouse wheels --owner NAME            then: kaggle datasets create -p wheels
@@ -48,8 +51,11 @@ def build(folder: Path, *words: str) -> Path:
         ["-m", "spectrakit", "wheelhouse", datasets / "spectrakit-wheels", "--for", "kaggle", "--owner", OWNER, *words]
     )
     tool([root / "tools" / "coffee_table.py", datasets / "coffee-table", "--owner", OWNER])
-    for name, slug in (("images", "digit-images"), ("cells", "cell-table")):
-        tool([root / "tools" / "example_sets.py", name, datasets / slug, "--owner", OWNER])
+    for name in SETS:
+        if name == "model" and find_spec("transformers") is None:
+            say("no language model: transformers is not installed, which is in the extra lm")
+            continue
+        tool([root / "tools" / "example_sets.py", name, datasets / slug(name), "--owner", OWNER])
     return datasets
 
 
