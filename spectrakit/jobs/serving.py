@@ -148,7 +148,12 @@ def _loaded(task: Any, member: Member, count: int, context: RunContext) -> tuple
 def load_models(
     task: Any, members: Sequence[Member], context: RunContext, devices: int = 1
 ) -> tuple[list[ServedModel], list[str]]:
-    """The models of these runs, on `devices` devices in turn, and why others are left out.
+    """The models of some runs, and why others are left out.
+
+    - `task`: what was trained
+    - `members`: the runs, with their settings and weights
+    - `context`: of this one process
+    - `devices`: on how many devices the models are, in turn (default: one)
 
     RequestError where none can be loaded.
     """

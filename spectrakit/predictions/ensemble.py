@@ -135,10 +135,8 @@ class Mixture:
     def __init__(self, how: str = "mean"):
         check_how(how)
         self.how, self.count = how, 0
-        self._sums: dict[str, Any] = {}
-        self._weights: dict[str, Any] = {}  # of each value: those that are not finite do not count
-        self._fixed: dict[str, Any] = {}
-        self._votes: dict[str, Votes] = {}
+        self._sums, self._weights = dict[str, Any](), dict[str, Any]()  # what is not finite weighs nothing
+        self._fixed, self._votes = dict[str, Any](), dict[str, Votes]()
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._kinds: dict[str, Any] = {}  # float64 stays what it is; all else is float32
         self._are_shares = True  # whether each model's rows sum to 1
@@ -147,27 +145,25 @@ class Mixture:
         "Add a model's predictions, arrays [samples, …] by name. RequestError where they are of another form."
         import numpy
 
-        shapes = {name: values.shape for name, values in arrays.items()}
-        _check_form(self._shapes, shapes)
+        _check_form(self._shapes, shapes := {name: values.shape for name, values in arrays.items()})
         for name, values in arrays.items():
             if self.how == "vote" and _are_labels(name, values):
                 self._votes.setdefault(name, Votes()).add(values, weight)
-                continue
-            if values.dtype.kind != "f" or name == "targets" or is_id(name, values):
+            elif values.dtype.kind != "f" or name == "targets" or is_id(name, values):
                 _check_same(name, self._fixed.setdefault(name, values), values)
-                continue
-            self._kinds.setdefault(name, numpy.result_type(values.dtype, "float32"))
-            known = numpy.isfinite(values)
-            new = HOW[self.how](numpy.where(known, values, 0)) * known * weight
-            self._sums[name] = self._sums.get(name, 0.0) + new
-            self._weights[name] = self._weights.get(name, 0.0) + known * weight
-            self._are_shares &= values.ndim > 1 and bool(numpy.allclose(values.sum(axis=-1), 1, atol=1e-3))
+            else:
+                self._kinds.setdefault(name, numpy.result_type(values.dtype, "float32"))
+                known = numpy.isfinite(values)
+                new = HOW[self.how](numpy.where(known, values, 0)) * known * weight
+                self._sums[name] = self._sums.get(name, 0.0) + new
+                self._weights[name] = self._weights.get(name, 0.0) + known * weight
+                self._are_shares &= values.ndim > 1 and bool(numpy.allclose(values.sum(axis=-1), 1, atol=1e-3))
         self._shapes, self.count = shapes, self.count + 1
 
     def arrays(self) -> dict[str, Any]:
         "The average so far, by name."
         found = {name: self._mean(name).astype(self._kinds[name]) for name in self._sums}
-        return {**found, **{name: votes.most() for name, votes in self._votes.items()}, **self._fixed}
+        return found | {name: votes.most() for name, votes in self._votes.items()} | self._fixed
 
     def _mean(self, name: str) -> Any:
         mean = _divided(self._sums[name], self._weights[name])
