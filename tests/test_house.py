@@ -535,6 +535,7 @@ LONG_CELLS = {
     ("71_tuning/03_study", "Study"): "what a user holds: a property for each question, most of them one line",
     ("82_lm/03_reading", "_Cursor"): "a place in a corpus, and the one loop that moves it",
     ("82_lm/03_reading", "DocumentReading"): "a buffer, a generator and a place, which are one state",
+    ("82_lm/04_sequences", "SequenceReading"): "documents, texts under way, rows and a rest, which are one state",
     ("82_lm/06_language_model", "LanguageModel"): "a task: a short method for each question that training asks",
     ("80_tasks/02_fermentation", "Fermentation"): "a task as a user writes it: one class",
 }

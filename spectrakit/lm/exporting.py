@@ -46,6 +46,13 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 # %% ../../nbs/82_lm/07_exporting.ipynb #6dc65419
+def _cannot_write() -> tuple[type[Exception], ...]:
+    "What a full disk raises."
+    from safetensors import SafetensorError
+
+    return OSError, SafetensorError
+
+
 def _is_free(folder: Path) -> bool:
     "Whether an export may take this place: nothing is there, or an earlier export."
     if not folder.is_dir():
@@ -78,8 +85,6 @@ def export(
         raise RequestError(
             f"{run.path.name} has no adapters: it was trained without task.lora_rank. Leave adapters out."
         )
-    from safetensors import SafetensorError
-
     tokenizer = load_tokenizer(name)
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
@@ -88,7 +93,7 @@ def export(
         if out.exists():
             shutil.rmtree(out)
         beside.rename(out)
-    except (OSError, SafetensorError) as error:
+    except _cannot_write() as error:
         said = getattr(error, "strerror", None) or error
         raise RequestError(f"The model cannot be written to {str(out)!r}: {said}.") from None
     finally:

@@ -117,7 +117,7 @@ def guess_field(rows: Sequence[dict[str, Any]], name: str) -> tuple[str, str]:
     beside = f"; there are {others} too: task.text_field names another" if others else ""
     return longest, f"the text is the field {longest!r}, which is the longest{beside}"
 
-# %% ../../nbs/82_lm/02_fields.ipynb #aa4f0547
+# %% ../../nbs/82_lm/02_fields.ipynb #7ac3f2aa
 _ROWS, _SHARDS = 64, 256  # so many are looked at
 
 
@@ -134,7 +134,7 @@ def _first_rows(corpus: Corpus, shard: int, count: int, skips_bad: bool) -> list
                 raise RequestError(f"{error}. Mend it, or fetch it again{skip}.") from None
             place = error.after
 
-
+# %% ../../nbs/82_lm/02_fields.ipynb #aa4f0547
 def _check_texts(fields: TextFields, rows: list[dict[str, Any]], name: str, skips_bad: bool) -> None:
     "RequestError where one of the first rows of the shard `name` has no text; all of them where bad ones are skipped."
     problems = list[RequestError]()
