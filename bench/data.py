@@ -151,6 +151,77 @@ def cliff(seconds: float) -> dict:
     return {f"a TensorDataset of {gib:.2g} GiB": measured(ways, seconds, 1000)}
 
 
+def at_a_gib(seconds: float) -> dict:
+    "As many samples as are just held on the device by default, and a few more: by default both, nothing is scaled."
+    just = 2**30 // (4 * FEATURES)
+    rows = torch.rand(just + 2**14, FEATURES)
+    below, above = TensorDataset(rows[: just - 2**14]), TensorDataset(rows)
+    ways = {"by hand": lambda: by_hand(rows), "kit, 0.996 GiB": kit(below), "kit, 1.004 GiB": kit(above)}
+    return {"a TensorDataset around 1 GiB": measured(ways, seconds, 1000)}
+
+
+def safetensors_by_hand(path: Path) -> Iterator:
+    "As the format is read by most: a slice for each sample."
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        rows = file.get_slice("rows")
+        for indices in torch.randperm(rows.get_shape()[0]).split(SIZE):
+            yield torch.stack([rows[index] for index in indices.tolist()])
+
+
+def hdf5_by_hand(path: Path) -> Iterator:
+    "In one call for a batch, in ascending order, as h5py asks for it."
+    import h5py
+
+    with h5py.File(path) as file:
+        for indices in torch.randperm(len(file["rows"])).split(SIZE):
+            ascending, back = indices.sort()
+            found = torch.empty(len(indices), *file["rows"].shape[1:])
+            found[back] = torch.from_numpy(file["rows"][ascending.numpy()])
+            yield found
+
+
+def parquet_by_hand(path: Path) -> Iterator:
+    "The whole table in memory, as a tensor, before the first batch."
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(path)
+    yield from by_hand(torch.from_numpy(numpy.stack([column.to_numpy() for column in table.columns], 1)))
+
+
+def other_files(seconds: float) -> dict:
+    "The same rows of 4 KB in other files; of Parquet rows of 64 columns."
+    import h5py
+    import pyarrow
+    import pyarrow.parquet
+    from safetensors.torch import save_file
+
+    rows = torch.rand(20_000, 1024, generator=torch.Generator().manual_seed(0))
+    names = [f"c{number}" for number in range(FEATURES)]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {ending: Path(folder) / f"rows.{ending}" for ending in ("safetensors", "h5", "parquet")}
+        save_file({"rows": rows}, paths["safetensors"])
+        with h5py.File(paths["h5"], "w") as file:
+            file["rows"] = rows.numpy()
+        columns = dict(zip(names, rows[:, :FEATURES].T.numpy(), strict=True))
+        pyarrow.parquet.write_table(pyarrow.table(columns), paths["parquet"])
+        hands = {"safetensors": safetensors_by_hand, "h5": hdf5_by_hand, "parquet": parquet_by_hand}
+        return {
+            f"rows of a .{ending}": measured(
+                {
+                    "by hand": partial(hands[ending], path),
+                    "kit, ArrayDataset": kit(
+                        ArrayDataset((path, names) if ending == "parquet" else path), "data.resident_gib=1e-9"
+                    ),
+                },
+                seconds,
+                100,
+            )
+            for ending, path in paths.items()
+        }
+
+
 def mapped(seconds: float) -> dict:
     "Rows of 4 KB in a file."
     with tempfile.TemporaryDirectory() as folder:
@@ -199,7 +270,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    tables = {**small_samples(asked.seconds), **cliff(asked.seconds), **mapped(asked.seconds)}
+    tables = {**small_samples(asked.seconds), **cliff(asked.seconds), **at_a_gib(asked.seconds)}
+    tables |= {**mapped(asked.seconds), **other_files(asked.seconds)}
     for name, ways in tables.items():
         print(f"{name}: µs a sample")
         for way, found in ways.items():

@@ -48,7 +48,7 @@ def _ways(table: str, ours: str, other: str) -> Callable[[Any], tuple[float, flo
 
 
 def _cliff(d: dict) -> tuple[float, float]:
-    ways = next(found for name, found in d["tables"].items() if name.endswith("GiB"))
+    ways = next(found for name, found in d["tables"].items() if name.endswith("GiB") and "around" not in name)
     return ways["kit, just above"]["median_us"], ways["by hand"]["median_us"]
 
 
@@ -117,10 +117,35 @@ ROWS = (
         "Lightning, DataLoader",
         _peer("sk.fit, by default", "Lightning, DataLoader"),
     ),
+    Row(
+        "a step by `sk.fit`, by default",
+        "peers",
+        "µs",
+        "Keras, its faster way",
+        lambda d: (
+            d["results"]["sk.fit, by default"]["us"],
+            min(way["us"] for name, way in d["results"].items() if name.startswith("Keras")),
+        ),
+    ),
     Row("a sample, read one by one", "data", "µs", "DataLoader", _ways("one by one", "kit", "DataLoader")),
     Row("a sample, by `__getitems__`", "data", "µs", "DataLoader", _ways("__getitems__", "kit", "DataLoader")),
     Row("a sample, resident", "data", "µs", "by hand", _ways("a TensorDataset", "kit, on the device", "by hand")),
     Row("a sample of a data set just above the limit", "data", "µs", "by hand", _cliff),
+    Row(
+        "a sample of a data set of 1.004 GiB",
+        "data",
+        "µs",
+        "by hand",
+        _ways("a TensorDataset around 1 GiB", "kit, 1.004 GiB", "by hand"),
+    ),
+    *(
+        Row(f"rows of a .{ending}", "data", "µs", way, _ways(f"rows of a .{ending}", "kit, ArrayDataset", "by hand"))
+        for ending, way in (
+            ("safetensors", "by hand, sliced"),
+            ("h5", "by hand, sorted"),
+            ("parquet", "by hand, in memory"),
+        )
+    ),
     Row(
         "rows of 4 KB in a file",
         "data",
@@ -147,7 +172,41 @@ ROWS = (
         "distributed",
         "×",
         "aim, 1 ÷ 0.98",
-        lambda d: (1 / d["steps_per_s"]["ratio"], 1 / 0.98),
+        lambda d: (1 / d["steps_per_s"]["2 ranks"]["ratio"], 1 / 0.98),
+    ),
+    Row(
+        "two ranks, CPU of a step ÷ by hand",
+        "distributed",
+        "×",
+        "aim, 1 ÷ 0.98",
+        lambda d: (d["steps_per_s"]["2 ranks"]["cpu_ratio"], 1 / 0.98),
+    ),
+    Row(
+        "samples/s of one rank ÷ those of two",
+        "distributed",
+        "×",
+        "by hand",
+        lambda d: tuple(1 / d["steps_per_s"]["scaling"][way] for way in ("spectrakit", "torchrun")),
+    ),
+    *(
+        Row(
+            f"`{name}` to its target loss",
+            "target",
+            "CPU s",
+            other,
+            lambda d, name=name, other=other: tuple(
+                d["tables"][name][way].get("cpu_s", float("nan")) for way in ("sk.fit", other)
+            ),
+        )
+        for name in ("digits", "coffee", "10⁶ rows")
+        for other in ("barest", "DataLoader")
+    ),
+    Row(
+        "a step of a small model on a GPU",
+        "graphs",
+        "µs",
+        "by hand, captured",
+        lambda d: (d["results"]["sk.fit, by default"]["us"], d["results"]["by hand, captured"]["us"]),
     ),
     Row("the pause for 100 MB", "checkpoints", "s", "torch.save", _saving),
     Row(
@@ -219,7 +278,8 @@ def measure(name: str) -> None:
 
 def rows_of(known: dict[str, dict]) -> list[tuple[Row, float, float]]:
     "(row, ours, limit) of each row whose figures are known, the worst ratio first."
-    found = [(row, *row.read(known[row.script]["figures"])) for row in ROWS if row.script in known]
+    run = {name: about["figures"] for name, about in known.items() if "not_run" not in about["figures"]}
+    found = [(row, *row.read(run[row.script])) for row in ROWS if row.script in run]
     return sorted(found, key=lambda one: -one[1] / one[2])
 
 
@@ -284,10 +344,12 @@ def write_page(known: dict[str, dict]) -> None:
         *table(lost, known),
     ]
     lines += ["", "## Reached", "", *table([one for one in rows if one not in lost], known), "", "## How", ""]
-    for name in (name for name in SCRIPTS if name in known):
+    for name in (name for name in SCRIPTS if name in known and "not_run" not in known[name]["figures"]):
         about = known[name]["machine"]
         facts = ", ".join(f"{key} {value}" for key, value in about.items())
         lines.append(f"- `{known[name]['command']}`, {known[name]['day']}: {facts}")
+    for name in (name for name in SCRIPTS if "not_run" in known.get(name, {}).get("figures", {})):
+        lines.append(f"- `bench/{name}.py`: {known[name]['figures']['not_run']}")
     if "peers" in known:
         left_out = known["peers"]["figures"]["left_out"]
         lines += ["", *(f"- left out: {name}, {reason}" for name, reason in left_out.items())]

@@ -214,6 +214,22 @@ def fastai(batches, epochs: int) -> None:
         learner.fit(epochs)
 
 
+def keras(batches, epochs: int) -> None:
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((32,)), *layers])
+    optimizer = keras.optimizers.AdamW(1e-3, weight_decay=0.01)  # its own: it takes none of torch's
+    model.compile(optimizer=optimizer, loss="mse")
+    if isinstance(batches, Sliced):
+        x, y = (column.numpy() for column in samples())
+        model.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=True, verbose=0)
+    else:
+        model.fit(batches, epochs=epochs, verbose=0)
+
+
 # what the others do not do: deterministic operations, no decay for biases, a log point each 10 steps
 EQUAL = ("trainer.deterministic=false", "optimizer.decay_norms_and_biases=true", "trainer.log_every_n_steps=50")
 # name → (package whose version is printed, what runs so many epochs)
@@ -230,6 +246,8 @@ WAYS: dict[str, tuple[str, Callable]] = {
     "Lightning, sliced": ("lightning", lambda n: lightning(Sliced(), n)),
     "Lightning, DataLoader": ("lightning", lambda n: lightning(loader(), n)),
     "HF Trainer": ("transformers", transformers),
+    "Keras on torch, arrays": ("keras", lambda n: keras(Sliced(), n)),
+    "Keras on torch, DataLoader": ("keras", lambda n: keras(loader(), n)),
     "fastai, DataLoader": ("fastai", lambda n: fastai(loader(), n)),
 }
 HERE_ALREADY = ("torch", "accelerate")
