@@ -469,8 +469,6 @@ LONG_CELLS = {
         "Platform",
     ): "what is known of a machine: a table of fields, and methods of a line or two that say it",
     ("10_config/01_schema", "Config"): "a table of settings",
-    ("22_data/06_loaders", "LoadedBatches"): "one class: what it reads changes its workers in the middle of an epoch",
-    ("22_data/06_loaders", "_FirstBatches"): "one class, whose times belong together",
     ("10_config/01_schema", "DataConfig"): "a table of settings",
     ("10_config/01_schema", "DilocoConfig"): "a table of settings",
     ("10_config/01_schema", "DistributedConfig"): "a table of settings",

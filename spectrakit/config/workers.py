@@ -37,11 +37,12 @@ class ReadingTimes:
     start_s: float = 0.0  # to start a worker
 
     def batch_s(self, workers: int, batches: int) -> float:
-        "What a batch takes, read and learned from, where an epoch has so many, and begins with the start of workers."
+        "What a batch takes, read and learned from, in epochs of so many, which begin with the start of workers."
         if workers == 0:
             return self.fetch_s + self.step_s
-        started = workers * self.start_s / max(1, batches)
-        return max(self.receive_s + self.step_s, self.fetch_s / workers) + started
+        first = workers * self.start_s + self.fetch_s + self.receive_s + self.step_s  # which nobody has read ahead
+        other = max(self.receive_s + self.step_s, self.fetch_s / workers)
+        return (first + (batches - 1) * other) / max(1, batches)
 
 
 def reading_times(

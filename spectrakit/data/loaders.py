@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Batches', 'MicroBatch', 'resident_tensors', 'ResidentBatches', 'RowBatches', 'copied_ahead', 'shorten_socket_paths',
-           'end_with_parent', 'keeping_sigchld', 'with_less', 'LoadedBatches', 'Placement', 'train_batches',
+           'end_with_parent', 'keeping_sigchld', 'with_less', 'Workers', 'LoadedBatches', 'Placement', 'train_batches',
            'eval_batches', 'dataset_length', 'limit_samples', 'limit_files', 'find_non_finite', 'check_finite_dataset']
 
 # %% ../../nbs/22_data/06_loaders.ipynb #89ed1aae
@@ -15,9 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, islice, tee
+from itertools import accumulate, chain, islice, tee
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,8 +104,11 @@ def _places(cuts: list[Cut]) -> Iterator[tuple[int, int]]:
 # %% ../../nbs/22_data/06_loaders.ipynb #d1c00012
 def _gather(source: Columns) -> Callable[[Any], tuple]:
     "What takes samples from columns by their indices, without a question for each batch where tensors are in memory."
+    import torch
+
     columns = source.columns
-    if source.rows is None and not source.on_disk and all(c.device.type == "cpu" for c in columns):
+    in_memory = source.rows is None and not source.on_disk
+    if in_memory and all(torch.is_tensor(c) and c.device.type == "cpu" for c in columns):
         return lambda indices: tuple([c.index_select(0, indices) for c in columns])
     return source.take
 
@@ -354,52 +357,145 @@ def _workers_for(dataset: Any, config: Config, placement: "Placement") -> Datalo
     return replace(settings, num_workers=workers, persistent_workers=True)
 
 # %% ../../nbs/22_data/06_loaders.ipynb #ff7cacef
+class _Loader:
+    "Reads batches of a data set, by workers that others may take the place of."
+
+    def __init__(self, dataset: Any, seed: int, device: Any, collate: Callable | None, settings: DataloaderConfig):
+        self.source, self._requests = SeededSamples(dataset, seed), _Requests()
+        self._make = partial(_data_loader, self.source, self._requests, device, collate=collate)
+        self.use(settings)
+
+    def use(self, settings: DataloaderConfig) -> None:
+        "Read as `settings` have it, from the next call of `read` on."
+        self.settings, self._loader, self._kills = settings, self._make(settings=settings), memory_kills()
+        self.start_s: float | None = None  # until workers that begin have read a batch, without the reading
+
+    def use_fewer(self, error: Exception) -> str:
+        "Read with fewer workers after `error`: the sentence on it. It is raised where it has nothing to do with them."
+        settings, text = with_less(self.settings, error, killed_for_memory(self._kills))
+        self.use(settings)
+        return text
+
+    def read(self, keys: Iterator[Keys]) -> Iterator[tuple[Any, Any, float]]:
+        "A batch for each of `keys`: the data, the generators that were drawn from, the seconds that reading took."
+        self._requests.keys, asked = keys, time.perf_counter()
+        for batch in _plain_errors(self._loader):
+            if self.start_s is None:
+                self.start_s = max(0.0, time.perf_counter() - asked - batch[2])
+            self.source.learn(batch[1])  # workers that begin later know what these have found
+            yield batch
+
+# %% ../../nbs/22_data/06_loaders.ipynb #7c1f0a02
 _WARM, _TIMED, _MOST_S = 2, 12, 3.0  # batches that are left out, that are timed, and seconds that they may take
 
 
-class _FirstBatches:
-    "What the first batches of a run take; `enough` of them once there are."
+@dataclass
+class _FirstTimes:
+    "What the first batches of a run took, in seconds each."
 
-    def __init__(self, device: Any):
-        self._device = device
-        self._fetches, self._waits, self._steps = list[float](), list[float](), list[float]()
-        self.start_s = 0.0  # until a worker that is started has read its first batch, without the reading
-
-    def _now(self) -> float:
-        if _is_cuda(self._device):  # what was launched is part of the step
-            import torch
-
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
-
-    def noted(self, batches: Iterator[tuple]) -> Iterator[tuple]:
-        "The same `batches` of an epoch."
-        left = None
-        while True:
-            asked = self._now()
-            if left is not None:
-                self._steps.append(asked - left)
-            if (batch := next(batches, None)) is None:
-                return
-            waited = time.perf_counter() - asked
-            self._fetches.append(batch[2])
-            if left is None:
-                self.start_s = max(0.0, waited - batch[2])
-            else:
-                self._waits.append(waited)
-            yield batch
-            left = self._now()
+    fetches: list[float] = field(default_factory=list)  # to read
+    waits: list[float] = field(default_factory=list)  # to be handed one
+    steps: list[float] = field(default_factory=list)  # until the next one was asked for
 
     @property
     def enough(self) -> bool:
-        count = len(self._steps)
-        return count >= _WARM + _TIMED or (count > _WARM and sum(self._steps) + sum(self._waits) > _MOST_S)
+        "Whether a number of workers follows from them."
+        count = len(self.steps)
+        return count >= _WARM + _TIMED or (count > _WARM and sum(self.steps) + sum(self.waits) > _MOST_S)
 
-    def choose(self, settings: DataloaderConfig, most: int, batches: int) -> Reading:
-        "What follows for epochs of so many `batches`, where there may be `most` workers."
-        start_s = 0.0 if settings.persistent_workers else self.start_s
-        times = reading_times(self._fetches[_WARM:], self._waits[_WARM:], self._steps[_WARM:], start_s)
-        return choose_workers(times, most, batches, settings.prefetch_factor)
+    def choose(self, settings: DataloaderConfig, start_s: float, batches: int) -> Reading:
+        "What follows for epochs of so many `batches`, with workers that take `start_s` to begin."
+        began_s = 0.0 if settings.persistent_workers else start_s
+        times = reading_times(self.fetches[_WARM:], self.waits[_WARM:], self.steps[_WARM:], began_s)
+        return choose_workers(times, settings.most_workers or 0, batches, settings.prefetch_factor)
+
+# %% ../../nbs/22_data/06_loaders.ipynb #7c1f0a05
+def _clock(device: Any) -> Callable[[], float]:
+    "The time in seconds, once all is done that `device` was asked for."
+    if not _is_cuda(device):
+        return time.perf_counter
+    import torch
+
+    def synchronized() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return synchronized
+
+
+def _timed(batches: Iterator[tuple], times: _FirstTimes, clock: Callable[[], float]) -> Iterator[tuple]:
+    "The same `batches` of an epoch; what they take is added to `times`."
+    handed = None
+    while True:
+        asked = clock()
+        if handed is not None:
+            times.steps.append(asked - handed)
+        if (batch := next(batches, None)) is None:
+            return
+        times.fetches.append(batch[2])
+        if handed is not None:  # the first one of an epoch is read while it is waited for
+            times.waits.append(time.perf_counter() - asked)
+        yield batch
+        handed = clock()
+
+# %% ../../nbs/22_data/06_loaders.ipynb #7c1f0a08
+class Workers:
+    """How many processes read for a loader: as many as were asked for, or as many as the first batches ask for.
+
+    - `asked`: the block `dataloader`. With num_workers=auto one reads until there is a choice, of up to most_workers
+      (with none, or where it is not known how many there may be, the training process reads)
+    - `make`: makes the loader
+
+    `chosen`: what followed from the times (None: nothing yet, or the number was given). `measuring`: whether times are
+    taken now, which is so where each batch is trained on. `report`: takes a sentence where reading had to change.
+    """
+
+    def __init__(self, asked: DataloaderConfig, make: Callable[[DataloaderConfig], _Loader]) -> None:
+        self.asked, self.auto = asked, asked.num_workers == "auto" and bool(asked.most_workers)
+        self._times = _FirstTimes() if self.auto else None
+        self.loader = make(replace(asked, num_workers=1, persistent_workers=True) if self.auto else asked)
+        self.report: Callable[[str], None] = _print_to_log
+        self.chosen: Reading | None = None
+        self.measuring = True
+
+    def use(self, chosen: Reading) -> None:
+        "Read as it was `chosen`, and measure nothing."
+        self.chosen, self._times = chosen, None
+        ahead = chosen.prefetch_factor
+        settings = replace(self.asked, num_workers=chosen.num_workers, prefetch_factor=ahead)
+        if settings != self.loader.settings:
+            self.loader.use(settings)
+
+    def read(self, keys: Iterator[Keys], clock: Callable[[], float]) -> Iterator[tuple]:
+        "The batches of `keys`, timed by `clock` where that is wanted."
+        batches, times = self.loader.read(keys), self._times
+        return _timed(batches, times, clock) if times is not None and self.measuring else batches
+
+# %% ../../nbs/22_data/06_loaders.ipynb #7c1f0a11
+def _choose(workers: Workers, batches: Callable[[], int]) -> bool:
+    "Whether others read from now on, since enough is known of epochs of so many `batches`."
+    times, before = workers._times, workers.loader.settings
+    if times is None or not workers.measuring or not times.enough:
+        return False
+    chosen = times.choose(workers.asked, workers.loader.start_s or 0.0, batches())
+    workers.use(chosen)
+    workers.report(chosen.reason)
+    return workers.loader.settings is not before
+
+
+def _lose(workers: Workers, error: Exception) -> None:
+    "Go on with fewer workers after `error`, which is raised where it has nothing to do with them."
+    text = workers.loader.use_fewer(error)
+    workers._times = None
+    if workers.chosen is not None:
+        workers.chosen = replace(workers.chosen, num_workers=workers.loader.settings.num_workers, reason=text)
+    workers.report(text)
+
+# %% ../../nbs/22_data/06_loaders.ipynb #7c1f0a14
+def _if_any(cuts: Iterator[Cut]) -> Iterator[Cut] | None:
+    "The same cuts; None where there are none."
+    first = next(cuts, None)
+    return None if first is None else chain([first], cuts)
 
 # %% ../../nbs/22_data/06_loaders.ipynb #b80e8330
 class LoadedBatches:
@@ -408,76 +504,37 @@ class LoadedBatches:
     - `dataset`: map-style, any
     - `device`: where each batch is moved
     - `plan`: what each epoch reads
-    - `settings`: the block `dataloader` of the configuration: workers, memory. With num_workers=auto, their number
-      follows from the times of the first batches, up to most_workers; where that is 0 or None, there are none
+    - `settings`: the block `dataloader` of the configuration: workers, memory
     - `collate`: makes a batch of a list of samples (default: torch's)
-
-    `chosen`: what followed from those times; None: nothing yet, or the number was given. `measuring`: whether times are
-    taken now; not where something else than training is done with the batches.
     """
 
     def __init__(self, dataset: Any, device: Any, plan: EpochPlan, settings: DataloaderConfig, collate: Any = None):
-        self.dataset, self.device, self.plan, self.settings = dataset, device, plan, settings
+        self.dataset, self.device, self.plan = dataset, device, plan
         self.reason = ""  # why they are read in this way
-        self.report: Callable[[str], None] = _print_to_log  # takes a sentence where reading had to change
-        self.chosen: Reading | None = None
-        self.measuring = True
-        self._requests, self._source = _Requests(), SeededSamples(dataset, plan.seed)
-        self._make = partial(_data_loader, self._source, self._requests, device, collate=collate)
-        self._first, self.auto = None, settings.num_workers == "auto"
-        if settings.num_workers == "auto" and settings.most_workers:
-            self._first, self.settings = _FirstBatches(device), replace(settings, num_workers=1)
-        self._loader, self._kills = self._make(settings=self.settings), memory_kills()
-
-    def use(self, chosen: Reading) -> None:
-        "Read as it was `chosen`, from the next epoch on, and measure nothing."
-        self.chosen, self._first = chosen, None
-        before = self.settings.num_workers, self.settings.prefetch_factor
-        if before != (chosen.num_workers, chosen.prefetch_factor):
-            ahead = chosen.prefetch_factor
-            self.settings = replace(self.settings, num_workers=chosen.num_workers, prefetch_factor=ahead)
-            self._loader, self._kills = self._make(settings=self.settings), memory_kills()
+        self.workers = Workers(settings, partial(_Loader, dataset, plan.seed, device, collate))
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
-        if not _is_cuda(self.device) or self.settings.num_workers in (0, "auto"):
+        if not _is_cuda(self.device) or self.workers.loader.settings.num_workers in (0, "auto"):
             return self._read(epoch, first_step, self.device)
         return copied_ahead(self._read(epoch, first_step, None), self.device)
 
     def _read(self, epoch: int, first_step: int, device: Any, done: int = 0) -> Iterator[MicroBatch]:
-        while True:
-            asked, cuts = tee(islice(self.plan.cuts_from(first_step), done, None))
-            order, loader = self.plan.order(len(self.dataset), epoch), self._loader
-            self._requests.keys = keys_of(order, epoch, asked, bool(self.plan.sampled))
-            first = self._first if self.measuring else None
-            batches = _plain_errors(loader) if first is None else first.noted(_plain_errors(loader))
+        order, clock = self.plan.order(len(self.dataset), epoch), _clock(self.device)
+        while (left := _if_any(islice(self.plan.cuts_from(first_step), done, None))) is not None:
+            asked, cuts = tee(left)
             try:
-                for (data, drawn, _), cut in zip(batches, cuts, strict=False):
+                for (data, *_), cut in zip(
+                    self.workers.read(keys_of(order, epoch, asked, bool(self.plan.sampled)), clock), cuts, strict=False
+                ):
                     done += 1
-                    self._source.learn(drawn)  # workers of the next epoch begin with what those of this one found
                     yield MicroBatch(data if device is None else to_device(data, device), *cut[2:])
-                    if first is not None and first.enough and self.chosen is None:
-                        self._choose(first)
-                    if self._loader is not loader:
-                        break  # the others are read by the new one
+                    if _choose(self.workers, lambda: sum(1 for _ in self.plan.cuts_from(0))):
+                        break
                 else:
                     return
             except (RuntimeError, OSError, EOFError) as error:
-                self._lose_workers(error)
-
-    def _choose(self, first: _FirstBatches) -> None:
-        "Go on as the times of the first batches have it."
-        batches = sum(1 for _ in self.plan.cuts_from(0))
-        chosen = first.choose(self.settings, self.settings.most_workers or 0, batches)
-        self.use(chosen)
-        self.report(chosen.reason)
-
-    def _lose_workers(self, error: Exception) -> None:
-        "Go on with fewer workers after `error`, which is raised where it has nothing to do with them."
-        self.settings, text = with_less(self.settings, error, killed_for_memory(self._kills))
-        self.report(text)
-        self._first = None
-        self._loader, self._kills = self._make(settings=self.settings), memory_kills()
+                _lose(self.workers, error)
 
 # %% ../../nbs/22_data/06_loaders.ipynb #23a2fc06
 @dataclass(frozen=True)

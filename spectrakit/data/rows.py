@@ -13,6 +13,20 @@ from typing import Any, NamedTuple
 from .array_files import open_array
 from ..system.errors import RequestError
 
+# %% ../../nbs/22_data/05_rows.ipynb #d1e00019
+def _in_file_order(column: Any, rows: Any) -> Any:
+    "Rows of a tensor or an array that is mapped from a file, read in the order in which they lie there."
+    import numpy
+    import torch
+
+    order = rows.argsort()
+    if torch.is_tensor(column):
+        part = column.index_select(0, torch.from_numpy(rows[order]))
+        return torch.empty_like(part).index_copy_(0, torch.from_numpy(order), part)
+    found = numpy.empty((len(rows), *column.shape[1:]), column.dtype)
+    found[order] = column.view(numpy.ndarray).take(rows[order], 0)  # a memmap asks with each call what it has become
+    return torch.from_numpy(found)
+
 # %% ../../nbs/22_data/05_rows.ipynb #d1e00006
 def _on_disk(column: Any) -> bool:
     "Whether reading rows of a column may mean to read a file."
@@ -36,14 +50,12 @@ def take_rows(column: Any, rows: Any) -> Any:
         if torch.is_tensor(column):
             return column.index_select(0, rows.to(column.device))
         return torch.from_numpy(column[rows.numpy()])
+    if torch.is_tensor(column) or isinstance(column, numpy.ndarray):
+        return _in_file_order(column, rows.numpy())
     ascending, back = numpy.unique(rows.numpy(), return_inverse=True)
-    if torch.is_tensor(column):
-        found = column.index_select(0, torch.from_numpy(ascending))
-    else:
-        together = len(ascending) and ascending[-1] - ascending[0] + 1 == len(ascending)
-        part = slice(int(ascending[0]), int(ascending[-1]) + 1) if together else ascending
-        found = torch.from_numpy(numpy.array(column[part]))
-    return found.index_select(0, torch.from_numpy(back.reshape(-1)))
+    together = len(ascending) and ascending[-1] - ascending[0] + 1 == len(ascending)
+    part = slice(int(ascending[0]), int(ascending[-1]) + 1) if together else ascending
+    return torch.from_numpy(numpy.array(column[part])).index_select(0, torch.from_numpy(back.reshape(-1)))
 
 # %% ../../nbs/22_data/05_rows.ipynb #d1e00017
 def _opened(array: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from .batch_forms import leaves_of
 from .content import content_hash
-from .order import Keys, mix_seed
+from .order import Keys, mix_seed, mix_seeds
 
 # %% ../../nbs/22_data/03_samples.ipynb #d1b00007
 @dataclass(frozen=True)
@@ -137,10 +137,11 @@ def global_generators() -> dict[str, GlobalGenerator]:
 # %% ../../nbs/22_data/03_samples.ipynb #d1b00013
 def sample_seeds(seed: int, keys: Keys) -> list[int]:
     "A whole number for each sample of `keys`, a function of `seed`, epoch, index and which time."
-    times = keys.times or [0] * len(keys.indices)
+    if not keys.times:
+        return mix_seeds((seed, keys.epoch), keys.indices)
     return [
         mix_seed(seed, keys.epoch, index, *([time] if time else []))
-        for index, time in zip(keys.indices, times, strict=True)
+        for index, time in zip(keys.indices, keys.times, strict=True)
     ]
 
 # %% ../../nbs/22_data/03_samples.ipynb #d1b00016

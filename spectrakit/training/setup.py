@@ -444,17 +444,25 @@ def _moved_model(task: Any, config: Config, context: RunContext, watch: Watch) -
     return model, base
 
 # %% ../../nbs/41_training/00_setup.ipynb #f37c4815
-def reading_before(known: Any, name: str, reader: LoadedBatches) -> Reading | None:
-    "How the data called `name` were read, as environment.json has `known` it; None where it was elsewhere, or unknown."
-    found, most = known.get(name) if isinstance(known, dict) else None, reader.settings.most_workers or 0
-    if not isinstance(found, dict) or reader.settings.num_workers == 0 or found.get("most_workers") != most:
-        return None
-    workers, ahead = found.get("num_workers"), found.get("prefetch_factor")
+def reading_before(known: Any, name: str, most: int) -> tuple[Reading | None, str]:
+    """How the data called `name` were read, as environment.json has `known` it, and a sentence on it.
+
+    None where that does not hold here, with the reason; no sentence where nothing is known.
+
+    `most`: how many workers there may be
+    """
+    found = known.get(name) if isinstance(known, dict) else None
+    if not isinstance(found, dict):
+        return None, ""
+    workers, ahead, before = (found.get(key) for key in ("num_workers", "prefetch_factor", "most_workers"))
+    if before != most:
+        return None, f"measured anew, because there may be {most} workers here, and there were {before} before"
     if not (type(workers) is int and type(ahead) is int and 0 <= workers <= most and 1 <= ahead <= MOST_AHEAD):
-        return None
-    return Reading(workers, ahead, f"dataloader.num_workers=auto: {workers}, as this run has found out before")
+        return None, "measured anew, because environment.json has no number of workers that makes sense"
+    reason = f"dataloader.num_workers=auto: {workers}, as this run has found out before"
+    return Reading(workers, ahead, reason), reason
 
-
+# %% ../../nbs/41_training/00_setup.ipynb #7c1f0b02
 def keep_reading(loaded: dict[str, LoadedBatches], context: RunContext, log: EventLog, run_dir: Path) -> None:
     """Let readers go on as this run has read before, log what they choose, and keep it. Every rank calls it.
 
@@ -465,20 +473,23 @@ def keep_reading(loaded: dict[str, LoadedBatches], context: RunContext, log: Eve
     """
     known = context.broadcast(read_environment(run_dir).get("reading") if context.is_main else None)
     for name, reader in loaded.items():
-        reader.measuring = False
-        if reader.auto and (before := reading_before(known, name, reader)) is not None:
-            reader.use(before)
-            reader.reason = f"{reader.reason}; {before.reason}"
+        workers = reader.workers
+        workers.measuring = False
+        if workers.auto:
+            before, text = reading_before(known, name, workers.asked.most_workers or 0)
+            reader.reason = "; ".join(filter(None, (reader.reason, text)))
+            if before is not None:
+                workers.use(before)
         if context.is_main:
-            reader.report = partial(_note_reading, loaded, log, run_dir)
+            workers.report = partial(_note_reading, loaded, log, run_dir)
 
 
 def _note_reading(loaded: dict[str, LoadedBatches], log: EventLog, run_dir: Path, text: str) -> None:
     log.write("message", text=text)
     chosen = {
-        name: {**asdict(reader.chosen), "most_workers": reader.settings.most_workers}
+        name: {**asdict(reader.workers.chosen), "most_workers": reader.workers.asked.most_workers}
         for name, reader in loaded.items()
-        if reader.chosen is not None
+        if reader.workers.chosen is not None
     }
     with contextlib.suppress(OSError):  # a run that goes on measures once more
         update_environment(run_dir, reading=chosen)
@@ -540,7 +551,7 @@ def prepare(
     learner = learner_of(model)
     check_plateau(learner, monitor, direction.mode)
     for reader in loaded.values():
-        reader.measuring = True  # from here on there is training between two batches
+        reader.workers.measuring = True  # from here on there is training between two batches
     seed_everything(mix_seed(own_order(config).seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
     return TrainState(
         task,

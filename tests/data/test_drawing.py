@@ -244,4 +244,4 @@ def test_many_samples_at_once_draw_by_their_own_seeds():
 def test_workers_of_a_later_epoch_know_what_earlier_ones_found():
     batches = LoadedBatches(Torch(), "cpu", plan(), compose("dataloader.num_workers=1").dataloader)
     list(batches.epoch(0))
-    assert batches._source.drawn == {"torch"}
+    assert batches.workers.loader.source.drawn == {"torch"}

@@ -106,7 +106,7 @@ def read(workers, said):
     settings = compose(f"dataloader.num_workers={workers}", *words).dataloader
     plan = EpochPlan(partial(train_cuts, BatchPlan(48, 2)), shuffle=True)
     batches = LoadedBatches(Noisy(), "cpu", plan, settings)
-    batches.report = said.append
+    batches.workers.report = said.append
     return torch.stack([batch.data for epoch in (1, 2) for batch in list(batches.epoch(epoch))])
 
 calm, said = read(0, []), []

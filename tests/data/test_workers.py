@@ -1,6 +1,8 @@
 "dataloader.num_workers=auto: found out from the first batches, and the same samples whatever is found."
 
+import json
 import os
+import signal
 import time
 from functools import partial
 
@@ -9,6 +11,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 import spectrakit
+from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.config.compose import compose
 from spectrakit.config.workers import Reading, ReadingTimes, choose_workers
@@ -58,10 +61,12 @@ def test_whatever_is_chosen_in_the_middle_of_an_epoch_the_samples_are_the_same(a
         "spectrakit.data.loaders.choose_workers", lambda times, most, batches, ahead: Reading(workers, 4, f"{workers}")
     )
     batches, said = LoadedBatches(Noisy(), "cpu", PLAN, settings(f"dataloader.persistent_workers={persistent}")), []
-    batches.report = said.append
+    batches.workers.report = said.append
     samples, cuts, readers = read(batches)
     assert torch.equal(samples, alone[0]) and cuts == alone[1] and said == [f"{workers}"]
-    assert batches.settings.num_workers == workers and batches.settings.prefetch_factor == 4
+    assert (
+        batches.workers.loader.settings.num_workers == workers and batches.workers.loader.settings.prefetch_factor == 4
+    )
     assert os.getpid() not in readers[:14] and (os.getpid() in readers[15:]) == (workers == 0)
     assert len(set(readers[40:])) == max(1, workers)
     assert torch.equal(read(batches, 1, 3)[0], alone[0][18:120])  # a resume in an epoch
@@ -72,9 +77,9 @@ def test_only_workers_read_until_there_is_a_choice(monkeypatch):
     seen = []
     monkeypatch.setattr(Noisy, "__getitem__", lambda self, index: (torch.ones(3), get_worker_info() is not None))
     batches = LoadedBatches(Noisy(), "cpu", PLAN, settings())
-    batches.report = seen.append
+    batches.workers.report = seen.append
     flags = [bool(b.data[1].all()) for b in batches.epoch(0)]
-    assert all(flags[:14]) and batches.chosen is not None and seen == [batches.chosen.reason]
+    assert all(flags[:14]) and batches.workers.chosen is not None and seen == [batches.workers.chosen.reason]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +94,7 @@ def test_only_workers_read_until_there_is_a_choice(monkeypatch):
 )
 def test_workers_stay_within_the_cores(words, place, workers, says):
     batches = train_batches(Noisy(), BatchPlan(120, 3, 1, place.world_size), compose(*words), place)
-    assert batches.settings.num_workers == workers and says in batches.reason
+    assert batches.workers.loader.settings.num_workers == workers and says in batches.reason
 
 
 def test_more_time_to_read_never_asks_for_fewer_workers():
@@ -140,5 +145,77 @@ def test_the_choice_is_told_kept_and_taken_by_a_run_that_goes_on(tmp_path, monke
     again = LoadedBatches(Noisy(), "cpu", PLAN, settings("dataloader.most_workers=2"))
     context = create_run_context(spectrakit.compose("trainer.accelerator=cpu"), detect({"PATH": ""}, shell=""))
     keep_reading({"train": again}, context, NullLog(), run.path)
-    assert again.chosen is not None and again.settings.num_workers == kept["num_workers"]
+    assert again.workers.chosen is not None and again.workers.loader.settings.num_workers == kept["num_workers"]
     assert len(list(again.epoch(0))) == 40 and read_environment(run.path)["reading"]["train"] == kept
+
+
+class Stopped(Learn):
+    "Asks for a stop in its loss of this number."
+
+    asleep_s, at = 0.0, 0
+
+    def loss(self, model, batch):
+        self.at -= 1
+        if self.at == 0:
+            signal.raise_signal(signal.SIGINT)
+        return super().loss(model, batch)
+
+
+def begun(tmp_path, monkeypatch, at, cores=3):
+    "A run of 48 steps, stopped in its loss number `at`; its first times ask for one worker, later ones for none."
+    choices = iter([1, *[0] * 9])
+    monkeypatch.setattr(
+        "spectrakit.data.loaders.choose_workers", lambda *_: Reading(next(choices), 3, "as the times have it")
+    )
+    tmp_path.mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    words = ["data.micro_batch_size=4", "trainer.accelerator=cpu", "trainer.max_epochs=2", "launch.mode=inline"]
+    words += ["local/accumulate_grad_batches=debug", f"+dataloader.most_workers={cores}", "run.console=none"]
+    task = Stopped()
+    task.at = at
+    return spectrakit.fit(task, spectrakit.compose(*words, "dataloader.num_workers=auto"), show=False), words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["resume", "auto"])
+def test_a_run_that_goes_on_reads_as_it_has_found_out_and_the_same_samples(tmp_path, monkeypatch, way):
+    whole = begun(tmp_path / "whole", monkeypatch, 0)[0].path.absolute()
+    run, words = begun(tmp_path, monkeypatch, 20)
+    assert run.status == "interrupted" and read_environment(run.path)["reading"]["train"]["num_workers"] == 1
+    monkeypatch.setattr("spectrakit.data.loaders.choose_workers", lambda *_: pytest.fail("it is known already"))
+    if way == "resume":
+        again = spectrakit.resume(run, Stopped(), show=False)
+    else:
+        words = spectrakit.compose(*words, "dataloader.num_workers=auto")
+        again = spectrakit.fit(Stopped(), words, resume="auto", show=False)
+    assert again.path == run.path and again.status == "completed"
+    assert read_environment(run.path)["reading"]["train"]["num_workers"] == 1
+    assert "1, as this run has found out before" in json.dumps(read_environment(run.path)["decided"])
+    paths = whole, run.path
+    ends = [load_weights(find_checkpoint(folder / "checkpoints")[0]) for folder in paths]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_where_there_are_more_cores_measures_anew_and_says_why(tmp_path, monkeypatch):
+    run, _ = begun(tmp_path, monkeypatch, 20)
+    again = spectrakit.resume(run, Stopped(), "dataloader.most_workers=4", show=False)
+    known = read_environment(run.path)
+    assert again.status == "completed" and known["reading"]["train"]["num_workers"] == 0
+    assert "may be 3 workers here, and there were 2 before" in json.dumps(known["decided"])
+
+
+@pytest.mark.slow
+def test_epochs_of_one_batch_begin_one_worker_until_there_is_a_choice(monkeypatch):
+    "Not one an epoch, as `persistent_workers=false` has it later."
+    chosen = []
+    monkeypatch.setattr(
+        "spectrakit.data.loaders.choose_workers",
+        lambda times, most, batches, ahead: chosen.append((times, batches)) or Reading(0, 2, "none"),
+    )
+    plan = EpochPlan(partial(train_cuts, BatchPlan(3, 3)), seed=5)
+    batches = LoadedBatches(Noisy(), "cpu", plan, settings())
+    batches.workers.report = print
+    readers = read(batches, epochs=16)[2]
+    assert len(set(readers[:15])) == 1 and readers[0] != os.getpid() and set(readers[15:]) == {os.getpid()}
+    assert chosen[0][1] == 1 and chosen[0][0].start_s > 0

@@ -119,3 +119,65 @@ def test_a_step_asks_for_no_memory_whatever_called_the_loop(tmp_path, monkeypatc
     counted(tmp_path / "first", monkeypatch, Line(), (), 2)  # with the imports
     found = {deeper: page_faults_a_step(tmp_path, monkeypatch, deeper) for deeper in range(0, 132, 6)}
     assert max(found.values()) < 2, found
+
+
+class Short(Line):
+    "Epochs of ten steps, each with an evaluation of two batches."
+
+    def datasets(self, cfg):
+        x = torch.linspace(0, 1, 96)[:, None]
+        whole = torch.utils.data.TensorDataset
+        return whole(x[:80], 2 * x[:80]), whole(x[80:], 2 * x[80:])
+
+
+@pytest.mark.slow
+def test_an_epoch_of_ten_steps_with_its_evaluation_makes_few_calls(tmp_path, monkeypatch):
+    words = ("trainer.log_every_n_steps=10", "trainer.log_min_seconds=0")
+    counted(tmp_path / "first", monkeypatch, Short(), words, 20)  # with the imports
+    short = counted(tmp_path / "short", monkeypatch, Short(), words, 50)
+    long = counted(tmp_path / "long", monkeypatch, Short(), words, 250)
+    assert (long.calls - short.calls) / 20 <= 430 and long.opened == short.opened
+
+
+class Exchanging(Line):
+    "Rank 0 counts what it asks of torch.distributed, and writes down how much that was at its 31st and 131st step."
+
+    def __init__(self, file):
+        self.file, self.asked, self.steps = str(file), 0, 0
+
+    def model(self, cfg):
+        import torch.distributed
+
+        exchanges = "all_reduce reduce gather all_gather broadcast barrier all_to_all scatter send recv isend irecv"
+        for name in exchanges.split():
+            for each in (name, f"{name}_object", f"{name}_object_list", f"{name}_into_tensor"):
+                if callable(function := getattr(torch.distributed, each, None)):
+                    setattr(torch.distributed, each, self.counted(function))
+        return super().model(cfg)
+
+    def counted(self, function):
+        def asked(*args, **options):
+            self.asked += 1
+            return function(*args, **options)
+
+        return asked
+
+    def loss(self, model, batch):
+        self.steps += model.training
+        if os.environ["RANK"] == "0" and model.training and self.steps in (31, 131):
+            with open(self.file, "a") as file:
+                file.write(f"{self.asked}\n")
+        return super().loss(model, batch)
+
+
+@pytest.mark.slow
+def test_two_ranks_exchange_nothing_but_gradients_between_log_points(tmp_path, monkeypatch):
+    "Those travel without being asked for: DDP sends them while it goes back through the model."
+    monkeypatch.chdir(tmp_path)
+    words = ("trainer.accelerator=cpu", "trainer.devices=2", "data.micro_batch_size=4", "trainer.max_steps=160")
+    fixed = ("checkpoint.enabled=false", "trainer.log_every_n_steps=10", "trainer.log_min_seconds=0")
+    task = Exchanging(tmp_path / "asked")
+    run = spectrakit.fit(task, compose("local/accumulate_grad_batches=debug", *words, *fixed), show=False)
+    assert run.status == "completed"
+    before, after = map(int, (tmp_path / "asked").read_text().split())
+    assert 0 < after - before <= 2 * 100 / 10
