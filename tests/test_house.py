@@ -331,6 +331,25 @@ def test_a_notebook_teaches(path):
     assert not [cell for cell in cells if "nbdev_export()" in cell["source"]], "a stray cell that exports"
 
 
+def prints(source: str) -> bool:
+    "Whether the cell prints, at its top or in a block of it."
+    if re.match(r"#\|\s*(export|hide|default_exp|eval: false|slow|cuda|kaggle)\b", source):
+        return False
+    code = re.sub(r"^[ \t]*[%!].*$", "", source, flags=re.M)
+    todo = list(ast.parse(code).body)
+    for node in todo:
+        if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            todo += [inner for name in ("body", "orelse", "finalbody", "handlers") for inner in getattr(node, name, [])]
+    return any(re.match(r"print\(", ast.unparse(node)) for node in todo if isinstance(node, ast.Expr))
+
+
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if re.match(r"\d", p.name)], ids=lambda p: p.stem)
+def test_what_a_notebook_prints_is_kept(path):
+    cells = [cell for cell in read_notebook(path) if cell["cell_type"] == "code"]
+    empty = [cell["source"] for cell in cells if prints(cell["source"]) and not cell["outputs"]]
+    assert not empty, "run `python tools/notebooks.py run` on it"
+
+
 PATH_IN_OUTPUT = re.compile(r"/(?:home|root|work|tmp|Users|var/folders)/[\w.-]+")
 
 
