@@ -84,27 +84,31 @@ def _stopping(view: Any, pressed: list[int]) -> str:
     return stopping_text(view.state, stop_key()) if len(pressed) == 1 else "ending now"
 
 
+_SHORT_S = 5.0  # a fold or a trial that takes less has no picture of its own, which would take as long
+
+
 def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[int]) -> Outcome:
     "Have the job done, show it, and write what is left at the end. `pressed` takes the signals that ask for a stop."
     every_s = 10.0 if "ipykernel" in sys.modules else 60.0
-    console = job.config.run.console if show else "none"
+    console, began = job.config.run.console if show else "none", time.monotonic()
     with interrupts(into=pressed):  # also while the view is made, which imports widgets: the launch asks for them
         view = make_view(console, run.path, every_s=every_s, only_new=not job.kind.starts_at_zero)
         try:
             with key_in_environment(job.config, job.platform.name, lambda text: print(text, file=sys.stderr)):
                 outcome = launch(job, task, _make_tick(run, view, pressed))
             if log_file(run.path).is_file():
-                _summarize_or_say(run)
+                whole = job.config.tracking.group is None or time.monotonic() - began > _SHORT_S
+                _summarize_or_say(run, draw=whole)
             return outcome
         finally:
             if view:
                 view.close()  # the last frame has the curves that the summary drew
 
 
-def _summarize_or_say(run: Run) -> None:
-    "Write the summary; where that fails, print why."
+def _summarize_or_say(run: Run, draw: bool) -> None:
+    "Write the summary; where that fails, print why. `draw`: with the picture of the curves."
     try:
-        summarize(run)
+        summarize(run, draw)
     except Exception as error:
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         print(

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from .blend_weights import METHODS, Fitted, HeldOut, Score, are_classes, fit_weights, score_named
-from .cross_validation import CrossValidation
+from .cross_validation import CrossValidation, cv_facts, kept_runs
 from .run import open_run
 from ..config.compose import compose
 from ..data.folds import read_folds
 from ..handover.job import load_task
 from ..jobs.mean_submission import MeanSubmission
 from ..predictions.prediction_spool import load_arrays
-from ..runs.run_dir import missing_files, read_summary
+from ..runs.run_dir import missing_files
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import checked_path
 
@@ -58,11 +58,10 @@ def source_of(given: CrossValidation | Path | str) -> Source:
             "returned, or its folder."
         )
     path = given.path if isinstance(given, CrossValidation) else checked_path(given, "A cross-validation")
-    try:
-        facts = read_summary(path)
-        status, runs = facts["status"], facts["runs"]
-    except KeyError:
-        raise RequestError(f"{str(path)!r} is no cross-validation. Name what sk.cross_validate returned.") from None
+    facts = cv_facts(path)
+    if not isinstance(status := facts.get("status"), str):
+        raise RequestError(f"{str(path)!r} is no cross-validation. Name what sk.cross_validate returned.")
+    runs = [path / Path(run).parent.name / Path(run).name for run in kept_runs(facts)]
     if status != "completed":
         raise RequestError(f"{path.name} is {status}: some folds are missing. Go on with it: resume={str(path)!r}.")
     found = load_arrays(path / "out_of_fold.npz")
@@ -76,11 +75,10 @@ def source_of(given: CrossValidation | Path | str) -> Source:
             "probabilities, or numbers with a point."
         )
     test = load_arrays(path / "predictions.npz").get("predictions") if (path / "predictions.npz").is_file() else None
-    files = [path / f"fold-{k}" / Path(run).name / "out_of_fold.npz" for k, run in enumerate(runs)]
+    files = [run / "out_of_fold.npz" for run in runs if "-seed-" not in run.parent.name]  # each seed has the same
     sizes = [] if (path / "folds.npz").is_file() else [len(load_arrays(file)["predictions"]) for file in files]
     fold, sha256 = _fold_numbers(path, len(found["predictions"]), sizes)
-    run = path / "fold-0" / Path(runs[0]).name if runs else None
-    return Source(path.name, found["predictions"], found["targets"], fold, sha256, test, run)
+    return Source(path.name, found["predictions"], found["targets"], fold, sha256, test, next(iter(runs), None))
 
 # %% ../../nbs/60_api/09_blend.ipynb #a5b3a718
 def _sources(given: Sequence[Any]) -> list[Source]:

@@ -38,8 +38,8 @@ def cross_validate(arguments: Sequence[str]) -> int:
     "Train once for each fold, and score what was held out."
     options = _cross_validate_parser().parse_intermixed_args(arguments)
     from spectrakit.api.cross_validation import cross_validate as train_folds
+    from spectrakit.api.cross_validation import summary_of
     from spectrakit.handover.consent import consented_file
-    from spectrakit.runs.run_dir import read_summary
     from spectrakit.system.errors import RequestError
 
     task, overrides = split_words(options.words)
@@ -50,8 +50,8 @@ def cross_validate(arguments: Sequence[str]) -> int:
     predict = None if options.predict is None else Path(options.predict)
     show = not options.json
     found = train_folds(task, config, resume=options.resume, predict=predict, show=show, on_error="return")
-    summary = read_summary(found.path)
-    print_text(json.dumps(summary) if options.json else f"{found}\nin {found.path}")
+    facts = {"path": str(found.path), **summary_of(found)}
+    print_text(json.dumps(facts) if options.json else f"{found}\nin {found.path}")
     return EXIT_STATUS.get(found.status, 1)
 
 # %% ../../nbs/90_cli/11_cross_validate.ipynb #8d04b163

@@ -17,6 +17,7 @@ import pickle
 import re
 import sys
 import threading
+import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ from spectrakit.config.profile_files import (
     read_text,
 )
 from .schema import Config, get, settings, to_dict
-from .validation import accepted_values, shown, suggestion
+from .validation import Setting, accepted_values, shown, suggestion
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import checked_path
 from ..system.masking import masked_value
@@ -120,7 +121,36 @@ def _pickled_schema() -> bytes:
 
     return pickle.dumps(_writable(OmegaConf.structured(Config)), pickle.HIGHEST_PROTOCOL)
 
+# %% ../../nbs/10_config/04_compose.ipynb #b42c0c66
+def _is_plain(value: Any) -> bool:
+    "Whether OmegaConf would give back `value` as it is where any value may stand."
+    if isinstance(value, str):
+        return "$" not in value and value != "???"
+    if type(value) is dict:
+        return all(type(key) is str and _is_plain(inner) for key, inner in value.items())
+    return value is None or type(value) in (bool, int, float) or (type(value) is list and all(map(_is_plain, value)))
 
+
+def _is_whole(spec: Setting, value: Any) -> bool:
+    "Whether `value` is what the setting takes, so that there is nothing to convert."
+    kinds = typing.get_args(spec.type) if typing.get_origin(spec.type) is not dict else (dict,)
+    kinds = kinds or (spec.type,)
+    return _is_plain(value) and (Any in kinds or type(value) in kinds)
+
+
+def _without_a_merge(tree: dict[str, Any]) -> Config | None:
+    "The Config of `tree`, where no value has to be converted or worked out; else None. RequestError as from `Config`."
+    known = settings()
+    classes = {field.name: field.type for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.type)}
+    parts: dict[str, Any] = {}
+    for name, inside in tree.items():
+        leaves = {f"{name}.{key}": value for key, value in inside.items()} if name in classes else {name: inside}
+        if not all(key in known and _is_whole(known[key], value) for key, value in leaves.items()):
+            return None
+        parts[name] = cast("type", classes[name])(**inside) if name in classes else inside
+    return Config(**parts)
+
+# %% ../../nbs/10_config/04_compose.ipynb #a7b72558
 def _merged_at_once(given: dict[str, Any]) -> Config:
     """The Config of leaves (canonical key → value).
 
@@ -135,6 +165,8 @@ def _merged_at_once(given: dict[str, Any]) -> Config:
             continue  # the schema has it; a merge of all settings takes several times as long
         *blocks, name = key.split(".")
         functools.reduce(lambda inside, block: inside.setdefault(block, {}), blocks, tree)[name] = value
+    if (config := _without_a_merge(tree)) is not None:
+        return config
     merged = pickle.loads(_pickled_schema())
     merged.merge_with(tree)
     return cast("Config", OmegaConf.to_object(merged))
@@ -605,7 +637,8 @@ def snapshot(config: Config) -> str:
         again = f"sk.fit({name[9:]}(), sk.compose(config='config.yaml'))"
     header = f"{_SNAPSHOT}: what was asked for; `{again}` repeats it\n"
     header += f"{_SHA256}{sha256(config)}\n"
-    return header + yaml.safe_dump(_withhold(config), sort_keys=False, allow_unicode=True) + _WHOLE + "\n"
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's, several times as fast, where it was built in
+    return header + yaml.dump(_withhold(config), Dumper=dumper, sort_keys=False, allow_unicode=True) + _WHOLE + "\n"
 
 
 def _check_whole(text: str, file: Path) -> None:

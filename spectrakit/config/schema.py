@@ -1004,6 +1004,9 @@ class TrackingConfig:
     )
 
 # %% ../../nbs/10_config/01_schema.ipynb #9aadad0c
+_CHECKED = "_checked"  # what a block has whose settings were found possible
+
+
 def _check_config(config: "Config") -> None:
     "RequestError where a block or a setting of `config` is not possible."
     for block in dataclasses.fields(config):
@@ -1015,7 +1018,12 @@ def _check_config(config: "Config") -> None:
     for name in ("task", "extra"):
         object.__setattr__(config, name, frozen(getattr(config, name)))
     for key, spec in settings().items():
-        check_setting(key, spec, get(config, key))
+        block = getattr(config, key.partition(".")[0])
+        if not getattr(block, _CHECKED, False):  # most are those of the Config that this one was made from
+            check_setting(key, spec, get(config, key))
+    for field in dataclasses.fields(config):
+        if dataclasses.is_dataclass(block := getattr(config, field.name)):
+            object.__setattr__(block, _CHECKED, True)
 
 # %% ../../nbs/10_config/01_schema.ipynb #23a2fc06
 @dataclass(frozen=True)

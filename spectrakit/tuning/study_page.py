@@ -46,6 +46,7 @@ def draw_history(ax: Any, study: Study) -> None:
     ax.plot([t.number for t in ended], [t.curve[-1] for t in ended], "x", color=VALID, markersize=5)
     best = [better(values[: k + 1]) for k in range(len(values))]
     ax.step([t.number for t in done], best, where="post", color=RATE, linewidth=1.5)
+    ax.xaxis.get_major_locator().set_params(integer=True)
     _styled(ax, f"{study.metric}: × ended early, – best so far", "trial")
     if _spread(values):
         ax.set_yscale("log")
@@ -60,6 +61,7 @@ def draw_curves(ax: Any, study: Study, most: int = 60) -> None:
         color, style = (RATE, "-") if front else (VALID, ":") if trial.status == "pruned" else (TRAIN, "-")
         places = range(1, len(trial.curve) + 1)
         ax.plot(places, trial.curve, style, color=color, linewidth=2 if front else 0.8, alpha=1 if front else 0.5)
+    ax.xaxis.get_major_locator().set_params(integer=True)
     _styled(ax, "evaluations: thick the best, dotted ended early", "evaluation")
 
 
@@ -107,7 +109,7 @@ def draw_parallel(ax: Any, study: Study) -> None:
             range(len(columns)),
             line,
             color=RATE if good else TRAIN,
-            alpha=1 if good else 0.25,
+            alpha=1 if good else 0.4,
             linewidth=1.6 if good else 0.7,
         )
     _styled(ax, "settings together: thick the best tenth")
@@ -232,8 +234,8 @@ def study_page(study: Study) -> str:
     return page(f"{study.path.name} · {study.status}", parts)
 
 
-def write_page(study: Study) -> Path:
-    "Write study.html into the study's folder; returns where it is."
-    file = study.path / "study.html"
+def write_page(study: Study, out: Path | None = None) -> Path:
+    "Write the page of a study into `out` (default None: study.html in its folder); returns where it is."
+    file = study.path / "study.html" if out is None else out
     write_atomic(file, study_page(study))
     return file

@@ -70,7 +70,7 @@ def test_every_sample_is_held_out_once_and_lies_at_its_place(here):
         assert out[:][1].tolist() == cv.folds.held_out(fold).tolist()
     saved = np.load(cv.path / "out_of_fold.npz")
     assert saved["predictions"].tolist() == list(range(23)) and len(cv.test["predictions"]) == 4
-    facts = json.loads((cv.path / "summary.json").read_text())
+    facts = json.loads((cv.path / "cv.json").read_text())
     assert facts["scores"] == list(cv.scores) and facts["folds_sha256"] == cv.folds.sha256
 
 
@@ -226,8 +226,12 @@ def test_the_mean_over_seeds_and_repeats_has_a_score_of_its_own(here, monitor):
         alone[rows[fold]] = first[f"fold-{fold}-seed-1"]
     own = (alone.argmax(1) == targets).mean() if monitor == "val_hits" else -np.log(alone[range(40), targets]).mean()
     assert cv.single_scores[1] == pytest.approx(own, rel=1e-4)  # the second seed of the first division
-    facts = json.loads((cv.path / "summary.json").read_text())
+    facts = json.loads((cv.path / "cv.json").read_text())
     assert facts["score"] == cv.score and tuple(facts["single_scores"]) == cv.single_scores
+    opened = sk.open_cross_validation(cv.path)
+    assert opened.score == cv.score and opened.single_scores == cv.single_scores and str(opened) == str(cv)
+    shown = run_cli(here, "show", cv.path)
+    assert shown.returncode == 0 and shown.stdout.startswith(str(cv)), shown.stdout + shown.stderr
     assert "all, averaged" in str(cv) and "by the mean of 4 models that have not seen it" in cv._repr_html_()
 
 
@@ -241,7 +245,9 @@ def test_a_score_that_does_not_follow_from_predictions_is_said_to_be_unknown(her
     words = compose(*INLINE, *HERE, "folds.seeds=2")
     cv = sk.cross_validate(Other(), words, folds=2, show=False)
     assert cv.status == "completed" and cv.score is None and len(cv.single_scores) == 2
-    assert "val_loss does not follow from what `predict` returns" in capsys.readouterr().err
+    why = "val_loss does not follow from what `predict` returns"
+    assert why in capsys.readouterr().err and why in cv.score_missing and why in str(cv)
+    assert sk.open_cross_validation(cv.path).score_missing == cv.score_missing
 
 
 def test_what_cannot_be_divided_is_a_sentence(here):
@@ -429,7 +435,7 @@ def test_a_second_stop_ends_folds_side_by_side_at_once(here):
     reasons = [last_event(run.events, "end")["reason"] for run in runs]
     assert len(reasons) == 2 and all("interrupted a second time" in reason for reason in reasons)
     (path,) = (here / "runs").iterdir()
-    assert json.loads((path / "summary.json").read_text())["status"] == "interrupted"
+    assert json.loads((path / "cv.json").read_text())["status"] == "interrupted"
 
 
 def test_predictions_that_are_cut_are_made_the_next_time(here, monkeypatch):

@@ -532,3 +532,13 @@ def test_a_stop_before_the_first_run_says_what_stands(here, command, where, said
     call = [sys.executable, "-c", STOPS, command, where, *words, *INLINE]
     done = subprocess.run(call, cwd=here, capture_output=True, text=True, timeout=120)
     assert done.returncode == 130 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_of_several_studies_auto_takes_the_one_of_the_same_space(here):
+    words = (*INLINE, *SCORE, "trainer.max_epochs=1", "search.sampler=grid")
+    first = sk.search(Planned(), *words, grid(1.0, 2.0), show=False)
+    other = sk.search(Planned(), *words, grid(3.0, 4.0), show=False)
+    again = sk.search(Planned(), *words, grid(1.0, 2.0), resume="auto", show=False)
+    assert again.path == first.path != other.path and len(again.trials) == 2
+    with pytest.raises(RequestError, match="searches another space"):
+        sk.search(Planned(), *words, grid(5.0, 6.0), resume="auto", show=False)
