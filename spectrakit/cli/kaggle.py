@@ -120,7 +120,7 @@ def _files_of(slug: str, data: str | None) -> Path | None:
             continue
     return None
 
-# %% ../../nbs/90_cli/07_kaggle.ipynb #wt000002
+# %% ../../nbs/90_cli/07_kaggle.ipynb #be88e9ef
 _METRICS = {"label": "accuracy", "probability": "auc", "numbers": "rmse"}  # of the answer; any other: the loss
 
 
@@ -155,7 +155,7 @@ def _words_of_tables(folder: Path, metric: str | None) -> list[str]:
     print_text(f"metric    {chosen} says which checkpoint is best: checkpoint.monitor is the setting")
     return [*words, f"checkpoint.monitor={chosen}"]
 
-
+# %% ../../nbs/90_cli/07_kaggle.ipynb #wt000002
 def _words_of_sample(file: Path) -> list[str]:
     "What a sample submission alone asks for: its first column names the rows, the others are to be filled."
     from spectrakit.system.errors import RequestError

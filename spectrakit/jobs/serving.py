@@ -125,7 +125,7 @@ def _own_task(task: Any, members: int) -> Any:
             f"({type(error).__name__}: {error}). Make what it holds in `datasets` and `restore`."
         ) from None
 
-# %% ../../nbs/45_jobs/08_serving.ipynb #e91a7d35
+# %% ../../nbs/45_jobs/08_serving.ipynb #b5ac0051
 def _devices(context: RunContext, count: int) -> list[Any]:
     "The devices for the models, of which `count` are wanted; on the CPU each is a thread of its own."
     import torch
@@ -144,7 +144,7 @@ def _loaded(task: Any, member: Member, count: int, context: RunContext) -> tuple
     weight, name = member.weight, member.run_dir.name
     return ServedModel(own, placed.eval(), member.config, context, name, checkpoint, weight), notes
 
-
+# %% ../../nbs/45_jobs/08_serving.ipynb #e91a7d35
 def load_models(
     task: Any, members: Sequence[Member], context: RunContext, devices: int = 1
 ) -> tuple[list[ServedModel], list[str]]:
@@ -294,6 +294,17 @@ def _wait_for(connection: Connection, context: RunContext, over: Callable[[], bo
     except (EOFError, OSError):
         return None
 
+# %% ../../nbs/45_jobs/08_serving.ipynb #f99b7dfe
+def _reply(
+    one: ServedModel, together: Together | None, given: Sequence[Any], until: float
+) -> tuple[bool, Any, list[str]]:
+    "Whether there is an answer, the answer, or why there is none, and which models it lacks."
+    try:
+        task, arrays, notes = (one.task, one.predict(given), []) if together is None else together.predict(given, until)
+        return True, answer_of(task, arrays, given), notes
+    except Exception as error:
+        return False, str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}", []
+
 # %% ../../nbs/45_jobs/08_serving.ipynb #a57cbbc5
 def serve_requests(
     task: Any, members: Sequence[Member], context: RunContext, channel: Channel, how: str = "mean", devices: int = 1
@@ -330,14 +341,3 @@ def serve_requests(
             together.end()
     each_s = (time.monotonic() - began) / served if served else math.nan
     return "completed", f"{served} batches from {name}, {each_s:.2f} s each" + "".join(f"; {note}" for note in notes)
-
-
-def _reply(
-    one: ServedModel, together: Together | None, given: Sequence[Any], until: float
-) -> tuple[bool, Any, list[str]]:
-    "Whether there is an answer, the answer, or why there is none, and which models it lacks."
-    try:
-        task, arrays, notes = (one.task, one.predict(given), []) if together is None else together.predict(given, until)
-        return True, answer_of(task, arrays, given), notes
-    except Exception as error:
-        return False, str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}", []

@@ -174,6 +174,26 @@ def notebook_text(title: str, task: str | None, inputs: Iterable[str], words: It
 
     return _notebook_json(cells)
 
+# %% ../../nbs/66_kaggle/06_init.ipynb #4ff0fed3
+def _monitor(code: "KernelCode") -> str:
+    "The metric as checkpoint.monitor takes it. RequestError where it is none."
+    name = code.metric or ""
+    if code.kind == "utility":
+        raise RequestError("A utility script does not train, so it has no metric. Name it for the kernel that trains.")
+    if code.task == "table":
+        return metric_named(name)
+    if not re.fullmatch(r"[A-Za-z_][\w.@-]*", name):
+        raise RequestError(f"{name!r} is no name of a metric. Write it as the task's `metrics` does, such as qwk.")
+    return name
+
+
+def _code_text(title: str, code: "KernelCode", inputs: Iterable[str]) -> str:
+    "The code file of a new kernel."
+    words = (*code.words, *([f"checkpoint.monitor={_monitor(code)}"] if code.metric is not None else []))
+    if code.kind == "notebook":
+        return notebook_text(title, code.task, inputs, words)
+    return script_text(title, code.task, inputs, code.kind == "utility", words)
+
 # %% ../../nbs/66_kaggle/06_init.ipynb #580956c1
 def script_text(
     title: str, task: str | None, inputs: Iterable[str], utility: bool = False, words: Iterable[str] = QUICK
@@ -198,26 +218,6 @@ def naming_wheels(text: str, wheels: Path | str | None, folder: Path) -> str:
     "`text`, the code of the kernel in `folder`, naming `wheels`, or else those that lie beside it, if there are any."
     house = wheels or wheels_beside(folder)
     return naming(text, list_sha256(house), named_slug(house)) if house else text
-
-
-def _code_text(title: str, code: "KernelCode", inputs: Iterable[str]) -> str:
-    "The code file of a new kernel."
-    words = (*code.words, *([f"checkpoint.monitor={_monitor(code)}"] if code.metric is not None else []))
-    if code.kind == "notebook":
-        return notebook_text(title, code.task, inputs, words)
-    return script_text(title, code.task, inputs, code.kind == "utility", words)
-
-
-def _monitor(code: "KernelCode") -> str:
-    "The metric as checkpoint.monitor takes it. RequestError where it is none."
-    name = code.metric or ""
-    if code.kind == "utility":
-        raise RequestError("A utility script does not train, so it has no metric. Name it for the kernel that trains.")
-    if code.task == "table":
-        return metric_named(name)
-    if not re.fullmatch(r"[A-Za-z_][\w.@-]*", name):
-        raise RequestError(f"{name!r} is no name of a metric. Write it as the task's `metrics` does, such as qwk.")
-    return name
 
 # %% ../../nbs/66_kaggle/06_init.ipynb #13c542c8
 def _title_of(folder: Path, title: str | None) -> str:
