@@ -24,6 +24,7 @@ import multiprocessing
 import os
 import pydoc_data.topics
 import random
+import re
 import subprocess
 import sys
 import sysconfig
@@ -53,6 +54,7 @@ from spectrakit.distributed.outer_loop import (
 from spectrakit.runs.events import read_events
 
 LENGTH, BATCH, PREPARED, SEED = 64, 32, 600, 0
+PIECE_S = 400.0  # seconds after which a row is put aside, with `--pieces`
 CHUNK = 4096  # characters; every twentieth chunk is held out
 
 
@@ -173,8 +175,41 @@ def travelled(vector: torch.Tensor, form, before) -> tuple[torch.Tensor, torch.T
     return found[: len(vector)], padded - found
 
 
-def train_row(row: Row, data: Text, start: nn.Module, steps: int) -> nn.Module:
-    "The model after so many steps of every worker."
+@dataclass
+class Team:
+    "The workers of a row: their models and optimizers, what they have in common, what rounding has left out."
+
+    models: list[nn.Module]
+    inner: list[torch.optim.Optimizer]
+    loops: list[OuterLoop]
+    left_out: list[Compression | None]
+    step: int = 0
+
+    def parts(self) -> list:
+        "Whatever has a state."
+        return [*self.models, *self.inner, *(loop.optimizer for loop in self.loops)]
+
+    def save(self, file: Path) -> None:
+        "Write everything into a file of our own."
+        rests = [c and (c.left_out, c.left_out_of_mean) for c in self.left_out]
+        states, thetas = [part.state_dict() for part in self.parts()], [loop.theta for loop in self.loops]
+        torch.save({"step": self.step, "states": states, "thetas": thetas, "rests": rests}, file)
+
+    def load(self, file: Path) -> None:
+        "Go on where `save` has stopped."
+        kept = torch.load(file, weights_only=True)
+        self.step = kept["step"]
+        for part, state in zip(self.parts(), kept["states"], strict=True):
+            part.load_state_dict(state)
+        for loop, theta in zip(self.loops, kept["thetas"], strict=True):
+            loop.theta.copy_(theta)
+        for compression, rest in zip(self.left_out, kept["rests"], strict=True):
+            if compression is not None:
+                compression.left_out, compression.left_out_of_mean = rest
+
+
+def team_of(row: Row, start: nn.Module) -> Team:
+    "The workers of a row before their first step."
     models = [copy.deepcopy(start) for _ in range(1 if row.way == "ddp" else row.workers)]
     inner = [torch.optim.AdamW(model.parameters(), lr=row.lr, weight_decay=0.0) for model in models]
     rate, momentum = row.outer if row.way == "diloco" else (1.0, 0.0)
@@ -182,20 +217,36 @@ def train_row(row: Row, data: Text, start: nn.Module, steps: int) -> nn.Module:
     for model in models:
         theta = flat(model.parameters())
         loops.append(OuterLoop(list(model.parameters()), theta, outer_optimizer(theta, lr=rate, momentum=momentum)))
-    left_out = [None if row.form == "fp32" else Compression(FORMS[row.form]) for _ in models]
-    for step in range(steps):
-        for worker, (model, optimizer) in enumerate(zip(models, inner, strict=True)):
+    return Team(models, inner, loops, [None if row.form == "fp32" else Compression(FORMS[row.form]) for _ in models])
+
+
+def train_row(row: Row, data: Text, start: nn.Module, steps: int, keep: Path | None = None) -> nn.Module | None:
+    """The model after so many steps of every worker.
+
+    `keep`: a file with what a run has that was stopped after `PIECE_S` seconds, which then returns None.
+    """
+    team, began, rate = team_of(row, start), time.monotonic(), row.outer[0] if row.way == "diloco" else 1.0
+    if keep is not None and keep.exists():
+        team.load(keep)
+    for step in range(team.step, steps):
+        for worker, (model, optimizer) in enumerate(zip(team.models, team.inner, strict=True)):
             set_lr(optimizer, row.lr, step, steps)
             optimizer.zero_grad()
             own = range(row.workers) if row.way == "ddp" else [worker]
             loss_of(model, torch.cat([data.batch(w, step, row.batch, row.seed) for w in own])).backward()
             optimizer.step()
         if row.way != "ddp" and ((step + 1) % row.every == 0 or step + 1 == steps):
-            mean = mean_of(loops, left_out)
+            mean = mean_of(team.loops, team.left_out)
             now = rate * outer_lr_factor(row.schedule, step // row.every * row.every / steps)
-            for loop in loops:
+            for loop in team.loops:
                 end_round(loop, lambda own, mean=mean: mean.clone(), now)
-    return models[0]
+        team.step = step + 1
+        if keep is not None and time.monotonic() - began > PIECE_S and team.step < steps:
+            team.save(keep)
+            return None
+    if keep is not None:
+        keep.unlink(missing_ok=True)
+    return team.models[0]
 
 
 def sent_mb(row: Row, numbers: int, steps: int) -> float:
@@ -229,6 +280,8 @@ ROWS = (
     *rows_of("DiLoCo, H=10, int8", "diloco", every=10, form="int8"),
     *rows_of("DiLoCo, H=10, int8, outer 0.7/0.8", "diloco", every=10, form="int8", outer=(0.7, 0.8)),
     *rows_of("DiLoCo, H=10, int8, outer 1/0.5", "diloco", every=10, form="int8", outer=(1.0, 0.5)),
+    *rows_of("DiLoCo, outer 0.7/0.7", "diloco", outer=(0.7, 0.7)),
+    *rows_of("DiLoCo, H=10, int8, outer 0.7/0.7", "diloco", every=10, form="int8", outer=(0.7, 0.7)),
     *rows_of("DiLoCo, H=50", "diloco", every=50),
     *rows_of("DiLoCo, H=100", "diloco", every=100),
     *rows_of("mean alone", "mean"),
@@ -236,6 +289,8 @@ ROWS = (
     *rows_of("one worker, lookahead", "diloco", workers=1),
     *rows_of("DDP, seed 1", "ddp", seed=1),
     *rows_of("DiLoCo, seed 1", "diloco", seed=1),
+    *rows_of("DiLoCo, outer 0.7/0.8, seed 1", "diloco", outer=(0.7, 0.8), seed=1),
+    *rows_of("DiLoCo, H=10, int8, outer 0.7/0.8, seed 1", "diloco", every=10, form="int8", outer=(0.7, 0.8), seed=1),
     *rows_of("DDP, from scratch", "ddp", prepared=False),
     *rows_of("DiLoCo, from scratch", "diloco", prepared=False),
     *rows_of("DDP, from scratch, batch 8", "ddp", prepared=False, batch=8),
@@ -256,23 +311,29 @@ def start_of(prepared: bool, seed: int = SEED) -> nn.Module:
     "The model that all workers begin with."
     torch.manual_seed(seed)
     model = Transformer(text_data().size)
-    return train_row(Row("start", 1, "ddp", 4e-3, seed=seed), text_data(), model, PREPARED) if prepared else model
+    if prepared:
+        model = train_row(Row("start", 1, "ddp", 4e-3, seed=seed), text_data(), model, PREPARED)
+    assert model is not None, "it is never put aside"
+    return model
 
 
-def measure(row: Row, data: Text, start: nn.Module, steps: int) -> dict:
-    "One line of the table."
+def measure(row: Row, data: Text, start: nn.Module, steps: int, keep: Path | None = None) -> dict | None:
+    "One line of the table; None where the row was put aside."
     began, steps = time.monotonic(), round(row.share * steps)
-    model = train_row(row, data, start, steps)
+    model = train_row(row, data, start, steps, keep)
+    if model is None:
+        return None
     numbers = sum(p.numel() for p in model.parameters())
     by_ddp = steps * ring_bytes(4 * numbers, row.workers) / 1e6
     sent = {"mb": sent_mb(row, numbers, steps), "ddp_mb": by_ddp, "steps": steps}
     return {**asdict(row), "loss": valid_loss(model, data), **sent, "seconds": time.monotonic() - began}
 
 
-def measure_here(row: Row, steps: int) -> dict:
-    "`measure`, in a process that has read nothing yet."
+def measure_here(row: Row, steps: int, folder: Path | None) -> dict | None:
+    "`measure`, in a process that has read nothing yet; `folder`: where a row that is put aside is kept."
     torch.set_num_threads(1)
-    return measure(row, text_data(), start_of(row.prepared, row.seed), steps)
+    keep = folder and folder / f"{re.sub(r'[^0-9a-zA-Z=.]+', '-', row.name)}.pt"
+    return measure(row, text_data(), start_of(row.prepared, row.seed), steps, keep)
 
 
 def line(found: dict) -> str:
@@ -296,9 +357,13 @@ class Letters(Task):
         return loss_of(model, batch[0])
 
 
+_ROUNDS = ("trainer.strategy.name=diloco", "diloco.warmup_steps=100")
 WAYS = {
     "ddp": ("trainer.strategy=ddp",),
-    "diloco": ("trainer.strategy.name=diloco", "diloco.max_steps=25", "diloco.warmup_steps=100"),
+    "H=10": (*_ROUNDS, "diloco.max_steps=10"),
+    "H=25": (*_ROUNDS, "diloco.max_steps=25"),
+    "H=25, int8": (*_ROUNDS, "diloco.max_steps=25", "diloco.compression=int8"),
+    "H=25, four fragments": (*_ROUNDS, "diloco.max_steps=25", "diloco.fragments=4", "diloco.overlap_steps=2"),
 }
 
 
@@ -309,14 +374,14 @@ def run_over(link: list[str], way: str, steps: int, folder: Path) -> list[dict]:
     words += ["distributed.rdzv_endpoint=10.78.0.1:29655", "checkpoint.enabled=false", *WAYS[way]]
     started = []
     for number, name in enumerate(link):
-        place = folder / f"{way}-{number}"
+        place = folder / f"{list(WAYS).index(way)}-{number}"
         place.mkdir()
         command = ["ip", "netns", "exec", name, sys.executable, "-m", "spectrakit", "train", f"{__file__}:Letters"]
         own = [*words, f"distributed.node_rank={number}"]
         started.append(subprocess.Popen([*command, *own], cwd=place, stdout=subprocess.DEVNULL))
     if any([process.wait() for process in started]):
         raise SystemExit(f"the run by {way} failed")
-    return read_events(next((folder / f"{way}-0").glob("runs/*/events.jsonl")))
+    return read_events(next((folder / f"{list(WAYS).index(way)}-0").glob("runs/*/events.jsonl")))
 
 
 def shell(*words: str) -> None:
@@ -324,7 +389,7 @@ def shell(*words: str) -> None:
     subprocess.run(words, check=True)
 
 
-def over_link(mbit: float, steps: int) -> dict:
+def over_link(mbit: float, steps: int, ways: list[str]) -> dict:
     "By way: (seconds since the first step, loss on held-out text) of each evaluation."
     link, found = [f"diloco-{os.getpid()}-{number}" for number in (0, 1)], {}
     try:
@@ -338,20 +403,30 @@ def over_link(mbit: float, steps: int) -> dict:
             limit = f"tbf rate {mbit:g}mbit burst 64kb latency 400ms".split()
             shell("tc", "-n", name, "qdisc", "add", "dev", f"w{number}", "root", *limit)
         with tempfile.TemporaryDirectory() as folder:
-            for way in WAYS:
+            for way in ways:
                 events = run_over(link, way, steps, Path(folder))
                 began = next(e["t"] for e in events if e["type"] == "budget")
                 evals = [e for e in events if e["type"] == "eval"]
                 found[way] = [(round(e["t"] - began, 2), e["metrics"]["val_loss"]) for e in evals]
-                print(f"{way}: {found[way][-1][0]:.0f} s for {steps} steps, loss {found[way][-1][1]:.4f}", flush=True)
+                print(link_line(way, steps, found[way], events), flush=True)
     finally:
         for name in link:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
     return found
 
 
+def link_line(way: str, steps: int, points: list[tuple], events: list[dict]) -> str:
+    "A line of the table: what the link held up, as the run itself has counted it, is that of its rounds."
+    numbers = next(e["parameters"] for e in events if e["type"] == "start")
+    rounds = [e for e in events if e["type"] == "round"]
+    warm = steps if way == "ddp" else min(steps, 100)
+    sent = (warm * ring_bytes(4 * numbers, 2) + (rounds[-1]["bytes_so_far"] if rounds else 0)) / 1e6
+    waited = f"{rounds[-1]['waited_so_far_s']:.1f}" if rounds else "-"
+    return f"| {way} | {points[-1][0]:.0f} | {points[-1][1]:.4f} | {sent:.1f} | {waited} |"
+
+
 def to_the_same(found: dict) -> str:
-    "How long each took to the worse of the two last losses."
+    "How long each took to the worst of the last losses."
     goal = max(points[-1][1] for points in found.values())
     times = {way: next(t for t, loss in points if loss <= goal) for way, points in found.items()}
     return f"to loss {goal:.4f}: " + ", ".join(f"{way} {seconds:.0f} s" for way, seconds in times.items())
@@ -455,9 +530,9 @@ def compare_goodput(kills: int, steps: int) -> None:
         print(f"| {name} | {numbers} |", flush=True)
 
 
-def table(names: list[str] | None, steps: int, file: Path | None, jobs: int) -> None:
+def table(names: list[str] | None, steps: int, file: Path | None, jobs: int, pieces: Path | None = None) -> None:
     """Train the rows with these `names` (None: all), so many at a time, print the table as it grows, and keep its
-    figures in `file`.
+    figures in `file`; rows that take long are put aside in the folder `pieces`, and go on there the next time.
     """
     data = text_data()
     print(f"{len(data.train) + len(data.valid)} characters, {data.size} different ones, sha256 {data.sha}")
@@ -467,7 +542,10 @@ def table(names: list[str] | None, steps: int, file: Path | None, jobs: int) -> 
     named, known = {row.name: row for row in ROWS}, {row["name"] for row in found}
     asked = [named[name] for name in names or named if name not in known]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(measure_here, row, steps) for row in asked]):
+        for done in as_completed([pool.submit(measure_here, row, steps, pieces) for row in asked]):
+            if done.result() is None:
+                print("a row was put aside: call this again", flush=True)
+                continue
             found.append(done.result())
             print(line(found[-1]), flush=True)
             if file is not None:
@@ -482,7 +560,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500, help="steps of each worker")
     parser.add_argument("--jobs", type=int, default=1, help="rows that are trained at a time, each on one core")
     parser.add_argument("--json", type=Path, default=None, help="file for the figures; rows that it has are kept")
+    parser.add_argument("--pieces", type=Path, default=None, help="folder for rows that are put aside after 400 s")
     parser.add_argument("--link", type=float, default=None, help="megabits a second of a link to train over")
+    parser.add_argument(
+        "--ways", nargs="*", default=list(WAYS), choices=list(WAYS), help="over the link (default: all)"
+    )
     parser.add_argument("--kills", type=int, default=None, help="how many workers are killed, to measure goodput")
     parser.add_argument("--plot", type=Path, default=None, help="file for a picture of what --json holds")
     asked = parser.parse_args()
@@ -493,9 +575,12 @@ def main() -> None:
         compare_goodput(asked.kills, asked.steps)
         return
     if asked.link is not None:
-        print(to_the_same(over_link(asked.link, asked.steps)))
+        print("| way | s for all steps | loss | MB a worker | s waited in rounds |\n|---|---|---|---|---|", flush=True)
+        print(to_the_same(over_link(asked.link, asked.steps, asked.ways)))
         return
-    table(asked.rows, asked.steps, asked.json, asked.jobs)
+    if asked.pieces is not None:
+        asked.pieces.mkdir(parents=True, exist_ok=True)
+    table(asked.rows, asked.steps, asked.json, asked.jobs, asked.pieces)
 
 
 if __name__ == "__main__":

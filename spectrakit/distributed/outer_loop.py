@@ -307,6 +307,13 @@ def count_workers(config: Config, world_size: int) -> int:
     )
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #e243e02f
+_APART = {  # what workers cannot have that are runs of their own, and why
+    "warmup_steps": "in a warm-up gradients travel after every step, and a worker that comes in later would lack those "
+    "it has missed. Leave it at 0, and begin from weights that one worker has learned.",
+    "overlap_steps": "who takes part in an exchange is settled while the workers wait for it. Leave it at 0.",
+}
+
+
 def check_quorum(config: Config, world_size: int) -> None:
     "RequestError where `diloco.quorum` is asked for without what it needs, or with what it cannot have."
     d = config.diloco
@@ -328,12 +335,9 @@ def check_quorum(config: Config, world_size: int) -> None:
             f"diloco.quorum={d.quorum} is not possible with {world_size} processes: each worker is a run of its own, "
             "which may end alone. Use trainer.devices=1 and start one run for each worker."
         )
-    for name, plain in (("fragments", 1), ("warmup_steps", 0)):
-        if getattr(d, name) != plain:
-            raise RequestError(
-                f"diloco.{name}={getattr(d, name)} is not possible with diloco.quorum: workers meet at the ends of "
-                f"rounds only. Leave it at {plain}."
-            )
+    for name, why in _APART.items():
+        if getattr(d, name):
+            raise RequestError(f"diloco.{name}={getattr(d, name)} is not possible with diloco.quorum: {why}")
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #0e1878be
 def check_turns(config: Config) -> None:

@@ -56,6 +56,7 @@ class Quorum:
     - `needed`: how many have to have brought their share before a round can be closed
     - `grace_s`: how long the others are waited for then
     - `round`: the round that is under way
+    - `kept`: so many rounds stay at the place
     """
 
     place: MeetingPlace
@@ -64,6 +65,7 @@ class Quorum:
     needed: int
     grace_s: float
     round: int = 0
+    kept: int = 2
     clock: Callable[[], float] = time.monotonic
     reached_at: float | None = None  # when this worker first saw a quorum of this round
 
@@ -110,18 +112,33 @@ def settled(quorum: Quorum) -> list[Share] | None:
     gone.
     """
     place, name = quorum.place, f"closed/{quorum.round}"
-    members = json.loads(place.get(name) or b"null")
-    if members is None:
+    hashes = json.loads(place.get(name) or b"null")
+    if hashes is None:
         since_s, there = quorum.since_quorum_s(), quorum.brought()
         if since_s is None or (len(there) < quorum.workers and since_s < quorum.grace_s):
             if latest(place) > quorum.round:
                 _left_behind(quorum)
             return None
-        members = json.loads(claim(place, name, json.dumps(there).encode()) or b"null")
-    shares = [unpack(place.get(f"share/{quorum.round}/{member}") or b"") for member in members or []]
-    if not shares or None in shares:
+        now = {str(member): _hash_of(_packed(quorum, member)) for member in there}
+        hashes = json.loads(claim(place, name, json.dumps(now).encode()) or b"null")
+    shares = []
+    for member, known in (hashes or {}).items():
+        packed = _packed(quorum, member)
+        share = unpack(packed)
+        if share is None or _hash_of(packed) != known:  # gone, or another one by now
+            _left_behind(quorum)
+        shares.append(share)
+    if not shares:
         _left_behind(quorum)
     return [share for share in shares if share is not None]
+
+
+def _packed(quorum: Quorum, member: Any) -> bytes:
+    return quorum.place.get(f"share/{quorum.round}/{member}") or b""
+
+
+def _hash_of(packed: bytes) -> str:
+    return hashlib.sha256(packed).hexdigest()
 
 
 def _left_behind(quorum: Quorum) -> None:
@@ -153,8 +170,8 @@ def answer(quorum: Quorum, state: Callable[[], bytes]) -> int:
 
 
 def tidy(quorum: Quorum) -> None:
-    "Remove what nobody needs any more: two rounds are kept."
-    old = quorum.round - 2
+    "Remove what nobody needs any more."
+    old = quorum.round - quorum.kept
     for name in (f"share/{old}/{quorum.member}", f"closed/{old}", f"state/{old}"):
         if old >= 0:
             quorum.place.remove(name)

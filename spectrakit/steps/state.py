@@ -79,6 +79,7 @@ class Progress:
     behind: int = 0  # so many steps the schedule has to wait, because it has moved with updates that were left out
     fits: dict = field(default_factory=dict)  # by device the micro batch that fitted, where a larger one had not
     rounds: int = 0  # of diloco that have ended
+    exchanges: int = 0  # with diloco.quorum: those that have ended, of which a round has one for each fragment
     round_began: int = 0  # the step at which the one that is under way began
     eval_held: bool = False  # whether an evaluation that was due waits for its end
     sent_bytes: int = 0  # by each worker, in the exchanges of all rounds
@@ -353,6 +354,10 @@ class Workers:
     def streams(self) -> bool:
         "Whether fragments travel in turn, each at its own step."
         return len(self.loops) > 1
+
+    def brings_buffers(self, turn: list[int]) -> bool:
+        "Whether buffers come together in an exchange of these fragments: in the last one of a round."
+        return len(self.loops) - 1 in turn
 
     @property
     def params(self) -> list:

@@ -7,6 +7,7 @@ __all__ = ['fragment_bytes', 'round_bytes', 'make_workers', 'next_exchange', 'ex
            'move_averages', 'stream_when_due', 'goodput']
 
 # %% ../../nbs/41_training/06_rounds.ipynb #e4e0a289
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -35,12 +36,14 @@ from spectrakit.distributed.outer_loop import (
 from ..meeting.quorum import LeftBehind, Share, tidy
 from spectrakit.steps.apart import (
     EndsWaiting,
-    begin_round_at,
     come_in_again,
     ends_sooner,
+    go_on_at,
     leave,
     make_quorum,
     meet,
+    turn_at,
+    turn_began,
     weighted_mean,
 )
 from ..steps.evaluation import evaluation_asked
@@ -82,7 +85,7 @@ def _describe_rounds(s: TrainState, workers: Workers) -> str:
         if workers.count > 1
         else "1 worker"
     )
-    return f"diloco: {each}; {rounds} rounds of {d.max_steps} steps{few}"
+    return f"diloco: {each}; {rounds} round{'s' * (rounds != 1)} of {d.max_steps} steps{few}"
 
 # %% ../../nbs/41_training/06_rounds.ipynb #4be761b7
 def _make_loops(s: TrainState) -> list[OuterLoop]:
@@ -137,6 +140,8 @@ def make_workers(s: TrainState) -> Workers | None:
 def next_exchange(s: TrainState) -> int:
     "The step after which workers exchange, or after which they begin to train alone."
     d, step = s.config.diloco, s.progress.step
+    if s.outer is not None and s.outer.quorum is not None:
+        return turn_at(s, s.outer.quorum.round)[0]
     if s.outer is not None and s.outer.streams and not s.warms_up:
         sent = d.warmup_steps + next_sent(step - d.warmup_steps, d.max_steps, len(s.outer.loops))
         return sent if s.outer.flight is None else min(sent, max(step + 1, s.outer.flight.due))
@@ -147,7 +152,9 @@ def _outer_lr(s: TrainState) -> float:
     "The outer rate of the round that is under way."
     d = s.config.diloco
     began = max(s.progress.round_began, d.warmup_steps) - d.warmup_steps
-    if s.outer is not None and s.outer.streams:
+    if s.outer is not None and s.outer.quorum is not None:
+        began = s.outer.quorum.round // len(s.outer.loops) * d.max_steps
+    elif s.outer is not None and s.outer.streams:
         began = (s.progress.step - d.warmup_steps - 1) // d.max_steps * d.max_steps
     schedule = None if d.outer_lr_schedule == "none" else d.outer_lr_schedule
     return d.outer_lr * outer_lr_factor(schedule, began / max(1, s.schedule.total_steps - d.warmup_steps))
@@ -166,9 +173,9 @@ def exchange_when_due(s: TrainState) -> tuple[str, str] | None:
         begin_counting(s)
         p.round_began = p.step
         return None
-    if s.outer.streams:
+    if s.outer.streams and s.outer.quorum is None:
         return stream_when_due(s, s.outer)
-    p.eval_held = p.eval_held or evaluation_asked(s)
+    p.eval_held = p.eval_held or (evaluation_asked(s) and not s.outer.streams)
     early = p.step < min(next_exchange(s), s.schedule.total_steps)
     if not s.mid_round or (early and not ends_sooner(s)):
         return None
@@ -384,54 +391,72 @@ def _fall_in(s: TrainState, steps: int) -> tuple[str, str] | None:
     return None
 
 # %% ../../nbs/41_training/06_rounds.ipynb #9c3a1e88
-def _move_apart(s: TrainState, workers: Workers, shares: list[Share], lr: float) -> tuple[float, list[Share]]:
-    """Move θ and the buffers by the shares of a round: the norm of their mean, and the shares that count.
+def _move_apart(s: TrainState, workers: Workers, turn: list[int], shares: list[Share]) -> tuple[float, list[Share]]:
+    """Move the θ of a `turn` of fragments, and buffers, by the shares of a round: the norm of their mean, and the
+    shares that count.
 
     FloatingPointError where none does; with nan_policy=skip θ then stays as it was.
     """
+    d, lr, loops = s.config.diloco, _outer_lr(s), [workers.loops[number] for number in turn]
+    mixing = d.mixing if len(turn) < len(workers.loops) else 0.0  # at the end all have one model
     try:
-        mean, moved, counted = weighted_mean(workers, shares, workers.loops[0].numbers)
+        mean, moved, counted = weighted_mean(workers, shares, turn)
     except FloatingPointError:
         if s.config.training.nan_policy != "skip":
             raise
-        stay(workers.loops[0])
-        load_own_parts(workers.buffers, workers.before)
+        for loop in loops:
+            stay(loop)
+        if workers.brings_buffers(turn):
+            load_own_parts(workers.buffers, workers.before)
         return 0.0, []
-    norm = move(workers.loops[0], mean, lr, s.config.diloco.outer_grad_clip)
-    merge_buffers(workers.buffers, workers.before, lambda own: moved.double(), lambda counts: counts)
-    return norm, counted
+    pieces = zip(loops, mean.split([loop.numbers for loop in loops]), strict=True)
+    norms = [move(loop, piece, lr, d.outer_grad_clip, mixing=mixing) for loop, piece in pieces]
+    if workers.brings_buffers(turn):
+        merge_buffers(workers.buffers, workers.before, lambda own: moved.double(), lambda counts: counts)
+    return math.hypot(*norms), counted
 
 # %% ../../nbs/41_training/06_rounds.ipynb #256ff22c
 def _end_round_apart(s: TrainState, workers: Workers) -> tuple[str, str] | None:
-    "Meet the other runs, move θ, and begin the next round; (status, reason) where the run ends here."
-    p, lr, quorum = s.progress, _outer_lr(s), workers.quorum
-    steps, made = p.step - p.round_began, updates_made(s)
+    "Meet the other runs, move θ, and go on to the next exchange; (status, reason) where the run ends here."
+    p, quorum = s.progress, workers.quorum
+    turn, lr, rounds = turn_at(s, quorum.round)[1], _outer_lr(s), p.rounds
+    steps = p.step - turn_began(s, quorum.round)
+    made = min(steps, *(updates_made(s, number) for number in turn))
     s.context.heartbeat.beat("exchanging")
     try:
-        shares, sent = _waited(workers, meet, s, workers)
-        norm, shares = _move_apart(s, workers, shares, lr)
+        shares, sent = _waited(workers, meet, s, workers, turn)
+        norm, shares = _move_apart(s, workers, turn, shares)
     except EndsWaiting as error:
         return error.args[0], error.args[1]
     except LeftBehind:
         return _fall_in(s, steps)
     except FloatingPointError:
         return apply_nan_policy(s, math.nan, s.nan.bad_input)
-    workers.note_buffers()
-    keep_buffers(s)
-    counted = {share.member: share.steps for share in shares}
+    if workers.brings_buffers(turn):
+        workers.note_buffers()
+        keep_buffers(s)
+    _go_on_together(s, workers, turn, counted := {share.member: share.steps for share in shares})
     useful = made if quorum.member in counted else 0
     p.useful_steps, p.lost_steps = p.useful_steps + useful, p.lost_steps + steps - useful
-    if quorum.member in counted:
-        for compression in workers.compressions:
-            compression.keep()
-    quorum.next_round()
-    tidy(quorum)
-    begin_round_at(s, quorum.round)
-    move_averages(s)
+    if p.rounds > rounds or p.step >= s.schedule.total_steps:
+        move_averages(s)
     found = {"steps": steps, "norm": norm, "outer_lr": lr, "members": counted, "of": quorum.workers}
+    found |= {"fragment": turn[0]} if workers.streams and len(turn) == 1 else {}
     found["goodput"] = goodput(p.useful_steps, p.lost_steps)
     _write_round(s, workers, sent, found)
     s.context.heartbeat.beat("training")
     if p.step >= s.schedule.total_steps:
         leave(s)
     return None
+
+
+def _go_on_together(s: TrainState, workers: Workers, turn: list[int], counted: dict[int, int]) -> None:
+    "A `turn` of fragments has moved by the shares that `counted`: go on to the next exchange, where the others are."
+    quorum = workers.quorum
+    if quorum.member in counted:
+        for number in turn if workers.compressions else ():
+            workers.compressions[number].keep()
+    quorum.next_round()
+    with contextlib.suppress(OSError):  # what lies about harms nobody
+        tidy(quorum)
+    go_on_at(s, quorum.round, turn)

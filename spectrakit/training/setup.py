@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['read_datasets', 'make_model', 'base_of', 'check_training', 'resolve_monitor', 'choose_compile', 'try_compile',
-           'data_fingerprints', 'make_learner', 'fit_scalers', 'own_order', 'Watch', 'metric_names', 'reported',
-           'check_datasets', 'reading_before', 'keep_reading', 'prepare', 'device_gib', 'decisions', 'write_start']
+           'data_fingerprints', 'make_learner', 'fit_scalers', 'own_order', 'check_alike', 'Watch', 'metric_names',
+           'reported', 'check_datasets', 'reading_before', 'keep_reading', 'prepare', 'device_gib', 'decisions',
+           'write_start']
 
 # %% ../../nbs/41_training/00_setup.ipynb #23a2fcf4
 import contextlib
@@ -25,7 +26,7 @@ from ..checks.results import ContractResult
 from ..config.batch_plan import BatchPlan, batch_notes, plan_batches, scaled_lr, total_steps, with_scaled_lr
 from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
-from ..config.schema import Config
+from ..config.schema import Config, to_dict
 from ..config.workers import MOST_AHEAD, Reading
 from ..contract.given_data import as_dataset, refuse_inputs_and_targets
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
@@ -343,6 +344,26 @@ def own_order(config: Config) -> Config:
     member = config.diloco.member if config.diloco.quorum is not None else None
     return replace(config, seed=mix_seed(config.seed, 2, member) & 0x7FFFFFFF) if member else config
 
+# %% ../../nbs/41_training/00_setup.ipynb #4a3c5802
+_ALIKE = ("seed", "data", "optimizer", "scheduler", "training", "trainer", "early_stopping", "diloco", "limits")
+_OWN = ("data.resident_gib", "trainer.accelerator", "trainer.compile", "trainer.float32_matmul")  # of a machine
+
+
+def check_alike(config: Config, context: RunContext) -> None:
+    "RequestError, on all ranks, where they were started with settings that have to be the same and are not."
+    plain = to_dict(config)
+    blocks = {name: plain[name] if isinstance(plain[name], dict) else {"": plain[name]} for name in _ALIKE}
+    keys = {f"{name}.{key}".rstrip("."): value for name, block in blocks.items() for key, value in block.items()}
+    rows = context.gather(keys | {"distributed.strategy": config.distributed.strategy})
+    for rank, row in enumerate(rows):
+        apart = [key for key, value in rows[0].items() if row.get(key) != value and key not in _OWN]
+        if apart:
+            key, more = apart[0], f" ({len(apart) - 1} more differ)" if len(apart) > 1 else ""
+            raise RequestError(
+                f"{key} is {rows[0][key]} on rank 0 and {row.get(key)} on rank {rank}{more}: their machines were "
+                "started with different settings. Start each with the same ones, but for distributed.node_rank."
+            )
+
 # %% ../../nbs/41_training/00_setup.ipynb #11f888e6
 def _nobody(*_: Any) -> None:
     pass
@@ -515,6 +536,7 @@ def prepare(
     context = execution.context
     check_task(task, config)
     check_trackers(config)
+    check_alike(config, context)
     check_diloco(config, context.world_size)
     seed_everything(config.seed)
     read = _read_data(task, config, context, log, training_only, watch)

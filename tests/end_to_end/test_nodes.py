@@ -135,6 +135,19 @@ def test_workers_on_two_machines_exchange_once_a_round(machines, tmp_path):
     assert all(abs(models[0][name] - models[1][name]).max() < 1e-6 for name in models[0])
 
 
+def test_machines_with_different_settings_are_told_so(machines, tmp_path):
+    words = ("trainer.num_nodes=2", "trainer.devices=1", "distributed.rdzv_endpoint=10.77.0.1:29555")
+    words = (*words, "trainer.strategy.name=diloco", "diloco.max_steps=5", "launch.max_restarts=0")
+    started = [
+        start(
+            machine, tmp_path / f"machine-{n}", "Curve", *words, f"distributed.node_rank={n}", f"diloco.outer_lr={lr}"
+        )
+        for n, (machine, lr) in enumerate(zip(machines, (0.7, 0.9), strict=True))
+    ]
+    for code, _, err in [ended(process) for process in started]:
+        assert code == 2 and "diloco.outer_lr is 0.7 on rank 0 and 0.9 on rank 1" in err, err
+
+
 def test_two_machines_train_one_run_that_one_of_them_writes(machines, tmp_path):
     first, second = [ended(p) for p in start_both(machines, tmp_path, "Curve", "trainer.max_epochs=2")]
     assert first[0] == 0 and "completed" in first[1] and "4 processes: as asked, 2 on each of 2 machines" in first[1], (

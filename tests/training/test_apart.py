@@ -17,7 +17,9 @@ from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.batch_plan import plan_batches
 from spectrakit.config.compose import compose
+from spectrakit.contract.optimizer import build_optimizer
 from spectrakit.data.loaders import Placement, train_batches
+from spectrakit.distributed.fragments import divide
 from spectrakit.runs.events import columns, read_events
 from spectrakit.training.setup import make_model, own_order
 
@@ -79,8 +81,11 @@ def weights(run) -> dict:
     return load_weights(find_checkpoint(run / "checkpoints")[0])
 
 
-def by_hand(config, steps: int, length: int) -> dict:
-    "Two workers in turn, each with an order of its own; knows nothing of how they meet."
+def by_hand(config, steps: int, turns: dict[int, list[int]]) -> dict:
+    """Two workers in turn, each with an order of its own; knows nothing of how they meet.
+
+    `turns`: after a step, the parameters that are exchanged.
+    """
     train_set, _ = Curve().datasets(config)
     plan = plan_batches(config, len(train_set), 1)
     models = [make_model(Curve(), config)]
@@ -98,9 +103,9 @@ def by_hand(config, steps: int, length: int) -> dict:
             optimizer.zero_grad()
             nn.functional.mse_loss(model(mine[step][0]), mine[step][1]).backward()
             optimizer.step()
-        if (step + 1) % length:
-            continue
         for i, each in enumerate(zip(*(m.parameters() for m in models), strict=True)):
+            if i not in turns.get(step + 1, ()):
+                continue
             mean = sum(theta[i] - p.detach() for p in each) / 2
             moment[i] = 0.9 * moment[i] + mean
             theta[i] = theta[i] - 0.7 * (mean + 0.9 * moment[i])
@@ -113,10 +118,13 @@ def meets(member: int) -> tuple[str, ...]:
     return ("diloco.quorum=2", "diloco.workers=2", f"diloco.member={member}", "diloco.meeting=there")
 
 
+EVERY = list(range(99))  # all parameters, however many there are
+
+
 def test_two_runs_that_meet_are_two_workers_by_hand(tmp_path):
     finish(start(tmp_path, f"{TESTS / 'rank_tasks.py'}:Curve", 2, "diloco.quorum=2", "trainer.max_steps=15"))
     runs = [only_run(tmp_path / f"worker-{member}") for member in range(2)]
-    expected = by_hand(compose(*WORDS, *meets(0)), steps=15, length=5)
+    expected = by_hand(compose(*WORDS, *meets(0)), steps=15, turns=dict.fromkeys((5, 10, 15), EVERY))
     for run in runs:
         found = weights(run)
         assert max((found[name] - expected[name]).abs().max() for name in expected) < 1e-6
@@ -125,8 +133,29 @@ def test_two_runs_that_meet_are_two_workers_by_hand(tmp_path):
         assert rounds["bytes"] == [4 * 185] * 3 and rounds["goodput"] == [1.0] * 3
 
 
-def test_the_others_go_on_without_a_worker_that_dies_and_it_comes_in_again(tmp_path):
+def test_two_runs_exchange_fragments_in_turn_as_two_workers_by_hand(tmp_path):
+    words = ("diloco.quorum=2", "diloco.fragments=2", "trainer.max_steps=15")
+    finish(start(tmp_path, f"{TESTS / 'rank_tasks.py'}:Curve", 2, *words))
+    runs = [only_run(tmp_path / f"worker-{member}") for member in range(2)]
+    config = compose(*WORDS, *meets(0))
+    model = make_model(Curve(), config)
+    sizes, place = [p.numel() for p in model.parameters()], {id(p): k for k, p in enumerate(model.parameters())}
+    order = [place[id(p)] for group in build_optimizer(model, config).param_groups for p in group["params"]]
+    first, second = [[order[k] for k in part] for part in divide([sizes[k] for k in order], 2)]
+    turns = {2: first, 5: second, 7: first, 10: second, 12: first, 15: EVERY}
+    expected = by_hand(config, steps=15, turns=turns)
+    for run in runs:
+        found = weights(run)
+        assert max((found[name] - expected[name]).abs().max() for name in expected) < 1e-6
+        rounds = columns(read_events(run / "events.jsonl"), "round", "step", "bytes")
+        each = [4 * sum(sizes[k] for k in part) for part in (first, second)]
+        assert rounds["step"] == [*turns] and rounds["bytes"] == [*each, *each, each[0], sum(each)]
+
+
+@pytest.mark.parametrize("fragments", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_the_others_go_on_without_a_worker_that_dies_and_it_comes_in_again(tmp_path, fragments):
     words = ("diloco.quorum=2", "diloco.grace_s=0.5", "trainer.max_steps=60", "checkpoint.every_n_steps=5")
+    words = (*words, f"diloco.fragments={fragments}")
     finish(start(tmp_path, f"{__file__}:Dies", 3, *words))
     assert (tmp_path / "marker").exists()
     runs = [only_run(tmp_path / f"worker-{member}") for member in range(3)]
@@ -137,7 +166,7 @@ def test_the_others_go_on_without_a_worker_that_dies_and_it_comes_in_again(tmp_p
     restart = next(event for event in events if event["type"] == "restart")
     assert restart["step"] % 5 == 0  # at the end of a round: its own, or the one that the others had reached
     rounds = columns(read_events(runs[0] / "events.jsonl"), "round", "members", "step")
-    assert rounds["step"][-1] == 60 and not [step for step in rounds["step"] if step % 5]
+    assert rounds["step"][-1] == 60 and {step % 5 for step in rounds["step"]} <= {0, 2 * (fragments - 1)}
     assert all(len(members) >= 2 for members in rounds["members"])
 
 
@@ -180,6 +209,8 @@ def test_a_share_without_a_number_does_not_count_and_the_others_go_on(tmp_path):
     assert used.returncode == 2 and "a run has ended" in used.stderr
     other = start_one(tmp_path, "other", "diloco.quorum=2", "trainer.max_steps=20", "training.ema_decay=0.9")
     assert other.returncode == 2 and "a run meets that has total_steps=15, and this one has 20" in other.stderr
+    slower = start_one(tmp_path, "slower", *words[:2], "training.ema_decay=0.9", "diloco.outer_momentum=0.8")
+    assert slower.returncode == 2 and "has outer_momentum=0.9, and this one has 0.8" in slower.stderr
 
 
 def start_one(folder, name: str, *words) -> subprocess.CompletedProcess:
