@@ -149,6 +149,7 @@ class Row:
     batch: int = BATCH  # of each worker
     share: float = 1.0  # of the steps that were asked for
     seed: int = SEED  # of the first weights and of the batches
+    warmup: int = 0  # steps by DDP before the first round
 
 
 def mean_of(loops: list[OuterLoop], left_out: list[Compression | None]) -> torch.Tensor:
@@ -220,6 +221,14 @@ def team_of(row: Row, start: nn.Module) -> Team:
     return Team(models, inner, loops, [None if row.form == "fp32" else Compression(FORMS[row.form]) for _ in models])
 
 
+def share_gradients(team: Team) -> None:
+    "All workers get the mean of their gradients, as with DDP."
+    for same in zip(*(model.parameters() for model in team.models), strict=True):
+        mean = torch.stack([p.grad for p in same]).mean(dim=0)
+        for p in same:
+            p.grad.copy_(mean)
+
+
 def train_row(row: Row, data: Text, start: nn.Module, steps: int, keep: Path | None = None) -> nn.Module | None:
     """The model after so many steps of every worker.
 
@@ -234,10 +243,17 @@ def train_row(row: Row, data: Text, start: nn.Module, steps: int, keep: Path | N
             optimizer.zero_grad()
             own = range(row.workers) if row.way == "ddp" else [worker]
             loss_of(model, torch.cat([data.batch(w, step, row.batch, row.seed) for w in own])).backward()
+        if step < row.warmup:
+            share_gradients(team)
+        for optimizer in team.inner:
             optimizer.step()
-        if row.way != "ddp" and ((step + 1) % row.every == 0 or step + 1 == steps):
+        if step < row.warmup:
+            for loop in team.loops:
+                flat(loop.params, loop.theta)
+        elif row.way != "ddp" and ((step + 1 - row.warmup) % row.every == 0 or step + 1 == steps):
             mean = mean_of(team.loops, team.left_out)
-            now = rate * outer_lr_factor(row.schedule, step // row.every * row.every / steps)
+            alone = step - row.warmup
+            now = rate * outer_lr_factor(row.schedule, alone // row.every * row.every / (steps - row.warmup))
             for loop in team.loops:
                 end_round(loop, lambda own, mean=mean: mean.clone(), now)
         team.step = step + 1
@@ -253,10 +269,13 @@ def sent_mb(row: Row, numbers: int, steps: int) -> float:
     "Megabytes that each worker sends in the whole run."
     if row.way == "ddp":
         return steps * ring_bytes(4 * numbers, row.workers) / 1e6
-    rounds = math.ceil(steps / row.every)
+    rounds, by_ddp = (
+        math.ceil((steps - row.warmup) / row.every),
+        row.warmup * ring_bytes(4 * numbers, row.workers) / 1e6,
+    )
     if row.form == "fp32":
-        return rounds * ring_bytes(4 * numbers, row.workers) / 1e6
-    return rounds * bytes_sent(FORMS[row.form], numbers, row.workers) / 1e6
+        return by_ddp + rounds * ring_bytes(4 * numbers, row.workers) / 1e6
+    return by_ddp + rounds * bytes_sent(FORMS[row.form], numbers, row.workers) / 1e6
 
 
 LRS = (4e-3, 8e-3, 1.6e-2, 3.2e-2)
@@ -280,6 +299,7 @@ ROWS = (
     *rows_of("DiLoCo, H=10, int8", "diloco", every=10, form="int8"),
     *rows_of("DiLoCo, H=10, int8, outer 0.7/0.8", "diloco", every=10, form="int8", outer=(0.7, 0.8)),
     *rows_of("DiLoCo, H=10, int8, outer 1/0.5", "diloco", every=10, form="int8", outer=(1.0, 0.5)),
+    *rows_of("DiLoCo, outer 0.7/0.8, 150 steps by DDP first", "diloco", outer=(0.7, 0.8), warmup=150),
     *rows_of("DiLoCo, outer 0.7/0.7", "diloco", outer=(0.7, 0.7)),
     *rows_of("DiLoCo, H=10, int8, outer 0.7/0.7", "diloco", every=10, form="int8", outer=(0.7, 0.7)),
     *rows_of("DiLoCo, H=50", "diloco", every=50),

@@ -97,6 +97,14 @@ def closes_soon(quorum: Quorum) -> bool:
     since_s = quorum.since_quorum_s()
     return latest(quorum.place) > quorum.round or (since_s is not None and since_s >= quorum.grace_s / 2)
 
+# %% ../../nbs/24_meeting/01_quorum.ipynb #c6e0cf02
+def _packed(quorum: Quorum, member: Any) -> bytes:
+    return quorum.place.get(f"share/{quorum.round}/{member}") or b""
+
+
+def _hash_of(packed: bytes) -> str:
+    return hashlib.sha256(packed).hexdigest()
+
 # %% ../../nbs/24_meeting/01_quorum.ipynb #c6e0cf03
 class LeftBehind(Exception):
     "A round was closed, and what was brought to it is no longer there: the others are further."
@@ -131,14 +139,6 @@ def settled(quorum: Quorum) -> list[Share] | None:
     if not shares:
         _left_behind(quorum)
     return [share for share in shares if share is not None]
-
-
-def _packed(quorum: Quorum, member: Any) -> bytes:
-    return quorum.place.get(f"share/{quorum.round}/{member}") or b""
-
-
-def _hash_of(packed: bytes) -> str:
-    return hashlib.sha256(packed).hexdigest()
 
 
 def _left_behind(quorum: Quorum) -> None:

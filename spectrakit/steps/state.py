@@ -355,10 +355,6 @@ class Workers:
         "Whether fragments travel in turn, each at its own step."
         return len(self.loops) > 1
 
-    def brings_buffers(self, turn: list[int]) -> bool:
-        "Whether buffers come together in an exchange of these fragments: in the last one of a round."
-        return len(self.loops) - 1 in turn
-
     @property
     def params(self) -> list:
         "What a worker trains, each once."

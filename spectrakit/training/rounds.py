@@ -36,6 +36,7 @@ from spectrakit.distributed.outer_loop import (
 from ..meeting.quorum import LeftBehind, Share, tidy
 from spectrakit.steps.apart import (
     EndsWaiting,
+    brings_buffers,
     come_in_again,
     ends_sooner,
     go_on_at,
@@ -406,14 +407,26 @@ def _move_apart(s: TrainState, workers: Workers, turn: list[int], shares: list[S
             raise
         for loop in loops:
             stay(loop)
-        if workers.brings_buffers(turn):
+        if brings_buffers(workers, turn):
             load_own_parts(workers.buffers, workers.before)
         return 0.0, []
     pieces = zip(loops, mean.split([loop.numbers for loop in loops]), strict=True)
     norms = [move(loop, piece, lr, d.outer_grad_clip, mixing=mixing) for loop, piece in pieces]
-    if workers.brings_buffers(turn):
+    if brings_buffers(workers, turn):
         merge_buffers(workers.buffers, workers.before, lambda own: moved.double(), lambda counts: counts)
     return math.hypot(*norms), counted
+
+# %% ../../nbs/41_training/06_rounds.ipynb #256ff22b
+def _go_on_together(s: TrainState, workers: Workers, turn: list[int], counted: dict[int, int]) -> None:
+    "A `turn` of fragments has moved by the shares that `counted`: go on to the next exchange, where the others are."
+    quorum = workers.quorum
+    if quorum.member in counted:
+        for number in turn if workers.compressions else ():
+            workers.compressions[number].keep()
+    quorum.next_round()
+    with contextlib.suppress(OSError):  # what lies about harms nobody
+        tidy(quorum)
+    go_on_at(s, quorum.round, turn)
 
 # %% ../../nbs/41_training/06_rounds.ipynb #256ff22c
 def _end_round_apart(s: TrainState, workers: Workers) -> tuple[str, str] | None:
@@ -432,7 +445,7 @@ def _end_round_apart(s: TrainState, workers: Workers) -> tuple[str, str] | None:
         return _fall_in(s, steps)
     except FloatingPointError:
         return apply_nan_policy(s, math.nan, s.nan.bad_input)
-    if workers.brings_buffers(turn):
+    if brings_buffers(workers, turn):
         workers.note_buffers()
         keep_buffers(s)
     _go_on_together(s, workers, turn, counted := {share.member: share.steps for share in shares})
@@ -448,15 +461,3 @@ def _end_round_apart(s: TrainState, workers: Workers) -> tuple[str, str] | None:
     if p.step >= s.schedule.total_steps:
         leave(s)
     return None
-
-
-def _go_on_together(s: TrainState, workers: Workers, turn: list[int], counted: dict[int, int]) -> None:
-    "A `turn` of fragments has moved by the shares that `counted`: go on to the next exchange, where the others are."
-    quorum = workers.quorum
-    if quorum.member in counted:
-        for number in turn if workers.compressions else ():
-            workers.compressions[number].keep()
-    quorum.next_round()
-    with contextlib.suppress(OSError):  # what lies about harms nobody
-        tidy(quorum)
-    go_on_at(s, quorum.round, turn)

@@ -707,7 +707,10 @@ MEETS = ("diloco.workers=2", "diloco.member=0", "diloco.meeting=there")
         (["diloco.max_steps=0"], "diloco.max_steps"),
         (["diloco.fragments=60"], "diloco.fragments=60 is not possible with diloco.max_steps=50"),
         (["diloco.fragments=5", "diloco.overlap_steps=11"], "Use at most 10"),
-        (["diloco.quorum=1", *MEETS, "diloco.fragments=2"], "diloco.fragments=2 is not possible with diloco.quorum"),
+        (
+            ["diloco.quorum=1", *MEETS, "diloco.overlap_steps=2"],
+            "diloco.overlap_steps=2 is not possible with diloco.quo",
+        ),
         (["diloco.quorum=1", *MEETS, "diloco.warmup_steps=5"], "diloco.warmup_steps=5 is not possible with diloco.quo"),
     ],
 )
