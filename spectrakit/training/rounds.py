@@ -160,7 +160,7 @@ def _outer_lr(s: TrainState) -> float:
     schedule = None if d.outer_lr_schedule == "none" else d.outer_lr_schedule
     return d.outer_lr * outer_lr_factor(schedule, began / max(1, s.schedule.total_steps - d.warmup_steps))
 
-
+# %% ../../nbs/41_training/06_rounds.ipynb #927cd045
 def exchange_when_due(s: TrainState) -> tuple[str, str] | None:
     """At a step boundary: end the round where it has had its steps, or the run its last one. All workers call it.
 
