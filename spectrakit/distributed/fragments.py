@@ -42,8 +42,9 @@ def next_sent(step: int, length: int, count: int) -> int:
 
 
 def exchange_at(number: int, length: int, count: int, steps: int) -> tuple[int, list[int]]:
-    """After which step the exchange with this number is, from 0 on, and which fragments come together in it.
+    """After which step an exchange is, and which fragments come together in it.
 
+    - `number`: of the exchange, from 0 on
     - `length`: steps of a round
     - `count`: fragments, at most as many as steps
     - `steps`: of the run; after the last one all fragments come together
