@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['DONE_FILE', 'FETCHED', 'read_done', 'note_done', 'content_sha256', 'UpOptions', 'dataset_status', 'wait_until_ready',
-           'house_for', 'upload_wheels', 'follow_run', 'Upped', 'kaggle_up', 'read_submissions', 'Submission',
-           'submit_kernel']
+           'house_for', 'upload_wheels', 'run_stands', 'follow_run', 'Upped', 'was_cut_short', 'kaggle_up',
+           'read_submissions', 'Submission', 'submit_kernel']
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #c31f4fec
 import csv
@@ -155,32 +155,38 @@ def upload_wheels(house: Path, owner: str | None, known: str, options: "UpOption
     return sha256
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #b270be06
-def _wait_for_end(name: str, poll_s: float) -> str:
-    "How a kernel's run has ended; each change of its status is printed, and why it failed where Kaggle says it."
+def run_stands(name: str) -> tuple[str, str]:
+    "How a kernel's last run stands, such as RUNNING, and why it failed where Kaggle says it."
+    status, text = ask_client(["kernels", "status", name])
+    found, why = re.search(r'has status "(?:\w+\.)?(\w+)"', text), re.search(r'Failure message: "(.+)"', text)
+    if not found:
+        raise KaggleError(explain_failure(text, status))
+    return found[1].upper(), why[1] if why else ""
+
+
+def _wait_for_end(name: str, poll_s: float) -> tuple[str, str]:
+    "How a kernel's run has ended, and why; each change of its status is printed."
     last = ""
     while True:
-        status, text = ask_client(["kernels", "status", name])
-        found = re.search(r'has status "(?:\w+\.)?(\w+)"', text)
-        if not found:
-            raise KaggleError(explain_failure(text, status))
-        if found[1].upper() != last:
-            last = found[1].upper()
+        found, why = run_stands(name)
+        if found != last:
+            last = found
             print(one_line(f"{name}: {last}"), flush=True)
         if last == "COMPLETE" or last in FAILED:
-            if why := re.search(r'Failure message: "(.+)"', text):
-                print(one_line(f"{name}: {why[1]}"), flush=True)
-            return last
+            if why:
+                print(one_line(f"{name}: {why}"), flush=True)
+            return last, why
         time.sleep(poll_s)
 
 
-def follow_run(folder: Path, options: UpOptions) -> str:
-    "Show what the kernel prints, and how its run ends. KaggleError where the client fails."
+def follow_run(folder: Path, options: UpOptions) -> tuple[str, str]:
+    "Show what the kernel prints; how its run ends, and why it failed. KaggleError where the client fails."
     name = kernel_name(folder)
     try:
         kernel_logs(folder, follow=True, dry_run=options.dry_run)
     except KaggleError:  # a client before 2.0.2, or a run that has not begun
         print("the log cannot be followed; its status is looked at", flush=True)
-    return "" if options.dry_run else _wait_for_end(name, options.poll_s)
+    return ("", "") if options.dry_run else _wait_for_end(name, options.poll_s)
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #decf3368
 @dataclass(frozen=True)
@@ -191,13 +197,34 @@ class Upped:
     status: str  # how its run has ended; '' after a dry run
     out: Path  # where the output lies
 
+# %% ../../nbs/66_kaggle/08_up.ipynb #c1a50012
+_OUT_OF_TIME = re.compile(r"tim(?:e|ed)[- ]?(?:out|limit)|exceeded .*\b(?:time|runtime|duration)\b", re.IGNORECASE)
+
+
+def was_cut_short(status: str, why: str) -> bool:
+    "Whether a run that failed might end well if the same kernel ran once more. `why`: as Kaggle says it."
+    return status in FAILED and (status != "ERROR" or bool(_OUT_OF_TIME.search(why)))
+
 # %% ../../nbs/66_kaggle/08_up.ipynb #3f16a2f7
+def _what_now(version: int | None, status: str, why: str) -> str:
+    "What to do about a version that has failed."
+    if was_cut_short(status, why):
+        return f"Version {version} was cut short ({status}). The same command pushes the kernel once more."
+    return (
+        f"Version {version} ended as {status}. Its log is above; mend the kernel, and go up again. "
+        "Unchanged it is pushed with --again."
+    )
+
+
 def _push_once(folder: Path, owner: str | None, house: Path, sha256: str, options: UpOptions) -> int | None:
     "Push what has changed; the version that runs."
     done = read_done(folder)
     if not options.again and done.get("kernel") == content_sha256(folder, sha256) and done.get("version"):
-        print(f"version {done['version']} is there already: nothing has changed since it was pushed")
-        return int(done["version"])
+        status, why = ("", "") if options.dry_run else run_stands(kernel_name(folder))
+        if not was_cut_short(status, why):
+            print(f"version {done['version']} is there already: nothing has changed since it was pushed")
+            return int(done["version"])
+        print(f"version {done['version']} was cut short ({status}): the same kernel is pushed once more")
     pushed = push_kernel(
         folder,
         owner=owner,
@@ -235,10 +262,10 @@ def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOption
     version = _push_once(folder, name, house, sha256, options)
     if options.dry_run and str(read_metadata(folder / KERNEL_FILE).get("id")).startswith(PLACEHOLDER):
         return Upped(None, "", Path(options.out or folder / "output"))
-    status, out = follow_run(folder, options), Path(options.out or folder / "output")
+    (status, why), out = follow_run(folder, options), Path(options.out or folder / "output")
     kernel_output(folder, out, files=options.files, force=True, dry_run=options.dry_run)
     if status in FAILED:
-        raise KaggleError(f"Version {version} ended as {status}. Its log is above; mend the kernel, and go up again.")
+        raise KaggleError(_what_now(version, status, why))
     if status and (out / "submission.csv").is_file():
         print(one_line(f"{out / 'submission.csv'} is the submission of version {version}"))
     return Upped(version, status, out)
