@@ -373,7 +373,7 @@ def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
     `log`: a logarithmic axis for the loss; None: as its values ask for. `poll_s`: seconds between two looks at its log.
     RequestError where there is no such run.
     """
-    if not isinstance(poll_s, (int, float)) or not 0 < poll_s < 3600:
+    if not isinstance(poll_s, (int, float)) or not 0 <= poll_s < 3600:
         raise RequestError(f"poll_s={poll_s!r} is not possible: give seconds between two looks, such as 0.2.")
     folder = _folder_of(run)
     view = LiveView(folder, ViewOptions(log=log, writes=False)) if can_display() else TextView(folder)

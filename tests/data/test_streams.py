@@ -81,7 +81,7 @@ def test_a_worker_reads_the_same_and_only_one_reads():
     ahead = StreamSamples(Sized(), 15)
     config = compose("dataloader.num_workers=4", "data.micro_batch_size=4")
     source = train_batches(ahead, BatchPlan(15, 4), config, sampled=StreamOrder(15))
-    assert (source.settings.num_workers, source.settings.persistent_workers) == (1, True)
+    assert (source.workers.loader.settings.num_workers, source.workers.loader.settings.persistent_workers) == (1, True)
     ahead[3]  # the worker is forked from a process that has begun to read
     for epoch in range(3):
         got = torch.cat([batch.data for batch in source.epoch(epoch)])

@@ -243,7 +243,8 @@ def test_the_end_of_the_session_follows_from_its_start(cup, tmp_path, hours, tol
 
 def test_the_time_limit_of_the_training_is_not_that_of_serving(cup, tmp_path):
     data, _ = cup
-    words = (*WORDS, f"run.dir={tmp_path}", f"task.data={data}", "trainer.max_steps=1", "watchdog.limit=10m")
+    words = (*WORDS, f"run.dir={tmp_path}", f"task.data={data}", "trainer.max_steps=1")
+    words = (*words, "watchdog.limit=10m", "watchdog.since=run")
     run = sk.fit("table", *words, show=False).raise_for_status().path
     said = serve(tmp_path, "table", run, data, SPECTRAKIT_SESSION_START=str(time.time() - 3600))
     assert "no time limit (no limit on local)" in said and "SERVED 3 OF 3" in said, said

@@ -38,6 +38,7 @@ def _advice(mode: str) -> list[str]:
 COLAB = PlatformKind(
     _recognise,
     name="colab",
+    mode=lambda probe: "interactive" if probe.shell else "script",  # its notebooks run in a browser alone
     env="colab",
     limit_s=12 * 3600.0,
     limit_source="uncertain: Colab's usual limit, it promises none",
