@@ -30,7 +30,7 @@ from spectrakit.reports.report_sections import (
 )
 from ..runs.history import read_history
 from ..system.errors import RequestError
-from ..system.files import write_atomic
+from ..system.files import checked_path, write_atomic
 
 # %% ../../nbs/70_reports/06_run_report.ipynb #55618271
 _SECTIONS: dict[str, Callable] = {
@@ -74,7 +74,7 @@ def _meant(given: Run | CrossValidation | Path | str) -> Run | CrossValidation:
     "What a page is asked for. RequestError where there is no such run."
     if isinstance(given, CrossValidation):
         return given
-    if isinstance(given, (str, Path)) and (Path(given).expanduser() / FACTS).is_file():
+    if isinstance(given, (str, Path)) and (checked_path(given, "The run").expanduser() / FACTS).is_file():
         return open_cross_validation(Path(given).expanduser())
     return find_run(given)
 
