@@ -188,9 +188,9 @@ def _watch(s: Search, a: Active) -> None:
 
 
 def _ask_to_end(a: Active) -> None:
-    for file in a.log.readers:
+    for run in a.log.readers:
         if not a.future.done():
-            stop_file(file.parent).touch()
+            stop_file(run).touch()
 
 
 def check_start(s: Search, a: Active) -> None:
