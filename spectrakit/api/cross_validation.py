@@ -57,7 +57,7 @@ from ..runs.events import last_event
 from ..runs.history import follow
 from ..runs.run_dir import check_links
 from ..system.errors import RequestError
-from ..system.files import NotInside, checked_path, is_inside, read_bounded, write_atomic
+from ..system.files import checked_path, is_inside, read_mapping, write_atomic
 from ..system.platforms.detect import detect
 from ..system.signals import interrupt_says, interrupts, stop_key
 from ..watchdog.budget import short_time
@@ -125,10 +125,7 @@ FOLDS, FACTS = "folds.npz", "cv.json"
 
 def cv_facts(path: Path) -> dict[str, Any]:
     "What cv.json says; empty where there is none, or it is spoiled."
-    with contextlib.suppress(OSError, ValueError, NotInside):
-        facts = json.loads(read_bounded(path, path / FACTS, 2**24))
-        return facts if isinstance(facts, dict) else {}
-    return {}
+    return read_mapping(path / FACTS, 2**24)
 
 
 def run_name(run: Run) -> str:

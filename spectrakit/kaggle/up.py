@@ -42,7 +42,7 @@ from .requirements import wheels_beside
 from ..offline.install_cell import list_sha256
 from ..offline.wheelhouse import WheelhouseOptions, make_wheelhouse
 from ..system.errors import RequestError
-from ..system.files import checked_path, read_bounded, write_atomic
+from ..system.files import checked_path, read_mapping, write_atomic
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #7429e9a8
 DONE_FILE = ".spectrakit-up.json"
@@ -50,11 +50,7 @@ DONE_FILE = ".spectrakit-up.json"
 
 def read_done(folder: Path) -> dict[str, Any]:
     "What was done for the kernel in `folder`; empty where nothing is known."
-    try:
-        found = json.loads(read_bounded(folder, folder / DONE_FILE, 1 << 16))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return read_mapping(folder / DONE_FILE, 1 << 16)
 
 
 def note_done(folder: Path, **facts: Any) -> None:

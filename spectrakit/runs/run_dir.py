@@ -30,7 +30,7 @@ from ..config.resolve import ignored_settings, platform_notes, resolve_env
 from ..config.schema import Config
 from ..distributed.topology import Rank, in_kernel, left_over, plan_processes
 from ..system.errors import RequestError, did_you_mean
-from ..system.files import is_inside, links_out, read_bounded, write_atomic
+from ..system.files import is_inside, links_out, read_bounded, read_mapping, write_atomic
 from ..system.masking import masked, masked_value
 from ..system.origin import has_mark, mark_of
 from ..system.platforms.detect import detect, writable_bytes
@@ -313,20 +313,12 @@ _MOST_BYTES = 2**24  # of each, and of summary.json
 
 def read_environment(path: Path) -> dict:
     "The contents of environment.json of the run at `path`; empty where it cannot be read."
-    return _mapping_in(path / "environment.json")
+    return read_mapping(path / "environment.json", _MOST_BYTES)
 
 
 def read_summary(path: Path) -> dict:
     "The contents of summary.json of the run at `path`; empty before it is written, and where it cannot be read."
-    return _mapping_in(path / "summary.json")
-
-
-def _mapping_in(file: Path) -> dict:
-    try:
-        known = json.loads(read_bounded(file.parent, file, _MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return known if isinstance(known, dict) else {}
+    return read_mapping(path / "summary.json", _MOST_BYTES)
 
 
 def update_environment(path: Path, **facts: Any) -> None:

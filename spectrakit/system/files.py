@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['fsync_path', 'open_new', 'replacing', 'write_atomic', 'file_sha256', 'checked_path', 'NotInside', 'check_inside',
-           'is_inside', 'read_bounded', 'links_out', 'alone_with']
+           'is_inside', 'read_bounded', 'read_mapping', 'links_out', 'alone_with']
 
 # %% ../../nbs/00_system/08_files.ipynb #55644c86
 import contextlib
 import errno
 import functools
 import hashlib
+import json
 import os
 import secrets
 import stat
@@ -168,6 +169,15 @@ def read_bounded(folder: Path, path: Path, most_bytes: int) -> bytes:
     if len(data) > most_bytes:
         raise NotInside(f"{path.name} in {folder.name} is larger than {most_bytes >> 20} MiB, and is not read")
     return data
+
+
+def read_mapping(file: Path, most_bytes: int) -> dict[str, Any]:
+    "The JSON object in `file`, of its own folder; empty where that is missing, spoiled, larger, or leads elsewhere."
+    try:
+        found = json.loads(read_bounded(file.parent, file, most_bytes))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 _MOST_NAMES = 20_000

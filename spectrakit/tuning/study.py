@@ -7,8 +7,6 @@ __all__ = ['FACTS', 'TrialRow', 'rows_of', 'importances', 'ranked', 'runs_in', '
            'table_of', 'summary_line', 'as_text', 'as_html', 'study_facts', 'study_of', 'open_study']
 
 # %% ../../nbs/71_tuning/03_study.ipynb #bb23383c
-import contextlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from ..handover.request import new_request
 from ..runs.resume_changes import keep_effective_batch
 from ..runs.run_dir import Session, read_environment
 from ..system.errors import RequestError
-from ..system.files import NotInside, checked_path, is_inside, read_bounded
+from ..system.files import checked_path, is_inside, read_mapping
 from .study_file import JOURNAL, folder_name, open_journal
 
 # %% ../../nbs/71_tuning/03_study.ipynb #06793dae
@@ -223,10 +221,7 @@ def as_html(study: Study) -> str:
 # %% ../../nbs/71_tuning/03_study.ipynb #d3840dde
 def study_facts(path: Path) -> dict[str, Any]:
     "What study.json says; empty where there is none, or it is spoiled."
-    with contextlib.suppress(OSError, ValueError, NotInside):
-        facts = json.loads(read_bounded(path, path / FACTS, 2**20))
-        return facts if isinstance(facts, dict) else {}
-    return {}
+    return read_mapping(path / FACTS, 2**20)
 
 
 def study_of(path: Path, journal: Any) -> Study:
