@@ -546,6 +546,7 @@ LONG_CELLS = {
     ("55_view/06_text", "TextView"): "one view: what it reads, and how a line is drawn over or written",
     ("56_cell/03_buttons", "Buttons"): "two widgets, from their making to their removal",
     ("56_cell/04_live", "LiveView"): "one view: what is due; drawing is done by the functions below it",
+    ("22_data/06_loaders", "Workers"): "one choice and its state: how it is made, taken and taken back",
     ("45_jobs/08_serving", "Together"): "several models as one: a method for each step of an answer",
     ("60_api/00_run", "Run"): "what a user holds: a property for each question, most of them one line",
     ("65_picker/04_picker", "Form"): "the widgets of one form and how they follow the selection",

@@ -471,25 +471,22 @@ class Workers:
         batches, times = self.loader.read(keys), self._times
         return _timed(batches, times, clock) if times is not None and self.measuring else batches
 
-# %% ../../nbs/22_data/06_loaders.ipynb #7c1f0a11
-def _choose(workers: Workers, batches: Callable[[], int]) -> bool:
-    "Whether others read from now on, since enough is known of epochs of so many `batches`."
-    times, before = workers._times, workers.loader.settings
-    if times is None or not workers.measuring or not times.enough:
-        return False
-    chosen = times.choose(workers.asked, workers.loader.start_s or 0.0, batches())
-    workers.use(chosen)
-    workers.report(chosen.reason)
-    return workers.loader.settings is not before
+    def choose(self, batches: Callable[[], int]) -> bool:
+        "Whether others read from now on, since enough is known of epochs of so many `batches`."
+        times, before = self._times, self.loader.settings
+        if times is None or not self.measuring or not times.enough:
+            return False
+        chosen = times.choose(self.asked, self.loader.start_s or 0.0, batches())
+        self.use(chosen)
+        self.report(chosen.reason)
+        return self.loader.settings is not before
 
-
-def _lose(workers: Workers, error: Exception) -> None:
-    "Go on with fewer workers after `error`, which is raised where it has nothing to do with them."
-    text = workers.loader.use_fewer(error)
-    workers._times = None
-    if workers.chosen is not None:
-        workers.chosen = replace(workers.chosen, num_workers=workers.loader.settings.num_workers, reason=text)
-    workers.report(text)
+    def use_fewer(self, error: Exception) -> None:
+        "Go on with fewer workers after `error`, which is raised where it has nothing to do with them."
+        text, self._times = self.loader.use_fewer(error), None
+        if self.chosen is not None:
+            self.chosen = replace(self.chosen, num_workers=self.loader.settings.num_workers, reason=text)
+        self.report(text)
 
 # %% ../../nbs/22_data/06_loaders.ipynb #7c1f0a14
 def _if_any(cuts: Iterator[Cut]) -> Iterator[Cut] | None:
@@ -529,12 +526,12 @@ class LoadedBatches:
                 ):
                     done += 1
                     yield MicroBatch(data if device is None else to_device(data, device), *cut[2:])
-                    if _choose(self.workers, lambda: sum(1 for _ in self.plan.cuts_from(0))):
+                    if self.workers.choose(lambda: sum(1 for _ in self.plan.cuts_from(0))):
                         break
                 else:
                     return
             except (RuntimeError, OSError, EOFError) as error:
-                _lose(self.workers, error)
+                self.workers.use_fewer(error)
 
 # %% ../../nbs/22_data/06_loaders.ipynb #23a2fc06
 @dataclass(frozen=True)
