@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,19 @@ def _run_shown(program: str, arguments: Sequence[str]) -> tuple[int, str]:
     return process.returncode, "".join(printed)
 
 
+def _answered(run: Callable[[], tuple[int, str]], pauses_s: Sequence[float], show: bool) -> tuple[int, str]:
+    "What `run` gives: again, after each of the pauses, while it fails for a reason that may pass, which `show` prints."
+    status, text = run()
+    for pause_s in pauses_s:
+        if not is_passing(text, status):
+            break
+        if show:
+            print(f"Kaggle did not answer; once more in {pause_s:g} s", flush=True)
+        time.sleep(pause_s)
+        status, text = run()
+    return status, text
+
+
 def call_client(arguments: Sequence[str], dry_run: bool = False, pauses_s: Sequence[float] = ()) -> str:
     """Show a command of the client, run it unless `dry_run`, and pass its output on; returns that output.
 
@@ -116,13 +129,7 @@ def call_client(arguments: Sequence[str], dry_run: bool = False, pauses_s: Seque
     print(shown_command(arguments), flush=True)
     if program is None:
         return ""
-    status, text = _run_shown(program, arguments)
-    for pause_s in pauses_s:
-        if not is_passing(text, status):
-            break
-        print(f"Kaggle did not answer; once more in {pause_s:g} s", flush=True)
-        time.sleep(pause_s)
-        status, text = _run_shown(program, arguments)
+    status, text = _answered(lambda: _run_shown(program, arguments), pauses_s, show=True)
     if status:
         raise KaggleError(explain_failure(text, status))
     return text
@@ -134,7 +141,8 @@ def ask_client(arguments: Sequence[str], pauses_s: Sequence[float] = PAUSES_S) -
     `pauses_s`: after each of them a failure that may pass is tried once more.
     """
     command = [client(), *arguments]
-    for pause_s in (*pauses_s, None):
+
+    def run() -> tuple[int, str]:
         done = subprocess.run(
             command,
             stdout=subprocess.PIPE,
@@ -144,10 +152,9 @@ def ask_client(arguments: Sequence[str], pauses_s: Sequence[float] = PAUSES_S) -
             errors="replace",
             check=False,
         )
-        if pause_s is None or not is_passing(done.stdout, done.returncode):
-            break
-        time.sleep(pause_s)
-    return done.returncode, masked(done.stdout)
+        return done.returncode, masked(done.stdout)
+
+    return _answered(run, pauses_s, show=False)
 
 # %% ../../nbs/66_kaggle/07_client.ipynb #3cc8aa1d
 _PUSHED = re.compile(r"Kernel version (\d+) successfully pushed\.\s+Please check progress at (\S+)")
