@@ -184,7 +184,7 @@ def _reported(folder: Path, handle: Handle, every_s: float = 0.1) -> Iterator[li
     look()
 
 # %% ../../nbs/60_api/06_trial.ipynb #25de3cf4
-def _told(folder: Path, handle: Handle | None) -> contextlib.AbstractContextManager[list[int]]:
+def _reported_to(folder: Path, handle: Handle | None) -> contextlib.AbstractContextManager[list[int]]:
     "The same where there is a handle. RequestError where it is none."
     if handle is None:
         return contextlib.nullcontext([])
@@ -223,7 +223,7 @@ def run_single_trial(
         raise RequestError("No task was named. Pass one along, or set task.name=….")
     run = run_to_go_on_with(Path(config.run.dir))
     if run is None or run.status not in DONE:
-        with _told(Path(config.run.dir), handle) as pruned:
+        with _reported_to(Path(config.run.dir), handle) as pruned:
             run = fit(task, config, resume=run, show=show, on_error="return")
         if pruned and run.status == "interrupted":
             return replace(result_of(run, time.monotonic() - began), status="pruned")

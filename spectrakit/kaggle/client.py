@@ -88,6 +88,19 @@ def is_passing(text: str, status: int) -> bool:
     "Whether the client failed for a reason that may be gone in a moment: the network, or a server that is busy."
     return status != 0 and bool(_PASSING.search(text))
 
+
+def _answered(run: Callable[[], tuple[int, str]], pauses_s: Sequence[float], show: bool) -> tuple[int, str]:
+    "What `run` gives: again, after each of the pauses, while it fails for a reason that may pass, which `show` prints."
+    status, text = run()
+    for pause_s in pauses_s:
+        if not is_passing(text, status):
+            break
+        if show:
+            print(f"Kaggle did not answer; once more in {pause_s:g} s", flush=True)
+        time.sleep(pause_s)
+        status, text = run()
+    return status, text
+
 # %% ../../nbs/66_kaggle/07_client.ipynb #70df338e
 def _run_shown(program: str, arguments: Sequence[str]) -> tuple[int, str]:
     "Run a command and pass its output on as it comes: (exit status, what it printed)."
@@ -104,19 +117,6 @@ def _run_shown(program: str, arguments: Sequence[str]) -> tuple[int, str]:
             printed.append(masked(line))
             print(printed[-1], end="", flush=True)
     return process.returncode, "".join(printed)
-
-
-def _answered(run: Callable[[], tuple[int, str]], pauses_s: Sequence[float], show: bool) -> tuple[int, str]:
-    "What `run` gives: again, after each of the pauses, while it fails for a reason that may pass, which `show` prints."
-    status, text = run()
-    for pause_s in pauses_s:
-        if not is_passing(text, status):
-            break
-        if show:
-            print(f"Kaggle did not answer; once more in {pause_s:g} s", flush=True)
-        time.sleep(pause_s)
-        status, text = run()
-    return status, text
 
 
 def call_client(arguments: Sequence[str], dry_run: bool = False, pauses_s: Sequence[float] = ()) -> str:
