@@ -90,7 +90,8 @@ def _beside(own: float, other: float, least: bool) -> str:
         return "as good"
     better = (own < other) == least
     size = abs(own - other) / abs(other) if other else math.inf
-    return ("better" if better else "worse") + (f" by {100 * size:.2g} %" if 0.0005 <= size < 10 else "")
+    percent = f"{100 * size:.0f}" if size >= 0.995 else f"{100 * size:.2g}"
+    return ("better" if better else "worse") + (f" by {percent} %" if 0.0005 <= size < 10 else "")
 
 
 def _differing_settings(one: Path, other: Path, most: int = 3) -> str:
