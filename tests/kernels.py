@@ -336,11 +336,23 @@ class Notebook:
         elif cell is not None and kind == "status" and content["execution_state"] == "idle":
             cell.idle = True
 
-    def click(self, label: str) -> None:
-        "Press the button with this label, as a page does whose kernel listens to nothing but its main channel."
+    def click(self, label: str, subshell: str | None = None) -> None:
+        """Press the button with this label.
+
+        `subshell`: what `open_subshell` gave, through which JupyterLab's pages talk; None: the main channel, as for
+        kernels that listen to nothing else.
+        """
         comm = next(comm for comm, state in reversed(self.opened.items()) if state.get("description") == label)
         content = {"comm_id": comm, "data": {"method": "custom", "content": {"event": "click"}}}
-        self._client.shell_channel.send(self._client.session.msg("comm_msg", content))
+        message = self._client.session.msg("comm_msg", content)
+        if subshell is not None:
+            message["header"]["subshell_id"] = subshell
+        self._client.shell_channel.send(message)
+
+    def open_subshell(self) -> str:
+        "A second thread of the kernel (ipykernel 7) that hears messages while a cell is busy."
+        self._client.control_channel.send(self._client.session.msg("create_subshell_request", {}))
+        return self._client.get_control_msg(timeout=60)["content"]["subshell_id"]
 
     # signals
 
