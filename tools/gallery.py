@@ -122,11 +122,11 @@ def problems(page: Any, element: Any) -> dict[str, Any]:
     return {name: seen[name] for name in ("small", "faint", "overlaps", "clipped", "out") if seen[name]}
 
 
-def photograph(page: Any, element: Any, target: Path) -> bool:
-    "A picture of an element in `target`; whether all of it can be read."
+def photograph(page: Any, element: Any, target: Path, judged: Any = None) -> bool:
+    "A picture of an element in `target`; whether all of `judged`, a part of it (None: of it), can be read."
     element.screenshot(path=target)
     small(target)
-    found = problems(page, element)
+    found = problems(page, judged or element)
     print(f"{target.name}: {target.stat().st_size / 1024:.0f} KiB{f', {found}' if found else ''}", flush=True)
     return not found
 
@@ -144,8 +144,9 @@ def pages(browser: Any, notebook: Path, out: Path, width: int, names: list[str])
             cell = page.locator(".jp-Cell").nth(number)
             if name in names:
                 good &= photograph(page, cell.locator(".jp-OutputArea").first, out / f"gallery-{name}-{theme}.png")
-            if name in PRINTED[1] and PRINTED[0] in names:
-                good &= photograph(page, cell, out / f"gallery-{PRINTED[0]}-{theme}.png")
+            if name in PRINTED[1] and PRINTED[0] in names:  # with the code, whose colours are nbconvert's
+                output = cell.locator(".jp-OutputArea").first
+                good &= photograph(page, cell, out / f"gallery-{PRINTED[0]}-{theme}.png", output)
         context.close()
     return good
 
