@@ -542,14 +542,14 @@ def _side_by_side(f: Folding) -> None:
             if pressed and not f.stopped:
                 f.stopped = "interrupted"
                 f.say(f"stopping: the folds that train save first; {stop_key()} again ends them at once")
-            _fill(f, threads, waiting, running)
-            if not running:
-                return
-            wait([future for _, future in running.values()], timeout=0.2, return_when="FIRST_COMPLETED")
             for place, (number, future) in list(running.items()):
                 if future.done():
                     del running[place]
                     _take(f, number, future.result())
+            _fill(f, threads, waiting, running)
+            if not running:
+                return
+            wait([future for _, future in running.values()], timeout=0.2, return_when="FIRST_COMPLETED")
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #0a0fa0be
 def measured_s(folder: Path) -> float | None:

@@ -369,14 +369,14 @@ def run_trials(s: Search, interrupted: list[int], tick: Callable[[Search], None]
             if interrupted and s.ended != "interrupted":
                 s.stopping, s.ended = "stopped", "interrupted"
                 s.say(f"stopping: the trials that train save first; {stop_key()} again ends them at once")
-            _fill(s)
-            if not s.active:
-                return
-            wait([a.future for a in s.active.values()], timeout=0.1, return_when="FIRST_COMPLETED")
             for a in list(s.active.values()):
                 if a.future.done():
                     _finish(s, a)
                     _look_hopeless(s)
                 else:
                     _watch(s, a)
+            _fill(s)
             tick(s)
+            if not s.active:
+                return
+            wait([a.future for a in s.active.values()], timeout=0.1, return_when="FIRST_COMPLETED")
