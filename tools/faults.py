@@ -4,8 +4,8 @@ alone.
 --matrix plays every scenario once; --kills N kills runs at random moments, N times at least; --aimed N kills one of two
 ranks in start-ups, evaluations and saves, ten times in a run; --deadline N runs into a limit of two minutes 2 N times;
 --ends N ends two ranks that predict N times in each of four ways; --chain N goes N times from an empty account to a
-score, in the sealed simulator. Without any of them: all six, with 200 kills, 40
-aimed ones, 20 runs of each kind and 20 chains. The report goes to
+score, in the sealed simulator; --studies N kills the two searches of N studies over and over. Without any of them: all
+seven, with 200 kills, 40 aimed ones, 20 runs of each kind, 20 chains and 10 studies. The report goes to
 bench/faults.md and bench/faults.json, where a part that was not run keeps its last result, and with --out RUN to
 RUN/faults/ as well. Exit status 1 where a promise was broken.
 """
@@ -73,6 +73,7 @@ def main() -> None:
     )
     parser.add_argument("--ends", type=int, metavar="N", help="so many runs of each way to end while predicting")
     parser.add_argument("--chain", type=int, metavar="N", help="so many ways from an empty account to a score")
+    parser.add_argument("--studies", type=int, metavar="N", help="so many studies whose searches are killed")
     parser.add_argument(
         "--seed", type=int, default=int(time.time()), help="for the random moments (default: the time; it is printed)"
     )
@@ -80,12 +81,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="RUN", help="a run's folder, which gets the report under faults/")
     parser.add_argument("--no-report", action="store_true", help="leave bench/ as it is")
     asked = parser.parse_args()
-    if not (asked.matrix or asked.only or asked.kills or asked.aimed or asked.deadline or asked.ends or asked.chain):
-        asked.matrix, asked.kills, asked.aimed, asked.deadline, asked.ends, asked.chain = True, 200, 40, 20, 20, 20
+    parts = {"matrix": True, "kills": 200, "aimed": 40, "deadline": 20, "ends": 20, "chain": 20, "studies": 10}
+    if not any(getattr(asked, name) for name in (*parts, "only")):
+        vars(asked).update(parts)
 
     from faultlib import clocks, matrix
     from faultlib.aimed import runs_of
     from faultlib.kills import random_kills
+    from faultlib.study_kills import study_kills
 
     folder, began, report = Path(tempfile.mkdtemp(prefix="faults-")), time.monotonic(), {}
     tell(f"seed {asked.seed}; everything happens in {folder}")
@@ -120,6 +123,10 @@ def main() -> None:
         report["ends"] = part(matrix.facts_of_ends(rows), began, parallel=asked.parallel)
     if asked.chain:
         report["chains"] = chain_part(asked.chain, asked.seed, folder / "chains")
+    if asked.studies:
+        began = time.monotonic()
+        rounds = study_kills(asked.studies, asked.seed, folder / "studies", tell)
+        report["studies"] = part(matrix.facts_of_studies(rounds), began, seed=asked.seed)
 
     places = [
         *([] if asked.only or asked.no_report else [ROOT / "bench"]),

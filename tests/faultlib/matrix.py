@@ -11,6 +11,7 @@ from typing import Any
 from . import aimed, clocks, crashes, losses, promises, storage
 from .harness import Row, Scenario, play
 from .kills import Chain
+from .study_kills import Round
 
 LONG = ("a_limit_of_two_minutes",)  # these are repeated, by --deadline
 
@@ -98,6 +99,16 @@ def facts_of_ends(rows: list[Row]) -> dict:
         "broken": sum(bool(row.broken) for row in rows),
         "summary": {name: {"runs": len(found), "kept": sum(not r.broken for r in found)} for name, found in of.items()},
         "rows": [asdict(row) for row in rows],
+    }
+
+
+def facts_of_studies(rounds: list[Round]) -> dict:
+    "The studies whose searches were killed as plain values."
+    return {
+        "kills": sum(found.kills.total() for found in rounds),
+        "again": sum(found.again for found in rounds),
+        "broken": sum(bool(found.broken) for found in rounds),
+        "rounds": [{**asdict(found), "kills": dict(found.kills)} for found in rounds],  # asdict counts pairs of a Counter
     }
 
 
@@ -337,4 +348,34 @@ def markdown(report: dict) -> str:
             ),
         ]
         text += [f"- **{r['scenario']}**: {sentence}" for r in rows for sentence in r["broken"]]
+    if studies := report.get("studies"):
+        text += ["", *_lines_of_studies(studies)]
     return "\n".join(text).rstrip() + "\n"
+
+
+def _lines_of_studies(studies: dict) -> list[str]:
+    "The part of the report on killed searches."
+    rounds = studies["rounds"]
+    return [
+        f"## {studies['kills']} kills of searches",
+        "",
+        f"{studies['date']}, {studies['seconds'] / 60:.0f} minutes, seed {studies['seed']}. Two searches share each of "
+        f"{len(rounds)} studies; SIGKILL to one or both at a random moment, to all its processes or to its own alone, "
+        "and they are begun again. Each point of the grid has to be told once, with the value of a study to which "
+        f"nothing happened, and no process may stay. Studies with a loss: {studies['broken']}.",
+        "",
+        table(
+            ["study", "kills", "trials queued again", "seconds", "kept"],
+            [
+                [
+                    f"seed {found['seed']}",
+                    ", ".join(f"{count} × {kind}" for kind, count in found["kills"].items()),
+                    found["again"],
+                    found["seconds"],
+                    not found["broken"],
+                ]
+                for found in rounds
+            ],
+        ),
+        *(f"- **seed {found['seed']}**: {sentence}" for found in rounds for sentence in found["broken"]),
+    ]
