@@ -453,7 +453,8 @@ def _take(f: Folding, number: int, result: TrialResult) -> None:
     "Keep what a run has brought, and say it."
     result = _with_time_before(f, result)
     f.made[number] = result
-    _keep_facts(f, runs={**kept_runs(f.known), **runs_facts(f.made.values())})
+    runs = {**kept_runs(f.known), **runs_facts(f.made.values())}
+    _keep_facts(f, runs=runs, metric=result.metric or f.known.get("metric", ""))
     value = "no value" if result.value is None else f"{result.metric}={result.value:.5g}"
     f.say(f"{f.folder(number).name.replace('-', ' ')}: {_how_it_ended(result)}, {value}, {short_time(result.seconds)}")
     if not result.done:
@@ -648,7 +649,7 @@ def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool) -> F
     plan = plan_places(task, request, many, known, f.left_s, f.say)
     f = replace(f, places=plan.places, fallback=plan.fallback)
     choice = None if plan.choice is None else asdict(plan.choice)
-    _keep_facts(f, fallback=known.get("fallback") or "", processes=choice)
+    _keep_facts(f, fallback=known.get("fallback") or "", processes=choice, total=f.total)
     return f
 
 

@@ -23,6 +23,7 @@ from ..handover.consent import consented
 from ..handover.job import load_task
 from ..predictions.submission_file import read_record
 from ..runs.events import write_metrics_csv
+from ..runs.groups import name_a_run
 from ..runs.history import History, Standing, read_all_events, read_standing
 from ..runs.run_dir import missing_files, named_run, read_summary, runs_folder
 from ..system.errors import RequestError, readable, render_alone
@@ -225,7 +226,8 @@ def open_run(path: Path | str, trust: bool = False) -> Run:
     path = named_run(checked_path(getattr(path, "path", path), "The run"))
     if missing := missing_files(path):
         raise RequestError(
-            f"{str(path)!r} is not a run: it has no {' and no '.join(missing)}. `spectrakit runs` lists the runs."
+            name_a_run(path)
+            or f"{str(path)!r} is not a run: it has no {' and no '.join(missing)}. `spectrakit runs` lists the runs."
         )
     return Run(path, trusted=trust)
 

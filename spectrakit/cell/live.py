@@ -23,6 +23,7 @@ from .earlier import Ghost, comparison
 from .frame import Look, body, header, page, phase, toggles
 from ..checks.failure import Failure, explain_failure
 from ..runs.events import log_file
+from ..runs.groups import name_a_run
 from ..runs.history import follow
 from ..runs.run_dir import RUN_FILES, is_locked, missing_files, named_run
 from ..system.errors import RequestError
@@ -354,7 +355,8 @@ def _folder_of(run: Any) -> Path:
     folder = named_run(checked_path(folder, "The run").expanduser())
     if set(RUN_FILES) <= set(missing_files(folder)):
         raise RequestError(
-            f"{folder} is no run: it has no events.jsonl. A run's folder is named like coffee-20261120-120000; "
+            name_a_run(folder)
+            or f"{folder} is no run: it has no events.jsonl. A run's folder is named like coffee-20261120-120000; "
             "list_runs() shows them."
         )
     return folder

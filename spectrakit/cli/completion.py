@@ -13,10 +13,10 @@ from .output import print_text
 from .parsing import Command, make_parser
 
 # %% ../../nbs/90_cli/21_completion.ipynb #e5174eec
-def _run_names() -> list[str]:
+def _run_names(groups: bool = False) -> list[str]:
     from spectrakit.runs.run_dir import run_names
 
-    return run_names()
+    return run_names(groups)
 
 
 def _tasks() -> list[str]:
@@ -57,6 +57,7 @@ def _values(key: str) -> list[str]:
 
 # %% ../../nbs/90_cli/21_completion.ipynb #061fddc2
 _OF_RUNS = {"show", "watch", "plot", "resume", "report", "trust", "compare", "predict"}
+_OF_GROUPS = {"show", "plot", "report"}  # of a search or a cross-validation as well
 _OF_TASKS = {"train", "check", "preflight", "find-lr", "search", "cross-validate", "predict"}
 _OF_SETTINGS = _OF_TASKS | {"resume", "explain"}
 
@@ -85,7 +86,11 @@ def _after(command: str, words: list[str]) -> list[str]:
     if word.startswith("-"):
         return []
     named = any("=" not in other and other[:1] != "-" for other in words[:-1])
-    found = _run_names() if command in _OF_RUNS and (not named or command in ("compare", "predict")) else []
+    found = (
+        _run_names(command in _OF_GROUPS)
+        if command in _OF_RUNS and (not named or command in ("compare", "predict"))
+        else []
+    )
     found += _tasks() if command in _OF_TASKS and not named else []
     return found + (_keys(word) if command in _OF_SETTINGS else [])
 

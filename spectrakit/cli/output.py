@@ -84,12 +84,12 @@ def table_text(rows: Iterable[Sequence[str]], width: int | None = None, spare: S
     for i in spare:
         if room() < min(_ROOM, max(len(row[last]) for row in table)):
             kept.remove(i)
-    return "\n".join(line for row in table for line in _lines([row[i] for i in kept], table, kept, room()))
+    widths, left = [max(len(row[i]) for row in table) for i in kept[:-1]], room()
+    return "\n".join(line for row in table for line in _lines([row[i] for i in kept], widths, left))
 
 
-def _lines(cells: list[str], table: list[list[str]], kept: list[int], room: int) -> list[str]:
+def _lines(cells: list[str], widths: list[int], room: int) -> list[str]:
     "A row as lines: its last cell in as many as it needs."
-    widths = [max(len(row[i]) for row in table) for i in kept[:-1]]
     parts = textwrap.wrap(cells[-1], max(room, 12), break_on_hyphens=False) or [""]
     head = "".join(f"{cell:{width}}  " for cell, width in zip(cells, widths, strict=False))
     return [f"{head if n == 0 else ' ' * len(head)}{part}".rstrip() for n, part in enumerate(parts)]

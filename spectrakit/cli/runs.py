@@ -17,16 +17,44 @@ from .parsing import Command, make_parser
 if TYPE_CHECKING:
     from spectrakit.api.cross_validation import CrossValidation
     from spectrakit.api.run import Run
+    from spectrakit.runs.groups import Group
     from spectrakit.runs.history import History
     from spectrakit.tuning.study import Study
     from spectrakit.view.plots import Picture
 
 # %% ../../nbs/90_cli/04_runs.ipynb #6edb264a
+def _line_of_run(run: "Run") -> tuple[str, ...]:
+    from spectrakit.runs.history import read_standing
+    from spectrakit.system.units import format_duration
+
+    standing = read_standing(run.path)
+    best, value = standing.best, (standing.best or {"metrics": {}})["metrics"].get(standing.monitor)
+    result = f"{standing.monitor}={value:.4g} at epoch {best['epoch']:g}" if best and value is not None else "–"
+    taken = format_duration(standing.seconds) if standing.seconds is not None else "–"
+    return run.path.name, run.ended or standing.status, str(standing.steps), taken, result
+
+
+def _line_of_group(group: "Group") -> tuple[str, ...]:
+    from spectrakit.system.units import format_duration
+
+    count = "–" if group.done is None else f"{group.done} of {group.total or '?'} {group.unit}"
+    taken = "–" if group.seconds is None else format_duration(group.seconds)
+    which = f" in trial {group.best}" if group.best is not None else f" by {count}" if group.kind != "search" else ""
+    result = "–" if group.value is None else f"{group.metric or 'value'}={group.value:.4g}{which}"
+    return group.path.name, f"{group.status} {group.kind}", count, taken, result
+
+
+def _begun(path: Path) -> float:
+    "When what is in `path` was begun, or begun again."
+    known = [path / name for name in ("config.yaml", "settings.yaml")]
+    return next((file for file in known if file.is_file()), path).stat().st_mtime
+
+# %% ../../nbs/90_cli/04_runs.ipynb #b89c7e84
 def runs(arguments: Sequence[str]) -> int:
     "List the runs of a folder."
     parser = make_parser(
         "runs",
-        "The runs in DIR, newest first.",
+        "The runs in DIR, newest first, and the searches and cross-validations, of which `spectrakit show` has more.",
         """
   spectrakit runs
   spectrakit runs /kaggle/working/runs""",
@@ -34,18 +62,15 @@ def runs(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", nargs="?", metavar="DIR", help="default: this platform's folder, such as ./runs")
     options = parser.parse_args(arguments)
     from spectrakit.api.run import list_runs
-    from spectrakit.runs.history import read_standing
-    from spectrakit.system.units import format_duration
+    from spectrakit.runs.groups import list_groups
+    from spectrakit.runs.run_dir import runs_folder
 
-    rows = [("run", "status", "step", "time", "best")]
-    for run in list_runs(options.folder):
-        standing = read_standing(run.path)
-        best, value = standing.best, (standing.best or {"metrics": {}})["metrics"].get(standing.monitor)
-        result = f"{standing.monitor}={value:.4g} at epoch {best['epoch']:g}" if best and value is not None else "–"
-        taken = format_duration(standing.seconds) if standing.seconds is not None else "–"
-        rows.append((run.path.name, run.ended or standing.status, str(standing.steps), taken, result))
-    table = table_text(rows, terminal_width(), spare=(2, 3))
-    print_text(table if len(rows) > 1 else "There are no runs yet: spectrakit train coffee", status=True)
+    found = {run.path: _line_of_run(run) for run in list_runs(options.folder)}
+    if (folder := Path(options.folder or runs_folder())).is_dir():
+        found |= {group.path: _line_of_group(group) for group in list_groups(folder)}
+    lines = [found[path] for path in sorted(found, key=_begun, reverse=True)]
+    table = table_text([("run", "status", "step", "time", "best"), *lines], terminal_width(), spare=(2, 3))
+    print_text(table if lines else "There are no runs yet: spectrakit train coffee", status=True)
     return 0
 
 # %% ../../nbs/90_cli/04_runs.ipynb #f0aeb08e

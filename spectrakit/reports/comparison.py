@@ -28,6 +28,7 @@ from spectrakit.reports.html import (
     table_text,
 )
 from .run_curves import AXES, LOGGED, plot_runs
+from ..runs.groups import name_a_run
 from ..runs.history import History, read_history
 from ..runs.run_dir import RUN_FILES, missing_files, named_run
 from ..system.errors import RequestError, did_you_mean
@@ -41,6 +42,8 @@ def _run_in(path: Path) -> Run:
     "The run in the folder `path`. RequestError where that is none."
     if len(missing_files(path)) < len(RUN_FILES):
         return Run(path)
+    if group := name_a_run(path):
+        raise RequestError(group)
     try:
         inside = list_runs(path)
     except OSError:

@@ -95,8 +95,19 @@ class Search:
             self.stopping, self.ended = why, status
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #b9069a70
+def _standing(s: Search) -> dict[str, Any]:
+    "How far the study is, for those who do not open its journal."
+    rows = rows_of(s.journal)
+    over = sum(row.status in ("completed", "pruned", "failed") for row in rows)
+    seconds = round(sum(row.seconds for row in rows), 3)
+    best = next(iter(ranked(rows, s.facts["direction"])), None)
+    found = {"trials": over, "total": s.total, "seconds": seconds}
+    return found if best is None else {**found, "best": best.value, "best_trial": best.number}
+
+
 def keep_facts(s: Search, **more: str) -> None:
     "Write what is known of the study, and `more`, into its folder."
+    s.facts.update(_standing(s))
     write_atomic(s.path / FACTS, json.dumps({**s.facts, **more}, indent=1) + "\n")
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #8a6af27c
@@ -228,6 +239,7 @@ def _tell(s: Search, a: Active, state: str, value: float | None = None, note: st
     if state == "COMPLETE":
         s.spent.append(Spent(unit, work, a.seconds))
     _drop_losers(s)
+    keep_facts(s)
 
 
 def _drop_losers(s: Search) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import spectrakit
 from helpers import SETTINGS, clean_environ, only_run, run_cli, task, tree_hashes, wait_for
+from odd_runs import plain_run
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.cli.main import COMMANDS, main
@@ -578,6 +579,29 @@ def test_runs_lists_the_newest_first_and_survives_a_broken_one(call, here, train
     assert (status, err) == (0, "")
     assert [row[0].partition("-")[0] for row in rows] == ["run", "newer", "submitting", "broken"]
     assert rows[2][1:3] == ["completed", "20"] and "val_loss=" in out and rows[3][1] == "unfinished"
+
+
+def test_searches_and_cross_validations_stand_among_the_runs(call, refused, here):
+    runs = here / "runs"
+    one = plain_run(runs / "line-cv-1" / "fold-0" / "line-1")
+    kept = {"fold-0/line-1": {"status": "completed", "value": 0.5, "seconds": 3.0}}
+    cv = {"status": "out_of_time", "metric": "val_loss", "runs": kept, "total": 5}
+    study = {"status": "completed", "metric": "val_f1", "best": 0.75, "best_trial": 2, "trials": 8, "total": 9}
+    (runs / "line-cv-1" / "cv.json").write_text(json.dumps(cv))
+    for name, text in (("line-search-1", json.dumps(study)), ("line-search-2", '{"status": [1], "best": tr')):
+        (runs / name).mkdir()
+        (runs / name / "study.json").write_text(text)
+    os.utime(runs / "line-search-2" / "study.json", (0, 0))
+    status, out, err = call("runs")
+    rows = {line.split()[0]: " ".join(line.split()) for line in out.splitlines()[1:]}
+    assert (status, err) == (0, "") and len(rows) == 3
+    assert rows["line-search-1"].startswith("line-search-1 completed search 8 of 9 trials")
+    assert rows["line-search-1"].endswith("val_f1=0.75 in trial 2") and " unfinished search " in rows["line-search-2"]
+    assert " out_of_time cross-validation 1 of 5 folds 0:00:03 val_loss=0.5" in rows["line-cv-1"]
+    for words in (("compare", "runs/line-cv-1", one), ("watch", "line-cv-1"), ("resume", "runs/line-cv-1")):
+        line = refused(*words)
+        assert "is a cross-validation, not a run" in line and "fold-0/line-1" in line, line
+    assert call("show", "line-cv-1")[0] == 0  # by its name alone
 
 
 @slow

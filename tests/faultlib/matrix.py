@@ -108,7 +108,9 @@ def facts_of_studies(rounds: list[Round]) -> dict:
         "kills": sum(found.kills.total() for found in rounds),
         "again": sum(found.again for found in rounds),
         "broken": sum(bool(found.broken) for found in rounds),
-        "rounds": [{**asdict(found), "kills": dict(found.kills)} for found in rounds],  # asdict counts pairs of a Counter
+        "rounds": [
+            {**asdict(found), "kills": dict(found.kills)} for found in rounds
+        ],  # asdict counts pairs of a Counter
     }
 
 

@@ -23,6 +23,7 @@ from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.config.compose import compose
 from spectrakit.handover.request import new_request
 from spectrakit.runs.events import last_event, log_file, read_events
+from spectrakit.runs.groups import read_group
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
 from spectrakit.tuning.study import open_study
@@ -94,6 +95,9 @@ def test_side_by_side_each_has_its_share_of_the_cores(here):
         row.number for row in study.trials if find_checkpoint(study.runs_of(row)[0].path / "checkpoints", "BEST")[0]
     ]
     assert kept == [0]  # the others' are gone
+    line = read_group(study.path)
+    assert (line.status, line.value, line.best, line.done, line.total) == ("completed", 1.0, 0, 4, 4)
+    assert line.metric == "val_score" and line.seconds > 0
 
 
 def test_processes_that_do_not_come_about_are_tried_once_in_a_study(here):
