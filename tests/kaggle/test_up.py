@@ -22,7 +22,7 @@ log.write_text("".join(line + "\\n" for line in [*asked, " ".join(words)]))
 key = " ".join(words[:2])
 answers = said.get(key, [""])
 answer = answers[min(sum(line.startswith(key) for line in asked), len(answers) - 1)]
-if key == "kernels output" and "timed out" not in answer:
+if key == "kernels output" and "timed out" not in answer and "no files" not in answer:
     pathlib.Path(words[words.index("-p") + 1], "submission.csv").write_text("id,y\\n1,0\\n")
 print(answer)
 sys.exit(any(word in answer for word in ("fails", "404", "timed out")))
@@ -136,7 +136,11 @@ def test_the_same_command_goes_on_after_a_session_was_cut_short_but_repeats_no_e
     there = {"datasets_status": ["ready"]}
     kaggle.answers(**there, kernels_status=[ended("CANCEL_ACKNOWLEDGED")])
     cut = run_cli(tmp_path, "kaggle", "up", "soil-first")
-    assert cut.returncode == 1 and "The same command pushes the kernel once more" in cut.stderr
+    assert cut.returncode == 1 and "The same command pushes the kernel once more, and it begins anew" in cut.stderr
+    assert "spectrakit kaggle output soil-first kept" in cut.stderr and "watchdog.limit" not in cut.stderr
+    kaggle.answers(**there, kernels_status=[ended("ERROR", "exceeded the maximum allowed execution duration")])
+    late = run_cli(tmp_path, "kaggle", "up", "soil-first", "--again")
+    assert late.returncode == 1 and "watchdog.limit=8h" in late.stderr
 
     for state in (ended("CANCEL_ACKNOWLEDGED"), ended("ERROR", "exceeded the maximum allowed execution duration")):
         kaggle.answers(**there, kernels_status=[state, ended("COMPLETE")])
@@ -150,6 +154,22 @@ def test_the_same_command_goes_on_after_a_session_was_cut_short_but_repeats_no_e
     kaggle.answers(**there)
     assert run_cli(tmp_path, "kaggle", "up", "soil-first", "--again").returncode == 0
     assert kaggle.asked().count("kernels push") == 1
+
+
+def test_a_complete_run_without_a_submission_is_said_and_an_older_file_is_not_taken_for_it(tmp_path, kaggle):
+    data = tables(tmp_path / "files")
+    run_cli(tmp_path, "kaggle", "init", "soil-first", "--owner", "ada", "--competition", "soil-2026", "--data", data)
+    first = run_cli(tmp_path, "kaggle", "up", "soil-first")
+    assert "submission.csv is the submission of version 4" in first.stdout and "next: " in first.stdout
+    there = {"datasets_status": ["ready"], "kernels_output": ["no files"]}
+    kaggle.answers(**there)
+    none = run_cli(tmp_path, "kaggle", "up", "soil-first", "--again")
+    assert none.returncode == 0 and (tmp_path / "soil-first" / "output" / "submission.csv").is_file()
+    assert "has written no submission.csv, which soil-2026 scores" in none.stdout, none.stdout
+    assert "is the submission of" not in none.stdout and "next: " not in none.stdout
+    kaggle.answers(**there)
+    others = run_cli(tmp_path, "kaggle", "up", "soil-first", "--files", "curves.*")  # it was not asked for
+    assert others.returncode == 0 and "has written no submission" not in others.stdout
 
 
 def test_what_only_reads_is_tried_again_and_a_push_is_not(tmp_path, kaggle):
