@@ -137,7 +137,7 @@ def _words_of_tables(folder: Path, metric: str | None) -> list[str]:
 
     task, settings, words = Table(folder), compose(), list[str]()
     try:
-        print_text(task.describe(settings))
+        told = task.describe(settings)
     except RequestError as error:
         mend = "Or write a task of your own, and name it: --task file.py:Name."
         raise RequestError(f"{error} {mend}") from None
@@ -145,6 +145,7 @@ def _words_of_tables(folder: Path, metric: str | None) -> list[str]:
     chosen = _METRICS.get(q.answer, "val_loss") if metric is None else metric_named(metric, q.kind)
     if chosen == "auc" and len(q.classes) > 2:
         raise RequestError(f"auc is not computed for the {len(q.classes)} classes of {q.targets[0]!r}. Take val_loss.")
+    print_text(told)
     if metric and q.answer == "label" and chosen in ("auc", "val_loss") and len(q.classes) in (0, 2):
         q = replace(q, answer="probability")
         print_text(f"answer    the probability, which {chosen} is about, in place of the label")
@@ -203,22 +204,20 @@ def _words_for_table(slug: str, data: str | None, metric: str | None = None) -> 
 def init(arguments: Sequence[str]) -> int:
     "Write a kernel that can be pushed: metadata and a notebook that runs."
     options = _init_parser().parse_args(arguments)
-    from spectrakit.kaggle.init import KernelCode, KernelSources, init_kernel
+    from spectrakit.kaggle.init import KernelCode, KernelSources, init_kernel, plan_kernel
     from spectrakit.kaggle.metadata import one_line
 
     if options.interactive:
         _ask(options)
-    code = KernelCode(options.kind, options.task, metric=options.metric)
-    if options.task is None and len(options.competition) == 1 and options.kind != "utility":
-        code = KernelCode(options.kind, "table", _words_for_table(options.competition[0], options.data, options.metric))
-    files = init_kernel(
-        options.folder,
-        title=options.title,
-        owner=options.owner,
-        code=code,
-        sources=KernelSources(options.dataset, options.competition, options.kernel, options.model, options.wheels),
-        force=options.force,
-    )
+    of_table = options.task is None and len(options.competition) == 1 and options.kind != "utility"
+    code = KernelCode(options.kind, "table" if of_table else options.task, metric=options.metric)
+    sources = KernelSources(options.dataset, options.competition, options.kernel, options.model, options.wheels)
+    asked = {"title": options.title, "owner": options.owner, "sources": sources, "force": options.force}
+    plan_kernel(options.folder, code=code, **asked)  # refuses before tables are read, which may take a minute
+    if of_table:
+        code = replace(code, words=_words_for_table(options.competition[0], options.data, options.metric))
+        code = replace(code, metric=None)  # it is among the words
+    files = init_kernel(options.folder, code=code, **asked)
     print_text("\n".join(one_line(str(file)) for file in files))
     place = one_line(shlex.quote(options.folder))
     if options.data:
@@ -351,8 +350,7 @@ def up(arguments: Sequence[str]) -> int:
         options.again,
         options.dry_run,
     )
-    kaggle_up(options.folder, owner=options.owner, options=how)
-    if not options.dry_run:
+    if kaggle_up(options.folder, owner=options.owner, options=how).submission:
         print_text(f"next: spectrakit kaggle submit {shlex.quote(options.folder)} -m MESSAGE")
     return 0
 

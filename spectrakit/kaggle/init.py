@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TASK_CELL', 'FIT_CELL', 'SEAL_CELL', 'QUICK', 'SUFFIXES', 'fit_cell', 'task_cells', 'notebook_text', 'script_text',
-           'naming_wheels', 'KernelSources', 'KernelCode', 'kernel_values', 'init_kernel']
+           'naming_wheels', 'KernelSources', 'KernelCode', 'kernel_values', 'KernelPlan', 'plan_kernel', 'init_kernel']
 
 # %% ../../nbs/66_kaggle/06_init.ipynb #c08fc273
 import json
@@ -304,15 +304,19 @@ def _check_parts(code: KernelCode, sources: KernelSources) -> None:
         )
 
 
-def _write_files(folder: Path, files: Mapping[Path, str], force: bool) -> None:
-    "Write `files` (path → text) into `folder`. RequestError where one is there already and not `force`."
-    there = [path.name for path in files if path.exists()]
+def _refuse_existing(folder: Path, names: Iterable[str], force: bool) -> None:
+    "RequestError where one of `names` is in `folder` already and not `force`."
+    there = [name for name in names if (folder / name).exists()]
     if there and not force:
         are, them = ("is", "it") if len(there) == 1 else ("are", "them")
         raise RequestError(
             f"{' and '.join(there)} {are} in {str(folder)!r} already. "
             f"Choose another folder, or overwrite {them} with --force."
         )
+
+
+def _write_files(folder: Path, files: Mapping[Path, str]) -> None:
+    "Write `files` (path → text) into `folder`. RequestError where that fails."
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, content in files.items():
@@ -320,7 +324,50 @@ def _write_files(folder: Path, files: Mapping[Path, str], force: bool) -> None:
     except OSError as error:
         raise RequestError(f"{str(folder)!r} cannot be written: {error.strerror}. Choose another folder.") from None
 
+# %% ../../nbs/66_kaggle/06_init.ipynb #u9100000
+@dataclass(frozen=True)
+class KernelPlan:
+    "A kernel that can be written: what is left to make is its code."
+
+    folder: Path
+    title: str
+    values: dict[str, Any]  # the metadata
+    inputs: list[str]  # slugs of what is attached
+
 # %% ../../nbs/66_kaggle/06_init.ipynb #728967ef
+def plan_kernel(
+    folder: Path | str,
+    *,
+    title: str | None = None,
+    owner: str | None = None,
+    code: KernelCode = KernelCode(),
+    sources: KernelSources = KernelSources(),
+    force: bool = False,
+) -> KernelPlan:
+    """What `init_kernel` would write; nothing is written. RequestError where anything is wrong.
+
+    `title`, `owner`, `code`, `sources`, `force`: as in `init_kernel`. `folder`: where the kernel would lie.
+    """
+    if folder == "":
+        raise RequestError("The folder has no name. Name one, such as soil-first; '.' is the one that you are in.")
+    folder = checked_path(folder, "The folder")
+    _check_parts(code, sources)
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"{str(folder)!r} is a file. Name a folder for the kernel.")
+    title, owner = _title_of(folder, title), known_owner(owner)
+    attached = _sources(owner, sources)
+    values = kernel_values(title, owner, code.kind, attached)
+    errors = [f for f in kernel_findings(values) if f.level == "error" and f.about != "owner"]
+    if errors:
+        raise RequestError(errors[0].text)
+    if code.metric is not None:
+        _monitor(code)
+    naming_wheels(INSTALL_CELL, sources.wheels, folder)  # refused where there are no wheels in it
+    _refuse_existing(folder, (KERNEL_FILE, values["code_file"]), force)
+    inputs = [name.rpartition("/")[2] for name in [*attached["competition_sources"], *attached["dataset_sources"]]]
+    return KernelPlan(folder, title, values, inputs)
+
+# %% ../../nbs/66_kaggle/06_init.ipynb #u9100002
 def init_kernel(
     folder: Path | str,
     *,
@@ -340,22 +387,11 @@ def init_kernel(
 
     RequestError, with nothing written, where anything is wrong.
     """
-    if folder == "":
-        raise RequestError("The folder has no name. Name one, such as soil-first; '.' is the one that you are in.")
-    folder = checked_path(folder, "The folder")
-    _check_parts(code, sources)
-    if folder.exists() and not folder.is_dir():
-        raise RequestError(f"{str(folder)!r} is a file. Name a folder for the kernel.")
-    title, owner = _title_of(folder, title), known_owner(owner)
-    attached = _sources(owner, sources)
-    values = kernel_values(title, owner, code.kind, attached)
-    errors = [f for f in kernel_findings(values) if f.level == "error" and f.about != "owner"]
-    if errors:
-        raise RequestError(errors[0].text)
-    inputs = [name.rpartition("/")[2] for name in [*attached["competition_sources"], *attached["dataset_sources"]]]
+    plan = plan_kernel(folder, title=title, owner=owner, code=code, sources=sources, force=force)
+    text = naming_wheels(_code_text(plan.title, code, plan.inputs), sources.wheels, plan.folder)
     files = {
-        folder / KERNEL_FILE: json.dumps(values, indent=2, ensure_ascii=False) + "\n",
-        folder / values["code_file"]: naming_wheels(_code_text(title, code, inputs), sources.wheels, folder),
+        plan.folder / KERNEL_FILE: json.dumps(plan.values, indent=2, ensure_ascii=False) + "\n",
+        plan.folder / plan.values["code_file"]: text,
     }
-    _write_files(folder, files, force)
+    _write_files(plan.folder, files)
     return list(files)

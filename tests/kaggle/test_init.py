@@ -112,3 +112,30 @@ def test_the_competitions_metric_is_written_in_and_checked(call, here):
     notebook.write_text(notebook.read_text().replace("monitor=auc", "monitor=acu"))
     status, out, _ = call("check", "soil-first")
     assert status == 1 and "There is no metric 'acu'" in out and "Did you mean 'auc'?" in out
+
+
+@pytest.mark.parametrize(
+    "words, why",
+    [
+        (("--title", "Soil"), "characters"),
+        (("--metric", "acuracy"), "Did you mean 'accuracy'"),
+        (("--metric", "rmse"), "of classes"),
+        (("--owner", "a b"), "a b"),
+        (("--dataset", "https://www.kaggle.com/datasets/bob/spectra"), "https://"),
+        (("--wheels", "nowhere"), "nowhere"),
+        (("--kind", "notebok"), "Did you mean 'notebook'"),
+    ],
+)
+def test_what_is_refused_is_refused_before_the_tables_are_described(call, here, words, why):
+    data = tables(here / "files")
+    common = ("init", "soil-first", "--owner", "ada", "--competition", "soil-2026", "--data", data)
+    status, out, error = call(*common, *words)
+    assert status == 2 and why in error and out == "" and not (here / "soil-first").exists()
+
+
+def test_what_is_there_already_is_refused_before_the_tables_are_described(call, here):
+    data = tables(here / "files")
+    common = ("init", "soil-first", "--owner", "ada", "--competition", "soil-2026", "--data", data)
+    assert call(*common)[0] == 0
+    status, out, error = call(*common)
+    assert status == 2 and "--force" in error and out == ""
