@@ -7969,6 +7969,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                'spectrakit/tuning/study.py'),
                                          'spectrakit.tuning.study._importance_line': ( '71_tuning/study.html#_importance_line',
                                                                                        'spectrakit/tuning/study.py'),
+                                         'spectrakit.tuning.study._run_at': ('71_tuning/study.html#_run_at', 'spectrakit/tuning/study.py'),
                                          'spectrakit.tuning.study._status': ('71_tuning/study.html#_status', 'spectrakit/tuning/study.py'),
                                          'spectrakit.tuning.study.as_html': ('71_tuning/study.html#as_html', 'spectrakit/tuning/study.py'),
                                          'spectrakit.tuning.study.as_text': ('71_tuning/study.html#as_text', 'spectrakit/tuning/study.py'),

@@ -31,7 +31,6 @@ from .actions import predict as predict_with
 from .places import ManyRuns, Places, at_place, place_threads, plan_places
 from .run import Run, list_runs, task_of
 from spectrakit.api.trial import (
-    DONE,
     SETTINGS,
     TrialResult,
     open_folder,
@@ -54,6 +53,7 @@ from ..jobs.replay import Replayed, score_of_predictions
 from ..predictions.ensemble import mean_or_most
 from ..predictions.prediction_spool import load_arrays
 from ..runs.events import last_event
+from ..runs.groups import DONE
 from ..runs.history import follow
 from ..runs.run_dir import check_links
 from ..system.errors import RequestError

@@ -21,7 +21,7 @@ from ..api.actions import check_on_error, check_prediction, fit, raises_failure
 from ..api.actions import predict as predict_with
 from ..api.places import ManyRuns, plan_places
 from ..api.run import Run, RunFailed
-from ..api.trial import DONE, SETTINGS, open_folder, run_to_go_on_with
+from ..api.trial import SETTINGS, open_folder, run_to_go_on_with
 from ..cell.live import can_display
 from ..checks.failure import Failure
 from ..checks.run_forecast import span
@@ -31,6 +31,7 @@ from ..config.metric_direction import metric_direction
 from ..config.schema import Config
 from ..handover.job import load_task, with_task
 from ..handover.request import RunRequest, new_request
+from ..runs.groups import DONE
 from ..runs.run_dir import check_links
 from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside

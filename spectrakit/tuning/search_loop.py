@@ -31,7 +31,7 @@ from ..system.masking import masked
 from ..system.signals import stop_key
 from .search_plan import Spent, expected_s, in_place, settings_of_trial, why_not_begun, work_of
 from .space import import_optuna
-from .study import FACTS, ranked, rows_of, runs_in
+from .study import FACTS, ranked, rows_of
 from .study_file import LEASE, LEASE_S, folder_name, give_back, handing_out, queue_again, take_lease
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #786cbf88
@@ -249,8 +249,9 @@ def _drop_losers(s: Search) -> None:
     kept |= {row.folder for row in rows if row.status in ("running", "waiting")}
     for folder in {row.folder for row in rows} - kept - s.removed:
         s.removed.add(folder)
-        for run in runs_in(s.path / folder):
-            shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
+        for pattern in ("*/checkpoints", "fold-*/*/checkpoints"):
+            for saved in (s.path / folder).glob(pattern):
+                shutil.rmtree(saved, ignore_errors=True)
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #fb5bf22a
 _NOTHING_EVALUATED = "nothing was evaluated. Let `datasets` return validation data, or use search.folds=5."

@@ -19,6 +19,7 @@ from ..checks.run_forecast import span
 from ..config.compose import compose
 from ..config.schema import Config
 from ..handover.request import new_request
+from ..runs.groups import DONE
 from ..runs.resume_changes import keep_effective_batch
 from ..runs.run_dir import Session, read_environment
 from ..system.errors import RequestError
@@ -89,11 +90,16 @@ def ranked(trials: Sequence[TrialRow], direction: str) -> list[TrialRow]:
     return sorted(done, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
 
 # %% ../../nbs/71_tuning/03_study.ipynb #609cc0a3
+def _run_at(place: Path) -> Run | None:
+    "The run that is done, or else the newest: one that was killed before its first checkpoint was begun anew."
+    runs = list_runs(place) if place.is_dir() else []
+    return next((run for run in runs if run.status in DONE), next(iter(runs), None))
+
+
 def runs_in(folder: Path) -> list[Run]:
-    "The runs of the trial in `folder`, those of its folds in order."
-    places = [place for place in (folder, *sorted(folder.glob("fold-*"))) if place.is_dir()]
-    found = {str(run.path): run for place in places for run in list_runs(place)}
-    return [found[path] for path in sorted(found)]
+    "The run of the trial in `folder`, or one of each of its folds in order."
+    folds = sorted(folder.glob("fold-*"), key=lambda place: (len(place.name), place.name))
+    return [run for place in (folder, *folds) if (run := _run_at(place)) is not None]
 
 # %% ../../nbs/71_tuning/03_study.ipynb #0d970a8b
 def with_batch_of(runs: Sequence[Run], config: Config) -> Config:
