@@ -62,12 +62,12 @@ from ..watchdog.budget import check_time
 # %% ../../nbs/60_api/02_actions.ipynb #5956c0ff
 def _make_tick(run: Run, view: Any, pressed: list[int]) -> Callable[[], None]:
     "What is done about ten times a second while one waits. `pressed`: the signals that asked for a stop."
-    due, said = [time.monotonic() + 30], dict[int, str]()  # by the number of signals: the sentence does not change
+    due, sentences = [time.monotonic() + 30], dict[int, str]()  # by the number of signals: the sentence does not change
 
     def tick() -> None:
         if view:
             if pressed:
-                view.note_stop(said.setdefault(len(pressed), _stopping(view, pressed)))
+                view.note_stop(sentences.setdefault(len(pressed), _stopping(view, pressed)))
             view.update()
         if time.monotonic() < due[0]:
             return

@@ -152,8 +152,8 @@ def runs_facts(trials: Iterable[TrialResult]) -> dict[str, dict[str, Any]]:
 # %% ../../nbs/60_api/07_cross_validation.ipynb #589f433a
 def summary_of(cv: CrossValidation) -> dict[str, Any]:
     "What came of it, as cv.json keeps it."
-    said = ("status", "metric", "score", "score_missing", "single_scores", "scores")
-    facts = {name: getattr(cv, name) for name in said}
+    names = ("status", "metric", "score", "score_missing", "single_scores", "scores")
+    facts = {name: getattr(cv, name) for name in names}
     of_folds = {"mean": cv.mean if cv.scores else None, "std": cv.std if len(cv.scores) > 1 else None}
     return {**facts, **of_folds, "folds_sha256": cv.folds and cv.folds.sha256, "runs": runs_facts(cv.trials)}
 

@@ -164,8 +164,8 @@ def choose_processes(alone: float | str, together: float | str, gpus: int, runs:
     """
     side_by_side = gpus if runs is None else runs / math.ceil(runs / gpus)  # runs in the time of one
     if isinstance(together, str):
-        told = None if isinstance(alone, str) else alone
-        return ProcessChoice(1, f"1 GPU each: {gpus} together were not measured ({together})", told)
+        seconds_alone = None if isinstance(alone, str) else alone
+        return ProcessChoice(1, f"1 GPU each: {gpus} together were not measured ({together})", seconds_alone)
     if isinstance(alone, str):
         why = f"{gpus} GPUs together: on one the run could not be measured ({alone})"
         return ProcessChoice(gpus, why, None, together)

@@ -152,7 +152,7 @@ def surroundings(request: RunRequest, work: Workload, ranks: tuple[Measurement, 
     config, platform = request.config, request.platform
     slowest = max(ranks, key=lambda m: m.step_s)
     left_s, session_s = _time_left(request, slowest)
-    price, told = _price_here(config, platform.gpus if ranks[0].gpu else (), platform.name)
+    price, price_origin = _price_here(config, platform.gpus if ranks[0].gpu else (), platform.name)
     return Surroundings(
         left_s=left_s,
         session_s=session_s,
@@ -162,7 +162,7 @@ def surroundings(request: RunRequest, work: Workload, ranks: tuple[Measurement, 
         workers=config.dataloader.num_workers,
         quota_h=_QUOTA_H.get(platform.name) if ranks[0].gpu else None,
         price_per_hour=price,
-        price_of=told,
+        price_of=price_origin,
         max_cost=config.preflight.max_cost,
         earliest_s=_earliest_s(config, work, slowest),
         data=_data_in_words(config, platform.input_dir),

@@ -179,19 +179,19 @@ def run_rows(run: Run) -> list[tuple[str, str]]:
     "What a run says of itself: how it ended, its best evaluation, how long it took, where it is, what comes next."
     known = read_standing(run.path)
     status, best, seconds = run.ended or known.status, _best_of(known), known.seconds
-    told = {"status": f"{status}: {run.error}" if status == "failed" and run.error else status}
+    rows = {"status": f"{status}: {run.error}" if status == "failed" and run.error else status}
     if best and best.value is not None:
-        told["best"] = f"{best.monitor}={best.value:.4g} at epoch {best.epoch:g}, step {best.step}"
+        rows["best"] = f"{best.monitor}={best.value:.4g} at epoch {best.epoch:g}, step {best.step}"
         others = (
             f"{name}={value:.4g}" for name, value in best.metrics.items() if name != best.monitor and value is not None
         )
-        told["there"] = ", ".join(others)
-    told["time"] = f"{format_duration(seconds)}, {known.steps} steps" if seconds is not None else f"{known.steps} steps"
+        rows["there"] = ", ".join(others)
+    rows["time"] = f"{format_duration(seconds)}, {known.steps} steps" if seconds is not None else f"{known.steps} steps"
     state = read_record(run.path)
-    told["submission"] = str(state) if state else ""
-    told["folder"] = str(run.path)
-    told["next"] = _NEXT.get(status, "run.plot(), run.load_model(), sk.predict(task, run), sk.report(run)")
-    return [(what, readable(masked(text))) for what, text in told.items() if text]
+    rows["submission"] = str(state) if state else ""
+    rows["folder"] = str(run.path)
+    rows["next"] = _NEXT.get(status, "run.plot(), run.load_model(), sk.predict(task, run), sk.report(run)")
+    return [(what, readable(masked(text))) for what, text in rows.items() if text]
 
 
 def _run_html(run: Run) -> str:

@@ -84,14 +84,14 @@ def log_drawer(run_dir: Path, empty: str = "") -> str:
     if not printed:
         return f'<div aria-label="what was printed" style="{_TEXT}">{escaped(empty)}</div>' if empty else ""
     warnings = sum(_is_warning(line) for lines in printed.values() for line in lines)
-    said = f" · {warnings} warning{'s' * (warnings != 1)}" if warnings else ""
+    count_text = f" · {warnings} warning{'s' * (warnings != 1)}" if warnings else ""
     newest = next(iter(printed.values()))[-1]
     parts = [
         f'<div>rank {rank}</div><pre style="{_CODE}">{_lines(lines)}</pre>'
         for rank, lines in list(printed.items())[:_RANKS]
     ]
     more = f"<div>{len(printed) - _RANKS} more ranks</div>" if len(printed) > _RANKS else ""
-    title = f"printed: {escaped(newest, 90)}{said} · {escaped(run_dir / 'logs', 200)}"
+    title = f"printed: {escaped(newest, 90)}{count_text} · {escaped(run_dir / 'logs', 200)}"
     inside = f'<div style="max-height:240px;overflow:auto">{"".join(parts)}{more}</div>'
     style, summary = _TEXT, f'<summary style="cursor:pointer">{title}</summary>'
     return f'<details aria-label="what was printed" style="{style}">{summary}{inside}</details>'

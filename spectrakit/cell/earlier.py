@@ -122,9 +122,9 @@ def comparison(s: RunState, ghost: Ghost, run_dir: Path) -> str:
         there = _at(earlier, metric, s.rows[-1]["step"], least)
         now = f"{_beside(own, there, least)} than it at this step" if there is not None else "it has nothing this early"
         return f"compared with {named} ({metric} {whole:.4g}): {now}".replace("as good than it", "as good as it")
-    said = f"{metric} {own:.4g}: {_beside(own, whole, least)} than {named} ({whole:.4g})".replace(
+    comparison = f"{metric} {own:.4g}: {_beside(own, whole, least)} than {named} ({whole:.4g})".replace(
         "good than", "good as"
     )
     if ghost.differences is None:
         ghost.differences = _differing_settings(run_dir, ghost.path)
-    return f"{said}; {ghost.differences or 'with the same settings'}"
+    return f"{comparison}; {ghost.differences or 'with the same settings'}"

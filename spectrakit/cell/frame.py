@@ -162,11 +162,11 @@ def _advice(s: RunState, found: Sequence[Tile]) -> str:
 def header(s: RunState, look: Look) -> str:
     "Status, bars, headline and advice as HTML, of the same height from start to end."
     found = tiles(s, look.now_t, look.now, look.running)
-    said = f"{escaped(s.name)}: {escaped(phase(s, look.running))}, step {s.step} of {s.total_steps or '?'}"
-    told = _room([_advice(s, found), escaped(look.compared or details(s), 160)], (100, 130))
+    label = f"{escaped(s.name)}: {escaped(phase(s, look.running))}, step {s.step} of {s.total_steps or '?'}"
+    advice = _room([_advice(s, found), escaped(look.compared or details(s), 160)], (100, 130))
     return (
-        f'<div role="group" aria-label="{said}" style="{_FONT}">{_status_line(s, look)}{_bars(s, look.now_t)}'
-        f"{_headline(found)}{told}</div>"
+        f'<div role="group" aria-label="{label}" style="{_FONT}">{_status_line(s, look)}{_bars(s, look.now_t)}'
+        f"{_headline(found)}{advice}</div>"
     )
 
 # %% ../../nbs/56_cell/01_frame.ipynb #0cc66574

@@ -109,14 +109,14 @@ def check_base(name: str, entry: dict[str, Any] | None, base: FrozenBase | None)
     """
     if entry is None or (base is not None and entry.get("sha256") == base.sha256):
         return
-    said = f"{name} holds what has learned, and leaves out the frozen weights of {entry.get('source')!r}"
+    start = f"{name} holds what has learned, and leaves out the frozen weights of {entry.get('source')!r}"
     begun = f"SHA-256 {str(entry.get('sha256'))[:12]}…"
     if base is None:
         raise RequestError(
-            f"{said} ({begun}), and the model of today has none. Give the options that the run began with."
+            f"{start} ({begun}), and the model of today has none. Give the options that the run began with."
         )
     raise RequestError(
-        f"{said}, and what is at {base.source!r} today is not what it was: {begun} then, {base.sha256[:12]}… now. Put "
+        f"{start}, and what is at {base.source!r} today is not what it was: {begun} then, {base.sha256[:12]}… now. Put "
         f"the files back that were there when the run began, or name the folder that has them."
     )
 

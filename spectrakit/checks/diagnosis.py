@@ -512,9 +512,9 @@ def explain(error: BaseException, scene: Scene) -> Explanation:
         return Explanation(str(error), "")
     if (known := explain_known(error, scene)) is not None:
         return known
-    said, where = _own_words(error), own_line(error)
+    message, where = _own_words(error), own_line(error)
     return Explanation(
-        f"{scene.name} raised {type(error).__name__}{f': {said}' if said else ''} {scene.doing}"
+        f"{scene.name} raised {type(error).__name__}{f': {message}' if message else ''} {scene.doing}"
         f"{f' ({where})' if where else ''}.",
         "Correct it there." if where else f"Correct {scene.name}.",
     )

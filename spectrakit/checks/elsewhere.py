@@ -142,8 +142,8 @@ class Elsewhere:
 # %% ../../nbs/39_checks/05_elsewhere.ipynb #3b52f3c4
 def _why(place: Place, fast: tuple[float, float], room: str) -> str:
     low, high = (f"{times:.2g}" for times in fast)
-    told = "as places.yaml says" if place.speed is not None else "by data sheets"
-    return f"a device {low if low == high else f'{low} to {high}'} times as fast, {told}; {room}"
+    basis = "as places.yaml says" if place.speed is not None else "by data sheets"
+    return f"a device {low if low == high else f'{low} to {high}'} times as fast, {basis}; {room}"
 
 
 def elsewhere(b: Basis, place: Place) -> Elsewhere:

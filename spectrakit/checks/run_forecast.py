@@ -339,8 +339,8 @@ def as_text(f: Forecast) -> str:
     lines = [f"{what:{widths[0]}}  {much:{widths[1]}}  {why}".rstrip() for what, much, why in rows]
     verdict = "fits" if not faults else "will not fit"
     head = f"{f.task} with {f.profile}: {verdict}"
-    told = [f"✗ {text}" for text in faults] + [f"note: {text}" for text in f.notes]
-    return "\n".join([head, *lines, *told, "", *_aligned(where_rows(f)), _RANGES])
+    warnings = [f"✗ {text}" for text in faults] + [f"note: {text}" for text in f.notes]
+    return "\n".join([head, *lines, *warnings, "", *_aligned(where_rows(f)), _RANGES])
 
 # %% ../../nbs/39_checks/06_run_forecast.ipynb #412afb80
 def as_html(f: Forecast) -> str:

@@ -187,14 +187,14 @@ def _words_for_table(slug: str, data: str | None, metric: str | None = None) -> 
         raise RequestError(str(error)) from None
     folder, words = _files_of(slug, data), (f"task.data={slug}",)
     later = ("task.folds=5", "trainer.max_epochs=30")
-    told = () if metric is None else (f"checkpoint.monitor={metric_named(metric)}",)
+    metric_words = () if metric is None else (f"checkpoint.monitor={metric_named(metric)}",)
     if folder is None:
         print_text(f"the files of {slug} are not here, and are read there; --data DIR reads them now")
-        return (*words, *told, *later)
+        return (*words, *metric_words, *later)
     if table_file(folder, "train") is not None:
         return (*words, *_words_of_tables(folder, metric), *later)
     if sample := sample_file(folder):
-        return (*words, *_words_of_sample(sample), *told, *later)
+        return (*words, *_words_of_sample(sample), *metric_words, *later)
     raise RequestError(
         f"{str(folder)!r} has neither train.csv nor a sample submission, so Table cannot learn from it. "
         "Write a task of your own, and name it: --task file.py:Name."

@@ -180,12 +180,12 @@ def batch_parts(config: Config, world_size: int) -> tuple[int, int, str]:
         return size, steps, reason
     share = size * steps
     size = next(n for n in range(min(share, _SMALL), 0, -1) if share % n == 0)
-    told = "data.micro_batch_size=auto: the largest that fits is looked for before the first step"
+    reason = "data.micro_batch_size=auto: the largest that fits is looked for before the first step"
     if _was_asked_for(config, _STEPS):
-        told += (
+        reason += (
             f"; {_STEPS}={steps} gives the {share} samples of a step on each process, and follows from what is found"
         )
-    return size, share // size, told
+    return size, share // size, reason
 
 # %% ../../nbs/10_config/06_batch_plan.ipynb #23a2fc02
 def plan_batches(config: Config, samples: int, world_size: int = 1) -> BatchPlan:

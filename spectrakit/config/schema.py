@@ -1115,8 +1115,8 @@ def non_default_settings(config: Config) -> dict[str, Any]:
 
 def _heading(config: Config, changed: dict[str, Any]) -> str:
     named = f" for {config.task['name']}" if config.task.get("name") else ""
-    said = f"{len(changed)} of {len(settings())} settings are not at their defaults"
-    return f"Config{named}, trainer={config.profile}: {said}"
+    changes = f"{len(changed)} of {len(settings())} settings are not at their defaults"
+    return f"Config{named}, trainer={config.profile}: {changes}"
 
 
 def _config_text(config: Config) -> str:

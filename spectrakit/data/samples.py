@@ -225,13 +225,13 @@ class SeededSamples:
     """
 
     def __init__(self, dataset: Any, seed: int, draws: bool | None = None):
-        said = getattr(dataset, "draws_random", None) if draws is None else draws
-        self.dataset, self.seed, self._quiet = dataset, seed, said is False
+        declared = getattr(dataset, "draws_random", None) if draws is None else draws
+        self.dataset, self.seed, self._quiet = dataset, seed, declared is False
         self._reader = _Reader(dataset, seed)
         self.drawn: frozenset[str] | None = None
         self.began = 0.0  # when it was asked last, by time.perf_counter()
-        if isinstance(said, bool) or self._reader.takes_seeds:
-            self.drawn = frozenset(global_generators()) if said else frozenset()
+        if isinstance(declared, bool) or self._reader.takes_seeds:
+            self.drawn = frozenset(global_generators()) if declared else frozenset()
 
     def __len__(self) -> int:
         return len(self.dataset)

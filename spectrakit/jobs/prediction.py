@@ -287,10 +287,10 @@ def write_all(chunks: Chunks, arrays: dict[str, Any], name: str, notes: list[str
         with explained(chunks.task, "submission", f"on the predictions, which are in {PLACE[whole]}", always=True):
             state = write_predictions(chunks.file, chunks.task, arrays, samples)
         notes += [f"{chunks.file.out.name}: {note}" for note in state.notes]
-    said = (
+    summary = (
         f"{samples} predictions from {name}" if whole else f"{done} of {samples} predictions from {name}, {chunks.cut}"
     )
-    return "completed" if whole else "out_of_time", said + "".join(f"; {note}" for note in notes)
+    return "completed" if whole else "out_of_time", summary + "".join(f"; {note}" for note in notes)
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #2afa698f
 @dataclass(frozen=True)

@@ -165,8 +165,8 @@ def load_models(
         except Exception as error:
             if len(members) == 1:
                 raise
-            said = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
-            notes.append(f"{member.run_dir.name} is left out: {said}")
+            message = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
+            notes.append(f"{member.run_dir.name} is left out: {message}")
             continue
         found.append(served)
         notes += odd if len(members) == 1 else [f"{served.name}: {note}" for note in odd]
@@ -197,8 +197,8 @@ class _Lane:
                 try:
                     answers.put((place, model.predict(given), ""))
                 except Exception as error:
-                    said = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
-                    answers.put((place, {}, f"{model.name} did not answer: {said}"))
+                    message = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
+                    answers.put((place, {}, f"{model.name} did not answer: {message}"))
             self.busy = not self.asked.empty()
 
 # %% ../../nbs/45_jobs/08_serving.ipynb #3f0dbf67

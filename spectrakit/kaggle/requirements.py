@@ -269,8 +269,8 @@ def _waits_for_a_service(kernel: Kernel, use: Use) -> Finding | None:
     if re.fullmatch(r"kagglehub\.\w+(_download|_import)", use.name):
         text = f"{use.name}() asks a service of Kaggle's, and waits without end where it does not answer. "
         return Finding("warning", "offline", text + "sk.find_input(SLUG) reads what is attached.", use.where)
-    told = any("WANDB_MODE" in cell.source or "WANDB_DISABLED" in cell.source for cell in kernel.cells)
-    if use.name == "wandb.init" and not told and use.keywords.get("mode") not in ("offline", "disabled", UNKNOWN):
+    is_offline = any("WANDB_MODE" in cell.source or "WANDB_DISABLED" in cell.source for cell in kernel.cells)
+    if use.name == "wandb.init" and not is_offline and use.keywords.get("mode") not in ("offline", "disabled", UNKNOWN):
         text = "wandb.init() asks the network. Give it mode='offline', and upload the folder afterwards: wandb sync."
         return Finding(level_of(use), "offline", text, use.where)
     return None
@@ -519,8 +519,12 @@ def wheels_findings(kernel: Kernel) -> list[Finding]:
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #4247fbb1
 def broken_findings(kernel: Kernel) -> list[Finding]:
     "Cells that are no Python."
-    told = kernel.notebook.get("kernelspec")
-    spoken = str(told.get("language") or told.get("name") or "python").lower() if isinstance(told, dict) else "python"
+    kernelspec = kernel.notebook.get("kernelspec")
+    spoken = (
+        str(kernelspec.get("language") or kernelspec.get("name") or "python").lower()
+        if isinstance(kernelspec, dict)
+        else "python"
+    )
     if spoken in ("r", "ir", "julia"):
         text = f"The notebook is written in {spoken.removeprefix('i').upper()}, which is not looked at here."
         return [Finding("warning", "code", text)]

@@ -224,9 +224,9 @@ def _check_whole(corpus: FileCorpus) -> FileCorpus:
         except Exception as error:
             if isinstance(error, BadRow) and error.after is not None:
                 continue  # one row, which may be left out
-            said = " ".join(str(error).split())[:200].rstrip(".")
+            message = " ".join(str(error).split())[:200].rstrip(".")
             raise RequestError(
-                f"The shard {path.name} cannot be read: {said}. Fetch it again, or leave it out of the folder."
+                f"The shard {path.name} cannot be read: {message}. Fetch it again, or leave it out of the folder."
             ) from None
     return corpus
 
@@ -306,8 +306,8 @@ class StreamedCorpus:
         except GeneratorExit:
             raise
         except Exception as error:
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise BadRow(f"{self.shards[shard]} broke after row {number} ({said})", None) from None
+            message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise BadRow(f"{self.shards[shard]} broke after row {number} ({message})", None) from None
 
     def size(self, shard: int) -> int | None:
         "Nobody knows."

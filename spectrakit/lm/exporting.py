@@ -94,8 +94,8 @@ def export(
             shutil.rmtree(out)
         beside.rename(out)
     except _cannot_write() as error:
-        said = getattr(error, "strerror", None) or error
-        raise RequestError(f"The model cannot be written to {str(out)!r}: {said}.") from None
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"The model cannot be written to {str(out)!r}: {reason}.") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return out

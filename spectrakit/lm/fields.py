@@ -153,9 +153,9 @@ def _of_template(template: str) -> TextFields:
         fields = TextFields(template=template)
         template.format_map(dict.fromkeys(fields.wanted, "text"))
     except (ValueError, LookupError, AttributeError) as error:
-        said = error if isinstance(error, ValueError) else "only whole fields can be put in"
+        reason = error if isinstance(error, ValueError) else "only whole fields can be put in"
         raise RequestError(
-            f"task.template={template!r} cannot be filled ({said}). Write fields in braces, such as {{text}}, and a "
+            f"task.template={template!r} cannot be filled ({reason}). Write fields in braces, such as {{text}}, and a "
             "brace that is none twice: {{ or }}."
         ) from None
     if not fields.wanted:

@@ -126,10 +126,10 @@ _SAID = {  # what libraries say → what it means
 
 def _meaning(error: BaseException) -> str:
     "What a library said, in a line; in plain words where it is known."
-    said = " ".join(str(error).split())
-    if found := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)'>", said):
+    message = " ".join(str(error).split())
+    if found := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)'>", message):
         return f"{found[1]} is no causal language model"
-    return next((meaning for part, meaning in _SAID.items() if part in said), said[:300])
+    return next((meaning for part, meaning in _SAID.items() if part in message), message[:300])
 
 # %% ../../nbs/82_lm/00_lookup.ipynb #c8038b92
 def hub_error(place: Place, what: str, error: BaseException, offline: bool) -> RequestError:
@@ -141,8 +141,8 @@ def hub_error(place: Place, what: str, error: BaseException, offline: bool) -> R
     - `offline`: whether this session has no internet
     """
     if place.path is not None:
-        said = _meaning(error)
-        return RequestError(f"The {what} in {place.source!r} cannot be read: {said}. Look at what the folder holds.")
+        message = _meaning(error)
+        return RequestError(f"The {what} in {place.source!r} cannot be read: {message}. Look at what the folder holds.")
     if offline:
         return RequestError(
             f"The {what} {place.name!r} is no file or folder here, no input, and not in the hub's cache, and this "

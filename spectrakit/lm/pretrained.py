@@ -136,8 +136,8 @@ def load_model(name: str, pretrained: bool = True, attention: str | None = None)
                 loaded: Any = AutoModelForCausalLM.from_pretrained(
                     place.source, local_files_only=local, output_loading_info=True, **_options(attention)
                 )
-                model, told = loaded
-                lacking = set(told["missing_keys"]) & {name for name, _ in model.named_parameters()}
+                model, loading_info = loaded
+                lacking = set(loading_info["missing_keys"]) & {name for name, _ in model.named_parameters()}
             else:
                 config = AutoConfig.from_pretrained(place.source, local_files_only=local, trust_remote_code=False)
                 model = AutoModelForCausalLM.from_config(config, **_options(attention))
@@ -204,8 +204,8 @@ def add_lora(model: Any, lora: Lora) -> Any:
             warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
             return get_peft_model(model, config)
     except (ValueError, TypeError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise RequestError(f"LoRA cannot be added: {said} Name modules of the model by task.lora_targets.") from None
+        message = " ".join(str(error).split())[:200]
+        raise RequestError(f"LoRA cannot be added: {message} Name modules of the model by task.lora_targets.") from None
 
 
 def without_lora(model: Any) -> Any:

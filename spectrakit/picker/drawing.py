@@ -115,10 +115,10 @@ def tiles_html(rows: list[Row]) -> str:
         for what, much, why in rows
         if what not in ("note", WARNING, "")
     ]
-    said = [": ".join(filter(None, row[1:])) for row in rows if row[0] in ("note", "")]
+    notes = [": ".join(filter(None, row[1:])) for row in rows if row[0] in ("note", "")]
     warned = [": ".join(filter(None, row[1:])) for row in rows if row[0] == WARNING]
     lines = [f'<div class="sk-warn" role="alert">{WARNING} {escaped(text)}</div>' for text in warned]
-    lines += [f'<div class="sk-more">{escaped(text)}</div>' for text in said if text]
+    lines += [f'<div class="sk-more">{escaped(text)}</div>' for text in notes if text]
     spoken = ", ".join(f"{what} {much}" for what, much, _ in rows if what in _SPOKEN)
     status = f'<div role="status" aria-live="polite" style="{_UNSEEN}">{escaped(spoken)}</div>'
     return f'{status}<div class="sk-tiles">{"".join(tiles)}</div>{"".join(lines)}'

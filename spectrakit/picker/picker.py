@@ -393,8 +393,8 @@ def shown_below(message: Any) -> Iterator[None]:
 # %% ../../nbs/65_picker/04_picker.ipynb #71f8cd61
 def selection_file(shell: Any) -> Path:
     "Where a selection is saved unless somebody names a file: NAME.picked.yaml for NAME.ipynb, else picked.yaml."
-    told = (getattr(shell, "user_ns", None) or {}).get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME", "")
-    path = Path(str(told).replace("\\", "/"))
+    named = (getattr(shell, "user_ns", None) or {}).get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME", "")
+    path = Path(str(named).replace("\\", "/"))
     return Path(f"{path.stem}.picked.yaml" if path.suffix == ".ipynb" else "picked.yaml")
 
 

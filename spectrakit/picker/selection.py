@@ -189,14 +189,14 @@ def select_more(selection: Selection, text: str, instead_of: list[str]) -> None:
         selection.errors[MORE] = (text, str(error))
 
 
-def problems(selection: Selection, told: Collection[str] = ()) -> list[str]:
-    "A message for each error that has to be corrected before training, but for those of the keys in `told`."
-    return [*selection.unusable, *(message for key, (_, message) in selection.errors.items() if key not in told)]
+def problems(selection: Selection, shown: Collection[str] = ()) -> list[str]:
+    "A message for each error that has to be corrected before training, but for those of the keys in `shown`."
+    return [*selection.unusable, *(message for key, (_, message) in selection.errors.items() if key not in shown)]
 
 
-def _left_out(selection: Selection, told: Collection[str]) -> list[Row]:
+def _left_out(selection: Selection, shown: Collection[str]) -> list[Row]:
     "A note where what stands elsewhere is not part of the effects."
-    wrong = sum(key in told for key in selection.errors)
+    wrong = sum(key in shown for key in selection.errors)
     without = f"{wrong} of the settings cannot be used; this is without {'it' if wrong == 1 else 'them'}"
     return [("note", "", without)] if wrong else []
 
@@ -208,14 +208,14 @@ def run_folder(selection: Selection) -> str:
     return selection.cache.get(("folder",), lambda: resolve_env(selection.config, selection.platform)[0].run.dir)
 
 
-def consequence_rows(selection: Selection, told: Collection[str] = ()) -> list[Row]:
-    "What the selection will do, one row for each effect; errors come first, but for those of the keys in `told`."
+def consequence_rows(selection: Selection, shown: Collection[str] = ()) -> list[Row]:
+    "What the selection will do, one row for each effect; errors come first, but for those of the keys in `shown`."
     folder = run_folder(selection)
     earlier = selection.cache.get(
         ("earlier run", folder), lambda: find_earlier_run(folder, selection.task) if selection.task else None
     )
     effects = consequences(selection.config, selection.platform, selection.samples, earlier, folder)
-    return [(WARNING, "", message) for message in problems(selection, told)] + effects + _left_out(selection, told)
+    return [(WARNING, "", message) for message in problems(selection, shown)] + effects + _left_out(selection, shown)
 
 
 def profile_line(selection: Selection) -> str:

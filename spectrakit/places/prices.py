@@ -28,8 +28,8 @@ class Price:
     @property
     def reason(self) -> str:
         "The price with its source, in words."
-        told = ", ".join(filter(None, (self.where, self.as_of and f"as of {self.as_of}")))
-        return f"{self.dollars:g} $/h for {self.hardware}" + (f" ({told})" if told else "")
+        origin = ", ".join(filter(None, (self.where, self.as_of and f"as of {self.as_of}")))
+        return f"{self.dollars:g} $/h for {self.hardware}" + (f" ({origin})" if origin else "")
 
 
 def _price(hardware: str, values: Any, file: Any) -> Price:

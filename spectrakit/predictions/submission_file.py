@@ -139,7 +139,7 @@ def write_constant(file: SubmissionFile, task: Any, some: dict[str, Any], sample
 
 # %% ../../nbs/38_predictions/04_submission_file.ipynb #24bb13fd
 def write_predictions(
-    file: SubmissionFile, task: Any, arrays: dict[str, Any], samples: int, said: tuple[str, ...] = ()
+    file: SubmissionFile, task: Any, arrays: dict[str, Any], samples: int, earlier_notes: tuple[str, ...] = ()
 ) -> SubmissionState:
     """Write what is predicted so far as the submission.
 
@@ -147,7 +147,7 @@ def write_predictions(
     - `task`: whose `submission` makes the table
     - `arrays`: the predictions of the first samples, by name
     - `samples`: how many there are in all
-    - `said`: notes on them (default: none)
+    - `earlier_notes`: notes on them (default: none)
 
     RequestError, or what `submission` raises, where no table can be made of them; the file then stays as it was.
     """
@@ -162,7 +162,7 @@ def write_predictions(
     outputs = {name: values for name, values in arrays.items() if name != "targets"}
     table = submission_table(task, outputs if whole else filled(outputs, samples))
     result = checked(table, sample, before)
-    notes = [*said, *result.notes]
+    notes = [*earlier_notes, *result.notes]
     if whole and result.missing:
         notes.append(f"{result.missing} rows were missing, and are those that were there before")
     return file._put(result.sheet, SubmissionState(str(file.out), "predictions", done, samples, notes=tuple(notes)))

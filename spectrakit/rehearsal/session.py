@@ -119,8 +119,8 @@ class Session:
         if self.status == 0:
             return ""
         lines = [line.strip() for line in self.text.splitlines() if line.strip()]
-        said = next((line for line in reversed(lines) if line.startswith("REHEARSAL: ")), "")
-        last = said.removeprefix("REHEARSAL: ") or (lines or ["it printed nothing"])[-1]
+        marked = next((line for line in reversed(lines) if line.startswith("REHEARSAL: ")), "")
+        last = marked.removeprefix("REHEARSAL: ") or (lines or ["it printed nothing"])[-1]
         return "it did not end in its time" if self.status is None else last
 
 

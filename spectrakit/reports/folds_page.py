@@ -103,10 +103,10 @@ def _pictures(cv: CrossValidation) -> str:
 # %% ../../nbs/70_reports/05_folds_page.ipynb #b7f983b9
 def folds_page(cv: CrossValidation) -> str:
     "The page of a cross-validation as HTML. A part that cannot be made says why."
-    said = f"{cv.metric or 'no metric'}: " + (f"{cv.score:.5g}" if cv.score is not None else "no score yet")
+    score_text = f"{cv.metric or 'no metric'}: " + (f"{cv.score:.5g}" if cv.score is not None else "no score yet")
     parts = [
         f'<h1>{safe(cv.path.name)} <span class="state">{safe(cv.status)}</span></h1>',
-        f'<p class="soft">{safe(said)} · as of {time.strftime("%Y-%m-%d %H:%M")}</p>',
+        f'<p class="soft">{safe(score_text)} · as of {time.strftime("%Y-%m-%d %H:%M")}</p>',
         "<h2>Folds</h2>",
         table_html([["fold", cv.metric or "value", "time", "status"], *table_rows(cv)], caption="folds"),
     ]

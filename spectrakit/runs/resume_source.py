@@ -185,8 +185,8 @@ def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePl
             passed = passed or _passed_over(run, session)
             continue
         if not changed and _is_a_strangers(run, session.trust):
-            told = "has finished and was not made here; trust=True, or --trust, takes it as result"
-            passed = passed or f" ({place(run.path)} {told})"
+            condition = "has finished and was not made here; trust=True, or --trust, takes it as result"
+            passed = passed or f" ({place(run.path)} {condition})"
             continue
         return _chosen_plan(run, changed, config, len({one.run_id for one in free}), note + passed)
     if refusal is not None:

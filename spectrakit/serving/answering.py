@@ -173,7 +173,7 @@ class Answers:
         self.worker, self.standing, self.batch_s, self.left_s = worker, standing, batch_s, left_s
         self._say = say
         self.served, self.busy_with, self.busy_since = Served(), 0, 0.0
-        self.said_at, self.told = time.monotonic(), list[str]()
+        self.said_at, self.reported = time.monotonic(), list[str]()
         self.lock = threading.Lock()
 
     def answer(self, *given: Any) -> Any:
@@ -270,8 +270,8 @@ class Answers:
     def _tell(self) -> None:
         "Say how it goes, every minute, and what is odd with the models."
         self.served.model = self.worker.model
-        for note in [note for note in self.worker.notes if note not in self.told]:
-            self.told.append(note)
+        for note in [note for note in self.worker.notes if note not in self.reported]:
+            self.reported.append(note)
             self.say(note)
         if time.monotonic() - self.said_at > 60:
             left_s, self.said_at = self.left_s(), time.monotonic()

@@ -516,9 +516,9 @@ def try_table(check: SanityCheck, outputs: Any, batch: Any, whole: bool) -> None
         rows = not isinstance(error, (RequestError, *_WHATEVER_THE_ROWS)) and "only integers" not in str(error)
         if wanted and (whole or (sure and not rows)):
             raise
-        said = str(error) if isinstance(error, RequestError) else explain(error, check.scene).error
+        message = str(error) if isinstance(error, RequestError) else explain(error, check.scene).error
         check.log.write(
-            "message", text=f"the table may need all predictions, as it could not be tried on one batch: {said}"
+            "message", text=f"the table may need all predictions, as it could not be tried on one batch: {message}"
         )
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #ff599c7f
@@ -614,22 +614,22 @@ def check_room(check: SanityCheck, needed: int, content: CheckpointContent) -> s
     "What there is room for, in words; `needed`: bytes of a checkpoint. RequestError where not even weights fit."
     folder = check.execution.run_dir
     free = shutil.disk_usage(folder).free
-    told = f"a checkpoint takes {needed / 2**20:.1f} MiB and the disk of {folder} has {free / 2**20:.1f} MiB left"
+    shortage = f"a checkpoint takes {needed / 2**20:.1f} MiB and the disk of {folder} has {free / 2**20:.1f} MiB left"
     room, weights = (free - 2**20) / 1.05, CheckpointContent(content.model, {}, [], content.ema).tensor_bytes()
     if weights > room:
         raise RequestError(
-            f"No model of this run could be kept: {told}. Make room, choose another disk with run.dir=…, or train "
+            f"No model of this run could be kept: {shortage}. Make room, choose another disk with run.dir=…, or train "
             "without saving with checkpoint.enabled=false."
         )
     if needed > room:
         check.weights_only = True
-        text = f"{told}: the weights alone are saved, so that the run can predict, and cannot be resumed"
+        text = f"{shortage}: the weights alone are saved, so that the run can predict, and cannot be resumed"
         check.log.write("message", text=text)
     each = weights if check.weights_only else needed
     at_once = checkpoints_at_once(check.config, check.valid is not None, each)
     if sum(at_once.values()) * each > room:
         text = (
-            f"{told}: there is room for {int(room // each)} at a time, and {sum(at_once.values())} may be wanted "
+            f"{shortage}: there is room for {int(room // each)} at a time, and {sum(at_once.values())} may be wanted "
             f"({', '.join(f'{name}: {n}' for name, n in at_once.items() if n)}). Once it is full, no more are saved: "
             "make room, or keep fewer"
         )

@@ -146,8 +146,8 @@ def look_at_columns(
             numbers[name] = moments
             gaps += [name] * bool(np.isnan(values[rows]).any())
     if not numbers and not levels:
-        told = " ".join(note[0].upper() + note[1:] + "." for note in notes[:5])
-        raise RequestError(f"No column is left to learn from. {told}")
+        reasons = " ".join(note[0].upper() + note[1:] + "." for note in notes[:5])
+        raise RequestError(f"No column is left to learn from. {reasons}")
     centre, spread = np.array(list(numbers.values())).reshape(-1, 2).T
     return Columns(list(numbers), centre, spread, gaps, levels)
 

@@ -34,16 +34,16 @@ class Recipe:
 
     def text(self) -> str:
         "The recipe as one line of JSON; numbers keep every digit."
-        told = asdict(replace(self, question=replace(self.question, notes=[])))
-        return json.dumps(told, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value))
+        values = asdict(replace(self, question=replace(self.question, notes=[])))
+        return json.dumps(values, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value))
 
 
 def recipe_from(text: str) -> Recipe:
     "The recipe that `Recipe.text` has written."
-    told = json.loads(text)
-    columns = {**told["columns"], **{name: np.array(told["columns"][name], float) for name in ("centre", "spread")}}
-    targets = (np.array(told[name], float) for name in ("centre", "spread"))
-    return Recipe(Question(**told["question"]), Columns(**columns), *targets)
+    values = json.loads(text)
+    columns = {**values["columns"], **{name: np.array(values["columns"][name], float) for name in ("centre", "spread")}}
+    targets = (np.array(values[name], float) for name in ("centre", "spread"))
+    return Recipe(Question(**values["question"]), Columns(**columns), *targets)
 
 # %% ../../nbs/81_table/03_net.ipynb #7013bb95
 def as_bytes(text: str) -> torch.Tensor:
@@ -144,7 +144,7 @@ class Net(nn.Module):
     def _load_from_state_dict(self, state: dict, prefix: str, *rest: Any) -> None:
         "Weights for other columns are refused in words, before the shapes are compared."
         if f"{prefix}recipe" in state:
-            then, now = (recipe_from(as_text(told)) for told in (state[f"{prefix}recipe"], self.recipe))
+            then, now = (recipe_from(as_text(buffer)) for buffer in (state[f"{prefix}recipe"], self.recipe))
             if why := difference(then, now):
                 rest[-1].append(why)
             else:
@@ -154,14 +154,14 @@ class Net(nn.Module):
 # %% ../../nbs/81_table/03_net.ipynb #8aacba29
 def difference(then: Recipe, now: Recipe) -> str:
     "Why weights that were trained by one recipe do not belong to another, in words; empty where they do."
-    told = (
+    parts = (
         ("columns", then.columns.numbers, now.columns.numbers),
         ("missing values", then.columns.gaps, now.columns.gaps),
         ("categories", then.columns.levels, now.columns.levels),
         ("targets", then.question.targets, now.question.targets),
         ("classes", then.question.classes, now.question.classes),
     )
-    for name, before, after in told:
+    for name, before, after in parts:
         if before == after:
             continue
         gone, new = ([repr(n) for n in one if n not in other] for one, other in ((before, after), (after, before)))

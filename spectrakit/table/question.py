@@ -58,28 +58,28 @@ class Question:
     notes: list[str] = field(default_factory=list)
 
 # %% ../../nbs/81_table/01_question.ipynb #e2e235e6
-def _ids(columns: list[str], test: Any, told: str | None) -> list[str]:
-    if told is not None:
-        if told in columns:
-            return [told]
-        hint = did_you_mean(told, columns) or f" It has {few(columns)}."
-        raise RequestError(f"task.id={told} is no column of the sample submission.{hint}")
+def _ids(columns: list[str], test: Any, named: str | None) -> list[str]:
+    if named is not None:
+        if named in columns:
+            return [named]
+        hint = did_you_mean(named, columns) or f" It has {few(columns)}."
+        raise RequestError(f"task.id={named} is no column of the sample submission.{hint}")
     found = [name for name in columns if name in test.columns]
     return found if len(found) < len(columns) else columns[:1]  # a test table with an empty target column
 
 # %% ../../nbs/81_table/01_question.ipynb #15b6991a
-def _targets(train: Any, test: Any, asked: list[str], told: str | None) -> tuple[list[str], list]:
+def _targets(train: Any, test: Any, asked: list[str], named: str | None) -> tuple[list[str], list]:
     "The columns of train that answer, and the classes where `asked` has a column for each."
-    if told is not None and told not in train.columns:
-        raise RequestError(f"task.target={told} is no column of the training table.{hint_of(told, train)}")
-    if told is None and all(name in train.columns for name in asked):
+    if named is not None and named not in train.columns:
+        raise RequestError(f"task.target={named} is no column of the training table.{hint_of(named, train)}")
+    if named is None and all(name in train.columns for name in asked):
         return asked, []
     own = [name for name in train.columns if name not in test.columns]
-    for name in [told] if told is not None else own:
+    for name in [named] if named is not None else own:
         if classes := _class_columns(train[name], name, asked):
             return [name], classes
-    if told is not None and len(asked) == 1:
-        return [told], []
+    if named is not None and len(asked) == 1:
+        return [named], []
     missing = [name for name in asked if name not in train.columns]
     hint = " Name the target: task.target=COLUMN."
     if len(own) == 1:

@@ -41,7 +41,7 @@ class Aim(Tracker):
 
         folder = context.folder if context.group is None else context.group / "trackers" / "aim"
         folder.mkdir(parents=True, exist_ok=True)
-        repo, told = aim_repo(context.config, os.environ, folder)
+        repo, place_note = aim_repo(context.config, os.environ, folder)
         options = {**_PRIVATE, "experiment": context.config.tracking.project, "run_hash": context.run_id}
         inner = AimTracker(context.run_name, logging_dir=repo, **options)
         inner.start()
@@ -49,7 +49,7 @@ class Aim(Tracker):
             raise RuntimeError("Aim opened no run")
         self.inner = inner
         context.keep_run_id(inner.writer.hash)
-        self.note = f"aim writes to {told}"
+        self.note = f"aim writes to {place_note}"
 
     def finish(self, failed: bool = False) -> None:
         "End the run of Aim, with a mark where it failed."

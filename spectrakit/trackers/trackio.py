@@ -23,9 +23,9 @@ def trackio_place(config: Config, environ: Mapping[str, str], imported: bool) ->
     """trackio's folder, None where that is its own affair, and where the numbers go, in words.
 
     `imported`: whether it has been imported, so that it has its folder."""
-    told = [] if config.tracking.mode == "offline" else [name for name in _ELSEWHERE if environ.get(name)]
-    if told:
-        return None, f"{told[0]} says where"
+    named = [] if config.tracking.mode == "offline" else [name for name in _ELSEWHERE if environ.get(name)]
+    if named:
+        return None, f"{named[0]} says where"
     if own := environ.get("TRACKIO_DIR"):
         return None, f"{own}, by TRACKIO_DIR"
     return (None, "its own folder: it was imported before") if imported else ("", "trackers/trackio")
@@ -63,7 +63,7 @@ class Trackio(Tracker):
         from accelerate.tracking import TrackioTracker
 
         folder = context.folder if context.group is None else context.group / "trackers" / "trackio"
-        place, told = trackio_place(context.config, os.environ, "trackio" in sys.modules)
+        place, place_note = trackio_place(context.config, os.environ, "trackio" in sys.modules)
         settled = {} if place is None else {"TRACKIO_DIR": str(folder)}
         offline = dict.fromkeys(_ELSEWHERE) if context.config.tracking.mode == "offline" else {}
         name = context.run_id or context.run_name
@@ -74,7 +74,7 @@ class Trackio(Tracker):
             self.inner.start()
         context.keep_run_id(name)
         here = f"; TRACKIO_DIR={_from_runs(folder)} trackio show draws them" if place is not None else ""
-        self.note = f"trackio writes to {told}{here}"
+        self.note = f"trackio writes to {place_note}{here}"
 
 
 def _from_runs(folder: Path) -> str:

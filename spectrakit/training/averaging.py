@@ -129,7 +129,7 @@ def _load_mean(s: TrainState) -> list[int]:
 # %% ../../nbs/41_training/03_averaging.ipynb #32813d65
 def _keep_if_better(s: TrainState, steps: list[int], metrics: dict[str, float] | None, seconds: float) -> None:
     "Save the mean, which is in the model, where it is better than the best checkpoint, or nothing is known; say so."
-    p, name, told = (
+    p, name, text = (
         s.progress,
         s.monitor or "val_loss",
         f"the mean of the checkpoints of steps {', '.join(map(str, steps))}",
@@ -139,12 +139,12 @@ def _keep_if_better(s: TrainState, steps: list[int], metrics: dict[str, float] |
         value, sign = metrics[name], 1 if s.mode == "max" else -1
         better = math.isfinite(value) and (p.best_value is None or sign * (value - p.best_value) > 0)
         single = "none" if p.best_value is None else f"{p.best_value:.6g}"
-        told += f" has {name} {value:.6g}, the best single one {single}"
+        text += f" has {name} {value:.6g}, the best single one {single}"
     if better:
         held = without(s.context.unwrap(s.learner.model).state_dict(), left_out(s))
         weights = whole(held, keep=s.context.is_main)
         better = s.context.broadcast(s.context.is_main and writer_of(s).add_average(_tensors(weights), steps))
-    _say(s, f"{told}; {'the mean' if better else 'the single one'} is what predictions are made with")
+    _say(s, f"{text}; {'the mean' if better else 'the single one'} is what predictions are made with")
     if better and metrics is not None:
         epoch = round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4)
         facts = {"metrics": metrics, "best": True, "seconds": round(seconds, 3), "averaged": steps}

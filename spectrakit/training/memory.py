@@ -118,8 +118,8 @@ def ran_out(s: TrainState, error: BaseException) -> RanOut | None:
     alone = s.context.world_size == 1 or (s.memory.gradients is not None and s.context.together)
     if not (s.config.training.oom_recovery and s.memory.undoable and alone and out_of_memory(error)):
         return None
-    said = str(error).strip().splitlines() or [type(error).__name__]
-    return RanOut(said[0].removeprefix("CUDA out of memory. ")[:200])
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return RanOut(lines[0].removeprefix("CUDA out of memory. ")[:200])
 
 # %% ../../nbs/41_training/04_memory.ipynb #8ba02422
 def undo_step(s: TrainState) -> None:

@@ -89,11 +89,13 @@ def check_values(config: Config, space: Mapping[str, Dimension]) -> None:
 # %% ../../nbs/71_tuning/07_search.ipynb #073d4d78
 def direction_of(task: Any, config: Config) -> str:
     "'min' or 'max'. RequestError where nobody says it and the metric's name does not tell."
-    said = [mode for mode in (config.search.direction, config.checkpoint.mode) if mode != "auto"]
-    if len(set(said)) == 2:
-        raise RequestError(f"search.direction={said[0]} and checkpoint.mode={said[1]} contradict each other. Take one.")
-    if said:
-        return said[0]
+    modes = [mode for mode in (config.search.direction, config.checkpoint.mode) if mode != "auto"]
+    if len(set(modes)) == 2:
+        raise RequestError(
+            f"search.direction={modes[0]} and checkpoint.mode={modes[1]} contradict each other. Take one."
+        )
+    if modes:
+        return modes[0]
     made = load_task(task) if isinstance(task, str) else task
     return metric_direction(config.checkpoint.monitor, "auto", getattr(made, "metric_modes", None)).mode
 
@@ -193,7 +195,7 @@ class StudyView:
     "What is shown of a study while it runs: lines, and in a notebook its table."
 
     def __init__(self, show: bool):
-        self.show, self.told = show, set[int]()
+        self.show, self.printed = show, set[int]()
         self.handle: Any = None
         self.drawn_s = 0.0
         self.left = ""  # how long the other trials take, as of the last that has ended
@@ -204,9 +206,9 @@ class StudyView:
             return
         rows = rows_of(s.journal)
         best = next(iter(ranked(rows, s.facts["direction"])), None)
-        fresh = [row for row in rows if row.status not in ("running", "waiting") and row.number not in self.told]
+        fresh = [row for row in rows if row.status not in ("running", "waiting") and row.number not in self.printed]
         for row in fresh:
-            self.told.add(row.number)
+            self.printed.add(row.number)
             s.say(line_of(row, s.facts.get("metric", "value"), row is best))
         if fresh:
             seconds = [spent.seconds for spent in s.spent]
@@ -338,7 +340,7 @@ def _write_page_or_say(study: Study) -> None:
 def _search(s: Search, request: RunRequest, view: StudyView, out: Path | None) -> Study:
     "Train the trials, and with the best settings at the end; what came of it."
     final = bool(s.config.search.final_share)
-    view.told = {row.number for row in rows_of(s.journal) if row.status not in ("running", "waiting")}
+    view.printed = {row.number for row in rows_of(s.journal) if row.status not in ("running", "waiting")}
     keep_facts(s)
     with ends_softly(), interrupts() as pressed, interrupts(number=signal.SIGTERM, into=pressed):
         run_trials(s, pressed, view.tick)

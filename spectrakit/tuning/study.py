@@ -189,11 +189,11 @@ def summary_line(study: Study) -> str:
     counts = {
         word: sum(t.status == word for t in study.trials) for word in ("completed", "pruned", "failed", "running")
     }
-    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count) or "no trial yet"
+    count_text = ", ".join(f"{count} {word}" for word, count in counts.items() if count) or "no trial yet"
     best = study.best
     value = f"; best {study.metric}={best.value:.5g} in trial {best.number}" if best and best.value is not None else ""
     reason = f" ({study.reason})" if study.reason and study.status != "completed" else ""
-    return f"{study.path.name}: {study.status}{reason}; {told}{value}"
+    return f"{study.path.name}: {study.status}{reason}; {count_text}{value}"
 
 # %% ../../nbs/71_tuning/03_study.ipynb #f9c0ef98
 def _importance_line(study: Study) -> str:
@@ -219,9 +219,9 @@ def as_html(study: Study) -> str:
         f"<tr{' class=best' if line[0] == best else ''}>" + "".join(f"<td{left}>{word}</td>" for word in line) + "</tr>"
         for line in lines
     )
-    told = _importance_line(study)
+    importance = _importance_line(study)
     return f"<p><b>{escape(summary_line(study))}</b></p><table><tr>{top}</tr>{rows}</table>" + (
-        f"<p>{escape(told)}</p>" if told else ""
+        f"<p>{escape(importance)}</p>" if importance else ""
     )
 
 # %% ../../nbs/71_tuning/03_study.ipynb #d3840dde

@@ -335,7 +335,7 @@ def draw_panel(p: Panel, bands: int = 0, variants: bool = False) -> str:
     """
     empty = not any(len(line.y) for line in p.lines)
     inside = "" if empty else _views(p, bands, variants)
-    said = f"{p.title}: {p.empty_text}" if empty else f"{p.title} {p.value}".strip()
+    label = f"{p.title}: {p.empty_text}" if empty else f"{p.title} {p.value}".strip()
     title = (
         f'<b style="overflow:hidden;text-overflow:ellipsis" title="{escaped(p.title)}">{escaped(p.title, 40)}</b>'
         f"<span>{escaped(p.value, 24)}</span>"
@@ -347,6 +347,6 @@ def draw_panel(p: Panel, bands: int = 0, variants: bool = False) -> str:
     )
     nothing = f'<div style="position:absolute;top:40%;left:0;right:0;text-align:center">{escaped(p.empty_text)}</div>'
     return (
-        f'<div role="img" aria-label="{escaped(said)}" class="p" style="flex:1 1 280px;min-width:0;position:relative">'
+        f'<div role="img" aria-label="{escaped(label)}" class="p" style="flex:1 1 280px;min-width:0;position:relative">'
         f'<div style="{_TITLE}">{title}</div><div style="padding:4px 8px 0 54px">{drawn}</div>{nothing * empty}</div>'
     )

@@ -147,5 +147,5 @@ def _table_text(rows: list[tuple[str, str, str]], notes: tuple[str, ...]) -> str
 def _table_html(rows: list[tuple[str, str, str]], notes: tuple[str, ...]) -> str:
     "Rows of three as an HTML table, and the notes below it."
     cells = ("".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row) for row in rows)
-    told = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
-    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>{told}"
+    notes_html = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>{notes_html}"
