@@ -652,9 +652,13 @@ class DilocoConfig:
         60.0, "seconds that a quorum waits for the other workers at a round's end", minimum=0, added_later=True
     )
     outer_opt: str = setting("SGD", "the outer optimizer, a class of torch.optim", added_later=True)
-    outer_lr: float = setting(0.7, "the outer learning rate", above=0, added_later=True)
+    outer_lr: float = setting(0.7, "the outer learning rate; 0.7 suits SGD", above=0, added_later=True)
     outer_momentum: float = setting(
-        0.9, "momentum of the outer optimizer, Nesterov's where it has that", minimum=0, maximum=1, added_later=True
+        0.9,
+        "momentum of the outer optimizer, Nesterov's where it has that",
+        minimum=0,
+        maximum=0.9999,
+        added_later=True,
     )
     outer_opt_kwargs: dict[str, Any] = setting(
         {},

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config.schema import Config, get, is_diloco
+from ..config.validation import shown
 from .fsdp import like, whole
 from ..system.errors import RequestError, did_you_mean
 
@@ -50,7 +51,7 @@ _OWN = {"lr": "diloco.outer_lr", "momentum": "diloco.outer_momentum"}  # keyword
 
 
 def _checked(kind: Any, takes: list[str], options: dict) -> dict[str, Any]:
-    "`options` as keywords. RequestError where the class does not take one."
+    "`options` as keywords. RequestError where the class does not take one, or not in this form."
     where = "diloco.outer_opt_kwargs"
     free = [name for name in takes if name not in ("params", *_OWN)]
     for name in options:
@@ -61,15 +62,25 @@ def _checked(kind: Any, takes: list[str], options: dict) -> dict[str, Any]:
                 f"{where}.{name} is not possible: torch.optim.{kind.__name__} takes {', '.join(sorted(free))}."
                 f"{did_you_mean(name, free)}"
             )
-    found = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-    try:
-        import torch
+        if isinstance(inspect.signature(kind).parameters[name].default, bool) and not isinstance(options[name], bool):
+            raise RequestError(f"{where}.{name}={shown(options[name])} is not possible: it needs true or false.")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
 
-        kind([torch.zeros(1)], lr=0.1, **found)
-    except (TypeError, ValueError) as error:
-        if "Nesterov" not in str(error):  # which needs the momentum, given apart
-            raise RequestError(f"{where}: torch.optim.{kind.__name__} refuses it: {error}.") from None
-    return found
+
+def _tried(kind: Any, keywords: dict[str, Any]) -> None:
+    "RequestError where the class refuses its keywords, or makes no number of a number with them."
+    import torch
+
+    theta = torch.ones(2)
+    theta.grad = torch.ones(2)
+    try:
+        kind([theta], **keywords).step()
+        if not theta.isfinite().all():
+            raise ValueError("a step with it leads to numbers that are not finite")
+    except (TypeError, ValueError, IndexError, RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        by = " Set diloco.outer_opt_kwargs.nesterov=false." if "Nesterov" in reason else ""
+        raise RequestError(f"diloco.outer_opt_kwargs: torch.optim.{kind.__name__} refuses it: {reason}.{by}") from None
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #16430809
 def moves_each_alone(kind: Any) -> bool:
@@ -133,7 +144,9 @@ def outer_optimizer(
         keywords["momentum"] = momentum
     if "nesterov" in takes:
         keywords["nesterov"] = momentum > 0
-    return kind([theta], **keywords | _checked(kind, takes, options or {}))
+    keywords |= _checked(kind, takes, options or {})
+    _tried(kind, keywords)
+    return kind([theta], **keywords)
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #9b6473fa
 SCHEDULES: dict[str | None, Callable[[float], float]] = {
@@ -317,9 +330,15 @@ _APART = {  # what workers cannot have that are runs of their own, and why
 def check_quorum(config: Config, world_size: int) -> None:
     "RequestError where `diloco.quorum` is asked for without what it needs, or with what it cannot have."
     d = config.diloco
-    if d.quorum is None:
-        return
     example = "diloco.workers=3 diloco.member=0 diloco.meeting=/shared/folder"
+    if d.quorum is None:
+        alone = next((name for name in ("member", "meeting") if getattr(d, name) is not None), None)
+        if alone is not None:
+            raise RequestError(
+                f"diloco.{alone}={getattr(d, alone)} needs diloco.quorum, without which this run would meet nobody. "
+                f"Use diloco.quorum=2 {example}, or leave diloco.{alone} out."
+            )
+        return
     if not isinstance(d.workers, int) or d.member is None or d.meeting is None:
         raise RequestError(
             f"diloco.quorum={d.quorum} needs three more settings: how many workers there are, which one this run is, "
@@ -363,6 +382,7 @@ def check_diloco(config: Config, world_size: int) -> None:
     if not is_diloco(config):
         return
     d = config.diloco
+    check_quorum(config, world_size)
     count_workers(config, world_size)
     outer = outer_optimizer(torch.zeros(1), d.outer_opt, d.outer_lr, d.outer_momentum, d.outer_opt_kwargs)
     parted = next((f"diloco.{name}" for name in ("shards", "fragments") if getattr(d, name) > 1), None)
@@ -373,7 +393,6 @@ def check_diloco(config: Config, world_size: int) -> None:
             f"{parted}=1."
         )
     check_turns(config)
-    check_quorum(config, world_size)
     if d.shards > 1 and d.warmup_steps:
         raise RequestError(
             f"diloco.warmup_steps={d.warmup_steps} is not possible with diloco.shards={d.shards}: gradients of sharded "

@@ -33,7 +33,7 @@ class TrainerFields:
     dynamic_batch: bool = False  # rows as long as the longest of their batch, in place of padding to seq_len
     lr: float = 5e-6  # of the inner optimizer
     outer_lr: float = 0.7
-    outer_momentum: float = 0.9  # from 0 to 1
+    outer_momentum: float = 0.9  # from 0 to 0.9999
     outer_lr_schedule: str | None = None  # cosine, linear or polynomial
     max_steps: int = 500  # inner steps of an outer loop
     diloco_loops: int = 10  # outer loops
@@ -83,7 +83,7 @@ _RANGES = {
     **dict.fromkeys(("checkpoint_steps", "eval_batches", "num_workers", "shuffle_buffer", "lora_rank"), _WHOLE),
     "seed": _Range("whole number", 0, 2**32 - 1),
     **dict.fromkeys(("lr", "outer_lr", "outer_grad_clip"), _Range("number", 0, above=True)),
-    "outer_momentum": _Range("number", 0, 1),
+    "outer_momentum": _Range("number", 0, 0.9999),
 }
 _CHOICES: dict[str, tuple] = {
     "outer_lr_schedule": (None, "cosine", "linear", "polynomial"),

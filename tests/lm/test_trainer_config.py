@@ -229,6 +229,7 @@ def test_wrong_values_are_refused_in_the_words_of_the_guide():
         ("inner_opt", "AdmW", "Did you mean 'adamw'"),
         ("log_with", "tensorbord", "Did you mean 'tensorboard'"),
         ("outer_grad_clip", 0.0, "above 0"),
+        ("outer_momentum", 1, "from 0 to 0.9999"),
         ("resume_from", 5, "a text, or None"),
     ):
         with pytest.raises(RequestError, match=said) as caught:

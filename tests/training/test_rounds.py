@@ -705,6 +705,17 @@ MEETS = ("diloco.workers=2", "diloco.member=0", "diloco.meeting=there")
         (["diloco.shards=3", "trainer.devices=2"], "diloco.shards=3 needs a multiple of 3 processes"),
         (["diloco.workers=2", "diloco.shards=2", "trainer.devices=2"], "diloco.workers=2 needs 2 × 2 processes"),
         (["diloco.max_steps=0"], "diloco.max_steps"),
+        (
+            ["diloco.outer_momentum=1"],
+            "diloco.outer_momentum=1.0 is out of range: it needs a number from 0 up to 0.9999",
+        ),
+        (["outer_opt_kwargs={nesterov:7}"], "diloco.outer_opt_kwargs.nesterov=7 is not possible: it needs true or"),
+        (["outer_opt_kwargs={dampening:0.5}"], "zero dampening. Set diloco.outer_opt_kwargs.nesterov=false"),
+        (["outer_opt_kwargs={nesterov:true}", "diloco.outer_momentum=0"], "Set diloco.outer_opt_kwargs.nesterov=false"),
+        (["diloco.outer_opt_kwargs.weight_decay=nan"], "torch.optim.SGD refuses it: a step with it leads"),
+        (["outer_opt=Adam", "outer_opt_kwargs={betas:[0.9]}"], "diloco.outer_opt_kwargs: torch.optim.Adam refuses it"),
+        (["outer_opt=Adam", "outer_opt_kwargs={capturable:true}"], "torch.optim.Adam refuses it"),
+        (MEETS, "diloco.member=0 needs diloco.quorum, without which this run would meet nobody"),
         (["diloco.fragments=60"], "diloco.fragments=60 is not possible with diloco.max_steps=50"),
         (["diloco.fragments=5", "diloco.overlap_steps=11"], "Use at most 10"),
         (
