@@ -135,6 +135,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                  'spectrakit/api/cross_validation.py'),
                                                  'spectrakit.api.cross_validation.CrossValidation.mean': ( '60_api/cross_validation.html#crossvalidation.mean',
                                                                                                            'spectrakit/api/cross_validation.py'),
+                                                 'spectrakit.api.cross_validation.CrossValidation.raise_for_status': ( '60_api/cross_validation.html#crossvalidation.raise_for_status',
+                                                                                                                       'spectrakit/api/cross_validation.py'),
                                                  'spectrakit.api.cross_validation.CrossValidation.runs': ( '60_api/cross_validation.html#crossvalidation.runs',
                                                                                                            'spectrakit/api/cross_validation.py'),
                                                  'spectrakit.api.cross_validation.CrossValidation.scores': ( '60_api/cross_validation.html#crossvalidation.scores',

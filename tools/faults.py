@@ -1,13 +1,13 @@
 """The whole fault matrix: `python tools/faults.py`, or `make faults`. About an hour and a half; each part can be had
 alone.
 
---matrix plays every scenario once; --kills N kills runs at random moments, N times at least; --aimed N kills one of two
-ranks in start-ups, evaluations and saves, ten times in a run; --deadline N runs into a limit of two minutes 2 N times;
---ends N ends two ranks that predict N times in each of four ways; --chain N goes N times from an empty account to a
-score, in the sealed simulator; --studies N kills the two searches of N studies over and over. Without any of them: all
-seven, with 200 kills, 40 aimed ones, 20 runs of each kind, 20 chains and 10 studies. The report goes to
-bench/faults.md and bench/faults.json, where a part that was not run keeps its last result, and with --out RUN to
-RUN/faults/ as well. Exit status 1 where a promise was broken.
+--matrix plays every scenario once; --kills N kills runs at random moments, N times at least; --aimed N kills one of
+two ranks in start-ups, evaluations and saves, ten times in a run; --deadline N runs into a limit of two minutes 2 N
+times; --ends N ends two ranks that predict N times in each of four ways; --chain N goes N times from an empty
+account to a score, in the sealed simulator (with --case time only with that fault); --studies N kills the two
+searches of N studies over and over. Without any of them: all seven, with 200 kills, 40 aimed ones, 20 runs of each
+kind, 20 chains and 10 studies. The report goes to bench/faults.md and bench/faults.json, where a part that was not
+run keeps its last result, and with --out RUN to RUN/faults/ as well. Exit status 1 where a promise was broken.
 """
 
 import argparse
@@ -44,8 +44,8 @@ def part(facts: dict, began: float, **more) -> dict:
     return {"date": date.today().isoformat(), "seconds": round(time.monotonic() - began, 1), **more, **facts}
 
 
-def chain_part(count: int, seed: int, folder: Path) -> dict:
-    "So many ways from an empty account to a score, with the kit installed from a wheel."
+def chain_part(count: int, seed: int, folder: Path, cases: list[str]) -> dict:
+    "So many ways from an empty account to a score, with the kit installed from a wheel. `cases`: none for all."
     sys.path.insert(0, str(ROOT / "tools"))
     from faultlib import chains, matrix
     from kaggle_sim import sealed
@@ -55,12 +55,28 @@ def chain_part(count: int, seed: int, folder: Path) -> dict:
         sys.exit(f"--chain needs the sealed simulator: {reason}")
     began = time.monotonic()
     python = environment_with(built_wheel(folder / "wheel"), folder / "environment")
-    rows = chains.chains(count, seed, folder, python, tell)
+    rows = chains.chains(count, seed, folder, python, tell, cases or list(chains.FAULTS))
     tell(f"{sum(not row.broken for row in rows)} of {count} ended with a submission that was scored")
     return part(matrix.facts_of_ends(rows), began, seed=seed)
 
 
+def with_other_cases(new: dict, known: dict | None) -> dict:
+    "The chains' part of the report: cases that were not run keep their last result."
+    known = known or {"rows": [], "summary": {}, "seconds": 0}
+    kept = [row for row in known["rows"] if row["scenario"] not in new["summary"]]
+    seconds = new["seconds"] + known["seconds"] * len(kept) / max(1, len(known["rows"]))
+    return {
+        **new,
+        "seconds": round(seconds, 1),
+        "broken": new["broken"] + sum(bool(row["broken"]) for row in kept),
+        "summary": {name: of for name, of in known["summary"].items() if name not in new["summary"]} | new["summary"],
+        "rows": kept + new["rows"],
+    }
+
+
 def main() -> None:
+    from faultlib.chains import FAULTS
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--matrix", action="store_true", help="every scenario")
     parser.add_argument(
@@ -73,6 +89,7 @@ def main() -> None:
     )
     parser.add_argument("--ends", type=int, metavar="N", help="so many runs of each way to end while predicting")
     parser.add_argument("--chain", type=int, metavar="N", help="so many ways from an empty account to a score")
+    parser.add_argument("--case", action="append", default=[], choices=FAULTS, help="with --chain: only this")
     parser.add_argument("--studies", type=int, metavar="N", help="so many studies whose searches are killed")
     parser.add_argument(
         "--seed", type=int, default=int(time.time()), help="for the random moments (default: the time; it is printed)"
@@ -122,7 +139,7 @@ def main() -> None:
         rows = matrix.play_all(clocks.ENDS * asked.ends, folder / "ends", asked.parallel, tell)
         report["ends"] = part(matrix.facts_of_ends(rows), began, parallel=asked.parallel)
     if asked.chain:
-        report["chains"] = chain_part(asked.chain, asked.seed, folder / "chains")
+        report["chains"] = chain_part(asked.chain, asked.seed, folder / "chains", asked.case)
     if asked.studies:
         began = time.monotonic()
         rounds = study_kills(asked.studies, asked.seed, folder / "studies", tell)
@@ -137,6 +154,8 @@ def main() -> None:
         file = place / "faults.json"
         known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         whole = {**known, "machine": machine(), **report}
+        if "chains" in report:
+            whole["chains"] = with_other_cases(report["chains"], known.get("chains"))
         file.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
         (place / "faults.md").write_text(matrix.markdown(whole), encoding="utf-8")
     broken = {name: facts["broken"] for name, facts in report.items() if facts["broken"]}

@@ -113,6 +113,12 @@ class CrossValidation:
         "The run of each fold that was begun."
         return tuple(trial.run for trial in self.trials)
 
+    def raise_for_status(self) -> "CrossValidation":
+        "RunFailed, a RuntimeError, where a fold failed; else the cross-validation itself."
+        for run in self.runs:
+            run.raise_for_status()
+        return self
+
     def __repr__(self) -> str:
         return _text(self)
 

@@ -407,6 +407,8 @@ def test_why_a_fold_failed_stands_in_the_table(here):
     cv = sk.cross_validate(BreaksLate(), compose(*INLINE, *HERE), folds=3, show=False)
     assert cv.status == "failed" and "this loss is broken" in repr(cv) and "this loss is broken" in cv._repr_html_()
     with pytest.raises(RunFailed, match="this loss is broken"):
+        cv.raise_for_status()
+    with pytest.raises(RunFailed, match="this loss is broken"):
         sk.cross_validate(BreaksLate(), compose(*INLINE, *HERE), folds=3, show=False, on_error="raise")
     with pytest.raises(RequestError, match="on_error='stop' is not known"):
         sk.cross_validate(BreaksLate(), compose(*INLINE, *HERE), folds=3, show=False, on_error="stop")

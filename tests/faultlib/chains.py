@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -62,10 +62,24 @@ def datasets_status():
     print("ready" if there else "404 - Not Found")
     sys.exit(not there)
 
+def datasets_init():
+    template = {{"title": "INSERT_TITLE_HERE", "id": "ada/INSERT_SLUG_HERE", "licenses": [{{"name": "CC0-1.0"}}]}}
+    Path(option["-p"], "dataset-metadata.json").write_text(json.dumps(template))
+    print("Data package template written to: " + option["-p"] + "/dataset-metadata.json")
+
 def datasets_create():
     told = json.loads(Path(option["-p"], "dataset-metadata.json").read_text())
+    if "INSERT_" in json.dumps(told):
+        sys.exit("ValueError: Default slug detected, please change values before uploading")
+    for what, value in (("slug", told["id"].rpartition("/")[2]), ("title", told["title"])):
+        if not 6 <= len(value) <= 50:
+            sys.exit(f"ValueError: The dataset {{what}} must be between 6 and 50 characters")
+    def left_out(folder, names):
+        "Folders are uploaded where --dir-mode asks for it; archives are unpacked where the data set is mounted."
+        zipped = option.get("--dir-mode") == "zip"
+        return {{"dataset-metadata.json", *(n for n in names if not zipped and Path(folder, n).is_dir())}}
     for place in ("sources", "hidden"):
-        shutil.copytree(option["-p"], account / place / told["id"].rpartition("/")[2])
+        shutil.copytree(option["-p"], account / place / told["id"].rpartition("/")[2], ignore=left_out)
     print("Your private Dataset is being created. Please check progress at https://www.kaggle.com/datasets/x")
 
 def kernels_push():
@@ -82,9 +96,13 @@ def kernels_status():
     print(f'{{words[2]}} has status "KernelWorkerStatus.{{ended}}"')
 
 def kernels_output():
-    for path in (account / "runs" / str(latest()) / "working").iterdir():
-        if path.is_file() and re.match(option["--file-pattern"], path.name):
-            shutil.copy(path, option["-p"])
+    left = account / "runs" / str(latest()) / "working"
+    for path in left.rglob("*"):
+        name = path.relative_to(left).as_posix()
+        if path.is_file() and re.search(option.get("--file-pattern", ""), name):
+            place = Path(option["-p"], name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, place)
 
 def competitions_submit():
     file = session(int(option["-v"]), rerun=True) / option["-f"]
@@ -159,13 +177,27 @@ def edit(home: Path, old: str, new: str) -> None:
     notebook.write_text(text.replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1]))
 
 
-ENDLESS = ('"trainer.max_epochs=30"', '"trainer.max_epochs=1000000", "early_stopping.enabled=false"')
+FIT = 'run = sk.fit(\'table\', cfg, resume="auto", predict="submission.csv")'
+FOLDS = "run = sk.cross_validate('table', cfg, folds=5, predict=\"submission.csv\")"
+ENDLESS = '"trainer.max_epochs=1000000", "early_stopping.enabled=false"'
+EDITS = {
+    "time": [('"trainer.max_epochs=30"', ENDLESS)],
+    "folds": [('"trainer.max_epochs=30"', '"trainer.max_epochs=4"'), (FIT, FOLDS)],
+}
 FAULTS = {
     "nothing": "nothing goes wrong",
     "time": "training that never ends, and a session of 90 s",
+    "folds": "nothing goes wrong while five folds train",
     "client": "each of the client's commands fails the first time",
     "killed": "`kaggle up` is killed at a random moment",
     "cut": "the first session is cancelled after its first checkpoint",
+    "kept": "the same, and the next one goes on from a data set of what it has left",
+}
+
+SAYS = {  # what the last session's log has to hold
+    "time": "out_of_time",
+    "folds": "the mean of 5 of 5 runs",
+    "kept": "continues from optimizer step",
 }
 
 
@@ -190,13 +222,29 @@ def _persisted(begin: Callable[..., subprocess.Popen], words: list[str], kill_af
     return 0, said
 
 
+def keep_what_is_left(home: Path, client: Path, begin: Callable[..., subprocess.Popen]) -> None:
+    "As docs/kaggle.md says: fetch what a cut session has left, make a data set of it, attach that to the kernel."
+    code, said = finished(begin("output", "soil-first", "kept"))
+    assert code == 0, said
+    subprocess.run([client, "datasets", "init", "-p", "kept"], cwd=home, check=True, capture_output=True)
+    metadata = home / "kept" / "dataset-metadata.json"
+    text = metadata.read_text().replace("INSERT_TITLE_HERE", "Soil first kept")
+    metadata.write_text(text.replace("INSERT_SLUG_HERE", "soil-first-kept"))
+    words = ["datasets", "create", "-p", "kept", "--dir-mode", "zip"]
+    subprocess.run([client, *words], cwd=home, check=True, capture_output=True)
+    kernel = home / "soil-first" / "kernel-metadata.json"
+    told = json.loads(kernel.read_text())
+    told["dataset_sources"].append("ada/soil-first-kept")
+    kernel.write_text(json.dumps(told))
+
+
 def one_chain(fault: str, folder: Path, python: Path, seed: int) -> Row:
     "An account from nothing to a score while `fault`, one of FAULTS, happens. `python`: of the installed kit."
     began, home = time.monotonic(), folder / "home"
     account = open_account(folder / "account", python.parent)
     home.mkdir()
     limit_s = 90 if fault == "time" else 300
-    environ = {"client": {"CUP_FLAKY": "1"}, "cut": {"CUP_CUT": "1"}}.get(fault, {})
+    environ = {"client": {"CUP_FLAKY": "1"}, "cut": {"CUP_CUT": "1"}, "kept": {"CUP_CUT": "1"}}.get(fault, {})
 
     def begin(*words: str) -> subprocess.Popen:
         return started(home, python, *words, limit_s=limit_s, **environ)
@@ -205,8 +253,11 @@ def one_chain(fault: str, folder: Path, python: Path, seed: int) -> Row:
     code, said = finished(
         begin("init", "soil-first", "--owner", "ada", "--competition", "soil-2026", "--data", str(data))
     )
-    if code == 0 and fault == "time":
-        edit(home, *ENDLESS)
+    for change in EDITS.get(fault, ()) if code == 0 else ():
+        edit(home, *change)
+    if fault == "kept" and code == 0:
+        finished(begin("up", "soil-first"))
+        keep_what_is_left(home, python.parent / "kaggle", begin)
     kill_after_s = random.Random(seed).uniform(2, 40) if fault == "killed" else None
     steps = (["check", "soil-first"], ["up", "soil-first"], ["submit", "soil-first", "-m", "x"])
     typed = 0
@@ -217,28 +268,34 @@ def one_chain(fault: str, folder: Path, python: Path, seed: int) -> Row:
             broken.append(f"{words[0]} did not end well: {said.strip()[-300:]}")
             break
     broken += [f"init failed: {said[-300:]}"] if code else []
-    broken += [] if broken else _wrong(home, account)
-    note = f"{typed} commands after init, {time.monotonic() - began:.0f} s"
-    return Row(fault, FAULTS[fault], status="broken" if broken else "submitted", broken=broken, note=note)
+    broken += [] if broken else _wrong(fault, home, account)
+    status, seconds = "broken" if broken else "submitted", round(time.monotonic() - began, 1)
+    note = f"{typed} commands after init, {seconds:.0f} s"
+    return Row(fault, FAULTS[fault], status=status, broken=tuple(broken), note=note, seconds=seconds)
 
 
-def _wrong(home: Path, account: Path) -> list[str]:
+def _wrong(fault: str, home: Path, account: Path) -> list[str]:
     "What is wrong with what was fetched and scored, in words."
     public = pd.read_csv(home / "soil-first" / "output" / "submission.csv")
     state, score = (account / "score.txt").read_text().split(",")
     found = [] if list(public["id"]) == list(range(1000, 1020)) else ["the public submission has other ids"]
     if state != "COMPLETE" or float(score) < 0.8:
         found.append(f"of 60 rows that nobody had seen: {state} {score}")
+    log = max((account / "runs").iterdir(), key=lambda path: int(path.name)) / "log.txt"
+    if (word := SAYS.get(fault, "")) not in log.read_text():
+        found.append(f"the session that was handed in does not say {word!r}")
     return found
 
 
-def chains(count: int, seed: int, folder: Path, python: Path, tell: Callable[[str], None]) -> list[Row]:
-    "`count` accounts, each with the next fault. The sum is told after each."
+def chains(
+    count: int, seed: int, folder: Path, python: Path, tell: Callable[[str], None], faults: Sequence[str]
+) -> list[Row]:
+    "`count` accounts, each with the next of `faults`. The sum is told after each."
     found: list[Row] = []
     for number in range(count):
         place = folder / f"chain-{number}"
         place.mkdir(parents=True)
-        found.append(one_chain(list(FAULTS)[number % len(FAULTS)], place, python, seed + number))
+        found.append(one_chain(faults[number % len(faults)], place, python, seed + number))
         well = sum(row.status == "submitted" for row in found)
         tell(f"chain {number + 1}: {found[-1].scenario}: {found[-1].status}, {found[-1].note}; {well} of {len(found)}")
         for sentence in found[-1].broken:
