@@ -494,6 +494,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'spectrakit.cell.frame._advice': ('56_cell/frame.html#_advice', 'spectrakit/cell/frame.py'),
                                        'spectrakit.cell.frame._bars': ('56_cell/frame.html#_bars', 'spectrakit/cell/frame.py'),
                                        'spectrakit.cell.frame._headline': ('56_cell/frame.html#_headline', 'spectrakit/cell/frame.py'),
+                                       'spectrakit.cell.frame._in_line': ('56_cell/frame.html#_in_line', 'spectrakit/cell/frame.py'),
                                        'spectrakit.cell.frame._phases': ('56_cell/frame.html#_phases', 'spectrakit/cell/frame.py'),
                                        'spectrakit.cell.frame._policy': ('56_cell/frame.html#_policy', 'spectrakit/cell/frame.py'),
                                        'spectrakit.cell.frame._room': ('56_cell/frame.html#_room', 'spectrakit/cell/frame.py'),

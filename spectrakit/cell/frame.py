@@ -90,23 +90,26 @@ def _steps_text(s: RunState) -> str:
     return f"step {s.step:,} of {f'{s.total_steps:,}' if s.total_steps else '?'} · epoch {s.epoch:.4g}"
 
 
+def _in_line(flex: str, inside: str, style: str) -> str:
+    return f'<div style="flex:{flex};min-width:0;{style}">{inside}</div>'
+
+
 def _status_line(s: RunState, look: Look) -> str:
-    "Status and name, how far it is, what was saved, and the time."
+    "Status and name, how far it is, the time, and what was saved: in a line, in two columns, or below each other."
     what = "stopping" if s.stopping and not s.status else phase(s, look.running)
     elapsed, *more = times(s, look.now_t, look.running).split(" · ")
     to_go = next((text for text in more if text.endswith(("to go", "pace yet"))), "")
     parts = [
         f"{_SIGNS.get(s.status, '●')} <b>{escaped(what)}</b> · {escaped(s.name, 60)}",
         _steps_text(s) if s.start else "the first step is to come",
-        f"saved at {s.saved[-1]:,}" if s.saved else "nothing saved yet",
         " · ".join(filter(None, (elapsed, to_go))),
+        f"saved at {s.saved[-1]:,}" if s.saved else "nothing saved yet",
     ]
-    widths = (290, 250, 140, 220)
-    cells = [
-        f'<div style="flex:{width} 1 {width}px;min-width:0;{_ONE_LINE}">{part}</div>'
-        for width, part in zip(widths, parts, strict=True)
-    ]
-    return f'<div style="display:flex;flex-wrap:wrap;gap:0 16px">{"".join(cells)}</div>'
+    widths = (300, 250, 220, 183)  # both pairs in the same ratio: below each other they stand in columns
+    cells = [_in_line(f"{width} 1 {width}px", part, _ONE_LINE) for width, part in zip(widths, parts, strict=True)]
+    row = "display:flex;flex-wrap:wrap;gap:0 16px"
+    pairs = [(sum(widths[k : k + 2]), "".join(cells[k : k + 2])) for k in (0, 2)]
+    return f'<div style="{row}">{"".join(_in_line(f"{w} 1 {w + 16}px", inside, row) for w, inside in pairs)}</div>'
 
 
 _SIGNS = {"completed": "✓", "early_stopped": "✓", "failed": "✗", "interrupted": "■", "out_of_time": "◷"}

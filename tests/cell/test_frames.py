@@ -70,6 +70,26 @@ def test_each_state_can_be_read(every_state, states, width, theme, columns):
     assert max(heights.values()) - min(heights.values()) <= TOLERANCE, heights
 
 
+LINES = """() => {
+  const found = {}
+  for (const frame of document.querySelectorAll('.frame')) for (const pair of frame.firstChild.firstChild.children)
+    for (const text of pair.children) {
+      const box = text.getBoundingClientRect()
+      ;(found[box.top] ||= []).push(Math.round(box.left))
+    }
+  return Object.values(found)
+}"""
+
+
+@pytest.mark.parametrize(("width", "texts"), [(1270, 4), (1010, 4), (980, 2), (800, 2), (600, 2), (310, 1)])
+def test_the_first_line_is_one_or_stands_in_columns(every_state, states, width, texts):
+    opened = every_state
+    dress(opened, width, "light")
+    lines = opened.evaluate(LINES)
+    assert {len(line) for line in lines} == {texts} and len(lines) == len(states) * 4 // texts
+    assert all(max(places) - min(places) <= 2 for places in zip(*lines, strict=True)), lines[:4]
+
+
 def test_what_is_too_long_is_cut_and_told_whole_where_one_points_at_it(browser):
     state = RunState("a-run-with-a-name-that-somebody-has-thought-about-for-a-long-time-20261120-120000")
     name = "val_the_mean_absolute_error_of_everything_that_was_measured"
