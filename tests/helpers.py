@@ -45,6 +45,16 @@ NAMES = {
 }
 
 
+class Touch:
+    "Unpickled without care, it makes a file."
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
 def foreign(name: str) -> bool:
     "Whether an environment variable would tell spectrakit about the machine it is on."
     return name.startswith(PREFIXES) or name in NAMES

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Batches', 'MicroBatch', 'resident_tensors', 'ResidentBatches', 'RowBatches', 'copied_ahead', 'shorten_socket_paths',
            'end_with_parent', 'keeping_sigchld', 'with_less', 'Workers', 'LoadedBatches', 'Placement', 'train_batches',
-           'eval_batches', 'dataset_length', 'limit_samples', 'limit_files', 'find_non_finite', 'check_finite_dataset']
+           'eval_batches', 'dataset_length', 'limit_samples', 'find_non_finite', 'check_finite_dataset']
 
 # %% ../../nbs/22_data/06_loaders.ipynb #89ed1aae
 import contextlib
@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain, islice, tee
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config.batch_plan import BatchPlan
@@ -659,11 +658,6 @@ def limit_samples(dataset: Any, config: Config) -> Any:
         return dataset
     keep = max(1, round(samples * config.limits.train_frac))
     return Subset(dataset, sorted(epoch_order(samples, config.seed, 0, version=1)[:keep].tolist()))
-
-
-def limit_files(paths: Sequence[Path], config: Config) -> list[Path]:
-    "`paths` sorted, and no more of them than `limits.max_files`."
-    return sorted(paths)[: config.limits.max_files]
 
 # %% ../../nbs/22_data/06_loaders.ipynb #23a2fc08
 def find_non_finite(data: Any, name: str = "batch") -> str | None:

@@ -523,7 +523,7 @@ def record_result(s: TrainState) -> bool:
     if enough:
         p.counted_value = value
     if better:
-        p.best_value, p.best_step, p.best_metrics = value, p.step, dict(p.metrics)
+        p.best_value, p.best_step = value, p.step
     p.bad_evals = 0 if enough else p.bad_evals + 1
     return better
 

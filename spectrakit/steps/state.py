@@ -63,7 +63,6 @@ class Progress:
     window: int = 0
     best_value: float | None = None
     best_step: int | None = None
-    best_metrics: dict = field(default_factory=dict)
     counted_value: float | None = None  # the last improvement of at least early_stopping.min_delta
     bad_evals: int = 0
     saved_step: int = (

@@ -215,7 +215,7 @@ def _restore_best(s: TrainState, requested: tuple[str | None, str], notes: list[
     if requested != saved and _may_change(s, "checkpoint.monitor", "checkpoint.mode", "data.valid"):
         s.monitor, s.mode = requested
         p.best_value = p.counted_value = p.best_step = None
-        p.best_metrics, p.bad_evals, p.to_average = {}, 0, []
+        p.bad_evals, p.to_average = 0, []
         notes.append(
             f"best-result tracking starts over: by {requested[0]} ({requested[1]}) instead of {saved[0]} ({saved[1]})"
         )

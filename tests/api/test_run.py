@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tasks
-from helpers import task, tree_hashes
+from helpers import Touch, task, tree_hashes
 from spectrakit.api import actions
 from spectrakit.api.actions import fit, predict, resume
 from spectrakit.api.run import Run, list_runs, open_run
@@ -403,16 +403,6 @@ def test_without_a_whole_checkpoint_resume_is_refused_and_touches_nothing(broken
     with pytest.raises(RequestError, match="no valid checkpoint"):
         broken_off.load_model(Line())
     assert tree_hashes(broken_off.path) == before
-
-
-class Touch:
-    "Unpickled without care, it makes a file."
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
 
 
 @pytest.mark.parametrize("name", ["state.pt", "rank-00000.pt"])

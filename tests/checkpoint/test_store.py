@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import helpers
-from helpers import TESTS
+from helpers import TESTS, Touch
 from spectrakit.api.actions import fit
 from spectrakit.checkpoint import async_writer, host_copy
 from spectrakit.checkpoint import store as checkpoint
@@ -297,16 +297,6 @@ def test_the_paths_of_a_manifest_do_not_leave_its_folder(tmp_path, name):
     with pytest.raises(CheckpointError):
         mirror_checkpoint(newest, tmp_path / "mirror")
     assert not [p for p in (tmp_path / "mirror").rglob("*") if p.is_file()]
-
-
-class Touch:
-    "Unpickled without care, it makes a file."
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
 
 
 @pytest.mark.parametrize("how", ["pickle", "torch", "old torch"])

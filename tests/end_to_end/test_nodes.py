@@ -227,11 +227,6 @@ def test_an_interrupt_on_one_machine_stops_both_at_the_same_step(machines, tmp_p
 
 
 def test_under_torchrun_every_process_is_a_rank(tmp_path):
-    command = (
-        *TORCHRUN,
-        "-m",
-        "spectrakit",
-    )
     done = run_cli(
         tmp_path,
         "train",
@@ -241,7 +236,7 @@ def test_under_torchrun_every_process_is_a_rank(tmp_path):
         "trainer.max_epochs=2",
         "--predict",
         "table.csv",
-        command=command,
+        command=(*TORCHRUN, "-m", "spectrakit"),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("completed: all") == 1 and done.stdout.count("curve-") < 6  # one rank talks
@@ -258,18 +253,13 @@ def test_a_rank_that_fails_under_torchrun_is_named(tmp_path):
         "        if model.training and os.environ['RANK'] == '1': raise ArithmeticError('seven')\n"
         "        return super().loss(model, batch)\n"
     )
-    command = (
-        *TORCHRUN,
-        "-m",
-        "spectrakit",
-    )
     done = run_cli(
         tmp_path,
         "train",
         "mine.py:Breaks",
         *WORDS,
         "trainer.devices=2",
-        command=command,
+        command=(*TORCHRUN, "-m", "spectrakit"),
         env={"PYTHONPATH": str(TASKS.parent)},
     )
     assert done.returncode == 1
@@ -339,11 +329,6 @@ def test_a_meeting_place_that_is_taken_is_a_sentence(tmp_path):
 
 
 def test_variables_reach_ranks_that_torchrun_started(tmp_path):
-    command = (
-        *TORCHRUN,
-        "-m",
-        "spectrakit",
-    )
     done = run_cli(
         tmp_path,
         "train",
@@ -352,7 +337,7 @@ def test_variables_reach_ranks_that_torchrun_started(tmp_path):
         "trainer.devices=2",
         "trainer.max_steps=2",
         "+distributed.env.TORCH_MINE=7",
-        command=command,
+        command=(*TORCHRUN, "-m", "spectrakit"),
         env={"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO"},
     )
     assert done.returncode == 0, done.stderr
