@@ -2968,6 +2968,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'spectrakit/distributed/outer_loop.py'),
                                                    'spectrakit.distributed.outer_loop._own_vector': ( '21_distributed/outer_loop.html#_own_vector',
                                                                                                       'spectrakit/distributed/outer_loop.py'),
+                                                   'spectrakit.distributed.outer_loop._too_few': ( '21_distributed/outer_loop.html#_too_few',
+                                                                                                   'spectrakit/distributed/outer_loop.py'),
                                                    'spectrakit.distributed.outer_loop._tried': ( '21_distributed/outer_loop.html#_tried',
                                                                                                  'spectrakit/distributed/outer_loop.py'),
                                                    'spectrakit.distributed.outer_loop._whole_vector': ( '21_distributed/outer_loop.html#_whole_vector',

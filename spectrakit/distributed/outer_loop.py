@@ -299,24 +299,37 @@ def end_round(
     commit(outer, mean, lr)
     return norm
 
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #7c1d20af
+def _too_few(config: Config, world_size: int, needed: int) -> tuple[str, str]:
+    "How many processes this run has, in words, and how it comes to have `needed` of them."
+    asked, nodes = config.distributed.world_size, config.distributed.num_nodes
+    if isinstance(asked, int) and asked > world_size:
+        inline = config.launch.mode == "inline"
+        why = "launch.mode=inline is one process" if inline else "this machine has no room for more"
+        mend = "Use launch.mode=auto" if inline else "Train where there are more GPUs or cores"
+        return f"{world_size} of the {asked} that were asked for: {why}", mend
+    each = f"trainer.devices={needed // nodes}" + f" on each of {nodes} machines" * (nodes > 1)
+    fits = needed % nodes == 0
+    return f"{world_size} process{'es' * (world_size > 1)}", f"Start as many with {each}" if fits else "Start as many"
+
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #df9944c0
 def count_workers(config: Config, world_size: int) -> int:
     "How many workers this run has, 1 or more. RequestError where the processes are others."
     asked, shards = config.diloco.workers, config.diloco.shards
     if config.diloco.quorum is not None:
         return 1  # the others are runs of their own
-    have = "1 process" if world_size == 1 else f"{world_size} processes"
     if world_size % shards:
+        have, mend = _too_few(config, world_size, shards * config.distributed.num_nodes)
         raise RequestError(
             f"diloco.shards={shards} needs a multiple of {shards} processes, and this run has {have}. "
-            f"Start {shards} for each worker with trainer.devices, or set diloco.shards=1."
+            f"{mend}, or set diloco.shards=1."
         )
     if asked in ("auto", world_size // shards):
         return world_size // shards
+    have, mend = _too_few(config, world_size, asked * shards)
     needed = f"{asked} processes" if shards == 1 else f"{asked} × {shards} processes, with diloco.shards={shards}"
     raise RequestError(
-        f"diloco.workers={asked} needs {needed}, and this run has {have}. "
-        f"Start as many with trainer.devices={asked * shards}, or leave diloco.workers at auto."
+        f"diloco.workers={asked} needs {needed}, and this run has {have}. {mend}, or leave diloco.workers at auto."
     )
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #e243e02f

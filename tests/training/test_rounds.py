@@ -704,6 +704,7 @@ MEETS = ("diloco.workers=2", "diloco.member=0", "diloco.meeting=there")
         (["outer_opt=Adafactor", "diloco.shards=2", "trainer.devices=2"], "its step depends on all weights together"),
         (["diloco.shards=3", "trainer.devices=2"], "diloco.shards=3 needs a multiple of 3 processes"),
         (["diloco.workers=2", "diloco.shards=2", "trainer.devices=2"], "diloco.workers=2 needs 2 × 2 processes"),
+        (["diloco.workers=8", "trainer.devices=8"], "has 4 of the 8 that were asked for: this machine has no room"),
         (["diloco.max_steps=0"], "diloco.max_steps"),
         (
             ["diloco.outer_momentum=1"],
