@@ -185,9 +185,9 @@ def prunes_fold(s: Search, a: Active) -> bool:
 def _watch(s: Search, a: Active) -> None:
     "Report what is new in the log of `a`, and ask it to end where it is to."
     for number, value in a.log.poll():
-        if a.fold == 0 and not a.wanted:
+        if a.fold == 0:  # also what it evaluates before it has ended: its curve is shown
             a.trial.report(value, number)
-            if s.config.search.pruner != "none" and a.trial.should_prune():
+            if not a.wanted and s.config.search.pruner != "none" and a.trial.should_prune():
                 a.wanted = "prune"
     if time.monotonic() > a.renew_at:
         take_lease(a.folder)  # a search on another machine sees only how old it is

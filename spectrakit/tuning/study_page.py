@@ -61,8 +61,11 @@ def draw_curves(ax: Any, study: Study, most: int = 60) -> None:
         color, style = (RATE, "-") if front else (VALID, ":") if trial.status == "pruned" else (TRAIN, "-")
         places = range(1, len(trial.curve) + 1)
         ax.plot(places, trial.curve, style, color=color, linewidth=2 if front else 0.8, alpha=1 if front else 0.5)
+        if trial.status == "pruned" or len(trial.curve) == 1:  # a line of one point is not seen
+            mark = "x" if trial.status == "pruned" else "."
+            ax.plot(places[-1:], trial.curve[-1:], mark, color=color, markersize=4, alpha=1 if front else 0.8)
     ax.xaxis.get_major_locator().set_params(integer=True)
-    _styled(ax, "evaluations: thick the best, dotted ended early", "evaluation")
+    _styled(ax, "evaluations: thick the best, × ended early", "evaluation")
 
 
 def _places(values: Sequence[Any]) -> tuple[list[float], list[str] | None]:

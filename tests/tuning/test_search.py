@@ -61,6 +61,8 @@ def test_a_trial_that_is_worse_than_the_others_ends_at_the_same_step_on_all_rank
     events = events_of(study, study.trials[2])
     assert last_event(events, "start")["world_size"] == 2 and events[-1]["status"] == "interrupted"
     assert not [event for event in events if event["type"] == "restart"]  # no rank waited for one that had left
+    evaluated = [event["metrics"]["val_score"] for event in events if event["type"] == "eval"]
+    assert list(study.trials[2].curve) == evaluated and f"after {len(evaluated)} evaluations" in study.trials[2].note
     assert study.best.number == 0 and json.loads(done.stdout.splitlines()[-1])["best"] == 0
 
 
