@@ -329,6 +329,7 @@ def up(arguments: Sequence[str]) -> int:
         f"is not done again. Needs Kaggle's client ({install_command('kaggle')}).",
         """
   spectrakit kaggle up soil-first --owner ada
+  spectrakit kaggle up soil-first --keep
   spectrakit kaggle up soil-first --dry-run""",
     )
     parser.add_argument("folder", metavar="DIR", help="the kernel's folder")
@@ -338,6 +339,9 @@ def up(arguments: Sequence[str]) -> int:
     parser.add_argument("--files", metavar="PATTERN", help="a regular expression for the files to fetch")
     parser.add_argument("--timeout", metavar="TIME", help="Kaggle ends the session after this, such as 9h")
     parser.add_argument("--again", action="store_true", help="push although nothing has changed")
+    parser.add_argument(
+        "--keep", action="store_true", help="go on from the checkpoints of the last version, as a data set"
+    )
     parser.add_argument("--dry-run", action="store_true", help="show the commands and do nothing")
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.up import FETCHED, UpOptions, kaggle_up
@@ -347,8 +351,9 @@ def up(arguments: Sequence[str]) -> int:
         options.out,
         options.files or FETCHED,
         _seconds(options.timeout),
-        options.again,
-        options.dry_run,
+        again=options.again,
+        dry_run=options.dry_run,
+        keep=options.keep,
     )
     if kaggle_up(options.folder, owner=options.owner, options=how).submission:
         print_text(f"next: spectrakit kaggle submit {shlex.quote(options.folder)} -m MESSAGE")

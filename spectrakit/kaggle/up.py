@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['DONE_FILE', 'FETCHED', 'SCORED', 'read_done', 'note_done', 'content_sha256', 'UpOptions', 'dataset_status',
-           'wait_until_ready', 'house_for', 'upload_wheels', 'run_stands', 'follow_run', 'Upped', 'was_cut_short',
-           'kaggle_up', 'read_submissions', 'Submission', 'submit_kernel']
+           'wait_until_ready', 'create_dataset', 'house_for', 'upload_wheels', 'run_stands', 'follow_run', 'Upped',
+           'was_cut_short', 'kept_metadata', 'attach_kept', 'fetch_kept', 'take_along', 'kaggle_up', 'read_submissions',
+           'Submission', 'submit_kernel']
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #c31f4fec
 import csv
@@ -69,7 +70,8 @@ def content_sha256(folder: Path, wheels: str) -> str:
     return found.hexdigest()
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #0d409e98
-FETCHED = r"(submission|predictions|summary|output-manifest|curves|report).*"  # checkpoints may be 20 GB
+# Files of these names in any folder; checkpoints may be 20 GB. The client searches a file's path for the pattern.
+FETCHED = r"(^|/)(submission|predictions|summary|output-manifest|curves|report)[^/]*$"
 SCORED = (".csv", ".parquet")  # what a submission may be
 
 
@@ -84,6 +86,7 @@ class UpOptions:
     again: bool = False  # push although nothing has changed
     dry_run: bool = False  # show the commands, and do nothing
     poll_s: float = 10.0  # between two looks at what Kaggle does
+    keep: bool = False  # attach what the last version has left, so that the next one goes on from its checkpoints
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #795f1942
 def dataset_status(name: str) -> str | None:
@@ -112,6 +115,13 @@ def wait_until_ready(name: str, poll_s: float, most_s: float = 1800.0) -> None:
             )
         time.sleep(poll_s)
     print(one_line(f"{name}: ready"), flush=True)
+
+# %% ../../nbs/66_kaggle/08_up.ipynb #k9000001
+def create_dataset(folder: Path, dry_run: bool, *words: str) -> None:
+    "Let the client make a data set of `folder`; `words`: further ones. KaggleError where Kaggle refuses it."
+    output = call_client(["datasets", "create", "-p", str(folder), *words], dry_run)
+    if refused := re.search(r"creation error: (.+)", output):  # printed with exit status 0
+        raise KaggleError(f"Kaggle refused {folder}: {refused[1].strip().rstrip('.')}. Correct that, and go on.")
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #e2b4d1e7
 def house_for(folder: Path, wheels: Path | str | None, owner: str | None, dry_run: bool) -> Path:
@@ -144,11 +154,10 @@ def upload_wheels(house: Path, owner: str | None, known: str, options: "UpOption
     there = None if options.dry_run else dataset_status(name)
     if there is not None and known == sha256:
         print(one_line(f"{name}: Kaggle has these wheels"))
+    elif there is None:
+        create_dataset(house, options.dry_run)
     else:
-        again = ["datasets", "version", "-p", str(house), "-m", sha256[:12]]
-        output = call_client(["datasets", "create", "-p", str(house)] if there is None else again, options.dry_run)
-        if refused := re.search(r"creation error: (.+)", output):
-            raise KaggleError(f"Kaggle refused the wheels: {refused[1].strip().rstrip('.')}. Correct that, and go on.")
+        call_client(["datasets", "version", "-p", str(house), "-m", sha256[:12]], options.dry_run)
     if not options.dry_run:
         wait_until_ready(name, options.poll_s)
     return sha256
@@ -217,9 +226,7 @@ def _what_now(folder: Path, version: int | None, status: str, why: str) -> str:
     late = "" if status != "ERROR" else " If time was short, give it less first: watchdog.limit=8h among the settings."
     return (
         f"Version {version} was cut short ({status}). The same command pushes the kernel once more, and it begins "
-        f"anew, as Kaggle attaches only complete versions.{late} To go on from its checkpoints instead, fetch them, "
-        f"`spectrakit kaggle output {place} kept`, and attach them as a data set: "
-        "`kaggle datasets create -p kept --dir-mode zip`."
+        f"anew.{late} With `spectrakit kaggle up {place} --keep` it goes on from the checkpoints that are there."
     )
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #u9000003
@@ -234,7 +241,7 @@ def _report_submission(folder: Path, version: int | None, new: Sequence[Path], o
         print(one_line(f"{new[0]} is the submission of version {version}"))
         return new[0]
     competitions = read_metadata(folder / KERNEL_FILE).get("competition_sources") or []
-    if competitions and re.match(options.files, "submission.csv"):
+    if competitions and re.search(options.files, "submission.csv"):
         print(
             one_line(
                 f"version {version} is complete, but has written no submission.csv, which {competitions[0]} scores. "
@@ -243,11 +250,64 @@ def _report_submission(folder: Path, version: int | None, new: Sequence[Path], o
         )
     return None
 
+# %% ../../nbs/66_kaggle/08_up.ipynb #k9000004
+def kept_metadata(name: str, version: int) -> dict[str, Any]:
+    "The metadata of the data set for what a version of the kernel `name`, owner/slug, has left."
+    owner, _, slug = name.partition("/")
+    kept = f"{slug[:36].rstrip('-')}-kept-{version}"  # Kaggle takes 50 characters
+    return {
+        "title": kept.replace("-", " ").capitalize(),
+        "id": f"{owner}/{kept}",
+        "licenses": [{"name": "other"}],
+    }
+
+
+def attach_kept(values: dict[str, Any], dataset: str) -> dict[str, Any]:
+    "A kernel's metadata with `dataset` attached, in place of those of earlier versions."
+    earlier = re.compile(re.escape(dataset.rstrip("0123456789")) + r"\d+")
+    others = [name for name in values.get("dataset_sources") or [] if not earlier.fullmatch(str(name))]
+    return {**values, "dataset_sources": [*others, dataset]}
+
+# %% ../../nbs/66_kaggle/08_up.ipynb #k9000006
+def fetch_kept(folder: Path, version: int, options: UpOptions) -> Path:
+    "Fetch what a version of the kernel in `folder` has left, ready to be uploaded. RequestError without a checkpoint."
+    place = folder / "kept" / f"version-{version}"
+    kernel_output(folder, place, dry_run=options.dry_run)
+    if not options.dry_run:
+        if not any(place.glob("**/step-*/manifest.json")):
+            raise RequestError(
+                f"Version {version} has left no checkpoint to go on from. Leave --keep out: the kernel begins anew."
+            )
+        values = kept_metadata(kernel_name(folder), version)
+        write_atomic(place / DATASET_FILE, json.dumps(values, indent=2) + "\n")
+    return place
+
+# %% ../../nbs/66_kaggle/08_up.ipynb #k9000008
+def take_along(folder: Path, version: int, options: UpOptions) -> None:
+    """Attach what `version` has left to the kernel in `folder`, as a data set of its own.
+
+    RequestError where it has not ended yet, or has left no checkpoint.
+    """
+    status = "" if options.dry_run else run_stands(kernel_name(folder))[0]
+    if status and status != "COMPLETE" and status not in FAILED:
+        raise RequestError(f"Version {version} has not ended ({status}). Without --keep the same command follows it.")
+    place = fetch_kept(folder, version, options)
+    name = kept_metadata(kernel_name(folder), version)["id"]
+    if options.dry_run or dataset_status(name) is None:
+        create_dataset(place, options.dry_run, "--dir-mode", "zip")
+    if not options.dry_run:
+        wait_until_ready(name, options.poll_s)
+        values = attach_kept(read_metadata(folder / KERNEL_FILE), name)
+        write_atomic(folder / KERNEL_FILE, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+        print(one_line(f"{name} is attached: the next session goes on from its checkpoints"))
+
 # %% ../../nbs/66_kaggle/08_up.ipynb #u9000005
 def _push_once(folder: Path, owner: str | None, house: Path, sha256: str, options: UpOptions) -> int | None:
     "Push what has changed; the version that runs."
     done = read_done(folder)
-    if not options.again and done.get("kernel") == content_sha256(folder, sha256) and done.get("version"):
+    if options.keep:
+        take_along(folder, int(done["version"]), options)
+    elif not options.again and done.get("kernel") == content_sha256(folder, sha256) and done.get("version"):
         status, why = ("", "") if options.dry_run else run_stands(kernel_name(folder))
         if not was_cut_short(status, why):
             print(f"version {done['version']} is there already: nothing has changed since it was pushed")
@@ -277,6 +337,10 @@ def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOption
     """
     folder = checked_path(folder, "The folder")
     written = str(read_metadata(folder / KERNEL_FILE).get("id")).partition("/")[0]
+    if options.keep and not read_done(folder).get("version"):
+        raise RequestError(
+            f"Nothing was pushed from {str(folder)!r} yet, so there is nothing to keep. Leave --keep out."
+        )
     found = known_owner(owner) if owner is not None or written == PLACEHOLDER else written
     name = None if found == PLACEHOLDER else found
     house = house_for(folder, options.wheels, name, options.dry_run)

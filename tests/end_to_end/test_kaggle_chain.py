@@ -60,5 +60,5 @@ def test_three_commands_lead_from_an_empty_account_to_a_submission(account, inst
 
 
 @pytest.mark.long
-def test_a_cut_session_goes_on_from_a_data_set_of_what_it_left(account, installed, tmp_path):  # noqa: F811 - the fixture
+def test_a_cut_session_goes_on_from_what_it_left(account, installed, tmp_path):  # noqa: F811 - the fixture
     assert chains.one_chain("kept", tmp_path / "chain", installed, seed=1).broken == ()

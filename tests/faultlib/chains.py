@@ -62,15 +62,8 @@ def datasets_status():
     print("ready" if there else "404 - Not Found")
     sys.exit(not there)
 
-def datasets_init():
-    template = {{"title": "INSERT_TITLE_HERE", "id": "ada/INSERT_SLUG_HERE", "licenses": [{{"name": "CC0-1.0"}}]}}
-    Path(option["-p"], "dataset-metadata.json").write_text(json.dumps(template))
-    print("Data package template written to: " + option["-p"] + "/dataset-metadata.json")
-
 def datasets_create():
     told = json.loads(Path(option["-p"], "dataset-metadata.json").read_text())
-    if "INSERT_" in json.dumps(told):
-        sys.exit("ValueError: Default slug detected, please change values before uploading")
     for what, value in (("slug", told["id"].rpartition("/")[2]), ("title", told["title"])):
         if not 6 <= len(value) <= 50:
             sys.exit(f"ValueError: The dataset {{what}} must be between 6 and 50 characters")
@@ -191,7 +184,7 @@ FAULTS = {
     "client": "each of the client's commands fails the first time",
     "killed": "`kaggle up` is killed at a random moment",
     "cut": "the first session is cancelled after its first checkpoint",
-    "kept": "the same, and the next one goes on from a data set of what it has left",
+    "kept": "the same, and `kaggle up --keep` goes on from what it has left",
 }
 
 SAYS = {  # what the last session's log has to hold
@@ -211,31 +204,20 @@ def finished(process: subprocess.Popen, kill_after_s: float | None = None) -> tu
     return process.returncode, text
 
 
-def _persisted(begin: Callable[..., subprocess.Popen], words: list[str], kill_after_s: float | None) -> tuple[int, str]:
-    "A command, typed again while it fails, five times at the most: how often, and what the last one printed."
+def _persisted(
+    begin: Callable[..., subprocess.Popen], words: list[str], kill_after_s: float | None, option: str
+) -> tuple[int, str]:
+    """A command, typed again while it fails, five times at the most: how often, and what the last one printed.
+
+    `option`: what `up` is given the next time where it has named it.
+    """
     said = ""
     for attempt in range(1, 6):
-        again = ["--again"] if attempt > 1 and words[0] == "up" and "--again" in said else []
+        again = [option] if attempt > 1 and words[0] == "up" and option in said else []
         code, said = finished(begin(*words, *again), kill_after_s if attempt == 1 else None)
         if code == 0:
             return attempt, said
     return 0, said
-
-
-def keep_what_is_left(home: Path, client: Path, begin: Callable[..., subprocess.Popen]) -> None:
-    "As docs/kaggle.md says: fetch what a cut session has left, make a data set of it, attach that to the kernel."
-    code, said = finished(begin("output", "soil-first", "kept"))
-    assert code == 0, said
-    subprocess.run([client, "datasets", "init", "-p", "kept"], cwd=home, check=True, capture_output=True)
-    metadata = home / "kept" / "dataset-metadata.json"
-    text = metadata.read_text().replace("INSERT_TITLE_HERE", "Soil first kept")
-    metadata.write_text(text.replace("INSERT_SLUG_HERE", "soil-first-kept"))
-    words = ["datasets", "create", "-p", "kept", "--dir-mode", "zip"]
-    subprocess.run([client, *words], cwd=home, check=True, capture_output=True)
-    kernel = home / "soil-first" / "kernel-metadata.json"
-    told = json.loads(kernel.read_text())
-    told["dataset_sources"].append("ada/soil-first-kept")
-    kernel.write_text(json.dumps(told))
 
 
 def one_chain(fault: str, folder: Path, python: Path, seed: int) -> Row:
@@ -255,14 +237,11 @@ def one_chain(fault: str, folder: Path, python: Path, seed: int) -> Row:
     )
     for change in EDITS.get(fault, ()) if code == 0 else ():
         edit(home, *change)
-    if fault == "kept" and code == 0:
-        finished(begin("up", "soil-first"))
-        keep_what_is_left(home, python.parent / "kaggle", begin)
     kill_after_s = random.Random(seed).uniform(2, 40) if fault == "killed" else None
-    steps = (["check", "soil-first"], ["up", "soil-first"], ["submit", "soil-first", "-m", "x"])
-    typed = 0
+    steps = [["check", "soil-first"], ["up", "soil-first"], ["submit", "soil-first", "-m", "x"]]
+    typed, option = 0, "--keep" if fault == "kept" else "--again"
     for words in steps if code == 0 else ():
-        times, said = _persisted(begin, words, kill_after_s if words[0] == "up" else None)
+        times, said = _persisted(begin, words, kill_after_s if words[0] == "up" else None, option)
         typed += times
         if not times:
             broken.append(f"{words[0]} did not end well: {said.strip()[-300:]}")

@@ -22,6 +22,10 @@ log.write_text("".join(line + "\\n" for line in [*asked, " ".join(words)]))
 key = " ".join(words[:2])
 answers = said.get(key, [""])
 answer = answers[min(sum(line.startswith(key) for line in asked), len(answers) - 1)]
+if "checkpoint" in answer:
+    step = pathlib.Path(words[words.index("-p") + 1], "runs/a/checkpoints/step-00000003")
+    step.mkdir(parents=True, exist_ok=True)
+    (step / "manifest.json").touch()
 if key == "kernels output" and "timed out" not in answer and "no files" not in answer:
     pathlib.Path(words[words.index("-p") + 1], "submission.csv").write_text("id,y\\n1,0\\n")
 print(answer)
@@ -137,7 +141,7 @@ def test_the_same_command_goes_on_after_a_session_was_cut_short_but_repeats_no_e
     kaggle.answers(**there, kernels_status=[ended("CANCEL_ACKNOWLEDGED")])
     cut = run_cli(tmp_path, "kaggle", "up", "soil-first")
     assert cut.returncode == 1 and "The same command pushes the kernel once more, and it begins anew" in cut.stderr
-    assert "spectrakit kaggle output soil-first kept" in cut.stderr and "watchdog.limit" not in cut.stderr
+    assert "spectrakit kaggle up soil-first --keep" in cut.stderr and "watchdog.limit" not in cut.stderr
     kaggle.answers(**there, kernels_status=[ended("ERROR", "exceeded the maximum allowed execution duration")])
     late = run_cli(tmp_path, "kaggle", "up", "soil-first", "--again")
     assert late.returncode == 1 and "watchdog.limit=8h" in late.stderr
@@ -154,6 +158,38 @@ def test_the_same_command_goes_on_after_a_session_was_cut_short_but_repeats_no_e
     kaggle.answers(**there)
     assert run_cli(tmp_path, "kaggle", "up", "soil-first", "--again").returncode == 0
     assert kaggle.asked().count("kernels push") == 1
+
+
+def test_what_a_version_has_left_is_attached_to_the_next_one(tmp_path, kaggle):
+    data = tables(tmp_path / "files")
+    run_cli(tmp_path, "kaggle", "init", "soil-first", "--owner", "ada", "--competition", "soil-2026", "--data", data)
+    none = run_cli(tmp_path, "kaggle", "up", "soil-first", "--keep")
+    assert none.returncode == 2 and "nothing to keep" in none.stderr and not (kaggle.folder / "asked.txt").exists()
+
+    new = GOOD["datasets status"][:2]  # the wheels are there, the other data set is not
+    kaggle.answers(datasets_status=["ready"], kernels_status=[ended("CANCEL_ACKNOWLEDGED")])
+    assert run_cli(tmp_path, "kaggle", "up", "soil-first").returncode == 1
+    for status in (ended("RUNNING"), ended("QUEUED")):
+        kaggle.answers(datasets_status=["ready"], kernels_status=[status])
+        runs = run_cli(tmp_path, "kaggle", "up", "soil-first", "--keep")
+        assert runs.returncode == 2 and "has not ended" in runs.stderr and "kernels push" not in kaggle.asked()
+    cut = [ended("CANCEL_ACKNOWLEDGED"), ended("COMPLETE")]
+    kaggle.answers(datasets_status=["ready", "ready", *new, "ready"], kernels_status=cut)
+    empty = run_cli(tmp_path, "kaggle", "up", "soil-first", "--keep")
+    assert empty.returncode == 2 and "has left no checkpoint" in empty.stderr and "kernels push" not in kaggle.asked()
+
+    for attached in ([True], [False]):  # the second time the data set is there already, as after Ctrl-C
+        status = ["ready", "ready", *new, "ready"] if attached[0] else ["ready"]
+        output = ["a checkpoint", ""]
+        kaggle.answers(datasets_status=status, kernels_status=cut, kernels_output=output)
+        done = run_cli(tmp_path, "kaggle", "up", "soil-first", "--keep")
+        assert done.returncode == 0, done.stdout + done.stderr
+        asked = (kaggle.folder / "asked.txt").read_text()
+        assert ("datasets create -p soil-first/kept/version-4 --dir-mode zip" in asked) == attached[0]
+        told = json.loads((tmp_path / "soil-first" / "kernel-metadata.json").read_text())
+        assert told["dataset_sources"] == ["ada/spectrakit-wheels", "ada/soil-first-kept-4"]
+        made = json.loads((tmp_path / "soil-first" / "kept" / "version-4" / "dataset-metadata.json").read_text())
+        assert made["id"] == "ada/soil-first-kept-4" and "kernels push" in kaggle.asked()
 
 
 def test_a_complete_run_without_a_submission_is_said_and_an_older_file_is_not_taken_for_it(tmp_path, kaggle):
