@@ -100,25 +100,37 @@ def log_drawer(run_dir: Path, empty: str = "") -> str:
 _PICTURES, _PICTURE_BYTES = 4, 400_000  # that are shown, at most; of each
 
 
+_DARK = ('[data-jp-theme-light="false"]', '[class*="vscode-dark"]', "html[theme=dark]")  # pages that say that they are
+_SWAP = "{0} .sk-night{{display:inline!important}}{0} .sk-paper{{display:none}}"
+_IN_THE_DARK = f"@media (prefers-color-scheme:dark){{{_SWAP.format('.sk-page')}}}"
+_BY_THEME = f"<style>{''.join(map(_SWAP.format, _DARK))}{_IN_THE_DARK}</style>"
+
+
+def _picture(file: Path, name: str, style: str) -> str:
+    "A PNG of a run's folder, named after `name`; '' where it is none that may be shown."
+    try:
+        whole = not file.is_symlink() and 0 < file.stat().st_size <= _PICTURE_BYTES
+        source = b64encode(file.read_bytes()).decode() if whole else ""
+    except OSError:
+        return ""
+    alt = f"{escaped(name)} of a few validation samples"
+    shape = "max-width:100%;height:240px;object-fit:contain"
+    return source and f'<img alt="{alt}" src="data:image/png;base64,{source}" {style.format(shape)}/>'
+
+
 def pictures_card(run_dir: Path, event: dict) -> str:
     "The pictures that a `pictures` event names, as HTML; '' where there are none."
     files = event.get("files") if isinstance(event.get("files"), list) else []
     shown = []
     for name in [str(file) for file in files or []][:_PICTURES]:
         file = run_dir / "pictures" / name
-        try:
-            whole = file.name == name and not file.is_symlink() and 0 < file.stat().st_size <= _PICTURE_BYTES
-            source = b64encode(file.read_bytes()).decode() if whole else ""
-        except OSError:
-            source = ""
-        if source:
-            shown.append(
-                f'<img alt="{escaped(file.stem)} of a few validation samples" src="data:image/png;base64,{source}" '
-                'style="max-width:100%;height:240px;object-fit:contain;background:#fff"/>'
-            )
+        if file.name != name:
+            continue
+        night = _picture(file.with_suffix(".dark.png"), file.stem, 'class="sk-night" style="{};display:none"')
+        paper = _picture(file, file.stem, f'{"class=sk-paper " if night else ""}style="{{}};background:#fff"')
+        shown += [paper + night] if paper else []
     if not shown:
         return ""
     title = f"predictions at step {escaped(event.get('step', '?'))}, a few validation samples"
-    style = f"{_TEXT};margin-top:6px"
     row = f'<div style="display:flex;flex-wrap:wrap;gap:8px">{"".join(shown)}</div>'
-    return f'<div style="{style}"><div>{title}</div>{row}</div>'
+    return f'<div style="{_TEXT};margin-top:6px">{_BY_THEME}<div>{title}</div>{row}</div>'

@@ -348,6 +348,7 @@ def page(s: RunState, look: Look, every_s: float = 10.0, failure: Failure | None
         '<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">'
         f"<title>{escaped(phase(s, look.running))}: {escaped(s.name)}</title><style>:root{{color-scheme:light dark}}"
         "body{background:Canvas;color:CanvasText;margin:24px auto;max-width:1400px;padding:0 12px;"
-        f"font:13px/1.5 sans-serif}}</style></head><body>{header(s, look)}{end}{toggles(s)}{body(s, look)}{printed}"
+        f"font:13px/1.5 sans-serif}}</style></head><body class='sk-page'>"
+        f"{header(s, look)}{end}{toggles(s)}{body(s, look)}{printed}"
         f"{_why(s)}<script>{_SCRIPT}</script></body></html>\n"
     )

@@ -2,13 +2,18 @@
 read, nothing clipped, nothing on top of another, one height from start to end.
 """
 
+import io
 import sys
 
+import numpy as np
 import pytest
 from frames import Shown, all_states, state_of
+from matplotlib.image import imread
 
 from lab import LOOK, PICTURES
+from spectrakit.cell.cards import pictures_card
 from spectrakit.cell.frame import Look, page
+from spectrakit.steps.pictures import as_pngs
 from spectrakit.view.run_state import RunState, apply_event
 
 pytestmark = [
@@ -21,6 +26,7 @@ THEMES = {"light": ("#ffffff", "rgba(0,0,0,0.87)"), "dark": ("#111111", "rgba(25
 # the width of an output, the theme, and so many panels side by side; 310 is what a window of 420 leaves
 PAGES = ((1270, "light", 4), (900, "dark", 2), (560, "light", 1), (310, "dark", 1))
 LEAST_CONTRAST, TOLERANCE = 4.5, 8  # pixels
+LIGHT = (0.2126, 0.7152, 0.0722)  # how bright red, green and blue are
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +179,44 @@ def test_a_reader_without_styles_sees_the_picture(browser, states):
     assert not opened.locator(".p").first.is_visible()  # the texts of its SVG are left, and not to be seen
     assert opened.locator("img.k").is_visible() and opened.locator("table").is_visible()
     opened.close()
+
+
+@pytest.fixture(scope="module")
+def predictions(tmp_path_factory):
+    "A card with the picture of a curve, as a run draws it."
+    from matplotlib.figure import Figure
+
+    folder, figure = tmp_path_factory.mktemp("run"), Figure(figsize=(3, 2))
+    figure.subplots().set(title="origins", xlabel="wavenumber", ylabel="absorbance")
+    (folder / "pictures").mkdir()
+    for suffix, png in zip((".png", ".dark.png"), as_pngs(figure), strict=True):
+        (folder / "pictures" / f"origins{suffix}").write_bytes(png)
+    return pictures_card(folder, {"step": 40, "files": ["origins.png"]})
+
+
+PAGES_BY_THEME = {  # what says the theme → whether it is dark
+    '<body data-jp-theme-light="false" style="background:#111">': True,
+    '<body data-jp-theme-light="true" style="background:#fff">': False,
+    '<body class="vscode-body vscode-dark" style="background:#1e1e1e">': True,
+    '<body class="vscode-body vscode-light" style="background:#fff">': False,
+    '<html theme=dark><body style="background:#383838">': True,
+    '<html theme=light><body style="background:#fff">': False,
+    '<body style="background:#111">': None,  # dark, without a word of it: the picture brings its paper
+    '<body class="sk-page" style="background:Canvas"><style>:root{color-scheme:light dark}</style>': True,
+}
+
+
+@pytest.mark.parametrize("before", PAGES_BY_THEME)
+def test_the_ink_of_a_picture_stands_out_from_what_is_under_it(browser, predictions, before):
+    opened = browser.new_page(color_scheme="dark")
+    opened.set_content(f"<!doctype html>{before}{predictions}")
+    seen = opened.locator("img:visible")
+    assert seen.count() == 1 and seen.get_attribute("class") == ("sk-night" if PAGES_BY_THEME[before] else "sk-paper")
+    pixels = imread(io.BytesIO(seen.screenshot()))[..., :3]
+    opened.close()
+    light = np.sort((np.where(pixels <= 0.03928, pixels / 12.92, ((pixels + 0.055) / 1.055) ** 2.4) @ LIGHT).ravel())
+    paper = np.median(light)
+    assert max((light[-1] + 0.05) / (paper + 0.05), (paper + 0.05) / (light[0] + 0.05)) >= LEAST_CONTRAST
 
 
 def test_a_point_of_a_run_that_has_one_is_seen():
