@@ -5456,8 +5456,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'spectrakit/rehearsal/session.py'),
                                               'spectrakit.rehearsal.session.Session.error': ( '85_rehearsal/session.html#session.error',
                                                                                               'spectrakit/rehearsal/session.py'),
-                                              'spectrakit.rehearsal.session._age_s': ( '85_rehearsal/session.html#_age_s',
-                                                                                       'spectrakit/rehearsal/session.py'),
                                               'spectrakit.rehearsal.session._command': ( '85_rehearsal/session.html#_command',
                                                                                          'spectrakit/rehearsal/session.py'),
                                               'spectrakit.rehearsal.session.cells_of': ( '85_rehearsal/session.html#cells_of',

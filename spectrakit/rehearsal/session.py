@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..system.platforms.detect import detect
 from ..system.signals import kill_tree
 
 # %% ../../nbs/85_rehearsal/01_session.ipynb #441ac054
@@ -42,7 +41,8 @@ mount -t tmpfs -o size=4g tmpfs "$root/kaggle/working"
 left="$3"
 shift 3
 status=0
-chroot "$root" "$@" || status=$?
+chroot=$(PATH="$PATH:/usr/sbin:/sbin"; command -v chroot)  # a person's own PATH often lacks these
+"$chroot" "$root" "$@" || status=$?
 cp -a "$root/kaggle/working/." "$left/"
 exit $status
 """
@@ -65,7 +65,7 @@ def sealing() -> tuple[tuple[str, ...], str]:
 
 # %% ../../nbs/85_rehearsal/01_session.ipynb #da61ac27
 RUNNER = """
-import __main__, fcntl, json, os, socket, struct, sys, traceback
+import __main__, fcntl, json, linecache, os, socket, struct, sys, traceback
 plan = json.load(open(sys.argv[1], encoding="utf-8"))
 if plan["sealed"]:
     with socket.socket() as one:
@@ -82,9 +82,10 @@ for number, text in plan["cells"]:
         done = shell.run_cell(text)
         error = done.error_before_exec or done.error_in_exec
     else:
-        error = None
+        error, name = None, f"{plan['name']}, cell {number}"
+        linecache.cache[name] = (len(text), None, text.splitlines(True), name)  # its lines, for the traceback
         try:
-            exec(compile(text, plan["name"], "exec"), vars(__main__))
+            exec(compile(text, name, "exec"), vars(__main__))
         except Exception as raised:
             traceback.print_exc()
             error = raised
@@ -137,7 +138,9 @@ def variables(environ: Mapping[str, str], inputs: Path, sealed: bool, limit_s: f
     own = {"KAGGLE_KERNEL_RUN_TYPE": "Batch", "SPECTRAKIT_TIME_LIMIT": f"{limit_s:g}s", "MPLBACKEND": "agg"}
     own |= {"KAGGLE_IS_COMPETITION_RERUN": "1"} if rerun else {}
     place = {"TMPDIR": "/kaggle/temp"} if sealed else {"SPECTRAKIT_INPUT": str(inputs)}
-    return {**kept, **own, **place}  # in the usual TMPDIR lie notes of earlier sessions
+    # where it is not sealed, the oldest process is the machine's own
+    start = {} if sealed else {"SPECTRAKIT_SESSION_START": f"{time.time():.3f}"}
+    return {**kept, **own, **place, **start}  # in the usual TMPDIR lie notes of earlier sessions
 
 # %% ../../nbs/85_rehearsal/01_session.ipynb #01146782
 def _command(file: Path, place: Path, words: tuple[str, ...], inputs: Path, working: Path) -> list[str]:
@@ -153,11 +156,6 @@ def _command(file: Path, place: Path, words: tuple[str, ...], inputs: Path, work
 
 # %% ../../nbs/85_rehearsal/01_session.ipynb #80b55d0d
 _AFTER_S = 60.0  # beyond its limit, after which a session is killed
-
-
-def _age_s() -> float:
-    "How old the session of this process is: a limit counts from there, where a session is not sealed."
-    return time.time() - detect().session_start
 
 # %% ../../nbs/85_rehearsal/01_session.ipynb #c25bdd0e
 def run_session(file: Path, inputs: Path, working: Path, limit_s: float, rerun: bool = False) -> Session:
@@ -180,7 +178,7 @@ def run_session(file: Path, inputs: Path, working: Path, limit_s: float, rerun: 
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env=variables(os.environ, inputs, bool(words), limit_s + (0.0 if words else _age_s()), rerun),
+            env=variables(os.environ, inputs, bool(words), limit_s, rerun),
             start_new_session=True,
         ) as process:
             timer = threading.Timer(limit_s + _AFTER_S, kill_tree, [process.pid])

@@ -65,7 +65,9 @@ def read_table(path: Path) -> Any:
     try:
         import pandas
     except ImportError:
-        raise RequestError("Tables are read with pandas, which is not installed. Run: pip install pandas") from None
+        raise RequestError(
+            "Tables are read with pandas, which is not installed. Install it: pip install pandas."
+        ) from None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pandas.errors.DtypeWarning)  # mixed columns are looked at below
