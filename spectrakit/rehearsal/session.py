@@ -47,7 +47,7 @@ cp -a "$root/kaggle/working/." "$left/"
 exit $status
 """
 
-
+# %% ../../nbs/85_rehearsal/01_session.ipynb #k9100002
 @functools.cache
 def sealing() -> tuple[tuple[str, ...], str]:
     "The words that seal a command, and why there are none: one of the two is empty."
