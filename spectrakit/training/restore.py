@@ -119,7 +119,7 @@ def _why_fragments_differ(s: TrainState, path: Path, kept: dict | None) -> str |
         f"optimizer of its own. Go on with diloco.fragments={had}."
     )
 
-
+# %% ../../nbs/41_training/01_restore.ipynb #5b90c3e1
 def _why_workers_differ(s: TrainState, path: Path, state: dict) -> str | None:
     "Why the workers of this session cannot go on in the middle of a round of diloco; None where they can."
     began, kept = state["progress"].get("round_began", 0), state.get("outer")
@@ -129,12 +129,17 @@ def _why_workers_differ(s: TrainState, path: Path, state: dict) -> str | None:
     if had == have or not kept or state["progress"]["step"] <= began:
         return _why_fragments_differ(s, path, kept)
     now = f"{_team(*have)} would go on now" if s.outer else "this run has another strategy"
-    edge = f"a round's end: after optimizer step {began}, or {s.config.diloco.max_steps} later"
+    ends = [str(end) for end in (began, began + s.config.diloco.max_steps) if end]
+    edge = f"a round's end, after optimizer step {' or '.join(ends)}"
+    if (whole := path.with_name(f"step-{began:08d}")).exists():
+        edge += f", as with resume.source={whole}"
     if "loops" in kept:
         edge = "its last step: with diloco.fragments there is no other at which all workers have one model"
+    own = "weights of its own" if had[0] == 1 else "weights of their own"
+    again = "as many" + " and trainer.strategy.name=diloco" * (s.outer is None)
     return (
-        f"{path.name} was saved in the middle of a round of diloco, in which {_team(*had)} had weights "
-        f"of their own, and {now}. Go on with as many and distributed.strategy=diloco, or from a checkpoint of {edge}."
+        f"{path.name} was saved in the middle of a round of diloco, in which {_team(*had)} had {own}, and {now}. "
+        f"Go on with {again}, or from a checkpoint of {edge}."
     )
 
 # %% ../../nbs/41_training/01_restore.ipynb #23a2fc02
