@@ -127,11 +127,21 @@ def say_at_once(text: str) -> None:
 EXIT_STATUS = {"completed": 0, "early_stopped": 0, "out_of_time": 0, "interrupted": 130}  # anything else is 1
 
 
-def report_outcome(run: "Run") -> int:
-    "Print where the run is and how good it got; returns the exit status. Only the process that writes the run prints."
+def _read_together() -> bool:
+    "Whether who reads standard output also reads standard error: a terminal, or one file for both."
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+
+
+def report_outcome(run: "Run", shown: bool = False) -> int:
+    """Print where the run is and how good it got; returns the exit status. Only the process that writes the run prints.
+
+    `shown`: whether its view was printed, which ends with why it failed (default False)."""
     if run.ended is not None:
         return EXIT_STATUS.get(run.ended, 1)
-    if run.error:
+    if run.error and not (shown and _read_together() and run.config.run.console != "none"):
         print_text(f"{run.error}\nsee {run.path / 'logs'}", to_stderr=True)
     files = "curves.png, metrics.csv, summary.json" + (", checkpoints" if (run.path / "checkpoints").is_dir() else "")
     try:

@@ -90,7 +90,7 @@ def train(arguments: Sequence[str]) -> int:
     interrupt_on_sigterm()
     show = not options.quiet
     run = fit(task, config, predict=options.predict, show=show, trust=options.trust, on_error="return")
-    status = report_outcome(run)
+    status = report_outcome(run, show)
     if options.predict and run.ended is None:
         status = max(status, _report_submission(run, Path(options.predict)))
     return _status_for(run, status, options.requeue)
@@ -168,7 +168,7 @@ def resume(arguments: Sequence[str]) -> int:
     if run.status in ("completed", "early_stopped") and not options.overrides:
         print_text(f"{run.path.name} {finished_text(run.status)}; there is nothing to resume.")
     done = resume_run(run, None, *options.overrides, show=not options.quiet, trust=options.trust, on_error="return")
-    return _status_for(done, report_outcome(done), options.requeue)
+    return _status_for(done, report_outcome(done, not options.quiet), options.requeue)
 
 # %% ../../nbs/90_cli/03_training.ipynb #1009b2b0
 def predict(arguments: Sequence[str]) -> int:

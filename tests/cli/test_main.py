@@ -635,6 +635,16 @@ def test_a_failed_run_is_exit_status_1_with_its_reason_on_stderr(call, here):
     assert status == 1 and "failed" in out and "not finite" in err and "logs" in err and "Traceback" not in err
 
 
+@slow
+@pytest.mark.parametrize("word", ["run.console=auto", "run.console=none"])
+def test_who_reads_both_streams_reads_once_why_a_run_failed(here, word):
+    words = ("train", task("NanTrainingListed"), "launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=4")
+    command = [sys.executable, "-m", "spectrakit", *words, "data.shuffle=false", word]
+    options = {"stdout": subprocess.PIPE, "text": True, "env": clean_environ(), "stdin": subprocess.DEVNULL}
+    together = subprocess.run(command, cwd=here, stderr=subprocess.STDOUT, timeout=180, **options)
+    assert together.returncode == 1 and together.stdout.count(open_run(only_run(here)).error) == 1
+
+
 # a reader that leaves
 
 
