@@ -6,6 +6,7 @@
 __all__ = ['can_receive_clicks', 'kernel_version', 'handle_widget_messages', 'Buttons']
 
 # %% ../../nbs/56_cell/03_buttons.ipynb #bd7be0a8
+import contextlib
 import importlib.util
 import json
 import os
@@ -98,8 +99,11 @@ class Buttons:
         self.box: Any = None  # the widget that holds both
         self.stop_pressed = False
         self._change: Callable[[dict], None] | None = None  # replaces what was shown
-        if not can_receive_clicks(kernel):
-            return
+        if can_receive_clicks(kernel):
+            with contextlib.suppress(Exception):  # widgets that cannot be made here end no run: ■ works everywhere
+                self._make()
+
+    def _make(self) -> None:
         import ipywidgets
 
         ends, saves = "Save a checkpoint and end the run, as ■ does", "Save a checkpoint and continue"

@@ -2,7 +2,9 @@
 batch run's notebook.
 """
 
+import base64
 import json
+import re
 import subprocess
 import sys
 import time
@@ -97,6 +99,31 @@ def the_buttons_are_heard(notebook) -> None:
 
 
 # what is looked at
+
+
+NO_COMMS = """
+import comm, ipywidgets
+def refused(*_, **__): raise RuntimeError("there are no comms here")
+comm.create_comm = refused
+"""
+MIME = {"text/plain", "text/html", "image/png"}  # what any front end shows
+
+
+def test_a_front_end_without_comms_is_shown_all_of_it(todays_kernel):
+    "VS Code and Colab show the same bundles, each in its own way, and may show no widget at all."
+    todays_kernel.run(BEGIN + NO_COMMS)
+    cell = todays_kernel.send("run = fit(Tiny({'slow': True}), config('plain', 'trainer.max_epochs=1'))")
+    todays_kernel.wait(cell, 120)
+    ends_well(todays_kernel, cell, "plain", "completed")
+    bundles = [bundle for _, bundle in shown(cell)]
+    assert {heard.kind for heard in cell.heard} == {"display_data", "update_display_data"}
+    assert all("text/plain" in bundle and set(bundle) <= MIME for bundle in bundles)
+    assert all(isinstance(value, str) for bundle in bundles for value in bundle.values())
+    told = [bundle["text/plain"] for bundle in bundles if "progressbar" in bundle.get("text/html", "")]
+    assert re.match(r"plain-[\d-]+: (starting|preparing|training)", told[0]) and ": completed" in told[-1]
+    (picture,) = (bundle for bundle in bundles if "image/png" in bundle)
+    assert set(picture) == MIME and picture["text/plain"] == "curves"
+    assert base64.b64decode(picture["image/png"]).startswith(b"\x89PNG\r\n\x1a\n")
 
 
 def displays(cell) -> set[str]:
