@@ -150,6 +150,8 @@ class Row:
     share: float = 1.0  # of the steps that were asked for
     seed: int = SEED  # of the first weights and of the batches
     warmup: int = 0  # steps by DDP before the first round
+    inner: str = "adamw"  # or muon, for the matrices of the layers
+    beta2: float = 0.999  # of AdamW
 
 
 def mean_of(loops: list[OuterLoop], left_out: list[Compression | None]) -> torch.Tensor:
@@ -176,12 +178,47 @@ def travelled(vector: torch.Tensor, form, before) -> tuple[torch.Tensor, torch.T
     return found[: len(vector)], padded - found
 
 
+class MuonAndAdamW:
+    "Muon for the matrices of the layers, AdamW for all else; with `match_rms_adamw` one learning rate suits both."
+
+    def __init__(self, model: nn.Module, lr: float, beta2: float):
+        named = list(model.named_parameters())
+        matrices = [p for name, p in named if name.startswith("layers.") and p.dim() == 2]
+        rest = [p for name, p in named if not (name.startswith("layers.") and p.dim() == 2)]
+        muon = torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+        self.both = [muon, torch.optim.AdamW(rest, lr=lr, weight_decay=0.0, betas=(0.9, beta2))]
+        self.param_groups = [group for one in self.both for group in one.param_groups]
+
+    def zero_grad(self) -> None:
+        for one in self.both:
+            one.zero_grad()
+
+    def step(self) -> None:
+        for one in self.both:
+            one.step()
+
+    def state_dict(self) -> list[dict]:
+        return [one.state_dict() for one in self.both]
+
+    def load_state_dict(self, states: list[dict]) -> None:
+        for one, state in zip(self.both, states, strict=True):
+            one.load_state_dict(state)
+        self.param_groups = [group for one in self.both for group in one.param_groups]
+
+
+def inner_of(row: Row, model: nn.Module):
+    "The optimizer of a worker's own steps."
+    if row.inner == "muon":
+        return MuonAndAdamW(model, row.lr, row.beta2)
+    return torch.optim.AdamW(model.parameters(), lr=row.lr, weight_decay=0.0, betas=(0.9, row.beta2))
+
+
 @dataclass
 class Team:
     "The workers of a row: their models and optimizers, what they have in common, what rounding has left out."
 
     models: list[nn.Module]
-    inner: list[torch.optim.Optimizer]
+    inner: list
     loops: list[OuterLoop]
     left_out: list[Compression | None]
     step: int = 0
@@ -212,7 +249,7 @@ class Team:
 def team_of(row: Row, start: nn.Module) -> Team:
     "The workers of a row before their first step."
     models = [copy.deepcopy(start) for _ in range(1 if row.way == "ddp" else row.workers)]
-    inner = [torch.optim.AdamW(model.parameters(), lr=row.lr, weight_decay=0.0) for model in models]
+    inner = [inner_of(row, model) for model in models]
     rate, momentum = row.outer if row.way == "diloco" else (1.0, 0.0)
     loops = []
     for model in models:
@@ -302,6 +339,17 @@ ROWS = (
     *rows_of("DiLoCo, outer 0.7/0.8, 150 steps by DDP first", "diloco", outer=(0.7, 0.8), warmup=150),
     *rows_of("DiLoCo, outer 0.7/0.7", "diloco", outer=(0.7, 0.7)),
     *rows_of("DiLoCo, H=10, int8, outer 0.7/0.7", "diloco", every=10, form="int8", outer=(0.7, 0.7)),
+    *rows_of("DiLoCo, outer 0.7/0.6", "diloco", outer=(0.7, 0.6)),
+    *rows_of("DiLoCo, outer 0.7/0.5", "diloco", outer=(0.7, 0.5)),
+    *rows_of("DiLoCo, outer 0.5/0.7", "diloco", outer=(0.5, 0.7)),
+    *rows_of("DiLoCo, outer 0.4/0.8", "diloco", outer=(0.4, 0.8)),
+    *rows_of("DiLoCo, outer 1/0.7", "diloco", outer=(1.0, 0.7)),
+    *rows_of("DDP, beta2 0.95", "ddp", beta2=0.95),
+    *rows_of("DiLoCo, outer 0.7/0.7, beta2 0.95", "diloco", outer=(0.7, 0.7), beta2=0.95),
+    *rows_of("DDP, Muon", "ddp", inner="muon"),
+    *rows_of("DiLoCo, Muon", "diloco", inner="muon"),
+    *rows_of("DiLoCo, Muon, outer 0.7/0.7", "diloco", inner="muon", outer=(0.7, 0.7)),
+    *rows_of("DiLoCo, outer 0.7/0.7, 150 steps by DDP first", "diloco", outer=(0.7, 0.7), warmup=150),
     *rows_of("DiLoCo, H=50", "diloco", every=50),
     *rows_of("DiLoCo, H=100", "diloco", every=100),
     *rows_of("mean alone", "mean"),
@@ -310,6 +358,11 @@ ROWS = (
     *rows_of("DDP, seed 1", "ddp", seed=1),
     *rows_of("DiLoCo, seed 1", "diloco", seed=1),
     *rows_of("DiLoCo, outer 0.7/0.8, seed 1", "diloco", outer=(0.7, 0.8), seed=1),
+    *rows_of("DiLoCo, outer 0.7/0.7, seed 1", "diloco", outer=(0.7, 0.7), seed=1),
+    *rows_of("DDP, Muon, seed 1", "ddp", inner="muon", seed=1),
+    *rows_of("DiLoCo, Muon, outer 0.7/0.7, seed 1", "diloco", inner="muon", outer=(0.7, 0.7), seed=1),
+    *rows_of("DiLoCo, Muon, int8, outer 0.7/0.7", "diloco", form="int8", inner="muon", outer=(0.7, 0.7)),
+    *rows_of("DiLoCo, H=10, int8, outer 0.7/0.7, seed 1", "diloco", every=10, form="int8", outer=(0.7, 0.7), seed=1),
     *rows_of("DiLoCo, H=10, int8, outer 0.7/0.8, seed 1", "diloco", every=10, form="int8", outer=(0.7, 0.8), seed=1),
     *rows_of("DDP, from scratch", "ddp", prepared=False),
     *rows_of("DiLoCo, from scratch", "diloco", prepared=False),
