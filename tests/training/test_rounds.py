@@ -234,6 +234,41 @@ def test_it_goes_on_in_the_middle_of_a_round_to_the_bit(tmp_path, more):
         run(tmp_path / "refused", Dropped(), *words, *one, kind="resume")
 
 
+class MuonAndAdamW(torch.optim.Optimizer):
+    "Muon for the matrices, AdamW for all else, as in docs/diloco.md."
+
+    def __init__(self, params, lr):
+        params = list(params)
+        matrices, rest = [p for p in params if p.dim() == 2], [p for p in params if p.dim() != 2]
+        muon = torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+        self.both = muon, torch.optim.AdamW(rest, lr=lr, weight_decay=0.0)
+        super().__init__([group for one in self.both for group in one.param_groups], {})
+
+    def step(self, closure=None):
+        for one, group in zip(self.both, self.param_groups, strict=True):
+            one.param_groups, one.state = [group], self.state
+            one.step()
+
+
+class ByMuon(Curve):
+    def optimizer(self, model, cfg):
+        return MuonAndAdamW(model.parameters(), cfg.optimizer.lr)
+
+
+def test_an_inner_optimizer_of_ones_own_lives_on_over_rounds_and_a_resume(tmp_path):
+    words = (*DILOCO, "optimizer.lr=0.02", "trainer.max_steps=12", "checkpoint.every_n_steps=7")
+    words = (*words, "checkpoint.every_n_epochs=null", "checkpoint.keep_last=9")
+    train(tmp_path / "run", ByMuon(), *words)
+    whole, (last, *_) = weights(tmp_path / "run"), checkpoints(tmp_path / "run" / "checkpoints")[::-1]
+    assert last.name.endswith("12")
+    for rank in range(2):
+        state = load_state(last, rank)[1]["worker"]["optimizer"]["state"]
+        assert {len(kept) for kept in state.values()} == {1, 3}  # Muon's momentum; a step and two averages
+    shutil.rmtree(last)
+    train(tmp_path / "run", ByMuon(), *words, kind="resume")
+    assert furthest(weights(tmp_path / "run"), whole) == 0.0
+
+
 class Overheard(Curve):
     "What rank 0 gives to all_reduce is written down, in whichever thread: how many numbers."
 
