@@ -26,12 +26,14 @@ from typing import Any
 
 import numpy as np
 
-from .actions import check_on_error, check_prediction, raises_failure
+from .actions import check_on_error, check_test_prediction, raises_failure
 from .actions import predict as predict_with
 from .places import ManyRuns, Places, at_place, place_threads, plan_places
 from .run import Run, list_runs, task_of
 from spectrakit.api.trial import (
+    DIVISION,
     SETTINGS,
+    ManyFolders,
     TrialResult,
     open_folder,
     result_of,
@@ -126,7 +128,7 @@ class CrossValidation:
         return _html(self)
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #d23fa245
-FOLDS, FACTS = "folds.npz", "cv.json"
+FOLDS, FACTS = DIVISION, "cv.json"
 
 
 def cv_facts(path: Path) -> dict[str, Any]:
@@ -340,18 +342,6 @@ def _config_of(config: Config, path: Path, fold: int, seed: int, itself: bool) -
         task = {**config.task, "fold": fold, "folds": config.folds.count}
         return replace(config, task=task, folds=replace(config.folds, file=file))
     return replace(config, folds=replace(config.folds, fold=fold, file=file))
-
-# %% ../../nbs/60_api/07_cross_validation.ipynb #f23e2835
-def _check_predict(task: Any, config: Config, predict: str | Path) -> None:
-    "RequestError where `predict`, the file for test predictions, cannot be written, or the task has no test data."
-    from spectrakit.handover.job import load_task
-
-    check_prediction(config, checked_path(predict, "The file for predictions"))
-    if not provides(load_task(task) if isinstance(task, str) else task, "test_dataset"):
-        raise RequestError(
-            f"predict={str(predict)!r} needs test data, and the task has no `test_dataset(cfg)`. Write one, or leave "
-            "predict out."
-        )
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #3d950c6b
 def plan_text(total: int, todo: int, each_s: float, places: int, left_s: float | None) -> str:
@@ -902,10 +892,10 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
     with interrupt_says("stopped before the cross-validation was begun; what was there stays. Run it again to begin."):
         config = _asked_for(task, config, overrides, folds)
         if predict is not None:
-            _check_predict(task, config, predict)
+            check_test_prediction(task, config, predict)
         itself = _divides_itself(task, config)
         name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
-        path = open_folder(config, name, "cv", resume, copied)
+        path = open_folder(config, name, ManyFolders("cv", copied, lambda folder: None), resume)
     goes_on = f"what is in {path} stays, and the same call with resume='auto' goes on (--resume auto in a shell)."
     with interrupt_says(f"stopped before the first fold: {goes_on}"):
         f = _begin(task, config, path, itself, show)

@@ -17,11 +17,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..api.actions import check_on_error, check_prediction, fit, raises_failure
+from ..api.actions import check_on_error, check_test_prediction, fit, raises_failure
 from ..api.actions import predict as predict_with
 from ..api.places import ManyRuns, plan_places
 from ..api.run import Run, RunFailed
-from ..api.trial import SETTINGS, open_folder, run_to_go_on_with
+from ..api.trial import DIVISION, SETTINGS, ManyFolders, open_folder, run_to_go_on_with
 from ..cell.live import can_display
 from ..checks.failure import Failure
 from ..checks.run_forecast import span
@@ -34,7 +34,7 @@ from ..handover.request import RunRequest, new_request
 from ..runs.groups import DONE
 from ..runs.run_dir import check_links
 from ..system.errors import RequestError
-from ..system.files import checked_path, is_inside
+from ..system.files import is_inside
 from ..system.signals import ends_softly, interrupt_says, interrupts
 from .search_loop import Search, counted, keep_facts, run_trials
 from .search_plan import first_guess, known_times, settings_of_trial, share_for_trials
@@ -51,7 +51,7 @@ from spectrakit.tuning.study import (
     study_of,
     with_batch_of,
 )
-from .study_file import JOURNAL, at_work, handing_out, open_journal, sampler_of
+from .study_file import JOURNAL, at_work, check_journal, handing_out, open_journal, sampler_of
 from .study_page import curves_svg, write_page
 from ..watchdog.budget import short_time
 
@@ -102,7 +102,7 @@ def direction_of(task: Any, config: Config) -> str:
 # %% ../../nbs/71_tuning/07_search.ipynb #4c92dfae
 def copied(path: Path, to: Path) -> Path:
     "Copy a study to the folder `to`; checkpoints of trials that are done stay where they are."
-    for name in (SETTINGS, JOURNAL, FACTS, "folds.npz"):
+    for name in (SETTINGS, JOURNAL, FACTS, DIVISION):
         if (path / name).is_file() and is_inside(path, path / name):
             shutil.copyfile(path / name, to / name)
     for folder in sorted([*path.glob("trial-*"), *path.glob("trial-*/fold-*"), path / "final"]):
@@ -276,7 +276,7 @@ def _open(task: Any, config: Config, resume: str | Path | None) -> tuple[Path, d
     if config.search.final_share and not config.checkpoint.enabled:
         raise RequestError("search.final_share is for a run with a checkpoint, and checkpoint.enabled is false.")
     name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
-    path = open_folder(config, name, "search", resume, copied)
+    path = open_folder(config, name, ManyFolders("search", copied, check_journal), resume)
     _check_same(path, config)
     return path, space
 
@@ -394,9 +394,7 @@ def search(  # noqa: PLR0913  what a search is begun with; all but the task have
     check_on_error(on_error)
     with interrupt_says("stopped before the search was begun; what was there stays. Run it again to begin."):
         config = asked_for(task, config, overrides, space)
-        out = None if predict is None else checked_path(predict, "The file for predictions")
-        if out is not None:
-            check_prediction(config, out)
+        out = None if predict is None else check_test_prediction(task, config, predict)
         import_optuna()
         request = new_request(config)
         if request.place is not None:

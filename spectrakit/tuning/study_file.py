@@ -4,14 +4,16 @@
 
 # %% auto #0
 __all__ = ['JOURNAL', 'LEASE', 'LEASE_S', 'mend_journal', 'at_work', 'handing_out', 'take_lease', 'is_leased', 'open_journal',
-           'sampler_of', 'folder_name', 'queue_again', 'give_back']
+           'sampler_of', 'folder_name', 'queue_again', 'give_back', 'check_journal']
 
 # %% ../../nbs/71_tuning/02_study_file.ipynb #fd20cc45
 import contextlib
 import json
 import os
 import re
+import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -133,7 +135,7 @@ def open_journal(folder: Path, direction: str, create: bool = True) -> Any:
                 storage=_storage(folder / JOURNAL), study_name="search", direction=direction, load_if_exists=True
             )
         return optuna.load_study(storage=_storage(folder / JOURNAL), study_name="search")
-    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except Exception as error:  # Optuna checks nothing of what it reads, so a spoiled line may raise anything
         raise RequestError(
             f"The journal of {folder.name} cannot be read ({type(error).__name__}: {error}). Begin a new study."
         ) from None
@@ -180,3 +182,19 @@ def give_back(study: Any, folder: Path) -> list[int]:
         if trial.params:
             queue_again(study, trial)
     return [trial.number for trial in lost]
+
+# %% ../../nbs/71_tuning/02_study_file.ipynb #e99b1cd7
+def check_journal(folder: Path) -> None:
+    "RequestError where the study in `folder` has a journal that is spoiled, or does not know a trial that is there."
+    known = 0
+    with tempfile.TemporaryDirectory() as home:
+        copy = Path(home, folder.name)
+        copy.mkdir()
+        if (folder / JOURNAL).is_file():
+            shutil.copyfile(folder / JOURNAL, copy / JOURNAL)
+        mend_journal(copy / JOURNAL)
+        if (copy / JOURNAL).is_file() and (copy / JOURNAL).stat().st_size:
+            known = len(open_journal(copy, "minimize", create=False).get_trials(deepcopy=False))
+    there = sorted(path.name for path in folder.glob("trial-*") if re.fullmatch(r"trial-\d+", path.name))
+    if unknown := [name for name in there if int(name.rpartition("-")[2]) >= known]:
+        raise RequestError(f"{folder.name} has {unknown[0]}, and its {JOURNAL} says nothing of it. Begin a new study.")

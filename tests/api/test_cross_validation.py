@@ -473,6 +473,21 @@ def test_auto_finds_what_an_earlier_session_has_left_in_the_inputs(here, monkeyp
     assert done.runs[0].path.name == cut.runs[0].path.name and tree_hashes(here / "input") == before
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("settings.yaml", "is not text in UTF-8"), ("folds.npz", "folds.npz holds no folds")]
+)
+def test_a_spoiled_folder_is_left_alone_by_auto_and_refused_by_name(here, name, said, capsys):
+    words = compose(*INLINE, *HERE, "trainer.max_epochs=1")
+    first = sk.cross_validate(Numbered(), words, folds=2, show=False)
+    (first.path / name).write_bytes((first.path / name).read_bytes()[:40] + b"\xff\xfe")
+    before = tree_hashes(first.path)
+    with pytest.raises(RequestError, match=said):
+        sk.cross_validate(Numbered(), words, folds=2, show=False, resume=first.path)
+    again = sk.cross_validate(Numbered(), words, folds=2, show=False, resume="auto")
+    assert again.status == "completed" and again.path != first.path and tree_hashes(first.path) == before
+    assert f"{first.path.name} is left as it is" in (err := capsys.readouterr().err) and said in err
+
+
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own tables
 @pytest.mark.parametrize("stacked", ["true", "false"])
 def test_folds_are_children_of_one_run_in_mlflow(here, stacked):

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -217,6 +218,16 @@ def test_the_best_settings_are_trained_at_the_end_and_predict(here):
     assert Path("out.csv").read_text().startswith("id,")
     again = sk.search(Submits(), compose(*words), grid(2.0, 1.0), resume="auto", show=False)
     assert again.path == study.path and again.run.path == study.run.path and len(again.trials) == 2
+
+
+def test_predictions_without_test_data_are_refused_before_anything_is_trained(here):
+    with pytest.raises(RequestError, match="no `test_dataset"):
+        sk.search(Untested(), compose(*INLINE), grid(1.0, 2.0), predict="out.csv", show=False)
+    assert not list(here.iterdir())
+
+
+class Untested(Planned):
+    test_dataset = None
 
 
 class Submits(Planned):
@@ -506,6 +517,30 @@ def test_a_study_that_may_not_be_written_goes_on_in_a_copy(here, monkeypatch, ca
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK and access(path, mode))
     with pytest.raises(RequestError, match="another user's search, and you may not read it"):
         sk.search(Line(), compose(*words, "search.trials=2"), space, resume=study.path, show=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("settings.yaml", b"trainer: [", "settings.yaml, line 1 is not valid YAML"),
+        ("settings.yaml", b"", "holds no settings"),
+        ("journal.jsonl", b"spoiled\n{}\n", "The journal of"),
+        ("journal.jsonl", b"\0" * 100, "has trial-0000, and its journal.jsonl says nothing of it"),
+        ("folds.npz", b"PK\x03\x04 cut off", "folds.npz holds no folds"),
+    ],
+)
+def test_a_spoiled_study_is_left_alone_by_auto_and_refused_by_name(here, name, content, said, capsys):
+    words = (*INLINE, *SCORE, "trainer.max_epochs=1", "search.sampler=grid")
+    first = sk.search(Planned(), *words, grid(1.0, 2.0), show=False)
+    (first.path / name).write_bytes(content)
+    before = tree_hashes(first.path)
+    with pytest.raises(RequestError, match=re.escape(said)):
+        sk.search(Planned(), *words, grid(1.0, 2.0), show=False, resume=first.path)
+    again = sk.search(Planned(), *words, grid(1.0, 2.0), show=False, resume="auto")
+    assert again.path != first.path and status_line(again) == ["completed"] * 2 and again.status == "completed"
+    assert f"{first.path.name} is left as it is" in (err := capsys.readouterr().err) and said in err
+    assert tree_hashes(first.path) == before
+    assert sk.search(Planned(), *words, grid(1.0, 2.0), show=False, resume="auto").path == again.path
 
 
 STOPS = """
