@@ -5369,6 +5369,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                         'spectrakit/predictions/submission.py'),
                                                    'spectrakit.predictions.submission._gap': ( '38_predictions/submission.html#_gap',
                                                                                                'spectrakit/predictions/submission.py'),
+                                                   'spectrakit.predictions.submission._gaps_in_numbers': ( '38_predictions/submission.html#_gaps_in_numbers',
+                                                                                                           'spectrakit/predictions/submission.py'),
                                                    'spectrakit.predictions.submission._key': ( '38_predictions/submission.html#_key',
                                                                                                'spectrakit/predictions/submission.py'),
                                                    'spectrakit.predictions.submission._named': ( '38_predictions/submission.html#_named',

@@ -275,6 +275,20 @@ def _same_values(sheet: Sheet, sample: Sample, notes: list[str]) -> Sheet:
             notes.append(strange)
     return Sheet(sheet.columns, [list(row) for row in zip(*columns, strict=True)])
 
+# %% ../../nbs/38_predictions/03_submission.ipynb #k9200001
+def _gaps_in_numbers(sheet: Sheet) -> tuple[str, ...]:
+    "What to say of columns of numbers in which some are missing or not finite, where no sample says what is asked for."
+    notes = []
+    for name, column in zip(sheet.columns, zip(*sheet.rows, strict=True), strict=False):
+        known = [text for text in column if not _gap(text)]
+        if (
+            len(known) < len(column)
+            and all(_number(text) is not None for text in known)
+            and any(map(str.strip, column))
+        ):
+            notes.append(f"{len(column) - len(known)} of {len(column)} values of {name!r} are no numbers or empty")
+    return tuple(notes)
+
 # %% ../../nbs/38_predictions/03_submission.ipynb #162437ad
 @dataclass(frozen=True)
 class Checked:
@@ -294,9 +308,10 @@ def checked(table: Any, sample: Sample | None, before: Sheet | None = None) -> C
     """
     sheet = sheet_of(table)
     if sample is None:
-        return Checked(sheet)
+        return Checked(sheet, _gaps_in_numbers(sheet))
     if not sample.certain and not set(sheet.columns) & set(sample.sheet.columns[-1:]):
-        return Checked(sheet, (f"{sample.name}, found among the inputs, has other columns and was not used",))
+        other = f"{sample.name}, found among the inputs, has other columns and was not used"
+        return Checked(sheet, (other, *_gaps_in_numbers(sheet)))
     notes: list[str] = []
     if not sheet.rows and sample.sheet.rows:
         raise RequestError(f"The submission has no rows, and {sample.name} has {len(sample.sheet.rows)}.")

@@ -6,6 +6,7 @@
 __all__ = ['few', 'hint_of', 'table_file', 'sample_file', 'find_folder', 'read_table']
 
 # %% ../../nbs/81_table/00_files.ipynb #92ace0d3
+import re
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -82,6 +83,11 @@ def read_table(path: Path) -> Any:
     if len(table) == 0:
         raise RequestError(f"{path.name} has no rows. Look at how it was written.")
     table.columns = [str(name) for name in table.columns]
+    if len(table.columns) == 1 and (mark := re.search(r"[;\t|]", table.columns[0])):
+        raise RequestError(
+            f"{path.name} is one column, {table.columns[0]!r}: {mark[0]!r} stands between its values. "
+            "Write it with commas."
+        )
     if doubled := table.columns[table.columns.duplicated()].tolist():
         raise RequestError(f"{path.name} has the column {doubled[0]!r} twice. Rename one of them.")
     return table.reset_index(drop=True)

@@ -260,6 +260,7 @@ def test_what_cannot_be_learned_from_is_left_out_and_told(tmp_path):
         ({"train": b""}, (), "train.csv is empty"),
         ({"train": tables()["train"][:0]}, (), "train.csv has no rows"),
         ({"train": b"a,b\n1,2,3,4\n1,2,3,4,5\n"}, (), "train.csv cannot be read as a table"),
+        ({"train": b"id;x;y\n1;2;3\n"}, (), "';' stands between its values. Write it with commas"),
         (
             {"train": tables()["train"].drop(columns="y")},
             (),

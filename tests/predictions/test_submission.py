@@ -102,3 +102,9 @@ def test_without_a_sample_a_constant_stands_for_all(tmp_path):
     assert write_prior(file) is None and not file.out.exists()
     write_constant(file, Task(), {"predictions": np.array([[1.0], [2.0]])}, 3)
     assert file.out.read_text() == "id,answer\n0,1.5\n1,1.5\n2,1.5\n"
+
+
+def test_without_a_sample_what_is_no_number_is_said(tmp_path):
+    file, arrays = SubmissionFile(tmp_path / "s.csv", None), {"predictions": np.array([[0.5], [np.nan], [np.inf]])}
+    state = write_predictions(file, Task(), arrays, 3)
+    assert state.notes == ("2 of 3 values of 'answer' are no numbers or empty",)
