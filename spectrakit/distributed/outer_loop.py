@@ -305,7 +305,7 @@ def _too_few(config: Config, world_size: int, needed: int) -> tuple[str, str]:
     asked, nodes = config.distributed.world_size, config.distributed.num_nodes
     if isinstance(asked, int) and asked > world_size:
         inline = config.launch.mode == "inline"
-        why = "launch.mode=inline is one process" if inline else "this machine has no room for more"
+        why = "launch.mode=inline is one process" if inline else "this machine has no room for all"
         mend = "Use launch.mode=auto" if inline else "Train where there are more GPUs or cores"
         return f"{world_size} of the {asked} that were asked for: {why}", mend
     each = f"trainer.devices={needed // nodes}" + f" on each of {nodes} machines" * (nodes > 1)
