@@ -299,12 +299,12 @@ def _what_is_there(folder: Path, out: str | Path | None) -> str:
 
 def _taken(outcome: Outcome, name: str, folder: Path, table: Path | None) -> Predictions:
     "The predictions in `folder`; what was odd is printed, behind `name`. RuntimeError where there are none."
-    there = _what_is_there(folder, table)
+    content = _what_is_there(folder, table)
     if outcome.status not in ("completed", "out_of_time"):
-        raise RuntimeError(f"Predicting with {name} failed: {outcome.reason}{there}")
+        raise RuntimeError(f"Predicting with {name} failed: {outcome.reason}{content}")
     whole, mended = outcome.status == "completed", table is not None and f"{table.name}: " in outcome.reason
     if not whole or mended or any(note in outcome.reason for note in _ODD):
-        print(f"{name}: {outcome.reason}{'' if whole else there}", file=sys.stderr)
+        print(f"{name}: {outcome.reason}{'' if whole else content}", file=sys.stderr)
     file = folder / ("predictions.npz" if whole else PARTIAL)
     return Predictions(load_arrays(file), file, table, read_record(folder, table))
 
@@ -344,9 +344,9 @@ def _runs_of(given: Any) -> list[Run]:
     path = path if path.is_dir() else named_run(path)
     if not missing_files(path):
         return [open_run(path)]
-    if not (found := [open_run(each) for each in find_runs(path)]):
+    if not (runs := [open_run(each) for each in find_runs(path)]):
         raise RequestError(f"There is no run in {str(path)!r}. `spectrakit runs` lists the runs.")
-    return found
+    return runs
 
 
 def _weights_of(how: Any, count: int) -> list[float]:
@@ -467,8 +467,8 @@ def _predict_in_time(
             if plain
             else f"{type(error).__name__}: {error}"
         )
-        there = "" if "submission" in str(why) else _what_is_there(run.path, str(out))
-        print(f"{run.path.name}: no predictions were made: {why}{there}", file=sys.stderr)
+        content = "" if "submission" in str(why) else _what_is_there(run.path, str(out))
+        print(f"{run.path.name}: no predictions were made: {why}{content}", file=sys.stderr)
     with contextlib.suppress(OSError, ValueError):
         note_submission(run)
 

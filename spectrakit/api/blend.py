@@ -64,12 +64,12 @@ def source_of(given: CrossValidation | Path | str) -> Source:
     runs = [path / Path(run).parent.name / Path(run).name for run in kept_runs(facts)]
     if status != "completed":
         raise RequestError(f"{path.name} is {status}: some folds are missing. Go on with it: resume={str(path)!r}.")
-    found = load_arrays(path / "out_of_fold.npz")
-    if "predictions" not in found or "targets" not in found:
+    arrays = load_arrays(path / "out_of_fold.npz")
+    if "predictions" not in arrays or "targets" not in arrays:
         raise RequestError(
             f"{path.name} has no predictions with targets. A blend needs one array and the task's targets."
         )
-    if found["predictions"].dtype.kind in "iub":
+    if arrays["predictions"].dtype.kind in "iub":
         raise RequestError(
             f"{path.name} predicted whole numbers, of which no weighted mean can be taken. Let `predict` return "
             "probabilities, or numbers with a point."
@@ -77,8 +77,8 @@ def source_of(given: CrossValidation | Path | str) -> Source:
     test = load_arrays(path / "predictions.npz").get("predictions") if (path / "predictions.npz").is_file() else None
     files = [run / "out_of_fold.npz" for run in runs if "-seed-" not in run.parent.name]  # each seed has the same
     sizes = [] if (path / "folds.npz").is_file() else [len(load_arrays(file)["predictions"]) for file in files]
-    fold, sha256 = _fold_numbers(path, len(found["predictions"]), sizes)
-    return Source(path.name, found["predictions"], found["targets"], fold, sha256, test, next(iter(runs), None))
+    fold, sha256 = _fold_numbers(path, len(arrays["predictions"]), sizes)
+    return Source(path.name, arrays["predictions"], arrays["targets"], fold, sha256, test, next(iter(runs), None))
 
 # %% ../../nbs/60_api/09_blend.ipynb #a5b3a718
 def _sources(given: Sequence[Any]) -> list[Source]:
@@ -186,7 +186,7 @@ def _as_models(sources: Sequence[Source]) -> tuple[HeldOut, np.ndarray]:
 # %% ../../nbs/60_api/09_blend.ipynb #9f8ff06f
 def _result(
     sources: Sequence[Source],
-    found: dict[str, Fitted],
+    candidates: dict[str, Fitted],
     best: Fitted,
     metric: str,
     singles: tuple[float, ...],
@@ -194,7 +194,7 @@ def _result(
 ) -> Blend:
     tests = [s.test for s in sources if s.test is not None]
     test = np.tensordot(best.weights, np.stack(tests), 1) if len(tests) == len(sources) else None
-    tried = {name: fitted.score for name, fitted in found.items()}
+    tried = {name: fitted.score for name, fitted in candidates.items()}
     names = tuple(s.name for s in sources)
     return Blend(names, best.weights, best.method, metric, best.score, best.in_sample, singles, tried, values, test)
 
@@ -206,8 +206,8 @@ def _begin_table(sources: Sequence[Source], task: Any, predict: str | Path) -> M
     """
     tests = [source.test for source in sources if source.test is not None]
     if len(tests) < len(sources) or task is None:
-        what = "task=…, which writes the table" if task is None else "test predictions, and not all models have some"
-        raise RequestError(f"predict={str(predict)!r} needs {what}.")
+        missing = "task=…, which writes the table" if task is None else "test predictions, and not all models have some"
+        raise RequestError(f"predict={str(predict)!r} needs {missing}.")
     task = load_task(task) if isinstance(task, str) else task
     run = sources[0].run
     config = compose() if run is None or missing_files(run) else open_run(run).config
@@ -245,13 +245,13 @@ def blend(
     chosen, direction, name = _metric_for(sources, metric, mode)
     held, rows = _as_models(sources)
     methods = list(METHODS) if method == "auto" else [method]
-    found = {each: fit_weights(held, each, chosen, direction) for each in methods}
-    best = (max if direction == "max" else min)(found.values(), key=lambda fitted: fitted.score)
+    candidates = {each: fit_weights(held, each, chosen, direction) for each in methods}
+    best = (max if direction == "max" else min)(candidates.values(), key=lambda fitted: fitted.score)
     score = score_named(chosen)[0] if isinstance(chosen, str) else chosen
     singles = tuple(score(each, held.y) for each in held.x)
     values = np.full(sources[0].values.shape, np.nan)
     values[rows] = held.nested(best.without)
-    made = _result(sources, found, best, name, singles, values)
+    made = _result(sources, candidates, best, name, singles, values)
     if table is not None:
         table.put({"predictions": made.test})
     return made

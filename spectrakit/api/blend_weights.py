@@ -132,8 +132,8 @@ def non_negative(parts: Sequence[Products]) -> np.ndarray:
     values, vectors = np.linalg.eigh(whole.xx)
     keep = values > values[-1] * 1e-12
     root = vectors[:, keep] * np.sqrt(values[keep])  # xx = root @ root.T, so that no sample is needed again
-    found = nnls(root.T, (vectors[:, keep].T @ whole.xy) / np.sqrt(values[keep]))[0]
-    return found / found.sum() if found.sum() > 0 else np.full(len(found), 1 / len(found))
+    weights = nnls(root.T, (vectors[:, keep].T @ whole.xy) / np.sqrt(values[keep]))[0]
+    return weights / weights.sum() if weights.sum() > 0 else np.full(len(weights), 1 / len(weights))
 
 # %% ../../nbs/60_api/08_blend_weights.ipynb #e069c42c
 _STRENGTHS = tuple(10.0**k for k in range(-6, 3))
@@ -183,11 +183,11 @@ def greedy_by_score(x: np.ndarray, y: np.ndarray, score: Score, sign: float, rou
     x, y = x[:, ::step], y[::step]
     counts, total, best = np.zeros(len(x)), np.zeros_like(x[0], dtype=np.float64), -np.inf
     for size in range(1, rounds + 1):
-        found = [sign * score((total + each) / size, y) for each in x]
-        chosen = int(np.argmax(found))
-        if found[chosen] <= best:
+        scores = [sign * score((total + each) / size, y) for each in x]
+        chosen = int(np.argmax(scores))
+        if scores[chosen] <= best:
             break
-        best = found[chosen]
+        best = scores[chosen]
         counts[chosen] += 1
         total += x[chosen]
     return counts / counts.sum()
@@ -210,7 +210,7 @@ class HeldOut:
     def products(self) -> dict[int, Products]:
         "The sums of each fold, which all methods share; read once, a block of samples after the other."
         classes = np.eye(self.x.shape[2]) if self.x.ndim == 3 and self.y.ndim == 1 else None
-        found, step = dict[int, Products](), max(1, _BLOCK * len(self.fold) // max(1, self.x[0].size))
+        products, step = dict[int, Products](), max(1, _BLOCK * len(self.fold) // max(1, self.x[0].size))
         for first in range(0, len(self.fold), step):
             order = np.argsort(self.fold[first : first + step], kind="stable")
             folds, starts = np.unique(self.fold[first : first + step][order], return_index=True)
@@ -218,8 +218,8 @@ class HeldOut:
             y = y if classes is None else classes[y.astype(np.int64)]
             for k, start, stop in zip(folds, starts, [*starts[1:], len(order)], strict=True):
                 part = products_of(x[:, start:stop].reshape(len(x), -1), y[start:stop].ravel())
-                found[int(k)] = found[int(k)] + part if int(k) in found else part
-        return dict(sorted(found.items()))
+                products[int(k)] = products[int(k)] + part if int(k) in products else part
+        return dict(sorted(products.items()))
 
     def blended(self, weights: np.ndarray) -> np.ndarray:
         "The predictions of a blend [samples, …]."
@@ -227,10 +227,10 @@ class HeldOut:
 
     def nested(self, weights: dict[int, np.ndarray]) -> np.ndarray:
         "Each sample's blend, with the weights of its fold [samples, …]."
-        found = np.zeros(self.x.shape[1:], dtype=self.x.dtype)
+        blended = np.zeros(self.x.shape[1:], dtype=self.x.dtype)
         for k, rows in self.folds.items():
-            found[rows] = np.tensordot(weights[k].astype(self.x.dtype), self.x[:, rows], 1)
-        return found
+            blended[rows] = np.tensordot(weights[k].astype(self.x.dtype), self.x[:, rows], 1)
+        return blended
 
 # %% ../../nbs/60_api/08_blend_weights.ipynb #cebe17d7
 @dataclass(frozen=True)

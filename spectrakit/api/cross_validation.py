@@ -289,9 +289,9 @@ def _whole_score(metric: str, task: Any, trials: Sequence[TrialResult], joined: 
     if values is None or any(trial.value is None for trial in trials):
         return None
     if provides(task, "metrics_all") and targets is not None:
-        found = _of_all(task, joined["config"], joined)
-        if (plain := metric.removeprefix("val_")) in found:
-            return float(found[plain])
+        averages = _of_all(task, joined["config"], joined)
+        if (plain := metric.removeprefix("val_")) in averages:
+            return float(averages[plain])
     return _mean_score(trials, joined["sizes"])
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #95320967
@@ -621,12 +621,12 @@ def _collect(f: Folding, status: str, seconds: float) -> None:
     f.say(f"{f.path.name}: {f.total} runs at once, {short_time(seconds)}")
     for number in range(f.total):
         if status == "completed":
-            found = run_single_trial(_config_at(f, number, 0), task=f.task)
+            result = run_single_trial(_config_at(f, number, 0), task=f.task)
         elif (run := run_to_go_on_with(f.folder(number))) is not None:
-            found = result_of(run, each_s)
+            result = result_of(run, each_s)
         else:
             continue
-        _take(f, number, replace(found, seconds=each_s))
+        _take(f, number, replace(result, seconds=each_s))
     f.stopped = "" if status == "completed" else status
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #79098e82
@@ -634,18 +634,18 @@ def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool) -> F
     "The cross-validation in `path`, before its first run."
     request = new_request(config)
     writes = request.place is None or request.place.rank == 0
-    known = {**cv_facts(path), "status": "running", "reason": ""}
+    facts = {**cv_facts(path), "status": "running", "reason": ""}
     f = Folding(
-        task, config, path, itself, Places(((),), None, None, ""), request.ends, show, known=known, writes=writes
+        task, config, path, itself, Places(((),), None, None, ""), request.ends, show, known=facts, writes=writes
     )
     if request.place is not None:
         return f  # a launcher has started this process, and those that are beside it
-    one = _config_of(config, path, 0, 0, itself)
-    many = ManyRuns(one, config.folds.parallel, config.folds.calibrate, "folds", f.total)
-    plan = plan_places(task, request, many, known, f.left_s, f.say)
+    settings = _config_of(config, path, 0, 0, itself)
+    many = ManyRuns(settings, config.folds.parallel, config.folds.calibrate, "folds", f.total)
+    plan = plan_places(task, request, many, facts, f.left_s, f.say)
     f = replace(f, places=plan.places, fallback=plan.fallback)
     choice = None if plan.choice is None else asdict(plan.choice)
-    _keep_facts(f, fallback=known.get("fallback") or "", processes=choice, total=f.total)
+    _keep_facts(f, fallback=facts.get("fallback") or "", processes=choice, total=f.total)
     return f
 
 
@@ -697,8 +697,8 @@ def _mean_of_tests(trials: Sequence[TrialResult]) -> dict[str, np.ndarray]:
     files = [trial.run.path / "predictions.npz" for trial in trials]
     if not files or not all(file.is_file() for file in files):
         return {}
-    found = [load_arrays(file) for file in files]
-    return {name: mean_or_most([arrays[name] for arrays in found]) for name in found[0]}
+    parts = [load_arrays(file) for file in files]
+    return {name: mean_or_most([arrays[name] for arrays in parts]) for name in parts[0]}
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #8cf36cc9
 def _made(task: Any, run: Run) -> Any:
@@ -733,14 +733,14 @@ class _Scoring:
 # %% ../../nbs/60_api/07_cross_validation.ipynb #be13fd8c
 def _single_scores(s: _Scoring) -> list[float | None]:
     "The score of each seed of each repeat alone."
-    found, total = [], len(s.trials) // s.seeds
+    scores, total = [], len(s.trials) // s.seeds
     for first in range(0, total, s.count):
         for seed in range(s.seeds):
             numbers = {fold: fold * s.seeds + seed for fold in range(first, first + s.count)}
             parts = {fold: s.arrays[number] for fold, number in numbers.items()}
             trials = [s.trials[number] for number in numbers.values()]
-            found.append(_whole_score(s.metric, s.task, trials, s.facts(parts)))
-    return found
+            scores.append(_whole_score(s.metric, s.task, trials, s.facts(parts)))
+    return scores
 
 
 def _averaged_score(s: _Scoring, limit_s: float) -> float | None:
@@ -750,17 +750,17 @@ def _averaged_score(s: _Scoring, limit_s: float) -> float | None:
     if (values := facts["predictions"]) is None:
         return None
     if provides(s.task, "metrics_all") and facts["targets"] is not None:
-        found = _of_all(s.task, facts["config"], facts)
-        if (plain := s.metric.removeprefix("val_")) in found:
-            return float(found[plain])
+        averages = _of_all(s.task, facts["config"], facts)
+        if (plain := s.metric.removeprefix("val_")) in averages:
+            return float(averages[plain])
     dtype = s.arrays[0]["predictions"].dtype
-    known = Replayed(s.config_at(0), s.arrays[0]["predictions"], s.trials[0].value)
+    whole = Replayed(s.config_at(0), s.arrays[0]["predictions"], s.trials[0].value)
     rows = {
         fold: parts[fold]["predictions"] if s.folds is None else values[s.folds.held_out(fold)]
         for fold in range(s.count)
     }
     replayed = [Replayed(s.config_at(fold * s.seeds), given.astype(dtype)) for fold, given in rows.items()]
-    return score_of_predictions(s.task, s.metric, known, replayed, limit_s)
+    return score_of_predictions(s.task, s.metric, whole, replayed, limit_s)
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #d8acf98d
 def _why_no_score(s: _Scoring) -> str:
@@ -812,9 +812,9 @@ def _gather(f: Folding, status: str) -> CrossValidation:
         scoring = _Scoring(_made(f.task, trials[0].run), metric, folds, seeds, made, arrays, config_at)
         score, single, missing = _scores(scoring, min(60.0, f.left_s or 60.0))
     values = joined["predictions"], joined["targets"]
-    found = CrossValidation(path, status, metric, trials, folds, score, *values, test, single, missing)
-    _keep_facts(f, **summary_of(found))
-    return found
+    cv = CrossValidation(path, status, metric, trials, folds, score, *values, test, single, missing)
+    _keep_facts(f, **summary_of(cv))
+    return cv
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #29a6bcba
 def _finish_table(f: Folding) -> None:
@@ -848,10 +848,10 @@ def _trained(f: Folding) -> CrossValidation:
         _keep_facts(f, status="interrupted" if isinstance(error, KeyboardInterrupt) else "failed", reason=str(error))
         raise
     complete = len(f.made) == f.total and all(trial.done for trial in f.made.values())
-    found = _gather(f, "completed" if complete else f.stopped or "out_of_time")
+    cv = _gather(f, "completed" if complete else f.stopped or "out_of_time")
     if f.table is not None:
         _finish_table(f)
-    return found
+    return cv
 
 
 def _raised(cv: CrossValidation, on_error: str | None, predict: Any) -> CrossValidation:
@@ -903,8 +903,8 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
             made = load_task(task) if isinstance(task, str) else task
             f.table = MeanSubmission(made, _config_of(config, path, 0, 0, itself), Path(predict), path)
     with interrupt_says(f"stopped: {goes_on}"):
-        found = _trained(f)
-    return _raised(found, on_error, predict) if f.writes else found
+        cv = _trained(f)
+    return _raised(cv, on_error, predict) if f.writes else cv
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #bed38d81
 def _opened_trial(folder: Path, kept: Mapping[str, dict[str, Any]]) -> TrialResult | None:

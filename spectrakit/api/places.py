@@ -179,12 +179,14 @@ def choose_processes(alone: float | str, together: float | str, gpus: int, runs:
 def _run_s(task: Any, config: Config, places: Places, wanted: int) -> float | str:
     "Seconds of a run at the first of `places`, or why they are not known."
     try:
-        found = measure_request(task, new_request(at_place(config, places, 0)))
+        measurement = measure_request(task, new_request(at_place(config, places, 0)))
     except RequestError as error:
         return str(error)
-    if found.workload.world_size == wanted:
-        return found.total_s
-    return next((note for note in found.notes if "process" in note), "fewer processes trained than were asked for")
+    if measurement.workload.world_size == wanted:
+        return measurement.total_s
+    return next(
+        (note for note in measurement.notes if "process" in note), "fewer processes trained than were asked for"
+    )
 
 
 def compare_processes(

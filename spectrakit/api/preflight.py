@@ -58,15 +58,15 @@ def _measured(job: Job, task: Any) -> Found:
     outcome = launch(job, task, lambda: None)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt(outcome.reason)
-    events, found = follow(job.run_dir).poll(), read_measurements(job.run_dir)
+    events, measurements = follow(job.run_dir).poll(), read_measurements(job.run_dir)
     start = last_event(events, "start")
-    if start is None or not found:
+    if start is None or not measurements:
         reason = outcome.reason.partition("; the stacks of all ranks")[0]  # they are gone with the job's folder
         raise RequestError(f"The task could not be measured: {reason}. sk.check(task) tries its parts one by one.")
     work = Workload(**start["workload"])
-    work = replace(work, predicts=any(m.prediction_s > 0 for m in found))
+    work = replace(work, predicts=any(m.prediction_s > 0 for m in measurements))
     notes = tuple(dict.fromkeys(event["text"] for event in events if event["type"] == "message"))
-    return Found(work, found, max(0.0, start["at"] - asked), notes, start.get("static") or {})
+    return Found(work, measurements, max(0.0, start["at"] - asked), notes, start.get("static") or {})
 
 # %% ../../nbs/60_api/01_preflight.ipynb #79e2c0cf
 class DataFiles(NamedTuple):
@@ -133,8 +133,8 @@ def _price_here(config: Config, gpus: Sequence[Gpu], platform: str) -> tuple[flo
         return own, f"{own:g} $/h, preflight.price_per_hour"
     if platform in _FREE:
         return 0.0, _FREE[platform]
-    known = price_of(gpus)
-    return (None, "") if known is None else (known.dollars, known.reason)
+    price = price_of(gpus)
+    return (None, "") if price is None else (price.dollars, price.reason)
 
 
 def _data_in_words(config: Config, input_dir: str | None) -> tuple[str, str] | None:
@@ -142,9 +142,9 @@ def _data_in_words(config: Config, input_dir: str | None) -> tuple[str, str] | N
     folder = data_folder(config, input_dir)
     if folder is None:
         return None
-    found = count_files(folder)
-    more = "" if found.complete else ", and more: there was no time to count them all"
-    return f"{found.files} files, {format_bytes(found.bytes)}", f"below {found.folder}{more}"
+    count = count_files(folder)
+    more = "" if count.complete else ", and more: there was no time to count them all"
+    return f"{count.files} files, {format_bytes(count.bytes)}", f"below {count.folder}{more}"
 
 # %% ../../nbs/60_api/01_preflight.ipynb #39f7d4d0
 def surroundings(request: RunRequest, work: Workload, ranks: tuple[Measurement, ...]) -> Surroundings:
@@ -185,10 +185,19 @@ def measure_request(task: Any, request: RunRequest) -> Forecast:
     with locked_job_folder(new_job_folder(disk_of(config))) as folder:
         extra = {"folder": str(folder), "seconds": config.preflight.seconds}
         job = Job(MEASURE, folder, measuring, extra=extra)
-        found = _measured(job, task)
+        measurement = _measured(job, task)
     name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
-    here = surroundings(request, found.workload, found.ranks)
-    return Forecast(name, config.profile, found.workload, found.ranks, found.start_s, here, found.notes, found.static)
+    here = surroundings(request, measurement.workload, measurement.ranks)
+    return Forecast(
+        name,
+        config.profile,
+        measurement.workload,
+        measurement.ranks,
+        measurement.start_s,
+        here,
+        measurement.notes,
+        measurement.static,
+    )
 
 
 def refuse_expensive(task: Any, request: RunRequest) -> None:

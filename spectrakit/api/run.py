@@ -45,19 +45,19 @@ class Best:
     metrics: dict
 
 
-def _best_of(known: History | Standing) -> Best | None:
+def _best_of(history: History | Standing) -> Best | None:
     "The best evaluation of a run, from what is known of it."
-    if (event := known.best) is None:
+    if (event := history.best) is None:
         return None
-    metrics = known.all_metrics(event)
-    return Best(known.monitor, metrics.get(known.monitor), event["step"], event["epoch"], metrics)
+    metrics = history.all_metrics(event)
+    return Best(history.monitor, metrics.get(history.monitor), event["step"], event["epoch"], metrics)
 
 # %% ../../nbs/60_api/00_run.ipynb #869ce06b
-def title_of(run: "Run", known: History | Standing) -> str:
+def title_of(run: "Run", history: History | Standing) -> str:
     "A run in one line: its name, its status, its best evaluation."
-    best = _best_of(known)
+    best = _best_of(history)
     value = f", best {best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else ""
-    return readable(f"{run.path.name}: {run.ended or known.status}{value}").replace("\n", "�")
+    return readable(f"{run.path.name}: {run.ended or history.status}{value}").replace("\n", "�")
 
 # %% ../../nbs/60_api/00_run.ipynb #216925fd
 class RunFailed(RuntimeError):
@@ -177,8 +177,8 @@ _NEXT = {
 
 def run_rows(run: Run) -> list[tuple[str, str]]:
     "What a run says of itself: how it ended, its best evaluation, how long it took, where it is, what comes next."
-    known = read_standing(run.path)
-    status, best, seconds = run.ended or known.status, _best_of(known), known.seconds
+    standing = read_standing(run.path)
+    status, best, seconds = run.ended or standing.status, _best_of(standing), standing.seconds
     rows = {"status": f"{status}: {run.error}" if status == "failed" and run.error else status}
     if best and best.value is not None:
         rows["best"] = f"{best.monitor}={best.value:.4g} at epoch {best.epoch:g}, step {best.step}"
@@ -186,7 +186,9 @@ def run_rows(run: Run) -> list[tuple[str, str]]:
             f"{name}={value:.4g}" for name, value in best.metrics.items() if name != best.monitor and value is not None
         )
         rows["there"] = ", ".join(others)
-    rows["time"] = f"{format_duration(seconds)}, {known.steps} steps" if seconds is not None else f"{known.steps} steps"
+    rows["time"] = (
+        f"{format_duration(seconds)}, {standing.steps} steps" if seconds is not None else f"{standing.steps} steps"
+    )
     state = read_record(run.path)
     rows["submission"] = str(state) if state else ""
     rows["folder"] = str(run.path)
@@ -323,6 +325,6 @@ def summarize(run: Run, draw: bool = True) -> dict:
 # %% ../../nbs/60_api/00_run.ipynb #1e6dd53e
 def note_submission(run: Run) -> None:
     "Write into the summary what the run's submission holds, which is made after it."
-    if known := read_summary(run.path):
-        summary = {**known, "submission": _submission_facts(run.path)}
+    if facts := read_summary(run.path):
+        summary = {**facts, "submission": _submission_facts(run.path)}
         write_atomic(run.path / "summary.json", json.dumps(masked_value(summary), indent=1) + "\n")

@@ -243,8 +243,8 @@ def _same_place(configs: Sequence[Config]) -> list[Run | None]:
 
 def _step_of(run: Run | None) -> str:
     "The newest whole checkpoint of a run, by its name; '' without one."
-    found = None if run is None else find_checkpoint(run.path / "checkpoints")[0]
-    return "" if found is None else found.name
+    checkpoint = None if run is None else find_checkpoint(run.path / "checkpoints")[0]
+    return "" if checkpoint is None else checkpoint.name
 
 # %% ../../nbs/60_api/06_trial.ipynb #a19cb6ba
 def _open_run(
@@ -434,11 +434,11 @@ def open_folder(config: Config, label: str, folders: ManyFolders, resume: str | 
     """
     if resume is not None and str(resume) != "auto":
         return folders.go_on(config, label, named_folder(config, folders.what, resume))
-    for found in folders_like(config, folders.what) if resume is not None else ():
+    for folder in folders_like(config, folders.what) if resume is not None else ():
         try:
-            return folders.go_on(config, label, found)
+            return folders.go_on(config, label, folder)
         except RequestError as error:
-            leave_alone(found, error)
+            leave_alone(folder, error)
     path = new_run_dir(config, f"{label}-{folders.what}")
     write_atomic(path / SETTINGS, snapshot(config))
     return path

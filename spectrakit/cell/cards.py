@@ -74,8 +74,8 @@ def _printed(log: Path, most: int) -> tuple[str, ...]:
 def printed_by_rank(run_dir: Path, most: int = 12) -> dict[int, tuple[str, ...]]:
     "The last lines that each rank has printed, those that have printed something."
     logs = sorted((run_dir / "logs").glob("rank-*.log"), key=lambda log: (len(log.name), log.name))
-    found = {int(log.stem[5:]): _printed(log, most) for log in logs[:64] if log.stem[5:].isdigit()}
-    return {rank: lines for rank, lines in found.items() if lines}
+    printed = {int(log.stem[5:]): _printed(log, most) for log in logs[:64] if log.stem[5:].isdigit()}
+    return {rank: lines for rank, lines in printed.items() if lines}
 
 # %% ../../nbs/56_cell/00_cards.ipynb #4dda4ef2
 def log_drawer(run_dir: Path, empty: str = "") -> str:

@@ -43,8 +43,8 @@ def best_earlier(run_dir: Path, start: dict) -> Path | None:
     except OSError:
         return None
     values = [(v, f.parent) for _, f in newest if (v := _value(read_summary(f.parent), task, monitor)) is not None]
-    found = (min if mode == "min" else max)(values, key=lambda pair: pair[0], default=None)
-    return None if found is None else found[1]
+    best = (min if mode == "min" else max)(values, key=lambda pair: pair[0], default=None)
+    return None if best is None else best[1]
 
 # %% ../../nbs/56_cell/02_earlier.ipynb #e51d64cd
 _PIECE, _PIECES = 4 * 2**20, 16  # bytes that are read at a time; how often
@@ -119,8 +119,8 @@ def comparison(s: RunState, ghost: Ghost, run_dir: Path) -> str:
         return ""
     named = f"{earlier.name}, the best run of {str(s.start.get('task')).rpartition(':')[2]} before"
     if not s.status:
-        there = _at(earlier, metric, s.rows[-1]["step"], least)
-        now = f"{_beside(own, there, least)} than it at this step" if there is not None else "it has nothing this early"
+        then = _at(earlier, metric, s.rows[-1]["step"], least)
+        now = f"{_beside(own, then, least)} than it at this step" if then is not None else "it has nothing this early"
         return f"compared with {named} ({metric} {whole:.4g}): {now}".replace("as good than it", "as good as it")
     comparison = f"{metric} {own:.4g}: {_beside(own, whole, least)} than {named} ({whole:.4g})".replace(
         "good than", "good as"

@@ -96,11 +96,11 @@ def _in_line(flex: str, inside: str, style: str) -> str:
 
 def _status_line(s: RunState, look: Look) -> str:
     "Status and name, how far it is, the time, and what was saved: in a line, in two columns, or below each other."
-    what = "stopping" if s.stopping and not s.status else phase(s, look.running)
+    state = "stopping" if s.stopping and not s.status else phase(s, look.running)
     elapsed, *more = times(s, look.now_t, look.running).split(" · ")
     to_go = next((text for text in more if text.endswith(("to go", "pace yet"))), "")
     parts = [
-        f"{_SIGNS.get(s.status, '●')} <b>{escaped(what)}</b> · {escaped(s.name, 60)}",
+        f"{_SIGNS.get(s.status, '●')} <b>{escaped(state)}</b> · {escaped(s.name, 60)}",
         _steps_text(s) if s.start else "the first step is to come",
         " · ".join(filter(None, (elapsed, to_go))),
         f"saved at {s.saved[-1]:,}" if s.saved else "nothing saved yet",
@@ -133,11 +133,11 @@ def _tile(tile: Tile) -> str:
     )
 
 # %% ../../nbs/56_cell/01_frame.ipynb #56080933
-def _headline(found: Sequence[Tile]) -> str:
+def _headline(tiles: Sequence[Tile]) -> str:
     "All tiles: in a line, or in rows of three or two."
     least = "clamp(132px,(822px - 100%)*999,max(132px,33.3% - 6px))"  # a third where six have no room beside each other
     style = f"display:grid;grid-template-columns:repeat(auto-fit,minmax({least},1fr));gap:6px;margin:6px 0"
-    return f'<div style="{style}">{"".join(map(_tile, found))}</div>'
+    return f'<div style="{style}">{"".join(map(_tile, tiles))}</div>'
 
 
 def _room(texts: Sequence[str], lengths: Sequence[int]) -> str:
@@ -149,13 +149,13 @@ def _room(texts: Sequence[str], lengths: Sequence[int]) -> str:
     return f'<div style="display:grid"><div role="status" style="{place}">{shown}</div>{keep}</div>'
 
 
-def _advice(s: RunState, found: Sequence[Tile]) -> str:
+def _advice(s: RunState, tiles: Sequence[Tile]) -> str:
     "What to do, as far as a tile asks for something; at the end, how it ended."
     if s.status and s.status != "failed":  # that has a card of its own
         return escaped(f"{phase(s)}: {s.reason}", 110)
     if s.stopping and not s.status:
         return f"<b>{escaped(s.stopping, 110)}</b>"
-    asking = [tile for tile in found if tile.reason]
+    asking = [tile for tile in tiles if tile.reason]
     if not asking or s.status:
         return ""
     more = f" (and {len(asking) - 1} more)" if len(asking) > 1 else ""

@@ -281,10 +281,10 @@ def _last_picture(view: LiveView) -> bytes | None:
     "The curves as a PNG: those in the run's folder if they are up to date, else new ones; None if there are none."
     if not view.state.loss.count and not view.state.rows:
         return None
-    there, log, title = view.run_dir / "curves.png", log_file(view.run_dir), f"{view.state.name} · "
+    picture, log, title = view.run_dir / "curves.png", log_file(view.run_dir), f"{view.state.name} · "
     try:
-        if there.stat().st_size and there.stat().st_mtime >= log.stat().st_mtime:
-            return _few_colours(there.read_bytes())
+        if picture.stat().st_size and picture.stat().st_mtime >= log.stat().st_mtime:
+            return _few_colours(picture.read_bytes())
     except OSError:
         pass
     figure = plot_curves(as_events(view.state), title + phase(view.state, view.detached))

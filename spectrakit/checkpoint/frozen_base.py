@@ -42,10 +42,10 @@ def _digest(name: str, tensor: Any) -> bytes:
     import torch
 
     values = tensor.detach().cpu().contiguous().reshape(-1)
-    found = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+    sha256 = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
     if values.numel():
-        found.update(memoryview(values.view(torch.uint8).numpy()))
-    return found.digest()
+        sha256.update(memoryview(values.view(torch.uint8).numpy()))
+    return sha256.digest()
 
 
 def weights_hash(weights: dict[str, Any], beat: Callable[[], Any] = lambda: None) -> str:
@@ -77,11 +77,11 @@ def frozen_base(
     from torch.nn.parameter import is_lazy
 
     held = model.state_dict(keep_vars=True)
-    found = {n: q for n, q in held.items() if isinstance(q, Parameter) and not q.requires_grad}
-    if not found or any(map(is_lazy, found.values())):
+    frozen = {n: q for n, q in held.items() if isinstance(q, Parameter) and not q.requires_grad}
+    if not frozen or any(map(is_lazy, frozen.values())):
         return None
-    once = {id(q): q.numel() * q.element_size() for q in found.values()}
-    return FrozenBase(source, frozenset(found), weights_hash(found, beat) if hashed else "", sum(once.values()))
+    once = {id(q): q.numel() * q.element_size() for q in frozen.values()}
+    return FrozenBase(source, frozenset(frozen), weights_hash(frozen, beat) if hashed else "", sum(once.values()))
 
 # %% ../../nbs/20_checkpoint/06_frozen_base.ipynb #2878a894
 def still_frozen(model: Any, base: FrozenBase | None, learned: Collection[str] = ()) -> frozenset[str]:

@@ -177,7 +177,7 @@ def find_unsaveable(tree: Any, name: str = "state") -> str | None:
         return None
     else:
         return None if _comes_back(tree) else f"{name} is of type {type(tree).__name__}"
-    return next((found for part, value in parts if (found := find_unsaveable(value, part))), None)
+    return next((unsaveable for part, value in parts if (unsaveable := find_unsaveable(value, part))), None)
 
 
 def _comes_back(value: Any) -> bool:
@@ -520,13 +520,13 @@ def mirror_folder(mirror: Path, run_dir: Path) -> Path:
 
 def _copy(source: Path, target: Path, stop: Callable[[], bool]) -> None:
     "Copy one file in pieces and flush it."
-    with open(source, "rb") as one, open(target, "xb") as other:
-        while piece := one.read(_PIECE):
+    with open(source, "rb") as reader, open(target, "xb") as writer:
+        while piece := reader.read(_PIECE):
             if stop():
                 raise CheckpointError("the copy was broken off: the run has to end")
-            other.write(piece)
-        other.flush()
-        os.fsync(other.fileno())
+            writer.write(piece)
+        writer.flush()
+        os.fsync(writer.fileno())
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #4e48af21
 def mirror_checkpoint(
@@ -576,8 +576,8 @@ def load_weights(path: Path, ema: bool = True, averaged: bool = True) -> dict:
     CheckpointError where the file is no safetensors file.
     """
     names = [AVERAGED] * (ema and averaged) + ["ema.safetensors"] * ema
-    found = (path / name for name in names if (path / name).is_file())
-    weights = _read_tensors(next(found, path / "model.safetensors"))
+    files = (path / name for name in names if (path / name).is_file())
+    weights = _read_tensors(next(files, path / "model.safetensors"))
     if (extra := path / "extra.pt").is_file():
         weights.update(_load(extra))
     return weights

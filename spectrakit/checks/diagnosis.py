@@ -84,11 +84,11 @@ _NOT_THEIRS = re.compile(r"[/\\](torch|numpy|sklearn|accelerate|spectrakit|lib[/
 
 def _frames(error: BaseException) -> list[tuple[Any, int]]:
     "(frame, line) of a traceback, outermost first."
-    found, step = [], error.__traceback__
+    frames, step = [], error.__traceback__
     while step is not None:
-        found.append((step.tb_frame, step.tb_lineno))
+        frames.append((step.tb_frame, step.tb_lineno))
         step = step.tb_next
-    return found
+    return frames
 
 # %% ../../nbs/39_checks/02_diagnosis.ipynb #f495aff7
 _IN_WORKER = "in DataLoader worker process"  # torch gives the traceback of the worker as the error's text
@@ -427,9 +427,9 @@ _UNCERTAIN: tuple[Row, ...] = (
 
 # %% ../../nbs/39_checks/02_diagnosis.ipynb #1e2bfaec
 def _ragged(m: re.Match, s: Scene) -> tuple[str, str]:
-    found = f" ({m['a']} and {m['b']})" if m.groupdict().get("a") else ""
+    sizes = f" ({m['a']} and {m['b']})" if m.groupdict().get("a") else ""
     return (
-        f"samples of different shapes cannot be stacked{found}",
+        f"samples of different shapes cannot be stacked{sizes}",
         "Write `collate(samples)`, which pads them: torch.nn.utils.rnn.pad_sequence.",
     )
 
@@ -492,8 +492,8 @@ def _with_scene(scene: Scene, error: str, mend: str, where: str) -> Explanation:
 # %% ../../nbs/39_checks/02_diagnosis.ipynb #5c6ff8ce
 def explain_known(error: BaseException, scene: Scene) -> Explanation | None:
     "The explanation of the first row of `DIAGNOSES` that knows `error`; None where none does."
-    if (found := _explain_default_predict(error, scene)) is not None:
-        return found
+    if (explanation := _explain_default_predict(error, scene)) is not None:
+        return explanation
     if not isinstance(error, (RuntimeError, ValueError, TypeError, IndexError, AssertionError, AttributeError)):
         return None
     for pattern, make in DIAGNOSES:
@@ -549,7 +549,7 @@ def explained(task: Any, method: str, doing: str, always: bool = False) -> Itera
         scene = Scene(task, method_of(error, task, method), doing)
         if isinstance(error, RequestError) or out_of_memory(error) or rank_lost(error):
             raise
-        found = explain(error, scene) if always else explain_known(error, scene)
-        if found is None:
+        explanation = explain(error, scene) if always else explain_known(error, scene)
+        if explanation is None:
             raise
-        raise RequestError(str(found)) from error
+        raise RequestError(str(explanation)) from error

@@ -49,13 +49,13 @@ def times_as_fast(m: Measurement, place: Place) -> tuple[float, float] | None:
     "How many times as fast the place's device is as the measured one, at least and at most; None: nobody knows."
     if place.speed is not None:
         return place.speed, place.speed
-    there, known = speed_of(place.hardware), speed_of(m.device) if m.gpu else None
-    mine = known or Speed(m.tflops, m.tflops, m.moved_tb_s)
-    if there is None or not (mine.fp32 and mine.half and mine.moved):
+    theirs, ours = speed_of(place.hardware), speed_of(m.device) if m.gpu else None
+    mine = ours or Speed(m.tflops, m.tflops, m.moved_tb_s)
+    if theirs is None or not (mine.fp32 and mine.half and mine.moved):
         return None
-    products = there.half / mine.half if m.half else there.fp32 / mine.fp32
-    low, high = sorted((products, there.moved / mine.moved))
-    low = low if known else low / 2
+    products = theirs.half / mine.half if m.half else theirs.fp32 / mine.fp32
+    low, high = sorted((products, theirs.moved / mine.moved))
+    low = low if ours else low / 2
     return (low if len(m.sample_s) > 1 else min(1.0, low)), high
 
 # %% ../../nbs/39_checks/05_elsewhere.ipynb #ddf446a4

@@ -71,11 +71,11 @@ def code_around(frame: Frame, lines: int = 2) -> tuple[tuple[int, str], ...]:
     """The line of `frame` and `lines` before it, each with its number and without the indentation that all have;
     nothing where this process knows no source.
     """
-    found = linecache.getlines(frame.file)
-    if not 0 < frame.line <= len(found):
+    source = linecache.getlines(frame.file)
+    if not 0 < frame.line <= len(source):
         return ()
     first = max(1, frame.line - lines)
-    texts = textwrap.dedent("".join(found[first - 1 : frame.line])).split("\n")
+    texts = textwrap.dedent("".join(source[first - 1 : frame.line])).split("\n")
     return tuple((n, text.rstrip()[:200]) for n, text in zip(range(first, frame.line + 1), texts, strict=False))
 
 

@@ -51,8 +51,8 @@ def watch_shapes(task: Any, samples: int) -> Iterator[None]:
             name = getattr(func, "__name__", "")
             if samples > 1 and name in _COMPARE:
                 tensors = [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, torch.Tensor)]
-                if (found := spread_shapes(tensors, samples)) is not None:
-                    raise RequestError(_told(task, name.strip("_"), *found, samples))
+                if (problem := spread_shapes(tensors, samples)) is not None:
+                    raise RequestError(_told(task, name.strip("_"), *problem, samples))
             return func(*args, **(kwargs or {}))
 
     with Watch():
@@ -135,11 +135,11 @@ def uneven_mean(task: Any, model: Any, data: Any, samples: int, tolerance: float
     weight = sum(w for _, w in halves)
     if whole != again or whole[1] == 0 or weight == 0:  # it draws random numbers, or there is nothing to weigh
         return None
-    expected, found = whole[0] / whole[1], sum(v for v, _ in halves) / weight
-    if math.isclose(expected, found, rel_tol=tolerance, abs_tol=1e-6) or not math.isfinite(expected - found):
+    expected, mean = whole[0] / whole[1], sum(v for v, _ in halves) / weight
+    if math.isclose(expected, mean, rel_tol=tolerance, abs_tol=1e-6) or not math.isfinite(expected - mean):
         return None
     return (
         f"{type(task).__name__}.loss is no mean over the batch's samples: it is {expected:.6g} for a batch of "
-        f"{samples}, and {found:.6g} when computed from two parts of it. Over micro batches or ranks it is not exact. "
+        f"{samples}, and {mean:.6g} when computed from two parts of it. Over micro batches or ranks it is not exact. "
         "Return (sum, weight) in place of the mean; sk.weighted_mean does so for the losses of torch."
     )

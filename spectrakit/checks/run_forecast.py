@@ -142,11 +142,11 @@ def _memory_problem(f: Forecast) -> str | None:
 
 
 def _host_problem(f: Forecast) -> str | None:
-    used, there = host_bytes(f), f.here.memory_bytes
-    if there is None or used <= 0.95 * there:
+    used, available = host_bytes(f), f.here.memory_bytes
+    if available is None or used <= 0.95 * available:
         return None
     return (
-        f"The processes need {format_bytes(used)} of memory and the machine has {format_bytes(there)}. Use fewer "
+        f"The processes need {format_bytes(used)} of memory and the machine has {format_bytes(available)}. Use fewer "
         f"dataloader.num_workers (now {f.here.workers}), or a smaller data.micro_batch_size."
     )
 
@@ -258,9 +258,9 @@ def _memory_rows(f: Forecast) -> list[Row]:
         rows += [("GPU memory, each", share, f"highest use of {m.device}; {kept}")]
         fits = str(most) if most is not None else "not known"
         rows += [("largest micro batch", fits, "by its growth with the batch, 5 % left free")]
-    there = "" if f.here.memory_bytes is None else f" of {format_bytes(f.here.memory_bytes)}"
+    available = "" if f.here.memory_bytes is None else f" of {format_bytes(f.here.memory_bytes)}"
     why = f"{len(f.ranks)} process{'es' * (len(f.ranks) > 1)} and what reads for them" + ("" if m.gpu else f"; {kept}")
-    rows += [("memory", f"{format_bytes(host_bytes(f))} ± {MEMORY_ERROR:.0%}{there}", why)]
+    rows += [("memory", f"{format_bytes(host_bytes(f))} ± {MEMORY_ERROR:.0%}{available}", why)]
     rows += [row] if (row := _static_row(f)) else []
     each = max(m.checkpoint_bytes for m in f.ranks)
     free = "" if f.here.free_bytes is None else f" of {format_bytes(f.here.free_bytes)} free"

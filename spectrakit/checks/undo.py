@@ -79,8 +79,8 @@ def restored_after(task: Any) -> Iterator[Callable[[Any], None]]:
     try:
         yield lambda model: kept.append(ModelCopy(model))
     finally:
-        for one in kept:
-            one.restore()
+        for restore in kept:
+            restore.restore()
         if attributes is not None:
             attributes.restore()
 

@@ -36,9 +36,9 @@ def _keys(begun: str) -> list[str]:
     from spectrakit.config.profile_files import profiles
     from spectrakit.config.schema import settings
 
-    known = [key for key in settings() if key not in ("profile", "env")]
-    blocks = {f"{key.partition('.')[0]}." for key in known if "." in key}
-    plain = [f"{key}=" for key in known if "." not in key or any(begun.startswith(block) for block in blocks)]
+    keys = [key for key in settings() if key not in ("profile", "env")]
+    blocks = {f"{key.partition('.')[0]}." for key in keys if "." in key}
+    plain = [f"{key}=" for key in keys if "." not in key or any(begun.startswith(block) for block in blocks)]
     return [*(f"{group}=" for group in profiles()), *blocks, *plain]
 
 # %% ../../nbs/90_cli/21_completion.ipynb #1e456ff7
@@ -68,10 +68,10 @@ def candidates(line: str, commands: Sequence[str]) -> list[str]:
     `commands`: the words that may follow the program."""
     words = line.split()[1:] + ([""] if line.endswith((" ", "\t")) else [])
     if len(words) < 2:
-        found: list[str] = list(commands)
+        possible: list[str] = list(commands)
     else:
-        found = _after(words[0], words[1:])
-    return sorted(word for word in dict.fromkeys(found) if word.startswith(words[-1] if words else ""))
+        possible = _after(words[0], words[1:])
+    return sorted(word for word in dict.fromkeys(possible) if word.startswith(words[-1] if words else ""))
 
 
 def _after(command: str, words: list[str]) -> list[str]:
@@ -86,13 +86,13 @@ def _after(command: str, words: list[str]) -> list[str]:
     if word.startswith("-"):
         return []
     named = any("=" not in other and other[:1] != "-" for other in words[:-1])
-    found = (
+    candidates = (
         _run_names(command in _OF_GROUPS)
         if command in _OF_RUNS and (not named or command in ("compare", "predict"))
         else []
     )
-    found += _tasks() if command in _OF_TASKS and not named else []
-    return found + (_keys(word) if command in _OF_SETTINGS else [])
+    candidates += _tasks() if command in _OF_TASKS and not named else []
+    return candidates + (_keys(word) if command in _OF_SETTINGS else [])
 
 # %% ../../nbs/90_cli/21_completion.ipynb #2586032c
 BASH = """\
@@ -135,11 +135,11 @@ def completion(arguments: Sequence[str]) -> int:
     if options.shell in ("bash", "zsh"):
         print_text({"bash": BASH, "zsh": ZSH}[options.shell])
         return 0
-    found = candidates(options.line, list(KNOWN))
+    fitting = candidates(options.line, list(KNOWN))
     if options.shell == "bash-words" and "=" in options.line.split(" ")[-1]:
-        found = [word.partition("=")[2] for word in found]
-    if found:
-        print_text("\n".join(found))
+        fitting = [word.partition("=")[2] for word in fitting]
+    if fitting:
+        print_text("\n".join(fitting))
     return 0
 
 # %% ../../nbs/90_cli/21_completion.ipynb #c852e596

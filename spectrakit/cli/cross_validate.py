@@ -49,10 +49,10 @@ def cross_validate(arguments: Sequence[str]) -> int:
     interrupt_on_sigterm()
     predict = None if options.predict is None else Path(options.predict)
     show = not options.json
-    found = train_folds(task, config, resume=options.resume, predict=predict, show=show, on_error="return")
-    facts = {"path": str(found.path), **summary_of(found)}
-    print_text(json.dumps(facts) if options.json else f"{found}\nin {found.path}")
-    return EXIT_STATUS.get(found.status, 1)
+    cv = train_folds(task, config, resume=options.resume, predict=predict, show=show, on_error="return")
+    facts = {"path": str(cv.path), **summary_of(cv)}
+    print_text(json.dumps(facts) if options.json else f"{cv}\nin {cv.path}")
+    return EXIT_STATUS.get(cv.status, 1)
 
 # %% ../../nbs/90_cli/11_cross_validate.ipynb #8d04b163
 COMMANDS: dict[str, Command] = {"cross-validate": cross_validate}

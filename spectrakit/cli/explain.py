@@ -35,13 +35,13 @@ def explain(arguments: Sequence[str]) -> int:
     task, overrides = split_words(options.words)
     named = [f"task.name={task}"] if task else []
     config = compose(*named, *overrides, config=options.config)
-    found = explain_config(config, options.samples, options.world_size)
+    explanation = explain_config(config, options.samples, options.world_size)
     if options.json:
         import json
 
-        print_text(json.dumps(found.to_dict()))
+        print_text(json.dumps(explanation.to_dict()))
     else:
-        print_text(str(found))
+        print_text(str(explanation))
     return 0
 
 # %% ../../nbs/90_cli/08_explain.ipynb #874d401d

@@ -92,22 +92,22 @@ def show_profile(name: str) -> None:
     group, _, alone = name.rpartition("/")
     holding = [g for g in groups if alone in groups[g] and group in ("", g)]
     if name in groups and name != "trainer":
-        rows = [(f"{name}={one}", profile_intent(one, name)) for one in groups[name]]
+        rows = [(f"{name}={profile}", profile_intent(profile, name)) for profile in groups[name]]
         print_text(table_text([("profile", "what it is for"), *rows], terminal_width()))
     elif name == "trainer":
         list_profiles()
     elif "trainer" in holding:
         print_text(f"# {profile_intent(alone)}\n{describe(compose(f'trainer={alone}'))}")
     elif holding:
-        for one in holding:
-            print_text(f"# {one}={alone}: {profile_intent(alone, one)}")
-            values = profile_settings(alone, one)
+        for profile in holding:
+            print_text(f"# {profile}={alone}: {profile_intent(alone, profile)}")
+            values = profile_settings(alone, profile)
             print_text(describe(from_dict(values), only=set(values)))
     elif group in groups:
         profile_intent(alone, group)  # says that there is none
     else:
         others = [g for g in groups if g != "trainer"]
-        words = [*groups["trainer"], *groups, *(f"{g}/{one}" for g in others for one in groups[g])]
+        words = [*groups["trainer"], *groups, *(f"{g}/{profile}" for g in others for profile in groups[g])]
         raise RequestError(
             f"There is no profile {name!r}. There are: {', '.join(groups['trainer'])}; other groups: "
             f"{', '.join(others)}.{did_you_mean(name, words)}"

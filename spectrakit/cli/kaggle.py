@@ -137,7 +137,7 @@ def _words_of_tables(folder: Path, metric: str | None) -> list[str]:
 
     task, settings, words = Table(folder), compose(), list[str]()
     try:
-        told = task.describe(settings)
+        description = task.describe(settings)
     except RequestError as error:
         mend = "Or write a task of your own, and name it: --task file.py:Name."
         raise RequestError(f"{error} {mend}") from None
@@ -145,7 +145,7 @@ def _words_of_tables(folder: Path, metric: str | None) -> list[str]:
     chosen = _METRICS.get(q.answer, "val_loss") if metric is None else metric_named(metric, q.kind)
     if chosen == "auc" and len(q.classes) > 2:
         raise RequestError(f"auc is not computed for the {len(q.classes)} classes of {q.targets[0]!r}. Take val_loss.")
-    print_text(told)
+    print_text(description)
     if metric and q.answer == "label" and chosen in ("auc", "val_loss") and len(q.classes) in (0, 2):
         q = replace(q, answer="probability")
         print_text(f"answer    the probability, which {chosen} is about, in place of the label")
@@ -379,10 +379,10 @@ def submit(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.up import Submission, submit_kernel
 
-    what = Submission(
+    submission = Submission(
         options.message, options.competition, options.version, options.file, not options.no_wait, options.dry_run
     )
-    if score := submit_kernel(options.folder, what):
+    if score := submit_kernel(options.folder, submission):
         print_text(f"public score: {score}")
     return 0
 

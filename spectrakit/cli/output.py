@@ -50,7 +50,7 @@ def print_text(text: object, *, to_stderr: bool = False, status: bool = False) -
     if status and in_colour(stream):
         words = "|".join(map(re.escape, _STYLES))
         plain = re.sub(
-            rf"(?<![\w-])({words})(?![\w-])", lambda found: f"\x1b[{_STYLES[found[1]]}m{found[1]}\x1b[0m", plain
+            rf"(?<![\w-])({words})(?![\w-])", lambda match: f"\x1b[{_STYLES[match[1]]}m{match[1]}\x1b[0m", plain
         )
     print(plain, file=stream, flush=True)
 

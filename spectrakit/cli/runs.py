@@ -65,10 +65,10 @@ def runs(arguments: Sequence[str]) -> int:
     from spectrakit.runs.groups import list_groups
     from spectrakit.runs.run_dir import runs_folder
 
-    found = {run.path: _line_of_run(run) for run in list_runs(options.folder)}
+    rows = {run.path: _line_of_run(run) for run in list_runs(options.folder)}
     if (folder := Path(options.folder or runs_folder())).is_dir():
-        found |= {group.path: _line_of_group(group) for group in list_groups(folder)}
-    lines = [found[path] for path in sorted(found, key=_begun, reverse=True)]
+        rows |= {group.path: _line_of_group(group) for group in list_groups(folder)}
+    lines = [rows[path] for path in sorted(rows, key=_begun, reverse=True)]
     table = table_text([("run", "status", "step", "time", "best"), *lines], terminal_width(), spare=(2, 3))
     print_text(table if lines else "There are no runs yet: spectrakit train coffee", status=True)
     return 0

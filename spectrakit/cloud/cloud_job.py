@@ -83,8 +83,8 @@ def task_file(task: str) -> Path | None:
         )
     text = read_text(Path(source))
     if not re.search(rf"^(class|def)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=", text, re.M):
-        there = re.findall(r"^(?:class|def)\s+(\w+)", text, re.M)
-        raise RequestError(f"There is no {name!r} in {place(Path(source))}.{did_you_mean(name, there)}")
+        names = re.findall(r"^(?:class|def)\s+(\w+)", text, re.M)
+        raise RequestError(f"There is no {name!r} in {place(Path(source))}.{did_you_mean(name, names)}")
     return Path(source)
 
 # %% ../../nbs/67_cloud/00_cloud_job.ipynb #d798b2a3
@@ -92,9 +92,9 @@ def check_job(job: CloudJob, most_hours: float) -> None:
     "RequestError where a number, a name of a secret or of data cannot be. `most_hours`: that the place allows in all."
     if isinstance(job.hours, bool) or not 0.25 <= job.hours <= most_hours:
         raise RequestError(f"--hours {job.hours:g} is not possible. Write 0.25 to {most_hours:g}.")
-    for what, text in (("--gpu", job.gpu), ("--profile", job.profile), *(("--env-from", s) for s in job.secrets)):
+    for option, text in (("--gpu", job.gpu), ("--profile", job.profile), *(("--env-from", s) for s in job.secrets)):
         if not re.fullmatch(r"[\w.:+-]{1,100}", text):
-            raise RequestError(f"{what} {text!r} is no name. Write letters, digits, dashes and dots.")
+            raise RequestError(f"{option} {text!r} is no name. Write letters, digits, dashes and dots.")
     if job.data is not None and not re.fullmatch(r"[\w./:+ -]{1,300}", job.data):
         raise RequestError(f"--data {job.data!r} is no name of a volume, a bucket or a folder.")
     for key, text in job.extra.items():
@@ -124,11 +124,12 @@ def write_job(folder: Path | str, job: CloudJob, texts: Mapping[str, str], force
     copied = {} if source is None else {source.name: source.read_text(encoding="utf-8")}
     files = {folder / name: text for name, text in {**texts, **copied}.items()}
     same = source is not None and source.resolve().parent == folder.resolve()
-    there = [path.name for path in files if path.exists() and not (same and source and path.name == source.name)]
-    if there and not force:
+    present = [path.name for path in files if path.exists() and not (same and source and path.name == source.name)]
+    if present and not force:
+        are = "is" if len(present) == 1 else "are"
         raise RequestError(
-            f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} in {str(folder)!r} already. Choose another "
-            "folder, or overwrite with --force."
+            f"{' and '.join(present)} {are} in {str(folder)!r} already. Choose another folder, or overwrite with "
+            "--force."
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

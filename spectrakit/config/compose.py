@@ -422,18 +422,18 @@ def _compose_by_hydra(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
         try:
             # in no folder, so that no profile beside it comes first
             ConfigStore.instance().store("spectrakit", {"defaults": defaults})
-            found = _defaults_list([*words, _search_path(file)], with_hydra=not _is_ours(file))
+            chosen_defaults = _defaults_list([*words, _search_path(file)], with_hydra=not _is_ours(file))
         except RequestError:
             raise
         except Exception as error:
             raise _composition_error(error, words, file) from None  # Hydra raises many kinds
-        chain = [entry for entry in found.defaults if entry.config_path in loaded]
+        chain = [entry for entry in chosen_defaults.defaults if entry.config_path in loaded]
         layers = []
         for entry in _in_order(chain, chosen, file.parent == package_profiles()):
             source, settings_of_file, _ = loaded[entry.config_path]
             tree = nested(entry.package, settings_of_file) if entry.package else settings_of_file
             layers.append(_Layer(source, tree))
-        choices = found.overrides.known_choices
+        choices = chosen_defaults.overrides.known_choices
         return layers, {"profile": choices.get("trainer") or "none", "env": choices.get("env") or "auto"}
 
 # %% ../../nbs/10_config/04_compose.ipynb #d1bb8a67
@@ -613,8 +613,8 @@ def _withhold(config: Config) -> dict:
 
 def _given_back(tree: dict, text: str) -> dict:
     "The settings of a snapshot with the secrets that this process withheld when it wrote it."
-    found = re.search(rf"^{_SHA256}([0-9a-f]{{64}})$", text, re.M) if _withheld else None
-    own = {key: value for (digest, key), value in _withheld.items() if found and digest == found[1]}
+    stamp = re.search(rf"^{_SHA256}([0-9a-f]{{64}})$", text, re.M) if _withheld else None
+    own = {key: value for (digest, key), value in _withheld.items() if stamp and digest == stamp[1]}
     for key, value in own.items():
         *blocks, name = key.split(".")
         block: Any = tree

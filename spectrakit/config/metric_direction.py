@@ -75,11 +75,11 @@ def _known(word: str) -> bool:
 
 def metric_words(name: str) -> list[str]:
     "The words of a metric's name, in lower case: ['val', 'mae'] for valMAE, ['ap'] for ap50."
-    found = []
+    pieces = []
     for part in re.findall(r"[^\W_]+", name):
         whole = [part] if _known(part.lower()) or _known(part.lower().rstrip("0123456789")) else None
-        found += whole or re.findall(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+|[^\W\d_]+", part)
-    words = (word.lower() for word in found)
+        pieces += whole or re.findall(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+|[^\W\d_]+", part)
+    words = (word.lower() for word in pieces)
     return [word if _known(word) else word.rstrip("0123456789") or word for word in words]
 
 # %% ../../nbs/10_config/07_metric_direction.ipynb #17982664
@@ -110,14 +110,14 @@ def _by_name(name: str) -> tuple[str, str] | None:
     "(direction, the word that decides) of a metric's name; None where it has no known word, or they disagree."
     words = [word for word in metric_words(name) if word not in ("val", "valid", "validation", "test", "train")]
     turned = len(words) > 1 and words[0] in ("neg", "negative") and tuple(words[:3]) not in _PHRASES
-    found = list(_by_words(words[1:] if turned else words))
-    named = [(word, kind) for word, kind in found if kind in ("min", "max")]
+    directions = list(_by_words(words[1:] if turned else words))
+    named = [(word, kind) for word, kind in directions if kind in ("min", "max")]
     word, kind = next(
-        ((word, "min") for word, kind in found if kind == "error"),
+        ((word, "min") for word, kind in directions if kind == "error"),
         named[0]
         if len({kind for _, kind in named}) == 1
         else ("score", "max")
-        if found and not named
+        if directions and not named
         else (None, None),
     )
     if word is None or kind is None:
@@ -147,8 +147,8 @@ def metric_direction(name: str, mode: str = "auto", metric_modes: Mapping[str, s
         return Direction(mode, _reason(name, mode, f"checkpoint.mode={mode}"))
     if (own := modes.get(name, modes.get(short))) is not None:
         return Direction(own, _reason(name, own, "the task's metric_modes says so"))
-    if (found := _by_name(name)) is not None:
-        return Direction(found[0], _reason(name, found[0], f"by {found[1]!r} in its name"))
+    if (direction := _by_name(name)) is not None:
+        return Direction(direction[0], _reason(name, direction[0], f"by {direction[1]!r} in its name"))
     raise RequestError(
         f"Whether more or less of the metric {name} is better does not follow from its name. Write checkpoint.mode=max "
         f'or checkpoint.mode=min, or give the task metric_modes = {{"{short}": "max"}}.'

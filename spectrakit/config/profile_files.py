@@ -44,7 +44,7 @@ def _resolver_in(text: str) -> str | None:
     "The first `${…}` in `text` that asks a resolver; None where there is none."
     if _OWN_VARIABLE.fullmatch(text):
         return None
-    for start in (found.start() for found in re.finditer(r"\$\{", text)):
+    for start in (match.start() for match in re.finditer(r"\$\{", text)):
         depth = 0
         for end in range(start + 1, len(text)):
             depth += (text[end] == "{") - (text[end] == "}")
@@ -60,8 +60,8 @@ def _check_resolvers(tree: Any, file: Path | str) -> None:
     for value in [*tree, *tree.values()] if isinstance(tree, dict) else tree:
         if isinstance(value, (dict, list)):
             _check_resolvers(value, file)
-        elif isinstance(value, str) and (found := _resolver_in(value)):
-            shown = found if len(found) < 60 else f"{found[:60]}…"
+        elif isinstance(value, str) and (resolver := _resolver_in(value)):
+            shown = resolver if len(resolver) < 60 else f"{resolver[:60]}…"
             raise RequestError(
                 f"{place(file)} asks for {shown}, and a file may not read the environment of this machine. "
                 "Write the value itself, or set it in the call."
@@ -82,10 +82,10 @@ def _check_aliases(text: str) -> None:
             sizes[id(node)] = None
             inside = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
             sizes[id(node)] = 1 + (sum(map(size, inside)) if not isinstance(node, yaml.ScalarNode) else 0)
-        known = sizes[id(node)]
-        if known is None or known > _MOST_VALUES:
+        count = sizes[id(node)]
+        if count is None or count > _MOST_VALUES:
             raise yaml.MarkedYAMLError(problem="its aliases repeat too much", problem_mark=node.start_mark)
-        return known
+        return count
 
     if (root := yaml.compose(text, Loader=yaml.SafeLoader)) is not None:
         size(root)
@@ -176,11 +176,11 @@ def package_profiles() -> Path:
 
 def profiles() -> dict[str, list[str]]:
     "The profiles of each group, sorted: {'trainer': ['ci_fast', 'defaults', …]}."
-    found: dict[str, set[str]] = {}
+    by_group: dict[str, set[str]] = {}
     for folder in profile_folders():
         for file in folder.glob("*/**/*.yaml"):
-            found.setdefault(file.parent.relative_to(folder).as_posix(), set()).add(file.stem)
-    return {group: sorted(names) for group, names in sorted(found.items())}
+            by_group.setdefault(file.parent.relative_to(folder).as_posix(), set()).add(file.stem)
+    return {group: sorted(names) for group, names in sorted(by_group.items())}
 
 # %% ../../nbs/10_config/03_profile_files.ipynb #c5adf423
 def profile_intent(name: str, group: str = "trainer") -> str:

@@ -1084,15 +1084,15 @@ def settings() -> dict[str, Setting]:
 
 @functools.cache  # composing asks for them some five hundred times
 def _settings_of(cls: type, prefix: str) -> dict[str, Setting]:
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for f in dataclasses.fields(cls):
         if isinstance(f.type, type) and dataclasses.is_dataclass(f.type):
-            found.update(_settings_of(f.type, f"{prefix}{f.name}."))
+            settings.update(_settings_of(f.type, f"{prefix}{f.name}."))
         elif "help" in f.metadata:
             default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
             limits = {k: v for k, v in f.metadata.items() if k != "help"}
-            found[prefix + f.name] = Setting(f.type, default, f.metadata["help"], limits)
-    return found
+            settings[prefix + f.name] = Setting(f.type, default, f.metadata["help"], limits)
+    return settings
 
 
 def get(config: Config, key: str) -> Any:

@@ -118,8 +118,8 @@ def named_form(value: Any) -> str:
     if not hasattr(value, "shape"):
         return type(value).__name__
     kind = f"{str(value.dtype).removeprefix('torch.')} " if "complex" in str(value.dtype) else ""
-    what = "tensor" if hasattr(value, "numel") else "NumPy array"
-    return f"a {kind}{what} of shape {list(value.shape)}"
+    noun = "tensor" if hasattr(value, "numel") else "NumPy array"
+    return f"a {kind}{noun} of shape {list(value.shape)}"
 
 
 def is_number(value: Any) -> bool:

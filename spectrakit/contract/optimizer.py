@@ -21,10 +21,10 @@ def optimizer_class(name: str) -> Any:
     "The class of torch.optim with this name in small letters. RequestError where this torch has none."
     import torch
 
-    found = {key.lower(): kind for key, kind in vars(torch.optim).items() if isinstance(kind, type)}
-    if name not in found:
+    classes = {key.lower(): kind for key, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    if name not in classes:
         raise RequestError(f"optimizer.name={name} is not possible: torch {torch.__version__} has no such optimizer.")
-    return found[name]
+    return classes[name]
 
 
 def _needed_form(value: Any, default: Any) -> str | None:
@@ -43,14 +43,14 @@ def _needed_form(value: Any, default: Any) -> str | None:
 def check_keywords(kind: Any, given: dict[str, Any], where: str) -> None:
     "RequestError where the class `kind` does not take a keyword; `where`: the setting that holds them."
     parameters = inspect.signature(kind).parameters
-    known = set(parameters) - {"params", "lr", "weight_decay"}
+    keywords = set(parameters) - {"params", "lr", "weight_decay"}
     for name, value in given.items():
         if name in ("lr", "weight_decay"):
             raise RequestError(f"{where}.{name} is not possible: it has a setting of its own, optimizer.{name}.")
-        if name not in known:
+        if name not in keywords:
             raise RequestError(
-                f"{where}.{name} is not possible: torch.optim.{kind.__name__} takes {', '.join(sorted(known))}."
-                f"{did_you_mean(name, sorted(known))}"
+                f"{where}.{name} is not possible: torch.optim.{kind.__name__} takes {', '.join(sorted(keywords))}."
+                f"{did_you_mean(name, sorted(keywords))}"
             )
         if needed := _needed_form(value, parameters[name].default):
             raise RequestError(f"{where}.{name}={shown(value)} is not possible: it needs {needed}.")
@@ -59,20 +59,20 @@ def check_keywords(kind: Any, given: dict[str, Any], where: str) -> None:
 def optimizer_keywords(config: Config, kind: Any) -> dict[str, Any]:
     "What the settings give to an optimizer of the class `kind`, but for parameters and their groups."
     o, takes = config.optimizer, inspect.signature(kind).parameters
-    found: dict[str, Any] = {"lr": o.lr}
+    keywords: dict[str, Any] = {"lr": o.lr}
     if o.name == "sgd":
-        found["momentum"] = o.momentum
+        keywords["momentum"] = o.momentum
     if "betas" in takes:
-        found["betas"] = (o.momentum, 0.999)
+        keywords["betas"] = (o.momentum, 0.999)
     for name, value in (("betas", o.betas and tuple(o.betas)), ("eps", o.eps)):
         if value is not None and name not in takes:
             raise RequestError(f"optimizer.{name} is not possible: torch.optim.{kind.__name__} has none.")
         if value is not None:
-            found[name] = value
+            keywords[name] = value
     if "weight_decay" not in takes and o.weight_decay and "optimizer.weight_decay" in (config.typed or ()):
         raise RequestError(f"optimizer.weight_decay is not possible: torch.optim.{kind.__name__} has none.")
     check_keywords(kind, o.options, "optimizer.options")
-    return {**found, **{name: tuple(v) if isinstance(v, list) else v for name, v in o.options.items()}}
+    return {**keywords, **{name: tuple(v) if isinstance(v, list) else v for name, v in o.options.items()}}
 
 # %% ../../nbs/37_contract/02_optimizer.ipynb #832921d0
 def _matched(names: list[str], groups: list[dict]) -> dict[str, int]:
@@ -111,16 +111,16 @@ def parameter_groups(model: Any, config: Config, kind: Any) -> list[dict[str, An
     named = list(model.named_parameters())
     places = _matched([name for name, _ in named], list(o.groups))
     settings = [{"weight_decay": o.weight_decay}, *(_group_settings(group, config, kind) for group in o.groups)]
-    found = []
+    groups = []
     for i, own in enumerate(settings):
         params = [q for name, q in named if q.requires_grad and places.get(name, -1) == i - 1]
         decayed = [q for q in params if o.decay_norms_and_biases or q.dim() >= 2]
         spared = [q for q in params if not o.decay_norms_and_biases and q.dim() < 2]
-        found += [{**own, "params": decayed}, {**own, "params": spared, "weight_decay": 0.0}]
-    found = [group for group in found if group["params"]]
+        groups += [{**own, "params": decayed}, {**own, "params": spared, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
     if "weight_decay" not in inspect.signature(kind).parameters:
-        found = [{k: v for k, v in group.items() if k != "weight_decay"} for group in found]
-    return found
+        groups = [{k: v for k, v in group.items() if k != "weight_decay"} for group in groups]
+    return groups
 
 # %% ../../nbs/37_contract/02_optimizer.ipynb #0a151b75
 def check_sparse(model: Any, optimizer: Any) -> None:
@@ -186,13 +186,13 @@ def _several(given: Any) -> str:
     kind = type(given).__name__
     flat = list(given.values()) if isinstance(given, dict) else list(given)
     flat = [inner for part in flat for inner in (part if isinstance(part, (list, tuple)) else [part])]
-    found = [part for part in flat if hasattr(part, "param_groups")]
-    if len(found) == 1:
+    optimizers = [part for part in flat if hasattr(part, "param_groups")]
+    if len(optimizers) == 1:
         beside = "; a scheduler comes from the method `scheduler`" if len(flat) > 1 or len(given) > 1 else ""
-        return f"a {kind} with an optimizer in it. Return the {type(found[0]).__name__} alone{beside}."
+        return f"a {kind} with an optimizer in it. Return the {type(optimizers[0]).__name__} alone{beside}."
     return (
-        f"{len(found)} optimizers in a {kind}, and one is stepped. Return one with several groups of parameters, each "
-        "with settings of its own; for two that take turns write the loop yourself, with sk.Watchdog."
+        f"{len(optimizers)} optimizers in a {kind}, and one is stepped. Return one with several groups of parameters, "
+        "each with settings of its own; for two that take turns write the loop yourself, with sk.Watchdog."
     )
 
 # %% ../../nbs/37_contract/02_optimizer.ipynb #b09a2564

@@ -26,13 +26,13 @@ def _seen(data: Any) -> list[tuple[Any, Any]] | None:
         return [(type(data), data)]
     if (parts := parts_of(data)) is None:
         return None
-    found = []
+    leaves = []
     for name, value in parts:
         inner = _seen(value)
         if inner is None:
             return None
-        found += [(str, name), *inner]
-    return found
+        leaves += [(str, name), *inner]
+    return leaves
 
 
 def _same(seen: list[tuple[Any, Any]] | None, now: list[tuple[Any, Any]] | None) -> bool:
@@ -94,8 +94,8 @@ class Recorder:
         if not self._records:
             return None
         now, mode = _seen((args, kwargs)), _mode()
-        found = [record for record in self._records if record[0] == mode and _same(record[1], now)]
-        return (found[0][2],) if len(found) == 1 and _same(found[0][3], _seen(found[0][2])) else None
+        matching = [record for record in self._records if record[0] == mode and _same(record[1], now)]
+        return (matching[0][2],) if len(matching) == 1 and _same(matching[0][3], _seen(matching[0][2])) else None
 
     def stand_in(self) -> Any:
         "What `predict` gets: the model, or where outputs were kept what gives them again."
@@ -109,8 +109,8 @@ class StandIn:
         object.__setattr__(self, "_recorder", recorder)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = self._recorder.find(args, kwargs)
-        return self._recorder.model(*args, **kwargs) if found is None else found[0]
+        output = self._recorder.find(args, kwargs)
+        return self._recorder.model(*args, **kwargs) if output is None else output[0]
 
     @property  # type: ignore[misc]  # so that isinstance(model, nn.Module) holds
     def __class__(self) -> Any:

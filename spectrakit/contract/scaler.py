@@ -58,26 +58,26 @@ def part_for(scaler: Scaler, batch: Any) -> Tensor:
     named = named_parts(batch)
     parts = batch if isinstance(batch, (list, tuple)) else [v for k, v in named.items() if k not in TARGET_NAMES]
     if scaler.of == "targets":
-        found = default_targets(batch)
+        part = default_targets(batch)
     elif scaler.of == "inputs":
-        found = next(iter(parts), None) if named or isinstance(batch, (list, tuple)) else batch
+        part = next(iter(parts), None) if named or isinstance(batch, (list, tuple)) else batch
     elif isinstance(scaler.of, int):
-        found = parts[scaler.of] if -len(parts) <= scaler.of < len(parts) else None
+        part = parts[scaler.of] if -len(parts) <= scaler.of < len(parts) else None
     else:
-        found = named.get(scaler.of)
-    if not isinstance(found, Tensor):
-        there = list(named) or [str(number) for number in range(len(parts))]
-        hint = did_you_mean(scaler.of, there) if isinstance(scaler.of, str) else ""
+        part = named.get(scaler.of)
+    if not isinstance(part, Tensor):
+        names = list(named) or [str(number) for number in range(len(parts))]
+        hint = did_you_mean(scaler.of, names) if isinstance(scaler.of, str) else ""
         raise RequestError(
-            f"{scaler} is about a part of the batch that is no tensor. A batch has: {', '.join(there) or 'one part'}."
+            f"{scaler} is about a part of the batch that is no tensor. A batch has: {', '.join(names) or 'one part'}."
             f"{hint} Write of='inputs', of='targets', or the number or the name of a part."
         )
-    if tuple(found.shape[found.ndim - len(scaler.shape) :]) != scaler.shape or found.ndim < len(scaler.shape):
+    if tuple(part.shape[part.ndim - len(scaler.shape) :]) != scaler.shape or part.ndim < len(scaler.shape):
         raise RequestError(
-            f"{scaler} does not fit {list(found.shape)}, the shape of that part of a batch. "
-            f"Its numbers are the sizes of the last dimensions: write Scaler({found.shape[-1] if found.ndim else ''})."
+            f"{scaler} does not fit {list(part.shape)}, the shape of that part of a batch. "
+            f"Its numbers are the sizes of the last dimensions: write Scaler({part.shape[-1] if part.ndim else ''})."
         )
-    return found
+    return part
 
 # %% ../../nbs/37_contract/07_scaler.ipynb #e326e5f6
 def sums(scaler: Scaler, values: Tensor, origin: Tensor) -> Tensor:

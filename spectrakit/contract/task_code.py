@@ -96,8 +96,8 @@ def _root(node: ast.AST) -> str | None:
 
 def _targets(statement: ast.stmt) -> list[ast.expr]:
     "What a statement assigns to or deletes."
-    one = getattr(statement, "target", None)
-    return [*getattr(statement, "targets", []), *([one] if one is not None else [])]
+    target = getattr(statement, "target", None)
+    return [*getattr(statement, "targets", []), *([target] if target is not None else [])]
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #chgd0003
 def _called(call: ast.Call, source: "Source") -> Iterator[str]:
@@ -139,24 +139,24 @@ class Source:
     @functools.cached_property
     def names(self) -> dict[str, list[ast.stmt]]:
         "The statements of the top level, by the names that they bind, and imports wherever they stand."
-        found: dict[str, list[ast.stmt]] = {}
+        statements: dict[str, list[ast.stmt]] = {}
         for statement in self.tree.body:
             for name in dict.fromkeys(_bound(statement)):
-                found.setdefault(name, []).append(statement)
+                statements.setdefault(name, []).append(statement)
         for node in ast.walk(self.tree):
             if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in self.tree.body:
                 for name in _bound(node):
-                    found.setdefault(name, []).append(node)
-        return found
+                    statements.setdefault(name, []).append(node)
+        return statements
 
     @functools.cached_property
     def changes(self) -> dict[str, list[ast.stmt]]:
         "The statements that change what a name of the top level stands for, without binding it."
-        found: dict[str, list[ast.stmt]] = {}
+        statements: dict[str, list[ast.stmt]] = {}
         for statement in _at_import(self.tree):
             for name in dict.fromkeys(_changed(statement, self)):
-                found.setdefault(name, []).append(statement)
-        return found
+                statements.setdefault(name, []).append(statement)
+        return statements
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #b6699f83
 _LIBRARY = tuple(
@@ -252,35 +252,35 @@ class Collector:
         self.parts.setdefault(f"{source.label}:{name}" if source.label else name, code_hash(code))
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #63e64072
-def _add_class(found: Collector, source: Source, node: ast.ClassDef) -> None:
+def _add_class(collector: Collector, source: Source, node: ast.ClassDef) -> None:
     "A class: each method, and the rest of it as a part of its own."
     methods: dict[str, list] = {}
     for item in _without_texts(node.body):
         method = item.name if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) else ""
         methods.setdefault(method, []).append(item)
     rest = [*node.bases, *node.keywords, *node.decorator_list, *methods.pop("", [])]
-    found.keep(source, node.name, rest)
+    collector.keep(source, node.name, rest)
     for name, items in methods.items():
-        found.keep(source, f"{node.name}.{name}", items)
+        collector.keep(source, f"{node.name}.{name}", items)
 
 
-def _add_statement(found: Collector, source: Source, name: str, statement: ast.stmt) -> None:
+def _add_statement(collector: Collector, source: Source, name: str, statement: ast.stmt) -> None:
     "What a statement binds to `name`, and what it uses itself."
     if isinstance(statement, ast.ClassDef):
-        _add_class(found, source, statement)
+        _add_class(collector, source, statement)
     else:
-        found.keep(source, name, statement)
-    _follow(found, source, statement)
+        collector.keep(source, name, statement)
+    _follow(collector, source, statement)
 
 
-def _follow(found: Collector, source: Source, code: ast.AST) -> None:
+def _follow(collector: Collector, source: Source, code: ast.AST) -> None:
     used = set(_used(code))
     for name, attribute in sorted(used, key=str):
         if attribute is not None or not any(n == name and a is not None for n, a in used):
-            add_name(found, source, name, attribute)
+            add_name(collector, source, name, attribute)
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #adim0001
-def _add_import(found: Collector, source: Source, statement: Any, name: str, attribute: str | None) -> None:
+def _add_import(collector: Collector, source: Source, statement: Any, name: str, attribute: str | None) -> None:
     "What an import binds to `name`: all of a module, one name of it, or a module that lies in it."
     module, inner = _imported(source, statement, name)
     folders = _folders(source, getattr(statement, "level", 0))
@@ -288,43 +288,46 @@ def _add_import(found: Collector, source: Source, statement: Any, name: str, att
         (_module_file(module, folders) if module else None, attribute if inner in (None, "*") else inner),
         (_module_file(f"{module}.{inner}".lstrip("."), folders) if inner not in (None, "*") else None, attribute),
     ):
-        _add_from_file(found, file, wanted)
+        _add_from_file(collector, file, wanted)
 
 
-def _add_from_file(found: Collector, file: Path | None, name: str | None) -> None:
+def _add_from_file(collector: Collector, file: Path | None, name: str | None) -> None:
     "The name in a module of the user's, or, with None, all of that module."
     if file is None or (module := read_source(file)) is None:
         return
     if name is not None:
-        add_name(found, module, name)
-    elif found.first_time(str(file)):
-        found.keep(module, "", _without_texts(module.tree.body))
-        _follow(found, module, module.tree)
+        add_name(collector, module, name)
+    elif collector.first_time(str(file)):
+        collector.keep(module, "", _without_texts(module.tree.body))
+        _follow(collector, module, module.tree)
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #15d44f1b
-def add_name(found: Collector, source: Source, name: str, attribute: str | None = None) -> None:
-    "What `name` stands for in `source` goes into `found`, or the `attribute` of it where it is a module (None: all)."
-    if not found.first_time((source.label, id(source.tree), name, attribute)) or hasattr(builtins, name):
+def add_name(collector: Collector, source: Source, name: str, attribute: str | None = None) -> None:
+    """Collect what `name` stands for in `source`, or the `attribute` of it where it is a module (default None: all).
+
+    `collector`: gets the hashes.
+    """
+    if not collector.first_time((source.label, id(source.tree), name, attribute)) or hasattr(builtins, name):
         return
     if source.scope is not None and name in source.scope:
-        add_object(found, source, name, source.scope[name], attribute)
+        add_object(collector, source, name, source.scope[name], attribute)
         return
     bound = source.names.get(name, [])
-    plain = [one for one in bound if not isinstance(one, (ast.Import, ast.ImportFrom, ast.ClassDef))]
+    plain = [binding for binding in bound if not isinstance(binding, (ast.Import, ast.ImportFrom, ast.ClassDef))]
     if len(plain) > 1:
-        found.keep(source, name, plain)
+        collector.keep(source, name, plain)
     for statement in bound:
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
-            _add_import(found, source, statement, name, attribute)
+            _add_import(collector, source, statement, name, attribute)
         else:
-            _add_statement(found, source, name, statement)
+            _add_statement(collector, source, name, statement)
     if changes := source.changes.get(name):
-        found.keep(source, f"{name}, as it is changed after that", changes)
+        collector.keep(source, f"{name}, as it is changed after that", changes)
         for statement in changes:
-            _follow(found, source, statement)
+            _follow(collector, source, statement)
     if name not in source.names:
         for statement in source.names.get("*", []):
-            _add_import(found, source, statement, "*", name)
+            _add_import(collector, source, statement, "*", name)
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #dc5a4c65
 def _function_of(member: Any) -> types.FunctionType | None:
@@ -361,41 +364,41 @@ def _is_importable(thing: Any) -> bool:
     return module is not None and module.__name__ != "__main__" and bool(getattr(module, "__file__", None))
 
 
-def _add_class_object(found: Collector, kind: type) -> None:
+def _add_class_object(collector: Collector, kind: type) -> None:
     "A class with all that it inherits from classes of the user's."
     for base in kind.__mro__:
-        if not found.first_time(("class", id(base))) or base.__module__ == "builtins":
+        if not collector.first_time(("class", id(base))) or base.__module__ == "builtins":
             continue
         if _is_importable(base):
             file = Path(sys.modules[base.__module__].__file__ or "")
-            _add_from_file(found, file, base.__qualname__.partition(".")[0])
+            _add_from_file(collector, file, base.__qualname__.partition(".")[0])
             continue
         members = filter(None, map(_function_of, vars(base).values()))
         for function in members:
             if place := _node_of(function, base.__name__, (ast.ClassDef,)):
-                _add_class(found, *place)
-                _follow(found, *place)
-                _add_closure(found, place[0], function)
+                _add_class(collector, *place)
+                _follow(collector, *place)
+                _add_closure(collector, place[0], function)
                 break
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #367c6d15
 _DEFS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def _add_function_object(found: Collector, function: types.FunctionType) -> None:
+def _add_function_object(collector: Collector, function: types.FunctionType) -> None:
     if _is_importable(function):
         file = Path(sys.modules[function.__module__].__file__ or "")
-        _add_from_file(found, file, function.__qualname__.partition(".")[0])
+        _add_from_file(collector, file, function.__qualname__.partition(".")[0])
     elif place := _node_of(function, function.__name__, (ast.Lambda,) if "<lambda>" in function.__name__ else _DEFS):
-        found.keep(place[0], function.__name__, place[1])
-        _follow(found, *place)
-        _add_closure(found, place[0], function)
+        collector.keep(place[0], function.__name__, place[1])
+        _follow(collector, *place)
+        _add_closure(collector, place[0], function)
 
 
-def _add_closure(found: Collector, source: Source, function: types.FunctionType) -> None:
+def _add_closure(collector: Collector, source: Source, function: types.FunctionType) -> None:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         if name != "__class__" and cell != types.CellType():
-            add_object(found, source, name, cell.cell_contents)
+            add_object(collector, source, name, cell.cell_contents)
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #d6450b38
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
@@ -410,37 +413,37 @@ def _is_constant(value: Any, depth: int = 3) -> bool:
     return type(value) in _CONSTANTS
 
 
-def add_object(found: Collector, source: Source, name: str, thing: Any, attribute: str | None = None) -> None:
+def add_object(collector: Collector, source: Source, name: str, thing: Any, attribute: str | None = None) -> None:
     """What a name of a notebook stands for now.
 
-    `found`: gets the hashes. `source`, `name`: where it was read, and as what. `thing`: its value. `attribute`: what
-    was taken of it where it is a module (default None: nothing).
+    `collector`: gets the hashes. `source`, `name`: where it was read, and as what. `thing`: its value. `attribute`:
+    what was taken of it where it is a module (default None: nothing).
     """
     if isinstance(thing, functools.partial):
         thing = thing.func
     if isinstance(thing, types.ModuleType):
         if is_users(getattr(thing, "__file__", None) or "<frozen"):
-            _add_from_file(found, Path(str(thing.__file__)), attribute)
+            _add_from_file(collector, Path(str(thing.__file__)), attribute)
     elif isinstance(thing, type):
-        _add_class_object(found, thing)
+        _add_class_object(collector, thing)
     elif (function := _function_of(thing)) is not None:
-        if found.first_time(("function", id(function))):
-            _add_function_object(found, function)
+        if collector.first_time(("function", id(function))):
+            _add_function_object(collector, function)
             inner = getattr(function, "__wrapped__", None)
             if inner is not None:
-                add_object(found, source, name, inner)
+                add_object(collector, source, name, inner)
     elif _is_constant(thing):
         text = repr(sorted(map(repr, thing))) if isinstance(thing, (set, frozenset)) else repr(thing)
-        found.keep(source, name, text)
+        collector.keep(source, name, text)
     elif type(thing).__module__ != "builtins":
-        _add_class_object(found, type(thing))
+        _add_class_object(collector, type(thing))
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #b5d160fb
-def _by_name(found: Collector, name: str, folders: list[str]) -> None:
+def _by_name(collector: Collector, name: str, folders: list[str]) -> None:
     "A task that is named as file.py:Name or package.module:Name."
     place, _, attribute = name.rpartition(":")
     file = Path(place).absolute() if place.endswith(".py") else _module_file(place, folders)
-    _add_from_file(found, file, attribute)
+    _add_from_file(collector, file, attribute)
 
 
 def _values(thing: Any, depth: int = 4) -> Iterator[Any]:
@@ -459,18 +462,18 @@ def code_fingerprint(task: Any) -> dict[str, str]:
 
     `task`: an object, or a name such as 'mine.py:Coffee'. Nothing where there is no source, and for a built-in task.
     """
-    found = Collector()
+    collector = Collector()
     try:
         if isinstance(task, str):
-            _by_name(found, task, ["", *sys.path])
-            return found.parts
-        _add_class_object(found, type(task))
+            _by_name(collector, task, ["", *sys.path])
+            return collector.parts
+        _add_class_object(collector, type(task))
         nowhere = Source("", ast.Module([], []), None, {})
         for value in _values(task):
             if isinstance(value, (type, types.FunctionType, types.MethodType, functools.partial)):
-                add_object(found, nowhere, "", value)
-            elif found.first_time(("kind", type(value))):
-                _add_class_object(found, type(value))
+                add_object(collector, nowhere, "", value)
+            elif collector.first_time(("kind", type(value))):
+                _add_class_object(collector, type(value))
     except Exception:  # an object of the user's may raise anything where it is looked at; a run is not lost for it
         pass
-    return found.parts
+    return collector.parts

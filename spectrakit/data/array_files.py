@@ -53,12 +53,12 @@ def _open_npy(path: Any, name: Any = None) -> Any:
     if name is not None:
         raise RequestError(f"{str(path)!r} has one array, without a name, and {name!r} was asked for. {mend}")
     try:
-        found = numpy.load(path, mmap_mode="r")
+        array = numpy.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise _cannot_open(path, "a .npy file", error, mend) from None
-    if not isinstance(found, numpy.ndarray) or not found.shape:
+    if not isinstance(array, numpy.ndarray) or not array.shape:
         raise RequestError(f"{str(path)!r} holds no array of samples. Write one array to a .npy file by numpy.save.")
-    return found
+    return array
 
 # %% ../../nbs/22_data/04_array_files.ipynb #3bd60b40
 _SAFETENSORS = {
@@ -181,7 +181,7 @@ def _open_parquet(path: Any, name: str | Sequence[str] | None = None) -> Any:
     forms = [_row_form(path, fields.field(each)) for each in names]
     if not rows or not names or (several and any(shape for _, shape in forms)):
         raise RequestError(f"{names} of {str(path)!r} have {rows} rows. Name columns of one number a row, and rows.")
-    found = _unnamed(
+    array = _unnamed(
         numpy.result_type(*[kind for kind, _ in forms]), (rows, len(names)) if several else (rows, *forms[0][1])
     )
     done = 0
@@ -189,9 +189,9 @@ def _open_parquet(path: Any, name: str | Sequence[str] | None = None) -> Any:
     for part in (part for group in groups for part in file.iter_batches(row_groups=[group], columns=names)):
         for number, (each, (_, shape)) in enumerate(zip(names, forms, strict=True)):
             place = (slice(done, done + len(part)), number) if several else slice(done, done + len(part))
-            found[place] = _values(path, each, part.column(each), shape)
+            array[place] = _values(path, each, part.column(each), shape)
         done += len(part)
-    return found
+    return array
 
 # %% ../../nbs/22_data/04_array_files.ipynb #e20223af
 FORMS: dict[str, Callable] = {
@@ -213,8 +213,8 @@ def open_array(path: str | Path, name: str | Sequence[str] | None = None) -> Any
     """
     import numpy
 
-    found = FORMS.get(Path(path).suffix.lower(), _open_npy)(path, name)
-    if not found.shape or numpy.dtype(found.dtype).kind not in "biufc":
-        what = f"the shape {tuple(found.shape)} and the type {found.dtype}"
-        raise RequestError(f"{str(path)!r} has {what}. It takes numbers, with a row for each sample.")
-    return found
+    array = FORMS.get(Path(path).suffix.lower(), _open_npy)(path, name)
+    if not array.shape or numpy.dtype(array.dtype).kind not in "biufc":
+        form = f"the shape {tuple(array.shape)} and the type {array.dtype}"
+        raise RequestError(f"{str(path)!r} has {form}. It takes numbers, with a row for each sample.")
+    return array

@@ -106,8 +106,8 @@ def _check_enough(kind: str, count: int, samples: int, targets: Any, groups: Any
     "RequestError where there are fewer samples, groups, or samples of a class than folds."
     if samples < count + (kind == "time"):
         raise RequestError(f"folds.count={count} is more than the {samples} samples allow. Take fewer folds.")
-    if "group" in kind and (found := len(np.unique(groups))) < count:
-        raise RequestError(f"folds.count={count} is more than the {found} groups. Take fewer folds.")
+    if "group" in kind and (distinct := len(np.unique(groups))) < count:
+        raise RequestError(f"folds.count={count} is more than the {distinct} groups. Take fewer folds.")
     if "stratified" in kind:
         names, counts = np.unique(targets, return_counts=True)
         fewest = counts.argmin() if kind == "stratified" else counts.argmax()  # groups may leave a fold without a class
@@ -160,9 +160,9 @@ def read_folds(path: Path) -> Folds:
     try:
         if path.stat().st_size > _MOST:
             raise ValueError("it is too large")
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
-            facts = json.loads(bytes(found["facts"]).decode())
-            folds = Folds(found["held"], str(facts["kind"]), int(facts["count"]))
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            facts = json.loads(bytes(arrays["facts"]).decode())
+            folds = Folds(arrays["held"], str(facts["kind"]), int(facts["count"]))
     except Exception as error:  # of spoiled bytes NumPy, zipfile and zlib raise a dozen kinds
         raise RequestError(f"{path.name} holds no folds ({error}). Remove it, and they are drawn again.") from None
     if folds.held.ndim != 2 or folds.sha256 != facts.get("sha256"):

@@ -346,12 +346,12 @@ def _workers_for(dataset: Any, config: Config, placement: "Placement") -> Datalo
     "The settings, with no more workers than the data set has use for, and what `auto` begins with."
     most, settings = getattr(dataset, "most_workers", None), config.dataloader
     ranks = -(-placement.world_size // config.distributed.num_nodes)
-    found = most_workers(settings, ranks, not _is_cuda(placement.device))
+    allowed = most_workers(settings, ranks, not _is_cuda(placement.device))
     if settings.most_workers is not None:
-        settings = replace(settings, most_workers=found)
-    if most is None or settings.num_workers == 0 or (settings.num_workers == "auto" and not found):
+        settings = replace(settings, most_workers=allowed)
+    if most is None or settings.num_workers == 0 or (settings.num_workers == "auto" and not allowed):
         return settings
-    workers = min(most, found if settings.num_workers == "auto" else settings.num_workers)
+    workers = min(most, allowed if settings.num_workers == "auto" else settings.num_workers)
     # one that ends with its epoch would have to reach the next one from the beginning
     return replace(settings, num_workers=workers, persistent_workers=True)
 
@@ -668,7 +668,7 @@ def find_non_finite(data: Any, name: str = "batch") -> str | None:
     import torch
 
     if (parts := parts_of(data)) is not None:
-        return next((found for part, value in parts if (found := find_non_finite(value, name + part))), None)
+        return next((place for part, value in parts if (place := find_non_finite(value, name + part))), None)
     if torch.is_tensor(data) and data.is_floating_point():
         bad = int((~torch.isfinite(data)).sum())
         if not bad:

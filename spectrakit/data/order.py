@@ -77,10 +77,10 @@ class ComputedOrder:
             return positions
         keys = [mix_seed(self.key, number) & 0x7FFFFFFF for number in range(_ROUNDS)]
         bits = max(2, (self.samples - 1).bit_length())
-        found = _feistel(positions, bits, keys)
-        while len(outside := (found >= self.samples).nonzero().flatten()):
-            found[outside] = _feistel(found[outside], bits, keys)
-        return found
+        indices = _feistel(positions, bits, keys)
+        while len(outside := (indices >= self.samples).nonzero().flatten()):
+            indices[outside] = _feistel(indices[outside], bits, keys)
+        return indices
 
 # %% ../../nbs/22_data/01_order.ipynb #9cd490db
 ORDER_VERSION = 2  # 1: a list at every size

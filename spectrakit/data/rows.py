@@ -23,9 +23,9 @@ def _in_file_order(column: Any, rows: Any) -> Any:
     if torch.is_tensor(column):
         part = column.index_select(0, torch.from_numpy(rows[order]))
         return torch.empty_like(part).index_copy_(0, torch.from_numpy(order), part)
-    found = numpy.empty((len(rows), *column.shape[1:]), column.dtype)
-    found[order] = column.view(numpy.ndarray).take(rows[order], 0)  # a memmap asks with each call what it has become
-    return torch.from_numpy(found)
+    read = numpy.empty((len(rows), *column.shape[1:]), column.dtype)
+    read[order] = column.view(numpy.ndarray).take(rows[order], 0)  # a memmap asks with each call what it has become
+    return torch.from_numpy(read)
 
 # %% ../../nbs/22_data/05_rows.ipynb #d1e00006
 def _on_disk(column: Any) -> bool:

@@ -204,10 +204,10 @@ def _find_drawn(reader: _Reader, keys: Keys) -> frozenset[str]:
     first = Keys(keys.epoch, keys.indices[:1], keys.times and keys.times[:1])
     wanted, _ = _read(reader, first, every)
     try:
-        found, drawn = _read(reader, first, frozenset())
+        again, drawn = _read(reader, first, frozenset())
     except Exception:
         return every  # its `__getitems__` works for nobody
-    one, other = (content_hash([list(leaves_of(sample)) for sample in samples]) for samples in (wanted, found))
+    one, other = (content_hash([list(leaves_of(sample)) for sample in samples]) for samples in (wanted, again))
     return drawn if one is not None and one == other else every
 
 # %% ../../nbs/22_data/03_samples.ipynb #23a2fc02

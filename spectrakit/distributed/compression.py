@@ -43,22 +43,22 @@ def _encode_int4(values: Any) -> Any:
     return _with_scale(halves[:, 0] | (halves[:, 1] << 4), scale)
 
 
-def _decode_int4(found: Any, count: int) -> Any:
+def _decode_int4(payload: Any, count: int) -> Any:
     import torch
 
-    packed = found[: count // 2]
+    packed = payload[: count // 2]
     numbers = torch.stack([packed & 15, packed >> 4], dim=1).to(torch.int8) - 8
-    return _rescaled(numbers.reshape(-1), found[count // 2 :])
+    return _rescaled(numbers.reshape(-1), payload[count // 2 :])
 
 
 def _encode_int8(values: Any) -> Any:
     return _with_scale(*_scaled(values, 127))
 
 
-def _decode_int8(found: Any, count: int) -> Any:
+def _decode_int8(payload: Any, count: int) -> Any:
     import torch
 
-    return _rescaled(found[:count].view(torch.int8), found[count:])
+    return _rescaled(payload[:count].view(torch.int8), payload[count:])
 
 
 def _encode_fp16(values: Any) -> Any:
@@ -67,10 +67,10 @@ def _encode_fp16(values: Any) -> Any:
     return values.to(torch.float16).view(torch.uint8)
 
 
-def _decode_fp16(found: Any, count: int) -> Any:
+def _decode_fp16(payload: Any, count: int) -> Any:
     import torch
 
-    return found.clone().view(torch.float16)[:count].float()
+    return payload.clone().view(torch.float16)[:count].float()
 
 # %% ../../nbs/21_distributed/08_compression.ipynb #62f613b2
 @dataclass(frozen=True)

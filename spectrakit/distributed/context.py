@@ -257,8 +257,8 @@ def _unwrapped(model: Any) -> Any:
 def step_with_scaler(scaler: Any, optimizer: Any, device: Any) -> Any:
     "One step of `optimizer` by the gradient `scaler`: True, a tensor on `device`, where the update was left out."
     scaler.step(optimizer)
-    found = scaler._found_inf_per_device(optimizer)  # there is no public way that does not wait for the GPU
-    left_out = sum(value.to(device) for value in found.values()) > 0
+    overflows = scaler._found_inf_per_device(optimizer)  # there is no public way that does not wait for the GPU
+    left_out = sum(value.to(device) for value in overflows.values()) > 0
     scaler.update()
     return left_out
 
@@ -358,9 +358,9 @@ class RunContext(Exchange):
             return value
         import torch.distributed as dist
 
-        found = torch.as_tensor(value, device=self.device).detach().clone().double()
-        dist.all_reduce(found, group=self.mesh["shard"].get_group())
-        return found
+        mean = torch.as_tensor(value, device=self.device).detach().clone().double()
+        dist.all_reduce(mean, group=self.mesh["shard"].get_group())
+        return mean
 
     @property
     def scaler(self) -> Any:

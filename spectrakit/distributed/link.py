@@ -82,17 +82,19 @@ def alone_s(step_s: float, exchange_s: float, overlaps: bool) -> float:
     return min(step_s, max(0.05 * step_s, rest))
 
 
-def advice(found: Estimate, strategy: str, steps: int) -> str:
+def advice(estimate: Estimate, strategy: str, steps: int) -> str:
     "What to take, in a sentence; `strategy` and `steps` of a round are what was asked for."
-    if found.take == strategy:
+    if estimate.take == strategy:
         text = "as asked for"
-        if strategy == "diloco" and found.steps != steps:
-            text = f"as asked for; rounds of diloco.max_steps={found.steps} keep waiting small, {steps} were asked for"
-    elif found.take == "diloco":
-        text = f"write trainer.strategy.name=diloco diloco.max_steps={found.steps}"
+        if strategy == "diloco" and estimate.steps != steps:
+            text = (
+                f"as asked for; rounds of diloco.max_steps={estimate.steps} keep waiting small, {steps} were asked for"
+            )
+    elif estimate.take == "diloco":
+        text = f"write trainer.strategy.name=diloco diloco.max_steps={estimate.steps}"
     else:
         text = "write trainer.strategy=ddp, which learns more from as many steps"
-    return f"{found} ({text})"
+    return f"{estimate} ({text})"
 
 # %% ../../nbs/21_distributed/07_link.ipynb #878af608
 ENOUGH_S = 0.05  # an exchange that takes so long is believed

@@ -438,8 +438,8 @@ def merge_buffers(buffers: list, before: list, mean: Callable[[Any], Any], large
         for (b, old), step in zip(moving, merged, strict=True):
             b.copy_(torch.where(step.view(b.shape) == 0, old.cpu(), (old.cpu() + step.view(b.shape)).to(b.dtype)))
     if counts:
-        found = largest(torch.cat([b.cpu().reshape(-1).to(torch.int64) for b in counts]))
-        for b, values in zip(counts, found.split([b.numel() for b in counts]), strict=True):
+        merged_counts = largest(torch.cat([b.cpu().reshape(-1).to(torch.int64) for b in counts]))
+        for b, values in zip(counts, merged_counts.split([b.numel() for b in counts]), strict=True):
             b.copy_(values.view(b.shape))
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #a181ab0c

@@ -85,10 +85,11 @@ def own_rank() -> Rank | None:
 
 def left_over(environ: Mapping[str, str], kernel: bool) -> str | None:
     "The sentence on a launcher's variables in `environ` that are ignored, where this is a notebook's `kernel`."
-    found = [f"{name}={environ[name]}" for name in LAUNCHER_VARIABLES if name in environ]
+    variables = [f"{name}={environ[name]}" for name in LAUNCHER_VARIABLES if name in environ]
     if not kernel or environ.get("WORLD_SIZE", "1") == "1":
         return None
-    return f"{', '.join(found)} are left over in this notebook's environment and ignored: no launcher starts a notebook"
+    names = ", ".join(variables)
+    return f"{names} are left over in this notebook's environment and ignored: no launcher starts a notebook"
 
 # %% ../../nbs/21_distributed/00_topology.ipynb #23a2fc02
 @dataclass(frozen=True)

@@ -91,14 +91,14 @@ def code_files(task: str) -> list[Path]:
     first = Path(source).absolute() if source.endswith(".py") else _module_file(source, [*sys.path])
     if first is None or not first.is_file():
         return []
-    found, folder = [first], str(first.parent)
+    files, folder = [first], str(first.parent)
     installed = first.is_relative_to(sysconfig.get_paths()["stdlib"]) or "site-packages" in first.parts
-    for file in () if installed else found:
+    for file in () if installed else files:
         beside = (_module_file(name, [folder]) for name in _imported_names(file))
-        found += [f for f in dict.fromkeys(beside) if f and f.suffix == ".py" and f not in found]
-        if len(found) > _MOST_FILES:
+        files += [f for f in dict.fromkeys(beside) if f and f.suffix == ".py" and f not in files]
+        if len(files) > _MOST_FILES:
             break
-    return found
+    return files
 
 # %% ../../nbs/49_handover/04_consent.ipynb #8cb4f2bf
 @dataclass(frozen=True)
@@ -150,24 +150,24 @@ def trust(run: Any, accept_it: bool = False) -> Trust:
     RequestError where it is no run, or this cannot be remembered.
     """
     path = checked_path(getattr(run, "path", run), "The run")
-    found = _trust_of(path, compose(config=path / "config.yaml"))
+    facts = _trust_of(path, compose(config=path / "config.yaml"))
     if not accept_it:
-        return found
+        return facts
     try:
-        accept(found.digest)
+        accept(facts.digest)
     except OSError as error:
         raise RequestError(
             f"Consent cannot be kept ({error.strerror or error}). Say trust=True in the call, or name a folder that "
             "you may write in SPECTRAKIT_STATE."
         ) from None
-    return replace(found, accepted=True)
+    return replace(facts, accepted=True)
 
 
 def _trust_of(path: Path, config: Config) -> Trust:
     task = _foreign_code(config)
     files = {str(file): file_sha256(file) for file in code_files(task)} if task else {}
-    found = Trust(path, not is_foreign(path), False, task, files, reaching_out(config))
-    return replace(found, accepted=is_accepted(found.digest))
+    trust = Trust(path, not is_foreign(path), False, task, files, reaching_out(config))
+    return replace(trust, accepted=is_accepted(trust.digest))
 
 # %% ../../nbs/49_handover/04_consent.ipynb #796c77c1
 def _refusal(what: str, name: str) -> RequestError:
@@ -189,12 +189,12 @@ def consented(path: Path, config: Config, trusted: bool, task: Any = None) -> tu
     """
     if trusted or not is_foreign(path):
         return config, []
-    found = _trust_of(path, config)
-    if found.accepted:
+    trust = _trust_of(path, config)
+    if trust.accepted:
         return config, []
-    if task is None and found.task:
-        raise _refusal(path.name, found.task)
-    return _without(config, found.settings, path.name)
+    if task is None and trust.task:
+        raise _refusal(path.name, trust.task)
+    return _without(config, trust.settings, path.name)
 
 
 def _without(config: Config, reaching: dict[str, Any], name: str) -> tuple[Config, list[str]]:

@@ -121,8 +121,8 @@ def load_task(name: str) -> Any:
     except (Exception, SystemExit) as error:
         raise _cannot_load(name, source, error) from None
     public = [n for n in dir(module) if isinstance(getattr(module, n), type) and not n.startswith("_")]
-    there = f"It has the classes {', '.join(public)}." if public else "It has no public class."
-    raise RequestError(f"{source} has no {attribute!r}.{did_you_mean(attribute, public) or ' ' + there}")
+    classes = f"It has the classes {', '.join(public)}." if public else "It has no public class."
+    raise RequestError(f"{source} has no {attribute!r}.{did_you_mean(attribute, public) or ' ' + classes}")
 
 # %% ../../nbs/49_handover/03_job.ipynb #0a43261c
 def name_of(task: Any) -> str:

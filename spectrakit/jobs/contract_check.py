@@ -40,12 +40,12 @@ def result_writer(folder: Path, rank: int) -> Callable[[ContractResult], None]:
 
 def read_results(folder: Path) -> tuple[ContractResult, ...]:
     "The results in `folder`: all of its first rank, and what failed on another one alone."
-    found: list[ContractResult] = []
+    results: list[ContractResult] = []
     for number, file in enumerate(sorted(folder.glob("contract-rank-*.jsonl"))):
         rows = [ContractResult(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
-        failed = {result.part for result in found if result.error}
-        found += [row for row in rows if number == 0 or (row.error and row.part not in failed)]
-    return tuple(found)
+        failed = {result.part for result in results if result.error}
+        results += [row for row in rows if number == 0 or (row.error and row.part not in failed)]
+    return tuple(results)
 
 # %% ../../nbs/45_jobs/02_contract_check.ipynb #3ce928aa
 def disk_of(config: Config) -> Path:

@@ -84,18 +84,20 @@ def predict_runs(
     check_task(task, config)
     context.heartbeat.beat("preparing")
     file = submission_file(task, config, target) if context.is_main else None
-    found = Ensemble(how, context, target, file)
+    ensemble = Ensemble(how, context, target, file)
     with repeatable(config.trainer.deterministic, context.matmul):
         for place, member in enumerate(members):
-            go_on = time_for_another(found.longest_s, _left_s(target)) and not (found.first and found.first.cut)
-            if found.first is not None and not context.broadcast(go_on):
-                found.notes.append(
+            go_on = time_for_another(ensemble.longest_s, _left_s(target)) and not (
+                ensemble.first and ensemble.first.cut
+            )
+            if ensemble.first is not None and not context.broadcast(go_on):
+                ensemble.notes.append(
                     f"the last {len(members) - place} of {len(members)} runs are left out: the time is short"
                 )
                 break
-            found.take(task, member)
-            if context.is_main and found.used and place + 1 < len(members):
-                found.write()  # and at the end once more
-    if found.first is None:
-        raise RequestError(f"None of the {len(members)} runs can be used. {found.notes[0]}")
-    return found.write() if context.is_main else ("completed", "")
+            ensemble.take(task, member)
+            if context.is_main and ensemble.used and place + 1 < len(members):
+                ensemble.write()  # and at the end once more
+    if ensemble.first is None:
+        raise RequestError(f"None of the {len(members)} runs can be used. {ensemble.notes[0]}")
+    return ensemble.write() if context.is_main else ("completed", "")

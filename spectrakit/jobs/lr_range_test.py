@@ -109,9 +109,9 @@ def _follows(s: TrainState, rates: list[float]) -> bool:
     other = s.task.optimizer(s.context.unwrap(s.learner.model), twice)
     if other is None:
         return True
-    found = [group["lr"] for group in other.param_groups]
-    return len(found) == len(rates) and all(
-        math.isclose(float(f), 2 * r, rel_tol=1e-6) for f, r in zip(found, rates, strict=False)
+    doubled = [group["lr"] for group in other.param_groups]
+    return len(doubled) == len(rates) and all(
+        math.isclose(float(f), 2 * r, rel_tol=1e-6) for f, r in zip(doubled, rates, strict=False)
     )
 
 # %% ../../nbs/45_jobs/01_lr_range_test.ipynb #3db238f7
@@ -182,10 +182,10 @@ def range_loop(s: TrainState, sweep: Sweep, base: BaseRate) -> tuple[str, str, s
         for batch in s.data.train.epoch(p.epoch):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step
-            found = as_loss(loss_of(s.learner.model, batch.data))
+            parts = as_loss(loss_of(s.learner.model, batch.data))
             share = batch.window_samples / ranks  # DDP takes the mean over ranks
             s.context.heartbeat.micro_batch()
-            part, own = window_part(found, batch.samples, share)
+            part, own = window_part(parts, batch.samples, share)
             if own is not None:  # the window's weight is known at its end
                 weight = own if weight is None else weight + own
             (part if scaler is None else scaler.scale(part)).backward()

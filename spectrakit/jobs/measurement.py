@@ -206,9 +206,9 @@ def time_save(s: TrainState, config: Config) -> tuple[float, int]:
     lost += _steps_while_written(s, each_s)
     make_steps(s, 2)  # a run trains on while it is written, and saves once more at its end: memory is fullest then
     finish_saving(s)
-    found = [file.stat().st_size for file in s.checkpoints.rglob("*") if file.is_file()]
+    sizes = [file.stat().st_size for file in s.checkpoints.rglob("*") if file.is_file()]
     count = len([path for path in s.checkpoints.glob("step-*") if path.is_dir()])
-    return lost, sum(found) // max(1, count)
+    return lost, sum(sizes) // max(1, count)
 
 
 def time_prediction(s: TrainState, valid: Any) -> float:
@@ -228,8 +228,8 @@ def counted(s: TrainState) -> dict[str, Any]:
     batch = next(iter(s.data.train.epoch(0)))
     data = to_device(batch.data, "cpu")
     loss_of = s.context.in_precision(training_loss(s))
-    found = static_memory(partial(make_model, s.task, s.config), partial(_optimizer_of, s), loss_of, data)
-    return {**found, "micro_batch_size": batch.samples}
+    memory = static_memory(partial(make_model, s.task, s.config), partial(_optimizer_of, s), loss_of, data)
+    return {**memory, "micro_batch_size": batch.samples}
 
 
 def _optimizer_of(s: TrainState, model: Any) -> Any:
@@ -277,8 +277,8 @@ def exchange_advice(s: TrainState, step_s: float, steps: int) -> str | None:
     exchange_s = ring_bytes(4 * numbers, context.world_size) / max(rate, 1e-9)
     overlaps = context.strategy == "ddp" and context.exchange == "overlap"
     alone = alone_s(_agree(s, step_s), exchange_s, overlaps)
-    found = estimate(numbers, alone, rate, context.world_size, steps, 1.0 if on_host else BY_HOST)
-    return f"{describe_link(rate)}; {advice(found, context.strategy, s.config.diloco.max_steps)}"
+    exchange = estimate(numbers, alone, rate, context.world_size, steps, 1.0 if on_host else BY_HOST)
+    return f"{describe_link(rate)}; {advice(exchange, context.strategy, s.config.diloco.max_steps)}"
 
 # %% ../../nbs/45_jobs/04_measurement.ipynb #e4352fd0
 def measurement_file(folder: Path, rank: int) -> Path:
@@ -306,7 +306,7 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
     size = _agree(s, size)
     prediction_s = time_prediction(s, valid)
     workers = [child.memory_info().rss for child in psutil.Process().children(recursive=True)]
-    found = Measurement(
+    measurement = Measurement(
         rank=s.context.rank,
         device=device_name(device),
         gpu=device.type == "cuda",
@@ -323,8 +323,8 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
     )
     half = s.context.mixed_precision != "no"
     tflops, moved = try_device(device, half)
-    found = replace(found, half=half, tflops=tflops, moved_tb_s=moved)
-    measurement_file(execution.run_dir, s.context.rank).write_text(json.dumps(asdict(found)), encoding="utf-8")
+    measurement = replace(measurement, half=half, tflops=tflops, moved_tb_s=moved)
+    measurement_file(execution.run_dir, s.context.rank).write_text(json.dumps(asdict(measurement)), encoding="utf-8")
 
 # %% ../../nbs/45_jobs/04_measurement.ipynb #34400d8b
 def measure_run(

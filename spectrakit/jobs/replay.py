@@ -67,7 +67,7 @@ def scored(task: Any, part: Replayed, form: str, over: Callable[[], bool]) -> di
     import torch
 
     config, model, done = _settings(part.config), replay_model(), 0
-    held_out, found = read_datasets(task, config)[1], dict[int, dict[str, tuple]]()
+    held_out, scores = read_datasets(task, config)[1], dict[int, dict[str, tuple]]()
     if held_out is None or len(held_out) != len(part.predictions):
         raise RequestError("what is held out is not what was predicted")
     collate = task.collate if provides(task, "collate") else None
@@ -77,8 +77,8 @@ def scored(task: Any, part: Replayed, form: str, over: Callable[[], bool]) -> di
             if over():
                 raise RequestError("reading the samples takes too long")
             model.outputs = outputs[done : done + batch.samples]
-            found[place], done = score_batch(task, model, batch)[0], done + batch.samples
-    return on_host(found)
+            scores[place], done = score_batch(task, model, batch)[0], done + batch.samples
+    return on_host(scores)
 
 # %% ../../nbs/45_jobs/09_replay.ipynb #f982eff9
 def _form_of(task: Any, metric: str, known: Replayed, over: Callable[[], bool]) -> str:
@@ -86,16 +86,16 @@ def _form_of(task: Any, metric: str, known: Replayed, over: Callable[[], bool]) 
     why = ""
     for form in FORMS:
         try:
-            found = averages(scored(task, known, form, over)).get(metric)
+            value = averages(scored(task, known, form, over)).get(metric)
         except RequestError:
             raise
         except Exception as error:  # the task's own, of outputs that it does not expect
             why = why or f" ({type(error).__name__}: {error})"
             continue
         if (
-            found is not None
+            value is not None
             and known.value is not None
-            and math.isclose(found, known.value, rel_tol=2e-3, abs_tol=1e-6)
+            and math.isclose(value, known.value, rel_tol=2e-3, abs_tol=1e-6)
         ):
             return form
     raise RequestError(f"{metric} does not follow from what `predict` returns{why}")

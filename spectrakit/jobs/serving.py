@@ -158,21 +158,21 @@ def load_models(
     RequestError where none can be loaded.
     """
     places = [replace(context, own_device=device) for device in _devices(context, devices)]
-    found, notes = list[ServedModel](), list[str]()
+    models, notes = list[ServedModel](), list[str]()
     for member in members:
         try:
-            served, odd = _loaded(task, member, len(members), places[len(found) % len(places)])
+            served, odd = _loaded(task, member, len(members), places[len(models) % len(places)])
         except Exception as error:
             if len(members) == 1:
                 raise
             message = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
             notes.append(f"{member.run_dir.name} is left out: {message}")
             continue
-        found.append(served)
+        models.append(served)
         notes += odd if len(members) == 1 else [f"{served.name}: {note}" for note in odd]
-    if not found:
+    if not models:
         raise RequestError(f"None of the {len(members)} runs can be used. {notes[0]}")
-    return found, notes
+    return models, notes
 
 # %% ../../nbs/45_jobs/08_serving.ipynb #77b0c7f4
 class _Lane:
@@ -230,32 +230,32 @@ class Together:
         for lane in lanes:
             lane.asked.put((given, ends, answers))
         asked = {place for lane in lanes for place, _ in lane.models}
-        found = self._collected(answers, ends, len(asked))
-        notes = [note for _, note in found.values() if note]
+        columns = self._collected(answers, ends, len(asked))
+        notes = [note for _, note in columns.values() if note]
         for place, model in enumerate(self.models):
-            if place not in found:
+            if place not in columns:
                 late = "did not answer in time" if place in asked else "was busy with an earlier batch"
                 notes.append(f"{model.name} {late}")
-        well = {place: arrays for place, (arrays, note) in found.items() if not note}
+        well = {place: arrays for place, (arrays, note) in columns.items() if not note}
         task, arrays = self._mixed(dict(sorted(well.items())), notes)
         return task, arrays, sorted(notes)
 
     @staticmethod
     def _collected(answers: queue.SimpleQueue[Any], ends: float, count: int) -> dict[int, tuple[dict[str, Any], str]]:
         "What `count` models have answered by then: arrays, or why there are none, by the place of the model."
-        found: dict[int, tuple[dict[str, Any], str]] = {}
-        while len(found) < count:
+        collected: dict[int, tuple[dict[str, Any], str]] = {}
+        while len(collected) < count:
             try:
                 place, arrays, note = answers.get(timeout=max(0.0, ends - time.monotonic()))
             except queue.Empty:
                 break
-            found[place] = (arrays, note)
-        return found
+            collected[place] = (arrays, note)
+        return collected
 
-    def _mixed(self, found: dict[int, dict[str, Any]], notes: list[str]) -> tuple[Any, dict[str, Any]]:
+    def _mixed(self, columns: dict[int, dict[str, Any]], notes: list[str]) -> tuple[Any, dict[str, Any]]:
         "The task of the first model that has answered, and the average."
         mixture, task = Mixture(self.how), None
-        for place, arrays in found.items():
+        for place, arrays in columns.items():
             try:
                 mixture.add(arrays, self.models[place].weight)
             except RequestError as error:
@@ -296,11 +296,13 @@ def _wait_for(connection: Connection, context: RunContext, over: Callable[[], bo
 
 # %% ../../nbs/45_jobs/08_serving.ipynb #f99b7dfe
 def _reply(
-    one: ServedModel, together: Together | None, given: Sequence[Any], until: float
+    model: ServedModel, together: Together | None, given: Sequence[Any], until: float
 ) -> tuple[bool, Any, list[str]]:
     "Whether there is an answer, the answer, or why there is none, and which models it lacks."
     try:
-        task, arrays, notes = (one.task, one.predict(given), []) if together is None else together.predict(given, until)
+        task, arrays, notes = (
+            (model.task, model.predict(given), []) if together is None else together.predict(given, until)
+        )
         return True, answer_of(task, arrays, given), notes
     except Exception as error:
         return False, str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}", []
@@ -325,9 +327,9 @@ def serve_requests(
     context.heartbeat.beat("preparing")
     with repeatable(config.trainer.deterministic, context.matmul):
         models, notes = load_models(task, members, context, devices)
-        one = models[0]
+        model = models[0]
         of = "" if len(models) == len(members) else f"of {len(members)} "
-        name = one.checkpoint if len(members) == 1 else f"{len(models)} {of}models"
+        name = model.checkpoint if len(members) == 1 else f"{len(models)} {of}models"
         together = Together(models, how) if len(models) > 1 else None
         with Client(channel.address) as connection:
             connection.send((os.getpid(), name, notes))
@@ -335,7 +337,7 @@ def serve_requests(
             while (request := _wait_for(connection, context, channel.over)) is not None:
                 number, given, until = request
                 context.heartbeat.beat("predicting")
-                connection.send((number, *_reply(one, together, given, until)))
+                connection.send((number, *_reply(model, together, given, until)))
                 served += 1
         if together is not None:
             together.end()

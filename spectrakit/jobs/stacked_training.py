@@ -167,10 +167,10 @@ def refuse_time(count: int, steps: int, step_s: tuple[float, float], places: int
 # %% ../../nbs/45_jobs/06_stacked_training.ipynb #6d06626a
 def _first_batches(lanes: Sequence[Lane]) -> list[Any]:
     "The first batch of each run. RequestError where one has parts that are no tensors."
-    found = [next(iter(lane.state.data.train.epoch(0))).data for lane in lanes]
-    if not all(hasattr(leaf, "nbytes") and hasattr(leaf, "detach") for data in found for leaf in leaves_of(data)):
+    batches = [next(iter(lane.state.data.train.epoch(0))).data for lane in lanes]
+    if not all(hasattr(leaf, "nbytes") and hasattr(leaf, "detach") for data in batches for leaf in leaves_of(data)):
         raise RequestError("Batches hold more than tensors. Train the folds one by one.")
-    return found
+    return batches
 
 
 def choose_stack(lanes: Sequence[Lane], places: int, asked: bool, budget: Budget) -> str:
@@ -314,8 +314,8 @@ def stacked_steps(lanes: Sequence[Lane], stack: Stack, execution: Execution) -> 
         for batches in zip(*readers, strict=True):
             values, logs = losses(stack, [batch.data for batch in batches])
             heartbeat.micro_batch()
-            found = values.detach().tolist() if on_host else list(values.detach().unbind())
-            if on_host and not all(map(math.isfinite, found)):
+            step_losses = values.detach().tolist() if on_host else list(values.detach().unbind())
+            if on_host and not all(map(math.isfinite, step_losses)):
                 raise FloatingPointError(f"the loss of a model is not finite after step {p.step}")
             (values.sum() if scaler is None else scaler.scale(values.sum())).backward()
             if clip is not None and scaler is not None:
@@ -328,7 +328,7 @@ def stacked_steps(lanes: Sequence[Lane], stack: Stack, execution: Execution) -> 
             left_out = stack.optimizer.step() if scaler is None else context.scaled_step(stack.optimizer)
             stack.optimizer.zero_grad()
             link_states(stack, optimizers)
-            for lane, batch, loss, logged in zip(lanes, batches, found, logs, strict=True):
+            for lane, batch, loss, logged in zip(lanes, batches, step_losses, logs, strict=True):
                 count_step(lane.state, batch, loss, logged, None if scaler is None else left_out)
             now = time.monotonic()
             first.timing.pace.add(now - step_began)

@@ -41,12 +41,12 @@ def count_step(make_model: Callable, make_optimizer: Callable, loss_of: Callable
                 optimizer.step()
                 optimizer.zero_grad()
         marks = tracker.get_tracker_snapshot("peak")
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for mark in marks.values():
         for kind, size in mark.items():
             name = str(kind).rpartition(".")[2].lower()
-            found[name] = found.get(name, 0) + int(size)
-    return found
+            counts[name] = counts.get(name, 0) + int(size)
+    return counts
 
 # %% ../../nbs/45_jobs/03_static_memory.ipynb #775911ce
 def static_memory(make_model: Callable, make_optimizer: Callable, loss_of: Callable, data: Any) -> dict[str, Any]:

@@ -86,16 +86,16 @@ def _picker_findings(calls: list[Use]) -> list[Finding]:
 # %% ../../nbs/66_kaggle/05_check.ipynb #da682178
 def click_findings(kernel: Kernel) -> list[Finding]:
     "Cells that need a person."
-    calls, found = kernel.facts.calls, []
+    calls, findings = kernel.facts.calls, []
     for use in calls:
         if use.how == "guarded" or (use.name.startswith("google.colab.") and use.how == "maybe"):
             continue
         if use.name in WAITS:
-            found.append(Finding(level_of(use), "clicks", WAITS[use.name], use.where))
+            findings.append(Finding(level_of(use), "clicks", WAITS[use.name], use.where))
         elif FORMS.match(use.name):
             text = f"{use.name} needs a click; in a saved version it keeps the value that it is made with."
-            found.append(Finding("warning", "clicks", text, use.where))
-    return found + _picker_findings(calls)
+            findings.append(Finding("warning", "clicks", text, use.where))
+    return findings + _picker_findings(calls)
 
 # %% ../../nbs/66_kaggle/05_check.ipynb #42868d54
 def _leak_finding(leak: Leak, where: str) -> Finding:
@@ -115,12 +115,12 @@ def secret_findings(kernel: Kernel) -> list[Finding]:
     "Keys and tokens that would leave with the kernel."
     raw = kernel.file.read_bytes() if kernel.file.is_file() else b"{}"
     if kernel.file.suffix.lower() == ".ipynb":
-        found = list(leaks_in_notebook(json.loads(raw)))
+        leaks = list(leaks_in_notebook(json.loads(raw)))
     else:
-        found = [(leak, "") for leak in leaks_in_bytes(kernel.file.name, raw)]
-    found += [(leak, KERNEL_FILE) for leak in leaks_in_bytes(KERNEL_FILE, (kernel.folder / KERNEL_FILE).read_bytes())]
+        leaks = [(leak, "") for leak in leaks_in_bytes(kernel.file.name, raw)]
+    leaks += [(leak, KERNEL_FILE) for leak in leaks_in_bytes(KERNEL_FILE, (kernel.folder / KERNEL_FILE).read_bytes())]
     once: dict[tuple, Finding] = {}  # found by its form and by its name, it is reported once
-    for leak, where in found:
+    for leak, where in leaks:
         once.setdefault((leak.hint, where), _leak_finding(leak, where))
     for leak, where in leaks_in_folder(kernel.folder, frozenset((KERNEL_FILE, kernel.file.name))):
         text = f"{leak.whose}: {leak.hint}. A push leaves this file here; an upload of the folder would not."
@@ -144,10 +144,10 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 def clean_findings(kernel: Kernel) -> list[Finding]:
     "Outputs that do harm, or tell that the notebook failed."
-    found = []
+    findings = []
     for cell in kernel.cells:
         if any(output.get("output_type") == "error" for output in cell.outputs):
-            found.append(
+            findings.append(
                 Finding(
                     "warning",
                     "clean",
@@ -157,7 +157,7 @@ def clean_findings(kernel: Kernel) -> list[Finding]:
             )
         shown = [output.get("data") for output in cell.outputs]
         if any(isinstance(data, dict) and WIDGET in data for data in shown):
-            found.append(
+            findings.append(
                 Finding(
                     "warning",
                     "clean",
@@ -166,8 +166,10 @@ def clean_findings(kernel: Kernel) -> list[Finding]:
                 )
             )
     widgets = kernel.notebook.get("widgets")
-    if isinstance(widgets, dict) and not all(isinstance(one, dict) and "state" in one for one in widgets.values()):
-        found.append(
+    if isinstance(widgets, dict) and not all(
+        isinstance(widget, dict) and "state" in widget for widget in widgets.values()
+    ):
+        findings.append(
             Finding(
                 "warning",
                 "clean",
@@ -176,7 +178,7 @@ def clean_findings(kernel: Kernel) -> list[Finding]:
                 "",
             )
         )
-    return found
+    return findings
 
 # %% ../../nbs/66_kaggle/05_check.ipynb #367b84c5
 def _names(values: Mapping[str, Any], kind: str) -> list[str]:
@@ -204,18 +206,18 @@ def pinned_findings(kernel: Kernel) -> list[Finding]:
     "What may be another thing on the day that it runs."
     from spectrakit import __version__
 
-    values, found = kernel.values, []
+    values, findings = kernel.values, []
     if values.get("docker_image_pinning_type") == "latest" and not values.get("docker_image"):
         text = "docker_image_pinning_type is latest: a new image may come between two runs. Write original."
-        found.append(Finding("warning", "pinned", text, KERNEL_FILE))
-    found += [Finding("warning", "pinned", text, KERNEL_FILE) for text in _moving_sources(values)]
+        findings.append(Finding("warning", "pinned", text, KERNEL_FILE))
+    findings += [Finding("warning", "pinned", text, KERNEL_FILE) for text in _moving_sources(values)]
     kit = (kernel.house or {}).get("kit")
     if kit and kit != __version__:
         text = (
             f"The wheels hold spectrakit {kit}, and this is {__version__}. Make them again: spectrakit wheelhouse OUT"
         )
-        found.append(Finding("warning", "pinned", text))
-    return found
+        findings.append(Finding("warning", "pinned", text))
+    return findings
 
 # %% ../../nbs/66_kaggle/05_check.ipynb #c4d6bf38
 TPU_S = 9 * 3600.0
@@ -228,7 +230,7 @@ def _limits(kernel: Kernel) -> list[tuple[Use, Any]]:
     """
     from spectrakit.config.compose import compose
 
-    found: list[tuple[Use, Any]] = []
+    limits: list[tuple[Use, Any]] = []
     for use in kernel.facts.calls:
         if (
             use.name in ("spectrakit.compose", "spectrakit.config.compose.compose")
@@ -236,14 +238,14 @@ def _limits(kernel: Kernel) -> list[tuple[Use, Any]]:
             and UNKNOWN not in "".join(use.args)
         ):
             try:
-                found.append((use, compose(*use.args).watchdog.limit))
+                limits.append((use, compose(*use.args).watchdog.limit))
             except RequestError as error:
-                found.append((use, error))
+                limits.append((use, error))
         elif use.name.endswith((".Watchdog", "standalone.Watchdog")) and use.args and use.args[0] != UNKNOWN:
-            found.append((use, use.args[0]))
+            limits.append((use, use.args[0]))
     for use in kernel.facts.shell:
-        found += [(use, word.partition("=")[2]) for word in use.args if word.startswith("watchdog.limit=")]
-    return found
+        limits += [(use, word.partition("=")[2]) for word in use.args if word.startswith("watchdog.limit=")]
+    return limits
 
 # %% ../../nbs/66_kaggle/05_check.ipynb #77ebbc87
 def _limit_finding(use: Use, limit: Any, longest_s: float, timeout_s: float | None) -> Finding | None:
@@ -313,8 +315,8 @@ def metric_findings(kernel: Kernel) -> list[Finding]:
     tables = ("spectrakit.fit", "spectrakit.cross_validate", "spectrakit.search")
     trains_table = any(use.name in tables and use.args[:1] == ("table",) for use in kernel.facts.calls)
     named = {use.name: use for use in kernel.facts.texts if use.name.startswith(_MONITOR)}
-    found = [_metric_finding(kernel, use, trains_table) for use in named.values()]
-    return [finding for finding in found if finding is not None]
+    findings = [_metric_finding(kernel, use, trains_table) for use in named.values()]
+    return [finding for finding in findings if finding is not None]
 
 # %% ../../nbs/66_kaggle/05_check.ipynb #be516d13
 SOURCE_BYTES, DATA_FILES, DATA_BYTES = 10**6, 50, 200 * 10**9
@@ -334,10 +336,10 @@ def size_findings(kernel: Kernel) -> list[Finding]:
 # %% ../../nbs/66_kaggle/05_check.ipynb #aed17a8c
 def _content_findings(files: list[Path], size: int, where: str) -> list[Finding]:
     "What is wrong with the `files` at the top of a data set that has `size` bytes."
-    found = []
+    findings = []
 
     def note(level: str, text: str) -> None:
-        found.append(Finding(level, "data", text, where))
+        findings.append(Finding(level, "data", text, where))
 
     folders = [path.name for path in files if path.is_dir()]
     packed = [path.name for path in files if path.name.lower().endswith(ARCHIVES)]
@@ -353,7 +355,7 @@ def _content_findings(files: list[Path], size: int, where: str) -> list[Finding]
         note("warning", text + "Reckon with what is inside, or leave it unpacked.")
     if size > DATA_BYTES:
         note("error", f"It has {format_bytes(size)}, and Kaggle takes {format_bytes(DATA_BYTES)}.")
-    return found
+    return findings
 
 # %% ../../nbs/66_kaggle/05_check.ipynb #dd8a7052
 def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]:
@@ -368,14 +370,14 @@ def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]
         text = f"There is no {DATASET_FILE} in {folder.name}. Write one: title, id, licenses."
         return [Finding("error", "data", text, folder.name)]
     values = read_metadata(folder / DATASET_FILE)
-    found = [
+    findings = [
         replace(f, where=f"{folder.name}/{f.where}")
         for f in dataset_findings(with_owner(values, owner) if owner else values, folder)
     ]
     files = [path for path in sorted(folder.iterdir()) if path.name != DATASET_FILE]
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    found += [*_content_findings(files, size, folder.name), *_data_leaks(folder)]
-    return found or [Finding("ok", "data", f"{len(files)} files, {format_bytes(size)}", folder.name)]
+    findings += [*_content_findings(files, size, folder.name), *_data_leaks(folder)]
+    return findings or [Finding("ok", "data", f"{len(files)} files, {format_bytes(size)}", folder.name)]
 
 
 def _data_leaks(folder: Path) -> list[Finding]:
@@ -459,10 +461,10 @@ def check_kernel(
     beside. `owner`: your Kaggle name in place of the placeholder. `timeout_s`: of the push. RequestError where there is
     no kernel, or a file cannot be read."""
     folder = checked_path(folder, "The folder")
-    kernel, found = open_kernel(folder, wheels, owner), []
+    kernel, collected = open_kernel(folder, wheels, owner), []
     for about, (good, check) in CHECKS.items():
         findings = time_findings(kernel, timeout_s) if about == "time" else check(kernel)
-        found += findings or ([Finding("ok", about, good)] if good else [])
+        collected += findings or ([Finding("ok", about, good)] if good else [])
     if data is not None:
-        found += data_findings(data, owner)
-    return Checked(Path(folder), tuple(sorted(found, key=_order)))
+        collected += data_findings(data, owner)
+    return Checked(Path(folder), tuple(sorted(collected, key=_order)))

@@ -44,8 +44,8 @@ class KaggleError(RuntimeError):
 def client() -> str:
     "The path of Kaggle's client. RequestError, which names the extra, where it is missing."
     beside = Path(sys.executable).with_name("kaggle")
-    if found := shutil.which("kaggle") or (str(beside) if beside.is_file() else None):
-        return found
+    if command := shutil.which("kaggle") or (str(beside) if beside.is_file() else None):
+        return command
     raise RequestError(f"Kaggle's client is not installed. Install it: {install_command('kaggle')}")
 
 
@@ -254,9 +254,9 @@ def push_kernel(
     `inputs`: folders that the check compares with, and whose wheels the kernel names.
     `anyway`: push in spite of errors of the check, but never with a secret. `dry_run`: show the command and do nothing.
     RequestError where the request is wrong, KaggleError where the check or Kaggle refuses the kernel."""
-    folder, known = checked_path(folder, "The folder"), None if owner is None else known_owner(owner)
+    folder, account = checked_path(folder, "The folder"), None if owner is None else known_owner(owner)
     _check_push(inputs, timeout_s)
-    checked = check_kernel(folder, data=inputs.data, wheels=inputs.wheels, owner=known, timeout_s=timeout_s)
+    checked = check_kernel(folder, data=inputs.data, wheels=inputs.wheels, owner=account, timeout_s=timeout_s)
     for f in checked.findings:
         if f.level != "ok":
             print(one_line(f"{f.level}: {f.where + ': ' if f.where else ''}{f.text}"))
@@ -273,7 +273,7 @@ def push_kernel(
         return Pushed(checked, shown_command(arguments))
     client()  # before a file is changed
     _check_wheels(folder, inputs.wheels, anyway)
-    _fill_owner(folder, known)
+    _fill_owner(folder, account)
     _fill_wheels(folder, inputs.wheels)
     return _read_answer(checked, arguments, call_client(arguments))
 
@@ -303,10 +303,10 @@ FAILED = ("ERROR", "CANCEL_ACKNOWLEDGED", "CANCEL_REQUESTED", "CANCELLED")
 def kernel_status(kernel: Path | str, *, dry_run: bool = False) -> str:
     "How the last run of a kernel stands, such as RUNNING, COMPLETE or ERROR. KaggleError where the client fails."
     output = call_client(["kernels", "status", kernel_name(kernel)], dry_run, PAUSES_S)
-    found = re.search(r'has status "(?:\w+\.)?(\w+)"', output)
-    if not found and not dry_run:
+    match = re.search(r'has status "(?:\w+\.)?(\w+)"', output)
+    if not match and not dry_run:
         raise KaggleError("The client does not say how the kernel stands. Read its lines above.")
-    return found[1].upper() if found else ""
+    return match[1].upper() if match else ""
 
 
 def kernel_logs(kernel: Path | str, *, follow: bool = False, dry_run: bool = False) -> str:
@@ -362,8 +362,8 @@ def pull_kernel(kernel: Path | str, folder: Path | str, *, force: bool = False, 
     RequestError where files are there already and `force` is not given, or `folder` is a file.
     """
     name = kernel_name(kernel)
-    there = checked_path(folder, "The folder")
-    files = sorted(path.name for path in there.iterdir()) if there.is_dir() else []
+    target = checked_path(folder, "The folder")
+    files = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
     if files and not force:
         raise RequestError(
             f"{str(folder)!r} holds {files[0]}{' and more' if len(files) > 1 else ''}, "

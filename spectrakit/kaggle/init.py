@@ -111,8 +111,8 @@ def task_cells(task: str | None, inputs: Iterable[str] = (), script: bool = Fals
     if not Path(file).stem.isidentifier():
         raise RequestError(f"{file!r} cannot be imported by its name. Give it one of letters, digits and underscores.")
     if not re.search(rf"^(class|def)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=", text, re.M):
-        there = re.findall(r"^(?:class|def)\s+(\w+)", text, re.M)
-        raise RequestError(f"There is no {name!r} in {place(source)}.{did_you_mean(name, there)}")
+        names = re.findall(r"^(?:class|def)\s+(\w+)", text, re.M)
+        raise RequestError(f"There is no {name!r} in {place(source)}.{did_you_mean(name, names)}")
     if not script:
         return [f"%%writefile {file}\n{text}", f"from {Path(file).stem} import {name}"], f"{name}()"
     if "from __future__" in text:
@@ -259,7 +259,7 @@ def _sources(owner: str, given: KernelSources) -> dict[str, list[str]]:
         "kernel": given.kernels,
         "model": given.models,
     }
-    found = {}
+    sources = {}
     for kind, names in named.items():
         whole = [
             f"{owner}/{name}" if kind in ("dataset", "kernel") and "/" not in name else name
@@ -270,8 +270,8 @@ def _sources(owner: str, given: KernelSources) -> dict[str, list[str]]:
                 split_source(kind, name)
             except ValueError as error:
                 raise RequestError(str(error)) from None
-        found[f"{kind}_sources"] = whole
-    return found
+        sources[f"{kind}_sources"] = whole
+    return sources
 
 # %% ../../nbs/66_kaggle/06_init.ipynb #1c686c07
 def kernel_values(title: str, owner: str, kind: str, sources: dict[str, list[str]]) -> dict[str, Any]:
@@ -306,11 +306,11 @@ def _check_parts(code: KernelCode, sources: KernelSources) -> None:
 
 def _refuse_existing(folder: Path, names: Iterable[str], force: bool) -> None:
     "RequestError where one of `names` is in `folder` already and not `force`."
-    there = [name for name in names if (folder / name).exists()]
-    if there and not force:
-        are, them = ("is", "it") if len(there) == 1 else ("are", "them")
+    present = [name for name in names if (folder / name).exists()]
+    if present and not force:
+        are, them = ("is", "it") if len(present) == 1 else ("are", "them")
         raise RequestError(
-            f"{' and '.join(there)} {are} in {str(folder)!r} already. "
+            f"{' and '.join(present)} {are} in {str(folder)!r} already. "
             f"Choose another folder, or overwrite {them} with --force."
         )
 

@@ -82,8 +82,8 @@ def split_source(kind: str, name: Any) -> dict[str, str]:
     )
     if not parts or not least <= len(parts) <= len(form) or bare != name:
         raise ValueError(f"{name!r} is not the name of a {kind}. {mend}")
-    found = {part.strip("()"): value for part, value in zip(form, parts, strict=False)}
-    for part, value in found.items():
+    named = {part.strip("()"): value for part, value in zip(form, parts, strict=False)}
+    for part, value in named.items():
         good = (
             value.isdecimal()
             if part == "version"
@@ -101,7 +101,7 @@ def split_source(kind: str, name: Any) -> dict[str, str]:
                 f"{name!r} is not the name of a {kind}. Mend {value!r}: "
                 f"{why.get(part, 'a name has letters, digits and hyphens')}."
             )
-    return found
+    return named
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #b9a5bafd
 # Seen in Kaggle's client, Kaggle/kaggle-cli: #1192 (2026-09), the P100 is retired, and what is retired becomes another
@@ -306,7 +306,9 @@ FREQUENCIES = ("not specified", "never", "annually", "quarterly", "monthly", "we
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #ed7a3c3a
 def _licenses(value: Any) -> list[str]:
-    names = [one.get("name") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
+    names = (
+        [entry.get("name") if isinstance(entry, dict) else entry for entry in value] if isinstance(value, list) else []
+    )
     if len(names) != 1 or not isinstance(value[0], dict):
         return ['it needs exactly one, written [{"name": "apache-2.0"}].']
     return (
@@ -349,21 +351,21 @@ DATASET: dict[str, Entry] = {
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #fd84fe59
 def _entry_findings(schema: Mapping[str, Entry], values: Mapping[str, Any], file: str) -> list[Finding]:
     "What is wrong with single entries: unknown ones, and values that cannot be."
-    found = []
+    findings = []
     for key, value in values.items():
         if key in schema:
-            found += [Finding("error", "metadata", f"{key}: {text}", file) for text in schema[key].faults(value)]
+            findings += [Finding("error", "metadata", f"{key}: {text}", file) for text in schema[key].faults(value)]
         elif near := did_you_mean(key, schema):
-            found.append(
+            findings.append(
                 Finding("error", "metadata", f"There is no entry {key!r}, and Kaggle leaves it unread.{near}", file)
             )
         else:
-            found.append(
+            findings.append(
                 Finding(
                     "warning", "metadata", f"There is no entry {key!r}, and Kaggle leaves it unread. Remove it.", file
                 )
             )
-    return found
+    return findings
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #89022778
 def _owner_findings(values: Mapping[str, Any], file: str) -> list[Finding]:
@@ -453,15 +455,15 @@ def _title_findings(values: Mapping[str, Any]) -> list[Finding]:
 def _machine_findings(values: Mapping[str, Any]) -> list[Finding]:
     "Whether the machine's name is known, and fits the flags."
     gpu, tpu, shape = is_on(values, "enable_gpu"), is_on(values, "enable_tpu"), values.get("machine_shape")
-    found = []
+    findings = []
     if gpu and tpu:
-        found.append(Finding("error", "machine", "enable_gpu and enable_tpu are both true. Keep one.", KERNEL_FILE))
+        findings.append(Finding("error", "machine", "enable_gpu and enable_tpu are both true. Keep one.", KERNEL_FILE))
     if machine := machine_finding(shape):
-        found.append(machine)
+        findings.append(machine)
     elif isinstance(shape, str) and shape.startswith("Nvidia") and gpu is False:
         text = f"machine_shape is {shape} and enable_gpu is false; the shape wins. Write true, or an empty shape."
-        found.append(Finding("warning", "machine", text, KERNEL_FILE))
-    return found
+        findings.append(Finding("warning", "machine", text, KERNEL_FILE))
+    return findings
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #2802f01d
 def _missing_findings(
@@ -480,18 +482,18 @@ def kernel_findings(values: Mapping[str, Any], folder: Path | None = None) -> li
 
     `folder`: where the file lies, to look for the code file.
     """
-    found = _entry_findings(KERNEL, values, KERNEL_FILE)
+    findings = _entry_findings(KERNEL, values, KERNEL_FILE)
     required = ("title", "code_file", "language", "kernel_type")
     named = values.get("id") or values.get("id_no")
-    found += _missing_findings(KERNEL, values, required if named else ("id", *required), KERNEL_FILE)
+    findings += _missing_findings(KERNEL, values, required if named else ("id", *required), KERNEL_FILE)
     if "enable_internet" not in values:
         text = "enable_internet is missing, and Kaggle's documentation and its client take different defaults. "
-        found.append(Finding("warning", "offline", text + "Write false.", KERNEL_FILE))
+        findings.append(Finding("warning", "offline", text + "Write false.", KERNEL_FILE))
     if is_on(values, "is_private") is False:
         text = "is_private is false: everyone can read the code and its output from the push on. "
-        found.append(Finding("warning", "metadata", text + "Write true, and publish it on the site.", KERNEL_FILE))
+        findings.append(Finding("warning", "metadata", text + "Write true, and publish it on the site.", KERNEL_FILE))
     return [
-        *found,
+        *findings,
         *_machine_findings(values),
         *_title_findings(values),
         *_code_file_findings(values, folder),
@@ -504,19 +506,19 @@ def dataset_findings(values: Mapping[str, Any], folder: Path | None = None) -> l
 
     `folder`: where the file lies, to look for its resources.
     """
-    found = _entry_findings(DATASET, values, DATASET_FILE)
-    found += _missing_findings(DATASET, values, ("id", "title", "licenses"), DATASET_FILE)
+    findings = _entry_findings(DATASET, values, DATASET_FILE)
+    findings += _missing_findings(DATASET, values, ("id", "title", "licenses"), DATASET_FILE)
     resources = values.get("resources")
     listed = resources if isinstance(resources, list) else []
-    names = [one["path"] for one in listed if isinstance(one, dict) and isinstance(one.get("path"), str)]
+    names = [entry["path"] for entry in listed if isinstance(entry, dict) and isinstance(entry.get("path"), str)]
     missing = [name for name in names if folder is not None and not (folder / name).exists()]
-    found += [
+    findings += [
         Finding(
             "error", "metadata", f"resources: there is no file {name!r} here. Remove it, or add the file.", DATASET_FILE
         )
         for name in missing
     ]
-    return [*found, *_owner_findings(values, DATASET_FILE)]
+    return [*findings, *_owner_findings(values, DATASET_FILE)]
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #30de73c0
 def read_metadata(file: Path) -> dict[str, Any]:

@@ -73,9 +73,9 @@ def wheels_beside(folder: Path) -> Path | None:
     around = [folder, folder.resolve().parent, Path.cwd()]
     return next(
         (
-            found.parent
+            manifest.parent
             for top in around
-            for found in sorted([*top.glob("wheelhouse.json"), *top.glob("*/wheelhouse.json")])
+            for manifest in sorted([*top.glob("wheelhouse.json"), *top.glob("*/wheelhouse.json")])
         ),
         None,
     )
@@ -204,7 +204,7 @@ TOOLS = {  # a command, and the words after it that need the network (none: all 
 
 def shell_findings(kernel: Kernel) -> list[Finding]:
     "Commands of the shell that need the network."
-    found, shipped = [], importable_offline(kernel.platform)
+    findings, shipped = [], importable_offline(kernel.platform)
     for use in kernel.facts.shell if kernel.offline else ():
         tool, rest = use.args[0].rpartition("/")[2], use.args[1:]
         if tool == "uv" and rest[:1] == ("pip",):
@@ -212,11 +212,11 @@ def shell_findings(kernel: Kernel) -> list[Finding]:
         fetches = tool in TOOLS and (not TOOLS[tool] or set(TOOLS[tool]) & set(rest))
         if re.fullmatch(r"pip[\d.]*", tool) and rest and rest[0] in ("install", "download", "wheel"):
             if verdict := _pip(rest[1:], shipped):
-                found.append(Finding(level_of(use, verdict[0]), "offline", verdict[1], use.where))
+                findings.append(Finding(level_of(use, verdict[0]), "offline", verdict[1], use.where))
         elif fetches and not {"--help", "--version"} & set(rest):
             text = f"{' '.join([tool, *rest[:2]])} needs the network. Attach what it fetches as a data set."
-            found.append(Finding(level_of(use), "offline", text, use.where))
-    return found
+            findings.append(Finding(level_of(use), "offline", text, use.where))
+    return findings
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #b9dd0bb9
 FETCHES = re.compile(
@@ -260,8 +260,8 @@ def _fetches(use: Use) -> str | None:
 def fetch_findings(kernel: Kernel) -> list[Finding]:
     "Calls that need the network."
     calls = [use for use in kernel.facts.calls if kernel.offline and use.how != "guarded"]
-    found = [Finding(level_of(use), "offline", why, use.where) for use in calls if (why := _fetches(use))]
-    return found + [finding for use in calls if (finding := _waits_for_a_service(kernel, use))]
+    findings = [Finding(level_of(use), "offline", why, use.where) for use in calls if (why := _fetches(use))]
+    return findings + [finding for use in calls if (finding := _waits_for_a_service(kernel, use))]
 
 
 def _waits_for_a_service(kernel: Kernel, use: Use) -> Finding | None:
@@ -309,38 +309,40 @@ def _wanted(path: str, text: str, use: Use, fixed: bool) -> Wanted | None:
     if kind:
         parts = parts[1:]
     owned = kind in ("dataset", "model", "kernel") or (not fixed and not kind and len(parts) > 1)
-    known = parts[: 2 if owned else 1]
-    if len(known) < (2 if owned and fixed else 1) or any(UNKNOWN in part or set(part) & set("*?[{$") for part in known):
+    name_parts = parts[: 2 if owned else 1]
+    if len(name_parts) < (2 if owned and fixed else 1) or any(
+        UNKNOWN in part or set(part) & set("*?[{$") for part in name_parts
+    ):
         return None
-    return Wanted(kind, known[0] if len(known) > 1 else "", known[-1], text, use, fixed)
+    return Wanted(kind, name_parts[0] if len(name_parts) > 1 else "", name_parts[-1], text, use, fixed)
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #f3620853
 def wanted_inputs(facts: Facts) -> list[Wanted]:
     "Every input that the code asks for, each once."
-    found = [
+    wanted = [
         _wanted(path, use.name.replace(UNKNOWN, "…"), use, True)
         for use in facts.texts
         if use.name.lstrip().startswith(("/kaggle/input/", "../"))
         for path in _INPUT.findall(use.name)
     ]
-    found += [
+    wanted += [
         _wanted(path, f"/kaggle/input/{path}", use, True)
         for use in facts.shell
         for word in use.args
         for path in _INPUT.findall(word)
     ]
-    found += [
+    wanted += [
         _wanted(use.args[0], f"find_input({use.args[0]!r})", use, False)
         for use in facts.calls
         if use.name.rpartition(".")[2] == "find_input" and use.args
     ]
-    once = {(w.kind, w.owner, w.slug, w.use.where): w for w in found if w is not None}
+    once = {(w.kind, w.owner, w.slug, w.use.where): w for w in wanted if w is not None}
     return list(once.values())
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #b68a5053
 def sources_of(values: dict[str, Any]) -> list[tuple[str, str, str]]:
     "(kind, owner, slug) of each source that the metadata names; what is no source is left out."
-    found = []
+    sources = []
     for kind in ("dataset", "competition", "kernel", "model"):
         names = values.get(f"{kind}_sources")
         for name in names if isinstance(names, list) else ():
@@ -348,8 +350,8 @@ def sources_of(values: dict[str, Any]) -> list[tuple[str, str, str]]:
                 parts = split_source(kind, name)
             except ValueError:
                 continue
-            found.append((kind, parts.get("owner", ""), parts["slug"]))
-    return found
+            sources.append((kind, parts.get("owner", ""), parts["slug"]))
+    return sources
 
 
 def _fits(wanted: Wanted, source: tuple[str, str, str]) -> bool:
@@ -361,7 +363,7 @@ def _fits(wanted: Wanted, source: tuple[str, str, str]) -> bool:
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #f14bbd2e
 def source_findings(kernel: Kernel) -> list[Finding]:
     "Inputs that no source brings, and paths that hold in one of Kaggle's two layouts only."
-    found, sources = [], sources_of(kernel.values)
+    findings, sources = [], sources_of(kernel.values)
     fixed: dict[str, Any] = {}
     names = [f"{owner}/{slug}".strip("/") for _, owner, slug in sources]
     for wanted in wanted_inputs(kernel.facts):
@@ -372,7 +374,7 @@ def source_findings(kernel: Kernel) -> list[Finding]:
         entry = f"{wanted.kind or 'dataset'}_sources"
         name = f"{wanted.owner or 'OWNER'}/{wanted.slug}" if wanted.kind != "competition" else wanted.slug
         near = did_you_mean(wanted.slug, [slug for _, _, slug in sources])
-        found.append(
+        findings.append(
             Finding(
                 level_of(wanted.use),
                 "sources",
@@ -385,8 +387,8 @@ def source_findings(kernel: Kernel) -> list[Finding]:
         slug, where = next(iter(fixed.items()))
         more = f" and of {len(fixed) - 1} more" if len(fixed) > 1 else ""
         text = f"The path of {slug!r}{more} is written out, and Kaggle mounts it in one of two places. "
-        found.append(Finding("warning", "sources", f"{text}sk.find_input({slug!r}) finds either.", where))
-    return found
+        findings.append(Finding("warning", "sources", f"{text}sk.find_input({slug!r}) finds either.", where))
+    return findings
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #ac87cdc8
 def _attached(kernel: Kernel) -> bool:
@@ -468,7 +470,7 @@ SPECTRA = (("coffee",), ("fermentation",))  # built-in tasks whose data lie in t
 def import_findings(kernel: Kernel) -> list[Finding]:
     "Modules that are imported and not there, each once."
     shipped, own, attached = importable_offline(kernel.platform), _has_module(kernel), _attached(kernel)
-    found: dict[str, Any] = {}
+    findings: dict[str, Any] = {}
     spectra = [
         replace(use, name="chemotools")
         for use in kernel.facts.calls
@@ -477,13 +479,19 @@ def import_findings(kernel: Kernel) -> list[Finding]:
     for module, use in tops([*kernel.facts.imports, *spectra]):
         if use.name.startswith("."):
             text = f"from {use.name} import …: a kernel is no package. Import by the whole name."
-            found.setdefault(use.name, Finding("error", "imports", text, use.where))
-        if not module or use.how == "guarded" or module in found or module.lower() in shipped or module.lower() in own:
+            findings.setdefault(use.name, Finding("error", "imports", text, use.where))
+        if (
+            not module
+            or use.how == "guarded"
+            or module in findings
+            or module.lower() in shipped
+            or module.lower() in own
+        ):
             continue
         if module.lower() in kernel.wheels and (attached or not kernel.offline):
             continue
-        found[module] = _missing(kernel, module, use)
-    return list(found.values())
+        findings[module] = _missing(kernel, module, use)
+    return list(findings.values())
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #67a2c37c
 def names_no_wheels(folder: Path) -> bool:

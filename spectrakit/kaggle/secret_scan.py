@@ -106,15 +106,15 @@ def _set_in(text: str) -> Iterator[Leak | None]:
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #ad30186a
 def leaks_in(text: str, depth: int = 2) -> list[Leak]:
     "The keys in a text, each once: by form, behind a name, in base64 (`depth` times packed at most)."
-    found: list[Leak | None] = [Leak(one.whose, hint(text[one.begin : one.end])) for one in secrets_in(text)]
-    found = [one for one in found if one and not (one.whose == "password" and _is_placeholder(one, text))]
+    leaks: list[Leak | None] = [Leak(one.whose, hint(text[one.begin : one.end])) for one in secrets_in(text)]
+    leaks = [one for one in leaks if one and not (one.whose == "password" and _is_placeholder(one, text))]
     # what a call gives is not known
-    found += [leak_in_value(name, text[begin:end]) for name, begin, end in pairs_in(text) if text[end : end + 1] != "("]
-    found += _set_in(text)
+    leaks += [leak_in_value(name, text[begin:end]) for name, begin, end in pairs_in(text) if text[end : end + 1] != "("]
+    leaks += _set_in(text)
     for inner in _unpacked(text) if depth else ():
-        found += leaks_in(inner, depth - 1)
+        leaks += leaks_in(inner, depth - 1)
     once: dict[str, Leak] = {}  # found by its form and by its name, it is reported once
-    for leak in found:
+    for leak in leaks:
         if leak is not None:
             once.setdefault(leak.hint, leak)
     return list(once.values())
@@ -183,12 +183,12 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
         yield node.target, node.value
     if not isinstance(node, ast.Assign):
         return
-    for one in node.targets:
+    for target in node.targets:
         value = node.value
-        if isinstance(one, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)):
-            yield from zip(one.elts, value.elts, strict=False)
+        if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)):
+            yield from zip(target.elts, value.elts, strict=False)
         else:
-            yield one, value
+            yield target, value
 
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #94e6e071
 def _given(call: ast.Call) -> Iterator[tuple[str | None, ast.AST]]:
@@ -225,15 +225,15 @@ class _ConstantFolder(ast.NodeVisitor):
                 self.set_to((_constant_text(node.args[0], self.names), node.args[1]))
         self.generic_visit(node)
 
-    def assign(self, one: ast.expr, value: ast.expr | None) -> None:
-        "Remember what `one` is set to."
-        if isinstance(one, ast.Name):
+    def assign(self, target: ast.expr, value: ast.expr | None) -> None:
+        "Remember what `target` is set to."
+        if isinstance(target, ast.Name):
             text = _constant_text(value, self.names)  # which may name itself
-            self.names.pop(one.id, None)
+            self.names.pop(target.id, None)
             if text is not None:
-                self.names[one.id] = text
+                self.names[target.id] = text
                 self.texts.append(text)
-        name = _constant_text(one.slice, self.names) if isinstance(one, ast.Subscript) else ast.unparse(one)
+        name = _constant_text(target.slice, self.names) if isinstance(target, ast.Subscript) else ast.unparse(target)
         self.set_to((name, value))
 
     def set_to(self, *pairs: tuple[str | None, ast.AST | None]) -> None:
@@ -250,8 +250,8 @@ def leaks_in_python(tree: ast.AST) -> list[Leak | None]:
         program.visit(tree)
     except RecursionError:
         return []
-    found: list[Leak | None] = [leak for text in dict.fromkeys(program.texts) for leak in leaks_in(text)]
-    return found + [leak_in_value(name, text) for name, text in program.pairs]
+    leaks: list[Leak | None] = [leak for text in dict.fromkeys(program.texts) for leak in leaks_in(text)]
+    return leaks + [leak_in_value(name, text) for name, text in program.pairs]
 
 
 def leaks_in_code(source: str, plain: bool = False) -> list[Leak | None]:
@@ -302,7 +302,7 @@ def _of_kaggle(value: dict) -> Leak | None:
 def _leaks_in_outputs(outputs: list) -> Iterator[Leak | None]:
     "The keys in the outputs of a cell."
     streams: dict[str, str] = {}
-    for output in (one for one in outputs if isinstance(one, dict)):
+    for output in (item for item in outputs if isinstance(item, dict)):
         if output.get("output_type") == "stream":
             streams[str(output.get("name"))] = streams.get(str(output.get("name")), "") + _as_text(output.get("text"))
             continue
@@ -396,7 +396,7 @@ _HEAD_BYTES, _MOST_FILES = 2**21, 500
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #b3b5c6f9
 def leaks_in_bytes(name: str, raw: bytes) -> list[Leak]:
     "The keys in a file called `name` that begins with `raw`."
-    text, suffix, found = raw.decode("utf-8-sig", "replace"), Path(name).suffix.lower(), []
+    text, suffix, leaks = raw.decode("utf-8-sig", "replace"), Path(name).suffix.lower(), []
     if suffix in (".json", ".ipynb"):
         try:
             value = json.loads(text)
@@ -404,24 +404,24 @@ def leaks_in_bytes(name: str, raw: bytes) -> list[Leak]:
             value = None
         if isinstance(value, dict) and suffix == ".ipynb":
             return list(dict.fromkeys(leak for leak, _ in leaks_in_notebook(value)))
-        found += [leak for leak in leaks_in_values(value) if leak]
+        leaks += [leak for leak in leaks_in_values(value) if leak]
     if suffix == ".py":
-        found += [leak for leak in leaks_in_code(text, plain=True) if leak]
-    return list(dict.fromkeys([*found, *leaks_in(text)]))
+        leaks += [leak for leak in leaks_in_code(text, plain=True) if leak]
+    return list(dict.fromkeys([*leaks, *leaks_in(text)]))
 
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #aeaff6af
 def leaks_in_file(path: Path) -> list[tuple[Leak, str]]:
     "(key, its file) of the file at `path`, which may be an archive; what cannot be read has none."
-    found = [(Leak("a file that holds keys", path.name), path.name)] if _BY_NAME.fullmatch(path.name) else []
+    leaks = [(Leak("a file that holds keys", path.name), path.name)] if _BY_NAME.fullmatch(path.name) else []
     try:
         if path.suffix.lower() in _TEXTS or path.name.startswith("."):
             with open(path, "rb") as file:
-                return [*found, *((leak, path.name) for leak in leaks_in_bytes(path.name, file.read(_HEAD_BYTES)))]
+                return [*leaks, *((leak, path.name) for leak in leaks_in_bytes(path.name, file.read(_HEAD_BYTES)))]
         if path.suffix.lower() == ".zip":
-            return [*found, *_leaks_in_archive(path)]
+            return [*leaks, *_leaks_in_archive(path)]
     except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError):
-        return found
-    return found
+        return leaks
+    return leaks
 
 
 def _leaks_in_archive(path: Path) -> Iterator[tuple[Leak, str]]:
@@ -444,4 +444,4 @@ def leaks_in_folder(folder: Path, besides: frozenset[str] = frozenset()) -> list
     chosen = [
         p for p, _ in zip(own, range(_MOST_FILES), strict=False) if p.relative_to(folder).as_posix() not in besides
     ]
-    return [one for path in chosen for one in leaks_in_file(path)]
+    return [leak for path in chosen for leak in leaks_in_file(path)]

@@ -212,13 +212,13 @@ def commands(line: str) -> list[list[str]]:
         words = list(lexer)
     except ValueError:
         words = line.split()
-    found: list[list[str]] = [[]]
+    lines: list[list[str]] = [[]]
     for word in words:
         if word and set(word) <= set(";|&()"):
-            found.append([])
-        elif found[-1] or not (re.match(r"\w+=", word) or word in ("sudo", "time", "exec")):
-            found[-1].append(word)
-    return [words for words in found if words]
+            lines.append([])
+        elif lines[-1] or not (re.match(r"\w+=", word) or word in ("sudo", "time", "exec")):
+            lines[-1].append(word)
+    return [words for words in lines if words]
 
 
 def python_module(words: list[str]) -> list[str]:
@@ -327,10 +327,10 @@ GUARDS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 def sure_in_try(node: ast.Try | ast.TryStar) -> str | None:
     "How sure the body of a `try` is: guarded where an import that fails is caught, maybe where a refused request is."
     caught = {
-        _dotted(one).rpartition(".")[2]
+        _dotted(named).rpartition(".")[2]
         for handler in node.handlers
-        for one in (handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type])
-        if one is not None
+        for named in (handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type])
+        if named is not None
     }
     if caught & GUARDS or any(handler.type is None for handler in node.handlers):
         return "guarded"
@@ -369,26 +369,32 @@ Nodes = Iterable[ast.AST]  # to be read next
 
 def note_import(scope: Scope, node: ast.Import) -> Nodes:
     "import a.b, and import a.b as c."
-    for one in node.names:
-        top = one.name.partition(".")[0]
-        scope.aliases[one.asname or top] = one.name if one.asname else top
-        scope.note("imports", node, one.name)
+    for alias in node.names:
+        top = alias.name.partition(".")[0]
+        scope.aliases[alias.asname or top] = alias.name if alias.asname else top
+        scope.note("imports", node, alias.name)
     return ()
 
 
 def note_import_from(scope: Scope, node: ast.ImportFrom) -> Nodes:
     "from a import b."
-    for one in node.names:
-        scope.aliases[one.asname or one.name] = f"{node.module or ''}.{one.name}"
+    for alias in node.names:
+        scope.aliases[alias.asname or alias.name] = f"{node.module or ''}.{alias.name}"
     scope.note("imports", node, "." * node.level + (node.module or ""))
     return ()
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #b962f11f
 def _note_class(scope: Scope, node: ast.ClassDef) -> Nodes:
     "A class: texts that its attributes are given, which `CFG.model` reads."
-    for one in node.body:
-        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
-        value = getattr(one, "value", None)
+    for statement in node.body:
+        targets = (
+            statement.targets
+            if isinstance(statement, ast.Assign)
+            else [statement.target]
+            if isinstance(statement, ast.AnnAssign)
+            else []
+        )
+        value = getattr(statement, "value", None)
         text = text_of(value, scope.names) if targets else None
         for target in targets:
             if text is not None and isinstance(target, ast.Name):
@@ -451,12 +457,12 @@ def note_assignment(scope: Scope, node: ast.Assign) -> Nodes:
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #sa000002
 def note_choices(scope: Scope, node: ast.List | ast.Tuple | ast.Set) -> Nodes:
     "Several paths in a row, of which one may be there: none of them is sure to be read."
-    texts = [text_of(one, scope.names) for one in node.elts]
+    texts = [text_of(element, scope.names) for element in node.elts]
     if sum(text is not None and text.startswith(("/", "../")) for text in texts) < 2:
         return ast.iter_child_nodes(node)
     inner = scope.below("maybe")
-    for one in node.elts:
-        read_node(inner, one)
+    for element in node.elts:
+        read_node(inner, element)
     return ()
 
 
@@ -490,7 +496,7 @@ def note_ipython(scope: Scope, node: ast.AST, line: str) -> Nodes:
     elif name == "load_ext" and rest.strip() not in ("autoreload", "storemagic"):
         scope.note("imports", node, rest.strip().partition(".")[0])
     elif name in ("time", "timeit", "prun", "capture") and (tree := syntax_tree(rest)[0]):
-        return [ast.copy_location(one, node) for one in tree.body]
+        return [ast.copy_location(statement, node) for statement in tree.body]
     return ()
 
 
@@ -537,7 +543,7 @@ def note_started(scope: Scope, node: ast.Call, call: Use) -> Nodes:
 
 def note_words(scope: Scope, node: ast.Call, parts: list[ast.expr]) -> None:
     "A command that is given as a list of words, some of which may be unknown."
-    words = ["python" if _dotted(one) == "sys.executable" else text_of(one, scope.names) or UNKNOWN for one in parts]
+    words = ["python" if _dotted(part) == "sys.executable" else text_of(part, scope.names) or UNKNOWN for part in parts]
     if command := python_module(words):
         scope.note("shell", node, " ".join(words).replace(UNKNOWN, "…"), args=tuple(command))
 
@@ -585,8 +591,8 @@ def read_node(scope: Scope, node: ast.AST) -> None:
         parts = [(list(reader(scope, node) if reader else ast.iter_child_nodes(node)), None)]
     for nodes, how in parts:
         inner = scope.below(how)
-        for one in nodes:
-            read_node(inner, one)
+        for child in nodes:
+            read_node(inner, child)
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #0174287c
 def facts_of(cells: list[Cell]) -> Facts:

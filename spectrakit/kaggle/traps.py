@@ -79,16 +79,18 @@ def _read(names: Names, node: ast.AST, sure: bool, inside: bool = False) -> None
         (names.read if sure else names.maybe).setdefault(node.id, node.lineno)
     parts = branches(node) or [(list(_children(node)), None)]
     for nodes, how in parts:
-        for one in nodes:
-            later = isinstance(node, _INNER) and one not in getattr(node, "decorator_list", ())
-            _read(names, one, sure and how is None and not later, inside or isinstance(node, _OF_A_CALL))
+        for child in nodes:
+            later = isinstance(node, _INNER) and child not in getattr(node, "decorator_list", ())
+            _read(names, child, sure and how is None and not later, inside or isinstance(node, _OF_A_CALL))
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
     "What stands below a node, without annotations, which nobody may ever evaluate."
     for name, value in ast.iter_fields(node):
         if name not in ("annotation", "returns"):
-            yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, ast.AST))
+            yield from (
+                child for child in (value if isinstance(value, list) else [value]) if isinstance(child, ast.AST)
+            )
 
 
 def names_of(cell: Cell) -> Names:
@@ -97,8 +99,8 @@ def names_of(cell: Cell) -> Names:
     head = re.match(r"\s*%%(.*)", cell.source)
     for line in [*parsed.lines.values(), head[1] if head else ""]:
         names.at_once.update(re.findall(r"[A-Za-z_]\w*", line) if not line.startswith("!") else ())
-    for one in parsed.tree.body if parsed.tree is not None and parsed.file is None else ():
-        _read(names, one, sure=True)
+    for statement in parsed.tree.body if parsed.tree is not None and parsed.file is None else ():
+        _read(names, statement, sure=True)
     names.at_once.update(parsed.lines)
     names.bound |= names.at_once
     return names
@@ -114,18 +116,18 @@ def name_findings(kernel: Kernel) -> list[Finding]:
     except RecursionError:
         return []
     bound = _KNOWN | {name for _, names in each for name in names.bound}
-    found, so_far = [], set(_KNOWN)
+    findings, so_far = [], set(_KNOWN)
     for i, (cell, names) in enumerate(each):
         so_far |= names.bound
         for level, where in (("error", names.read), ("warning", names.maybe)):
             for name in sorted(where.keys() - bound):
                 text = f"{name} is not defined anywhere. Write the cell that made it, or import it."
-                found.append(Finding(level, "names", text, cell.at(where[name])))
+                findings.append(Finding(level, "names", text, cell.at(where[name])))
         for name in sorted((names.read.keys() & bound) - so_far):
             if later := [c for c, other in each[i + 1 :] if name in other.at_once]:
                 text = f"{name} is made further down, in {later[0].at()}, and a saved version runs from the top. "
-                found.append(Finding("error", "names", text + "Move that cell up.", cell.at(names.read[name])))
-    return found
+                findings.append(Finding("error", "names", text + "Move that cell up.", cell.at(names.read[name])))
+    return findings
 
 # %% ../../nbs/66_kaggle/04_traps.ipynb #72ae5787
 _ELSEWHERE = re.compile(r"/content/|/home/|/Users/|/mnt/[a-z]/|[A-Za-z]:[\\/]")
@@ -183,24 +185,24 @@ def path_findings(kernel: Kernel) -> list[Finding]:
 # %% ../../nbs/66_kaggle/04_traps.ipynb #3e27b6ca
 def machine_findings(kernel: Kernel) -> list[Finding]:
     "Code that needs a GPU where none is asked for, and TPUs."
-    values, calls, found = kernel.values, kernel.facts.calls, []
+    values, calls, findings = kernel.values, kernel.facts.calls, []
     if is_on(values, "enable_tpu") or str(values.get("machine_shape") or "").startswith("Tpu"):
         # Kaggle/kaggle-cli#1197 (2026-09, open)
         text = "A TPU kernel that is pushed was reported to get an image without a TPU. Start it on the site."
-        found.append(Finding("warning", "machine", text, KERNEL_FILE))
+        findings.append(Finding("warning", "machine", text, KERNEL_FILE))
     if is_on(values, "enable_gpu") or is_on(values, "enable_tpu") or values.get("machine_shape"):
-        return found
+        return findings
     looks = any(use.name.endswith(("is_available", "device_count")) for use in calls)
     named = ("cuda", "cuda:0", "cuda:1")
     cuda = [use for use in calls if use.name.endswith(".cuda") or {*use.args, *use.keywords.values()} & {*named}]
     if cuda and not looks:
         text = f"{cuda[0].name.lstrip('.')}() needs a GPU, and enable_gpu is not true."
-        found.append(Finding("warning", "machine", f'{text} Write "enable_gpu": true.', cuda[0].where))
+        findings.append(Finding("warning", "machine", f'{text} Write "enable_gpu": true.', cuda[0].where))
     two = [use for use in kernel.facts.texts if use.name.strip() == "trainer=kaggle_2xt4"]
     if two := two + [use for use in kernel.facts.shell if "trainer=kaggle_2xt4" in use.args]:
         text = 'The profile kaggle_2xt4 is for two T4s, and enable_gpu is not true. Write "enable_gpu": true.'
-        found.append(Finding("warning", "machine", text, two[0].where))
-    return found
+        findings.append(Finding("warning", "machine", text, two[0].where))
+    return findings
 
 # %% ../../nbs/66_kaggle/04_traps.ipynb #ac267446
 _SAMPLES = re.compile("sample[_ -]?submission")
@@ -225,16 +227,16 @@ def submission_findings(kernel: Kernel) -> list[Finding]:
     looks_around = any(text.rstrip("/") in ("/kaggle/input", "../input") for text in texts) or any(
         use.name.rpartition(".")[2] in ("find_input", "competition_download") for use in facts.calls
     )
-    found = []
+    findings = []
     for cup in cups if kernel.cells else ():
         if not looks_around and not any(cup in text for text in (*texts, *words)):
             text = f"The competition {cup!r} is attached, and nothing reads it. sk.find_input({cup!r}) is its folder."
-            found.append(Finding("warning", "submission", text, KERNEL_FILE))
+            findings.append(Finding("warning", "submission", text, KERNEL_FILE))
     made = [text for text in (*texts, *words, *facts.written) if "submission" in _SAMPLES.sub("", text.lower())]
     if cups and kernel.cells and not made and not _serves(kernel):
         text = "No submission is written. If this kernel is handed in: sk.fit(…, predict='submission.csv') writes one."
-        found.append(Finding("warning", "submission", text))
-    return found
+        findings.append(Finding("warning", "submission", text))
+    return findings
 
 # %% ../../nbs/66_kaggle/04_traps.ipynb #rn000002
 _RANDOM = re.compile(r"(torch\.(rand|randn|randint)|(np|numpy)\.random\.\w+|.*\.default_rng)$")

@@ -65,9 +65,9 @@ def content_sha256(folder: Path, wheels: str) -> str:
     "The hash of a kernel's metadata and code, and of its `wheels`."
     values = read_metadata(folder / KERNEL_FILE)
     code = folder / str(values.get("code_file"))
-    found = hashlib.sha256(json.dumps(values, sort_keys=True).encode() + wheels.encode())
-    found.update(code.read_bytes() if code.is_file() else b"")
-    return found.hexdigest()
+    sha256 = hashlib.sha256(json.dumps(values, sort_keys=True).encode() + wheels.encode())
+    sha256.update(code.read_bytes() if code.is_file() else b"")
+    return sha256.hexdigest()
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #0d409e98
 # Files of these names in any folder; checkpoints may be 20 GB. The client searches a file's path for the pattern.
@@ -103,15 +103,15 @@ def dataset_status(name: str) -> str | None:
 def wait_until_ready(name: str, poll_s: float, most_s: float = 1800.0) -> None:
     "Wait for a data set. KaggleError where it failed, or is not there after `most_s`; `poll_s`: between two looks."
     end, last = time.monotonic() + most_s, ""
-    while (found := dataset_status(name) or "not there yet") != "ready":
-        if found != last:
-            print(one_line(f"{name}: {found}"), flush=True)
-            last = found
-        if found in ("failed", "deleted", "error"):
-            raise KaggleError(f"Kaggle could not take {name}: it is {found}. Look at it on the site, and try again.")
+    while (status := dataset_status(name) or "not there yet") != "ready":
+        if status != last:
+            print(one_line(f"{name}: {status}"), flush=True)
+            last = status
+        if status in ("failed", "deleted", "error"):
+            raise KaggleError(f"Kaggle could not take {name}: it is {status}. Look at it on the site, and try again.")
         if time.monotonic() > end:
             raise KaggleError(
-                f"{name} is not ready after {most_s / 60:.0f} minutes: {found}. The same command goes on from here."
+                f"{name} is not ready after {most_s / 60:.0f} minutes: {status}. The same command goes on from here."
             )
         time.sleep(poll_s)
     print(one_line(f"{name}: ready"), flush=True)
@@ -151,10 +151,10 @@ def upload_wheels(house: Path, owner: str | None, known: str, options: "UpOption
     name, sha256 = str(values.get("id")), list_sha256(house)
     if name.startswith(PLACEHOLDER) and not options.dry_run:
         raise RequestError(f"Whose data set {house} is to be is not known. Give --owner NAME, your Kaggle name.")
-    there = None if options.dry_run else dataset_status(name)
-    if there is not None and known == sha256:
+    status = None if options.dry_run else dataset_status(name)
+    if status is not None and known == sha256:
         print(one_line(f"{name}: Kaggle has these wheels"))
-    elif there is None:
+    elif status is None:
         create_dataset(house, options.dry_run)
     else:
         call_client(["datasets", "version", "-p", str(house), "-m", sha256[:12]], options.dry_run)
@@ -166,19 +166,19 @@ def upload_wheels(house: Path, owner: str | None, known: str, options: "UpOption
 def run_stands(name: str) -> tuple[str, str]:
     "How a kernel's last run stands, such as RUNNING, and why it failed where Kaggle says it."
     status, text = ask_client(["kernels", "status", name])
-    found, why = re.search(r'has status "(?:\w+\.)?(\w+)"', text), re.search(r'Failure message: "(.+)"', text)
-    if not found:
+    match, why = re.search(r'has status "(?:\w+\.)?(\w+)"', text), re.search(r'Failure message: "(.+)"', text)
+    if not match:
         raise KaggleError(explain_failure(text, status))
-    return found[1].upper(), why[1] if why else ""
+    return match[1].upper(), why[1] if why else ""
 
 
 def _wait_for_end(name: str, poll_s: float) -> tuple[str, str]:
     "How a kernel's run has ended, and why; each change of its status is printed."
     last = ""
     while True:
-        found, why = run_stands(name)
-        if found != last:
-            last = found
+        status, why = run_stands(name)
+        if status != last:
+            last = status
             print(one_line(f"{name}: {last}"), flush=True)
         if last == "COMPLETE" or last in FAILED:
             if why:
@@ -341,8 +341,8 @@ def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOption
         raise RequestError(
             f"Nothing was pushed from {str(folder)!r} yet, so there is nothing to keep. Leave --keep out."
         )
-    found = known_owner(owner) if owner is not None or written == PLACEHOLDER else written
-    name = None if found == PLACEHOLDER else found
+    account = known_owner(owner) if owner is not None or written == PLACEHOLDER else written
+    name = None if account == PLACEHOLDER else account
     house = house_for(folder, options.wheels, name, options.dry_run)
     sha256 = ""
     if (house / "wheelhouse.json").is_file():
@@ -395,11 +395,11 @@ def _wait_for_score(competition: str, ref: str, message: str, poll_s: float) -> 
         rows = read_submissions(text)
         same = [r for r in rows if (r.get("ref") == ref if ref and "ref" in r else r["description"] == message)]
         row = same[0] if same else {}
-        found = row.get("status", "not there yet").rpartition(".")[2].lower()
-        if found != last:
-            last = found
-            print(one_line(f"{competition}: {found} {row.get('publicScore') or ''}".rstrip()), flush=True)
-        if found in ("complete", "error"):
+        state = row.get("status", "not there yet").rpartition(".")[2].lower()
+        if state != last:
+            last = state
+            print(one_line(f"{competition}: {state} {row.get('publicScore') or ''}".rstrip()), flush=True)
+        if state in ("complete", "error"):
             return row
         if not row and time.monotonic() > end:
             raise KaggleError(

@@ -108,20 +108,20 @@ def _memory_file() -> Path:
 def failed_launchers(platform: Platform) -> dict[str, str]:
     "Launchers that could not start processes in this session, and why."
     try:
-        known = json.loads(_memory_file().read_text(encoding="utf-8"))
+        failed = json.loads(_memory_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(known, dict) or not isinstance(known.get("failed"), dict):
+    if not isinstance(failed, dict) or not isinstance(failed.get("failed"), dict):
         return {}
-    same = abs(known.get("session", 0) - platform.session_start) < 2  # the start is known to about a second
-    return {k: str(v) for k, v in known["failed"].items()} if same else {}
+    same = abs(failed.get("session", 0) - platform.session_start) < 2  # the start is known to about a second
+    return {k: str(v) for k, v in failed["failed"].items()} if same else {}
 
 
 def remember_failed(platform: Platform, launcher: str, why: str) -> None:
     "Do not try `launcher` again in this session."
-    known = {**failed_launchers(platform), launcher: why}
+    failed = {**failed_launchers(platform), launcher: why}
     with contextlib.suppress(OSError):
-        write_atomic(_memory_file(), masked(json.dumps({"session": platform.session_start, "failed": known})))
+        write_atomic(_memory_file(), masked(json.dumps({"session": platform.session_start, "failed": failed})))
 
 # %% ../../nbs/50_launch/05_launcher.ipynb #1252e620
 def without_launchers(config: Config, plan: Processes, failed: dict[str, str]) -> Processes:
@@ -183,10 +183,10 @@ class _Record:
     def update(self, **facts: Any) -> None:
         "Write facts to environment.json, once there is one."
         self.facts.update(facts)
-        if not self.job.kind.writes_log or not (known := read_environment(self.job.run_dir)):
+        if not self.job.kind.writes_log or not (environment := read_environment(self.job.run_dir)):
             return
         with contextlib.suppress(OSError):
-            write_environment(self.job.run_dir, {**known, "launch": self.facts})
+            write_environment(self.job.run_dir, {**environment, "launch": self.facts})
 
 # %% ../../nbs/50_launch/05_launcher.ipynb #9e15f3a0
 def _with_world_size(config: Config, plan: Processes) -> Config:
@@ -424,8 +424,8 @@ def _workers_of(job: Job) -> int:
     "How many processes read samples for each rank, as far as is known: `auto` stands in the run's environment.json."
     workers = job.config.dataloader.num_workers
     if workers == "auto":
-        found = read_environment(job.run_dir).get("reading", {}).get("train", {}) if job.kind.writes_log else {}
-        workers = found.get("num_workers", 0)
+        reading = read_environment(job.run_dir).get("reading", {}).get("train", {}) if job.kind.writes_log else {}
+        workers = reading.get("num_workers", 0)
     return workers
 
 # %% ../../nbs/50_launch/05_launcher.ipynb #23a2fc07

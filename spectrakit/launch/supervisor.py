@@ -100,9 +100,9 @@ def _apart(look: Look) -> Problem | None:
         return None
     config = look.attempt.job.config
     limit_s = config.launch.start_timeout_s
-    what = f"the processes did not find each other within launch.start_timeout_s={limit_s:g}"
+    problem = f"the processes did not find each other within launch.start_timeout_s={limit_s:g}"
     patience_s = limit_s * (4 if config.distributed.num_nodes > 1 else 1)
-    return Problem("apart", what, look.since_s("apart"), patience_s, gently=True)
+    return Problem("apart", problem, look.since_s("apart"), patience_s, gently=True)
 
 
 _LEAVE_S = 10.0  # for a process to end once all is done

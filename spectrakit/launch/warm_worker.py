@@ -70,21 +70,21 @@ def _mtime_ns(path: str) -> int:
 # %% ../../nbs/50_launch/01_warm_worker.ipynb #a7c10008
 def folders_of_modules() -> dict[str, str]:
     "Module or package at the top, without Python's own and the kit → the folder in which it was found."
-    found = {}
+    folders = {}
     for name in set(sys.modules) - set(sys.stdlib_module_names) - {"spectrakit", "__main__"}:
         file = None if "." in name else getattr(sys.modules[name], "__file__", None)
         if file is not None:
             own = os.path.dirname(file)
-            found[name] = os.path.dirname(own) if hasattr(sys.modules[name], "__path__") else own
-    return found
+            folders[name] = os.path.dirname(own) if hasattr(sys.modules[name], "__path__") else own
+    return folders
 
 
-def hidden_by(path: Iterable[str], found: dict[str, str]) -> str | None:
+def hidden_by(path: Iterable[str], folders: dict[str, str]) -> str | None:
     """The first file that another module would be taken from on this path; None where there is none.
 
-    `path`: where modules will be looked for. `found`: those that are loaded, as of `folders_of_modules`.
+    `path`: where modules will be looked for. `folders`: those that are loaded, as of `folders_of_modules`.
     """
-    left = dict(found)
+    left = dict(folders)
     for folder in dict.fromkeys(path):
         with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
             here = {entry.name.partition(".")[0]: entry.path for entry in entries if _holds_module(entry)}

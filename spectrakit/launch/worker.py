@@ -349,11 +349,11 @@ def record_exits(folder: Path, extra: dict) -> None:
     exits: dict[str, int] = {}
 
     def look(*_: Any) -> None:
-        known = len(exits)
+        count = len(exits)
         for rank, pid in ranks.pids().items():
             if str(rank) not in exits and (status := _exit_status(pid)) is not None:
                 exits[str(rank)] = status
-        if len(exits) > known:
+        if len(exits) > count:
             _write_or_log(folder / "exits.json", json.dumps(exits))
 
     signal.signal(signal.SIGCHLD, look)

@@ -163,8 +163,8 @@ FORMATS = {
 def format_of(path: Path) -> Format | None:
     "The format of a file by its ending, also before `.gz`; None for another."
     ending = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    found = FORMATS.get(ending.lower())
-    return None if path.suffix == ".gz" and found not in (_LINES, _TEXT) else found
+    form = FORMATS.get(ending.lower())
+    return None if path.suffix == ".gz" and form not in (_LINES, _TEXT) else form
 
 # %% ../../nbs/82_lm/01_documents.ipynb #52c6901c
 class Corpus(Protocol):
@@ -246,8 +246,8 @@ def open_files(path: Path, max_files: int | None = None) -> FileCorpus:
     kinds: dict[Format, list[Path]] = {}
     for file in sorted(path.rglob("*")):
         hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if file.is_file() and not hidden and (found := format_of(file)) and file.stem.lower() not in _NO_TEXTS:
-            kinds.setdefault(found, []).append(file)
+        if file.is_file() and not hidden and (form := format_of(file)) and file.stem.lower() not in _NO_TEXTS:
+            kinds.setdefault(form, []).append(file)
     if not kinds:
         raise RequestError(
             f"{str(path)!r} holds no texts: no files that end with {', '.join(FORMATS)}. Name a folder that has "
@@ -350,12 +350,12 @@ def _load_from_hub(place: Place, wanted: Wanted) -> Corpus:
     if offline:
         options["download_config"] = datasets.DownloadConfig(local_files_only=True)
     try:
-        found = datasets.load_dataset(place.source, config, **options)
+        dataset = datasets.load_dataset(place.source, config, **options)
     except Exception as error:
         if "split" in str(error).lower() and isinstance(error, ValueError):
             raise RequestError(f"The data set {place.name!r} has no split {split!r}: {error}") from None
         raise hub_error(place, "data set", error, offline) from None
-    return _as_corpus(found, place.name)
+    return _as_corpus(dataset, place.name)
 
 
 def _as_corpus(dataset: Any, name: str) -> Corpus:
@@ -378,11 +378,11 @@ def _saved_split(place: Place, split: str) -> Path:
     assert place.path is not None, "it is on the disk"
     folder, splits = place.path, place.path / "dataset_dict.json"
     if splits.is_file():
-        known = list(json.loads(splits.read_text(encoding="utf-8"))["splits"])
-        if split not in known:
+        saved = list(json.loads(splits.read_text(encoding="utf-8"))["splits"])
+        if split not in saved:
             raise RequestError(
-                f"The data set {place.name!r} has no split {split!r}; there are {', '.join(known)}."
-                f"{did_you_mean(split, known)}"
+                f"The data set {place.name!r} has no split {split!r}; there are {', '.join(saved)}."
+                f"{did_you_mean(split, saved)}"
             )
         folder = folder / split
     if not json.loads((folder / "state.json").read_text(encoding="utf-8")).get("_data_files"):
@@ -396,12 +396,12 @@ def _load_saved(place: Place, wanted: Wanted) -> Corpus:
     import datasets
 
     try:
-        found: Any = datasets.load_from_disk(str(_saved_split(place, wanted.resolved()[1])))
+        dataset: Any = datasets.load_from_disk(str(_saved_split(place, wanted.resolved()[1])))
     except RequestError:
         raise
     except Exception as error:
         raise hub_error(place, "data set", error, offline=False) from None
-    return _as_corpus(found, place.name)
+    return _as_corpus(dataset, place.name)
 
 # %% ../../nbs/82_lm/01_documents.ipynb #ac5d54c6
 def open_corpus(place: Place, wanted: Wanted = Wanted(), max_files: int | None = None) -> Corpus:

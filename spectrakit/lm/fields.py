@@ -73,13 +73,13 @@ _USUAL = ("text", "content", "document", "body", "article", "story", "completion
 
 def _lengths(rows: Sequence[dict[str, Any]], everywhere: bool = True) -> dict[str, int]:
     "The characters of each field that is text, or null, in all `rows`; or in some, where it need not be `everywhere`."
-    found: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     for name in dict.fromkeys(itertools.chain(*rows)):
         values = [row.get(name) for row in rows]
         texts = [value for value in values if isinstance(value, str | None)]
         if any(texts) and (not everywhere or len(texts) == len(values)):
-            found[name] = sum(len(value or "") for value in texts)
-    return found
+            lengths[name] = sum(len(value or "") for value in texts)
+    return lengths
 
 
 def _no_text(rows: Sequence[dict[str, Any]], name: str) -> str:
@@ -109,7 +109,7 @@ def guess_field(rows: Sequence[dict[str, Any]], name: str) -> tuple[str, str]:
     lengths = _lengths(rows) or _lengths(rows, everywhere=False)
     if not lengths:
         raise RequestError(_no_text(rows, name))
-    usual = next((known for known in _USUAL if known in lengths), None)
+    usual = next((usual_name for usual_name in _USUAL if usual_name in lengths), None)
     if usual is not None:
         return usual, f"the text is the field {usual!r}"
     longest = max(lengths, key=lambda key: lengths[key])
@@ -122,12 +122,12 @@ _ROWS, _SHARDS = 64, 256  # so many are looked at
 
 
 def _first_rows(corpus: Corpus, shard: int, count: int, skips_bad: bool) -> list[dict[str, Any]]:
-    found, place = list[dict[str, Any]](), 0
+    rows, place = list[dict[str, Any]](), 0
     while True:
         try:
-            for row in itertools.islice(corpus.rows(shard, place), count - len(found)):
-                found.append(row.fields)
-            return found
+            for row in itertools.islice(corpus.rows(shard, place), count - len(rows)):
+                rows.append(row.fields)
+            return rows
         except BadRow as error:
             if not skips_bad or error.after is None:
                 skip = "" if error.after is None else ", or leave such rows out: task.bad_rows=skip"

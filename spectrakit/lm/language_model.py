@@ -99,9 +99,9 @@ def _check_options(options: dict[str, Any]) -> None:
     for name in options:
         if name not in (*OPTIONS, "name"):
             raise RequestError(f"lm has no option task.{name}.{did_you_mean(name, list(OPTIONS))}")
-    for name, known in _CHOICES.items():
-        if options.get(name, OPTIONS[name]) not in known:
-            listed = ", ".join(str(value).lower() for value in known)
+    for name, choices in _CHOICES.items():
+        if options.get(name, OPTIONS[name]) not in choices:
+            listed = ", ".join(str(value).lower() for value in choices)
             raise RequestError(f"task.{name}={options[name]} is not possible: there are {listed}.")
     for name, least in _FROM.items():
         value = options.get(name, OPTIONS[name])
@@ -122,11 +122,11 @@ def token_losses(logits: Any, labels: Any) -> Any:
     import torch
     from torch.nn.functional import cross_entropy
 
-    found = [
+    losses = [
         cross_entropy(row[:-1].float(), wanted[1:], ignore_index=IGNORED, reduction="sum")
         for row, wanted in zip(logits, labels, strict=True)
     ]
-    return torch.stack(found)
+    return torch.stack(losses)
 
 # %% ../../nbs/82_lm/06_language_model.ipynb #df0c2643
 def _rows_of_epoch(stream: TokenStream, config: Config) -> tuple[int | None, str]:
@@ -196,8 +196,8 @@ def _prompts(option: dict[str, Any], encoder: Encoder, sources: Any) -> HeldRows
             encoder.tokenizer.decode(ids[: max(1, min(16, len(ids) // 2))]) for ids, _ in read_rows(stream, 4).samples
         ]
     most = max(1, option["seq_len"] - option["new_tokens"])
-    found = [{"prompt": text, "ids": (encoder([text])[0][:-1] or [encoder.end])[-most:]} for text in texts]
-    return HeldRows(tuple(found)) if found else None
+    prompts = [{"prompt": text, "ids": (encoder([text])[0][:-1] or [encoder.end])[-most:]} for text in texts]
+    return HeldRows(tuple(prompts)) if prompts else None
 
 
 def _prompt_batch(samples: Sequence[dict[str, Any]], pad: int) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def generate(model: Any, batch: dict[str, Any], tokenizer: Any, new_tokens: int)
     - `new_tokens`: how many each has; what stands behind the end of a text is left out
     """
     gathered = _gathers_to_generate(model)
-    found = model.generate(
+    tokens = model.generate(
         input_ids=batch["input"],
         attention_mask=batch["attention_mask"],
         max_new_tokens=new_tokens,
@@ -245,7 +245,7 @@ def generate(model: Any, batch: dict[str, Any], tokenizer: Any, new_tokens: int)
     )
     if gathered:
         model.reshard()  # the optimizer writes into the shards
-    new = found[:, batch["input"].shape[1] :].tolist()
+    new = tokens[:, batch["input"].shape[1] :].tolist()
     end = tokenizer.eos_token_id
     return [tokenizer.decode(ids[: ids.index(end)] if end in ids else ids) for ids in new]
 

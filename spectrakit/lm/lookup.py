@@ -76,8 +76,8 @@ def _missing(name: str, what: str) -> RequestError:
 # %% ../../nbs/82_lm/00_lookup.ipynb #f9d98fff
 def _model_below(folder: Path) -> Path | None:
     "The only folder at or below `folder` with a model, as Kaggle nests them; None where there is none, or several."
-    found = sorted({p.parent for p in folder.rglob("config.json")}) if folder.is_dir() else []
-    return folder if folder in found else found[0] if len(found) == 1 else None
+    folders = sorted({p.parent for p in folder.rglob("config.json")}) if folder.is_dir() else []
+    return folder if folder in folders else folders[0] if len(folders) == 1 else None
 
 
 def locate(name: Any, what: str) -> Place:
@@ -127,8 +127,8 @@ _SAID = {  # what libraries say → what it means
 def _meaning(error: BaseException) -> str:
     "What a library said, in a line; in plain words where it is known."
     message = " ".join(str(error).split())
-    if found := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)'>", message):
-        return f"{found[1]} is no causal language model"
+    if match := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)'>", message):
+        return f"{match[1]} is no causal language model"
     return next((meaning for part, meaning in _SAID.items() if part in message), message[:300])
 
 # %% ../../nbs/82_lm/00_lookup.ipynb #c8038b92

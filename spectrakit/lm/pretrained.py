@@ -50,17 +50,17 @@ def load_tokenizer(name: str) -> Any:
 
 def padding_of(tokenizer: Any) -> int:
     "The token that rows are filled up with: padding, else the end of a text, else the first one."
-    found = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    return int(next(token for token in found if token is not None))
+    choices = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return int(next(token for token in choices if token is not None))
 
 
 def end_of_text(tokenizer: Any, named: str | None = None) -> int:
     "The token that ends a document: the one that is `named`, or the tokenizer's own. RequestError where there is none."
     token = tokenizer.eos_token_id if named is None else tokenizer.convert_tokens_to_ids(named)
     if token is None or (named is not None and named not in tokenizer.get_vocab()):
-        what = "knows none" if named is None else f"does not know {named!r}"
+        problem = "knows none" if named is None else f"does not know {named!r}"
         raise RequestError(
-            f"Documents end with an end-of-text token, and the tokenizer {what}. Name one of its tokens by "
+            f"Documents end with an end-of-text token, and the tokenizer {problem}. Name one of its tokens by "
             "task.eos_token, such as task.eos_token='</s>'."
         )
     return int(token)
@@ -75,8 +75,8 @@ class Encoder:
 
     def __call__(self, texts: list[str]) -> list[list[int]]:
         "The token ids of each text."
-        found = self.tokenizer(texts, add_special_tokens=True, return_attention_mask=False, verbose=False)["input_ids"]
-        return [ids if ids and ids[-1] == self.end else [*ids, self.end] for ids in found]
+        tokens = self.tokenizer(texts, add_special_tokens=True, return_attention_mask=False, verbose=False)["input_ids"]
+        return [ids if ids and ids[-1] == self.end else [*ids, self.end] for ids in tokens]
 
 
 def chunks_ahead(threads: Any) -> int:
@@ -160,10 +160,10 @@ def check_fit(model: Any, tokenizer: Any, seq_len: int) -> None:
             f"task.seq_len={seq_len} is more than the {most} positions that the model was made for. Take "
             f"task.seq_len={most}, or a model with more."
         )
-    rows, known = model.get_input_embeddings().weight.shape[0], len(tokenizer)
-    if known > rows:
+    rows, tokens = model.get_input_embeddings().weight.shape[0], len(tokenizer)
+    if tokens > rows:
         raise RequestError(
-            f"The tokenizer knows {known} tokens, and the model has embeddings for {rows}: they do not belong "
+            f"The tokenizer knows {tokens} tokens, and the model has embeddings for {rows}: they do not belong "
             "together. Give a folder that holds both, or the name of one model."
         )
 

@@ -73,10 +73,10 @@ class _Cursor:
     def read_part(self) -> float | None:
         "The part of the corpus that was read, from 0 to 1; None where nobody knows its size."
         sizes = [self.source.corpus.size(shard) for shard in self._order]
-        known = [size for size in sizes if size is not None]
-        if len(known) < len(sizes) or not sum(known):
+        known_sizes = [size for size in sizes if size is not None]
+        if len(known_sizes) < len(sizes) or not sum(known_sizes):
             return None
-        return (sum(known[: self.turn]) + self.place) / sum(known)
+        return (sum(known_sizes[: self.turn]) + self.place) / sum(known_sizes)
 
     def documents(self) -> Iterator[str]:
         "The texts from here on; UnreadableText where a row is bad, and bad rows are not left out."
@@ -136,15 +136,15 @@ class DocumentReading:
 
     def take(self, count: int) -> list[str]:
         "The next `count` documents; fewer at the end, and before a row that cannot be read. UnreadableText there."
-        found: list[str] = []
+        texts: list[str] = []
         try:
-            while self._error is None and len(found) < count and (text := self._next()) is not None:
-                found.append(text)
+            while self._error is None and len(texts) < count and (text := self._next()) is not None:
+                texts.append(text)
         except UnreadableText as error:
             self._error = error
-        if self._error is not None and not found:
+        if self._error is not None and not texts:
             raise self._error
-        return found
+        return texts
 
     def _next(self) -> str | None:
         following = next(self._documents, None)

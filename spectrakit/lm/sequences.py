@@ -179,8 +179,8 @@ def count_rows(stream: TokenStream) -> tuple[int | None, bool]:
     documents = DocumentReading(stream.source.in_order(stream.source.part), 0)
     rows, characters, rest = 0, 0, list[int]()
     while characters < _COUNTED_CHARACTERS and (texts := documents.take(_TOGETHER)):
-        found, rest = stream.form.rows(stream.encode(texts), rest)
-        rows, characters = rows + len(found), characters + sum(map(len, texts))
+        complete, rest = stream.form.rows(stream.encode(texts), rest)
+        rows, characters = rows + len(complete), characters + sum(map(len, texts))
     if characters < _COUNTED_CHARACTERS:
         rows += len(rest) > 1
         if rows == 0:

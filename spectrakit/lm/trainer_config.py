@@ -104,11 +104,11 @@ def check_fields(fields: TrainerFields) -> None:
         value = getattr(fields, name)
         if not (value is None and name == "outer_grad_clip") and (wanted := range_.problem(value)):
             _refuse(name, value, wanted)
-    for name, known in _CHOICES.items():
+    for name, choices in _CHOICES.items():
         value = getattr(fields, name)
-        if value not in known or (isinstance(value, int) and not isinstance(value, bool)):
-            listed = ", ".join(map(repr, known))
-            near = did_you_mean(value, [k for k in known if isinstance(k, str)]) if isinstance(value, str) else ""
+        if value not in choices or (isinstance(value, int) and not isinstance(value, bool)):
+            listed = ", ".join(map(repr, choices))
+            near = did_you_mean(value, [k for k in choices if isinstance(k, str)]) if isinstance(value, str) else ""
             _refuse(name, value, f"one of {listed}", near)
     for name, may_miss in {**_TEXTS, **_OPTIONAL}.items():
         value = getattr(fields, name)

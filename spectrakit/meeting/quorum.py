@@ -122,18 +122,18 @@ def settled(quorum: Quorum) -> list[Share] | None:
     place, name = quorum.place, f"closed/{quorum.round}"
     hashes = json.loads(place.get(name) or b"null")
     if hashes is None:
-        since_s, there = quorum.since_quorum_s(), quorum.brought()
-        if since_s is None or (len(there) < quorum.workers and since_s < quorum.grace_s):
+        since_s, brought = quorum.since_quorum_s(), quorum.brought()
+        if since_s is None or (len(brought) < quorum.workers and since_s < quorum.grace_s):
             if latest(place) > quorum.round:
                 _left_behind(quorum)
             return None
-        now = {str(member): _hash_of(_packed(quorum, member)) for member in there}
+        now = {str(member): _hash_of(_packed(quorum, member)) for member in brought}
         hashes = json.loads(claim(place, name, json.dumps(now).encode()) or b"null")
     shares = []
-    for member, known in (hashes or {}).items():
+    for member, own in (hashes or {}).items():
         packed = _packed(quorum, member)
         share = unpack(packed)
-        if share is None or _hash_of(packed) != known:  # gone, or another one by now
+        if share is None or _hash_of(packed) != own:  # gone, or another one by now
             _left_behind(quorum)
         shares.append(share)
     if not shares:
@@ -147,11 +147,11 @@ def _left_behind(quorum: Quorum) -> None:
 # %% ../../nbs/24_meeting/01_quorum.ipynb #2f214e31
 def check_identity(place: MeetingPlace, run: dict[str, Any]) -> None:
     "RequestError where another run meets at this place, or has ended there. `run`: what has to be equal for all."
-    known = json.loads(claim(place, "run", json.dumps(run, sort_keys=True).encode()))
+    identity = json.loads(claim(place, "run", json.dumps(run, sort_keys=True).encode()))
     for name, value in run.items():
-        if known.get(name) != value:
+        if identity.get(name) != value:
             raise RequestError(
-                f"At diloco.meeting={place.folder} a run meets that has {name}={known.get(name)}, and this one has "
+                f"At diloco.meeting={place.folder} a run meets that has {name}={identity.get(name)}, and this one has "
                 f"{value}. Give all workers the same settings, or this run a folder of its own."
             )
 
@@ -190,10 +190,10 @@ def come_in(quorum: Quorum, state: Callable[[], bytes], waited_s: float = 0.0) -
     if furthest == quorum.round and quorum.round > 0:
         place.remove(f"ask/{quorum.member}")
         return b""
-    found = place.get(f"state/{furthest}")
-    if found is None:
+    answer = place.get(f"state/{furthest}")
+    if answer is None:
         place.put(f"ask/{quorum.member}", b"")
         return None
     place.remove(f"ask/{quorum.member}")
     quorum.next_round(furthest)
-    return found
+    return answer

@@ -128,9 +128,9 @@ def read_wheels(folder: Path) -> tuple[set[str], dict]:
     manifest = manifest if isinstance(manifest, dict) else {}
     listed = manifest.get("wheels")
     launch_only = {
-        str(one.get("file"))
-        for one in (listed if isinstance(listed, list) else ())
-        if isinstance(one, dict) and one.get("where") == "launch"
+        str(entry.get("file"))
+        for entry in (listed if isinstance(listed, list) else ())
+        if isinstance(entry, dict) and entry.get("where") == "launch"
     }
     return set().union(
         *(modules_in_wheel(wheel) for wheel in sorted(folder.glob("*.whl")) if wheel.name not in launch_only)

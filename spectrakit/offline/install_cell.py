@@ -119,8 +119,8 @@ def named_sha256(text: str) -> str | None:
 
     '' where it names none; None where there is no such cell.
     """
-    found = _NAMED.search(text)
-    return found[2] if found and "def install_spectrakit" in text else None
+    match = _NAMED.search(text)
+    return match[2] if match and "def install_spectrakit" in text else None
 
 
 def naming(text: str, sha256: str, slug: str | None = None) -> str:
@@ -162,5 +162,5 @@ def others_in_our_folder() -> list[str]:
     except metadata.PackageNotFoundError:
         files = []
     ours = {file.parts[1] for file in files if file.parts[0] == IMPORTED and len(file.parts) > 1}
-    there = {path.name for path in Path(spectrakit.__file__).parent.iterdir()} - {"__pycache__"}
-    return other_owners() if ours and there - ours else []
+    own = {path.name for path in Path(spectrakit.__file__).parent.iterdir()} - {"__pycache__"}
+    return other_owners() if ours and own - ours else []

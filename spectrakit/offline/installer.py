@@ -169,10 +169,10 @@ def requirements_of(path: str, extras: tuple = ()) -> list:
             name = next(n for n in archive.namelist() if re.match(r"[^/]+\.dist-info/METADATA$", n))
             with archive.open(name) as file:
                 text = file.read(MOST_BYTES).decode("utf-8")
-        found = [requirements.Requirement(need) for need in Parser().parsestr(text).get_all("Requires-Dist") or []]
+        needs = [requirements.Requirement(need) for need in Parser().parsestr(text).get_all("Requires-Dist") or []]
         return [
             r
-            for r in found
+            for r in needs
             if r.marker is None or any(r.marker.evaluate({"extra": extra}) for extra in ("", *tuple(extras)))
         ]
     except (zipfile.BadZipFile, zlib.error, StopIteration, OSError, ValueError, RuntimeError):
@@ -193,9 +193,9 @@ def unmet_requirements(wheels: list, paths: list, extras: tuple = ()) -> list:
             version = offered.get(name) or version_here(name)
             if version is not None and need.specifier.contains(version, prereleases=True):
                 continue
-            there = f"{name} is missing" if version is None else f"{name} {version} is here"
+            state = f"{name} is missing" if version is None else f"{name} {version} is here"
             problems.append(
-                "{}, and {} {} needs {}{}".format(there, wheel["name"], wheel["version"], need.name, need.specifier)
+                "{}, and {} {} needs {}{}".format(state, wheel["name"], wheel["version"], need.name, need.specifier)
             )
     return problems
 
@@ -257,12 +257,12 @@ def other_owners(path: "list | None" = None) -> list:
     `path`: folders to look in; default: sys.path.
     """
     owners = set()
-    for one in metadata.distributions(path=sys.path if path is None else path):
-        files = one.read_text("RECORD") or one.read_text("installed-files.txt") or ""
+    for distribution in metadata.distributions(path=sys.path if path is None else path):
+        files = distribution.read_text("RECORD") or distribution.read_text("installed-files.txt") or ""
         if not ("\n" + files.replace("../", "")).count(f"\n{IMPORTED}/"):
             continue
-        if normal_name(one.metadata["Name"] or "") != DISTRIBUTION:
-            owners.add("{} {}".format(one.metadata["Name"], one.version))
+        if normal_name(distribution.metadata["Name"] or "") != DISTRIBUTION:
+            owners.add("{} {}".format(distribution.metadata["Name"], distribution.version))
     return sorted(owners)
 
 # %% ../../nbs/23_offline/02_installer.ipynb #bae42a21
@@ -320,13 +320,13 @@ def install_for_launch(paths: list) -> str:
 # %% ../../nbs/23_offline/02_installer.ipynb #b74ca770
 def version_for_launch(name: str) -> "str | None":
     "The version of package `name` that launch processes import; None where there is none."
-    found = [
+    versions = [
         d
         for folder in launch_folders()
         if os.path.isdir(folder)
         for d in metadata.distributions(name=name, path=[folder])
     ]
-    return found[0].version if found else version_here(name)
+    return versions[0].version if versions else version_here(name)
 
 # %% ../../nbs/23_offline/02_installer.ipynb #19f7eb73
 def wheels_to_install(manifest: dict, where: str) -> list:

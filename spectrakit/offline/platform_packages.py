@@ -63,17 +63,17 @@ _EGG = re.compile(r"-e\s.*[#&]egg=([A-Za-z0-9][\w.-]*)")
 
 def _package(line: str) -> tuple[str, str] | None:
     "(normal name, version or '') of one line; None where it is no package."
-    if found := _PINNED.match(line):
-        return normal_name(found[1]), found[2] or ""
-    if found := _EGG.match(line):
-        return normal_name(found[1]), ""
-    if not (found := _FROM_URL.match(line)):
+    if match := _PINNED.match(line):
+        return normal_name(match[1]), match[2] or ""
+    if match := _EGG.match(line):
+        return normal_name(match[1]), ""
+    if not (match := _FROM_URL.match(line)):
         return None
     version = re.search(
         r"[-_]v?(\d+(?:\.\w+)*(?:\+[\w.]+)?)(?:-[^/]*\.whl|\.tar\.gz|\.zip)$",
-        found[2].split("#")[0].replace("%2B", "+"),
+        match[2].split("#")[0].replace("%2B", "+"),
     )
-    return normal_name(found[1]), version[1] if version else ""
+    return normal_name(match[1]), version[1] if version else ""
 
 # %% ../../nbs/23_offline/00_platform_packages.ipynb #98d125cd
 def parse_list(text: str, where: str, **facts: str) -> PlatformPackages:
@@ -84,25 +84,25 @@ def parse_list(text: str, where: str, **facts: str) -> PlatformPackages:
     """
     packages: dict[str, str] = {}
     inferred: set[str] = set()
-    known = {"platform": "yours", "python": "", "dated": "unknown date", **facts}
+    header = {"platform": "yours", "python": "", "dated": "unknown date", **facts}
     for number, line in enumerate(text.lstrip("\ufeff").splitlines(), 1):
         line = line.strip()
         if fact := _FACT.match(line):
-            known[fact[1]] = fact[2]
+            header[fact[1]] = fact[2]
         if not line or line[0] == "#" or line.startswith("--"):
             continue
         line, _, remark = line.partition("  #")
-        if (found := _package(line.strip())) is None:
+        if (package := _package(line.strip())) is None:
             raise RequestError(
                 f"Line {number} of {where} is {line[:60]!r}, which names no package. Create the file with: "
                 f"pip freeze > {where}"
             )
-        packages[found[0]] = found[1]
+        packages[package[0]] = package[1]
         if remark.strip().startswith("inferred"):
-            inferred.add(found[0])
+            inferred.add(package[0])
     if not packages:
         raise RequestError(f"{where} lists no packages. Create it with: pip freeze > {where}")
-    return PlatformPackages(packages=packages, inferred=frozenset(inferred), **known)
+    return PlatformPackages(packages=packages, inferred=frozenset(inferred), **header)
 
 # %% ../../nbs/23_offline/00_platform_packages.ipynb #5f973bf5
 LISTS = Path(str(files("spectrakit"))) / "shipped"
@@ -129,11 +129,11 @@ def shipped_on(target: str) -> tuple[PlatformPackages, ...]:
     RequestError where there is no list for it.
     """
     check_type(target, str, "The platform", "kaggle, colab or python==3.12")
-    if found := re.fullmatch(r"python\s*==?\s*(\d+\.\d+)(\.\d+)?", target.strip().lower()):
-        if found[1] in PYTHONS:
-            return (replace(read_list(LISTS / "python.txt"), python=found[1]),)
+    if match := re.fullmatch(r"python\s*==?\s*(\d+\.\d+)(\.\d+)?", target.strip().lower()):
+        if match[1] in PYTHONS:
+            return (replace(read_list(LISTS / "python.txt"), python=match[1]),)
         raise RequestError(
-            f"spectrakit does not run on Python {found[1]}. Choose one of python=={', python=='.join(PYTHONS)}."
+            f"spectrakit does not run on Python {match[1]}. Choose one of python=={', python=='.join(PYTHONS)}."
         )
     if target in PLATFORMS:
         return tuple(read_list(LISTS / name) for name in PLATFORMS[target])

@@ -135,12 +135,12 @@ def platforms_for(target: str, packages: Path | str | None) -> tuple[list[Platfo
     lists, notes = list(shipped_on(target)), []
     if packages is not None:
         lists = [read_list(packages, platform=lists[0].platform, python=lists[0].python, glibc=lists[0].glibc)]
-    for i, one in enumerate(lists):
-        if one.minor not in PYTHONS:
-            raise RequestError(f"{one.title} is not supported. spectrakit runs on Python {', '.join(PYTHONS)}.")
-        if "torch" in one.packages:
+    for i, shipped in enumerate(lists):
+        if shipped.minor not in PYTHONS:
+            raise RequestError(f"{shipped.title} is not supported. spectrakit runs on Python {', '.join(PYTHONS)}.")
+        if "torch" in shipped.packages:
             continue
-        lists[i] = replace(one, packages={**shipped_on(f"python=={one.minor}")[0].packages, **one.packages})
+        lists[i] = replace(shipped, packages={**shipped_on(f"python=={shipped.minor}")[0].packages, **shipped.packages})
         notes.append(
             "torch is not in the list of packages. It is too large for a wheelhouse, "
             "so it has to be installed on the platform."
@@ -230,16 +230,16 @@ def session_wheels(
     wheels = missing_wheels(
         [*((need, kit_name) for need in needs), *((need, "--with") for need in new.values())], shipped, folder
     )
-    return [_with_reason(one, new, shipped) for one in wheels]
+    return [_with_reason(wheel, new, shipped) for wheel in wheels]
 
 
-def _with_reason(one: MissingWheel, asked: Mapping[str, Any], shipped: PlatformPackages) -> MissingWheel:
+def _with_reason(wheel: MissingWheel, asked: Mapping[str, Any], shipped: PlatformPackages) -> MissingWheel:
     "The wheel with its reason replaced, where the user asked for it."
-    name = normal_name(one.name)
+    name = normal_name(wheel.name)
     return (
-        replace(one, why=f"requested: {asked[name]}; {shipped.platform} has {shipped.packages.get(name) or 'none'}")
+        replace(wheel, why=f"requested: {asked[name]}; {shipped.platform} has {shipped.packages.get(name) or 'none'}")
         if name in asked
-        else one
+        else wheel
     )
 
 # %% ../../nbs/23_offline/06_wheelhouse.ipynb #fe4f148e
@@ -280,11 +280,11 @@ def launch_wheels(
     """
     lacking, notes = [], []
     for need in needs:
-        there = shipped.packages.get(normal_name(need.name))
-        if there is None:
+        version = shipped.packages.get(normal_name(need.name))
+        if version is None:
             continue  # the platform lacks it, so the session itself gets it
-        if satisfied(need, there):
-            notes.append(f"{shipped.title} has {need.name} {there or '(some version)'}: nothing is added for {need}.")
+        if satisfied(need, version):
+            notes.append(f"{shipped.title} has {need.name} {version or '(some version)'}: nothing is added for {need}.")
         else:
             lacking.append((need, "--with"))
     if not lacking:
@@ -292,7 +292,9 @@ def launch_wheels(
     asked = {normal_name(need.name): need for need, _ in lacking}
     versions = {**shipped.packages, **{normal_name(wheel.name): wheel.version for wheel in session}}
     present = replace(shipped, packages={n: v for n, v in versions.items() if n not in asked})
-    return [_with_reason(one, asked, shipped) for one in missing_wheels(lacking, present, folder)], notes
+    return [
+        _with_reason(lacking_wheel, asked, shipped) for lacking_wheel in missing_wheels(lacking, present, folder)
+    ], notes
 
 # %% ../../nbs/23_offline/06_wheelhouse.ipynb #e65e3a3d
 def _pythons_served(file: Path, fetched_for: Sequence[str], for_all: bool) -> list[str]:
@@ -311,21 +313,21 @@ def entries(chosen: Sequence[tuple[MissingWheel, str, str]], minors: Sequence[st
     `chosen`: (wheel, 'session' or 'launch', the Python that it was fetched for). `minors`: the platform's Pythons.
     """
     grouped: dict[tuple[str, str], list] = {}
-    for one, where, minor in chosen:
-        grouped.setdefault((one.file.name, where), []).append((one, minor))
+    for wheel, where, minor in chosen:
+        grouped.setdefault((wheel.file.name, where), []).append((wheel, minor))
     lines = []
     for (file, where), several in grouped.items():
-        one, content = several[0][0], several[0][0].file.read_bytes()
+        wheel, content = several[0][0], several[0][0].file.read_bytes()
         fetched_for = [minor for _, minor in several]
-        pythons = _pythons_served(one.file, fetched_for, set(fetched_for) >= set(minors))
+        pythons = _pythons_served(wheel.file, fetched_for, set(fetched_for) >= set(minors))
         lines.append(
             {
                 "file": file,
-                "name": one.name,
-                "version": one.version,
+                "name": wheel.name,
+                "version": wheel.version,
                 "sha256": hashlib.sha256(content).hexdigest(),
                 "bytes": len(content),
-                "why": one.why,
+                "why": wheel.why,
                 "where": where,
                 "python": pythons,
             }
@@ -360,8 +362,8 @@ def _write(
     folder: Path, chosen: Sequence[tuple[MissingWheel, str, str]], manifest: dict[str, Any], dataset: dict[str, Any]
 ) -> None:
     "Write the wheelhouse into the empty `folder`."
-    for one, _, _ in chosen:
-        shutil.copyfile(one.file, folder / one.file.name)
+    for wheel, _, _ in chosen:
+        shutil.copyfile(wheel.file, folder / wheel.file.name)
     (folder / "install.py").write_text(installer_text(), encoding="utf-8")
     for name, content in (("wheelhouse.json", manifest), ("dataset-metadata.json", dataset)):
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -392,8 +394,8 @@ def _gather(
         (place / "launch").mkdir(parents=True)
         session = session_wheels(kit, shipped, extras, place, needs)
         for_launch, launch_notes = launch_wheels(needs, shipped, session, place / "launch")
-        chosen += [(one, "session", shipped.minor) for one in (own, *session)]
-        chosen += [(one, "launch", shipped.minor) for one in for_launch]
+        chosen += [(wheel, "session", shipped.minor) for wheel in (own, *session)]
+        chosen += [(wheel, "launch", shipped.minor) for wheel in for_launch]
         notes += launch_notes
     return chosen, notes
 
@@ -402,14 +404,14 @@ def _manifest(
     chosen: Sequence[tuple[MissingWheel, str, str]], target: str, lists: Sequence[PlatformPackages], extras: list[str]
 ) -> dict[str, Any]:
     "The content of wheelhouse.json. RequestError where there are too many files for a data set."
-    lines = entries(chosen, [one.minor for one in lists])
+    lines = entries(chosen, [shipped.minor for shipped in lists])
     if (count := len({line["file"] for line in lines}) + len(_SMALL_FILES)) > MOST_FILES:
         raise RequestError(
             f"The folder would hold {count} files, and a Kaggle data set shows {MOST_FILES} at its top. "
             "Ask for fewer extras."
         )
     session = [line["python"] for line in lines if line["where"] == "session"]
-    own = {one.minor for one in lists}
+    own = {shipped.minor for shipped in lists}
     return {
         "schema": 1,
         "distribution": DISTRIBUTION,

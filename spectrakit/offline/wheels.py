@@ -236,10 +236,10 @@ def requirements_for(wheel: Path, shipped: PlatformPackages, extras: Iterable[st
     "The requirements of a wheel, with these extras, that apply on the platform."
     from packaging.requirements import Requirement
 
-    found = [Requirement(text) for text in metadata_of(wheel).get_all("Requires-Dist") or ()]
+    requirements = [Requirement(text) for text in metadata_of(wheel).get_all("Requires-Dist") or ()]
     return [
         r
-        for r in found
+        for r in requirements
         if r.marker is None
         or any(r.marker.evaluate({**markers_of(shipped), "extra": extra}) for extra in ("", *extras))
     ]

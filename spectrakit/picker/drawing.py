@@ -81,7 +81,7 @@ _FIXED = "\N{NO-BREAK SPACE}"
 
 def card_text(selection: Selection, name: str) -> str:
     "The lines of a profile's card; one that cannot be used says why."
-    suggested = any(one.value == name for one in selection.suggested)
+    suggested = any(override.value == name for override in selection.suggested)
     first = f"{name} · suggested here" if suggested else name
     try:
         config, intent = selection.cache.base((f"trainer={name}",)), profile_intent(name)
@@ -102,7 +102,7 @@ def _facts(config: Config) -> str:
 
 def cards(selection: Selection) -> list[tuple[str, str]]:
     "(text, name) of each trainer profile, the suggested one first."
-    suggested = {one.value for one in selection.suggested}
+    suggested = {override.value for override in selection.suggested}
     names = sorted(profiles().get("trainer", []), key=lambda name: name not in suggested)
     return [(card_text(selection, name), name) for name in names]
 

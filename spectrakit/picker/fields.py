@@ -59,7 +59,7 @@ _NO_FIELD = {"profile", "env", "eval.gradient_accumulation_steps", "test.gradien
 # %% ../../nbs/65_picker/01_fields.ipynb #15046902
 def fields() -> dict[str, Field]:
     "A field for each setting that has one value, by key, in the order of the schema."
-    found = {}
+    by_key = {}
     for key, spec in settings().items():
         kinds = typing.get_args(spec.type) or (spec.type,)
         if key in _NO_FIELD or typing.get_origin(spec.type) is dict:
@@ -69,7 +69,7 @@ def fields() -> dict[str, Field]:
             options = tuple(words)
         kind = "list" if options else "flag" if kinds == (bool,) else "text"
         takes = accepted_values(spec) if kind == "text" and kinds[0] in (int, float) else ""
-        found[key] = Field(
+        by_key[key] = Field(
             key,
             kind,
             options,
@@ -77,7 +77,7 @@ def fields() -> dict[str, Field]:
             type(None) in kinds,
             str in kinds and not options,
         )
-    return found
+    return by_key
 
 
 def blocks() -> dict[str, str]:
@@ -372,7 +372,7 @@ def colab_form(profile: str, selected: dict[str, str], more: str = "", picker: s
 
     `profile`: its name. `selected`: key → text, shown with the settings of COMMON. `more`: further overrides.
     `picker`: the variable that holds the picker."""
-    known = fields()
+    by_key = fields()
     names: dict[str, str] = {}  # setting → the variable that holds it
     for key in dict.fromkeys([*COMMON, *selected]):
         name = key.rpartition(".")[2]
@@ -384,7 +384,7 @@ def colab_form(profile: str, selected: dict[str, str], more: str = "", picker: s
         f"profile = {json.dumps(profile)}  # @param {json.dumps(profiles().get('trainer', []))}",
     ]
     for key, name in names.items():
-        options = list(known[key].options) or (["true", "false"] if known[key].kind == "flag" else [])
+        options = list(by_key[key].options) or (["true", "false"] if by_key[key].kind == "flag" else [])
         lines.append(
             f"{name} = {json.dumps(selected.get(key, ''))}  # @param "
             + (json.dumps(["", *options]) if options else '{type:"string"}')

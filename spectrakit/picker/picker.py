@@ -280,8 +280,8 @@ class Form:
         import ipywidgets
 
         self.w, self.selection, self.changed, self.train = ipywidgets, selection, changed, train
-        self.fields, known = fields(), profiles()
-        self.groups = {group: known[group] for group in GROUPS if group in known}
+        self.fields, groups = fields(), profiles()
+        self.groups = {group: groups[group] for group in GROUPS if group in groups}
         self.controls: dict[str, Any] = {}  # key → what can be changed
         self.notes: dict[str, Any] = {}  # key → the note below it
         self.rows: dict[str, Any] = {}  # key → both, made once
@@ -477,8 +477,8 @@ def _start_selection(overrides: tuple[str, ...], samples: int | None, task: Any,
         external_overrides(os.environ, "environment"),
         external_overrides(getattr(shell, "user_ns", None) or {}, "notebook"),
     ]
-    name, known = _task_facts(task)
-    return Selection(overrides, external, detect(), known if samples is None else samples, name)
+    name, facts = _task_facts(task)
+    return Selection(overrides, external, detect(), facts if samples is None else samples, name)
 
 
 def _read_file(selection: Selection, file: Path) -> None:
@@ -492,7 +492,7 @@ def _read_file(selection: Selection, file: Path) -> None:
 
 def _parse_choice(overrides: tuple[str, ...], settings: dict[str, Any], more: str) -> list[str]:
     "The overrides that a call of `choose` means. RequestError where a quote is not closed."
-    known = fields()
+    by_key = fields()
     try:
         texts = [*overrides, *shlex.split(more)]
     except ValueError:
@@ -500,7 +500,7 @@ def _parse_choice(overrides: tuple[str, ...], settings: dict[str, Any], more: st
             f"more={more!r} cannot be read: a quote is not closed. Put quotes around a value with spaces."
         ) from None
     given = {key: value for key, value in settings.items() if value is not None and value != ""}
-    return texts + [typed_override(known[k], v) if k in known else override_text(k, v) for k, v in given.items()]
+    return texts + [typed_override(by_key[k], v) if k in by_key else override_text(k, v) for k, v in given.items()]
 
 # %% ../../nbs/65_picker/04_picker.ipynb #3aa84337
 def _freeze(selection: Selection, picker: Any, shell: Any) -> None:
@@ -519,10 +519,10 @@ def _freeze(selection: Selection, picker: Any, shell: Any) -> None:
 
 
 def _colab_cell(selection: Selection) -> str:
-    own, known = selection.own, fields()
-    selected = {key: str(field_text(known[key], get(selection.config, key))) for key in own if key in known}
-    selected = {key: text.lower() if known[key].kind == "flag" else text for key, text in selected.items()}
-    others = [s.text for key, s in own.items() if key not in known and key != "trainer" and not is_secret(s)]
+    own, by_key = selection.own, fields()
+    selected = {key: str(field_text(by_key[key], get(selection.config, key))) for key in own if key in by_key}
+    selected = {key: text.lower() if by_key[key].kind == "flag" else text for key, text in selected.items()}
+    others = [s.text for key, s in own.items() if key not in by_key and key != "trainer" and not is_secret(s)]
     return colab_form(selection.config.profile, selected, shlex.join(others))
 
 # %% ../../nbs/65_picker/04_picker.ipynb #d3d8be81

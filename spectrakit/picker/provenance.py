@@ -73,20 +73,20 @@ def read_overrides(texts: Iterable[str], source: str) -> list[Override]:
 
     `texts`: as they are typed, such as 'optimizer.lr=0.01'. `source`: where they come from, for messages.
     RequestError if one cannot be read, or two contradict each other."""
-    found: list[Override] = []
+    overrides: list[Override] = []
     for text in texts:
         asked = parse_overrides([text], profiles(), other_ending)
         for group in asked.groups:
-            found.append(Override(text, group, source, True))
+            overrides.append(Override(text, group, source, True))
         single = len(asked.pairs) == 1 and not asked.groups
-        found += [
+        overrides += [
             Override(text if single else override_text(key, value), ALIASES.get(key, key), source)
             for key, value in asked.pairs
         ]
-    if found:
-        compose(*(s.text for s in found))
-    last = {s.key: s for s in found}  # of the same spelling the last one counts, as in compose
-    return [s for s in found if last[s.key] is s]
+    if overrides:
+        compose(*(s.text for s in overrides))
+    last = {s.key: s for s in overrides}  # of the same spelling the last one counts, as in compose
+    return [s for s in overrides if last[s.key] is s]
 
 # %% ../../nbs/65_picker/00_provenance.ipynb #1d2af081
 VARIABLES = ("SPECTRAKIT_PROFILE", "SPECTRAKIT_OVERRIDES")
@@ -126,18 +126,18 @@ def external_overrides(values: Mapping[str, Any], where: str) -> list[Override]:
 
     `where`: 'environment' or 'notebook', for messages. RequestError names the variable that is wrong.
     """
-    found: list[Override] = []
+    overrides: list[Override] = []
     for name in VARIABLES:
         value = values.get(name)
         if value is None or (isinstance(value, str) and not value.strip()):
             continue
         label = f"{name} ({where})"
         try:
-            found += read_overrides(_overrides_in(name, value), label)
+            overrides += read_overrides(_overrides_in(name, value), label)
         except RequestError as error:
             raise RequestError(f"{label} is wrong: {masked(str(error))}{_other_variable(name, value)}") from None
     try:
-        return read_overrides([s.text for s in found], "") and found
+        return read_overrides([s.text for s in overrides], "") and overrides
     except RequestError as error:
         raise RequestError(f"{' and '.join(VARIABLES)} ({where}) contradict each other: {masked(str(error))}") from None
 
@@ -253,7 +253,7 @@ def read_selection(file: Path, source: str) -> tuple[list[Override], list[str]]:
         tree = load_yaml(file)
     except RequestError as error:
         return [], [str(error)]
-    found, wrong = [], []
+    overrides, wrong = [], []
     listed = tree.pop("defaults", None) or []
     entries = listed if isinstance(listed, list) else [listed]
     words = [
@@ -269,7 +269,7 @@ def read_selection(file: Path, source: str) -> tuple[list[Override], list[str]]:
     ]
     for text in [*words, *(override_text(key, value) for key, value in flat(tree))]:
         try:
-            found += read_overrides([text], source)
+            overrides += read_overrides([text], source)
         except RequestError as error:
             wrong.append(f"{place(file)}: {error}")
-    return found, wrong
+    return overrides, wrong

@@ -233,9 +233,9 @@ def profile_line(selection: Selection) -> str:
     return f"{intent}. Time limit: {limit_text(config)}. Differs from defaults: {changes or 'in nothing'}."
 
 
-def is_secret(one: Override) -> bool:
+def is_secret(override: Override) -> bool:
     "Whether an override holds a secret."
-    return mask_override(one.text) != one.text
+    return mask_override(override.text) != override.text
 
 # %% ../../nbs/65_picker/02_selection.ipynb #443e873a
 def serialize(selection: Selection, own_only: bool = False) -> tuple[list[str], str]:
@@ -247,14 +247,14 @@ def serialize(selection: Selection, own_only: bool = False) -> tuple[list[str], 
     resolved = resolve(*layers, settings_of=selection.cache.settings_of)
     secrets = [r.override for r in resolved.values() if is_secret(r.override)]
     public = [r.override for r in resolved.values() if not is_secret(r.override)]
-    overrides = [one.text for one in public]
+    overrides = [setting.text for setting in public]
     if own_only or secrets:
         config = selection.cache.base(profile_overrides(resolved))
-        if values := [one.text for one in public if not one.is_profile]:
+        if values := [setting.text for setting in public if not setting.is_profile]:
             config = override(config, *values)
     else:
         config = selection.config
-    header = HEADER + "".join(f"# {one.key} is a secret and not written here.\n" for one in secrets)
+    header = HEADER + "".join(f"# {setting.key} is a secret and not written here.\n" for setting in secrets)
     return overrides, header + yaml_text(overrides, config, selection.cache.file_base(profile_overrides(resolved)))
 
 # %% ../../nbs/65_picker/02_selection.ipynb #67a2783a

@@ -71,8 +71,8 @@ class Place:
         "Dollars for an hour of it; None where neither this file nor the table of prices has it."
         if self.dollars is not None:
             return self.dollars
-        known = prices().get(self.hardware)
-        return None if known is None else known.dollars * self.devices
+        price = prices().get(self.hardware)
+        return None if price is None else price.dollars * self.devices
 
 # %% ../../nbs/11_places/01_places.ipynb #991a94f9
 _KEYS = tuple(f.name for f in fields(Place) if f.name != "name")
@@ -101,18 +101,18 @@ def _place(name: str, values: Any, file: Any) -> Place:
     }
     hardware = str(values["hardware"])
     if hardware not in DEVICES and "speed" not in numbers:
-        known = did_you_mean(hardware, DEVICES) or f" Known are {', '.join(DEVICES)}."
+        hint = did_you_mean(hardware, DEVICES) or f" Known are {', '.join(DEVICES)}."
         raise RequestError(
-            f"In {file} {name}.hardware is {hardware!r}.{known} Of another device write `speed:` as well."
+            f"In {file} {name}.hardware is {hardware!r}.{hint} Of another device write `speed:` as well."
         )
     return Place(name, hardware, as_of=str(values.get("as_of", "")), **numbers)  # type: ignore[arg-type]  # those of _KEYS are floats
 
 # %% ../../nbs/11_places/01_places.ipynb #95f02091
 def places() -> dict[str, Place]:
     "The places by name; those of one's own folders of profiles win. RequestError where a line is wrong."
-    found: dict[str, Place] = {}
+    by_name: dict[str, Place] = {}
     for folder in reversed(profile_folders()):
         file = folder / "places.yaml"
         if file.is_file():
-            found.update({str(name): _place(str(name), values, file) for name, values in load_yaml(file).items()})
-    return found
+            by_name.update({str(name): _place(str(name), values, file) for name, values in load_yaml(file).items()})
+    return by_name

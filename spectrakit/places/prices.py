@@ -43,27 +43,27 @@ def _price(hardware: str, values: Any, file: Any) -> Price:
 
 def prices() -> dict[str, Price]:
     "The prices by hardware; those of one's own folders of profiles win. RequestError where a line is no price."
-    found: dict[str, Price] = {}
+    by_device: dict[str, Price] = {}
     for folder in reversed(profile_folders()):
         file = folder / "prices.yaml"
         if file.is_file():
-            found.update({str(name): _price(name, values, file) for name, values in load_yaml(file).items()})
-    return found
+            by_device.update({str(name): _price(name, values, file) for name, values in load_yaml(file).items()})
+    return by_device
 
 # %% ../../nbs/11_places/00_prices.ipynb #ea370ce9
 def price_of(gpus: Sequence[Gpu]) -> Price | None:
     "The price of an hour with all these GPUs together; None where one of them stands in no table, or there are none."
-    table, found = prices(), []
+    table, priced = prices(), []
     for gpu in gpus:
         words = gpu.name.replace("-", " ").lower().split()
         fitting = [p for name, p in table.items() if set(name.replace("-", " ").lower().split()) <= set(words)]
         if not fitting:
             return None
-        found.append(max(fitting, key=lambda p: len(p.hardware)))  # the most exact one
-    if not found:
+        priced.append(max(fitting, key=lambda p: len(p.hardware)))  # the most exact one
+    if not priced:
         return None
-    first, total = found[0], sum(p.dollars for p in found)
-    name = first.hardware if len(found) == 1 else f"{len(found)} × {first.hardware}"
+    first, total = priced[0], sum(p.dollars for p in priced)
+    name = first.hardware if len(priced) == 1 else f"{len(priced)} × {first.hardware}"
     return Price(name, total, first.as_of, first.where)
 
 

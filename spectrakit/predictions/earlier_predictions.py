@@ -18,8 +18,8 @@ from ..system.errors import RequestError
 def check_division(path: Path, sha256: str) -> None:
     "RequestError where the cross-validation `path` has other folds than those with this hash."
     if not (path / "folds.npz").is_file():
-        there = path.is_dir() and any(path.glob("fold-*"))
-        why = "its task divides by itself and has no `fold_rows`" if there else "it has no folds.npz"
+        has_folds = path.is_dir() and any(path.glob("fold-*"))
+        why = "its task divides by itself and has no `fold_rows`" if has_folds else "it has no folds.npz"
         raise RequestError(f"{str(path)!r} is no cross-validation whose folds are known: {why}. Name another folder.")
     if read_folds(path / "folds.npz").sha256 != sha256:
         raise RequestError(
@@ -66,7 +66,7 @@ def taught_by_fold(path: Path, fold: int) -> np.ndarray | None:
 def held_out_predictions(path: Path) -> np.ndarray:
     "What was predicted for each training sample of the cross-validation `path` by a model that had not seen it."
     file = path / "out_of_fold.npz"
-    found = _predictions(file) if file.is_file() else None
-    if found is None or not np.isfinite(found).all():
+    predictions = _predictions(file) if file.is_file() else None
+    if predictions is None or not np.isfinite(predictions).all():
         raise RequestError(f"{path.name} has not predicted every training sample. Train it to its end.")
-    return found
+    return predictions

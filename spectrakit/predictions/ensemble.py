@@ -22,12 +22,12 @@ def ranks(values: Any) -> Any:
     import numpy
 
     flat = values.reshape(len(values), -1)
-    found = numpy.empty(flat.shape)
+    ranked = numpy.empty(flat.shape)
     for column in range(flat.shape[1]):
         _, inverse, counts = numpy.unique(flat[:, column], return_inverse=True, return_counts=True)
         middle = numpy.cumsum(counts) - (counts + 1) / 2
-        found[:, column] = middle[inverse.reshape(-1)] / max(1, len(flat) - 1)
-    return found.reshape(values.shape)
+        ranked[:, column] = middle[inverse.reshape(-1)] / max(1, len(flat) - 1)
+    return ranked.reshape(values.shape)
 
 
 def _logarithms(values: Any) -> Any:
@@ -99,9 +99,9 @@ def _check_same(name: str, old: Any, new: Any) -> None:
     import numpy
 
     if not numpy.array_equal(old, new, equal_nan=new.dtype.kind == "f"):
-        what = "The runs were given other samples" if name == "targets" or is_id(name, new) else "These differ"
+        problem = "The runs were given other samples" if name == "targets" or is_id(name, new) else "These differ"
         raise RequestError(
-            f"{what}: {name!r} of one run is not that of another, and cannot be averaged. Let `predict` return "
+            f"{problem}: {name!r} of one run is not that of another, and cannot be averaged. Let `predict` return "
             "numbers with a point, such as probabilities, and `test_dataset` the same samples for all; labels are "
             "counted with how='vote'."
         )
@@ -153,17 +153,17 @@ class Mixture:
                 _check_same(name, self._fixed.setdefault(name, values), values)
             else:
                 self._kinds.setdefault(name, numpy.result_type(values.dtype, "float32"))
-                known = numpy.isfinite(values)
-                new = HOW[self.how](numpy.where(known, values, 0)) * known * weight
+                finite = numpy.isfinite(values)
+                new = HOW[self.how](numpy.where(finite, values, 0)) * finite * weight
                 self._sums[name] = self._sums.get(name, 0.0) + new
-                self._weights[name] = self._weights.get(name, 0.0) + known * weight
+                self._weights[name] = self._weights.get(name, 0.0) + finite * weight
                 self._are_shares &= values.ndim > 1 and bool(numpy.allclose(values.sum(axis=-1), 1, atol=1e-3))
         self._shapes, self.count = shapes, self.count + 1
 
     def arrays(self) -> dict[str, Any]:
         "The average so far, by name."
-        found = {name: self._mean(name).astype(self._kinds[name]) for name in self._sums}
-        return found | {name: votes.most() for name, votes in self._votes.items()} | self._fixed
+        arrays = {name: self._mean(name).astype(self._kinds[name]) for name in self._sums}
+        return arrays | {name: votes.most() for name, votes in self._votes.items()} | self._fixed
 
     def _mean(self, name: str) -> Any:
         mean = _divided(self._sums[name], self._weights[name])

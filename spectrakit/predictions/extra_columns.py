@@ -39,18 +39,18 @@ def columns_of_training(config: Config, part: Part) -> np.ndarray:
 
     RequestError where a cross-validation has other folds, or other samples, than `part` says.
     """
-    found = []
+    columns = []
     for path in _sources(config):
         if part.division is not None:
             check_division(path, part.division.sha256)
-        found.append(values := held_out_predictions(path))
+        columns.append(values := held_out_predictions(path))
         samples = len(part.seen) + len(part.out)
         if part.division is None and len(values) != samples:
             raise RequestError(
                 f"{path.name} has predicted {len(values)} samples, and {samples} are trained with now. Use the data "
                 "that it was made with."
             )
-    return _side_by_side(found)
+    return _side_by_side(columns)
 
 # %% ../../nbs/38_predictions/07_extra_columns.ipynb #ac3c5c72
 _WRITE = "Write `with_columns(dataset, columns, cfg)`, which returns the data set with them."

@@ -25,15 +25,15 @@ def targets_of(task: Any, dataset: Any) -> Any:
     from torch.utils.data import TensorDataset, default_collate
 
     if type(dataset) is TensorDataset:
-        found = [task.targets(dataset.tensors)] if provides(task, "targets") else [default_targets(dataset.tensors)]
+        parts = [task.targets(dataset.tensors)] if provides(task, "targets") else [default_targets(dataset.tensors)]
     else:
         collate = task.collate if provides(task, "collate") else default_collate
         ask = task.targets if provides(task, "targets") else default_targets
         rows = range(len(dataset))
-        found = [ask(collate([dataset[i] for i in rows[k : k + 256]])) for k in rows[::256]]
-    if not found or any(part is None or isinstance(part, (str, dict)) for part in found):
+        parts = [ask(collate([dataset[i] for i in rows[k : k + 256]])) for k in rows[::256]]
+    if not parts or any(part is None or isinstance(part, (str, dict)) for part in parts):
         return None
-    return numpy.concatenate([numpy.asarray(part) for part in found])
+    return numpy.concatenate([numpy.asarray(part) for part in parts])
 
 # %% ../../nbs/38_predictions/02_held_out.ipynb #d9c0ae6c
 def folds_of(task: Any, config: Config, train: Any) -> Folds:

@@ -37,14 +37,14 @@ def metric_named(name: str, kind: str | None = None) -> str:
 
     `name`: the competition's. `kind`: classes, labels or numbers; None: not known. RequestError where there is none.
     """
-    known = TABLE_METRICS[kind] if kind else tuple(dict.fromkeys(sum(TABLE_METRICS.values(), ())))
-    others = {other: own for own in (*known, LOSS) for other in (own, *_OTHER_NAMES.get(own, ()))}
+    names = TABLE_METRICS[kind] if kind else tuple(dict.fromkeys(sum(TABLE_METRICS.values(), ())))
+    others = {other: own for own in (*names, LOSS) for other in (own, *_OTHER_NAMES.get(own, ()))}
     spelt = {_plain(other): own for other, own in others.items()}
     if _plain(name) in spelt:
         return spelt[_plain(name)]
-    nearest = did_you_mean(name, [*known, LOSS]) or did_you_mean(name, others)
+    nearest = did_you_mean(name, [*names, LOSS]) or did_you_mean(name, others)
     of = f" of {kind}" if kind else ""
     raise RequestError(
-        f"There is no metric {name!r} for a table{of}. There are {', '.join((*known, LOSS))}."
+        f"There is no metric {name!r} for a table{of}. There are {', '.join((*names, LOSS))}."
         f"{nearest} A task of your own may compute any other."
     )

@@ -49,11 +49,11 @@ def targets_of(task: Any, data: Any) -> Any:
 def columns_of(task: Any, outputs: Any, batch: Any) -> dict[str, Any]:
     "What is kept of a batch, on the CPU, by name. RequestError where there is not one output for each sample."
     names, targets = ids_of(batch.data), targets_of(task, batch.data)
-    found = {**names, **(outputs if isinstance(outputs, Mapping) else {"predictions": outputs})}
+    columns = {**names, **(outputs if isinstance(outputs, Mapping) else {"predictions": outputs})}
     only_input = isinstance(batch.data, (tuple, list)) and targets is batch.data[0]
     if targets is not None and not only_input and not isinstance(targets, Mapping):
-        found["targets"] = targets
-    for name, values in found.items():
+        columns["targets"] = targets
+    for name, values in columns.items():
         if isinstance(values, tuple) or not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0:
             got = f"{name!r} as {type(values).__name__}"
         elif len(values) != batch.samples:
@@ -64,7 +64,7 @@ def columns_of(task: Any, outputs: Any, batch: Any) -> dict[str, Any]:
             f"{type(task).__name__}.predict returned {got}. It has to return a tensor [samples, …], a list with one "
             "tensor a sample, or {name: tensor}. Write `predict(model, batch)`."
         )
-    return {name: map_batch(on_cpu, values) for name, values in found.items()}
+    return {name: map_batch(on_cpu, values) for name, values in columns.items()}
 
 # %% ../../nbs/38_predictions/00_predictions.ipynb #9b622784
 def join_column(task: Any, name: str, parts: list[Any]) -> dict[str, Any]:

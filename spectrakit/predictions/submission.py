@@ -102,13 +102,13 @@ _PLACES = (".", "*", "competitions/*", "datasets/*/*")  # below a folder of inpu
 
 def samples_in_inputs(folders: Iterable[str | Path]) -> list[Path]:
     "The files below these folders of inputs that are named as sample submissions are; equal ones once."
-    found: dict[bytes, Path] = {}
+    by_content: dict[bytes, Path] = {}
     for folder in map(Path, folders):
         for path in sorted(file for place in _PLACES for file in folder.glob(f"{place}/*[sS]ample*")):
             name = path.name.lower()
             if "submission" in name and name.endswith((".csv", ".parquet")) and path.is_file():
-                found.setdefault(path.read_bytes(), path)
-    return list(found.values())
+                by_content.setdefault(path.read_bytes(), path)
+    return list(by_content.values())
 
 # %% ../../nbs/38_predictions/03_submission.ipynb #299f1c8c
 def _data_folders(config: Any) -> list[Path]:
@@ -193,18 +193,18 @@ def _same_rows(sheet: Sheet, sample: Sample, before: Sheet, notes: list[str]) ->
             raise RequestError(f"The submission has {lacks}. Give one row for each, in that order.")
         return sheet, 0
     rows, old = _without_twins(sheet, count, notes), {_key(row, count): row for row in before.rows}
-    known = {_key(row, count): row for row in wanted}
-    if not rows.keys() & known.keys():
+    by_key = {_key(row, count): row for row in wanted}
+    if not rows.keys() & by_key.keys():
         notes.append(f"its ids are others than those of {sample.name}; they are kept")
         return Sheet(sheet.columns, list(rows.values())), 0
-    if new := [key for key in rows if key not in known]:
+    if new := [key for key in rows if key not in by_key]:
         notes.append(
             f"{len(new)} rows have ids that {sample.name} does not have, such as {_named(new[0])}; they are kept"
         )
-    missing = [key for key in known if key not in rows]
-    for key, row in known.items():
+    missing = [key for key in by_key if key not in rows]
+    for key, row in by_key.items():
         rows[key] = [*row[:count], *rows.get(key, old.get(key, row))[count:]]
-    if (order := [*known, *new]) != list(rows) and not missing:
+    if (order := [*by_key, *new]) != list(rows) and not missing:
         notes.append(f"the rows are in the order of {sample.name}")
     return Sheet(sheet.columns, [rows[key] for key in order]), len(missing)
 
@@ -216,17 +216,17 @@ def _gap(text: str) -> bool:
 
 def _without_gaps(texts: list[str], name: str, old: list[str], notes: list[str]) -> list[str]:
     "A column without empty cells and numbers that are not finite. `old`: what the sample holds in it."
-    known = [text for text in texts if not _gap(text)]
-    if len(known) == len(texts) or all(map(_gap, old)):  # an empty cell may be what is asked for
+    given = [text for text in texts if not _gap(text)]
+    if len(given) == len(texts) or all(map(_gap, old)):  # an empty cell may be what is asked for
         return texts
-    numbers = [_number(text) for text in known]
-    if not known:
+    numbers = [_number(text) for text in given]
+    if not given:
         stand_in = next(text for text in old if not _gap(text))
     elif None in numbers:
-        stand_in = Counter(known).most_common(1)[0][0]
+        stand_in = Counter(given).most_common(1)[0][0]
     else:
-        stand_in = sorted(known, key=float)[len(known) // 2]
-    notes.append(f"{len(texts) - len(known)} values of {name!r} were no numbers or empty, and are {stand_in} now")
+        stand_in = sorted(given, key=float)[len(given) // 2]
+    notes.append(f"{len(texts) - len(given)} values of {name!r} were no numbers or empty, and are {stand_in} now")
     return [stand_in if _gap(text) else text for text in texts]
 
 

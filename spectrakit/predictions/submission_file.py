@@ -58,12 +58,12 @@ def read_record(folder: Path, out: Path | None = None) -> SubmissionState | None
     "The record in a run's `folder`, of `out` (default: of whatever file); None where there is none for the file there."
     try:
         values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        found = SubmissionState(**{**values, "notes": tuple(values["notes"])})
-        content = Path(found.file).read_bytes()
+        state = SubmissionState(**{**values, "notes": tuple(values["notes"])})
+        content = Path(state.file).read_bytes()
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    is_this = out is None or Path(found.file) == out.absolute()
-    return found if is_this and sha256(content).hexdigest() == found.sha256 else None
+    is_this = out is None or Path(state.file) == out.absolute()
+    return state if is_this and sha256(content).hexdigest() == state.sha256 else None
 
 # %% ../../nbs/38_predictions/04_submission_file.ipynb #6eb272b1
 def _fits(sheet: Sheet, sample: Sample) -> bool:

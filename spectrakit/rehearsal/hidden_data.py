@@ -78,11 +78,11 @@ def hide(folder: Path, seed: int = 0) -> tuple[Any, list[str]]:
     return sample, [*notes, f"{len(test):,} rows to answer"]
 
 
-def _copies(table: Any, name: str, known: Any) -> Any:
-    "The rows of a table once for each copy, with ids of their own; `known`: the ids of the test table."
+def _copies(table: Any, name: str, rows: Any) -> Any:
+    "The rows of a table once for each copy, with ids of their own; `rows`: the ids of the test table."
     import pandas
 
-    span = int(known.max() - known.min()) + 1000 if known.dtype.kind in "iu" else 0
+    span = int(rows.max() - rows.min()) + 1000 if rows.dtype.kind in "iu" else 0
     return pandas.concat(
         [table.assign(**{name: other_id(table[name], copy, span)}) for copy in range(1, COPIES + 1)], ignore_index=True
     )

@@ -66,16 +66,16 @@ def judge(done: Session, sample: Sample | None, where: str) -> list[Finding]:
     if sample is None:
         return [finding("ok", f"{file.name} was written, and there is no sample submission to hold it against")]
     try:
-        found = checked(read_sample(file).sheet.text(), sample)
+        result = checked(read_sample(file).sheet.text(), sample)
     except RequestError as error:
         return [finding("error", str(error))]
     mine, theirs = sheet_of(read_sample(file).sheet.text()), sample.sheet
-    wrong = [finding("warning", f"{note}.") for note in found.notes]
-    if found.missing or len(mine.rows) != len(theirs.rows):
+    wrong = [finding("warning", f"{note}.") for note in result.notes]
+    if result.missing or len(mine.rows) != len(theirs.rows):
         text = f"The submission has {len(mine.rows)} rows, and {len(theirs.rows)} are asked for"
-        gap = f"; {found.missing} ids have no answer" if found.missing else ""
+        gap = f"; {result.missing} ids have no answer" if result.missing else ""
         wrong.append(finding("error", f"{text}{gap}. Read the ids from the test data when it runs."))
-    if any("its ids are others" in note for note in found.notes):
+    if any("its ids are others" in note for note in result.notes):
         wrong.append(finding("error", "None of its ids is asked for. Read the ids from the test data when it runs."))
     return wrong or [finding("ok", f"it ended well, and {file.name} has a row for each of {len(theirs.rows):,} ids")]
 
@@ -126,14 +126,14 @@ def _play(kernel: Kernel, data: Path, cup: str, how: Rehearsal, hidden: bool) ->
     with _stage(kernel, data, cup) as (inputs, working, missing):
         done = run_session(kernel.file, inputs, working, how.limit_s, rerun=hidden)
         file = sample_file(data)
-        found = judge(done, None if file is None else read_sample(file), where)
+        findings = judge(done, None if file is None else read_sample(file), where)
     if hidden:
-        return found
-    found += [Finding("warning", "rehearsal", f"{name} is not here, and was left out.", where) for name in missing]
+        return findings
+    findings += [Finding("warning", "rehearsal", f"{name} is not here, and was left out.", where) for name in missing]
     if done.unsealed:
         text = f"The session was not sealed ({done.unsealed}): network and other folders were there."
-        found.append(Finding("warning", "rehearsal", text, where))
-    return found
+        findings.append(Finding("warning", "rehearsal", text, where))
+    return findings
 
 # %% ../../nbs/85_rehearsal/02_rehearse.ipynb #9d5ba8a3
 def rehearse(folder: Path | str, how: Rehearsal = Rehearsal()) -> Checked:
@@ -146,15 +146,15 @@ def rehearse(folder: Path | str, how: Rehearsal = Rehearsal()) -> Checked:
     folder = checked_path(folder, "The folder")
     kernel = open_kernel(folder, None, None)
     cup = _cup_of(kernel)
-    data, found = _data_of(cup, how.data), list[Finding]()
+    data, findings = _data_of(cup, how.data), list[Finding]()
     with tempfile.TemporaryDirectory(prefix="spectrakit-rehearsal-") as place:
         small = Path(place, cup)
         notes = cut_data(data, small, how.rows)
-        found += _play(kernel, small, cup, how, hidden=False)
+        findings += _play(kernel, small, cup, how, hidden=False)
         try:
             notes += hide(small, how.seed)[1]
-            found += _play(kernel, small, cup, how, hidden=True)
+            findings += _play(kernel, small, cup, how, hidden=True)
         except RequestError as error:
             notes.append(str(error))
-    found += [Finding("ok", "data", note) for note in notes]
-    return Checked(folder, tuple(found))
+    findings += [Finding("ok", "data", note) for note in notes]
+    return Checked(folder, tuple(findings))

@@ -70,7 +70,7 @@ def find_run(run: Run | Path | str) -> Run:
 # %% ../../nbs/70_reports/03_comparison.ipynb #5ff3dfc8
 def find_all(runs: Sequence) -> list[Run]:
     "The runs that are meant, each once; lists of runs may be among them. RequestError where there is none."
-    flat = [one for run in runs for one in (run if isinstance(run, (list, tuple)) else [run])]
+    flat = [each for run in runs for each in (run if isinstance(run, (list, tuple)) else [run])]
     if not flat:
         raise RequestError("compare needs runs: give two or more, such as compare('runs/coffee-20261120-101500', run).")
     return list({run.path.resolve(): run for run in map(find_run, flat)}.values())
@@ -81,22 +81,22 @@ def panels_of(histories: Sequence[History], metric: str | Sequence[str] | None) 
 
     `metric`: what to draw, without or with its "val_"; None: the loss, and the metrics that the runs were judged by.
     """
-    known = list(dict.fromkeys(n for h in histories for e in h.of_type("eval") for n in e["metrics"]))
+    metrics = list(dict.fromkeys(n for h in histories for e in h.of_type("eval") for n in e["metrics"]))
     if metric is None:
-        watched = list(dict.fromkeys(h.monitor for h in histories if h.monitor in known))[:3]
-        return ["loss", *(watched or [n for n in ("val_loss", *known) if n in known][:1])]
+        watched = list(dict.fromkeys(h.monitor for h in histories if h.monitor in metrics))[:3]
+        return ["loss", *(watched or [n for n in ("val_loss", *metrics) if n in metrics][:1])]
     panels, names = [], [metric] if isinstance(metric, str) else metric
     if not isinstance(names, (list, tuple)) or not names:
         raise RequestError(
             f"metric={metric!r} is not possible: it needs a name, or a list of names, such as 'val_loss'."
         )
     for name in names:
-        right = next((n for n in (name, f"val_{name}") if n in known or n in LOGGED), None)
+        right = next((n for n in (name, f"val_{name}") if n in metrics or n in LOGGED), None)
         if right is None:
-            some = ", ".join(plain(n)[:40] for n in [*LOGGED, *known][:12])
+            some = ", ".join(plain(n)[:40] for n in [*LOGGED, *metrics][:12])
             raise RequestError(
                 f"No run has the metric {name!r}. There are "
-                f"{some}{', …' if len(known) > 9 else ''}.{did_you_mean(str(name), [*LOGGED, *known[:1000]])}"
+                f"{some}{', …' if len(metrics) > 9 else ''}.{did_you_mean(str(name), [*LOGGED, *metrics[:1000]])}"
             )
         panels.append(right)
     return panels

@@ -181,8 +181,8 @@ def fold(summary: str, body: str, opened: bool = False) -> str:
 
 def _with_classes(body: str) -> tuple[str, str]:
     "A page's HTML with a class in place of each style that many elements have, and the rules of these classes."
-    found = re.findall(r'<[^<>]* style="([^"]{20,})"', body)
-    often = [style for style, count in Counter(found).items() if count > 3]
+    styles = re.findall(r'<[^<>]* style="([^"]{20,})"', body)
+    often = [style for style, count in Counter(styles).items() if count > 3]
     names = {style: f"s{number}" for number, style in enumerate(often)}
 
     def named(tag: re.Match) -> str:

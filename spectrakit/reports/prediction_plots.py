@@ -69,25 +69,25 @@ def confusion(predicted: Any, true: Any, classes: Sequence | None = None) -> tup
     `predicted`: classes [samples], or scores [samples, classes]. `true`: classes [samples]. `classes`: their names, in
     the order of the numbers. RequestError where the arrays do not fit each other.
     """
-    (predicted, known), true = _as_classes(predicted), np.asarray(true).ravel()
+    (predicted, order), true = _as_classes(predicted), np.asarray(true).ravel()
     if len(predicted) != len(true):
         raise RequestError(
             f"There are {len(predicted)} predictions and {len(true)} true classes. Give as many of one as of the other."
         )
     names = None if classes is None else [str(c) for c in classes]
-    known = _known_classes(predicted, true, names) if known is None else known
-    if names and len(names) != len(known):
-        raise RequestError(f"There are {len(names)} names for {len(known)} classes. Give one for each.")
-    if not 2 <= len(known) <= MOST_CLASSES:
+    order = _known_classes(predicted, true, names) if order is None else order
+    if names and len(names) != len(order):
+        raise RequestError(f"There are {len(names)} names for {len(order)} classes. Give one for each.")
+    if not 2 <= len(order) <= MOST_CLASSES:
         raise RequestError(
-            f"A confusion matrix of {len(known)} class{'es' * (len(known) != 1)} says nothing to the eye. "
+            f"A confusion matrix of {len(order)} class{'es' * (len(order) != 1)} says nothing to the eye. "
             f"It needs 2 to {MOST_CLASSES} of them."
         )
-    place = {v: i for i, v in enumerate(known)}
+    place = {v: i for i, v in enumerate(order)}
     rows, columns = (np.array([place.get(v, -1) for v in values.tolist()], dtype=int) for values in (true, predicted))
     whole = (rows >= 0) & (columns >= 0)
-    counts = np.bincount(rows[whole] * len(known) + columns[whole], minlength=len(known) ** 2).reshape(len(known), -1)
-    return counts, names or [f"{v:g}" if isinstance(v, float) else str(v) for v in known], int((~whole).sum())
+    counts = np.bincount(rows[whole] * len(order) + columns[whole], minlength=len(order) ** 2).reshape(len(order), -1)
+    return counts, names or [f"{v:g}" if isinstance(v, float) else str(v) for v in order], int((~whole).sum())
 
 # %% ../../nbs/70_reports/00_prediction_plots.ipynb #df3b60a6
 def plot_confusion(predicted: Any, true: Any, classes: Sequence | None = None, title: str = "") -> Picture:
@@ -189,10 +189,10 @@ def plot_predictions(predicted: Any, true: Any, sigma: Any = None, name: str = "
     p, t, s, left_out = p[whole], t[whole], s[whole], int((~whole).sum())
     shown = np.linspace(0, len(p) - 1, min(len(p), MOST_POINTS)).astype(int)
     figure = _figure(7.6, 3.3)
-    one, two = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2)
     within = f" ({unit})" if unit else ""
     _axes(
-        one,
+        left,
         label(f"{name + ': ' if name else ''}{quality(p, t)}{unit and ' ' + unit}", 60),
         f"true{within}",
         f"predicted{within}",
@@ -200,12 +200,12 @@ def plot_predictions(predicted: Any, true: Any, sigma: Any = None, name: str = "
     sure = np.isfinite(s) & (s > 0)
     if len(p):
         ends = [min(p.min(), t.min()), max(p.max(), t.max())]
-        one.plot(ends, ends, color=INK, linewidth=0.9, linestyle=":")
-        _points(one, t[shown], p[shown], np.where(sure, s, 0)[shown] if sure.any() else None)
+        left.plot(ends, ends, color=INK, linewidth=0.9, linestyle=":")
+        _points(left, t[shown], p[shown], np.where(sure, s, 0)[shown] if sure.any() else None)
     if sigma is None:
-        _residuals(two, t[shown], (p - t)[shown], within)
+        _residuals(right, t[shown], (p - t)[shown], within)
     else:
-        _pulls(two, (p - t)[sure] / s[sure], int((~sure).sum()))
+        _pulls(right, (p - t)[sure] / s[sure], int((~sure).sum()))
     few = [f"{left_out} not finite"] * (left_out > 0) + [f"{len(shown)} of {len(p)} points drawn"] * (
         len(shown) < len(p)
     )

@@ -231,22 +231,22 @@ def checkpoints_html(h: History) -> str:
     "Each checkpoint: step, size, whether it is whole, and whether it is the best or the latest one."
     folder = h.path / "checkpoints"
     try:
-        there = checkpoints(folder)
+        kept = checkpoints(folder)
     except OSError:
-        there = []
+        kept = []
     uses = {"best": read_pointer(folder, "BEST"), "latest": read_pointer(folder, "LATEST")}
     epochs = {e["step"]: e["epoch"] for e in h.of_type("eval")}
     rows: list[tuple] = [("checkpoint", "epoch", "size", "whole?", "used as")]
-    for path in there:
+    for path in kept:
         size, state = _size_and_state(path)
         used = ", ".join(use for use, name in uses.items() if name == path.name)
         rows.append((path.name, epochs.get(int(path.name[5:])), format_bytes(size), state, used))
-    deleted = len({e["path"] for e in h.of_type("checkpoint")} - {path.name for path in there})
+    deleted = len({e["path"] for e in h.of_type("checkpoint")} - {path.name for path in kept})
     note = (
         f'<p class="soft">{deleted} more were written and are not here: older ones are deleted, '
         "as checkpoint.keep_last says.</p>"
     )
-    table = table_html(rows, caption="checkpoints") if there else "<p>There are no checkpoints.</p>"
+    table = table_html(rows, caption="checkpoints") if kept else "<p>There are no checkpoints.</p>"
     return table + (note if deleted else "")
 
 # %% ../../nbs/70_reports/04_report_sections.ipynb #9cbde0a1
@@ -272,8 +272,8 @@ def read_predictions(path: Path) -> Predictions:
         if size > MOST_READ:
             raise ValueError(f"they take {format_bytes(size)}, which is not read here")
         with zipfile.ZipFile(path) as archive:
-            for one in archive.infolist():
-                _check_array(archive, one)
+            for member in archive.infolist():
+                _check_array(archive, member)
         with np.load(path, allow_pickle=False) as stored:
             return Predictions({k: stored[k] for k in stored.files}, path)
     except (zipfile.BadZipFile, OSError, EOFError, KeyError, MemoryError) as error:

@@ -115,10 +115,10 @@ def finish_axes(ax: Any, title: str, x_label: str, values: list[np.ndarray]) -> 
     ax.grid(True, color=GRID, linewidth=0.6)
     for name, side in ax.spines.items():
         side.set(visible=name in ("left", "bottom"), color=INK)
-    there = [v for v in values if len(v)]
-    if not there:
+    shown = [v for v in values if len(v)]
+    if not shown:
         ax.text(0.5, 0.5, "nothing to draw", transform=ax.transAxes, ha="center", va="center", fontsize=8, color=INK)
-    elif "loss" in title and (low := min(v.min() for v in there)) > 0 and max(v.max() for v in there) > 30 * low:
+    elif "loss" in title and (low := min(v.min() for v in shown)) > 0 and max(v.max() for v in shown) > 30 * low:
         ax.set_yscale("log")
 
 

@@ -27,17 +27,17 @@ DONE = ("completed", "early_stopped")  # how a run ends that needs no other sess
 _JUST_S, _MOST_BYTES = 60.0, 2**24
 
 
-def _status(path: Path, file: Path, said: str) -> str:
+def _status(path: Path, file: Path, status: str) -> str:
     "What the facts say, unless that is 'running' and nothing works there."
-    if said != "running":
-        return said
+    if status != "running":
+        return status
     just = time.time() - file.stat().st_mtime < _JUST_S
-    return said if just or any(map(is_locked, runs_within(path))) else "unfinished"
+    return status if just or any(map(is_locked, runs_within(path))) else "unfinished"
 
 
 def _number(value: Any) -> float | None:
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None
 
 
 def _whole(value: Any) -> int | None:
@@ -69,8 +69,8 @@ class Group:
 # %% ../../nbs/35_runs/08_groups.ipynb #aff51784
 def _of_search(facts: Mapping[str, Any]) -> dict[str, Any]:
     "What the facts of a search say, by field."
-    said = {"value": _number(facts.get("best")), "best": _whole(facts.get("best_trial"))}
-    return {**said, "done": _whole(facts.get("trials")), "unit": "trials", "seconds": _number(facts.get("seconds"))}
+    best = {"value": _number(facts.get("best")), "best": _whole(facts.get("best_trial"))}
+    return {**best, "done": _whole(facts.get("trials")), "unit": "trials", "seconds": _number(facts.get("seconds"))}
 
 
 def _of_folds(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,10 +93,10 @@ def read_group(path: Path) -> Group | None:
         return None
     file = path / next(name for name, word in GROUP_FILES.items() if word == kind)
     facts = read_mapping(file, _MOST_BYTES)
-    found = (_of_search if kind == "search" else _of_folds)(facts)
-    said = str(facts.get("status") or "running")[:40]
+    values = (_of_search if kind == "search" else _of_folds)(facts)
+    status = str(facts.get("status") or "running")[:40]
     metric = str(facts.get("metric") or "")[:200]
-    return Group(path, kind, _status(path, file, said), metric, total=_whole(facts.get("total")), **found)
+    return Group(path, kind, _status(path, file, status), metric, total=_whole(facts.get("total")), **values)
 
 # %% ../../nbs/35_runs/08_groups.ipynb #74b531aa
 def list_groups(folder: Path) -> list[Group]:
@@ -109,5 +109,7 @@ def name_a_run(path: Path) -> str:
     "What to say where one run is wanted and `path` is a group of them; '' where it is none."
     if not (kind := kind_of(path)):
         return ""
-    such = next((f", such as {str(run)!r}" for run in runs_within(path)), "")
-    return f"{str(path)!r} is a {kind}, not a run. `spectrakit show {path}` prints all of it; name a run in it{such}."
+    example = next((f", such as {str(run)!r}" for run in runs_within(path)), "")
+    return (
+        f"{str(path)!r} is a {kind}, not a run. `spectrakit show {path}` prints all of it; name a run in it{example}."
+    )

@@ -418,6 +418,6 @@ def read_standing(path: Path | str) -> Standing:
         identity = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
     except OSError:
         pass  # there is no log
-    found = _search(path.absolute(), read_pointer(path / "checkpoints", "BEST"), identity)
-    end = ending([found.last] if found.last else []) or {}
-    return Standing(end, found.steps, found.seconds, found.monitor or "val_loss", found.best, running)
+    best = _search(path.absolute(), read_pointer(path / "checkpoints", "BEST"), identity)
+    end = ending([best.last] if best.last else []) or {}
+    return Standing(end, best.steps, best.seconds, best.monitor or "val_loss", best.best, running)

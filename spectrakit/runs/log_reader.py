@@ -106,10 +106,10 @@ def point_columns(block: bytes) -> list[array] | None:
     """
     import numpy as np
 
-    found = _LOG_POINT.findall(block)
-    if not found or len(found) != block.count(b"\n"):
+    points = _LOG_POINT.findall(block)
+    if not points or len(points) != block.count(b"\n"):
         return None
-    rows = list(zip(*found, strict=True))
+    rows = list(zip(*points, strict=True))
     try:
         columns = [array("d", map(float, rows[_PLACES[name]])) for name in COLUMNS]
     except ValueError:
@@ -249,7 +249,7 @@ _MOST_LOGS, _MOST_POINTS = 64, 2_000_000
 def _forget_oldest() -> None:
     "Drop the logs that were not asked for lately, until the others are few enough."
     while len(_LOGS) > 1 and (
-        len(_LOGS) > _MOST_LOGS or sum(len(one.columns[0]) for one in list(_LOGS.values())) > _MOST_POINTS
+        len(_LOGS) > _MOST_LOGS or sum(len(log.columns[0]) for log in list(_LOGS.values())) > _MOST_POINTS
     ):
         _LOGS.pop(next(iter(_LOGS)), None)
 
@@ -362,8 +362,8 @@ _BEGINNING = re.compile(rb'\{"t": [0-9.e+-]+, "type": "([a-z_]+)", ')  # of a li
 
 def _is_of_other_type(line: bytes, types: set[str]) -> bool:
     "Whether the first bytes of a line already say that it is of none of `types`."
-    known = _BEGINNING.match(line)
-    return known is not None and known[1].decode() not in types and line.count(b'"type"') == 1
+    match = _BEGINNING.match(line)
+    return match is not None and match[1].decode() not in types and line.count(b'"type"') == 1
 
 
 def newest_first(path: Path, types: set[str]) -> Iterator[dict]:
@@ -375,11 +375,11 @@ def newest_first(path: Path, types: set[str]) -> Iterator[dict]:
         log = open(log_file(path), "rb")  # noqa: SIM115  # closed below; only opening it may fail
     except OSError:
         return
-    found = False
+    seen = False
     with log:
         for line in (line for lines in _from_the_end(log) for line in reversed(lines)):
-            if not line or (found and _is_of_other_type(line, types)):
+            if not line or (seen and _is_of_other_type(line, types)):
                 continue
-            if is_event(event := decode_line(line)) and (event["type"] in types or not found):
-                found = True
+            if is_event(event := decode_line(line)) and (event["type"] in types or not seen):
+                seen = True
                 yield event

@@ -129,7 +129,7 @@ def _run(folder: Path, path: str) -> dict:
 # %% ../../nbs/35_runs/07_outputs.ipynb #75568d2f
 def _known_hashes(folder: Path, seen: Walk) -> dict[str, str]:
     "path → SHA-256 of the files that a checkpoint's manifest vouches for."
-    known = {}
+    hashes = {}
     for path, about in seen.files.items():
         if not path.endswith("/manifest.json"):
             continue
@@ -142,17 +142,17 @@ def _known_hashes(folder: Path, seen: Walk) -> dict[str, str]:
             if file is None or not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
                 continue
             if file.st_size == entry.get("bytes") and file.st_mtime_ns <= about.st_mtime_ns:
-                known[beside] = entry["sha256"]
-    return known
+                hashes[beside] = entry["sha256"]
+    return hashes
 
 
 def _listed(folder: Path, seen: Walk) -> tuple[list[dict], list[dict[str, str]]]:
     "Every file with its size and hash, and those that could not be read."
-    known, files, unread = _known_hashes(folder, seen), [], []
+    hashes, files, unread = _known_hashes(folder, seen), [], []
     for path, about in seen.files.items():
         try:
             files.append(
-                {"path": path, "bytes": about.st_size, "sha256": known.get(path) or file_sha256(folder / path)}
+                {"path": path, "bytes": about.st_size, "sha256": hashes.get(path) or file_sha256(folder / path)}
             )
         except FileNotFoundError:
             pass  # gone meanwhile
@@ -342,8 +342,8 @@ def seal_after(run_dir: Path, platform: Platform, show: bool = True) -> None:
         if limits(platform)["bytes"] is None or not run_dir.resolve().is_relative_to(folder.resolve()):
             return
         seen = walk(folder)
-        known = _known_hashes(folder, seen)
-        to_read = sum(about.st_size for path, about in seen.files.items() if path not in known)
+        hashes = _known_hashes(folder, seen)
+        to_read = sum(about.st_size for path, about in seen.files.items() if path not in hashes)
         if platform.mode != "interactive" and to_read <= QUICK_BYTES:
             _seal(folder, platform, show)
         elif notes := notes_on(folder, seen, limits(platform), _runs(folder, seen.files)):

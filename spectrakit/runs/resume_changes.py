@@ -66,13 +66,13 @@ def is_allowed(key: str, allow: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in allow)
 
 # %% ../../nbs/35_runs/04_resume_changes.ipynb #ba9b7f6f
-def same_task(one: str | None, other: str | None) -> bool:
+def same_task(first: str | None, second: str | None) -> bool:
     "Whether two names mean one task; a file may have moved to another folder."
 
     def short(name: str | None) -> str:
         return re.sub(r"^.*[\\/](?=[^\\/]*\.py:)", "", name or "")
 
-    return short(one) == short(other)
+    return short(first) == short(second)
 
 # %% ../../nbs/35_runs/04_resume_changes.ipynb #587f5264
 def effective_batch(config: Config, session: Session) -> int:
@@ -130,7 +130,7 @@ CODE = "task.code"  # what resume.allow calls the source of the task
 
 def changes_text(changed: dict[str, tuple]) -> str:
     "What has changed as a person reads it; `changed`: key → (before, now)."
-    texts = [f"{key} was {shown(one)} and is {shown(other)}" for key, (one, other) in changed.items() if key != CODE]
+    texts = [f"{key} was {shown(before)} and is {shown(now)}" for key, (before, now) in changed.items() if key != CODE]
     return "; ".join([*texts, *([f"other code: {changed[CODE][1]}"] if CODE in changed else [])])
 
 # %% ../../nbs/35_runs/04_resume_changes.ipynb #5c0de011

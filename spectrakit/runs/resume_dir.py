@@ -71,14 +71,14 @@ def _other_checkpoints(plan: ResumePlan, lines: list[tuple[bytes, dict]]) -> tup
     """
     if plan.run is None:
         return "", []
-    there = checkpoints(plan.run / "checkpoints")
+    kept = checkpoints(plan.run / "checkpoints")
     bests = [f"step-{e['step']:08d}" for _, e in lines if e["type"] == "eval" and e.get("best")][::-1]
     if plan.kind == "copy":
         best = read_pointer(plan.run / "checkpoints", "BEST")
     else:
-        best = next((name for name in bests if name in {p.name for p in there}), "")
+        best = next((name for name in bests if name in {p.name for p in kept}), "")
     averaged = averaged_names(plan.run / "checkpoints")
-    return best, [p for p in there if p.name in (best, *bests[:2], *averaged)]
+    return best, [p for p in kept if p.name in (best, *bests[:2], *averaged)]
 
 # %% ../../nbs/35_runs/06_resume_dir.ipynb #2b48292e
 def _copy_checkpoints(newest: list[Path], others: list[Path], best: str, folder: Path) -> None:
@@ -229,15 +229,15 @@ def _continued_environment(plan: ResumePlan, new: dict, platform: str) -> dict:
     assert origin is not None  # a plan that goes on has one of the two
     source = f"{plan.run.name}/{origin.name}" if plan.checkpoint and plan.run else origin.name
     changed = {k: list(v) for k, v in plan.changed.items()}
-    this = {"session": len(sessions) + 1, "source": source, "told": plan.reason, "changed": changed}
+    session = {"session": len(sessions) + 1, "source": source, "told": plan.reason, "changed": changed}
     if (before := _gpu_names(old)) != (now := _gpu_names(new)):
-        this["gpus"] = [before, now]
-    sessions = [*sessions, {**this, "platform": platform}]
+        session["gpus"] = [before, now]
+    sessions = [*sessions, {**session, "platform": platform}]
     if plan.kind == "branch":
         ids = {"run_id": new["run_id"], "parent": {"run_id": old.get("run_id"), "checkpoint": source}}
     else:
         ids = {"run_id": old.get("run_id") or new["run_id"]}
-    return {**old, **new, **ids, "resumed": this, "sessions": sessions}
+    return {**old, **new, **ids, "resumed": session, "sessions": sessions}
 
 # %% ../../nbs/35_runs/06_resume_dir.ipynb #7587c312
 def _take_back(plan: ResumePlan, path: Path, before: dict[str, str | None], aside: Path | None) -> None:

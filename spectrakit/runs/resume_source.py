@@ -135,12 +135,12 @@ def _furthest_first(runs: list[RunOutline]) -> Iterator[RunOutline]:
     "The runs, the furthest first; of copies of one run only the furthest. Only those that are asked for are hashed."
     pool = list(runs)
     while pool:
-        run = max(pool, key=lambda one: one.progress_key)
+        run = max(pool, key=lambda candidate: candidate.progress_key)
         pool.remove(run)
         if not run.hashed:  # its newest checkpoint may be damaged: then it comes again, with an older one
             pool += [again] if (again := outline(run.path, hashes=True)).step >= 0 else []
             continue
-        pool = [one for one in pool if one.run_id != run.run_id]
+        pool = [candidate for candidate in pool if candidate.run_id != run.run_id]
         yield run
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #9e6015ad
@@ -188,7 +188,7 @@ def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePl
             condition = "has finished and was not made here; trust=True, or --trust, takes it as result"
             passed = passed or f" ({place(run.path)} {condition})"
             continue
-        return _chosen_plan(run, changed, config, len({one.run_id for one in free}), note + passed)
+        return _chosen_plan(run, changed, config, len({candidate.run_id for candidate in free}), note + passed)
     if refusal is not None:
         raise refusal
     where = ", ".join(str(folder) for folder, _ in folders if folder.is_dir()) or "none of the places for runs"

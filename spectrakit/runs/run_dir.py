@@ -111,11 +111,11 @@ def versions() -> dict[str, str]:
     "Name → version of Python and of the packages that a run's numbers depend on."
     from importlib.metadata import PackageNotFoundError, version
 
-    known = {"python": sys.version.split()[0], "spectrakit": __version__}
+    facts = {"python": sys.version.split()[0], "spectrakit": __version__}
     for name in _RECORDED:
         with contextlib.suppress(PackageNotFoundError):
-            known[name] = version(name)
-    return known
+            facts[name] = version(name)
+    return facts
 
 
 def _git_commit() -> str | None:
@@ -303,8 +303,8 @@ def run_names(groups: bool = False) -> list[str]:
     `groups`: those of searches and cross-validations as well (default False).
     """
     try:
-        found = [entry for entry in runs_folder().iterdir() if _is_wanted(entry, groups)]
-        return [path.name for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
+        entries = [entry for entry in runs_folder().iterdir() if _is_wanted(entry, groups)]
+        return [path.name for path in sorted(entries, key=lambda path: path.stat().st_mtime, reverse=True)]
     except (OSError, RequestError):
         return []
 
@@ -315,14 +315,14 @@ def named_run(path: Path) -> Path:
     RequestError where there is neither, with the nearest name."""
     if path.is_dir():
         return path
-    known = run_names(groups=True)
-    if path.name == str(path) and path.name in known:
+    names = run_names(groups=True)
+    if path.name == str(path) and path.name in names:
         return runs_folder() / path
     try:
         beside = [p.name for p in islice(path.parent.iterdir(), MAX_NAMES_EACH) if _is_wanted(p, True)]
     except OSError:
         beside = []
-    hint = did_you_mean(path.name, [*known, *beside]) or " `spectrakit runs` lists the runs."
+    hint = did_you_mean(path.name, [*names, *beside]) or " `spectrakit runs` lists the runs."
     raise RequestError(f"There is no run {str(path)!r}, neither a folder nor a name.{hint}")
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fc05
@@ -366,15 +366,15 @@ def is_attached(path: Path) -> bool:
 
 def is_foreign(path: Path) -> bool:
     "Whether nothing proves that the run at `path` was made here by this user, with the settings that it has now."
-    known = read_environment(path)
+    environment = read_environment(path)
     try:
         settings = read_bounded(path, path / "config.yaml", _MOST_BYTES)
     except OSError:
         return True
-    return is_attached(path) or not has_mark(known.get("run_id"), settings, known.get("origin"))
+    return is_attached(path) or not has_mark(environment.get("run_id"), settings, environment.get("origin"))
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #c1220dd3
 def write_mark(path: Path) -> None:
     "Prove from now on that the run at `path`, whose settings and facts are written, was made here. OSError where not."
-    known, settings = read_environment(path), (path / "config.yaml").read_bytes()
-    write_environment(path, {**known, "origin": mark_of(known["run_id"], settings)})
+    environment, settings = read_environment(path), (path / "config.yaml").read_bytes()
+    write_environment(path, {**environment, "origin": mark_of(environment["run_id"], settings)})

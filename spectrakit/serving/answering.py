@@ -181,14 +181,14 @@ class Answers:
         with self.lock:
             began, self.served.batches = time.monotonic(), self.served.batches + 1
             try:
-                found, lacking = self._predicted(given, began)
-                self.standing.learn(found)
+                answer, lacking = self._predicted(given, began)
+                self.standing.learn(answer)
                 self._count(lacking)
             except Exception as error:
-                found = self._instead(str(error) or type(error).__name__, given)
+                answer = self._instead(str(error) or type(error).__name__, given)
             self.served.seconds += time.monotonic() - began
             self._tell()
-            return found
+            return answer
 
     def say(self, text: str) -> None:
         "Print a line; where that fails, the answer counts more."

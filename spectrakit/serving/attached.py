@@ -25,8 +25,8 @@ def _is_of(path: Path, task: str) -> bool:
 def _furthest(task: str, folders: list[Path]) -> list[RunOutline]:
     "Of each run of the task below `folders` the copy that is furthest, the best first."
     paths = [path for folder in folders for path in find_runs(folder) if _is_of(path, task)]
-    found = [about for about in (outline(path, hashes=True) for path in paths) if about.step >= 0]
-    copies = {about.run_id: about for about in sorted(found, key=lambda about: about.progress_key)}
+    outlines = [about for about in (outline(path, hashes=True) for path in paths) if about.step >= 0]
+    copies = {about.run_id: about for about in sorted(outlines, key=lambda about: about.progress_key)}
     return sorted(copies.values(), key=lambda about: about.progress_key, reverse=True)
 
 # %% ../../nbs/61_serving/03_attached.ipynb #attached
@@ -37,11 +37,11 @@ def attached_runs(task: str) -> list[Run]:
     RequestError where there is no run with a whole checkpoint.
     """
     folders = [Path(real) for _, real in input_folders(os.environ, "/")]
-    found = _furthest(task, folders)
-    if not found:
+    furthest = _furthest(task, folders)
+    if not furthest:
         raise RequestError(
             f"No run of {task!r} with a whole checkpoint is among the inputs. Attach the output of the notebook that "
             "trains: Add Input > Notebooks."
         )
-    done = [about for about in found if about.done]
-    return [open_run(about.path) for about in done or found[:1]]
+    done = [about for about in furthest if about.done]
+    return [open_run(about.path) for about in done or furthest[:1]]

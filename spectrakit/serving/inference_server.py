@@ -56,10 +56,10 @@ def evaluation_folder(data: str | Path | None, folders: Iterable[str | Path]) ->
             raise RequestError(f"There is no {PACKAGE} in {str(folder)!r}: this competition has no evaluation API.")
         return folder
     paths = [path.parent for top in folders for place in _PLACES for path in Path(top).glob(f"{place}{PACKAGE}")]
-    found = {path.resolve(): path for path in paths}
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if found:
+    by_path = {path.resolve(): path for path in paths}
+    if len(by_path) == 1:
+        return next(iter(by_path.values()))
+    if by_path:
         raise RequestError(f"Several inputs have a {PACKAGE}. Name the competition: data='SLUG'.")
     raise RequestError(
         f"No {PACKAGE} was found among the inputs. Attach the competition, or name the folder of its data: data=FOLDER."
@@ -78,8 +78,8 @@ def is_rerun(environ: MutableMapping[str, str]) -> bool:
 
 def _servers_in(module: ModuleType) -> list[type]:
     "The classes of a module that are inference servers."
-    found = [kind for _, kind in inspect.getmembers(module, inspect.isclass) if kind.__module__ == module.__name__]
-    servers = [kind for kind in found if any(base.__name__ == "InferenceServer" for base in kind.__mro__[1:])]
+    classes = [kind for _, kind in inspect.getmembers(module, inspect.isclass) if kind.__module__ == module.__name__]
+    servers = [kind for kind in classes if any(base.__name__ == "InferenceServer" for base in kind.__mro__[1:])]
     return [kind for kind in servers if not inspect.isabstract(kind)]
 
 

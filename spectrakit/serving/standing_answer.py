@@ -46,8 +46,8 @@ def rows_for(given: Sequence[Any], values: dict[str, Any]) -> Any:
     "A table with as many rows as the first one that was given: `values` in each, by column, and the ids of the batch."
     tables = [columns_of_frame(value) for value in given if is_frame(value)]
     rows = len(next(iter(tables[0].values()), ()))
-    known = {name: table[name] for table in reversed(tables) for name in values if name in table}
-    taken = {name: column for name, column in known.items() if len(column) == rows}
+    ids = {name: table[name] for table in reversed(tables) for name in values if name in table}
+    taken = {name: column for name, column in ids.items() if len(column) == rows}
     return frame_like({name: taken.get(name, [value] * rows) for name, value in values.items()}, given)
 
 # %% ../../nbs/61_serving/00_standing_answer.ipynb #1dc0f944
@@ -71,14 +71,14 @@ class StandingAnswer:
     def learn(self, answer: Any) -> None:
         "Take the form and the values of an answer that was predicted."
         self.is_table = is_frame(answer)
-        found = columns_of_frame(answer) if self.is_table else {"": [answer]}
-        before = self.values if self.values.keys() == found.keys() else {}
-        self.values = {name: [*before.get(name, ()), *values][-_KEPT:] for name, values in found.items()}
+        columns = columns_of_frame(answer) if self.is_table else {"": [answer]}
+        before = self.values if self.values.keys() == columns.keys() else {}
+        self.values = {name: [*before.get(name, ()), *values][-_KEPT:] for name, values in columns.items()}
 
     def value_of(self, name: str) -> Any:
         "What a column holds in every row."
-        known = self.prior if isinstance(self.prior, dict) else {} if self.prior is None else {name: self.prior}
-        return known[name] if name in known else usual(self.values.get(name, ()))
+        priors = self.prior if isinstance(self.prior, dict) else {} if self.prior is None else {name: self.prior}
+        return priors[name] if name in priors else usual(self.values.get(name, ()))
 
     def answer(self, *given: Any) -> Any:
         "The answer to a batch."

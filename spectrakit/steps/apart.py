@@ -104,7 +104,7 @@ def from_bytes(workers: Workers, content: bytes, turn: list[int]) -> tuple[Any, 
     """
     import torch
 
-    rest, found = memoryview(content), []
+    rest, parts = memoryview(content), []
     form = workers.compressions[0].form if workers.compressions else None
     needed = [n if form is None else _padded(n) for n in (workers.loops[k].numbers for k in turn)]
     sizes = [4 * n if form is None else form.size(n) for n in needed]
@@ -114,8 +114,8 @@ def from_bytes(workers: Workers, content: bytes, turn: list[int]) -> tuple[Any, 
         piece, rest = bytearray(rest[:size]), rest[size:]
         whole = torch.frombuffer(piece, dtype=torch.uint8) if size else torch.zeros(0, dtype=torch.uint8)
         values = whole.view(torch.float32) if form is None else form.decode(whole, count)
-        found.append(values[: workers.loops[number].numbers])
-    return torch.cat(found), torch.frombuffer(bytearray(rest), dtype=torch.float32) if rest else torch.zeros(0)
+        parts.append(values[: workers.loops[number].numbers])
+    return torch.cat(parts), torch.frombuffer(bytearray(rest), dtype=torch.float32) if rest else torch.zeros(0)
 
 # %% ../../nbs/40_steps/07_apart.ipynb #25dd4433
 def weighted_mean(workers: Workers, shares: list[Share], turn: list[int]) -> tuple[Any, Any, list[Share]]:
@@ -202,8 +202,8 @@ def _wait_for(s: TrainState, what: str, ready: Callable[[float], Any], limit_s: 
     quorum, began, pause_s, trouble = s.outer.quorum, time.monotonic(), 0.005, ""
     while True:
         try:
-            if (found := ready(time.monotonic() - began)) is not None:
-                return found
+            if (answer := ready(time.monotonic() - began)) is not None:
+                return answer
             trouble = ""
         except OSError as error:  # a disk that is full, or a share of the network that is away, may come back
             trouble = f"; diloco.meeting={quorum.place.folder}: {error.strerror or error}"
@@ -251,10 +251,10 @@ def come_in_again(s: TrainState) -> list[str]:
     def ready(waited_s: float) -> bytes | None:
         return come_in(quorum, lambda: common_state(s), waited_s)
 
-    found = _wait_for(s, "an answer of the other workers", ready, _limit_s(s))
-    if not found:
+    answer = _wait_for(s, "an answer of the other workers", ready, _limit_s(s))
+    if not answer:
         return []
-    take_over(s, found)
+    take_over(s, answer)
     return [f"diloco: worker {quorum.member} of {quorum.workers} comes in at round {quorum.round}, from {before}"]
 
 # %% ../../nbs/40_steps/07_apart.ipynb #9aa1ee05
@@ -287,7 +287,7 @@ def meet(s: TrainState, workers: Workers, turn: list[int]) -> tuple[list[Share],
         return settled(quorum)
 
     shares = _wait_for(s, f"{quorum.needed} of {quorum.workers} workers", ready, _limit_s(s))
-    if any(one.member == share.member and one != share for one in shares):
+    if any(brought.member == share.member and brought != share for brought in shares):
         log_once(
             s,
             f"diloco: another share of worker {share.member} counts than this one: it is from before this run began "

@@ -121,7 +121,7 @@ def score_batch(
     with recorder.recording() if recorder is not None and records else contextlib.nullcontext():
         loss = as_loss(in_precision(task.loss)(model, batch.data))
     mean = (loss.value.double() * batch.samples, batch.samples)
-    found = {"loss": mean if loss.weight is None else (loss.value, loss.weight), **(loss.logs or {})}
+    scores = {"loss": mean if loss.weight is None else (loss.value, loss.weight), **(loss.logs or {})}
     outputs = loss.outputs
     if outputs is None and any(wants):
         stand_in = recorder.stand_in() if recorder is not None else model
@@ -129,8 +129,8 @@ def score_batch(
     if recorder is not None:
         recorder.clear()
     if wants[0]:
-        found.update(_checked_metrics(task, task.metrics(outputs, batch.data)))
-    return found, outputs
+        scores.update(_checked_metrics(task, task.metrics(outputs, batch.data)))
+    return scores, outputs
 
 # %% ../../nbs/40_steps/04_evaluation.ipynb #d598efb8
 def on_host(rows: dict[int, dict[str, tuple]]) -> dict[int, dict[str, tuple[float, float]]]:
@@ -179,14 +179,14 @@ def _ends_here(over: Callable[[], bool], context: RunContext | None) -> bool:
     return mine if context is None else context.reduce([float(mine)])[0] > 0
 
 # %% ../../nbs/40_steps/04_evaluation.ipynb #e0f582c6
-def _named_values(task: Any, found: Any) -> dict[str, float]:
+def _named_values(task: Any, metrics: Any) -> dict[str, float]:
     "What `metrics_all` returned, by `val_…`. RequestError where it has another form."
     name = f"{type(task).__name__}.metrics_all"
-    if not isinstance(found, dict):
-        raise RequestError(f"{name} returned {type(found).__name__}. It has to return {{name: value}}.")
-    _refuse_loss(name, found)
+    if not isinstance(metrics, dict):
+        raise RequestError(f"{name} returned {type(metrics).__name__}. It has to return {{name: value}}.")
+    _refuse_loss(name, metrics)
     values = {}
-    for key, value in found.items():
+    for key, value in metrics.items():
         try:
             values[named(key)] = float(value)
         except (TypeError, ValueError, RuntimeError):
@@ -262,17 +262,17 @@ def _on_all_samples(
     if context:
         context.heartbeat.beat("scoring")
     gathered = context.gather_by_index(parts) if context else parts
-    found: Any = None
+    values: Any = None
     if gathered is not None:
         predictions, targets = zip(*(gathered[index] for index in sorted(gathered)), strict=False)
         try:
-            found = _named_values(task, task.metrics_all(_all_samples(predictions), _all_samples(targets)))
+            values = _named_values(task, task.metrics_all(_all_samples(predictions), _all_samples(targets)))
         except Exception as error:
             if problems is None:
                 raise
             problems.append(f"{type(error).__name__}: {error}".removesuffix(": "))
-            found = {}
-    return context.broadcast(found) if context else found
+            values = {}
+    return context.broadcast(values) if context else values
 
 # %% ../../nbs/40_steps/04_evaluation.ipynb #7435f853
 @contextlib.contextmanager
@@ -330,10 +330,10 @@ def _score_batches(
         if over is not None and place and _ends_here(over, context if sharded else None):
             scores.cut = True
             break
-        found, outputs = score_batch(task, model, batch, recorder, in_precision)
+        pairs, outputs = score_batch(task, model, batch, recorder, in_precision)
         if batch.samples > 0:  # a borrowed one is there so that all ranks make equally many passes
             index = place * world_size + rank
-            scores.rows[index] = found
+            scores.rows[index] = pairs
             if wants_all:
                 scores.kept.add(index, _outputs_and_targets(task, outputs, batch.data))
     return scores

@@ -37,14 +37,14 @@ def mixed(batch: Any, other: Any, share: float) -> tuple[Any, Any]:
     """
     targets = {id(leaf) for leaf in leaves_of(default_targets(batch))}
     whole = all(_is_float(leaf) for leaf in leaves_of(batch) if id(leaf) in targets)
-    known: dict[int, Any] = {}  # both batches share what was mixed
+    mixed_parts: dict[int, Any] = {}  # both batches share what was mixed
 
     def blend(leaf: Any) -> Any:
         if not _is_float(leaf) or (id(leaf) in targets and not whole):
             return leaf
-        if id(leaf) not in known:
-            known[id(leaf)] = leaf.lerp(leaf[other.to(leaf.device)], 1.0 - share)
-        return known[id(leaf)]
+        if id(leaf) not in mixed_parts:
+            mixed_parts[id(leaf)] = leaf.lerp(leaf[other.to(leaf.device)], 1.0 - share)
+        return mixed_parts[id(leaf)]
 
     def swap(leaf: Any) -> Any:
         return leaf[other.to(leaf.device)] if id(leaf) in targets and hasattr(leaf, "device") else blend(leaf)

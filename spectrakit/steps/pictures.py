@@ -143,7 +143,7 @@ def draw_pictures(s: TrainState, clock: Callable[[], float] = time.monotonic, li
 
     `clock`: seconds. `limit_s`: so long may the task take.
     """
-    known, began = s.record.pictures, clock()
+    pictures, began = s.record.pictures, clock()
     if not pictures_due(s, began):
         return
     s.context.heartbeat.beat("evaluating")
@@ -154,12 +154,12 @@ def draw_pictures(s: TrainState, clock: Callable[[], float] = time.monotonic, li
         for name, png in files.items():
             write_atomic(s.run_dir / "pictures" / name, png)
     except Exception as error:
-        known.off = True
+        pictures.off = True
         why = masked(f"{type(error).__name__}: {error}")[:300]
         s.record.log.write("message", text=f"no pictures while it trains: {why}")
     s.context.heartbeat.beat("training")
-    known.last, known.cost_s = clock(), clock() - began
-    s.record.interval.paused_s += known.cost_s
-    if files and not known.off:
+    pictures.last, pictures.cost_s = clock(), clock() - began
+    s.record.interval.paused_s += pictures.cost_s
+    if files and not pictures.off:
         shown = [name for name in files if not name.endswith(_DARK)]
-        s.record.log.write("pictures", step=s.progress.step, files=shown, seconds=round(known.cost_s, 3))
+        s.record.log.write("pictures", step=s.progress.step, files=shown, seconds=round(pictures.cost_s, 3))

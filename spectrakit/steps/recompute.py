@@ -50,9 +50,9 @@ def recompute(module: Any) -> None:
 # %% ../../nbs/40_steps/02_recompute.ipynb #8d3de652
 def _switched_on(model: Any) -> list[str]:
     "Switch on what Hugging Face and timm have for it; the names of the modules that have it."
-    found: list[str] = []
+    names: list[str] = []
     for name, module in model.named_modules():
-        if any(not outer or name.startswith(f"{outer}.") for outer in found):
+        if any(not outer or name.startswith(f"{outer}.") for outer in names):
             continue  # the outer one has seen to it
         if callable(enable := getattr(module, "activation_checkpointing_enable", None)):
             enable(activation_checkpointing_kwargs={"use_reentrant": False})
@@ -62,8 +62,8 @@ def _switched_on(model: Any) -> list[str]:
             enable(True)
         else:
             continue
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 # %% ../../nbs/40_steps/02_recompute.ipynb #6ff1d55b
 def save_activations(model: Any, asked: Any) -> list[str]:
@@ -85,15 +85,15 @@ def save_activations(model: Any, asked: Any) -> list[str]:
                 f"training.gradient_checkpointing: no module of the model is called {pattern}."
                 f"{did_you_mean(pattern, names)}"
             )
-    found: list[str] = []
+    notes: list[str] = []
     for name, module in model.named_modules():
         wanted = any(fnmatchcase(name, p) for p in patterns) if patterns else module in listed
-        if name and wanted and not any(name.startswith(f"{outer}.") for outer in found):
+        if name and wanted and not any(name.startswith(f"{outer}.") for outer in notes):
             recompute(module)
-            found.append(name)
-    if not found:
+            notes.append(name)
+    if not notes:
         raise RequestError(
             "training.gradient_checkpointing=true finds no blocks: the model has no switch for it, no nn.ModuleList. "
             f"Name the blocks, such as training.gradient_checkpointing=[{names[0] if names else 'blocks.*'}]."
         )
-    return found
+    return notes

@@ -373,9 +373,9 @@ def try_step(check: SanityCheck) -> str:
     return f"{type(learner.optimizer).__name__}{scheduler}"
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #4c8218df
-def check_numbers(task: Any, found: dict[str, tuple]) -> None:
+def check_numbers(task: Any, metrics: dict[str, tuple]) -> None:
     "RequestError where a metric's sum or count is not one real number."
-    for name, pair in found.items():
+    for name, pair in metrics.items():
         for what, value in zip(("sum", "count"), pair, strict=False):
             if is_number(value):
                 continue
@@ -457,8 +457,8 @@ def try_evaluation(check: SanityCheck) -> str:
     check.model.eval()
     if not check.sharded:
         with torch.no_grad():
-            found, outputs = score_batch(check.task, check.model, batch, in_precision=context.in_precision)
-        check_numbers(check.task, found)
+            scores, outputs = score_batch(check.task, check.model, batch, in_precision=context.in_precision)
+        check_numbers(check.task, scores)
         if provides(check.task, "metrics_all") and outputs is not None:
             check_outputs(check.task, outputs, "metrics_all")
             check_rows(check.task, outputs, batch)
@@ -706,16 +706,16 @@ def try_checkpoint(check: SanityCheck) -> str:
         return "written by rank 0"
     if check.sharded and (size := _gathered_bytes(check, learner)) > _GATHERED:
         return f"not tried: {size / 2**30:.1f} GiB would have to be gathered from all ranks"
-    content, found, problem = checkpoint_of(check, learner), "written by rank 0", None
+    content, result, problem = checkpoint_of(check, learner), "written by rank 0", None
     try:
         if context.is_main:
-            found = _rehearsed(check, content)
+            result = _rehearsed(check, content)
     except RequestError as error:
         problem = str(error)
     if problem := context.broadcast(problem) if check.sharded else problem:
         raise RequestError(problem)
     load_back(check, learner, content)
-    return found
+    return result
 
 
 def _rehearsed(check: SanityCheck, content: CheckpointContent) -> str:
@@ -755,10 +755,10 @@ def try_part(check: SanityCheck, part: str) -> ContractResult:
         if out_of_memory(error) or rank_lost(error):
             raise
         scene = check.scene
-        found = explain(
+        explanation = explain(
             error, Scene(scene.task, method_of(error, check.task, scene.method), scene.doing, scene.batch, scene.model)
         )
-        return ContractResult(part, time.monotonic() - began, error=found.error, mend=found.mend)
+        return ContractResult(part, time.monotonic() - began, error=explanation.error, mend=explanation.mend)
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #92d9232f
 def try_contract(

@@ -45,11 +45,11 @@ def step_cost(s: TrainState) -> float:
         c.check_val_every_n_steps or math.inf,
         min(c.check_val_every_n_epoch, c.val_check_interval or math.inf) * s.data.plan.steps_per_epoch,
     )
-    known = each + (s.budget.parts["eval"] / every if s.data.valid is not None else 0.0)
+    cost = each + (s.budget.parts["eval"] / every if s.data.valid is not None else 0.0)
     return (
-        max(known, (time.monotonic() - began - s.timing.pace.first) / (done - first - 1))
+        max(cost, (time.monotonic() - began - s.timing.pace.first) / (done - first - 1))
         if done - first > every
-        else known
+        else cost
     )
 
 # %% ../../nbs/40_steps/05_schedule.ipynb #23a2fc03
@@ -121,8 +121,8 @@ def training_loss(s: TrainState) -> Callable[[Any, Any], Any]:
 # %% ../../nbs/40_steps/05_schedule.ipynb #c2d90e02
 def _check_thawed(s: TrainState, model: Any) -> None:
     "RuntimeError where a parameter of `model` was made trainable that is unknown to the optimizer."
-    known = {id(q) for q in (*s.learner.owned, *s.learner.unowned)}
-    lost = [name for name, q in model.named_parameters() if q.requires_grad and id(q) not in known]
+    learned = {id(q) for q in (*s.learner.owned, *s.learner.unowned)}
+    lost = [name for name, q in model.named_parameters() if q.requires_grad and id(q) not in learned]
     if lost:
         raise RuntimeError(
             f"{type(s.task).__name__}.on_epoch made {', '.join(lost[:3])}{' …' if lost[3:] else ''} trainable, which "

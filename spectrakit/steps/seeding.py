@@ -35,8 +35,8 @@ _UNCERTAIN = re.compile(
 
 
 @contextlib.contextmanager
-def _noted(found: list[str]) -> Iterator[None]:
-    "Within this block the operations that torch warns of, because they are not deterministic, go into `found`."
+def _noted(names: list[str]) -> Iterator[None]:
+    "Within this block the operations that torch warns of, because they are not deterministic, go into `names`."
     seen: set[str] = set()
     with warnings.catch_warnings():
         warnings.filterwarnings("default", ".*deterministic")
@@ -50,7 +50,7 @@ def _noted(found: list[str]) -> Iterator[None]:
             name = next(filter(None, match.groups())).replace("CuBLAS", "cuBLAS")
             if name not in seen:
                 seen.add(name)
-                found.append(name)
+                names.append(name)
 
         warnings.showwarning = note  # what the module provides for this; put back with the filters
         yield
@@ -111,14 +111,14 @@ def repeatable(deterministic: bool | str, matmul: str | None = None) -> Iterator
         torch.backends.cudnn.benchmark,
     )
     generators = random_state()
-    found: list[str] = []
+    names: list[str] = []
     lent = {name: value for name, value in _READ_LATER.items() if deterministic and name not in os.environ}
     os.environ.update(lent)
     set_deterministic(bool(deterministic), warn_only=deterministic != "strict")
     torch.backends.cudnn.benchmark = not deterministic
     try:
-        with _noted(found) if deterministic else contextlib.nullcontext(), matmul_precision(matmul):
-            yield found
+        with _noted(names) if deterministic else contextlib.nullcontext(), matmul_precision(matmul):
+            yield names
     finally:
         set_deterministic(before[0], warn_only=before[1])
         torch.backends.cudnn.benchmark = before[2]

@@ -126,10 +126,10 @@ def average_thawed(learner: Learner, named: Iterable[tuple[str, Any]]) -> None:
         learner.unfrozen |= learner.base.names & {name for name, q in named if q.requires_grad}
     if learner.ema is None:
         return
-    known = {id(q) for q in learner.averaged}
-    found = {name: q for name, q in named if q.requires_grad and id(q) not in known}
-    learner.thawed.update(found)
-    learner.ema.extend(q.detach().clone() for q in found.values())
+    averaged = {id(q) for q in learner.averaged}
+    thawed = {name: q for name, q in named if q.requires_grad and id(q) not in averaged}
+    learner.thawed.update(thawed)
+    learner.ema.extend(q.detach().clone() for q in thawed.values())
 
 
 def load_averages(learner: Learner, kept: list, thawed: dict[str, Any], named: dict[str, Any]) -> None:
@@ -144,8 +144,12 @@ def load_averages(learner: Learner, kept: list, thawed: dict[str, Any], named: d
         return
     learner.thawed = {name: named[name] for name in thawed}
     from_start, later = [*learner.params, *learner.buffers], list(learner.thawed.values())
-    known = kept[: len(from_start)]
-    averages = [*like(known, from_start[: len(known)]), *from_start[len(known) :], *like([*thawed.values()], later)]
+    beginning = kept[: len(from_start)]
+    averages = [
+        *like(beginning, from_start[: len(beginning)]),
+        *from_start[len(beginning) :],
+        *like([*thawed.values()], later),
+    ]
     learner.ema[len(from_start) :] = [q.detach().clone() for q in later]
     for mine, saved in zip(learner.ema, averages, strict=True):
         mine.copy_(saved.detach())
@@ -496,8 +500,8 @@ class TrainState:
         The batch, the data and the number of steps are those of today: `restore` compares them, and moves the position.
         The order of the samples stays that of the version that the run began with.
         """
-        learner, known = self.learner, {f.name for f in fields(Progress)}
-        self.progress = Progress(**{key: value for key, value in state["progress"].items() if key in known})
+        learner, names = self.learner, {f.name for f in fields(Progress)}
+        self.progress = Progress(**{key: value for key, value in state["progress"].items() if key in names})
         if state.get("optimizer") is not None:
             load_whole_optimizer(learner.optimizer, state["optimizer"])
         named = dict(self.context.unwrap(learner.model).named_parameters())
@@ -547,10 +551,10 @@ def update_ema(ema: list, params: list, decay: float, step: int, left_out: Any =
 
 def count_overflows(s: TrainState) -> None:
     "Count the updates that fp16 left out; the schedule will wait for as many. On a GPU it is waited for."
-    found, s.nan.overflows = int(s.nan.overflows), 0
-    s.progress.overflows += found
-    s.progress.behind += found
-    s.nan.unreported += found
+    overflows, s.nan.overflows = int(s.nan.overflows), 0
+    s.progress.overflows += overflows
+    s.progress.behind += overflows
+    s.nan.unreported += overflows
 
 # %% ../../nbs/40_steps/03_state.ipynb #549c5dce
 @contextlib.contextmanager
@@ -625,17 +629,17 @@ def checkpoints_at_once(config: Config, has_valid: bool, each: int) -> dict[str,
     - `each`: bytes of a checkpoint
     """
     c, plan = config.checkpoint, average_plan(config)
-    found = {f"checkpoint.keep_last={c.keep_last}": c.keep_last}
+    limits = {f"checkpoint.keep_last={c.keep_last}": c.keep_last}
     if plan is not None and (has_valid or plan[0] == "last"):  # the last ones that are averaged are newest ones, too
         more = plan[1] if plan[0] == "best" else max(0, plan[1] - c.keep_last)
-        found[f"training.average={config.training.average}"] = more
+        limits[f"training.average={config.training.average}"] = more
     if has_valid and (plan is None or plan[0] == "last"):
-        found["the best one"] = 1
+        limits["the best one"] = 1
     if c.max_bytes not in (None, "auto"):  # room is made before one is written; the best and the last stay
         fits = max(2, parse_bytes(c.max_bytes) // each - 1)
-        if sum(found.values()) > fits:
-            found = {f"checkpoint.max_bytes={c.max_bytes}": fits}
-    return {**found, "the one that is being written": 1}
+        if sum(limits.values()) > fits:
+            limits = {f"checkpoint.max_bytes={c.max_bytes}": fits}
+    return {**limits, "the one that is being written": 1}
 
 # %% ../../nbs/40_steps/03_state.ipynb #9dfe4c0c
 def save_due_by_clock(s: TrainState, now: float) -> bool:
@@ -689,9 +693,9 @@ def state_at(generator: Any, position: tuple[int, int]) -> Any:
     before = generator.get_state()
     generator.manual_seed(position[0])
     generator.set_offset(position[1])
-    found = generator.get_state()
+    state = generator.get_state()
     generator.set_state(before)
-    return found
+    return state
 
 # %% ../../nbs/40_steps/03_state.ipynb #54b25101
 def _boundary_random_state(s: TrainState) -> dict:
@@ -802,10 +806,10 @@ def _averaged_to_keep(s: TrainState, module: Any, held: dict[str, Any]) -> dict[
     if s.learner.ema is None:
         return None
     with ema_weights(s):
-        found = without(module.state_dict(), left_out(s))
-        found = whole(found, keep=s.context.is_main) if s.context.sharded else found
-    known = {id(b) for b in s.learner.buffers}
-    return found | {name: held[name] for name, b in module.named_buffers() if name in held and id(b) not in known}
+        weights = without(module.state_dict(), left_out(s))
+        weights = whole(weights, keep=s.context.is_main) if s.context.sharded else weights
+    own = {id(b) for b in s.learner.buffers}
+    return weights | {name: held[name] for name, b in module.named_buffers() if name in held and id(b) not in own}
 
 # %% ../../nbs/40_steps/03_state.ipynb #592eea9a
 def _checkpoint_content(s: TrainState, alone: bool, ending: bool = False) -> CheckpointContent:

@@ -60,9 +60,9 @@ def _share(handle: int, path: Path) -> None:
     "Give an open file the permissions of the one at `path`, or the usual ones where none is there."
     if hasattr(os, "fchmod"):
         about = os.lstat(path) if os.path.lexists(path) else None
-        known = about is not None and stat.S_ISREG(about.st_mode)
+        regular = about is not None and stat.S_ISREG(about.st_mode)
         with contextlib.suppress(OSError):  # some drives know no permissions
-            os.fchmod(handle, stat.S_IMODE(about.st_mode) if about and known else _usual_mode())
+            os.fchmod(handle, stat.S_IMODE(about.st_mode) if about and regular else _usual_mode())
 
 # %% ../../nbs/00_system/08_files.ipynb #42730737
 @contextlib.contextmanager
@@ -174,10 +174,10 @@ def read_bounded(folder: Path, path: Path, most_bytes: int) -> bytes:
 def read_mapping(file: Path, most_bytes: int) -> dict[str, Any]:
     "The JSON object in `file`, of its own folder; empty where that is missing, spoiled, larger, or leads elsewhere."
     try:
-        found = json.loads(read_bounded(file.parent, file, most_bytes))
+        values = json.loads(read_bounded(file.parent, file, most_bytes))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 _MOST_NAMES = 20_000

@@ -119,10 +119,10 @@ _COUNTS = (("memory.events", "oom_kill"), ("memory.oom_control", "oom_kill"))  #
 def memory_kills(root: str = "/") -> int | None:
     "Processes that the kernel has ended so far because memory ran out; None where it does not count them."
     counts = [
-        int(found[1])
+        int(match[1])
         for folder in _groups(root, "memory")
         for name, word in _COUNTS
-        if (found := re.search(rf"^{word} ([0-9]+)$", read_small(root, f"{folder}/{name}"), re.MULTILINE))
+        if (match := re.search(rf"^{word} ([0-9]+)$", read_small(root, f"{folder}/{name}"), re.MULTILINE))
     ]
     machine = re.search(r"^oom_kill ([0-9]+)$", read_small(root, "/proc/vmstat"), re.MULTILINE)
     return max(counts, default=int(machine[1]) if machine else None)
@@ -206,15 +206,15 @@ def _nvml() -> list[tuple[str, Gpu]]:
 
     pynvml.nvmlInit()
     try:
-        found = []
+        gpus = []
         for handle in map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount())):
             name, uuid = (
                 v.decode() if isinstance(v, bytes) else v  # bytes in older releases
                 for v in (pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle))
             )
             memory_gib = pynvml.nvmlDeviceGetMemoryInfo(handle).total / GIB
-            found.append((uuid, Gpu(name, memory_gib, tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)))))
-        return found
+            gpus.append((uuid, Gpu(name, memory_gib, tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)))))
+        return gpus
     finally:
         pynvml.nvmlShutdown()
 
@@ -238,54 +238,54 @@ def _nvidia_smi(command: str, timeout_s: float = 10.0) -> list[tuple[str, Gpu]]:
     else:
         words = (done.stdout + done.stderr).strip().splitlines()
         raise RuntimeError(words[0] if words else f"exit status {done.returncode}")
-    found = []
+    gpus = []
     for line in done.stdout.splitlines():
         if "," not in line:
             continue  # "No devices were found"
         name, memory_mib, capability, uuid = ([part.strip() for part in line.split(",")] + ["", "", ""])[:4]
         match = re.fullmatch(r"([0-9]+)\.([0-9]+)", capability)
         mib = float(memory_mib) if re.fullmatch(r"[0-9.]+", memory_mib) else 0.0  # '[N/A]' where it is the CPU's
-        found.append((uuid, Gpu(name, mib / 1024, (int(match[1]), int(match[2])) if match else None)))
-    return found
+        gpus.append((uuid, Gpu(name, mib / 1024, (int(match[1]), int(match[2])) if match else None)))
+    return gpus
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc10
-def _visible(found: Sequence[tuple[str, Gpu]], choice: str | None) -> list[Gpu]:
-    "The GPUs of `found` that CUDA will see with CUDA_VISIBLE_DEVICES=`choice`; all where it is not set."
+def _visible(gpus: Sequence[tuple[str, Gpu]], choice: str | None) -> list[Gpu]:
+    "The GPUs of `gpus` that CUDA will see with CUDA_VISIBLE_DEVICES=`choice`; all where it is not set."
     if choice is None:
-        return [gpu for _, gpu in found]
+        return [gpu for _, gpu in gpus]
     chosen: list[int] = []
     for entry in (part.strip() for part in choice.split(",")):
         if re.fullmatch(r"[0-9]+", entry):
-            matches = [int(entry)] if int(entry) < len(found) else []
+            matches = [int(entry)] if int(entry) < len(gpus) else []
         else:
-            matches = [i for i, (uuid, _) in enumerate(found) if entry and uuid.lower().startswith(entry.lower())]
+            matches = [i for i, (uuid, _) in enumerate(gpus) if entry and uuid.lower().startswith(entry.lower())]
         if len(matches) != 1:
             break
         if matches[0] in chosen:
             return []
         chosen += matches
-    return [found[i][1] for i in chosen]
+    return [gpus[i][1] for i in chosen]
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc11
 def visible_gpus(environ: Mapping[str, str], root: str) -> tuple[tuple[Gpu, ...], str, str | None]:
     "Visible GPUs, who told, and a note where something is wrong."
-    found, source, note = [], "no NVIDIA driver was found", None
+    listed, source, note = [], "no NVIDIA driver was found", None
     try:
         # NVML knows only this machine, so a faked one is not asked about there
         if root == "/":
-            found, source = _nvml(), "NVML"
+            listed, source = _nvml(), "NVML"
     except Exception as error:  # no library and no driver are usual; anything else is a driver that is broken
         if type(error).__name__ not in ("ModuleNotFoundError", "NVMLError_LibraryNotFound"):
             source, note = "the driver does not answer", f"No GPU can be used: NVML failed. It says: {error}"
     if source != "NVML" and (command := shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))):
         try:
-            found, source, note = _nvidia_smi(command), "nvidia-smi", None
+            listed, source, note = _nvidia_smi(command), "nvidia-smi", None
         except RuntimeError as error:
             source, note = "the driver does not answer", f"No GPU can be used: nvidia-smi failed. It says: {error}"
     choice = environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = _visible(found, choice)
-    if choice is not None and found:
-        source += f", {len(found)} found, CUDA_VISIBLE_DEVICES={choice!r}"
+    gpus = _visible(listed, choice)
+    if choice is not None and listed:
+        source += f", {len(listed)} found, CUDA_VISIBLE_DEVICES={choice!r}"
     if choice and "MIG-" in choice:
         note = "CUDA_VISIBLE_DEVICES names a slice of a GPU (MIG), which is not counted."
     return tuple(gpus), source, note
@@ -346,13 +346,13 @@ def choose_precision(requested: str, gpus: Sequence[Gpu]) -> tuple[str, str]:
         if requested == "auto":
             return "no", "fp32: this machine has no GPU"
         return "no", "fp32: precision 16 needs a GPU, and this machine has none"
-    known = [gpu.compute_capability for gpu in gpus if gpu.compute_capability]
-    if len(known) < len(gpus):
+    capabilities = [gpu.compute_capability for gpu in gpus if gpu.compute_capability]
+    if len(capabilities) < len(gpus):
         untold = "the driver does not tell the compute capability"
         if requested == "auto":
             return "fp16", f"fp16: {untold}, and fp16 runs on every GPU"
         return requested, f"{requested}: as asked; {untold}"
-    weakest = min(known)
+    weakest = min(capabilities)
     shown, slow = f"compute capability {weakest[0]}.{weakest[1]}", weakest < (7, 0)
     if requested == "auto" and slow:
         return "no", f"fp32: {shown} has no tensor cores, so fp16 would not be faster"
@@ -372,11 +372,11 @@ def choose_matmul(requested: str, gpus: Sequence[Gpu], mixed_precision: str) -> 
     """
     if requested != "auto":
         return requested, f"float32 products: {requested}, as asked"
-    known = [gpu.compute_capability for gpu in gpus if gpu.compute_capability]
-    if not gpus or len(known) < len(gpus):
+    capabilities = [gpu.compute_capability for gpu in gpus if gpu.compute_capability]
+    if not gpus or len(capabilities) < len(gpus):
         return None, "float32 products: as torch has them" + ("; the GPU does not tell what it has" if gpus else "")
-    shown = "compute capability {}.{}".format(*min(known))
-    if min(known) < (8, 0):
+    shown = "compute capability {}.{}".format(*min(capabilities))
+    if min(capabilities) < (8, 0):
         return None, f"float32 products: in full, {shown} has no TF32"
     if mixed_precision == "no":
         return None, "float32 products: as torch has them, because the forward pass is in float32"

@@ -47,16 +47,16 @@ def _folders_in(folder: str) -> list[str]:
 
 def _by_name(folder: str, kinds: tuple[str, ...], parts: list[str]) -> list[str]:
     "The folders of that name in one input folder: all of the newer layout, else the first of the older."
-    found = []
+    folders = []
     for kind in kinds:
         base = os.path.join(folder, kind)
         # competitions have no owner; of anything else one part alone is the name, and its owner is unknown
         owners = [] if kind == "competitions" else _folders_in(base)
         whole = [base] if kind == "competitions" or len(parts) > 1 else []
         exact = [path for parent in whole if os.path.isdir(path := os.path.join(parent, *parts))]
-        found += exact or [path for owner in owners if os.path.isdir(path := os.path.join(owner, *parts))]
+        folders += exact or [path for owner in owners if os.path.isdir(path := os.path.join(owner, *parts))]
     older = [os.path.join(folder, *some) for some in (parts, parts[1:]) if some]
-    return found or [path for path in older if os.path.isdir(path)][:1]
+    return folders or [path for path in older if os.path.isdir(path)][:1]
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc03
 DEPTH = 8  # levels below an input folder; a model's files lie at the sixth
@@ -69,9 +69,9 @@ def _holding(folder: str, marker: str) -> list[str]:
     for _ in range(DEPTH + 1):
         level = level[: MAX_FOLDERS - looked_at]
         looked_at += len(level)
-        found = [path for path in level if any(Path(path).glob(marker))]
-        if found or not level:
-            return found
+        folders = [path for path in level if any(Path(path).glob(marker))]
+        if folders or not level:
+            return folders
         level = [below for path in level for below in _folders_in(path)]
     return []
 
@@ -123,9 +123,9 @@ def _not_found(slug: str, marker: str | None, folders: list[tuple[str, str]]) ->
             looked.append(f"{shown} (there is no such folder)")
         else:
             looked.append(f"{shown} (it holds {', '.join(here[:12]) or 'no folder'}{more})")
-    what = f"No input {slug!r} was found" + (f", nor a folder with {marker!r}" if marker else "")
+    text = f"No input {slug!r} was found" + (f", nor a folder with {marker!r}" if marker else "")
     return (
-        f"{what}.{_near(slug, names)} Looked in {'; '.join(looked)}. On Kaggle attach it with Add Input; elsewhere "
+        f"{text}.{_near(slug, names)} Looked in {'; '.join(looked)}. On Kaggle attach it with Add Input; elsewhere "
         f"put it into ./data/{slug.split('/')[-1]}, or let SPECTRAKIT_INPUT name the folder that holds it."
     )
 
@@ -138,15 +138,15 @@ def _distinct(paths: list[str]) -> list[str]:
     return list(seen.values())
 
 
-def _only(slug: str, found: list[str], marker: str | None) -> Path:
+def _only(slug: str, folders: list[str], marker: str | None) -> Path:
     "The one folder that was found. ValueError where there are more."
-    found = _distinct(found)
-    if len(found) == 1:
-        return Path(found[0])
+    folders = _distinct(folders)
+    if len(folders) == 1:
+        return Path(folders[0])
     mend = "Write more of its address, such as 'ada/coffee-spectra' or 'competitions/soil'."
     if marker is not None:
         mend = f"Give a marker that only one of them has: {marker!r} is in each."
-    raise ValueError(f"The input {slug!r} may be any of {', '.join(found[:5])}. {mend}")
+    raise ValueError(f"The input {slug!r} may be any of {', '.join(folders[:5])}. {mend}")
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc06
 def find_input(
@@ -165,17 +165,17 @@ def find_input(
         _checked_marker(marker)
     folders = input_folders(environ, checked_root(root))
     for shown, real in folders:
-        found = _by_name(real, kinds, parts)
+        matches = _by_name(real, kinds, parts)
         # SPECTRAKIT_INPUT may be the data set itself
-        if not found and os.path.isdir(real) and os.path.basename(shown.rstrip("/")) == parts[-1]:
-            found = [real]
+        if not matches and os.path.isdir(real) and os.path.basename(shown.rstrip("/")) == parts[-1]:
+            matches = [real]
         if marker is not None:
-            found = [below for path in found for below in _holding(path, marker)]
-        if found:
-            return _only(slug, found, marker)
+            matches = [below for path in matches for below in _holding(path, marker)]
+        if matches:
+            return _only(slug, matches, marker)
     for _, real in folders:
-        if marker is not None and (found := _holding(real, marker)):
-            path = _only(slug, found, marker)
+        if marker is not None and (matches := _holding(real, marker)):
+            path = _only(slug, matches, marker)
             warnings.warn(f"No input is called {slug!r}; {path} is taken, because {marker!r} is in it.", stacklevel=2)
             return path
     raise FileNotFoundError(readable(_not_found(slug, marker, folders)))

@@ -248,18 +248,18 @@ def _is_right(whose: str, secret: str) -> bool:
 
 def secrets_in(text: str) -> list[Found]:
     "The secrets in `text` that have a form of their own, in their order; none overlaps another."
-    found: list[Found] = []
+    secrets: list[Found] = []
     begun = [start for start in _FORMS_OF if start in text]  # of more than a hundred; all that most lines cost
     for form in dict.fromkeys(form for start in begun for form in _FORMS_OF[start]):
-        found += [
+        secrets += [
             Found(form.whose, *match.span("secret"))
             for match in form.expression.finditer(text)
             if _is_right(form.whose, match["secret"])
         ]
     kept: list[Found] = []
-    for one in sorted(found, key=lambda one: (one.begin, -one.end)):
-        if not kept or one.begin >= kept[-1].end:
-            kept.append(one)
+    for secret in sorted(secrets, key=lambda secret: (secret.begin, -secret.end)):
+        if not kept or secret.begin >= kept[-1].end:
+            kept.append(secret)
     return kept
 
 # %% ../../nbs/00_system/00_masking.ipynb #e3b99f5a
@@ -273,7 +273,7 @@ def _replaced(text: str, places: Iterable[tuple[str, int, int]]) -> str:
 
 
 def _without_forms(text: str) -> str:
-    return _replaced(text, ((f"<{one.whose}>", one.begin, one.end) for one in secrets_in(text)))
+    return _replaced(text, ((f"<{secret.whose}>", secret.begin, secret.end) for secret in secrets_in(text)))
 
 # %% ../../nbs/00_system/00_masking.ipynb #4f6854ec
 LEAST = 8  # a value as short as `train12` stands in every second sentence
@@ -289,15 +289,15 @@ def remember(name: str, value: str) -> None:
 def spellings(value: str) -> set[str]:
     "How a secret may stand in a text: as it is, escaped, quoted, in base64 at any position, in hexadecimal."
     raw = value.encode("utf-8", "surrogateescape")
-    found = {value, json.dumps(value)[1:-1], repr(value)[1:-1], html.escape(value)}
-    found |= {quote(raw, safe=""), quote(raw), quote_plus(raw)}
+    forms = {value, json.dumps(value)[1:-1], repr(value)[1:-1], html.escape(value)}
+    forms |= {quote(raw, safe=""), quote(raw), quote_plus(raw)}
     if len(raw) >= LEAST:
-        found |= {raw.hex(), raw.hex().upper()}
+        forms |= {raw.hex(), raw.hex().upper()}
         for before in range(3):
             letters = base64.b64encode(bytes(before) + raw).decode()
             sure = letters[-(-before * 8 // 6) : (before + len(raw)) * 8 // 6]  # what depends on no neighbour
-            found |= {sure, sure.translate(str.maketrans("+/", "-_"))}
-    return found
+            forms |= {sure, sure.translate(str.maketrans("+/", "-_"))}
+    return forms
 
 # %% ../../nbs/00_system/00_masking.ipynb #68b8d02c
 def _parts(name: str, value: str) -> Iterator[str]:
@@ -313,7 +313,9 @@ def _parts(name: str, value: str) -> Iterator[str]:
         yield value
         yield from (line for line in value.splitlines() if len(line) >= 20 and not is_plain(line))
     else:
-        yield from (value[one.begin : one.end] for one in secrets_in(value) if one.end - one.begin >= LEAST)
+        yield from (
+            value[secret.begin : secret.end] for secret in secrets_in(value) if secret.end - secret.begin >= LEAST
+        )
 
 # %% ../../nbs/00_system/00_masking.ipynb #a778d7c7
 @dataclass
@@ -332,13 +334,13 @@ def _needles() -> tuple[tuple[str, str], ...]:
     "(text, name) of all spellings of all secrets that this process knows letter by letter."
     environ = getattr(os.environ, "_data", os.environ)  # compared as it is, without decoding a hundred variables
     if _known.made_from != (environ, _handed):
-        made_from, found = (dict(environ), dict(_handed)), {}
+        made_from, needles = (dict(environ), dict(_handed)), {}
         for name, value in os.environ.items():
             for part in _parts(name, value):
-                found.update(dict.fromkeys(spellings(part), name))
+                needles.update(dict.fromkeys(spellings(part), name))
         for value, name in _handed.items():
-            found.update(dict.fromkeys(spellings(value), name))
-        _known.needles = tuple(sorted(found.items(), key=lambda one: -len(one[0])))
+            needles.update(dict.fromkeys(spellings(value), name))
+        _known.needles = tuple(sorted(needles.items(), key=lambda one: -len(one[0])))
         _known.made_from, _known.keys = made_from, {}
     return _known.needles
 
@@ -440,11 +442,11 @@ def _shaped(text: str) -> Iterator[tuple[str, int, int]]:
             if secrecy(named[2]):
                 yield from _lines_below(named)
     for sign, shape in _SHAPES:
-        for found in shape.finditer(text) if sign in text else ():
-            value = found[2].strip()
-            begin = found.start(2) + found[2].index(value)
-            if is_secret_value(found[1], value) and (shape.pattern != _SAID or looks_random(value)):
-                yield found[1], begin, begin + len(value)
+        for match in shape.finditer(text) if sign in text else ():
+            value = match[2].strip()
+            begin = match.start(2) + match[2].index(value)
+            if is_secret_value(match[1], value) and (shape.pattern != _SAID or looks_random(value)):
+                yield match[1], begin, begin + len(value)
 
 # %% ../../nbs/00_system/00_masking.ipynb #3514583b
 def pairs_in(text: str) -> list[tuple[str, int, int]]:
@@ -452,21 +454,21 @@ def pairs_in(text: str) -> list[tuple[str, int, int]]:
     low = text.lower()
     if not any(stem in low for stem in _STEMS):
         return []
-    found: list[tuple[str, int, int]] = []
+    pairs: list[tuple[str, int, int]] = []
     looked = [_NAMED] * any(sign in text for sign in "=:,") + [_FLAG] * ("--" in text)
     for named in (match for expression in looked for match in expression.finditer(text)):
         value = _VALUE.match(text, named.end()) if secrecy(named[1]) else None
         if value and is_secret_value(named[1], value[value.lastindex or 0]) and not _is_sentence(named, value):
             begin, end = value.span(value.lastindex or 0)
-            found.append((named[1], begin, end if end - begin < 200 else _end_of(text, end)))
+            pairs.append((named[1], begin, end if end - begin < 200 else _end_of(text, end)))
             while named[2].endswith("[") and (value := _NEXT.match(text, end)):
                 begin, end = value.span(1)
-                found.append((named[1], begin, end))
-    found += _shaped(text)
+                pairs.append((named[1], begin, end))
+    pairs += _shaped(text)
     kept: list[tuple[str, int, int]] = []
-    for one in sorted(found, key=lambda one: one[1:]):
-        if not kept or one[1] >= kept[-1][2]:
-            kept.append(one)
+    for pair in sorted(pairs, key=lambda pair: pair[1:]):
+        if not kept or pair[1] >= kept[-1][2]:
+            kept.append(pair)
     return kept
 
 
@@ -490,15 +492,15 @@ def masked(text: str) -> str:
 def _masked_keys(keys: Iterable[Any]) -> list:
     "The keys of a mapping without secrets. Events have the same few again and again, so these are remembered."
     _needles()  # forgets them where another secret is known
-    known, found = _known.keys, []
+    known, masked_keys = _known.keys, []
     for key in keys:
         if not isinstance(key, str) or key in known:
-            found.append(known.get(key, key))
+            masked_keys.append(known.get(key, key))
             continue
-        found.append(masked(key))
+        masked_keys.append(masked(key))
         if len(key) < 100 and len(known) < 1000:
-            known[key] = found[-1]
-    return found
+            known[key] = masked_keys[-1]
+    return masked_keys
 
 
 def masked_value(value: Any, name: str = "") -> Any:
@@ -558,20 +560,20 @@ _BLOCK = 2**20  # bytes
 def mask_file(path: Path) -> bool:
     "Take the secrets out of a text file that nobody writes to; returns whether there were any. OSError as `open`."
     handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
-    temporary, found = Path(name), False
+    temporary, changed = Path(name), False
     try:
         with open(path, "rb") as file, os.fdopen(handle, "wb") as clean:
             shutil.copymode(path, temporary)
             while block := file.read(_BLOCK):
                 text = (block + file.readline(_BLOCK)).decode("utf-8", "surrogateescape")
                 other = masked(text)
-                found |= other != text
+                changed |= other != text
                 clean.write(other.encode("utf-8", "surrogateescape"))
-        if found:
+        if changed:
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    return found
+    return changed
 
 
 def mask_files(folder: Path, *patterns: str) -> None:

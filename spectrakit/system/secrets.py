@@ -147,7 +147,7 @@ def _checked_name(name: Any) -> str:
 # %% ../../nbs/00_system/06_secrets.ipynb #f00ff136
 def _suggested_name(name: str) -> str:
     "The variable that was probably meant; only names are looked at."
-    near = difflib.get_close_matches(name.upper(), [known for known in os.environ if known != name], 1, 0.8)
+    near = difflib.get_close_matches(name.upper(), [variable for variable in os.environ if variable != name], 1, 0.8)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

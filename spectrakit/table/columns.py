@@ -62,9 +62,9 @@ class Columns:
             out[:, place] = np.where(
                 absent, 0, np.clip((values - self.centre[place]) / self.spread[place], -FURTHEST, FURTHEST)
             )
-        for place, (name, known) in enumerate(self.levels.items(), len(self.numbers) + len(gaps)):
+        for place, (name, levels) in enumerate(self.levels.items(), len(self.numbers) + len(gaps)):
             out[:, place] = (
-                table[name].map(_as_text).map({level: code for code, level in enumerate(known, 1)}).fillna(0)
+                table[name].map(_as_text).map({level: code for code, level in enumerate(levels, 1)}).fillna(0)
             )
         return out
 

@@ -49,13 +49,13 @@ def read_tables(data: str, names: tuple[str, ...]) -> tuple[list[Any], list[str]
     folder = find_folder(data)
     files = {name: sample_file(folder) if name == "sample submission" else table_file(folder, name) for name in names}
     if missing := [name for name, path in files.items() if path is None]:
-        there = sorted(path.name for path in folder.iterdir())
+        present = sorted(path.name for path in folder.iterdir())
         raise RequestError(
-            f"{folder.name} has no table {missing[0]!r} as CSV or Parquet. It holds {few(there) or 'nothing'}. "
+            f"{folder.name} has no table {missing[0]!r} as CSV or Parquet. It holds {few(present) or 'nothing'}. "
             "Name another folder: task.data=FOLDER."
         )
-    found = [path for path in files.values() if path is not None]
-    return [read_table(path) for path in found], [path.name for path in found]
+    paths = [path for path in files.values() if path is not None]
+    return [read_table(path) for path in paths], [path.name for path in paths]
 
 # %% ../../nbs/81_table/04_data.ipynb #721d5149
 def _with_targets(train: Any, q: Question, notes: list[str], where: str) -> tuple[Any, np.ndarray]:
@@ -139,13 +139,13 @@ def rows_to_answer(recipe: Recipe, test: Any, sample: Any, where: str) -> TestRo
 
     RequestError where a column is missing.
     """
-    known, notes = recipe.columns, list[str]()
-    if missing := [name for name in [*known.numbers, *known.levels] if name not in test.columns]:
+    columns, notes = recipe.columns, list[str]()
+    if missing := [name for name in [*columns.numbers, *columns.levels] if name not in test.columns]:
         raise RequestError(
             f"{where} has no column {few(missing)}, of which the run has learned. Attach the data that it learned from."
         )
     ids, order = _ordered(test, sample, recipe.question, notes, where)
-    return TestRows(known.encode(test, where, notes), ids, order, notes)
+    return TestRows(columns.encode(test, where, notes), ids, order, notes)
 
 
 def batch_to_answer(recipe: Recipe, given: Any) -> TestRows:

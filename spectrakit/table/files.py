@@ -34,13 +34,13 @@ def table_file(folder: Path, name: str) -> Path | None:
 
 def sample_file(folder: Path) -> Path | None:
     "The sample submission, however it is called: sample_submission, sampleSubmission, gender_submission."
-    found = sorted(
+    files = sorted(
         path
         for end in ("parquet", "csv", "csv.gz")
         for path in folder.glob(f"*.{end}")
         if "submission" in (name := path.name.lower()) and not name.startswith("submission.")
     )
-    return min(found, key=lambda path: (not path.name.lower().startswith("sample"), found.index(path)), default=None)
+    return min(files, key=lambda path: (not path.name.lower().startswith("sample"), files.index(path)), default=None)
 
 # %% ../../nbs/81_table/00_files.ipynb #e16e4b4f
 def find_folder(data: str) -> Path:
@@ -55,8 +55,8 @@ def find_folder(data: str) -> Path:
         raise RequestError(f"task.data={data} is no folder. Name one, or the slug of an input.")
     try:
         folder = find_input(str(data))
-        known = any(table_file(folder, name) for name in ("train", "test"))  # whoever predicts needs no train
-        return folder if known else find_input(str(data), "train.*")
+        holds_tables = any(table_file(folder, name) for name in ("train", "test"))  # whoever predicts needs no train
+        return folder if holds_tables else find_input(str(data), "train.*")
     except (FileNotFoundError, ValueError) as error:
         raise RequestError(f"task.data={data}: {error}") from None
 

@@ -58,8 +58,8 @@ def as_text(tensor: torch.Tensor) -> str:
 
 def recipe_in(weights: Mapping[str, torch.Tensor]) -> Recipe | None:
     "The recipe among the weights of a checkpoint; None where there is none."
-    found = next((value for name, value in weights.items() if name.rpartition(".")[2] == "recipe"), None)
-    return None if found is None else recipe_from(as_text(found))
+    recipe = next((value for name, value in weights.items() if name.rpartition(".")[2] == "recipe"), None)
+    return None if recipe is None else recipe_from(as_text(recipe))
 
 # %% ../../nbs/81_table/03_net.ipynb #19cc32e7
 ONE_HOT = 8  # levels at most are one input each; more get an embedding
@@ -102,7 +102,7 @@ class Inputs(nn.Module):
     def __init__(self, columns: Columns, net: str, extra: int = 0):
         super().__init__()
         self.numbers, self.plain = len(columns.numbers), len(columns.numbers) + len(columns.gaps)
-        sizes = [len(known) + 1 for known in columns.levels.values()]
+        sizes = [len(levels) + 1 for levels in columns.levels.values()]
         self.one_hot = [size if size <= ONE_HOT + 1 else 0 for size in sizes]
         large = [size for size, short in zip(sizes, self.one_hot, strict=True) if not short]
         self.embeddings = nn.ModuleList(nn.Embedding(size, min(16, size // 2)) for size in large)

@@ -64,8 +64,8 @@ def _ids(columns: list[str], test: Any, named: str | None) -> list[str]:
             return [named]
         hint = did_you_mean(named, columns) or f" It has {few(columns)}."
         raise RequestError(f"task.id={named} is no column of the sample submission.{hint}")
-    found = [name for name in columns if name in test.columns]
-    return found if len(found) < len(columns) else columns[:1]  # a test table with an empty target column
+    names = [name for name in columns if name in test.columns]
+    return names if len(names) < len(columns) else columns[:1]  # a test table with an empty target column
 
 # %% ../../nbs/81_table/01_question.ipynb #15b6991a
 def _targets(train: Any, test: Any, asked: list[str], named: str | None) -> tuple[list[str], list]:
@@ -192,7 +192,9 @@ def ask(train: Any, test: Any, sample: Any, options: dict[str, Any]) -> Question
             f"The sample submission asks for nothing: it has no column besides {few(ids)}. Look at the file."
         )
     targets, classes = _targets(train, test, asked, options["target"])
-    unknown = [one for one in classes if one not in {plain(value) for value in train[targets[0]].dropna().unique()}]
+    unknown = [
+        label for label in classes if label not in {plain(value) for value in train[targets[0]].dropna().unique()}
+    ]
     if unknown:
         notes.append(f"no row of the training table is of class {few(unknown)}")
     return _settled(Question(columns, ids, asked, targets, "", classes, notes=notes), train, sample, options)

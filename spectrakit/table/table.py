@@ -34,17 +34,17 @@ _ANSWER = {"classes": "a probability for each class", "label": "the label", "num
 def described(training: Training, asked: TestRows) -> str:
     "What was found in the tables, and what was left out, as lines for people."
     q, columns = training.recipe.question, training.recipe.columns
-    what = _LEARNED.get(q.kind, f"{len(q.classes)} classes, {few(q.classes)}")
+    kind = _LEARNED.get(q.kind, f"{len(q.classes)} classes, {few(q.classes)}")
     odds = f"the probability of {q.classes[1]!r}" if q.classes else "a probability each"
     held = int(training.held_out.sum())
-    found = {
+    description = {
         "rows": f"{len(training.y)} to learn from, of which {held} are held out; {len(asked.x)} to answer",
-        "target": f"{few(q.targets)}: {what}",
+        "target": f"{few(q.targets)}: {kind}",
         "inputs": f"columns of numbers: {len(columns.numbers)}, with gaps: {len(columns.gaps)}; of text: "
         f"{len(columns.levels)}",
         "answer": f"{few(q.columns)}: by {few(q.ids)}, {_ANSWER.get(q.answer, odds)}",
     }
-    lines = [f"{name:9} {text}" for name, text in found.items()]
+    lines = [f"{name:9} {text}" for name, text in description.items()]
     return "\n".join([*lines, *(f"note      {note}" for note in [*training.notes, *asked.notes])])
 
 # %% ../../nbs/81_table/05_table.ipynb #6c9114b5
@@ -64,11 +64,11 @@ def class_metrics(predictions: torch.Tensor, targets: torch.Tensor) -> dict[str,
         ((chosen == c) & (targets == c), (chosen == c).sum() + (targets == c).sum())
         for c in range(predictions.shape[1])
     ]
-    found = {
+    metrics = {
         "accuracy": float((chosen == targets).double().mean()),
         "macro_f1": float(np.mean([2 * float(both.sum() / either) for both, either in pairs if either])),
     }
-    return {**found, "auc": auc(predictions[:, 1], targets)} if predictions.shape[1] == 2 else found
+    return {**metrics, "auc": auc(predictions[:, 1], targets)} if predictions.shape[1] == 2 else metrics
 
 
 def number_metrics(predictions: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
@@ -187,9 +187,9 @@ class TableRows(TableData):
     def restore(self, cfg: Config, weights: Any) -> None:
         "Take the recipe of a checkpoint, so that the training table is not needed."
         self._options(cfg)
-        found = recipe_in(weights)
-        if found is not None and (self._recipe is None or found.text() != self._recipe.text()):
-            self._recipe, self._rows = found, None
+        recipe = recipe_in(weights)
+        if recipe is not None and (self._recipe is None or recipe.text() != self._recipe.text()):
+            self._recipe, self._rows = recipe, None
 
     def recipe(self, cfg: Config) -> Recipe:
         "What rows and outputs mean: of the checkpoint, or as the training table says."

@@ -99,9 +99,9 @@ def parent_run(mlflow: Any, project: str, store: Store, folder: Path) -> str:
     if file.is_file():
         return file.read_text(encoding="utf-8").strip()
     client = mlflow.MlflowClient()
-    known = client.get_experiment_by_name(project)
-    experiment = known.experiment_id if known else client.create_experiment(project, store.artifacts)
-    made = client.create_run(experiment, run_name=folder.parents[1].name)
+    experiment = client.get_experiment_by_name(project)
+    number = experiment.experiment_id if experiment else client.create_experiment(project, store.artifacts)
+    made = client.create_run(number, run_name=folder.parents[1].name)
     client.set_terminated(made.info.run_id)  # it trains nothing itself
     write_atomic(file, made.info.run_id + "\n")
     return str(made.info.run_id)

@@ -89,7 +89,7 @@ class WandB(Tracker):
             raise RuntimeError("a run of yours is open in this process")
         config, folder = context.config, context.folder
         mode, reason = wandb_mode(config, os.environ, detect().name)
-        known = getattr(wandb.Settings, "model_fields", SETTINGS)
+        settings = getattr(wandb.Settings, "model_fields", SETTINGS)
         run_id = context.run_id or uuid.uuid4().hex[:8]
         context.keep_run_id(run_id)
         self.inner = WandBTracker(
@@ -100,7 +100,7 @@ class WandB(Tracker):
             resume="allow",
             name=context.run_name,
             group=context.group and context.group.name,
-            settings=wandb.Settings(**{key: value for key, value in SETTINGS.items() if key in known}),
+            settings=wandb.Settings(**{key: value for key, value in SETTINGS.items() if key in settings}),
         )
         self.inner.start()
         later = "; `wandb sync` uploads trackers/wandb/offline-run-* later" if mode == "offline" else ""

@@ -144,8 +144,8 @@ def train_steps(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functi
             if ranks == 1 and batch.samples == batch.window_samples:
                 loss, logs = whole_window(result)
             else:
-                found, share = as_loss(result), batch.window_samples / ranks  # DDP: a mean over ranks
-                (loss, weight), logs = window_part(found, batch.samples, share), found.logs
+                loss_parts, share = as_loss(result), batch.window_samples / ranks  # DDP: a mean over ranks
+                (loss, weight), logs = window_part(loss_parts, batch.samples, share), loss_parts.logs
                 if weight is not None:  # the window's weight is known at its end
                     window_weight = weight if window_weight is None else window_weight + weight
             if logs and batch.samples:
@@ -692,8 +692,8 @@ def failure_reason(task: Any, error: BaseException) -> str:
     "Why a run failed, in a line: in plain words where the task's own code met what is known, else torch's own error."
     method = method_of(error, task, "")
     of_task = method or "deterministic" in str(error)
-    known = explain_known(error, Scene(task, method or "loss", "in training")) if of_task else None
-    return str(known) if known else f"{type(error).__name__}: {error}"  # whatever writes it masks it
+    explanation = explain_known(error, Scene(task, method or "loss", "in training")) if of_task else None
+    return str(explanation) if explanation else f"{type(error).__name__}: {error}"  # whatever writes it masks it
 
 
 class NullLog(EventLog):
@@ -709,15 +709,15 @@ class NullLog(EventLog):
         "Nothing is open."
 
 # %% ../../nbs/41_training/07_loop.ipynb #0c8904c8
-def name_operations(s: TrainState, found: list[str]) -> None:
+def name_operations(s: TrainState, operations: list[str]) -> None:
     "Say in the log which operations are not deterministic, once each, where only deterministic ones were asked for."
-    if found:
+    if operations:
         s.record.log.write(
             "message",
-            text=f"trainer.deterministic=true, and these have no deterministic form here: {', '.join(found)}; "
+            text=f"trainer.deterministic=true, and these have no deterministic form here: {', '.join(operations)}; "
             "two runs may differ in the last bits",
         )
-        found.clear()
+        operations.clear()
 
 
 def begin_run(s: TrainState, resume: bool, restart_reason: str | None) -> None:

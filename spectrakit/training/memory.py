@@ -38,8 +38,8 @@ from ..system.files import write_atomic
 def copied_buffers(module: Any) -> tuple[list, list]:
     "The buffers of a model that its checkpoints hold, and a copy of each."
     held = module.state_dict(keep_vars=True)
-    found = [buffer.detach() for name, buffer in module.named_buffers() if name in held and buffer.numel()]
-    return found, [buffer.clone() for buffer in found]
+    buffers = [buffer.detach() for name, buffer in module.named_buffers() if name in held and buffer.numel()]
+    return buffers, [buffer.clone() for buffer in buffers]
 
 
 def copy_all(into: list, values: list) -> None:
@@ -148,8 +148,8 @@ def device_name(device: Any) -> str:
         return f"cpu, {psutil.virtual_memory().total / 2**30:.0f} GiB"
     import torch
 
-    found = torch.cuda.get_device_properties(device)
-    return f"{found.name}, {found.total_memory / 2**30:.0f} GiB"
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
 
 
 def use_plan(s: TrainState, plan: BatchPlan) -> None:
@@ -180,8 +180,8 @@ def _sizes_in(file: Path) -> dict[str, int]:
     "The micro batches that a file names; none where it cannot be read."
     with suppress(OSError, ValueError, RecursionError):
         if file.is_file() and file.stat().st_size <= _MOST_BYTES:
-            found = json.loads(file.read_text())
-            sizes = found.items() if isinstance(found, dict) else ()
+            content = json.loads(file.read_text())
+            sizes = content.items() if isinstance(content, dict) else ()
             return {key: size for key, size in sizes if isinstance(size, int) and 0 < size < 2**31}
     return {}
 
@@ -227,14 +227,14 @@ def plans_of(plan: BatchPlan) -> list[BatchPlan]:
     "The same steps in every size of micro batch that divides them, from the smallest on."
     share = plan.micro_batch_size * plan.gradient_accumulation_steps
     most = plan.max_batches
-    found = []
+    plans = []
     for size in (n for n in range(1, share + 1) if share % n == 0):
         if most is not None and most * plan.micro_batch_size % size:
             continue  # the limit would end within one
         limit = most and most * plan.micro_batch_size // size
         accumulated = share // size
-        found.append(replace(plan, micro_batch_size=size, gradient_accumulation_steps=accumulated, max_batches=limit))
-    return [each for each in found if each.micro_batch_size <= plan.samples]
+        plans.append(replace(plan, micro_batch_size=size, gradient_accumulation_steps=accumulated, max_batches=limit))
+    return [each for each in plans if each.micro_batch_size <= plan.samples]
 
 
 def largest_that_fits(count: int, fits: Callable[[int], bool], weights: Callable[[int], int]) -> int:
@@ -293,8 +293,8 @@ def _one_pass(s: TrainState) -> None:
     if exchange is not None:
         exchange(False)
     batch = next(iter(s.data.train.epoch(s.progress.epoch, s.progress.window)))
-    found = as_loss(s.context.in_precision(training_loss(s))(model, batch.data))
-    loss = window_part(found, batch.samples, batch.window_samples)[0]
+    parts = as_loss(s.context.in_precision(training_loss(s))(model, batch.data))
+    loss = window_part(parts, batch.samples, batch.window_samples)[0]
     (loss if s.context.scaler is None else s.context.scaler.scale(loss)).backward()
 
 # %% ../../nbs/41_training/04_memory.ipynb #35868230
@@ -308,11 +308,11 @@ def find_what_fits(s: TrainState) -> None:
     s.learner.model.train()
     plans = [plan for plan in plans_of(asked) if not refuses(s.learner.model, plan)]
     most = (1 - FREE) * capacity_bytes(device, psutil.virtual_memory().total / 2**30)
-    found = largest_that_fits(len(plans), lambda i: try_passes(s, plans[i], most), lambda i: plans[i].micro_batch_size)
-    use_plan(s, plans[max(found, 0)])
+    index = largest_that_fits(len(plans), lambda i: try_passes(s, plans[i], most), lambda i: plans[i].micro_batch_size)
+    use_plan(s, plans[max(index, 0)])
     size, steps = s.data.plan.micro_batch_size, s.data.plan.gradient_accumulation_steps
-    more = "the largest that divides the effective batch" if found == len(plans) - 1 else "larger ones do not fit"
-    if found < 0:
+    more = "the largest that divides the effective batch" if index == len(plans) - 1 else "larger ones do not fit"
+    if index < 0:
         more = f"not even these leave {FREE:.0%} of the device free"
     s.record.log.write(
         "message",
@@ -326,9 +326,9 @@ def begin_with_what_fits(s: TrainState) -> None:
         find_what_fits(s)
     file, plan = s.run_dir.parent / _NAME, s.data.plan
     here = s.progress.fits.get(device_name(s.context.device))
-    known = _sizes_in(file).get(_what_runs(s)) if here is None and s.context.is_main else here
-    known = s.context.broadcast(known) if s.config.training.oom_recovery else None
-    smaller = plan_that_fits(plan, known, s.learner.model)
+    size = _sizes_in(file).get(_what_runs(s)) if here is None and s.context.is_main else here
+    size = s.context.broadcast(size) if s.config.training.oom_recovery else None
+    smaller = plan_that_fits(plan, size, s.learner.model)
     if smaller is plan:
         return
     use_plan(s, smaller)
@@ -391,9 +391,9 @@ def train_smaller(s: TrainState, lost: RanOut) -> tuple[str, str] | None:
     else:
         more = "" if s.memory.recomputed else " Blocks in an nn.ModuleList would allow gradient checkpointing."
         size = s.data.plan.micro_batch_size
-        what = "one sample" if size == 1 else f"{size} samples"
+        pieces = "one sample" if size == 1 else f"{size} samples"
         return "failed", (
-            f"There is no memory for {what} at optimizer step {s.progress.step + 1}"
+            f"There is no memory for {pieces} at optimizer step {s.progress.step + 1}"
             f"{f' ({lost.reason})' if lost.reason else ''}. Use a smaller model, shorter samples, or "
             f"distributed.strategy=fsdp on several GPUs.{more}"
         )

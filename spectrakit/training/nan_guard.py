@@ -79,14 +79,14 @@ def watch_buffers(s: TrainState) -> None:
     """
     import torch
 
-    found = {
+    buffers = {
         name: b
         for name, b in s.context.unwrap(s.learner.model).named_buffers()
         if b.is_floating_point() and bool(torch.isfinite(b).all())
     }
-    s.nan.buffers = list(found)
+    s.nan.buffers = list(buffers)
     if s.config.training.nan_policy == "skip":
-        s.nan.copies = [(b, b.detach().clone()) for b in found.values()]
+        s.nan.copies = [(b, b.detach().clone()) for b in buffers.values()]
         s.nan.one = torch.ones((), device=s.context.device)
         alone = s.context.world_size == 1 and s.context.scaler is None and not s.context.sharded
         s.nan.at_once = alone and s.context.device.type == "cpu"
@@ -138,11 +138,11 @@ def non_finite(grads: list, one: Any) -> Any:
     """
     import torch
 
-    found = torch.zeros_like(one)
+    bad = torch.zeros_like(one)
     torch._amp_foreach_non_finite_check_and_unscale_(
-        [torch.view_as_real(g) if g.is_complex() else g for g in grads], found, one
+        [torch.view_as_real(g) if g.is_complex() else g for g in grads], bad, one
     )
-    return found
+    return bad
 
 
 def _bad_on_host(s: TrainState, loss: float) -> bool:
@@ -284,19 +284,19 @@ def report_overflows(s: TrainState, steps: int) -> tuple[str, str] | None:
     been made for 50 steps.
     """
     count_overflows(s)
-    found, s.nan.unreported = s.nan.unreported, 0
+    overflows, s.nan.unreported = s.nan.unreported, 0
     if s.outer is not None:  # each worker has its own scaler, and all end alike
-        found = max(s.context.gather(found))
-    if not found:
+        overflows = max(s.context.gather(overflows))
+    if not overflows:
         s.nan.idle_overflows = 0
         return None
     scale = s.context.scaler.get_scale()
     log_once(
         s,
-        f"fp16: {found} of the last {steps} updates were left out, because gradients overflowed; the scale is "
+        f"fp16: {overflows} of the last {steps} updates were left out, because gradients overflowed; the scale is "
         f"{scale:g} now",
     )
-    s.nan.idle_overflows = s.nan.idle_overflows + steps if found >= steps else 0
+    s.nan.idle_overflows = s.nan.idle_overflows + steps if overflows >= steps else 0
     if s.nan.idle_overflows < 50:
         return None
     return (

@@ -59,15 +59,15 @@ def _load_newest_readable(s: TrainState, path: Path, notes: list[str]) -> tuple:
     """
     tried: list[str] = []
     while True:
-        found, broken = None, None
+        content, broken = None, None
         try:
-            found = _read(s, path)
+            content = _read(s, path)
         except CheckpointError as error:
             broken = str(error)
         broken = next(filter(None, s.context.gather(broken)), None)
         if broken is None:
-            assert found is not None, "every rank has read it"
-            return path, *found
+            assert content is not None, "every rank has read it"
+            return path, *content
         notes.append(broken)
         tried.append(path.name)
         older = (
@@ -87,12 +87,12 @@ def _may_change(s: TrainState, *keys: str) -> bool:
 
 def _session_notes(s: TrainState) -> list[str]:
     "What environment.json says of this session: where the run comes from, and what device it had before."
-    known = read_environment(s.run_dir)
+    environment = read_environment(s.run_dir)
     before, now = (
-        known.get("decided", {}),
+        environment.get("decided", {}),
         {"device": str(s.context.device), "mixed_precision": s.context.mixed_precision},
     )
-    resumed = known.get("resumed", {})
+    resumed = environment.get("resumed", {})
     notes = [resumed["told"]] if resumed.get("told") else []
     if resumed.get("gpus"):
         had, have = (", ".join(names) or "none" for names in resumed["gpus"])

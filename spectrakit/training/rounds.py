@@ -229,9 +229,9 @@ def _mean_of_rounds(workers: Workers, number: int, vector: Any, weight: float = 
 def _waited(workers: Workers, exchange: Callable, *args: Any) -> Any:
     "What an exchange returns; the time that it takes is counted."
     began = time.monotonic()
-    found = exchange(*args)
+    result = exchange(*args)
     workers.waited_s += time.monotonic() - began
-    return found
+    return result
 
 
 def _largest(context: RunContext, vector: Any) -> Any:
@@ -243,12 +243,12 @@ def _largest(context: RunContext, vector: Any) -> Any:
     return vector
 
 # %% ../../nbs/41_training/06_rounds.ipynb #63cd47fe
-def _write_round(s: TrainState, workers: Workers, sent: int, found: dict[str, Any]) -> None:
+def _write_round(s: TrainState, workers: Workers, sent: int, values: dict[str, Any]) -> None:
     "Count what was sent, and write it down; after the first round what DDP would cost."
     p, first = s.progress, s.progress.sent_bytes == 0
     p.sent_bytes, p.waited_s = p.sent_bytes + sent, p.waited_s + workers.waited_s
     ledger = {"bytes": sent, "bytes_so_far": p.sent_bytes, "waited_s": workers.waited_s, "waited_so_far_s": p.waited_s}
-    s.record.log.write("round", step=p.step, round=p.rounds, **found, **ledger)
+    s.record.log.write("round", step=p.step, round=p.rounds, **values, **ledger)
     workers.waited_s = 0.0
     if first and workers.bytes_per_s:
         slower, total = (BY_HOST if s.context.backend == "nccl" else 1.0), s.schedule.total_steps
@@ -342,8 +342,8 @@ def _land(s: TrainState, workers: Workers) -> tuple[str, str] | None:
         workers.compressions[flight.number].keep()
     begin_counting(s, flight.number)
     p.rounds += flight.number == len(workers.loops) - 1
-    found = {"fragment": flight.number, "norm": norm, "outer_lr": flight.lr}
-    _write_round(s, workers, sent, found)
+    values = {"fragment": flight.number, "norm": norm, "outer_lr": flight.lr}
+    _write_round(s, workers, sent, values)
     return None
 
 # %% ../../nbs/41_training/06_rounds.ipynb #b9ca1b89
@@ -453,10 +453,10 @@ def _end_round_apart(s: TrainState, workers: Workers) -> tuple[str, str] | None:
     p.useful_steps, p.lost_steps = p.useful_steps + useful, p.lost_steps + steps - useful
     if p.rounds > rounds or p.step >= s.schedule.total_steps:
         move_averages(s)
-    found = {"steps": steps, "norm": norm, "outer_lr": lr, "members": counted, "of": quorum.workers}
-    found |= {"fragment": turn[0]} if workers.streams and len(turn) == 1 else {}
-    found["goodput"] = goodput(p.useful_steps, p.lost_steps)
-    _write_round(s, workers, sent, found)
+    values = {"steps": steps, "norm": norm, "outer_lr": lr, "members": counted, "of": quorum.workers}
+    values |= {"fragment": turn[0]} if workers.streams and len(turn) == 1 else {}
+    values["goodput"] = goodput(p.useful_steps, p.lost_steps)
+    _write_round(s, workers, sent, values)
     s.context.heartbeat.beat("training")
     if p.step >= s.schedule.total_steps:
         leave(s)

@@ -176,14 +176,14 @@ def resolve_monitor(
     wanted, mode = config.checkpoint.monitor, config.checkpoint.mode
     if not names:
         return None, Direction("min", "")
-    found = next((n for n in (wanted, f"val_{wanted}") if n in names), None)
-    if found is None:
+    monitor = next((n for n in (wanted, f"val_{wanted}") if n in names), None)
+    if monitor is None:
         raise RequestError(
             f"checkpoint.monitor={wanted} is not computed; there are {', '.join(names)}.{did_you_mean(wanted, names)}"
         )
-    if mode == "auto" and before is not None and before[0] == found:
-        return found, Direction(before[1], f"{found}, {before[1]}: as this run began")
-    return found, metric_direction(found, mode, getattr(task, "metric_modes", None))
+    if mode == "auto" and before is not None and before[0] == monitor:
+        return monitor, Direction(before[1], f"{monitor}, {before[1]}: as this run began")
+    return monitor, metric_direction(monitor, mode, getattr(task, "metric_modes", None))
 
 # %% ../../nbs/41_training/00_setup.ipynb #5eed0d01
 def choose_compile(requested: str | bool, device: str) -> tuple[bool, str]:
@@ -228,20 +228,20 @@ def data_fingerprints(config: Config, train: Any, valid: Any) -> dict[str, Any]:
     """
     c = config.dataloader
     workers = bool(c.most_workers) if c.num_workers == "auto" else c.num_workers != 0
-    found: dict[str, Any] = {}
-    for name, what, dataset in (("train", "training", train), ("valid", "validation", valid)):
+    fingerprints: dict[str, Any] = {}
+    for name, noun, dataset in (("train", "training", train), ("valid", "validation", valid)):
         try:
             aside = workers and getattr(dataset, "most_workers", None) != 0
-            found[name] = None if dataset is None else dataset_fingerprint(dataset, config.seed, aside)
+            fingerprints[name] = None if dataset is None else dataset_fingerprint(dataset, config.seed, aside)
         except RequestError as error:
-            raise RequestError(f"The {what} data set does not hold what it promises: {error}") from None
-    return found
+            raise RequestError(f"The {noun} data set does not hold what it promises: {error}") from None
+    return fingerprints
 
 
 def _monitor_before(run_dir: Path) -> tuple[str, str] | None:
     "The metric and the direction that the run in this folder was begun with; None where it begins now."
-    known = read_environment(run_dir).get("decided", {})
-    return (known["monitor"], known["mode"]) if known.get("monitor") and known.get("mode") else None
+    decided = read_environment(run_dir).get("decided", {})
+    return (decided["monitor"], decided["mode"]) if decided.get("monitor") and decided.get("mode") else None
 
 
 def _finite_buffers(model: Any) -> list:
@@ -399,15 +399,15 @@ def reported(part: str, scene: Scene, tell: Callable[[ContractResult], None]) ->
     - `scene`: the method of the task that is called, for the sentence
     - `tell`: takes the result; what the block appends to the list that it is given becomes its detail
     """
-    began, found = time.monotonic(), list[str]()
+    began, notes = time.monotonic(), list[str]()
     try:
-        yield found
+        yield notes
     except Exception as error:
         if not out_of_memory(error):
             why = explain(error, Scene(scene.task, method_of(error, scene.task, scene.method), scene.doing))
             tell(ContractResult(part, time.monotonic() - began, error=why.error, mend=why.mend))
         raise
-    tell(ContractResult(part, time.monotonic() - began, ", ".join(found)))
+    tell(ContractResult(part, time.monotonic() - began, ", ".join(notes)))
 
 
 def check_datasets(train: Any, valid: Any, allow_nan: bool) -> None:
@@ -420,9 +420,9 @@ def check_datasets(train: Any, valid: Any, allow_nan: bool) -> None:
         raise RequestError(
             "The validation data set has no samples. Return None in its place for a run without validation."
         )
-    for dataset, what in ((train, "training"), (valid, "validation")):
+    for dataset, name in ((train, "training"), (valid, "validation")):
         if not allow_nan:
-            check_finite_dataset(dataset, what)
+            check_finite_dataset(dataset, name)
 
 # %% ../../nbs/41_training/00_setup.ipynb #ae59fa64
 class _Read(NamedTuple):
@@ -439,7 +439,7 @@ def _read_data(
     task: Any, config: Config, context: RunContext, log: EventLog, training_only: bool, watch: Watch
 ) -> _Read:
     "The task's data, checked, and the plan for their batches."
-    with reported("data", Scene(task, "datasets", "when it was read"), watch.result) as found:
+    with reported("data", Scene(task, "datasets", "when it was read"), watch.result) as notes:
         train, valid = read_datasets(task, config, lambda text: log.write("message", text=text))
         if training_only:
             valid = None
@@ -447,13 +447,13 @@ def _read_data(
         plan = plan_batches(config, len(train) if sampled is None else len(sampled), context.world_size)
         prints = data_fingerprints(config, train, valid) if context.is_main and not training_only else None
         check_datasets(train, valid, config.data.allow_nan)
-        found.append(f"{plan.samples} training samples, {0 if valid is None else len(valid)} for validation")
+        notes.append(f"{plan.samples} training samples, {0 if valid is None else len(valid)} for validation")
     return _Read(train, valid, sampled, plan, prints)
 
 
 def _moved_model(task: Any, config: Config, context: RunContext, watch: Watch) -> tuple[Any, FrozenBase | None]:
     "The task's model on its device, without what DDP wraps around it; and what its checkpoints leave out."
-    with reported("model", Scene(task, "model", "when it was made"), watch.result) as found:
+    with reported("model", Scene(task, "model", "when it was made"), watch.result) as notes:
         model = make_model(task, config)
         watch.model(model)
         base = base_of(task, config, model, context)
@@ -461,21 +461,21 @@ def _moved_model(task: Any, config: Config, context: RunContext, watch: Watch) -
             save_activations(model, config.training.gradient_checkpointing)
         with explained(task, "model", f"when it was moved to {context.device}"):
             model = context.without_exchange(model)
-        found.append(f"{type(context.plain(model)).__name__}, on {context.device}")
+        notes.append(f"{type(context.plain(model)).__name__}, on {context.device}")
     return model, base
 
 # %% ../../nbs/41_training/00_setup.ipynb #f37c4815
-def reading_before(known: Any, name: str, most: int) -> tuple[Reading | None, str]:
-    """How the data called `name` were read, as environment.json has `known` it, and a sentence on it.
+def reading_before(readings: Any, name: str, most: int) -> tuple[Reading | None, str]:
+    """How the data called `name` were read, as environment.json has `readings` it, and a sentence on it.
 
     None where that does not hold here, with the reason; no sentence where nothing is known.
 
     `most`: how many workers there may be
     """
-    found = known.get(name) if isinstance(known, dict) else None
-    if not isinstance(found, dict):
+    earlier = readings.get(name) if isinstance(readings, dict) else None
+    if not isinstance(earlier, dict):
         return None, ""
-    workers, ahead, before = (found.get(key) for key in ("num_workers", "prefetch_factor", "most_workers"))
+    workers, ahead, before = (earlier.get(key) for key in ("num_workers", "prefetch_factor", "most_workers"))
     if before != most:
         return None, f"measured anew, because there may be {most} workers here, and there were {before} before"
     if not (type(workers) is int and type(ahead) is int and 0 <= workers <= most and 1 <= ahead <= MOST_AHEAD):
@@ -492,12 +492,12 @@ def keep_reading(loaded: dict[str, LoadedBatches], context: RunContext, log: Eve
     - `log`: takes a message
     - `run_dir`: the folder of the run, whose environment.json knows how it has read
     """
-    known = context.broadcast(read_environment(run_dir).get("reading") if context.is_main else None)
+    readings = context.broadcast(read_environment(run_dir).get("reading") if context.is_main else None)
     for name, reader in loaded.items():
         workers = reader.workers
         workers.measuring = False
         if workers.auto:
-            before, text = reading_before(known, name, workers.asked.most_workers or 0)
+            before, text = reading_before(readings, name, workers.asked.most_workers or 0)
             reader.reason = "; ".join(filter(None, (reader.reason, text)))
             if before is not None:
                 workers.use(before)
@@ -724,11 +724,11 @@ def write_start(s: TrainState, resume: bool, notes: list[str]) -> None:
         _print_rank(s.context)
     if not s.context.is_main:
         return
-    known = read_environment(s.run_dir)
-    decided = decisions(s, known)
+    environment = read_environment(s.run_dir)
+    decided = decisions(s, environment)
     if not resume or not has_started(s.run_dir):
         s.record.log.write("start", **decided)
-    facts = known.get("resumed", {})
+    facts = environment.get("resumed", {})
     for text in (*_ownership_notes(s), *_base_notes(s), *batch_notes(s.config, s.data.plan)):
         s.record.log.write("message", text=text)
     if resume:

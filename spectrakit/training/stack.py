@@ -37,11 +37,11 @@ def loss_module(model: Any, loss: Callable[[Any, Any], Any]) -> Any:
 
         def forward(self, data: Any) -> tuple[Any, dict[str, tuple]]:
             "The mean loss of a batch, and what the task logs."
-            found = as_loss(loss(self.model, data))
-            value = found.value
-            if found.weight is not None:
-                value = value / torch.as_tensor(found.weight, device=value.device).detach().clamp(min=1e-12).reshape(())
-            logs = {n: (torch.as_tensor(a), torch.as_tensor(b)) for n, (a, b) in (found.logs or {}).items()}
+            parts = as_loss(loss(self.model, data))
+            value = parts.value
+            if parts.weight is not None:
+                value = value / torch.as_tensor(parts.weight, device=value.device).detach().clamp(min=1e-12).reshape(())
+            logs = {n: (torch.as_tensor(a), torch.as_tensor(b)) for n, (a, b) in (parts.logs or {}).items()}
             return value, logs
 
     return ModelLoss()
@@ -72,15 +72,15 @@ def stack_models(models: Sequence[Any], loss: Callable[[Any, Any], Any]) -> Stac
     import torch
 
     call = loss_module(models[0], loss)
-    found: dict[str, dict[str, Any]] = {"named_parameters": {}, "named_buffers": {}}
-    for kind, stacked in found.items():
+    tensors_of: dict[str, dict[str, Any]] = {"named_parameters": {}, "named_buffers": {}}
+    for kind, stacked in tensors_of.items():
         named = [dict(getattr(model, kind)()) for model in models]
         for name, first in named[0].items():
             whole = torch.stack([tensors[name].detach() for tensors in named])
             for row, tensors in zip(whole, named, strict=True):
                 tensors[name].data = row
             stacked[f"model.{name}"] = whole.requires_grad_(first.requires_grad)
-    return Stack(call, found["named_parameters"], found["named_buffers"], list(models))
+    return Stack(call, tensors_of["named_parameters"], tensors_of["named_buffers"], list(models))
 
 # %% ../../nbs/41_training/08_stack.ipynb #ae0d5521
 def _losses(stack: Stack, batches: Sequence[Any], rows: Sequence[int]) -> tuple[Any, dict[str, tuple]]:
@@ -114,8 +114,8 @@ def stacked_losses(stack: Stack, batches: Sequence[Any]) -> tuple[Any, list[dict
     logs: list[dict[str, tuple]] = [{} for _ in batches]
     values, order = [], []
     for rows in alike.values():
-        found, logged = _losses(stack, batches, rows)
-        values.append(found)
+        losses, logged = _losses(stack, batches, rows)
+        values.append(losses)
         order += rows
         for name, (sums, counts) in logged.items():
             for place, row in enumerate(rows):
@@ -269,9 +269,9 @@ def refuse_difference(
         raise RequestError(f"The loss cannot be computed for several models at once: {why[0][:200]}") from error
     for row, (call, data) in enumerate(zip(calls, batches, strict=True)):
         value, gradients = _value_and_gradients(call, data)
-        found = [None if q.grad is None else q.grad[row] for q in stack.learning]
-        pairs = [(value.detach(), values[row].detach()), *zip(gradients, found, strict=True)]
-        if not max(_apart(one, other) for one, other in pairs) <= most:
+        grads = [None if q.grad is None else q.grad[row] for q in stack.learning]
+        pairs = [(value.detach(), values[row].detach()), *zip(gradients, grads, strict=True)]
+        if not max(_apart(first, second) for first, second in pairs) <= most:
             raise RequestError(
                 f"Fold {row} has another loss or other gradients when all are computed at once. The task may keep "
                 "something that differs between folds."

@@ -183,8 +183,8 @@ class FoundLr:
     @property
     def override(self) -> str | None:
         "The word for `compose`, `override` and the shell, such as optimizer.lr=0.003; None where there is none."
-        known = self.suggestion is not None and self.facts.get("follows", True)
-        return f"optimizer.lr={self.suggestion:g}" if known else None
+        is_suggested = self.suggestion is not None and self.facts.get("follows", True)
+        return f"optimizer.lr={self.suggestion:g}" if is_suggested else None
 
     @property
     def next(self) -> str:
@@ -397,7 +397,7 @@ def find_lr(
     with ends_softly(), locked_job_folder(new_job_folder()) as folder:
         printer = _ProgressPrinter(folder, sys.stdout) if show else None
         job = Job(FIND_LR, folder, request, extra={"sweep": asdict(sweep), "folder": str(folder)})
-        found = read_sweep(folder, sweep, launch(job, task, printer.update if printer else lambda: None))
+        result = read_sweep(folder, sweep, launch(job, task, printer.update if printer else lambda: None))
     if show:
-        print(found, flush=True)
-    return found
+        print(result, flush=True)
+    return result

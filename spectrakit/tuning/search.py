@@ -296,19 +296,21 @@ def _start(
     task: Any, request: RunRequest, path: Path, space: dict[str, Dimension], say: Callable[[str], None]
 ) -> Search:
     "The search on the study in `path`, before its first trial."
-    config, known = request.config, study_facts(path)
+    config, study = request.config, study_facts(path)
     direction = direction_of(task, config)
     journal = open_journal(path, "maximize" if direction == "max" else "minimize")
     left_s, total = share_for_trials(request.left_s(), config.search.final_share), _trials_in_all(config, space)
     ends = None if left_s is None else time.monotonic() + left_s
     many = ManyRuns(settings_of_trial(config, {}), config.search.parallel, config.search.calibrate, "search")
-    found = plan_places(task, request, many, known, left_s, say)
-    facts = {**known, "direction": direction, "places": found.places.reason, "status": "running"}
-    if found.choice is not None:
-        facts["processes"] = asdict(found.choice)
-    say(f"{path.name}: {total} trials, {found.places.reason}")
-    s = Search(task, config, path, journal, distributions(space), found.places, total, ends, say, facts, found.fallback)
-    s.spent += first_guess(config, found.choice)
+    planned = plan_places(task, request, many, study, left_s, say)
+    facts = {**study, "direction": direction, "places": planned.places.reason, "status": "running"}
+    if planned.choice is not None:
+        facts["processes"] = asdict(planned.choice)
+    say(f"{path.name}: {total} trials, {planned.places.reason}")
+    s = Search(
+        task, config, path, journal, distributions(space), planned.places, total, ends, say, facts, planned.fallback
+    )
+    s.spent += first_guess(config, planned.choice)
     if left_s is not None:
         whole = [
             row for row in rows_of(journal) if row.status == "completed" and row.folder.endswith(f"-{row.number:04}")

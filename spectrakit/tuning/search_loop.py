@@ -101,8 +101,8 @@ def _standing(s: Search) -> dict[str, Any]:
     over = sum(row.status in ("completed", "pruned", "failed") for row in rows)
     seconds = round(sum(row.seconds for row in rows), 3)
     best = next(iter(ranked(rows, s.facts["direction"])), None)
-    found = {"trials": over, "total": s.total, "seconds": seconds}
-    return found if best is None else {**found, "best": best.value, "best_trial": best.number}
+    standing = {"trials": over, "total": s.total, "seconds": seconds}
+    return standing if best is None else {**standing, "best": best.value, "best_trial": best.number}
 
 
 def keep_facts(s: Search, **more: str) -> None:
@@ -170,8 +170,8 @@ def worse_than_median(own: float, others: list[float], direction: str) -> bool:
 def _means_after(journal: Any, folds: int) -> list[float]:
     "The mean of the first `folds` folds of each trial that is done."
     done = [t for t in journal.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
-    known = [t.user_attrs.get("folds", []) for t in done]
-    return [statistics.fmean(values[:folds]) for values in known if len(values) >= folds]
+    scores = [t.user_attrs.get("folds", []) for t in done]
+    return [statistics.fmean(values[:folds]) for values in scores if len(values) >= folds]
 
 
 def prunes_fold(s: Search, a: Active) -> bool:
@@ -208,8 +208,8 @@ def check_start(s: Search, a: Active) -> None:
     "RequestError where the log of `a` is about other data, or another metric, than those of the study."
     if not a.log.monitor:
         return
-    known = s.facts.setdefault("data", {}).setdefault(str(a.fold), a.log.data)
-    if a.log.data is not None and known is not None and known != a.log.data:
+    data = s.facts.setdefault("data", {}).setdefault(str(a.fold), a.log.data)
+    if a.log.data is not None and data is not None and data != a.log.data:
         raise RequestError(
             f"The data of {s.path.name} have changed since it was begun, so its trials cannot be compared any more. "
             "Use the data that it was begun with, or begin anew."

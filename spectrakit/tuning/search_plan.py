@@ -33,10 +33,10 @@ def settings_of_trial(config: Config, values: Mapping[str, Any], final: bool = F
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 # %% ../../nbs/71_tuning/04_search_plan.ipynb #4f91a67b
 def in_place(config: Config, folder: Path, places: Places, number: int, limit_s: float | None) -> Config:
@@ -82,11 +82,11 @@ def expected_s(config: Config, done: Sequence[Spent]) -> float | None:
 # %% ../../nbs/71_tuning/04_search_plan.ipynb #d61f1a3c
 def known_times(config: Config, trials: Sequence[tuple[float, Mapping[str, Any]]], most: int = 20) -> list[Spent]:
     "What the newest of `trials` took: seconds and values of those that an earlier session has done from their start."
-    found = []
+    times = []
     for seconds, values in trials[-most:]:
         with contextlib.suppress(RequestError):
-            found.append(Spent(*work_of(settings_of_trial(config, values)), seconds))
-    return found
+            times.append(Spent(*work_of(settings_of_trial(config, values)), seconds))
+    return times
 
 
 def first_guess(config: Config, choice: ProcessChoice | None) -> list[Spent]:

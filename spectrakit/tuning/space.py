@@ -132,12 +132,12 @@ _KEPT = ("run.", "resume.", "search.", "folds.", "launch.", "watchdog.", "tracki
 
 def _key_of(key: str) -> str:
     "The setting that `key` means. RequestError where there is none, or where all trials have the same."
-    known = ALIASES.get(key, key)
-    if not is_known(known):
+    path = ALIASES.get(key, key)
+    if not is_known(path):
         raise unknown_key(key)
-    if known.startswith(_KEPT):
+    if path.startswith(_KEPT):
         raise RequestError(f"{key} cannot be searched: it is the same for all trials. Take it out of the space.")
-    return known
+    return path
 
 
 def _whole_where_needed(key: str, d: Dimension) -> Dimension:
@@ -155,8 +155,8 @@ def space_of(words: Mapping[str, Any]) -> dict[str, Dimension]:
     `words`: by key, dotted or nested, what `dimension` reads.
     """
     pairs = list(flat(dict(words)))
-    known = [(_key_of(key), dimension(key, value)) for key, value in pairs]
-    space = {key: _whole_where_needed(key, d) for key, d in known}
+    keyed = [(_key_of(key), dimension(key, value)) for key, value in pairs]
+    space = {key: _whole_where_needed(key, d) for key, d in keyed}
     if not space:
         raise RequestError(
             "There is nothing to search. Name settings and their values, such as "
@@ -213,12 +213,12 @@ def import_optuna() -> Any:
 def distributions(space: Mapping[str, Dimension]) -> dict[str, Any]:
     "The space as Optuna has it."
     made = import_optuna().distributions
-    found: dict[str, Any] = {}
+    by_key: dict[str, Any] = {}
     for key, d in space.items():
         if d.choices:
-            found[key] = made.CategoricalDistribution(d.choices)
+            by_key[key] = made.CategoricalDistribution(d.choices)
         elif d.whole:
-            found[key] = made.IntDistribution(int(d.low), int(d.high), log=d.log, step=int(d.step or 1))
+            by_key[key] = made.IntDistribution(int(d.low), int(d.high), log=d.log, step=int(d.step or 1))
         else:
-            found[key] = made.FloatDistribution(d.low, d.high, log=d.log, step=d.step)
-    return found
+            by_key[key] = made.FloatDistribution(d.low, d.high, log=d.log, step=d.step)
+    return by_key

@@ -77,10 +77,10 @@ def importances(journal: Any) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna calls its evaluator experimental
         try:
-            found = get_param_importances(journal, evaluator=PedAnovaImportanceEvaluator())
+            shares = get_param_importances(journal, evaluator=PedAnovaImportanceEvaluator())
         except (ValueError, RuntimeError, ZeroDivisionError):
             return {}  # a setting of which all trials had the same
-    return {name: share for name, share in found.items() if math.isfinite(share)}
+    return {name: share for name, share in shares.items() if math.isfinite(share)}
 
 # %% ../../nbs/71_tuning/03_study.ipynb #6e340a6a
 def ranked(trials: Sequence[TrialRow], direction: str) -> list[TrialRow]:

@@ -158,8 +158,8 @@ def sampler_of(name: str, seed: int, trials: int, startup: int) -> Any:
 # %% ../../nbs/71_tuning/02_study_file.ipynb #37f89b72
 def folder_name(number: int, attrs: Mapping[str, Any]) -> str:
     "The folder of a trial in that of its study: its own, or that of the trial that it goes on with."
-    known = str(attrs.get("folder", ""))
-    return known if re.fullmatch(r"trial-\d+", known) else f"trial-{number:04}"  # a journal may be a stranger's
+    folder = str(attrs.get("folder", ""))
+    return folder if re.fullmatch(r"trial-\d+", folder) else f"trial-{number:04}"  # a journal may be a stranger's
 
 
 def queue_again(study: Any, trial: Any) -> None:

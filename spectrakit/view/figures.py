@@ -36,8 +36,8 @@ def _ranks(s: RunState, most: int = 8) -> str:
     words = []
     for rank, values in enumerate(s.ranks[:most]):
         busy = values.get("busy")
-        known = isinstance(busy, (int, float)) and plain_number(busy) and busy >= 0
-        share = f" {busy:.0%}" if known else ""
+        is_share = isinstance(busy, (int, float)) and plain_number(busy) and busy >= 0
+        share = f" {busy:.0%}" if is_share else ""
         name = f"rank {rank}" if len(s.ranks) > 1 else "GPU"  # one process on a CPU tells nothing
         words.append(f"{name} {number(values.get('memory_gib'), '.1f')} GiB{share}")
     if len(s.ranks) > most:

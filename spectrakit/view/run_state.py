@@ -250,8 +250,8 @@ def _apply_step(s: RunState, e: dict) -> None:
     s.lr.add(s.step, e.get("lr"))
     s.speed.add(s.step, e.get("samples_per_s"))
     for name, value in e.items():
-        known = name in s.logged or len(s.logged) < MOST_METRICS
-        if name.startswith("train_") and known and plain_number(value):
+        kept = name in s.logged or len(s.logged) < MOST_METRICS
+        if name.startswith("train_") and kept and plain_number(value):
             s.logged.setdefault(name, Curve()).add(s.step, value)
     s.ranks = [rank for rank in _listed(e.get("ranks"))[:64] if isinstance(rank, dict)]
     s.gpu_gib = e["gpu_gib"] if plain_number(e.get("gpu_gib")) else None

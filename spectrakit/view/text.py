@@ -128,8 +128,8 @@ def fitting(line: str, width: int) -> str:
 # %% ../../nbs/55_view/06_text.ipynb #b21dd589
 def stopping_text(s: RunState, again: str = "") -> str:
     "What a person reads who has asked for a stop. `again`: what ends it at once, such as ■."
-    what = f"stopping: saving step {s.step:,}…" if s.step else "stopping…"
-    return f"{what} {again} again ends now" if again else what
+    text = f"stopping: saving step {s.step:,}…" if s.step else "stopping…"
+    return f"{text} {again} again ends now" if again else text
 
 # %% ../../nbs/55_view/06_text.ipynb #c283ed1b
 class TextView:

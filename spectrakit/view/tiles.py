@@ -90,8 +90,8 @@ def _left_share(s: RunState) -> float:
 
 def _flat(s: RunState) -> bool:
     "Whether the training loss has stopped falling: the last fifth is no lower than the one before."
-    found = last_fifths(s.loss)
-    return found is not None and s.loss.count >= 50 and found[0] - found[1] < 0.002 * abs(found[0])
+    fifths = last_fifths(s.loss)
+    return fifths is not None and s.loss.count >= 50 and fifths[0] - fifths[1] < 0.002 * abs(fifths[0])
 
 
 def _rate_spent(s: RunState) -> float | None:
@@ -134,15 +134,15 @@ def _done_tile(s: RunState, now_t: float, now: float | None, running: bool) -> T
     "The time of day at which the run ends. `now`: Unix seconds; None: only how long it takes is shown."
     if s.status or not running:
         return Tile("ended at" if s.status else "last seen", _clock(s.t - now_t, now), f"after {format_duration(s.t)}")
-    found = finish(s, now_t)
-    if found is None:
+    end = finish(s, now_t)
+    if end is None:
         return Tile("done at", "–", "no pace yet")
-    sure = "a first guess" if found.within_s is None else f"± {_roughly(found.within_s)}"
+    sure = "a first guess" if end.within_s is None else f"± {_roughly(end.within_s)}"
     reason = remedy = ""
-    if s.ends is not None and now_t + found.left_s > s.ends - s.reserve_s:
+    if s.ends is not None and now_t + end.left_s > s.ends - s.reserve_s:
         reason = "the clock ends it before its last step"
         remedy = "it will be saved, and resume goes on with it; trainer.max_epochs sets fewer epochs"
-    return Tile("done at", _clock(found.left_s, now), f"in {format_duration(found.left_s)} {sure}", reason, remedy)
+    return Tile("done at", _clock(end.left_s, now), f"in {format_duration(end.left_s)} {sure}", reason, remedy)
 
 
 def _roughly(seconds: float) -> str:
@@ -157,11 +157,11 @@ def _session_tile(s: RunState, now_t: float) -> Tile:
     "What is left of the session once the run is done."
     if s.ends is None:
         return Tile("session leaves", "no limit", "on its time")
-    left, found = max(0.0, s.ends - now_t), finish(s, now_t)
+    left, end = max(0.0, s.ends - now_t), finish(s, now_t)
     on_the_clock = f"of {format_duration(left)}, {format_duration(s.reserve_s)} reserved"
-    if s.status or found is None:
+    if s.status or end is None:
         return Tile("session has", format_duration(left), f"{format_duration(s.reserve_s)} reserved for the end")
-    return Tile("session leaves", format_duration(max(0.0, left - found.left_s)), on_the_clock)
+    return Tile("session leaves", format_duration(max(0.0, left - end.left_s)), on_the_clock)
 
 # %% ../../nbs/55_view/03_tiles.ipynb #eee48b2d
 def _loads(s: RunState, name: str) -> list[float]:
@@ -171,22 +171,22 @@ def _loads(s: RunState, name: str) -> list[float]:
 
 def _memory_tile(s: RunState) -> Tile:
     "Memory of the fullest device, and of each."
-    found = _loads(s, "memory_gib") or ([s.gpu_gib] if s.gpu_gib is not None else [])
+    used = _loads(s, "memory_gib") or ([s.gpu_gib] if s.gpu_gib is not None else [])
     on_gpu, total = s.gpu_gib is not None, s.start.get("device_gib")
     name = "GPU memory" if on_gpu else "memory"
-    if not found:
+    if not used:
         where = str(s.start.get("device") or "")[:20]
         return Tile(name, "–", f"not measured on one {where}" if where else "")
-    each = " · ".join(f"{gib:.1f}" for gib in found[:4]) + (f" · {len(found) - 4} more" if len(found) > 4 else "")
-    note = f"{each} GiB by rank" if len(found) > 1 else "at its peak" if on_gpu else ""
+    each = " · ".join(f"{gib:.1f}" for gib in used[:4]) + (f" · {len(used) - 4} more" if len(used) > 4 else "")
+    note = f"{each} GiB by rank" if len(used) > 1 else "at its peak" if on_gpu else ""
     if not plain_number(total) or not total > 0:
-        return Tile(name, f"{max(found):.1f} GiB", note)
-    near, batch = max(found) / total, s.start.get("micro_batch_size")
+        return Tile(name, f"{max(used):.1f} GiB", note)
+    near, batch = max(used) / total, s.start.get("micro_batch_size")
     full = on_gpu and near > 0.92
     half = f"data.micro_batch_size={batch // 2}" if type(batch) is int and batch > 1 else "smaller micro batches"
     return Tile(
         name,
-        f"{max(found):.1f}/{total:.0f} GiB",
+        f"{max(used):.1f}/{total:.0f} GiB",
         note,
         f"memory {near:.0%} full" if full else "",
         f"{half} takes half of it, the effective batch stays" if full else "",

@@ -46,8 +46,8 @@ def _inherited(environ: Mapping[str, str]) -> tuple[dict | None, str | None]:
         facts = json.loads(text)
         start_s = float(facts["session_start"])
         flavour = facts.get("flavour", "plain")
-        known = find_kind(facts["name"]) and facts["mode"] in MODES and flavour in FLAVOURS
-        if known and math.isfinite(start_s):
+        valid = find_kind(facts["name"]) and facts["mode"] in MODES and flavour in FLAVOURS
+        if valid and math.isfinite(start_s):
             return {"name": facts["name"], "mode": facts["mode"], "flavour": flavour, "session_start": start_s}, None
     except (ValueError, TypeError, KeyError, AttributeError):
         pass
