@@ -3965,6 +3965,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'spectrakit.kaggle.up': { 'spectrakit.kaggle.up.Submission': ('66_kaggle/up.html#submission', 'spectrakit/kaggle/up.py'),
                                       'spectrakit.kaggle.up.UpOptions': ('66_kaggle/up.html#upoptions', 'spectrakit/kaggle/up.py'),
                                       'spectrakit.kaggle.up.Upped': ('66_kaggle/up.html#upped', 'spectrakit/kaggle/up.py'),
+                                      'spectrakit.kaggle.up._check_asked': ('66_kaggle/up.html#_check_asked', 'spectrakit/kaggle/up.py'),
                                       'spectrakit.kaggle.up._competition_of': ( '66_kaggle/up.html#_competition_of',
                                                                                 'spectrakit/kaggle/up.py'),
                                       'spectrakit.kaggle.up._push_once': ('66_kaggle/up.html#_push_once', 'spectrakit/kaggle/up.py'),

@@ -63,8 +63,8 @@ def explain_failure(text: str, status: int) -> str:
         or re.search(r"\b401\b", text)
     ):
         return (
-            "Kaggle does not accept your login. Log in with `kaggle auth login`, or put a token into ~/.kaggle as the "
-            "client says above."
+            "Kaggle does not accept your login. Log in with `kaggle auth login`, or save a token of "
+            "https://www.kaggle.com/settings/api in ~/.kaggle/access_token."
         )
     if re.search(r"ModuleNotFoundError|ImportError", text):
         return f"Kaggle's client does not start. Install it with what it needs: {install_command('kaggle')}"

@@ -26,6 +26,7 @@ from spectrakit.kaggle.client import (
     LocalInputs,
     ask_client,
     call_client,
+    client,
     explain_failure,
     kernel_logs,
     kernel_name,
@@ -324,6 +325,16 @@ def _push_once(folder: Path, owner: str | None, house: Path, sha256: str, option
         note_done(folder, kernel=content_sha256(folder, sha256), version=pushed.version, url=pushed.url)
     return pushed.version
 
+# %% ../../nbs/66_kaggle/08_up.ipynb #k9000010
+def _check_asked(folder: Path, options: UpOptions) -> None:
+    "RequestError where nothing can come of it: the client is missing, or there is nothing to keep."
+    if not options.dry_run:
+        client()
+    if options.keep and not read_done(folder).get("version"):
+        raise RequestError(
+            f"Nothing was pushed from {str(folder)!r} yet, so there is nothing to keep. Leave --keep out."
+        )
+
 # %% ../../nbs/66_kaggle/08_up.ipynb #d460e58b
 def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOptions = UpOptions()) -> Upped:
     """Bring the kernel in `folder` to Kaggle, follow its run, and fetch what it leaves.
@@ -337,10 +348,7 @@ def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOption
     """
     folder = checked_path(folder, "The folder")
     written = str(read_metadata(folder / KERNEL_FILE).get("id")).partition("/")[0]
-    if options.keep and not read_done(folder).get("version"):
-        raise RequestError(
-            f"Nothing was pushed from {str(folder)!r} yet, so there is nothing to keep. Leave --keep out."
-        )
+    _check_asked(folder, options)
     account = known_owner(owner) if owner is not None or written == PLACEHOLDER else written
     name = None if account == PLACEHOLDER else account
     house = house_for(folder, options.wheels, name, options.dry_run)

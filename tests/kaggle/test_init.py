@@ -1,6 +1,7 @@
 "`kaggle init` fits the competition: its tables, its sample submission alone, or nothing of it yet."
 
 import json
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -139,3 +140,12 @@ def test_what_is_there_already_is_refused_before_the_tables_are_described(call, 
     assert call(*common)[0] == 0
     status, out, error = call(*common)
     assert status == 2 and "--force" in error and out == ""
+
+
+def test_up_without_the_client_makes_no_wheels(call, here, monkeypatch):
+    call("init", "soil-first", "--owner", "ada", "--competition", "soil-2026")
+    (here / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(here / "bin"))
+    monkeypatch.setattr(sys, "executable", str(here / "bin" / "python"))
+    status, _, err = call("up", "soil-first")
+    assert status == 2 and "client is not installed" in err and not (here / "wheels").exists()
