@@ -109,16 +109,20 @@ def _evaluation_lines(history: "History", newest: int = 10) -> list[str]:
 # %% ../../nbs/90_cli/04_runs.ipynb #06cd5257
 def many_runs(given: str) -> "CrossValidation | Study | None":
     "The cross-validation or the search whose folder, or name, is `given`; None where it is neither."
-    from spectrakit.api.cross_validation import FACTS, open_cross_validation
-    from spectrakit.runs.run_dir import named_run
+    from spectrakit.runs.run_dir import kind_of, named_run
     from spectrakit.system.files import checked_path
-    from spectrakit.tuning.study import open_study
     from spectrakit.tuning.study_file import JOURNAL
 
     folder = named_run(checked_path(given, "The run"))
-    if (folder / FACTS).is_file():
+    if kind_of(folder) == "cross-validation":
+        from spectrakit.api.cross_validation import open_cross_validation
+
         return open_cross_validation(folder)
-    return open_study(folder) if (folder / JOURNAL).is_file() else None
+    if (folder / JOURNAL).is_file():
+        from spectrakit.tuning.study import open_study
+
+        return open_study(folder)
+    return None
 
 
 def show(arguments: Sequence[str]) -> int:

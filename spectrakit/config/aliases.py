@@ -398,9 +398,41 @@ def split_joined(text: str) -> tuple[list[str], str | None]:
         return [text], None
     return [joined[1], joined[2]], f"{text!r} was read as two overrides: {joined[1]} and {joined[2]}"
 
+# %% ../../nbs/10_config/02_aliases.ipynb #cb52d2b7
+_ID = r"[A-Za-z_]\w*"
+_PLAIN = re.compile(rf"\+{{0,2}}({_ID}(?:(?:\.{_ID})*|(?:/{_ID})*))=(.+)", re.A)
+_PLAIN_VALUES = (  # form, what reads it
+    (re.compile(r"null", re.I), lambda text: None),
+    (re.compile(r"true|false", re.I), lambda text: text.lower() == "true"),
+    (re.compile(r"-?(?:0|[1-9][0-9]{0,17})"), int),
+    (re.compile(r"-?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,17})?(?:[eE][+-]?[0-9]{1,2})?"), float),
+    (re.compile(r"(?!(?:nan|inf)$)[A-Za-z_/][\w/.-]*", re.I | re.A), str),
+)
+
+
+@dataclass(frozen=True)
+class _Plain:
+    "An override without signs of Hydra's, in the form of its own result."
+
+    key_or_group: str
+    given: Any
+    package: None = None
+
+    def value(self) -> Any:
+        return self.given
+
+
+def _parse_plain(text: str) -> _Plain | None:
+    "An override whose value is a number, a word or a path; None where it takes Hydra to read it."
+    found = _PLAIN.fullmatch(text)
+    read = next((read for form, read in _PLAIN_VALUES if form.fullmatch(found[2])), None) if found else None
+    return _Plain(found[1], read(found[2])) if found and read else None
+
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fc07
 def _parse(text: str) -> Any:
     "One override as Hydra reads it. RequestError where it cannot, and for deletions and sweeps, which no run can use."
+    if (plain := _parse_plain(text)) is not None:
+        return plain
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -460,13 +492,12 @@ def _profile(group: str, name: Any, groups: dict[str, list[str]], hint: typing.C
 
 def _values(key: str, value: Any) -> list[tuple[str, Any]]:
     "(key, value) pairs of one override; a mapping gives several. RequestError for an unknown key."
-    from hydra.core.override_parser.types import QuotedString
-
+    plain = (type(None), bool, int, float, str, list, dict)
     pairs = []
     for leaf, item in flat(value, key):
         if not is_known(leaf):
             raise unknown_key(leaf)
-        pairs.append((leaf, str(item) if isinstance(item, QuotedString) else item))
+        pairs.append((leaf, item if isinstance(item, plain) else str(item)))
     return pairs
 
 # %% ../../nbs/10_config/02_aliases.ipynb #24b51c00

@@ -138,26 +138,30 @@ def _is_whole(spec: Setting, value: Any) -> bool:
     return _is_plain(value) and (Any in kinds or type(value) in kinds)
 
 
+def _as_number(spec: Setting | None, value: Any) -> Any:
+    "A whole number where the setting takes numbers with a point, and nothing else, as such a number."
+    kinds = set(typing.get_args(spec.type) or [spec.type]) if spec and type(value) is int else set()
+    return float(value) if kinds and kinds <= {float, type(None)} else value
+
+
 def _without_a_merge(tree: dict[str, Any]) -> Config | None:
-    "The Config of `tree`, where no value has to be converted or worked out; else None. RequestError as from `Config`."
+    "The Config of `tree`, where no text has to be read or worked out; else None. RequestError as from `Config`."
     known = settings()
     classes = {field.name: field.type for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.type)}
     parts: dict[str, Any] = {}
     for name, inside in tree.items():
-        leaves = {f"{name}.{key}": value for key, value in inside.items()} if name in classes else {name: inside}
+        of_block = name in classes
+        leaves = {f"{name}.{key}": value for key, value in inside.items()} if of_block else {name: inside}
+        leaves = {key: _as_number(known.get(key), value) for key, value in leaves.items()}
         if not all(key in known and _is_whole(known[key], value) for key, value in leaves.items()):
             return None
-        parts[name] = cast("type", classes[name])(**inside) if name in classes else inside
+        own = dict(zip(inside, leaves.values(), strict=True)) if of_block else {}
+        parts[name] = cast("type", classes[name])(**own) if of_block else leaves[name]
     return Config(**parts)
 
 # %% ../../nbs/10_config/04_compose.ipynb #a7b72558
-def _merged_at_once(given: dict[str, Any]) -> Config:
-    """The Config of leaves (canonical key → value).
-
-    Any error of OmegaConf, which does not say whose value is wrong; AttributeError where a block is no mapping.
-    """
-    from omegaconf import OmegaConf
-
+def _tree_of(given: dict[str, Any]) -> dict[str, Any]:
+    "Leaves (canonical key → value) as nested mappings, without defaults. AttributeError where a block is no mapping."
     tree: dict[str, Any] = {}
     known = settings()
     for key, value in given.items():
@@ -165,11 +169,23 @@ def _merged_at_once(given: dict[str, Any]) -> Config:
             continue  # the schema has it; a merge of all settings takes several times as long
         *blocks, name = key.split(".")
         functools.reduce(lambda inside, block: inside.setdefault(block, {}), blocks, tree)[name] = value
-    if (config := _without_a_merge(tree)) is not None:
-        return config
-    merged = pickle.loads(_pickled_schema())
-    merged.merge_with(tree)
-    return cast("Config", OmegaConf.to_object(merged))
+    return tree
+
+
+def _merged_at_once(given: dict[str, Any]) -> Config | None:
+    "The Config of leaves; None where something in them is wrong, which OmegaConf does not say of whom."
+    with contextlib.suppress(RequestError, OverflowError, AttributeError):
+        tree = _tree_of(given)
+        if (config := _without_a_merge(tree)) is not None:
+            return config
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        with contextlib.suppress(OmegaConfBaseException):
+            merged = pickle.loads(_pickled_schema())
+            merged.merge_with(tree)
+            return cast("Config", OmegaConf.to_object(merged))
+    return None
 
 # %% ../../nbs/10_config/04_compose.ipynb #08a4eec8
 def _value_error(error: Exception, key: str, value: Any, words: dict[str, str]) -> RequestError:
@@ -198,16 +214,16 @@ def _build(leaves: dict[str, Any], typed: Iterable[tuple[str, Any]], words: dict
 
     `words`: the spelling that was typed, by canonical key, where it was another one; errors repeat it.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     typed = list(typed)
     leaves = _overlay(leaves, resolve_aliases(typed, explicit=True, base=leaves))
     words = _spellings(typed, words or {})
     _read_variables(leaves, words)
     given = {key: canonical_interpolations(value) for key, value in leaves.items() if value != {}}
-    with contextlib.suppress(RequestError, OmegaConfBaseException, OverflowError, AttributeError):
-        return _merged_at_once(given)
+    if (config := _merged_at_once(given)) is not None:
+        return config
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     key = ""
     try:
         merged = pickle.loads(_pickled_schema())
@@ -404,11 +420,42 @@ def _defaults_list(words: list[str], with_hydra: bool) -> Any:
     overrides, repository = loader._parse_overrides_and_create_caching_repo("spectrakit", words)
     return create_defaults_list(repository, "spectrakit", overrides, prepend_hydra=with_hydra, skip_missing=False)
 
+# %% ../../nbs/10_config/04_compose.ipynb #6f39b31d
+@dataclass(frozen=True)
+class _Entry:
+    "A file of a list, in the form of Hydra's own."
+
+    config_path: str  # group/name
+    package: str
+    primary: bool = False
+
+
+def _own_settings(tree: dict) -> dict:
+    "What the file that is composed says itself."
+    return {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
+
+
+def _layers_of(
+    chain: list[Any], files: dict[str, tuple[Path, dict]], chosen: dict[str, Any], top: Path
+) -> list[_Layer]:
+    "The layers of the entries of a list; `files`: file and settings by group/name; `top`: the file that is composed."
+    layers = []
+    for entry in _in_order(chain, chosen, top.parent == package_profiles()):
+        source, settings_of_file = files[entry.config_path]
+        tree = nested(entry.package, settings_of_file) if entry.package else settings_of_file
+        layers.append(_Layer(source, tree))
+    return layers
+
+
+def _names_of(choices: Any) -> dict[str, str]:
+    "What a Config records of the profiles by group that were chosen."
+    return {"profile": choices.get("trainer") or "none", "env": choices.get("env") or "auto"}
+
 # %% ../../nbs/10_config/04_compose.ipynb #6638acb6
 def _compose_by_hydra(file: Path, tree: dict, chosen: dict[str, str | None]) -> tuple[list[_Layer], dict[str, str]]:
     from hydra.core.config_store import ConfigStore
 
-    own, defaults = {k: v for k, v in tree.items() if k not in ("defaults", "hydra")}, tree["defaults"] or []
+    own, defaults = _own_settings(tree), tree["defaults"] or []
     listed = {str(key).split()[-1] for entry in defaults if isinstance(entry, dict) for key in entry}
     words = [
         f"~{group}" if name is None else f"{'' if group in listed else '+'}{group}={name}"
@@ -427,14 +474,72 @@ def _compose_by_hydra(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
             raise
         except Exception as error:
             raise _composition_error(error, words, file) from None  # Hydra raises many kinds
-        chain = [entry for entry in chosen_defaults.defaults if entry.config_path in loaded]
-        layers = []
-        for entry in _in_order(chain, chosen, file.parent == package_profiles()):
-            source, settings_of_file, _ = loaded[entry.config_path]
-            tree = nested(entry.package, settings_of_file) if entry.package else settings_of_file
-            layers.append(_Layer(source, tree))
-        choices = chosen_defaults.overrides.known_choices
-        return layers, {"profile": choices.get("trainer") or "none", "env": choices.get("env") or "auto"}
+        chain: list[Any] = [entry for entry in chosen_defaults.defaults if entry.config_path in loaded]
+        if not any(entry.primary for entry in chain):  # so it is where a list has nothing but overrides
+            chain.insert(0, _Entry("spectrakit", "", primary=True))
+        files = {path: (source, settings_of_file) for path, (source, settings_of_file, _) in loaded.items()}
+        layers = _layers_of(chain, files, chosen, file)
+        return layers, _names_of(chosen_defaults.overrides.known_choices)
+
+# %% ../../nbs/10_config/04_compose.ipynb #de162d02
+_PLAIN_NAME = re.compile(r"(?!(?:null|true|false|nan|inf)$)[a-z_][a-z0-9_]*", re.I)
+_PLAIN_GROUP = re.compile(r"(?!hydra)[a-z]\w*(?:/[a-z]\w*)*(?:@[a-z]\w*)?", re.A)
+
+
+class _ForHydraError(Exception):
+    "A list that only Hydra reads."
+
+
+def _chosen_entries(defaults: Any, chosen: dict[str, str | None]) -> dict[str, str]:
+    "Group → name of the list in the file that is composed, after what was chosen; '' is the file itself."
+    listed: dict[Any, Any] = {}
+    for entry in defaults if isinstance(defaults, list) else [None]:
+        pairs = [("", entry)] if entry == "_self_" else list(entry.items()) if isinstance(entry, dict) else []
+        if len(pairs) != 1 or pairs[0][0] in listed:
+            raise _ForHydraError
+        listed |= pairs
+    itself = {} if "" in listed else {"": "_self_"}  # above the list, and below what is chosen beside it
+    entries = {k: name for k, name in {**listed, **itself, **chosen}.items() if name is not None or k not in chosen}
+    if not all(isinstance(name, str) and (not key or _PLAIN_GROUP.fullmatch(key)) for key, name in entries.items()):
+        raise _ForHydraError
+    return entries
+
+# %% ../../nbs/10_config/04_compose.ipynb #550abeef
+def _profile_entries(path: str, package: str, folders: list[Path], files: dict[str, tuple[Path, dict]]) -> list[_Entry]:
+    "The entries of the profile `path`, such as trainer/kaggle, and of those that it builds on; `files` gets each."
+    group, _, name = path.rpartition("/")
+    file = next((file for folder in folders if (file := folder / f"{path}.yaml").is_file()), None)
+    if file is None or not _PLAIN_NAME.fullmatch(name) or len(files) > 100:
+        raise _ForHydraError
+    tree, stated = _read_profile(file, group)
+    beneath = tree.get("defaults", [])
+    if not re.fullmatch(r"_global_(\.\w+)*", stated) or not isinstance(beneath, list) or (beneath and package):
+        raise _ForHydraError
+    again = path in files and beneath
+    if again or beneath.count("_self_") > 1 or not all(isinstance(each, str) for each in beneath):
+        raise _ForHydraError
+    files[path] = file, {key: value for key, value in tree.items() if key != "defaults"}
+    me, found = _Entry(path, package or stated.removeprefix("_global_").removeprefix(".")), list[_Entry]()
+    for each in beneath if "_self_" in beneath else [*beneath, "_self_"]:
+        found += [me] if each == "_self_" else _profile_entries(f"{group}/{each}", "", folders, files)
+    return found
+
+# %% ../../nbs/10_config/04_compose.ipynb #333709eb
+def _compose_plainly(
+    file: Path, tree: dict, chosen: dict[str, str | None]
+) -> tuple[list[_Layer], dict[str, str]] | None:
+    "As `_compose_by_hydra`; None where that has to do it, or to say what is wrong."
+    folders = [*([] if file.parent == package_profiles() else [file.parent]), *profile_folders()]
+    files, chain = {"spectrakit": (file, _own_settings(tree))}, list[_Entry]()
+    try:
+        entries = _chosen_entries(tree["defaults"], chosen)
+        for key, name in entries.items():
+            group, _, package = key.partition("@")
+            own = [_Entry("spectrakit", "", primary=True)]
+            chain += _profile_entries(f"{group}/{name}", package, folders, files) if group else own
+    except (_ForHydraError, RequestError):
+        return None
+    return _layers_of(chain, files, chosen, file), _names_of(entries)
 
 # %% ../../nbs/10_config/04_compose.ipynb #d1bb8a67
 _composed: dict[str, tuple[list[_Layer], dict[str, str]]] = {}
@@ -446,6 +551,8 @@ def _compose_profiles(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
 
     Hydra takes a twentieth of a second for it; what only our own profiles had a part in is kept.
     """
+    if (plainly := _compose_plainly(file, tree, chosen)) is not None:
+        return plainly
     if not _is_ours(file):
         return _compose_by_hydra(file, tree, chosen)
     ours = [(path, path.stat()) for path in sorted(package_profiles().rglob("*.yaml"))]

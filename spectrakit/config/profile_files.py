@@ -115,6 +115,55 @@ def read_text(file: Path | str) -> str:
     except OSError as error:
         raise RequestError(f"{str(file)!r} cannot be read ({error.strerror}). Check that you may read it.") from None
 
+# %% ../../nbs/10_config/03_profile_files.ipynb #9e09b9cb
+_SPECIAL = re.compile(r"[$&*!]|\?\?\?|<<")  # what OmegaConf, or YAML itself, gives a meaning beyond the value
+_FLOAT = (  # as in OmegaConf
+    r"[-+]?[0-9]+(?:_[0-9]+)*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+(?:_[0-9]+)*(?:[eE][-+]?[0-9]+)"
+    r"|\.[0-9]+(?:_[0-9]+)*(?:[eE][-+][0-9]+)?|[-+]?[0-9]+(?:_[0-9]+)*(?::[0-5]?[0-9])+\.[0-9_]*"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+
+
+@functools.cache
+def _plain_loader() -> Any:
+    "The class that reads YAML by OmegaConf's rules; YAMLError where a key stands twice."
+    import yaml
+
+    class PlainLoader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            if len({key.value for key, _ in node.value if isinstance(key.value, str)}) < len(node.value):
+                raise yaml.YAMLError("OmegaConf says which key")
+            return super().construct_mapping(node, deep=deep)
+
+    PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT})$"), list("-+0123456789."))
+    PlainLoader.yaml_implicit_resolvers = {
+        first: [(tag, form) for tag, form in forms if tag != "tag:yaml.org,2002:timestamp"]
+        for first, forms in PlainLoader.yaml_implicit_resolvers.items()
+    }
+    return PlainLoader
+
+# %% ../../nbs/10_config/03_profile_files.ipynb #e16790de
+def _is_plain_tree(value: Any) -> bool:
+    "Whether this is mappings of texts to plain values, and lists of them."
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain_tree(inside) for key, inside in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain_tree, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _plain_container(text: str) -> dict | None:
+    "What stands in YAML without signs that mean more; None where OmegaConf has to read it, or to say what is wrong."
+    import yaml
+
+    if _SPECIAL.search(_OWN_VARIABLE.sub("", text)):
+        return None
+    try:
+        tree = yaml.load(text, Loader=_plain_loader())  # a SafeLoader
+        return tree if isinstance(tree, dict) and _is_plain_tree(tree) else None
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
+        return None
+
 # %% ../../nbs/10_config/03_profile_files.ipynb #e181b331
 def parse_yaml(text: str, file: Path | str) -> dict:
     "YAML text as nested mappings. RequestError, which names `file` and the line, where it is broken."
@@ -141,6 +190,8 @@ def parse_yaml(text: str, file: Path | str) -> dict:
 
 @functools.lru_cache(64)  # the same dozen profiles are read at each composition
 def _container(text: str) -> Any:
+    if (plain := _plain_container(text)) is not None:
+        return plain
     from omegaconf import OmegaConf
 
     if "&" in text:

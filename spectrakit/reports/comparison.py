@@ -6,8 +6,9 @@
 __all__ = ['find_run', 'find_all', 'panels_of', 'results', 'differing', 'Comparison', 'compare']
 
 # %% ../../nbs/70_reports/03_comparison.ipynb #409f8559
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -165,17 +166,29 @@ def _value_text(key: str, value: Any) -> str:
         return format_duration(value)
     return cell(value) if isinstance(value, (str, float)) else shown(value)
 
+
+def _rows(table: list[dict], winner: tuple[str, int] | None) -> list[list]:
+    "The table turned, with a star at the best."
+    keys = list(table[0])
+    rows = [[_HEADINGS.get(k, k) for k in keys]]
+    for number, line in enumerate(table):
+        rows.append([_value_text(k, line[k]) + (" ★" if winner == (k, number) else "") for k in keys])
+    return rows if len(table) > 6 else [list(column) for column in zip(*rows, strict=False)]
+
 # %% ../../nbs/70_reports/03_comparison.ipynb #fea97f29
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` returns. A cell shows the picture and the table; `print` shows the table as text; `save` writes
-    either.
-    """
+    "What `compare` returns. A cell shows picture and table; `print` shows the table as text; `save` writes either."
 
-    figure: Any = field(repr=False)  # matplotlib's
+    draw: Callable[[], Any] = field(repr=False)  # makes the figure
     table: list[dict]  # a dict for each run
     notes: list[str]  # what a reader should know about them
     winner: tuple[str, int] | None = None  # metric, and the place of the run that is best by it
+
+    @cached_property
+    def figure(self) -> Any:
+        "The curves, a figure of matplotlib, drawn when they are first asked for."
+        return self.draw()
 
     def plot(self) -> Picture:
         "The curves, as a picture that a notebook shows."
@@ -183,11 +196,7 @@ class Comparison:
 
     def rows(self) -> list[list]:
         "The table as people read it: a column for each run, or a row where there are more than six."
-        keys = list(self.table[0])
-        rows = [[_HEADINGS.get(k, k) for k in keys]]
-        for number, line in enumerate(self.table):
-            rows.append([_value_text(k, line[k]) + (" ★" if self.winner == (k, number) else "") for k in keys])
-        return rows if len(self.table) > 6 else [list(column) for column in zip(*rows, strict=False)]
+        return _rows(self.table, self.winner)
 
     def __str__(self) -> str:
         return "\n".join([table_text(self.rows()), *map(plain, self.notes)])
@@ -294,5 +303,5 @@ def compare(
     statuses = [run.ended or h.status for h, run in zip(histories, compared, strict=True)]
     table = [results(h, n, metrics, s) for h, n, s in zip(histories, names, statuses, strict=True)]
     _add_differences(table, histories)
-    figure = plot_runs(histories, names, panels, x, smooth)
-    return Comparison(figure, table, _notes(histories, names, x), _winner(histories))
+    draw = partial(plot_runs, histories, names, panels, x, smooth)
+    return Comparison(draw, table, _notes(histories, names, x), _winner(histories))

@@ -57,8 +57,8 @@ def best_evaluation(evaluations: list[dict], best_checkpoint: str | None) -> dic
 
 
 def last_step(logged: Iterable[float], events: list[dict]) -> int:
-    "The last step that is known of. `logged`: steps of the log points, in order; `events`: the others."
-    last = [int(step) for step in list(logged)[-1:]]
+    "The last step that is known of. `logged`: that of the last log point, if there is one; `events`: the others."
+    last = [int(step) for step in logged]
     return max(last + [e["step"] for e in events if e["type"] in ("eval", "checkpoint")], default=0)
 
 # %% ../../nbs/35_runs/03_history.ipynb #05e616e1
@@ -170,7 +170,7 @@ class History:
     @cached_property
     def steps(self) -> int:
         "The last step that is known of."
-        return last_step(self.points["step"], self.events)
+        return last_step(self._log.last_steps, self.events)
 
     @cached_property
     def environment(self) -> dict:

@@ -104,8 +104,6 @@ def point_columns(block: bytes) -> list[array] | None:
     """The columns of whole lines that are all log points as this kit writes them, in half the time; None where one is
     something else, or needs a closer look.
     """
-    import numpy as np
-
     points = _LOG_POINT.findall(block)
     if not points or len(points) != block.count(b"\n"):
         return None
@@ -114,7 +112,7 @@ def point_columns(block: bytes) -> list[array] | None:
         columns = [array("d", map(float, rows[_PLACES[name]])) for name in COLUMNS]
     except ValueError:
         return None
-    return columns if all((np.abs(column) < 2**63).all() for column in columns) else None
+    return columns if all(min(column) > -(2**63) and max(column) < 2**63 for column in columns) else None
 
 # %% ../../nbs/35_runs/02_log_reader.ipynb #5f9ab403
 def each_line(file: Path, growing: bool = False) -> Iterator[dict | bytes]:
@@ -306,6 +304,13 @@ class LogSnapshot:
         torn = [readable(log.torn)] if log.torn and not running else []
         self.unreadable = [*log.unreadable, *torn][:5]  # the first lines that are no events
         self.unreadable_count = log.unreadable_count + len(torn)
+
+    @property
+    def last_steps(self) -> list[int]:
+        "The step of the last log point, in a list; empty without one. No array is made where nothing was taken back."
+        steps = self._log.columns[COLUMNS.index("step")] if not self._restarts else self.points["step"]
+        end = self._points if not self._restarts else len(steps)
+        return [int(step) for step in steps[end - 1 : end]] if end else []
 
     @cached_property
     def points(self) -> dict[str, "np.ndarray"]:

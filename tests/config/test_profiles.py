@@ -617,6 +617,10 @@ def test_our_own_profiles_need_none_of_hydras_own_settings_and_a_file_of_the_use
     monkeypatch.setattr(ConfigRepository, "load_config", noted)
     monkeypatch.setattr("spectrakit.config.compose._composed", {})
     ours = compose("trainer=kaggle_safe")
+    assert read == []
+    with monkeypatch.context() as by_hydra:
+        by_hydra.setattr("spectrakit.config.compose._compose_plainly", lambda *_: None)
+        assert compose("trainer=kaggle_safe") == ours
     assert read and not [name for name in read if name.startswith("hydra/")]
     (here / "train.yaml").write_text(
         "defaults:\n- trainer: kaggle_safe\n- override hydra/job_logging: disabled\n- _self_\n"
