@@ -55,6 +55,13 @@ class Touch:
         return Path.touch, (self.path,)
 
 
+def flip_bit(file: Path) -> None:
+    "Change one bit in the middle of a file."
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    file.write_bytes(data)
+
+
 def foreign(name: str) -> bool:
     "Whether an environment variable would tell spectrakit about the machine it is on."
     return name.startswith(PREFIXES) or name in NAMES

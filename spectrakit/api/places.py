@@ -81,9 +81,11 @@ def places_for(
 ) -> Places:
     """Where runs train with these settings. RequestError where more are asked for than there is room for.
 
-    `config`, `platform`: what all runs have in common; the machine. `parallel`: how many at a time; 'auto': one for
-    each GPU, or for as many GPUs as a run has. `key`: the setting that says `parallel`. `environ`: as for
-    `visible_gpus`.
+    - `config`: what all runs have in common
+    - `platform`: the machine
+    - `parallel`: how many at a time (default 'auto': one for each GPU, or for as many GPUs as a run takes)
+    - `key`: the setting that says `parallel`, for sentences (default search.parallel)
+    - `environ`: the environment variables, as for `visible_gpus` (default: this process's)
     """
     d = config.distributed
     gpus = [] if config.trainer.accelerator == "cpu" or d.enabled is False else visible_gpus(platform, environ)

@@ -80,7 +80,7 @@ def choose_workers(times: ReadingTimes, most: int, batches: int, ahead: int = 2)
 
     - `times`: as they were measured
     - `batches`: of an epoch
-    - `ahead`: how many at least
+    - `ahead`: how many batches each reads ahead at least (default 2)
     """
     each = [times.batch_s(workers, batches) for workers in range(most + 1)]
     least = min(each)

@@ -305,7 +305,7 @@ def _add_from_file(collector: Collector, file: Path | None, name: str | None) ->
 def add_name(collector: Collector, source: Source, name: str, attribute: str | None = None) -> None:
     """Collect what `name` stands for in `source`, or the `attribute` of it where it is a module (default None: all).
 
-    `collector`: gets the hashes.
+    `collector`: gets the hashes. `source`: the code in which the name stands.
     """
     if not collector.first_time((source.label, id(source.tree), name, attribute)) or hasattr(builtins, name):
         return

@@ -265,9 +265,11 @@ def load_whole_model(
 ) -> None:
     """Load a whole state dict into a plain or a sharded `module`. All ranks call it.
 
-    `state`: the weights by name; with `broadcast_from_main` all but rank 0 may pass None. What is named in `kept` may
-    be missing, and stays as it is. RuntimeError, on every rank, where names or shapes do not fit: then nothing is
-    loaded.
+    - `state`: the weights by name, each in its whole shape
+    - `broadcast_from_main`: whether those of rank 0 are for all, so that the others may pass None (default False)
+    - `kept`: names that may be missing, and stay as they are (default: none)
+
+    RuntimeError, on every rank, where names or shapes do not fit: then nothing is loaded.
     """
     import torch
 

@@ -270,8 +270,9 @@ def move(
 ) -> float:
     """Move θ by a mean that has arrived, as `commit`; returns its norm.
 
-    `outer`, `mean`, `lr`, `mixing`: as for `commit`. `clip`, `total`: as for `end_round`. FloatingPointError, with
-    nothing changed, where the mean is not finite.
+    `outer`, `mean`, `lr`, `mixing`: as for `commit`. `clip`: the longest mean that is allowed (default: any). `total`:
+    as in `clip_norm` (default: this process has all of it). FloatingPointError, with nothing changed, where the mean
+    is not finite.
     """
     norm = clip_norm(mean, clip, total)
     if not math.isfinite(norm):

@@ -183,7 +183,7 @@ def consented(path: Path, config: Config, trusted: bool, task: Any = None) -> tu
     - `path`: the run
     - `config`: its settings
     - `trusted`: whether the caller says that it may do all that they ask for
-    - `task`: the task that the caller passes (None: the one that the settings name)
+    - `task`: the task that the caller passes (default None: the one that the settings name)
 
     RequestError where the run was not made here and its settings would import code.
     """

@@ -76,7 +76,7 @@ def predict_runs(
     - `members`: the runs; where the time is short the last ones are left out
     - `context`: the ranks that predict together
     - `target`: where `predictions.npz` and the submission's table go, and how much time there is
-    - `how`: mean, rank or geometric
+    - `how`: mean, rank or geometric (default mean)
 
     RequestError where none of them can be used. The submission is written first.
     """

@@ -317,8 +317,8 @@ def serve_requests(
     - `members`: the runs, with their settings and weights
     - `context`: of this one process
     - `channel`: where requests come from
-    - `how`: mean (labels are voted for), geometric or vote
-    - `devices`: on how many devices the models are
+    - `how`: mean (labels are voted for), geometric or vote (default mean)
+    - `devices`: on how many devices the models are (default 1)
 
     RequestError where there is no checkpoint.
     """

@@ -457,9 +457,13 @@ def check_kernel(
 ) -> Checked:
     """Look at the kernel in `folder` without running it: all that would fail on Kaggle, and what may.
 
-    `data`: a folder that is to be a data set, looked at as well. `wheels`: the folder of wheels, where it does not lie
-    beside. `owner`: your Kaggle name in place of the placeholder. `timeout_s`: of the push. RequestError where there is
-    no kernel, or a file cannot be read."""
+    - `data`: a folder that is to be a data set, looked at as well (default None)
+    - `wheels`: the folder of wheels (default None: the one beside the kernel, if any)
+    - `owner`: your Kaggle name in place of the placeholder (default None: the placeholder stays)
+    - `timeout_s`: the limit of the push, in seconds (default None: Kaggle's own)
+
+    RequestError where there is no kernel, or a file cannot be read.
+    """
     folder = checked_path(folder, "The folder")
     kernel, collected = open_kernel(folder, wheels, owner), []
     for about, (good, check) in CHECKS.items():

@@ -346,7 +346,8 @@ def plan_kernel(
 ) -> KernelPlan:
     """What `init_kernel` would write; nothing is written. RequestError where anything is wrong.
 
-    `title`, `owner`, `code`, `sources`, `force`: as in `init_kernel`. `folder`: where the kernel would lie.
+    `title`, `owner`, `code`, `sources`, `force`: as in `init_kernel`, with its defaults. `folder`: where the kernel
+    would lie.
     """
     if folder == "":
         raise RequestError("The folder has no name. Name one, such as soil-first; '.' is the one that you are in.")

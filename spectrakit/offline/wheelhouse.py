@@ -208,7 +208,7 @@ def session_wheels(
     """The wheels that the platform lacks for spectrakit and for `more`.
 
     `kit`: spectrakit's wheel. `shipped`: the platform. `extras`: of spectrakit. `folder`: an empty one to work in.
-    `more`: further requirements that the user asks for.
+    `more`: further requirements that the user asks for (default: none).
     RequestError where a package of the platform does not fit.
     """
     headers = metadata_of(kit)

@@ -419,7 +419,7 @@ def missing_wheels(
     """The wheels of all that `start` needs and that is not shipped.
 
     `start`: pairs of a requirement and the name of what needs it. `shipped`: the platform. `folder`: an empty one to
-    work in; the wheels stay in it. `links`: further folders of wheels.
+    work in; the wheels stay in it. `links`: further folders of wheels (default: none).
     RequestError where pip finds no set of packages that fits.
     """
     stubs, constraints, fetched = folder / "stubs", folder / "constraints.txt", folder / "fetched"

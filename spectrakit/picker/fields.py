@@ -370,8 +370,9 @@ COMMON = (
 def colab_form(profile: str, selected: dict[str, str], more: str = "", picker: str = "picker") -> str:
     """The source of a cell that Colab shows as a form.
 
-    `profile`: its name. `selected`: key → text, shown with the settings of COMMON. `more`: further overrides.
-    `picker`: the variable that holds the picker."""
+    `profile`: its name. `selected`: key → text, shown with the settings of COMMON. `more`: further overrides (default:
+    none). `picker`: the variable that holds the picker (default: picker).
+    """
     by_key = fields()
     names: dict[str, str] = {}  # setting → the variable that holds it
     for key in dict.fromkeys([*COMMON, *selected]):

@@ -93,8 +93,8 @@ def confusion(predicted: Any, true: Any, classes: Sequence | None = None) -> tup
 def plot_confusion(predicted: Any, true: Any, classes: Sequence | None = None, title: str = "") -> Picture:
     """A confusion matrix: counts, and shares of each true class. RequestError as for `confusion`.
 
-    `predicted`: classes [samples], or scores [samples, classes]. `true`: classes [samples]. `classes`: their names;
-    None: their numbers. `title`: above it.
+    `predicted`: classes [samples], or scores [samples, classes]. `true`: classes [samples]. `classes`: their
+    names (default None: their numbers). `title`: what stands above it (default: nothing).
     """
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -176,8 +176,9 @@ def _pulls(ax: Any, pulls: np.ndarray, unsure: int) -> None:
 def plot_predictions(predicted: Any, true: Any, sigma: Any = None, name: str = "", unit: str = "") -> Picture:
     """Predicted against true values, with error bars and the share inside 1 and 2 sigma where `sigma` is given.
 
-    `predicted`, `true`, `sigma`: of equal shape; what is not finite is left out. `name`: of the quantity, for the
-    title. `unit`: of all three. RequestError where they do not fit each other.
+    `predicted`, `true`: of equal shape; what is not finite is left out. `sigma`: one standard deviation of each, of the
+    same shape (default None). `name`: of the quantity, for the title (default: none). `unit`: of all three (default:
+    none). RequestError where they do not fit each other.
     """
     p, t = numbers(predicted, "The predictions").ravel(), numbers(true, "The true values").ravel()
     s = np.full(len(p), np.nan) if sigma is None else numbers(sigma, "The uncertainties").ravel()
@@ -278,9 +279,9 @@ def plot_spectra(
 ) -> Picture:
     """Predicted spectra, with a band of one sigma, beside the true ones.
 
-    `predicted`: [samples, channels]. `true`, `sigma`: of the same shape, or None. `wavelength_um`: [channels], in µm;
-    None: their numbers. `samples`: how many, from the best to the worst, or which. RequestError where the arrays do not
-    fit each other.
+    `predicted`: [samples, channels]. `true`, `sigma`: of the same shape (default None). `wavelength_um`: [channels], in
+    µm (default None: the channels' numbers). `samples`: how many, from the best to the worst, or which (default 6).
+    RequestError where the arrays do not fit each other.
     """
     p, t, s, x = _spectra(predicted, true, sigma, wavelength_um)
     chosen = _chosen(p, t, samples)

@@ -195,8 +195,8 @@ def plot_runs(
 ) -> Any:
     """A matplotlib Figure with a panel for each of `panels`, and in it a curve for each run.
 
-    `histories`: the runs, and `names`: theirs, for the legend. `panels`: fields of LOGGED, or metrics. `x`: of AXES.
-    `smooth`: as in CurveStyle.
+    `histories`: the runs, and `names`: theirs, for the legend. `panels`: fields of LOGGED, or metrics. `x`: of AXES
+    (default step). `smooth`: as in CurveStyle (default None: as fits the number of log points).
     """
     from matplotlib.figure import Figure
 

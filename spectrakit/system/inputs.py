@@ -155,8 +155,9 @@ def find_input(
     """The folder of the data set, competition, model or notebook output called `slug`, on Kaggle, Colab or at home.
 
     `slug`: 'coffee-spectra', 'ada/coffee-spectra' or 'datasets/ada/coffee-spectra'. `marker`: a file name or pattern
-    that only this input has; the folder that holds it is returned, at or below the one of that name, and anywhere
-    among the inputs (with a warning) where the name leads nowhere. `environ` and `root` stand for this process's own.
+    that only this input has (default None); the folder that holds it is returned, at or below the one of that name, and
+    anywhere among the inputs (with a warning) where the name leads nowhere. `environ`: the environment variables, and
+    `root`: of the file system (default: this process's own).
     FileNotFoundError says what was looked at and names near ones; ValueError where the name is none, or fits two.
     """
     environ, (kinds, parts) = os.environ if environ is None else environ, _parts(slug)

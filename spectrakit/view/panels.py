@@ -132,7 +132,8 @@ def plots(
 ) -> str:
     """The four panels as HTML.
 
-    `s`: the state of the run. `log`, `earlier`: as for `four_panels`. `bands`, `variants`: as for `draw_panel`.
+    `s`: the state of the run. `log`, `earlier`: as for `four_panels` (default None). `bands`, `variants`: as for
+    `draw_panel` (defaults 20 and True).
     """
     summary = f"curves up to step {s.step}: loss {number(s.loss.last, '.4g')}"
     if s.best:

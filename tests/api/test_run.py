@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tasks
-from helpers import Touch, task, tree_hashes
+from helpers import Touch, flip_bit, task, tree_hashes
 from spectrakit.api import actions
 from spectrakit.api.actions import fit, predict, resume
 from spectrakit.api.run import Run, list_runs, open_run
@@ -350,18 +350,12 @@ def test_no_latest_at_all(broken_off):
     assert last_event(resume(broken_off, Line(), show=False).events, "restart")["step"] == 12
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0x10
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda path: flip(path / "model.safetensors"),
-        lambda path: flip(path / "state.pt"),
-        lambda path: flip(path / "rank-00000.pt"),
+        lambda path: flip_bit(path / "model.safetensors"),
+        lambda path: flip_bit(path / "state.pt"),
+        lambda path: flip_bit(path / "rank-00000.pt"),
         lambda path: (path / "state.pt").unlink(),
         lambda path: (path / "manifest.json").unlink(),
         lambda path: (path / "manifest.json").write_text("{"),
@@ -395,7 +389,7 @@ def test_a_spoiled_newest_checkpoint_falls_back_to_the_one_before(broken_off, wh
 
 def test_without_a_whole_checkpoint_resume_is_refused_and_touches_nothing(broken_off):
     for path in checkpoints(broken_off.path / "checkpoints"):
-        flip(path / "model.safetensors")
+        flip_bit(path / "model.safetensors")
     before = tree_hashes(broken_off.path)
     assert is_locked(broken_off.path) is False
     with pytest.raises(RequestError, match="no valid checkpoint"):

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import helpers
-from helpers import TESTS, Touch
+from helpers import TESTS, Touch, flip_bit
 from spectrakit.api.actions import fit
 from spectrakit.checkpoint import async_writer, host_copy
 from spectrakit.checkpoint import store as checkpoint
@@ -199,12 +199,6 @@ def test_a_read_only_folder_costs_a_sentence(tmp_path, read_only):
 # what is found
 
 
-def flip(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-
-
 def link(file: Path) -> None:
     elsewhere = file.parent.parent / f"elsewhere-{file.name}"
     file.rename(elsewhere)
@@ -212,7 +206,7 @@ def link(file: Path) -> None:
 
 
 SPOIL = {
-    "flipped": flip,
+    "flipped": flip_bit,
     "truncated": lambda f: os.truncate(f, f.stat().st_size // 2),
     "emptied": lambda f: os.truncate(f, 0),
     "gone": Path.unlink,
@@ -755,7 +749,7 @@ def test_the_mirror_gets_the_newest_and_the_best_and_is_pruned_as_the_original(t
 def test_a_copy_that_does_not_equal_its_manifest_is_not_given_a_name(tmp_path):
     one, two = write(tmp_path / "run", 1, 2)
     mirror_checkpoint(one, tmp_path / "mirror")
-    flip(two / "state.pt")
+    flip_bit(two / "state.pt")
     with pytest.raises(CheckpointError, match=r"the copy of step-00000002 is not whole: .*state.pt is damaged"):
         mirror_checkpoint(two, tmp_path / "mirror")
     assert (
@@ -872,7 +866,7 @@ def test_the_last_save_looks_at_the_disk_and_not_at_what_was_handed_over(tmp_pat
     before = helpers.tree_hashes(s.checkpoints)
     save(s, last=True)  # it is there
     assert helpers.tree_hashes(s.checkpoints) == before
-    flip(s.checkpoints / "step-00000004" / "state.pt")
+    flip_bit(s.checkpoints / "step-00000004" / "state.pt")
     s.saving.writer = None  # as after a new start: nothing is known of the disk
     save(s, last=True)
     assert verify(s.checkpoints / "step-00000004") == []
@@ -981,7 +975,7 @@ def test_a_run_with_a_tiny_bound_ends_with_its_best_and_its_last(tmp_path):
 def test_a_damaged_best_does_not_keep_the_newest_from_being_copied(tmp_path):
     k = make(tmp_path / "coffee-1", mirror=str(tmp_path / "drive"), background=False)
     give(k, 1, "best", mebibytes=0.01)
-    flip(k.folder / "step-00000001" / "state.pt")
+    flip_bit(k.folder / "step-00000001" / "state.pt")
     k.mirror.finish()
     shutil.rmtree(tmp_path / "drive", ignore_errors=True)
     give(k, 2, "last", mebibytes=0.01)

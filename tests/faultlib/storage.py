@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from helpers import wait_for
+from helpers import flip_bit, wait_for
 from spectrakit.api.run import Run, open_run
 from spectrakit.checkpoint.store import checkpoints
 from spectrakit.runs.events import read_events
@@ -149,13 +149,6 @@ def _spoiled(p: Place, spoil: Callable[[Path], object], back_to: int = 16, says:
     )
 
 
-def flip(file: Path) -> None:
-    "One bit in the middle."
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 0x10
-    file.write_bytes(data)
-
-
 def cut(file: Path) -> None:
     "The second half is gone."
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -168,17 +161,17 @@ def weights_that_are_cut(p: Place) -> None:
 
 def a_bit_flipped_in_the_weights(p: Place) -> None:
     "The checkpoint before is taken, it is told, and the same bits come out."
-    _spoiled(p, lambda newest: flip(newest / "model.safetensors"))
+    _spoiled(p, lambda newest: flip_bit(newest / "model.safetensors"))
 
 
 def a_bit_flipped_in_the_state(p: Place) -> None:
     "The checkpoint before is taken, it is told, and the same bits come out."
-    _spoiled(p, lambda newest: flip(newest / "state.pt"))
+    _spoiled(p, lambda newest: flip_bit(newest / "state.pt"))
 
 
 def a_bit_flipped_in_the_random_state(p: Place) -> None:
     "The checkpoint before is taken, it is told, and the same bits come out."
-    _spoiled(p, lambda newest: flip(newest / "rank-00000.pt"))
+    _spoiled(p, lambda newest: flip_bit(newest / "rank-00000.pt"))
 
 
 def no_manifest(p: Place) -> None:
@@ -219,7 +212,7 @@ def no_whole_checkpoint(p: Place) -> None:
     "Resume refuses with a sentence and touches nothing."
     run = _broken_off(p)
     for path in checkpoints(run.path / "checkpoints"):
-        flip(path / "model.safetensors")
+        flip_bit(path / "model.safetensors")
     events = (run.path / "events.jsonl").read_bytes()
     word = p.start("Drops", resume=run.path).wait()
     p.want("no valid checkpoint" in word.get("refused", ""), f"it was told {word}")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from helpers import TESTS, only_run, task, tree_hashes
+from helpers import TESTS, flip_bit, only_run, task, tree_hashes
 from spectrakit.api.actions import fit, predict, resume
 from spectrakit.api.run import Run, list_runs, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
@@ -348,14 +348,8 @@ def test_a_run_that_another_process_works_on_is_not_taken(here):
 def test_a_run_without_a_whole_checkpoint_is_no_candidate(here):
     run = stopped(settings(), 3)
     for path in checkpoints(run.path / "checkpoints"):
-        flip(path)
+        flip_bit(path / "model.safetensors")
     assert fit(Tiny(), settings(), resume="auto", show=False).path != run.path
-
-
-def flip(path, name="model.safetensors"):
-    data = bytearray((path / name).read_bytes())
-    data[len(data) // 2] ^= 0x10
-    (path / name).write_bytes(data)
 
 
 # --- a run, a read-only run, a checkpoint -----------------------------------------------------------------------------
@@ -377,7 +371,7 @@ def test_a_read_only_run_goes_on_in_a_copy(here, whole, read_only):
 
 def test_where_the_newest_is_damaged_the_copy_goes_on_from_the_one_before(here, whole, read_only):
     run = Run(stopped(settings(), 8).path.absolute())
-    flip(checkpoints(run.path / "checkpoints")[-1], "state.pt")
+    flip_bit(checkpoints(run.path / "checkpoints")[-1] / "state.pt")
     read_only(run.path)
     copy = resume(run, Tiny(), show=False)
     assert last_event(copy.events, "restart")["step"] == 6
