@@ -21,11 +21,18 @@ from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/82_lm/01_documents.ipynb #d1717b46
 class BadRow(Exception):
-    "A row, or the rest of a shard, that cannot be read. `after`: the place behind it; None: nothing more can be read."
+    """A row, or the rest of a shard, that cannot be read.
 
-    def __init__(self, text: str, after: int | None):
-        super().__init__(text)
-        self.after = after
+    - `reason`: what is wrong; a function where finding the line takes time, which is called when it is shown
+    - `after`: the place behind it; None: nothing more can be read
+    """
+
+    def __init__(self, reason: str | Callable[[], str], after: int | None):
+        super().__init__(reason)
+        self.reason, self.after = reason, after
+
+    def __str__(self) -> str:
+        return self.reason if isinstance(self.reason, str) else self.reason()
 
 
 class Row(NamedTuple):
@@ -35,14 +42,23 @@ class Row(NamedTuple):
     after: int
 
 # %% ../../nbs/82_lm/01_documents.ipynb #9766535f
+def _is_gzip(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
+
+
 def _open(path: Path) -> Any:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # closed by the caller
+    return gzip.open(path, "rb") if _is_gzip(path) else open(path, "rb")  # closed by the caller
 
 
-def _line_number(path: Path, place: int) -> int:
-    "The number of the line that begins at byte `place`."
-    with _open(path) as file:
-        return file.read(place).count(b"\n") + 1
+def _bad_line(path: Path, place: int, problem: str, after: int) -> BadRow:
+    "What is wrong with the line that begins at byte `place`; lines are counted only for who reads it."
+
+    def reason() -> str:
+        with _open(path) as file:
+            number = file.read(place).count(b"\n") + 1
+        return f"{path.name}, line {number}, {problem}"
+
+    return BadRow(reason, after)
 
 
 def _json_rows(path: Path, place: int) -> Iterator[Row]:
@@ -55,13 +71,13 @@ def _json_rows(path: Path, place: int) -> Iterator[Row]:
             try:
                 fields = json.loads(line)
             except (ValueError, RecursionError) as error:
-                text = f"{path.name}, line {_line_number(path, began)}, is no JSON ({error})"
-                raise BadRow(text, place) from None
+                raise _bad_line(path, began, f"is no JSON ({error})", place) from None
             yield Row(fields if isinstance(fields, dict) else {"text": fields}, place)
 
 # %% ../../nbs/82_lm/01_documents.ipynb #82bf2719
 def _paragraphs(path: Path, place: int) -> Iterator[Row]:
     began, lines = place, list[bytes]()
+    encoding = "utf-8-sig" if place == 0 else "utf-8"  # some editors write a mark before the first letter
     with _open(path) as file:
         file.seek(place)
         for line in itertools.chain(file, (b"",)):
@@ -71,18 +87,21 @@ def _paragraphs(path: Path, place: int) -> Iterator[Row]:
                 continue
             if lines:
                 try:
-                    yield Row({"text": b"".join(lines).decode().strip()}, place)
+                    yield Row({"text": b"".join(lines).decode(encoding).strip()}, place)
                 except UnicodeDecodeError:
-                    text = f"{path.name}, line {_line_number(path, began)}, is no UTF-8 text"
-                    raise BadRow(text, place) from None
+                    raise _bad_line(path, began, "is no UTF-8 text", place) from None
+                encoding = "utf-8"
             began, lines = place, []
 
 # %% ../../nbs/82_lm/01_documents.ipynb #69807803
 def _csv_rows(path: Path, place: int) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)
-    with open(path, newline="", encoding="utf-8") as file:
+    with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets write a mark before the first name
         try:
-            for number, fields in enumerate(csv.DictReader(file)):
+            names = file.readline()
+            delimiter = next((sign for sign in ",;\t" if sign in names), ",")
+            file.seek(0)
+            for number, fields in enumerate(csv.DictReader(file, delimiter=delimiter)):
                 if number >= place:
                     yield Row(fields, number + 1)
         except (csv.Error, UnicodeDecodeError) as error:
@@ -94,11 +113,14 @@ def _json_list_rows(path: Path, place: int) -> Iterator[Row]:
         rows = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise BadRow(f"{path.name} is no JSON ({error}); a file of one object a line is called .jsonl", None) from None
-    rows = rows if isinstance(rows, list) else next((v for v in rows.values() if isinstance(v, list)), [rows])
+    if isinstance(rows, dict):
+        rows = next((value for value in rows.values() if isinstance(value, list)), [rows])
+    if not isinstance(rows, list):
+        raise BadRow(f"{path.name} holds {json.dumps(rows)[:60]}, and no list of rows", None)
     for number, fields in enumerate(rows[place:], place):
         yield Row(fields if isinstance(fields, dict) else {"text": fields}, number + 1)
 
-
+# %% ../../nbs/82_lm/01_documents.ipynb #9d1c7e42
 def _parquet_rows(path: Path, place: int) -> Iterator[Row]:
     need("pyarrow", f"Reading {path.name}")
     import pyarrow
@@ -119,7 +141,7 @@ def _parquet_rows(path: Path, place: int) -> Iterator[Row]:
 
 # %% ../../nbs/82_lm/01_documents.ipynb #80cde542
 def _bytes_in(path: Path) -> int:
-    if path.suffix != ".gz":
+    if not _is_gzip(path):
         return path.stat().st_size
     with open(path, "rb") as file:
         file.seek(-4, 2)
@@ -162,9 +184,9 @@ FORMATS = {
 
 def format_of(path: Path) -> Format | None:
     "The format of a file by its ending, also before `.gz`; None for another."
-    ending = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    ending = Path(path.stem).suffix if _is_gzip(path) else path.suffix
     form = FORMATS.get(ending.lower())
-    return None if path.suffix == ".gz" and form not in (_LINES, _TEXT) else form
+    return None if _is_gzip(path) and form not in (_LINES, _TEXT) else form
 
 # %% ../../nbs/82_lm/01_documents.ipynb #52c6901c
 class Corpus(Protocol):

@@ -18,6 +18,11 @@ from ..system.errors import RequestError, did_you_mean
 # %% ../../nbs/82_lm/02_fields.ipynb #bd825625
 def _value(row: dict[str, Any], name: str, where: str) -> str:
     "The text in a field of a row, empty where it is null. RequestError where it is not there, or no text."
+    if None in row:  # what the package csv found behind the last field
+        raise RequestError(
+            f"{where} has more fields than the first line names. A text with a comma stands in quotes: mend it, or "
+            "leave such rows out: task.bad_rows=skip."
+        )
     if name not in row:
         first = next((other for other, value in row.items() if isinstance(value, str)), None)
         other = f", and text_field=[{name},{first}] takes both" if first else ""

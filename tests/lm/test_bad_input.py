@@ -186,6 +186,37 @@ def test_rows_that_are_nearly_texts(here, tmp_path):
     assert "by the model's chat template" in refused(here, chat)
 
 
+def test_tables_as_spreadsheets_write_them(here, tmp_path):
+    texts = tiny_lm.texts(80)
+    table = "text;id\n" + "".join(f"{text};{n}\n" for n, text in enumerate(texts))
+    (tmp_path / "marked.csv").write_text(table, encoding="utf-8-sig")
+    words = (f"task.model={here / 'tiny'}", "task.seq_len=8", "task.valid=none", "task.bad_rows=skip")
+    config = compose(*words, f"task.data={tmp_path / 'marked.csv'}", "task.text_field=text")
+    whole = read_datasets(LanguageModel(), config)[0].samples
+    assert whole == -(-sum(len(text.split()) + 1 for text in texts) // 8)
+    commas = "id,text\n" + "".join(f"{n},{text}\n" for n, text in enumerate(texts)) + "80,one two, three\n"
+    (tmp_path / "commas.csv").write_text(commas)
+    data = f"task.data={tmp_path / 'commas.csv'}"
+    assert "commas.csv, row 81, has more fields than the first line names" in refused(here, data)
+    assert read_datasets(LanguageModel(), compose(*words, data))[0].samples == whole
+
+
+def test_lines_are_not_counted_for_rows_that_are_left_out(tmp_path, monkeypatch):
+    from spectrakit.lm.documents import BadRow, open_files
+    from spectrakit.lm.fields import find_text
+    from spectrakit.lm.reading import DocumentReading, DocumentSource
+
+    lines(tmp_path / "many.jsonl", {"text": "one"}, *['{"tex\n'] * 50, {"text": "two"})
+    counted = []
+    monkeypatch.setattr(BadRow, "__str__", lambda error: counted.append(error.reason()) or counted[-1])
+    corpus = open_files(tmp_path / "many.jsonl")
+    found, _ = find_text(corpus, skips_bad=True)
+    assert DocumentReading(DocumentSource(corpus, found, skips_bad=True), 0).take(9) == ["one", "two"]
+    assert counted == []  # each count reads the file from its beginning
+    with pytest.raises(RequestError, match="many.jsonl, line 2, is no JSON"):
+        find_text(corpus)
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [
