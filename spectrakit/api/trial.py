@@ -136,7 +136,7 @@ def result_of(run: Run, seconds: float) -> TrialResult:
 # %% ../../nbs/60_api/06_trial.ipynb #53b1f3d5
 @runtime_checkable
 class Handle(Protocol):
-    "Who is told how a trial goes, and says whether it is to end, such as Optuna's `Trial`."
+    "What gets a trial's values as they come, and decides whether it ends early, such as Optuna's `Trial`."
 
     def report(self, value: float, step: int) -> None:
         "The value of the metric at the evaluation `step`, from 1 on."

@@ -52,14 +52,14 @@ def watch_shapes(task: Any, samples: int) -> Iterator[None]:
             if samples > 1 and name in _COMPARE:
                 tensors = [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, torch.Tensor)]
                 if (problem := spread_shapes(tensors, samples)) is not None:
-                    raise RequestError(_told(task, name.strip("_"), *problem, samples))
+                    raise RequestError(_explain_shapes(task, name.strip("_"), *problem, samples))
             return func(*args, **(kwargs or {}))
 
     with Watch():
         yield
 
 
-def _told(task: Any, name: str, first: list[int], second: list[int], samples: int) -> str:
+def _explain_shapes(task: Any, name: str, first: list[int], second: list[int], samples: int) -> str:
     return (
         f"{type(task).__name__}.loss combines a tensor of shape {first} with one of shape {second} in `{name}`, which "
         f"torch spreads to [{samples}, {samples}]: each output would meet every target. Give both the same shape, for "

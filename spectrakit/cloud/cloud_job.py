@@ -96,7 +96,9 @@ def check_job(job: CloudJob, most_hours: float) -> None:
         if not re.fullmatch(r"[\w.:+-]{1,100}", text):
             raise RequestError(f"{option} {text!r} is no name. Write letters, digits, dashes and dots.")
     if job.data is not None and not re.fullmatch(r"[\w./:+ -]{1,300}", job.data):
-        raise RequestError(f"--data {job.data!r} is no name of a volume, a bucket or a folder.")
+        raise RequestError(
+            f"--data {job.data!r} is no name of a volume, a bucket or a folder. Leave out quotes, $ and the like."
+        )
     for key, text in job.extra.items():
         if not re.fullmatch(r"[\w./:+,=-]{1,200}", text):
             raise RequestError(f"--{key} {text!r} is no name. Write letters, digits, dashes and dots.")

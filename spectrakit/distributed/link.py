@@ -28,7 +28,7 @@ LENGTHS = (10, 25, 50, 100, 250, 500)  # of a round, in steps
 
 @dataclass(frozen=True)
 class Estimate:
-    "Seconds of an optimizer step, all told, and what to take."
+    "Seconds of an optimizer step in all, and what to take."
 
     compute_s: float  # the step alone
     exchange_s: float  # of all weights, or of all gradients

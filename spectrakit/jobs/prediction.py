@@ -112,7 +112,7 @@ def predict_rounds(
     for place, batch in enumerate(batches.epoch(0), 1):  # equally many on every rank
         context.heartbeat.beat()
         if batch.samples > 0:
-            mine[place * context.world_size + context.rank] = _kept(task, model, batch, config, context)
+            mine[place * context.world_size + context.rank] = _columns_of_batch(task, model, batch, config, context)
         if place == due:
             yield list((context.gather_by_index(mine) or {}).values())
             each_s = max(1e-6, (time.monotonic() - began) / length)
@@ -123,7 +123,7 @@ def predict_rounds(
     yield list((context.gather_by_index(mine) or {}).values())
 
 
-def _kept(task: Any, model: Any, batch: Any, config: Config, context: RunContext) -> dict[str, Any]:
+def _columns_of_batch(task: Any, model: Any, batch: Any, config: Config, context: RunContext) -> dict[str, Any]:
     "What is kept of one batch."
     import torch
 

@@ -295,7 +295,7 @@ class Memory:
     copies: list = field(default_factory=list)  # of these, from the last step boundary
     gradients: Any = None  # the GradientAverage of this rank, where gradients travel after the backward pass
     recomputed: bool = False  # whether gradient checkpointing was switched on for want of memory
-    retries: int = 0  # how often the allocator had to empty its cache, as last told
+    retries: int = 0  # how often the allocator had to empty its cache, as last reported
 
 
 @dataclass

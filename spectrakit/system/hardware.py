@@ -67,7 +67,7 @@ def _number(text: str) -> float:
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc03
 def usable_cores(root: str) -> tuple[int, str]:
-    "CPU cores that this process may use, at least 1, and what says so."
+    "CPU cores that this process may use, at least 1, and where that number comes from."
     allowed = re.search(r"^Cpus_allowed_list:\s*([0-9,-]+)$", read_small(root, "/proc/self/status"), re.MULTILINE)
     if allowed:
         spans = [[int(n) for n in span.split("-")] for span in allowed[1].split(",")]
@@ -86,7 +86,7 @@ def usable_cores(root: str) -> tuple[int, str]:
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc04
 def usable_memory(root: str) -> tuple[float, float, str]:
-    "Memory and swap in GiB that this process may use, and what says so."
+    "Memory and swap in GiB that this process may use, and where that number comes from."
     sizes_kb = dict(
         re.findall(r"^(MemTotal|SwapTotal):\s*([0-9]+) kB$", read_small(root, "/proc/meminfo"), re.MULTILINE)
     )
@@ -268,7 +268,7 @@ def _visible(gpus: Sequence[tuple[str, Gpu]], choice: str | None) -> list[Gpu]:
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc11
 def visible_gpus(environ: Mapping[str, str], root: str) -> tuple[tuple[Gpu, ...], str, str | None]:
-    "Visible GPUs, who told, and a note where something is wrong."
+    "Visible GPUs, where the list comes from, and a note where something is wrong."
     listed, source, note = [], "no NVIDIA driver was found", None
     try:
         # NVML knows only this machine, so a faked one is not asked about there

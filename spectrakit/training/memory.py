@@ -352,7 +352,7 @@ def _recomputes_now(s: TrainState) -> bool:
     return True
 
 
-def _told(s: TrainState, lost: RanOut, ranks: list[int], how: str) -> None:
+def _record_shortage(s: TrainState, lost: RanOut, ranks: list[int], how: str) -> None:
     "Write down, as an event and as a line, where memory ran out and how training goes on."
     p, plan, several = s.progress, s.data.plan, s.context.world_size > 1
     who = f"rank {', '.join(map(str, ranks))} ran" if several else "the memory ran"
@@ -385,9 +385,11 @@ def train_smaller(s: TrainState, lost: RanOut) -> tuple[str, str] | None:
         use_plan(s, smaller)
         remember(s)
         size, steps = smaller.micro_batch_size, smaller.gradient_accumulation_steps
-        _told(s, lost, ranks, f"the step is trained again in micro batches of {size}, {steps} of them in a step")
+        _record_shortage(
+            s, lost, ranks, f"the step is trained again in micro batches of {size}, {steps} of them in a step"
+        )
     elif _recomputes_now(s):
-        _told(s, lost, ranks, "the step is trained again with gradient checkpointing, which takes more time")
+        _record_shortage(s, lost, ranks, "the step is trained again with gradient checkpointing, which takes more time")
     else:
         more = "" if s.memory.recomputed else " Blocks in an nn.ModuleList would allow gradient checkpointing."
         size = s.data.plan.micro_batch_size

@@ -88,7 +88,7 @@ def check_values(config: Config, space: Mapping[str, Dimension]) -> None:
 
 # %% ../../nbs/71_tuning/07_search.ipynb #073d4d78
 def direction_of(task: Any, config: Config) -> str:
-    "'min' or 'max'. RequestError where nobody says it and the metric's name does not tell."
+    "'min' or 'max'. RequestError where neither the call nor the metric's name says which."
     modes = [mode for mode in (config.search.direction, config.checkpoint.mode) if mode != "auto"]
     if len(set(modes)) == 2:
         raise RequestError(
