@@ -8,13 +8,15 @@ __all__ = ['TrainerFields', 'check_fields', 'TrainerConfig']
 # %% ../../nbs/82_lm/08_trainer_config.ipynb #82593aba
 import dataclasses
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..config.compose import compose, override
 from ..config.schema import OPTIMIZERS, Config
-from .exporting import export
+from .exporting import export, free_folder
 from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/82_lm/08_trainer_config.ipynb #945625cb
@@ -70,7 +72,7 @@ class _Range:
         fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
         if fits and self.least <= value <= self.most and not (self.above and value == self.least):
             return None
-        upper = "" if self.most == float("inf") else f" to {self.most:g}"
+        upper = "" if self.most == float("inf") else f" to {self.most}"
         return (
             f"a {self.kind} {'above' if self.above else 'from'} {self.least:g}{upper or ('' if self.above else ' up')}"
         )
@@ -98,6 +100,15 @@ def _refuse(name: str, value: Any, wanted: str, hint: str = "") -> None:
     raise RequestError(f"TrainerConfig({name}={value!r}) is not possible: it needs {wanted}.{hint}")
 
 
+def _are_keywords(value: Any) -> bool:
+    "Whether this is a dict of keywords whose values can be written into the settings."
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return isinstance(value, dict) and all(isinstance(name, str) and name.isidentifier() for name in value)
+
+
 def check_fields(fields: TrainerFields) -> None:
     "RequestError where a value is of another kind, or out of range."
     for name, range_ in _RANGES.items():
@@ -115,8 +126,10 @@ def check_fields(fields: TrainerFields) -> None:
         if not (may_miss and value is None) and not (isinstance(value, str) and value.strip()):
             _refuse(name, value, "a text" + ", or None" * may_miss)
     for name in ("inner_opt_kwargs", "outer_opt_kwargs"):
-        if not isinstance(getattr(fields, name), dict):
-            _refuse(name, getattr(fields, name), "a dict, such as {'weight_decay': 0.01}")
+        if not _are_keywords(getattr(fields, name)):
+            _refuse(name, getattr(fields, name), "a dict of plain values, such as {'weight_decay': 0.01}")
+    if isinstance(fields.overrides, str) or not isinstance(fields.overrides, Sequence):
+        _refuse("overrides", fields.overrides, "several settings, such as ('trainer=kaggle_safe',)")
     if fields.packing and fields.dynamic_batch:
         _refuse("packing", True, "dynamic_batch=False: packed rows are all of one length")
     if fields.inner_opt.lower() not in OPTIMIZERS:
@@ -205,6 +218,9 @@ class TrainerConfig(TrainerFields):
     """
 
     def __post_init__(self) -> None:
+        for name in {**_TEXTS, **_OPTIONAL}:
+            if isinstance(path := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(path))
         check_fields(self)
 
     def words(self) -> list[str]:
@@ -224,7 +240,8 @@ class TrainerConfig(TrainerFields):
         """
         from spectrakit.api.actions import fit
 
+        final = free_folder(Path(self.output_dir) / "final")  # before hours are spent, not after them
         run = fit("lm", self.compose(*overrides), show=show)
         if run.status in ("completed", "early_stopped", "out_of_time", "interrupted"):
-            export(run, Path(self.output_dir) / "final")
+            export(run, final)
         return run

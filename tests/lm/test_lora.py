@@ -195,3 +195,6 @@ def test_the_command_line_trains_exports_and_both_forms_load(tmp_path, corpus):
     assert sum(path.stat().st_size for path in (tmp_path / "adapters").glob("*.safetensors")) < 8 * ADAPTERS
     with pytest.raises(RequestError, match="holds something that is no exported model"):
         export(folder, corpus)
+    with pytest.raises(RequestError, match="is the model that the run was begun with"):
+        export(folder, corpus / "tiny")
+    assert (corpus / "tiny/model.safetensors").exists()

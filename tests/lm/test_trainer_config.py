@@ -231,7 +231,27 @@ def test_wrong_values_are_refused_in_the_words_of_the_guide():
         ("outer_grad_clip", 0.0, "above 0"),
         ("outer_momentum", 1, "from 0 to 0.9999"),
         ("resume_from", 5, "a text, or None"),
+        ("seed", 2**32, "from 0 to 4294967295"),
+        ("inner_opt_kwargs", {"eps": {1, 2}}, "a dict of plain values"),
+        ("outer_opt_kwargs", {1: 2}, "a dict of plain values"),
+        ("overrides", "trainer=smoke", "several settings"),
     ):
         with pytest.raises(RequestError, match=said) as caught:
             TrainerConfig("./m", "./d", **{field: value})
         assert str(caught.value).startswith(f"TrainerConfig({field}={value!r})")
+
+
+def test_paths_are_taken_as_their_text(tmp_path):
+    config = TrainerConfig(tmp_path / "m", tmp_path / "d", output_dir=tmp_path / "out", log_dir=tmp_path / "logs")
+    assert (config.model_name, config.log_dir) == (str(tmp_path / "m"), str(tmp_path / "logs"))
+    assert config.compose().run.dir == str(tmp_path / "out")
+
+
+def test_a_place_for_the_model_that_is_taken_is_refused_before_the_training(tmp_path):
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final/config.json").write_text("{}")
+    (tmp_path / "final/notes.txt").write_text("mine")
+    config = TrainerConfig("./nowhere", "./nothing", output_dir=str(tmp_path))  # a run would refuse these
+    with pytest.raises(RequestError, match="holds something that is no exported model"):
+        config.fit(show=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["final"] and (tmp_path / "final/notes.txt").exists()
