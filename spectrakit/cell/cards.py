@@ -114,7 +114,7 @@ def _picture(file: Path, name: str, style: str) -> str:
     except OSError:
         return ""
     alt = f"{escaped(name)} of a few validation samples"
-    shape = "max-width:100%;height:240px;object-fit:contain"
+    shape = "max-width:100%;height:300px;object-fit:contain"
     return source and f'<img alt="{alt}" src="data:image/png;base64,{source}" {style.format(shape)}/>'
 
 

@@ -70,12 +70,8 @@ def at_most(seconds: float) -> Iterator[None]:
 
 # %% ../../nbs/40_steps/08_pictures.ipynb #5af7b324
 _LIGHT = "#e0e0e0"  # ink on a dark page
-_ON_DARK = {
-    "#222222": _LIGHT,
-    "#000000": _LIGHT,
-    "#d9d9d9": "#4d4d4d",
-    "#b0b0b0": "#4d4d4d",
-}  # ink, and lines of a grid
+# ink, and the lines of a grid
+_ON_DARK = {"#222222ff": _LIGHT, "#000000ff": _LIGHT, "#d9d9d9ff": "#4d4d4d", "#b0b0b0ff": "#4d4d4d"}
 
 
 def _recolored(artist: Any) -> Iterator[tuple[str, Any]]:
@@ -84,13 +80,16 @@ def _recolored(artist: Any) -> Iterator[tuple[str, Any]]:
     from matplotlib.patches import Patch
     from matplotlib.text import Text
 
-    if isinstance(artist, Patch):
-        yield "edgecolor", _ON_DARK.get(to_hex(artist.get_edgecolor()), artist.get_edgecolor())
-    elif not isinstance(artist, Text) or artist.get_bbox_patch() is None:  # one in a box stays as it is
-        yield "color", _ON_DARK.get(to_hex(artist.get_color()), artist.get_color())
+    parts: tuple[str, ...] = ("color", "markeredgecolor", "markerfacecolor")
+    if isinstance(artist, Text):
+        parts = ("color",) if artist.get_bbox_patch() is None else ()  # one in a box stays as it is
+    for what in ("edgecolor",) if isinstance(artist, Patch) else parts:
+        color = to_hex(getattr(artist, f"get_{what}")(), keep_alpha=True)
+        if color in _ON_DARK:
+            yield what, _ON_DARK[color]
 
 # %% ../../nbs/40_steps/08_pictures.ipynb #9e3214c1
-_DARK = ".dark.png"  # the end of such a file's name
+_DARK, _DPI = ".dark.png", 110  # the end of such a file's name; pixels an inch
 
 
 @contextlib.contextmanager
@@ -122,9 +121,9 @@ def _on_dark(figure: Any) -> Iterator[None]:
 def as_pngs(picture: Any) -> tuple[bytes, bytes]:
     "A picture, or a figure of matplotlib's, as PNG: on its own paper, and for a dark page."
     figure, light, dark = getattr(picture, "figure", picture), io.BytesIO(), io.BytesIO()
-    figure.savefig(light, format="png", dpi=80)
+    figure.savefig(light, format="png", dpi=_DPI)
     with _on_dark(figure):
-        figure.savefig(dark, format="png", dpi=80, facecolor="none")
+        figure.savefig(dark, format="png", dpi=_DPI, facecolor="none")
     return light.getvalue(), dark.getvalue()
 
 # %% ../../nbs/40_steps/08_pictures.ipynb #e61412c0

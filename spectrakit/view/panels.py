@@ -11,7 +11,7 @@ from typing import Any
 
 from .plots import RATE, SPEED, TRAIN, VALID
 from .run_state import Curve, RunState, drawn_points, number, plain_number, smoothed
-from .svg import Line, Panel, draw_panel, escaped, inked
+from .svg import Line, Panel, draw_panel, escaped, themed
 
 # %% ../../nbs/55_view/05_panels.ipynb #77f1600b
 DASH, GHOST = "5 3", "1.5 3"  # of the validation's lines, and of an earlier run's
@@ -161,10 +161,10 @@ def _small(curve: Curve, name: str, color: str) -> str:
         places = " ".join(
             f"{(a - x[0]) * each_x:.0f},{height - 2 - (b - low) * each_y:.1f}" for a, b in zip(x, y, strict=True)
         )
-        drawn = f'<polyline points="{places}" fill="none" stroke="{color}" style="stroke:{inked(color)}"/>'
+        drawn = f'<polyline points="{places}" fill="none" {themed(color)} vector-effect="non-scaling-stroke"/>'
     value = number(curve.last, ".4g") if curve.count else "none finite"
     return (
-        f'<div class="s" style="flex:1 1 120px;min-width:0" role="img" aria-label="{escaped(name)} {value}">'
+        f'<div class="s" style="min-width:0" role="img" aria-label="{escaped(name)} {value}">'
         f'<div style="display:flex;gap:6px;white-space:nowrap"><span style="overflow:hidden;text-overflow:ellipsis" '
         f'title="{escaped(name)}">{escaped(name.removeprefix("val_"), 30)}</span>'
         f'<b style="margin-left:auto">{value}</b></div>'
@@ -180,8 +180,9 @@ def small_multiples(s: RunState) -> str:
         return ""
     drawn = [_small(s.valid.get(name) or s.logged[name], name, VALID if name in s.valid else TRAIN) for name in names]
     left = len(names) - _MOST_SMALL + s.left_out
-    more = f'<div style="flex:1 1 100%">{left} more in metrics.csv</div>' if left > 0 else ""
+    more = f'<div style="grid-column:1/-1">{left} more in metrics.csv</div>' if left > 0 else ""
+    columns = "display:grid;grid-template-columns:repeat(auto-fill,minmax(120px,1fr))"
     return (
-        '<div aria-label="other metrics" style="display:flex;flex-wrap:wrap;gap:2px 14px;margin-bottom:6px">'
+        f'<div aria-label="other metrics" style="{columns};gap:2px 14px;margin-bottom:6px">'
         f"{''.join(drawn[:_MOST_SMALL])}{more}</div>"
     )

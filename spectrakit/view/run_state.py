@@ -294,7 +294,8 @@ def _apply_budget(s: RunState, e: dict) -> None:
 def _apply_forecast(s: RunState, e: dict) -> None:
     low, high = map(float, e["range_s"])
     sizes = [f"{format_bytes(e[key])} {where}" for key, where in _WHERE.items() if _is_time(e.get(key))]
-    s.forecast = f"forecast {span(low)} – {span(high)}, {', '.join(sizes)}"
+    between = f"{span(low)} – {span(high)}" if span(low) != span(high) else span(low)
+    s.forecast = f"forecast {between}, {', '.join(sizes)}"
     s.messages.append((s.t, s.forecast))
 
 
