@@ -4440,6 +4440,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'spectrakit/lm/documents.py')},
             'spectrakit.lm.exporting': { 'spectrakit.lm.exporting._cannot_write': ( '82_lm/exporting.html#_cannot_write',
                                                                                     'spectrakit/lm/exporting.py'),
+                                         'spectrakit.lm.exporting._check_not_begun_with': ( '82_lm/exporting.html#_check_not_begun_with',
+                                                                                            'spectrakit/lm/exporting.py'),
                                          'spectrakit.lm.exporting._is_free': ( '82_lm/exporting.html#_is_free',
                                                                                'spectrakit/lm/exporting.py'),
                                          'spectrakit.lm.exporting._name_of': ( '82_lm/exporting.html#_name_of',

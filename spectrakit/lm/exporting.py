@@ -70,6 +70,13 @@ def _is_free(folder: Path) -> bool:
     return not names or (is_model and all(re.fullmatch(_WRITTEN, name) for name in names))
 
 
+def _check_not_begun_with(name: str, folder: Path) -> None:
+    "RequestError where the model `name`, with which a run was begun, is this folder: it would be replaced."
+    begun = locate(name, "model").path
+    if begun is not None and folder.resolve() == begun.resolve():
+        raise RequestError(f"{str(folder)!r} is the model that the run was begun with. Name another folder.")
+
+
 def free_folder(folder: str | Path) -> Path:
     "The whole path of a folder that an export may take. RequestError where something else is there."
     out = checked_path(folder, "folder").expanduser().absolute()
@@ -95,9 +102,7 @@ def export(
     out = free_folder(folder)
     task = task or getattr(run, "task", None) or LanguageModel()
     name = base or _name_of(run, task)
-    begun = locate(name, "model").path
-    if begun is not None and out.resolve() == begun.resolve():
-        raise RequestError(f"{str(out)!r} is the model that the run was begun with. Name another folder.")
+    _check_not_begun_with(name, out)
     model = _trained(run, task, base)
     if adapters and not hasattr(model, "peft_config"):
         raise RequestError(
