@@ -176,7 +176,7 @@ def _memory_tile(s: RunState) -> Tile:
     name = "GPU memory" if on_gpu else "memory"
     if not used:
         where = str(s.start.get("device") or "")[:20]
-        return Tile(name, "–", f"not measured on one {where}" if where else "")
+        return Tile(name, "–", f"not measured on {'the CPU' if where == 'cpu' else where}" if where else "")
     each = " · ".join(f"{gib:.1f}" for gib in used[:4]) + (f" · {len(used) - 4} more" if len(used) > 4 else "")
     note = f"{each} GiB by rank" if len(used) > 1 else "at its peak" if on_gpu else ""
     if not plain_number(total) or not total > 0:
