@@ -22,7 +22,7 @@ import sysconfig
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -277,25 +277,21 @@ def run_way(name: str) -> None:
     print("\n" + json.dumps(found), flush=True)
 
 
-def interpreter(package: str, venvs: Path) -> str | None:
-    "The interpreter that has the package, made with pip where it is missing; None where pip cannot get it."
-    if package in HERE_ALREADY:
-        return sys.executable
+def environment(name: str, packages: Sequence[str], venvs: Path) -> str | None:
+    "The interpreter of a virtual environment with `packages`, filled by pip; None where it cannot get them."
     torch = version("torch").partition("+")[0]
-    python = venvs / package / "bin" / "python"
+    python = venvs / name / "bin" / "python"
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", venvs / package], check=True)
-    shared = sysconfig.get_path("purelib", vars={"base": str(venvs / package), "platbase": str(venvs / package)})
+        subprocess.run([sys.executable, "-m", "venv", venvs / name], check=True)
+    shared = sysconfig.get_path("purelib", vars={"base": str(venvs / name), "platbase": str(venvs / name)})
     Path(shared, "shared.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    has_it = subprocess.run(
-        [python, "-c", f"import importlib.metadata as m; m.version({package!r})"], capture_output=True
-    )
-    if (
-        has_it.returncode
-        and subprocess.run([python, "-m", "pip", "install", "--quiet", package, f"torch=={torch}"]).returncode
-    ):
-        return None
-    return str(python)
+    install = [python, "-m", "pip", "install", "--quiet", *packages, f"torch=={torch}"]
+    return None if subprocess.run(install).returncode else str(python)
+
+
+def interpreter(package: str, venvs: Path) -> str | None:
+    "The interpreter that has the package; None where pip cannot get it."
+    return sys.executable if package in HERE_ALREADY else environment(package, [package], venvs)
 
 
 def main() -> None:
