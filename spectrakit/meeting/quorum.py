@@ -54,9 +54,9 @@ class Quorum:
     - `place`: where they meet
     - `member`: which of the `workers` this one is, from 0
     - `needed`: how many have to have brought their share before a round can be closed
-    - `grace_s`: how long the others are waited for then
+    - `grace_s`: how long the others are waited for then, in seconds
     - `round`: the round that is under way
-    - `kept`: so many rounds stay at the place
+    - `kept`: how many rounds stay at the place (default 2)
     """
 
     place: MeetingPlace
@@ -130,10 +130,10 @@ def settled(quorum: Quorum) -> list[Share] | None:
         now = {str(member): _hash_of(_packed(quorum, member)) for member in brought}
         hashes = json.loads(claim(place, name, json.dumps(now).encode()) or b"null")
     shares = []
-    for member, own in (hashes or {}).items():
+    for member, expected in (hashes or {}).items():
         packed = _packed(quorum, member)
         share = unpack(packed)
-        if share is None or _hash_of(packed) != own:  # gone, or another one by now
+        if share is None or _hash_of(packed) != expected:  # gone, or another one by now
             _left_behind(quorum)
         shares.append(share)
     if not shares:

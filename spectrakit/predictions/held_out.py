@@ -28,9 +28,9 @@ def targets_of(task: Any, dataset: Any) -> Any:
         parts = [task.targets(dataset.tensors)] if provides(task, "targets") else [default_targets(dataset.tensors)]
     else:
         collate = task.collate if provides(task, "collate") else default_collate
-        ask = task.targets if provides(task, "targets") else default_targets
+        targets_in = task.targets if provides(task, "targets") else default_targets
         rows = range(len(dataset))
-        parts = [ask(collate([dataset[i] for i in rows[k : k + 256]])) for k in rows[::256]]
+        parts = [targets_in(collate([dataset[i] for i in rows[k : k + 256]])) for k in rows[::256]]
     if not parts or any(part is None or isinstance(part, (str, dict)) for part in parts):
         return None
     return numpy.concatenate([numpy.asarray(part) for part in parts])

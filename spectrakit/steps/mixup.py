@@ -80,7 +80,7 @@ def mixup_loss(loss: Callable[[Any, Any], Any], alpha: float) -> Callable[[Any, 
             return loss(model, first)
         recorder = Recorder(model)
         with recorder.recording():
-            own = as_loss(loss(model, first))
-        return _sum_of(own, as_loss(loss(recorder.stand_in(), second)), share)
+            first_loss = as_loss(loss(model, first))
+        return _sum_of(first_loss, as_loss(loss(recorder.stand_in(), second)), share)
 
     return loss_of
