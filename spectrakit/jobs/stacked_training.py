@@ -165,6 +165,17 @@ def refuse_time(count: int, steps: int, step_s: tuple[float, float], places: int
     return text
 
 # %% ../../nbs/45_jobs/06_stacked_training.ipynb #6d06626a
+def _use_threads(lanes: Sequence[Lane], count: int) -> None:
+    "Compute with so many CPU threads from now on, unless somebody has said how many."
+    import torch
+
+    if lanes[0].state.config.launch.threads != "auto" or torch.get_num_threads() == count:
+        return
+    torch.set_num_threads(count)
+    for lane in lanes:
+        lane.state.context.reasons["threads"] = f"{count}: a step of all models takes least with that"
+
+
 def _first_batches(lanes: Sequence[Lane]) -> list[Any]:
     "The first batch of each run. RequestError where one has parts that are no tensors."
     batches = [next(iter(lane.state.data.train.epoch(0))).data for lane in lanes]
@@ -172,7 +183,7 @@ def _first_batches(lanes: Sequence[Lane]) -> list[Any]:
         raise RequestError("Batches hold more than tensors. Train the folds one by one.")
     return batches
 
-
+# %% ../../nbs/45_jobs/06_stacked_training.ipynb #ed5a4ada
 def choose_stack(lanes: Sequence[Lane], places: int, asked: bool, budget: Budget) -> str:
     """Why these runs are trained at once, in words. RequestError where they are not.
 
@@ -189,10 +200,13 @@ def choose_stack(lanes: Sequence[Lane], places: int, asked: bool, budget: Budget
     batches, precise = _first_batches(lanes), states[0].context.in_precision
     half = states[0].context.mixed_precision != "no"
     refuse_difference(models, [precise(training_loss(s)) for s in states], batches, 0.05 if half else 1e-3)
-    step_s = time_both(models, [s.learner.optimizer for s in states], precise(training_loss(states[0])), batches)
-    if asked:
-        return f"{len(lanes)} models at once, as folds.stacked=true asks for"
-    return refuse_time(len(lanes), states[0].schedule.total_steps, step_s, places, usable_s(budget))
+    optimizers, loss = [s.learner.optimizer for s in states], precise(training_loss(states[0]))
+    one_s, all_s, threads = time_both(models, optimizers, loss, batches)
+    text = f"{len(lanes)} models at once, as folds.stacked=true asks for"
+    if not asked:
+        text = refuse_time(len(lanes), states[0].schedule.total_steps, (one_s, all_s), places, usable_s(budget))
+    _use_threads(lanes, threads)
+    return text
 
 # %% ../../nbs/45_jobs/06_stacked_training.ipynb #1a4bf2a8
 def begin_lanes(lanes: Sequence[Lane]) -> None:

@@ -119,11 +119,11 @@ def run_round(seed: int, folder: Path, expected: dict[str, list[float | None]], 
             for number in struck:
                 searches[number] = _start(folder, *more)
         for search in searches:
-            out, err = search.communicate(timeout=240)
+            out, err = search.communicate(timeout=900)
             if search.returncode:
                 found.broken.append(f"a search ended with {search.returncode}: {(out + err)[-600:]}")
         last = _start(folder, *more)  # what both have left to each other
-        out, err = last.communicate(timeout=240)
+        out, err = last.communicate(timeout=900)
         if last.returncode:
             found.broken.append(f"the last search ended with {last.returncode}: {(out + err)[-600:]}")
         _check(found, open_study(study), expected)
