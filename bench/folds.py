@@ -2,14 +2,15 @@
 
 Five folds with three seeds each of a net with 5,500 weights on 1,000 rows: trained at once (`folds.stacked=true`) and
 one by one, each whole with its start, evaluations, checkpoints and out-of-fold predictions; and one fold alone. Turns
-are paired. `--cpu` counts the CPU's seconds, which a busy machine changes less, in this process alone; `--json FILE`
-keeps the numbers. The last column says how far the out-of-fold predictions of the two are apart. bench/README.md says
-how to read the table.
+are paired. `--cpu` counts the CPU's seconds of one thread, which a busy machine changes less, in this process alone;
+`--json FILE` keeps the numbers. The last column says how far the out-of-fold predictions of the two are apart.
+bench/README.md says how to read the table.
 """
 
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from torch.utils.data import TensorDataset
 import spectrakit as sk
 
 FOLDS, SEEDS = 5, 3
+THREADS = "1" if "--cpu" in sys.argv else "auto"  # threads that wait for one another count as busy
 
 
 class Rows(sk.Task):
@@ -54,6 +56,7 @@ def words(epochs: int, mode: str) -> list[str]:
         "optimizer.lr=0.003",
         "run.console=none",
         f"launch.mode={mode}",
+        f"launch.threads={THREADS}",
         f"folds.count={FOLDS}",
         f"run.dir={tempfile.mkdtemp()}/runs",
     ]

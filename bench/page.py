@@ -23,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 FIGURES = HERE.parent / "build" / "bench"
 ARGUMENTS = {  # without them it takes an hour more
     "checkpoints": ("--mb", "100"),
+    "folds": ("--cpu",),
     "diloco": ("--rows", "ddp lr 0.004", "ddp lr 0.008", "diloco lr 0.004"),
     "redraws": ("--pairs", "0"),
 }
@@ -234,6 +235,46 @@ ROWS = (
         )
         for every in (10, 1)
         for command in ("show", "report", "compare two")
+    ),
+    Row(
+        "15 models at once ÷ one fold, CPU time",
+        "folds",
+        "×",
+        "aim",
+        lambda d: (d["inline"]["ratio"], 4),
+    ),
+    Row("their predictions, at once and one by one, apart", "folds", "", "aim", lambda d: (d["inline"]["apart"], 1e-5)),
+    Row(
+        "a trial begins after it is asked for",
+        "search",
+        "s",
+        "aim",
+        lambda d: (statistics.median(d["starts_s"]), 0.3),
+    ),
+    Row("trials by `sk.search`", "search", "s", "a process each", lambda d: (d["search_s"], d["processes_s"])),
+    Row(
+        "the latest end of a study with a limit of 15 s",
+        "search",
+        "s",
+        "limit",
+        lambda d: (15 + max(d["overruns_s"]), 15),
+    ),
+    Row(
+        "what trials leave behind: processes, threads, files, folders",
+        "search",
+        "",
+        "below one",
+        lambda d: (sum(d["left_behind"].values()), 1),
+    ),
+    *(
+        Row(
+            f"digits with {name}",
+            "tricks",
+            "log loss",
+            "plain",
+            lambda d, name=name: tuple(statistics.fmean(d[way]["losses"]) for way in (name, "plain")),
+        )
+        for name in ("training.mixup=0.2", "training.ema_decay=0.99", "training.average=last:5", "folds.seeds=3")
     ),
     Row("■ until the cell says that the run stops", "stop", "s", "aim", _said("■")),
     Row("Stop until the cell says that the run stops", "stop", "s", "aim", _said("Stop")),

@@ -4,12 +4,15 @@ import contextlib
 import io
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ import spectrakit as sk
 import tasks
 from helpers import run_cli, start_cli, task, tree_hashes, wait_for
 from spectrakit.api.run import RunFailed
+from spectrakit.api.trial import TrialResult
 from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.config.compose import compose
 from spectrakit.handover.request import new_request
@@ -27,6 +31,8 @@ from spectrakit.runs.events import last_event, log_file, read_events
 from spectrakit.runs.groups import read_group
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
+from spectrakit.tuning import search as search_module
+from spectrakit.tuning import search_loop
 from spectrakit.tuning.study import open_study
 from tasks import Line, Planned
 
@@ -583,3 +589,25 @@ def test_of_several_studies_auto_takes_the_one_of_the_same_space(here):
     assert again.path == first.path != other.path and len(again.trials) == 2
     with pytest.raises(RequestError, match="searches another space"):
         sk.search(Planned(), *words, grid(5.0, 6.0), resume="auto", show=False)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_study_goes_over_its_limit(here, monkeypatch, seed):
+    "Trials that take what they like, up to the limit that each is given, on a clock that only they move."
+    draw, limit, spent, late = random.Random(seed), 40 + 7 * seed, [0.0], []
+    began = time.monotonic()
+
+    def trains(config, **_):
+        given, wanted = float(config.watchdog.limit[:-1]), draw.uniform(1, 30)
+        late.extend([spent[0]] if spent[0] + given > limit else [])
+        spent[0] += min(given, wanted)
+        status = "completed" if wanted <= given else "out_of_time"
+        return TrialResult(status, "val_score", draw.random(), min(given, wanted), None)
+
+    monkeypatch.setattr(search_loop, "run_single_trial", trains)
+    for module in (search_loop, search_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: began + spent[0], time=time.time))
+    words = (*INLINE, "watchdog.since=run", f"watchdog.limit={limit}s", "search.trials=500")
+    study = sk.search(Planned(), *words, space={"task.quality": "interval(1,2)"}, show=False)
+    assert study.status == "out_of_time" and study.best is not None
+    assert not late and limit / 2 < spent[0] <= limit
