@@ -185,19 +185,10 @@ def measure_request(task: Any, request: RunRequest) -> Forecast:
     with locked_job_folder(new_job_folder(disk_of(config))) as folder:
         extra = {"folder": str(folder), "seconds": config.preflight.seconds}
         job = Job(MEASURE, folder, measuring, extra=extra)
-        measurement = _measured(job, task)
+        run = _measured(job, task)
     name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
-    here = surroundings(request, measurement.workload, measurement.ranks)
-    return Forecast(
-        name,
-        config.profile,
-        measurement.workload,
-        measurement.ranks,
-        measurement.start_s,
-        here,
-        measurement.notes,
-        measurement.static,
-    )
+    here = surroundings(request, run.workload, run.ranks)
+    return Forecast(name, config.profile, run.workload, run.ranks, run.start_s, here, run.notes, run.static)
 
 
 def refuse_expensive(task: Any, request: RunRequest) -> None:

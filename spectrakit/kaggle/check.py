@@ -166,9 +166,7 @@ def clean_findings(kernel: Kernel) -> list[Finding]:
                 )
             )
     widgets = kernel.notebook.get("widgets")
-    if isinstance(widgets, dict) and not all(
-        isinstance(widget, dict) and "state" in widget for widget in widgets.values()
-    ):
+    if isinstance(widgets, dict) and not all(isinstance(w, dict) and "state" in w for w in widgets.values()):
         findings.append(
             Finding(
                 "warning",

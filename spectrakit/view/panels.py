@@ -132,8 +132,7 @@ def plots(
 ) -> str:
     """The four panels as HTML.
 
-    `s`: the state of the run. `log`, `earlier`: as for `four_panels` (default None). `bands`, `variants`: as for
-    `draw_panel` (defaults 20 and True).
+    `s`: the run's state. `log`, `earlier` (default None): as for `four_panels`. `bands`, `variants`: for `draw_panel`.
     """
     summary = f"curves up to step {s.step}: loss {number(s.loss.last, '.4g')}"
     if s.best:

@@ -237,9 +237,8 @@ def detect(
 ) -> Platform:
     """Find out where this process runs, without touching CUDA.
 
-    `environ`: the environment variables. `root`: of the file system. `shell`: the class of the IPython shell, '' for
-    none. `now`: Unix seconds. The defaults are this process's own; others are for tests and forecasts.
-    On Kaggle and Colab a small private file in the temporary folder notes the start.
+    `environ`: the variables. `root`: of the file system. `shell`: class of the IPython shell, '' for none. `now`: Unix
+    seconds. Defaults: this process's own. On Kaggle and Colab a small private file in the temporary folder notes when.
     ValueError where SPECTRAKIT_TIME_LIMIT or SPECTRAKIT_SESSION_START is set to something that cannot be meant.
     """
     environ = os.environ if environ is None else environ
