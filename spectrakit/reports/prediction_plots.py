@@ -176,7 +176,7 @@ def _pulls(ax: Any, pulls: np.ndarray, unsure: int) -> None:
 def plot_predictions(predicted: Any, true: Any, sigma: Any = None, name: str = "", unit: str = "") -> Picture:
     """Predicted against true values, with error bars and the share inside 1 and 2 sigma where `sigma` is given.
 
-    `predicted`, `true`: of equal shape; what is not finite is left out. `sigma`: one standard deviation of each (default
+    `predicted`, `true`: of equal shape; what is not finite is left out. `sigma`: a standard deviation for each (default
     None). `name`, `unit`: of the quantity (default ''). RequestError where the arrays do not fit each other.
     """
     p, t = numbers(predicted, "The predictions").ravel(), numbers(true, "The true values").ravel()
