@@ -21,7 +21,7 @@ from ..config.compose import compose
 from ..config.schema import Config
 from ..handover.consent import consented
 from ..handover.job import load_task
-from ..predictions.submission_file import read_record
+from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import write_metrics_csv
 from ..runs.groups import name_a_run
 from ..runs.history import History, Standing, read_all_events, read_standing
@@ -123,6 +123,11 @@ class Run:
         "The metrics of the best evaluation, which is the checkpoint that `load_model` and `predict` use."
         best = self.best
         return dict(best.metrics) if best else {}
+
+    @property
+    def submission(self) -> SubmissionState | None:
+        "What the submission holds that this run has left, also one that failed; None where it is gone, or another's."
+        return read_record(self.path)
 
     def raise_for_status(self) -> "Run":
         "RunFailed, a RuntimeError, where the run failed; else the run itself."
@@ -283,10 +288,9 @@ def _clock_facts(history: History) -> dict | None:
     }
 
 # %% ../../nbs/60_api/00_run.ipynb #c9d4f074
-def _submission_facts(path: Path) -> dict | None:
+def _submission_facts(run: Run) -> dict | None:
     "What the submission that belongs to a run holds; None where there is none, or it is another's by now."
-    state = read_record(path)
-    return asdict(state) if state else None
+    return asdict(run.submission) if run.submission else None
 
 # %% ../../nbs/60_api/00_run.ipynb #54be7e2c
 _DRAWS = threading.Lock()  # a search has several trials at once, and Matplotlib draws in one thread at a time
@@ -313,7 +317,7 @@ def summarize(run: Run, draw: bool = True) -> dict:
         "checkpoints": {
             which.lower(): path.name for which in ("LATEST", "BEST") if (path := find_checkpoint(folder, which)[0])
         },
-        "submission": _submission_facts(run.path),
+        "submission": _submission_facts(run),
     }
     write_atomic(run.path / "summary.json", json.dumps(masked_value(summary), indent=1) + "\n")
     write_metrics_csv(events, run.path / "metrics.csv")
@@ -326,5 +330,5 @@ def summarize(run: Run, draw: bool = True) -> dict:
 def note_submission(run: Run) -> None:
     "Write into the summary what the run's submission holds, which is made after it."
     if facts := read_summary(run.path):
-        summary = {**facts, "submission": _submission_facts(run.path)}
+        summary = {**facts, "submission": _submission_facts(run)}
         write_atomic(run.path / "summary.json", json.dumps(masked_value(summary), indent=1) + "\n")

@@ -71,7 +71,8 @@ platform = sk.detect()
 cfg = sk.compose("trainer=kaggle_2xt4" if len(platform.gpus) == 2 else "trainer=kaggle_safe", *SETTINGS)
 # the same line in a session that goes on with this one
 run = sk.fit({task}, cfg, resume="auto", predict="submission.csv")
-run.raise_for_status()"""
+if not (run.submission and run.submission.predicted):
+    run.raise_for_status()  # Kaggle takes no submission of a version that ends as an error"""
 
 
 SEAL_CELL = """\

@@ -45,6 +45,7 @@ from spectrakit.kaggle.metadata import (
 from .requirements import wheels_beside
 from ..offline.install_cell import list_sha256
 from ..offline.wheelhouse import WheelhouseOptions, make_wheelhouse
+from ..runs.run_dir import read_summary
 from ..system.errors import RequestError
 from ..system.files import checked_path, read_mapping, write_atomic
 
@@ -231,13 +232,25 @@ def _what_now(folder: Path, version: int | None, status: str, why: str) -> str:
     )
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #u9000003
-def _submissions_in(out: Path) -> dict[Path, int]:
-    "The submissions in a folder, and when each was written."
-    return {path: path.stat().st_mtime_ns for path in sorted(out.glob("submission.*")) if path.suffix in SCORED}
+def _results_in(out: Path) -> dict[Path, int]:
+    "The submissions in a folder and the summaries of the runs below it, and when each was written."
+    submissions = [path for path in out.glob("submission.*") if path.suffix in SCORED]
+    return {path: path.stat().st_mtime_ns for path in sorted([*submissions, *out.rglob("summary.json")])}
+
+
+def _report_failures(new: Sequence[Path]) -> None:
+    "Print of each run among the `new` summaries that it has failed, and what its submission holds all the same."
+    for path in new:
+        summary = read_summary(path.parent)
+        if summary.get("status") == "failed":
+            made = summary.get("submission") or {}
+            real = f"{made.get('predicted', 0)} of {made.get('samples')} samples are predicted in its submission"
+            print(one_line(f"{path.parent.name} has failed: {summary.get('reason')}; {real}"))
 
 
 def _report_submission(folder: Path, version: int | None, new: Sequence[Path], options: UpOptions) -> Path | None:
     "Print which of the `new` files is the submission, or that there is none for the competition; the file."
+    new = [path for path in new if path.suffix in SCORED]
     if new:
         print(one_line(f"{new[0]} is the submission of version {version}"))
         return new[0]
@@ -363,11 +376,12 @@ def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOption
     if options.dry_run and str(read_metadata(folder / KERNEL_FILE).get("id")).startswith(PLACEHOLDER):
         return Upped(None, "", Path(options.out or folder / "output"))
     (status, why), out = follow_run(folder, options), Path(options.out or folder / "output")
-    before = _submissions_in(out)
+    before = _results_in(out)
     kernel_output(folder, out, files=options.files, force=True, dry_run=options.dry_run)
     if status in FAILED:
         raise KaggleError(_what_now(folder, version, status, why))
-    new = [path for path, written in _submissions_in(out).items() if written != before.get(path)]
+    new = [path for path, written in _results_in(out).items() if written != before.get(path)]
+    _report_failures([path for path in new if path.name == "summary.json"])
     return Upped(version, status, out, _report_submission(folder, version, new, options) if status else None)
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #31622271

@@ -650,6 +650,26 @@ def test_an_interrupt_before_the_first_step_ends_at_once_in_this_process_too(cap
     assert run.status == "interrupted" and Path("made.csv").is_file()  # one leaves time for the submission
 
 
+class FailsLate(Submitting):
+    "Fails in its fifth step, when there are checkpoints."
+
+    def during(self, number):
+        if number == 5:
+            raise ValueError("the fifth")
+
+
+def test_a_run_that_fails_late_leaves_a_submission_and_says_what_it_holds(capsys):
+    run = fit(FailsLate(), inline("checkpoint.every_n_steps=1"), predict="made.csv", show=False)
+    assert run.status == "failed" and run.submission.source == "predictions"
+    assert run.submission.predicted == run.submission.samples > 0 and run.submission.file == str(
+        Path("made.csv").absolute()
+    )
+    Path("made.csv").write_text("another's")
+    assert run.submission is None
+    with pytest.raises(RuntimeError, match="the fifth"):
+        run.raise_for_status()
+
+
 def test_a_second_interrupt_never_starts_predictions(monkeypatch, capsys):
     def launched(job, task, tick):
         assert job.kind.name != "predict"

@@ -27,7 +27,13 @@ if "checkpoint" in answer:
     step.mkdir(parents=True, exist_ok=True)
     (step / "manifest.json").touch()
 if key == "kernels output" and "timed out" not in answer and "no files" not in answer:
-    pathlib.Path(words[words.index("-p") + 1], "submission.csv").write_text("id,y\\n1,0\\n")
+    out = pathlib.Path(words[words.index("-p") + 1])
+    (out / "submission.csv").write_text("id,y\\n1,0\\n")
+    if "summary.json" in answer:
+        (out / "soil-1").mkdir(exist_ok=True)
+        made = {"predicted": 7, "samples": 9}
+        failed = {"status": "failed", "reason": "the fifth", "submission": made}
+        (out / "soil-1" / "summary.json").write_text(json.dumps(failed))
 print(answer)
 sys.exit(any(word in answer for word in ("fails", "404", "timed out")))
 """
@@ -127,6 +133,15 @@ def test_three_commands_from_nothing_to_a_score(tmp_path, kaggle):
     shown = run_cli(tmp_path, "kaggle", "up", "soil-first", "--dry-run", "--again")
     assert shown.returncode == 0 and "$ kaggle kernels push -p soil-first" in shown.stdout
     assert kaggle.asked() == ["competitions submit"]  # a dry run asks nothing
+
+
+def test_a_run_that_failed_late_is_said_beside_its_submission(tmp_path, kaggle):
+    made = run_cli(tmp_path, "kaggle", "init", "soil-first", "--owner", "ada", "--data", tables(tmp_path / "files"))
+    assert made.returncode == 0, made.stderr
+    kaggle.answers(datasets_status=["ready"], kernels_output=["soil-1/summary.json"])
+    up = run_cli(tmp_path, "kaggle", "up", "soil-first")
+    assert up.returncode == 0 and "is the submission of version 4" in up.stdout, up.stdout + up.stderr
+    assert "soil-1 has failed: the fifth; 7 of 9 samples are predicted in its submission" in up.stdout
 
 
 def ended(status: str, why: str = "") -> str:
