@@ -107,9 +107,11 @@ def test_three_commands_from_nothing_to_a_score(tmp_path, kaggle):
     assert score.returncode == 0 and "public score: 0.812" in score.stdout
     assert "-k ada/soil-first -v 4 -f submission.csv -m first" in (kaggle.folder / "asked.txt").read_text()
 
-    kaggle.answers(datasets_status=["ready"])  # the same once more: nothing has changed
+    # the same once more: nothing has changed; its run, which has failed late, is said beside its submission
+    kaggle.answers(datasets_status=["ready"], kernels_output=["soil-1/summary.json"])
     again = run_cli(tmp_path, "kaggle", "up", "soil-first")
     assert again.returncode == 0 and "nothing has changed" in again.stdout
+    assert "soil-1 has failed: the fifth; 7 of 9 samples are predicted in its submission" in again.stdout
     assert kaggle.asked() == ["datasets status", "kernels status", "kernels logs", "kernels status", "kernels output"]
 
     cell = tmp_path / "soil-first" / "soil-first.ipynb"
@@ -133,15 +135,6 @@ def test_three_commands_from_nothing_to_a_score(tmp_path, kaggle):
     shown = run_cli(tmp_path, "kaggle", "up", "soil-first", "--dry-run", "--again")
     assert shown.returncode == 0 and "$ kaggle kernels push -p soil-first" in shown.stdout
     assert kaggle.asked() == ["competitions submit"]  # a dry run asks nothing
-
-
-def test_a_run_that_failed_late_is_said_beside_its_submission(tmp_path, kaggle):
-    made = run_cli(tmp_path, "kaggle", "init", "soil-first", "--owner", "ada", "--data", tables(tmp_path / "files"))
-    assert made.returncode == 0, made.stderr
-    kaggle.answers(datasets_status=["ready"], kernels_output=["soil-1/summary.json"])
-    up = run_cli(tmp_path, "kaggle", "up", "soil-first")
-    assert up.returncode == 0 and "is the submission of version 4" in up.stdout, up.stdout + up.stderr
-    assert "soil-1 has failed: the fifth; 7 of 9 samples are predicted in its submission" in up.stdout
 
 
 def ended(status: str, why: str = "") -> str:
