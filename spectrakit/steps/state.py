@@ -911,8 +911,8 @@ def _should_save(s: TrainState, kind: str, best: bool) -> bool:
     writer, p = writer_of(s), s.progress
     if kind != "last":
         return writer.wants(kind)
-    if p.saved_step != p.step or best:
-        return True
+    if p.saved_step != p.step or best or (s.outer is not None and s.mid_round):
+        return True  # the periodic checkpoint of this step, in the middle of a round, lacks what was learned in it
     writer.flush()
     return not writer.has(p.step)
 

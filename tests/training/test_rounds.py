@@ -390,7 +390,14 @@ class Stopped(Dropped):
         self.folder = folder
 
 
-@pytest.mark.parametrize("words", [(), ("diloco.shards=2", "trainer.devices=4", "accumulate_grad_batches=1")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("checkpoint.every_n_steps=1",),  # the step at which it ends has been saved before
+        ("diloco.shards=2", "trainer.devices=4", "accumulate_grad_batches=1"),
+    ],
+)
 def test_a_stop_in_the_middle_of_a_round_leaves_the_mean_of_the_workers(tmp_path, words):
     words = (*DILOCO, "diloco.max_steps=100", "optimizer.lr=0.02", "trainer.max_steps=30", *words)
     outcome, _ = run(tmp_path / "run", Stopped(tmp_path / "run"), *words)
