@@ -20,6 +20,8 @@ from ..system.errors import RequestError
 
 # %% ../../nbs/38_predictions/07_extra_columns.ipynb #308b9a43
 def _sources(config: Config) -> list[Path]:
+    if not isinstance(config, Config):
+        raise RequestError(f"config is {config!r:.80}; it has to be a configuration. `compose()` returns one.")
     given = config.folds.columns
     return [Path(each) for each in ([given] if isinstance(given, str) else given or [])]
 

@@ -67,6 +67,8 @@ def plot_folds(cv: CrossValidation) -> Picture:
 
     `cv`: what `cross_validate` or `open_cross_validation` returned. RequestError where no run has a value yet.
     """
+    if not isinstance(cv, CrossValidation):
+        raise RequestError(f"cv is {cv!r:.80}; it has to be what `cross_validate` or `open_cross_validation` returned.")
     if not cv.scores:
         raise RequestError(f"{cv.path.name} has no run with a value yet, so there is nothing to draw.")
     figure = _figure(9, 2.8)
