@@ -360,7 +360,7 @@ class Stuck:
         where = f", after optimizer step {self.step}" if self.step >= 0 else ""
         return f"rank {self.rank} has given no sign of life for {self.silent_s:.0f} s ({self.phase}{where})"
 
-
+# %% ../../nbs/21_distributed/01_heartbeat.ipynb #4c1d9a07
 @dataclass(frozen=True)
 class HangLimits:
     """How many seconds a rank may be silent.
@@ -369,19 +369,26 @@ class HangLimits:
     - `floor_s`: what is always allowed; ten times as much in QUIET phases
     - `start_s`: what is allowed until the ranks have connected (default: as in QUIET phases)
     - `most_s`: the most that is ever allowed (default: no limit)
+    - `first_s`: that until a rank has given a sign of life, where it is more (default 60): what is as slow as that
+      would be no quicker a second time
     """
 
     factor: float
     floor_s: float
     start_s: float | None = None
     most_s: float = float("inf")
+    first_s: float = 60.0
 
-    def allowed_s(self, phases: set[str], p99_s: float) -> float:
-        "Seconds of silence that are allowed while ranks are in these `phases`, and steps take `p99_s` seconds."
+    def allowed_s(self, phases: set[str], p99_s: float, heard: bool = True) -> float:
+        """Seconds of silence that are allowed.
+
+        `phases`: those of the ranks. `p99_s`: what their steps take. `heard`: whether any has given a sign of life.
+        """
         patience = 10 if phases & set(QUIET) - {"starting"} else 1
         start_s = 10 * self.floor_s if self.start_s is None else self.start_s
         starting = start_s if phases & {"starting", "connecting"} else 0.0
-        return min(self.most_s, max(starting, patience * self.floor_s, self.factor * p99_s))
+        most_s = self.most_s if heard else max(self.most_s, self.first_s)
+        return min(most_s, max(starting, patience * self.floor_s, self.factor * p99_s))
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #7763821e
 class HangDetector:
@@ -398,7 +405,8 @@ class HangDetector:
 
     def limit_s(self) -> float:
         "Seconds of silence that are allowed now."
-        return self.limits.allowed_s(set(self.ranks.phases().values()), max(self.ranks.column(_P99_US)) / 1e6)
+        p99_s, heard = max(self.ranks.column(_P99_US)) / 1e6, any(self.ranks.column(_BEATS))
+        return self.limits.allowed_s(set(self.ranks.phases().values()), p99_s, heard)
 
     def find_stuck(self) -> Stuck | None:
         "The rank that is stuck: of several the one that is furthest behind; None where all is well."

@@ -26,15 +26,15 @@ from spectrakit.distributed.heartbeat import (
 
 
 class Page:
-    "A page for two ranks that train, and a detector that allows `floor_s` seconds of silence."
+    "A page for two ranks that train (or have said nothing), and a detector that allows `floor_s` seconds of silence."
 
-    def __init__(self, floor_s: float = 30.0, factor: float = 20.0, **options: float):
+    def __init__(self, floor_s: float = 30.0, factor: float = 20.0, begun: bool = True, **options: float):
         self.now, self.page = 0.0, SharedPage(None, 2)
         self.ranks = [Heartbeat(self.page, rank) for rank in (0, 1)]
         self.detector = HangDetector(
             RankStates(self.page), HangLimits(factor, floor_s, **options), clock=lambda: self.now
         )
-        for rank in self.ranks:
+        for rank in self.ranks if begun else ():
             rank.begin(0)
         self.detector.find_stuck()
 
@@ -76,6 +76,23 @@ def test_nobody_is_waited_for_beyond_the_most():
     page = Page(30.0, most_s=10.0)
     page.ranks[1].report_pace(50.0)
     assert page.stuck_at(10.0) is None and page.stuck_at(10.5) is not None
+
+
+def test_a_start_of_which_no_rank_has_said_anything_gets_a_minute_also_where_time_is_short():
+    page = Page(20.0, most_s=20.0, begun=False)
+    assert page.stuck_at(59.0) is None and page.stuck_at(61.0) == 0
+
+
+def test_the_first_sign_of_life_ends_the_patience_with_a_start():
+    page = Page(20.0, most_s=20.0, begun=False)
+    assert page.stuck_at(19.0) is None
+    page.ranks[1].beat("connecting")
+    assert page.stuck_at(19.5) is None and page.stuck_at(20.5) == 0
+
+
+def test_a_start_has_no_more_than_its_own_limit():
+    page = Page(3.0, most_s=20.0, start_s=15.0, begun=False)
+    assert page.stuck_at(14.5) is None and page.stuck_at(15.5) == 0
 
 
 def test_a_rank_that_is_done_is_never_stuck():
