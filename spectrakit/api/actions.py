@@ -192,10 +192,10 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
     if peer:
         same_batch = keep_effective_batch(request.config, plan.environment, session)
         return _take_part(kind, request.with_config(same_batch), task, predict)
-    with open_run_dir(plan, config, request.config, session) as (path, settled):
+    with open_run_dir(plan, config, request.config, session) as (path, final):
         run = Run(path, given)
-        out = _prior(task, settled, predict, path)
-        job = Job(kind, path, request.with_config(settled), out, extra={"predicts": out is not None})
+        out = _prior(task, final, predict, path)
+        job = Job(kind, path, request.with_config(final), out, extra={"predicts": out is not None})
         outcome = _launch_and_show(run, job, task, show, pressed)
     if not log_file(path).is_file():  # somebody has deleted it
         print(f"{path.name}: {outcome.reason}", file=sys.stderr)

@@ -835,9 +835,9 @@ def _asked_for(task: Any, config: Config | str | None, overrides: Sequence[str],
     words = [config, *overrides] if isinstance(config, str) else list(overrides)
     if folds is not None:
         words.append(f"folds.count={folds}")
-    settled = override(config, *words) if isinstance(config, Config) else compose(*words)
-    settled = with_task(settled, task, "cross_validate")
-    return replace(settled, run=replace(settled.run, dir=new_request(settled).config.run.dir))
+    composed = override(config, *words) if isinstance(config, Config) else compose(*words)
+    composed = with_task(composed, task, "cross_validate")
+    return replace(composed, run=replace(composed.run, dir=new_request(composed).config.run.dir))
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #7f11dc28
 def _trained(f: Folding) -> CrossValidation:

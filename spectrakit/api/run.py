@@ -24,7 +24,7 @@ from ..handover.job import load_task
 from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import write_metrics_csv
 from ..runs.groups import name_a_run
-from ..runs.history import History, Standing, read_all_events, read_standing
+from ..runs.history import History, RunOverview, read_all_events, read_overview
 from ..runs.run_dir import missing_files, named_run, read_summary, runs_folder
 from ..system.errors import RequestError, readable, render_alone
 from ..system.files import checked_path, write_atomic
@@ -45,7 +45,7 @@ class Best:
     metrics: dict
 
 
-def _best_of(history: History | Standing) -> Best | None:
+def _best_of(history: History | RunOverview) -> Best | None:
     "The best evaluation of a run, from what is known of it."
     if (event := history.best) is None:
         return None
@@ -53,7 +53,7 @@ def _best_of(history: History | Standing) -> Best | None:
     return Best(history.monitor, metrics.get(history.monitor), event["step"], event["epoch"], metrics)
 
 # %% ../../nbs/60_api/00_run.ipynb #869ce06b
-def title_of(run: "Run", history: History | Standing) -> str:
+def title_of(run: "Run", history: History | RunOverview) -> str:
     "A run in one line: its name, its status, its best evaluation."
     best = _best_of(history)
     value = f", best {best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else ""
@@ -100,12 +100,12 @@ class Run:
     @property
     def status(self) -> str:
         "How the run ended, or that it has not."
-        return self.ended or read_standing(self.path).status
+        return self.ended or read_overview(self.path).status
 
     @property
     def error(self) -> str | None:
         "Why the run failed, in a sentence; None where it did not. `failure` says more."
-        end = read_standing(self.path).end
+        end = read_overview(self.path).end
         return masked(end["reason"]) if end and end["status"] == "failed" else None
 
     @property
@@ -116,7 +116,7 @@ class Run:
     @property
     def best(self) -> Best | None:
         "The best evaluation; None before the first."
-        return _best_of(read_standing(self.path))
+        return _best_of(read_overview(self.path))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -162,7 +162,7 @@ class Run:
         return model
 
     def __str__(self) -> str:
-        return title_of(self, read_standing(self.path))
+        return title_of(self, read_overview(self.path))
 
     def __repr__(self) -> str:
         return f"Run({str(self)!r})"
@@ -182,7 +182,7 @@ _NEXT = {
 
 def run_rows(run: Run) -> list[tuple[str, str]]:
     "What a run says of itself: how it ended, its best evaluation, how long it took, where it is, what comes next."
-    standing = read_standing(run.path)
+    standing = read_overview(run.path)
     status, best, seconds = run.ended or standing.status, _best_of(standing), standing.seconds
     rows = {"status": f"{status}: {run.error}" if status == "failed" and run.error else status}
     if best and best.value is not None:

@@ -262,8 +262,8 @@ def _open_run(
     if request.place is not None or request.processes.per_node > 1 or config.distributed.num_nodes > 1:
         raise RequestError("Several processes train each run. Use distributed.world_size=1 to train runs at once.")
     plan = plan_resume(request.config, session, False)
-    path, settled = folders.enter_context(open_run_dir(plan, config, request.config, session))
-    return {"run_dir": str(path), "config": to_dict(settled), "resume": plan.goes_on}
+    path, final = folders.enter_context(open_run_dir(plan, config, request.config, session))
+    return {"run_dir": str(path), "config": to_dict(final), "resume": plan.goes_on}
 
 # %% ../../nbs/60_api/06_trial.ipynb #83aec364
 def train_stacked(task: Any, path: Path, configs: Sequence[Config], places: int, asked: bool) -> tuple[str, str]:

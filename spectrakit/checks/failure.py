@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..contract.task_code import is_users
-from ..runs.history import read_standing
+from ..runs.history import read_overview
 from ..system.masking import masked
 
 # %% ../../nbs/39_checks/08_failure.ipynb #1fe801c8
@@ -166,5 +166,5 @@ def explain_failure(run_dir: Path, reason: str) -> Failure:
 
 def read_failure(run_dir: Path) -> Failure | None:
     "What is known of a run that failed; None where it did not."
-    end = read_standing(run_dir).end
+    end = read_overview(run_dir).end
     return explain_failure(run_dir, str(end["reason"])) if end and end["status"] == "failed" else None

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/90_cli/04_runs.ipynb #6edb264a
 def _line_of_run(run: "Run") -> tuple[str, ...]:
-    from spectrakit.runs.history import read_standing
+    from spectrakit.runs.history import read_overview
     from spectrakit.system.units import format_duration
 
-    standing = read_standing(run.path)
+    standing = read_overview(run.path)
     best, value = standing.best, (standing.best or {"metrics": {}})["metrics"].get(standing.monitor)
     result = f"{standing.monitor}={value:.4g} at epoch {best['epoch']:g}" if best and value is not None else "–"
     taken = format_duration(standing.seconds) if standing.seconds is not None else "–"

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['HUGE', 'ending', 'status_of', 'best_evaluation', 'last_step', 'settings_of', 'log_notes', 'holds_huge',
            'every_metric', 'History', 'read_history', 'read_all_events', 'read_end', 'has_started', 'log_size',
-           'end_after', 'follow', 'finished_text', 'RunOutline', 'outline', 'batches', 'samples_at', 'Standing',
-           'read_standing']
+           'end_after', 'follow', 'finished_text', 'RunOutline', 'outline', 'batches', 'samples_at', 'RunOverview',
+           'read_overview']
 
 # %% ../../nbs/35_runs/03_history.ipynb #f2f4a123
 import math
@@ -327,7 +327,7 @@ def samples_at(history: History, steps: "np.ndarray") -> "np.ndarray":
 
 # %% ../../nbs/35_runs/03_history.ipynb #16bcdbdb
 @dataclass(frozen=True)
-class Standing:
+class RunOverview:
     "How a run stands: what a list of runs says of it."
 
     end: dict  # the `end` event; empty where it has not ended
@@ -408,7 +408,7 @@ def _search(path: Path, best_checkpoint: str, log_identity: tuple) -> _Search:
     return search
 
 
-def read_standing(path: Path | str) -> Standing:
+def read_overview(path: Path | str) -> RunOverview:
     "How the run at `path` stands, as `read_history` would say, from the end of its log."
     path = Path(path)
     running = is_locked(path)  # before the log: a run that ends meanwhile has its end there
@@ -420,4 +420,4 @@ def read_standing(path: Path | str) -> Standing:
         pass  # there is no log
     best = _search(path.absolute(), read_pointer(path / "checkpoints", "BEST"), identity)
     end = ending([best.last] if best.last else []) or {}
-    return Standing(end, best.steps, best.seconds, best.monitor or "val_loss", best.best, running)
+    return RunOverview(end, best.steps, best.seconds, best.monitor or "val_loss", best.best, running)

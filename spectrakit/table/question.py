@@ -103,7 +103,7 @@ def _class_columns(column: Any, name: str, asked: list[str]) -> list:
     return []
 
 # %% ../../nbs/81_table/01_question.ipynb #7f939caf
-def _settled(q: Question, train: Any, sample: Any, options: dict[str, Any]) -> Question:
+def _resolved(q: Question, train: Any, sample: Any, options: dict[str, Any]) -> Question:
     "The question with its kind and the form of its answer."
     from pandas.api.types import is_float_dtype
 
@@ -112,7 +112,7 @@ def _settled(q: Question, train: Any, sample: Any, options: dict[str, Any]) -> Q
         return replace(q, kind="classes", answer="classes")
     floats = all(is_float_dtype(sample[name]) for name in q.asked)
     if len(q.targets) > 1:
-        return _settled_several(q, train, kind, answer, floats)
+        return _resolved_several(q, train, kind, answer, floats)
     values = _classes_of(q.targets[0], train[q.targets[0]], kind)
     if not values:
         return replace(q, kind="numbers")
@@ -151,7 +151,7 @@ def _classes_of(name: str, column: Any, kind: str) -> list:
     return values
 
 # %% ../../nbs/81_table/01_question.ipynb #5dc0a2a3
-def _settled_several(q: Question, train: Any, kind: str, answer: str, floats: bool) -> Question:
+def _resolved_several(q: Question, train: Any, kind: str, answer: str, floats: bool) -> Question:
     "The same for several targets: numbers, or several yes or no."
     if text := [name for name in q.targets if not is_number(train[name])]:
         raise RequestError(
@@ -197,4 +197,4 @@ def ask(train: Any, test: Any, sample: Any, options: dict[str, Any]) -> Question
     ]
     if unknown:
         notes.append(f"no row of the training table is of class {few(unknown)}")
-    return _settled(Question(columns, ids, asked, targets, "", classes, notes=notes), train, sample, options)
+    return _resolved(Question(columns, ids, asked, targets, "", classes, notes=notes), train, sample, options)

@@ -36,8 +36,8 @@ def variables(**values: str | None) -> Iterator[None]:
     "While the block runs: environment variables with these values, None: not set."
     before = {name: os.environ.get(name) for name in values}
 
-    def put(settled: Mapping[str, str | None]) -> None:
-        for name, value in settled.items():
+    def put(values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
@@ -64,11 +64,11 @@ class Trackio(Tracker):
 
         folder = context.folder if context.group is None else context.group / "trackers" / "trackio"
         place, place_note = trackio_place(context.config, os.environ, "trackio" in sys.modules)
-        settled = {} if place is None else {"TRACKIO_DIR": str(folder)}
+        values = {} if place is None else {"TRACKIO_DIR": str(folder)}
         offline = dict.fromkeys(_ELSEWHERE) if context.config.tracking.mode == "offline" else {}
         name = context.run_id or context.run_name
         options = {**_QUIET, "name": name, "resume": "allow", "group": context.group and context.group.name}
-        with variables(**settled, **offline), contextlib.redirect_stdout(sys.stderr):  # it prints how to look at it
+        with variables(**values, **offline), contextlib.redirect_stdout(sys.stderr):  # it prints how to look at it
             folder.mkdir(parents=True, exist_ok=True)
             self.inner = TrackioTracker(context.config.tracking.project, **options)
             self.inner.start()

@@ -36,13 +36,13 @@ from spectrakit.distributed.outer_loop import (
 from ..meeting.quorum import LeftBehind, Share, tidy
 from spectrakit.steps.apart import (
     EndsWaiting,
-    brings_buffers,
-    come_in_again,
     ends_sooner,
     go_on_at,
     leave,
     make_quorum,
     meet,
+    rejoin,
+    sends_buffers,
     turn_at,
     turn_began,
     weighted_mean,
@@ -384,7 +384,7 @@ def goodput(useful: int, lost: int) -> float:
 def _fall_in(s: TrainState, steps: int) -> tuple[str, str] | None:
     "The others are further: go on where they are; what this worker has done in the meantime is lost."
     try:
-        notes = come_in_again(s)
+        notes = rejoin(s)
     except EndsWaiting as error:
         return error.args[0], error.args[1]
     s.progress.lost_steps += steps
@@ -407,12 +407,12 @@ def _move_apart(s: TrainState, workers: Workers, turn: list[int], shares: list[S
             raise
         for loop in loops:
             stay(loop)
-        if brings_buffers(workers, turn):
+        if sends_buffers(workers, turn):
             load_own_parts(workers.buffers, workers.before)
         return 0.0, []
     pieces = zip(loops, mean.split([loop.numbers for loop in loops]), strict=True)
     norms = [move(loop, piece, lr, d.outer_grad_clip, mixing=mixing) for loop, piece in pieces]
-    if brings_buffers(workers, turn):
+    if sends_buffers(workers, turn):
         merge_buffers(workers.buffers, workers.before, lambda own: moved.double(), lambda counts: counts)
     return math.hypot(*norms), counted
 
@@ -445,7 +445,7 @@ def _end_round_apart(s: TrainState, workers: Workers) -> tuple[str, str] | None:
         return _fall_in(s, steps)
     except FloatingPointError:
         return apply_nan_policy(s, math.nan, s.nan.bad_input)
-    if brings_buffers(workers, turn):
+    if sends_buffers(workers, turn):
         workers.note_buffers()
         keep_buffers(s)
     _go_on_together(s, workers, turn, counted := {share.member: share.steps for share in shares})

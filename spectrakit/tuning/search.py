@@ -146,13 +146,13 @@ def asked_for(
     RequestError where one is not possible.
     """
     plain, swept = split_overrides([config, *overrides] if isinstance(config, str) else overrides)
-    settled = override(config, *plain) if isinstance(config, Config) else compose(*plain)
-    settled = with_task(settled, task, "search")
+    composed = override(config, *plain) if isinstance(config, Config) else compose(*plain)
+    composed = with_task(composed, task, "search")
     if space is not None and not isinstance(space, Mapping):
         raise RequestError(f"space={space!r} is no mapping. Write space={{'optimizer.lr': 'interval(0.001,0.1)'}}.")
     words = {f"search.space.{key}": plain_words(value) for key, value in {**swept, **(space or {})}.items()}
-    settled = with_values(settled, words) if words else settled
-    return replace(settled, run=replace(settled.run, dir=new_request(settled).config.run.dir))
+    composed = with_values(composed, words) if words else composed
+    return replace(composed, run=replace(composed.run, dir=new_request(composed).config.run.dir))
 
 
 def _trials_in_all(config: Config, space: Mapping[str, Dimension]) -> int:

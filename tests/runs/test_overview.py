@@ -11,7 +11,7 @@ from spectrakit.api.run import Run
 from spectrakit.cli.runs import runs
 from spectrakit.config.compose import compose, snapshot
 from spectrakit.runs.events import encode_event, log_file
-from spectrakit.runs.history import read_history, read_standing
+from spectrakit.runs.history import read_history, read_overview
 
 START = {"t": 0.0, "type": "start", "monitor": "val_loss"}
 END = {"t": 900.0, "type": "end", "status": "completed", "reason": "all steps done", "step": 800}
@@ -55,14 +55,14 @@ LOGS = {
 @pytest.mark.parametrize("name", LOGS)
 def test_the_end_of_a_log_says_what_all_of_it_says(tmp_path, name, best):
     folder = write_log(tmp_path / "run", LOGS[name], best)
-    assert facts(read_standing(folder)) == facts(read_history(folder))
+    assert facts(read_overview(folder)) == facts(read_history(folder))
 
 
 @pytest.mark.parametrize("kind", ODD)
 def test_an_odd_run_stands_as_its_history_says(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     folder = odd_run(tmp_path, kind)
-    standing, history = read_standing(folder), read_history(folder)
+    standing, history = read_overview(folder), read_history(folder)
     best = history.best and {**history.best, "metrics": history.all_metrics(history.best)}
     for name in ("status", "steps", "monitor", "end"):  # and not its seconds: the clock of such a log may go backwards
         assert getattr(standing, name) == getattr(history, name)
@@ -72,7 +72,7 @@ def test_an_odd_run_stands_as_its_history_says(tmp_path, monkeypatch, kind):
 @pytest.mark.parametrize("change", ["cut", "rewritten", "grown", "a line with two types", "no file"])
 def test_a_log_that_was_changed_is_looked_at_again(tmp_path, change):
     folder = write_log(tmp_path / "run", LOGS["the best is old"], "step-00000010")
-    assert read_standing(folder).status == "completed"
+    assert read_overview(folder).status == "completed"
     data = log_file(folder).read_bytes()
     if change == "cut":
         os.truncate(log_file(folder), len(data) - 40)
@@ -86,7 +86,7 @@ def test_a_log_that_was_changed_is_looked_at_again(tmp_path, change):
         )
     else:
         log_file(folder).unlink()
-    assert facts(read_standing(folder)) == facts(read_history(folder)) and read_standing(folder).status != "completed"
+    assert facts(read_overview(folder)) == facts(read_history(folder)) and read_overview(folder).status != "completed"
 
 
 def bytes_read() -> int:
@@ -106,7 +106,7 @@ def test_a_list_of_runs_reads_the_ends_of_their_logs(tmp_path, capsys):
     before = bytes_read()
     assert runs([str(tmp_path)]) == 0
     assert bytes_read() - before < 2**16  # one log has changed since
-    read_standing.__globals__["_search"].cache_clear()
+    read_overview.__globals__["_search"].cache_clear()
     before = bytes_read()
     assert runs([str(tmp_path)]) == 0 and whole > 10 * 40 * 2**14
     assert bytes_read() - before < 40 * 2**15
