@@ -59,10 +59,12 @@ def _usual_mode() -> int:
 def _share(handle: int, path: Path) -> None:
     "Give an open file the permissions of the one at `path`, or the usual ones where none is there."
     if hasattr(os, "fchmod"):
-        about = os.lstat(path) if os.path.lexists(path) else None
-        regular = about is not None and stat.S_ISREG(about.st_mode)
+        mode = _usual_mode()
+        with contextlib.suppress(OSError):  # nothing is there, or another process has just removed it
+            about = os.lstat(path)
+            mode = stat.S_IMODE(about.st_mode) if stat.S_ISREG(about.st_mode) else mode
         with contextlib.suppress(OSError):  # some drives know no permissions
-            os.fchmod(handle, stat.S_IMODE(about.st_mode) if about and regular else _usual_mode())
+            os.fchmod(handle, mode)
 
 # %% ../../nbs/00_system/08_files.ipynb #42730737
 @contextlib.contextmanager
