@@ -6106,6 +6106,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'spectrakit/runs/run_dir.py'),
                                          'spectrakit.runs.run_dir.newest_environments': ( '35_runs/run_dir.html#newest_environments',
                                                                                           'spectrakit/runs/run_dir.py'),
+                                         'spectrakit.runs.run_dir.no_run': ('35_runs/run_dir.html#no_run', 'spectrakit/runs/run_dir.py'),
                                          'spectrakit.runs.run_dir.read_environment': ( '35_runs/run_dir.html#read_environment',
                                                                                        'spectrakit/runs/run_dir.py'),
                                          'spectrakit.runs.run_dir.read_summary': ( '35_runs/run_dir.html#read_summary',

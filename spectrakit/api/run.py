@@ -25,7 +25,7 @@ from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import write_metrics_csv
 from ..runs.groups import name_a_run
 from ..runs.history import History, RunOverview, read_all_events, read_overview
-from ..runs.run_dir import missing_files, named_run, read_summary, runs_folder
+from ..runs.run_dir import missing_files, named_run, no_run, read_summary, runs_folder
 from ..system.errors import RequestError, readable, render_alone
 from ..system.files import checked_path, write_atomic
 from ..system.masking import masked, masked_value
@@ -231,11 +231,8 @@ def open_run(path: Path | str, trust: bool = False) -> Run:
     would execute is refused, where they would write is left out). Opening it executes nothing in either case.
     """
     path = named_run(checked_path(getattr(path, "path", path), "The run"))
-    if missing := missing_files(path):
-        raise RequestError(
-            name_a_run(path)
-            or f"{str(path)!r} is not a run: it has no {' and no '.join(missing)}. `spectrakit runs` lists the runs."
-        )
+    if missing_files(path):
+        raise RequestError(name_a_run(path) or no_run(path, "`spectrakit runs` lists the runs"))
     return Run(path, trusted=trust)
 
 # %% ../../nbs/60_api/00_run.ipynb #0a94119e

@@ -385,6 +385,10 @@ def _without_a_value(word: str, groups: dict[str, list[str]]) -> RequestError:
         return RequestError(f"{word!r} is a profile. Write it with its group: {group}={word}.")
     if is_known(word):
         return RequestError(f"{word!r} is a setting without a value. Write key=value: {word}=….")
+    if word.endswith((".yaml", ".yml")):
+        return RequestError(
+            f"{word!r} is a file, not a setting. Give it as config={word!r}, or in a shell --config {word}."
+        )
     names = [name for names in groups.values() for name in names]
     return RequestError(
         f"{word!r} has no value. Write key=value, such as trainer=kaggle_safe.{did_you_mean(word, names)}"

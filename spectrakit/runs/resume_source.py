@@ -18,7 +18,7 @@ from ..config.profile_files import parse_yaml, place, read_text
 from ..config.schema import Config
 from .history import RunOutline, finished_text, outline
 from .resume_changes import changes_text, check_changes, code_change, same_task
-from .run_dir import DEPTH, Session, find_runs, is_foreign, is_locked, missing_files
+from .run_dir import DEPTH, Session, find_runs, is_foreign, is_locked, missing_files, no_run
 from ..system.errors import RequestError
 from ..system.platforms.detect import input_folders
 
@@ -88,7 +88,7 @@ def _check_is_run(path: Path) -> None:
     "RequestError where `path` is no run, with the runs that lie below it."
     if not path.is_dir():
         raise RequestError(f"There is no folder {str(path)!r} to resume from. `spectrakit runs` lists the runs.")
-    if not (missing := missing_files(path)):
+    if not missing_files(path):
         return
     below = [str(p) for p in find_runs(path)[:3]]
     hint = "`spectrakit runs` lists the runs"
@@ -96,7 +96,7 @@ def _check_is_run(path: Path) -> None:
         hint = (
             f"There is one below it: {below[0]}" if len(below) == 1 else f"There are runs below it: {', '.join(below)}"
         )
-    raise RequestError(f"{str(path)!r} is not a run: it has no {' and no '.join(missing)}. {hint}.")
+    raise RequestError(no_run(path, hint))
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #3f549851
 def _checkpoint_plan(path: Path, config: Config, session: Session) -> ResumePlan:

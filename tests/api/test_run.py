@@ -119,6 +119,13 @@ def test_a_finished_run_can_be_opened_by_its_folder_alone(here):
     assert [row.split(",")[0] for row in rows] == ["id", "s0", "s1", "s2", "s3", "s4"]
 
 
+def test_a_checkpoint_in_place_of_its_run_is_answered_with_the_run(whole):
+    newest = find_checkpoint(whole.path / "checkpoints")[0]
+    for ask in (open_run, resume):
+        with pytest.raises(RequestError, match=f"lies in one. Give the run: {whole.path}"):
+            ask(newest)
+
+
 def test_the_snapshot_repeats_a_run_bit_for_bit():
     first = fit(Line(), inline("training.ema_decay=0.9"), show=False)
     again = fit(Line(), compose(config=first.path / "config.yaml"), show=False)
