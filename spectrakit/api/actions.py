@@ -9,6 +9,7 @@ __all__ = ['session_of', 'Predictions', 'check_prediction', 'check_test_predicti
 
 # %% ../../nbs/60_api/02_actions.ipynb #fd1ca0ee
 import contextlib
+import math
 import os
 import shutil
 import sys
@@ -33,7 +34,7 @@ from ..handover.job_kind import PREDICT, RESUME, TRAIN, JobKind
 from ..handover.request import RunRequest, new_request
 from ..jobs.prediction import PARTIAL, Target, submission_file
 from ..launch.launcher import Outcome, launch
-from ..predictions.ensemble import check_how
+from ..predictions.ensemble import HOW, check_how
 from ..predictions.prediction_spool import load_arrays
 from ..predictions.predictions import Predicted
 from ..predictions.submission_file import SubmissionState, read_record
@@ -354,8 +355,13 @@ def _weights_of(how: Any, count: int) -> list[float]:
     if isinstance(how, str):
         check_how(how)
         return [1.0] * count
-    weights = [float(weight) for weight in getattr(how, "weights", how)]
-    if len(weights) != count or min(weights, default=-1) < 0 or not sum(weights):
+    try:
+        weights = [float(weight) for weight in getattr(how, "weights", how)]
+    except (TypeError, ValueError):
+        raise RequestError(
+            f"how={how!r} is neither a way to average nor weights. There are {', '.join(HOW)}; or a number for each."
+        ) from None
+    if len(weights) != count or not all(0 <= weight < math.inf for weight in weights) or not sum(weights):
         raise RequestError(
             f"how={weights} are not weights for {count} runs. Give each one a number from 0 up, not all 0."
         )

@@ -44,7 +44,7 @@ class Ensemble:
 
     def take(self, task: Any, member: Member) -> None:
         "Predict with one more run, and add it. What is wrong with it goes to `notes`."
-        began, first = time.monotonic(), self.first is None
+        began, first, before = time.monotonic(), self.first is None, dict(getattr(task, "__dict__", {}))
         try:
             given = predict_member(task, member, self.context, self.target, self.file if first else None)
             chunks, name, notes = given
@@ -58,6 +58,7 @@ class Ensemble:
             self.used.append(f"{member.run_dir.name}/{name}")
         except RequestError as error:
             self.notes.append(f"{member.run_dir.name} is left out: {error}")
+            getattr(task, "__dict__", {}).update(before)  # the rows that it has read for others make their table
         self.longest_s = max(self.longest_s, time.monotonic() - began)
 
     def write(self) -> tuple[str, str]:
