@@ -19,7 +19,8 @@ from ..system.platforms.platform import Platform
 FORM = "sk-form"  # the class of the form, below which the style sheet holds
 _COLOURS = """
 .sk-form { --sk-accent: var(--jp-brand-color1, #0072b2); --sk-line: #80808080; --sk-alert: #a84300;
-  --sk-soft: #8080801a; container-type: inline-size; max-width: 100em; overflow: visible; line-height: 1.35 }
+  --sk-soft: #8080801a; container-type: inline-size; max-width: 100em; overflow: visible; line-height: 1.35;
+  padding: 2px 4px }
 [data-jp-theme-light="false"] .sk-form, html[theme="dark"] .sk-form, .vscode-dark .sk-form, .theme-dark .sk-form {
   --sk-alert: #ff9a4d }
 .sk-form .widget-html, .sk-form .widget-html-content { overflow: visible; height: auto; line-height: 1.35; margin: 0 }
@@ -53,6 +54,7 @@ _FIELDS = """
   margin: 0; overflow: visible }
 .sk-field .widget-inline-hbox .widget-label { width: auto; max-width: none; text-align: left; font-weight: 600;
   height: auto; line-height: 1.6; overflow: visible; white-space: normal }
+.sk-field .widget-html { margin-top: .15em }
 .sk-field .widget-checkbox { width: 100%; margin: 0 }
 .sk-field input[type=text], .sk-field select { width: 100%; min-height: 2.1em; box-sizing: border-box; flex: none }
 .sk-field.sk-wrong input, .sk-field.sk-wrong select { border: 1px solid var(--sk-alert) !important }
@@ -60,17 +62,32 @@ _FIELDS = """
 _REST = """
 .sk-form.sk-form.sk-form.sk-form *:focus-visible, .sk-cards label:focus-within {
   outline: 2px solid var(--sk-accent) !important; outline-offset: 1px }
-.sk-tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(10.5em, 100%), 1fr)); gap: .5em }
+.sk-tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(10.5em, 100%), 1fr)); gap: .5em }
 .sk-tile { border: 1px solid var(--sk-line); border-radius: 6px; padding: .4em .7em; overflow-wrap: anywhere }
 .sk-tile b { display: block; font-size: 1.25em; font-variant-numeric: tabular-nums; line-height: 1.3 }
-.sk-code { display: flex; gap: .5em; align-items: flex-start; margin: .1em 0 .5em }
-.sk-code pre { flex: 1; margin: 0; padding: .35em .6em; user-select: all; white-space: pre-wrap;
+.sk-code { display: grid; grid-template: "what what" "text copy" / 1fr auto; gap: .15em .5em; align-items: start;
+  margin: .1em 0 .5em }
+@container (max-width: 36em) { .sk-code { grid-template: "what copy" "text text" / 1fr auto; align-items: end } }
+.sk-code .sk-more { grid-area: what } .sk-code button { grid-area: copy }
+.sk-code pre { grid-area: text; margin: 0; padding: .35em .6em; user-select: all; white-space: pre-wrap;
   overflow-wrap: anywhere; border: 1px solid var(--sk-line); border-radius: 4px; background: none; color: inherit;
   font-size: .92em }
 .sk-code button { font: inherit; font-size: .92em; padding: .35em .8em; cursor: pointer; color: inherit;
   background: var(--sk-soft); border: 1px solid var(--sk-line); border-radius: 4px }
-.sk-form .sk-go { align-items: center; flex-wrap: wrap; overflow: visible }
-.sk-section { max-height: 26em; min-height: 12em; overflow-y: auto }
+.sk-form .sk-go { align-items: center; flex-wrap: wrap; overflow: visible; gap: .3em .6em; margin: .5em 0 }
+.sk-form .sk-fold { overflow: visible }
+.sk-fold > .widget-toggle-button { width: 100%; height: auto; margin: 2px 0; padding: .45em .7em; text-align: left;
+  line-height: 1.35; font-weight: 600; white-space: normal; box-shadow: none; color: inherit; background: none;
+  border: 1px solid var(--sk-line); border-radius: 6px }
+.sk-fold > .widget-toggle-button:hover, .sk-fold > .widget-toggle-button.mod-active {
+  background: var(--sk-soft); color: inherit; box-shadow: none }
+.sk-fold > .widget-toggle-button::before { content: "▸ "; content: "▸ " / "" }
+.sk-fold > .widget-toggle-button.mod-active::before { content: "▾ "; content: "▾ " / "" }
+.sk-fold > .widget-toggle-button:not(.mod-active) + .sk-section { display: none }
+.sk-section { height: auto; min-height: 12em; overflow: auto; padding: .3em .2em .6em .9em }
+@container (max-width: 36em) {
+  .sk-section table, .sk-section tbody, .sk-section tr, .sk-section td { display: block; overflow-wrap: anywhere }
+  .sk-section th { display: none } .sk-section td:first-child { font-weight: 600; margin-top: .6em } }
 @media (prefers-reduced-motion: no-preference) { .sk-tile, .sk-cards label { transition: background .15s } }
 """
 STYLE = f"<style>{_COLOURS}{_CARDS}{_FIELDS}{_REST}</style>"
@@ -129,8 +146,10 @@ _UNSEEN = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inse
 
 # %% ../../nbs/65_picker/03_drawing.ipynb #b636af2f
 _COPY = (
-    "var b=this;navigator.clipboard.writeText(b.parentNode.querySelector('pre').textContent)"
-    ".then(function(){b.textContent='Copied';setTimeout(function(){b.textContent='Copy'},1500)})"
+    "var b=this,p=b.parentNode.querySelector('pre'),"
+    "said=function(t){b.textContent=t;setTimeout(function(){b.textContent='Copy'},1500)},"
+    "old=function(){getSelection().selectAllChildren(p);said(document.execCommand('copy')?'Copied':'Marked')};"
+    "navigator.clipboard?navigator.clipboard.writeText(p.textContent).then(function(){said('Copied')},old):old()"
 )
 
 
@@ -138,7 +157,7 @@ def code_html(text: str, label: str) -> str:
     "Text in a box with a button that copies it; `label`: what it is."
     name = html.escape(label)
     return (
-        f'<div class="sk-more">{name}</div><div class="sk-code">'
+        f'<div class="sk-code"><div class="sk-more">{name}</div>'
         f'<pre tabindex="0" aria-label="{name}">{escaped(text)}</pre>'
         f'<button type="button" aria-label="copy: {name}" onclick="{html.escape(_COPY)}">Copy</button></div>'
     )

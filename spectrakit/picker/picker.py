@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['EXTRA', 'GROUPS', 'PLAIN', 'SECTIONS', 'PROFILE_HEAD', 'why_no_form', 'make_control', 'make_row', 'show_row',
-           'Sections', 'in_main_thread', 'Form', 'shown_below', 'selection_file', 'unread_selections', 'save_selection',
-           'frozen_line', 'frozen_cell', 'ProfilePicker']
+           'Folded', 'Sections', 'in_main_thread', 'Form', 'shown_below', 'selection_file', 'unread_selections',
+           'save_selection', 'frozen_line', 'frozen_cell', 'ProfilePicker']
 
 # %% ../../nbs/65_picker/04_picker.ipynb #9606e76f
 import contextlib
@@ -98,7 +98,7 @@ PLAIN = {
     MORE: "keys of your own, or any other setting",
 }  # what a setting is called above its field; the others have the name of their key
 SECTIONS = [
-    "All settings, block by block",
+    "All other settings, block by block",
     "More: keys of your own, or any other setting",
     "All profiles, and what each of them changes",
 ]
@@ -196,8 +196,9 @@ def show_row(form: "Form", key: str) -> None:
 
 
 def _note_html(form: "Form", key: str, locked: str) -> str:
-    name = f"<code>{key}</code> " if key in form.fields else ""
-    return f'<div class="sk-more">{name}{escaped(_note_of(form, key, locked))}</div>'
+    name = f"<code>{key.replace('.', '.<wbr/>').replace('_', '_<wbr/>')}</code> " if key in form.fields else ""
+    note = re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped(_note_of(form, key, locked)))
+    return f'<div class="sk-more">{name}{note}</div>'
 
 
 def _set_control(control: Any, value: Any) -> None:
@@ -208,34 +209,40 @@ def _set_control(control: Any, value: Any) -> None:
         control.value = value
 
 # %% ../../nbs/65_picker/04_picker.ipynb #d9ca8c6d
+class Folded:
+    """Sections, each below a button that opens and closes it: the titles of ipywidgets' accordion take no keyboard.
+
+    `fill`: called with a section's number when it is opened."""
+
+    def __init__(self, w: Any, titles: list[str], fill: Callable[[int], None]):
+        self.buttons = [w.ToggleButton(description=title, tooltip=title) for title in titles]
+        self.contents = [w.VBox() for _ in titles]
+        for number, (button, content) in enumerate(zip(self.buttons, self.contents, strict=True)):
+            button.observe(lambda _, number=number: fill(number), names="value")
+            content.add_class("sk-section")  # as high before it is filled as afterwards
+        self.box = w.VBox([w.VBox(pair) for pair in zip(self.buttons, self.contents, strict=True)])
+        for part in self.box.children:
+            part.add_class("sk-fold")
+
+
 class Sections:
     "The folded sections below the common settings: all settings by block, more overrides, all profiles."
 
     def __init__(self, form: "Form"):
         self.form = form
-        blocks_of = {name: [key for key in form.fields if key.rpartition(".")[0] == name] for name in blocks()}
-        self.blocks = {name: keys for name, keys in blocks_of.items() if set(keys) - set(COMMON)}
-        self.outer = self._accordion(SECTIONS)
-        self.inner = self._accordion([f"{name}: {blocks()[name]}" for name in self.blocks])
-        self.outer.observe(lambda change: self.open(change["new"]), names="selected_index")
-        self.inner.observe(lambda change: self.open_block(change["new"]), names="selected_index")
+        others = [key for key in form.fields if key not in COMMON]  # each setting has one field
+        blocks_of = {name: [key for key in others if key.rpartition(".")[0] == name] for name in blocks()}
+        self.blocks = {name: keys for name, keys in blocks_of.items() if keys}
+        self.outer = Folded(form.w, SECTIONS, self.fill)
+        titles = [f"{name}: {blocks()[name]}".replace("`", "") for name in self.blocks]
+        self.inner = Folded(form.w, titles, self.fill_block)
 
-    def _accordion(self, titles: list[str]) -> Any:
-        "A closed accordion of empty boxes."
-        w = self.form.w
-        accordion = w.Accordion(children=[w.VBox() for _ in titles], selected_index=None)
-        for box in accordion.children:
-            box.add_class("sk-section")  # as high before it is filled as afterwards
-        for index, title in enumerate(titles):
-            accordion.set_title(index, title)
-        return accordion
-
-    def open(self, index: int | None) -> None:
+    def fill(self, index: int) -> None:
         "Fill one of SECTIONS."
-        if index is None or (box := self.outer.children[index]).children:
+        if (box := self.outer.contents[index]).children:
             return
         if index == 0:
-            box.children = [self.inner]
+            box.children = [self.inner.box]
         elif index == 1:
             box.children = [self.form.row(MORE)]
         else:
@@ -243,10 +250,11 @@ class Sections:
             rows = profile_rows(self.form.selection.cache.base(("trainer=defaults",)))
             box.children[0].value = rows_html(rows, "profiles", PROFILE_HEAD)
 
-    def open_block(self, index: int | None) -> None:
+    def fill_block(self, index: int) -> None:
         "Fill one block of settings."
-        if index is not None and not (box := self.inner.children[index].add_class("sk-fields")).children:
-            box.children = [self.form.row(key) for key in list(self.blocks.values())[index]]
+        if not (box := self.inner.contents[index]).children:
+            rows = self.form.w.VBox([self.form.row(key) for key in list(self.blocks.values())[index]])
+            box.children = [rows.add_class("sk-fields")]
 
 # %% ../../nbs/65_picker/04_picker.ipynb #6669561c
 def _code_html(selection: Selection) -> str:
@@ -308,7 +316,7 @@ class Form:
         buttons.add_class("sk-go")
         profile = [self._head("Profile"), self.row("trainer")] if "trainer" in self.groups else []
         fields_ = [self._head("Settings"), common, self._head("What these settings will do"), self.consequences]
-        use = [self._head("Use them"), self.lines, buttons, self.sections.outer]
+        use = [self._head("Use them"), self.lines, buttons, self.sections.outer.box]
         return [self.w.HTML(STYLE + platform), *profile, *fields_, *use]
 
     def _head(self, text: str) -> Any:

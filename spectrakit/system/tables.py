@@ -7,17 +7,20 @@ __all__ = ['html_table', 'html_folded']
 
 # %% ../../nbs/00_system/10_tables.ipynb #d51c7ce3
 import html
+import re
 from collections.abc import Iterable, Sequence
 
 # %% ../../nbs/00_system/10_tables.ipynb #16808c42
 _LEFT = "style='text-align:left;vertical-align:top'"
+_BREAKS = re.compile(r"(?<=[a-z][._])(?=[a-z])")  # the places in a key at which a narrow page may begin a new line
 
 
 def html_table(rows: Iterable[Sequence[object]], head: Sequence[object] = ()) -> str:
-    "Rows of texts as an HTML table, `head` above them. The texts are escaped, and stand on the left."
+    "Rows of texts as an HTML table, `head` above them. The texts are escaped; keys may wrap."
 
     def row(cells: Sequence[object], tag: str) -> str:
-        return f"<tr>{''.join(f'<{tag} {_LEFT}>{html.escape(str(cell))}</{tag}>' for cell in cells)}</tr>"
+        texts = (_BREAKS.sub("<wbr/>", html.escape(str(cell))) for cell in cells)
+        return f"<tr>{''.join(f'<{tag} {_LEFT}>{text}</{tag}>' for text in texts)}</tr>"
 
     top = f"<thead>{row(head, 'th')}</thead>" if head else ""
     return f"<table>{top}<tbody>{''.join(row(cells, 'td') for cells in rows)}</tbody></table>"

@@ -197,6 +197,7 @@ def test_the_form_can_be_read_and_used_at_any_width(browser, server, width, dark
         page.picture(f"form-{width}", 0)
         look = page.page.evaluate(FORM_LOOK)
         assert look["narrowest"] >= 190 and look["smallest"] >= 11 and look["outside"] == [], look
+        opened_by_keyboard(page)
         # by keyboard: from a card to the next, which is chosen, and to a field, in which one types
         page.output(0).locator(".sk-cards input:checked").focus()
         page.page.keyboard.press("Tab")
@@ -207,7 +208,7 @@ def test_the_form_can_be_read_and_used_at_any_width(browser, server, width, dark
         assert page.page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "solid"
         page.page.keyboard.type("x")
         page.output(0).locator("[role=alert]", has_text="is not possible").wait_for()
-        assert page.output(0).locator("button", has_text="Train").is_disabled() and page.problems == []
+        assert page.output(0).locator(".sk-go button", has_text="Train").is_disabled() and page.problems == []
 
 
 def test_a_click_on_train_shows_the_run_below_the_form_and_is_stopped_as_any_cell(light, server):
@@ -289,6 +290,23 @@ FORM_LOOK = """() => {
     smallest: Math.min(...text.map(e => parseFloat(getComputedStyle(e).fontSize))),
     outside: all.filter(e => e.getBoundingClientRect().right > right + 2).map(e => e.className || e.tagName)}
 }"""
+
+
+def opened_by_keyboard(page) -> None:
+    "Open two sections of the form with keys alone: what is above stays where it is, and the next key is in them."
+    tops = """() => [...document.querySelectorAll('.sk-form .sk-head, .sk-go button')].map(e => Math.round(
+      e.getBoundingClientRect().top - document.querySelector('.sk-form').getBoundingClientRect().top))"""
+    before = page.page.evaluate(tops)
+    page.output(0).locator("button", has_text="Reset").focus()
+    field = page.output(0).locator(".sk-field", has_text="data.global_batch_size").locator("input")
+    for inside in (page.output(0).locator(".sk-fold .sk-fold button").first, field):
+        page.page.keyboard.press("Tab")
+        page.page.keyboard.press("Space")
+        inside.wait_for()
+    page.page.keyboard.press("Tab")
+    assert field.evaluate("field => field === document.activeElement") and page.page.evaluate(tops) == before
+    look = page.page.evaluate(FORM_LOOK)
+    assert look["smallest"] >= 11 and look["outside"] == [], look
 
 
 def step_of(cell, what) -> str:

@@ -253,9 +253,9 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
 
 def open_all(form) -> None:
     for index in range(len(pickers.SECTIONS)):
-        form.sections.open(index)
+        form.sections.fill(index)
     for index in range(len(form.sections.blocks)):
-        form.sections.open_block(index)
+        form.sections.fill_block(index)
 
 
 @pytest.mark.slow
@@ -362,7 +362,7 @@ def test_what_is_said_more_strongly_cannot_be_clicked(monkeypatch):
 
 def test_words_of_ones_own():
     picker, form = make()
-    form.sections.open(1)
+    form.sections.fill(1)
     more = form.controls[choosing.MORE]
     more.value = "task.fold=2 extra.note='a b' lr=0.5"
     assert (picker.config.task, picker.config.extra, picker.config.optimizer.lr) == ({"fold": 2}, {"note": "a b"}, 0.5)
@@ -377,7 +377,7 @@ def test_words_of_ones_own():
 
 def test_settings_that_contradict_each_other_are_told_and_kept():
     _picker, form = make(samples=1000)
-    form.sections.open_block(list(form.sections.blocks).index("scheduler"))
+    form.sections.fill_block(list(form.sections.blocks).index("scheduler"))
     form.controls["scheduler.warmup_steps"].value = "10"
     form.controls["scheduler.warmup_epochs"].value = "1"
     assert "both set the warm-up" in form.consequences.value and form.controls["scheduler.warmup_steps"].value == "10"
@@ -394,10 +394,10 @@ def test_a_broken_profile_of_ones_own_is_told_beside_the_list():
     form.controls["trainer"].value = "broken"
     assert "max_epochs=many" in form.notes["trainer"].value and picker._selection.config.optimizer.lr == 0.5
     assert "broken" in refused(lambda: picker.config)
-    form.sections.open(2)
+    form.sections.fill(2)
     assert (
-        "cannot be used" in form.sections.outer.children[2].children[0].value
-        and "<b>mine" not in form.sections.outer.children[2].children[0].value
+        "cannot be used" in form.sections.outer.contents[2].children[0].value
+        and "<b>mine" not in form.sections.outer.contents[2].children[0].value
     )
     form.controls["trainer"].value = "mine"
     assert (picker.config.profile, picker.config.trainer.max_epochs, picker.config.optimizer.lr) == ("mine", 1, 0.5)
@@ -539,10 +539,9 @@ def a_person_uses_the_form(notebook):
     )
     tell(notebook, "controls['optimizer.lr']", value="0.5")
     tell(notebook, "controls['trainer.max_epochs']", value="3e-")
-    tell(notebook, "sections.outer", selected_index=0)
-    tell(
-        notebook, "sections.inner", selected_index=notebook.ask("list(picker._form.sections.blocks).index('scheduler')")
-    )
+    tell(notebook, "sections.outer.buttons[0]", value=True)
+    block = notebook.ask("list(picker._form.sections.blocks).index('scheduler')")
+    tell(notebook, f"sections.inner.buttons[{block}]", value=True)
     tell(
         notebook,
         "controls['scheduler.name']",
