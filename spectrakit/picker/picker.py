@@ -224,7 +224,7 @@ class Folded:
         for part in self.box.children:
             part.add_class("sk-fold")
 
-
+# %% ../../nbs/65_picker/04_picker.ipynb #376f3ba8
 class Sections:
     "The folded sections below the common settings: all settings by block, more overrides, all profiles."
 
