@@ -120,7 +120,7 @@ CHECKS: tuple[Callable[[Situation], Problem | None], ...] = (_overdue, _failed, 
 
 
 def find_problem(situation: Situation) -> Problem | None:
-    "What is wrong with the processes now; None where all is well. Notes in `situation.observed` what a later look needs."
+    "What is wrong with the processes now; None where all is well. Notes in `situation.observed` what is needed later."
     import psutil
 
     phases, observed = situation.detector.ranks.phases(), situation.observed
