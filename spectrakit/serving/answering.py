@@ -203,8 +203,10 @@ class Answers:
         try:
             return self.standing.answer(*given)
         except Exception as error:
-            self.say(f"the standing answer could not be made, and is 0: {type(error).__name__}: {error}")
-            return 0
+            self.say(f"`prior` raised {type(error).__name__}: {error}. What is usual is answered in its place")
+        with contextlib.suppress(Exception):
+            return self.standing.usual_answer(*given)
+        return 0
 
     def _count(self, lacking: Sequence[str]) -> None:
         "Keep in mind which models the answer lacks; each is said once."
@@ -218,7 +220,7 @@ class Answers:
         left_s = self.left_s()
         if left_s is not None and left_s <= 0:
             raise TimeoutError("the session ends soon")
-        wanted_s = self.batch_s if self.served.predicted or self.busy_with else max(self.batch_s, _FIRST_S)
+        wanted_s = max(self.batch_s, _FIRST_S) if self.served.batches == 1 else self.batch_s
         return began + (wanted_s if left_s is None else min(wanted_s, left_s))
 
     def _predicted(self, given: Sequence[Any], began: float) -> tuple[Any, list[str]]:

@@ -9,6 +9,7 @@ __all__ = ['PACKAGE', 'RERUN', 'evaluation_folder', 'is_rerun', 'server_class', 
 import contextlib
 import importlib
 import inspect
+import math
 import os
 import pkgutil
 import sys
@@ -29,7 +30,7 @@ from ..predictions.submission import Sample, find_sample
 from ..runs.run_dir import new_run_dir
 from .answering import Answerers, Answers, Served, Worker
 from .standing_answer import StandingAnswer
-from ..system.errors import RequestError
+from ..system.errors import RequestError, check_type
 from ..system.files import checked_path
 from ..system.inputs import find_input
 from ..system.platforms.detect import input_folders
@@ -250,6 +251,11 @@ def serve(  # noqa: PLR0913  what a server is begun with; all but the task have 
     """
     if isinstance(run, str) and "=" in run and not Path(run).exists():
         overrides, run = (run, *overrides), None
+    check_type(batch_s, (int, float), "batch_s", "a number of seconds, such as 240")
+    if not 0 < batch_s < math.inf:
+        raise RequestError(
+            f"batch_s={batch_s} leaves no batch its time. Give a number of seconds above 0, such as 240."
+        )
     chosen, rerun = _chosen_runs(run, runs, how), is_rerun(os.environ)
     task, request, answerers = _answerers(task, chosen, overrides, trust)
     name = chosen[0][0][0].path.name if len(chosen[0]) == 1 else f"{len(chosen[0])} runs"

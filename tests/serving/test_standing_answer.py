@@ -2,9 +2,11 @@
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from spectrakit.predictions.submission import Sample, Sheet
 from spectrakit.serving.standing_answer import StandingAnswer
+from spectrakit.system.errors import RequestError
 
 SAMPLE = Sample(Sheet(("id", "price"), [["1", "100"], ["2", "100"]]), "sample_submission.csv")
 BATCH = pd.DataFrame({"id": [7, 8, 9], "size": [1.0, 2.0, 3.0]})
@@ -26,6 +28,13 @@ def test_what_was_predicted_is_what_is_usual():
 def test_the_users_own_comes_first():
     assert list(StandingAnswer(prior={"price": 42.0}, sample=SAMPLE).answer(BATCH)["price"]) == [42.0] * 3
     assert StandingAnswer(prior=lambda batch: len(batch)).answer(BATCH) == 3
+
+
+@pytest.mark.parametrize("prior", [{"prize": 1.0}, {"price": 1.0, "y": 0}, [1.0, 2.0], ("a",)])
+def test_what_no_row_could_have_is_refused(prior):
+    with pytest.raises(RequestError, match="prior="):
+        StandingAnswer(prior, SAMPLE)
+    StandingAnswer(prior, SAMPLE, is_table=False)  # an answer of another form
 
 
 def test_single_answers_have_no_table():
