@@ -1,5 +1,7 @@
 "Runs of the task `lm` on a tiny corpus: in this process and on two ranks, cut where a test wants it."
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +67,19 @@ class Cut(LanguageModel):
             self.losses += 1
             if self.losses == self.at:
                 raise RuntimeError("cut")
+        return super().loss(model, batch)
+
+
+class Killed(LanguageModel):
+    "Every process of its session is killed at the loss that the environment numbers; 0: none."
+
+    losses = 0
+
+    def loss(self, model, batch, moment=None):
+        if moment is not None:
+            self.losses += 1
+            if self.losses == int(os.environ["TINY_KILL_AT"]):
+                os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(model, batch)
 
 
