@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside, read_mapping, write_atomic
 from ..system.platforms.detect import detect
 from ..system.signals import interrupt_says, interrupts, stop_key
-from ..watchdog.budget import short_time
+from ..watchdog.budget import NoTimeLeft, short_time
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #1d564280
 @dataclass(frozen=True)
@@ -463,16 +464,29 @@ def _take(f: Folding, number: int, result: TrialResult) -> None:
     f.falls_back = f.falls_back or result.fallback
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #7a92f4f7
+def _take_or_end(f: Folding, number: int, result_of_run: Callable[[], TrialResult]) -> None:
+    """Keep what the run `number` returns. Where it found that no time is left, no other is begun; NoTimeLeft where
+    nothing has come of the whole.
+    """
+    try:
+        _take(f, number, result_of_run())
+    except NoTimeLeft as late:
+        if not f.made and f.table is None:
+            raise
+        f.stopped = f.stopped or "out_of_time"
+        f.say(f"{f.folder(number).name.replace('-', ' ')} is not begun. {late}")
+
+
 def _in_turn(f: Folding) -> None:
     "One run after another, in this thread, until one does not end well or the time is over."
     for number in range(f.total):
         if not _may_begin(f, number):
             return
-        _take(f, number, run_single_trial(_config_at(f, number, 0), task=f.task))
+        _take_or_end(f, number, partial(run_single_trial, _config_at(f, number, 0), task=f.task))
         if f.stopped:
             return
 
-
+# %% ../../nbs/60_api/07_cross_validation.ipynb #7a92f4f8
 _Running = dict[int, tuple[int, Future]]  # by place: the run's number, and what it will bring
 
 
@@ -542,7 +556,7 @@ def _side_by_side(f: Folding) -> None:
             for place, (number, future) in list(running.items()):
                 if future.done():
                     del running[place]
-                    _take(f, number, future.result())
+                    _take_or_end(f, number, future.result)
             _fill(f, threads, waiting, running)
             if not running:
                 return

@@ -33,6 +33,7 @@ from .search_plan import Spent, expected_s, in_place, settings_of_trial, why_not
 from .space import import_optuna
 from .study import FACTS, ranked, rows_of
 from .study_file import LEASE, LEASE_S, folder_name, give_back, handing_out, queue_again, take_lease
+from ..watchdog.budget import NoTimeLeft
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #786cbf88
 @dataclass
@@ -310,6 +311,9 @@ def _finish(s: Search, a: Active) -> None:
         return _tell(s, a, "FAIL", note=str(error))
     try:
         _conclude(s, a, a.future.result())
+    except NoTimeLeft as late:  # when it was to begin
+        s.stop(str(late), "out_of_time")
+        _tell(s, a, "FAIL", cut=True)
     except RequestError as error:
         _tell(s, a, "FAIL", note=str(error))
         if not any(row.status == "completed" for row in rows_of(s.journal)):

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'SUBMIT_S', 'TimeLimit', 'time_limit', 'Budget', 'make_budget', 'usable_s', 'after_s', 'fits', 'kill_at',
-           'hurry', 'short_time', 'reserved_parts', 'describe_budget', 'planned_steps', 'schedule_pace', 'check_time']
+           'hurry', 'short_time', 'reserved_parts', 'describe_budget', 'planned_steps', 'schedule_pace', 'NoTimeLeft',
+           'check_time']
 
 # %% ../../nbs/30_watchdog/00_budget.ipynb #23a2fcf4
 import time
@@ -292,8 +293,12 @@ def _mend(platform: Platform, limit: TimeLimit) -> str:
     return f"Set a longer watchdog.limit{since_run}"
 
 # %% ../../nbs/30_watchdog/00_budget.ipynb #23a2fc07
+class NoTimeLeft(RequestError):
+    "The time limit leaves nothing to train with."
+
+
 def check_time(config: Config, platform: Platform, limit: TimeLimit | None = None) -> None:
-    """RequestError where the time limit leaves nothing to train with: it is over, or all that is left is held back.
+    """NoTimeLeft where the time limit leaves nothing to train with: it is over, or all that is left is held back.
 
     `config`: the settings. `platform`: when the session started. `limit`: the limit, where it is known (default None:
     found from the two).
@@ -307,13 +312,13 @@ def check_time(config: Config, platform: Platform, limit: TimeLimit | None = Non
     if limit.set_by == "watchdog.deadline":
         away = f"is {short_time(left)} away, of which {short_time(reserve)} are held back for the end."
         state = "is over." if left <= 0 else away
-        raise RequestError(f"There is no time to train: {limit.reason} {state} Set a later one.")
+        raise NoTimeLeft(f"There is no time to train: {limit.reason} {state} Set a later one.")
     state = (
         "it is over"
         if left <= 0
         else f"{format_duration(left)} are left, of which {format_duration(reserve)} are held back for the end"
     )
-    raise RequestError(
+    raise NoTimeLeft(
         f"There is no time to train: {_which_limit(config, platform, limit)}, and {state}; {_age(platform)}. "
         f"{_mend(platform, limit)} or start a new session."
     )

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
+import spectrakit.api.cross_validation
 from helpers import run_cli, start_cli, task, tree_hashes, wait_for
 from spectrakit.api.run import RunFailed
 from spectrakit.config.compose import compose
@@ -19,6 +20,7 @@ from spectrakit.runs.events import last_event
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
 from spectrakit.training.setup import read_datasets
+from spectrakit.watchdog.budget import NoTimeLeft
 from tasks import Line, in_sanity_check
 
 pytestmark = pytest.mark.slow
@@ -334,6 +336,36 @@ def test_the_submission_is_there_before_the_first_fold_and_grows_with_each(here)
     stopped.stops = True
     cut = sk.cross_validate(stopped, compose(*INLINE), folds=3, predict="submission.csv", show=False)
     assert cut.status == "interrupted" and Path("submission.csv").read_text().splitlines()[1] == "3,0"
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_fold_that_finds_no_time_left_costs_the_others_nothing(here, monkeypatch, capsys, at_once):
+    "Between the question whether a fold fits and its start some time goes by."
+    train = spectrakit.api.cross_validation.run_single_trial
+
+    def late(config, **more):
+        if config.folds.fold:
+            raise NoTimeLeft("There is no time to train.")
+        return train(config, **more)
+
+    monkeypatch.setattr(spectrakit.api.cross_validation, "run_single_trial", late)
+    words = (*(INLINE if at_once == 1 else SHORT), *HERE, "folds.stacked=false", f"folds.parallel={at_once}")
+    cv = sk.cross_validate(Handed(), compose(*words), folds=3, predict="submission.csv")
+    assert cv.status == "out_of_time" and [trial.status for trial in cv.trials] == ["completed"]
+    assert Path("submission.csv").read_text().splitlines()[1] == "3,0"
+    assert "fold 1 is not begun. There is no time to train." in capsys.readouterr().out
+
+
+def test_without_any_time_there_is_the_sample_or_an_error(here, monkeypatch):
+    def late(config, **_):
+        raise NoTimeLeft("There is no time to train.")
+
+    monkeypatch.setattr(spectrakit.api.cross_validation, "run_single_trial", late)
+    words = compose(*INLINE, *HERE, "folds.stacked=false")
+    cv = sk.cross_validate(Handed(), words, folds=3, predict="submission.csv", show=False)
+    assert cv.status == "out_of_time" and Path("submission.csv").read_text().splitlines()[1] == "3,7"
+    with pytest.raises(NoTimeLeft, match="no time to train"):
+        sk.cross_validate(Handed(), words, folds=3, show=False)
 
 
 def test_a_table_that_the_task_cannot_write_leaves_the_sample(here, capsys):

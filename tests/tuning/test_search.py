@@ -34,6 +34,7 @@ from spectrakit.system.errors import RequestError
 from spectrakit.tuning import search as search_module
 from spectrakit.tuning import search_loop
 from spectrakit.tuning.study import open_study
+from spectrakit.watchdog.budget import NoTimeLeft
 from tasks import Line, Planned
 
 pytestmark = pytest.mark.slow
@@ -589,6 +590,25 @@ def test_of_several_studies_auto_takes_the_one_of_the_same_space(here):
     assert again.path == first.path != other.path and len(again.trials) == 2
     with pytest.raises(RequestError, match="searches another space"):
         sk.search(Planned(), *words, grid(5.0, 6.0), resume="auto", show=False)
+
+
+def test_a_trial_that_finds_no_time_left_waits_for_the_next_session(here, monkeypatch):
+    "Between the question whether a trial fits and its start some time goes by."
+    train, begun = search_loop.run_single_trial, []
+
+    def late(config, **more):
+        begun.append(config.task["quality"])
+        if len(begun) == 2:
+            raise NoTimeLeft("There is no time to train.")
+        return train(config, **more)
+
+    monkeypatch.setattr(search_loop, "run_single_trial", late)
+    words = (*INLINE, *SCORE, "trainer.max_epochs=1", "search.sampler=grid", grid(1.0, 2.0, 3.0))
+    study = sk.search(Planned(), *words, show=False)
+    assert study.status == "out_of_time" and "no time to train" in study.reason
+    assert [row.status for row in study.trials][:2] == ["completed", "cut"]
+    again = sk.search(Planned(), *words, resume="auto", show=False)
+    assert again.status == "completed" and [row.status for row in again.trials].count("completed") == 3
 
 
 @pytest.mark.parametrize("seed", range(20))
