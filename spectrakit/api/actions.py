@@ -29,7 +29,15 @@ from ..config.schema import Config, to_dict
 from ..contract.task import check_task, provides
 from ..contract.task_code import code_fingerprint
 from ..handover.consent import consented
-from ..handover.job import Job, check_task_name, jobs_folder, load_task, remove_abandoned_jobs, with_task
+from spectrakit.handover.job import (
+    Job,
+    check_task_name,
+    jobs_folder,
+    load_task,
+    remove_abandoned_jobs,
+    seems_to_provide,
+    with_task,
+)
 from ..handover.job_kind import PREDICT, RESUME, TRAIN, JobKind
 from ..handover.request import RunRequest, new_request
 from ..jobs.prediction import PARTIAL, Target, submission_file
@@ -94,7 +102,8 @@ def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[in
     every_s = 10.0 if "ipykernel" in sys.modules else 60.0
     console, began = job.config.run.console if show else "none", time.monotonic()
     with interrupts(into=pressed):  # also while the view is made, which imports widgets: the launch asks for them
-        view = make_view(console, run.path, every_s=every_s, only_new=not job.kind.starts_at_zero)
+        room = job.kind in (TRAIN, RESUME) and job.config.run.pictures and seems_to_provide(task, "pictures")
+        view = make_view(console, run.path, room, every_s=every_s, only_new=not job.kind.starts_at_zero)
         try:
             with key_in_environment(job.config, job.platform.name, lambda text: print(text, file=sys.stderr)):
                 outcome = launch(job, task, _make_tick(run, view, pressed))

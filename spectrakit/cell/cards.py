@@ -13,7 +13,9 @@ from typing import Any
 
 from ..checks.failure import Failure, last_lines
 from ..system.masking import masked
+from ..system.units import format_duration
 from ..view.plots import VALID
+from ..view.run_state import plain_number
 from ..view.svg import escaped
 
 # %% ../../nbs/56_cell/00_cards.ipynb #5babd5a7
@@ -114,12 +116,23 @@ def _picture(file: Path, name: str, style: str) -> str:
     except OSError:
         return ""
     alt = f"{escaped(name)} of a few validation samples"
-    shape = "max-width:100%;height:300px;object-fit:contain"
+    shape = "flex:none;max-width:100%;height:300px;object-fit:contain"
     return source and f'<img alt="{alt}" src="data:image/png;base64,{source}" {style.format(shape)}/>'
 
+# %% ../../nbs/56_cell/00_cards.ipynb #cdcbfd79
+def _next_pictures(event: dict) -> str:
+    "When the next pictures are due; '' where that is soon."
+    t, took_s, again_s = (event.get(key) for key in ("t", "seconds", "again_s"))
+    if not (plain_number(t) and plain_number(took_s) and plain_number(again_s)) or again_s < 30:
+        return ""
+    return f" · the next after {format_duration(t + again_s)}: these took {took_s:.1f} s, and may take 1 % of the time"
 
-def pictures_card(run_dir: Path, event: dict) -> str:
-    "The pictures that a `pictures` event names, as HTML; '' where there are none."
+
+def pictures_card(run_dir: Path, event: dict, empty: str = "", running: bool = False) -> str:
+    """The pictures that a `pictures` event names, as HTML, beside each other in a row of one height.
+
+    `empty`: said in the room of that row where there are none (default: '', which takes no room). `running`: tell when
+    the next ones may be drawn."""
     files = event.get("files") if isinstance(event.get("files"), list) else []
     shown = []
     for name in [str(file) for file in files or []][:_PICTURES]:
@@ -129,8 +142,10 @@ def pictures_card(run_dir: Path, event: dict) -> str:
         night = _picture(file.with_suffix(".dark.png"), file.stem, 'class="sk-night" style="{};display:none"')
         paper = _picture(file, file.stem, f'{"class=sk-paper " if night else ""}style="{{}};background:#fff"')
         shown += [paper + night] if paper else []
-    if not shown:
+    if not shown and not empty:
         return ""
-    title = f"predictions at step {escaped(event.get('step', '?'))}, a few validation samples"
-    row = f'<div style="display:flex;flex-wrap:wrap;gap:8px">{"".join(shown)}</div>'
-    return f'<div style="{_TEXT};margin-top:6px">{_BY_THEME}<div>{title}</div>{row}</div>'
+    title = f"predictions at step {escaped(event.get('step', '?'))}, a few validation samples" if shown else empty
+    title += _next_pictures(event) if shown and running else ""
+    row = f'<div style="display:flex;gap:8px;height:316px;overflow-x:auto;overflow-y:hidden">{"".join(shown)}</div>'
+    line = f'<div title="{title}" style="white-space:nowrap;overflow:hidden;text-overflow:ellipsis">{title}</div>'
+    return f'<div style="{_TEXT};margin-top:6px">{_BY_THEME}{line}{row}</div>'

@@ -37,7 +37,7 @@ def phase(s: RunState, running: bool = True) -> str:
         return "unfinished"
     if s.stopping:
         return s.stopping
-    return "training" if s.loss.count or s.loss.not_finite else "preparing" if s.start else "starting"
+    return "training" if s.step or s.loss.not_finite else "preparing" if s.start else "starting"
 
 # %% ../../nbs/56_cell/01_frame.ipynb #fec5f980
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ def _status_line(s: RunState, look: Look) -> str:
     state = "stopping" if s.stopping and not s.status else phase(s, look.running)
     elapsed, *more = times(s, look.now_t, look.running).split(" · ")
     to_go = next((text for text in more if text.endswith(("to go", "pace yet"))), "")
+    if look.waited_s is not None and start_phases(s, 0.0):  # the run's own clock begins when its processes are there
+        elapsed, to_go = f"started {format_duration(max(look.waited_s, look.now_t))} ago", ""
     parts = [
         f"{_SIGNS.get(s.status, '●')} <b>{escaped(state)}</b> · {escaped(s.name, 60)}",
         _steps_text(s) if s.start else "the first step is to come",
@@ -237,7 +239,8 @@ def _phases(s: RunState, waited_s: float) -> str:
         took = "" if seconds is None else f"{seconds:.0f} s" if now else f"{seconds:.1f} s"
         weight = 600 if now else 400
         lines.append(
-            f'<div style="display:flex;gap:8px;max-width:260px;font-weight:{weight}"><span>{sign}</span>'
+            f'<div style="display:flex;gap:8px;max-width:260px;font-weight:{weight}">'
+            f'<span style="width:1em">{sign}</span>'
             f'<span>{escaped(words)}{"…" if now else ""}</span><span style="margin-left:auto">{took}</span></div>'
         )
     return "".join(lines)

@@ -110,6 +110,7 @@ class ViewOptions:
     continued: bool = False  # the log has the end of an earlier session
     draws: bool = True  # draw in the cell; False where there is none
     controls: bool = False  # show the buttons
+    pictures: bool = False  # keep room for pictures of predictions from the start
     echo: TextView | None = None  # a text view to update as well, for a log that people read
 
 # %% ../../nbs/56_cell/04_live.ipynb #520d62dc
@@ -227,7 +228,7 @@ def _look(view: LiveView, running: bool = True) -> Look:
     compared = comparison(view.state, ghost, view.run_dir) if ghost else ""
     return Look(view.now_t, now, running, waited_s, ghost.state if ghost else None, compared)
 
-
+# %% ../../nbs/56_cell/04_live.ipynb #9c598801
 def _draw_header(view: LiveView) -> None:
     "The header, once a second; below it, once, the buttons and the boxes."
     began = view._head.work()
@@ -245,10 +246,19 @@ def _draw_plots(view: LiveView) -> None:
     "Plots, table and messages; before the first step what is being done."
     began = view._plots.work()
     view._below.show("", text_html=body(view.state, _look(view), view.options.log))
-    if view.state.pictures:
-        view._pictures.show("", text_html=pictures_card(view.run_dir, view.state.pictures) or None)
+    _show_pictures(view)
     view._plots.done(began, plots_every_s(view.now_t) if view.state.step else 1.0)
     view._fresh = False
+
+
+def _show_pictures(view: LiveView) -> None:
+    "Predictions; until they come, and where none have come, a sentence in their room, so that nothing below moves."
+    s, empty = view.state, ""
+    if view.options.pictures and s.status != "failed":  # that has a card instead
+        empty = "no predictions were drawn" if s.status else "predictions of a few validation samples come here"
+    if s.pictures or empty or view._pictures._handle:
+        running = not s.status and not view.detached
+        view._pictures.show("", text_html=pictures_card(view.run_dir, s.pictures, empty, running))
 
 
 def _draw_prints(view: LiveView) -> None:
@@ -269,7 +279,7 @@ def _write_page(view: LiveView, running: bool) -> None:
     if not view.state.start and running:
         return
     try:
-        more = pictures_card(view.run_dir, view.state.pictures) + log_drawer(view.run_dir)
+        more = pictures_card(view.run_dir, view.state.pictures, running=running) + log_drawer(view.run_dir)
         whole = page(view.state, _look(view, running), every_s, _failure(view), more)
         write_atomic(view.run_dir / "dashboard.html", whole)
     except OSError:
@@ -319,8 +329,7 @@ def _close(view: LiveView) -> None:
     if picture or view._below._handle:
         html = body(view.state, _look(view, view.detached), view.options.log, picture)
         view._below.show("curves" if picture else "", text_html=html, image_png=picture)
-    if view.state.pictures:
-        view._pictures.show("", text_html=pictures_card(view.run_dir, view.state.pictures) or None)
+    _show_pictures(view)
     if (drawer := log_drawer(view.run_dir, "nothing was printed" * bool(view._drawer._handle))) or view._drawer._handle:
         view._drawer.show("", text_html=drawer)
 
@@ -400,10 +409,11 @@ def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
         view.close()
 
 # %% ../../nbs/56_cell/04_live.ipynb #a185e888
-def make_view(console: str, run_dir: Path, **options: Any) -> Any:
+def make_view(console: str, run_dir: Path, pictures: bool = False, **options: Any) -> Any:
     """The view for `run.console`: None for 'none', text if nothing else can be shown; each keeps dashboard.html.
 
-    `console`: auto, live, text, tqdm, rich or none. `run_dir`: the run's folder. `options`: those of TextView.
+    `console`: auto, live, text, tqdm, rich or none. `run_dir`: the run's folder. `pictures`: keep room for those of
+    predictions. `options`: those of TextView.
     RequestError where a package is missing.
     """
     if console == "none":
@@ -414,4 +424,4 @@ def make_view(console: str, run_dir: Path, **options: Any) -> Any:
         return LiveView(run_dir, ViewOptions(continued=continued, draws=False, echo=echo))
     batch = os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch"
     echo = make_text_view("text", run_dir, **{**options, "every_s": 60.0}) if batch else None
-    return LiveView(run_dir, ViewOptions(continued=continued, controls=True, echo=echo))
+    return LiveView(run_dir, ViewOptions(continued=continued, controls=True, echo=echo, pictures=pictures))

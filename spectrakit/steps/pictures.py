@@ -7,6 +7,7 @@ __all__ = ['pictures_due', 'few_predictions', 'at_most', 'as_pngs', 'draw_pictur
 
 # %% ../../nbs/40_steps/08_pictures.ipynb #54aca6be
 import contextlib
+import importlib
 import io
 import re
 import signal
@@ -136,16 +137,25 @@ def _drawn(s: TrainState, limit_s: float) -> dict[str, bytes]:
             files[f"{stem}.png"], files[f"{stem}{_DARK}"] = as_pngs(picture)
     return files
 
+# %% ../../nbs/40_steps/08_pictures.ipynb #c69aff4c
+def _import_once() -> None:
+    "Import what draws, for it is the first pictures' alone and says nothing of what the next ones take."
+    with contextlib.suppress(ImportError):
+        importlib.import_module("matplotlib.figure")
+        importlib.import_module("matplotlib.backends.backend_agg")
+
 
 def draw_pictures(s: TrainState, clock: Callable[[], float] = time.monotonic, limit_s: float = _LONGEST_S) -> None:
     """Draw the task's pictures of a few validation samples, if it is time; what goes wrong is told once, and ends them.
 
     `clock`: seconds. `limit_s`: so long may the task take.
     """
-    pictures, began = s.record.pictures, clock()
-    if not pictures_due(s, began):
+    pictures, asked = s.record.pictures, clock()
+    if not pictures_due(s, asked):
         return
     s.context.heartbeat.beat("evaluating")
+    _import_once()
+    began = clock()
     files: dict[str, bytes] = {}
     try:
         files = _drawn(s, limit_s)
@@ -158,7 +168,8 @@ def draw_pictures(s: TrainState, clock: Callable[[], float] = time.monotonic, li
         s.record.log.write("message", text=f"no pictures while it trains: {why}")
     s.context.heartbeat.beat("training")
     pictures.last, pictures.cost_s = clock(), clock() - began
-    s.record.interval.paused_s += pictures.cost_s
+    s.record.interval.paused_s += pictures.last - asked
     if files and not pictures.off:
-        shown = [name for name in files if not name.endswith(_DARK)]
-        s.record.log.write("pictures", step=s.progress.step, files=shown, seconds=round(pictures.cost_s, 3))
+        shown, took = [name for name in files if not name.endswith(_DARK)], round(pictures.cost_s, 3)
+        again_s = round(pictures.cost_s / _SHARE, 1)  # until then there are no others
+        s.record.log.write("pictures", step=s.progress.step, files=shown, seconds=took, again_s=again_s)

@@ -228,6 +228,25 @@ def test_a_click_on_train_shows_the_run_below_the_form_and_is_stopped_as_any_cel
     assert ": interrupted" in light.said(1) and light.problems == []
 
 
+def test_predictions_and_the_run_before_have_their_room_from_the_start(light, server):
+    words = "'trainer.accelerator=cpu', 'trainer.max_epochs=4', 'trainer.log_every_n_steps=2'"
+    first = f"import spectrakit as sk\nrun = sk.fit('coffee', {words}, 'run.dir=ghosts')"
+    write_notebook(server.folder / "ghost.ipynb", first, f"sk.fit('coffee', {words}, 'seed=1', 'run.dir=ghosts');")
+    light.open("ghost.ipynb")
+    for cell in (0, 1):
+        light.run(cell)
+        light.output(cell).locator("[aria-label='what was printed']").wait_for()  # the last part of the view
+        light.watch(cell)
+        light.until_idle()
+        seen, said = light.seen(), light.said(cell)
+        assert seen.blank == 0 and max(seen.heights) - min(seen.heights) <= 8, seen
+        assert "predictions at step" in said and light.output(cell).locator("img.sk-paper").count() == 1
+        assert (" than coffee-" in said or "as good as coffee-" in said) == (cell == 1), said
+        assert light.output(cell).get_by_text("before", exact=True).count() == 2 * cell  # in the legends of two panels
+    assert "seed=1 (was 0)" in light.said(1)
+    light.picture("ghost", 1)
+
+
 def test_the_quickstart_picked_by_clicking_and_run_from_top_to_bottom(light, server):
     shutil.copy(ROOT / "nbs" / "tutorials" / "quickstart.ipynb", server.folder)
     light.open("quickstart.ipynb")
