@@ -55,6 +55,7 @@ from ..jobs.prediction import save_arrays
 from ..jobs.replay import Replayed, score_of_predictions
 from ..predictions.ensemble import mean_or_most
 from ..predictions.prediction_spool import load_arrays
+from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import last_event
 from ..runs.groups import DONE
 from ..runs.history import follow
@@ -115,6 +116,12 @@ class CrossValidation:
     def runs(self) -> tuple[Run, ...]:
         "The run of each fold that was begun."
         return tuple(trial.run for trial in self.trials)
+
+    @property
+    def submission(self) -> SubmissionState | None:
+        "What the submission holds that this has left, as `run.submission`; None where it is gone, or another's."
+        records = (read_record(folder) for folder in (self.path, *(run.path for run in self.runs)))
+        return next((record for record in records if record is not None), None)
 
     def raise_for_status(self) -> "CrossValidation":
         "RunFailed, a RuntimeError, where a fold failed; else the cross-validation itself."

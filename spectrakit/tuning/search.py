@@ -20,10 +20,9 @@ from typing import Any
 from ..api.actions import check_on_error, check_test_prediction, fit, raises_failure
 from ..api.actions import predict as predict_with
 from ..api.places import ManyRuns, plan_places
-from ..api.run import Run, RunFailed
+from ..api.run import Run
 from ..api.trial import DIVISION, SETTINGS, ManyFolders, open_folder, run_to_go_on_with
 from ..cell.live import can_display
-from ..checks.failure import Failure
 from ..checks.run_forecast import span
 from ..config.aliases import ALIASES
 from ..config.compose import compose, override
@@ -319,17 +318,6 @@ def _start(
     return s
 
 # %% ../../nbs/71_tuning/07_search.ipynb #f89d8c6f
-def _raised(study: Study) -> Study:
-    "The study; where it has failed, RunFailed with what is known of the run that failed."
-    if study.status == "failed":
-        trials = [run for trial in study.trials for run in study.runs_of(trial)]
-        for run in (study.run, *trials):
-            if run is not None:
-                run.raise_for_status()
-        raise RunFailed(study.path.name, Failure(study.reason))
-    return study
-
-
 def _write_page_or_say(study: Study) -> None:
     "Write study.html; where that fails, print why."
     try:
@@ -408,4 +396,4 @@ def search(  # noqa: PLR0913  what a search is begun with; all but the task have
             s = _start(task, request, path, dimensions, print if show else lambda text: None)
             _begin(s, request.config, dimensions, alone)
         study = _search(s, request, StudyView(show), out)
-    return _raised(study) if raises_failure(on_error, request.platform.mode, predict) else study
+    return study.raise_for_status() if raises_failure(on_error, request.platform.mode, predict) else study

@@ -14,11 +14,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..api.run import Run, list_runs
+from ..api.run import Run, RunFailed, list_runs
+from ..checks.failure import Failure
 from ..checks.run_forecast import span
 from ..config.compose import compose
 from ..config.schema import Config
 from ..handover.request import new_request
+from ..predictions.submission_file import SubmissionState
 from ..runs.groups import DONE
 from ..runs.resume_changes import keep_effective_batch
 from ..runs.run_dir import Session, read_environment
@@ -148,6 +150,21 @@ class Study:
         "The run at the end with the best settings, or else that of the best trial; None where there is neither."
         final = list_runs(self.path / "final") if (self.path / "final").is_dir() else []
         return next(iter(final or self.runs_of(self.best)), None)
+
+    @property
+    def submission(self) -> SubmissionState | None:
+        "What the submission holds that `run` has left; None where it is gone, or another's."
+        return None if self.run is None else self.run.submission
+
+    def raise_for_status(self) -> "Study":
+        "RunFailed, with what is known of the run that failed, where the search has failed; else the study itself."
+        if self.status == "failed":
+            trials = [run for trial in self.trials for run in self.runs_of(trial)]
+            for run in (self.run, *trials):
+                if run is not None:
+                    run.raise_for_status()
+            raise RunFailed(self.path.name, Failure(self.reason))
+        return self
 
     def runs_of(self, trial: TrialRow | None) -> list[Run]:
         "The runs of a trial: one, or one of each fold."

@@ -330,12 +330,15 @@ def test_the_submission_is_there_before_the_first_fold_and_grows_with_each(here)
     assert Path("submission.csv").read_text() == "id,y\n3,1\n2,1\n1,1\n0,1\n"
     state = json.loads((cv.path / "submission.json").read_text())
     assert cv.status == "completed" and state["notes"][0] == "the mean of 3 of 3 runs"
+    assert cv.submission.predicted == cv.submission.samples == 4
     Path("submission.csv").unlink()
+    assert cv.submission is None
     shutil.rmtree("runs")
     stopped = Handed()
     stopped.stops = True
     cut = sk.cross_validate(stopped, compose(*INLINE), folds=3, predict="submission.csv", show=False)
     assert cut.status == "interrupted" and Path("submission.csv").read_text().splitlines()[1] == "3,0"
+    assert cut.submission.predicted == 4
 
 
 @pytest.mark.parametrize("at_once", [1, 2])

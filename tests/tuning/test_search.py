@@ -222,7 +222,8 @@ def test_the_best_settings_are_trained_at_the_end_and_predict(here):
     study = sk.search(Submits(), compose(*words), grid(2.0, 1.0), predict="out.csv", show=False)
     assert [len(row.curve) for row in study.trials] == [1, 1] and study.run.path.parent == study.path / "final"
     assert study.run.config.trainer.max_epochs == 3 and study.run.config.task["quality"] == 1.0
-    assert Path("out.csv").read_text().startswith("id,")
+    assert Path("out.csv").read_text().startswith("id,") and study.submission.predicted == study.submission.samples > 0
+    assert study.raise_for_status() is study
     again = sk.search(Submits(), compose(*words), grid(2.0, 1.0), resume="auto", show=False)
     assert again.path == study.path and again.run.path == study.run.path and len(again.trials) == 2
 
