@@ -12,8 +12,10 @@ import tiny_lm
 from helpers import TESTS, only_run, run_cli
 from in_process import furthest, trainer_in, weights
 from lm_runs import BASE, DILOCO, TWO, Cut, run, save_corpus, steps_and_losses, words
+from spectrakit.api.actions import fit
 from spectrakit.checkpoint.store import find_checkpoint, load_state
 from spectrakit.config.compose import compose
+from spectrakit.lm.exporting import export
 from spectrakit.lm.language_model import LanguageModel
 from spectrakit.runs.events import read_events
 
@@ -183,6 +185,22 @@ def test_two_ranks_learn_what_one_does_and_go_on_to_the_bit(tmp_path, corpus, st
         assert furthest(weights(tmp_path / "a"), weights(one.folder)) < 2e-5
     else:
         assert [event["steps"] for event in events if event["type"] == "round"] == [4, 4, 4]
+
+
+def test_a_model_of_half_precision_learns_and_is_exported_as_float32(tmp_path, corpus):
+    from safetensors.torch import load_file
+
+    tiny_lm.save_model(tmp_path / "half", torch.bfloat16)
+    given = (*words(corpus), f"task.model={tmp_path / 'half'}", "launch.mode=inline", "run.console=none")
+    given = (*given, f"run.dir={tmp_path / 'runs'}", "optimizer.lr=1e-6", "trainer.max_steps=3")
+    done = fit("lm", compose(*given), show=False)
+    assert done.status == "completed", done.error
+    out = export(done, tmp_path / "out")
+    exported, begun = load_file(out / "model.safetensors"), load_file(tmp_path / "half/model.safetensors")
+    assert {value.dtype for value in exported.values()} == {torch.float32}
+    assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
+    assert furthest(exported, weights(done.path)) == 0.0
+    assert 0 < furthest(exported, begun) < 1e-5, "steps that half precision would round away"
 
 
 WRITTEN = ("checkpoint.background=false",)  # a kill may come before what is written in the background is whole
