@@ -46,8 +46,8 @@ from ..predictions.ensemble import HOW, check_how
 from ..predictions.prediction_spool import load_arrays
 from ..predictions.predictions import Predicted
 from ..predictions.submission_file import SubmissionState, read_record
-from ..runs.events import log_file, write_metrics_csv
-from ..runs.history import outline
+from ..runs.events import EventLog, log_file, write_metrics_csv
+from ..runs.history import outline, read_overview
 from ..runs.outputs import seal_after
 from ..runs.resume_changes import keep_effective_batch
 from ..runs.resume_dir import open_run_dir
@@ -67,7 +67,7 @@ from ..system.files import checked_path
 from ..system.signals import ends_softly, interrupt_says, interrupts, stop_key
 from ..trackers.wandb import key_in_environment
 from ..view.text import stopping_text
-from ..watchdog.budget import check_time
+from ..watchdog.budget import NoTimeLeft, check_time
 
 # %% ../../nbs/60_api/02_actions.ipynb #5956c0ff
 def _make_tick(run: Run, view: Any, pressed: list[int]) -> Callable[[], None]:
@@ -174,6 +174,34 @@ def _prior(task: Any, config: Config, out: str | Path | None, folder: Path) -> s
     return str(path)
 
 # %% ../../nbs/60_api/02_actions.ipynb #6774fd53
+def _no_time(config: Config, request: RunRequest, predict: Any) -> NoTimeLeft | None:
+    """Why no time is left to train, where a submission is to be there nevertheless, in the file `predict`.
+
+    NoTimeLeft where none is asked for.
+    """
+    try:
+        check_time(config, request.platform, request.limit)
+    except NoTimeLeft as late:
+        if predict is None:
+            raise
+        return late
+    return None
+
+
+def _not_begun(run: Run, late: NoTimeLeft, out: str | None) -> Run:
+    """The run, of which nothing was trained now, with its end in its log; what it has saved before can predict.
+
+    NoTimeLeft where the submission `out` holds nothing, and no checkpoint can fill it.
+    """
+    if not (out and Path(out).exists()) and find_checkpoint(run.path / "checkpoints")[0] is None:
+        raise late
+    print(f"{run.path.name}: {late}", file=sys.stderr)
+    with contextlib.closing(EventLog(log_file(run.path))) as log:
+        log.write("end", status="out_of_time", reason=str(late), step=read_overview(run.path).steps, metrics={})
+    _summarize_or_say(run, draw=True)
+    return run
+
+# %% ../../nbs/60_api/02_actions.ipynb #6774fd54
 def session_of(task: Any, request: RunRequest) -> Session:
     "What a run's folder is to know of the request."
     code = code_fingerprint(task)
@@ -196,7 +224,7 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
     if plan.kind == "done":
         assert plan.run is not None  # the run that is done
         return _finish_done(Run(plan.run, given))
-    check_time(config, request.platform, request.limit)
+    late = _no_time(config, request, None if peer else predict)
     check_mirror(request.config)
     kind = RESUME if plan.goes_on else TRAIN
     if peer:
@@ -205,6 +233,8 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
     with open_run_dir(plan, config, request.config, session) as (path, final):
         run = Run(path, given)
         out = _prior(task, final, predict, path)
+        if late is not None:
+            return _not_begun(run, late, out)
         job = Job(kind, path, request.with_config(final), out, extra={"predicts": out is not None})
         outcome = _launch_and_show(run, job, task, show, pressed)
     if not log_file(path).is_file():  # somebody has deleted it
