@@ -1,5 +1,6 @@
 "`kaggle init` fits the competition: its tables, its sample submission alone, or nothing of it yet."
 
+import ast
 import json
 import sys
 from pathlib import Path
@@ -7,9 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from spectrakit.api.cross_validation import CrossValidation
+from spectrakit.api.run import Run
 from spectrakit.cli.main import main
 from spectrakit.config.compose import compose
 from spectrakit.kaggle.client import KaggleError, push_kernel
+from spectrakit.tuning.study import Study
 
 
 @pytest.fixture
@@ -76,6 +80,17 @@ def test_without_files_the_slug_is_enough(call, here):
     status, out, _ = call("init", "soil-first", "--owner", "ada", "--competition", "soil-2026")
     assert status == 0 and "the files of soil-2026 are not here" in out
     assert settings_of(here / "soil-first") == ["task.data=soil-2026", "task.folds=5", "trainer.max_epochs=30"]
+
+
+def test_what_the_notebook_asks_of_a_run_a_cross_validation_and_a_search_say_too(call, here):
+    "People write cross_validate or search in the place of fit, and leave the lines below as they are."
+    call("init", "soil-first", "--owner", "ada", "--competition", "soil-2026")
+    cells = json.loads((here / "soil-first" / "soil-first.ipynb").read_text())["cells"]
+    (text,) = ["".join(cell["source"]) for cell in cells if "run = sk.fit(" in "".join(cell["source"])]
+    used = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)]
+    names = {node.attr for node in used if getattr(node.value, "id", "") == "run"}
+    assert names == {"submission", "raise_for_status"}
+    assert all(hasattr(kind, name) for kind in (Run, CrossValidation, Study) for name in names)
 
 
 def test_what_table_cannot_learn_is_said_and_nothing_is_written(call, here):
