@@ -88,8 +88,8 @@ def _hashes_in_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
 
 # %% ../../nbs/22_data/07_fingerprint.ipynb #0b472969
 def dataset_fingerprint(dataset: Any, seed: int, in_worker: bool = False) -> dict:
-    """`{"samples": n, "content": {what: hash}}`, where what is 'all' or a sample's index; no content where it cannot
-    be hashed. RequestError where its last sample is not there.
+    """`{"samples": n, "content": {what: hash}}`, where what is 'all', 'files' or a sample's index; no content where it
+    cannot be hashed. RequestError where its last sample is not there.
 
     Draws nothing from the generators of Python, NumPy and torch, and begins no sample after PATIENCE_S seconds.
     `in_worker`: fetch samples in a process of its own.
@@ -110,6 +110,8 @@ def dataset_fingerprint(dataset: Any, seed: int, in_worker: bool = False) -> dic
         content = _hashes_in_worker(dataset, seed, samples)
     else:
         content = _sample_hashes(SeededSamples(dataset, seed, draws=True), samples)
+    if (files := getattr(dataset, "files_hash", None)) is not None:
+        content = {**content, "files": files}
     return {"samples": samples, "content": {what: value for what, value in content.items() if value is not None}}
 
 # %% ../../nbs/22_data/07_fingerprint.ipynb #23a2fc03
@@ -128,4 +130,6 @@ def fingerprint_change(before: dict | None, now: dict | None) -> str | None:
     differ = [what for what in one if what in other and one[what] != other[what]]
     if differ == ["all"]:
         return "its content has changed"
+    if "files" in differ:
+        return "its files have changed: one was added, removed, renamed or written anew"
     return f"sample {', '.join(differ)} has changed" if differ else None

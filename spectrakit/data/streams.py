@@ -283,6 +283,11 @@ class StreamSamples:
         "Positions that are cheap to read."
         return list(range(min(3, self.samples)))
 
+    @property
+    def files_hash(self) -> str | None:
+        "What the stream recognises its files by; None where it does not say."
+        return getattr(self.stream, "files_hash", None)
+
     def __len__(self) -> int:
         return self.samples
 

@@ -9,6 +9,7 @@ __all__ = ['FORMATS', 'BadRow', 'Row', 'Format', 'format_of', 'Corpus', 'FileCor
 # %% ../../nbs/82_lm/01_documents.ipynb #57ec905c
 import csv
 import gzip
+import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -203,6 +204,9 @@ class Corpus(Protocol):
         "How large a shard is in the unit of its places; None where nobody knows."
 
 
+_EDGE = 4096  # bytes; a Parquet file ends with a summary of its columns
+
+
 @dataclass(frozen=True)
 class FileCorpus:
     "Files of one format, in the order of their names."
@@ -221,6 +225,16 @@ class FileCorpus:
             yield from self.format.rows(self.paths[shard], place)
         except (OSError, EOFError) as error:
             raise BadRow(f"{self.paths[shard].name} cannot be read to its end ({error})", None) from None
+
+    def edges(self) -> str:
+        "A hash of each file's name, length, beginning and end: another one where a file came, went or was rewritten."
+        digest = hashlib.sha256()
+        for path in self.paths:
+            with open(path, "rb") as file:
+                first, length = file.read(_EDGE), path.stat().st_size
+                file.seek(max(0, length - _EDGE))
+                digest.update(f"{path.name}\0{length}\0".encode() + first + file.read(_EDGE))
+        return digest.hexdigest()[:16]
 
     def size(self, shard: int) -> int | None:
         "Bytes of a file of lines, else rows."

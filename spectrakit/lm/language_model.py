@@ -16,7 +16,7 @@ from ..config.schema import Config, step_limit
 from ..contract.loss import Loss
 from ..contract.task import Task
 from ..distributed.fsdp import is_sharded
-from .documents import Wanted, open_corpus
+from .documents import FileCorpus, Wanted, open_corpus
 from .fields import find_text
 from .lookup import locate
 from spectrakit.lm.pretrained import (
@@ -283,6 +283,7 @@ class LanguageModel(Task):
         source, held, why = training_source(option, cfg)
         try:
             stream = TokenStream(source, encoder, form, ahead=chunks_ahead(cfg.dataloader.num_workers))
+            stream.files_hash = source.corpus.edges() if isinstance(source.corpus, FileCorpus) else None
             stream.samples_per_epoch, how = _rows_of_epoch(stream, cfg)
             valid = None if held is None else read_rows(TokenStream(held, encoder, form), option["valid_rows"])
         except UnreadableText as error:

@@ -84,6 +84,7 @@ class TokenStream:
     - `samples_per_epoch`: rows of an epoch; None: nobody knows
     - `described`: a sentence on it
     - `ahead`: batches of documents that a thread tokenizes while the model computes; 0: each when it is needed
+    - `files_hash`: what a run that goes on recognises its files by; None: nothing
     """
 
     source: DocumentSource
@@ -92,6 +93,7 @@ class TokenStream:
     samples_per_epoch: int | None = None
     described: str = "texts"
     ahead: int = 0
+    files_hash: str | None = None
     _aside: tuple[ThreadPoolExecutor, Callable] | None = field(default=None, init=False, repr=False)
 
     def __iter__(self) -> "SequenceReading":

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import tiny_lm
-from helpers import run_cli
+from helpers import run_cli, tree_hashes
 from in_process import trainer_in
+from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.config.compose import compose
 from spectrakit.lm.language_model import LanguageModel
 from spectrakit.system.errors import RequestError
@@ -266,6 +267,64 @@ def test_what_breaks_in_the_middle_of_a_run_keeps_its_checkpoint(here, tmp_path)
     assert any((done.folder / "checkpoints").glob("step-*"))
     again = train(LanguageModel(), *words, "task.bad_rows=skip", "resume.allow=[task.bad_rows]", resume=True)
     assert again.status == "completed", again.reason
+
+
+def torn(parts):
+    shard = parts / "part-001.parquet"
+    shard.write_bytes(shard.read_bytes()[:-300])
+
+
+def rewritten(parts):
+    tiny_lm.save_parquet(parts.with_name("other"), rows=100)
+    shutil.copyfile(parts.with_name("other") / "part-002.parquet", parts / "part-001.parquet")  # has as many rows
+
+
+def shortened(parts):
+    tiny_lm.save_parquet(parts.with_name("other"), rows=90)
+    shutil.copyfile(parts.with_name("other") / "part-001.parquet", parts / "part-001.parquet")
+
+
+CHANGES = {
+    torn: "The shard part-001.parquet cannot be read",
+    rewritten: "its files have changed",
+    shortened: "its files have changed",
+    lambda parts: (parts / "part-002.parquet").unlink(): "its files have changed",
+    lambda parts: shutil.copyfile(parts / "part-002.parquet", parts / "part-003.parquet"): "its files have changed",
+    lambda parts: (parts / "part-002.parquet").rename(parts / "part-009.parquet"): "its files have changed",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=["torn", "rewritten", "shorter", "removed", "added", "renamed"])
+def test_files_that_changed_before_a_resume_are_named_and_nothing_is_lost(here, tmp_path, change):
+    parts = tiny_lm.save_parquet(tmp_path / "parts")
+    words = (f"task.model={here / 'tiny'}", f"task.data={parts}", "task.seq_len=32", "task.valid=none")
+    words = (*words, "data.samples_per_epoch=64", "data.micro_batch_size=4", "data.shuffle_buffer=9")
+    train = trainer_in(tmp_path)
+    assert train(LanguageModel(), *words, "trainer.max_steps=3", "data.shuffle=false").status == "completed"
+    before = tree_hashes(tmp_path / "run/checkpoints")
+    change(parts)
+    with pytest.raises(RequestError) as caught:
+        train(LanguageModel(), *words, "trainer.max_steps=6", "data.shuffle=false", resume=True)
+    assert CHANGES[change] in str(caught.value)
+    assert tree_hashes(tmp_path / "run/checkpoints") == before
+
+
+def test_a_shard_that_is_torn_while_it_is_read_ends_the_run_with_its_checkpoint(here, tmp_path):
+    parts = tiny_lm.save_parquet(tmp_path / "parts")
+
+    class Tears(LanguageModel):
+        def loss(self, model, batch, moment=None):
+            if moment is not None and moment.step == 3:
+                torn(parts)
+            return super().loss(model, batch)
+
+    words = (f"task.model={here / 'tiny'}", f"task.data={parts}", "task.seq_len=32", "task.valid=none")
+    words = (*words, "data.shuffle=false", "data.micro_batch_size=4", "checkpoint.every_n_steps=2")
+    done = trainer_in(tmp_path)(Tears(), *words, "trainer.max_steps=40", "optimizer.name=adamw")
+    assert done.status == "failed" and "part-001.parquet is no whole Parquet file" in done.reason
+    steps = done.column("step", "step")
+    assert len(steps) > 10, "what was read before is learned from"
+    assert find_checkpoint(tmp_path / "run/checkpoints")[0].name == f"step-{steps[-1]:08d}"
 
 
 def test_the_command_line_says_it_in_one_line(here, tmp_path):
