@@ -108,7 +108,10 @@ def _status_line(s: RunState, look: Look) -> str:
         f"saved at {s.saved[-1]:,}" if s.saved else "nothing saved yet",
     ]
     widths = (300, 250, 220, 183)  # both pairs in the same ratio: below each other they stand in columns
-    cells = [_in_line(f"{width} 1 {width}px", part, _ONE_LINE) for width, part in zip(widths, parts, strict=True)]
+    least = (225, 178, 225, 178)  # both pairs wrap at the same width
+    cells = [
+        _in_line(f"{width} 1 {low}px", part, _ONE_LINE) for width, low, part in zip(widths, least, parts, strict=True)
+    ]
     row = "display:flex;flex-wrap:wrap;gap:0 16px"
     pairs = [(sum(widths[k : k + 2]), "".join(cells[k : k + 2])) for k in (0, 2)]
     return f'<div style="{row}">{"".join(_in_line(f"{w} 1 {w + 16}px", inside, row) for w, inside in pairs)}</div>'
