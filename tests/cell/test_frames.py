@@ -87,7 +87,9 @@ LINES = """() => {
 }"""
 
 
-@pytest.mark.parametrize(("width", "texts"), [(1270, 4), (1010, 4), (980, 2), (600, 2), (500, 2), (440, 2), (400, 1), (310, 1)])
+@pytest.mark.parametrize(
+    ("width", "texts"), [(1270, 4), (1010, 4), (980, 2), (600, 2), (500, 2), (440, 2), (400, 1), (310, 1)]
+)
 def test_the_first_line_is_one_or_stands_in_columns(every_state, states, width, texts):
     opened = every_state
     dress(opened, width, "light")

@@ -12,7 +12,7 @@ import pytest
 
 from helpers import wait_for
 from kernels import BEGIN
-from lab import LOOK, Page, Server, write_notebook
+from lab import LOOK, NOTEBOOK, Page, Server, write_notebook
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.runs.events import last_event
@@ -294,6 +294,31 @@ def test_a_run_can_be_read_in_any_window_and_theme(browser, tmp_path_factory, ap
                 assert problems == {} and seen["drawn"] >= 4.5, (width, dark, problems, seen["drawn"])
                 assert seen["columns"] == columns, (width, seen["columns"])
         assert app != "jupyterlab" or page.problems == []  # Notebook 7 has one of its own
+
+
+@pytest.mark.parametrize("app", ["jupyterlab", "notebook"])
+def test_a_million_points_stay_as_they_are_after_a_reload_and_without_a_kernel(browser, tmp_path_factory, app):
+    folder = tmp_path_factory.mktemp(f"million-{app}") / "notebooks"
+    folder.mkdir()
+    found = f"import sys; sys.path.append({str(ROOT / 'bench')!r})\nfrom redraws import LiveFrame"
+    write_notebook(folder / "million.ipynb", f"{found}\nrun = LiveFrame(10**6)\nrun.more(), run.redraw();")
+    with Server(folder, app) as server, Page(browser, server) as page:
+        page.open("million.ipynb")
+        page.run_all()
+        page.until_idle()
+        page.page.set_viewport_size({"width": 1400, "height": 1000})
+        looks = [page.page.evaluate(LOOK, page.output(0).element_handle())]
+        saved = page.save("million.ipynb")
+        assert "1,000,001" in page.said(0) and len(json.dumps(saved["cells"][0]["outputs"])) < 300_000
+        page.reload()
+        looks.append(page.page.evaluate(LOOK, page.output(0).element_handle()))
+        page.page.evaluate(f"() => {NOTEBOOK}.sessionContext.shutdown()")
+        page.until(f"!{NOTEBOOK}.sessionContext.session?.kernel", "the kernel to be gone")
+        looks.append(page.page.evaluate(LOOK, page.output(0).element_handle()))
+        page.picture(f"million-{app}", 0)
+    for look in looks:
+        problems = {name: look[name] for name in ("small", "faint", "overlaps", "clipped") if look[name]}
+        assert problems == {} and look["drawn"] >= 4.5 and look["columns"] == looks[0]["columns"] >= 2, problems
 
 
 # what is looked at
