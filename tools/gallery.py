@@ -104,12 +104,14 @@ def converted(notebook: Path, dark: bool) -> Path:
     return page
 
 
-def small(path: Path, colors: int = 64) -> Path:
+def small(path: Path, colors: int = 96) -> Path:
     "The same PNG in so many colours: text and lines need no more, in a third of the size."
     from PIL import Image
 
+    from live_picture import in_few_colors
+
     with Image.open(path) as picture:
-        less = picture.convert("RGB").quantize(colors, dither=Image.Dither.NONE)
+        less = in_few_colors(picture, colors)
     less.save(path, optimize=True)
     return path
 

@@ -134,7 +134,7 @@ def list_profiles() -> None:
     base = composed["defaults"][0] if "defaults" in composed else Config()
     rows = [_profile_row(f"{name} ←" if name == fits else name, c, base, goal) for name, (c, goal) in composed.items()]
     head = ("profile", "devices", "batch", "precision", "time limit", "notable", "what it is for")
-    print_text(table_text([head, *rows], terminal_width(), spare=(5, 1, 3)), status=True)
+    print_text(table_text([head, *rows], terminal_width(), spare=(5, 1, 3, 2, 4)), status=True)
     others = ", ".join(group for group in all_profiles() if group != "trainer")
     for line in (f"← fits this machine: {why}.", f"Other groups: {others}.", *broken):
         print_text(line, status=line[0] == "←")

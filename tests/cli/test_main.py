@@ -122,6 +122,14 @@ def test_profiles_are_compared_and_one_is_shown_with_the_help_of_every_key(call,
     assert open_run(only_run(here)).config.watchdog.limit == "8h30m"
 
 
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_the_table_of_profiles_fits_a_terminal(call, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table = call("profiles")[1].splitlines()
+    head, end = (next(n for n, line in enumerate(table) if line.startswith(word)) for word in ("profile ", "←"))
+    assert all(len(line) <= columns for line in table[head:end]) and "what it is for" in table[head]
+
+
 def test_profiles_stand_side_by_side_with_what_differs(call):
     status, out, err = call("profiles", "--compare", "kaggle_safe", "a100", "smoke")
     rows = [line.split("  ")[0] for line in out.splitlines()]
