@@ -2538,8 +2538,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'spectrakit/data/streams.py'),
                                          'spectrakit.data.streams.StreamSamples.__len__': ( '22_data/streams.html#streamsamples.__len__',
                                                                                             'spectrakit/data/streams.py'),
-                                         'spectrakit.data.streams.StreamSamples.files_hash': ( '22_data/streams.html#streamsamples.files_hash',
-                                                                                               'spectrakit/data/streams.py'),
                                          'spectrakit.data.streams.StreamSamples.spot_checks': ( '22_data/streams.html#streamsamples.spot_checks',
                                                                                                 'spectrakit/data/streams.py'),
                                          'spectrakit.data.streams._Following': ( '22_data/streams.html#_following',

@@ -272,6 +272,7 @@ class StreamSamples:
 
     def __init__(self, stream: Any, samples: int, seed: int = 0, buffer: int = 0):
         self.stream, self.samples, self.buffer = stream, samples, buffer
+        self.files_hash = getattr(stream, "files_hash", None)  # what its files are recognised by
         self._reader = _Reader(stream, seed, buffer)
         # what a checkpoint keeps so that a run can go on at a position, and what takes it over
         self.state_at, self.load_state = self._reader.marks.state_at, self._reader.marks.load_state
@@ -282,11 +283,6 @@ class StreamSamples:
     def spot_checks(self) -> list[int]:
         "Positions that are cheap to read."
         return list(range(min(3, self.samples)))
-
-    @property
-    def files_hash(self) -> str | None:
-        "What the stream recognises its files by; None where it does not say."
-        return getattr(self.stream, "files_hash", None)
 
     def __len__(self) -> int:
         return self.samples

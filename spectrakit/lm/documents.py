@@ -203,7 +203,7 @@ class Corpus(Protocol):
     def size(self, shard: int) -> int | None:
         "How large a shard is in the unit of its places; None where nobody knows."
 
-
+# %% ../../nbs/82_lm/01_documents.ipynb #ed6e5c01
 _EDGE = 4096  # bytes; a Parquet file ends with a summary of its columns
 
 
