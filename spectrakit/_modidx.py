@@ -5490,6 +5490,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                           'spectrakit/predictions/submission_file.py'),
                                                         'spectrakit.predictions.submission_file._sheet_before': ( '38_predictions/submission_file.html#_sheet_before',
                                                                                                                   'spectrakit/predictions/submission_file.py'),
+                                                        'spectrakit.predictions.submission_file.check_is_csv': ( '38_predictions/submission_file.html#check_is_csv',
+                                                                                                                 'spectrakit/predictions/submission_file.py'),
                                                         'spectrakit.predictions.submission_file.read_record': ( '38_predictions/submission_file.html#read_record',
                                                                                                                 'spectrakit/predictions/submission_file.py'),
                                                         'spectrakit.predictions.submission_file.write_constant': ( '38_predictions/submission_file.html#write_constant',

@@ -45,7 +45,7 @@ from ..launch.launcher import Outcome, launch
 from ..predictions.ensemble import HOW, check_how
 from ..predictions.prediction_spool import load_arrays
 from ..predictions.predictions import Predicted
-from ..predictions.submission_file import SubmissionState, read_record
+from ..predictions.submission_file import SubmissionState, check_is_csv, read_record
 from ..runs.events import EventLog, log_file, write_metrics_csv
 from ..runs.history import outline, read_overview
 from ..runs.outputs import seal_after
@@ -265,6 +265,7 @@ def check_prediction(config: Config, out: Path) -> None:
 
 def _check_folder(out: Path) -> None:
     "RequestError where the file `out` cannot be written."
+    check_is_csv(out)
     if out.is_dir():
         raise RequestError(f"{str(out)!r} is a folder. Name a file in it, such as {out / 'submission.csv'}.")
     if out.parent.is_dir() and not os.access(out.parent, os.W_OK):

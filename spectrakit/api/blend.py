@@ -22,6 +22,7 @@ from ..data.folds import read_folds
 from ..handover.job import load_task
 from ..jobs.mean_submission import MeanSubmission
 from ..predictions.prediction_spool import load_arrays
+from ..predictions.submission_file import check_is_csv
 from ..runs.run_dir import missing_files
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import checked_path
@@ -208,10 +209,12 @@ def _begin_table(sources: Sequence[Source], task: Any, predict: str | Path) -> M
     if len(tests) < len(sources) or task is None:
         missing = "task=…, which writes the table" if task is None else "test predictions, and not all models have some"
         raise RequestError(f"predict={str(predict)!r} needs {missing}.")
+    out = checked_path(predict, "The file for predictions")
+    check_is_csv(out)
     task = load_task(task) if isinstance(task, str) else task
     run = sources[0].run
     config = compose() if run is None or missing_files(run) else open_run(run).config
-    table = MeanSubmission(task, config, checked_path(predict, "The file for predictions"), None)
+    table = MeanSubmission(task, config, out, None)
     table.put({"predictions": np.mean(tests, axis=0)})
     return table
 

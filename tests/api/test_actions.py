@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+import spectrakit as sk
 import spectrakit.api.actions as actions
 from spectrakit.config.compose import compose
 from spectrakit.runs.events import log_file, read_events
+from spectrakit.system.errors import RequestError
 from spectrakit.watchdog.budget import NoTimeLeft
 from tasks import Line
 
@@ -89,3 +91,11 @@ def test_without_time_and_without_anything_to_hand_in_nothing_is_left_behind(her
     with pytest.raises(NoTimeLeft, match="no time to train"):
         actions.fit(task, compose(*WORDS, *LATE), predict=predict, show=False)
     assert not list(here.glob("runs/*")) and not Path("submission.csv").exists()
+
+
+@pytest.mark.parametrize("name", ["made.parquet", "made.csv.gz", "made.XLSX"])
+@pytest.mark.parametrize("begin", [sk.fit, sk.cross_validate])
+def test_a_file_that_is_named_as_no_csv_is_refused_before_anything_trains(here, begin, name):
+    with pytest.raises(RequestError, match=r"is no name for a table that is written as CSV. Name it made\.csv"):
+        begin(Handed(), compose(*WORDS), predict=name, show=False)
+    assert not list(here.iterdir())
