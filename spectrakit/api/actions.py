@@ -644,7 +644,7 @@ def predict(
     """
     if isinstance(run, str) and "=" in run and not Path(run).exists():
         overrides, run = (run, *overrides), None
-    if (run is None) == (runs is None):
+    if (run is None) == (runs is None) or isinstance(run, (list, tuple)):
         raise RequestError("predict takes one run, or several as runs=[…].")
     with ends_softly():
         if run is None:

@@ -123,7 +123,7 @@ def _settings(run: Run, task: Any, words: Sequence[str], trust: bool) -> Config:
 # %% ../../nbs/61_serving/02_inference_server.ipynb #b3f0a6d4
 def _chosen_runs(run: Any, runs: Any, how: Any) -> tuple[list[tuple[Run, float]], str]:
     "The runs that answer, each with its weight, and how they are averaged. RequestError where that is not clear."
-    if (run is None) == (runs is None):
+    if (run is None) == (runs is None) or isinstance(run, (list, tuple)):
         raise RequestError("serve takes one run, or several as runs=[…].")
     if how == "rank":
         raise RequestError("A batch is a part of the test data, and ranks compare all of them. Take how='mean'.")

@@ -702,5 +702,6 @@ def test_runs_that_lie_in_a_folder_predict_together(here):
     for wrong in ({"runs": []}, {"runs": ["nowhere"]}, {"runs": made, "how": [1]}, {"runs": made, "how": "median"}):
         with pytest.raises(RequestError):
             predict(Submitting(), **wrong)
-    with pytest.raises(RequestError, match="one run, or several"):
-        predict(Submitting())
+    for one in (None, made):
+        with pytest.raises(RequestError, match=r"one run, or several as runs=\["):
+            predict(Submitting(), one)
