@@ -102,7 +102,7 @@ def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[in
     every_s = 10.0 if "ipykernel" in sys.modules else 60.0
     console, began = job.config.run.console if show else "none", time.monotonic()
     with interrupts(into=pressed):  # also while the view is made, which imports widgets: the launch asks for them
-        room = job.kind in (TRAIN, RESUME) and job.config.run.pictures and seems_to_provide(task, "pictures")
+        room = job.config.run.pictures and seems_to_provide(task, "pictures")
         view = make_view(console, run.path, room, every_s=every_s, only_new=not job.kind.starts_at_zero)
         try:
             with key_in_environment(job.config, job.platform.name, lambda text: print(text, file=sys.stderr)):

@@ -131,8 +131,8 @@ def _next_pictures(event: dict) -> str:
 def pictures_card(run_dir: Path, event: dict, empty: str = "", running: bool = False) -> str:
     """The pictures that a `pictures` event names, as HTML, beside each other in a row of one height.
 
-    `empty`: said in the room of that row where there are none (default: '', which takes no room). `running`: tell when
-    the next ones may be drawn."""
+    `run_dir`: the run's folder. `event`: {} where there was none. `empty`: said in the room of that row where there are
+    none (default: '', which takes no room). `running`: tell when the next ones may be drawn."""
     files = event.get("files") if isinstance(event.get("files"), list) else []
     shown = []
     for name in [str(file) for file in files or []][:_PICTURES]:
