@@ -4440,6 +4440,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'spectrakit/lm/documents.py'),
                                          'spectrakit.lm.documents._load_saved': ( '82_lm/documents.html#_load_saved',
                                                                                   'spectrakit/lm/documents.py'),
+                                         'spectrakit.lm.documents._may_be_cached': ( '82_lm/documents.html#_may_be_cached',
+                                                                                     'spectrakit/lm/documents.py'),
                                          'spectrakit.lm.documents._open': ('82_lm/documents.html#_open', 'spectrakit/lm/documents.py'),
                                          'spectrakit.lm.documents._paragraphs': ( '82_lm/documents.html#_paragraphs',
                                                                                   'spectrakit/lm/documents.py'),

@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -374,12 +375,27 @@ class Wanted:
         return (None, str(self.subset)) if is_split else (self.subset, self.split)
 
 # %% ../../nbs/82_lm/01_documents.ipynb #07137b06
+def _may_be_cached(name: str) -> bool:
+    "Whether a folder of the hub's caches is that of the data set `name`: each package writes its letters otherwise."
+    import datasets
+    import huggingface_hub
+
+    def letters(text: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", text.lower())
+
+    caches = (Path(datasets.config.HF_DATASETS_CACHE), Path(huggingface_hub.constants.HF_HUB_CACHE))
+    found = [path.name.removeprefix("datasets--") for cache in caches if cache.is_dir() for path in cache.iterdir()]
+    return letters(name) in map(letters, found)
+
+# %% ../../nbs/82_lm/01_documents.ipynb #07137b08
 def _load_from_hub(place: Place, wanted: Wanted) -> Corpus:
     "A data set that `datasets.load_dataset` finds. RequestError where it does not, or the split is not there."
     need("datasets", f"The data set {place.name!r}")
     import datasets
 
     offline = place.path is None and is_offline()
+    if offline and not _may_be_cached(place.name):  # asked for it, the package would try five times to reach the hub
+        raise hub_error(place, "data set", FileNotFoundError(place.name), offline)
     config, split = wanted.resolved()
     streams = wanted.streaming is not False and not offline and "[" not in split and place.path is None
     options: dict[str, Any] = {"split": split, "streaming": bool(streams or wanted.streaming is True)}

@@ -275,7 +275,8 @@ def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str
     if not replaced and [len(g["params"]) for g in saved] != [len(g["params"]) for g in groups]:
         raise RequestError(
             f"{path.name} does not fit: its optimizer has {len(saved)} groups of parameters, "
-            "and they are not those of this task."
+            "and they are not those of this task. Use the model and the optimizer that the run began with, or begin "
+            "anew: resume.source=null."
         )
     kept = _find_base(s, path, weights, notes)
     try:

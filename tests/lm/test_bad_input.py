@@ -109,6 +109,16 @@ def test_what_is_missing_while_offline(here, tmp_path, monkeypatch):
     assert "The data set 'someone/nothing' is no file or folder here" in said and "Add Input" in said
 
 
+def test_while_offline_the_hub_is_not_tried_again_and_again(here, monkeypatch):
+    "Asked for what is not in its cache, `datasets` tries five times to reach the hub, for half a minute."
+    import datasets
+
+    asked = []
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *words, **more: asked.append(words))
+    assert "this session is offline" in refused(here, "task.data=nobody/nothing") and not asked
+
+
 def test_model_and_tokenizer(here, tmp_path):
     assert "task.seq_len=129 is more than the 128 positions" in refused(here, "task.seq_len=129")
     tiny_lm.save_model(tmp_path / "endless")
