@@ -4557,6 +4557,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'spectrakit.lm.pretrained.Encoder.__call__': ( '82_lm/pretrained.html#encoder.__call__',
                                                                                          'spectrakit/lm/pretrained.py'),
                                           'spectrakit.lm.pretrained.Lora': ('82_lm/pretrained.html#lora', 'spectrakit/lm/pretrained.py'),
+                                          'spectrakit.lm.pretrained._holds_tokenizer': ( '82_lm/pretrained.html#_holds_tokenizer',
+                                                                                         'spectrakit/lm/pretrained.py'),
                                           'spectrakit.lm.pretrained._options': ( '82_lm/pretrained.html#_options',
                                                                                  'spectrakit/lm/pretrained.py'),
                                           'spectrakit.lm.pretrained._refuse_adapters': ( '82_lm/pretrained.html#_refuse_adapters',

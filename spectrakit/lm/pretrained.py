@@ -12,9 +12,10 @@ import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from .lookup import Place, hub_error, is_offline, locate, need
+from .lookup import NO_TOKENIZER, Place, hub_error, is_offline, locate, need
 from ..system.errors import RequestError
 
 # %% ../../nbs/82_lm/05_pretrained.ipynb #38877540
@@ -28,6 +29,14 @@ def _refuse_adapters(place: Place) -> None:
         )
 
 # %% ../../nbs/82_lm/05_pretrained.ipynb #843d354f
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "*.spm", "*.codes")
+
+
+def _holds_tokenizer(folder: Path) -> bool:
+    "Whether a folder has a file of a tokenizer: where none is, transformers 5.0 makes one that knows no word."
+    return any(next(folder.glob(pattern), None) is not None for pattern in _TOKENIZER_FILES)
+
+# %% ../../nbs/82_lm/05_pretrained.ipynb #c8038b95
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of the model `name`; RequestError where there is none.
 
@@ -39,6 +48,8 @@ def load_tokenizer(name: str) -> Any:
     place = locate(name, "model")
     _refuse_adapters(place)
     offline = place.path is None and is_offline()
+    if place.path is not None and not _holds_tokenizer(place.path):
+        raise hub_error(place, "tokenizer", FileNotFoundError(NO_TOKENIZER), offline)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             place.source, local_files_only=offline or place.path is not None, trust_remote_code=False
