@@ -152,6 +152,7 @@ class Row:
     warmup: int = 0  # steps by DDP before the first round
     inner: str = "adamw"  # or muon, for the matrices of the layers
     beta2: float = 0.999  # of AdamW
+    deviation: float | None = 0.02  # of the first weights; None: as torch makes them
 
 
 def mean_of(loops: list[OuterLoop], left_out: list[Compression | None]) -> torch.Tensor:
@@ -349,12 +350,35 @@ ROWS = (
     *rows_of("DDP, Muon", "ddp", inner="muon"),
     *rows_of("DiLoCo, Muon", "diloco", inner="muon"),
     *rows_of("DiLoCo, Muon, outer 0.7/0.7", "diloco", inner="muon", outer=(0.7, 0.7)),
+    *rows_of("DiLoCo, Muon, outer 0.7/0.8", "diloco", inner="muon", outer=(0.7, 0.8)),
+    *rows_of("DiLoCo, Muon, outer 0.7/0.6", "diloco", inner="muon", outer=(0.7, 0.6)),
+    *rows_of("DiLoCo, Muon, outer 0.7/0.5", "diloco", inner="muon", outer=(0.7, 0.5)),
+    *rows_of("DiLoCo, Muon, outer 0.9/0.5", "diloco", inner="muon", outer=(0.9, 0.5)),
+    *rows_of("DiLoCo, Muon, outer 1/0.7", "diloco", inner="muon", outer=(1.0, 0.7)),
     *rows_of("DiLoCo, outer 0.7/0.7, 150 steps by DDP first", "diloco", outer=(0.7, 0.7), warmup=150),
     *rows_of("DiLoCo, H=50", "diloco", every=50),
     *rows_of("DiLoCo, H=100", "diloco", every=100),
     *rows_of("mean alone", "mean"),
     *rows_of("one worker", "ddp", workers=1),
     *rows_of("one worker, lookahead", "diloco", workers=1),
+    *rows_of("one worker, lookahead, outer 0.7/0.7", "diloco", workers=1, outer=(0.7, 0.7)),
+    *rows_of("one worker, lookahead, outer 0.7/0.5", "diloco", workers=1, outer=(0.7, 0.5)),
+    *rows_of("one worker, lookahead, H=10, outer 0.7/0.5", "diloco", workers=1, every=10, outer=(0.7, 0.5)),
+    *rows_of("DDP, torch's weights", "ddp", deviation=None),
+    *rows_of("DiLoCo, torch's weights", "diloco", deviation=None),
+    *rows_of("DiLoCo, torch's weights, outer 0.7/0.7", "diloco", outer=(0.7, 0.7), deviation=None),
+    *rows_of("DiLoCo, torch's weights, outer 0.7/0.6", "diloco", outer=(0.7, 0.6), deviation=None),
+    *rows_of("DiLoCo, torch's weights, outer 0.7/0.5", "diloco", outer=(0.7, 0.5), deviation=None),
+    *rows_of(
+        "DiLoCo, torch's weights, H=10, int8, outer 0.7/0.7",
+        "diloco",
+        every=10,
+        form="int8",
+        outer=(0.7, 0.7),
+        deviation=None,
+    ),
+    *rows_of("one worker, torch's weights", "ddp", workers=1, deviation=None),
+    *rows_of("one worker, torch's weights, lookahead", "diloco", workers=1, deviation=None),
     *rows_of("DDP, seed 1", "ddp", seed=1),
     *rows_of("DiLoCo, seed 1", "diloco", seed=1),
     *rows_of("DiLoCo, outer 0.7/0.8, seed 1", "diloco", outer=(0.7, 0.8), seed=1),
@@ -380,10 +404,10 @@ def text_data() -> Text:
 
 
 @cache
-def start_of(prepared: bool, seed: int = SEED) -> nn.Module:
+def start_of(prepared: bool, seed: int = SEED, deviation: float | None = 0.02) -> nn.Module:
     "The model that all workers begin with."
     torch.manual_seed(seed)
-    model = Transformer(text_data().size)
+    model = Transformer(text_data().size, deviation=deviation)
     if prepared:
         model = train_row(Row("start", 1, "ddp", 4e-3, seed=seed), text_data(), model, PREPARED)
     assert model is not None, "it is never put aside"
@@ -406,7 +430,7 @@ def measure_here(row: Row, steps: int, folder: Path | None) -> dict | None:
     "`measure`, in a process that has read nothing yet; `folder`: where a row that is put aside is kept."
     torch.set_num_threads(1)
     keep = folder and folder / f"{re.sub(r'[^0-9a-zA-Z=.]+', '-', row.name)}.pt"
-    return measure(row, text_data(), start_of(row.prepared, row.seed), steps, keep)
+    return measure(row, text_data(), start_of(row.prepared, row.seed, row.deviation), steps, keep)
 
 
 def line(found: dict) -> str:
@@ -512,7 +536,8 @@ def plot(rows: list[dict], file: Path) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot as plt
 
-    shown = [row for row in rows if row["mb"] and row.get("prepared", True) and row.get("share", 1.0) == 1.0]
+    alike = [row for row in rows if row.get("prepared", True) and row.get("deviation", 0.02) is not None]
+    shown = [row for row in alike if row["mb"] and row.get("share", 1.0) == 1.0]
     figure, axes = plt.subplots(figsize=(7, 4))
     for way, mark in (("ddp", "o"), ("diloco", "s"), ("mean", "^")):
         own = [row for row in shown if row["way"] == way]
