@@ -5855,6 +5855,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'spectrakit/runs/history.py'),
                                          'spectrakit.runs.history.History.steps': ( '35_runs/history.html#history.steps',
                                                                                     'spectrakit/runs/history.py'),
+                                         'spectrakit.runs.history.History.total_steps': ( '35_runs/history.html#history.total_steps',
+                                                                                          'spectrakit/runs/history.py'),
                                          'spectrakit.runs.history.RunOutline': ( '35_runs/history.html#runoutline',
                                                                                  'spectrakit/runs/history.py'),
                                          'spectrakit.runs.history.RunOutline.__str__': ( '35_runs/history.html#runoutline.__str__',

@@ -103,7 +103,7 @@ def evaluations_html(h: History) -> str:
 def result_rows(h: History, status: str) -> list[tuple[str, Any]]:
     "The rows of the table of results: how good it got, how far it came, and how fast it was. `status`: of the run."
     values, best = results(h, h.path.name, [], status), h.best
-    planned = h.start.get("total_steps")
+    planned = h.total_steps
     rows: list[tuple[str, Any]] = [("best", "no evaluation yet")]
     if best:
         rows = [("best " + h.monitor, best["metrics"].get(h.monitor)), ("at optimizer step", best["step"])]

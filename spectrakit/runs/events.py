@@ -172,7 +172,7 @@ _FIELDS = {
         "held": _or_none(_mapping),
     },
     "nan": {"step": _whole},
-    "restart": {"step": _whole, "notes": _or_none(_listing)},
+    "restart": {"step": _whole, "notes": _or_none(_listing), "total_steps": _or_none(_whole)},
     "message": {"text": _text},
     "end": {"status": _text, "reason": _text, "step": _or_none(_whole), "monitor": _or_none(_text)},
 }

@@ -143,6 +143,12 @@ class History:
         "The newest `start` event; empty where there is none."
         return next((e for e in reversed(self.events) if e["type"] == "start"), {})
 
+    @property
+    def total_steps(self) -> int | None:
+        "How many steps are planned, as the newest start or restart says; None where none does."
+        planned = (e.get("total_steps") for e in reversed(self.of_type("start", "restart")))
+        return next((steps for steps in planned if steps is not None), None)
+
     @cached_property
     def end(self) -> dict:
         "The `end` event, unless something came after it; empty where there is none."

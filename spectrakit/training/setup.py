@@ -738,6 +738,7 @@ def write_start(s: TrainState, resume: bool, notes: list[str]) -> None:
             epoch=p.epoch,
             notes=notes,
             effective_batch_size=s.data.plan.effective_batch_size,
+            total_steps=s.schedule.total_steps,
             **{name: facts.get(name) for name in ("source", "session", "changed")},
         )
     s.record.log.write(

@@ -224,6 +224,7 @@ def _mark(s: RunState, step: int, kind: str) -> None:
 
 def _apply_restart(s: RunState, e: dict) -> None:
     step, s.pace_from, s.paces, s.restarts = _whole(e.get("step")), None, [], s.restarts + 1
+    s.total_steps = _whole(e.get("total_steps"), s.total_steps)  # a run may go on for longer than it began
     back = bool(s.marks) and s.marks[-1][1] == "nan"  # which is logged just before the run goes back
     s.marks = [mark for mark in s.marks if mark[0] <= step]
     _mark(s, step, "rollback" if back else "restart")

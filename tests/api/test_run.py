@@ -24,9 +24,12 @@ from spectrakit.config.compose import compose, sha256
 from spectrakit.contract.task import Task
 from spectrakit.launch.launcher import launch
 from spectrakit.predictions.submission_file import read_record
+from spectrakit.reports.report_sections import result_rows
 from spectrakit.runs.events import columns, last_event, read_events
+from spectrakit.runs.history import read_history
 from spectrakit.runs.run_dir import is_locked, locked
 from spectrakit.system.errors import RequestError
+from spectrakit.view.run_state import RunState, apply_event
 from tasks import Line, Listed, Submitting
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here", "no_pictures")]
@@ -117,6 +120,19 @@ def test_a_finished_run_can_be_opened_by_its_folder_alone(here):
     assert not model.training and loss == pytest.approx(run.best.value, rel=1e-5)
     rows = Path("table.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["id", "s0", "s1", "s2", "s3", "s4"]
+
+
+def test_a_run_that_goes_on_for_longer_shows_its_new_length(here):
+    first = fit(Line(), inline("trainer.max_epochs=1"), show=False)
+    before = read_history(first.path).total_steps
+    longer = resume(first, Line(), "trainer.max_epochs=3", "resume.allow=[trainer.max_epochs]", show=False)
+    state = RunState(longer.path.name)
+    for event in longer.events:
+        apply_event(state, event)
+    assert state.step == state.total_steps == read_history(longer.path).total_steps == 3 * before
+    assert (
+        dict(result_rows(read_history(longer.path), "completed"))["optimizer steps"] == f"{state.step} of {state.step}"
+    )
 
 
 def test_a_checkpoint_in_place_of_its_run_is_answered_with_the_run(whole):
