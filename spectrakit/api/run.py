@@ -25,7 +25,7 @@ from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import write_metrics_csv
 from ..runs.groups import name_a_run
 from ..runs.history import History, RunOverview, read_all_events, read_overview
-from ..runs.run_dir import missing_files, named_run, no_run, read_summary, runs_folder
+from ..runs.run_dir import missing_files, named_run, not_a_run_text, read_summary, runs_folder
 from ..system.errors import RequestError, readable, render_alone
 from ..system.files import checked_path, write_atomic
 from ..system.masking import masked, masked_value
@@ -182,8 +182,8 @@ _NEXT = {
 
 def run_rows(run: Run) -> list[tuple[str, str]]:
     "What a run says of itself: how it ended, its best evaluation, how long it took, where it is, what comes next."
-    standing = read_overview(run.path)
-    status, best, seconds = run.ended or standing.status, _best_of(standing), standing.seconds
+    overview = read_overview(run.path)
+    status, best, seconds = run.ended or overview.status, _best_of(overview), overview.seconds
     rows = {"status": f"{status}: {run.error}" if status == "failed" and run.error else status}
     if best and best.value is not None:
         rows["best"] = f"{best.monitor}={best.value:.4g} at epoch {best.epoch:g}, step {best.step}"
@@ -192,7 +192,7 @@ def run_rows(run: Run) -> list[tuple[str, str]]:
         )
         rows["there"] = ", ".join(others)
     rows["time"] = (
-        f"{format_duration(seconds)}, {standing.steps} steps" if seconds is not None else f"{standing.steps} steps"
+        f"{format_duration(seconds)}, {overview.steps} steps" if seconds is not None else f"{overview.steps} steps"
     )
     state = read_record(run.path)
     rows["submission"] = str(state) if state else ""
@@ -232,7 +232,7 @@ def open_run(path: Path | str, trust: bool = False) -> Run:
     """
     path = named_run(checked_path(getattr(path, "path", path), "The run"))
     if missing_files(path):
-        raise RequestError(name_a_run(path) or no_run(path, "`spectrakit runs` lists the runs"))
+        raise RequestError(name_a_run(path) or not_a_run_text(path, "`spectrakit runs` lists the runs"))
     return Run(path, trusted=trust)
 
 # %% ../../nbs/60_api/00_run.ipynb #0a94119e

@@ -27,11 +27,11 @@ def _line_of_run(run: "Run") -> tuple[str, ...]:
     from spectrakit.runs.history import read_overview
     from spectrakit.system.units import format_duration
 
-    standing = read_overview(run.path)
-    best, value = standing.best, (standing.best or {"metrics": {}})["metrics"].get(standing.monitor)
-    result = f"{standing.monitor}={value:.4g} at epoch {best['epoch']:g}" if best and value is not None else "–"
-    taken = format_duration(standing.seconds) if standing.seconds is not None else "–"
-    return run.path.name, run.ended or standing.status, str(standing.steps), taken, result
+    overview = read_overview(run.path)
+    best, value = overview.best, (overview.best or {"metrics": {}})["metrics"].get(overview.monitor)
+    result = f"{overview.monitor}={value:.4g} at epoch {best['epoch']:g}" if best and value is not None else "–"
+    taken = format_duration(overview.seconds) if overview.seconds is not None else "–"
+    return run.path.name, run.ended or overview.status, str(overview.steps), taken, result
 
 
 def _line_of_group(group: "Group") -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from ..config.profile_files import parse_yaml, place, read_text
 from ..config.schema import Config
 from .history import RunOutline, finished_text, outline
 from .resume_changes import changes_text, check_changes, code_change, same_task
-from .run_dir import DEPTH, Session, find_runs, is_foreign, is_locked, missing_files, no_run
+from .run_dir import DEPTH, Session, find_runs, is_foreign, is_locked, missing_files, not_a_run_text
 from ..system.errors import RequestError
 from ..system.platforms.detect import input_folders
 
@@ -96,7 +96,7 @@ def _check_is_run(path: Path) -> None:
         hint = (
             f"There is one below it: {below[0]}" if len(below) == 1 else f"There are runs below it: {', '.join(below)}"
         )
-    raise RequestError(no_run(path, hint))
+    raise RequestError(not_a_run_text(path, hint))
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #3f549851
 def _checkpoint_plan(path: Path, config: Config, session: Session) -> ResumePlan:

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['RUN_FILES', 'MARKERS', 'DEPTH', 'MAX_NAMES', 'MAX_NAMES_EACH', 'GROUP_FILES', 'RECORDS', 'reserve_folder',
            'new_run_dir', 'check_mirror', 'versions', 'Session', 'environment', 'locked', 'is_locked', 'missing_files',
-           'no_run', 'check_links', 'find_runs', 'kind_of', 'runs_folder', 'run_names', 'named_run', 'read_environment',
-           'read_summary', 'update_environment', 'write_environment', 'newest_environments', 'is_attached',
-           'is_foreign', 'write_mark']
+           'not_a_run_text', 'check_links', 'find_runs', 'kind_of', 'runs_folder', 'run_names', 'named_run',
+           'read_environment', 'read_summary', 'update_environment', 'write_environment', 'newest_environments',
+           'is_attached', 'is_foreign', 'write_mark']
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fcf4
 import contextlib
@@ -240,7 +240,7 @@ def missing_files(path: Path) -> list[str]:
     return [name for name in RUN_FILES if not ((path / name).is_file() and is_inside(path, path / name))]
 
 
-def no_run(path: Path, hint: str) -> str:
+def not_a_run_text(path: Path, hint: str) -> str:
     "The sentence for a `path` that is no run: the run that it lies in, such as that of a checkpoint, else the `hint`."
     above = next((parent for parent in list(path.absolute().parents)[:3] if not missing_files(parent)), None)
     if above is not None:
