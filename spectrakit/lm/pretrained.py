@@ -12,7 +12,6 @@ import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from .lookup import NO_TOKENIZER, Place, hub_error, is_offline, locate, need
@@ -29,12 +28,9 @@ def _refuse_adapters(place: Place) -> None:
         )
 
 # %% ../../nbs/82_lm/05_pretrained.ipynb #843d354f
-_TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "*.spm", "*.codes")
-
-
-def _holds_tokenizer(folder: Path) -> bool:
-    "Whether a folder has a file of a tokenizer: where none is, transformers 5.0 makes one that knows no word."
-    return any(next(folder.glob(pattern), None) is not None for pattern in _TOKENIZER_FILES)
+def _knows_words(tokenizer: Any) -> bool:
+    "Whether it knows more than special tokens: where a folder has no tokenizer, transformers 5.0 makes an empty one."
+    return not set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
 
 # %% ../../nbs/82_lm/05_pretrained.ipynb #c8038b95
 def load_tokenizer(name: str) -> Any:
@@ -48,14 +44,14 @@ def load_tokenizer(name: str) -> Any:
     place = locate(name, "model")
     _refuse_adapters(place)
     offline = place.path is None and is_offline()
-    if place.path is not None and not _holds_tokenizer(place.path):
-        raise hub_error(place, "tokenizer", FileNotFoundError(NO_TOKENIZER), offline)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             place.source, local_files_only=offline or place.path is not None, trust_remote_code=False
         )
     except Exception as error:
         raise hub_error(place, "tokenizer", error, offline) from None
+    if not _knows_words(tokenizer):
+        raise hub_error(place, "tokenizer", ValueError(NO_TOKENIZER), offline)
     return tokenizer
 
 
