@@ -14,7 +14,7 @@ import pytest
 import fork_server
 import helpers
 from helpers import SETTINGS
-from kernels import COLAB, CannotInstall, Notebook, python_with
+from notebook_kernels import COLAB, CannotInstall, Notebook, python_with
 
 # Threads that wait for the others of their pool sleep: where tests share the cores, turning takes three times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

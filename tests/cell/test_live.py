@@ -15,8 +15,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import helpers
-from kernels import BEGIN, Cell
 from lab import write_notebook
+from notebook_kernels import BEGIN, Cell
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from helpers import wait_for
-from kernels import BEGIN
 from lab import LOOK, NOTEBOOK, Page, Server, write_notebook
+from notebook_kernels import BEGIN
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.runs.events import last_event

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from helpers import wait_for
-from kernels import BEGIN, LOCKED
+from notebook_kernels import BEGIN, LOCKED
 from spectrakit.api.run import Run, open_run
 from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.runs.events import last_event
