@@ -125,8 +125,8 @@ def note_forecast(s: TrainState) -> None:
     s.record.log.write(
         "forecast",
         step=s.progress.step,
-        total_s=round(forecast.total_s, 1),
-        range_s=[round(x, 1) for x in forecast.range_s],
+        total_s=round(forecast.total_s, 3),  # a run of a few steps takes milliseconds
+        range_s=[round(x, 3) for x in forecast.range_s],
         epoch_s=round(forecast.epoch_s, 3),
         gpu_bytes=max(m.peaks.values()) if m.gpu else None,
         host_bytes=m.host_bytes,
@@ -143,5 +143,5 @@ def came_true(s: TrainState) -> dict[str, Any]:
         "gpu_bytes": device_peak(s.context.device) if gpu else None,
         "host_bytes": max(host_peak(), s.record.host_bytes),
         "disk_bytes": sum(files),
-        "seconds": round(time.monotonic() - s.timing.began[0], 1),
+        "seconds": round(time.monotonic() - s.timing.began[0], 3),
     }

@@ -12,7 +12,7 @@ import pytest
 
 from faultlib import aimed, clocks, crashes, losses, matrix, promises, storage
 from faultlib.harness import play
-from faultlib.kills import KINDS, Chain, Quota, run_chain
+from faultlib.kills import Chain, random_kills
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,7 +56,7 @@ def played(request, tmp_path_factory):
         **{f"test_what_is_promised_holds_when[{one.__name__}]": one for one in FAST},
     }
     jobs = {name: (play, one, folder / one.__name__) for name, one in tests.items()}
-    jobs = {"test_ten_random_kills_lose_nothing": (run_chain, KINDS[0], SEED, folder / "chain", Quota(10)), **jobs}
+    jobs = {"test_ten_random_kills_lose_nothing": (random_kills, 10, SEED, folder / "chains", 1), **jobs}
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setenv("TINY_FORKS", "yes")  # `make faults` starts fresh interpreters
         futures = {name: pool.submit(*job) for name, job in jobs.items() if name in asked}
@@ -87,8 +87,8 @@ def holds(row):
 
 
 def test_ten_random_kills_lose_nothing(played, request):
-    chain = played[request.node.name].result()
-    assert chain.broken == [] and chain.total == 10, chain
+    chains = played[request.node.name].result()  # a second one where the first run was done before its tenth kill
+    assert [chain.broken for chain in chains if chain.broken] == [] and sum(c.total for c in chains) == 10, chains
 
 
 def test_the_report_has_every_fault_and_no_place(tmp_path):
