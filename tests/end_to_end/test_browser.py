@@ -184,12 +184,11 @@ def test_a_profile_is_picked_by_clicking_and_stays_in_the_notebook(browser, serv
 @pytest.mark.parametrize("width", [1400, 420])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_form_can_be_read_and_used_at_any_width(browser, server, width, dark):
-    write_notebook(
-        server.folder / "form.ipynb", "import spectrakit as sk\nsk.ProfilePicker(samples=6400, task='coffee')"
-    )
+    name = f"form-{width}-{'dark' if dark else 'light'}.ipynb"  # a kernel and a selection of its own
+    write_notebook(server.folder / name, "import spectrakit as sk\nsk.ProfilePicker(samples=6400, task='coffee')")
     with Page(browser, server, dark) as page:
         page.page.set_viewport_size({"width": 1400, "height": 1000})
-        page.open("form.ipynb")
+        page.open(name)
         page.page.set_viewport_size({"width": width, "height": 1000})
         page.run(0)
         epochs = page.output(0).locator(".sk-field", has_text="trainer.max_epochs").locator("input")
@@ -202,11 +201,12 @@ def test_the_form_can_be_read_and_used_at_any_width(browser, server, width, dark
         page.output(0).locator(".sk-cards input:checked").focus()
         page.page.keyboard.press("Tab")
         page.page.keyboard.press("Space")
-        page.until("!document.querySelector('.sk-form').innerText.includes('trainer=defaults')", "another profile")
+        page.until("document.querySelector('.sk-form').innerText.includes('trainer=a100')", "another profile")
         page.until_idle()  # the fields of that profile have arrived
         epochs.focus()
         assert page.page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "solid"
         page.page.keyboard.type("x")
+        page.until("document.activeElement.value.endsWith('x')", "the letter in the field")
         page.output(0).locator("[role=alert]", has_text="is not possible").wait_for()
         assert page.output(0).locator(".sk-go button", has_text="Train").is_disabled() and page.problems == []
 
