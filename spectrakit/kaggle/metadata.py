@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['LEVELS', 'KERNEL_FILE', 'DATASET_FILE', 'PLACEHOLDER', 'WHEELS', 'FORMS', 'MACHINES', 'RETIRED', 'KERNEL', 'LICENSES',
            'FREQUENCIES', 'DATASET', 'ENDINGS', 'Finding', 'one_line', 'worst', 'slug_of', 'split_source',
-           'machine_finding', 'Entry', 'is_on', 'kernel_findings', 'dataset_findings', 'read_metadata', 'known_owner',
-           'with_owner']
+           'machine_finding', 'Entry', 'bare_source', 'is_on', 'kernel_findings', 'dataset_findings', 'read_metadata',
+           'known_owner', 'with_owner']
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #f2f4a123
 import json
@@ -223,8 +223,16 @@ def _keyword(value: Any) -> None:
         raise ValueError(f"{value!r} is no keyword. Write text in quotes.")
 
 
+def bare_source(kind: str, name: Any) -> Any:
+    """A source without the word that Kaggle does without: 'competitions/soil' → 'soil'.
+
+    fastai/fastkaggle (2022-08-18) pushes competitions under that name.
+    """
+    return name.removeprefix("competitions/") if kind == "competition" and isinstance(name, str) else name
+
+
 def _source(kind: str) -> Callable[[Any], list[str]]:
-    return _listed(lambda name: split_source(kind, name))
+    return _listed(lambda name: split_source(kind, bare_source(kind, name)))
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #f4423ace
 def _address(kind: str, low: int, high: int = 50) -> Callable[[Any], list[str]]:

@@ -200,20 +200,32 @@ UNKNOWN = "\0"  # stands for what only a run would show
 
 
 _LONGEST_COMMAND = 20_000
+_ONTO_ANOTHER = re.compile(r"\s\d?>&[\d-]|(?<=\s)&(?=>)")  # 2>&1, and the & of &>log, which would end a command
+_REDIRECTION = re.compile(r"\d?(?:>>?|<)(.*)", re.S)
 
 
+def _without_redirections(words: Iterable[str]) -> Iterator[str]:
+    "The words without those that name a file to read or write, as in `> log` and `2>/dev/null`."
+    skip = False
+    for word in words:
+        sign = _REDIRECTION.fullmatch(word)
+        if not skip and sign is None:
+            yield word
+        skip = not skip and sign is not None and not sign[1]
+
+# %% ../../nbs/66_kaggle/01_static_analysis.ipynb #a665e30d
 def commands(line: str) -> list[list[str]]:
     "The words of each command in a line of the shell, without variables that are set for it, `sudo`, and redirections."
     try:
         if len(line) > _LONGEST_COMMAND:
             raise ValueError  # shlex would take minutes
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&()")
+        lexer = shlex.shlex(_ONTO_ANOTHER.sub("", line), posix=True, punctuation_chars=";|&()")
         lexer.whitespace_split = True
         words = list(lexer)
     except ValueError:
         words = line.split()
     lines: list[list[str]] = [[]]
-    for word in words:
+    for word in _without_redirections(words):
         if word and set(word) <= set(";|&()"):
             lines.append([])
         elif lines[-1] or not (re.match(r"\w+=", word) or word in ("sudo", "time", "exec")):
@@ -475,11 +487,14 @@ def note_dict(scope: Scope, node: ast.Dict) -> Nodes:
     return ast.iter_child_nodes(node)
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #e13a1458
-def note_commands(scope: Scope, node: ast.AST, line: str) -> None:
-    "Each command of a line of the shell."
+def note_commands(scope: Scope, node: ast.AST, line: str, how: dict[str, bool] | None = None) -> None:
+    """Each command of a line of the shell.
+
+    `scope`, `node`: where it stands. `line`: what it says. `how`: whether its failure ends the notebook; None: no.
+    """
     for words in map(python_module, commands(line)):
         if words:
-            scope.note("shell", node, line.strip(), args=tuple(words))
+            scope.note("shell", node, line.strip(), args=tuple(words), keywords=how or {})
 
 
 def note_ipython(scope: Scope, node: ast.AST, line: str) -> Nodes:
@@ -530,10 +545,11 @@ def note_started(scope: Scope, node: ast.Call, call: Use) -> Nodes:
     "What a call has another program do: a line of the shell, a list of words, or a magic."
     tail = call.name.rpartition(".")[2]
     if call.name.startswith("subprocess.") and node.args:
+        how = {"check": call.keywords.get("check") is True or tail.startswith("check_")}
         if call.args[0] != UNKNOWN:
-            note_commands(scope, node, call.args[0])
+            note_commands(scope, node, call.args[0], how)
         elif isinstance(node.args[0], (ast.List, ast.Tuple)):
-            note_words(scope, node, node.args[0].elts)
+            note_words(scope, node, node.args[0].elts, how)
     elif tail == "run_line_magic" and UNKNOWN not in call.args:
         return note_ipython(scope, node, "%" + " ".join(call.args))
     elif call.name in ("os.system", "os.popen") or (tail in ("system", "getoutput") and call.name.startswith(".")):
@@ -541,11 +557,14 @@ def note_started(scope: Scope, node: ast.Call, call: Use) -> Nodes:
     return ()
 
 
-def note_words(scope: Scope, node: ast.Call, parts: list[ast.expr]) -> None:
-    "A command that is given as a list of words, some of which may be unknown."
+def note_words(scope: Scope, node: ast.Call, parts: list[ast.expr], how: dict[str, bool]) -> None:
+    """A command that is given as a list of words, some of which may be unknown.
+
+    `scope`, `node`: where it stands. `parts`: its words. `how`: whether its failure ends the notebook.
+    """
     words = ["python" if _dotted(part) == "sys.executable" else text_of(part, scope.names) or UNKNOWN for part in parts]
     if command := python_module(words):
-        scope.note("shell", node, " ".join(words).replace(UNKNOWN, "…"), args=tuple(command))
+        scope.note("shell", node, " ".join(words).replace(UNKNOWN, "…"), args=tuple(command), keywords=how)
 
 
 def note_call(scope: Scope, node: ast.Call) -> Nodes:
@@ -558,7 +577,7 @@ def note_call(scope: Scope, node: ast.Call) -> Nodes:
             scope.note("values", node, key, args=(value,))
     if call.name in ("importlib.import_module", "__import__") and call.args and call.args[0] != UNKNOWN:
         scope.note("imports", node, call.args[0])
-    if call.name.startswith("sys.path."):
+    if call.name.startswith("sys.path.") or call.name == "site.addsitedir":
         scope.facts.sys_path.extend(arg for arg in call.args if arg)
     return [*note_started(scope, node, call), *note_text(scope, node)]
 

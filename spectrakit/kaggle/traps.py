@@ -22,7 +22,7 @@ _IPYTHON = "get_ipython display In Out exit quit _ __ ___ _i _ii _iii _dh _ih _o
 _SIGNLESS = "pip conda ls ll cd pwd cat cp mv mkdir rm who whos env history clear debug more man run"
 _KNOWN = frozenset([*dir(builtins), *_IPYTHON.split(), *_SIGNLESS.split(), "WindowsError"])
 _MAKES_NAMES = re.compile(  # names may come from what is not written down
-    r"^\s*from\s+\S+\s+import\s+\*|\bexec\s*\(|globals\(\)\s*(?:\[|\.update|\.setdefault)|\blocals\(\)\.update|"
+    r"^\s*from\s+\S+\s+import\s+\*|\bexec\s*\(|(?:globals|locals|vars)\(\)\s*(?:\[|\.update|\.setdefault)|"
     r"%run\b|%load\b|%store\b|%load_ext\b|%pylab|%reset\b|run_line_magic|run_cell|builtins\.|__builtins__|user_ns",
     re.M,
 )
@@ -223,7 +223,7 @@ def submission_findings(kernel: Kernel) -> list[Finding]:
     cups = [slug for kind, _, slug in sources_of(kernel.values) if kind == "competition"]
     facts = kernel.facts
     texts = [use.name for use in (*facts.texts, *facts.values)] + [str(a) for use in facts.calls for a in use.args]
-    words = [word for use in facts.shell for word in use.args]
+    words = [word for use in facts.shell for word in (use.name, *use.args)]
     looks_around = any(text.rstrip("/") in ("/kaggle/input", "../input") for text in texts) or any(
         use.name.rpartition(".")[2] in ("find_input", "competition_download") for use in facts.calls
     )

@@ -37,6 +37,7 @@ from spectrakit.kaggle.metadata import (
     DATASET_FILE,
     KERNEL_FILE,
     PLACEHOLDER,
+    bare_source,
     known_owner,
     one_line,
     read_metadata,
@@ -391,7 +392,7 @@ def _competition_of(folder: Path, given: str | None) -> str:
         return given
     attached = read_metadata(folder / KERNEL_FILE).get("competition_sources") or []
     if len(attached) == 1:
-        return str(attached[0])
+        return str(bare_source("competition", attached[0]))
     count = "no competition" if not attached else f"{len(attached)} competitions"
     raise RequestError(f"The kernel has {count} attached. Name the one to hand in to: --competition SLUG.")
 

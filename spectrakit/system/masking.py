@@ -233,9 +233,10 @@ class FoundSecret(NamedTuple):
 
 def _is_right(whose: str, secret: str) -> bool:
     "What an expression alone cannot say."
-    if whose == "Basic password":  # 'Basic understanding' is none
+    if whose == "Basic password":  # 'Basic understanding' is none, nor is 'Basic Overview', which gives b":\xf7…"
         with contextlib.suppress(ValueError):
-            return b":" in base64.b64decode(secret + "=" * (-len(secret) % 4), validate=True)
+            told = base64.b64decode(secret + "=" * (-len(secret) % 4), validate=True).decode()
+            return ":" in told and told.isprintable()
         return False
     if whose == "AWS secret":
         return _mixed(secret) == 3

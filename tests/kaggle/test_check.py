@@ -619,6 +619,63 @@ TRAPS: list[tuple[str, dict, tuple[str, str, str], str, dict]] = [
         "!pip install --no-index {found}\nimport brand_new",
         {},
     ),
+    (
+        "import brand_new",
+        {"kernel_sources": ["ada/train-it"]},
+        ("imports", "error", "brand_new is not on kaggle"),
+        "import brand_new",  # one of somebody else's may be a utility script with packages
+        {"kernel_sources": ["bob/nvidia-utility-script"]},
+    ),
+    (
+        "import brand_new",
+        {},
+        ("imports", "error", "brand_new is not on kaggle"),
+        "import site\nsite.addsitedir('/kaggle/usr/lib/notebooks/bob/tools/pkg')\nimport brand_new",
+        {},
+    ),
+    (
+        "!pip install brand-new > log",
+        {},
+        ("offline", "error", "for brand-new. Attach"),
+        "!pip install --no-deps ../input/wheels/x.whl > /dev/null 2>&1\n!pip install -q --no-deps ./a &>/dev/null",
+        {},
+    ),
+    (
+        "AutoModel = print\nAutoModel.from_pretrained('bert-base-cased')",
+        {},
+        ("offline", "error", "asks Hugging Face"),
+        "AutoModel = model = print\n!python train.py --output_dir=first\nmodel.save_pretrained('mine')\n"
+        "AutoModel.from_pretrained('mine')\nAutoModel.from_pretrained('first/')",
+        {},
+    ),
+    (
+        "import subprocess\nsubprocess.run(['kaggle', 'datasets', 'version', '-p', 'x'], check=True)",
+        {},
+        ("offline", "error", "Fetch the output"),
+        "x = 1",
+        {},
+    ),
+    (
+        "import subprocess\nprint(subprocess.run(['kaggle', 'datasets', 'version', '-p', 'x']).returncode)",
+        {},
+        ("offline", "warning", "Fetch the output"),
+        "!kaggle --version",
+        {},
+    ),
+    (
+        "print(axis0)",
+        {},
+        ("names", "error", "axis0 is not defined"),
+        "for i in range(3):\n    locals()['axis' + str(i)] = i\nprint(axis0)",
+        {},
+    ),
+    (
+        "x = 1",
+        {"competition_sources": ["competition/soil"]},
+        ("metadata", "error", "'soil'"),
+        "x = 1",  # as fastkaggle writes it
+        {"competition_sources": ["competitions/soil"]},
+    ),
 ]
 
 
@@ -722,7 +779,7 @@ def test_what_would_fail_offline_is_told_with_its_cell(call, here):
     ],
 )
 def test_imports(here, cell, expected):
-    folder = kernel(here / "k", cell, kernel_sources=["bob/my-tools"])
+    folder = kernel(here / "k", cell, kernel_sources=["ada/my-tools"])
     (folder / "helper.py").touch()
     found = levels(folder, "imports")
     assert [f for f in found if f[0] != "ok"] == expected
@@ -766,6 +823,8 @@ def test_the_wheels_beside_say_what_they_bring(here):
         ("open('/kaggle/input/datasets/bob/coffee-table/x')", "error"),
         ("open('../input/soil/train.csv')", "warning"),
         ("open('../input/nowhere/train.csv')", "error"),
+        ("open('../input/../input/soil/train.csv')", "warning"),
+        ("open('/kaggle/input/../input/nowhere/train.csv')", "error"),
         ("p = '/kaggle/input/nowhere'\nopen(p + '/x')", "error"),
         ("import sk\nsk.find_input('ada/coffee-table')", "ok"),
         ("import sk\nsk.find_input('datasets/ada/coffee-table')", "ok"),

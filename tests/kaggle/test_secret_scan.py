@@ -214,6 +214,7 @@ HARMLESS = [
     "state_dict['layer1.0.conv2.weight']",
     "secret_santa = random.choice(names)",
     "# Basic understanding of the data; bearer of bad news",
+    "# ## Basic Overview",
     "key_frames = [1, 12, 48]",
     "dsn_columns = ['a', 'b']",
     "cache_key = 'a1b2c3d4e5'",
