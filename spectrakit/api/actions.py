@@ -25,6 +25,7 @@ from .run import Run, note_submission, open_run, summarize, task_of
 from ..cell.live import make_view
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import asked_settings, override
+from ..config.profile_files import place
 from ..config.schema import Config, to_dict
 from ..contract.task import check_task, provides
 from ..contract.task_code import code_fingerprint
@@ -250,6 +251,10 @@ class Predictions(Predicted):
     path: Path
     table: Path | None = None
     submission: SubmissionState | None = None  # what the table holds, and how much of it was predicted
+
+    def __repr__(self) -> str:
+        parts = [super().__repr__(), f"in {place(self.path)}", str(self.submission or "")]
+        return "; ".join(filter(None, parts))
 
 # %% ../../nbs/60_api/02_actions.ipynb #1605211d
 def check_prediction(config: Config, out: Path) -> None:

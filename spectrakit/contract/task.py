@@ -353,6 +353,7 @@ _ELSEWHERE = {  # what other libraries call a method
     "predict_step": "predict",
     "configure_optimizers": "optimizer",
     "collate_fn": "collate",
+    **dict.fromkeys(("test_data", "test_set", "test_dataloader", "predict_dataloader"), "test_dataset"),
 }
 
 

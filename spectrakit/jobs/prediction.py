@@ -282,11 +282,13 @@ def write_all(chunks: Chunks, arrays: dict[str, Any], name: str, notes: list[str
     done, samples = chunks.spool.samples(), chunks.samples
     notes = [*notes, *not_finite(arrays)]
     whole = not chunks.cut or done >= samples
+    if chunks.file is not None and not provides(chunks.task, "test_dataset"):
+        notes.append("these samples are the validation data: the task has no `test_dataset(cfg)`")
     save_arrays(chunks.target.folder / ("predictions.npz" if whole else PARTIAL), arrays)
     if chunks.file is not None:
         with explained(chunks.task, "submission", f"on the predictions, which are in {PLACE[whole]}", always=True):
-            state = write_predictions(chunks.file, chunks.task, arrays, samples)
-        notes += [f"{chunks.file.out.name}: {note}" for note in state.notes]
+            state = write_predictions(chunks.file, chunks.task, arrays, samples, tuple(notes))
+        notes = [f"{chunks.file.out.name}: {note}" for note in state.notes]
     summary = (
         f"{samples} predictions from {name}" if whole else f"{done} of {samples} predictions from {name}, {chunks.cut}"
     )

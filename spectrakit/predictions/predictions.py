@@ -40,6 +40,10 @@ class Predicted:
         "The targets where the data have them, [samples, …], else None."
         return self.arrays.get("targets")
 
+    def __repr__(self) -> str:
+        shapes = [f"{name} {list(getattr(v, 'shape', [len(v)]))}" for name, v in self.arrays.items()]
+        return f"{type(self).__name__}: {', '.join(shapes) or 'none'}"
+
 # %% ../../nbs/38_predictions/00_predictions.ipynb #77c9acc6
 def targets_of(task: Any, data: Any) -> Any:
     "The targets of a batch, as the task's `targets` or the batch's form says; None where there are none."

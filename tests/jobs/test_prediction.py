@@ -99,6 +99,10 @@ BEFORE = {
         {"submission": lambda p: {"id": range(7), "y": p[:, 0]}, "test_dataset": lambda cfg: (X[:6],)},
         ["different lengths: {'id': 7, 'y': 6}"],
     ),
+    "a name of another library": (
+        {"test_data": lambda cfg: (X,)},
+        ["has a method `test_data`", "Call it `test_dataset`"],
+    ),
     "no test data": ({"test_dataset": lambda cfg: EMPTY}, ["Mine.test_dataset returned no samples"]),
     "no data at all": (
         {"datasets": lambda cfg: (TensorDataset(X, X[:, :1]), None)},
@@ -158,6 +162,24 @@ def test_predictions_that_are_no_numbers_are_counted(tmp_path, capsys):
     run = sk.fit(task, config(tmp_path), predict=tmp_path / "table.csv", show=False)
     assert any(m.startswith("What Mine.predict returned for a test batch holds 6 values that") for m in messages(run))
     assert "12 of 12 values of predictions are not finite" in capsys.readouterr().err
+
+
+def test_a_table_of_the_validation_data_says_that_it_is_one(tmp_path, capsys):
+    run, words = sk.fit(mine(), config(tmp_path), predict=tmp_path / "table.csv", show=False), "the validation data"
+    assert words in capsys.readouterr().err and [words in note for note in run.submission.notes] == [True]
+    assert words in json.loads((run.path / "summary.json").read_text())["submission"]["notes"][0]
+    sk.predict(mine(), run, out=tmp_path / "again.csv")
+    assert words in capsys.readouterr().err
+    sk.predict(mine(), run)  # no table that could be handed in
+    sk.predict(mine(test_dataset=lambda cfg: (X,)), run, out=tmp_path / "tested.csv")
+    assert words not in capsys.readouterr().err
+
+
+def test_predictions_are_shown_by_their_shapes(tmp_path):
+    run = sk.fit(mine(), config(tmp_path), predict=tmp_path / "table.csv", show=False)
+    shown = repr(sk.predict(mine(), run, out=tmp_path / "table.csv"))
+    assert shown.startswith("Predictions: predictions [12, 1], targets [12, 1]; in ") and "\n" not in shown
+    assert shown.endswith("predictions.npz; table.csv: 12 of 12 samples are predicted")
 
 
 def test_predict_on_its_own_says_the_same(tmp_path):
