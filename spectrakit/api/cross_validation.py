@@ -359,7 +359,7 @@ def plan_text(total: int, todo: int, each_s: float, places: int, left_s: float |
     `left_s`: seconds until the time is over; None: no limit.
     """
     needed_s = math.ceil(todo / places) * each_s
-    which = f"{total} folds" if todo == total else f"{todo} of {total} folds are left"
+    which = f"{total} folds" if todo == total else f"{todo} of {total} folds {'is' if todo == 1 else 'are'} left"
     text = f"{which}, {short_time(each_s)} each{f', {places} at a time' * (places > 1)}: {short_time(needed_s)}"
     if left_s is None or not todo:
         return text

@@ -182,7 +182,7 @@ def time_line(total: int, counts: int, seconds: Sequence[float], places: int, le
     if not todo or not seconds:
         return ""
     needed = todo * sum(seconds) / len(seconds) / places
-    text = f"{todo} of {total} trials are left: about {span(needed)}"
+    text = f"{todo} of {total} trials {'is' if todo == 1 else 'are'} left: about {span(needed)}"
     if left_s is None:
         return text
     return f"{text}; {short_time(max(0.0, left_s))} are left for trials" + (
