@@ -3160,6 +3160,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'spectrakit/handover/job.py'),
                                          'spectrakit.handover.job._cannot_load': ( '49_handover/job.html#_cannot_load',
                                                                                    'spectrakit/handover/job.py'),
+                                         'spectrakit.handover.job._classes_of': ( '49_handover/job.html#_classes_of',
+                                                                                  'spectrakit/handover/job.py'),
                                          'spectrakit.handover.job._cwd': ('49_handover/job.html#_cwd', 'spectrakit/handover/job.py'),
                                          'spectrakit.handover.job._import': ('49_handover/job.html#_import', 'spectrakit/handover/job.py'),
                                          'spectrakit.handover.job._job_values': ( '49_handover/job.html#_job_values',

@@ -8,6 +8,7 @@ __all__ = ['BUILT_IN', 'check_task_name', 'full_task_name', 'standard_first', 'l
            'update_extra', 'change_config', 'read_job', 'locked_job_folder', 'remove_abandoned_jobs']
 
 # %% ../../nbs/49_handover/03_job.ipynb #bd7be0a8
+import ast
 import contextlib
 import importlib.util
 import json
@@ -35,6 +36,18 @@ from ..system.errors import RequestError, did_you_mean
 from ..system.files import write_atomic
 from ..system.platforms.platform import Platform
 
+# %% ../../nbs/49_handover/03_job.ipynb #69b976ac
+def _classes_of(file: str) -> str:
+    "Tasks that a file could hold, as they are named, read from its text; none of it is executed."
+    found: list[str] = []
+    with contextlib.suppress(OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        with open(file, encoding="utf-8") as text:
+            tree = ast.parse(text.read(2**20))
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        methods = {c.name: {part.name for part in c.body if isinstance(part, ast.FunctionDef)} for c in classes}
+        found = [name for name, own in methods.items() if own & {"datasets", "loss"}] or list(methods)
+    return " or ".join(f"{file}:{name}" for name in found[:3]) or f"{file}:Name"
+
 # %% ../../nbs/49_handover/03_job.ipynb #23a2fc01
 BUILT_IN = {
     "coffee": "spectrakit.tasks.coffee:Coffee",
@@ -52,6 +65,8 @@ def check_task_name(name: str) -> None:
     if name in BUILT_IN:
         return
     source, colon, attribute = name.rpartition(":")
+    if not colon and name.endswith(".py") and Path(name).is_file():
+        raise RequestError(f"{name!r} is a file, and the task is a class in it. Name it too: {_classes_of(name)}.")
     if not colon or not attribute.isidentifier() or not source:
         raise RequestError(
             f"There is no task {name!r}. There are {', '.join(BUILT_IN)}; your own is package.module:Name or "

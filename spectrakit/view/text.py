@@ -85,7 +85,7 @@ def start_lines(event: dict) -> list[str]:
     batch = f"{event['micro_batch_size']} × {event['gradient_accumulation_steps']} × {event['world_size']}"
     return [
         f"{event['task']}: {event['train_samples']} samples, {event['parameters']:,} parameters, "
-        f"{event['total_steps']} optimizer steps in {epochs:.4g} epochs",
+        f"{event['total_steps']} optimizer steps in {epochs:.4g} epoch{'s' * (epochs != 1)}",
         f"effective batch {event['effective_batch_size']} (micro batch × accumulation × processes = {batch})",
         *reasons,
     ]
