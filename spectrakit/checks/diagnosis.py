@@ -245,6 +245,13 @@ def _no_tensor(m: re.Match, s: Scene) -> tuple[str, str]:
             f"the batch holds values of type {type(objects[0]).__name__}, of which no tensor was made",
             "Make tensors of them in the data set, or write `collate(samples)`.",
         )
+    parts = list(s.batch.values()) if isinstance(s.batch, dict) else s.batch
+    if isinstance(parts, (list, tuple)) and any(type(part).__name__ == m["kind"] for part in parts):
+        return (
+            f"the batch holds a {m['kind']} where a tensor is needed: what is a list in a sample is a list of columns "
+            "in a batch",
+            "Let a sample be tensors or arrays, such as numpy.asarray(row, dtype='float32').",
+        )
     if m["kind"] in ("tuple", "list", "dict") or m["kind"].endswith("Output"):
         return (
             f"a function of torch was given a {m['kind']} where it takes a tensor",

@@ -202,6 +202,10 @@ BROKEN = {
         mine(of(IDS + 3, Y), lambda: nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 3))),
         ["Mine.loss", "num_embeddings"],
     ),
+    "a list of features": (
+        mine(Rows([([float(v) for v in x], y) for x, y in zip(X, Y, strict=True)])),
+        ["Mine.loss", "a list where a tensor is needed", "numpy.asarray"],
+    ),
     "string labels": (mine(Rows([(x, "cat") for x in X])), ["Mine.loss", "texts", "classes.index(label)"]),
     "one sample of a text": (mine(Rows([("a text", y) for y in Y])), ["Mine.loss", "texts"]),
     # shapes
