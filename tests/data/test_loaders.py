@@ -6,7 +6,11 @@ import sys
 
 import psutil
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, Subset
 
+import spectrakit as sk
 from helpers import wait_for
 
 pytestmark = pytest.mark.slow  # every test here starts processes
@@ -148,3 +152,34 @@ def test_lost_workers_change_no_bit_and_are_told(tmp_path, trouble, says):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert says in lines[0] and len(lines) == len(set(lines)) <= 3, lines
+
+
+class Files(Dataset):
+    "Pictures, of which one is broken."
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        if index == 47:
+            raise OSError("cannot identify image file 'train/47.png'")
+        return torch.zeros(3), 0
+
+
+class Pictures(sk.Task):
+    def datasets(self, cfg):
+        return Subset(Files(), range(10, 60)), Subset(Files(), range(10))
+
+    def model(self, cfg):
+        return nn.Linear(3, 2)
+
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_cannot_be_read_is_named_in_one_line(tmp_path, workers):
+    words = ("launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=10", f"run.dir={tmp_path}")
+    run = sk.fit(Pictures(), sk.compose(*words, f"dataloader.num_workers={workers}"), show=False, on_error="return")
+    says = "OSError: cannot identify image file 'train/47.png', at sample 47 of the data set"
+    assert (run.status, run.error) == ("failed", says)

@@ -224,7 +224,10 @@ def test_an_error_in_a_process_that_reads_samples_is_one_line(tmp_path):
             raise KeyError("star 9")
 
     words = ("dataloader.num_workers=1", "data.resident_gib=0")
-    with pytest.raises(RequestError, match=r"Mine\.datasets raised KeyError: 'star 9' .*\(test_prediction\.py, line"):
+    with pytest.raises(
+        RequestError,
+        match=r"Mine\.datasets raised KeyError: 'star 9', at sample \d+ of the data set .*\(test_prediction\.py, line",
+    ):
         sk.fit(mine(datasets=lambda cfg: (Broken(), None)), config(tmp_path, *words), show=False)
 
 
