@@ -384,10 +384,9 @@ def _runs_of(given: Any) -> list[Run]:
     "The runs that one of `runs` stands for. RequestError where it holds none."
     if hasattr(given, "runs"):
         return list(given.runs)
-    path = checked_path(getattr(given, "path", given), "One of the runs")
     if isinstance(given, Run):
         return [given]
-    path = path if path.is_dir() else named_run(path)
+    path = named_run(given)
     if not missing_files(path):
         return [open_run(path)]
     if not (runs := [open_run(each) for each in find_runs(path)]):

@@ -15,7 +15,7 @@ from ..config.profile_files import profiles as profile_names
 from ..config.schema import Config
 from ..config.validation import shown
 from ..system.errors import RequestError
-from ..system.tables import html_folded, html_table
+from ..system.tables import html_folded, html_table, matrix_text
 from ..system.units import format_bytes
 
 # %% ../../nbs/60_api/04_profiles.ipynb #2cb94ff2
@@ -63,12 +63,12 @@ class ProfileMatrix:
         "{profile: {what: value}}, for programs."
         return {name: {what: values[i] for what, values in self.rows} for i, name in enumerate(self.names)}
 
+    def table(self) -> list[tuple[str, ...]]:
+        "As rows of text, the first of them the names."
+        return [("", *self.names), *((what, *values) for what, values in self.rows)]
+
     def __str__(self) -> str:
-        table = [("", *self.names), *((what, *values) for what, values in self.rows)]
-        widths = [max(len(row[i]) for row in table) for i in range(len(self.names) + 1)]
-        return "\n".join(
-            "  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in table
-        )
+        return matrix_text(self.table())
 
     __repr__ = __str__
 

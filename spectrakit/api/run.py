@@ -23,9 +23,9 @@ from ..handover.consent import consented
 from ..handover.job import load_task
 from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import write_metrics_csv
-from ..runs.groups import name_a_run
+from ..runs.groups import why_no_run
 from ..runs.history import History, RunOverview, read_all_events, read_overview
-from ..runs.run_dir import missing_files, named_run, not_a_run_text, read_summary, runs_folder
+from ..runs.run_dir import missing_files, named_run, read_summary, runs_folder
 from ..system.errors import RequestError, readable, render_alone
 from ..system.files import checked_path, write_atomic
 from ..system.masking import masked, masked_value
@@ -230,9 +230,9 @@ def open_run(path: Path | str, trust: bool = False) -> Run:
     `trust`: whether its settings may do what they ask for, also where it was not made here (default False: what they
     would execute is refused, where they would write is left out). Opening it executes nothing in either case.
     """
-    path = named_run(checked_path(getattr(path, "path", path), "The run"))
+    path = named_run(path)
     if missing_files(path):
-        raise RequestError(name_a_run(path) or not_a_run_text(path, "`spectrakit runs` lists the runs"))
+        raise RequestError(why_no_run(path))
     return Run(path, trusted=trust)
 
 # %% ../../nbs/60_api/00_run.ipynb #0a94119e

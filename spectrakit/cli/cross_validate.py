@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from .output import EXIT_STATUS, interrupt_on_sigterm, print_text
+from .output import EXIT_STATUS, interrupt_on_sigterm, print_text, say_at_once
 from .parsing import Command, Parser, add_trust, make_parser, split_words
 
 # %% ../../nbs/90_cli/11_cross_validate.ipynb #2fb23123
@@ -37,6 +37,8 @@ def _cross_validate_parser() -> Parser:
 def cross_validate(arguments: Sequence[str]) -> int:
     "Train once for each fold, and score what was held out."
     options = _cross_validate_parser().parse_intermixed_args(arguments)
+    if not options.json:
+        say_at_once(f"{' '.join(options.words) or 'cross-validate'}: composing the settings, looking at the samples …")
     from spectrakit.api.cross_validation import cross_validate as train_folds
     from spectrakit.api.cross_validation import summary_of
     from spectrakit.handover.consent import consented_file
@@ -51,7 +53,7 @@ def cross_validate(arguments: Sequence[str]) -> int:
     show = not options.json
     cv = train_folds(task, config, resume=options.resume, predict=predict, show=show, on_error="return")
     facts = {"path": str(cv.path), **summary_of(cv)}
-    print_text(json.dumps(facts) if options.json else f"{cv}\nin {cv.path}")
+    print_text(json.dumps(facts) if options.json else f"{cv}\nin {cv.path}", fold=not options.json)
     return EXIT_STATUS.get(cv.status, 1)
 
 # %% ../../nbs/90_cli/11_cross_validate.ipynb #8d04b163

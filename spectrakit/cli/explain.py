@@ -41,7 +41,7 @@ def explain(arguments: Sequence[str]) -> int:
 
         print_text(json.dumps(explanation.to_dict()))
     else:
-        print_text(str(explanation))
+        print_text(explanation, fold=True)
     return 0
 
 # %% ../../nbs/90_cli/08_explain.ipynb #874d401d

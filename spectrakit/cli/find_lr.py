@@ -9,7 +9,7 @@ __all__ = ['COMMANDS', 'find_lr']
 from collections.abc import Sequence
 from pathlib import Path
 
-from .output import check_picture, interrupt_on_sigterm, print_text, save_picture
+from .output import check_picture, interrupt_on_sigterm, print_text, save_picture, say_at_once
 from .parsing import Command, Parser, add_trust, make_parser, split_words
 
 # %% ../../nbs/90_cli/05_find_lr.ipynb #b2cb0551
@@ -46,6 +46,8 @@ def _find_lr_parser() -> Parser:
 def find_lr(arguments: Sequence[str]) -> int:
     "Suggest a learning rate for a task, by a range test of a hundred steps."
     options = _find_lr_parser().parse_intermixed_args(arguments)
+    if not options.quiet:
+        say_at_once(f"{' '.join(options.words) or 'find-lr'}: composing the settings, then {options.steps} steps …")
     from spectrakit.handover.consent import consented_file
     from spectrakit.system.errors import RequestError
     from spectrakit.tuning.lr_finder import find_lr as run_range_test

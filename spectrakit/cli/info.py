@@ -39,10 +39,10 @@ def info(arguments: Sequence[str]) -> int:
 
         print_text(json.dumps({**platform.to_dict(), **internet}))
         return 0
-    print_text(platform.table())
+    print_text(platform.table(), fold=True)
     for other in others_in_our_folder():
         advice = f"pip uninstall {other.split()[0]}, and install this again"
-        print_text(f"{'also here':14} {other}, in the same folder: {advice}")
+        print_text(f"{'also here':14} {other}, in the same folder: {advice}", fold=True)
     if internet:
         print_text(f"{'internet':14} {'yes' if internet['internet'] else 'no'}")
     return 0
@@ -71,9 +71,10 @@ def profiles(arguments: Sequence[str]) -> int:
         import json
 
         from spectrakit.api.profiles import compare_profiles
+        from spectrakit.system.tables import matrix_text
 
         matrix = compare_profiles(*options.compare, task=options.task)
-        print_text(json.dumps(matrix.to_dict()) if options.json else str(matrix))
+        print_text(json.dumps(matrix.to_dict()) if options.json else matrix_text(matrix.table(), terminal_width()))
     elif options.name:
         show_profile(options.name.strip("/"))
     else:
@@ -97,12 +98,12 @@ def show_profile(name: str) -> None:
     elif name == "trainer":
         list_profiles()
     elif "trainer" in holding:
-        print_text(f"# {profile_intent(alone)}\n{describe(compose(f'trainer={alone}'))}")
+        print_text(f"# {profile_intent(alone)}\n{describe(compose(f'trainer={alone}'))}", fold=True)
     elif holding:
         for profile in holding:
-            print_text(f"# {profile}={alone}: {profile_intent(alone, profile)}")
+            print_text(f"# {profile}={alone}: {profile_intent(alone, profile)}", fold=True)
             values = profile_settings(alone, profile)
-            print_text(describe(from_dict(values), only=set(values)))
+            print_text(describe(from_dict(values), only=set(values)), fold=True)
     elif group in groups:
         profile_intent(alone, group)  # says that there is none
     else:
@@ -137,7 +138,7 @@ def list_profiles() -> None:
     print_text(table_text([head, *rows], terminal_width(), spare=(5, 1, 3, 2, 4)), status=True)
     others = ", ".join(group for group in all_profiles() if group != "trainer")
     for line in (f"← fits this machine: {why}.", f"Other groups: {others}.", *broken):
-        print_text(line, status=line[0] == "←")
+        print_text(line, status=line[0] == "←", fold=True)
 
 
 def _profile_row(name: str, config: "Config", base: "Config", intent: str) -> tuple[str, ...]:

@@ -46,11 +46,13 @@ def find_command(word: str) -> Command:
 # %% ../../nbs/90_cli/20_main.ipynb #394bddb2
 def usage() -> str:
     "The text of `spectrakit --help`."
-    lines = [f"  spectrakit {name:10} {find_command(name).__doc__}" for name in COMMANDS]
+    longest = max(map(len, COMMANDS))
+    lines = [f"  {name:{longest}}  {find_command(name).__doc__}" for name in COMMANDS]
     return "\n".join(
         [
             "spectrakit: the notebook kit that always finishes.",
             "",
+            "spectrakit COMMAND …",
             *lines,
             "",
             "Each command has --help with examples. A first run:",
@@ -64,7 +66,7 @@ def usage() -> str:
 def _dispatch(words: list[str]) -> int:
     "Run the command that `words` name."
     if not words or words[0] in ("-h", "--help", "help"):
-        print_text(usage())
+        print_text(usage(), fold=True)
         return 0
     if words[0] == "--version":
         from spectrakit import __version__

@@ -8,6 +8,7 @@ __all__ = ['Command', 'Parser', 'make_parser', 'split_words', 'add_trust']
 # %% ../../nbs/90_cli/00_parsing.ipynb #4cfa0ff3
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -24,6 +25,14 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 # %% ../../nbs/90_cli/00_parsing.ipynb #6a46d671
+class _Help(argparse.RawDescriptionHelpFormatter):
+    "Help whose prose fits into the terminal, and whose examples can be copied."
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = [[line] if line.startswith("  ") else textwrap.wrap(line, width) or [""] for line in text.split("\n")]
+        return "\n".join(indent + line for wrapped in lines for line in wrapped)
+
+
 def make_parser(name: str, text: str, examples: str) -> Parser:
     """The parser of one command.
 
@@ -34,7 +43,7 @@ def make_parser(name: str, text: str, examples: str) -> Parser:
         description=text,
         epilog="examples:\n" + examples.strip("\n"),
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
     )
 
 # %% ../../nbs/90_cli/00_parsing.ipynb #c18c91e9

@@ -48,7 +48,7 @@ def preflight(arguments: Sequence[str]) -> int:
 
         print_text(json.dumps(forecast.to_dict()))
     else:
-        print_text(str(forecast))
+        print_text(forecast, fold=True)
     return 0 if forecast.fits else 1
 
 # %% ../../nbs/90_cli/09_preflight.ipynb #56287a2f

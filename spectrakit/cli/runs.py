@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .output import check_picture, print_text, save_picture, table_text, terminal_width
+from .output import check_picture, print_text, save_picture, say_at_once, table_text, terminal_width
 from .parsing import Command, make_parser
 
 if TYPE_CHECKING:
@@ -110,10 +110,9 @@ def _evaluation_lines(history: "History", newest: int = 10) -> list[str]:
 def many_runs(given: str) -> "CrossValidation | Study | None":
     "The cross-validation or the search whose folder, or name, is `given`; None where it is neither."
     from spectrakit.runs.run_dir import kind_of, named_run
-    from spectrakit.system.files import checked_path
     from spectrakit.tuning.study_file import JOURNAL
 
-    folder = named_run(checked_path(given, "The run"))
+    folder = named_run(given)
     if kind_of(folder) == "cross-validation":
         from spectrakit.api.cross_validation import open_cross_validation
 
@@ -141,10 +140,10 @@ def show(arguments: Sequence[str]) -> int:
     from spectrakit.api.run import open_run
 
     if (many := many_runs(options.run_dir)) is not None:
-        print_text(many)
+        print_text(many, fold=True)
         return 0
     for number, line in enumerate(run_lines(open_run(options.run_dir))):
-        print_text(line, status=number == 0)
+        print_text(line, status=number == 0, fold=True)
     return 0
 
 # %% ../../nbs/90_cli/04_runs.ipynb #bea452cb
@@ -188,6 +187,7 @@ def plot(arguments: Sequence[str]) -> int:
     parser.add_argument("run_dir", metavar="RUN", help="a run's folder, or its name")
     parser.add_argument("--out", metavar="FILE", help="default: curves.png in the run's folder")
     options = parser.parse_args(arguments)
+    say_at_once(f"{options.run_dir}: drawing …")
     from spectrakit.api.run import open_run
 
     many = many_runs(options.run_dir)
@@ -220,7 +220,7 @@ def compare(arguments: Sequence[str]) -> int:
 
     comparison = compare_runs(*options.runs, x=options.x, metric=options.metric)
     path = comparison.save(options.out) if options.out else None
-    print_text(comparison)
+    print_text(comparison.text(terminal_width()))
     if path:
         print_text(path)
     return 0
@@ -239,6 +239,7 @@ def report_page(arguments: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="a run's folder, or its name")
     parser.add_argument("--out", metavar="FILE", help="default: report.html in the folder, study.html of a search")
     options = parser.parse_args(arguments)
+    say_at_once(f"{options.run}: writing its page …")
     from spectrakit.reports.run_report import report as write_report
     from spectrakit.tuning.study import Study
     from spectrakit.tuning.study_page import write_page
@@ -269,7 +270,7 @@ def trust_run(arguments: Sequence[str]) -> int:
     from spectrakit.api.run import open_run
     from spectrakit.handover.consent import trust
 
-    print_text(trust(open_run(options.run_dir), accept_it=options.accept))
+    print_text(trust(open_run(options.run_dir), accept_it=options.accept), fold=True)
     return 0
 
 # %% ../../nbs/90_cli/04_runs.ipynb #acf81f50

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from .output import EXIT_STATUS, interrupt_on_sigterm, print_text
+from .output import EXIT_STATUS, interrupt_on_sigterm, print_text, say_at_once
 from .parsing import Command, Parser, add_trust, make_parser, split_words
 
 # %% ../../nbs/90_cli/12_search.ipynb #40341e19
@@ -41,6 +41,8 @@ def _search_parser() -> Parser:
 def search(arguments: Sequence[str]) -> int:
     "Look for better settings."
     options = _search_parser().parse_intermixed_args(arguments)
+    if not options.json:
+        say_at_once(f"{' '.join(options.words) or 'search'}: composing the settings, planning the trials …")
     from spectrakit.handover.consent import consented_file
     from spectrakit.system.errors import RequestError
     from spectrakit.tuning.search import search as look_for_settings
@@ -57,7 +59,7 @@ def search(arguments: Sequence[str]) -> int:
     study = look_for_settings(task, config, space=space, on_error="return", **more)
     facts = {"path": str(study.path), "status": study.status, "metric": study.metric, "direction": study.direction}
     rows = {"best": study.best.number if study.best else None, "trials": [asdict(row) for row in study.trials]}
-    print_text(json.dumps({**facts, **rows}) if options.json else f"{study}\nin {study.path}")
+    print_text(json.dumps({**facts, **rows}) if options.json else f"{study}\nin {study.path}", fold=not options.json)
     return EXIT_STATUS.get(study.status, 1)
 
 # %% ../../nbs/90_cli/12_search.ipynb #1b07579a

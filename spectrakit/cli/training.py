@@ -128,7 +128,7 @@ def check(arguments: Sequence[str]) -> int:
     task, config = _requested(options.words, options.config, "check", options.trust)
     interrupt_on_sigterm()
     report = check_task(task, config)
-    print_text(report)
+    print_text(report, fold=True)
     return 0 if report.ok else 1
 
 # %% ../../nbs/90_cli/03_training.ipynb #0a093782
@@ -155,6 +155,8 @@ def _resume_parser() -> Parser:
 def resume(arguments: Sequence[str]) -> int:
     "Continue a run from its newest valid checkpoint."
     options = _resume_parser().parse_intermixed_args(arguments)
+    if not options.quiet:
+        say_at_once(f"{options.run_dir}: looking for its newest valid checkpoint …")
     from spectrakit.api.actions import resume as resume_run
     from spectrakit.api.run import open_run
     from spectrakit.config.compose import RequestError
@@ -190,6 +192,7 @@ def predict(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     if len(options.words) > 2:
         parser.error(f"too many words: {' '.join(options.words[2:])}")
+    say_at_once(f"{options.words[-1]}: predicting with its best checkpoint …")
     from spectrakit.api.actions import predict as predict_run
 
     task = options.words[0] if len(options.words) == 2 else None

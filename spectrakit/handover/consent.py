@@ -22,9 +22,10 @@ from ..config.profile_files import place, read_text
 from ..config.schema import Config, get, settings
 from ..config.validation import shown
 from .job import BUILT_IN
-from ..runs.run_dir import RUN_FILES, is_attached, is_foreign
+from ..runs.groups import why_no_run
+from ..runs.run_dir import RUN_FILES, is_attached, is_foreign, named_run
 from ..system.errors import RequestError
-from ..system.files import checked_path, file_sha256
+from ..system.files import file_sha256
 from ..system.origin import accept, is_accepted
 
 # %% ../../nbs/49_handover/04_consent.ipynb #24344345
@@ -144,12 +145,14 @@ def _foreign_code(config: Config) -> str | None:
 def trust(run: Any, accept_it: bool = False) -> Trust:
     """What a run would execute, and where it would write, with nothing of it done.
 
-    - `run`: the run, or its folder
+    - `run`: the run, its folder, or its name
     - `accept_it`: remember that this user accepts just this: the same settings, the same files (default False)
 
     RequestError where it is no run, or this cannot be remembered.
     """
-    path = checked_path(getattr(run, "path", run), "The run")
+    path = named_run(run)
+    if not (path / "config.yaml").is_file():
+        raise RequestError(why_no_run(path))
     facts = _trust_of(path, compose(config=path / "config.yaml"))
     if not accept_it:
         return facts

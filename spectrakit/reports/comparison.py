@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..api.run import Run, list_runs, open_run
+from ..api.run import Run
 from ..config.schema import settings
 from ..config.validation import shown
 from spectrakit.reports.html import (
@@ -29,12 +29,13 @@ from spectrakit.reports.html import (
     table_text,
 )
 from .run_curves import AXES, LOGGED, plot_runs
-from ..runs.groups import name_a_run
+from ..runs.groups import why_no_run
 from ..runs.history import History, read_history
 from ..runs.run_dir import RUN_FILES, missing_files, named_run
 from ..system.errors import RequestError, did_you_mean
-from ..system.files import checked_path, write_atomic
+from ..system.files import write_atomic
 from ..system.masking import HIDDEN
+from ..system.tables import folded, matrix_text
 from ..system.units import format_duration
 from ..view.plots import Picture, save_figure
 
@@ -43,30 +44,14 @@ def _run_in(path: Path) -> Run:
     "The run in the folder `path`. RequestError where that is none."
     if len(missing_files(path)) < len(RUN_FILES):
         return Run(path)
-    if group := name_a_run(path):
-        raise RequestError(group)
-    try:
-        inside = list_runs(path)
-    except OSError:
-        inside = []
-    if inside:
-        raise RequestError(
-            f"{str(path)!r} is a folder of {len(inside)} run{'s' * (len(inside) > 1)}. Name a run in it, "
-            f"such as {str(inside[0].path)!r}, or give list_runs({str(path)!r})."
-        )
-    return open_run(path)  # raises, and says what is missing
+    raise RequestError(why_no_run(path))
 
 # %% ../../nbs/70_reports/03_comparison.ipynb #112c10ec
 def find_run(run: Run | Path | str) -> Run:
     "The run that is meant. RequestError where there is none, with the nearest name among its neighbours."
     if isinstance(run, Run):
         return run
-    if not isinstance(run, (str, Path)):
-        raise RequestError(f"{type(run).__name__} is no run. Give a Run, its folder, or its name.")
-    path = checked_path(run, "The run").expanduser()
-    if path.is_file() and path.name in RUN_FILES:
-        path = path.parent
-    return _run_in(named_run(path))
+    return _run_in(named_run(run))
 
 # %% ../../nbs/70_reports/03_comparison.ipynb #5ff3dfc8
 def find_all(runs: Sequence) -> list[Run]:
@@ -175,6 +160,14 @@ def _rows(table: list[dict], winner: tuple[str, int] | None) -> list[list]:
         rows.append([_value_text(k, line[k]) + (" ★" if winner == (k, number) else "") for k in keys])
     return rows if len(table) > 6 else [list(column) for column in zip(*rows, strict=False)]
 
+
+def _text(rows: list[list], notes: list[str], width: int | None) -> str:
+    "Table and notes in lines of `width`, or as long as they are with long values cut."
+    if width is None:
+        return "\n".join([table_text(rows), *map(plain, notes)])
+    cells = [[" ".join(cell(value).split()) for value in row] for row in rows]
+    return "\n".join([matrix_text(cells, width), *(folded(plain(note), width) for note in notes)])
+
 # %% ../../nbs/70_reports/03_comparison.ipynb #fea97f29
 @dataclass(frozen=True)
 class Comparison:
@@ -198,21 +191,21 @@ class Comparison:
         "The table as people read it: a column for each run, or a row where there are more than six."
         return _rows(self.table, self.winner)
 
-    def __str__(self) -> str:
-        return "\n".join([table_text(self.rows()), *map(plain, self.notes)])
+    def text(self, width: int | None = None) -> str:
+        "The table and what to know about it, in lines of `width` characters (default None: any, with long values cut)."
+        return _text(self.rows(), self.notes, width)
 
-    def __repr__(self) -> str:
-        return str(self)
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         alt = safe("curves of " + ", ".join(str(line["run"]) for line in self.table[:20]), 1000)
         return f'<img alt="{alt}" style="max-width:100%" src="{figure_png(self.figure)}">{_table_section(self)}'
 
     def save(self, path: Path | str) -> Path:
-        """Write the picture (.png, .svg, .pdf) or a page with picture and table (.html).
-
-        RequestError where that cannot be done.
-        """
+        "Write the picture (.png, .svg, .pdf), or a page with the table too (.html). RequestError where it cannot be."
         return _write_comparison(self, Path(path))
 
 # %% ../../nbs/70_reports/03_comparison.ipynb #5a4fb77e

@@ -31,7 +31,7 @@ from ..config.resolve import ignored_settings, platform_notes, resolve_env
 from ..config.schema import Config
 from ..distributed.topology import Rank, in_kernel, left_over, plan_processes
 from ..system.errors import RequestError, did_you_mean
-from ..system.files import is_inside, links_out, read_bounded, read_mapping, write_atomic
+from ..system.files import checked_path, is_inside, links_out, read_bounded, read_mapping, write_atomic
 from ..system.masking import masked, masked_value
 from ..system.origin import has_mark, mark_of
 from ..system.platforms.detect import detect, writable_bytes
@@ -317,21 +317,48 @@ def run_names(groups: bool = False) -> list[str]:
         return []
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #81c304a7
-def named_run(path: Path) -> Path:
-    """The folder that is meant by `path`: a folder, or the name of a run, or of a group, that this platform keeps.
+def _path_of(given: Any) -> Path:
+    "The path that `given` stands for: a Run, a folder, a name, a file that every run has. RequestError for others."
+    given = getattr(given, "path", given)
+    if isinstance(given, bytes) or not isinstance(given, (str, os.PathLike)):
+        raise RequestError(f"{type(given).__name__} is no run. Give a Run, its folder, or its name.")
+    if not str(given).strip():
+        raise RequestError("The name of the run is empty. Give its folder, or its name; `spectrakit runs` lists them.")
+    path = checked_path(given, "The run")
+    with contextlib.suppress(RuntimeError):  # ~nobody
+        path = path.expanduser()
+    return path.parent if path.name in RUN_FILES and path.is_file() else path
 
-    RequestError where there is neither, with the nearest name."""
-    if path.is_dir():
-        return path
-    names = run_names(groups=True)
-    if path.name == str(path) and path.name in names:
-        return runs_folder() / path
+# %% ../../nbs/35_runs/01_run_dir.ipynb #f4ffaf55
+def _near_names(path: Path) -> str:
+    "The end of a sentence about a run that is not there: names that begin so, or are spelt nearly so."
     try:
         beside = [p.name for p in islice(path.parent.iterdir(), MAX_NAMES_EACH) if _is_wanted(p, True)]
     except OSError:
         beside = []
-    hint = did_you_mean(path.name, [*names, *beside]) or " `spectrakit runs` lists the runs."
-    raise RequestError(f"There is no run {str(path)!r}, neither a folder nor a name.{hint}")
+    known = list(dict.fromkeys([*run_names(groups=True), *beside]))
+    begun = [name for name in known if name.startswith(path.name)]
+    if len(begun) == 1:
+        return f" Did you mean {begun[0]!r}?"
+    if begun:
+        more = f", and {len(begun) - 3} more" if len(begun) > 3 else ""
+        return f" {len(begun)} begin so: {', '.join(map(repr, begun[:3]))}{more}."
+    return did_you_mean(path.name, known) or " `spectrakit runs` lists the runs."
+
+
+def named_run(given: Any) -> Path:
+    """The folder that is meant by `given`: a Run, a folder, or what this platform keeps under that name: a run, a
+    search, a cross-validation, a run within one. RequestError where there is none, with the names that are near."""
+    path = _path_of(given)
+    if path.is_dir():
+        return path
+    if not path.is_absolute() and ".." not in path.parts:
+        with contextlib.suppress(RequestError):  # a platform that cannot be made out keeps none
+            if (kept := runs_folder() / path).is_dir():
+                return kept
+    if path.exists():
+        raise RequestError(not_a_run_text(path, "`spectrakit runs` lists the runs"))
+    raise RequestError(f"There is no run {str(path)!r}, neither a folder nor a name.{_near_names(path)}")
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fc05
 RECORDS = ("config.yaml", "environment.json")  # written when a run begins, and when it goes on

@@ -24,6 +24,7 @@ from ..offline.install_cell import install_command
 from ..runs.history import follow
 from ..system.errors import RequestError
 from ..system.masking import masked
+from ..system.tables import folded
 from .figures import figures, times
 from .run_state import MOST_METRICS, RunState, apply_event, number
 
@@ -185,7 +186,7 @@ class TextView:
         if event["type"] == "step":
             self._step(event)
         for line in event_lines(event, self.run_dir):
-            self._print(line)
+            self._print(folded(line, shutil.get_terminal_size().columns) if self.redraw else line)
 
     def _step(self, event: dict) -> None:
         line = progress_line(self.state)

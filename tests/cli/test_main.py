@@ -67,7 +67,7 @@ def test_every_command_helps_with_examples(call, command):
 def test_the_help_names_every_command_and_every_exit_status(call):
     status, out, err = call("--help")
     assert (status, err) == (0, "") and call() == call("-h") == call("help") == (0, out, "")
-    assert all(re.search(rf"^  spectrakit {command} +\S", out, re.M) for command in COMMANDS)
+    assert all(re.search(rf"^  {command}  +\S", out, re.M) for command in COMMANDS)
     assert re.search(r"0 done.*1 the run failed.*2 the request was wrong.*130 interrupted", out)
 
 
@@ -463,7 +463,7 @@ def test_watch_follows_a_run_from_another_terminal_until_it_ends(call, start_cli
     assert "interrupted: a stop was requested" in watching.communicate(timeout=60)[0] and watching.returncode == 0
     process.communicate(timeout=60)
     status, out, err = call("watch", here)
-    assert (status, out, err.count("\n")) == (2, "", 1) and "is no run" in err
+    assert (status, out, err.count("\n")) == (2, "", 1) and "is not a run" in err
 
 
 def test_show_names_a_damaged_checkpoint(call, trained_copy):

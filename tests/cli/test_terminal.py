@@ -16,6 +16,7 @@ from helpers import clean_environ
 from spectrakit.cli import completion
 from spectrakit.cli.main import COMMANDS, main
 from spectrakit.cli.output import in_colour, table_text
+from spectrakit.config.compose import compose, describe
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,15 +30,41 @@ def a_run(folder: Path, name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("words", [("profiles",), ("profiles", "env"), ("runs",)])
-@pytest.mark.parametrize("columns", ["80", "60"])
-def test_a_table_fits_into_the_terminal(words, columns, tmp_path, monkeypatch, capsys):
+NAME = "a-run-with-quite-a-name-20261120-101500"
+FITTING = (
+    "--help",
+    "train --help",
+    "info",
+    "profiles",
+    "profiles env",
+    "profiles kaggle_safe",
+    "profiles --compare kaggle kaggle_safe a100",
+    "explain trainer=kaggle_2xt4 --samples 20000",
+    "runs",
+    f"show {NAME}",
+    f"trust {NAME}",
+)
+
+
+@pytest.mark.parametrize("words", FITTING)
+@pytest.mark.parametrize("columns", [80, 60, 40])
+def test_what_a_command_prints_fits_into_the_terminal(words, columns, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    a_run(tmp_path, "a-run-with-quite-a-name-20261120-101500")
-    monkeypatch.setenv("COLUMNS", columns)
-    assert main(words) == 0
+    a_run(tmp_path, NAME)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(words.split()) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) >= 2 and max(map(len, lines)) <= int(columns)
+    whole = r"  spectrakit | *\S+$| *\[TASK"  # an example, a name, and a usage that argparse leaves, are not broken
+    assert lines and [line for line in lines if len(line) > columns and not re.match(whole, line)] == []
+
+
+def test_a_profile_that_is_printed_in_a_narrow_terminal_is_still_a_configuration(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for columns in ("40", "70"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["profiles", "kaggle_safe"]) == 0
+        Path("kept.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
+        assert describe(compose(config="kept.yaml")) == describe(compose("trainer=kaggle_safe"))
 
 
 def test_what_is_piped_has_whole_lines(monkeypatch, capsys):
@@ -55,6 +82,8 @@ def test_columns_are_left_out_in_their_order_and_the_last_goes_on_below():
     assert "first" not in one and "second" in one
     none = table_text(rows, 40, spare=(1, 2))
     assert "second" not in none and max(map(len, none.splitlines())) <= 40 and none.split().count("words") == 6
+    below = table_text([("run", "status", "best"), ("x" * 47, "failed", "–"), ("y", "completed", "z" * 20)], 40)
+    assert below.splitlines() == ["run", "  status · best", "x" * 47, "  failed", "y", f"  completed · {'z' * 20}"]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +112,30 @@ def test_a_run_is_named_without_its_folder(command, tmp_path, monkeypatch, capsy
     assert f"'{name}'" in capsys.readouterr().err  # did you mean
     main([command, name])
     assert "no run" not in capsys.readouterr().err.lower()
+
+
+@pytest.mark.parametrize("command", ["show", "plot", "watch", "resume", "trust", "report", "compare", "predict"])
+def test_a_name_that_is_no_run_is_answered_with_those_that_are_near(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("coffee-20261120-101500", "coffee-20261121-101500", "digits-20261120-101500", "cv/fold-0/digits-1"):
+        a_run(tmp_path, name)
+    for name, words in (
+        ("cofee-20261120-101500", "Did you mean 'coffee-20261120-101500'"),
+        ("coffee", "2 begin so: 'coffee-2026112"),
+        ("digits", "Did you mean 'digits-20261120-101500'?"),
+        ("tea", "`spectrakit runs` lists the runs"),
+        ("", "The name of the run is empty"),
+        ("runs/digits-20261120-101500/logs.txt", "Give the run: "),
+    ):
+        if name.startswith("runs/"):
+            Path(name).touch()
+        assert main([command, name]) == 2
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1, (name, said)
+    assert command == "predict" or main([command, "cv/fold-0"]) == 2
+    assert command == "predict" or "folder of 1 run. Name a run in it, such as 'runs/cv/fold-0/digits-1'" in (
+        capsys.readouterr().err.replace(f"{tmp_path}/", "")
+    )
 
 
 def completed(line: str) -> list[str]:
