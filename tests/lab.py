@@ -336,6 +336,7 @@ LOOK = """(root) => {
   while (walker.nextNode()) {
     const node = walker.currentNode, parent = node.parentElement
     if (!node.textContent.trim() || ['STYLE', 'TITLE', 'SCRIPT', 'title'].includes(parent.tagName)) continue
+    if (parent.getBoundingClientRect().width === 1) continue  // for screen readers alone
     if (!seen(parent) || (parent.closest('details:not([open])') && !parent.closest('summary'))) continue
     const range = document.createRange()
     range.selectNodeContents(node)
@@ -360,7 +361,7 @@ LOOK = """(root) => {
   }
   const cut = e => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 2
   const clipped = [...root.querySelectorAll('div, span, b')]
-    .filter(e => seen(e) && !e.title && getComputedStyle(e).overflowX === 'hidden' && cut(e))
+    .filter(e => seen(e) && !e.title && e.clientWidth !== 1 && getComputedStyle(e).overflowX === 'hidden' && cut(e))
     .map(e => e.textContent.slice(0, 60))
   const whole = root.getBoundingClientRect()
   const drawn = [...root.querySelectorAll('g[stroke], g[fill]')].filter(e => seen(e) && e.children.length)

@@ -49,7 +49,7 @@ def failure_card(f: Failure) -> str:
     printed = f'<div>printed last</div><pre style="{_CODE}">{_lines(f.printed)}</pre>' if f.printed else ""
     log = f"<div>all that was printed: <code>{escaped(f.log, 300)}</code></div>" if f.log else ""
     return (
-        f'<div role="alert" aria-label="why the run failed" style="{_TEXT};margin:8px 0;'
+        f'<div role="group" aria-label="why the run failed" style="{_TEXT};margin:8px 0;'
         f'padding:6px 12px;border:1px solid {VALID};border-left-width:6px">'
         f"<div><b>✗ failed</b> {escaped(f.reason, 1000)}</div>{where}{code}{printed}"
         f"{_folded('traceback', f.traceback.splitlines())}{log}</div>"
@@ -84,7 +84,9 @@ def log_drawer(run_dir: Path, empty: str = "") -> str:
     "What the ranks have printed last, folded, as HTML. `empty`: said where they have printed nothing (default: '')."
     printed = printed_by_rank(run_dir)
     if not printed:
-        return f'<div aria-label="what was printed" style="{_TEXT}">{escaped(empty)}</div>' if empty else ""
+        return (
+            f'<div role="group" aria-label="what was printed" style="{_TEXT}">{escaped(empty)}</div>' if empty else ""
+        )
     warnings = sum(_is_warning(line) for lines in printed.values() for line in lines)
     count_text = f" · {warnings} warning{'s' * (warnings != 1)}" if warnings else ""
     newest = next(iter(printed.values()))[-1]

@@ -20,14 +20,14 @@ from typing import Any
 from .buttons import Buttons
 from .cards import failure_card, log_drawer, pictures_card
 from .earlier import Ghost, comparison
-from .frame import Look, body, header, page, phase, toggles
+from .frame import Announcer, Look, body, header, page, phase, toggles
 from ..checks.failure import Failure, explain_failure
 from ..runs.events import log_file
-from ..runs.groups import name_a_run
+from ..runs.groups import why_no_run
 from ..runs.history import follow
 from ..runs.run_dir import RUN_FILES, is_locked, missing_files, named_run
 from ..system.errors import RequestError
-from ..system.files import checked_path, write_atomic
+from ..system.files import write_atomic
 from ..view.figures import start_phases
 from ..view.plots import Picture, plot_curves
 from ..view.run_state import RunState, apply_event, as_events
@@ -142,7 +142,8 @@ class LiveView:
         self.state, self._reader = RunState(run_dir.name), follow(run_dir, _PIECE_BYTES, strict=False)
         # what is shown, and how often
         self._top, self._boxes, self._below = Screen(), Screen(), Screen()
-        self._pictures, self._drawer = Screen(), Screen()
+        self._pictures, self._drawer, self._spoken = Screen(), Screen(), Screen()
+        self._announcer = Announcer()
         self._ghost: Ghost | None = None  # the best earlier run, once it is known what this one learns
         self._buttons = Buttons(run_dir, kernel()) if options.controls else None
         shares = (SHARE / 4, SHARE / 4, SHARE / 4, SHARE / 4)
@@ -239,9 +240,16 @@ def _draw_header(view: LiveView) -> None:
     if view._buttons:
         view._buttons.show()
     view._boxes.show("", text_html=toggles(view.state))
+    if view._spoken._handle:
+        _announce(view)
     view._head.done(began, 1.0)
 
 
+def _announce(view: LiveView, running: bool = True) -> None:
+    "What a screen reader is to say, where that is new."
+    view._spoken.show("", text_html=view._announcer.html(view.state, _look(view, running)))
+
+# %% ../../nbs/56_cell/04_live.ipynb #a0a3367e
 def _draw_plots(view: LiveView) -> None:
     "Plots, table and messages; before the first step what is being done."
     began = view._plots.work()
@@ -265,6 +273,8 @@ def _draw_prints(view: LiveView) -> None:
     "What the ranks have printed, more rarely: a drawer that somebody has opened closes when it is drawn again."
     began = view._prints.work()
     view._drawer.show("", text_html=log_drawer(view.run_dir, "nothing printed yet"))
+    if not view._spoken._handle:
+        _announce(view)  # in the same moment as the last part, so that nothing moves
     view._prints.done(began, max(10.0, plots_every_s(view.now_t)))
 
 # %% ../../nbs/56_cell/04_live.ipynb #1e903ffb
@@ -333,6 +343,8 @@ def _close(view: LiveView) -> None:
     _show_pictures(view)
     if (drawer := log_drawer(view.run_dir, "nothing was printed" * bool(view._drawer._handle))) or view._drawer._handle:
         view._drawer.show("", text_html=drawer)
+    if view._spoken._handle:
+        _announce(view, view.detached)
 
 # %% ../../nbs/56_cell/04_live.ipynb #7894148f
 def _close_header(view: LiveView, curves: bool) -> None:
@@ -359,16 +371,9 @@ def _give_up(view: LiveView, error: Exception) -> None:
 # %% ../../nbs/56_cell/04_live.ipynb #615e6d21
 def _folder_of(run: Any) -> Path:
     "The folder of `run`. RequestError where that is no run."
-    folder = getattr(run, "path", run)
-    if not isinstance(folder, (str, Path)):
-        raise RequestError(f"{type(run).__name__} is no run. Give a Run, or its folder.")
-    folder = named_run(checked_path(folder, "The run").expanduser())
+    folder = named_run(run)
     if set(RUN_FILES) <= set(missing_files(folder)):
-        raise RequestError(
-            name_a_run(folder)
-            or f"{folder} is no run: it has no events.jsonl. A run's folder is named like coffee-20261120-120000; "
-            "list_runs() shows them."
-        )
+        raise RequestError(why_no_run(folder))
     return folder
 
 # %% ../../nbs/56_cell/04_live.ipynb #fe1a5629

@@ -81,8 +81,8 @@ _REST = """
   border: 1px solid var(--sk-line); border-radius: 6px }
 .sk-fold > .widget-toggle-button:hover, .sk-fold > .widget-toggle-button.mod-active {
   background: var(--sk-soft); color: inherit; box-shadow: none }
-.sk-fold > .widget-toggle-button::before { content: "▸ "; content: "▸ " / "" }
-.sk-fold > .widget-toggle-button.mod-active::before { content: "▾ "; content: "▾ " / "" }
+.sk-fold > .widget-toggle-button::before { content: "▸ "; content: "▸ " / "closed: " }
+.sk-fold > .widget-toggle-button.mod-active::before { content: "▾ "; content: "▾ " / "open: " }
 .sk-fold > .widget-toggle-button:not(.mod-active) + .sk-section { display: none }
 .sk-section { height: auto; min-height: 12em; overflow: auto; padding: .3em .2em .6em .9em }
 @container (max-width: 36em) {

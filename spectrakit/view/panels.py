@@ -182,6 +182,6 @@ def small_multiples(s: RunState) -> str:
     more = f'<div style="grid-column:1/-1">{left} more in metrics.csv</div>' if left > 0 else ""
     columns = "display:grid;grid-template-columns:repeat(auto-fill,minmax(120px,1fr))"
     return (
-        f'<div aria-label="other metrics" style="{columns};gap:2px 14px;margin-bottom:6px">'
+        f'<div role="group" aria-label="other metrics" style="{columns};gap:2px 14px;margin-bottom:6px">'
         f"{''.join(drawn[:_MOST_SMALL])}{more}</div>"
     )

@@ -348,5 +348,6 @@ def draw_panel(p: Panel, bands: int = 0, variants: bool = False) -> str:
     nothing = f'<div style="position:absolute;top:40%;left:0;right:0;text-align:center">{escaped(p.empty_text)}</div>'
     return (
         f'<div role="img" aria-label="{escaped(label)}" class="p" style="flex:1 1 280px;min-width:0;position:relative">'
-        f'<div style="{_TITLE}">{title}</div><div style="padding:4px 8px 0 54px">{drawn}</div>{nothing * empty}</div>'
+        f'<div aria-hidden="true" style="{_TITLE}">{title}</div>'
+        f'<div aria-hidden="true" style="padding:4px 8px 0 54px">{drawn}{nothing * empty}</div></div>'
     )

@@ -25,7 +25,7 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = "run = fit(Tiny({{'slow': True}}), config('{name}', 'trainer.max_epochs=2000', 'run.console=auto'))"
 PNG, TABLE, CURVES = "img[src^='data:image/png']", "table:has-text('val_loss')", "[role=group][aria-label^='curves']"
-HEADER = "div[role=group]"
+HEADER = "[role=group][aria-label='how the run stands']"
 
 
 @pytest.fixture(scope="module")
@@ -321,8 +321,51 @@ def test_a_million_points_stay_as_they_are_after_a_reload_and_without_a_kernel(b
         assert problems == {} and look["drawn"] >= 4.5 and look["columns"] == looks[0]["columns"] >= 2, problems
 
 
+def test_a_screen_reader_hears_what_is_new_and_finds_a_name_for_everything(light, server):
+    train = (
+        "run = sk.fit('coffee', 'trainer.accelerator=cpu', 'trainer.max_epochs=3000', 'trainer.log_every_n_steps=2')"
+    )
+    form = "sk.ProfilePicker(samples=6400, task='coffee', file=None)"
+    write_notebook(server.folder / "heard.ipynb", "import spectrakit as sk", form, train)
+    light.open("heard.ipynb")
+    light.run_all()
+    frames(light, 2, 1)
+    light.page.evaluate(LIVE_REGIONS)
+    frames(light, 2, 2)
+    assert light.page.evaluate("() => window.spoken") == []  # a frame says nothing by itself
+    light.press_stop()
+    light.until_idle()
+    spoken = light.page.evaluate("() => window.spoken")
+    assert len(spoken) <= 2 and "interrupted" in spoken[-1], spoken
+    heard = light.output(2).aria_snapshot()
+    for named in (
+        'img "best val_loss: ',
+        'img "done at: |img "ended at: ',
+        'img "samples/s: ',
+        'group "messages"',
+        'img "loss ',
+    ):
+        assert re.search(named, heard), (named, heard)
+    assert heard.count("status: ") == 1 and len(re.findall(r"interrupted ·", heard)) == 1, heard
+    form = light.output(1).aria_snapshot()
+    assert not re.search(r"^ *- (button|textbox|combobox|checkbox|radio)(:| \[|$)", form, re.M), form  # each has a name
+    assert 'button "closed: All other settings' in form
+    light.output(1).get_by_role("button", name="All other settings").click()
+    light.output(1).get_by_role("button", name="open: All other settings").wait_for()
+
+
 # what is looked at
 
+
+LIVE_REGIONS = """() => {
+  window.spoken = []
+  const live = '[role=status], [role=alert], [role=log], [aria-live]'
+  new MutationObserver(changes => changes.forEach(change => change.addedNodes.forEach(node => {
+    if (node.nodeType !== 1) return
+    const found = node.matches(live) ? [node] : [...node.querySelectorAll(live)]
+    spoken.push(...found.filter(e => e.closest('.jp-OutputArea')).map(e => e.textContent))
+  }))).observe(document.querySelector('.jp-Notebook'), {subtree: true, childList: true})
+}"""
 
 # how wide the narrowest field of a form is, how large its smallest text, and what stands out of the cell
 FORM_LOOK = """() => {
@@ -354,10 +397,11 @@ def opened_by_keyboard(page) -> None:
 
 
 def step_of(cell, what) -> str:
-    "JavaScript: the step that the label of `what` tells, in a cell's output; 0 where there is none."
+    "JavaScript: the step that `what` tells, in a cell's output; 0 where there is none."
+    read = "getAttribute('aria-label')" if what == CURVES else "innerText.replaceAll(',', '')"
     return (
         f"Number(document.querySelectorAll('.jp-Notebook .jp-Cell')[{cell}].querySelector(\"{what}\")"
-        "?.getAttribute('aria-label').match(/step (\\d+)/)?.[1] ?? 0)"
+        f"?.{read}.match(/step (\\d+)/)?.[1] ?? 0)"
     )
 
 
