@@ -4027,6 +4027,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'spectrakit.kaggle.traps._serves': ('66_kaggle/traps.html#_serves', 'spectrakit/kaggle/traps.py'),
                                          'spectrakit.kaggle.traps._touched': ( '66_kaggle/traps.html#_touched',
                                                                                'spectrakit/kaggle/traps.py'),
+                                         'spectrakit.kaggle.traps._tpu_finding': ( '66_kaggle/traps.html#_tpu_finding',
+                                                                                   'spectrakit/kaggle/traps.py'),
                                          'spectrakit.kaggle.traps.machine_findings': ( '66_kaggle/traps.html#machine_findings',
                                                                                        'spectrakit/kaggle/traps.py'),
                                          'spectrakit.kaggle.traps.name_findings': ( '66_kaggle/traps.html#name_findings',

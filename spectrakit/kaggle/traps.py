@@ -183,13 +183,24 @@ def path_findings(kernel: Kernel) -> list[Finding]:
     return list(once.values())
 
 # %% ../../nbs/66_kaggle/04_traps.ipynb #3e27b6ca
+def _tpu_finding(kernel: Kernel) -> Finding:
+    "What is reported about a TPU: Kaggle/kaggle-cli#1197, answered 2026-09-17, open."
+    own = kernel.notebook.get("kaggle")
+    if kernel.values.get("docker_image"):
+        text = "docker_image takes the place of the TPU's own machine, and the session has no TPU. Remove the entry."
+    elif isinstance(own, dict) and own.get("dockerImageVersionId"):
+        text = "The notebook keeps dockerImageVersionId of a session without a TPU, and may get that image again. "
+        text += "Remove kaggle from the notebook's metadata."
+    else:
+        text = "A TPU kernel that is pushed was reported to get an image without a TPU. Start it on the site."
+    return Finding("warning", "machine", text, KERNEL_FILE)
+
+
 def machine_findings(kernel: Kernel) -> list[Finding]:
     "Code that needs a GPU where none is asked for, and TPUs."
     values, calls, findings = kernel.values, kernel.facts.calls, []
     if is_on(values, "enable_tpu") or str(values.get("machine_shape") or "").startswith("Tpu"):
-        # Kaggle/kaggle-cli#1197 (2026-09, open)
-        text = "A TPU kernel that is pushed was reported to get an image without a TPU. Start it on the site."
-        findings.append(Finding("warning", "machine", text, KERNEL_FILE))
+        findings.append(_tpu_finding(kernel))
     if is_on(values, "enable_gpu") or is_on(values, "enable_tpu") or values.get("machine_shape"):
         return findings
     looks = any(use.name.endswith(("is_available", "device_count")) for use in calls)
