@@ -12,12 +12,13 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..checkpoint.store import find_checkpoint
 from spectrakit.distributed.heartbeat import (
+    BEGINNING,
     HURRY,
     STOP,
     HangDetector,
@@ -85,10 +86,38 @@ def _failed(situation: Situation) -> Problem | None:
         patience_s = max(patience_s, 10 * situation.attempt.job.config.launch.hang_floor_s)
     return Problem("failed", since_s=situation.since_s("failed"), patience_s=patience_s)
 
+# %% ../../nbs/50_launch/04_supervisor.ipynb #8574a762
+_LOOK_S, _LEAST_SHARE, _LEAST_BYTES = 5.0, 0.05, 2**20  # in so many seconds so much of a core, or so much read
+
+
+def _done_so_far(pids: Iterable[int]) -> tuple[float, float]:
+    "Seconds that processes, and those below them, have computed, and bytes that they have read."
+    import psutil
+
+    seconds = read = 0.0
+    for process in (one for pid in pids for one in family_of(pid)):
+        with contextlib.suppress(psutil.Error):
+            seconds += sum(process.cpu_times()[:2])
+            read += process.io_counters().read_chars
+    return seconds, read
+
+
+def _is_at_work(situation: Situation) -> bool:
+    "Whether the processes have computed or read in the last seconds; the first look decides nothing yet."
+    observed, known = situation.observed, situation.observed.worked
+    if known is not None and situation.now - known[0] < _LOOK_S:
+        return True
+    seconds, read = _done_so_far(situation.detector.ranks.pids().values())
+    observed.worked = (situation.now, seconds, read)
+    if known is None:
+        return bool(seconds)
+    share = abs(seconds - known[1]) / (situation.now - known[0])  # less, where a process below it has ended
+    return share >= _LEAST_SHARE or abs(read - known[2]) >= _LEAST_BYTES
+
 # %% ../../nbs/50_launch/04_supervisor.ipynb #49436b93
 def _stuck(situation: Situation) -> Problem | None:
     stuck = situation.detector.find_stuck()
-    if not stuck:
+    if not stuck or (stuck.phase in BEGINNING and not situation.attempt.several and _is_at_work(situation)):
         return None
     apart = situation.attempt.processes.per_node > 1 and not situation.detector.ranks.all_connected()
     stacks = f"{situation.attempt.job.run_dir.name}/logs/stacks-rank-*.txt"
@@ -305,6 +334,8 @@ def _detector(attempt: Attempt, page: SharedPage) -> HangDetector:
         floor_s,
         start_s=max(floor_s, 5 * c.start_timeout_s) if attempt.launcher else None,
         most_s=max(20.0, 0.4 * _left_s(job)),  # another start has to fit
+        first_s=60.0 if job.kind.plans_time else math.inf,
+        alone=not attempt.several,
     )
     first_rank = attempt.processes.per_node * (job.config.distributed.node_rank or 0)
     return HangDetector(RankStates(page, first_rank), limits)

@@ -83,11 +83,21 @@ def test_a_start_of_which_no_rank_has_said_anything_gets_a_minute_also_where_tim
     assert page.stuck_at(59.0) is None and page.stuck_at(61.0) == 0
 
 
-def test_the_first_sign_of_life_ends_the_patience_with_a_start():
+def test_the_first_sign_of_life_ends_the_patience_with_a_start_but_the_others_are_as_slow():
     page = Page(20.0, most_s=20.0, begun=False)
-    assert page.stuck_at(19.0) is None
+    assert page.stuck_at(39.0) is None
     page.ranks[1].beat("connecting")
-    assert page.stuck_at(19.5) is None and page.stuck_at(20.5) == 0
+    assert page.stuck_at(40.0) is None and page.stuck_at(59.5) is None and page.stuck_at(60.5) == 0
+
+
+def test_one_that_waits_for_no_other_has_not_begun_while_it_prepares():
+    page = Page(20.0, most_s=20.0, first_s=90.0, alone=True)
+    for rank in page.ranks:
+        rank.beat("preparing")
+    assert page.stuck_at(1.0) is None and page.stuck_at(90.0) is None and page.stuck_at(92.0) == 0
+    for rank in page.ranks:
+        rank.beat("predicting")
+    assert page.stuck_at(100.0) is None and page.stuck_at(121.0) == 0
 
 
 def test_a_start_has_no_more_than_its_own_limit():

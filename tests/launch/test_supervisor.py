@@ -46,9 +46,9 @@ from spectrakit.handover.request import new_request
 from spectrakit.launch import launcher as launching
 from spectrakit.launch import supervisor as supervising
 from spectrakit.launch.attempt import Attempt
-from spectrakit.launch.diagnosis import AttemptResult, first_error
+from spectrakit.launch.diagnosis import AttemptResult, Observed, first_error
 from spectrakit.launch.launcher import Outcome, choose_launcher, failed_launchers, remember_failed
-from spectrakit.launch.supervisor import watch_process
+from spectrakit.launch.supervisor import Situation, watch_process
 from spectrakit.launch.worker import _check_fork
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.run_dir import is_locked
@@ -841,6 +841,48 @@ def test_a_view_that_fails_ends_the_processes_and_is_told(tmp_path):
     assert child.returncode == -signal.SIGKILL
     page.close()
     page.path.unlink()
+
+
+@pytest.fixture
+def page():
+    "A page for one rank."
+    page = create_page(1)
+    yield page
+    page.close()
+    page.path.unlink()
+
+
+def test_the_only_process_is_slow_and_not_stuck_while_it_prepares_and_works(tmp_path, monkeypatch, page):
+    now, work = 0.0, (0.0, 0.0)
+    monkeypatch.setattr(supervising, "_done_so_far", lambda pids: work)
+    heartbeat, seen = Heartbeat(page, 0), Observed()
+    detector = HangDetector(RankStates(page), HangLimits(20, 3, start_s=15), clock=lambda: now)
+    attempt = Attempt(Job(PREDICT, tmp_path, new_request(compose(), HERE)), tmp_path, Processes(1, 1, ""))
+
+    def stuck(seconds: float, computed_s: float, read: float) -> bool:
+        nonlocal now, work
+        now, work = seconds, (computed_s, read)
+        return supervising._stuck(Situation(attempt, detector, seen, now)) is not None
+
+    assert not stuck(0, 0, 0) and not stuck(16, 9.0, 0)  # beyond 15 s its work is looked at
+    assert not stuck(18, 9.0, 0) and not stuck(22, 9.5, 0) and not stuck(28, 9.5, 2**21)
+    assert stuck(34, 9.6, 2**21)  # neither computed nor read
+    heartbeat.beat("predicting")
+    assert not stuck(40, 10, 0) and stuck(71, 99, 2**30)  # what has begun says so itself
+
+
+def test_predictions_have_nothing_else_to_do_with_the_time_than_to_wait_for_their_start(tmp_path, page):
+    request = new_request(compose("watchdog.limit=2m", "watchdog.since=run"), HERE, began=time.time() - 20)
+    assert request.left_s() == pytest.approx(100, abs=10)
+    allowed = {}
+    for kind, processes in ((TRAIN, Processes(1, 1, "")), (PREDICT, Processes(1, 1, "")), (PREDICT, PAIR)):
+        limits = supervising._detector(Attempt(Job(kind, tmp_path, request), tmp_path, processes, "spawn"), page).limits
+        allowed[kind.name, processes.per_node] = (
+            limits.allowed_s({"starting"}, 0.0, heard=False),
+            limits.allowed_s({"preparing"}, 0.0),
+        )
+    assert allowed["train", 1] == (60, 60) and allowed["predict", 1] == (300, 200)
+    assert allowed["predict", 2][0] == 300 and allowed["predict", 2][1] < 60  # there another start has to fit
 
 
 @slow
