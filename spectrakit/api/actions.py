@@ -22,7 +22,7 @@ from typing import Any
 
 from .preflight import refuse_expensive
 from .run import Run, note_submission, open_run, summarize, task_of
-from ..cell.live import make_view
+from ..cell.live import make_view, prints_log
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import asked_settings, override
 from ..config.profile_files import place
@@ -220,7 +220,8 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
     session = session_of(task, request)
     with _before_the_run():
         plan = plan_resume(request.config, session, peer)
-    if show and plan.reason and not peer and config.run.console != "none":
+    is_logged = plan.kind == "new" and prints_log(config.run.console)  # as the first that a new run's log says
+    if show and plan.reason and not peer and config.run.console != "none" and not is_logged:
         print(plan.reason, flush=True)
     if plan.kind == "done":
         assert plan.run is not None  # the run that is done

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHARE', 'can_display', 'kernel', 'Screen', 'Throttle', 'plots_every_s', 'ViewOptions', 'LiveView', 'watch',
-           'make_view']
+           'prints_log', 'make_view']
 
 # %% ../../nbs/56_cell/04_live.ipynb #89ed1aae
 import contextlib
@@ -415,6 +415,12 @@ def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
         view.close()
 
 # %% ../../nbs/56_cell/04_live.ipynb #a185e888
+def prints_log(console: str) -> bool:
+    "Whether the view for `run.console` prints what the log says: as text, and beside the pictures of a saved version."
+    batch = os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch"
+    return console != "none" and (batch or console not in ("auto", "live") or not can_display())
+
+# %% ../../nbs/56_cell/04_live.ipynb #d67a5551
 def make_view(console: str, run_dir: Path, pictures: bool = False, **options: Any) -> Any:
     """The view for `run.console`: None for 'none', text if nothing else can be shown; each keeps dashboard.html.
 
@@ -428,6 +434,5 @@ def make_view(console: str, run_dir: Path, pictures: bool = False, **options: An
     if console not in ("auto", "live") or not can_display():
         echo = make_text_view(console, run_dir, **options)
         return LiveView(run_dir, ViewOptions(continued=continued, draws=False, echo=echo))
-    batch = os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch"
-    echo = make_text_view("text", run_dir, **{**options, "every_s": 60.0}) if batch else None
+    echo = make_text_view("text", run_dir, **{**options, "every_s": 60.0}) if prints_log(console) else None
     return LiveView(run_dir, ViewOptions(continued=continued, controls=True, echo=echo, pictures=pictures))

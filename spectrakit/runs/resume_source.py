@@ -191,8 +191,9 @@ def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePl
         return _chosen_plan(run, changed, config, len({candidate.run_id for candidate in free}), note + passed)
     if refusal is not None:
         raise refusal
-    where = ", ".join(str(folder) for folder, _ in folders if folder.is_dir()) or "none of the places for runs"
-    reason = f"resume.source=auto: no run of this task to resume was found in {where}; a new one begins{note}{passed}"
+    where = ", ".join(str(folder) for folder, _ in folders if folder.is_dir())
+    found = f"no run of this task to resume was found in {where}" if where else "there are no runs here yet"
+    reason = f"resume.source=auto: {found}; a new one begins{note}{passed}"
     return ResumePlan("new", reason)
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #bb72b070

@@ -273,8 +273,9 @@ def mounted_at(run, folder):
 def test_auto_begins_goes_on_and_returns_what_is_done(here, whole, capsys):
     config = settings("resume.source=auto")
     run = fit(Tiny(stop=5), config)
-    assert run.status == "interrupted" and "no run of this task" in capsys.readouterr().out
-    assert "no run of this task" in next(e["text"] for e in run.events if e["type"] == "message")
+    said = capsys.readouterr().out
+    assert run.status == "interrupted" and said.count("a new one begins") == 1
+    assert "a new one begins" in next(e["text"] for e in run.events if e["type"] == "message")
     again = fit(Tiny(), config)
     assert again.path == run.path and "continues from step 5" in capsys.readouterr().out
     assert any("continues from step 5" in note for note in last_event(again.events, "restart")["notes"])
