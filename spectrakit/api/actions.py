@@ -24,7 +24,7 @@ from .preflight import refuse_expensive
 from .run import Run, note_submission, open_run, summarize, task_of
 from ..cell.live import make_view, prints_log
 from ..checkpoint.store import find_checkpoint
-from ..config.compose import asked_settings, override
+from ..config.compose import asked_settings, override, takes_words
 from ..config.profile_files import place
 from ..config.schema import Config, to_dict
 from ..contract.task import check_task, provides
@@ -546,6 +546,7 @@ def _with_source(config: Config, source: str | Path | Run) -> Config:
     return replace(config, resume=replace(config.resume, source=name))
 
 # %% ../../nbs/60_api/02_actions.ipynb #dd544863
+@takes_words
 def fit(  # noqa: PLR0913  what a run is begun with; all but the task have defaults
     task: Any,
     config: Config | str | None = None,
@@ -592,6 +593,7 @@ def fit(  # noqa: PLR0913  what a run is begun with; all but the task have defau
     return run.raise_for_status() if raises and run.ended is None else run
 
 # %% ../../nbs/60_api/02_actions.ipynb #54db8d82
+@takes_words
 def resume(
     run: Run | Path | str,
     task: Any = None,
@@ -624,6 +626,7 @@ def resume(
     return done.raise_for_status() if raises_failure(on_error, request.platform.mode) and done.ended is None else done
 
 # %% ../../nbs/60_api/02_actions.ipynb #21150be4
+@takes_words
 def predict(
     task: Any,
     run: Run | Path | str | None = None,

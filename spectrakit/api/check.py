@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks.results import PART_NAMES, ContractReport, ContractResult
-from ..config.compose import asked_settings
+from ..config.compose import asked_settings, takes_words
 from ..config.schema import Config
 from ..handover.job import Job, locked_job_folder, new_job_folder, with_task
 from ..handover.job_kind import CHECK
@@ -42,6 +42,7 @@ def _read_notes(folder: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(event["text"] for event in follow(folder).poll() if event["type"] == "message"))
 
 # %% ../../nbs/60_api/03_check.ipynb #8f8961af
+@takes_words
 def check(task: Any, config: Config | str | None = None, *overrides: str) -> ContractReport:
     """Try a task as a run does before its first step: data, model, loss, step, evaluation, prediction, checkpoint.
 

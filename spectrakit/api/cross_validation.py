@@ -43,7 +43,7 @@ from spectrakit.api.trial import (
     train_stacked,
 )
 from ..checks.run_forecast import span
-from ..config.compose import compose, override
+from ..config.compose import compose, override, takes_words
 from ..config.schema import Config
 from ..contract.task import provides
 from ..data.folds import Folds, read_folds
@@ -883,6 +883,7 @@ def _raised(cv: CrossValidation, on_error: str | None, predict: Any) -> CrossVal
     return cv
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #b2885365
+@takes_words
 def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the task have defaults
     task: Any,
     config: Config | str | None = None,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ..checks.forecast import Measurement, Workload, measurement_from
 from ..checks.run_forecast import Forecast, Surroundings, cost_range, problems
-from ..config.compose import asked_settings
+from ..config.compose import asked_settings, takes_words
 from ..config.schema import Config
 from ..handover.job import Job, locked_job_folder, new_job_folder, with_task
 from ..handover.job_kind import MEASURE
@@ -206,6 +206,7 @@ def refuse_expensive(task: Any, request: RunRequest) -> None:
         raise RequestError(too_much[0])
 
 # %% ../../nbs/60_api/01_preflight.ipynb #c5004cba
+@takes_words
 def preflight(task: Any, config: Config | str | None = None, *overrides: str, show: bool = True) -> Forecast:
     """Measure a task for some seconds, and forecast memory, disk, time, sessions and cost of its run.
 

@@ -23,7 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 from .actions import fit, session_of
 from .run import Run, list_runs, summarize
 from ..checkpoint.store import find_checkpoint
-from ..config.compose import compose, diff, snapshot
+from ..config.compose import compose, diff, snapshot, takes_words
 from ..config.schema import Config, to_dict
 from ..data.folds import read_folds
 from ..distributed.heartbeat import stop_file
@@ -195,6 +195,7 @@ def _reported_to(folder: Path, handle: Handle | None) -> contextlib.AbstractCont
     return _reported(folder, handle)
 
 # %% ../../nbs/60_api/06_trial.ipynb #27e199ec
+@takes_words
 def run_single_trial(
     config: Config,
     fold: int | None = None,

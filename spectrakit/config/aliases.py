@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ALIASES', 'OPEN', 'canonical_interpolations', 'resolve_aliases', 'Overrides', 'is_known', 'unknown_key', 'flat',
-           'split_joined', 'unknown_in_file', 'parse_overrides']
+           'meant_setting', 'split_joined', 'unknown_in_file', 'parse_overrides']
 
 # %% ../../nbs/10_config/02_aliases.ipynb #23a2fcf4
 import dataclasses
@@ -297,6 +297,9 @@ _SUGGESTED = {
     **dict.fromkeys(("checkpoint", "resume"), "resume.source"),
     **dict.fromkeys(("time_budget", "time_limit", "max_time"), "watchdog.limit"),
     "use_ddp": "distributed.enabled",
+    **dict.fromkeys(("n_epochs", "num_epochs", "num_train_epochs"), "trainer.max_epochs"),
+    **dict.fromkeys(("n_trials", "num_trials"), "search.trials"),
+    **dict.fromkeys(("n_splits", "n_folds", "k_folds"), "folds.count"),
     "inner_opt": "optimizer.name",
     **dict.fromkeys(("optimizer.beta2", "optimizer.beta1", "adam_beta2"), "optimizer.betas"),
     "adam_epsilon": "optimizer.eps",
@@ -308,7 +311,6 @@ _SUGGESTED = {
     **dict.fromkeys(("logging_steps", "log_every"), "trainer.log_every_n_steps"),
     **dict.fromkeys(("max_grad_norm", "clip", "grad_clip", "clip_grad", "clip_norm"), "trainer.gradient_clip_val"),
     **dict.fromkeys(("wandb", "tensorboard", "mlflow", "logger", "report_to"), "tracking.names"),
-    "num_train_epochs": "trainer.max_epochs",
     "per_device_train_batch_size": "data.micro_batch_size",
     "lr_scheduler_type": "scheduler.name",
     **dict.fromkeys(("eval_interval", "eval_steps"), "trainer.check_val_every_n_steps"),
@@ -377,6 +379,14 @@ def flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
     if f"{ALIASES.get(prefix)}." in OPEN:
         prefix = ALIASES[prefix]
     return [leaf for k, v in tree.items() for leaf in flat(v, f"{prefix}.{k}" if prefix else str(k))]
+
+# %% ../../nbs/10_config/02_aliases.ipynb #d687a12e
+def meant_setting(name: str) -> str | None:
+    "The setting that people mean by `name`, such as trainer.max_epochs by 'max_epochs'; None where it is not known."
+    if is_known(name):
+        return name
+    ends = [key for key in settings() if key.rpartition(".")[2] == name]
+    return _SUGGESTED.get(name.lower()) or next(iter(ends), None)
 
 # %% ../../nbs/10_config/02_aliases.ipynb #547af0f9
 def _without_a_value(word: str, groups: dict[str, list[str]]) -> RequestError:

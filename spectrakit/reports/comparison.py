@@ -100,6 +100,11 @@ _RESERVED = (
 _FACTS = ("effective_batch_size", "world_size", "mixed_precision", "device", "train_samples", "total_steps")
 
 
+def _fact(h: History, name: str) -> Any:
+    "A fact of how a run began; how many steps it has planned as it was said last."
+    return h.total_steps if name == "total_steps" else h.start.get(name)
+
+
 def results(h: History, name: str, metrics: Sequence[str], status: str) -> dict[str, Any]:
     """What came of a run: status, the metrics of its best checkpoint, how far it came and how fast.
 
@@ -255,10 +260,10 @@ def _winner(histories: Sequence[History]) -> tuple[str, int] | None:
 # %% ../../nbs/70_reports/03_comparison.ipynb #642d2728
 def _add_differences(table: list[dict], histories: Sequence[History]) -> None:
     "Add what differs to the lines of the table: facts of the start, and settings; a secret is hidden."
-    facts = [k for k in _FACTS if len({str(h.start.get(k)) for h in histories if h.start}) > 1]
+    facts = [k for k in _FACTS if len({str(_fact(h, k)) for h in histories if h.start}) > 1]
     keys = differing(histories)
     for line, h in zip(table, histories, strict=True):
-        line.update({k: h.start.get(k) for k in facts if k not in line})
+        line.update({k: _fact(h, k) for k in facts if k not in line})
         for key in [k for k in keys if k not in line]:
             value = h.settings.get(key)
             line[key] = HIDDEN if is_secret(key) and value is not None else value

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config.compose import asked_settings
+from ..config.compose import asked_settings, takes_words
 from ..config.schema import Config
 from ..handover.job import Job, locked_job_folder, new_job_folder, with_task
 from ..handover.job_kind import FIND_LR
@@ -363,6 +363,7 @@ def read_sweep(folder: Path, sweep: Sweep, outcome: Outcome) -> FoundLr:
     return FoundLr(suggestion, steepest, lowest, note, outcome.status, tuple(points), facts, details)
 
 # %% ../../nbs/71_tuning/00_lr_finder.ipynb #ebe75075
+@takes_words
 def find_lr(
     task: Any,
     config: Config | str | None = None,

@@ -25,7 +25,7 @@ from ..api.trial import DIVISION, SETTINGS, ManyFolders, open_folder, run_to_go_
 from ..cell.live import can_display
 from ..checks.run_forecast import span
 from ..config.aliases import ALIASES
-from ..config.compose import compose, override
+from ..config.compose import compose, override, takes_words
 from ..config.metric_direction import metric_direction
 from ..config.schema import Config
 from ..handover.job import load_task, with_task
@@ -356,6 +356,7 @@ def _search(s: Search, request: RunRequest, view: StudyView, out: Path | None) -
     return study
 
 # %% ../../nbs/71_tuning/07_search.ipynb #10dd0b74
+@takes_words
 def search(  # noqa: PLR0913  what a search is begun with; all but the task have defaults
     task: Any,
     config: Config | str | None = None,

@@ -24,6 +24,7 @@ from spectrakit.config.compose import compose, sha256
 from spectrakit.contract.task import Task
 from spectrakit.launch.launcher import launch
 from spectrakit.predictions.submission_file import read_record
+from spectrakit.reports.comparison import compare
 from spectrakit.reports.report_sections import result_rows
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.history import read_history
@@ -130,6 +131,8 @@ def test_a_run_that_goes_on_for_longer_shows_its_new_length(here):
     for event in longer.events:
         apply_event(state, event)
     assert state.step == state.total_steps == read_history(longer.path).total_steps == 3 * before
+    told = compare(longer, fit(Line(), inline("trainer.max_epochs=2"), show=False)).table
+    assert [line["total_steps"] for line in told] == [3 * before, 2 * before]
     assert (
         dict(result_rows(read_history(longer.path), "completed"))["optimizer steps"] == f"{state.step} of {state.step}"
     )

@@ -2,6 +2,7 @@
 
 import pytest
 
+import spectrakit as sk
 from helpers import refusal
 from spectrakit.config.compose import compose
 from spectrakit.config.schema import get
@@ -192,3 +193,31 @@ def test_a_profile_in_the_wrong_place_of_a_file_is_told_where_it_belongs(tmp_pat
     assert FILES[line] in told and "`defaults: [{trainer: kaggle}]`" in told and "mine.yaml" in told
     (tmp_path / "mine.yaml").write_text("defaults: [{trainer: kaggle}]\n")
     assert compose(config=tmp_path / "mine.yaml").profile == "kaggle"
+
+
+# What people pass as an argument who come from other libraries, and the word that it is here.
+ARGUMENTS = {
+    "max_epochs": (3, "fit(…, 'trainer.max_epochs=3')"),
+    "num_train_epochs": (3, "fit(…, 'trainer.max_epochs=3')"),
+    "lr": (0.1, "fit(…, 'lr=0.1')"),
+    "gpus": (2, "fit(…, 'trainer.devices=2')"),
+    "ema": (True, "fit(…, 'training.ema_decay=…')"),
+    "num_epochs": ([3], "fit(…, 'trainer.max_epochs=…')"),
+    "predcit": ("x.csv", "Did you mean 'predict'?"),
+    "callbacks": ([], "It has task, config, overrides, resume, predict, show, trust, on_error; settings are words"),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_setting_passed_as_an_argument_is_answered_with_its_word(name):
+    value, says = ARGUMENTS[name]
+    with pytest.raises(RequestError, match=f"fit has no argument '{name}'") as error:
+        sk.fit("coffee", **{name: value})
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["check", "compose", "cross_validate", "find_lr", "predict", "preflight", "search"])
+def test_every_call_that_takes_words_says_so(name):
+    given = () if name == "compose" else ("coffee",)
+    with pytest.raises(RequestError, match=f"Settings are words: {name}\\(…, 'seed=7'\\)"):
+        getattr(sk, name)(*given, seed=7)
