@@ -102,6 +102,7 @@ def log_drawer(run_dir: Path, empty: str = "") -> str:
 
 # %% ../../nbs/56_cell/00_cards.ipynb #1d08df36
 _PICTURES, _PICTURE_BYTES = 4, 400_000  # that are shown, at most; of each
+_HIGH = "clamp(230px,56vw,300px)"  # of each, by the width of the window
 
 
 _DARK = ('[data-jp-theme-light="false"]', '[class*="vscode-dark"]', "html[theme=dark]")  # pages that say that they are
@@ -118,7 +119,7 @@ def _picture(file: Path, name: str, style: str) -> str:
     except OSError:
         return ""
     alt = f"{escaped(name)} of a few validation samples"
-    shape = "flex:none;max-width:100%;height:300px;object-fit:contain"
+    shape = f"flex:none;max-width:100%;height:{_HIGH};object-fit:contain"
     return source and f'<img alt="{alt}" src="data:image/png;base64,{source}" {style.format(shape)}/>'
 
 # %% ../../nbs/56_cell/00_cards.ipynb #cdcbfd79
@@ -148,6 +149,7 @@ def pictures_card(run_dir: Path, event: dict, empty: str = "", running: bool = F
         return ""
     title = f"predictions at step {escaped(event.get('step', '?'))}, a few validation samples" if shown else empty
     title += _next_pictures(event) if shown and running else ""
-    row = f'<div style="display:flex;gap:8px;height:316px;overflow-x:auto;overflow-y:hidden">{"".join(shown)}</div>'
+    side_by_side = f"display:flex;gap:8px;height:calc({_HIGH} + 16px);overflow-x:auto;overflow-y:hidden"
+    row = f'<div style="{side_by_side}">{"".join(shown)}</div>'
     line = f'<div title="{title}" style="white-space:nowrap;overflow:hidden;text-overflow:ellipsis">{title}</div>'
     return f'<div style="{_TEXT};margin-top:6px">{_BY_THEME}{line}{row}</div>'

@@ -255,7 +255,8 @@ def messages(s: RunState, most: int = 20) -> str:
 
 def below_plots(s: RunState, most: int = 12) -> str:
     "The table; beside or below it other metrics and messages. What does not fit is scrolled to."
-    part = '<div style="flex:1 1 400px;min-width:0;height:168px;overflow:auto">{}</div>'
+    height = "clamp(110px,20vw,168px)"  # Notebook 7 puts what is higher than 1,820 pixels into a box of 300
+    part = f'<div style="flex:1 1 400px;min-width:0;height:{height};overflow:auto">{{}}</div>'
     parts = part.format(table(s, most)) + part.format(small_multiples(s) + messages(s))
     return f'<div style="display:flex;flex-wrap:wrap;gap:8px 16px;margin-top:8px">{parts}</div>'
 

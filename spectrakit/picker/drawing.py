@@ -147,8 +147,10 @@ _UNSEEN = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inse
 # %% ../../nbs/65_picker/03_drawing.ipynb #b636af2f
 _COPY = (
     "var b=this,p=b.parentNode.querySelector('pre'),"
-    "said=function(t){b.textContent=t;setTimeout(function(){b.textContent='Copy'},1500)},"
-    "old=function(){getSelection().selectAllChildren(p);said(document.execCommand('copy')?'Copied':'Marked')};"
+    "says=function(t){b.textContent=t;b.ariaLabel=t.toLowerCase()+': '+p.ariaLabel},"  # also to a screen reader
+    "said=function(t){says(t);setTimeout(function(){says('Copy')},4000)},"
+    "old=function(){getSelection().selectAllChildren(p);"
+    "said(document.execCommand('copy')?'Copied':'Marked: press Ctrl-C')};"
     "navigator.clipboard?navigator.clipboard.writeText(p.textContent).then(function(){said('Copied')},old):old()"
 )
 

@@ -96,7 +96,7 @@ def plot_confusion(predicted: Any, true: Any, classes: Sequence | None = None, t
     `predicted`: classes [samples], or scores [samples, classes]. `true`: classes [samples]. `classes`: their
     names (default None: their numbers). `title`: what stands above it (default: nothing).
     """
-    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.colors import to_rgb
 
     counts, names, left_out = confusion(predicted, true, classes)
     k, rows, short = len(counts), counts.sum(axis=1), [label(name, 24) for name in names]
@@ -104,7 +104,7 @@ def plot_confusion(predicted: Any, true: Any, classes: Sequence | None = None, t
     letters = min(24, max(map(len, short)))
     figure = _figure(*(max(3.4, min(11.0, 1.5 + (0.45 if k <= 12 else 0.28) * k + 0.06 * letters)) for _ in range(2)))
     ax = figure.subplots()
-    ax.imshow(shares, cmap=LinearSegmentedColormap.from_list("", ["#ffffff", TRAIN]), vmin=0, vmax=1)
+    ax.imshow(np.dstack([np.broadcast_to(to_rgb(TRAIN), (k, k, 3)), shares]))  # the page shows through, light or dark
     right, total = int(np.trace(counts)), int(counts.sum())
     summary = (
         f"{right} of {total} right"
@@ -112,21 +112,20 @@ def plot_confusion(predicted: Any, true: Any, classes: Sequence | None = None, t
         + (f"; {left_out} without a class" if left_out else "")
     )
     _axes(ax, f"{label(title)}: {summary}" if title else summary, "predicted", "true")
-    size = 7 if k <= 25 else 5
+    size = 9 if k <= 5 else 7 if k <= 25 else 5
     ax.set_xticks(range(k), short, rotation=0 if letters * k <= 30 else 90, fontsize=size)
     ax.set_yticks(range(k), [f"{name} ({n})" for name, n in zip(short, rows, strict=False)], fontsize=size)
     for i, j in zip(*np.nonzero(counts), strict=False) if k <= 25 else ():
         count = str(counts[i, j]) if counts[i, j] < 10_000 else f"{counts[i, j] / 1000:.3g}k"
         text = f"{count}\n{shares[i, j]:.0%}" if k <= 12 else count
-        # cells keep their shade in light and dark pages, so their text is not INK, which follows the page
         ax.text(
             j,
             i,
             text,
             ha="center",
             va="center",
-            fontsize=7 if k <= 12 else 5,
-            color="#ffffff" if shares[i, j] > 0.5 else "#111111",
+            fontsize=size if k <= 12 else 5,
+            color="#ffffff" if shares[i, j] > 0.9 else INK,
         )
     return Picture(figure)
 

@@ -211,6 +211,27 @@ def test_the_form_can_be_read_and_used_at_any_width(browser, server, width, dark
         assert page.output(0).locator(".sk-go button", has_text="Train").is_disabled() and page.problems == []
 
 
+def test_on_a_page_without_a_clipboard_the_button_copies_or_marks_and_says_so(light, server):
+    "As a page is that came over plain http from another machine."
+    write_notebook(
+        server.folder / "copied.ipynb", "import spectrakit as sk\nsk.ProfilePicker(task='coffee', file=None)"
+    )
+    light.page.add_init_script("Object.defineProperty(Navigator.prototype, 'clipboard', {get: () => undefined})")
+    light.open("copied.ipynb")
+    light.run(0)
+    line, selected = "spectrakit train coffee trainer=defaults", "() => String(getSelection())"
+    light.output(0).get_by_role("button", name="copy: in a shell").click(timeout=90_000)
+    light.output(0).get_by_role("button", name="copied: in a shell").wait_for()
+    epochs = light.output(0).locator(".sk-field", has_text="trainer.max_epochs").locator("input")
+    epochs.fill("")
+    epochs.press("Control+v")
+    assert epochs.input_value() == line
+    light.page.evaluate("() => { document.execCommand = () => false }")
+    light.output(0).get_by_role("button", name="copy: in Python").click()
+    light.output(0).get_by_role("button", name="marked: press Ctrl-C: in Python").wait_for()
+    assert light.page.evaluate(selected).startswith("sk.compose(") and light.problems == []
+
+
 def test_a_click_on_train_shows_the_run_below_the_form_and_is_stopped_as_any_cell(light, server):
     words = 'sk.ProfilePicker("trainer.accelerator=cpu", "trainer.max_epochs=3000", task="coffee", file=None)'
     write_notebook(
@@ -244,7 +265,16 @@ def test_predictions_and_the_run_before_have_their_room_from_the_start(light, se
         assert (" than coffee-" in said or "as good as coffee-" in said) == (cell == 1), said
         assert light.output(cell).get_by_text("before", exact=True).count() == 2 * cell  # in the legends of two panels
     assert "seed=1 (was 0)" in light.said(1)
-    light.picture("ghost", 1)
+    for width in (1400, 420):
+        light.page.set_viewport_size({"width": width, "height": 1000})
+        for is_dark in (False, True):
+            light.dress(is_dark)
+            light.page.wait_for_timeout(500)  # the theme's style sheet arrives
+            light.picture(f"ghost-{width}", 1)
+            look = light.page.evaluate(LOOK, light.output(1).element_handle())
+            problems = {name: look[name] for name in ("small", "faint", "overlaps", "clipped", "out") if look[name]}
+            assert problems == {} and look["drawn"] >= 4.5, (width, is_dark, problems, look["drawn"])
+            assert look["height"] < 1800  # what is higher than 1,820 pixels Notebook 7 puts into a box of 300
 
 
 def test_the_quickstart_picked_by_clicking_and_run_from_top_to_bottom(light, server):
