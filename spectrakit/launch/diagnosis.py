@@ -107,7 +107,7 @@ class Observed:
     stop_passed_on: bool = False
     trained_at: float | None = None  # when the first rank began to train, by the monotonic clock
     since: dict[str, float] = field(default_factory=dict)  # when a problem was first seen, by its name
-    worked: tuple[float, float, float] | None = None  # when the one process was last looked at, what it had done, read
+    worked: dict[int, tuple[float, float, float]] = field(default_factory=dict)  # by rank: looked at, computed, read
 
 # %% ../../nbs/50_launch/03_diagnosis.ipynb #0826a1ff
 _LESS_MEMORY = "try a smaller data.micro_batch_size or dataloader.num_workers=0"

@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,25 +90,25 @@ def _failed(situation: Situation) -> Problem | None:
 _LOOK_S, _LEAST_SHARE, _LEAST_BYTES = 5.0, 0.05, 2**20  # in so many seconds so much of a core, or so much read
 
 
-def _done_so_far(pids: Iterable[int]) -> tuple[float, float]:
-    "Seconds that processes, and those below them, have computed, and bytes that they have read."
+def _done_so_far(pid: int) -> tuple[float, float]:
+    "Seconds that a process, and those below it, have computed, and bytes that they have read."
     import psutil
 
     seconds = read = 0.0
-    for process in (one for pid in pids for one in family_of(pid)):
+    for process in family_of(pid) if pid else ():
         with contextlib.suppress(psutil.Error):
             seconds += sum(process.cpu_times()[:2])
             read += process.io_counters().read_chars
     return seconds, read
 
 
-def _is_at_work(situation: Situation) -> bool:
-    "Whether the processes have computed or read in the last seconds; the first look decides nothing yet."
-    observed, known = situation.observed, situation.observed.worked
+def _is_at_work(situation: Situation, rank: int) -> bool:
+    "Whether the process of `rank` has computed or read in the last seconds; the first look decides nothing yet."
+    known = situation.observed.worked.get(rank)
     if known is not None and situation.now - known[0] < _LOOK_S:
         return True
-    seconds, read = _done_so_far(situation.detector.ranks.pids().values())
-    observed.worked = (situation.now, seconds, read)
+    seconds, read = _done_so_far(situation.detector.ranks.pids().get(rank, 0))
+    situation.observed.worked[rank] = (situation.now, seconds, read)
     if known is None:
         return bool(seconds)
     share = abs(seconds - known[1]) / (situation.now - known[0])  # less, where a process below it has ended
@@ -117,7 +117,10 @@ def _is_at_work(situation: Situation) -> bool:
 # %% ../../nbs/50_launch/04_supervisor.ipynb #49436b93
 def _stuck(situation: Situation) -> Problem | None:
     stuck = situation.detector.find_stuck()
-    if not stuck or (stuck.phase in BEGINNING and not situation.attempt.several and _is_at_work(situation)):
+    if stuck is None:
+        return None
+    waits = stuck.phase not in BEGINNING or (situation.attempt.several and stuck.phase != "starting")
+    if not waits and _is_at_work(situation, stuck.rank):
         return None
     apart = situation.attempt.processes.per_node > 1 and not situation.detector.ranks.all_connected()
     stacks = f"{situation.attempt.job.run_dir.name}/logs/stacks-rank-*.txt"

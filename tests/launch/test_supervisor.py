@@ -854,7 +854,7 @@ def page():
 
 def test_the_only_process_is_slow_and_not_stuck_while_it_prepares_and_works(tmp_path, monkeypatch, page):
     now, work = 0.0, (0.0, 0.0)
-    monkeypatch.setattr(supervising, "_done_so_far", lambda pids: work)
+    monkeypatch.setattr(supervising, "_done_so_far", lambda pid: work)
     heartbeat, seen = Heartbeat(page, 0), Observed()
     detector = HangDetector(RankStates(page), HangLimits(20, 3, start_s=15), clock=lambda: now)
     attempt = Attempt(Job(PREDICT, tmp_path, new_request(compose(), HERE)), tmp_path, Processes(1, 1, ""))
@@ -869,6 +869,22 @@ def test_the_only_process_is_slow_and_not_stuck_while_it_prepares_and_works(tmp_
     assert stuck(34, 9.6, 2**21)  # neither computed nor read
     heartbeat.beat("predicting")
     assert not stuck(40, 10, 0) and stuck(71, 99, 2**30)  # what has begun says so itself
+
+
+@pytest.mark.parametrize("phase, spared", [("starting", True), ("preparing", False)])
+def test_of_several_processes_those_are_slow_that_wait_for_nobody_yet(tmp_path, monkeypatch, phase, spared):
+    now, page = 0.0, create_page(2)
+    monkeypatch.setattr(supervising, "_done_so_far", lambda pid: (now, 0.0))
+    for rank in (0, 1):
+        Heartbeat(page, rank).beat(phase)
+    detector = HangDetector(RankStates(page), HangLimits(20, 3, start_s=15), clock=lambda: now)
+    attempt, seen = Attempt(Job(TRAIN, tmp_path, new_request(compose(), HERE)), tmp_path, PAIR), Observed()
+    found = []
+    for now in (0.0, 20.0, 40.0, 60.0):
+        found.append(supervising._stuck(Situation(attempt, detector, seen, now)) is not None)
+    page.close()
+    page.path.unlink()
+    assert found[0] is False and any(found) is not spared
 
 
 def test_predictions_have_nothing_else_to_do_with_the_time_than_to_wait_for_their_start(tmp_path, page):
