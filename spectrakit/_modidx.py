@@ -4811,6 +4811,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                        'spectrakit/offline/import_names.py'),
                                                  'spectrakit.offline.import_names.modules_of': ( '23_offline/import_names.html#modules_of',
                                                                                                  'spectrakit/offline/import_names.py'),
+                                                 'spectrakit.offline.import_names.package_of': ( '23_offline/import_names.html#package_of',
+                                                                                                 'spectrakit/offline/import_names.py'),
                                                  'spectrakit.offline.import_names.read_wheels': ( '23_offline/import_names.html#read_wheels',
                                                                                                   'spectrakit/offline/import_names.py')},
             'spectrakit.offline.install_cell': { 'spectrakit.offline.install_cell.install_cell': ( '23_offline/install_cell.html#install_cell',

@@ -30,7 +30,7 @@ from spectrakit.kaggle.metadata import (
     with_owner,
 )
 from .static_analysis import UNKNOWN, Cell, Facts, Use, facts_of, read_code, tops
-from ..offline.import_names import importable_offline, modules_of, read_wheels
+from ..offline.import_names import importable_offline, modules_of, package_of, read_wheels
 from ..offline.install_cell import list_sha256, named_sha256
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import check_inside
@@ -498,7 +498,7 @@ def _missing(kernel: Kernel, module: str, use: Use) -> Finding:
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #rq000001
 def _wheelhouse_words(kernel: Kernel, module: str) -> str:
     "What follows `spectrakit wheelhouse OUT` so that it brings `module`, and where that may have been done already."
-    others = "" if module in OURS else f" --with {module.replace('_', '-')}"
+    others = "" if module in OURS else f" --with {package_of(module)}"
     words = " --extras demo" if module == "chemotools" else others
     unseen = kernel.house is None and _attached(kernel)
     return words + (". If the wheels that are attached bring it, show them: --wheels OUT." if unseen else "")

@@ -787,6 +787,12 @@ def test_imports(here, cell, expected):
         assert "%%writefile helper.py" in str(check_kernel(folder))
 
 
+def test_a_missing_module_is_asked_for_by_the_name_of_its_package(here):
+    found = check_kernel(kernel(here / "k", "from iterstrat.ml_stratifiers import X", "import rank_bm25")).findings
+    told = [finding.text for finding in found if finding.about == "imports"]
+    assert "--with iterative-stratification" in told[0] and "--with rank-bm25" in told[1], told
+
+
 def wheel(folder: Path, name: str, *files: str) -> None:
     folder.mkdir(exist_ok=True)
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
