@@ -205,7 +205,7 @@ def init(arguments: Sequence[str]) -> int:
     "Write a kernel that can be pushed: metadata and a notebook that runs."
     options = _init_parser().parse_args(arguments)
     from spectrakit.kaggle.init import KernelCode, KernelSources, init_kernel, plan_kernel
-    from spectrakit.kaggle.metadata import one_line
+    from spectrakit.kaggle.metadata import PLACEHOLDER, known_owner, one_line
 
     if options.interactive:
         _ask(options)
@@ -222,7 +222,8 @@ def init(arguments: Sequence[str]) -> int:
     place = one_line(shlex.quote(options.folder))
     if options.data:
         print_text(f"try it here: spectrakit kaggle check {place} --run --files {one_line(shlex.quote(options.data))}")
-    print_text(f"next: spectrakit kaggle up {place}: wheels, check, push, run, submission; each step is shown")
+    named = " --owner NAME" if known_owner(options.owner) == PLACEHOLDER else ""
+    print_text(f"next: spectrakit kaggle up {place}{named}: wheels, check, push, run, submission; each step is shown")
     return 0
 
 # %% ../../nbs/90_cli/07_kaggle.ipynb #84e5bcc5

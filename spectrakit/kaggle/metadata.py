@@ -9,6 +9,7 @@ __all__ = ['LEVELS', 'KERNEL_FILE', 'DATASET_FILE', 'PLACEHOLDER', 'WHEELS', 'FO
            'known_owner', 'with_owner']
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #f2f4a123
+import contextlib
 import json
 import os
 import re
@@ -545,7 +546,7 @@ def read_metadata(file: Path) -> dict[str, Any]:
 
 # %% ../../nbs/66_kaggle/00_metadata.ipynb #bcf5df1c
 def known_owner(given: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """The Kaggle name: as `given`, KAGGLE_USERNAME, the one in kaggle.json, or the placeholder.
+    """The Kaggle name: as `given`, KAGGLE_USERNAME, the one that the client's login has left, or the placeholder.
 
     RequestError where it cannot be a name.
     """
@@ -558,14 +559,11 @@ def known_owner(given: str | None = None, environ: Mapping[str, str] = os.enviro
         if environ.get("KAGGLE_CONFIG_DIR")
         else [home / ".kaggle", Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "kaggle"]
     )
-    for folder in folders if name is None else ():
-        try:
-            name, source = (
-                json.loads((folder / "kaggle.json").read_text(encoding="utf-8"))["username"],
-                "kaggle.json",
-            )  # nothing else of it is kept
-        except (OSError, ValueError, TypeError, KeyError):
-            continue
+    # what `kaggle auth login` leaves; the client prefers a kaggle.json
+    logins = [home / ".kaggle" / "credentials.json", *(folder / "kaggle.json" for folder in folders)]
+    for file in logins if name is None else ():
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            name, source = json.loads(file.read_text(encoding="utf-8"))["username"] or name, file.name  # and no more
     if name is None:
         return PLACEHOLDER
     if not isinstance(name, str) or not _OWNER.fullmatch(name):

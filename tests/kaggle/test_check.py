@@ -256,7 +256,7 @@ def test_what_init_writes_has_every_entry_and_passes_the_check(call, here):
             "--kernel",
             "train-it",
         )
-        assert (status, err) == (0, "") and "kaggle up" in out
+        assert (status, err) == (0, "") and "kaggle up" in out and "--owner" not in out
         values = json.loads((here / kind / KERNEL_FILE).read_text())
         assert list(values) == list(KERNEL) and values["enable_internet"] is False and values["code_file"] == name
         assert values["dataset_sources"] == ["ada/spectrakit-wheels", "bob/spectra/2"] and values["kernel_sources"] == [
@@ -273,7 +273,7 @@ def test_what_init_writes_has_every_entry_and_passes_the_check(call, here):
 def test_the_owner_is_given_known_or_a_placeholder_and_the_key_is_nobodys_business(call, here, monkeypatch):
     def owner(name: str, *words) -> str:
         status, out, err = call("init", here / name, "--title", "First try", "--task", "digits", *words)
-        assert (status, err) == (0, "") and "0123" not in out
+        assert (status, err) == (0, "") and "0123" not in out and ("--owner NAME" in out) == (name == "a")
         assert not any(b"0123" in path.read_bytes() for path in (here / name).iterdir())
         return json.loads((here / name / KERNEL_FILE).read_text())["id"].partition("/")[0]
 
@@ -284,10 +284,12 @@ def test_the_owner_is_given_known_or_a_placeholder_and_the_key_is_nobodys_busine
         and call("check", here / "a")[0] == 1
         and call("check", here / "a", "--owner", "ada")[0] == 0
     )
+    (here / "home/.kaggle").mkdir(parents=True)
+    (here / "home/.kaggle/credentials.json").write_text('{"refresh_token": "0123456789", "username": "from-login"}')
+    assert owner("login") == "from-login"  # as `kaggle auth login` leaves it
     (here / "home/.config/kaggle").mkdir(parents=True)
     (here / "home/.config/kaggle/kaggle.json").write_text('{"username": "from-config", "key": "0123456789"}')
     assert owner("b") == "from-config"
-    (here / "home/.kaggle").mkdir()
     (here / "home/.kaggle/kaggle.json").write_text("torn {")
     assert owner("c") == "from-config"
     monkeypatch.setenv("KAGGLE_USERNAME", "from-env")
