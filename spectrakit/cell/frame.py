@@ -135,7 +135,7 @@ def _tile(tile: Tile) -> str:
         f'<div class="t" role="img" aria-label="{whole}" '
         f'style="flex:1 1 132px;min-width:0;padding:2px 8px;{edge};background:{stripes if tile.reason else "none"}">'
         f'<div aria-hidden="true" title="{more}">'
-        f'<div style="font-size:11px;line-height:16px;{_ONE_LINE}">{name}</div>'
+        f'<div title="{escaped(tile.name, 250)}" style="font-size:11px;line-height:16px;{_ONE_LINE}">{name}</div>'
         f'<div style="font-size:17px;line-height:24px;font-weight:600;{_ONE_LINE}">{escaped(tile.value, 30)}</div>'
         f'<div style="font-size:11px;line-height:15px;height:30px;overflow:hidden">{below}</div></div></div>'
     )

@@ -94,19 +94,22 @@ def short_traceback(traceback: str) -> str:
 # %% ../../nbs/39_checks/08_failure.ipynb #835d5338
 _TAIL_BYTES = 64 * 2**10
 MOST_LINES = 20
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
+)  # colours, links, titles, moves
 
 
 def last_lines(log: Path, most: int = MOST_LINES, traceback: str = "") -> tuple[str, ...]:
-    "The last lines of a rank's log, those before its `traceback`; none where it cannot be read."
+    "The last lines of a rank's log, those before its `traceback`, without colours; none where it cannot be read."
     try:
         with open(log, "rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ()
-    text = masked(text)
-    if traceback.strip():
-        text = text.rpartition(traceback.strip())[0] or text
+    text, traceback = masked(_ANSI.sub("", text)), _ANSI.sub("", traceback).strip()
+    if traceback:
+        text = text.rpartition(traceback)[0] or text
     lines = [line.rstrip().rsplit("\r", 1)[-1] for line in text.split("\n")]
     return tuple(line[:300] for line in lines if line)[-most:]
 

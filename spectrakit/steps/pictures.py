@@ -13,7 +13,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..contract.task import provides
@@ -132,7 +132,12 @@ def _drawn(s: TrainState, limit_s: float) -> dict[str, bytes]:
     "The task's pictures as PNG, by file name; TimeoutError where the task is not done with them after `limit_s`."
     predictions, files = few_predictions(s), {}
     with at_most(limit_s):
-        for name, picture in list(s.task.pictures(predictions).items())[:_MOST]:
+        pictures = s.task.pictures(predictions)
+        if not isinstance(pictures, Mapping):
+            raise TypeError(f"pictures(…) returned {type(pictures).__name__}. Return {{name: figure}}")
+        for name, picture in list(pictures.items())[:_MOST]:
+            if not hasattr(getattr(picture, "figure", picture), "savefig"):
+                raise TypeError(f"{str(name)[:40]!r} is {type(picture).__name__}. Return figures of matplotlib")
             stem = re.sub(r"[^A-Za-z0-9_-]+", "-", str(name))[:40] or "picture"
             files[f"{stem}.png"], files[f"{stem}{_DARK}"] = as_pngs(picture)
     return files
@@ -162,7 +167,7 @@ def draw_pictures(s: TrainState, clock: Callable[[], float] = time.monotonic, li
         (s.run_dir / "pictures").mkdir(exist_ok=True)
         for name, png in files.items():
             write_atomic(s.run_dir / "pictures" / name, png)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit() in a plot is no reason to end the training
         pictures.off = True
         why = masked(f"{type(error).__name__}: {error}")[:300]
         s.record.log.write("message", text=f"no pictures while it trains: {why}")

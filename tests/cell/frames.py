@@ -54,6 +54,27 @@ def log_of(
             yield {"t": t, "type": "restart", "step": 240, "notes": ["a rank was killed"]}
 
 
+ODD_NAMES = ("<img src=x onerror=alert(1)>", "a&b", "\U0001f600", "x" * 200, "'q\"</div>", "line\nbreak", "\u202eevil")
+CLOCK = (1.0, -50.0, 1e9, 0.0, 3e9)  # seconds, one event after the other
+
+
+def oddly_named(event: dict) -> dict:
+    "An evaluation with metrics that are named as no metric should be."
+    if event["type"] != "eval":
+        return event
+    return {**event, "metrics": {**event["metrics"], **dict.fromkeys(ODD_NAMES, 1 / event["step"])}}
+
+
+def not_finite(event: dict) -> dict:
+    "An event none of whose values is finite."
+    values = {name: math.nan for name in ("loss", "lr", "samples_per_s") if name in event}
+    return {
+        **event,
+        **values,
+        **({"metrics": {"val_loss": math.inf}, "best": False} if event["type"] == "eval" else {}),
+    }
+
+
 def state_of(events, name: str = "coffee-20261120-120000") -> RunState:
     state = RunState(name)
     for event in events:
@@ -116,6 +137,9 @@ def all_states() -> dict[str, Shown]:
         "13 metrics": live(state_of(log_of(400, metrics=13))),
         "warned": live(state_of([*log_of(400), {**slow, "gpu_gib": 14.3, "ranks": [busy, busy]}])),
         "flat": live(state_of([*log_of(500, total_steps=900), *flat], "coffee-flat")),
+        "odd names": live(state_of(map(oddly_named, log_of(400, monitor=ODD_NAMES[0])), "odd")),
+        "nothing finite": live(state_of(map(not_finite, log_of(400)))),
+        "a clock that jumps": live(state_of({**e, "t": CLOCK[n % 5]} for n, e in enumerate(log_of(400)))),
         "long": live(state_of(log_of(50_000, every=1000, total_steps=60_000))),
         "stopping": live(stopping),
         "interrupted": over(ended("interrupted", "a stop was requested", 300)),

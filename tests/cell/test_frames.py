@@ -37,6 +37,7 @@ def states() -> dict[str, Shown]:
 def shown(browser, states):
     "A page with all states below each other."
     opened = browser.new_page(viewport={"width": 1290, "height": 900})
+    opened.on("dialog", lambda dialog: pytest.fail(f"a name is run: {dialog.message}"))
     frames = "".join(f'<section id="{name}">{state.html()}</section><hr>' for name, state in states.items())
     opened.set_content(f"<body>{frames}</body>")
     dress(opened, 1270, "light")
