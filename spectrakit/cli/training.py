@@ -28,11 +28,12 @@ def _add_requeue(parser: Parser) -> None:
 
 def _train_parser() -> Parser:
     "The options of `spectrakit train`."
+    from spectrakit.handover.job import BUILT_IN
+
     parser = make_parser(
         "train",
-        "Train TASK with overrides in Hydra's grammar. TASK is a built-in name (coffee, "
-        "fermentation, digits), package.module:Name or file.py:Name; it may stand in the "
-        "configuration instead.",
+        f"Train TASK with overrides in Hydra's grammar. TASK is a built-in name ({', '.join(BUILT_IN)}), "
+        "package.module:Name or file.py:Name; it may stand in the configuration instead.",
         """
   spectrakit train coffee trainer=kaggle_safe trainer.max_epochs=3
   spectrakit train coffee optimizer.lr=3e-4 data.batch_size=16 +limits.train_frac=0.5
