@@ -174,8 +174,8 @@ def report_outcome(run: "Run", shown: bool = False) -> int:
         print_text(f"{run.error}\nsee {run.path / 'logs'}", to_stderr=True)
     files = "curves.png, metrics.csv, summary.json" + (", checkpoints" if (run.path / "checkpoints").is_dir() else "")
     try:
-        print_text(run, status=True)
-        print_text(f"in {run.path}: {files}")
+        print_text(run, status=True, fold=True)
+        print_text(f"in {run.path}: {files}", fold=True)
     except BrokenPipeError:
         discard_output()  # the reader has left; how the run ended is still the status
     return EXIT_STATUS.get(run.status, 1)

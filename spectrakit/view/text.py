@@ -108,9 +108,11 @@ def event_lines(event: dict, run_dir: Path) -> list[str]:
     return [f"{event['status']}: {event['reason']}"] if kind == "end" else []
 
 
-def progress_line(s: RunState) -> str:
-    "Where the run stands in one line; times before figures, because a narrow terminal drops the end."
-    done = f"{bar(s.step / s.total_steps) if s.total_steps else ''} {s.step}/{s.total_steps or '?'}"
+def progress_line(s: RunState, width: int = 20) -> str:
+    """Where the run stands in one line; times before figures, because a narrow terminal drops the end.
+
+    `width`: characters of the bar (default 20)."""
+    done = f"{bar(s.step / s.total_steps, width) if s.total_steps else ''} {s.step}/{s.total_steps or '?'}"
     return f"{done} · {times_and_figures(s)}"
 
 
@@ -189,9 +191,10 @@ class TextView:
             self._print(folded(line, shutil.get_terminal_size().columns) if self.redraw else line)
 
     def _step(self, event: dict) -> None:
-        line = progress_line(self.state)
+        columns = shutil.get_terminal_size().columns if self.redraw else 80
+        line = progress_line(self.state, 20 if columns >= 60 else 8)
         if self.redraw:
-            line = fitting(line, shutil.get_terminal_size().columns - 1)  # a wrapped line cannot be drawn over
+            line = fitting(line, columns - 1)  # a wrapped line cannot be drawn over
             self.out.write("\r" + printable(line, self.out).ljust(self._line_length))
             self._line_length = len(line)
         elif self._clock() - self._printed_at >= self.every_s:

@@ -17,6 +17,8 @@ from spectrakit.cli import completion
 from spectrakit.cli.main import COMMANDS, main
 from spectrakit.cli.output import in_colour, table_text
 from spectrakit.config.compose import compose, describe
+from spectrakit.view.run_state import RunState, apply_event
+from spectrakit.view.text import fitting, progress_line
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -255,3 +257,11 @@ def test_a_person_at_a_terminal_is_answered_before_torch_is_imported(tmp_path):
     before = said.partition(b"composing the settings")[0].decode(errors="replace")
     assert b"coffee trainer=no_such: composing the settings" in said
     assert not re.search(r"\| +(torch|hydra|matplotlib)$", before, re.M)  # nothing that takes long came first
+
+
+def test_a_narrow_terminal_shows_how_long_a_run_takes_beside_its_bar():
+    state = RunState("coffee-1")
+    for event in ({"type": "start", "total_steps": 60}, {"type": "step", "step": 30, "loss": 0.5, "lr": 1e-3}):
+        apply_event(state, {"t": 9.0, **event})
+    assert fitting(progress_line(state, 8), 39) == "████░░░░ 30/60 · 0:00:09 elapsed"
+    assert fitting(progress_line(state), 20) == "██████████░░░░░░░░░░"
