@@ -20,7 +20,7 @@ from typing import Any
 from .buttons import Buttons
 from .cards import failure_card, log_drawer, pictures_card
 from .earlier import Ghost, comparison
-from .frame import Announcer, Look, body, header, page, phase, toggles
+from .frame import Announcer, FrameContext, body, header, page, phase, toggles
 from ..checks.failure import Failure, explain_failure
 from ..runs.events import log_file
 from ..runs.groups import why_no_run
@@ -220,14 +220,14 @@ class LiveView:
             _give_up(self, error)
 
 # %% ../../nbs/56_cell/04_live.ipynb #1a7b92e2
-def _look(view: LiveView, running: bool = True) -> Look:
+def _context(view: LiveView, running: bool = True) -> FrameContext:
     "The run as it is looked at now."
     ghost, waited_s, now = view._ghost, view._clock() - view._born, time.time()
     if view.state.status or not running:
         with contextlib.suppress(OSError):
             now = log_file(view.run_dir).stat().st_mtime  # when the last event was written
     compared = comparison(view.state, ghost, view.run_dir) if ghost else ""
-    return Look(view.now_t, now, running, waited_s, ghost.state if ghost else None, compared)
+    return FrameContext(view.now_t, now, running, waited_s, ghost.state if ghost else None, compared)
 
 # %% ../../nbs/56_cell/04_live.ipynb #9c598801
 def _draw_header(view: LiveView) -> None:
@@ -235,7 +235,7 @@ def _draw_header(view: LiveView) -> None:
     began = view._head.work()
     view._top.show(
         f"{view.run_dir.name}: {phase(view.state)}, step {view.state.step}",
-        text_html=header(view.state, _look(view)),
+        text_html=header(view.state, _context(view)),
     )
     if view._buttons:
         view._buttons.show()
@@ -247,13 +247,13 @@ def _draw_header(view: LiveView) -> None:
 
 def _announce(view: LiveView, running: bool = True) -> None:
     "What a screen reader is to say, where that is new."
-    view._spoken.show("", text_html=view._announcer.html(view.state, _look(view, running)))
+    view._spoken.show("", text_html=view._announcer.html(view.state, _context(view, running)))
 
 # %% ../../nbs/56_cell/04_live.ipynb #a0a3367e
 def _draw_plots(view: LiveView) -> None:
     "Plots, table and messages; before the first step what is being done."
     began = view._plots.work()
-    view._below.show("", text_html=body(view.state, _look(view), view.options.log))
+    view._below.show("", text_html=body(view.state, _context(view), view.options.log))
     _show_pictures(view)
     view._plots.done(began, plots_every_s(view.now_t) if view.state.step else 1.0)
     view._fresh = False
@@ -290,7 +290,7 @@ def _write_page(view: LiveView, running: bool) -> None:
         return
     try:
         more = pictures_card(view.run_dir, view.state.pictures, running=running) + log_drawer(view.run_dir)
-        whole = page(view.state, _look(view, running), every_s, _failure(view), more)
+        whole = page(view.state, _context(view, running), every_s, _failure(view), more)
         write_atomic(view.run_dir / "dashboard.html", whole)
     except OSError:
         view.writes = False
@@ -338,7 +338,7 @@ def _close(view: LiveView) -> None:
     finally:
         _close_header(view, bool(picture))
     if picture or view._below._handle:
-        html = body(view.state, _look(view, view.detached), view.options.log, picture)
+        html = body(view.state, _context(view, view.detached), view.options.log, picture)
         view._below.show("curves" if picture else "", text_html=html, image_png=picture)
     _show_pictures(view)
     if (drawer := log_drawer(view.run_dir, "nothing was printed" * bool(view._drawer._handle))) or view._drawer._handle:
@@ -353,7 +353,7 @@ def _close_header(view: LiveView, curves: bool) -> None:
     text = f"{view.run_dir.name}: {phase(state, view.detached)}" + f": {state.reason}" * bool(state.reason)
     if state.start or view._top._handle:
         card = failure_card(failure) if failure else ""
-        view._top.show(text, text_html=header(state, _look(view, view.detached)) + card)
+        view._top.show(text, text_html=header(state, _context(view, view.detached)) + card)
     if view._buttons:
         view._buttons.close()
     if curves:

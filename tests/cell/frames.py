@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spectrakit.cell.cards import failure_card
-from spectrakit.cell.frame import Look, body, header, toggles
+from spectrakit.cell.frame import FrameContext, body, header, toggles
 from spectrakit.checks.failure import Failure
 from spectrakit.view.run_state import RunState, apply_event
 
@@ -93,24 +93,24 @@ class Shown:
     "A run as a page shows it."
 
     state: RunState
-    look: Look
+    context: FrameContext
     failure: Failure | None = None
 
     def html(self) -> str:
         "Header, boxes and body, as the three outputs of a cell."
         card = failure_card(self.failure) if self.failure else ""
         return (
-            f'<div class="frame">{header(self.state, self.look)}{toggles(self.state)}{body(self.state, self.look)}'
-            f"</div>{card}"
+            f'<div class="frame">{header(self.state, self.context)}{toggles(self.state)}'
+            f"{body(self.state, self.context)}</div>{card}"
         )
 
 
-def live(state: RunState, **look: object) -> Shown:
-    return Shown(state, Look(state.t + 1, NOW, **look))
+def live(state: RunState, **context: object) -> Shown:
+    return Shown(state, FrameContext(state.t + 1, NOW, **context))
 
 
-def over(state: RunState, failure: Failure | None = None, **look: object) -> Shown:
-    return Shown(state, Look(state.t, NOW, running=False, **look), failure)
+def over(state: RunState, failure: Failure | None = None, **context: object) -> Shown:
+    return Shown(state, FrameContext(state.t, NOW, running=False, **context), failure)
 
 
 def all_states() -> dict[str, Shown]:

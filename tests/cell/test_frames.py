@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from lab import LOOK, PICTURES
 from spectrakit.cell.cards import pictures_card
-from spectrakit.cell.frame import Look, page
+from spectrakit.cell.frame import FrameContext, page
 from spectrakit.steps.pictures import as_pngs
 from spectrakit.view.run_state import RunState, apply_event
 
@@ -107,7 +107,7 @@ def test_what_is_too_long_is_cut_and_told_whole_where_one_points_at_it(browser):
     for n in (10**8, 2 * 10**8):
         apply_event(state, {"t": 2.0, "type": "step", "step": n, "epoch": 1e5, "loss": 1e30, "lr": 1e-30})
         apply_event(state, {"t": 2.0, "type": "eval", "step": n, "epoch": 1e5, "metrics": {name: 1e-30}, "best": True})
-    opened = shown(browser, {"long": Shown(state, Look(3.0))})
+    opened = shown(browser, {"long": Shown(state, FrameContext(3.0))})
     dress(opened, 310, "light")
     seen = opened.evaluate(LOOK, opened.query_selector('[id="long"] .frame'))
     titles = opened.evaluate("() => [...document.querySelectorAll('[title]')].map(e => e.title)")
@@ -153,7 +153,7 @@ def test_a_value_is_read_where_one_points(browser, states):
 
 
 def test_the_page_runs_its_own_script_and_nothing_else(browser, tmp_path, states):
-    whole = page(states["running"].state, Look(210.0, running=False))
+    whole = page(states["running"].state, FrameContext(210.0, running=False))
     evil = '<script>document.title="evil"</script><img src=x onerror="document.title=\'evil\'">'
     (tmp_path / "dashboard.html").write_text(whole.replace("</body>", f"{evil}</body>"))
     context = browser.new_context()
@@ -177,7 +177,7 @@ def test_a_reader_without_styles_sees_the_picture(browser, states):
     )
     run = states["completed"]
     opened = browser.new_page()
-    opened.set_content(header(run.state, run.look) + body(run.state, run.look, picture=pixel))
+    opened.set_content(header(run.state, run.context) + body(run.state, run.context, picture=pixel))
     opened.evaluate("() => document.querySelectorAll('svg, style').forEach(e => e.remove())")
     assert not opened.locator(".p").first.is_visible()  # the texts of its SVG are left, and not to be seen
     assert opened.locator("img.k").is_visible() and opened.locator("table").is_visible()
