@@ -98,7 +98,8 @@ def _done_so_far(pid: int) -> tuple[float, float]:
     for process in family_of(pid) if pid else ():
         with contextlib.suppress(psutil.Error):
             seconds += sum(process.cpu_times()[:2])
-            read += process.io_counters().read_chars
+            counters: Any = getattr(process, "io_counters", tuple)()  # macOS has none
+            read += getattr(counters, "read_chars", getattr(counters, "read_bytes", 0))
     return seconds, read
 
 
