@@ -57,6 +57,16 @@ def test_an_augmentation_depends_on_seed_epoch_and_index_alone():
     assert len(set(whole.values())) == 10
 
 
+def test_a_sample_that_is_drawn_again_in_an_epoch_is_augmented_anew():
+    def drawn(seed: int, epoch: int, index: int, time: int) -> tuple:
+        return tuple(SeededSamples(Augmented(), seed).__getitems__(Keys(epoch, [index], [time]))[0].tolist()[1:])
+
+    once = SeededSamples(Augmented(), 5).__getitems__(Keys(2, [1]))[0].tolist()
+    assert drawn(5, 2, 1, 0) == tuple(once[1:])  # the first time as where it is drawn once
+    places = [(5, 2, 1, 0), (5, 2, 1, 1), (5, 2, 1, 2), (6, 2, 1, 1), (5, 3, 1, 1), (5, 2, 2, 1)]
+    assert len({drawn(*place) for place in places}) == len(places)
+
+
 def test_reading_leaves_the_generators_as_they_were():
     random.seed(1), numpy.random.seed(2), torch.manual_seed(3)
     wanted = random.random(), numpy.random.rand(), torch.rand(()).item()
