@@ -178,18 +178,17 @@ class _Reader:
 
 # %% ../../nbs/22_data/03_samples.ipynb #8f3cb51d
 def with_sample(error: Exception, dataset: Any, indices: Sequence[int]) -> Exception:
-    "The `error` of reading samples, with a note that says the first of `indices` that raises one of its kind alone."
+    "The `error` of reading samples, with a note that says the first of `indices` that raises the same alone."
     from torch.utils.data import Subset
 
     for index in indices:
         try:
             dataset[index]
-        except type(error):
+        except Exception as again:
             while isinstance(dataset, Subset):
                 dataset, index = dataset.dataset, dataset.indices[index]
-            error.add_note(f"at sample {index} of the data set")
-            break
-        except Exception:
+            if (type(again), str(again)) == (type(error), str(error)):
+                error.add_note(f"at sample {index} of the data set")
             break
     return error
 
