@@ -174,7 +174,7 @@ def header(s: RunState, context: FrameContext) -> str:
     "Status, bars, headline and advice as HTML, of the same height from start to end."
     found = tiles(s, context.now_t, context.now, context.running)
     advice = _room([_advice(s, found), escaped(context.compared or details(s), 160)], (100, 130))
-    return (  # no part of what is drawn every second is a live region: `announcement` is
+    return (  # no part of what is drawn every second is a live region: that of `Announcer` is
         f'<div role="group" aria-label="how the run stands" style="{_FONT}">{_status_line(s, context)}'
         f"{_bars(s, context.now_t)}"
         f"{_headline(found)}{advice}</div>"
