@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from ..checks.diagnosis import Scene, explain_known, method_of, worded
+from ..checks.diagnosis import Scene, error_text, explain_known, method_of
 from ..checks.results import ContractResult
 from ..config.batch_plan import next_fraction
 from ..config.schema import Config
@@ -693,7 +693,7 @@ def failure_reason(task: Any, error: BaseException) -> str:
     method = method_of(error, task, "")
     of_task = method or "deterministic" in str(error)
     explanation = explain_known(error, Scene(task, method or "loss", "in training")) if of_task else None
-    return str(explanation) if explanation else worded(error)  # whatever writes it masks it
+    return str(explanation) if explanation else error_text(error)  # whatever writes it masks it
 
 
 class NullLog(EventLog):
