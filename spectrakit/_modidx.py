@@ -7116,6 +7116,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                'spectrakit/system/tables.py'),
                                           'spectrakit.system.tables.html_folded': ( '00_system/tables.html#html_folded',
                                                                                     'spectrakit/system/tables.py'),
+                                          'spectrakit.system.tables.html_spoken': ( '00_system/tables.html#html_spoken',
+                                                                                    'spectrakit/system/tables.py'),
                                           'spectrakit.system.tables.html_table': ( '00_system/tables.html#html_table',
                                                                                    'spectrakit/system/tables.py'),
                                           'spectrakit.system.tables.matrix_text': ( '00_system/tables.html#matrix_text',

@@ -17,6 +17,7 @@ from typing import Any
 
 from .cards import failure_card
 from ..checks.failure import Failure
+from ..system.tables import html_spoken
 from ..system.units import format_duration
 from ..view.figures import details, start_phases, times
 from ..view.panels import in_a_grid, plots, second_metric, small_multiples
@@ -181,9 +182,6 @@ def header(s: RunState, context: FrameContext) -> str:
     )
 
 # %% ../../nbs/56_cell/01_frame.ipynb #ff335c2c
-_UNSEEN = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap"
-
-
 class Announcer:
     "What a screen reader says of a run, politely: another phase, its end, and each advice once."
 
@@ -201,8 +199,7 @@ class Announcer:
         if new := [tile for tile in asking if tile.name not in self._told]:
             self._told.update(tile.name for tile in new)
             self._text = ". ".join(f"{tile.reason}: {tile.remedy}" for tile in new)
-        region = f'<div role="status" style="{_UNSEEN}">{escaped(self._text, 400)}</div>'
-        return f'<div style="position:relative;height:0">{region}</div>'
+        return f'<div style="position:relative;height:0">{html_spoken(escaped(self._text, 400))}</div>'
 
 # %% ../../nbs/56_cell/01_frame.ipynb #0cc66574
 _CELL = "text-align:right;padding:1px 6px 1px 0;border:0;white-space:nowrap;background:none"

@@ -14,6 +14,7 @@ from .fields import WARNING, Row, escaped, limit_text, rows_html
 from .selection import Selection
 from ..system.errors import RequestError
 from ..system.platforms.platform import Platform
+from ..system.tables import html_spoken
 
 # %% ../../nbs/65_picker/03_drawing.ipynb #46af3667
 FORM = "sk-form"  # the class of the form, below which the style sheet holds
@@ -137,12 +138,10 @@ def tiles_html(rows: list[Row]) -> str:
     lines = [f'<div class="sk-warn" role="alert">{WARNING} {escaped(text)}</div>' for text in warned]
     lines += [f'<div class="sk-more">{escaped(text)}</div>' for text in notes if text]
     spoken = ", ".join(f"{what} {much}" for what, much, _ in rows if what in _SPOKEN)
-    status = f'<div role="status" aria-live="polite" style="{_UNSEEN}">{escaped(spoken)}</div>'
-    return f'{status}<div class="sk-tiles">{"".join(tiles)}</div>{"".join(lines)}'
+    return f'{html_spoken(escaped(spoken))}<div class="sk-tiles">{"".join(tiles)}</div>{"".join(lines)}'
 
 
 _SPOKEN = ("effective batch", "optimizer steps", "forecast")
-_UNSEEN = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap"
 
 # %% ../../nbs/65_picker/03_drawing.ipynb #b636af2f
 _COPY = (
