@@ -345,9 +345,10 @@ def toggles(s: RunState) -> str:
 
 # %% ../../nbs/56_cell/01_frame.ipynb #d59fd723
 _SCRIPT = (
-    "for(const box of document.querySelectorAll('input')){const key='spectrakit-'+box.value;"
-    "try{box.checked=localStorage.getItem(key)==='1'}catch{}"
-    "box.addEventListener('change',()=>{try{localStorage.setItem(key,box.checked?'1':'0')}catch{}})}"
+    # in the window's name, which is there at once after a reload: a browser writes its storage some time later
+    "const boxes=[...document.querySelectorAll('input')],ticked=name.split('spectrakit:')[1]||'';"
+    "for(const box of boxes){box.checked=ticked.includes(box.value);box.addEventListener('change',()=>{"
+    "name='spectrakit:'+boxes.filter(b=>b.checked).map(b=>b.value).join('')})}"
 )
 
 

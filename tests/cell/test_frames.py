@@ -162,8 +162,12 @@ def test_the_page_runs_its_own_script_and_nothing_else(browser, tmp_path, states
     opened.goto((tmp_path / "dashboard.html").as_uri())
     assert "evil" not in opened.title() and any("Content Security Policy" in text for text in refused)
     opened.locator("input[value=z]").check()
-    opened.reload()  # as it does by itself while the run goes on
-    assert opened.locator("input[value=z]").is_checked()
+    for _ in range(3):
+        opened.reload()  # as it does by itself while the run goes on
+        assert [opened.locator(f"input[value={key}]").is_checked() for key in "yzr"] == [False, True, False]
+    opened.locator("input[value=z]").uncheck()
+    opened.reload()
+    assert not opened.locator("input[value=z]").is_checked()
     context.close()
 
 
