@@ -5,7 +5,8 @@ it takes to ask the GPU for it, so a captured graph, which is asked for at once,
 
 - **by hand**: forward, backward, step; the loss is never looked at
 - **by hand, captured**: the same step as a CUDA graph, replayed with each batch copied into its inputs
-- **sk.fit**: by default, in this process, without checkpoints; and with `trainer.compile=true`
+- **sk.fit**: by default, in this process, without checkpoints; with `trainer.compile=true`, and with
+  `trainer.cuda_graphs=true`
 
 Microseconds a step by the clock, between two synchronizations, from the difference of two lengths; the ways take turns.
 """
@@ -74,6 +75,7 @@ WAYS: dict[str, Callable[[int], None]] = {
     "by hand, captured": captured,
     "sk.fit, by default": kit,
     "sk.fit, compiled": lambda epochs: kit(epochs, "trainer.compile=true"),
+    "sk.fit, captured": lambda epochs: kit(epochs, "trainer.cuda_graphs=true"),
 }
 
 

@@ -30,6 +30,11 @@ def resolve_env(config: Config, platform: Platform) -> tuple[Config, dict[str, s
         if key == "dataloader.num_workers" and value:
             config, reasons[key] = _measured_workers(config, platform.cores)
             continue
+        if key == "dataloader.pin_memory" and value:
+            reasons[key] = (
+                f"{key}=auto: env/{name} has room for it; rows in memory go as the first batches' times have it"
+            )
+            continue
         reasons[key] = f"{key}={shown(value)}: env/{name}"
         config = _with(config, key, value)
     return config, reasons

@@ -292,7 +292,7 @@ class DataloaderConfig:
     )
     pin_memory: Any = setting(
         "auto",
-        "page-locked host memory, for faster copies to a GPU; auto: as env/ says",
+        "page-locked host memory, for faster copies to a GPU; auto: as env/ and the first batches' times say",
         check=_auto_or_flag,
         words=("auto", "true", "false"),
     )
@@ -467,6 +467,13 @@ class TrainerConfig:
         "torch.compile the model: a slow first step, faster ones after it; auto: on a GPU with a compiler",
         check=_auto_or_flag,
         words=("auto", "true", "false"),
+    )
+    cuda_graphs: Any = setting(
+        False,
+        "capture the passes of steps as CUDA graphs, by torch.compile; auto: for a small model on one GPU",
+        check=_auto_or_flag,
+        words=("auto", "true", "false"),
+        added_later=True,
     )
     float32_matmul: str = setting(
         "auto",

@@ -66,7 +66,7 @@ def lane_settings(config: Config, count: int) -> Config:
     data = replace(config.data, micro_batch_size=size * steps, global_batch_size=None, find_micro_batch_size=False)
     training = replace(config.training, gradient_accumulation_steps=1)
     checkpoint = replace(config.checkpoint, max_share=config.checkpoint.max_share / count)
-    trainer = replace(config.trainer, compile=False)
+    trainer = replace(config.trainer, compile=False, cuda_graphs=False)
     return replace(config, data=data, training=training, checkpoint=checkpoint, trainer=trainer)
 
 

@@ -43,6 +43,7 @@ _FREE = {
     "trainer.log_max_seconds",
     "trainer.accelerator",
     "trainer.compile",
+    "trainer.cuda_graphs",
     "trainer.float32_matmul",
     "trainer.channels_last",
     "training.gradient_checkpointing",

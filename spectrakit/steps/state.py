@@ -451,6 +451,7 @@ class TrainState:
     memory: Memory = field(default_factory=Memory)
     timing: Timing = field(default_factory=Timing)
     outer: Workers | None = None  # diloco's outer loop; None: there is none
+    captured: Any = None  # the model as steps use it, whose passes are replayed as CUDA graphs; None: the plain one
 
     def __post_init__(self) -> None:
         e = self.execution

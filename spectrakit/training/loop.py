@@ -47,6 +47,7 @@ from spectrakit.distributed.heartbeat import (
 )
 from ..runs.events import EventLog, log_file
 from ..steps.apart import ends_sooner, join_others
+from ..steps.cuda_graphs import between_replays
 from ..steps.evaluation import averages, evaluation_due, on_host, run_evaluation
 from ..steps.pictures import draw_pictures
 from spectrakit.steps.schedule import (
@@ -120,7 +121,7 @@ def train_steps(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functi
     clip, decay = c.trainer.gradient_clip_val, c.training.ema_decay
     factor, exchange, skips = lr_rule(s), s.context.gradient_sync(model), c.training.nan_policy == "skip"
     settle, memory, steps_per_epoch = begin_steps(s), s.memory, plan.steps_per_epoch
-    loss_of = s.context.in_precision(training_loss(s))
+    loss_of = between_replays(s, s.context.in_precision(training_loss(s)))
     interval = s.learner.interval if s.learner.scheduler is not None else None
     owned, unowned, bound = s.learner.owned, s.learner.unowned, gradient_clip(c.trainer.gradient_clip_algorithm)
     model.train()

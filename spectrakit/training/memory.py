@@ -28,6 +28,7 @@ from ..data.order import train_cuts
 from ..distributed.gradients import GradientAverage, send_from_main
 from ..distributed.heartbeat import ranks_without_memory
 from ..runs.run_dir import read_environment, update_environment
+from ..steps.cuda_graphs import give_up_graphs
 from ..steps.recompute import save_activations
 from ..steps.schedule import training_loss
 from ..steps.state import TrainState, gpu_generator, learns_alone, log_once, note_random_state
@@ -154,6 +155,8 @@ def device_name(device: Any) -> str:
 
 def use_plan(s: TrainState, plan: BatchPlan) -> None:
     "Read by another `plan`, of the same steps, from the next epoch or the next try of a step on."
+    if plan.gradient_accumulation_steps > 1:
+        give_up_graphs(s, f"a step has {plan.gradient_accumulation_steps} micro batches")
     s.data.plan = plan
     s.data.train.plan = replace(s.data.train.plan, cuts=partial(train_cuts, plan, s.context.rank))
     s.progress.fits[device_name(s.context.device)] = plan.micro_batch_size
@@ -348,6 +351,7 @@ def _recomputes_now(s: TrainState) -> bool:
         save_activations(s.context.unwrap(s.learner.model), True)
     except RequestError:
         return False  # it has no blocks
+    give_up_graphs(s, "gradient checkpointing was switched on")
     s.memory.recomputed = True
     return True
 

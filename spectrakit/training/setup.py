@@ -37,6 +37,7 @@ from spectrakit.data.loaders import (
     LoadedBatches,
     Placement,
     ResidentBatches,
+    RowBatches,
     check_finite_dataset,
     dataset_length,
     eval_batches,
@@ -53,6 +54,7 @@ from ..predictions.soft_targets import softened
 from ..runs.events import EventLog
 from ..runs.history import has_started
 from ..runs.run_dir import read_environment, update_environment
+from ..steps.cuda_graphs import capture, choose_graphs
 from ..steps.evaluation import forward_passes
 from ..steps.mixup import check_mixable
 from ..steps.recompute import save_activations
@@ -346,7 +348,14 @@ def own_order(config: Config) -> Config:
 
 # %% ../../nbs/41_training/00_setup.ipynb #4a3c5802
 _ALIKE = ("seed", "data", "optimizer", "scheduler", "training", "trainer", "early_stopping", "diloco", "limits")
-_OWN = ("data.resident_gib", "trainer.accelerator", "trainer.compile", "trainer.float32_matmul")  # of a machine
+# of a machine
+_OWN = (
+    "data.resident_gib",
+    "trainer.accelerator",
+    "trainer.compile",
+    "trainer.cuda_graphs",
+    "trainer.float32_matmul",
+)
 
 
 def check_alike(config: Config, context: RunContext) -> None:
@@ -505,6 +514,10 @@ def keep_reading(loaded: dict[str, LoadedBatches], context: RunContext, log: Eve
             workers.report = partial(_note_reading, loaded, log, run_dir)
 
 
+def _note_choice(log: EventLog, text: str) -> None:
+    log.write("message", text=text)
+
+
 def _note_reading(loaded: dict[str, LoadedBatches], log: EventLog, run_dir: Path, text: str) -> None:
     log.write("message", text=text)
     chosen = {
@@ -549,6 +562,8 @@ def prepare(
     checks = None if valid is None else eval_batches(valid, config, placement, collate, most)
     loaded = {name: r for name, r in (("train", batches), ("valid", checks)) if isinstance(r, LoadedBatches)}
     keep_reading(loaded, context, log, execution.run_dir)
+    if isinstance(batches, RowBatches):
+        batches.copies.report = partial(_note_choice, log)
     steps = total_steps(config, plan)
     fit_scalers(model, batches, context)
     if config.training.mixup:
@@ -565,17 +580,17 @@ def prepare(
     before = context.broadcast(_monitor_before(execution.run_dir) if context.is_main else None)
     monitor, direction = resolve_monitor(task, config, metric_names(check), before)
     model = context.with_exchange(model)
-    compiles, why = choose_compile(config.trainer.compile, context.device.type)
-    if why:
-        context.reasons["compile"] = why
-    if compiles:
+    captures, why = choose_graphs(config, context, plan, sum(q.numel() for q in model.parameters()))
+    compiles, why_compiled = choose_compile(config.trainer.compile, context.device.type)
+    context.reasons.update({name: text for name, text in (("cuda_graphs", why), ("compile", why_compiled)) if text})
+    if compiles and not captures:
         model = try_compile(task, model, batches, log, config.data.allow_nan)
     learner = learner_of(model)
     check_plateau(learner, monitor, direction.mode)
     for reader in loaded.values():
         reader.workers.measuring = True  # from here on there is training between two batches
     seed_everything(mix_seed(own_order(config).seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
-    return TrainState(
+    state = TrainState(
         task,
         config,
         execution,
@@ -588,6 +603,9 @@ def prepare(
         direction.reason,
         saving=Saving(saved_at=time.monotonic(), weights_only=check.weights_only),
     )
+    if captures and not training_only:
+        capture(state)
+    return state
 
 # %% ../../nbs/41_training/00_setup.ipynb #c0acb910
 def _ignored(s: TrainState) -> list[str]:

@@ -189,13 +189,13 @@ class Leaf:
 
 def test_a_batch_is_copied_on_another_stream_while_the_one_before_is_worked_on():
     cuda = Streams()
-    batches = copied_ahead((MicroBatch([Leaf(n, cuda)], n, 1, True) for n in range(3)), "cuda", cuda)
+    batches = copied_ahead((MicroBatch([Leaf(n, cuda)], n, 1, True) for n in range(3)), "cuda", cuda=cuda)
     for batch in batches:
         cuda.asked.append(("model", f"step {batch.samples}"))
     copy = {n: [("copies", f"copies {n}"), ("copies", "copied")] for n in range(3)}
     step = {n: [("model", "waits"), ("model", f"uses {n}"), ("model", f"step {n}")] for n in range(3)}
     assert cuda.asked == [*copy[0], *copy[1], *step[0], *copy[2], *step[1], *step[2]]
-    assert not list(copied_ahead(iter(()), "cuda", cuda))
+    assert not list(copied_ahead(iter(()), "cuda", cuda=cuda))
 
 
 def test_what_is_no_array_of_samples_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"Which kernels a run uses: float32 products, the layout of convolutions, compiled models."
+"Which kernels a run uses: float32 products, the layout of convolutions, compiled models, captured passes."
 
 import importlib.util
 
@@ -10,8 +10,10 @@ from torch.utils.data import TensorDataset
 from in_process import vector
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import compose
+from spectrakit.contract.loss import Loss
 from spectrakit.distributed.context import lay_out
 from spectrakit.runs.events import last_event
+from spectrakit.training import setup
 from spectrakit.training.setup import choose_compile
 
 
@@ -73,3 +75,87 @@ def test_auto_compiles_on_a_gpu_with_a_compiler(monkeypatch, found, compiles):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
     decided, why = choose_compile(compose("trainer.compile=auto").trainer.compile, "cuda")
     assert decided == compiles and why.startswith("compiled" if compiles else "not compiled")
+
+
+class Inside(nn.Module):
+    "A model that returns its loss."
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 1))
+
+    def forward(self, x, y):
+        return (self.layers(x)[:, 0] - y).square().mean()
+
+
+class Outputs:
+    "A loss that keeps what the model returned."
+
+    def datasets(self, cfg):
+        x = torch.rand(48, 2, generator=torch.Generator().manual_seed(1))
+        return TensorDataset(x[:32], x[:32].sum(1)), TensorDataset(x[32:], x[32:].sum(1))
+
+    def model(self, cfg):
+        return Inside()
+
+    def loss(self, model, batch):
+        value = model(*batch)
+        return Loss(value, logs={"seen": (value, 1)})
+
+
+class Replayed:
+    "A model whose passes are replayed: what it returned is overwritten as soon as the next step begins."
+
+    def __init__(self, module, passes, mode):
+        self.module, self.room, self.mode, self.returned, self.marks = module, passes, mode, [], 0
+
+    def next_step(self):
+        self.marks += 1
+        for tensor in self.returned:
+            tensor.detach().fill_(torch.nan)
+        self.returned = []
+
+    def __call__(self, *batch):
+        self.room -= 1
+        if self.room == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        assert torch.is_grad_enabled()  # an evaluation goes by the plain model
+        self.returned.append(self.module(*batch))
+        return self.returned[-1]
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    "The stand-ins that runs have made; `replayed.passes`: where memory runs out."
+
+    class Made(list):
+        passes = 0
+
+    made = Made()
+    monkeypatch.setattr(setup, "choose_graphs", lambda *given: (True, "CUDA graphs: as asked"))
+    monkeypatch.setattr(
+        torch, "compile", lambda module, mode: made.append(Replayed(module, made.passes, mode)) or made[-1]
+    )
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: made[-1].next_step())
+    return made
+
+
+def test_captured_passes_learn_what_plain_ones_do(train, replayed, monkeypatch):
+    with monkeypatch.context() as alone:
+        alone.setattr(setup, "choose_graphs", lambda *given: (False, ""))
+        plain = train(Outputs(), *WORDS, name="plain")
+    captured = train(Outputs(), *WORDS, "trainer.cuda_graphs=true", name="captured")
+    (model,) = replayed
+    assert model.mode == "reduce-overhead" and model.marks == 3 + 8  # it was tried three times, and left no trace
+    assert torch.equal(plain.weights(), captured.weights())
+    for name in ("loss", "train_seen"):
+        assert plain.column("step", name) == captured.column("step", name)
+    assert last_event(captured.events, "start")["reasons"]["cuda_graphs"] == "CUDA graphs: as asked"
+
+
+def test_without_memory_a_step_is_made_again_without_graphs(train, replayed):
+    replayed.passes = 3 + 5
+    run = train(Outputs(), *WORDS, "trainer.cuda_graphs=true", "training.oom_recovery=true", name="short")
+    assert run.status == "completed" and replayed[0].marks == 3 + 5
+    said = [event["text"] for event in run.events if event["type"] == "message"]
+    assert "no CUDA graphs from here on: a step has 2 micro batches" in said
