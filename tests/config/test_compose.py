@@ -192,6 +192,7 @@ ADDED_LATER = {
     "tracking.group": "runs/study",
     "trainer.log_min_seconds": 0.5,
     "trainer.log_max_seconds": 10.0,
+    "trainer.cuda_graphs": "auto",
 }
 
 
