@@ -36,6 +36,7 @@ from spectrakit.api.trial import (
     SETTINGS,
     ManyFolders,
     TrialResult,
+    holding_out,
     open_folder,
     result_of,
     run_single_trial,
@@ -268,8 +269,7 @@ def _of_all(task: Any, config: Config, joined: dict[str, Any]) -> dict[str, Any]
     """
     import torch
 
-    values, targets = joined["predictions"], joined["targets"]
-    rows = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+    values, targets, rows = joined["predictions"], joined["targets"], joined["held"]
     kinds = joined["kinds"]  # targets of classes are kept with NaN, and so with a point, where some are never held out
     given = [torch.from_numpy(values[rows]), torch.from_numpy(targets[rows].astype(kinds["targets"]))]
     try:
@@ -283,23 +283,33 @@ def _of_all(task: Any, config: Config, joined: dict[str, Any]) -> dict[str, Any]
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #eae5103c
 def _mean_score(trials: Sequence[TrialResult], sizes: Sequence[int]) -> float | None:
-    "A metric that is a mean over samples, of all that these runs have held out; None where one has no value."
+    "A metric that is a mean, of all that these runs have held out, by their weights; None where one has no value."
     values = [trial.value for trial in trials if trial.value is not None]
-    return float(np.average(values, weights=sizes)) if values and len(values) == len(trials) else None
+    if not values or len(values) < len(trials):
+        return None
+    weights = [size if trial.weight is None else trial.weight for trial, size in zip(trials, sizes, strict=True)]
+    return float(np.average(values, weights=weights))
+
+
+def _finite(metric: str, value: Any) -> float:
+    "A value of the monitored metric. RequestError, with the reason alone, where it is none."
+    if not math.isfinite(number := float(value)):
+        raise RequestError(f"{metric} of them is {number}")
+    return number
 
 
 def _whole_score(metric: str, task: Any, trials: Sequence[TrialResult], joined: dict[str, Any]) -> float | None:
     """The monitored metric over all that single runs have held out; None where it cannot be worked out.
 
-    RequestError from `metrics_all`.
+    RequestError from `metrics_all`, or where it has no finite value.
     """
     values, targets = joined["predictions"], joined["targets"]
-    if values is None or any(trial.value is None for trial in trials):
+    if values is None:
         return None
     if provides(task, "metrics_all") and targets is not None:
         averages = _of_all(task, joined["config"], joined)
         if (plain := metric.removeprefix("val_")) in averages:
-            return float(averages[plain])
+            return _finite(metric, averages[plain])
     return _mean_score(trials, joined["sizes"])
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #95320967
@@ -346,10 +356,7 @@ def _config_of(config: Config, path: Path, fold: int, seed: int, itself: bool) -
     tracking = replace(config.tracking, group=config.tracking.group or str(path.absolute()))
     config = replace(config, run=run, tracking=tracking, seed=(config.seed + seed) % 2**32)
     file = str((path / FOLDS).absolute())
-    if itself:
-        task = {**config.task, "fold": fold, "folds": config.folds.count}
-        return replace(config, task=task, folds=replace(config.folds, file=file))
-    return replace(config, folds=replace(config.folds, fold=fold, file=file))
+    return holding_out(replace(config, folds=replace(config.folds, file=file)), fold, itself)
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #3d950c6b
 def plan_text(total: int, todo: int, each_s: float, places: int, left_s: float | None) -> str:
@@ -749,7 +756,8 @@ class _Scoring:
         kinds = {name: values.dtype for name, values in next(iter(self.arrays.values())).items()}
         sizes = [len(next(iter(part.values()))) for part in parts.values()]
         joined = {name: _joined(self.folds, parts, name) for name in ("predictions", "targets")}
-        return {**joined, "sizes": sizes, "kinds": kinds, "config": self.config_at(0)}
+        samples = np.ones(sum(sizes), dtype=bool) if self.folds is None else (self.folds.held >= 0).any(axis=0)
+        return {**joined, "sizes": sizes, "kinds": kinds, "held": samples, "config": self.config_at(0)}
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #be13fd8c
 def _single_scores(s: _Scoring) -> list[float | None]:
@@ -773,8 +781,10 @@ def _averaged_score(s: _Scoring, limit_s: float) -> float | None:
     if provides(s.task, "metrics_all") and facts["targets"] is not None:
         averages = _of_all(s.task, facts["config"], facts)
         if (plain := s.metric.removeprefix("val_")) in averages:
-            return float(averages[plain])
+            return _finite(s.metric, averages[plain])
     dtype = s.arrays[0]["predictions"].dtype
+    if dtype.kind in "iub" and values.dtype.kind == "f" and (values % 1 > 0).any():
+        raise RequestError("the repeats predict other whole numbers. Let `predict` return numbers with a point")
     whole = Replayed(s.config_at(0), s.arrays[0]["predictions"], s.trials[0].value)
     rows = {
         fold: parts[fold]["predictions"] if s.folds is None else values[s.folds.held_out(fold)]

@@ -43,6 +43,7 @@ class Best:
     step: int
     epoch: float
     metrics: dict
+    weight: float | None = None  # what `value` was divided by, where that is not the number of samples
 
 
 def _best_of(history: History | RunOverview) -> Best | None:
@@ -50,7 +51,8 @@ def _best_of(history: History | RunOverview) -> Best | None:
     if (event := history.best) is None:
         return None
     metrics = history.all_metrics(event)
-    return Best(history.monitor, metrics.get(history.monitor), event["step"], event["epoch"], metrics)
+    weight = event.get("weight")
+    return Best(history.monitor, metrics.get(history.monitor), event["step"], event["epoch"], metrics, weight)
 
 # %% ../../nbs/60_api/00_run.ipynb #869ce06b
 def title_of(run: "Run", history: History | RunOverview) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from ..checkpoint.frozen_base import without
 from ..checkpoint.store import CheckpointError, load_weights, random_state, restore_random_state
 from ..distributed.fsdp import load_whole_model, whole
-from ..steps.evaluation import evaluate
+from ..steps.evaluation import Metrics, evaluate
 from ..steps.schedule import time_for, training_loss
 from ..steps.state import TrainState, average_plan, left_out, writer_of
 from ..watchdog.budget import fits
@@ -127,7 +127,7 @@ def _load_mean(s: TrainState) -> list[int]:
     return steps
 
 # %% ../../nbs/41_training/03_averaging.ipynb #32813d65
-def _keep_if_better(s: TrainState, steps: list[int], metrics: dict[str, float] | None, seconds: float) -> None:
+def _keep_if_better(s: TrainState, steps: list[int], metrics: Metrics | None, seconds: float) -> None:
     "Save the mean, which is in the model, where it is better than the best checkpoint, or nothing is known; say so."
     p, name, text = (
         s.progress,
@@ -148,7 +148,7 @@ def _keep_if_better(s: TrainState, steps: list[int], metrics: dict[str, float] |
     if better and metrics is not None:
         epoch = round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4)
         facts = {"metrics": metrics, "best": True, "seconds": round(seconds, 3), "averaged": steps}
-        s.record.log.write("eval", step=p.step, epoch=epoch, **facts)
+        s.record.log.write("eval", step=p.step, epoch=epoch, **facts, **metrics.weight(name))
 
 
 def _tensors(weights: dict) -> dict:

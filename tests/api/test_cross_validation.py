@@ -15,7 +15,7 @@ import spectrakit as sk
 import spectrakit.api.cross_validation
 from helpers import run_cli, start_cli, task, tree_hashes, wait_for
 from spectrakit.api.run import RunFailed
-from spectrakit.config.compose import compose
+from spectrakit.config.compose import compose, override
 from spectrakit.runs.events import last_event
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
@@ -274,6 +274,9 @@ def test_a_task_that_divides_by_itself_is_told_the_fold(here):
     )
     assert cv.status == "completed" and cv.folds is None
     assert [run.config.task["fold"] for run in cv.runs] == [0, 1] and len(cv.values) == len(cv.targets)
+    again = override(cv.runs[0].config, "run.dir=again")
+    second = sk.run_single_trial(again, fold=1, task="digits", predict=False)  # not a part of what fold 0 trains with
+    assert second.value == cv.trials[1].value and second.run.config.folds.fold is None
 
 
 def test_in_a_shell(here):
@@ -381,6 +384,23 @@ def test_a_table_that_the_task_cannot_write_leaves_the_sample(here, capsys):
     assert "submission.csv stays as it was: " in capsys.readouterr().err
 
 
+class Weighed(Numbered):
+    "Each sample weighs what its number says, so that folds of one size have other weights."
+
+    def loss(self, model, batch):
+        errors = (model(batch[0]) - batch[1]).square()
+        return (batch[1] * errors).sum(), batch[1].sum()
+
+    def predict(self, model, batch):
+        return model(batch[0])
+
+
+def test_the_loss_of_all_samples_counts_what_they_weigh(here):
+    cv = sk.cross_validate(Weighed(), compose(*INLINE, *HERE), folds=2, show=False)
+    assert cv.score == pytest.approx(np.average(np.square(cv.values - cv.targets), weights=cv.targets), rel=1e-5)
+    assert sk.open_cross_validation(cv.path).trials[0].weight == cv.targets[cv.folds.held_out(0)].sum()
+
+
 @pytest.mark.parametrize("kind", ["auto", "time"])
 def test_the_metric_of_all_samples_is_asked_for_as_in_an_evaluation(here, kind):
     words = (*INLINE, *HERE, "checkpoint.monitor=val_hits", f"folds.kind={kind}")
@@ -429,6 +449,7 @@ def test_of_labels_the_test_data_get_what_most_folds_say(here):
     for fold, run in enumerate(cv.runs):
         repeats[fold // 3][cv.folds.held_out(fold)] = np.load(run.path / "out_of_fold.npz")["predictions"]
     assert (cv.values == np.mean(repeats, axis=0)).all()  # nothing is cut off to a whole number
+    assert "the repeats predict other whole numbers" in cv.score_missing
 
 
 class BreaksLate(Line):
