@@ -51,6 +51,13 @@ def _fold_numbers(path: Path, samples: int, sizes: Sequence[int]) -> tuple[np.nd
     return np.repeat(np.arange(len(sizes)), sizes), None
 
 # %% ../../nbs/60_api/09_blend.ipynb #3b5a3f55
+def _kind_of(predictions: np.ndarray, runs: Sequence[Path]) -> str:
+    "The kind of numbers that these runs predicted: samples that none held out are kept as NaN, and so is all else."
+    files = (run / "out_of_fold.npz" for run in runs)
+    file = next((file for file in files if file.is_file()), None)
+    return predictions.dtype.kind if file is None else load_arrays(file)["predictions"].dtype.kind
+
+
 def source_of(given: CrossValidation | Path | str) -> Source:
     "What a cross-validation, or its folder, gives to a blend. RequestError where it is not complete."
     if not isinstance(given, (CrossValidation, str, Path)):
@@ -70,7 +77,7 @@ def source_of(given: CrossValidation | Path | str) -> Source:
         raise RequestError(
             f"{path.name} has no predictions with targets. A blend needs one array and the task's targets."
         )
-    if arrays["predictions"].dtype.kind in "iub":
+    if _kind_of(arrays["predictions"], runs) in "iub":
         raise RequestError(
             f"{path.name} predicted whole numbers, of which no weighted mean can be taken. Let `predict` return "
             "probabilities, or numbers with a point."
