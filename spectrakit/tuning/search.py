@@ -30,6 +30,7 @@ from ..config.metric_direction import metric_direction
 from ..config.schema import Config
 from ..handover.job import load_task, with_task
 from ..handover.request import RunRequest, new_request
+from ..predictions.held_out import divides_itself
 from ..runs.groups import DONE
 from ..runs.run_dir import check_links
 from ..system.errors import RequestError
@@ -309,6 +310,7 @@ def _start(
     s = Search(
         task, config, path, journal, distributions(space), planned.places, total, ends, say, facts, planned.fallback
     )
+    s.itself = divides_itself(load_task(task) if isinstance(task, str) else task)
     s.spent += first_guess(config, planned.choice)
     if left_s is not None:
         whole = [

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..api.places import Places, place_threads
 from ..api.run import Run
-from ..api.trial import TrialLog, TrialResult, run_single_trial
+from ..api.trial import TrialLog, TrialResult, holding_out, run_single_trial
 from ..config.compose import snapshot
 from ..config.schema import Config
 from ..distributed.heartbeat import stop_file
@@ -70,7 +70,6 @@ class Search:
     say: Callable[[str], None]
     facts: dict[str, Any]  # what study.json says
     fallback: Places | None = None  # where several processes do not come about
-    base: Config | None = None  # of a trial that draws nothing
     threads: list[ThreadPoolExecutor] = field(default_factory=list)
     active: dict[int, Active] = field(default_factory=dict)  # by place
     spent: list[Spent] = field(default_factory=list)
@@ -79,6 +78,8 @@ class Search:
     error: RequestError | None = None
     falls_back: str = ""  # why trials are to have one process from now on
     removed: set[str] = field(default_factory=set)  # folders of trials whose checkpoints are gone
+    itself: bool = False  # whether the task divides its samples by itself
+    refusal: RequestError | None = None  # of the first trial that was refused
 
     @property
     def left_s(self) -> float | None:
@@ -92,8 +93,7 @@ class Search:
 
     def stop(self, why: str, status: str) -> None:
         "Begin no trial any more; the first reason counts."
-        if not self.stopping:
-            self.stopping, self.ended = why, status
+        self.stopping, self.ended = self.stopping or why, self.ended or status
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #b9069a70
 def _standing(s: Search) -> dict[str, Any]:
@@ -126,8 +126,7 @@ def _ask(s: Search, place: int) -> Active | None:
         waiting = next((row for row in rows_of(s.journal) if row.status == "waiting"), None)
         number = len(s.journal.get_trials(deepcopy=False)) if waiting is None else waiting.number
         goes_on = waiting is not None and (s.path / waiting.folder).is_dir()
-        s.base = s.base or settings_of_trial(s.config, {})
-        expected = expected_s(s.base, s.spent)
+        expected = expected_s(settings_of_trial(s.config, {}), s.spent)
         if why := why_not_begun(number, expected, s.left_s, goes_on):
             s.stop(why, "out_of_time")
             return None
@@ -150,7 +149,8 @@ def config_of_fold(s: Search, a: Active) -> Config:
     if s.folds == 1:
         return config
     file = str((s.path / "folds.npz").absolute())
-    return replace(config, folds=replace(config.folds, count=s.folds, repeats=1, fold=a.fold, file=file))
+    config = replace(config, folds=replace(config.folds, count=s.folds, repeats=1, file=file))
+    return holding_out(config, a.fold, s.itself)
 
 
 def _begin(s: Search, a: Active) -> None:
@@ -265,7 +265,7 @@ def _why_no_value(run: Run, monitor: str) -> str:
         return f"no {monitor}: {_NOTHING_EVALUATED}"
     names = list(last["metrics"])
     if monitor in names:
-        return f"{monitor} was never a finite number; the last was {last['metrics'][monitor]}"
+        return f"{monitor} was not a finite number in any evaluation"  # the log holds null for each of them
     return f"no {monitor}: the metrics are {', '.join(names)}.{did_you_mean(monitor, names)}"
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #5591d5fc
@@ -315,15 +315,13 @@ def _finish(s: Search, a: Active) -> None:
         s.stop(str(late), "out_of_time")
         _tell(s, a, "FAIL", cut=True)
     except RequestError as error:
+        s.refusal = s.refusal or error
         _tell(s, a, "FAIL", note=str(error))
-        if not any(row.status == "completed" for row in rows_of(s.journal)):
-            s.error = s.error or error  # the request itself is wrong, it seems
-            s.stop(str(error), "failed")
     except Exception as error:
         _tell(s, a, "FAIL", note=f"{type(error).__name__}: {error}")
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #42dd8f83
-_HOPELESS = 3  # trials that failed before any succeeded
+_HOPELESS = 3  # trials that failed before any succeeded: another may have better values
 
 
 def _fall_back(s: Search) -> None:
@@ -354,10 +352,13 @@ def _fill(s: Search) -> None:
 
 
 def _look_hopeless(s: Search) -> None:
+    "Stop where the first trials have failed, and raise what refused them: the request itself is wrong, it seems."
     rows = rows_of(s.journal)
     failed = [row for row in rows if row.status == "failed"]
-    if len(failed) >= _HOPELESS and len(failed) == sum(row.status not in ("waiting", "cut", "running") for row in rows):
-        s.stop(f"the first {len(failed)} trials failed: {failed[0].note}", "failed")
+    most = min(_HOPELESS, s.total) if s.refusal else _HOPELESS
+    if len(failed) >= most and len(failed) == sum(row.status not in ("waiting", "cut", "running") for row in rows):
+        s.error = s.error or s.refusal
+        s.stop(str(s.refusal or f"the first {len(failed)} trials failed: {failed[0].note}"), "failed")
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #8891b7da
 @contextlib.contextmanager

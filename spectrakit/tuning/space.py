@@ -67,6 +67,11 @@ def _between(key: str, text: str, low: float, high: float, log: bool) -> Dimensi
     return Dimension(low=low, high=high, log=log, whole=isinstance(low, int) and isinstance(high, int))
 
 
+def _as_written(value: float) -> float:
+    "A sum of steps as a person writes it: 0.3, not 0.30000000000000004."
+    return float(f"{value:.12g}")
+
+
 def _range(key: str, text: str, sweep: Any) -> Dimension:
     "Of `range(start, stop, step)`, which ends before `stop`."
     start, stop, step = (_number(key, x, text) for x in (sweep.start, sweep.stop, sweep.step))
@@ -81,7 +86,8 @@ def _range(key: str, text: str, sweep: Any) -> Dimension:
         raise RequestError(
             f"{key}={text} is not possible: steps are equal, or equal in ratio. Write tag(log,interval)."
         )
-    return Dimension(low=ends[0], high=ends[1], step=abs(step), whole=whole)
+    low, high = (x if whole else _as_written(x) for x in ends)
+    return Dimension(low=low, high=high, step=abs(step), whole=whole)
 
 # %% ../../nbs/71_tuning/01_space.ipynb #e4f2a838
 def dimension(key: str, words: Any) -> Dimension:
@@ -188,7 +194,7 @@ def values_on_grid(key: str, d: Dimension) -> list[Any]:
     if d.step is None:
         raise RequestError(f"A grid needs steps, and {key} takes any value from {d}. Write choice(…) or range(…).")
     count = round((d.high - d.low) / d.step) + 1
-    return [d.low + k * d.step for k in range(count)]
+    return [d.low + k * d.step if d.whole else _as_written(d.low + k * d.step) for k in range(count)]
 
 
 def grid_of(space: Mapping[str, Dimension]) -> Iterator[dict[str, Any]]:

@@ -346,6 +346,20 @@ def test_what_cannot_work_is_a_sentence(here):
         sk.search(broken, words, space=space, show=False, on_error="raise")
 
 
+def test_values_that_the_task_refuses_cost_only_their_trial(here):
+    class Even(Line):
+        def model(self, cfg):
+            if self.option(cfg, "width") % 2:
+                raise ValueError("an odd width")
+            return super().model(cfg)
+
+    words = compose(*INLINE, "search.sampler=grid")
+    study = sk.search(Even(), words, space={"task.width": [3, 4]}, show=False)
+    assert status_line(study) == ["failed", "completed"] and "an odd width" in study.trials[0].note
+    with pytest.raises(RequestError, match="an odd width"):  # of any of them: then the request is wrong
+        sk.search(Even(), words, space={"task.width": [3, 5]}, show=False)
+
+
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own tables
 def test_each_trial_is_a_child_of_the_search_in_every_tracker(here):
     words = (*SHORT, *SCORE, "search.parallel=2", "search.sampler=grid", "report_to=all", "trainer.max_epochs=1")
