@@ -1019,7 +1019,8 @@ def test_a_whole_family_ends_at_once():
 ZOMBIES = """
 import math, subprocess, sys, time
 from spectrakit.system.signals import family_of, kill_tree
-words = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '60'])"]
+# it does not wait for its child: one that waits may still bury it, though it has been killed itself
+words = [sys.executable, "-c", "import subprocess, time; child = subprocess.Popen(['sleep', '60']); time.sleep(60)"]
 top = subprocess.Popen(words, start_new_session=True)
 while len(family_of(top.pid)) < 2: time.sleep(0.01)
 kill_tree(top.pid, wait_s=math.inf)  # it would wait for ever, were the dead among the living
