@@ -13,6 +13,7 @@ from typing import Any
 
 from ..data.loaders import find_non_finite
 from ..distributed.heartbeat import clear_agreement
+from ..steps.apart import common_state, take_over
 from ..steps.schedule import start_interval
 from ..steps.state import TrainState, count_overflows, learns_alone, log_once, writer_of
 from ..system.errors import RequestError
@@ -58,7 +59,8 @@ def fail_not_finite(s: TrainState, value: float, where: str | None = None) -> tu
     cause = (
         f"{where}: {'leave them out in the loss' if s.config.data.allow_nan else 'clean the data'}"
         if where
-        else f"lower optimizer.lr (now {s.learner.optimizer.param_groups[0]['lr']:.3g}) or set "
+        else f"lower optimizer.lr (now {s.learner.optimizer.param_groups[0]['lr']:.3g})"
+        f"{f', diloco.outer_lr (now {s.config.diloco.outer_lr:.3g})' if s.outer is not None else ''} or set "
         "trainer.gradient_clip_val=1.0"
     )
     whole = written_step(s)
@@ -222,6 +224,21 @@ def _begin_again(s: TrainState) -> None:
     s.nan.overflows = s.nan.unreported = 0
     start_interval(s)
 
+# %% ../../nbs/41_training/02_nan_guard.ipynb #5d110c31
+def _restored(s: TrainState) -> list[str]:
+    "Bring the run back to its newest checkpoint; workers that are runs of their own stay in the round of the others."
+    outer = s.outer
+    if outer is None:
+        return restore_state(s)
+    if outer.flight is not None:
+        outer.flight.mean()  # nothing that still travels may write into what the next exchange sends
+    common = common_state(s) if outer.quorum is not None else b""
+    notes = restore_state(s)
+    if outer.quorum is not None and outer.quorum.round != s.progress.exchanges:
+        take_over(s, common)
+        notes.append(f"diloco: it goes on in round {outer.quorum.round}, from what all workers have in common there")
+    return notes
+
 # %% ../../nbs/41_training/02_nan_guard.ipynb #99228113
 def roll_back(s: TrainState, value: float, where: str | None) -> tuple[str, str]:
     """Take all ranks back to the last checkpoint, with a smaller learning rate; the end of the run where that has been
@@ -234,7 +251,7 @@ def roll_back(s: TrainState, value: float, where: str | None) -> tuple[str, str]
     s.context.heartbeat.beat("preparing")
     written_step(s)  # what was handed over counts
     try:
-        notes = restore_state(s)
+        notes = _restored(s)
     except RequestError:
         return fail_not_finite(s, value, where)  # nothing to go back to
     change = scale / s.progress.lr_scale
