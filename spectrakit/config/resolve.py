@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from .compose import profile_settings
-from .schema import Config, get, is_diloco, settings, step_limit
+from .schema import Config, get, is_diloco, settings
 from .validation import shown
 from ..system.platforms.kinds import kind_of
 from ..system.platforms.platform import Platform
@@ -107,6 +107,14 @@ def _warms_up(config: Config) -> bool:
     return bool(s.warmup_steps or s.warmup_epochs or s.warmup_ratio)
 
 
+def _meets(config: Config) -> bool:
+    return is_diloco(config) and config.diloco.quorum is not None
+
+
+def _by_rounds(config: Config) -> bool:
+    return is_diloco(config) and config.diloco.loops is not None
+
+
 _PROCESSES = tuple(
     f"distributed.{name}"
     for name in (
@@ -118,7 +126,6 @@ _PROCESSES = tuple(
         "find_unused_parameters",
         "gradient_as_bucket_view",
         "gradient_exchange",
-        "timeout_s",
         "env",
     )
 )
@@ -127,12 +134,38 @@ _KEPT = tuple(
     key for key in _block("checkpoint") if key not in ("checkpoint.enabled", "checkpoint.monitor", "checkpoint.mode")
 )
 
+# %% ../../nbs/10_config/05_resolve.ipynb #5d110c01
+_OF_DILOCO = (
+    (("distributed.timeout_s",), lambda c, world: world == 1 and not _meets(c), "one process trains"),
+    (
+        ("trainer.max_steps", "trainer.max_epochs"),
+        lambda c, world: _by_rounds(c),
+        "diloco.loops counts, in rounds of diloco.max_steps",
+    ),
+    (
+        ("diloco.overlap_steps", "diloco.mixing"),
+        lambda c, world: is_diloco(c) and c.diloco.fragments == 1,
+        "only diloco.fragments above 1 have it",
+    ),
+    (("diloco.grace_s",), lambda c, world: is_diloco(c) and not _meets(c), "only diloco.quorum has it"),
+    (
+        ("diloco.compression",),
+        lambda c, world: is_diloco(c) and not _meets(c) and world == c.diloco.shards,
+        "one worker sends nothing",
+    ),
+    (
+        ("diloco.outer_momentum",),
+        lambda c, world: is_diloco(c) and c.diloco.outer_opt.rpartition(".")[2].lower() not in ("sgd", "rmsprop"),
+        "of the outer optimizers only SGD and RMSprop have it",
+    ),
+)
+
 # %% ../../nbs/10_config/05_resolve.ipynb #23a2fc04
 _RULES = (  # settings, when they have no effect in a run of `world` processes, and why
     ((*_PROCESSES, "launch.start_timeout_s"), lambda c, world: world == 1, "one process trains"),
     (("distributed.strategy",), lambda c, world: world == 1 and not is_diloco(c), "one process trains"),
     (_block("diloco"), lambda c, world: not is_diloco(c), "only distributed.strategy=diloco has it"),
-    (("trainer.max_steps",), lambda c, world: is_diloco(c) and c.diloco.loops is not None, "diloco.loops counts"),
+    *_OF_DILOCO,
     (
         ("distributed.node_rank", "distributed.rdzv_endpoint"),
         lambda c, world: world == 1 or c.distributed.num_nodes == 1,
@@ -167,7 +200,11 @@ _RULES = (  # settings, when they have no effect in a run of `world` processes, 
         lambda c, world: True,
         "nothing is accumulated without gradients; it counts as 1",
     ),
-    (("trainer.max_epochs",), lambda c, world: step_limit(c) is not None, "trainer.max_steps is the total"),
+    (
+        ("trainer.max_epochs",),
+        lambda c, world: c.trainer.max_steps is not None and not _by_rounds(c),
+        "trainer.max_steps is the total",
+    ),
     (("distributed.world_size",), lambda c, world: c.distributed.enabled is False, "distributed.enabled is false"),
     (
         ("tracking.project", "tracking.mode"),

@@ -245,6 +245,10 @@ def test_what_has_no_effect_is_named():
     assert any("scheduler.power=3" in s for s in said) and ignored_settings(compose("trainer=kaggle_safe")) == []
 
 
+DILOCO = "trainer.strategy.name=diloco"
+MEETS = f"{DILOCO} diloco.quorum=1 diloco.workers=2 diloco.member=0 diloco.meeting=there"
+
+
 @pytest.mark.parametrize(
     "words, world_size, says",
     [
@@ -257,6 +261,31 @@ def test_what_has_no_effect_is_named():
         ("distributed.node_rank=1", 2, "distributed.node_rank=1: no effect here, because one machine trains"),
         ("distributed.node_rank=1 distributed.num_nodes=2", 2, None),
         ("distributed.timeout_s=9", 1, "distributed.timeout_s=9: no effect here, because one process trains"),
+        (f"{MEETS} distributed.timeout_s=9 diloco.grace_s=9 diloco.compression=int8", 1, None),
+        (f"{DILOCO} diloco.compression=int8", 2, None),
+        (
+            f"{DILOCO} diloco.compression=int8",
+            1,
+            "diloco.compression=int8: no effect here, because one worker sends nothing",
+        ),
+        (f"{DILOCO} diloco.grace_s=9", 2, "diloco.grace_s=9.0: no effect here, because only diloco.quorum has it"),
+        (
+            f"{DILOCO} diloco.overlap_steps=2 diloco.mixing=0.5",
+            2,
+            "diloco.overlap_steps=2, diloco.mixing=0.5: no effect here, because only diloco.fragments above 1 have it",
+        ),
+        (f"{DILOCO} diloco.overlap_steps=2 diloco.fragments=2 outer_opt=torch.optim.SGD outer_momentum=0.5", 2, None),
+        (
+            f"{DILOCO} outer_opt=AdamW outer_momentum=0.5",
+            2,
+            "diloco.outer_momentum=0.5: no effect here, because of the outer optimizers only SGD and RMSprop have it",
+        ),
+        (
+            f"{DILOCO} diloco_loops=40 max_steps=500 trainer.max_epochs=3",
+            2,
+            "trainer.max_steps=500, trainer.max_epochs=3: no effect here, because diloco.loops counts, in rounds of "
+            "diloco.max_steps",
+        ),
         ("distributed.env.NCCL_DEBUG=INFO", 1, "distributed.env: no effect here, because one process trains"),
         ("distributed.env.NCCL_DEBUG=INFO distributed.timeout_s=9", 2, None),
         ("launch.start_timeout_s=9", 1, "launch.start_timeout_s=9.0: no effect here, because one process trains"),
