@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from ..system.errors import RequestError
 from ..system.units import format_bytes
 
 # %% ../../nbs/21_distributed/07_link.ipynb #162ebf11
@@ -42,6 +43,18 @@ class Estimate:
         rounds = f"{self.diloco_s:.3g} s with diloco and rounds of {self.steps} steps"
         return f"{slower} and {rounds}: take {self.take}"
 
+# %% ../../nbs/21_distributed/07_link.ipynb #5d110c21
+def _check_numbers(parameters: float, step_s: float, bytes_per_s: float, workers: int) -> None:
+    numbers = (
+        ("parameters", parameters, parameters >= 0, "0 or more"),
+        ("step_s", step_s, step_s >= 0, "0 or more seconds"),
+        ("bytes_per_s", bytes_per_s, bytes_per_s >= 1, "1 or more bytes a second, such as 6.25e6 for 50 Mbit/s"),
+        ("workers", workers, workers >= 1, "1 or more"),
+    )
+    for name, value, fits, needed in numbers:
+        if not fits:  # nor where it is no number
+            raise RequestError(f"{name}={value} is not possible: it needs {needed}.")
+
 # %% ../../nbs/21_distributed/07_link.ipynb #7184a478
 def estimate(
     parameters: float,
@@ -59,7 +72,10 @@ def estimate(
     - `workers`: how many there are
     - `total_steps`: of the run, so that rounds are not too few (default: not known)
     - `slower`: how much longer DiLoCo's exchange takes than DDP's (default: as through the hosts' memory)
+
+    RequestError for a number that none of these can be.
     """
+    _check_numbers(parameters, step_s, bytes_per_s, workers)
     exchange_s = ring_bytes(4 * parameters, workers) / bytes_per_s
     ddp_s = step_s + max(0.0, exchange_s - HIDDEN * step_s)
     outer_s = slower * exchange_s
