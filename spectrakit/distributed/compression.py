@@ -110,7 +110,14 @@ class Compression:
     form: Form
     left_out: Any = None  # of what this worker sent
     left_out_of_mean: Any = None  # of the mean of its share
+    of: list[bool] | None = None  # which of the parameters both are of
     pending: tuple | None = None  # both, should the round that is under way succeed
+
+    def begin(self, sent: list[bool]) -> None:
+        "These parameters travel now: what was left out of others has no place among them."
+        if self.of not in (None, sent):
+            self.left_out = self.left_out_of_mean = None
+        self.of = list(sent)
 
     def keep(self) -> None:
         "The round has succeeded: what it left out is added to the next one."
@@ -119,11 +126,11 @@ class Compression:
 
     def state_dict(self) -> dict[str, Any]:
         "What was left out, for a checkpoint."
-        return {"left_out": self.left_out, "left_out_of_mean": self.left_out_of_mean}
+        return {"left_out": self.left_out, "left_out_of_mean": self.left_out_of_mean, "of": self.of}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         "Take over what `state_dict` returned."
-        self.left_out, self.left_out_of_mean = state["left_out"], state["left_out_of_mean"]
+        self.left_out, self.left_out_of_mean, self.of = state["left_out"], state["left_out_of_mean"], state.get("of")
 
 # %% ../../nbs/21_distributed/08_compression.ipynb #08e402a0
 def compressed_mean(vector: Any, compression: Compression, workers: int, group: Any) -> Any:

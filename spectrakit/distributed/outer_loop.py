@@ -46,10 +46,19 @@ def spread(vector: Any, tensors: Iterable[Any]) -> None:
     for part, piece in zip(parts, vector.split([part.numel() for part in parts]), strict=True):
         part.copy_(piece.view(part.shape))
 
-# %% ../../nbs/21_distributed/06_outer_loop.ipynb #15660c40
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #5d110c11
 _OWN = {"lr": "diloco.outer_lr", "momentum": "diloco.outer_momentum"}  # keywords with a setting of their own
 
 
+def _needed(default: Any, value: Any) -> str | None:
+    "What a keyword with this default needs in place of `value`; None where `value` may do."
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(default, (int, float)):
+        return None if isinstance(value, (int, float)) and not isinstance(value, bool) else "a number"
+    return None if not isinstance(default, tuple) or isinstance(value, (list, tuple)) else f"a list like {[*default]}"
+
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #15660c40
 def _checked(kind: Any, takes: list[str], options: dict) -> dict[str, Any]:
     "`options` as keywords. RequestError where the class does not take one, or not in this form."
     where = "diloco.outer_opt_kwargs"
@@ -62,8 +71,8 @@ def _checked(kind: Any, takes: list[str], options: dict) -> dict[str, Any]:
                 f"{where}.{name} is not possible: torch.optim.{kind.__name__} takes {', '.join(sorted(free))}."
                 f"{did_you_mean(name, free)}"
             )
-        if isinstance(inspect.signature(kind).parameters[name].default, bool) and not isinstance(options[name], bool):
-            raise RequestError(f"{where}.{name}={shown(options[name])} is not possible: it needs true or false.")
+        if (needed := _needed(inspect.signature(kind).parameters[name].default, options[name])) is not None:
+            raise RequestError(f"{where}.{name}={shown(options[name])} is not possible: it needs {needed}.")
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
 
 
@@ -190,10 +199,14 @@ class OuterLoop:
         "Views of a vector such as θ, one for each parameter."
         return list(vector.split([_own_part(q).numel() for q in self.params]))
 
+    def numbers_of(self, which: list[bool]) -> int:
+        "How many numbers some of the parameters have."
+        return sum(len(piece) for piece, wanted in zip(self.pieces(self.theta), which, strict=True) if wanted)
+
     @property
     def numbers(self) -> int:
         "How many numbers travel."
-        return sum(len(piece) for piece, moves in zip(self.pieces(self.theta), self.moving, strict=True) if moves)
+        return self.numbers_of(self.moving)
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #7397db49
 def pseudo_gradient(outer: OuterLoop) -> Any:

@@ -26,12 +26,13 @@ class Share:
     samples: float  # that it has learned from in this round: its weight
     steps: int
     content: bytes
+    sent: tuple[str, ...] = ()  # of each fragment, a 1 for each parameter that `content` has, else 0; none: not said
 
 
 def pack(share: Share) -> bytes:
     "A share as bytes, with the hash of its content."
     about: dict[str, Any] = {"member": share.member, "samples": share.samples, "steps": share.steps}
-    about["sha256"] = hashlib.sha256(share.content).hexdigest()
+    about |= {"sha256": hashlib.sha256(share.content).hexdigest(), "sent": share.sent}
     return json.dumps(about).encode() + b"\n" + share.content
 
 
@@ -42,7 +43,8 @@ def unpack(packed: bytes) -> Share | None:
         about = json.loads(head)
         if about["sha256"] != hashlib.sha256(content).hexdigest():
             return None
-        return Share(int(about["member"]), float(about["samples"]), int(about["steps"]), content)
+        sent = tuple(map(str, about.get("sent", ())))
+        return Share(int(about["member"]), float(about["samples"]), int(about["steps"]), content, sent)
     except (ValueError, KeyError, TypeError):
         return None
 

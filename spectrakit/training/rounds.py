@@ -43,6 +43,7 @@ from spectrakit.steps.apart import (
     meet,
     rejoin,
     sends_buffers,
+    share_size,
     turn_at,
     turn_began,
     weighted_mean,
@@ -63,6 +64,8 @@ from .nan_guard import apply_nan_policy, keep_buffers
 def fragment_bytes(workers: Workers, number: int) -> int:
     "Bytes that a worker sends in the exchange of a fragment."
     numbers = workers.loops[number].numbers
+    if workers.quorum is not None:
+        return share_size(workers, number)
     if workers.compressions:
         return bytes_sent(workers.compressions[number].form, numbers, workers.count)
     return ring_bytes(4 * numbers, workers.count)
@@ -76,17 +79,17 @@ def round_bytes(workers: Workers) -> int:
 def _describe_rounds(s: TrainState, workers: Workers) -> str:
     "What the workers will do, in a line."
     d = s.config.diloco
-    rounds = math.ceil(max(0, s.schedule.total_steps - d.warmup_steps) / d.max_steps)
+    steps, together = max(0, s.schedule.total_steps - d.warmup_steps), workers.count > 1 or workers.quorum is not None
+    if not steps:
+        return f"diloco: no round, because diloco.warmup_steps={d.warmup_steps} leaves no step: all are by ddp"
+    rounds = math.ceil(steps / d.max_steps)
     sent = round_bytes(workers) / 1e6
     most = max(fragment_bytes(workers, k) for k in range(len(workers.loops))) / 1e6
     parts = f", in {len(workers.loops)} fragments, at most {most:.3g} MB at once" if workers.streams else ""
-    few = "; fewer than 40 rounds are seldom as good as ddp" if rounds < 40 else ""
-    each = (
-        f"{workers.count} workers, each of which sends {sent:.3g} MB a round{parts}"
-        if workers.count > 1
-        else "1 worker"
-    )
-    return f"diloco: {each}; {rounds} round{'s' * (rounds != 1)} of {d.max_steps} steps{few}"
+    few = "; fewer than 40 rounds are seldom as good as ddp" if together and rounds < 40 else ""
+    who = f"worker {d.member} of {d.workers}" if workers.quorum is not None else f"{workers.count} workers"
+    each = f"{who}, each of which sends {sent:.3g} MB a round{parts}" if together else "1 worker"
+    return f"diloco: {each}; {rounds} round{'s' * (rounds != 1)} of {min(d.max_steps, steps)} steps{few}"
 
 # %% ../../nbs/41_training/06_rounds.ipynb #4be761b7
 def _make_loops(s: TrainState) -> list[OuterLoop]:
@@ -123,6 +126,8 @@ def make_workers(s: TrainState) -> Workers | None:
         workers.compressions = [Compression(FORMS[d.compression]) for _ in workers.loops]
     workers.since = [(0, 0)] * len(workers.loops)
     workers.begin_round()
+    if d.quorum is not None:
+        workers.quorum = make_quorum(s, workers)
     s.context.reasons["strategy"] = _describe_rounds(s, workers)
     if workers.count > 1:
         on_host = s.context.backend != "nccl"
@@ -130,8 +135,6 @@ def make_workers(s: TrainState) -> Workers | None:
             workers.group if on_host else None, workers.count, "cpu" if on_host else s.context.device
         )
         s.context.reasons["link"] = describe_link(workers.bytes_per_s)
-    if d.quorum is not None:
-        workers.quorum = make_quorum(s, workers)
     if d.overlap_steps and workers.streams:
         workers.pool = ThreadPoolExecutor(1, "exchange")
         workers.group = _group_beside(s) if workers.count > 1 else workers.group
@@ -223,6 +226,7 @@ def _mean_of_rounds(workers: Workers, number: int, vector: Any, weight: float = 
         vector = vector.mul_(weight) if weight else vector.zero_()
     if not workers.compressions or workers.count == 1:
         return _mean(workers, vector)
+    workers.compressions[number].begin(workers.loops[number].sent)
     return compressed_mean(vector, workers.compressions[number], workers.count, workers.group)
 
 
@@ -360,7 +364,9 @@ def stream_when_due(s: TrainState, workers: Workers) -> tuple[str, str] | None:
     if arrived and (ending := _land(s, workers)) is not None:
         return ending
     turn = fragment_sent(p.step - d.warmup_steps, d.max_steps, count)
-    turns = range(count) if last and s.mid_round else [] if last or turn is None else [turn]
+    turns = [] if turn is None else [turn]
+    if last:  # but for what has just arrived: nobody has learned anything of it since
+        turns = [number for number in range(count) if s.mid_round and workers.since[number][0] < p.step]
     for number in turns:
         s.context.heartbeat.beat("exchanging")
         weight = _send(s, workers, number, 0 if last else d.overlap_steps)
@@ -401,7 +407,7 @@ def _move_apart(s: TrainState, workers: Workers, turn: list[int], shares: list[S
     d, lr, loops = s.config.diloco, _outer_lr(s), [workers.loops[number] for number in turn]
     mixing = d.mixing if len(turn) < len(workers.loops) else 0.0  # at the end all have one model
     try:
-        mean, moved, counted = weighted_mean(workers, shares, turn)
+        means, moved, counted = weighted_mean(workers, shares, turn)
     except FloatingPointError:
         if s.config.training.nan_policy != "skip":
             raise
@@ -410,8 +416,7 @@ def _move_apart(s: TrainState, workers: Workers, turn: list[int], shares: list[S
         if sends_buffers(workers, turn):
             load_own_parts(workers.buffers, workers.before)
         return 0.0, []
-    pieces = zip(loops, mean.split([loop.numbers for loop in loops]), strict=True)
-    norms = [move(loop, piece, lr, d.outer_grad_clip, mixing=mixing) for loop, piece in pieces]
+    norms = [move(*pair, lr, d.outer_grad_clip, mixing=mixing) for pair in zip(loops, means, strict=True)]
     if sends_buffers(workers, turn):
         merge_buffers(workers.buffers, workers.before, lambda own: moved.double(), lambda counts: counts)
     return math.hypot(*norms), counted

@@ -310,11 +310,12 @@ def in_fragments_by_hand(task, config, steps: int) -> dict:
             for data, share in mine[step - 1]:
                 (nn.functional.mse_loss(model(data[0]), data[1]) * share).backward()
             optimizer.step()
-        last = step == steps
+        last, arrived = step == steps, set()
         for due in [d for d in travelling if last or d == step]:
+            arrived = {i for i, _ in travelling[due]}
             arrive(travelling.pop(due), params, theta, moment, 0.0 if last else 0.25)
         within = (step - 1) % 6 + 1
-        sent = [0, 1] if last else {3: [0], 6: [1]}.get(within, [])
+        sent = [k for k in (0, 1) if arrived.isdisjoint(parts[k])] if last else {3: [0], 6: [1]}.get(within, [])
         for number in sent:
             means = [(i, sum(theta[i] - own[i].detach() for own in params) / 2) for i in parts[number]]
             if last:
@@ -343,7 +344,7 @@ def test_fragments_in_turn_are_those_of_two_workers_by_hand(tmp_path):
     own = [load_state(path, rank)[1]["worker"]["weights"] for rank in range(2)]
     assert all(torch.equal(*pair) for pair in zip(*own, strict=True))  # one model, whatever was mixed on the way
     rounds = columns(events, "round", "step", "fragment", "bytes")
-    assert rounds["step"] == [4, 7, 10, 13, 13, 13] and rounds["fragment"] == [0, 1, 0, 1, 0, 1]
+    assert rounds["step"] == [4, 7, 10, 13, 13] and rounds["fragment"] == [0, 1, 0, 1, 0]  # once what has just arrived
     sizes = [p.numel() for p in expected.values()]
     halves = [sum(sizes[i] for i in part) for part in divide(sizes, 2)]
     assert rounds["bytes"] == [4 * halves[k] for k in rounds["fragment"]]
@@ -759,6 +760,14 @@ MEETS = ("diloco.workers=2", "diloco.member=0", "diloco.meeting=there")
         (["diloco.outer_opt_kwargs.weight_decay=nan"], "torch.optim.SGD refuses it: a step with it leads"),
         (["outer_opt=Adam", "outer_opt_kwargs={betas:[0.9]}"], "diloco.outer_opt_kwargs: torch.optim.Adam refuses it"),
         (["outer_opt=Adam", "outer_opt_kwargs={capturable:true}"], "torch.optim.Adam refuses it"),
+        (
+            ["outer_opt_kwargs={weight_decay:low}"],
+            "diloco.outer_opt_kwargs.weight_decay=low is not possible: it needs a",
+        ),
+        (
+            ["outer_opt=Adam", "outer_opt_kwargs={betas:0.9}"],
+            "betas=0.9 is not possible: it needs a list like [0.9, 0.",
+        ),
         (MEETS, "diloco.member=0 needs diloco.quorum, without which this run would meet nobody"),
         (["diloco.fragments=60"], "diloco.fragments=60 is not possible with diloco.max_steps=50"),
         (["diloco.fragments=5", "diloco.overlap_steps=11"], "Use at most 10"),
