@@ -6,6 +6,7 @@
 __all__ = ['Source', 'source_of', 'check_together', 'Blend', 'blend']
 
 # %% ../../nbs/60_api/09_blend.ipynb #4a7fea73
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -118,6 +119,16 @@ def check_together(sources: Sequence[Source]) -> None:
         if shapes[0] != shapes[1]:
             raise RequestError(f"{pair} predicted other test data. Blend what is alike.")
 
+# %% ../../nbs/60_api/09_blend.ipynb #dda899ae
+def _text(b: "Blend") -> str:
+    "What a notebook without HTML, and a shell, shows of a blend."
+    width = max(map(len, [*b.names, "blend"]))
+    rows = [f"{name:{width}}  {w:7.3f}  {s:.5g}" for name, w, s in zip(b.names, b.weights, b.singles, strict=True)]
+    tried = ", ".join(f"{name} {score:.5g}" for name, score in b.tried.items())
+    own = f"{'blend':{width}}  {b.method:>7}  {b.score:.5g}  ({b.in_sample:.5g} on what it learned from)"
+    lines = [f"{b.metric}, by samples that were held out", *rows, own, f"tried: {tried}", b.left_out]
+    return "\n".join(filter(None, lines))
+
 # %% ../../nbs/60_api/09_blend.ipynb #dda899af
 @dataclass(frozen=True)
 class Blend:
@@ -126,6 +137,8 @@ class Blend:
     - `score`: nested, each fold with weights that were learned without it; `in_sample`: with all, which is too good
     - `singles`: the score of each model alone; `tried`: the nested score of each method
     - `values`: the nested blend of the training samples; `test`: the blend of the test data's predictions, or None
+    - `offset`: what is added to the weighted sum; 0 where the weights sum to 1
+    - `left_out`: which samples no weights were learned from, in words
     """
 
     names: tuple[str, ...]
@@ -138,16 +151,11 @@ class Blend:
     tried: dict[str, float]
     values: np.ndarray
     test: np.ndarray | None
+    offset: Any = 0.0
+    left_out: str = ""
 
     def __repr__(self) -> str:
-        width = max(map(len, [*self.names, "blend"]))
-        rows = [
-            f"{name:{width}}  {w:7.3f}  {s:.5g}"
-            for name, w, s in zip(self.names, self.weights, self.singles, strict=True)
-        ]
-        tried = ", ".join(f"{name} {score:.5g}" for name, score in self.tried.items())
-        own = f"{'blend':{width}}  {self.method:>7}  {self.score:.5g}  ({self.in_sample:.5g} on what it learned from)"
-        return "\n".join([f"{self.metric}, by samples that were held out", *rows, own, f"tried: {tried}"])
+        return _text(self)
 
     def _repr_html_(self) -> str:
         rows = [*zip(self.names, (f"{w:.3f}" for w in self.weights), (f"{s:.5g}" for s in self.singles), strict=True)]
@@ -155,7 +163,8 @@ class Blend:
         cells = "".join(
             "<tr>" + "".join(f"<td style='text-align:left'>{escape(w)}</td>" for w in row) + "</tr>" for row in rows
         )
-        return f"<table><tr><th></th><th>weight</th><th>{escape(self.metric)}</th></tr>{cells}</table>"
+        table = f"<table><tr><th></th><th>weight</th><th>{escape(self.metric)}</th></tr>{cells}</table>"
+        return table + f"<p>{escape(self.left_out)}</p>" * bool(self.left_out)
 
 # %% ../../nbs/60_api/09_blend.ipynb #b8db4262
 def _metric_for(
@@ -166,12 +175,36 @@ def _metric_for(
     if metric is None:
         metric = "accuracy" if are_classes(first.values, first.targets) else "rmse"
     if isinstance(metric, str):
-        return metric, mode or score_named(metric)[1], metric
+        better = score_named(metric)[1]
+        if mode not in (None, better):
+            raise RequestError(f"Of {metric} the {better} is better, and mode={mode!r} was given. Leave mode out.")
+        return metric, better, metric
     if mode not in ("min", "max"):
         raise RequestError("A metric of your own needs mode='min' or mode='max': whether small or large is good.")
     return metric, mode, getattr(metric, "__name__", "metric")
 
+# %% ../../nbs/60_api/09_blend.ipynb #db4262aa
+def _check_classes(source: Source, targets: np.ndarray) -> None:
+    "RequestError where targets are no numbers of the columns that were predicted."
+    columns = source.values.shape[1]
+    if (targets < 0).any() or (targets >= columns).any() or (targets % 1 != 0).any():
+        raise RequestError(
+            f"{source.name} predicted {columns} columns, and its targets go from {targets.min():g} to "
+            f"{targets.max():g}. Number the classes from 0 on, or let `predict` return one number."
+        )
 
+
+def _without_numbers(sources: Sequence[Source]) -> str:
+    "Which samples are left out since a model's predictions are not finite, in words; those never held out are not."
+    held, bad = np.logical_and.reduce([s.fold >= 0 for s in sources]), dict[str, np.ndarray]()
+    for source in sources:
+        bad[source.name] = held & ~np.isfinite(source.values.reshape(len(held), -1)).all(axis=1)
+    count = int(np.logical_or.reduce(list(bad.values())).sum())
+    names = ", ".join(name for name, rows in bad.items() if rows.any())
+    samples = f"{count} sample{' is' if count == 1 else 's are'}"
+    return f"{samples} left out, for which {names} predicted no finite numbers" if count else ""
+
+# %% ../../nbs/60_api/09_blend.ipynb #db4262ab
 def _as_models(sources: Sequence[Source]) -> tuple[HeldOut, np.ndarray]:
     "What all models have held out, and which samples these are."
     finite = [np.isfinite(s.values.reshape(len(s.values), -1)).all(axis=1) & (s.fold >= 0) for s in sources]
@@ -181,6 +214,7 @@ def _as_models(sources: Sequence[Source]) -> tuple[HeldOut, np.ndarray]:
     targets = sources[0].targets[rows]
     values = np.stack([s.values[rows] for s in sources])
     if are_classes(values[0], targets):
+        _check_classes(sources[0], targets)
         targets = targets.astype(np.int64)  # with folds by time they are kept with NaN, so with a point
     elif targets.size == values[0].size:
         targets = targets.reshape(values.shape[1:])
@@ -192,6 +226,24 @@ def _as_models(sources: Sequence[Source]) -> tuple[HeldOut, np.ndarray]:
     return HeldOut(values, targets, sources[0].fold[rows]), rows
 
 # %% ../../nbs/60_api/09_blend.ipynb #9f8ff06f
+def _check_range(sources: Sequence[Source], metric: str, held: HeldOut) -> None:
+    "RequestError where the metric of this name is for probabilities, or for two classes, and these are none."
+    lowest = {"log_loss": 0, "accuracy": 0, "auc": -1}.get(metric)
+    if lowest is None:
+        return
+    if not are_classes(held.x[0], held.y) and (held.y.min() < lowest or held.y.max() > 1):
+        raise RequestError(
+            f"{metric} is for classes, and the targets go from {held.y.min():.4g} to {held.y.max():.4g}. Choose "
+            "another metric, such as rmse."
+        )
+    for source, values in zip(sources, held.x, strict=True):
+        if metric == "log_loss" and not -1e-3 <= values.min() <= values.max() <= 1 + 1e-3:
+            raise RequestError(
+                f"log_loss needs probabilities, and {source.name} predicted {values.min():.4g} to {values.max():.4g}. "
+                "Let `predict` return softmax(outputs) or sigmoid(outputs), or choose another metric."
+            )
+
+# %% ../../nbs/60_api/09_blend.ipynb #9f8ff06a
 def _result(
     sources: Sequence[Source],
     candidates: dict[str, Fitted],
@@ -200,11 +252,14 @@ def _result(
     singles: tuple[float, ...],
     values: np.ndarray,
 ) -> Blend:
-    tests = [s.test for s in sources if s.test is not None]
-    test = np.tensordot(best.weights, np.stack(tests), 1) if len(tests) == len(sources) else None
+    tests, used = [s.test for s in sources if s.test is not None], np.flatnonzero(best.weights)
+    test = None
+    if len(tests) == len(sources):  # what has no weight does not count, NaN neither
+        test = np.tensordot(best.weights[used], np.stack([tests[i] for i in used]), 1) + best.offset
     tried = {name: fitted.score for name, fitted in candidates.items()}
     names = tuple(s.name for s in sources)
-    return Blend(names, best.weights, best.method, metric, best.score, best.in_sample, singles, tried, values, test)
+    scores, left_out = (best.score, best.in_sample, singles, tried), _without_numbers(sources)
+    return Blend(names, best.weights, best.method, metric, *scores, values, test, best.offset, left_out)
 
 
 def _begin_table(sources: Sequence[Source], task: Any, predict: str | Path) -> MeanSubmission:
@@ -224,6 +279,20 @@ def _begin_table(sources: Sequence[Source], task: Any, predict: str | Path) -> M
     table = MeanSubmission(task, config, out, None)
     table.put({"predictions": np.mean(tests, axis=0)})
     return table
+
+# %% ../../nbs/60_api/09_blend.ipynb #0e38bcc7
+def _scores_of(held: HeldOut, metric: str | Score) -> tuple[float, ...]:
+    "The score of each model alone."
+    score = score_named(metric)[0] if isinstance(metric, str) else metric
+    return tuple(score(each, held.y) for each in held.x)
+
+
+def _best_of(candidates: dict[str, Fitted], direction: str, metric: str) -> Fitted:
+    "What has the best nested score. RequestError where none has a finite one."
+    known = [fitted for fitted in candidates.values() if math.isfinite(fitted.score)]
+    if not known:
+        raise RequestError(f"{metric} of the blend is no finite number. Choose another metric.")
+    return (max if direction == "max" else min)(known, key=lambda fitted: fitted.score)
 
 # %% ../../nbs/60_api/09_blend.ipynb #0e38bcc8
 def blend(
@@ -254,11 +323,11 @@ def blend(
     table = None if predict is None else _begin_table(sources, task, predict)
     chosen, direction, name = _metric_for(sources, metric, mode)
     held, rows = _as_models(sources)
-    methods = list(METHODS) if method == "auto" else [method]
+    _check_range(sources, name, held)
+    methods = METHODS if method == "auto" else [method]
     candidates = {each: fit_weights(held, each, chosen, direction) for each in methods}
-    best = (max if direction == "max" else min)(candidates.values(), key=lambda fitted: fitted.score)
-    score = score_named(chosen)[0] if isinstance(chosen, str) else chosen
-    singles = tuple(score(each, held.y) for each in held.x)
+    best = _best_of(candidates, direction, name)
+    singles = _scores_of(held, chosen)
     values = np.full(sources[0].values.shape, np.nan)
     values[rows] = held.nested(best.without)
     made = _result(sources, candidates, best, name, singles, values)

@@ -88,20 +88,23 @@ class Products:
 
     def error(self, weights: np.ndarray) -> float:
         "The mean squared error of the blend."
-        return float((weights @ self.xx @ weights - 2 * weights @ self.xy + self.yy) / max(1, self.count))
+        return max(0.0, float((weights @ self.xx @ weights - 2 * weights @ self.xy + self.yy) / max(1, self.count)))
 
 
 _BLOCK = 2**16  # rows at once: what is converted to double precision stays small
 
 
-def products_of(x: np.ndarray, y: np.ndarray) -> Products:
-    "Of predictions `x [models, numbers]` and targets `y [numbers]`."
-    xx, xy = np.zeros((len(x), len(x))), np.zeros(len(x))
+def products_of(x: np.ndarray, y: np.ndarray, shift: np.ndarray | float = 0.0) -> Products:
+    "Of predictions `x [models, numbers]` and targets `y [numbers]`, each less `shift`, one number or [numbers]."
+    xx, xy, yy, shift = np.zeros((len(x), len(x))), np.zeros(len(x)), 0.0, np.broadcast_to(shift, y.shape)
     for first in range(0, x.shape[1], _BLOCK):
-        part, target = x[:, first : first + _BLOCK].astype(np.float64), y[first : first + _BLOCK].astype(np.float64)
+        block = slice(first, first + _BLOCK)
+        part, target = x[:, block].astype(np.float64), y[block].astype(np.float64) - shift[block]
+        part -= shift[block]
         xx += part @ part.T
         xy += part @ target
-    return Products(xx, xy, float(np.square(y, dtype=np.float64).sum()), y.size)
+        yy += float(target @ target)
+    return Products(xx, xy, yy, y.size)
 
 # %% ../../nbs/60_api/08_blend_weights.ipynb #28f6a147
 _ROUNDS = 100  # additions, at most
@@ -130,7 +133,9 @@ def non_negative(parts: Sequence[Products]) -> np.ndarray:
 
     whole = sum(parts[1:], parts[0])
     values, vectors = np.linalg.eigh(whole.xx)
-    keep = values > values[-1] * 1e-12
+    keep = values > max(0.0, values[-1] * 1e-12)
+    if not keep.any():
+        return np.full(len(values), 1 / len(values))  # all predict the same number
     root = vectors[:, keep] * np.sqrt(values[keep])  # xx = root @ root.T, so that no sample is needed again
     weights = nnls(root.T, (vectors[:, keep].T @ whole.xy) / np.sqrt(values[keep]))[0]
     return weights / weights.sum() if weights.sum() > 0 else np.full(len(weights), 1 / len(weights))
@@ -143,6 +148,8 @@ def _ridge(part: Products, strength: float) -> np.ndarray:
     "Weights of ridge regression that is drawn towards the plain mean."
     models = len(part.xy)
     mean = np.full(models, 1 / models)
+    if not np.trace(part.xx):
+        return mean
     pull = strength * np.trace(part.xx) / models * np.eye(models)
     return mean + np.linalg.solve(part.xx + pull, part.xy - part.xx @ mean)
 
@@ -192,6 +199,22 @@ def greedy_by_score(x: np.ndarray, y: np.ndarray, score: Score, sign: float, rou
         total += x[chosen]
     return counts / counts.sum()
 
+# %% ../../nbs/60_api/08_blend_weights.ipynb #dfaefc8b
+def _products_by_fold(held: "HeldOut") -> dict[int, Products]:
+    "The sums of each fold."
+    classes = np.eye(held.x.shape[2]) if are_classes(held.x[0], held.y) else None
+    products, step = dict[int, Products](), max(1, _BLOCK * len(held.fold) // max(1, held.x[0].size))
+    for first in range(0, len(held.fold), step):
+        order = np.argsort(held.fold[first : first + step], kind="stable")
+        folds, starts = np.unique(held.fold[first : first + step][order], return_index=True)
+        x, y = held.x[:, first : first + step][:, order], held.y[first : first + step][order]
+        y = y if classes is None else classes[y.astype(np.int64)]
+        for k, start, stop in zip(folds, starts, [*starts[1:], len(order)], strict=True):
+            shift = np.broadcast_to(held.shift, x[0, start:stop].shape).ravel()
+            part = products_of(x[:, start:stop].reshape(len(x), -1), y[start:stop].ravel(), shift)
+            products[int(k)] = products[int(k)] + part if int(k) in products else part
+    return dict(sorted(products.items()))
+
 # %% ../../nbs/60_api/08_blend_weights.ipynb #dfaefc8a
 @dataclass(frozen=True)
 class HeldOut:
@@ -207,29 +230,29 @@ class HeldOut:
         return {int(k): self.fold == k for k in np.unique(self.fold)}
 
     @functools.cached_property
+    def shift(self) -> np.ndarray:
+        "What sums of products leave away, or they lose the digits that tell models apart: the targets' mean; […]."
+        classes = are_classes(self.x[0], self.y)
+        return np.zeros(self.x.shape[2:]) if classes else self.y.mean(axis=0, dtype=np.float64)
+
+    @functools.cached_property
     def products(self) -> dict[int, Products]:
         "The sums of each fold, which all methods share; read once, a block of samples after the other."
-        classes = np.eye(self.x.shape[2]) if self.x.ndim == 3 and self.y.ndim == 1 else None
-        products, step = dict[int, Products](), max(1, _BLOCK * len(self.fold) // max(1, self.x[0].size))
-        for first in range(0, len(self.fold), step):
-            order = np.argsort(self.fold[first : first + step], kind="stable")
-            folds, starts = np.unique(self.fold[first : first + step][order], return_index=True)
-            x, y = self.x[:, first : first + step][:, order], self.y[first : first + step][order]
-            y = y if classes is None else classes[y.astype(np.int64)]
-            for k, start, stop in zip(folds, starts, [*starts[1:], len(order)], strict=True):
-                part = products_of(x[:, start:stop].reshape(len(x), -1), y[start:stop].ravel())
-                products[int(k)] = products[int(k)] + part if int(k) in products else part
-        return dict(sorted(products.items()))
+        return _products_by_fold(self)
 
     def blended(self, weights: np.ndarray) -> np.ndarray:
         "The predictions of a blend [samples, …]."
-        return np.tensordot(weights.astype(self.x.dtype), self.x, 1)
+        return np.tensordot(weights.astype(self.x.dtype), self.x, 1) + self.offset(weights).astype(self.x.dtype)
+
+    def offset(self, weights: np.ndarray) -> np.ndarray:
+        "What a blend adds where its weights do not sum to 1: they are those of the predictions less the shift; […]."
+        return self.shift * (1 - weights.sum())
 
     def nested(self, weights: dict[int, np.ndarray]) -> np.ndarray:
         "Each sample's blend, with the weights of its fold [samples, …]."
         blended = np.zeros(self.x.shape[1:], dtype=self.x.dtype)
         for k, rows in self.folds.items():
-            blended[rows] = np.tensordot(weights[k].astype(self.x.dtype), self.x[:, rows], 1)
+            blended[rows] = np.tensordot(weights[k].astype(self.x.dtype), self.x[:, rows], 1) + self.offset(weights[k])
         return blended
 
 # %% ../../nbs/60_api/08_blend_weights.ipynb #cebe17d7
@@ -242,6 +265,7 @@ class Fitted:
     without: dict[int, np.ndarray]  # [models], from all folds but one
     score: float
     in_sample: float  # with those of all folds, on what they were learned from: too good
+    offset: np.ndarray | float = 0.0  # is added to the weighted sum; […]
 
 # %% ../../nbs/60_api/08_blend_weights.ipynb #756ff3c1
 def _learned(held: HeldOut, method: str, metric: str | Score, mode: str) -> tuple[np.ndarray, dict[int, np.ndarray]]:
@@ -265,14 +289,15 @@ def fit_weights(held: HeldOut, method: str, metric: str | Score, mode: str) -> F
     if len(held.folds) < 2:
         raise RequestError("All samples were held out in one fold. A nested score needs two folds or more.")
     weights, without = _learned(held, method, metric, mode)
-    if metric in QUADRATIC and not (held.x.ndim == 3 and held.y.ndim == 1):
+    offset = held.offset(weights)
+    if metric in QUADRATIC and not are_classes(held.x[0], held.y):
         count = sum(part.count for part in held.products.values())
         errors = [
             sum(part.error(w[k]) * part.count for k, part in held.products.items()) / count
             for w in (without, dict.fromkeys(held.products, weights))
         ]
         nested, in_sample = np.sqrt(errors) if metric == "rmse" else errors
-        return Fitted(method, weights, without, float(nested), float(in_sample))
+        return Fitted(method, weights, without, float(nested), float(in_sample), offset)
     score = score_named(metric)[0] if isinstance(metric, str) else metric
     nested, in_sample = score(held.nested(without), held.y), score(held.blended(weights), held.y)
-    return Fitted(method, weights, without, nested, in_sample)
+    return Fitted(method, weights, without, nested, in_sample, offset)

@@ -55,9 +55,11 @@ def test_each_fold_is_scored_with_weights_that_were_learned_without_it(method):
     held = HeldOut(MODELS, TARGET, HELD)
     found = fit_weights(held, method, "mse", "min")
     for fold in range(3):
-        others = [products_of(MODELS[:, k == HELD], TARGET[k == HELD]) for k in range(3) if k != fold]
+        mean = TARGET.mean()
+        others = [products_of(MODELS[:, k == HELD] - mean, TARGET[k == HELD] - mean) for k in range(3) if k != fold]
         weights = METHODS[method](others)
-        assert held.nested(found.without)[fold == HELD] == pytest.approx(weights @ MODELS[:, fold == HELD])
+        by_hand = weights @ (MODELS[:, fold == HELD] - mean) + mean
+        assert held.nested(found.without)[fold == HELD] == pytest.approx(by_hand)
     assert found.score == pytest.approx(np.mean((held.nested(found.without) - TARGET) ** 2))
 
 
@@ -112,7 +114,7 @@ def test_two_cross_validations_are_blended_and_written(here):
     assert made.names == tuple(cv.path.name for cv in runs) and made.weights.shape == (2,)
     assert made.score == pytest.approx(np.sqrt(np.mean((made.values - runs[0].targets) ** 2)))
     tests = np.stack([cv.test["predictions"] for cv in runs])
-    assert made.test == pytest.approx(made.weights @ tests)
+    assert made.test == pytest.approx(made.weights @ tests + made.offset)
     rows = (here / "table.csv").read_text().splitlines()
     assert len(rows) == 6 and float(rows[1].split(",")[-1]) == pytest.approx(made.test[0])
     again = sk.blend(*(str(cv.path) for cv in runs), method=made.method)  # by folders, in another process's words
