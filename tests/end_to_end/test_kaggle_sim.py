@@ -68,6 +68,16 @@ def pushed(tmp_path_factory) -> Path:
     return folder
 
 
+def changed(kernel_folder: Path, place: Path, more: str) -> Path:
+    "A copy of a kernel of the story, with `more` settings written into its line MORE, as its user would."
+    shutil.copytree(kernel_folder, place)
+    (code,) = place.glob("*.ipynb")
+    text = code.read_text(encoding="utf-8")
+    assert text.count('MORE = \\"') == 1
+    code.write_text(re.sub(r'(MORE = \\"[^"\\]*)', rf"\1 {more}", text), encoding="utf-8")
+    return place
+
+
 def kernel(folder: Path, code: str, kind: str = "script", **metadata) -> Path:
     "A kernel folder with this code; a notebook's cells are parted by empty lines."
     folder.mkdir()
@@ -322,14 +332,12 @@ def test_cut_short_gone_on_with_and_predicted_for_a_hidden_test(kaggles, pushed,
     sources = tmp_path / "sources"
     shutil.copytree(pushed / "datasets", sources)
     # 15 epochs of 40, for the tests' time; the first session is killed after the first of them
-    options = {
-        "limit_s": LIMIT_S,
-        "python": kaggles,
-        "quiet": True,
-        "environ": {"SPECTRAKIT_OVERRIDES": "trainer.max_epochs=15"},
-    }
+    begun, gone_on = (
+        changed(pushed / "pushed" / name, tmp_path / name, "trainer.max_epochs=15") for name in ("train", "train-on")
+    )
+    options = {"limit_s": LIMIT_S, "python": kaggles, "quiet": True}
     first = run_kernel(
-        pushed / "pushed" / "train",
+        begun,
         sources,
         tmp_path / "1" / "working",
         tell_limit=False,
@@ -340,7 +348,7 @@ def test_cut_short_gone_on_with_and_predicted_for_a_hidden_test(kaggles, pushed,
         first.text
     )
     stored = tree_hashes(shutil.copytree(first.out, sources / "spectrakit-train"))
-    second = run_kernel(pushed / "pushed" / "train-on", sources, tmp_path / "2" / "working", layout="legacy", **options)
+    second = run_kernel(gone_on, sources, tmp_path / "2" / "working", layout="legacy", **options)
     assert second.verdict == "COMPLETE" and "continues from step" in second.text and "completed: all" in second.text, (
         second.text
     )
@@ -377,13 +385,12 @@ def test_one_kernel_trains_and_hands_in(kaggles, pushed, tmp_path, name):
     "A folder of images, and a table with five folds and two models: from the attached data to submission.csv."
     words = {"images": "trainer.max_epochs=1", "folds": "trainer.max_epochs=2 launch.mode=inline"}[name]
     done = run_kernel(
-        pushed / "pushed" / name,
+        changed(pushed / "pushed" / name, tmp_path / name, words),
         pushed / "datasets",
         tmp_path / "out" / "working",
         limit_s=LIMIT_S,
         python=kaggles,
         quiet=True,
-        environ={"SPECTRAKIT_OVERRIDES": words},
     )
     assert done.verdict == "COMPLETE", done.text
     data = {"images": "digit-images", "folds": "cell-table"}[name]
@@ -400,13 +407,12 @@ def test_a_language_model_is_fine_tuned_in_a_session(kaggles, pushed, tmp_path):
     "From the attached model and texts to a folder that `from_pretrained` loads, and texts that it has written."
     pytest.importorskip("transformers", reason="the model of the story needs the extra lm")
     done = run_kernel(
-        pushed / "pushed" / "lm",
+        changed(pushed / "pushed" / "lm", tmp_path / "lm", "trainer.max_steps=6 launch.mode=inline"),
         pushed / "datasets",
         tmp_path / "out" / "working",
         limit_s=LIMIT_S,
         python=kaggles,
         quiet=True,
-        environ={"SPECTRAKIT_OVERRIDES": "trainer.max_steps=6 launch.mode=inline"},
     )
     assert done.verdict == "COMPLETE", done.text
     assert {"samples.csv", "output-manifest.json", "my-model/config.json"} <= set(done.files()), done.files()
