@@ -3112,6 +3112,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'spectrakit/distributed/outer_loop.py'),
                                                    'spectrakit.distributed.outer_loop.flat': ( '21_distributed/outer_loop.html#flat',
                                                                                                'spectrakit/distributed/outer_loop.py'),
+                                                   'spectrakit.distributed.outer_loop.is_of_another_optimizer': ( '21_distributed/outer_loop.html#is_of_another_optimizer',
+                                                                                                                  'spectrakit/distributed/outer_loop.py'),
                                                    'spectrakit.distributed.outer_loop.load_outer_state': ( '21_distributed/outer_loop.html#load_outer_state',
                                                                                                            'spectrakit/distributed/outer_loop.py'),
                                                    'spectrakit.distributed.outer_loop.load_own_optimizer': ( '21_distributed/outer_loop.html#load_own_optimizer',

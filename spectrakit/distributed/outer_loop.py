@@ -6,7 +6,7 @@
 __all__ = ['SCHEDULES', 'flat', 'spread', 'moves_each_alone', 'outer_optimizer', 'outer_lr_factor', 'OuterLoop',
            'pseudo_gradient', 'commit', 'stay', 'clip_norm', 'move', 'end_round', 'count_workers', 'check_quorum',
            'check_turns', 'check_diloco', 'buffer_steps', 'merge_buffers', 'own_parts', 'load_own_parts', 'outer_state',
-           'load_outer_state', 'load_own_optimizer']
+           'is_of_another_optimizer', 'load_outer_state', 'load_own_optimizer']
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #84976507
 import inspect
@@ -504,17 +504,28 @@ def outer_state(outer: OuterLoop) -> dict[str, Any]:
     return {"theta": _whole_vector(outer, outer.theta), "optimizer": whole_state, "sent": outer.sent}
 
 
+def is_of_another_optimizer(outer: OuterLoop, state: dict[str, Any]) -> bool:
+    "Whether the outer optimizer of an `outer_state` has other keywords than this one."
+    (group,), (saved,) = outer.optimizer.param_groups, state["optimizer"]["param_groups"]
+    return group.keys() != saved.keys()
+
+
 def load_outer_state(outer: OuterLoop, state: dict[str, Any]) -> None:
-    "Take over what `outer_state` returned. Ranks that share a model call it together."
+    """Take over what `outer_state` returned. Ranks that share a model call it together.
+
+    The outer optimizer keeps the keywords that it has now, and where it is another one it begins anew.
+    """
     outer.theta.copy_(_own_vector(outer, state["theta"]))
     outer.learned = outer.sent = list(state.get("sent", outer.learned))
-    saved = state["optimizer"]
+    if is_of_another_optimizer(outer, state):
+        return
     size = state["theta"].numel()
     of_theta = {
         name: _own_vector(outer, value) if getattr(value, "numel", int)() == size and size > 1 else value
-        for name, value in saved["state"].get(0, {}).items()
+        for name, value in state["optimizer"]["state"].get(0, {}).items()
     }
-    outer.optimizer.load_state_dict({**saved, "state": {0: of_theta} if of_theta else {}})
+    groups = outer.optimizer.state_dict()["param_groups"]
+    outer.optimizer.load_state_dict({"state": {0: of_theta} if of_theta else {}, "param_groups": groups})
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #0bb1bfe0
 def load_own_optimizer(optimizer: Any, state: dict) -> None:

@@ -25,6 +25,7 @@ from ..config.schema import step_limit
 from ..data.fingerprint import fingerprint_change
 from ..data.order import mix_seed
 from ..distributed.fsdp import load_whole_model
+from ..distributed.outer_loop import is_of_another_optimizer
 from ..runs.resume_changes import is_allowed
 from ..runs.run_dir import read_environment
 from ..steps.seeding import seed_everything
@@ -125,6 +126,11 @@ def _why_workers_differ(s: TrainState, path: Path, state: dict) -> str | None:
     began, kept = state["progress"].get("round_began", 0), state.get("outer")
     had = (kept["workers"], kept.get("shards", 1)) if kept else (0, 0)
     have = (s.outer.count, s.outer.shards) if s.outer else (0, 0)
+    if s.outer is not None and had[0] > 1 and began < state["progress"]["step"] < s.config.diloco.warmup_steps:
+        return (
+            f"{path.name} was saved in the middle of a round of diloco, in which {_team(*had)} had weights of their "
+            f"own, and in a warm-up all have the same. Go on with diloco.warmup_steps={began}."
+        )
     began = max(began, s.config.diloco.warmup_steps)
     if had == have or not kept or state["progress"]["step"] <= began:
         return _why_fragments_differ(s, path, kept)
@@ -347,6 +353,8 @@ def _restore_workers(s: TrainState, state: dict, rank_state: dict | None, notes:
         return
     kept, own = state.get("outer"), (rank_state or {}).get("worker")
     same = kept and (kept["workers"], kept.get("shards", 1)) == (s.outer.count, s.outer.shards)
+    if kept and is_of_another_optimizer(s.outer.loops[0], kept.get("loops", [kept])[0]):
+        notes.append("diloco: the outer optimizer is another one: it begins anew, with the θ that there was")
     if same and own is not None:
         load_worker_state(s, own)
         return
