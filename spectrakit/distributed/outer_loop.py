@@ -478,7 +478,7 @@ def _own_vector(outer: OuterLoop, vector: Any) -> Any:
     parts = [piece.view(q.shape) for piece, q in zip(pieces, outer.params, strict=True)]
     return flat(like(parts, outer.params))
 
-# %% ../../nbs/21_distributed/06_outer_loop.ipynb #ef4a3b11
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #5d110c71
 def own_parts(tree: Any) -> Any:
     "The same nested dicts, lists and tuples, of each tensor a copy of what this rank holds, in host memory."
     import torch
@@ -495,7 +495,7 @@ def load_own_parts(tensors: Iterable[Any], parts: Iterable[Any]) -> None:
     for tensor, part in zip(tensors, parts, strict=True):
         _own_part(tensor).copy_(part)
 
-
+# %% ../../nbs/21_distributed/06_outer_loop.ipynb #ef4a3b11
 def outer_state(outer: OuterLoop) -> dict[str, Any]:
     "θ and the state of the outer optimizer, as one process would have them. Ranks that share a model call it together."
     state = outer.optimizer.state_dict()
