@@ -587,8 +587,6 @@ def prepare(
         model = try_compile(task, model, batches, log, config.data.allow_nan)
     learner = learner_of(model)
     check_plateau(learner, monitor, direction.mode)
-    for reader in loaded.values():
-        reader.workers.measuring = True  # from here on there is training between two batches
     seed_everything(mix_seed(own_order(config).seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
     state = TrainState(
         task,
@@ -605,6 +603,8 @@ def prepare(
     )
     if captures and not training_only:
         capture(state)
+    for reader in loaded.values():
+        reader.workers.measuring = True  # from here on there is training between two batches
     return state
 
 # %% ../../nbs/41_training/00_setup.ipynb #c0acb910

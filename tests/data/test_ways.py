@@ -13,6 +13,7 @@ from torch.utils.data import Subset, TensorDataset
 from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.config.compose import compose
 from spectrakit.data.loaders import (
+    Copies,
     LoadedBatches,
     MicroBatch,
     Placement,
@@ -196,6 +197,35 @@ def test_a_batch_is_copied_on_another_stream_while_the_one_before_is_worked_on()
     step = {n: [("model", "waits"), ("model", f"uses {n}"), ("model", f"step {n}")] for n in range(3)}
     assert cuda.asked == [*copy[0], *copy[1], *step[0], *copy[2], *step[1], *step[2]]
     assert not list(copied_ahead(iter(()), "cuda", cuda=cuda))
+
+
+@pytest.mark.parametrize(("locked_s", "plain_s"), [(3, 2), (2, 3)])
+def test_batches_go_through_page_locked_memory_where_the_first_ones_are_faster_so(locked_s, plain_s):
+    now, ways, said = [0], [], []
+
+    def through(data):
+        now[0] += locked_s
+        return f"locked {data}"
+
+    def to_gpu(data, device):
+        ways.append(data.startswith("locked"))
+        now[0] += 0 if ways[-1] else plain_s
+        return data.split()[-1], device
+
+    copies = Copies(None, said.append, through, to_gpu, lambda: now[0])
+    assert [copies.to(str(n), "cuda") for n in range(20)] == [(str(n), "cuda") for n in range(20)]
+    assert ways == [True, False] * 8 + [locked_s < plain_s] * 4
+    assert len(said) == 1 and f"pin_memory=auto: {'yes' if locked_s < plain_s else 'no'}, because" in said[0]
+
+
+def test_without_page_locked_memory_batches_are_copied_as_they_lie():
+    def through(data):
+        raise RuntimeError("CUDA error: out of memory\nand more")
+
+    said = []
+    copies = Copies(True, said.append, through, lambda data, device: data)
+    assert [copies.to(n, "cuda") for n in range(3)] == [0, 1, 2]
+    assert said == ["batches do not go through page-locked memory: CUDA error: out of memory"]
 
 
 def test_what_is_no_array_of_samples_is_refused(tmp_path):
