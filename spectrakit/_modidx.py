@@ -251,6 +251,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                 'spectrakit/api/cross_validation.py'),
                                                  'spectrakit.api.cross_validation._raised': ( '60_api/cross_validation.html#_raised',
                                                                                               'spectrakit/api/cross_validation.py'),
+                                                 'spectrakit.api.cross_validation._score_without_views': ( '60_api/cross_validation.html#_score_without_views',
+                                                                                                           'spectrakit/api/cross_validation.py'),
                                                  'spectrakit.api.cross_validation._scores': ( '60_api/cross_validation.html#_scores',
                                                                                               'spectrakit/api/cross_validation.py'),
                                                  'spectrakit.api.cross_validation._side_by_side': ( '60_api/cross_validation.html#_side_by_side',

@@ -818,6 +818,11 @@ def _scores(s: _Scoring, limit_s: float) -> tuple[float | None, tuple[float, ...
     return score, tuple(value for value in single if value is not None) if len(single) > 1 else (), why
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #cde8e1a7
+def _score_without_views(task: Any, config: Config) -> bool:
+    "Whether predictions are averaged over views, and the score, which folds' evaluations give, is not."
+    return config.data.average_views and provides(task, "views") and not provides(task, "metrics_all")
+
+
 def _gather(f: Folding, status: str) -> CrossValidation:
     "The result of the folds that are done."
     path, seeds, made = f.path, f.config.folds.seeds, f.made
@@ -842,6 +847,8 @@ def _gather(f: Folding, status: str) -> CrossValidation:
 
         scoring = _Scoring(_made(f.task, trials[0].run), metric, folds, seeds, made, arrays, config_at)
         score, single, missing = _scores(scoring, min(60.0, f.left_s or 60.0))
+        if score is not None and _score_without_views(scoring.task, f.config):
+            f.say("the score is that of evaluations, which look at each sample once; predictions are means over views")
     values = joined["predictions"], joined["targets"]
     cv = CrossValidation(path, status, metric, trials, folds, score, *values, test, single, missing)
     _keep_facts(f, **summary_of(cv))

@@ -116,8 +116,9 @@ class Shown(Numbered):
         return [batch, [batch[0] + 2, *batch[1:]]]
 
 
-def test_what_is_predicted_is_the_mean_over_the_views(here):
-    cv = sk.cross_validate(Shown(), compose(*INLINE, "run.dir=runs"), folds=2, show=False)
+def test_what_is_predicted_is_the_mean_over_the_views(here, capsys):
+    cv = sk.cross_validate(Shown(), compose(*INLINE, "run.dir=runs"), folds=2)
+    assert "the score is that of evaluations, which look at each sample once" in capsys.readouterr().out
     assert cv.values.tolist() == [row + 1 for row in range(23)] and cv.test["predictions"].tolist() == [1.0] * 4
     once = sk.cross_validate(Shown(), compose(*INLINE, "run.dir=runs", "data.average_views=false"), folds=2, show=False)
     assert once.values.tolist() == list(range(23))
