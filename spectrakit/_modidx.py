@@ -6731,6 +6731,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'spectrakit/steps/state.py'),
                                         'spectrakit.steps.state.gpu_generator': ( '40_steps/state.html#gpu_generator',
                                                                                   'spectrakit/steps/state.py'),
+                                        'spectrakit.steps.state.kept_averages': ( '40_steps/state.html#kept_averages',
+                                                                                  'spectrakit/steps/state.py'),
                                         'spectrakit.steps.state.learns_alone': ( '40_steps/state.html#learns_alone',
                                                                                  'spectrakit/steps/state.py'),
                                         'spectrakit.steps.state.left_out': ('40_steps/state.html#left_out', 'spectrakit/steps/state.py'),

@@ -23,7 +23,7 @@ class MeetingPlace:
     "A folder that several workers read and write. RequestError where it cannot be written."
 
     def __init__(self, folder: Path | str):
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.put("trial", b"")

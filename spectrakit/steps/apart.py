@@ -21,7 +21,6 @@ from ..distributed.fragments import exchange_at
 from spectrakit.distributed.outer_loop import (
     OuterLoop,
     buffer_steps,
-    load_own_parts,
     own_parts,
     pseudo_gradient,
     spread,
@@ -43,6 +42,8 @@ from spectrakit.steps.state import (
     TrainState,
     Workers,
     count_left_out,
+    kept_averages,
+    load_averages,
     load_shared_state,
     log_once,
     shared_state,
@@ -226,7 +227,7 @@ def common_state(s: TrainState) -> bytes:
 
     assert s.outer is not None, "there are workers"
     file = io.BytesIO()
-    torch.save(own_parts(shared_state(s.outer) | {"ema": s.learner.ema}), file)
+    torch.save(own_parts(shared_state(s.outer) | kept_averages(s.learner)), file)
     return file.getvalue()
 
 
@@ -238,7 +239,9 @@ def take_over(s: TrainState, content: bytes) -> None:
     assert workers is not None and workers.quorum is not None, "there are other workers"
     state = torch.load(io.BytesIO(content), weights_only=True)
     load_shared_state(workers, state)
-    load_own_parts(s.learner.ema or [], state["ema"] or [])
+    if s.learner.ema is not None:
+        named = dict(s.context.unwrap(s.learner.model).named_parameters())
+        load_averages(s.learner, state["ema"], state["ema_thawed"], named)
     with torch.no_grad():
         for loop in workers.loops:
             spread(loop.theta, loop.params)

@@ -621,8 +621,9 @@ def last_evaluation(s: TrainState, planned: Progress, interval: Interval, asked:
     - `asked`: whether somebody has asked for the stop, and waits (default: nobody does)
     """
     p = s.progress
-    if s.mid_round:
-        text = "the model is the mean of what the workers have; a resumed run goes on in the middle of the round"
+    if s.outer is not None and s.mid_round:
+        whose = "the mean of what the workers have" if s.outer.count > 1 else "what this worker has"
+        text = f"the model is {whose}; a resumed run goes on in the middle of the round"
         s.record.log.write("message", text=f"diloco: {text}, at step {p.step}")
         return
     if s.data.valid is None or p.eval_step == p.step or s.requests.evaluation_stopped_by & STOP:
