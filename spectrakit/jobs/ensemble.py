@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..contract.task import check_task
+from ..data.batch_forms import is_id
 from ..distributed.context import RunContext
 from .prediction import Chunks, Member, Target, predict_member, submission_file, write_all
 from ..predictions.ensemble import Mixture
@@ -27,6 +28,16 @@ def time_for_another(longest_s: float, left_s: float | None) -> bool:
 
 def _left_s(target: Target) -> float | None:
     return None if target.ends is None else target.ends - time.monotonic()
+
+# %% ../../nbs/45_jobs/05_ensemble.ipynb #459a4ae9
+def _other_samples(first: Chunks | None, chunks: Chunks, arrays: dict[str, Any]) -> list[str]:
+    "That a run was given other samples than the first one, where neither ids nor targets say which is which."
+    named = any(name == "targets" or is_id(name, values) for name, values in arrays.items())
+    if first is None or named or chunks.content == first.content:
+        return []
+    return [
+        "was given other test data than the first run, and neither ids nor targets say whether the rows are the same"
+    ]
 
 # %% ../../nbs/45_jobs/05_ensemble.ipynb #459a4af9
 class Ensemble:
@@ -50,7 +61,8 @@ class Ensemble:
             chunks, name, notes = given
             self.notes += [f"{member.run_dir.name}: {note}" for note in notes]
             if self.context.is_main and (first or not chunks.cut):
-                self.mixture.add(chunks.spool.arrays(), member.weight)
+                self.mixture.add(arrays := chunks.spool.arrays(), member.weight)
+                self.notes += [f"{member.run_dir.name} {note}" for note in _other_samples(self.first, chunks, arrays)]
             self.first = self.first or chunks
             if chunks.cut and not first:
                 self.notes.append(f"{member.run_dir.name} is left out: {chunks.cut}")

@@ -21,6 +21,7 @@ from ..checkpoint.store import find_checkpoint, load_weights, read_manifest
 from ..checks.diagnosis import explained
 from ..config.schema import Config
 from ..contract.task import check_task, provides
+from ..data.fingerprint import tensors_hash
 from ..data.loaders import Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
 from ..predictions.prediction_spool import PredictionSpool
@@ -233,6 +234,7 @@ class Chunks:
         self.task, self.samples, self.target, self.file = task, samples, target, file
         self.spool = PredictionSpool(task, target.folder)
         self.cut = ""
+        self.content: Any = None  # hashes of the samples, where they are tensors
         self.write_s, self.next_write = 0.0, 0.0
 
     def over(self) -> bool:
@@ -328,6 +330,7 @@ def predict_member(
         )
     model, name, notes = first or _model_to_predict_with(task, config, context, member.run_dir)
     chunks = Chunks(task, samples, target, file)
+    chunks.content = tensors_hash(dataset)
     with explained(task, "test_dataset", "on a test batch", always=True):
         for batches in predict_rounds(task, model, dataset, config, context, chunks.over):
             chunks.add(batches)

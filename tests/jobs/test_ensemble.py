@@ -15,7 +15,7 @@ from spectrakit.jobs.prediction import Member, Target
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 
-ROWS = {"own": ("a", "b", "c"), "others": ("x", "y")}
+ROWS = {"own": ("a", "b", "c"), "others": ("x", "y"), "scaled": ("a", "b", "c")}
 
 
 class Named:
@@ -36,7 +36,7 @@ class Named:
         self.names = ROWS.get(cfg.task["data"], ())
         if not self.names:
             raise RequestError("There are no rows.")
-        return (torch.ones(len(self.names), 1),)
+        return (torch.full((len(self.names), 1), 2.0 if cfg.task["data"] == "scaled" else 1.0),)
 
     def submission(self, predictions):
         return {"id": list(self.names), "y": predictions[:, 0]}
@@ -89,6 +89,13 @@ def test_where_the_time_is_short_the_last_runs_are_left_out(runs, monkeypatch):
     (status, reason), lines = runs.predicted(("1", "own"), ("2", "own"), ("6", "own"), ("6", "own"))
     assert lines == ["a,1.5", "b,1.5", "c,1.5"] and status == "completed"
     assert reason.endswith("the last 2 of 4 runs are left out: the time is short")
+
+
+def test_other_samples_that_nothing_names_are_said(runs):
+    (_, reason), lines = runs.predicted(("1", "own"), ("2", "scaled"), ("6", "own"))
+    assert reason.count("was given other test data") == reason.count("run-2 was given other test data") == 1
+    assert len(lines) == 3
+    assert "other test data" not in runs.predicted(("1", "scaled"), ("2", "scaled"))[0][1]
 
 
 @pytest.mark.parametrize(("how", "value"), [("mean", 3.0), ("rank", 0.5), ("geometric", 12 ** (1 / 3))])
