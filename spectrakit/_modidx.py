@@ -259,6 +259,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'spectrakit/api/cross_validation.py'),
                                                  'spectrakit.api.cross_validation._single_scores': ( '60_api/cross_validation.html#_single_scores',
                                                                                                      'spectrakit/api/cross_validation.py'),
+                                                 'spectrakit.api.cross_validation._spread': ( '60_api/cross_validation.html#_spread',
+                                                                                              'spectrakit/api/cross_validation.py'),
                                                  'spectrakit.api.cross_validation._take': ( '60_api/cross_validation.html#_take',
                                                                                             'spectrakit/api/cross_validation.py'),
                                                  'spectrakit.api.cross_validation._take_or_end': ( '60_api/cross_validation.html#_take_or_end',

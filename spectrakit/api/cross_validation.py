@@ -182,6 +182,14 @@ def _never_held_out(cv: CrossValidation) -> int:
     return int(np.isnan(cv.values.reshape(len(cv.values), -1)).all(axis=1).sum())
 
 
+def _spread(cv: CrossValidation) -> str:
+    "How far the folds' values lie apart, and how many there are where some have none."
+    count, runs = len(cv.scores), len(cv.trials)
+    spread = f"± {cv.std:.2g} between folds" if count > 1 else ""
+    missing = f"of {count} of {runs} runs: the others have no value" if count < runs else ""
+    return "; ".join(filter(None, (spread, missing)))
+
+
 def _how_it_ended(trial: TrialResult) -> str:
     "The status of a run, and why it failed."
     why = trial.run.error if trial.status == "failed" else None
@@ -199,7 +207,7 @@ def table_rows(cv: CrossValidation) -> list[tuple[str, str, str, str]]:
         for t in cv.trials
     ]
     if cv.scores:
-        rows += [("mean", number(cv.mean), "", f"± {cv.std:.2g} between folds")]
+        rows += [("mean", number(cv.mean), "", _spread(cv))]
     without, single = _never_held_out(cv), cv.single_scores
     which = f"all but {without} samples, which no fold holds out" if without else "each sample once"
     if single:

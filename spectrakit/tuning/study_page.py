@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..api.cross_validation import run_name
 from ..reports.html import figure_html, fold, page, safe, table_html
 from ..system.errors import RequestError
 from ..system.files import write_atomic
@@ -208,7 +209,7 @@ def _run_row(trial: TrialRow, study: Study) -> list[Any]:
     runs = runs_in(study.path / trial.folder)
     best = [run.best for run in runs]
     values = [f"{b.value:.5g}" for b in best if b is not None and b.value is not None]
-    return [f"trial {trial.number}", trial.value, ", ".join(values), ", ".join(run.path.name for run in runs)]
+    return [f"trial {trial.number}", trial.value, ", ".join(values), ", ".join(map(run_name, runs))]
 
 # %% ../../nbs/71_tuning/06_study_page.ipynb #7bf1882b
 def study_page(study: Study) -> str:
