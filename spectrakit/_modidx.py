@@ -3088,6 +3088,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                           'spectrakit/distributed/outer_loop.py'),
                                                    'spectrakit.distributed.outer_loop._needed': ( '21_distributed/outer_loop.html#_needed',
                                                                                                   'spectrakit/distributed/outer_loop.py'),
+                                                   'spectrakit.distributed.outer_loop._numbers': ( '21_distributed/outer_loop.html#_numbers',
+                                                                                                   'spectrakit/distributed/outer_loop.py'),
                                                    'spectrakit.distributed.outer_loop._outer_class': ( '21_distributed/outer_loop.html#_outer_class',
                                                                                                        'spectrakit/distributed/outer_loop.py'),
                                                    'spectrakit.distributed.outer_loop._own_part': ( '21_distributed/outer_loop.html#_own_part',

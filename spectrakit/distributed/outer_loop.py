@@ -27,11 +27,19 @@ def _own_part(tensor: Any) -> Any:
     return own.to_local() if hasattr(own, "to_local") else own
 
 
+def _numbers(tensor: Any) -> Any:
+    "The real numbers that this rank holds of a tensor: of a complex one both parts."
+    import torch
+
+    own = _own_part(tensor)
+    return torch.view_as_real(own) if own.is_complex() else own
+
+
 def flat(tensors: Iterable[Any], out: Any = None) -> Any:
     "What this rank holds of `tensors`, one after the other, as float32 in host memory; written into `out` where given."
     import torch
 
-    parts = [_own_part(tensor).reshape(-1) for tensor in tensors]
+    parts = [_numbers(tensor).reshape(-1) for tensor in tensors]
     if out is None:
         size, pinned = sum(part.numel() for part in parts), any(part.is_cuda for part in parts)
         out = torch.empty(size, dtype=torch.float32, pin_memory=pinned)
@@ -42,7 +50,7 @@ def flat(tensors: Iterable[Any], out: Any = None) -> Any:
 
 def spread(vector: Any, tensors: Iterable[Any]) -> None:
     "Write a vector as `flat` makes it back into `tensors`, in place."
-    parts = [_own_part(tensor) for tensor in tensors]
+    parts = [_numbers(tensor) for tensor in tensors]
     for part, piece in zip(parts, vector.split([part.numel() for part in parts]), strict=True):
         part.copy_(piece.view(part.shape))
 
@@ -197,7 +205,7 @@ class OuterLoop:
 
     def pieces(self, vector: Any) -> list[Any]:
         "Views of a vector such as θ, one for each parameter."
-        return list(vector.split([_own_part(q).numel() for q in self.params]))
+        return list(vector.split([_numbers(q).numel() for q in self.params]))
 
     def numbers_of(self, which: list[bool]) -> int:
         "How many numbers some of the parameters have."

@@ -116,7 +116,7 @@ class Learner:
         "What moving averages are kept of, where the run keeps any."
         return [*self.params, *self.buffers, *self.thawed.values()]
 
-# %% ../../nbs/40_steps/03_state.ipynb #c2aa0002
+# %% ../../nbs/40_steps/03_state.ipynb #5d110c81
 def average_thawed(learner: Learner, named: Iterable[tuple[str, Any]]) -> None:
     """Let those of the `named` parameters that learn by now join the averages, with their values of this moment; and
     note which of the base they are.
@@ -131,7 +131,7 @@ def average_thawed(learner: Learner, named: Iterable[tuple[str, Any]]) -> None:
     learner.thawed.update(thawed)
     learner.ema.extend(q.detach().clone() for q in thawed.values())
 
-
+# %% ../../nbs/40_steps/03_state.ipynb #c2aa0002
 def kept_averages(learner: Learner) -> dict[str, Any]:
     "The moving averages, as a checkpoint has them: of what learned from the start, and by name of what did later."
     ema, thawed = learner.ema, learner.thawed
