@@ -7,6 +7,7 @@ __all__ = ['Source', 'source_of', 'check_together', 'Blend', 'blend']
 
 # %% ../../nbs/60_api/09_blend.ipynb #4a7fea73
 import math
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -73,6 +74,8 @@ def source_of(given: CrossValidation | Path | str) -> Source:
     runs = [path / Path(run).parent.name / Path(run).name for run in kept_runs(facts)]
     if status != "completed":
         raise RequestError(f"{path.name} is {status}: some folds are missing. Go on with it: resume={str(path)!r}.")
+    if not zipfile.is_zipfile(path / "out_of_fold.npz"):
+        raise RequestError(f"out_of_fold.npz of {path.name} is spoiled. Have it made anew: resume={str(path)!r}.")
     arrays = load_arrays(path / "out_of_fold.npz")
     if "predictions" not in arrays or "targets" not in arrays:
         raise RequestError(

@@ -17,6 +17,7 @@ import statistics
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
@@ -970,7 +971,7 @@ def _numbers_in(name: str) -> tuple[int, ...]:
 
 def _arrays_in(path: Path, name: str) -> dict[str, Any]:
     file = path / name
-    return load_arrays(file) if file.is_file() and is_inside(path, file) else {}
+    return load_arrays(file) if is_inside(path, file) and zipfile.is_zipfile(file) else {}
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #16cb64b1
 def open_cross_validation(path: Path | str) -> CrossValidation:

@@ -15,6 +15,7 @@ import shutil
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -112,6 +113,8 @@ def _predict_held_out(task: Any, run: Run, config: Config) -> tuple[Path | None,
     """
     file = run.path / "out_of_fold.npz"
     wanted = [file, *([run.path / "train.npz"] if config.folds.predict_train else [])]
+    for spoiled in (each for each in wanted if each.is_file() and not zipfile.is_zipfile(each)):
+        spoiled.unlink()  # such as of a full disk: made anew where there is a checkpoint
     if all(each.is_file() for each in wanted):
         return file, run.status
     if find_checkpoint(run.path / "checkpoints", "BEST")[0] is None:
@@ -304,7 +307,7 @@ def train_stacked(task: Any, path: Path, configs: Sequence[Config], places: int,
 # %% ../../nbs/60_api/06_trial.ipynb #c1066448
 SETTINGS, DIVISION = "settings.yaml", "folds.npz"  # what a folder of many runs was begun with, and how it divides
 _WORDS = {"cv": "cross-validation"}
-_STATUS = ("cv.json", "study.json")  # which say how it ended
+_FACTS = {"cv": "cv.json", "search": "study.json"}  # which say how it ended
 
 
 def other_settings(before: Config, config: Config) -> list[str]:
@@ -316,7 +319,7 @@ def _cut_elsewhere(config: Config, what: str) -> Iterator[Path]:
     "Folders of many runs that were not ended, in the mirror and in the inputs of this platform."
     runs = (run for folder, depth in places(config)[1:] for run in find_runs(folder, depth))
     for folder in dict.fromkeys(folder for run in runs for folder in run.parents if f"-{what}-" in folder.name):
-        if (folder / SETTINGS).is_file() and not any(_is_completed(folder / name) for name in _STATUS):
+        if (folder / SETTINGS).is_file() and not any(_is_completed(folder / name) for name in _FACTS.values()):
             yield folder
 
 
@@ -348,6 +351,9 @@ def named_folder(config: Config, what: str, resume: str | Path) -> Path:
     _check_readable(path, word)
     if not (path / SETTINGS).is_file():
         raise RequestError(f"{str(path)!r} is no {word}: it has no {SETTINGS}. Name the folder of one.")
+    other = "search" if what == "cv" else "cv"
+    if (path / _FACTS[other]).is_file() and not (path / _FACTS[what]).is_file():
+        raise RequestError(f"{path.name} is a {_WORDS.get(other, other)}, and no {word}. Name the folder of one.")
     try:
         changed = other_settings(compose(config=path / SETTINGS), config)
     except RequestError as error:

@@ -267,6 +267,14 @@ def test_what_cannot_be_divided_is_a_sentence(here):
     cv = sk.cross_validate(Numbered(), compose(*INLINE), folds=2, show=False)
     with pytest.raises(RequestError, match="is no cross-validation"):
         sk.cross_validate(Numbered(), compose(*INLINE), folds=2, resume=cv.runs[0].path, show=False)
+    with pytest.raises(RequestError, match="is a cross-validation, and no search"):
+        sk.search(Numbered(), compose(*INLINE), "optimizer.lr=0.1,0.2", resume=cv.path, show=False)
+    for spoiled in (cv.runs[1].path, cv.path):
+        (spoiled / "out_of_fold.npz").write_bytes(b"PK")
+    with pytest.raises(RequestError, match="out_of_fold.npz of .* is spoiled"):
+        sk.blend(cv, cv.path)
+    again = sk.cross_validate(Numbered(), compose(*INLINE), folds=2, resume=cv.path, show=False)
+    assert again.values.tolist() == cv.values.tolist()  # predicted anew
 
 
 def test_a_task_that_divides_by_itself_is_told_the_fold(here):
