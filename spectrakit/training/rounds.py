@@ -89,7 +89,9 @@ def _describe_rounds(s: TrainState, workers: Workers) -> str:
     few = "; fewer than 40 rounds are seldom as good as ddp" if together and rounds < 40 else ""
     who = f"worker {d.member} of {d.workers}" if workers.quorum is not None else f"{workers.count} workers"
     each = f"{who}, each of which sends {sent:.3g} MB a round{parts}" if together else "1 worker"
-    return f"diloco: {each}; {rounds} round{'s' * (rounds != 1)} of {min(d.max_steps, steps)} steps{few}"
+    length = min(d.max_steps, steps)
+    words = f"{rounds} round{'s' * (rounds != 1)} of {length} step{'s' * (length != 1)}"
+    return f"diloco: {each}; {words}{few}"
 
 # %% ../../nbs/41_training/06_rounds.ipynb #4be761b7
 def _make_loops(s: TrainState) -> list[OuterLoop]:
