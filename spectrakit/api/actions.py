@@ -562,7 +562,7 @@ def fit(  # noqa: PLR0913  what a run is begun with; all but the task have defau
     - `task`: an object, or a name such as 'coffee'
     - `config`: the settings (default None: those of compose()), or the first of the overrides
     - `overrides`: settings and profiles as in a shell, such as 'trainer=kaggle_safe', 'trainer.max_epochs=30'
-    - `resume`: 'auto', a run or a checkpoint to go on with, in place of the setting resume.source (default None)
+    - `resume`: 'auto', a run, its name, or a checkpoint, in place of the setting resume.source (default None)
     - `predict`: a file for test predictions as a table, made afterwards (default None)
     - `show`: whether to print how it goes (default True)
     - `trust`: whether resume='auto' may return a finished run that was not made here (default False)

@@ -210,6 +210,8 @@ def plan_resume(config: Config, session: Session, peer: bool = False) -> ResumeP
         return _furthest_run_plan(config, session, peer)
     path = Path(source).expanduser()
     try:
+        if not path.exists() and ".." not in path.parts and (kept := Path(config.run.dir) / path).is_dir():
+            path = kept  # the name of a run, as `spectrakit runs` tells it
         if re.fullmatch(r"step-\d{8,}", path.name) or (path / "manifest.json").is_file():
             return _checkpoint_plan(path, config, session)
         return _named_run_plan(path, config, session)
