@@ -89,6 +89,14 @@ def test_links_lead_to_files_and_headings(page):
             assert heading in map(anchor, headings), f"{page.name} links to {target}#{heading}"
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "bench/README.md", "kaggle/README.md"])
+def test_files_that_the_other_pages_name_are_there(page):
+    path = ROOT / page
+    named = {ROOT / name for name in re.findall(r"`((?:bench|nbs|tests|tools)/[a-z0-9_/]+\.\w+)`", prose(path))}
+    linked = {path.parent / target for target, _ in links(path) if target}
+    assert named and not [file for file in named | linked if not file.exists()]
+
+
 @each_page
 def test_python_on_a_page_uses_what_there_is(page):
     for text in blocks(page, "python"):
