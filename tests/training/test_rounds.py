@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 from helpers import TESTS, only_run, run_cli
 from in_process import furthest, weights
-from rank_tasks import Curve, NanOnOneRank, Normed
+from rank_tasks import Curve, NanOnOneRank, Normed, Thawing
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_state, load_weights
 from spectrakit.config.batch_plan import plan_batches
 from spectrakit.config.compose import compose
@@ -478,12 +478,13 @@ def test_at_the_end_of_a_round_another_number_of_workers_goes_on(tmp_path, words
 
 @pytest.mark.parametrize("form, size", [("fp16", 2 * 256), ("int8", 256 + 4), ("int4", 128 + 4)])
 def test_a_compressed_exchange_leaves_all_workers_with_one_model(tmp_path, form, size):
-    events = train(tmp_path / "run", Curve(), *DILOCO, "trainer.max_steps=10", f"diloco.compression={form}")
+    events = train(tmp_path / "run", Thawing(), *DILOCO, "trainer.max_steps=15", f"diloco.compression={form}")
     path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
     own = [load_state(path, rank)[1]["worker"] for rank in range(2)]
     assert all(torch.equal(*pair) for pair in zip(own[0]["weights"], own[1]["weights"], strict=True))
     assert own[0]["compression"][0]["left_out"].abs().max() > 0
-    assert columns(events, "round", "bytes")["bytes"] == [2 * size] * 2  # 185 weights: a block for each worker
+    assert own[0]["compression"][0]["of"].count(False) == 2  # without the layer that learns no longer
+    assert columns(events, "round", "bytes")["bytes"] == [2 * size] * 3  # 185 weights: a block for each worker
 
 
 def test_statistics_of_batch_norm_are_those_of_all_workers(tmp_path):
