@@ -49,15 +49,19 @@ def checkpoints_to_mirror(run_dir: Path) -> ToMirror:
     return ToMirror(best, latest, tuple(name for name in averaged_names(folder) if name in existing))
 
 
-def mirror_files(run_dir: Path, mirror: Path) -> None:
-    "Copy what resuming needs besides checkpoints: settings, environment, and the whole lines of the event log."
+def mirror_files(run_dir: Path, mirror: Path, missing: bool = False) -> None:
+    """Copy what resuming needs besides checkpoints: settings, environment, and the whole lines of the event log.
+
+    `missing`: only what is not there yet (default: all).
+    """
     for name in ("config.yaml", "environment.json", "events.jsonl"):
-        if not (run_dir / name).is_file():
+        copy = mirror_folder(mirror, run_dir) / name
+        if not (run_dir / name).is_file() or (missing and copy.is_file()):
             continue
         data = (run_dir / name).read_bytes()
         if name == "events.jsonl":
             data = data[: data.rfind(b"\n") + 1]
-        write_atomic(mirror_folder(mirror, run_dir) / name, data)
+        write_atomic(copy, data)
 
 # %% ../../nbs/20_checkpoint/04_mirror.ipynb #fabd6ca6
 def mirror_run(
@@ -82,6 +86,7 @@ def mirror_run(
         raise CheckpointError(f"{target.parent.parent} is not there. Is it mounted?")
     for folder in (target.parent, target):
         folder.mkdir(exist_ok=True)
+    mirror_files(run_dir, mirror, missing=True)  # a checkpoint without them cannot be resumed
     copies, failure = target / "checkpoints", None
     for name in wanted.names:
         try:

@@ -25,7 +25,7 @@ from torch import nn
 import helpers
 from helpers import TESTS, Touch, flip_bit
 from spectrakit.api.actions import fit
-from spectrakit.checkpoint import async_writer, host_copy
+from spectrakit.checkpoint import async_writer, host_copy, mirror
 from spectrakit.checkpoint import store as checkpoint
 from spectrakit.checkpoint.async_writer import CheckpointWriter, Snapshot
 from spectrakit.checkpoint.host_copy import HostBuffers
@@ -793,6 +793,22 @@ def test_a_mirror_that_fails_costs_one_message(tmp_path, fault, request):
         "full": "are free",
     }[fault]
     assert re.search(told, messages(k)[0]) and "not copied to checkpoint.mirror=" in messages(k)[0]
+
+
+def test_whenever_a_machine_is_taken_away_the_checkpoint_in_the_mirror_can_be_resumed(tmp_path, monkeypatch):
+    (tmp_path / "coffee-1").mkdir()
+    k, there = make(tmp_path / "coffee-1", mirror=str(tmp_path / "drive"), background=False), []
+    for name in ("config.yaml", "environment.json", "events.jsonl"):
+        (k.run_dir / name).write_text("{}\n")
+
+    def copy(*given):
+        there.append({path.name for path in (tmp_path / "drive" / "coffee-1").iterdir()})
+        return mirror_checkpoint(*given)
+
+    monkeypatch.setattr(mirror, "mirror_checkpoint", copy)
+    give(k, 1, mebibytes=0.01)
+    k.close()
+    assert there[0] == {"config.yaml", "environment.json", "events.jsonl"} and mirrored(k, tmp_path / "drive").is_dir()
 
 
 def test_a_slow_mirror_is_broken_off_when_the_run_has_to_end(tmp_path, monkeypatch):
