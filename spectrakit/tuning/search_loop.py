@@ -265,7 +265,7 @@ def _why_no_value(run: Run, monitor: str) -> str:
         return f"no {monitor}: {_NOTHING_EVALUATED}"
     names = list(last["metrics"])
     if monitor in names:
-        return f"{monitor} was not a finite number in any evaluation"  # the log holds null for each of them
+        return f"{monitor} was never a finite number"  # the log holds null each time
     return f"no {monitor}: the metrics are {', '.join(names)}.{did_you_mean(monitor, names)}"
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #5591d5fc
