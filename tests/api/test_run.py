@@ -583,6 +583,8 @@ def test_no_space_in_the_middle_costs_a_warning_and_keeps_the_older_checkpoint(s
     class Filling(Line):
         def during(self, number):
             if number == 7:
+                (log,) = small_disk.rglob("events.jsonl")
+                fill_last_page(log)
                 fill(small_disk, left)
             if number == 12 and again:
                 (small_disk / "filler").unlink()
@@ -612,6 +614,15 @@ def test_no_space_in_the_middle_costs_a_warning_and_keeps_the_older_checkpoint(s
             assert run.status == "completed" and any("not saved" in text for text in said), said
         else:  # the disk had no room for the word that it is done
             assert run.status == "unfinished" and report_outcome(run) != 0
+
+
+def fill_last_page(log: Path) -> None:
+    "Add a line up to the end of the log's last page: it could take the next lines, however full the disk is."
+    text = json.dumps({"t": 0.0, "type": "message", "text": ""})
+    room = -(log.stat().st_size + len(text) + 1) % 4096
+    with open(log, "a") as file:
+        file.write(text.replace('""', f'"{"x" * room}"') + "\n")
+    assert log.stat().st_size % 4096 == 0
 
 
 def fill(folder: Path, left: int) -> None:
