@@ -49,14 +49,11 @@ def checkpoints_to_mirror(run_dir: Path) -> ToMirror:
     return ToMirror(best, latest, tuple(name for name in averaged_names(folder) if name in existing))
 
 
-def mirror_files(run_dir: Path, mirror: Path, missing: bool = False) -> None:
-    """Copy what resuming needs besides checkpoints: settings, environment, and the whole lines of the event log.
-
-    `missing`: only what is not there yet (default: all).
-    """
+def mirror_files(run_dir: Path, mirror: Path) -> None:
+    "Copy what resuming needs besides checkpoints: settings, environment, and the whole lines of the event log."
     for name in ("config.yaml", "environment.json", "events.jsonl"):
         copy = mirror_folder(mirror, run_dir) / name
-        if not (run_dir / name).is_file() or (missing and copy.is_file()):
+        if not (run_dir / name).is_file():
             continue
         data = (run_dir / name).read_bytes()
         if name == "events.jsonl":
@@ -86,7 +83,7 @@ def mirror_run(
         raise CheckpointError(f"{target.parent.parent} is not there. Is it mounted?")
     for folder in (target.parent, target):
         folder.mkdir(exist_ok=True)
-    mirror_files(run_dir, mirror, missing=True)  # a checkpoint without them cannot be resumed
+    mirror_files(run_dir, mirror)  # first: what a checkpoint needs to be resumed, and the results up to it
     copies, failure = target / "checkpoints", None
     for name in wanted.names:
         try:

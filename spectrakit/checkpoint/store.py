@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['SCHEMA', 'AVERAGED', 'CheckpointError', 'write_tensors', 'only_plain', 'plain_values', 'find_unsaveable',
-           'tensor_bytes', 'check_free_space', 'CheckpointContent', 'Saved', 'checkpoint_bytes', 'save_checkpoint',
-           'read_manifest', 'verify', 'checkpoints', 'read_pointer', 'averaged_names', 'write_averaged_names',
-           'find_checkpoint', 'prune', 'mirror_folder', 'mirror_checkpoint', 'load_weights', 'load_state',
-           'prove_loadable', 'add_average', 'drop_averages', 'rehearse', 'random_state', 'restore_random_state']
+           'tensor_bytes', 'check_free_space', 'CheckpointContent', 'Saved', 'checkpoint_bytes', 'put_back',
+           'save_checkpoint', 'read_manifest', 'verify', 'checkpoints', 'read_pointer', 'averaged_names',
+           'write_averaged_names', 'find_checkpoint', 'prune', 'mirror_folder', 'mirror_checkpoint', 'load_weights',
+           'load_state', 'prove_loadable', 'add_average', 'drop_averages', 'rehearse', 'random_state',
+           'restore_random_state']
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #23a2fcf4
 import contextlib
@@ -334,6 +335,15 @@ def _publish(folder: Path, name: str, need: int, fill: Callable[[Path], None], p
 def _reason(error: Exception) -> str:
     "Why it failed, in one line."
     return getattr(error, "strerror", None) or str(error).strip().partition("\n")[0] or type(error).__name__
+
+# %% ../../nbs/20_checkpoint/01_store.ipynb #9d1db9fb
+def put_back(folder: Path) -> None:
+    "Give the checkpoints in `folder` their names again that a process had put aside when it was killed."
+    for aside in folder.glob(".old-step-*"):
+        target = folder / aside.name.removeprefix(".old-")
+        with contextlib.suppress(OSError):
+            if not target.exists() and not aside.is_symlink():
+                os.rename(aside, target)
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #215b2192
 def save_checkpoint(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.store import find_checkpoint
+from ..checkpoint.store import find_checkpoint, put_back
 from ..config.batch_plan import BatchPlan, batch_parts, smaller_micro_batches
 from ..config.schema import Config
 from ..distributed.context import BROKEN
@@ -447,13 +447,10 @@ def tidy_checkpoints(checkpoints: Path) -> None:
         with contextlib.suppress(OSError, ValueError):
             if half.is_file() and not _alive(int(half.suffix[1:])):
                 half.unlink()
+    put_back(checkpoints)
     for aside in checkpoints.glob(".old-*"):
-        target = checkpoints / aside.name.removeprefix(".old-")
-        with contextlib.suppress(OSError):
-            if target.exists():
-                shutil.rmtree(aside)
-            else:
-                os.rename(aside, target)
+        if (checkpoints / aside.name.removeprefix(".old-")).exists():
+            shutil.rmtree(aside, ignore_errors=True)
 
 # %% ../../nbs/50_launch/05_launcher.ipynb #1cbc801c
 def repair_pointers(checkpoints: Path) -> list[str]:
@@ -579,6 +576,8 @@ def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None)
     folders: list[Path] = []
     if place is not None:
         _become_rank(job)
+    elif _writes_run(job):
+        tidy_checkpoints(job.run_dir / "checkpoints")
     job = _without_passed_limit(job)
     terminated: list[int] = []
     asked: list[int] = []  # once, and again, whether to stop: there is something to save

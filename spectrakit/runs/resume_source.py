@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..checkpoint.store import find_checkpoint, verify
+from ..checkpoint.store import find_checkpoint, put_back, verify
 from ..config.compose import compose
 from ..config.profile_files import parse_yaml, place, read_text
 from ..config.schema import Config
@@ -65,9 +65,17 @@ def _with_changes(changed: dict[str, tuple]) -> str:
     return f"; {changes_text(changed)}" if changed else ""
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #5ba65c80
+def _put_back(path: Path) -> Path:
+    "The run at `path`, with a checkpoint that was put aside when its process was killed, perhaps the only one."
+    if not is_locked(path):
+        put_back(path / "checkpoints")
+    return path
+
+
 def _named_run_plan(path: Path, config: Config, session: Session) -> ResumePlan:
     "The plan where the user named a run."
     _check_is_run(path)
+    _put_back(path)
     run, before = outline(path), compose(config=path / "config.yaml")
     changed = check_changes(run, before, config, session)
     if run.done and not changed:
@@ -170,7 +178,7 @@ def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePl
     "The plan for resume.source=auto: the furthest run of this task whose settings fit, or a new one."
     folders = places(config)
     paths = {path.resolve(): path for folder, depth in folders for path in find_runs(folder, depth)}
-    runs = [outline(path) for path in paths.values() if _is_of_task(path, config)]
+    runs = [outline(_put_back(path)) for path in paths.values() if _is_of_task(path, config)]
     busy = set() if peer else {run.run_id for run in runs if is_locked(run.path)}
     locked_names = sorted(run.path.name for run in runs if run.run_id in busy)
     note = f" ({', '.join(locked_names)}: another process works on it)" if locked_names else ""

@@ -231,12 +231,12 @@ def _restore_best(s: TrainState, requested: tuple[str | None, str], notes: list[
             f"best-result tracking starts over: by {requested[0]} ({requested[1]}) instead of {saved[0]} ({saved[1]})"
         )
     named = f"step-{p.best_step:08d}" if p.best_step is not None else ""
-    # an evaluation that only the stop had asked for made another one the best: a run that was not stopped has not seen
-    # it
+    # an evaluation that only the stop had asked for made another one the best, which a run that was not stopped has not
+    # seen; or a process was killed before it wrote BEST, without which the best one would be deleted as an old one
     if (
         s.context.is_main
         and named
-        and read_pointer(s.checkpoints, "BEST") not in ("", named)
+        and read_pointer(s.checkpoints, "BEST") != named
         and (s.checkpoints / named / "manifest.json").is_file()
     ):
         write_atomic(s.checkpoints / "BEST", named + "\n")

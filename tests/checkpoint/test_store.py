@@ -797,18 +797,22 @@ def test_a_mirror_that_fails_costs_one_message(tmp_path, fault, request):
 
 def test_whenever_a_machine_is_taken_away_the_checkpoint_in_the_mirror_can_be_resumed(tmp_path, monkeypatch):
     (tmp_path / "coffee-1").mkdir()
-    k, there = make(tmp_path / "coffee-1", mirror=str(tmp_path / "drive"), background=False), []
-    for name in ("config.yaml", "environment.json", "events.jsonl"):
-        (k.run_dir / name).write_text("{}\n")
+    there = []
+    for name in ("config.yaml", "environment.json"):
+        (tmp_path / "coffee-1" / name).write_text("{}\n")
 
     def copy(*given):
-        there.append({path.name for path in (tmp_path / "drive" / "coffee-1").iterdir()})
+        there.append({path.name: path.read_text() for path in (tmp_path / "drive" / "coffee-1").glob("*.*")})
         return mirror_checkpoint(*given)
 
     monkeypatch.setattr(mirror, "mirror_checkpoint", copy)
-    give(k, 1, mebibytes=0.01)
-    k.close()
-    assert there[0] == {"config.yaml", "environment.json", "events.jsonl"} and mirrored(k, tmp_path / "drive").is_dir()
+    for step in (1, 2):
+        k = make(tmp_path / "coffee-1", mirror=str(tmp_path / "drive"), background=False)
+        (tmp_path / "coffee-1" / "events.jsonl").write_text(f"{step}\n")
+        give(k, step, mebibytes=0.01)
+        k.close()
+    assert there[0] == {"config.yaml": "{}\n", "environment.json": "{}\n", "events.jsonl": "1\n"}
+    assert there[-1]["events.jsonl"] == "2\n" and mirrored(k, tmp_path / "drive").is_dir()
 
 
 def test_a_slow_mirror_is_broken_off_when_the_run_has_to_end(tmp_path, monkeypatch):

@@ -243,6 +243,25 @@ def test_an_evaluation_that_only_the_stop_has_asked_for_changes_nothing(here, co
     assert_same(resume(run, Tiny(), show=False), other)
 
 
+def test_a_kill_before_best_is_written_does_not_cost_the_best(here):
+    config = settings("checkpoint.mode=max", "checkpoint.keep_last=1", "trainer.max_epochs=3")  # the first is the best
+    run = stopped(config, 8)
+    (run.path / "checkpoints" / "BEST").unlink()
+    kept = find_checkpoint(resume(run, Tiny(), show=False).path / "checkpoints", "BEST")
+    assert run.best.step == 6 and (kept[0] and kept[0].name, kept[1]) == ("step-00000006", [])
+
+
+def test_a_kill_while_the_only_checkpoint_is_replaced_does_not_cost_the_run(here):
+    run = stopped(settings(), 4)
+    folder = run.path / "checkpoints"
+    (kept,) = checkpoints(folder)
+    kept.rename(folder / f".old-{kept.name}")
+    (folder / ".writing-step-00000009-1").mkdir()
+    again = fit(Tiny(), settings("resume.source=auto"), show=False)
+    assert again.path == run.path and last_event(again.events, "restart")["step"] == 4
+    assert not list(folder.glob(".*"))
+
+
 def test_stopped_again_and_again_it_is_still_the_same(here, whole):
     run = stopped(settings(), 2)
     for _ in range(3):
