@@ -576,8 +576,6 @@ def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None)
     folders: list[Path] = []
     if place is not None:
         _become_rank(job)
-    elif _writes_run(job):
-        tidy_checkpoints(job.run_dir / "checkpoints")
     job = _without_passed_limit(job)
     terminated: list[int] = []
     asked: list[int] = []  # once, and again, whether to stop: there is something to save
@@ -628,5 +626,7 @@ def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
     if place is None and job.config.launch.mode != "inline":
         with interrupts() as interrupted, interrupts(number=signal.SIGTERM, into=interrupted):  # SIGTERM: in a hurry
             return run_supervised(job, task, tick, interrupted)
+    if place is None and _writes_run(job):
+        tidy_checkpoints(job.run_dir / "checkpoints")
     _describe_inline(_Record(job, {}), job.request.processes, place)
     return _run_here(job, load_task(task) if isinstance(task, str) else task, tick, place)

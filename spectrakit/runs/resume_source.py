@@ -64,14 +64,14 @@ def _with_changes(changed: dict[str, tuple]) -> str:
     "The end of a reason: the settings that were allowed to change."
     return f"; {changes_text(changed)}" if changed else ""
 
-# %% ../../nbs/35_runs/05_resume_source.ipynb #5ba65c80
+# %% ../../nbs/35_runs/05_resume_source.ipynb #5ba65c81
 def _put_back(path: Path) -> Path:
     "The run at `path`, with a checkpoint that was put aside when its process was killed, perhaps the only one."
     if not is_locked(path):
         put_back(path / "checkpoints")
     return path
 
-
+# %% ../../nbs/35_runs/05_resume_source.ipynb #5ba65c80
 def _named_run_plan(path: Path, config: Config, session: Session) -> ResumePlan:
     "The plan where the user named a run."
     _check_is_run(path)
