@@ -6152,6 +6152,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'spectrakit/runs/resume_dir.py'),
                                             'spectrakit.runs.resume_dir._copy_run': ( '35_runs/resume_dir.html#_copy_run',
                                                                                       'spectrakit/runs/resume_dir.py'),
+                                            'spectrakit.runs.resume_dir._explained': ( '35_runs/resume_dir.html#_explained',
+                                                                                       'spectrakit/runs/resume_dir.py'),
                                             'spectrakit.runs.resume_dir._gpu_names': ( '35_runs/resume_dir.html#_gpu_names',
                                                                                        'spectrakit/runs/resume_dir.py'),
                                             'spectrakit.runs.resume_dir._lines_to_keep': ( '35_runs/resume_dir.html#_lines_to_keep',

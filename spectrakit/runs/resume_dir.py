@@ -105,11 +105,12 @@ def _copy_checkpoints(newest: list[Path], others: list[Path], best: str, folder:
 
 # %% ../../nbs/35_runs/06_resume_dir.ipynb #f150662d
 def _copy_records(plan: ResumePlan, lines: list[tuple[bytes, dict]], folder: Path) -> None:
-    "Copy a run's settings, metrics and tracker ids, and write these lines of its log."
+    "Copy a run's settings, facts, metrics and tracker ids, and write these lines of its log."
     assert plan.run is not None  # a checkpoint alone has no records
-    for path in [*plan.run.glob("config*.yaml"), plan.run / "metrics.csv", *plan.run.glob("trackers/*/run_id")]:
-        if (plan.checkpoint and path.name == "run_id") or not path.is_file():
-            continue  # another run, also for a tracker
+    own = [] if plan.checkpoint else [plan.run / "environment.json", *plan.run.glob("trackers/*/run_id")]
+    for path in [*plan.run.glob("config*.yaml"), plan.run / "metrics.csv", *own]:
+        if not path.is_file():
+            continue
         if not is_inside(plan.run, path):
             continue  # a link that leads out
         target = folder / path.relative_to(plan.run)
@@ -204,6 +205,18 @@ def _set_aside(path: Path, config: Config) -> Path | None:
     return aside
 
 
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    "RequestError where what the run at `path` begins with cannot be written, as on a full disk."
+    try:
+        yield
+    except OSError as error:
+        raise RequestError(
+            f"{path.name} cannot be written: {error.strerror or error}. Make room, or choose another folder with "
+            "run.dir=…"
+        ) from None
+
+
 def _log_message(path: Path, text: str) -> None:
     "Write a message into the run's log, before training begins."
     log = EventLog(log_file(path))
@@ -246,7 +259,10 @@ def _take_back(plan: ResumePlan, path: Path, before: dict[str, str | None], asid
         shutil.rmtree(path, ignore_errors=True)
     elif plan.kind == "here":
         for name, text in before.items():
-            write_atomic(path / name, text) if text is not None else (path / name).unlink(missing_ok=True)
+            if text is None:
+                (path / name).unlink(missing_ok=True)
+            elif text != _text(path / name):
+                write_atomic(path / name, text)
         if aside:
             aside.unlink(missing_ok=True)
 
@@ -268,15 +284,16 @@ def open_run_dir(plan: ResumePlan, config: Config, resolved: Config, session: Se
         aside = None
         try:
             facts = environment(recorded, session)
-            if plan.goes_on:
-                aside = _set_aside(path, recorded)
-                facts = _continued_environment(plan, facts, session.platform.name)
-            if aside or before["config.yaml"] is None or plan.foreign:
-                write_atomic(path / "config.yaml", snapshot(recorded))
-            write_environment(path, facts)
-            write_mark(path)  # these settings were asked for here
-            if plan.reason and not plan.goes_on:
-                _log_message(path, plan.reason)
+            with _explained(path):
+                if plan.goes_on:
+                    aside = _set_aside(path, recorded)
+                    facts = _continued_environment(plan, facts, session.platform.name)
+                if aside or before["config.yaml"] is None or plan.foreign:
+                    write_atomic(path / "config.yaml", snapshot(recorded))
+                write_environment(path, facts)
+                write_mark(path)  # these settings were asked for here
+                if plan.reason and not plan.goes_on:
+                    _log_message(path, plan.reason)
             yield path, keep_effective_batch(resolved, plan.environment, session)
         except RequestError:
             _take_back(plan, path, before, aside)

@@ -1,5 +1,6 @@
 "A run that was stopped goes on as if it had not been: it is found, what changed is named, and it is exact to a bit."
 
+import errno
 import functools
 import json
 import os
@@ -260,6 +261,37 @@ def test_a_kill_while_the_only_checkpoint_is_replaced_does_not_cost_the_run(here
     again = fit(Tiny(), settings("resume.source=auto"), show=False)
     assert again.path == run.path and last_event(again.events, "restart")["step"] == 4
     assert not list(folder.glob(".*"))
+
+
+def test_a_kill_before_a_copy_has_its_facts_leaves_a_run_that_goes_on(here, monkeypatch):
+    config = settings("checkpoint.mirror=drive", "resume.source=auto")
+    run = stopped(config, 4)
+    shutil.rmtree(run.path)
+
+    class Killed(BaseException):
+        "Nothing is tidied up after it."
+
+    def kill(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("spectrakit.runs.resume_dir.write_environment", kill)
+        fit(Tiny(), config, show=False)
+    assert fit(Tiny(), config, show=False).path == run.path and only_run(here) == here / run.path
+
+
+def test_a_full_disk_at_the_beginning_of_a_session_is_a_sentence_and_changes_nothing(here, monkeypatch):
+    run = stopped(settings(), 4)
+    before = tree_hashes(run.path)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("spectrakit.runs.run_dir.write_atomic", full)
+    monkeypatch.setattr("spectrakit.runs.resume_dir.write_atomic", full)
+    with pytest.raises(RequestError, match=f"{run.path.name} cannot be written: No space left on device. Make room"):
+        resume(run, Tiny(), show=False)
+    assert tree_hashes(run.path) == before
 
 
 def test_stopped_again_and_again_it_is_still_the_same(here, whole):
