@@ -123,13 +123,27 @@ def parameter_groups(model: Any, config: Config, kind: Any) -> list[dict[str, An
     return groups
 
 # %% ../../nbs/37_contract/02_optimizer.ipynb #0a151b75
-def check_sparse(model: Any, optimizer: Any) -> None:
-    "RequestError where an optimizer cannot work with the gradients that the model's embeddings have."
+def _sparse_weights(model: Any) -> dict[int, str]:
+    "The names of embeddings whose gradients are sparse, by the id of their weights."
     import torch
 
-    kinds, name = (torch.nn.Embedding, torch.nn.EmbeddingBag), type(optimizer).__name__
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    return {id(m.weight): key for key, m in model.named_modules() if isinstance(m, kinds) and m.sparse}
+
+
+def check_sparse(model: Any, optimizer: Any, clips: bool = False) -> None:
+    """RequestError where an optimizer cannot work with the gradients that the model's embeddings have.
+
+    `clips`: whether gradients are clipped, which torch does for dense ones alone (default: they are not).
+    """
+    name, sparse = type(optimizer).__name__, _sparse_weights(model)
     owned = {id(q) for group in optimizer.param_groups for q in group["params"]}
-    sparse = {id(m.weight): key for key, m in model.named_modules() if isinstance(m, kinds) and m.sparse}
+    if clips and owned & set(sparse):
+        where = next(sparse[key] for key in sparse if key in owned)
+        raise RequestError(
+            f"trainer.gradient_clip_val needs dense gradients, and {where or 'the model'} is an embedding with "
+            "sparse=True. Use sparse=False there, or leave clipping out."
+        )
     if name == "SparseAdam" and owned - set(sparse):
         dense = next(key for key, q in model.named_parameters() if id(q) in owned - set(sparse))
         raise RequestError(
@@ -142,6 +156,12 @@ def check_sparse(model: Any, optimizer: Any) -> None:
             f"{name} needs dense gradients, and {where or 'the model'} is an embedding with sparse=True. "
             "Use sparse=False there."
         )
+    for key in ("weight_decay", "momentum"):
+        if any(group.get(key) and {id(q) for q in group["params"]} & set(sparse) for group in optimizer.param_groups):
+            raise RequestError(
+                f"{name} with {key} needs dense gradients, and the model has an embedding with sparse=True. "
+                f"Use sparse=False there, or optimizer.{key}=0."
+            )
 
 # %% ../../nbs/37_contract/02_optimizer.ipynb #0b29792f
 def _not_made(kind: Any, config: Config, error: Exception) -> str:
@@ -158,7 +178,26 @@ def _not_made(kind: Any, config: Config, error: Exception) -> str:
     mend = f"Change {' or '.join(given)}." if given else "Use another optimizer.name, such as adamw."
     return f"optimizer.name={o.name} is not possible for this model: {reason}. {mend}"
 
+# %% ../../nbs/37_contract/02_optimizer.ipynb #798a0ff9
+def _fuses(config: Config, keywords: dict[str, Any], params: list, model: Any) -> bool:
+    "Whether torch's fused update can do all that is asked of it."
+    if config.optimizer.name == "sgd" and (keywords.get("dampening") or _sparse_weights(model)):
+        return False
+    return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in params)
 
+
+def _begin_momentum(optimizer: Any) -> None:
+    """Momentum of a fused SGD begins with zeros, which changes no number. Else torch fails where a parameter gets its
+    first gradient later than others, and has rubbish in them where fp16 leaves out the first update.
+    """
+    import torch
+
+    for group in optimizer.param_groups:
+        if group["momentum"] and group["fused"] and not group["dampening"]:
+            for q in group["params"]:
+                optimizer.state[q]["momentum_buffer"] = torch.zeros_like(q)
+
+# %% ../../nbs/37_contract/02_optimizer.ipynb #895981c9
 def build_optimizer(model: Any, config: Config) -> Any:
     """The optimizer that the settings name, for the trainable parameters of `model`; fused where torch has that for
     every parameter, which spares fp16 a wait for the GPU. RequestError where it cannot be made.
@@ -171,13 +210,14 @@ def build_optimizer(model: Any, config: Config) -> Any:
     o, kind = config.optimizer, optimizer_class(config.optimizer.name)
     keywords, groups = optimizer_keywords(config, kind), parameter_groups(model, config, kind)
     if o.name in ("adamw", "adam", "sgd") and not {"foreach", "differentiable"} & set(keywords):
-        fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in params)
-        keywords = {"fused": fused, **keywords}
+        keywords = {"fused": _fuses(config, keywords, params, model), **keywords}
     try:
         optimizer = kind(groups, **keywords)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RequestError(_not_made(kind, config, error)) from None
     check_sparse(model, optimizer)
+    if o.name == "sgd":
+        _begin_momentum(optimizer)
     return optimizer
 
 # %% ../../nbs/37_contract/02_optimizer.ipynb #95d83918

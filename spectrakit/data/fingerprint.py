@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from .content import content_hash
-from .loaders import end_with_parent, keeping_sigchld
+from .loaders import begin_worker, keeping_sigchld
 from .order import Keys
 from .samples import SeededSamples
 from ..system.errors import RequestError
@@ -74,7 +74,7 @@ def _hashes_in_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
         num_workers=1,
         timeout=10 * PATIENCE_S,
         generator=torch.Generator(),
-        worker_init_fn=partial(end_with_parent, os.getpid()),
+        worker_init_fn=partial(begin_worker, os.getpid()),
     )
     try:
         with keeping_sigchld():

@@ -4,17 +4,19 @@
 
 # %% auto #0
 __all__ = ['Batches', 'MicroBatch', 'resident_tensors', 'ResidentBatches', 'choose_pinning', 'Copies', 'RowBatches',
-           'copied_ahead', 'shorten_socket_paths', 'end_with_parent', 'keeping_sigchld', 'with_less', 'Workers',
-           'LoadedBatches', 'Placement', 'train_batches', 'eval_batches', 'dataset_length', 'limit_samples',
+           'copied_ahead', 'shorten_socket_paths', 'end_with_parent', 'begin_worker', 'keeping_sigchld', 'with_less',
+           'Workers', 'LoadedBatches', 'Placement', 'train_batches', 'eval_batches', 'dataset_length', 'limit_samples',
            'find_non_finite', 'check_finite_dataset']
 
 # %% ../../nbs/22_data/06_loaders.ipynb #89ed1aae
 import contextlib
+import gc
 import os
 import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -80,19 +82,19 @@ class ResidentBatches:
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
         order, cuts = self.plan.order(len(self.tensors[0]), epoch), self.plan.cuts_from(first_step)
-        gather = self.plan.shuffle or self.plan.sampled is not None
+        gather = self.plan.shuffle or self.plan.sampled is not None  # else copied: a task may change it in place
         order = order.to(self.tensors[0].device) if hasattr(order, "to") else order
         for block in cut_blocks(cuts, order):
             if gather:
                 batches = self._gathered(indices_of(order, block), [cut.stop - cut.start for cut in block])
             else:
-                batches = (tuple([c[cut.start : cut.stop] for c in self.tensors]) for cut in block)
+                batches = (tuple([c[cut.start : cut.stop].clone() for c in self.tensors]) for cut in block)
             yield from [MicroBatch(data, *cut[2:]) for data, cut in zip(batches, block, strict=True)]
 
     def _gathered(self, indices: Any, sizes: list[int]) -> Iterator[tuple]:
         "Batches of these `sizes`, cut in one go, which costs half of views made one by one."
         indices = indices.to(self.tensors[0].device)
-        # a task may change what it gets in place, with gradients too: `split` would refuse that
+        # with gradients too, what it gets may be changed in place: `split` would refuse that
         parts = [t.index_select(0, indices).unsafe_split_with_sizes(sizes) for t in self.tensors]
         return zip(*parts, strict=True)
 
@@ -281,6 +283,12 @@ def end_with_parent(parent: int, worker: int) -> None:
     if os.getppid() != parent:
         os._exit(1)  # it was killed before this worker came so far; torch would take its new parent for the old one
 
+
+def begin_worker(parent: int, worker: int) -> None:
+    "A worker begins: it ends with `parent`, and leaves alone what it has of it, such as loaders of runs that are over."
+    gc.freeze()  # collected here, these would complain that their workers are no children of this process
+    end_with_parent(parent, worker)
+
 # %% ../../nbs/22_data/06_loaders.ipynb #c76842cd
 class _Requests:
     "A batch sampler that asks for what it was given last: a new iterator of `Keys` for each epoch."
@@ -318,7 +326,7 @@ def _data_loader(
         collate_fn=partial(_collated, samples, collate or collate_samples),
         pin_memory=bool(settings.pin_memory) and torch.device(device).type == "cuda",
         generator=torch.Generator().manual_seed(seed),  # its own: nothing is drawn from the global one
-        worker_init_fn=partial(end_with_parent, os.getpid()),
+        worker_init_fn=partial(begin_worker, os.getpid()),
         **options,
     )
 
@@ -337,11 +345,15 @@ def keeping_sigchld() -> Iterator[None]:
             signal.signal(number, before)  # type: ignore[arg-type]  # there is one where there is a handler
 
 
-def _plain_errors(loader: Any) -> Iterator[Any]:
-    "The batches of a DataLoader; a RequestError in one of its workers comes without the worker's traceback."
+def _plain_errors(loader: Any, begun: Any) -> Iterator[Any]:
+    """The batches of a DataLoader; a RequestError in one of its workers comes without the worker's traceback.
+
+    `begun`: a set that takes its iterator.
+    """
     try:
         with keeping_sigchld():
             batches = iter(loader)
+        begun.add(batches)
         yield from batches
     except RequestError as error:
         raise RequestError(str(error).strip().rpartition("RequestError: ")[2]) from None
@@ -419,6 +431,7 @@ class _Loader:
 
     def __init__(self, dataset: Any, seed: int, device: Any, collate: Callable | None, settings: DataloaderConfig):
         self.source, self._requests = SeededSamples(dataset, seed), _Requests()
+        self._begun: Any = weakref.WeakSet()  # iterators that still have workers, unless they are over
         self._make = partial(_data_loader, self.source, self._requests, device, collate=collate)
         self.use(settings)
 
@@ -436,11 +449,19 @@ class _Loader:
     def read(self, keys: Iterator[Keys]) -> Iterator[tuple[Any, Any, float]]:
         "A batch for each of `keys`: the data, the generators that were drawn from, the seconds that reading took."
         self._requests.keys, asked = keys, time.perf_counter()
-        for batch in _plain_errors(self._loader):
+        for batch in _plain_errors(self._loader, self._begun):
             if self.start_s is None:
                 self.start_s = max(0.0, time.perf_counter() - asked - batch[2])
             self.source.learn(batch[1])  # workers that begin later know what these have found
             yield batch
+
+    def close(self) -> None:
+        "End the workers now: left to Python, they would wait until somebody collects what the run has left."
+        for batches in list(self._begun):
+            if hasattr(batches, "_shutdown_workers"):
+                batches._shutdown_workers()
+        self._begun.clear()
+        self._loader._iterator = None  # persistent workers: the next `read` would begin others
 
 # %% ../../nbs/22_data/06_loaders.ipynb #7c1f0a02
 _WARM, _TIMED, _MOST_S = 2, 12, 3.0  # batches that are left out, that are timed, and seconds that they may take

@@ -130,10 +130,27 @@ def _check_thawed(s: TrainState, model: Any) -> None:
         )
 
 
+def _check_trained(s: TrainState) -> None:
+    "RuntimeError where nothing would be trained in an epoch, or the optimizer has got a group that nobody knows of."
+    name, optimizer = f"{type(s.task).__name__}.on_epoch", s.learner.optimizer
+    groups = len(s.learner.base_lrs) if optimizer is None else len(optimizer.param_groups)
+    if not any(q.requires_grad for q in s.learner.owned):
+        raise RuntimeError(
+            f"{name} froze every parameter that the optimizer has, so that epoch {s.progress.epoch} would train "
+            "nothing. Leave some of them trainable in each epoch."
+        )
+    if groups != len(s.learner.base_lrs):
+        raise RuntimeError(
+            f"{name} left the optimizer with {groups} groups of parameters, and it began with "
+            f"{len(s.learner.base_lrs)}: the schedule, clipping and a resumed run know those alone. Give it all of "
+            "them in `optimizer`, and freeze in on_epoch what is to learn later."
+        )
+
+# %% ../../nbs/40_steps/05_schedule.ipynb #46718250
 def begin_epoch(s: TrainState) -> bool:
     """Tell the task that an epoch begins, or goes on; whether DDP was made anew, since other parameters learn now.
 
-    RuntimeError where the task makes a parameter trainable that would not be trained.
+    RuntimeError where the task makes a parameter trainable that would not be trained, or leaves nothing to train.
     """
     if not provides(s.task, "on_epoch"):
         return False
@@ -141,6 +158,7 @@ def begin_epoch(s: TrainState) -> bool:
     before = [q.requires_grad for q in model.parameters()]
     s.task.on_epoch(model, Moment(s.progress.epoch, s.progress.step, s.schedule.total_steps))
     _check_thawed(s, model)
+    _check_trained(s)
     average_thawed(s.learner, model.named_parameters())
     learning = [q.requires_grad for q in model.parameters()]
     if learning == before or s.context.strategy != "ddp":

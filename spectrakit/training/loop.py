@@ -761,6 +761,9 @@ def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, 
     Returns (status, reason) as they were written: a run whose checkpoint could not be written has failed.
     """
     s.context.heartbeat.beat("saving")
+    for batches in (s.data.train, s.data.valid):
+        if hasattr(batches, "workers"):
+            batches.workers.loader.close()
     status, reason = with_a_model(s, status, reason)
     if not alone:  # rank 0 has the disk; all ranks end alike
         status, reason = s.context.broadcast((status, reason))

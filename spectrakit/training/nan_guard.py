@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROLLED_BACK', 'written_step', 'handle_bad_loss', 'apply_nan_policy', 'fail_not_finite', 'watch_buffers',
-           'keep_buffers', 'step_scaled', 'non_finite', 'step_unless_bad', 'roll_back', 'report_skipped',
+           'keep_buffers', 'step_scaled', 'non_finite', 'step_unless_bad', 'slow_down', 'roll_back', 'report_skipped',
            'report_overflows']
 
 # %% ../../nbs/41_training/02_nan_guard.ipynb #23a2fcf4
@@ -141,8 +141,9 @@ def non_finite(grads: list, one: Any) -> Any:
     import torch
 
     bad = torch.zeros_like(one)
+    dense = [g._values() if g.is_sparse else g for g in grads]  # what a sparse one leaves out is zero
     torch._amp_foreach_non_finite_check_and_unscale_(
-        [torch.view_as_real(g) if g.is_complex() else g for g in grads], bad, one
+        [torch.view_as_real(g) if g.is_complex() else g for g in dense], bad, one
     )
     return bad
 
@@ -240,6 +241,18 @@ def _restored(s: TrainState) -> list[str]:
     return notes
 
 # %% ../../nbs/41_training/02_nan_guard.ipynb #99228113
+def slow_down(groups: list[dict], scheduler: Any, change: float) -> None:
+    "Multiply all learning rates by `change`: of the groups, and what schedulers, also those within others, begin from."
+    for group in groups:
+        names = ("lr", "max_lr", "min_lr", "initial_lr") if "max_lr" in group else ("lr",)  # OneCycleLR keeps its own
+        group.update({name: group[name] * change for name in names})
+    for name in ("base_lrs", "max_lrs"):
+        if hasattr(scheduler, name):
+            setattr(scheduler, name, [lr * change for lr in getattr(scheduler, name)])
+    for inner in getattr(scheduler, "_schedulers", ()):  # of SequentialLR and ChainedScheduler
+        slow_down([], inner, change)
+
+# %% ../../nbs/41_training/02_nan_guard.ipynb #582a6ffd
 def roll_back(s: TrainState, value: float, where: str | None) -> tuple[str, str]:
     """Take all ranks back to the last checkpoint, with a smaller learning rate; the end of the run where that has been
     done often enough.
@@ -257,10 +270,7 @@ def roll_back(s: TrainState, value: float, where: str | None) -> tuple[str, str]
     change = scale / s.progress.lr_scale
     vars(p).update(vars(s.progress))  # the loop holds this one
     s.progress, p.rollbacks, p.lr_scale = p, times, scale
-    for group in s.learner.optimizer.param_groups:
-        group["lr"] = group["lr"] * change
-    if hasattr(s.learner.scheduler, "base_lrs"):
-        s.learner.scheduler.base_lrs = [lr * change for lr in s.learner.scheduler.base_lrs]
+    slow_down(s.learner.optimizer.param_groups, s.learner.scheduler, change)
     s.learner.optimizer.zero_grad()
     s.record.log.write("nan", step=step, value=str(value))
     s.record.log.write(

@@ -270,6 +270,8 @@ def make_learner(
         check_optimizer(task, context.unwrap(model), own)
         check_sparse(context.unwrap(model), own)
     optimizer = own or build_optimizer(context.unwrap(model), config)
+    if config.trainer.gradient_clip_val is not None:
+        check_sparse(context.unwrap(model), optimizer, clips=True)
     base_lrs = [
         float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups
     ]  # a scheduler changes "lr"

@@ -1,11 +1,14 @@
 "The loop against plain PyTorch: the same weights, losses and learning rates, computed another way."
 
+import gc
 import itertools
 import math
+import multiprocessing
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset, get_worker_info
 
 from exact_tasks import CountedScaler, Exact, scaled
 from in_process import PLAIN, vector
@@ -339,6 +342,44 @@ def test_samples_come_in_the_same_order_from_tensors_and_from_a_loader(train):
     ]
     assert tensors.seen == loaded.seen
     assert torch.equal(runs[0].weights(), runs[1].weights())
+
+
+def test_an_evaluation_that_changes_its_batch_in_place_leaves_the_data_alone(train):
+    class InPlace(Exact):
+        def predict(self, model, batch):
+            return model(batch[0].mul_(0.5))
+
+        def metrics(self, outputs, batch):
+            return {"mean": (outputs.sum(), len(outputs))}
+
+    task, words = InPlace(), ("data.batch_size=8", "trainer.max_epochs=2", "dataloader.num_workers=0")
+    before = task.x.clone()
+    held = train(task, *words)
+    read = train(InPlace(), *words, "data.resident_gib=0", name="read")
+    assert held.column("eval", "metrics") == read.column("eval", "metrics") and torch.equal(task.x, before)
+
+
+def test_workers_end_with_the_run_and_leave_alone_what_they_were_forked_with(train):
+    class Frozen(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            assert get_worker_info() is None or gc.get_freeze_count() > 0
+            return tensors[index]
+
+    class Read(Line):
+        def datasets(self, cfg):
+            return Frozen(), Frozen()
+
+    tensors = list(Line().datasets(None)[0])[:8]
+    gc.collect()
+    gc.disable()  # which would end them at some time
+    try:
+        run = train(Read(), "data.batch_size=4", "dataloader.num_workers=1", "trainer.max_epochs=1")
+        assert run.status == "completed" and not multiprocessing.active_children(), run.reason
+    finally:
+        gc.enable()
 
 
 def test_limits_of_batches(train):

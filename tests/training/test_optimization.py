@@ -19,7 +19,15 @@ from test_loop import (
     scaled,
 )
 from torch import nn
-from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    CyclicLR,
+    ExponentialLR,
+    LambdaLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
+from torch.utils.data import TensorDataset
 
 from in_process import vector
 from spectrakit.checks.diagnosis import Scene, explain_known
@@ -33,6 +41,8 @@ from spectrakit.steps.recompute import save_activations
 from spectrakit.steps.seeding import repeatable
 from spectrakit.steps.state import update_ema
 from spectrakit.system.errors import RequestError
+from spectrakit.training.nan_guard import slow_down
+from spectrakit.training.restore import taken_over
 
 # schedulers of the task's own; 4 steps an epoch, 12 in all
 
@@ -70,6 +80,37 @@ def test_a_plateau_is_recognised_and_sees_the_monitored_metric(train):
     task = Plateau()
     train(task, *ACCUMULATED)
     assert task.made.rates == pytest.approx([0.1] * 8 + [0.01] * 4)  # the first evaluation is the best there is
+
+
+@pytest.mark.parametrize("kind", ["within another", "one cycle", "cyclic"])
+def test_after_a_rollback_a_scheduler_goes_on_from_the_smaller_rates(kind):
+    def rates(change):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9)
+        if kind == "within another":
+            parts = [LambdaLR(optimizer, lambda step: 1 / (1 + step)) for _ in range(2)]
+            scheduler = SequentialLR(optimizer, parts, milestones=[4])
+        elif kind == "one cycle":
+            scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=8)
+        else:
+            scheduler = CyclicLR(optimizer, base_lr=0.01, max_lr=0.1, step_size_up=3)
+        seen = []
+        for step in range(7):
+            if step == 2:
+                slow_down(optimizer.param_groups, scheduler, change)
+            optimizer.step()
+            scheduler.step()
+            seen.append(optimizer.param_groups[0]["lr"])
+        return seen
+
+    whole, half = rates(1.0), rates(0.5)
+    assert half[:2] == whole[:2] and half[2:] == pytest.approx([lr / 2 for lr in whole[2:]])
+
+
+def test_a_scheduler_within_another_takes_the_length_of_today():
+    kept = {"_milestones": [2], "_schedulers": [{"T_max": 4, "last_epoch": 3}, {"T_max": 6, "last_epoch": 0}]}
+    today = {"_milestones": [5], "_schedulers": [{"T_max": 8, "last_epoch": 0}, {"T_max": 9, "last_epoch": 0}]}
+    inner = [{"T_max": 8, "last_epoch": 3}, {"T_max": 9, "last_epoch": 0}]
+    assert taken_over(kept, today, ("T_max", "_milestones")) == {"_milestones": [5], "_schedulers": inner}
 
 
 @pytest.mark.parametrize("kind", [EachEpoch, Plateau])
@@ -213,6 +254,40 @@ def test_sparse_gradients_need_an_optimizer_that_takes_them():
     model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 1))
     with pytest.raises(RequestError, match="AdamW needs dense gradients, and 0 is an embedding with sparse=True"):
         build_optimizer(model, compose())
+    with pytest.raises(RequestError, match="SGD with momentum needs dense gradients.*or optimizer.momentum=0"):
+        build_optimizer(model, compose("optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.weight_decay=0"))
+
+
+class Words(Exact):
+    "The same samples as words of a table whose gradients are sparse; the loss is a weighed one."
+
+    def datasets(self, cfg):
+        words = (self.x[:, 0] > 0).long()
+        return (TensorDataset(words, self.y),) * 2
+
+    def model(self, cfg):
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Embedding(2, 1, sparse=True), nn.Flatten(0)).double()
+
+    def loss(self, model, batch):
+        return (2.0 * (model(batch[0]) - batch[1]) ** 2).sum(), 2.0 * len(batch[1])
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_sgd_trains_sparse_embeddings_by_its_name(train, policy):
+    task = Words()
+    run = train(task, "data.batch_size=4", "accumulate_grad_batches=2", f"training.nan_policy={policy}")
+    assert run.status == "completed", run.reason
+    model, (words, y) = task.model(None), task.datasets(None)[0].tensors
+    for _ in range(compose().trainer.max_epochs):
+        for start in range(0, len(y), 8):
+            model.zero_grad()
+            ((model(words[start : start + 8]) - y[start : start + 8]) ** 2).mean().backward()
+            with torch.no_grad():
+                model[0].weight -= 0.1 * model[0].weight.grad.to_dense()
+    torch.testing.assert_close(run.weights(), vector(model), rtol=1e-9, atol=1e-12)
+    with pytest.raises(RequestError, match="gradient_clip_val needs dense gradients, and 0 is an embedding"):
+        train(task, "data.batch_size=4", "trainer.gradient_clip_val=1", name="clipped")
 
 
 class Returns(Exact):
@@ -519,6 +594,42 @@ def test_a_task_is_told_the_epoch_and_its_loss_the_step_also_after_a_resume(trai
             for q in model[2 if step < 3 else 0 :].parameters():
                 q -= 0.1 * q.grad
     torch.testing.assert_close(straight.weights(), vector(model), rtol=1e-9, atol=1e-12)
+
+
+def test_momentum_begins_where_a_layer_thaws(train):
+    task = Thawing()
+    run = train(task, "data.batch_size=8", "trainer.max_epochs=2", "optimizer.momentum=0.9")
+    assert run.status == "completed", run.reason
+    model = task.model(None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    for step in range(6):
+        rows = slice(8 * (step % 3), 8 * (step % 3) + 8)
+        optimizer.zero_grad()
+        (Exact.errors(task, model, rows).mean() / (1 + step)).backward()
+        for q in model[:2].parameters() if step < 3 else ():
+            q.grad = None
+        optimizer.step()
+    torch.testing.assert_close(run.weights(), vector(model), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "does, says",
+    [
+        (lambda task, model: model.requires_grad_(False), "Changes.on_epoch froze every parameter that the optimizer"),
+        (
+            lambda task, model: task.made.add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
+            "Changes.on_epoch left the optimizer with 2 groups of parameters, and it began with 1",
+        ),
+    ],
+)
+def test_an_epoch_that_could_train_nothing_or_has_other_groups_is_said(train, does, says):
+    class Changes(Rated):
+        def on_epoch(self, model, moment):
+            if moment.epoch == 1:
+                does(self, model)
+
+    run = train(Changes(), "data.batch_size=8", "trainer.max_epochs=2")
+    assert run.status == "failed" and says in run.reason
 
 
 def test_what_thaws_and_is_nobodys_is_named(train):
