@@ -260,7 +260,8 @@ def _take_back(plan: ResumePlan, path: Path, before: dict[str, str | None], asid
     elif plan.kind == "here":
         for name, text in before.items():
             if text is None:
-                (path / name).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # a folder, which was there before
+                    (path / name).unlink()
             elif text != _text(path / name):
                 write_atomic(path / name, text)
         if aside:

@@ -178,7 +178,9 @@ def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePl
     "The plan for resume.source=auto: the furthest run of this task whose settings fit, or a new one."
     folders = places(config)
     paths = {path.resolve(): path for folder, depth in folders for path in find_runs(folder, depth)}
-    runs = [outline(_put_back(path)) for path in paths.values() if _is_of_task(path, config)]
+    runs = [
+        outline(_put_back(path)) for path in paths.values() if not missing_files(path) and _is_of_task(path, config)
+    ]
     busy = set() if peer else {run.run_id for run in runs if is_locked(run.path)}
     locked_names = sorted(run.path.name for run in runs if run.run_id in busy)
     note = f" ({', '.join(locked_names)}: another process works on it)" if locked_names else ""

@@ -294,6 +294,17 @@ def test_a_full_disk_at_the_beginning_of_a_session_is_a_sentence_and_changes_not
     assert tree_hashes(run.path) == before
 
 
+def test_a_folder_in_place_of_a_file_is_a_sentence_or_no_run(here):
+    run = stopped(settings(), 4)
+    (run.path / "environment.json").unlink()
+    (run.path / "environment.json").mkdir()
+    with pytest.raises(RequestError, match=f"{run.path.name} cannot be written: Is a directory"):
+        resume(run, Tiny(), show=False)
+    (run.path / "events.jsonl").unlink()
+    (run.path / "events.jsonl").mkdir()
+    assert fit(Tiny(), settings("resume.source=auto"), show=False).path != run.path
+
+
 def test_stopped_again_and_again_it_is_still_the_same(here, whole):
     run = stopped(settings(), 2)
     for _ in range(3):
