@@ -45,6 +45,7 @@ def step_cost(s: TrainState) -> float:
         c.check_val_every_n_steps or math.inf,
         min(c.check_val_every_n_epoch, c.val_check_interval or math.inf) * s.data.plan.steps_per_epoch,
     )
+    every = max(1, every)  # a fraction of a short epoch may be less than a step
     cost = each + (s.budget.parts["eval"] / every if s.data.valid is not None else 0.0)
     return (
         max(cost, (time.monotonic() - began - s.timing.pace.first) / (done - first - 1))

@@ -320,6 +320,11 @@ def test_evaluations_come_after_every_fraction_of_an_epoch_too(train, words, ste
 # what is seen, and how much of it
 
 
+def test_a_fraction_of_an_epoch_that_is_less_than_a_step_is_a_step(train):
+    run = train(Exact(), "data.batch_size=8", "trainer.max_epochs=1", "trainer.val_check_interval=0.3")
+    assert run.status == "completed" and run.column("eval", "step") == [1, 2, 3], run.reason
+
+
 def test_every_epoch_visits_every_sample_once_in_an_order_of_its_own(train):
     task = Exact()
     train(task, "data.shuffle=true", "data.batch_size=6", "trainer.max_epochs=2")
