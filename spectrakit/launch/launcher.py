@@ -443,7 +443,7 @@ def tidy_checkpoints(checkpoints: Path) -> None:
     for pattern in (".writing-*", ".gone-*"):
         for half in checkpoints.glob(pattern):
             shutil.rmtree(half, ignore_errors=True)
-    for half in (*checkpoints.glob(".[LB][AE]*.[0-9]*"), *checkpoints.parent.glob(".*.[0-9]*")):  # of write_atomic
+    for half in (*checkpoints.glob(".[ABL][AEV]*.[0-9]*"), *checkpoints.parent.glob(".*.[0-9]*")):  # of write_atomic
         with contextlib.suppress(OSError, ValueError):
             if half.is_file() and not _alive(int(half.suffix[1:])):
                 half.unlink()
