@@ -52,13 +52,12 @@ def checkpoints_to_mirror(run_dir: Path) -> ToMirror:
 def mirror_files(run_dir: Path, mirror: Path) -> None:
     "Copy what resuming needs besides checkpoints: settings, environment, and the whole lines of the event log."
     for name in ("config.yaml", "environment.json", "events.jsonl"):
-        copy = mirror_folder(mirror, run_dir) / name
         if not (run_dir / name).is_file():
             continue
         data = (run_dir / name).read_bytes()
         if name == "events.jsonl":
             data = data[: data.rfind(b"\n") + 1]
-        write_atomic(copy, data)
+        write_atomic(mirror_folder(mirror, run_dir) / name, data)
 
 # %% ../../nbs/20_checkpoint/04_mirror.ipynb #fabd6ca6
 def mirror_run(
