@@ -74,9 +74,10 @@ def capture(s: TrainState) -> None:
 
     model = s.learner.model
     s.captured = torch.compile(model, mode="reduce-overhead")
-    batch, loss_of = next(iter(s.data.train.epoch(0))), between_replays(s, s.context.in_precision(training_loss(s)))
+    loss_of = between_replays(s, s.context.in_precision(training_loss(s)))
     try:
         with undone(s.task, model):
+            batch = next(iter(s.data.train.epoch(0)))  # reading one may draw random numbers, too
             model.train()
             for _ in range(_TRIES):
                 loss_of(model, batch.data).value.backward()
