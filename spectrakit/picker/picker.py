@@ -357,11 +357,12 @@ class Form:
         except (RequestError, RuntimeError, KeyboardInterrupt) as error:
             self.status.value = note_html(str(error) or "interrupted", True)
         finally:
-            self.start.disabled = False
+            self.start.disabled = bool(problems(self.selection))
 
     def show(self, note: str = "") -> None:
         "Bring all rows up to date, and show `note` beside the buttons."
         self._updating = True
+        self.start.disabled = bool(problems(self.selection))  # first: nobody presses Train beside an error
         try:
             for key in self.controls:
                 show_row(self, key)
@@ -369,7 +370,6 @@ class Form:
             self._updating = False
         self.consequences.value = tiles_html(consequence_rows(self.selection, self.controls))
         self.lines.value = _code_html(self.selection)
-        self.start.disabled = bool(problems(self.selection))
         self.status.value = note_html(note) if note else ""
 
 # %% ../../nbs/65_picker/04_picker.ipynb #5be67c49

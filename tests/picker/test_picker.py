@@ -657,7 +657,10 @@ def test_what_is_being_typed_is_not_corrected_under_the_fingers():
 
 def test_an_error_stands_beside_its_field_and_nowhere_else():
     _picker, form = make(task="coffee")
+    pressable = []  # at the moment that the error appears
+    form.notes["optimizer.lr"].observe(lambda _: pressable.append(not form.start.disabled), names="value")
     form.controls["optimizer.lr"].value = "fast"
+    assert pressable == [False]
     whole = "".join(box.value for box in (*form.notes.values(), form.consequences, form.lines, form.status))
     assert whole.count("optimizer.lr=fast") == 1 == whole.count('role="alert"')
     assert "sk-wrong" in form.rows["optimizer.lr"]._dom_classes and form.start.disabled
