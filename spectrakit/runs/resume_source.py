@@ -18,7 +18,16 @@ from ..config.profile_files import parse_yaml, place, read_text
 from ..config.schema import Config
 from .history import RunOutline, finished_text, outline
 from .resume_changes import changes_text, check_changes, code_change, same_task
-from .run_dir import DEPTH, Session, find_runs, is_foreign, is_locked, missing_files, not_a_run_text
+from spectrakit.runs.run_dir import (
+    DEPTH,
+    Session,
+    find_runs,
+    is_foreign,
+    is_locked,
+    missing_files,
+    near_names,
+    not_a_run_text,
+)
 from ..system.errors import RequestError
 from ..system.platforms.detect import input_folders
 
@@ -74,7 +83,7 @@ def _put_back(path: Path) -> Path:
 # %% ../../nbs/35_runs/05_resume_source.ipynb #5ba65c80
 def _named_run_plan(path: Path, config: Config, session: Session) -> ResumePlan:
     "The plan where the user named a run."
-    _check_is_run(path)
+    _check_is_run(path, config.run.dir)
     _put_back(path)
     run, before = outline(path), compose(config=path / "config.yaml")
     changed = check_changes(run, before, config, session)
@@ -92,10 +101,10 @@ def _named_run_plan(path: Path, config: Config, session: Session) -> ResumePlan:
     )
 
 
-def _check_is_run(path: Path) -> None:
-    "RequestError where `path` is no run, with the runs that lie below it."
+def _check_is_run(path: Path, run_dir: str) -> None:
+    "RequestError where `path` is no run, with the runs that lie below it, or names that are near it in `run_dir`."
     if not path.is_dir():
-        raise RequestError(f"There is no folder {str(path)!r} to resume from. `spectrakit runs` lists the runs.")
+        raise RequestError(f"There is no folder {str(path)!r} to resume from.{near_names(Path(run_dir) / path)}")
     if not missing_files(path):
         return
     below = [str(p) for p in find_runs(path)[:3]]

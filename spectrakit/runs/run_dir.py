@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['RUN_FILES', 'MARKERS', 'DEPTH', 'MAX_NAMES', 'MAX_NAMES_EACH', 'GROUP_FILES', 'RECORDS', 'reserve_folder',
            'new_run_dir', 'check_mirror', 'versions', 'Session', 'environment', 'locked', 'is_locked', 'missing_files',
-           'not_a_run_text', 'check_links', 'find_runs', 'kind_of', 'runs_folder', 'run_names', 'named_run',
-           'read_environment', 'read_summary', 'update_environment', 'write_environment', 'newest_environments',
-           'is_attached', 'is_foreign', 'write_mark']
+           'not_a_run_text', 'check_links', 'find_runs', 'kind_of', 'runs_folder', 'run_names', 'near_names',
+           'named_run', 'read_environment', 'read_summary', 'update_environment', 'write_environment',
+           'newest_environments', 'is_attached', 'is_foreign', 'write_mark']
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fcf4
 import contextlib
@@ -330,7 +330,7 @@ def _path_of(given: Any) -> Path:
     return path.parent if path.name in RUN_FILES and path.is_file() else path
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #f4ffaf55
-def _near_names(path: Path) -> str:
+def near_names(path: Path) -> str:
     "The end of a sentence about a run that is not there: names that begin so, or are spelt nearly so."
     try:
         beside = [p.name for p in islice(path.parent.iterdir(), MAX_NAMES_EACH) if _is_wanted(p, True)]
@@ -358,7 +358,7 @@ def named_run(given: Any) -> Path:
                 return kept
     if path.exists():
         raise RequestError(not_a_run_text(path, "`spectrakit runs` lists the runs"))
-    raise RequestError(f"There is no run {str(path)!r}, neither a folder nor a name.{_near_names(path)}")
+    raise RequestError(f"There is no run {str(path)!r}, neither a folder nor a name.{near_names(path)}")
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fc05
 RECORDS = ("config.yaml", "environment.json")  # written when a run begins, and when it goes on
