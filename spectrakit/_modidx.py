@@ -3090,6 +3090,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                'spectrakit/distributed/outer_loop.py'),
                                                    'spectrakit.distributed.outer_loop.OuterLoop.pieces': ( '21_distributed/outer_loop.html#outerloop.pieces',
                                                                                                            'spectrakit/distributed/outer_loop.py'),
+                                                   'spectrakit.distributed.outer_loop._averaged': ( '21_distributed/outer_loop.html#_averaged',
+                                                                                                    'spectrakit/distributed/outer_loop.py'),
                                                    'spectrakit.distributed.outer_loop._checked': ( '21_distributed/outer_loop.html#_checked',
                                                                                                    'spectrakit/distributed/outer_loop.py'),
                                                    'spectrakit.distributed.outer_loop._gradient': ( '21_distributed/outer_loop.html#_gradient',

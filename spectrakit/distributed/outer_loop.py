@@ -435,11 +435,17 @@ def check_diloco(config: Config, world_size: int) -> None:
         )
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #b90d3dc4
+def _averaged(buffers: list, before: list) -> list[tuple[Any, Any]]:
+    "The buffers that are averaged, each with what it was: views, of complex ones as real numbers."
+    pairs = [(_numbers(b), _numbers(old)) for b, old in zip(buffers, before, strict=True)]
+    return [(b, old) for b, old in pairs if b.is_floating_point() and b.numel()]
+
+
 def buffer_steps(buffers: list, before: list) -> list:
-    "How far each floating-point buffer has moved, as vectors in double precision."
+    "How far each buffer that is averaged has moved, as vectors in double precision."
     import torch
 
-    moving = [(b, old) for b, old in zip(buffers, before, strict=True) if b.is_floating_point() and b.numel()]
+    moving = _averaged(buffers, before)
     return [torch.nan_to_num(b.double() - old, 0.0, 0.0, 0.0).cpu().reshape(-1) for b, old in moving]
 
 
@@ -452,7 +458,7 @@ def merge_buffers(buffers: list, before: list, mean: Callable[[Any], Any], large
     """
     import torch
 
-    moving = [(b, old) for b, old in zip(buffers, before, strict=True) if b.is_floating_point() and b.numel()]
+    moving = _averaged(buffers, before)
     counts = [b for b in buffers if not b.is_floating_point() and not b.is_complex() and b.numel()]
     if moving:
         steps = buffer_steps(buffers, before)

@@ -84,7 +84,7 @@ def watch_buffers(s: TrainState) -> None:
     buffers = {
         name: b
         for name, b in s.context.unwrap(s.learner.model).named_buffers()
-        if b.is_floating_point() and bool(torch.isfinite(b).all())
+        if (b.is_floating_point() or b.is_complex()) and bool(torch.isfinite(b).all())
     }
     s.nan.buffers = list(buffers)
     if s.config.training.nan_policy == "skip":
