@@ -276,9 +276,12 @@ def _open(task: Any, config: Config, resume: str | Path | None) -> tuple[Path, d
     if config.search.final_share and not config.checkpoint.enabled:
         raise RequestError("search.final_share is for a run with a checkpoint, and checkpoint.enabled is false.")
     name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
-    path = open_folder(config, name, ManyFolders("search", copied, check_journal), resume)
-    _check_same(path, config)
-    return path, space
+
+    def check(folder: Path) -> None:
+        _check_same(folder, config)
+        check_journal(folder)
+
+    return open_folder(config, name, ManyFolders("search", copied, check), resume), space
 
 
 def _begin(s: Search, config: Config, space: Mapping[str, Dimension], alone: bool) -> None:
@@ -376,7 +379,8 @@ def search(  # noqa: PLR0913  what a search is begun with; all but the task have
     - `overrides`: settings; those with several values, such as 'optimizer.lr=interval(0.001,0.1)', are searched;
       'search.trials=50' says how many trials there are
     - `space`: what is searched, by key: Hydra's words or a list of choices (default: what `search.space` says)
-    - `resume`: 'auto', or the folder of a search that was begun (default: begin anew)
+    - `resume`: the folder of a search that was begun; 'auto': the newest of the same settings and space, else a new one
+      (default: begin anew)
     - `predict`: a file for test predictions, by the run at the end, or else by that of the best trial (default: none)
     - `show`: whether to print how it goes (default: True)
     - `on_error`: 'return' or 'raise' where no trial, or the run at the end, is done for a failure, as for `fit`

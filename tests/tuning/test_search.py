@@ -598,14 +598,16 @@ def test_a_stop_before_the_first_run_says_what_stands(here, command, where, said
     assert done.returncode == 130 and said in done.stderr and "Traceback" not in done.stderr
 
 
-def test_of_several_studies_auto_takes_the_one_of_the_same_space(here):
+def test_of_several_studies_auto_takes_the_one_of_the_same_space(here, capsys):
     words = (*INLINE, *SCORE, "trainer.max_epochs=1", "search.sampler=grid")
     first = sk.search(Planned(), *words, grid(1.0, 2.0), show=False)
     other = sk.search(Planned(), *words, grid(3.0, 4.0), show=False)
     again = sk.search(Planned(), *words, grid(1.0, 2.0), resume="auto", show=False)
     assert again.path == first.path != other.path and len(again.trials) == 2
-    with pytest.raises(RequestError, match="searches another space"):
-        sk.search(Planned(), *words, grid(5.0, 6.0), resume="auto", show=False)
+    capsys.readouterr()
+    new = sk.search(Planned(), *words, grid(5.0, 6.0), resume="auto", show=False)
+    assert new.path not in (first.path, other.path) and len(new.trials) == 2
+    assert f"{other.path.name} is left as it is: {other.path.name} searches another space" in capsys.readouterr().err
 
 
 def test_a_trial_that_finds_no_time_left_waits_for_the_next_session(here, monkeypatch):
