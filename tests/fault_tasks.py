@@ -93,6 +93,11 @@ class Walk(Troubled):
             time.sleep(0.02)
         self.linger()
 
+    def rest(self):
+        "Wait for the file `rested`."
+        while not Path("rested").exists():
+            time.sleep(0.02)
+
     def nan(self):
         self.spoil = lambda loss: loss * float("nan")
 

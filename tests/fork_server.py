@@ -168,15 +168,19 @@ class Client:
         from spectrakit.launch.attempt import ForkedProcess
 
         request = {"do": "train", "folder": folder, "cwd": os.getcwd(), "env": env, "log": log, "parent": os.getpid()}
-        _adopts_orphans(True)
-        try:
-            with self._ask(request) as connection:
-                pid = json.loads(connection.recv(4096))["pid"]
-        finally:
-            _adopts_orphans(False)
+        with _adopting:  # another thread would not end it where this one's child is not there yet
+            _adopts_orphans(True)
+            try:
+                with self._ask(request) as connection:
+                    pid = json.loads(connection.recv(4096))["pid"]
+            finally:
+                _adopts_orphans(False)
         child = object.__new__(ForkedProcess)
         child.pid, child.returncode = pid, None
         return child
+
+
+_adopting = threading.Lock()
 
 
 def _adopts_orphans(yes: bool) -> None:

@@ -25,6 +25,7 @@ SETTINGS = (
     "checkpoint.every_n_steps=3",
     "checkpoint.every_n_epochs=null",
     "checkpoint.keep_last=3",
+    "checkpoint.max_share=1",  # a slow disk leaves none out
     "trainer.log_every_n_steps=1",
     "optimizer.lr=0.01",
 )

@@ -1,5 +1,6 @@
 "Training in the process of the test, on one CPU, with plain settings."
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ PLAIN = (
     "optimizer.weight_decay=0",
     "optimizer.lr=0.1",
     "scheduler.name=constant",
+    "checkpoint.max_share=1",  # a slow disk leaves none out
     "trainer.log_every_n_steps=1",
 )
 
@@ -45,6 +47,19 @@ class Result:
 
     def column(self, kind: str, name: str) -> list:
         return columns(self.events, kind, name)[name]
+
+
+def stopped_clock(monkeypatch) -> list[float]:
+    "From now on the monotonic clock of this process, and of budgets, is the one number of this list."
+    now, real = [time.monotonic()], time.monotonic
+
+    def read() -> float:
+        return now[0]
+
+    known = tuple(read if value is real else value for value in Budget.__init__.__defaults__ or ())
+    monkeypatch.setattr(Budget.__init__, "__defaults__", known)
+    monkeypatch.setattr(time, "monotonic", read)
+    return now
 
 
 def vector(weights) -> torch.Tensor:

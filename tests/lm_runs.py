@@ -26,6 +26,7 @@ BASE = (
     "trainer.max_steps=12",
     "checkpoint.every_n_steps=3",
     "checkpoint.every_n_epochs=null",
+    "checkpoint.max_share=1",  # a slow disk leaves none out
     "data.shuffle_buffer=50",
     "task.seq_len=32",
     "task.valid_rows=40",

@@ -361,14 +361,21 @@ class Scaled(Task):
 
 
 class Late(Troubled):
-    "Rank 1 does not meet the others: it sleeps in its first start and is killed in those that follow."
+    """Rank 1 does not meet the others: it sleeps in its first start and is killed in those that follow.
+
+    There rank 0 goes nowhere before: it would wait, and be told that they do not meet, where rank 1 is slow to begin.
+    """
 
     def __init__(self):
-        if os.environ.get("RANK") != "1":
-            return
-        first = not Path("late").exists()
-        Path("late").touch()
-        self.sleep() if first else self.kill()
+        rank, start = os.environ.get("RANK"), os.getppid()  # the ranks of a start have one parent
+        asleep, killed = Path(f"late-asleep-{start}"), Path(f"late-killed-{start}")
+        if rank == "1":
+            first = not Path("late").exists()
+            (asleep if first else killed).touch()
+            Path("late").touch()
+            self.sleep() if first else self.kill()
+        while rank is not None and not (asleep.exists() or killed.exists()):
+            time.sleep(0.01)
 
 
 class Waiting(Troubled):

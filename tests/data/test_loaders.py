@@ -39,7 +39,7 @@ def test_a_folder_for_temporary_files_with_a_long_name_stops_no_worker(tmp_path,
         [sys.executable, "-c", READ],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
         env={**os.environ, "TMPDIR": str(folder)},
     )
     assert done.stdout.strip() == "[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]", done.stderr

@@ -46,6 +46,7 @@ BASE = (
     "trainer.gradient_clip_val=0.5",
     "training.ema_decay=0.8",
     "checkpoint.every_n_steps=3",
+    "checkpoint.max_share=1",  # a slow disk leaves none out
     "data.eval_batch_size=3",
 )
 ONE = ("launch.mode=inline", "accumulate_grad_batches=4")  # an effective batch of 16: windows of 16, 16 and 5 samples

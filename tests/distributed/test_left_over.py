@@ -1,7 +1,9 @@
 """What a launcher of another day left in the environment: ignored in a notebook, waited for with a word in a shell."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import sys
@@ -19,9 +21,12 @@ WORDS = ("trainer.accelerator=cpu", "data.batch_size=8", "trainer.max_epochs=1")
 
 
 def leftovers() -> dict[str, str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    "With a free port that the system gives nobody in the meantime."
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            break
     return {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 

@@ -38,11 +38,11 @@ def rank_1_is_killed(p: Place) -> None:
 
 def the_kernel_is_killed(p: Place, task: str = "Drops") -> None:
     "No process outlives it; resume goes on from the newest checkpoint that was there, and every bit is the same."
-    kernel = p.start(task)
+    kernel = p.held(task, at=17)
     run = p.run()
-    p.steps(run, 15)
     p.kill(kernel)
     newest = max(whole(run))
+    p.let_go()
     run = to_the_end(p, run, task)
     p.want(
         restarts(run)[-1]["step"] == newest,
@@ -85,13 +85,14 @@ def every_call_in_a_save_in_the_background_is_the_last(p: Place) -> None:
 
 def _told(p: Place, task: str, number: int, to: str = "kernel", hears: bool = False) -> None:
     "Send signal `number` in the middle: the run ends at the next step, saved, and goes on from there bit for bit."
-    kernel = p.start(task, hears=hears)
+    kernel = p.held(task, hears=hears)
     run = p.run()
-    p.steps(run, 12)
     if to == "kernel":
         kernel.process.send_signal(number)
+        p.let_go(heard=run)
     else:
-        p.process(int(to)).send_signal(number)
+        p.process(int(to)).send_signal(number)  # a sleep that it breaks off ends in the handler
+        p.let_go()
     if number == signal.SIGTERM and to == "kernel" and not hears:  # it ends as it would have, once the run is safe
         p.want(kernel.process.wait(60) == -signal.SIGTERM, f"the script ended with {kernel.process.returncode}")
         look(p, run)
@@ -279,14 +280,13 @@ def no_memory_in_backward_on_rank_1(p: Place) -> None:
 
 def two_processes_resume_one_run(p: Place) -> None:
     "The second is refused with a sentence, and the first goes on undisturbed to the same bits."
-    kernel = p.start("Drops")
+    kernel = p.held("Drops", at=17)
     run = p.run()
-    p.steps(run, 15)
     p.kill(kernel)
-    first = p.start("Drops", resume=run.path, TINY_HOLD=f"5:{p.folder}")
-    p.file("held")
+    (p.folder / "held").unlink()
+    first = p.held("Drops", at=5, resume=run.path)
     second = p.start("Drops", resume=run.path).wait()
     p.want("being worked on by another process" in second.get("refused", ""), f"the second was told {second}")
     p.want(usable(run), "no usable model while another process works on the run")
-    (p.folder / "go").touch()
+    p.let_go()
     compare(p, ended(p, first.wait(), "completed"), "Drops")

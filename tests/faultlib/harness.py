@@ -145,6 +145,22 @@ class Place:
         self.kernels.append(Kernel(process, word, log))
         return self.kernels[-1]
 
+    def held(self, task: str, *words: str, at: int = 14, **more: Any) -> Kernel:
+        "What `start` gives, held in its `at`-th training loss until `let_go`."
+        kernel = self.start(task, *words, TINY_HOLD=f"{at}:{self.folder}", **more)
+        self.file("held")
+        return kernel
+
+    def let_go(self, heard: Run | None = None) -> None:
+        "Let it go on; with `heard`, once this run has been asked to stop."
+        if heard is not None:
+            wait_for(lambda: (heard.path / "STOP").exists() or self.ended(), "the stop to be heard")
+        (self.folder / "go").touch()
+
+    def ended(self) -> bool:
+        "Whether all kernels are gone."
+        return all(kernel.process.poll() is not None for kernel in self.kernels)
+
     def _script(self, words: list[str], env: dict[str, str], output: int) -> subprocess.Popen | fork_server.Served:
         """A process for a script in this folder.
 
@@ -189,9 +205,7 @@ class Place:
         def there() -> bool:
             if (self.folder / name).exists():
                 return True
-            assert any(kernel.process.poll() is None for kernel in self.kernels), (
-                f"every kernel has ended, and there is no {name}"
-            )
+            assert not self.ended(), f"every kernel has ended, and there is no {name}"
             return False
 
         wait_for(there, name, timeout_s)
@@ -234,7 +248,7 @@ class Place:
         for page in pages([kernel.process.pid]):
             os.utime(page, (time.time() - 120,) * 2)
 
-    def gone(self, timeout_s: float = 15) -> None:
+    def gone(self, timeout_s: float = 60) -> None:
         "Wait until no process is left; where one stays, `stayed` tells."
         with contextlib.suppress(AssertionError):
             wait_for(lambda: not self.processes(), "all processes to end", timeout_s)

@@ -3,7 +3,6 @@
 import hashlib
 import shutil
 import signal
-import time
 from pathlib import Path
 
 from helpers import wait_for
@@ -35,10 +34,10 @@ def the_code_of_the_task_is_edited(p: Place) -> None:
     goes on, here with the same arithmetic and so with the same bits.
     """
     file = _code(p)
-    kernel = p.start(f"{file}:Drops")
+    kernel = p.held(f"{file}:Drops")
     run = p.run()
-    p.steps(run, 12)
     kernel.process.send_signal(signal.SIGINT)
+    p.let_go(heard=run)
     run = ended(p, kernel.wait(), "interrupted")
     before, text = _content(run), file.read_text()
     file.write_text(text.replace("return spoil(result) if spoil", "return 1.0 * spoil(result) if spoil"))
@@ -56,8 +55,7 @@ def it_is_stopped_before_the_first_step(p: Place) -> None:
     kernel = p.start("Drops", TINY_FAULTS="data 0 1 linger_when_told")
     p.file("fault-data-0-1")
     kernel.process.send_signal(signal.SIGINT)
-    time.sleep(2)  # the word needs a moment from the kernel to the ranks, and training must not begin meanwhile
-    (p.folder / "go").touch()
+    p.let_go(heard=p.run())  # training must not begin meanwhile
     word = kernel.wait()
     p.want(word.get("status") == "interrupted", f"the run ended {word.get('status')}: {word.get('error')}")
     steps = [event for event in read_events(Path(word["path"]) / "events.jsonl") if event["type"] == "step"]
@@ -68,10 +66,10 @@ def it_is_stopped_before_the_first_step(p: Place) -> None:
 @ranks(2)
 def it_is_stopped_twice(p: Place) -> None:
     "■, and ■ again when training has ended: the run is saved, on both ranks, and not all is predicted."
-    kernel = p.start("Long", "data.batch_size=2", predict="table.csv", TINY_PREDICT_S="20", TINY_STEP_S="0.02")
+    kernel = p.held("Long", "data.batch_size=2", predict="table.csv", TINY_PREDICT_S="20", TINY_STEP_S="0.02")
     run = p.run()
-    p.steps(run, 12)
     kernel.process.send_signal(signal.SIGINT)
+    p.let_go(heard=run)
     wait_for(lambda: last_event(read_events(run.path / "events.jsonl"), "end"), "the end of the training", 60)
     kernel.process.send_signal(signal.SIGINT)
     word = kernel.wait()
@@ -91,11 +89,11 @@ def files_of_pythons_names_lie_beside(p: Place) -> None:
 
 def the_folder_of_the_run_is_deleted(p: Place) -> None:
     "It is noticed at the next save and told; nothing more is written to where it was, and no process stays."
-    kernel = p.start("Drops")
+    kernel = p.held("Drops")
     run = p.run()
-    p.steps(run, 12)
     run.path.rename(p.folder / "aside")  # at once: nothing is written in between
     shutil.rmtree(p.folder / "aside", ignore_errors=True)
+    p.let_go()
     word = kernel.wait()
     p.want(word.get("status") == "failed", f"the run ended {word.get('status')}")
     p.want("was deleted or moved away" in kernel.log.read_text(), "nobody was told")

@@ -74,13 +74,13 @@ def checkpoints_that_become_read_only(p: Place) -> None:
     """In the middle of a run, for a while: a warning; older checkpoints stay, saving goes on later, and every bit is
     the same.
     """
-    kernel = p.start("Drops", TINY_HOLD=f"18:{p.folder}", TINY_STEP_S="0.1")
-    p.file("held")
+    kernel = p.held("Drops", at=18, TINY_FAULTS="loss 0 30 rest")
     run = p.run()
     _read_only(p, run.path / "checkpoints")
-    (p.folder / "go").touch()
+    p.let_go()
     wait_for(lambda: "not saved" in said(run), "a warning")
     p.undo.pop()()
+    (p.folder / "rested").touch()
     run = ended(p, kernel.wait(), "completed")
     compare(p, run, "Drops")
 

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 import helpers
 import spectrakit as sk
 from helpers import start_cli, wait_for
+from in_process import stopped_clock
 from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.config.compose import compose
 
@@ -170,9 +171,16 @@ def test_what_cannot_be_stacked_is_trained_one_by_one(here, capsys, task, words,
     assert all(len(list((cv.path / f"fold-{fold}").iterdir())) == 1 for fold in range(3))  # nothing of the try is left
 
 
-def test_the_clock_ends_all_runs_with_checkpoints(here):
+def test_the_clock_ends_all_runs_with_checkpoints(here, monkeypatch):
+    now = stopped_clock(monkeypatch)
+
+    class Slow(Waves):
+        def loss(self, model, batch):
+            now[0] += 0.05
+            return super().loss(model, batch)
+
     words = (*INLINE, STACKED, "trainer.max_epochs=100000", "watchdog.limit=9s", "watchdog.since=run")
-    cv = cross_validated(*words, folds=2)
+    cv = cross_validated(*words, folds=2, task=Slow())
     assert cv.status == "out_of_time" and {run.status for run in cv.runs} == {"out_of_time"}
     assert all(find_checkpoint(run.path / "checkpoints")[0] is not None for run in cv.runs)
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -73,6 +74,7 @@ TWO = (
     "optimizer.lr=0.01",
     "checkpoint.every_n_steps=2",
     "checkpoint.every_n_epochs=null",
+    "checkpoint.max_share=1",  # a slow disk leaves none out
     "trainer.log_every_n_steps=1",
 )
 SOON = ("launch.hang_floor_s=3",)
@@ -236,7 +238,7 @@ def test_without_restarts_a_killed_rank_is_a_failed_run(nothing_left, here):
         env={**os.environ, "TINY_TROUBLE": "1 13 kill"},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
         stdin=subprocess.DEVNULL,
     )
     assert (
@@ -262,10 +264,12 @@ def test_a_rank_that_hangs_is_replaced_and_nothing_is_lost(monkeypatch, nothing_
     "It sleeps for ever, and the other one waits for it in gloo: the stacks name both places."
     run = troubled(monkeypatch, "1 7 sleep", *SOON)
     assert run.status == "completed" and losses(run) == calm and intact(run) and facts(run)["restarts"] == 1
-    assert said(run).startswith(
-        "rank 1 has given no sign of life for 3 s (training, after optimizer step 3); the stacks of all ranks are in"
+    silent = re.match(
+        r"rank 1 has given no sign of life for (\d+) s \(training, after optimizer step 3\); "
+        r"the stacks of all ranks are in .*/logs/stacks-rank-\*\.txt; starting again \(1 of 2\)$",
+        said(run),
     )
-    assert said(run).endswith("/logs/stacks-rank-*.txt; starting again (1 of 2)")
+    assert silent and int(silent[1]) >= 3, said(run)  # longer where steps are slow, or nobody has looked
     assert " in sleep" in log_of(run, "stacks-rank-1.txt") and "in backward" in log_of(run, "stacks-rank-0.txt")
 
 
@@ -370,10 +374,11 @@ def test_an_interrupt_stops_both_ranks_at_the_same_step(cli, here):
     wait_for(lambda: (last_event(run.events, "step") or {"step": 0})["step"] >= 2, "some steps")
     family = left(here)
     assert len(family) >= 4  # the command, the supervisor, two ranks
-    done = last_event(run.events, "step")["step"]
     for member in family:
         member.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    wait_for(lambda: stop_file(run.path).exists() or process.poll() is not None, "the interrupt to be heard")
+    done = last_event(run.events, "step")["step"]
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "") and "interrupted" in out
     end = last_event(run.events, "end")
     assert run.status == end["status"] == "interrupted" and end["step"] <= done + 3  # the one it was in, and two more
@@ -392,7 +397,7 @@ def test_sigterm_is_heard_like_an_interrupt_and_a_second_one_does_not_wait(cli, 
     run = open_run(only_run(here))
     wait_for(stop_file(run.path).exists, "the first signal to be heard")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "") and "interrupted" in out
     assert run.status == "interrupted" and "second time" in last_event(run.events, "end")["reason"]
     assert intact(run) and find_checkpoint(run.path / "checkpoints")[0].name == "step-00000006"
@@ -405,7 +410,7 @@ def test_an_interrupt_before_the_first_step_ends_at_once(cli, here, where):
     process = cli("Waiting", "trainer.max_epochs=4000", TINY_WAIT=where)
     wait_for((here / "waits").exists, "a rank to wait")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "") and "stopping… Ctrl-C again ends now" in out
     run = open_run(only_run(here))
     assert run.status == "interrupted" and not run.metrics and not checkpoints(run.path / "checkpoints")
@@ -426,12 +431,12 @@ def test_neither_a_dead_supervisor_nor_a_dead_parent_leaves_a_rank_behind(cli, h
     assert len(ranks) == 2
     (here / "trouble-1-5").unlink()
     supervisor.kill()
-    assert psutil.wait_procs(ranks, timeout=10)[1] == []
+    assert psutil.wait_procs(ranks, timeout=60)[1] == []
     wait_for((here / "trouble-1-5").exists, "rank 1 to be lost again, in the next start")
     assert "the process that starts the ranks was killed by SIGKILL" in said(open_run(only_run(here)))
     process.kill()
     process.wait()
-    wait_for(lambda: not left(here), "all processes to be gone", 10)
+    wait_for(lambda: not left(here), "all processes to be gone", 60)
     run = open_run(only_run(here))
     # a process with many threads is a zombie before the last of them, which holds the lock too, has ended
     wait_for(lambda: run.status == "unfinished" and not is_locked(run.path), "the lock to be let go", 30)
@@ -503,7 +508,7 @@ def test_a_fork_takes_along_what_cannot_be_pickled(nothing_left):
         [sys.executable, "-c", FORK, json.dumps(TWO)],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": str(TASKS.parent)},
         stdin=subprocess.DEVNULL,
     )
@@ -910,10 +915,10 @@ def test_an_interrupt_is_heard_while_ranks_are_waited_for_that_cannot_come(tmp_p
     page = create_page(2)
     heartbeat = Heartbeat(page, 1)
     heartbeat.begin(3), raise_flag(heartbeat, FAILED)
-    interrupted, began = [], time.monotonic()
+    interrupted = []
 
     def tick():
-        if not interrupted and time.monotonic() - began > 0.5:
+        if not interrupted and any(problems):  # it has been seen that rank 1 has failed
             interrupted.append(time.monotonic())
 
     job = Job(TRAIN, tmp_path, new_request(compose(), HERE))
@@ -1065,7 +1070,7 @@ print(killed, heartbeat.stop_file(run.Path("x")))
 
 @slow
 def test_nothing_here_needs_linux_to_be_imported():
-    done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 

@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy
@@ -19,6 +18,7 @@ from torch.utils.data import TensorDataset
 import spectrakit as sk
 import tasks
 from helpers import TESTS, TORCHRUN, clean_environ, task, wait_for
+from in_process import stopped_clock
 from rank_tasks import Curve
 from spectrakit.checkpoint.store import random_state
 from spectrakit.cli.main import main
@@ -261,10 +261,12 @@ def test_a_negative_loss_is_swept_as_any_other():
 
 
 @slow
-def test_the_clock_ends_a_sweep():
+def test_the_clock_ends_a_sweep(monkeypatch):
+    now = stopped_clock(monkeypatch)
+
     class Slow(Held):
         def loss(self, model, batch):
-            time.sleep(0.1)
+            now[0] += 0.1
             return super().loss(model, batch)
 
     found = find_lr(Slow(), inline("watchdog.limit=6s", "watchdog.since=run"), show=False)
