@@ -328,6 +328,8 @@ def _close(view: LiveView) -> None:
     "Draw what stays in the cell."
     while view._read():
         pass
+    for _ in range(2):
+        _read_ghost(view)  # a short run is over before its `update` has read all of that
     if view.writes and view.state.start:
         _write_page(view, running=False)
     if not view.options.draws:
