@@ -1,6 +1,8 @@
 """A run goes on with the code that it began with, or is told which part of it is another one."""
 
+import itertools
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -199,11 +201,17 @@ PLACES_HERE = {
 }
 
 
+_MOMENTS = itertools.count(10**18, 10**9)  # files of one size that were written at once may have one time on disk
+
+
 def prints(here, place: dict, number: str, other: str = "0") -> dict[str, str]:
     parts = {"top": "", "inner": "pass", "value": "1.0", "after": "", **place}
     parts = {name: text.replace("{{}}", "{}").replace("{number}", number) for name, text in parts.items()}
     (here / "helper.py").write_text(HELPER.format(number=number, other=other))
     (here / "hidden.py").write_text(TASK.format(**parts))
+    moment = next(_MOMENTS)
+    for name in ("helper.py", "hidden.py"):
+        os.utime(here / name, ns=(moment, moment))
     return code_fingerprint(f"{here / 'hidden.py'}:Hidden")
 
 
