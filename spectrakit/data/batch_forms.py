@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TARGET_NAMES', 'parts_of', 'leaves_of', 'map_batch', 'to_device', 'collate_samples', 'is_text', 'named_parts',
-           'default_targets', 'is_id', 'ids_of', 'samples_in', 'take_samples', 'on_cpu', 'join_parts']
+           'default_targets', 'is_id', 'ids_of', 'dense_parts', 'samples_in', 'take_samples', 'on_cpu', 'join_parts']
 
 # %% ../../nbs/22_data/00_batch_forms.ipynb #4c56a8df
 import contextlib
@@ -194,9 +194,23 @@ def ids_of(batch: Any) -> dict[str, Any]:
     return {f"ids_{i}" if i > 1 else "ids": value for i, value in enumerate(texts, 1)}
 
 # %% ../../nbs/22_data/00_batch_forms.ipynb #c48f1def
+def dense_parts(tensor: Any) -> list[Any]:
+    "The tensors that hold what a sparse or nested one has, its values first; of any other, itself alone."
+    if getattr(tensor, "is_nested", False):
+        return [tensor.values()]
+    if getattr(tensor, "is_sparse", False):  # whether coalesced or not
+        return [tensor._values(), tensor._indices()]
+    layout = str(getattr(tensor, "layout", ""))
+    if not layout.startswith("torch.sparse"):
+        return [tensor]
+    along, across = ("crow", "col") if layout in ("torch.sparse_csr", "torch.sparse_bsr") else ("ccol", "row")
+    return [tensor.values(), getattr(tensor, f"{along}_indices")(), getattr(tensor, f"{across}_indices")()]
+
+
 def samples_in(data: Any) -> int | None:
     "How many samples a batch has, as all its tensors, arrays and lists of texts agree; None where they do not."
-    lengths = {len(leaf) for leaf in leaves_of(data) if getattr(leaf, "ndim", 0)}
+    sized = [leaf for leaf in leaves_of(data) if getattr(leaf, "ndim", 0)]
+    lengths = {leaf.size(0) if getattr(leaf, "is_nested", False) else len(leaf) for leaf in sized}
     return lengths.pop() if len(lengths) == 1 else None
 
 # %% ../../nbs/22_data/00_batch_forms.ipynb #110510e4
@@ -208,7 +222,7 @@ def take_samples(data: Any, samples: int, rows: slice) -> Any:
     if parts is not None:
         cut = iter([take_samples(value, samples, rows) for _, value in parts])
         return _refilled(data, cut)
-    if getattr(data, "ndim", 0) and len(data) == samples:
+    if getattr(data, "ndim", 0) and dense_parts(data)[0] is data and len(data) == samples:
         return data[rows]
     if data is None or isinstance(data, (str, bytes, int, float)):
         return data

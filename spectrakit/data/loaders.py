@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Batches', 'MicroBatch', 'resident_tensors', 'ResidentBatches', 'choose_pinning', 'Copies', 'RowBatches',
            'copied_ahead', 'shorten_socket_paths', 'end_with_parent', 'begin_worker', 'keeping_sigchld', 'with_less',
-           'Workers', 'LoadedBatches', 'Placement', 'train_batches', 'eval_batches', 'dataset_length', 'limit_samples',
-           'find_non_finite', 'check_finite_dataset']
+           'Workers', 'check_length', 'LoadedBatches', 'Placement', 'train_batches', 'eval_batches', 'dataset_length',
+           'limit_samples', 'find_non_finite', 'check_finite_dataset']
 
 # %% ../../nbs/22_data/06_loaders.ipynb #89ed1aae
 import contextlib
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from ..config.batch_plan import BatchPlan
 from ..config.schema import Config, DataloaderConfig
 from ..config.workers import Reading, choose_workers, most_workers, reading_times
-from .batch_forms import collate_samples, leaves_of, parts_of, to_device
+from .batch_forms import collate_samples, dense_parts, leaves_of, parts_of, to_device
 from spectrakit.data.order import (
     Cut,
     EpochPlan,
@@ -238,8 +238,9 @@ def _handed_over(batch: MicroBatch, copied: Any, stream: Any) -> MicroBatch:
     "The batch, for work on `stream`, which begins once it is `copied`; its memory is not used anew before it is done."
     stream.wait_event(copied)
     for leaf in leaves_of(batch.data):
-        if hasattr(leaf, "record_stream"):
-            leaf.record_stream(stream)
+        for part in dense_parts(leaf):
+            if hasattr(part, "record_stream"):
+                part.record_stream(stream)
     return batch
 
 # %% ../../nbs/22_data/06_loaders.ipynb #fe3679ca
@@ -572,6 +573,20 @@ def _if_any(cuts: Iterator[Cut]) -> Iterator[Cut] | None:
     first = next(cuts, None)
     return None if first is None else chain([first], cuts)
 
+# %% ../../nbs/22_data/06_loaders.ipynb #d1e2f302
+def check_length(batches: "LoadedBatches") -> None:
+    "RequestError where a data set has fewer samples than at the start; where it has more, that is said once."
+    now, samples = len(batches.dataset), batches.samples
+    if now < samples:
+        raise RequestError(
+            f"The data set has {now} samples now, and had {samples} at the start. Let its length stay the same: what "
+            "an epoch leaves out can have the weight 0 in `sampler`, or in a loss of (sum, weight)."
+        )
+    if now > samples and not batches.told:
+        batches.told = True
+        text = f"the data set has {now} samples now, and had {samples} at the start: the first {samples} are read"
+        batches.workers.report(text)
+
 # %% ../../nbs/22_data/06_loaders.ipynb #b80e8330
 class LoadedBatches:
     """Batches read by a DataLoader, with any number of workers; with fewer where they are lost.
@@ -586,6 +601,7 @@ class LoadedBatches:
     def __init__(self, dataset: Any, device: Any, plan: EpochPlan, settings: DataloaderConfig, collate: Any = None):
         self.dataset, self.device, self.plan = dataset, device, plan
         self.reason = ""  # why they are read in this way
+        self.samples, self.told = len(dataset), False  # how long it is from now on; that it has grown
         self.workers = Workers(settings, partial(_Loader, dataset, plan.seed, device, collate))
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
@@ -595,7 +611,8 @@ class LoadedBatches:
         return copied_ahead(self._read(epoch, first_step, None), self.device)
 
     def _read(self, epoch: int, first_step: int, device: Any, done: int = 0) -> Iterator[MicroBatch]:
-        order, clock = self.plan.order(len(self.dataset), epoch), _clock(self.device)
+        check_length(self)
+        order, clock = self.plan.order(self.samples, epoch), _clock(self.device)
         while (left := _if_any(islice(self.plan.cuts_from(first_step), done, None))) is not None:
             asked, cuts = tee(left)
             try:
@@ -750,10 +767,13 @@ def find_non_finite(data: Any, name: str = "batch") -> str | None:
 
     if (parts := parts_of(data)) is not None:
         return next((place for part, value in parts if (place := find_non_finite(value, name + part))), None)
-    if torch.is_tensor(data) and data.is_floating_point():
-        bad = int((~torch.isfinite(data)).sum())
+    if torch.is_tensor(data) and (data.is_floating_point() or data.is_complex()):
+        values = dense_parts(data)[0]
+        bad = int((~torch.isfinite(values)).sum())
         if not bad:
             return None
+        if values is not data:
+            return f"{name} holds {bad} values that are not finite"
         rows = (~torch.isfinite(data)).reshape(len(data), -1).any(1).nonzero().flatten().tolist() if data.dim() else [0]
         samples = len(data) if data.dim() else 1
         where = f"first in sample {rows[0]} ({len(rows)} of {samples} samples)"

@@ -94,7 +94,8 @@ def _last_error(traceback: str) -> str:
     if begin is None:
         return lines[-1]
     message = next((lines[i:] for i in range(begin + 1, len(lines)) if lines[i][:1].strip()), lines[-1:])
-    return masked(" ".join(" ".join(message).split()))[:500]
+    text = " ".join(" ".join(message).split()).removeprefix(f"{RequestError.__module__}.RequestError: ")
+    return masked(text)[:500]
 
 # %% ../../nbs/50_launch/03_diagnosis.ipynb #83c1129c
 @dataclass

@@ -304,6 +304,12 @@ def check_collated(task: Any, data: Any, samples: int) -> str | None:
             if own
             else f"The samples of {type(task).__name__}.datasets are None. End `__getitem__` with `return`."
         )
+    nested = [leaf for leaf in leaves_of(data) if getattr(leaf, "is_nested", False)]
+    if any(str(leaf.layout) == "torch.strided" for leaf in nested):
+        raise RequestError(
+            "The batch has a nested tensor of the layout torch.strided, which has no shape. Make it with "
+            "layout=torch.jagged."
+        )
     made = samples_in(data)
     if not own or made is None or made >= samples:
         return None

@@ -8,8 +8,8 @@ __all__ = ['SHORT_S', 'FRAMES', 'train_steps', 'scale_gradients', 'next_due', 'l
            'evaluate_now', 'device_load', 'RankReport', 'exchange_reports', 'LogPoint', 'gather_logs',
            'write_log_point', 'begin_log', 'finish_log', 'read_log', 'write_last_log', 'reads_at_once', 'log_step',
            'ends_by_request', 'at_step_boundary', 'evaluate_and_save', 'last_evaluation', 'finish', 'save_traceback',
-           'failure_reason', 'NullLog', 'name_operations', 'begin_run', 'with_a_model', 'end_run', 'end_unprepared',
-           'with_room', 'train_loop', 'train_run']
+           'failure_reason', 'NullLog', 'refused', 'name_operations', 'begin_run', 'with_a_model', 'end_run',
+           'end_unprepared', 'with_room', 'train_loop', 'train_run']
 
 # %% ../../nbs/41_training/07_loop.ipynb #e463e137
 import contextlib
@@ -231,7 +231,7 @@ def scale_gradients(s: TrainState, samples: float, weight: Any) -> Any:
     if s.outer is not None and learns_alone(s):
         samples, weight = samples / s.outer.count, s.context.reduce_in_worker(weight)
     elif s.context.world_size > 1:
-        weight = s.context.reduce_tensor(torch.as_tensor(weight, dtype=torch.float32, device=s.context.device))
+        weight = s.context.reduce_tensor(torch.as_tensor(weight, dtype=torch.float64, device=s.context.device))
     factor = samples / (weight.detach().clamp(min=1e-12) if torch.is_tensor(weight) else max(weight, 1e-12))
     grads = [q.grad for q in s.learner.owned if q.grad is not None]
     if grads:
@@ -692,6 +692,8 @@ def save_traceback(context: RunContext, logs: Path) -> None:
 
 def failure_reason(task: Any, error: BaseException) -> str:
     "Why a run failed, in a line: in plain words where the task's own code met what is known, else torch's own error."
+    if isinstance(error, RequestError):
+        return str(error)
     method = method_of(error, task, "")
     of_task = method or "deterministic" in str(error)
     explanation = explain_known(error, Scene(task, method or "loss", "in training")) if of_task else None
@@ -709,6 +711,18 @@ class NullLog(EventLog):
 
     def close(self) -> None:
         "Nothing is open."
+
+# %% ../../nbs/41_training/07_loop.ipynb #e1f20312
+def refused(error: BaseException, s: TrainState | None, begun: bool) -> bool:
+    """Whether `error` refuses the request, so that the trackers are closed: not once steps were taken, which are kept.
+
+    - `s`: the train state, where there is one; `begun`: whether training has
+    """
+    if not isinstance(error, RequestError) or (s is not None and begun and s.progress.step > 0):
+        return False
+    if s is not None:
+        s.record.trackers.close(failed=True)
+    return True
 
 # %% ../../nbs/41_training/07_loop.ipynb #0c8904c8
 def name_operations(s: TrainState, operations: list[str]) -> None:
@@ -851,18 +865,17 @@ def train_run(
     context = execution.context
     log = EventLog(log_file(execution.run_dir)) if context.is_main else NullLog()
     with contextlib.closing(log), repeatable(config.trainer.deterministic, context.matmul) as uncertain:
-        s, broken = None, False
+        s, begun, broken = None, False, False
         context.heartbeat.beat("preparing")
         try:
             s = prepare(task, config, execution, log, watch=Watch(result=_parts_into(log, execution.budget.starts_s)))
             begin_run(s, resume, restart_reason)
             name_operations(s, uncertain)
+            begun = True
             status, reason = train_loop(s)
-        except RequestError:
-            if s is not None:
-                s.record.trackers.close(failed=True)
-            raise
         except (Exception, SystemExit) as error:  # a task that calls exit() must not take the notebook along
+            if refused(error, s, begun):
+                raise
             save_traceback(context, execution.traceback_dir)
             status, reason, broken = "failed", failure_reason(task, error), True
         alone = broken and context.world_size > 1

@@ -1,5 +1,8 @@
 "Losses of every form: weighted means are exact over micro batches; two mistakes that torch does not report are told."
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +16,7 @@ from spectrakit.contract.loss import Loss, as_loss, check_loss, weighted_mean
 from spectrakit.contract.task import Task
 from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
+from spectrakit.training.loop import scale_gradients
 
 WEIGHTS = torch.tensor([1.0, 9.0, 0.2], dtype=torch.float64)
 
@@ -190,3 +194,12 @@ def test_a_mean_that_adds_up_is_not_named(loss):
 def test_only_what_is_put_together_has_to_add_up():
     assert not adds_up(BatchPlan(32, 8)) and adds_up(BatchPlan(33, 8))
     assert adds_up(BatchPlan(32, 8, gradient_accumulation_steps=2)) and adds_up(BatchPlan(32, 8, world_size=2))
+
+
+def test_ranks_add_up_the_weights_of_a_window_in_double_precision():
+    weight = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    weight.grad = torch.tensor([0.3, 0.7], dtype=torch.float64)
+    context = SimpleNamespace(world_size=2, device=torch.device("cpu"), reduce_tensor=lambda own: own + 0.2)
+    state: Any = SimpleNamespace(outer=None, context=context, learner=SimpleNamespace(owned=[weight]))
+    assert scale_gradients(state, 4.0, torch.tensor(0.1, dtype=torch.float64)) == pytest.approx(4 / 0.3, rel=1e-15)
+    assert weight.grad.tolist() == pytest.approx([4.0, 2.8 / 0.3], rel=1e-15)
