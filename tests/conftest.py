@@ -70,6 +70,12 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_ipython(tmp_path_factory):
+    "A profile of IPython for this worker: kernels of several would wait for each other at one history."
+    os.environ["IPYTHONDIR"] = str(tmp_path_factory.mktemp("ipython"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     "Training processes are forked from one that has imported everything, but for tests with the mark `fresh`."
@@ -237,7 +243,9 @@ def browser():
 
     with sync_playwright() as driver:
         opened = driver.chromium.launch(
-            executable_path=chromium(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+            executable_path=chromium(),
+            timeout=240_000,
+            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
         )
         yield opened
         opened.close()

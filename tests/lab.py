@@ -28,6 +28,7 @@ SETTINGS = {
     },  # every cell is drawn, wherever the page is scrolled
 }
 NOTEBOOK = "window.jupyterapp.shell.currentWidget"
+PATIENCE_S = 240  # until something fails that a busy machine only does late
 
 
 def chromium() -> str:
@@ -60,7 +61,22 @@ class Server:
         self.own = folder.parent / f"{folder.name}-of-jupyter"
 
     def __enter__(self) -> "Server":
-        (self.own / "config" / "labconfig").mkdir(parents=True)
+        for attempt in range(3):
+            self._start()
+            try:
+                self.url = helpers.wait_for(self._address, "JupyterLab's address")
+                return self
+            except BaseException:
+                self.__exit__()
+                if attempt == 2 or "port" not in self._said():  # somebody else took it between choice and use
+                    raise
+        raise AssertionError("unreachable")
+
+    def _said(self) -> str:
+        return (self.own / "server.log").read_text(errors="replace")
+
+    def _start(self) -> None:
+        (self.own / "config" / "labconfig").mkdir(parents=True, exist_ok=True)
         (self.own / "config" / "labconfig" / "default_setting_overrides.json").write_text(json.dumps(SETTINGS))
         folders = {
             "JUPYTER_CONFIG_DIR": "config",
@@ -89,7 +105,7 @@ class Server:
             "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
             f"--ServerApp.root_dir={self.folder}",
         ]
-        self._log = open(self.own / "server.log", "wb")
+        self._log = open(self.own / "server.log", "wb")  # noqa: SIM115  __exit__ closes it
         self._process = subprocess.Popen(
             [sys.executable, "-m", self.app, *words],
             cwd=self.folder,
@@ -99,15 +115,9 @@ class Server:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        try:
-            self.url = helpers.wait_for(self._address, "JupyterLab's address")
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
 
     def _address(self) -> str:
-        said = (self.own / "server.log").read_text(errors="replace")
+        said = self._said()
         assert self._process.poll() is None, said
         found = re.search(r"(http://(?:localhost|127\.0\.0\.1):[1-9]\d*)/(?:lab|tree)", said)
         return found[1] if found else ""
@@ -139,6 +149,7 @@ class Page:
         self.context = browser.new_context(
             viewport={"width": 1280, "height": 1000}, color_scheme="dark" if dark else "light"
         )
+        self.context.set_default_timeout(1000 * PATIENCE_S)
         self.page, self.server, self.dark = self.context.new_page(), server, dark
         self.received: list[tuple[float, int]] = []  # when, and bytes of the kernel's messages
         self.problems: list[str] = []  # exceptions in the page
@@ -168,10 +179,9 @@ class Page:
     def _ready(self) -> None:
         self.page.wait_for_function(
             f"() => window.jupyterapp && {NOTEBOOK}?.sessionContext?.session?.kernel && "
-            f"{NOTEBOOK}.content.widgets.length",
-            timeout=90_000,
+            f"{NOTEBOOK}.content.widgets.length"
         )
-        self.page.evaluate(f"() => {NOTEBOOK}.context.ready")
+        self.page.evaluate(f"() => Promise.all([{NOTEBOOK}.context.ready, window.jupyterapp.restored])")
         self.dress(self.dark)  # the server keeps the last page's theme
         if self.page.locator("#jp-left-stack").is_visible():
             self.command("application:toggle-left-area")
@@ -180,12 +190,19 @@ class Page:
         "Change the theme."
         self.dark, theme = dark, f"JupyterLab {'Dark' if dark else 'Light'}"
         self.page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
+        self.until(f"document.body.dataset.jpThemeName === '{theme}'", "the theme's style sheet")
+
+    def resize(self, width: int) -> None:
+        "Give the window another width, and wait until everything has found its place."
+        self.page.set_viewport_size({"width": width, "height": 1000})
+        self.settled()
 
     def command(self, name: str, wait: bool = True) -> None:
-        "One of JupyterLab's commands; `wait` for it to be done."
+        "One of JupyterLab's commands; `wait` for it to be done. `until_idle` waits for those that were not waited for."
         self.page.evaluate(
             f"() => {{ const done = window.jupyterapp.commands.execute('{name}'); "
-            f"{'return done.then(() => null)' if wait else ''} }}"
+            "window.underWay = (window.underWay ?? 0) + 1; const end = () => { window.underWay -= 1 }; "
+            f"done.then(end, end); {'return done.then(() => null)' if wait else ''} }}"
         )
 
     # the kernel
@@ -205,19 +222,24 @@ class Page:
             "visible=true"
         ).first.click()
 
-    def until_idle(self, timeout_s: float = 120) -> None:
-        "Wait until every cell that was sent has its reply."
+    def until_idle(self, timeout_s: float = PATIENCE_S) -> None:
+        "Wait until every cell that was sent has its reply, and all outputs are drawn."
         self.until(
-            f"{NOTEBOOK}.sessionContext.session.kernel.status === 'idle' && "
+            f"!window.underWay && {NOTEBOOK}.sessionContext.session.kernel.status === 'idle' && "
             "![...document.querySelectorAll('.jp-InputPrompt')].some(p => p.textContent.includes('*'))",
             "the kernel to be idle",
             timeout_s,
         )
+        self.settled()
 
-    def until(self, condition: str, what: str, timeout_s: float = 90) -> None:
-        "Wait until a JavaScript expression is true."
+    def settled(self) -> None:
+        "Wait until fonts are there and nothing in the notebook has changed for ten frames of the screen."
+        self.page.evaluate(SETTLED)
+
+    def until(self, condition: str, what: str, timeout_s: float = PATIENCE_S) -> Any:
+        "Wait until a JavaScript expression is true; its value."
         try:
-            self.page.wait_for_function(f"() => {condition}", timeout=timeout_s * 1000)
+            return self.page.wait_for_function(f"() => {condition}", timeout=timeout_s * 1000).json_value()
         except Exception as error:
             raise AssertionError(
                 f"waited {timeout_s} s in vain for {what}; the page shows: "
@@ -250,6 +272,13 @@ class Page:
         "The text of what a cell shows."
         return "\n".join(self.output(cell).locator(".jp-OutputArea-output").all_inner_texts()).strip()
 
+    def says(self, cell: int, part: str) -> None:
+        "Wait until a cell shows this text: what the kernel has sent is drawn some frames later."
+        try:
+            helpers.wait_for(lambda: part in self.said(cell), f"{part!r} in cell {cell}", 60)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it shows: {self.said(cell)[-3000:]}") from None
+
     # the eye
 
     def watch(self, cell: int) -> None:
@@ -257,9 +286,15 @@ class Page:
         self.page.evaluate(SAMPLER, cell)
 
     def seen(self) -> Seen:
-        "What there was to see since `watch`."
+        "What there was to see since `watch`: one frame at least."
+        self.until("window.sampling.frames", "a frame of the screen")
         found = self.page.evaluate("() => { window.sampling.on = false; return window.sampling }")
         return Seen(found["frames"], found["blank"], tuple(found["heights"]), found["texts"])
+
+    def look(self, cell: int) -> dict:
+        "Everything that can be seen of a cell's output, once it has settled: what LOOK tells."
+        self.settled()
+        return self.page.evaluate(LOOK, self.output(cell).element_handle())
 
     def picture(self, name: str, cell: int | None = None) -> Path:
         "A screenshot of the page, or of a cell, among those that a run of the tests leaves behind."
@@ -276,6 +311,24 @@ class Page:
             self.page.set_viewport_size(size)
         print(f"a screenshot: {path}")
         return path
+
+
+# Place, size and content of all cells, frame by frame, until ten frames are alike.
+SETTLED = """async () => {
+  await document.fonts.ready
+  const look = () => JSON.stringify([...document.querySelectorAll('.jp-Notebook .jp-Cell')].map(cell => {
+    const box = cell.getBoundingClientRect()
+    return [box.left, box.top, box.width, box.height, cell.innerHTML.length]
+  }))
+  let last = '', alike = 0
+  for (let frame = 0; alike < 10; frame++) {
+    if (frame > 3000) throw new Error('the notebook does not come to rest')
+    await new Promise(requestAnimationFrame)
+    const now = look()
+    alike = now === last ? alike + 1 : 0
+    last = now
+  }
+}"""
 
 
 # One look a frame: the output's height, and whether anything in it is there to be seen. It begins with the first

@@ -144,9 +144,11 @@ def test_boxes_choose_what_is_seen_and_a_redraw_keeps_the_choice(browser, states
 def test_a_value_is_read_where_one_points(browser, states):
     opened = shown(browser, {"running": states["running"]})
     panel = opened.locator(".p").first.bounding_box()
-    opened.mouse.move(panel["x"] + panel["width"] * 0.5, panel["y"] + panel["height"] * 0.5)
+    opened.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    opened.mouse.move(panel["x"] + panel["width"] * 0.5, panel["y"] + panel["height"] * 0.5)  # over what was painted
     told = """() => [...document.querySelectorAll('.h text')].filter(t => getComputedStyle(t).display !== 'none')
         .map(t => t.textContent)"""
+    opened.wait_for_function(f"() => ({told})().length")
     (text,) = opened.evaluate(told)
     assert text.startswith("step ") and "train 0." in text and "valid 0." in text
     opened.close()
@@ -157,10 +159,10 @@ def test_the_page_runs_its_own_script_and_nothing_else(browser, tmp_path, states
     evil = '<script>document.title="evil"</script><img src=x onerror="document.title=\'evil\'">'
     (tmp_path / "dashboard.html").write_text(whole.replace("</body>", f"{evil}</body>"))
     context = browser.new_context()
-    opened, refused = context.new_page(), []
-    opened.on("console", lambda message: refused.append(message.text))
-    opened.goto((tmp_path / "dashboard.html").as_uri())
-    assert "evil" not in opened.title() and any("Content Security Policy" in text for text in refused)
+    opened = context.new_page()
+    with opened.expect_console_message(lambda message: "Content Security Policy" in message.text):
+        opened.goto((tmp_path / "dashboard.html").as_uri())
+    assert "evil" not in opened.title()
     opened.locator("input[value=z]").check()
     for _ in range(3):
         opened.reload()  # as it does by itself while the run goes on
