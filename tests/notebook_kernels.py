@@ -103,6 +103,9 @@ class Locked(Tiny):
 SHOWN = ("stream", "display_data", "update_display_data", "execute_result", "comm_msg")  # messages that a person sees
 
 
+PATIENCE_S = 240  # until something fails that a busy machine only does late
+
+
 class CannotInstall(RuntimeError):
     "The packages cannot be had here."
 
@@ -148,8 +151,8 @@ def python_with(packages: tuple[str, ...], folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Heard:
-    """A message that a person sees: when it came, its type, the bytes of its content as JSON, and the display that it
-    belongs to.
+    """A message that a person sees: when the kernel made it, in Unix seconds, its type, the bytes of its content, which
+    is JSON, and the display that it belongs to.
     """
 
     at: float
@@ -208,10 +211,14 @@ class Notebook:
         )
         (folder / "temporary").mkdir()
         self.temporary = folder / "temporary"
-        self._manager = KernelManager(
+        self._specs = KernelSpecManager(kernel_dirs=[str(spec.parent)])
+        self._manager = self._new_manager()
+
+    def _new_manager(self) -> KernelManager:
+        return KernelManager(
             kernel_name="tested",
-            kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(spec.parent)]),
-            connection_file=str(folder / "connection.json"),
+            kernel_spec_manager=self._specs,
+            connection_file=str(self.folder / "connection.json"),
         )
 
     def __enter__(self) -> "Notebook":
@@ -220,16 +227,21 @@ class Notebook:
             for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")
         }
         environ = {**helpers.clean_environ(), **folders, "NOTEBOOK_MARK": self.mark, "TMPDIR": str(self.temporary)}
-        try:
-            self._manager.start_kernel(cwd=str(self.folder), env=environ)
-            self._client = self._manager.blocking_client()
-            self._client.start_channels()
-            self._client.wait_for_ready(timeout=60)
-            self.pid = self.ask("__import__('os').getpid()")
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
+        for attempt in range(3):
+            try:
+                self._manager.start_kernel(cwd=str(self.folder), env=environ)
+                self._client = self._manager.blocking_client()
+                self._client.start_channels()
+                self._client.wait_for_ready(timeout=PATIENCE_S)
+                self.pid = self.ask("__import__('os').getpid()")
+                return self
+            except BaseException as error:
+                died = isinstance(error, RuntimeError) and not self._manager.is_alive()
+                self.__exit__()
+                if not died or attempt == 2:
+                    raise
+            self._manager = self._new_manager()  # somebody else took one of its ports before it did
+        raise AssertionError("unreachable")
 
     def __exit__(self, *_: Any) -> None:
         for process in self.processes():
@@ -265,12 +277,12 @@ class Notebook:
         self.cells.append(Cell(self._client.execute(code, user_expressions=asked)))
         return self.cells[-1]
 
-    def wait(self, cell: Cell, timeout_s: float = 60) -> Cell:
+    def wait(self, cell: Cell, timeout_s: float = PATIENCE_S) -> Cell:
         "Wait for the end of a cell."
         self.until(lambda: cell.reply is not None and cell.idle, "the cell's end", timeout_s)
         return cell
 
-    def run(self, code: str, timeout_s: float = 60) -> Cell:
+    def run(self, code: str, timeout_s: float = PATIENCE_S) -> Cell:
         "A cell from beginning to end. AssertionError where it fails or warns."
         return whole(self.wait(self.send(code), timeout_s))
 
@@ -280,7 +292,7 @@ class Notebook:
         assert found["status"] == "ok", found
         return ast.literal_eval(found["data"]["text/plain"])
 
-    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60) -> Any:
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
         """The first true value of `condition()` while messages come in; an AssertionError with what was said where it
         does not come.
         """
@@ -316,7 +328,7 @@ class Notebook:
             if cell:
                 cell.heard.append(
                     Heard(
-                        time.monotonic(),
+                        message["header"]["date"].timestamp(),
                         kind,
                         len(json.dumps(content).encode()),
                         content.get("transient", {}).get("display_id"),
@@ -352,7 +364,7 @@ class Notebook:
     def open_subshell(self) -> str:
         "A second thread of the kernel (ipykernel 7) that hears messages while a cell is busy."
         self._client.control_channel.send(self._client.session.msg("create_subshell_request", {}))
-        return self._client.get_control_msg(timeout=60)["content"]["subshell_id"]
+        return self._client.get_control_msg(timeout=PATIENCE_S)["content"]["subshell_id"]
 
     # signals
 

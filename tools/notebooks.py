@@ -68,6 +68,7 @@ def played(notebook: nbformat.NotebookNode, folder: Path, told: dict[str, str]) 
     NotebookClient(
         notebook,
         timeout=900,
+        startup_timeout=300,
         kernel_name="python3",
         coalesce_streams=True,
         store_widget_state=False,

@@ -55,7 +55,7 @@ def a_run_is_drawn_while_it_goes_on(notebook, ranks) -> Cell:
     # what is unchanged is not drawn again: the plots may have come just before it is seen that the run is held
     before = 0
     for held in ("a", "b"):
-        notebook.until((notebook.folder / f"{ranks}-{held}").exists, "the run to be held", 120)
+        notebook.until((notebook.folder / f"{ranks}-{held}").exists, "the run to be held")
         notebook.until(lambda n=before: any("<polyline" in text for _, text in cell.frames[n:]), "curves")
         notebook.until(
             lambda n=before: any(
@@ -66,7 +66,7 @@ def a_run_is_drawn_while_it_goes_on(notebook, ranks) -> Cell:
         assert cell.reply is None
         before = len(cell.frames)
         (notebook.folder / f"go-{ranks}-{held}").touch()
-    notebook.wait(cell, 120)
+    notebook.wait(cell)
     weigh(cell)
     ends_well(notebook, cell, name, "completed")
     return cell
@@ -74,10 +74,10 @@ def a_run_is_drawn_while_it_goes_on(notebook, ranks) -> Cell:
 
 def an_interrupt_leaves_the_end_in_its_cell(notebook) -> Cell:
     cell = notebook.send("run = fit(Tiny({'slow': True}), config('stopped', 'trainer.max_epochs=2000'))")
-    notebook.until(lambda: any("<polyline" in text for _, text in cell.frames), "curves", 120)
+    notebook.until(lambda: any("<polyline" in text for _, text in cell.frames), "curves")
     pressed = time.monotonic()
     notebook.interrupt("group")
-    notebook.wait(cell, 30)
+    notebook.wait(cell)
     print(f"from the interrupt to the end of the cell: {cell.replied_at - pressed:.2f} s")
     ends_well(notebook, cell, "stopped", "interrupted")
     return cell
@@ -87,14 +87,14 @@ def the_buttons_are_heard(notebook) -> None:
     cell = notebook.send(
         "run = fit(Tiny({'slow': True}), config('clicked', 'trainer.max_epochs=2000', 'checkpoint.every_n_steps=null'))"
     )
-    notebook.until(lambda: any("<polyline" in text for _, text in cell.frames), "curves", 120)
+    notebook.until(lambda: any("<polyline" in text for _, text in cell.frames), "curves")
     run = run_of(notebook, "clicked")
     kept = find_checkpoint(run.path / "checkpoints")[0]
     notebook.click("Checkpoint now")
     notebook.until(lambda: find_checkpoint(run.path / "checkpoints")[0] != kept, "a checkpoint")
     assert run.status == "running" and cell.reply is None
     notebook.click("Stop")
-    notebook.wait(cell, 30)
+    notebook.wait(cell)
     ends_well(notebook, cell, "clicked", "interrupted")
 
 
@@ -113,7 +113,7 @@ def test_a_front_end_without_comms_is_shown_all_of_it(todays_kernel):
     "VS Code and Colab show the same bundles, each in its own way, and may show no widget at all."
     todays_kernel.run(BEGIN + NO_COMMS)
     cell = todays_kernel.send("run = fit(Tiny({'slow': True}), config('plain', 'trainer.max_epochs=1'))")
-    todays_kernel.wait(cell, 120)
+    todays_kernel.wait(cell)
     ends_well(todays_kernel, cell, "plain", "completed")
     bundles = [bundle for _, bundle in shown(cell)]
     assert {heard.kind for heard in cell.heard} == {"display_data", "update_display_data"}
@@ -194,7 +194,11 @@ BATCH = [
 def test_nbclient_keeps_the_end_of_a_run(tmp_path):
     notebook = nbformat.read(write_notebook(tmp_path / "batch.ipynb", *BATCH), 4)
     NotebookClient(
-        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook,
+        timeout=240,
+        startup_timeout=240,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
     ).execute()
     kept_well(notebook, "completed")
 
@@ -210,7 +214,11 @@ def test_a_failed_run_stops_the_notebook_only_where_nobody_reads_it(tmp_path, to
     elsewhere.mkdir()
     notebook = nbformat.read(write_notebook(elsewhere / "program.ipynb", *FAILS), 4)
     program = NotebookClient(
-        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(elsewhere)}}
+        notebook,
+        timeout=240,
+        startup_timeout=240,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(elsewhere)}},
     )
     with pytest.raises(CellExecutionError, match="no luck with cat"):
         program.execute()
@@ -243,6 +251,8 @@ def test_papermill_keeps_the_end_of_a_run_and_says_whether_a_cell_failed(tmp_pat
             str(epochs),
             "--log-output",
             "--no-progress-bar",
+            "--start-timeout",
+            "240",
         ]
         done = subprocess.run(
             [sys.executable, *words],

@@ -87,7 +87,8 @@ def an_interrupt_ends_fit_with_a_usable_model(notebook, how):
     )
     notebook.until(lambda: steps(notebook, name) > 2 and cell.frames, "some steps", 240)
     notebook.interrupt(how)
-    notebook.wait(cell, 15)  # two steps of 0.05 s and a save; a launcher that waits for its ranks in vain takes 30 s
+    notebook.until(lambda: last_event(open_run(the_folder(notebook, name)).events, "end"), "the run to end")
+    notebook.wait(cell, 29)  # a launcher that waits for its ranks in vain takes 30 s from here on
     assert cell.errors == [] and cell.warned == "" and "Traceback" not in cell.text, cell
     assert cell.reply["status"] == "ok" and "interrupted" in cell.text
     run = the_run(notebook, name, "interrupted")
@@ -99,7 +100,7 @@ def an_interrupt_ends_fit_with_a_usable_model(notebook, how):
     cell = notebook.send("print('asleep', flush=True)\ntime.sleep(60)")
     notebook.until(lambda: cell.frames, "the cell to sleep")
     notebook.interrupt("group")
-    notebook.wait(cell, 20)
+    notebook.wait(cell)
     assert cell.reply["status"] == "error" and cell.reply["ename"] == "KeyboardInterrupt"
 
 
@@ -141,7 +142,7 @@ def a_rank_that_hangs_is_replaced(notebook):
     assert "rank 1 has given no sign of life" in cell.text and "starting again (1 of 2)" in cell.text
     stacks = [(run.path / "logs" / f"stacks-rank-{rank}.txt").read_text() for rank in (0, 1)]
     assert "in happen" in stacks[1] and "in happen" not in stacks[0] and "most recent call first" in stacks[0]
-    wait_for(lambda: not psutil.pid_exists(number), "the rank that hung to be gone; process 1 buries it", 30)
+    wait_for(lambda: not psutil.pid_exists(number), "the rank that hung to be gone; process 1 buries it")
 
 
 def no_process_survives_the_kernel(notebook):
@@ -150,12 +151,13 @@ def no_process_survives_the_kernel(notebook):
     family = notebook.below()
     assert len(family) >= 3  # a supervisor and two ranks
     os.kill(notebook.pid, signal.SIGKILL)
+    # left alone they would train for a quarter of an hour
     wait_for(
-        lambda: not any(map(lives, family)) and not notebook.processes(), "the processes to end with their kernel", 5
+        lambda: not any(map(lives, family)) and not notebook.processes(), "the processes to end with their kernel", 60
     )
     run = open_run(the_folder(notebook, "orphans"))
     wait_for(
-        lambda: run.status == "unfinished", "the lock to be let go", 5
+        lambda: run.status == "unfinished", "the lock to be let go", 60
     )  # a process with many threads is a zombie before the last of them has ended
     assert verify(find_checkpoint(run.path / "checkpoints")[0]) == []
 

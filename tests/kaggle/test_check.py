@@ -372,6 +372,8 @@ def test_the_notebook_runs_as_kaggle_runs_it(call, here):
             "-m",
             "papermill",
             "--no-progress-bar",
+            "--start-timeout",
+            "240",
             "--cwd",
             working,
             here / "first-kernel" / "first-kernel.ipynb",

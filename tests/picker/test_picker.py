@@ -489,7 +489,7 @@ def executed(folder: Path, overrides) -> nbformat.NotebookNode:
         cells=[nbformat.v4.new_code_cell(cell.format(overrides=overrides)) for cell in CELLS]
     )
     return NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        notebook, timeout=240, startup_timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     ).execute()
 
 
