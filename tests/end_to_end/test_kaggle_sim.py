@@ -267,8 +267,8 @@ def test_a_notebook_that_fails_leaves_its_outputs_and_its_log(kaggles, tmp_path,
 
 def test_a_session_is_killed_at_its_limit_and_keeps_what_it_wrote(kaggles, tmp_path, soil):
     code = (
-        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('kept.txt', "
-        "'w').write('x')\nprint('here', flush=True)\ntime.sleep(1000)"
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here', flush=True)\n"
+        "open('kept.txt', 'w').write('x')\ntime.sleep(1000)"
     )
     done = run_kernel(
         kernel(tmp_path / "kernel", code),

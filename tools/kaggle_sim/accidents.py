@@ -148,7 +148,7 @@ ACCIDENTS = (
         None,
         "limit",
         left=(CHECKPOINT, "submission.csv"),  # a guess for all, from before the first step
-        options={"kill_after": (CHECKPOINT, 0.5), "tell_limit": False},
+        options={"kill_after": (CHECKPOINT, 3), "tell_limit": False},  # so that the log has come, too
         probe={"step_s": 0.5, "words": ["trainer.max_epochs=200"]},
     ),
     Accident(

@@ -253,6 +253,14 @@ def end_all() -> None:
             return
 
 
+def there(folder: Path, pattern: str) -> bool:
+    "Whether a file matches; not where a folder vanishes while it is looked into."
+    try:
+        return any(folder.glob(pattern))
+    except FileNotFoundError:
+        return False
+
+
 def follow(root: Path, plan: dict, log: Log) -> tuple[str, int | None]:
     "Run the command to its end, or to the session's: how it ended, and its exit status."
     process = start(plan["command"], root, plan, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -271,7 +279,7 @@ def follow(root: Path, plan: dict, log: Log) -> tuple[str, int | None]:
                 elif not data:
                     how = "abandoned"
             status, now = reap(process.pid), time.monotonic()
-            if kill and marked_s == math.inf and any((root / kill["below"].lstrip("/")).glob(kill["pattern"])):
+            if kill and marked_s == math.inf and there(root / kill["below"].lstrip("/"), kill["pattern"]):
                 marked_s = now + kill["after_s"]
             if status is not None:
                 how = "ended"

@@ -255,6 +255,8 @@ def _command(kernel: Kernel, tree: Tree, utilities: list[str], python: str) -> l
         "--kernel",
         "python3",
         "--no-progress-bar",
+        "--start-timeout",
+        "300",
         "--stdout-file",
         "/dev/stdout",
         "--stderr-file",

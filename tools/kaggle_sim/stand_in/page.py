@@ -38,7 +38,8 @@ def kill_after(pattern: str, pid: int) -> None:
 
 def run_all(notebook: nbformat.NotebookNode, full_after: str = "") -> int:
     "Runtime > Run all, in a fresh kernel; the status of the page."
-    page = Page(notebook, kernel_name="colab", timeout=None, resources={"metadata": {"path": "/content"}})
+    options = {"timeout": None, "startup_timeout": 300, "resources": {"metadata": {"path": "/content"}}}
+    page = Page(notebook, kernel_name="colab", **options)
     with page.setup_kernel():
         if full_after:
             words = (full_after, page.km.provisioner.pid)

@@ -10,7 +10,7 @@ import time
 
 import pandas
 
-PORT = int(os.environ.get("CUP_PORT", "50051"))
+PORT = "CUP_PORT"  # the variable that names it; 0: a free one, which the server then writes there
 STARTUP_LIMIT_S = 60.0  # 15 minutes on Kaggle
 
 
@@ -39,11 +39,12 @@ def unpacked(value, tables="pandas"):
 class Server:
     "Answers requests for the functions that it was given, one at a time."
 
-    def __init__(self, *listeners, port=PORT):
+    def __init__(self, *listeners):
         self.listeners = {listener.__name__: listener for listener in listeners}
         if "<lambda>" in self.listeners:
             raise ValueError("functions need names")
-        self.socket = socket.create_server(("127.0.0.1", port))
+        self.socket = socket.create_server(("127.0.0.1", int(os.environ.get(PORT, "50051"))))
+        os.environ[PORT] = str(self.socket.getsockname()[1])
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.ended = threading.Event()
 
@@ -87,11 +88,11 @@ class Server:
 class Client:
     "Asks a server. RuntimeError where it answers with an error, TimeoutError where it is late."
 
-    def __init__(self, limit_s, port=PORT):
+    def __init__(self, limit_s):
         self.limit_s, end = limit_s, time.monotonic() + STARTUP_LIMIT_S
         while True:
             try:
-                self.socket = socket.create_connection(("127.0.0.1", port), timeout=5)
+                self.socket = socket.create_connection(("127.0.0.1", int(os.environ[PORT])), timeout=5)
                 break
             except OSError:
                 if time.monotonic() > end:
