@@ -67,7 +67,7 @@ def tell(top: Path, *words: str) -> subprocess.CompletedProcess:
         [sys.executable, root / "tools" / "release.py", "--tree", top, *words],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
         env=environ,
     )
 

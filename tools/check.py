@@ -58,6 +58,8 @@ def environment() -> dict[str, str]:
     """
     for folder in ("spectrakit", "tests"):
         compileall.compile_dir(root / folder, quiet=2)
+    # The cache of fonts: several processes would make it at once, which takes each seconds, and each says so on stderr.
+    subprocess.run([sys.executable, "-c", "import matplotlib.font_manager"], capture_output=True, check=False)
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 

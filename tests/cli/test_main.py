@@ -16,7 +16,7 @@ from odd_runs import plain_run
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.cli.main import COMMANDS, main
-from spectrakit.runs.events import columns, read_events
+from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.view.plots import plot_curves
 
 COMMANDS = list(COMMANDS)
@@ -458,10 +458,10 @@ def test_watch_follows_a_run_from_another_terminal_until_it_ends(call, start_cli
     )
     run_dir = wait_for(lambda: next((p.parent for p in here.glob("runs/*/events.jsonl")), None), "a run")
     watching = start_cli("watch", run_dir)
-    wait_for(lambda: (run_dir / "config.yaml").exists() and read_events(run_dir / "events.jsonl"), "training")
+    wait_for(lambda: last_event(read_events(run_dir / "events.jsonl"), "start"), "training")
     (run_dir / "STOP").touch()
-    assert "interrupted: a stop was requested" in watching.communicate(timeout=60)[0] and watching.returncode == 0
-    process.communicate(timeout=60)
+    assert "interrupted: a stop was requested" in watching.communicate(timeout=240)[0] and watching.returncode == 0
+    process.communicate(timeout=240)
     status, out, err = call("watch", here)
     assert (status, out, err.count("\n")) == (2, "", 1) and "is not a run" in err
 

@@ -1,6 +1,7 @@
 "From nothing to a score with a client that answers as Kaggle's does: each step once, and what went wrong goes on."
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 
 from helpers import run_cli
+from spectrakit.offline.wheelhouse import WheelhouseOptions, make_wheelhouse
 
 pytestmark = pytest.mark.slow
 
@@ -90,6 +92,21 @@ def tables(folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    "The wheels that `up` makes where there are none, as the first test has it."
+    house = tmp_path_factory.mktemp("made") / "wheels"
+    return make_wheelhouse(house, options=WheelhouseOptions(owner="ada", check=False)).path
+
+
+def begin(folder: Path, made: Path) -> None:
+    "What `init` writes for the competition, and wheels beside it."
+    words = ("--owner", "ada", "--competition", "soil-2026", "--data", tables(folder / "files"))
+    done = run_cli(folder, "kaggle", "init", "soil-first", *words)
+    assert done.returncode == 0, done.stderr
+    shutil.copytree(made, folder / "wheels")
+
+
 def test_three_commands_from_nothing_to_a_score(tmp_path, kaggle):
     data = tables(tmp_path / "files")
     made = run_cli(
@@ -142,9 +159,8 @@ def ended(status: str, why: str = "") -> str:
     return f'ada/soil-first has status "KernelWorkerStatus.{status}"' + (f'\nFailure message: "{why}"' if why else "")
 
 
-def test_the_same_command_goes_on_after_a_session_was_cut_short_but_repeats_no_error(tmp_path, kaggle):
-    data = tables(tmp_path / "files")
-    run_cli(tmp_path, "kaggle", "init", "soil-first", "--owner", "ada", "--competition", "soil-2026", "--data", data)
+def test_the_same_command_goes_on_after_a_session_was_cut_short_but_repeats_no_error(tmp_path, kaggle, made):
+    begin(tmp_path, made)
     there = {"datasets_status": ["ready"]}
     kaggle.answers(**there, kernels_status=[ended("CANCEL_ACKNOWLEDGED")])
     cut = run_cli(tmp_path, "kaggle", "up", "soil-first")
@@ -168,9 +184,8 @@ def test_the_same_command_goes_on_after_a_session_was_cut_short_but_repeats_no_e
     assert kaggle.asked().count("kernels push") == 1
 
 
-def test_what_a_version_has_left_is_attached_to_the_next_one(tmp_path, kaggle):
-    data = tables(tmp_path / "files")
-    run_cli(tmp_path, "kaggle", "init", "soil-first", "--owner", "ada", "--competition", "soil-2026", "--data", data)
+def test_what_a_version_has_left_is_attached_to_the_next_one(tmp_path, kaggle, made):
+    begin(tmp_path, made)
     none = run_cli(tmp_path, "kaggle", "up", "soil-first", "--keep")
     assert none.returncode == 2 and "nothing to keep" in none.stderr and not (kaggle.folder / "asked.txt").exists()
 
@@ -200,9 +215,8 @@ def test_what_a_version_has_left_is_attached_to_the_next_one(tmp_path, kaggle):
         assert made["id"] == "ada/soil-first-kept-4" and "kernels push" in kaggle.asked()
 
 
-def test_a_complete_run_without_a_submission_is_said_and_an_older_file_is_not_taken_for_it(tmp_path, kaggle):
-    data = tables(tmp_path / "files")
-    run_cli(tmp_path, "kaggle", "init", "soil-first", "--owner", "ada", "--competition", "soil-2026", "--data", data)
+def test_a_complete_run_without_a_submission_is_said_and_an_older_file_is_not_taken_for_it(tmp_path, kaggle, made):
+    begin(tmp_path, made)
     first = run_cli(tmp_path, "kaggle", "up", "soil-first")
     assert "submission.csv is the submission of version 4" in first.stdout and "next: " in first.stdout
     there = {"datasets_status": ["ready"], "kernels_output": ["no files"]}
@@ -216,9 +230,8 @@ def test_a_complete_run_without_a_submission_is_said_and_an_older_file_is_not_ta
     assert others.returncode == 0 and "has written no submission" not in others.stdout
 
 
-def test_what_only_reads_is_tried_again_and_a_push_is_not(tmp_path, kaggle):
-    data = tables(tmp_path / "files")
-    run_cli(tmp_path, "kaggle", "init", "soil-first", "--owner", "ada", "--competition", "soil-2026", "--data", data)
+def test_what_only_reads_is_tried_again_and_a_push_is_not(tmp_path, kaggle, made):
+    begin(tmp_path, made)
     late = "HTTPSConnectionPool(host='www.kaggle.com', port=443): Read timed out."
     kaggle.answers(
         datasets_status=[late, "ready"],

@@ -395,7 +395,7 @@ def in_a_fresh_process(code: str, cwd: Path, blocked: tuple[str, ...]) -> str:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
