@@ -16,7 +16,16 @@ from ..config.schema import Config
 from ..contract.task import Task
 from ..system.errors import RequestError
 from .columns import folds_of, look_at_columns
-from .files import few, find_folder, hint_of, read_table, sample_file, table_file
+from spectrakit.table.files import (
+    few,
+    find_folder,
+    hint_of,
+    keep_classes,
+    keep_ids,
+    read_table,
+    sample_file,
+    table_file,
+)
 from .net import Recipe
 from .question import Question, ask, plain
 from ..tasks.spectra import int_option
@@ -54,8 +63,27 @@ def read_tables(data: str, names: tuple[str, ...]) -> tuple[list[Any], list[str]
             f"{folder.name} has no table {missing[0]!r} as CSV or Parquet. It holds {few(present) or 'nothing'}. "
             "Name another folder: task.data=FOLDER."
         )
-    paths = [path for path in files.values() if path is not None]
-    return [read_table(path) for path in paths], [path.name for path in paths]
+    paths = {name: path for name, path in files.items() if path is not None}
+    tables = {name: read_table(path) for name, path in paths.items()}
+    _keep_spelling(tables, paths)
+    return list(tables.values()), [path.name for path in paths.values()]
+
+
+def _keep_spelling(tables: dict[str, Any], paths: dict[str, Path]) -> None:
+    "Let ids and classes be as the files spell them, where a sample submission says which columns they are."
+    if (sample := tables.get("sample submission")) is None or "test" not in tables:
+        return
+    columns, test = list(sample.columns), tables["test"]
+    shared = [name for name in columns if name in test.columns]
+    ids = shared if 0 < len(shared) < len(columns) else columns[:1]
+    for name in ids:
+        having = [which for which in ("test", "sample submission") if name in tables[which].columns]
+        keep_ids([tables[which] for which in having], [paths[which] for which in having], name)
+    if (train := tables.get("train")) is None:
+        return
+    asked = [name for name in columns if name in train.columns and name not in ids]
+    for name in asked or [name for name in train.columns if name not in test.columns]:
+        keep_classes(train, sample, (paths["train"], paths["sample submission"]), name)
 
 # %% ../../nbs/81_table/04_data.ipynb #721d5149
 def _with_targets(train: Any, q: Question, notes: list[str], where: str) -> tuple[Any, np.ndarray]:
