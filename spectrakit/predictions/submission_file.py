@@ -7,6 +7,7 @@ __all__ = ['RECORD', 'SubmissionState', 'read_record', 'check_is_csv', 'Submissi
            'write_predictions']
 
 # %% ../../nbs/38_predictions/04_submission_file.ipynb #9737474a
+import contextlib
 import json
 import time
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from ..data.batch_forms import is_id
 from .predictions import submission_table
 from .submission import Sample, Sheet, checked, constant, filled, id_columns, sheet_of
 from ..system.errors import RequestError
-from ..system.files import replacing, write_atomic
+from ..system.files import drop_leftovers, write_atomic
 
 # %% ../../nbs/38_predictions/04_submission_file.ipynb #d19deb84
 RECORD = "submission.json"
@@ -57,14 +58,29 @@ class SubmissionState:
 # %% ../../nbs/38_predictions/04_submission_file.ipynb #123d4ee3
 def read_record(folder: Path, out: Path | None = None) -> SubmissionState | None:
     "The record in a run's `folder`, of `out` (default: of whatever file); None where there is none for the file there."
-    try:
+    for state in _recorded(folder):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            is_this = out is None or Path(state.file) == out.absolute()
+            if is_this and sha256(Path(state.file).read_bytes()).hexdigest() == state.sha256:
+                return state
+    return None
+
+
+def _recorded(folder: Path) -> list[SubmissionState]:
+    "What the record in `folder` says of the file, and of one that was about to take its place."
+    states = []
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        state = SubmissionState(**{**values, "notes": tuple(values["notes"])})
-        content = Path(state.file).read_bytes()
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    is_this = out is None or Path(state.file) == out.absolute()
-    return state if is_this and sha256(content).hexdigest() == state.sha256 else None
+        for facts in (values, values.pop("next", None)):
+            if facts:
+                states.append(SubmissionState(**{**facts, "notes": tuple(facts["notes"])}))
+    return states
+
+
+def _write_record(folder: Path | None, facts: dict[str, Any]) -> None:
+    "Write the record into the run's `folder`; None: there is no run."
+    if folder is not None:
+        write_atomic(folder / RECORD, json.dumps(facts, indent=1) + "\n")
 
 # %% ../../nbs/38_predictions/04_submission_file.ipynb #6eb272b1
 def _fits(sheet: Sheet, sample: Sample) -> bool:
@@ -107,20 +123,20 @@ class SubmissionFile:
         return SubmissionState(str(self.out), "earlier", rows=len(sheet.rows))
 
     def _put(self, sheet: Sheet, about: SubmissionState) -> SubmissionState:
-        "Write the file, and then the record. RequestError where it cannot be written."
+        "Write the file and its record. RequestError where it cannot be written."
         text = sheet.text().encode()
-        try:
-            with replacing(self.out) as file:
-                file.write(text)
-        except OSError as error:
-            raise RequestError(
-                f"{str(self.out)!r} cannot be written ({error.strerror}). The predictions are in the run's "
-                "predictions.npz; choose another file."
-            ) from None
         facts = {**asdict(about), "rows": len(sheet.rows), "sha256": sha256(text).hexdigest(), "made": time.time()}
+        before = None if self.folder is None else read_record(self.folder)
+        with contextlib.suppress(OSError):  # a full disk: the file itself comes first
+            drop_leftovers(self.out)
+            _write_record(self.folder, {**asdict(before), "next": facts} if before else facts)
+        try:
+            write_atomic(self.out, text)
+        except OSError as error:
+            mend = "The predictions are in the run's predictions.npz; choose another file."
+            raise RequestError(f"{str(self.out)!r} cannot be written ({error.strerror}). {mend}") from None
+        _write_record(self.folder, facts)
         self.state = SubmissionState(**facts)
-        if self.folder is not None:
-            write_atomic(self.folder / RECORD, json.dumps(facts, indent=1) + "\n")
         return self.state
 
 # %% ../../nbs/38_predictions/04_submission_file.ipynb #94cfcea6

@@ -1,12 +1,20 @@
 "The submission against the sample: what is mended, what is refused, and what stands in the file at each moment."
 
+import os
 import random
+from hashlib import sha256
 
 import numpy as np
 import pytest
 
 from spectrakit.predictions.submission import Sample, Sheet, checked, sheet_of
-from spectrakit.predictions.submission_file import SubmissionFile, write_constant, write_predictions, write_prior
+from spectrakit.predictions.submission_file import (
+    SubmissionFile,
+    read_record,
+    write_constant,
+    write_predictions,
+    write_prior,
+)
 from spectrakit.system.errors import RequestError
 
 
@@ -108,3 +116,31 @@ def test_without_a_sample_what_is_no_number_is_said(tmp_path):
     file, arrays = SubmissionFile(tmp_path / "s.csv", None), {"predictions": np.array([[0.5], [np.nan], [np.inf]])}
     state = write_predictions(file, Task(), arrays, 3)
     assert state.notes == ("2 of 3 values of 'answer' are no numbers or empty",)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("number", range(1, 13))
+def test_a_kill_between_two_writes_leaves_a_record_of_the_file_that_is_there(number, after, tmp_path, monkeypatch):
+    "Before or after each of the files gets its name: whatever file is there, the record says what it holds."
+    file, replace, calls = SubmissionFile(tmp_path / "submission.csv", tmp_path, sample_of(3)), os.replace, []
+
+    def killed(source, target):
+        calls.append(target)
+        if len(calls) == number and not after:
+            raise SystemExit
+        replace(source, target)
+        if len(calls) == number:
+            raise SystemExit
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(SystemExit):
+        write_prior(file)
+        for done in range(1, 4):
+            write_predictions(file, Task(), {"predictions": np.full((done, 1), done / 4)}, 3)
+    monkeypatch.undo()
+    if file.out.exists():
+        state = read_record(tmp_path, file.out)
+        assert state is not None and state.sha256 == sha256(file.out.read_bytes()).hexdigest()
+        assert SubmissionFile(file.out, tmp_path, sample_of(3)).state == state
+    done = write_predictions(SubmissionFile(file.out, tmp_path), Task(), {"predictions": np.ones((3, 1))}, 3)
+    assert done.is_whole and read_record(tmp_path) == done
