@@ -18,6 +18,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+import time
 import traceback
 import types
 from collections.abc import Iterator
@@ -352,12 +353,15 @@ def locked_job_folder(folder: Path) -> Iterator[Path]:
         if lock is not None:
             os.close(lock)
 
-
+# %% ../../nbs/49_handover/03_job.ipynb #1ff33ca6
 def remove_abandoned_jobs(parent: Path) -> None:
-    "Remove this user's job folders in `parent` that somebody held once and nobody holds now."
+    "Remove this user's job folders in `parent` that somebody held once and nobody holds now, or never and long ago."
     for folder in parent.glob("spectrakit-job-*"):
         with contextlib.suppress(OSError):
             if hasattr(os, "getuid") and os.lstat(folder).st_uid != os.getuid():
+                continue
+            if not (folder / "lock").exists() and _untouched_s(folder) > _LONG_AGO_S:
+                shutil.rmtree(folder)  # whoever made it was killed before it was held, or while it was removed
                 continue
             handle = os.open(folder / "lock", os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
             try:
@@ -365,3 +369,11 @@ def remove_abandoned_jobs(parent: Path) -> None:
                     shutil.rmtree(folder)
             finally:
                 os.close(handle)
+
+
+_LONG_AGO_S = 3600.0
+
+
+def _untouched_s(folder: Path) -> float:
+    "For how long nothing in `folder` has changed. OSError where it has just gone."
+    return time.time() - max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))

@@ -381,6 +381,21 @@ def _restore_workers(s: TrainState, state: dict, rank_state: dict | None, notes:
     notes.append(f"diloco: the run had {before}, and has {now} now, all with the optimizer of rank 0")
 
 # %% ../../nbs/41_training/01_restore.ipynb #23a2fc01
+def _restore_random(s: TrainState, path: Path, rank_state: dict | None, notes: list[str]) -> None:
+    "This rank's random state; new ones where the checkpoint has none, as where the rank had died before it was saved."
+    states = s.context.gather(rank_state is not None)  # rank 0 alone tells it
+    if rank_state is not None:
+        restore_random_state(rank_state)
+    else:
+        seed_everything(mix_seed(s.config.seed, 1, s.context.rank, s.progress.step) & 0xFFFFFFFF)
+    if missing := [str(rank) for rank, is_there in enumerate(states) if not is_there]:
+        which = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(missing)} have"
+        notes.append(
+            f"{which} no saved random state in {path.name} and begins anew: where random numbers are drawn, as for "
+            "dropout, results are no longer bit-identical"
+        )
+
+
 def restore_state(s: TrainState) -> list[str]:
     """Bring a run that has been prepared to its newest whole checkpoint; returns what is not as it was, in sentences.
 
@@ -401,11 +416,7 @@ def restore_state(s: TrainState) -> list[str]:
     _restore_best(s, requested, notes)
     _restore_workers(s, state, rank_state, notes)
     s.progress.saved_step = s.progress.step
-    if rank_state is not None:
-        restore_random_state(rank_state)
-    else:
-        seed_everything(mix_seed(s.config.seed, 1, s.context.rank, s.progress.step) & 0xFFFFFFFF)
-        notes.append(f"rank {s.context.rank} has no saved random state in {path.name}; it is reseeded")
+    _restore_random(s, path, rank_state, notes)
     s.record.restored = (
         (rank_state or {}).get("interval", {})
         if s.data.plan.effective_batch_size == state.get("effective_batch_size")

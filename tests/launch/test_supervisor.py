@@ -200,6 +200,18 @@ def test_an_error_on_rank_1_is_told_as_its_own(monkeypatch, nothing_left):
 
 
 @slow
+def test_what_one_rank_has_saved_for_all_goes_on_and_says_what_is_no_longer_exact(monkeypatch, nothing_left):
+    "Rank 1 has its random numbers with it when it goes, and rank 0 the weights of step 3."
+    run = troubled(monkeypatch, "1 7 divide", "trainer.log_every_n_steps=50")
+    saved = find_checkpoint(run.path / "checkpoints")[0]
+    assert saved.name == "step-00000003" and not (saved / "rank-00001.pt").exists()
+    done = resume(run, show=False)
+    notes = [note for event in done.events if event["type"] == "restart" for note in event["notes"]]
+    assert done.status == "completed"
+    assert [note for note in notes if note.startswith("rank 1 has no saved random state in step-00000003")]
+
+
+@slow
 def test_killed_ranks_are_replaced_and_nothing_is_lost(monkeypatch, nothing_left, calm):
     "Rank 1, and then rank 0, which writes the log; os._exit leaves no word either."
     run = troubled(monkeypatch, "1 7 kill;0 9 vanish")
