@@ -284,12 +284,12 @@ def _open(task: Any, config: Config, resume: str | Path | None) -> tuple[Path, d
     return open_folder(config, name, ManyFolders("search", copied, check), resume), space
 
 
-def _begin(s: Search, config: Config, space: Mapping[str, Dimension], alone: bool) -> None:
-    "Sampler, pruner, and the points of a grid."
+def _begin(s: Search, config: Config, space: Mapping[str, Dimension]) -> None:
+    "Sampler, pruner, and those points of a grid that another search, which may have been killed, has not queued."
     optuna, c = import_optuna(), config.search
     s.journal.sampler = sampler_of(c.sampler, config.seed, len(s.journal.get_trials(deepcopy=False)), c.startup_trials)
     s.journal.pruner = optuna.pruners.MedianPruner(n_startup_trials=c.startup_trials, n_warmup_steps=1)
-    if c.sampler == "grid" and alone:
+    if c.sampler == "grid":
         with handing_out(s.path):
             for point in grid_of(space):
                 s.journal.enqueue_trial(point, skip_if_exists=True)
@@ -398,9 +398,9 @@ def search(  # noqa: PLR0913  what a search is begun with; all but the task have
             raise RequestError("A search starts processes by itself, and this is one of a launcher's. Start it alone.")
         path, dimensions = _open(task, config, resume)
     goes_on = f"what is in {path} stays, and the same call with resume='auto' goes on (--resume auto in a shell)."
-    with interrupt_says(f"stopped: {goes_on}"), at_work(path) as alone:
+    with interrupt_says(f"stopped: {goes_on}"), at_work(path):
         with interrupt_says(f"stopped before the first trial: {goes_on}"):
             s = _start(task, request, path, dimensions, print if show else lambda text: None)
-            _begin(s, request.config, dimensions, alone)
+            _begin(s, request.config, dimensions)
         study = _search(s, request, StudyView(show), out)
     return study.raise_for_status() if raises_failure(on_error, request.platform.mode, predict) else study

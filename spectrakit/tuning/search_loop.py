@@ -233,9 +233,9 @@ def _tell(s: Search, a: Active, state: str, value: float | None = None, note: st
             a.trial.set_user_attr(name, fact)
     with handing_out(s.path):
         (a.folder / LEASE).unlink(missing_ok=True)
-        s.journal.tell(a.trial, value, state=states[state])
-        if cut:
+        if cut:  # first: one that is told and not queued would be lost to a kill in between
             queue_again(s.journal, s.journal.get_trials(deepcopy=False)[a.trial.number])
+        s.journal.tell(a.trial, value, state=states[state])
     unit, work = work_of(a.config)
     if state == "COMPLETE":
         s.spent.append(Spent(unit, work, a.seconds))

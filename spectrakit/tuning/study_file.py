@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..runs.events import repair_tail
 from ..system.errors import RequestError
 from ..system.files import alone_with, write_atomic
 from .space import import_optuna
@@ -119,8 +120,23 @@ def is_leased(folder: Path, now: float | None = None) -> bool:
 def _storage(file: Path) -> Any:
     from optuna.storages import JournalStorage, journal
 
-    lock = journal.JournalFileOpenLock(str(file)) if os.name == "nt" else None
-    return JournalStorage(journal.JournalFileBackend(str(file), lock_obj=lock))
+    kind = journal.JournalFileOpenLock if os.name == "nt" else journal.JournalFileSymlinkLock
+    file = file.absolute()  # the lock is a link to it: a relative one leads nowhere, and nobody sees how old it is
+
+    class WholeLines(kind):  # type: ignore[misc,valid-type]  # whichever it is
+        "Optuna's lock, under which half a line is cut off: nobody appends to what a full disk or a kill has left."
+
+        def acquire(self) -> bool:
+            got = super().acquire()
+            repair_tail(file)
+            return got
+
+        def release(self) -> None:
+            with contextlib.suppress(OSError):
+                repair_tail(file)  # the disk may have become full just now
+            super().release()
+
+    return JournalStorage(journal.JournalFileBackend(str(file), lock_obj=WholeLines(str(file))))
 
 
 def open_journal(folder: Path, direction: str, create: bool = True) -> Any:
@@ -163,13 +179,18 @@ def folder_name(number: int, attrs: Mapping[str, Any]) -> str:
 
 
 def queue_again(study: Any, trial: Any) -> None:
-    "Have the values of `trial` tried once more, going on with what its folder holds."
-    attrs = {"folder": folder_name(trial.number, trial.user_attrs), "resume_of": trial.number}
-    study.enqueue_trial(trial.params, user_attrs=attrs)
+    """Have the values of `trial` tried once more, going on with what its folder holds; only once, however often it is
+    asked for. One that was killed before it had any value is not missed.
+    """
+    values = {**trial.system_attrs.get("fixed_params", {}), **trial.params}  # it may have been killed as it took them
+    queued = any(each.user_attrs.get("resume_of") == trial.number for each in study.get_trials(deepcopy=False))
+    if values and not queued:
+        attrs = {"folder": folder_name(trial.number, trial.user_attrs), "resume_of": trial.number}
+        study.enqueue_trial(values, user_attrs=attrs)
 
 
 def give_back(study: Any, folder: Path) -> list[int]:
-    "Trials that no living process has are marked as failed and queued again; their numbers."
+    "Trials that no living process has are queued again and marked as failed; their numbers."
     optuna = import_optuna()
     lost = [
         trial
@@ -177,10 +198,9 @@ def give_back(study: Any, folder: Path) -> list[int]:
         if not is_leased(folder / folder_name(trial.number, trial.user_attrs))
     ]
     for trial in lost:
+        queue_again(study, trial)
         study._storage.set_trial_user_attr(trial._trial_id, "cut", True)  # Optuna has no other way to a trial of others
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        if trial.params:
-            queue_again(study, trial)
     return [trial.number for trial in lost]
 
 # %% ../../nbs/71_tuning/02_study_file.ipynb #e99b1cd7

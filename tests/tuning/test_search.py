@@ -34,6 +34,7 @@ from spectrakit.system.errors import RequestError
 from spectrakit.tuning import search as search_module
 from spectrakit.tuning import search_loop
 from spectrakit.tuning.study import open_study
+from spectrakit.tuning.study_file import give_back, open_journal
 from spectrakit.watchdog.budget import NoTimeLeft
 from tasks import Line, Planned
 
@@ -649,3 +650,89 @@ def test_no_study_goes_over_its_limit(here, monkeypatch, seed):
     study = sk.search(Planned(), *words, space={"task.quality": "interval(1,2)"}, show=False)
     assert study.status == "out_of_time" and study.best is not None
     assert not late and limit / 2 < spent[0] <= limit
+
+
+def test_a_kill_at_any_line_of_the_journal_loses_no_trial_and_tells_none_twice(tmp_path, monkeypatch):
+    "A search, and the next one that gives its trials back, are killed at each line that they write, one after another."
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    append, left = JournalFileBackend.append_logs, [0]
+
+    def killed(self, logs):
+        left[0] -= 1
+        if left[0] == 0:
+            raise SystemExit
+        append(self, logs)
+
+    monkeypatch.setattr(JournalFileBackend, "append_logs", killed)
+    space = {"a": optuna_range(), "b": optuna_range()}
+    points = [{"a": a, "b": b} for a in (0, 1) for b in (0, 1)]
+
+    def session(folder: Path, lines: int) -> bool:
+        "Give back, queue what is not, and train the rest; whether it came to its end within so many lines."
+        left[0] = lines
+        try:
+            study = open_journal(folder, "minimize")
+            study.sampler = optuna.samplers.RandomSampler(seed=1)
+            give_back(study, folder)
+            for point in points:
+                study.enqueue_trial(point, skip_if_exists=True)
+            while any(trial.state.name == "WAITING" for trial in study.trials):
+                trial = study.ask(space)
+                study.tell(trial, trial.params["a"] + 2 * trial.params["b"])
+        except SystemExit:
+            return False
+        finally:
+            left[0] = 0
+        return True
+
+    for number, (first, second) in enumerate((first, second) for first in range(1, 24) for second in range(1, 9)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        session(folder, first), session(folder, second)
+        assert session(folder, 10**6)
+        done = [trial.params for trial in open_journal(folder, "minimize").trials if trial.state.name == "COMPLETE"]
+        assert sorted(map(str, done)) == sorted(map(str, points)), (first, second)
+
+
+def test_a_disk_that_is_full_for_a_while_spoils_no_journal(tmp_path):
+    "The line that does not fit is gone; what is written once there is room again can be read, and so can the rest."
+    import resource
+
+    study, space = open_journal(tmp_path, "minimize"), {"a": optuna_range()}
+    for value in (3.0, 2.0):
+        study.tell(study.ask(space), value)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room in (1, 60, 200):
+        size = (tmp_path / "journal.jsonl").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, limits[1]))  # half a line fits
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                study.tell(study.ask(space), 1.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        study.tell(study.ask(space), 1.0)
+    again = open_journal(tmp_path, "minimize", create=False).trials
+    assert [trial.value for trial in again if trial.value is not None] == [3.0, 2.0, 1.0, 1.0, 1.0]
+
+
+def test_whoever_waits_for_the_journal_sees_how_old_its_lock_is(tmp_path, monkeypatch):
+    "Also where the study is named by a relative path: else a lock of a killed search would hang the others for ever."
+    monkeypatch.chdir(tmp_path)
+    Path("study").mkdir()
+    study, seen, flush = open_journal(Path("study"), "minimize"), [], os.fsync
+
+    def fsync(handle):
+        seen.append(Path("study/journal.jsonl.lock").exists())  # of what the link leads to
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    study.ask({"a": optuna_range()})
+    assert seen and all(seen)
+
+
+def optuna_range():
+    import optuna
+
+    return optuna.distributions.IntDistribution(0, 9)
