@@ -395,7 +395,7 @@ def _restore_random(s: TrainState, path: Path, rank_state: dict | None, notes: l
             "dropout, results are no longer bit-identical"
         )
 
-
+# %% ../../nbs/41_training/01_restore.ipynb #23a2fc11
 def restore_state(s: TrainState) -> list[str]:
     """Bring a run that has been prepared to its newest whole checkpoint; returns what is not as it was, in sentences.
 

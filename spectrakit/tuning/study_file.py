@@ -138,7 +138,7 @@ def _storage(file: Path) -> Any:
 
     return JournalStorage(journal.JournalFileBackend(str(file), lock_obj=WholeLines(str(file))))
 
-
+# %% ../../nbs/71_tuning/02_study_file.ipynb #2fc6182f
 def open_journal(folder: Path, direction: str, create: bool = True) -> Any:
     """Optuna's study in `folder`. RequestError where its journal cannot be read.
 
