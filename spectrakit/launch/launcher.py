@@ -48,7 +48,7 @@ from ..system.files import write_atomic
 from ..system.masking import masked
 from ..system.origin import mark_of
 from ..system.platforms.platform import Platform
-from ..system.signals import interrupts
+from ..system.signals import hears_hang_up, interrupts
 
 # %% ../../nbs/50_launch/05_launcher.ipynb #eb1fc3e1
 def _why_forks_break() -> str | None:
@@ -624,7 +624,11 @@ def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
             file.unlink(missing_ok=True)
     place = job.request.place
     if place is None and job.config.launch.mode != "inline":
-        with interrupts() as interrupted, interrupts(number=signal.SIGTERM, into=interrupted):  # SIGTERM: in a hurry
+        with (
+            interrupts() as interrupted,
+            interrupts(number=signal.SIGTERM, into=interrupted),  # in a hurry
+            hears_hang_up(interrupted),
+        ):
             return run_supervised(job, task, tick, interrupted)
     if place is None and _writes_run(job):
         tidy_checkpoints(job.run_dir / "checkpoints")

@@ -416,6 +416,22 @@ def test_sigterm_is_heard_like_an_interrupt_and_a_second_one_does_not_wait(cli, 
 
 
 @slow
+def test_a_terminal_that_is_closed_is_a_stop_that_saves(cli, here):
+    "The shell says so, and the system perhaps once more: that is no second signal."
+    process = cli("Troubled", TINY_HOLD=f"13:{here}")
+    wait_for((here / "held").exists, "the ranks to be held")
+    process.send_signal(signal.SIGHUP)
+    run = open_run(only_run(here))
+    wait_for(stop_file(run.path).exists, "the first signal to be heard")
+    process.send_signal(signal.SIGHUP)
+    (here / "go").touch()
+    process.communicate(timeout=60)
+    end = last_event(run.events, "end")
+    assert process.returncode == 130 and run.status == "interrupted" and "second time" not in end["reason"]
+    assert intact(run) and find_checkpoint(run.path / "checkpoints")[0].name == f"step-{end['step']:08d}"
+
+
+@slow
 @pytest.mark.parametrize("where", ["meeting", "preparing"])
 def test_an_interrupt_before_the_first_step_ends_at_once(cli, here, where):
     "The ranks wait for a file that never comes, so nothing but an end from outside ends them."
