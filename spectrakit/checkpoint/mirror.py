@@ -50,14 +50,20 @@ def checkpoints_to_mirror(run_dir: Path) -> ToMirror:
 
 
 def mirror_files(run_dir: Path, mirror: Path) -> None:
-    "Copy what resuming needs besides checkpoints: settings, environment, and the whole lines of the event log."
-    for name in ("config.yaml", "environment.json", "events.jsonl"):
-        if not (run_dir / name).is_file():
+    """Copy what resuming needs besides checkpoints: settings, environment, the whole lines of the event log, and the
+    names by which trackers know the run.
+    """
+    ids = sorted(run_dir.glob("trackers/*/run_id"))
+    for path in (*(run_dir / name for name in ("config.yaml", "environment.json", "events.jsonl")), *ids):
+        if not path.is_file():
             continue
-        data = (run_dir / name).read_bytes()
-        if name == "events.jsonl":
+        data = path.read_bytes()
+        if path.name == "events.jsonl":
             data = data[: data.rfind(b"\n") + 1]
-        write_atomic(mirror_folder(mirror, run_dir) / name, data)
+        target = mirror_folder(mirror, run_dir) / path.relative_to(run_dir)
+        if path in ids:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(target, data)
 
 # %% ../../nbs/20_checkpoint/04_mirror.ipynb #fabd6ca6
 def mirror_run(

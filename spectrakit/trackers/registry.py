@@ -7,6 +7,7 @@ __all__ = ['TRACKERS', 'check_trackers', 'start_trackers']
 
 # %% ../../nbs/36_trackers/20_registry.ipynb #5f543a76
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,27 @@ def check_trackers(config: Config) -> list[str]:
             )
     return names
 
+# %% ../../nbs/36_trackers/20_registry.ipynb #45f2fcd8
+def _open_again(tracker: Tracker, context: TrackerContext) -> str | None:
+    "Open a tracker under the id that it has for the run, or under a new one where it knows none such; else the error."
+    known, file = context.run_id, context.folder / "run_id"
+    error = attempt(_open, tracker, context)
+    if error is None or known is None:
+        return error
+    attempt(tracker.finish, True)
+    attempt(file.unlink)  # of a copy of the run, perhaps, without the store in which the id is known
+    if attempt(_open, tracker, replace(context, step=None)) is None:
+        return None
+    attempt(context.keep_run_id, known)
+    return error
+
+
+def _open(tracker: Tracker, context: TrackerContext) -> None:
+    context.folder.mkdir(parents=True, exist_ok=True)
+    tracker.open(context)
+    if context.step is None or tracker.config_again:
+        tracker.write_config(hyperparameters(context.config))  # otherwise it is known
+
 # %% ../../nbs/36_trackers/20_registry.ipynb #45f2fcd7
 def start_trackers(
     config: Config, run_dir: Path, report: Callable[[str], Any], is_main: bool = True, step: int | None = None
@@ -52,7 +74,7 @@ def start_trackers(
     for name in check_trackers(config) if is_main else []:
         tracker = TRACKERS[name]()
         context = TrackerContext(config, _folder_of(name, config, run_dir.resolve()), step)
-        if (error := attempt(_open, tracker, context)) is None:
+        if (error := _open_again(tracker, context)) is None:
             trackers.opened[name] = tracker
             if tracker.note:
                 report(tracker.note)
@@ -66,10 +88,3 @@ def _folder_of(name: str, config: Config, run_dir: Path) -> Path:
     "Where a tracker of this name keeps its files."
     elsewhere = config.tracking.tensorboard_dir if name == "tensorboard" else None
     return run_dir / "trackers" / name if elsewhere is None else Path(elsewhere).expanduser().resolve() / run_dir.name
-
-
-def _open(tracker: Tracker, context: TrackerContext) -> None:
-    context.folder.mkdir(parents=True, exist_ok=True)
-    tracker.open(context)
-    if context.step is None or tracker.config_again:
-        tracker.write_config(hyperparameters(context.config))  # otherwise it is known

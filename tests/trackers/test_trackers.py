@@ -12,11 +12,14 @@ import struct
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from helpers import TESTS, clean_environ, only_run, run_cli, task
+from spectrakit.checkpoint.mirror import mirror_files
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
@@ -25,7 +28,7 @@ from spectrakit.steps.state import Execution
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 from spectrakit.trackers.mlflow import mlflow_uri
-from spectrakit.trackers.registry import start_trackers
+from spectrakit.trackers.registry import TRACKERS, start_trackers
 from spectrakit.trackers.tracker import Tracker, Trackers, hyperparameters
 from spectrakit.trackers.wandb import wandb_mode
 from spectrakit.training.loop import train_run
@@ -306,6 +309,33 @@ def test_a_run_that_goes_on_is_the_same_run_in_every_tracker(tmp_path):
 
 
 # --- what can go wrong ------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_without_the_store_in_its_folder_begins_a_new_run_there(tmp_path, monkeypatch):
+    "A mirror has the names by which trackers know a run, and not what they keep in its folder."
+    kept = tmp_path / "run" / "trackers" / "trackio" / "run_id"
+    opened, stores = [], {"old"}
+
+    class Own(Tracker):
+        def open(self, context):
+            opened.append(context.run_id)
+            if context.run_id not in (None, *stores):
+                raise LookupError("no such run")
+            context.keep_run_id(context.run_id or "new")
+            self.inner = SimpleNamespace(store_init_configuration=print, log=print, finish=lambda: None)
+
+    monkeypatch.setitem(TRACKERS, "trackio", Own)
+    config = compose()
+    config = replace(config, tracking=replace(config.tracking, names=["trackio"]))
+    kept.parent.mkdir(parents=True)
+    for known, text in (("old", "old"), ("gone", "new")):
+        kept.write_text(known + "\n")
+        said = []
+        assert list(start_trackers(config, tmp_path / "run", said.append, step=4).opened) == ["trackio"] and said == []
+        assert kept.read_text() == text + "\n"
+    assert opened == ["old", "gone", None]
+    mirror_files(tmp_path / "run", tmp_path / "drive")
+    assert (tmp_path / "drive" / "run" / "trackers" / "trackio" / "run_id").read_text() == "new\n"
 
 
 def test_a_tracker_that_fails_costs_a_message(tmp_path):
