@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BUILT_IN', 'check_task_name', 'full_task_name', 'standard_first', 'load_task', 'seems_to_provide', 'name_of',
            'check_config', 'with_task', 'Job', 'jobs_folder', 'new_job_folder', 'write_job', 'read_job_file',
-           'update_extra', 'change_config', 'read_job', 'locked_job_folder', 'remove_abandoned_jobs']
+           'update_extra', 'change_config', 'read_job', 'remove_abandoned_jobs', 'locked_job_folder']
 
 # %% ../../nbs/49_handover/03_job.ipynb #bd7be0a8
 import ast
@@ -336,23 +336,6 @@ def read_job(folder: Path | str, task: Any = None) -> tuple[Job, Any]:
         return job, read_task(folder, head["task_class"])
     raise RequestError(f"The job in {folder} has no task: only a forked process has it. Start the training again.")
 
-# %% ../../nbs/49_handover/03_job.ipynb #1ff33ca5
-@contextlib.contextmanager
-def locked_job_folder(folder: Path) -> Iterator[Path]:
-    "Hold the lock of the job's folder, which is removed afterwards, and remove the abandoned ones beside it."
-    with contextlib.suppress(OSError):
-        remove_abandoned_jobs(folder.parent)
-    lock = None
-    try:
-        with contextlib.suppress(OSError):  # held before it has its name: nobody takes the job for an abandoned one
-            try_lock(lock := os.open(folder / "lock.new", os.O_RDWR | os.O_CREAT, 0o600))
-            os.rename(folder / "lock.new", folder / "lock")
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
 # %% ../../nbs/49_handover/03_job.ipynb #1ff33ca6
 def remove_abandoned_jobs(parent: Path) -> None:
     "Remove this user's job folders in `parent` that somebody held once and nobody holds now, or never and long ago."
@@ -377,3 +360,20 @@ _LONG_AGO_S = 3600.0
 def _untouched_s(folder: Path) -> float:
     "For how long nothing in `folder` has changed. OSError where it has just gone."
     return time.time() - max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
+
+# %% ../../nbs/49_handover/03_job.ipynb #1ff33ca5
+@contextlib.contextmanager
+def locked_job_folder(folder: Path) -> Iterator[Path]:
+    "Hold the lock of the job's folder, which is removed afterwards, and remove the abandoned ones beside it."
+    with contextlib.suppress(OSError):
+        remove_abandoned_jobs(folder.parent)
+    lock = None
+    try:
+        with contextlib.suppress(OSError):  # held before it has its name: nobody takes the job for an abandoned one
+            try_lock(lock := os.open(folder / "lock.new", os.O_RDWR | os.O_CREAT, 0o600))
+            os.rename(folder / "lock.new", folder / "lock")
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
