@@ -80,6 +80,7 @@ def own_ipython(tmp_path_factory):
 def pytest_runtest_setup(item):
     "Training processes are forked from one that has imported everything, but for tests with the mark `fresh`."
     fork_server.forks_training(item.get_closest_marker("fresh") is None)
+    fork_server.kind_of_test = "models" if item.path.parent.name == "lm" else "plain"
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 `helpers.run_cli` and `helpers.start_cli` ask it for commands; the training processes of `fit`, `resume` and `predict`
 in a test come from it, too (`conftest.py` sees to that), and so does the process in which a notebook's cells run.
 What these start is no fresh one either. A fresh interpreter costs three seconds of a core before it does anything;
-most tests are not about that, and those that are say `fresh=True`, or `@pytest.mark.fresh`. The server has no threads
-and never computes, so a fork of it is as good as new; what is read only at a start (PYTHONPATH, variables of OpenMP)
-needs a fresh one.
+most tests are not about that, and those that are say `fresh=True`, or `@pytest.mark.fresh`. The server has no
+threads but idle ones of BLAS, and never computes, so a fork of it is as good as new; what is read only at a start
+(PYTHONPATH, variables of OpenMP) needs a fresh one.
 """
 
 import array
@@ -200,8 +200,12 @@ def serves(env: dict[str, str]) -> bool:
     )
 
 
-def client(kind: str = "plain") -> Client:
-    "This process's server; `notebooks` is one that has imported nbdev as well."
+kind_of_test = "plain"  # what a server of this test's commands and training processes has imported
+
+
+def client(kind: str | None = None) -> Client:
+    "This process's server; `notebooks` is one that has imported nbdev as well, `models` what a task `lm` imports."
+    kind = kind or kind_of_test
     with _starting:
         if kind not in _clients or _clients[kind].ended():
             _clients[kind] = _new_client(kind)
@@ -282,6 +286,9 @@ def preload(kind: str) -> None:
             importlib.import_module(module.name)
     if kind == "notebooks":
         import nbdev.test  # noqa: F401  the same
+    if kind == "models":  # two seconds for each process of a language model
+        import peft  # noqa: F401  the same
+        from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: F401  too
     spectrakit.compose()  # imports Hydra
     assert not torch.cuda.is_initialized()
     gc.collect()

@@ -226,7 +226,7 @@ def test_the_command_line_killed_three_times_exports_what_a_whole_run_does(tmp_p
     (folder,) = (path for path in (tmp_path / "whole").iterdir() if path.is_dir())
     for session, at in enumerate((*(ON_TWO if TWO[0] in more else CUTS), 0)):
         begin = ("resume", only_run(tmp_path)) if session else ("train", f"{TESTS / 'lm_runs.py'}:Killed", *given)
-        done = run_cli(tmp_path, *begin, env={"TINY_KILL_AT": str(at), "PYTHONPATH": str(TESTS)})
+        done = run_cli(tmp_path, *begin, env={"TINY_KILL_AT": str(at)})
         assert (done.returncode == 0) == (at == 0), done.stdout + done.stderr
     for run_folder, out in ((folder, "one"), (only_run(tmp_path), "other")):
         done = run_cli(tmp_path, "lm", "export", run_folder, out)
