@@ -2277,6 +2277,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'spectrakit/data/array_files.py'),
                                              'spectrakit.data.array_files._chosen': ( '22_data/array_files.html#_chosen',
                                                                                       'spectrakit/data/array_files.py'),
+                                             'spectrakit.data.array_files._is_archive': ( '22_data/array_files.html#_is_archive',
+                                                                                          'spectrakit/data/array_files.py'),
                                              'spectrakit.data.array_files._open_npy': ( '22_data/array_files.html#_open_npy',
                                                                                         'spectrakit/data/array_files.py'),
                                              'spectrakit.data.array_files._open_parquet': ( '22_data/array_files.html#_open_parquet',

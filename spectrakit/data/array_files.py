@@ -45,6 +45,15 @@ def _package(name: str, path: Any) -> Any:
         ) from None
 
 # %% ../../nbs/22_data/04_array_files.ipynb #6e4f75a8
+def _is_archive(path: Any) -> bool:
+    "Whether a file begins as a .npz does, whole or torn."
+    try:
+        with open(os.fspath(path), "rb") as raw:
+            return raw.read(2) == b"PK"
+    except (OSError, TypeError, ValueError):
+        return False  # whoever opens it says why
+
+
 def _open_npy(path: Any, name: Any = None) -> Any:
     "The array of a .npy file, mapped into memory."
     import numpy
@@ -52,9 +61,13 @@ def _open_npy(path: Any, name: Any = None) -> Any:
     mend = "Write it by numpy.save."
     if name is not None:
         raise RequestError(f"{str(path)!r} has one array, without a name, and {name!r} was asked for. {mend}")
+    if _is_archive(path):
+        raise RequestError(f"{str(path)!r} is an archive, such as a .npz file, and no array of samples. {mend}")
     try:
         array = numpy.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
+        if "pickled" in str(error):  # what NumPy says of all that it does not know
+            error = ValueError("it is no NumPy array")
         raise _cannot_open(path, "a .npy file", error, mend) from None
     if not isinstance(array, numpy.ndarray) or not array.shape:
         raise RequestError(f"{str(path)!r} holds no array of samples. Write one array to a .npy file by numpy.save.")

@@ -9,8 +9,9 @@ __all__ = ['mlflow_uri', 'metric_name', 'import_mlflow', 'reset_store', 'Store',
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,14 @@ def mlflow_uri(config: Config, environ: Mapping[str, str], folder: Path) -> tupl
     return f"sqlite:///{folder / 'mlflow.db'}", reason
 
 # %% ../../nbs/36_trackers/03_mlflow.ipynb #bf83a087
-def metric_name(name: str) -> str:
-    "`name` with `_` in place of every sign that MLflow does not take."
-    return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
+_LONGEST = 250  # signs in a name
+
+
+def metric_name(name: str, taken: Container[str] = ()) -> str:
+    "`name` with `_` in place of every sign that MLflow does not take, cut, and with a number where it is `taken`."
+    name = re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
+    names = (name[: _LONGEST - len(end)] + end for end in chain([""], (f"_{n}" for n in count(2))))
+    return next(each for each in names if each not in taken)
 
 # %% ../../nbs/36_trackers/03_mlflow.ipynb #9fc956ba
 _VARIABLES = {
@@ -127,6 +133,7 @@ class MLflow(Tracker):
     def __init__(self) -> None:
         super().__init__()
         self._store: Store | None = None
+        self._names: dict[str, str] = {}  # what MLflow calls each metric
 
     def open(self, context: TrackerContext) -> None:
         "A run of MLflow under the id it had. RuntimeError where one of the caller's own is open in this process."
@@ -141,7 +148,9 @@ class MLflow(Tracker):
 
     def log(self, values: dict[str, float], step: int) -> None:
         "The same under names that MLflow takes."
-        super().log({metric_name(name): value for name, value in values.items()}, step)
+        for name in (each for each in values if each not in self._names):
+            self._names[name] = metric_name(name, self._names.values())
+        super().log({self._names[name]: value for name, value in values.items()}, step)
 
     def finish(self, failed: bool = False) -> None:
         "End the run of MLflow, as a failed one where it is, and put the store back that it had before."

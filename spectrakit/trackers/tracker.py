@@ -117,7 +117,7 @@ def attempt(call: Callable[..., Any], *args: Any) -> str | None:
         warnings.simplefilter("ignore")  # a tracker may not change what a run prints
         try:
             call(*args)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a library that gives up may not end the run
             first_line = (str(error).strip().splitlines() or ["no message"])[0]
             return f"{type(error).__name__}: {masked(first_line)[:200]}"
         finally:

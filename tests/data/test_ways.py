@@ -233,7 +233,9 @@ def test_what_is_no_array_of_samples_is_refused(tmp_path):
     numpy.savez(tmp_path / "several.npz", a=numpy.zeros(3))
     numpy.save(tmp_path / "objects.npy", numpy.array([{}, {}]), allow_pickle=True)
     (tmp_path / "text.npy").write_text("hello")
-    files = [str(tmp_path / name) for name in ("one.npy", "several.npz", "objects.npy", "text.npy", "none.npy")]
+    (tmp_path / "torn.npy").write_bytes(b"PK\3\4" + bytes(99))  # half a .npz file
+    names = ("one.npy", "several.npz", "objects.npy", "text.npy", "torn.npy", "none.npy")
+    files = [str(tmp_path / name) for name in names]
     for wrong in (*files, "a\0b.npy", 3, None, torch.tensor(1.0)):
         with pytest.raises(RequestError, match="numpy.save|no array of samples"):
             ArrayDataset(wrong)

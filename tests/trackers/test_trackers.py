@@ -27,7 +27,7 @@ from spectrakit.runs.events import EventLog, effective_events, read_events
 from spectrakit.steps.state import Execution
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
-from spectrakit.trackers.mlflow import mlflow_uri
+from spectrakit.trackers.mlflow import MLflow, mlflow_uri
 from spectrakit.trackers.registry import TRACKERS, start_trackers
 from spectrakit.trackers.tracker import Tracker, Trackers, hyperparameters
 from spectrakit.trackers.wandb import wandb_mode
@@ -384,6 +384,17 @@ def test_the_message_about_a_failure_holds_no_secret(monkeypatch):
         "mlflow is no longer written: ConnectionError: https://me:<password>@lab/api does not answer to the "
         "key <LAB_API_KEY>; the run's own log continues"
     ]
+
+
+def test_metrics_whose_names_mlflow_does_not_take_stay_apart():
+    logged = []
+    tracker = MLflow()
+    tracker.inner = SimpleNamespace(log=lambda values, step: logged.append(values))
+    tracker.log({"val_f1_北": 0.1, "val_f1_南": 0.2, "n" * 300: 1.0, "n" * 299: 2.0}, step=1)
+    tracker.log({"val_f1_南": 0.3}, step=2)
+    assert sorted(logged[0].values()) == [0.1, 0.2, 1.0, 2.0] and max(map(len, logged[0])) == 250
+    (again,) = logged[1]
+    assert logged[0][again] == 0.2
 
 
 def test_a_mlflow_run_of_ones_own_stays_open(tmp_path):
