@@ -1345,6 +1345,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'spectrakit.cli.lm': { 'spectrakit.cli.lm._export_parser': ('90_cli/lm.html#_export_parser', 'spectrakit/cli/lm.py'),
                                    'spectrakit.cli.lm.lm': ('90_cli/lm.html#lm', 'spectrakit/cli/lm.py')},
             'spectrakit.cli.main': { 'spectrakit.cli.main._dispatch': ('90_cli/main.html#_dispatch', 'spectrakit/cli/main.py'),
+                                     'spectrakit.cli.main._fill_standard_streams': ( '90_cli/main.html#_fill_standard_streams',
+                                                                                     'spectrakit/cli/main.py'),
                                      'spectrakit.cli.main._is_request': ('90_cli/main.html#_is_request', 'spectrakit/cli/main.py'),
                                      'spectrakit.cli.main._status': ('90_cli/main.html#_status', 'spectrakit/cli/main.py'),
                                      'spectrakit.cli.main.find_command': ('90_cli/main.html#find_command', 'spectrakit/cli/main.py'),

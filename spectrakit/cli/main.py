@@ -6,6 +6,7 @@
 __all__ = ['GROUPS', 'COMMANDS', 'find_command', 'usage', 'main']
 
 # %% ../../nbs/90_cli/20_main.ipynb #ae7db8d9
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -109,12 +110,27 @@ def _status(words: list[str]) -> int:
         discard_output()
         return 0
 
+# %% ../../nbs/90_cli/20_main.ipynb #8f25d39c
+def _fill_standard_streams() -> None:
+    "What a service has closed leads nowhere from here on: a file that got the number 1 would be printed to."
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            if (nothing := os.open(os.devnull, os.O_RDWR)) != number:
+                os.dup2(nothing, number)
+                os.close(nothing)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
 # %% ../../nbs/90_cli/20_main.ipynb #8f25d39d
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. `arguments`: those of the process unless given.
 
     What is printed is masked, also the traceback of an error that nobody expected: after one the streams stay so."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _fill_standard_streams()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # × and ★ are no reason to fail where a terminal lacks them
     streams = sys.stdout, sys.stderr

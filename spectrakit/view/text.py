@@ -151,7 +151,7 @@ class TextView:
         only_new: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.out = sys.stdout if out is None else out
+        self.out = (sys.stdout if out is None else out) or io.StringIO()  # a service may have no standard output
         self.redraw = bool(getattr(self.out, "isatty", lambda: False)()) if redraw is None else redraw
         self.every_s, self._clock = every_s, clock
         self.run_dir, self._reader = run_dir, follow(run_dir)

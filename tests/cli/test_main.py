@@ -18,6 +18,7 @@ from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.cli.main import COMMANDS, main
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.view.plots import plot_curves
+from spectrakit.view.text import TextView
 
 COMMANDS = list(COMMANDS)
 QUICK = ("launch.mode=inline", "trainer.accelerator=cpu", "trainer.max_steps=2", "data.batch_size=8")
@@ -715,3 +716,23 @@ def test_a_training_whose_reader_leaves_is_not_lost_in_silence(tmp_path):
         assert process.returncode == 0
     else:
         assert process.returncode != 0 and run.status in ("failed", "interrupted")
+
+
+@slow
+def test_a_service_without_standard_streams_trains(here, clean_env):
+    "Descriptors 0 to 2 are closed, as by `<&- >&- 2>&-`: no file of the run takes their numbers, and no view fails."
+    words = ["train", task("Line"), *QUICK[1:], "run.console=text"]
+    closed = 'exec "$@" <&- >&- 2>&-'
+    done = subprocess.run(
+        ["sh", "-c", closed, "sh", sys.executable, "-m", "spectrakit", *words], cwd=here, env=clean_env, timeout=180
+    )
+    run = open_run(only_run(here))
+    assert done.returncode == 0 and run.status == "completed", run.error
+    assert (run.path / "curves.png").stat().st_size and not verify(find_checkpoint(run.path / "checkpoints")[0])
+
+
+def test_a_view_without_standard_output_shows_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    view = TextView(plain_run(tmp_path / "run"))
+    view.update()
+    view.close()
