@@ -106,16 +106,21 @@ def test_a_buffer_loses_no_sample(size):
     assert (found == list(range(20))) is (size < 2)
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # says Python 3.12 where there are threads
 def test_another_process_begins_with_a_pass_of_its_own():
     source = StreamSamples(Drawn(), 20)
     ninth = source[9]
     assert torch.equal(pickle.loads(pickle.dumps(source))[9], ninth)
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
-        os.write(writing, repr(source[10].tolist()).encode())
-        os._exit(0)
+        try:
+            os.write(writing, repr(source[10].tolist()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
     os.waitpid(child, 0)
-    assert os.read(reading, 1000).decode() == repr(source[10].tolist())
+    with os.fdopen(reading) as told:
+        assert told.read() == repr(source[10].tolist())
 
 
 def test_evaluation_reads_all_of_it_in_its_own_order_each_time():

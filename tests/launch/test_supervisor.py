@@ -425,7 +425,7 @@ def test_a_terminal_that_is_closed_is_a_stop_that_saves(cli, here):
     wait_for(stop_file(run.path).exists, "the first signal to be heard")
     process.send_signal(signal.SIGHUP)
     (here / "go").touch()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     end = last_event(run.events, "end")
     assert process.returncode == 130 and run.status == "interrupted" and "second time" not in end["reason"]
     assert intact(run) and find_checkpoint(run.path / "checkpoints")[0].name == f"step-{end['step']:08d}"
