@@ -11,6 +11,7 @@ predicts the one that trains; a cell that begins with MACHINE keeps no output.
 """
 
 import argparse
+import atexit
 import contextlib
 import os
 import re
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -63,18 +65,30 @@ def session(path: Path):
         yield working, told
 
 
+def executed(make: Callable[[], NotebookClient], **options) -> nbformat.NotebookNode:
+    "Execute with the client that `make` makes; anew where somebody else took one of the kernel's ports before it did."
+    for _ in range(2):
+        client = make()
+        try:
+            return client.execute(**options)
+        except RuntimeError as error:
+            if "died before replying" not in str(error):
+                raise
+            atexit.unregister(client._cleanup_kernel)  # it has done that
+    return make().execute(**options)
+
+
 def played(notebook: nbformat.NotebookNode, folder: Path, told: dict[str, str]) -> nbformat.NotebookNode:
     "Execute a notebook in `folder`; it holds its outputs afterwards."
-    NotebookClient(
-        notebook,
-        timeout=900,
-        startup_timeout=300,
-        kernel_name="python3",
-        coalesce_streams=True,
-        store_widget_state=False,
-        resources={"metadata": {"path": str(folder)}},
-    ).execute(env={**os.environ, **told})
-    return notebook
+    options = {
+        "timeout": 900,
+        "startup_timeout": 300,
+        "kernel_name": "python3",
+        "coalesce_streams": True,
+        "store_widget_state": False,
+        "resources": {"metadata": {"path": str(folder)}},
+    }
+    return executed(lambda: NotebookClient(notebook, **options), env={**os.environ, **told})
 
 
 def test_flags() -> set[str]:

@@ -17,6 +17,7 @@ from nbclient.exceptions import CellExecutionError
 import helpers
 from lab import write_notebook
 from notebook_kernels import BEGIN, Cell
+from notebooks import executed
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint
 
@@ -193,14 +194,13 @@ BATCH = [
 
 def test_nbclient_keeps_the_end_of_a_run(tmp_path):
     notebook = nbformat.read(write_notebook(tmp_path / "batch.ipynb", *BATCH), 4)
-    NotebookClient(
-        notebook,
-        timeout=240,
-        startup_timeout=240,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(tmp_path)}},
-    ).execute()
+    run_by_a_program(notebook, tmp_path)
     kept_well(notebook, "completed")
+
+
+def run_by_a_program(notebook, folder) -> None:
+    options = {"timeout": 240, "startup_timeout": 240, "kernel_name": "python3"}
+    executed(lambda: NotebookClient(notebook, **options, resources={"metadata": {"path": str(folder)}}))
 
 
 FAILS = [BEGIN, "run = fit(Tiny({5: 'raise cat'}, 0), config('batch', 'trainer.devices=1'))", "went_on = run.status"]
@@ -213,15 +213,8 @@ def test_a_failed_run_stops_the_notebook_only_where_nobody_reads_it(tmp_path, to
     elsewhere = tmp_path / "elsewhere"  # what has gone wrong once in a folder goes well afterwards
     elsewhere.mkdir()
     notebook = nbformat.read(write_notebook(elsewhere / "program.ipynb", *FAILS), 4)
-    program = NotebookClient(
-        notebook,
-        timeout=240,
-        startup_timeout=240,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(elsewhere)}},
-    )
     with pytest.raises(CellExecutionError, match="no luck with cat"):
-        program.execute()
+        run_by_a_program(notebook, elsewhere)
     assert [cell.execution_count for cell in notebook.cells] == [1, 2, None]
     error = next(output for output in notebook.cells[1].outputs if output.output_type == "error")
     assert error.ename == "RunFailed" and len(error.traceback) == 1  # the sentence and the own line

@@ -16,6 +16,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import helpers
+import notebooks
 import spectrakit as sk
 from spectrakit.config.compose import compose, diff
 from spectrakit.config.profile_files import profiles
@@ -488,9 +489,10 @@ def executed(folder: Path, overrides) -> nbformat.NotebookNode:
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(cell.format(overrides=overrides)) for cell in CELLS]
     )
-    return NotebookClient(
-        notebook, timeout=240, startup_timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    ).execute()
+    options = {"timeout": 240, "startup_timeout": 240, "kernel_name": "python3"}
+    return notebooks.executed(
+        lambda: NotebookClient(notebook, **options, resources={"metadata": {"path": str(folder)}})
+    )
 
 
 @pytest.mark.slow
