@@ -68,7 +68,7 @@ class Server:
                 return self
             except BaseException:
                 self.__exit__()
-                if attempt == 2 or "port" not in self._said():  # somebody else took it between choice and use
+                if attempt == 2 or "already in use" not in self._said():  # its port, between choice and use
                     raise
         raise AssertionError("unreachable")
 

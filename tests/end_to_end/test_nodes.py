@@ -226,25 +226,32 @@ def test_an_interrupt_on_one_machine_stops_both_at_the_same_step(machines, tmp_p
     )
 
 
-def test_under_torchrun_every_process_is_a_rank(tmp_path):
+def test_under_torchrun_every_process_is_a_rank_and_has_its_variables(tmp_path):
+    "And the task itself asserts what its ranks see of the variables."
     done = run_cli(
         tmp_path,
         "train",
-        f"{TASKS}:Curve",
+        f"{TASKS}:Named",
         *WORDS,
         "trainer.devices=2",
         "trainer.max_epochs=2",
+        "+distributed.env.TORCH_MINE=7",
         "--predict",
         "table.csv",
         command=(*TORCHRUN, "-m", "spectrakit"),
+        env={"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO"},
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("completed: all") == 1 and done.stdout.count("curve-") < 6  # one rank talks
+    assert done.stdout.count("completed: all") == 1 and done.stdout.count("named-") < 6  # one rank talks
     run = only_run(tmp_path)
     events = read_events(run / "events.jsonl")
     assert last_event(events, "start")["world_size"] == 2 and open_run(run).status == "completed"
     assert json.loads((run / "summary.json").read_text())["launch"]["launcher"] == "external"
     assert (tmp_path / "table.csv").read_text().count("\n") == 14
+    env = json.loads((run / "environment.json").read_text())["launch"]["env"]
+    assert (
+        env["TORCH_MINE"] == "7" and env["NCCL_DEBUG"] == "INFO" and env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
+    )  # as exported, as asked for, by default
 
 
 def test_a_rank_that_fails_under_torchrun_is_named(tmp_path):
@@ -326,22 +333,3 @@ def test_a_meeting_place_that_is_taken_is_a_sentence(tmp_path):
         and f"distributed.rdzv_endpoint={place} cannot be used" in done.stderr
         and "Traceback" not in done.stderr
     )
-
-
-def test_variables_reach_ranks_that_torchrun_started(tmp_path):
-    done = run_cli(
-        tmp_path,
-        "train",
-        f"{TASKS}:Named",
-        *WORDS,
-        "trainer.devices=2",
-        "trainer.max_steps=2",
-        "+distributed.env.TORCH_MINE=7",
-        command=(*TORCHRUN, "-m", "spectrakit"),
-        env={"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO"},
-    )
-    assert done.returncode == 0, done.stderr
-    env = json.loads((only_run(tmp_path) / "environment.json").read_text())["launch"]["env"]
-    assert (
-        env["TORCH_MINE"] == "7" and env["NCCL_DEBUG"] == "INFO" and env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
-    )  # as exported, as asked for, by default
