@@ -7975,6 +7975,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'spectrakit/training/setup.py'),
                                            'spectrakit.training.setup._reasons': ( '41_training/setup.html#_reasons',
                                                                                    'spectrakit/training/setup.py'),
+                                           'spectrakit.training.setup._spread_out': ( '41_training/setup.html#_spread_out',
+                                                                                      'spectrakit/training/setup.py'),
                                            'spectrakit.training.setup.base_of': ( '41_training/setup.html#base_of',
                                                                                   'spectrakit/training/setup.py'),
                                            'spectrakit.training.setup.check_alike': ( '41_training/setup.html#check_alike',

@@ -744,7 +744,13 @@ def dataset_length(dataset: Any, what: str) -> int:
             f"The {what} data set is a {type(dataset).__name__} without length or index. "
             "Return a map-style data set, with __len__ and __getitem__."
         )
-    return len(dataset)
+    try:
+        return len(dataset)
+    except Exception as error:
+        raise RequestError(
+            f"The length of the {what} data set is not known: {type(error).__name__}: {error}. "
+            "Let its __len__ return a whole number from 0 up."
+        ) from None
 
 
 def limit_samples(dataset: Any, config: Config) -> Any:

@@ -128,7 +128,18 @@ def make_model(task: Any, config: Config) -> Any:
         raise RequestError(
             f"{type(task).__name__}.model returned {type(model).__name__}. It has to return a torch Module."
         )
+    _spread_out(model)
     return model
+
+
+def _spread_out(model: Any) -> None:
+    "Give each number of a parameter or buffer a place of its own: torch loads nothing into what `expand` has made."
+    import torch
+
+    for tensor in (*model.parameters(), *model.buffers()):
+        whole = not torch.nn.parameter.is_lazy(tensor) and tensor.layout is torch.strided and not tensor.is_meta
+        if whole and any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+            tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
 
 # %% ../../nbs/41_training/00_setup.ipynb #c526c944
 def base_of(task: Any, config: Config, model: Any, context: RunContext | None = None) -> FrozenBase | None:

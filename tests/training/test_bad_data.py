@@ -124,3 +124,38 @@ def test_sparse_and_nested_batches_train_as_dense_ones_do(train, form):
 def test_a_nested_batch_without_a_shape_is_refused(train):
     with pytest.raises(RequestError, match="layout=torch.jagged"):
         train(Collated("nested"), *PARTS)
+
+
+class Expanded(Changing):
+    "A buffer of one number that is seen four times."
+
+    expand = True
+
+    def model(self, cfg):
+        model = super().model(cfg)
+        model.register_buffer("scale", torch.ones(1).expand(4) if self.expand else torch.ones(4))
+        return model
+
+    def predict(self, model, batch):
+        return model(batch[0] * model.scale)
+
+    def loss(self, model, batch):
+        return F.mse_loss(self.predict(model, batch), batch[1])
+
+
+def test_a_model_with_an_expanded_buffer_trains_and_goes_on(train):
+    run = train(Expanded(), *PARTS, "trainer.max_epochs=3", "trainer.max_steps=7", name="a")
+    assert run.status == "completed", run.reason
+    words = ("trainer.max_epochs=3", "trainer.max_steps=12")
+    run = train(Expanded(), *PARTS, *words, "resume.allow=[trainer.max_steps]", name="a", resume=True)
+    plain = Expanded()
+    plain.expand = False
+    assert run.status == "completed" and torch.equal(run.weights(), train(plain, *PARTS, *words, name="b").weights())
+
+
+@pytest.mark.parametrize("length", [16.0, -1, "16"])
+def test_a_length_that_is_none_is_a_sentence(train, length):
+    task = Changing()
+    task.rows.length = length
+    with pytest.raises(RequestError, match="training data set is not known.*whole number"):
+        train(task, *PARTS)
