@@ -106,7 +106,6 @@ def test_a_buffer_loses_no_sample(size):
     assert (found == list(range(20))) is (size < 2)
 
 
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # says Python 3.12 where there are threads
 def test_another_process_begins_with_a_pass_of_its_own():
     source = StreamSamples(Drawn(), 20)
     ninth = source[9]

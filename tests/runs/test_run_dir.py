@@ -10,7 +10,6 @@ from spectrakit.runs.run_dir import is_locked, locked
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked on this system")
 
 
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # says Python 3.12 where there are threads
 def test_a_lock_is_given_back_though_a_forked_process_has_its_file_open_still(tmp_path):
     "Data workers are forked while a run holds its lock; one that outlives the run must not keep the run busy."
     with locked(tmp_path):

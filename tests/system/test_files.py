@@ -30,7 +30,6 @@ def test_a_file_whose_name_is_as_long_as_names_may_be_is_replaced(name, tmp_path
     assert file.read_text() == "two" and list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # says Python 3.12 where there are threads
 def test_what_a_killed_process_left_beside_a_file_is_known_by_its_name(tmp_path, monkeypatch):
     file = tmp_path / ("ж" * 120)
     with monkeypatch.context() as patch:
