@@ -850,6 +850,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'spectrakit/checkpoint/mirror.py'),
                                               'spectrakit.checkpoint.mirror.ToMirror.names': ( '20_checkpoint/mirror.html#tomirror.names',
                                                                                                'spectrakit/checkpoint/mirror.py'),
+                                              'spectrakit.checkpoint.mirror._drop_halves': ( '20_checkpoint/mirror.html#_drop_halves',
+                                                                                             'spectrakit/checkpoint/mirror.py'),
                                               'spectrakit.checkpoint.mirror.checkpoints_to_mirror': ( '20_checkpoint/mirror.html#checkpoints_to_mirror',
                                                                                                       'spectrakit/checkpoint/mirror.py'),
                                               'spectrakit.checkpoint.mirror.mirror_files': ( '20_checkpoint/mirror.html#mirror_files',

@@ -6,7 +6,10 @@
 __all__ = ['ToMirror', 'checkpoints_to_mirror', 'mirror_files', 'mirror_run', 'Mirror']
 
 # %% ../../nbs/20_checkpoint/04_mirror.ipynb #fecccbd7
+import contextlib
 import math
+import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +27,9 @@ from spectrakit.checkpoint.store import (
 )
 from .throttle import TimeShare
 from ..config.schema import CheckpointConfig
-from ..system.files import write_atomic
+from ..system.files import drop_leftovers, write_atomic
+
+_SMALL = ("config.yaml", "environment.json", "events.jsonl")  # what resuming needs besides checkpoints
 
 # %% ../../nbs/20_checkpoint/04_mirror.ipynb #7f5e2e88
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ def mirror_files(run_dir: Path, mirror: Path) -> None:
     names by which trackers know the run.
     """
     ids = sorted(run_dir.glob("trackers/*/run_id"))
-    for path in (*(run_dir / name for name in ("config.yaml", "environment.json", "events.jsonl")), *ids):
+    for path in (*(run_dir / name for name in _SMALL), *ids):
         if not path.is_file():
             continue
         data = path.read_bytes()
@@ -64,6 +69,19 @@ def mirror_files(run_dir: Path, mirror: Path) -> None:
         if path in ids:
             target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(target, data)
+
+# %% ../../nbs/20_checkpoint/04_mirror.ipynb #7f5e2e8b
+_CUT_S = 600.0  # so long after its last byte a copy has been cut, and does not only wait
+
+
+def _drop_halves(target: Path) -> None:
+    "Remove what copies that were cut have left in `target`, the folder of a run in the mirror."
+    for name in _SMALL:
+        drop_leftovers(target / name, _CUT_S)
+    for half in [path for pattern in (".writing-*", ".gone-*") for path in (target / "checkpoints").glob(pattern)]:
+        with contextlib.suppress(OSError):
+            if time.time() - max(path.lstat().st_mtime for path in (half, *half.rglob("*"))) > _CUT_S:
+                shutil.rmtree(half)
 
 # %% ../../nbs/20_checkpoint/04_mirror.ipynb #fabd6ca6
 def mirror_run(
@@ -88,6 +106,7 @@ def mirror_run(
         raise CheckpointError(f"{target.parent.parent} is not there. Is it mounted?")
     for folder in (target.parent, target):
         folder.mkdir(exist_ok=True)
+    _drop_halves(target)
     mirror_files(run_dir, mirror)  # first: what a checkpoint needs to be resumed, and the results up to it
     copies, failure = target / "checkpoints", None
     for name in wanted.names:

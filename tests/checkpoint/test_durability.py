@@ -2,11 +2,13 @@
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from spectrakit.checkpoint.mirror import checkpoints_to_mirror, mirror_run
 from spectrakit.checkpoint.store import (
     CheckpointContent,
     find_checkpoint,
@@ -187,3 +189,24 @@ def test_a_file_that_was_cut_is_found_by_its_size_without_reading_it(tmp_path):
     file.write_bytes(file.read_bytes()[:-1])
     wrong = ["step-00000001/rank-00000.pt has another size than its manifest says"]
     assert verify(file.parent, hashes=False) == wrong
+
+
+def test_what_a_copy_that_was_cut_left_in_the_mirror_is_removed_by_the_next(tmp_path):
+    "Half a checkpoint may be gigabytes of a drive; one that is being written is left alone."
+    run, drive = tmp_path / "run", tmp_path / "drive"
+    save_checkpoint(run / "checkpoints", 3, CheckpointContent({"w": torch.ones(3)}, {"step": 3}, [{}]), best=True)
+    (run / "config.yaml").write_text("seed: 1\n")
+    drive.mkdir()
+    there = mirror_run(run, drive, checkpoints_to_mirror(run), keep_last=2) / "checkpoints"
+    halves = [there / f".writing-step-{step:08d}-{pid}" for step, pid in ((2, 7), (3, 8))] + [
+        there / ".gone-step-00000001"
+    ]
+    for half in halves:
+        half.mkdir()
+        (half / "model.safetensors").write_bytes(b"half")
+    torn = there.parent / f".config.yaml.{'0' * 12}.{2**31 - 1}"
+    torn.touch()
+    for path in (torn, halves[0] / "model.safetensors", halves[0], halves[2] / "model.safetensors", halves[2]):
+        os.utime(path, (time.time() - 3600,) * 2)
+    mirror_run(run, drive, checkpoints_to_mirror(run), keep_last=2)
+    assert [half.exists() for half in halves] == [False, True, False] and not torn.exists()
