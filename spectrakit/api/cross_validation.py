@@ -65,7 +65,7 @@ from ..runs.run_dir import check_links
 from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside, read_mapping, write_atomic
 from ..system.platforms.detect import detect
-from ..system.signals import interrupt_says, interrupts, stop_key
+from ..system.signals import hears_hang_up, interrupt_says, interrupts, stop_key
 from ..watchdog.budget import NoTimeLeft, short_time
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #1d564280
@@ -569,6 +569,7 @@ def _side_by_side(f: Folding) -> None:
     with (
         interrupts() as pressed,
         interrupts(number=signal.SIGTERM, into=pressed),
+        hears_hang_up(pressed),
         place_threads(most, pressed) as threads,
         _ended(f, running),
     ):

@@ -35,7 +35,7 @@ from ..runs.groups import DONE
 from ..runs.run_dir import check_links
 from ..system.errors import RequestError
 from ..system.files import is_inside
-from ..system.signals import ends_softly, interrupt_says, interrupts
+from ..system.signals import ends_softly, hears_hang_up, interrupt_says, interrupts
 from .search_loop import Search, counted, keep_facts, run_trials
 from .search_plan import first_guess, known_times, settings_of_trial, share_for_trials
 from .space import Dimension, distributions, grid_of, import_optuna, plain_words, space_of, with_values
@@ -337,7 +337,12 @@ def _search(s: Search, request: RunRequest, view: StudyView, out: Path | None) -
     final = bool(s.config.search.final_share)
     view.printed = {row.number for row in rows_of(s.journal) if row.status not in ("running", "waiting")}
     keep_facts(s)
-    with ends_softly(), interrupts() as pressed, interrupts(number=signal.SIGTERM, into=pressed):
+    with (
+        ends_softly(),
+        interrupts() as pressed,
+        interrupts(number=signal.SIGTERM, into=pressed),
+        hears_hang_up(pressed),
+    ):
         run_trials(s, pressed, view.tick)
         status, reason = _end(s)
         if final and not pressed and s.error is None:

@@ -171,11 +171,12 @@ def test_a_killed_search_is_gone_on_with_though_its_journal_is_torn(here):
     assert "restart" in kinds and kinds.count("eval") == 3  # it went on from its checkpoint
 
 
-def test_stopped_by_hand_it_saves_and_goes_on(here):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_stopped_by_hand_or_by_a_closed_terminal_it_saves_and_goes_on(here, number):
     words = (*SHORT, *SCORE, "trainer.max_epochs=200", "task.slow_s=0.05", "search.sampler=grid", "run.dir=runs")
     first = start_cli(here, "search", task("Planned"), grid(9.0, 1.0), *words, fresh=True)
     wait_for(lambda: list(here.glob("runs/*/trial-0000/run-*/checkpoints/BEST")), "a checkpoint")
-    first.send_signal(signal.SIGINT)
+    first.send_signal(number)
     out, err = first.communicate(timeout=120)
     study = open_study(folder_of(here))
     assert study.status == "interrupted" and status_line(study) == ["cut", "waiting", "waiting"], out + err
