@@ -42,7 +42,7 @@ from spectrakit.handover.job import (
 from ..handover.job_kind import PREDICT, RESUME, TRAIN, JobKind
 from ..handover.request import RunRequest, new_request
 from ..jobs.prediction import PARTIAL, Target, submission_file
-from ..launch.launcher import Outcome, launch
+from ..launch.launcher import Outcome, launch, tidy_checkpoints
 from ..predictions.ensemble import HOW, check_how
 from ..predictions.prediction_spool import load_arrays
 from ..predictions.predictions import Predicted
@@ -135,6 +135,7 @@ def _finish_done(run: Run) -> Run:
         written = all(f.is_file() and f.stat().st_mtime_ns >= log.stat().st_mtime_ns for f in files)
         if written or is_locked(run.path):
             return run
+        tidy_checkpoints(run.path / "checkpoints")  # and what stands half written beside them
         summarize(run)
         remove_abandoned_jobs(Path(jobs_folder()))
     return run

@@ -12,6 +12,8 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 import spectrakit.api.actions as actions
+import spectrakit.api.run as running
+from odd_runs import plain_run
 from spectrakit.config.compose import compose
 from spectrakit.runs.events import log_file, read_events
 from spectrakit.system.errors import RequestError
@@ -99,3 +101,12 @@ def test_a_file_that_is_named_as_no_csv_is_refused_before_anything_trains(here, 
     with pytest.raises(RequestError, match=r"is no name for a table that is written as CSV. Name it made\.csv"):
         begin(Handed(), compose(*WORDS), predict=name, show=False)
     assert not list(here.iterdir())
+
+
+def test_a_kill_in_the_final_summary_leaves_nothing_once_the_run_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "save_figure", lambda figure, path: path.write_bytes(b"drawn"))
+    run = plain_run(tmp_path / "run")
+    torn = run / f".summary.json.{'0' * 12}.{2**31 - 1}"
+    torn.write_text('{"status": "compl')
+    assert actions._finish_done(sk.open_run(run)).status == "completed"
+    assert (run / "summary.json").is_file() and not torn.exists()
