@@ -530,11 +530,12 @@ def record_result(s: TrainState) -> bool:
     """
     p, delta = s.progress, s.config.early_stopping.min_delta
     if s.monitor not in p.metrics:
-        s.record.log.write(
-            "message", text=f"checkpoint.monitor={s.monitor} is not among {', '.join(p.metrics)}; val_loss is used"
-        )
-        s.monitor, s.mode = "val_loss", "min"
-    value, sign = p.metrics[s.monitor], 1 if s.mode == "max" else -1
+        text = f"checkpoint.monitor={s.monitor} is not among {', '.join(p.metrics)}; "
+        if p.best_value is None:
+            s.monitor, s.mode = "val_loss", "min"
+        known = "val_loss is used" if p.best_value is None else f"the evaluation at step {p.step} is not the best"
+        s.record.log.write("message", text=text + known)
+    value, sign = p.metrics.get(s.monitor or "", math.nan), 1 if s.mode == "max" else -1
     better = math.isfinite(value) and (p.best_value is None or sign * (value - p.best_value) > 0)
     enough = math.isfinite(value) and (p.counted_value is None or sign * (value - p.counted_value) > delta)
     if enough:

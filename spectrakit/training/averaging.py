@@ -136,7 +136,7 @@ def _keep_if_better(s: TrainState, steps: list[int], metrics: Metrics | None, se
     )
     better = True
     if metrics is not None:
-        value, sign = metrics[name], 1 if s.mode == "max" else -1
+        value, sign = metrics.get(name, math.nan), 1 if s.mode == "max" else -1
         better = math.isfinite(value) and (p.best_value is None or sign * (value - p.best_value) > 0)
         single = "none" if p.best_value is None else f"{p.best_value:.6g}"
         text += f" has {name} {value:.6g}, the best single one {single}"

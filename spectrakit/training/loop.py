@@ -356,7 +356,7 @@ def evaluate_now(s: TrainState) -> bool:
     improved = run_evaluation(s)
     draw_pictures(s)
     if s.learner.interval == "plateau" and s.learner.scheduler is not None and s.progress.eval_step == s.progress.step:
-        step_scheduler(s.learner, s.progress.metrics[s.monitor or "val_loss"])
+        step_scheduler(s.learner, s.progress.metrics.get(s.monitor or "val_loss", math.nan))
     return improved
 
 # %% ../../nbs/41_training/07_loop.ipynb #045b56d1

@@ -3,6 +3,7 @@
 import zipfile
 from collections import namedtuple
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from spectrakit.steps import evaluation
 from spectrakit.steps.evaluation import evaluate
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
+from tasks import in_sanity_check
 
 SAMPLES, BATCHES = 23, 6  # in batches of four
 SMALL = "data.batch_size=4"
@@ -442,3 +444,27 @@ def test_methods_stand_in_the_class_with_their_contracts():
     for name in ("datasets", "model", "loss", "metrics", "metrics_all", "collate", "targets", "submission"):
         assert not provides(Task(), name) and getattr(Task, name).__doc__
     assert provides(Fit(), "metrics") and not provides(object(), "metrics") and not provides(Fit(), "predict")
+
+
+class SometimesScored(Exact):
+    "Its score is missing in one evaluation, as an AUC where there is one class alone; `scores`: of each evaluation."
+
+    metric_modes: ClassVar[dict[str, str]] = {"score": "max"}
+
+    def metrics_all(self, predictions, targets):
+        if in_sanity_check():
+            return {"score": 0.0}
+        return {} if (score := self.scores.pop(0)) is None else {"score": score}
+
+
+@pytest.mark.parametrize("average", [(), ("training.average=last:2",)])
+def test_an_evaluation_without_the_monitored_metric_is_not_the_best(train, average):
+    "val_loss, which falls, would be compared with the score."
+    task = SometimesScored()
+    task.scores = [0.1, 0.2, None, 0.15, None]
+    words = ("checkpoint.monitor=val_score", "trainer.max_epochs=4", "data.batch_size=23", *average)
+    run = train(task, *words)
+    assert run.status == "completed", run.reason
+    assert run.column("eval", "best")[:4] == [True, True, False, False]
+    said = [e["text"] for e in run.events if e["type"] == "message" and "is not among" in e["text"]]
+    assert said == ["checkpoint.monitor=val_score is not among val_loss; the evaluation at step 3 is not the best"]
