@@ -265,7 +265,7 @@ def test_without_restarts_a_killed_rank_is_a_failed_run(nothing_left, here):
 @slow
 def test_what_is_refused_in_the_middle_is_a_failed_run_that_keeps_its_checkpoints(monkeypatch, nothing_left):
     run = troubled(monkeypatch, "1 13 refuse")
-    assert run.status == "failed" and run.error == "this came late. Fix it." and intact(run)
+    assert run.status == "failed" and run.error == "rank 1: this came late. Fix it." and intact(run)
 
 
 # a rank hangs
