@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +22,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A task file that a test writes twice within a second would be read from the bytecode of the first.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+# `nohup make test` has SIGHUP ignored, and so would have all that tests start; an interpreter begins without a handler.
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_collection_finish():

@@ -4,15 +4,12 @@
 
 # %% auto #0
 __all__ = ['AHEAD', 'LATE', 'MEMORY_GIB', 'ANSWER_S', 'IMPORTS_S', 'import_ahead', 'written_at', 'folders_of_modules',
-           'hidden_by', 'leave', 'serve', 'Spare', 'surroundings', 'what_changed', 'why_no_spare', 'keep_spare',
-           'drop_spare', 'ServedProcess', 'take_spare']
+           'hidden_by', 'serve', 'Spare', 'surroundings', 'what_changed', 'why_no_spare', 'keep_spare', 'drop_spare',
+           'ServedProcess', 'take_spare']
 
 # %% ../../nbs/50_launch/01_warm_worker.ipynb #a7c10003
-import atexit
 import contextlib
-import gc
 import importlib.machinery
-import io
 import json
 import os
 import selectors
@@ -26,10 +23,10 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn, final
+from typing import IO, Any, final
 
 from ..distributed.topology import in_kernel
-from .worker import START, collector_off, die_with_parent, start
+from .worker import START, collector_off, die_with_parent, leave, start
 from ..system.hardware import GIB
 from ..system.signals import kill_tree, sigint_blocked
 
@@ -169,30 +166,6 @@ def _next_job(answers: int, files: dict[str, int]) -> dict | None:
         _say(answers, f"go {pid}")
         _say(answers, f"exit {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}")
     return None
-
-# %% ../../nbs/50_launch/01_warm_worker.ipynb #b4d34d56
-def _close_files() -> None:
-    "Close what the task left open: the last lines that it wrote are still in memory."
-    opened = [thing for thing in gc.get_objects() if issubclass(type(thing), io.IOBase)]  # without asking any proxy
-    for kind in (io.TextIOBase, io.IOBase):  # text first: it writes into what is below it
-        for file in opened:
-            if issubclass(type(file), kind):
-                with contextlib.suppress(Exception):
-                    file.close()
-
-
-def leave(status: int) -> NoReturn:
-    """End this process, its threads, and what was registered for its end, but do not take its modules apart.
-
-    `status`: its exit status.
-    """
-    threading._shutdown()  # type: ignore[attr-defined]  # what multiprocessing calls, too, where it has forked
-    atexit._run_exitfuncs()
-    gc.collect()
-    with contextlib.suppress(Exception):
-        sys.stdout.flush(), sys.stderr.flush()
-    _close_files()
-    os._exit(status)
 
 # %% ../../nbs/50_launch/01_warm_worker.ipynb #d53f3de6
 def serve(parent: int) -> int:
