@@ -262,6 +262,9 @@ def leave(status: int) -> NoReturn:
     gc.collect()
     with contextlib.suppress(Exception):
         sys.stdout.flush(), sys.stderr.flush()
+        import ctypes
+
+        ctypes.CDLL(None).fflush(None)  # what C code has printed
     _close_files()
     os._exit(status)
 
