@@ -9,7 +9,6 @@ __all__ = ['ToMirror', 'checkpoints_to_mirror', 'mirror_files', 'mirror_run', 'M
 import contextlib
 import math
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from spectrakit.checkpoint.store import (
 )
 from .throttle import TimeShare
 from ..config.schema import CheckpointConfig
-from ..system.files import drop_leftovers, write_atomic
+from ..system.files import drop_leftovers, untouched_s, write_atomic
 
 _SMALL = ("config.yaml", "environment.json", "events.jsonl")  # what resuming needs besides checkpoints
 
@@ -80,7 +79,7 @@ def _drop_halves(target: Path) -> None:
         drop_leftovers(target / name, _CUT_S)
     for half in [path for pattern in (".writing-*", ".gone-*") for path in (target / "checkpoints").glob(pattern)]:
         with contextlib.suppress(OSError):
-            if time.time() - max(path.lstat().st_mtime for path in (half, *half.rglob("*"))) > _CUT_S:
+            if untouched_s(half) > _CUT_S:
                 shutil.rmtree(half)
 
 # %% ../../nbs/20_checkpoint/04_mirror.ipynb #fabd6ca6

@@ -18,7 +18,6 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-import time
 import traceback
 import types
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from .job_kind import JobKind, kind_named
 from .request import RunRequest, request_from_dict, request_to_dict
 from .task_pickle import MAPPED_FROM_BYTES, TaskNotPicklable, check_private, read_task, write_task
 from ..system.errors import RequestError, did_you_mean
-from ..system.files import write_atomic
+from ..system.files import untouched_s, write_atomic
 from ..system.platforms.platform import Platform
 
 # %% ../../nbs/49_handover/03_job.ipynb #69b976ac
@@ -343,7 +342,7 @@ def remove_abandoned_jobs(parent: Path) -> None:
         with contextlib.suppress(OSError):
             if hasattr(os, "getuid") and os.lstat(folder).st_uid != os.getuid():
                 continue
-            if not (folder / "lock").exists() and _untouched_s(folder) > _LONG_AGO_S:
+            if not (folder / "lock").exists() and untouched_s(folder) > _LONG_AGO_S:
                 shutil.rmtree(folder)  # whoever made it was killed before it was held, or while it was removed
                 continue
             handle = os.open(folder / "lock", os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
@@ -355,11 +354,6 @@ def remove_abandoned_jobs(parent: Path) -> None:
 
 
 _LONG_AGO_S = 3600.0
-
-
-def _untouched_s(folder: Path) -> float:
-    "For how long nothing in `folder` has changed. OSError where it has just gone."
-    return time.time() - max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 # %% ../../nbs/49_handover/03_job.ipynb #1ff33ca5
 @contextlib.contextmanager
