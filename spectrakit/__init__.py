@@ -2,6 +2,7 @@
 
 Importing it is light: names are looked up where they are used first, and torch is imported by what needs it.
 """
+
 import os as _os
 import sys as _sys
 
@@ -15,45 +16,96 @@ from typing import Any as _Any
 __version__ = "0.1.0"
 
 _NAMES = {
-    "Config": "config.schema", "RequestError": "system.errors", "compose": "config.compose", "diff": "config.compose", "explain": "config.explain", "override": "config.compose", "profiles": "api.profiles",
+    "Config": "config.schema",
+    "RequestError": "system.errors",
+    "compose": "config.compose",
+    "diff": "config.compose",
+    "explain": "config.explain",
+    "override": "config.compose",
+    "profiles": "api.profiles",
     "ProfilePicker": "picker.picker",
-    "Platform": "system.platforms.platform", "detect": "system.platforms.detect", "find_input": "system.inputs", "has_internet": "system.inputs",
-    "FoundLr": "tuning.lr_finder", "find_lr": "tuning.lr_finder", "search": "tuning.search", "Study": "tuning.study", "open_study": "tuning.study", "plot_study": "tuning.study_page", "plot_folds": "reports.folds_page",
-    "check_kernel": "kaggle.check", "init_kernel": "kaggle.init", "push_kernel": "kaggle.client",
-    "seal_output": "runs.outputs", "secret": "system.secrets",
-    "Run": "api.run", "attached_runs": "serving.attached", "check": "api.check", "fit": "api.actions", "preflight": "api.preflight", "list_runs": "api.run", "open_run": "api.run", "predict": "api.actions", "resume": "api.actions", "serve": "serving.inference_server", "trust": "handover.consent",
-    "CrossValidation": "api.cross_validation", "open_cross_validation": "api.cross_validation", "cross_validate": "api.cross_validation", "TrialResult": "api.trial", "run_single_trial": "api.trial", "Blend": "api.blend", "blend": "api.blend",
-    "compare": "reports.comparison", "report": "reports.run_report",
+    "Platform": "system.platforms.platform",
+    "detect": "system.platforms.detect",
+    "find_input": "system.inputs",
+    "has_internet": "system.inputs",
+    "FoundLr": "tuning.lr_finder",
+    "find_lr": "tuning.lr_finder",
+    "search": "tuning.search",
+    "Study": "tuning.study",
+    "open_study": "tuning.study",
+    "plot_study": "tuning.study_page",
+    "plot_folds": "reports.folds_page",
+    "check_kernel": "kaggle.check",
+    "init_kernel": "kaggle.init",
+    "push_kernel": "kaggle.client",
+    "seal_output": "runs.outputs",
+    "secret": "system.secrets",
+    "Run": "api.run",
+    "attached_runs": "serving.attached",
+    "check": "api.check",
+    "fit": "api.actions",
+    "preflight": "api.preflight",
+    "list_runs": "api.run",
+    "open_run": "api.run",
+    "predict": "api.actions",
+    "resume": "api.actions",
+    "serve": "serving.inference_server",
+    "trust": "handover.consent",
+    "CrossValidation": "api.cross_validation",
+    "open_cross_validation": "api.cross_validation",
+    "cross_validate": "api.cross_validation",
+    "TrialResult": "api.trial",
+    "run_single_trial": "api.trial",
+    "Blend": "api.blend",
+    "blend": "api.blend",
+    "compare": "reports.comparison",
+    "report": "reports.run_report",
     "make_wheelhouse": "offline.wheelhouse",
     "ArrayDataset": "data.rows",
-    "extra_columns": "predictions.extra_columns", "Loss": "contract.loss", "Moment": "contract.task", "weighted_mean": "contract.loss", "Task": "contract.task", "Scaler": "contract.scaler", "Watchdog": "watchdog.watchdog", "watch": "cell.live",
+    "extra_columns": "predictions.extra_columns",
+    "Loss": "contract.loss",
+    "Moment": "contract.task",
+    "weighted_mean": "contract.loss",
+    "Task": "contract.task",
+    "Scaler": "contract.scaler",
+    "Watchdog": "watchdog.watchdog",
+    "watch": "cell.live",
 }
 _PACKAGES = ("lm",)
 __all__ = ["__version__", *_NAMES]
 
 
 def __getattr__(name: str) -> _Any:
-    if name not in _NAMES and name not in _PACKAGES: raise AttributeError(f"module 'spectrakit' has no attribute {name!r}")
+    if name not in _NAMES and name not in _PACKAGES:
+        raise AttributeError(f"module 'spectrakit' has no attribute {name!r}")
     from importlib import import_module
+
     try:
-        if name in _PACKAGES: return import_module(f"spectrakit.{name}")
+        if name in _PACKAGES:
+            return import_module(f"spectrakit.{name}")
         return getattr(import_module(f"spectrakit.{_NAMES[name]}"), name)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted while spectrakit was being imported. Run the cell again.") from None
     except (ImportError, AttributeError) as error:
         hiding = _hiding()
-        if not hiding: raise
-        raise ImportError(f"{hiding} hides Python's own module of that name, so spectrakit cannot be imported ({error}). Give the file another name.") from None
+        if not hiding:
+            raise
+        raise ImportError(
+            f"{hiding} hides Python's own module of that name, so spectrakit cannot be imported ({error}). "
+            "Give the file another name."
+        ) from None
 
 
 def _hiding() -> str:
-    "The file in the folder of the script, or in the working folder, that was imported in place of a module of Python's."
+    "The file in the folder of the script, or in the working folder, that was imported in place of one of Python's."
     folders = {_os.path.realpath(folder) for folder in (_sys.path[:1] or [""])} | {_os.path.realpath("")}
     for name in sorted(_sys.stdlib_module_names):
         file = _os.path.realpath(getattr(_sys.modules.get(name), "__file__", None) or "/")
         folder = _os.path.dirname(file)
-        if folder in folders or (_os.path.basename(folder) == name and _os.path.dirname(folder) in folders): return file
+        if folder in folders or (_os.path.basename(folder) == name and _os.path.dirname(folder) in folders):
+            return file
     return ""
 
 
-def __dir__() -> list[str]: return sorted({*globals(), *__all__, *_PACKAGES})
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

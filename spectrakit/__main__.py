@@ -1,4 +1,5 @@
 """`python -m spectrakit` does what the command `spectrakit` does."""
+
 import sys
 
 import spectrakit

@@ -2,6 +2,7 @@
 
 Used from outside: `sk.lm.TrainerConfig`, `sk.lm.LanguageModel`, `sk.lm.export`, looked up where they are used first.
 """
+
 from typing import Any as _Any
 
 _NAMES = {"TrainerConfig": "trainer_config", "LanguageModel": "language_model", "export": "exporting"}
