@@ -20,7 +20,7 @@ import notebooks
 import spectrakit as sk
 from spectrakit.config.compose import compose, diff
 from spectrakit.config.profile_files import profiles
-from spectrakit.config.schema import get
+from spectrakit.config.schema import get, settings
 from spectrakit.picker import fields as forms
 from spectrakit.picker import picker as pickers
 from spectrakit.picker import selection as choosing
@@ -611,10 +611,8 @@ def test_the_cell_for_colab_does_what_was_chosen():
         "scheduler.name=linear",
     )
     cell, known = picker.colab_cell(), {}
-    assert (
-        '# @param ["", "constant", "cosine", "linear", "one_cycle", "polynomial"]' in cell
-        and 'lr = "0.5"  # @param {type:"string"}' in cell
-    )
+    shapes = settings()["scheduler.name"].limits["choices"]
+    assert f"# @param {json.dumps(['', *shapes])}" in cell and 'lr = "0.5"  # @param {type:"string"}' in cell
     Path("picked.yaml").unlink()
     exec(cell, known)
     assert known["picker"].config == picker.config and isinstance(ast.parse(cell), ast.Module)
