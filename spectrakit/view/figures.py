@@ -49,9 +49,9 @@ def _ranks(s: RunState, most: int = 8) -> str:
 class Figure:
     "A number of the live view."
 
-    name: str
     text: Callable[[RunState], str]  # what it shows; '' while there is nothing to show
     in_line: bool = True  # whether a terminal's one line has room for it
+    is_drawn: bool = False  # whether the cell has a tile or a panel for it, so that it needs no words there
 
 
 def _effective_batch(s: RunState) -> str:
@@ -60,22 +60,21 @@ def _effective_batch(s: RunState) -> str:
 
 
 FIGURES = (
-    Figure("loss", _loss),
-    Figure("logged", _logged, in_line=False),
-    Figure("best", _best, in_line=False),
-    Figure("lr", lambda s: f"lr {s.lr.last:.3g}" if s.lr.last is not None else ""),
-    Figure("samples/s", lambda s: f"{s.speed.last:.0f} samples/s" if s.speed.last is not None else ""),
-    Figure("effective batch", _effective_batch, in_line=False),
-    Figure("ranks", _ranks),
-    Figure("rounds", lambda s: s.exchanged, in_line=False),
-    Figure("forecast", lambda s: s.forecast, in_line=False),
+    Figure(_loss, is_drawn=True),
+    Figure(_logged, in_line=False),
+    Figure(_best, in_line=False, is_drawn=True),
+    Figure(lambda s: f"lr {s.lr.last:.3g}" if s.lr.last is not None else "", is_drawn=True),
+    Figure(lambda s: f"{s.speed.last:.0f} samples/s" if s.speed.last is not None else "", is_drawn=True),
+    Figure(_effective_batch, in_line=False),
+    Figure(_ranks, is_drawn=True),
+    Figure(lambda s: s.exchanged, in_line=False),
+    Figure(lambda s: s.forecast, in_line=False),
 )
 
 
 def details(s: RunState) -> str:
     "The numbers that have neither a tile nor a panel."
-    shown = {"logged", "effective batch", "rounds", "forecast"}
-    return " · ".join(filter(None, (figure.text(s) for figure in FIGURES if figure.name in shown)))
+    return " · ".join(filter(None, (figure.text(s) for figure in FIGURES if not figure.is_drawn)))
 
 
 def figures(s: RunState, line: bool = False) -> str:
