@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
-# These hold runs to a clock of seconds: what else a machine does must not be another test.
+# These hold runs to a clock of seconds and mostly wait: two at a time, with nothing else beside them.
 ALONE = [
     f"tests/{name}"
     for name in (
@@ -31,11 +31,11 @@ ALONE = [
 
 
 SOURCE = ["nbs", "spectrakit", "tests", "tools", "bench", "kaggle"]  # of spectrakit what nbdev does not write
-# Heading and command; each needs one core, so they run side by side.
+# Heading and command, which run side by side; mypy, which takes longest, has two processes of its own.
 TOGETHER = [
     ("ruff format", ["-m", "ruff", "format", "--check", "--quiet", *SOURCE]),
     ("ruff check", ["-m", "ruff", "check", *SOURCE]),
-    ("mypy", ["-m", "mypy"]),
+    ("mypy", ["-m", "mypy", "--num-workers", "2"]),
     ("notebooks, modules and README agree", ["tools/sync.py"]),
 ]
 
@@ -43,11 +43,12 @@ TOGETHER = [
 def tests(left_out: str) -> list[tuple[str, list[str]]]:
     "Heading and command of the two halves of pytest; `left_out`: an expression of marks."
     pytest = ["-m", "pytest", "--durations=30", "--durations-min=5", *(["-m", left_out] if left_out else [])]
+    by_file = ["--dist", "loadfile", "--no-loadscope-reorder"]
     # one more than there are cores: much of what is tested waits for another process
-    workers = ["-n", str(min(4, 1 + (os.cpu_count() or 1))), "--dist", "loadfile", "--no-loadscope-reorder"]
+    workers = ["-n", str(min(4, 1 + (os.cpu_count() or 1))), *by_file]
     return [
         ("pytest and the cells of the notebooks", [*pytest, *workers, *(f"--deselect={name}" for name in ALONE)]),
-        ("pytest, one by one", [*pytest, *ALONE]),
+        ("pytest of what is held to a clock", [*pytest, "-n", "2", *by_file, *ALONE]),
     ]
 
 

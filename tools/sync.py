@@ -55,6 +55,7 @@ def tree_files(top: Path = root) -> list[Path]:
         for path in found
         if path.parts[0] != "runs"  # a package is called so, too
         and not any(part in SKIPPED or part.endswith(".egg-info") for part in path.parts)
+        and not path.name.startswith(".mypy_worker.")  # there while mypy runs
     )
 
 
