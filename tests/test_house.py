@@ -1,6 +1,7 @@
 """The rules that hold the project together: one version of every fact, floors, light imports, notebooks that teach."""
 
 import ast
+import graphlib
 import importlib
 import json
 import re
@@ -168,6 +169,15 @@ def test_the_lock_satisfies_what_the_package_asks_for():
         assert requirement.name.lower() in pins, f"{requirement.name} is not in the lock: run `make lock`"
         pin = pins[requirement.name.lower()]
         assert pin in requirement.specifier, f"the lock has {pin} and breaks {requirement}: run `make lock`"
+
+
+def test_a_tracker_that_needs_a_package_is_an_extra_of_its_name():
+    from spectrakit.trackers.registry import TRACKERS
+
+    needed = {name for name, kind in TRACKERS.items() if kind.packages}
+    assert needed and needed <= pyproject["project"]["optional-dependencies"].keys(), (
+        "the kit tells people to install it"
+    )
 
 
 # --- floors -----------------------------------------------------------------------------------------------------------
@@ -636,6 +646,26 @@ def test_contributing_names_files_that_are_there():
     assert not [name for name in [*notebooks, *(file for _, file in linked)] if not (root / name).exists()]
     assert not [name for name, _ in linked if not (root / "spectrakit" / f"{name}.py").exists()]
     assert not [name for name, file in linked if re.sub(r"\d+_", "", file) != f"nbs/{name}.ipynb"]
+
+
+def test_the_road_of_a_request_goes_one_way():
+    "Each arrow of the picture in CONTRIBUTING is a call that the code makes, and no box is met again behind it."
+    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = re.search(r"```mermaid\nflowchart LR\n(.*?)```", text, re.S)[1]
+    boxes = {box: re.findall(r"\w+", label.split("<br>")[0]) for box, label in re.findall(r'(\w+)\["(.*?)"\]', picture)}
+    arrows = re.findall(r"(\w+)(?:\[.*?\])? --> (\w+)", picture)
+    assert len(arrows) > 10 and {box for arrow in arrows for box in arrow} == boxes.keys()
+    called = {
+        (name.split(".")[1], other.split(".")[1]) for name in EXPORTED for other in imports_of(name) if other in MODULES
+    }
+    packages = {box: {name for name in names if (root / "spectrakit" / name).is_dir()} for box, names in boxes.items()}
+    missing = [
+        (a, b) for a, b in arrows if not any((x, y) in called or x == y for x in packages[a] for y in packages[b])
+    ]
+    assert not missing, "nothing behind the arrow"
+    graphlib.TopologicalSorter(
+        {a: {b for x, b in arrows if x == a} for a in boxes}
+    ).prepare()  # CycleError for a circle
 
 
 def test_contributing_has_the_packages_in_their_order():

@@ -993,9 +993,7 @@ class RunConfig:
 class TrackingConfig:
     "Other programs' logs of the run, beside its own; they lie in the run's folder, under trackers/."
 
-    names: Any = setting(
-        ["csv"], "trackers: csv (always written), tensorboard, wandb, mlflow, trackio, aim", check=_trackers
-    )
+    names: Any = setting(["csv"], f"trackers: csv (always written), {', '.join(TRACKERS[1:])}", check=_trackers)
     project: str = setting("spectrakit", "W&B's and trackio's project, MLflow's and Aim's experiment", check=_project)
     mode: str = setting(
         "auto",
