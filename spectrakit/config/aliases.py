@@ -347,7 +347,7 @@ _NO_MEANING = {  # other kits' words without meaning here, and what to do
         ],
         "it is for the task to know: give the task such an option, which is then typed as task.NAME=VALUE",
     ),
-    "hpo": "there is no search in this version; sk.find_lr proposes a learning rate",
+    "hpo": "a search's settings are those of the block search, and its profiles are typed: hpo=default",
 }
 
 # %% ../../nbs/10_config/02_aliases.ipynb #8d68f441
