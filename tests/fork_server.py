@@ -5,7 +5,7 @@ in a test come from it, too (`conftest.py` sees to that), and so does the proces
 What these start is no fresh one either. A fresh interpreter costs three seconds of a core before it does anything;
 most tests are not about that, and those that are say `fresh=True`, or `@pytest.mark.fresh`. The server has no
 threads but idle ones of BLAS, and never computes, so a fork of it is as good as new; what is read only at a start
-(PYTHONPATH, variables of OpenMP) needs a fresh one.
+(variables of OpenMP) needs a fresh one.
 """
 
 import array
@@ -148,10 +148,15 @@ class Client:
             self._socket.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
         return ours
 
-    def start(self, do: str, words: list[str], cwd: Path, env: dict[str, str], session: bool = False) -> Served:
-        "What `do` says (`command`, `cells`) with `words`, in the folder `cwd`, with exactly the environment `env`."
+    def start(
+        self, do: str, words: list[str], cwd: Path, env: dict[str, str], session: bool = False, network: str = ""
+    ) -> Served:
+        """What `do` says (`command`, `cells`) with `words`, in the folder `cwd`, with exactly the environment `env`.
+
+        `network`: the name of the network namespace in which it runs, where that is not this process's own.
+        """
         (out, child_out), (err, child_err) = os.pipe(), os.pipe()
-        request = {"do": do, "words": words, "cwd": str(cwd), "env": env, "session": session}
+        request = {"do": do, "words": words, "cwd": str(cwd), "env": env, "session": session, "network": network}
         try:
             ours = self._ask(request, child_out, child_err)
         finally:
@@ -195,9 +200,8 @@ _starting = threading.Lock()
 
 def serves(env: dict[str, str]) -> bool:
     "Whether a forked process is as good as a fresh one for a command with the environment `env`."
-    return hasattr(os, "fork") and not any(
-        name.startswith(AT_START) and os.environ.get(name) != env[name] for name in env
-    )
+    read = [name for name in env if name.startswith(AT_START) and name != "PYTHONPATH"]  # `be` knows that one
+    return hasattr(os, "fork") and all(os.environ.get(name) == env[name] for name in read)
 
 
 kind_of_test = "plain"  # what a server of this test's commands and training processes has imported
@@ -223,9 +227,9 @@ def _new_client(kind: str) -> Client:
     return Client(ours, environ, process)
 
 
-def start(words: list[str], cwd: Path, env: dict[str, str], session: bool = False) -> Served:
+def start(words: list[str], cwd: Path, env: dict[str, str], session: bool = False, network: str = "") -> Served:
     "Start a command through this process's server."
-    return client().start("command", words, cwd, env, session)
+    return client().start("command", words, cwd, env, session, network)
 
 
 def start_cells(words: list[str], cwd: Path, env: dict[str, str]) -> Served:
@@ -342,6 +346,9 @@ def be(request: dict, descriptors: list[int]) -> NoReturn:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    sys.path[1:1] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))  # where a start puts them
+    if request.get("network"):
+        enter_network(request["network"])
     if request["do"] == "cells":
         serve_this_process()
         status = run_cells(*request["words"])
@@ -356,6 +363,13 @@ def be(request: dict, descriptors: list[int]) -> NoReturn:
     from spectrakit.cli.main import main
 
     sys.exit(main())
+
+
+def enter_network(name: str) -> None:
+    "What `ip netns exec` does: from now on this process sees the network cards of that namespace alone."
+    with open(f"/var/run/netns/{name}") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0x40000000):  # CLONE_NEWNET
+            raise OSError(ctypes.get_errno(), "setns")
 
 
 def serve_this_process() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import fork_server
 from helpers import TESTS, TORCHRUN, clean_environ, only_run, run_cli, wait_for
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint, load_weights, verify
@@ -60,33 +61,14 @@ def machines():
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def start(machine: str, folder: Path, task: str, *words) -> subprocess.Popen:
+def start(machine: str, folder: Path, task: str, *words) -> fork_server.Served:
     "`spectrakit train` on a machine."
     folder.mkdir()
-    return subprocess.Popen(
-        [
-            "ip",
-            "netns",
-            "exec",
-            machine,
-            sys.executable,
-            "-m",
-            "spectrakit",
-            "train",
-            f"{TASKS}:{task}",
-            *WORDS,
-            *words,
-        ],
-        cwd=folder,
-        env=clean_environ(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-    )
+    command = ["train", f"{TASKS}:{task}", *WORDS, *words]
+    return fork_server.start(command, folder, clean_environ(), network=machine)
 
 
-def start_both(machines, folder, task, *words) -> list[subprocess.Popen]:
+def start_both(machines, folder, task, *words) -> list[fork_server.Served]:
     "The same run on both machines, each told which one it is."
     return [
         start(
@@ -105,7 +87,7 @@ def start_both(machines, folder, task, *words) -> list[subprocess.Popen]:
     ]
 
 
-def ended(process: subprocess.Popen, timeout_s: float = 240) -> tuple[int, str, str]:
+def ended(process: subprocess.Popen | fork_server.Served, timeout_s: float = 240) -> tuple[int, str, str]:
     try:
         out, err = process.communicate(timeout=timeout_s)
     finally:
@@ -210,12 +192,7 @@ def test_an_interrupt_on_one_machine_stops_both_at_the_same_step(machines, tmp_p
         ),
         "training",
     )
-    kit = next(
-        p
-        for p in [psutil.Process(pair[1].pid), *psutil.Process(pair[1].pid).children(recursive=True)]
-        if "spectrakit" in p.cmdline()
-    )
-    kit.send_signal(signal.SIGINT)  # on the machine that does not write
+    pair[1].send_signal(signal.SIGINT)  # on the machine that does not write
     results = [ended(process) for process in pair]
     assert results[0][0] == 130 and "interrupted" in results[0][1], results
     assert results[1][0] == 130, results

@@ -4,14 +4,13 @@ import copy
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 import torch
 from torch import nn
 
-from helpers import TESTS, clean_environ, only_run
+from helpers import TESTS, only_run, run_cli, start_cli
 from rank_tasks import Curve
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
@@ -56,22 +55,19 @@ class Dies(Curve):
         return super().loss(model, batch)
 
 
-def start(folder, task: str, workers: int, *words) -> list[subprocess.Popen]:
+def start(folder, task: str, workers: int, *words) -> list:
     "So many runs that meet in a folder, each in one of its own."
     started = []
     for member in range(workers):
         place = folder / f"worker-{member}"
         place.mkdir()
         own = (f"diloco.member={member}", f"diloco.workers={workers}", f"diloco.meeting={folder / 'meeting'}")
-        environ = {**clean_environ(), "MEMBER": str(member), "MARKER": str(folder / "marker")}
-        environ["PYTHONPATH"] = str(TESTS)
-        command = [sys.executable, "-m", "spectrakit", "train", task, *WORDS, *own, *words]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True}
-        started.append(subprocess.Popen(command, cwd=place, env=environ, **pipes))
+        environ = {"MEMBER": str(member), "MARKER": str(folder / "marker"), "PYTHONPATH": str(TESTS)}
+        started.append(start_cli(place, "train", task, *WORDS, *own, *words, env=environ))
     return started
 
 
-def finish(started: list[subprocess.Popen]) -> None:
+def finish(started: list) -> None:
     for process in started:
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
@@ -218,9 +214,7 @@ def start_one(folder, name: str, *words) -> subprocess.CompletedProcess:
     "Worker 0 of two, to its end, in a folder of its own."
     (folder / name).mkdir()
     own = ("diloco.member=0", "diloco.workers=2", f"diloco.meeting={folder / 'meeting'}")
-    command = [sys.executable, "-m", "spectrakit", "train", f"{TESTS / 'rank_tasks.py'}:Curve", *WORDS, *own, *words]
-    quiet = {"capture_output": True, "text": True, "timeout": 300, "stdin": subprocess.DEVNULL}
-    return subprocess.run(command, cwd=folder / name, env=clean_environ(), **quiet)
+    return run_cli(folder / name, "train", f"{TESTS / 'rank_tasks.py'}:Curve", *WORDS, *own, *words, timeout_s=300)
 
 
 def test_fewer_than_a_quorum_end_after_the_time_that_is_given(tmp_path):
