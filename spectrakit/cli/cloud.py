@@ -8,16 +8,21 @@ __all__ = ['COMMANDS', 'cloud']
 # %% ../../nbs/90_cli/10_cloud.ipynb #29bd4fbc
 from argparse import Namespace
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from .output import print_text
 from .parsing import Command, Parser, make_parser
 
 # %% ../../nbs/90_cli/10_cloud.ipynb #65c5fb1a
-_PLACES = {"modal": ("A100-80GB", "a100", 30.0), "slurm": ("", "gpu", 24.0), "colab": ("T4", "kaggle", 11.0)}
+_PLACES = {  # the module of the package cloud whose `init_PLACE` writes the folder; GPU, trainer profile, hours
+    "modal": ("modal_app", "A100-80GB", "a100", 30.0),
+    "slurm": ("slurm_job", "", "gpu", 24.0),
+    "colab": ("colab_session", "T4", "kaggle", 11.0),
+}
 _ONLY_SLURM = ("partition", "account", "qos", "constraint", "cores", "memory")
 
-
+# %% ../../nbs/90_cli/10_cloud.ipynb #26f265e3
 def _cloud_parser() -> Parser:
     "The options of `spectrakit cloud init`."
     parser = make_parser(
@@ -29,7 +34,7 @@ def _cloud_parser() -> Parser:
   spectrakit cloud init slurm my-run --task coffee --gpus 4 --partition gpu --hours 12
   spectrakit cloud init colab my-run --task coffee --gpu L4""",
     )
-    parser.add_argument("place", metavar="PLACE", help="modal, slurm or colab")
+    parser.add_argument("place", metavar="PLACE", help=f"one of {', '.join(_PLACES)}")
     parser.add_argument("folder", metavar="DIR", help="where to write; made if it is not there")
     parser.add_argument("--task", default="coffee", metavar="TASK", help="a built-in name or file.py:Name")
     parser.add_argument("--name", metavar="NAME", help="of the app, job or session; default: the folder's")
@@ -58,9 +63,6 @@ def _cloud_parser() -> Parser:
 def _init(options: Namespace) -> tuple[list[Path], list[str]]:
     "Write the folder; its files and the commands. RequestError where anything is wrong."
     from spectrakit.cloud.cloud_job import CloudJob, name_of
-    from spectrakit.cloud.colab_session import init_colab
-    from spectrakit.cloud.modal_app import init_modal
-    from spectrakit.cloud.slurm_job import init_slurm
     from spectrakit.config.compose import compose
     from spectrakit.system.errors import RequestError, did_you_mean
 
@@ -69,7 +71,7 @@ def _init(options: Namespace) -> tuple[list[Path], list[str]]:
         raise RequestError(
             f"There is no place {place!r}. There are {', '.join(_PLACES)}.{did_you_mean(place, _PLACES)}"
         )
-    gpu, profile, hours = _PLACES[place]
+    module, gpu, profile, hours = _PLACES[place]
     extra = {name: text for name in _ONLY_SLURM if (text := getattr(options, name)) is not None}
     if place != "slurm" and (extra or options.gpus != 1):
         raise RequestError(f"--{next(iter(extra), 'gpus')} is for SLURM. Leave it out for {place}.")
@@ -88,9 +90,8 @@ def _init(options: Namespace) -> tuple[list[Path], list[str]]:
         secrets=tuple(options.env_from),
         extra=extra,
     )
-    if place == "slurm":
-        return init_slurm(options.folder, job, options.gpus, options.force)
-    return (init_modal if place == "modal" else init_colab)(options.folder, job, options.force)
+    write = getattr(import_module(f"spectrakit.cloud.{module}"), f"init_{place}")
+    return write(options.folder, job, *([options.gpus] if place == "slurm" else []), force=options.force)
 
 # %% ../../nbs/90_cli/10_cloud.ipynb #6da10829
 def cloud(arguments: Sequence[str]) -> int:
