@@ -5,6 +5,7 @@ import json
 import pytest
 
 from spectrakit.config.compose import compose
+from spectrakit.config.profile_files import profiles
 from spectrakit.config.resolve import env_name, recommended_profile, resolve_env
 from spectrakit.system.platforms.detect import detect
 from spectrakit.system.platforms.kinds import KINDS, find_kind, kind_of
@@ -52,6 +53,12 @@ def test_each_is_recognised_and_has_its_profile(root, environ, flavour, env):
     assert on(root, {**environ, "SPECTRAKIT_TIME_LIMIT": "2h"}).limit_s == 7200
     child = on(root, found.child_environ())
     assert (child.flavour, child.session_start) == (flavour, found.session_start)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.name}-{kind.flavour}")
+def test_the_profiles_that_a_kind_names_are_there(kind):
+    advised = {found[0] for gpus in (0, 1, 2, 8) if (found := kind.profile(gpus)) is not None}
+    assert kind.env in profiles()["env"] and advised <= {*profiles()["trainer"]}
 
 
 @pytest.mark.parametrize(
