@@ -50,9 +50,9 @@ def terminal_width() -> int | None:
 def print_text(text: object, *, to_stderr: bool = False, status: bool = False, fold: bool = False) -> None:
     """Print `text`, in which names and values of others may stand: nothing in it moves the terminal's cursor.
 
-    - `to_stderr`: for standard error
-    - `status`: draw the words that say how a run stands in their colours, where the terminal has any
-    - `fold`: what is wider than the terminal goes on below its column; nothing that is to be copied as a whole
+    - `to_stderr`: for standard error (default: standard output)
+    - `status`: draw the words that say how a run stands in their colours, where the terminal has any (default: plain)
+    - `fold`: what is wider than the terminal goes on below its column (default: not; it may be copied as a whole)
     """
     from spectrakit.system.errors import without_controls
 
