@@ -7748,6 +7748,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'spectrakit/training/memory.py'),
                                             'spectrakit.training.memory._what_runs': ( '41_training/memory.html#_what_runs',
                                                                                        'spectrakit/training/memory.py'),
+                                            'spectrakit.training.memory.allocator_retries': ( '41_training/memory.html#allocator_retries',
+                                                                                              'spectrakit/training/memory.py'),
                                             'spectrakit.training.memory.begin_steps': ( '41_training/memory.html#begin_steps',
                                                                                         'spectrakit/training/memory.py'),
                                             'spectrakit.training.memory.begin_with_what_fits': ( '41_training/memory.html#begin_with_what_fits',

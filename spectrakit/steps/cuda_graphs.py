@@ -73,6 +73,7 @@ def capture(s: TrainState) -> None:
     import torch
 
     model = s.learner.model
+    torch.compiler.reset()  # it compiles a class's forward eight times in a process, then no more, and says so aside
     s.captured = torch.compile(model, mode="reduce-overhead")
     loss_of = between_replays(s, s.context.in_precision(training_loss(s)))
     try:

@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['FREE', 'SPARE', 'copied_buffers', 'copy_all', 'RanksRanOut', 'gradients_of', 'settle_step', 'begin_steps', 'end_step',
-           'RanOut', 'ran_out', 'undo_step', 'device_name', 'use_plan', 'remember', 'refuses', 'smaller_plan',
-           'plan_that_fits', 'plans_of', 'largest_that_fits', 'optimizer_bytes', 'try_passes', 'find_what_fits',
-           'begin_with_what_fits', 'train_smaller', 'warn_of_retries', 'memory_share', 'overlaps_from_now']
+           'RanOut', 'ran_out', 'allocator_retries', 'undo_step', 'device_name', 'use_plan', 'remember', 'refuses',
+           'smaller_plan', 'plan_that_fits', 'plans_of', 'largest_that_fits', 'optimizer_bytes', 'try_passes',
+           'find_what_fits', 'begin_with_what_fits', 'train_smaller', 'warn_of_retries', 'memory_share',
+           'overlaps_from_now']
 
 # %% ../../nbs/41_training/04_memory.ipynb #7265e88b
 import gc
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -104,6 +106,9 @@ def end_step(s: TrainState) -> None:
     s.memory.undoable = True
 
 # %% ../../nbs/41_training/04_memory.ipynb #8d04bece
+_WHO_ELSE = re.compile(r"\.? (?=Process \d|Including non-PyTorch|Of the allocated)")  # torch goes on for five lines
+
+
 @dataclass(frozen=True)
 class RanOut:
     "What is known of passes that a device had no room for."
@@ -119,10 +124,17 @@ def ran_out(s: TrainState, error: BaseException) -> RanOut | None:
     alone = s.context.world_size == 1 or (s.memory.gradients is not None and s.context.together)
     if not (s.config.training.oom_recovery and s.memory.undoable and alone and out_of_memory(error)):
         return None
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return RanOut(lines[0].removeprefix("CUDA out of memory. ")[:200])
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0].removeprefix("CUDA out of memory. ")
+    return RanOut(_WHO_ELSE.split(line)[0][:200])
 
 # %% ../../nbs/41_training/04_memory.ipynb #8ba02422
+def allocator_retries(device: Any) -> int:
+    "How often the GPU's allocator has emptied its cache, because there was no room."
+    import torch
+
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
+
+
 def undo_step(s: TrainState) -> None:
     "Everything is as it was at the last step boundary, and the memory of what was begun since is free."
     import torch
@@ -141,6 +153,7 @@ def undo_step(s: TrainState) -> None:
     gc.collect()  # an error and its frames may hold each other
     if s.context.device.type == "cuda":
         torch.cuda.empty_cache()
+        s.memory.retries = allocator_retries(s.context.device)  # those before it gave up are no warning of their own
 
 # %% ../../nbs/41_training/04_memory.ipynb #a81534f1
 def device_name(device: Any) -> str:
@@ -410,13 +423,12 @@ def warn_of_retries(s: TrainState) -> None:
     "Say so where the GPU's allocator had to empty its cache since the last log point."
     if s.context.device.type != "cuda":
         return
-    import torch
-
-    retries = int(torch.cuda.memory_stats(s.context.device).get("num_alloc_retries", 0))
+    retries = allocator_retries(s.context.device)
     if retries > s.memory.retries:
+        often = "once" if retries == 1 else f"{retries} times"
         log_once(
             s,
-            f"the GPU is nearly full: its allocator had to empty its cache {retries} times. A smaller "
+            f"the GPU is nearly full: its allocator had to empty its cache {often}. A smaller "
             "data.micro_batch_size with more training.gradient_accumulation_steps would be faster",
         )
     s.memory.retries = retries

@@ -48,9 +48,8 @@ def handle_bad_loss(s: TrainState, value: float, data: Any) -> tuple[str, str] |
 
 def apply_nan_policy(s: TrainState, value: float, where: str | None) -> tuple[str, str]:
     "Do what training.nan_policy asks for: end the run, or go back to the last checkpoint."
-    return (
-        roll_back(s, value, where) if s.config.training.nan_policy == "rollback" else fail_not_finite(s, value, where)
-    )
+    answer = roll_back if s.config.training.nan_policy == "rollback" else fail_not_finite
+    return answer(s, value, where)
 
 
 def fail_not_finite(s: TrainState, value: float, where: str | None = None) -> tuple[str, str]:
@@ -66,7 +65,9 @@ def fail_not_finite(s: TrainState, value: float, where: str | None = None) -> tu
     whole = written_step(s)
     kept = f" The checkpoint of step {whole} was saved before that." if whole is not None and whole >= 0 else ""
     if p.rollbacks:
-        kept = f" It was rolled back {p.rollbacks} times.{kept}"
+        kept = f" It was rolled back {'once' if p.rollbacks == 1 else f'{p.rollbacks} times'}.{kept}"
+    elif s.config.training.nan_policy == "rollback" and not kept:
+        kept = " There was no checkpoint yet to go back to; checkpoint.every_n_steps saves one sooner."
     s.record.log.write("nan", step=p.step, value=str(value))
     return "failed", f"The loss became {value} at optimizer step {p.step + 1} of epoch {p.epoch + 1}; {cause}.{kept}"
 

@@ -224,6 +224,7 @@ def try_compile(task: Any, model: Any, train: Any, log: EventLog, allow_nan: boo
     """
     import torch
 
+    torch.compiler.reset()  # it compiles a class's forward eight times in a process, then no more, and says so aside
     result = torch.compile(model)
     try:
         check_training(task, result, train, allow_nan)

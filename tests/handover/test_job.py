@@ -494,6 +494,7 @@ def test_small_tensors_of_new_dtypes_are_carried_too(job, dtype):
     assert float(task.x[1]) == 4 and float(x[1]) == 1
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch 2.11 says it of each
 def test_tensors_keep_their_layout_their_memory_and_their_gradients(job):
     images = torch.randn(4, 3, 32, 32).to(memory_format=torch.channels_last)
     weight = nn.Parameter(torch.randn(50, 100))

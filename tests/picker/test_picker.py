@@ -35,6 +35,7 @@ def an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith(("SPECTRAKIT_", "KAGGLE_"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # a GPU of this machine would suggest its own profile
 
 
 def refused(call, *args, **kwargs) -> str:

@@ -70,6 +70,32 @@ def test_a_layout_is_not_told_of_where_nothing_convolves():
     assert not lay_out(model, True) and torch.equal(vector(model), before)
 
 
+class Whole(Pictures):
+    "Its loss asks the model as a whole, as one that is compiled wants it."
+
+    def loss(self, model, batch):
+        return (model(batch[0])[:, 0] - batch[1]).square().mean()
+
+
+def test_each_run_of_a_process_is_compiled(train, monkeypatch):
+    "torch counts the models of a class together, and trains those past its limit without a word as they are."
+    compiled, ours = [], torch.compile
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda model: ours(model, backend=backend))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    torch.compiler.reset()
+    graphs = []
+    for name in ("one", "two", "three"):
+        assert train(Whole(), *WORDS, "trainer.compile=true", name=name).status == "completed"
+        graphs.append(len(compiled) - sum(graphs))
+    torch.compiler.reset()
+    assert graphs[0] > 0 and graphs == graphs[:1] * 3
+
+
 @pytest.mark.parametrize(("found", "compiles"), [(None, False), (object(), True)])
 def test_auto_compiles_on_a_gpu_with_a_compiler(monkeypatch, found, compiles):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)

@@ -334,6 +334,14 @@ def test_rollback_stays_in_the_round_of_the_other_workers(train, tmp_path):
     assert failed[0] == "failed" and ", diloco.outer_lr (now 0.7) or set trainer.gradient_clip_val" in failed[1]
 
 
+def test_rollback_says_that_there_was_nothing_to_go_back_to(train):
+    status, reason, events, _ = train(
+        Poisoned({3}), "training.nan_policy=rollback", "checkpoint.every_n_steps=50", "checkpoint.every_n_epochs=null"
+    )
+    assert status == "failed" and "no checkpoint yet to go back to; checkpoint.every_n_steps" in reason
+    assert not [e for e in events if e["type"] == "restart"]
+
+
 def test_rollback_gives_up_after_as_many_times_as_it_was_told(train):
     status, reason, events, folder = train(
         Poisoned(range(5, 1000), always=True),
