@@ -355,6 +355,8 @@ def be(request: dict, descriptors: list[int]) -> NoReturn:
         gc.freeze()
         sys.exit(status)
     if request["do"] == "script":
+        if not request["session"]:  # by `run_script`, whose script may have threads that compute
+            forks_training(False)
         sys.argv, sys.path[0] = request["words"], str(Path(request["words"][0]).parent)
         runpy.run_path(sys.argv[0], run_name="__main__")
         sys.exit()

@@ -101,7 +101,21 @@ def run_cli(
             env=environ,
             stdin=subprocess.DEVNULL,
         )
-    with fork_server.start(arguments, cwd, environ) as process:
+    return _ended(fork_server.start(arguments, cwd, environ), timeout_s)
+
+
+def run_script(cwd: Path, script: Path, *words: Any, env: dict, timeout_s: float = 180) -> subprocess.CompletedProcess:
+    "Run `python SCRIPT WORD…` in `cwd` with exactly the environment `env`, forked where that is as good."
+    arguments = [str(script), *map(str, words)]
+    if fork_server.serves(env):
+        return _ended(fork_server.client().start("script", arguments, cwd, env), timeout_s)
+    options: dict = {"capture_output": True, "text": True, "timeout": timeout_s, "stdin": subprocess.DEVNULL}
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=env, **options)
+
+
+def _ended(process: fork_server.Served, timeout_s: float) -> subprocess.CompletedProcess:
+    "What became of it; after `timeout_s` it is killed."
+    with process:
         try:
             out, err = process.communicate(timeout_s)
         except BaseException:

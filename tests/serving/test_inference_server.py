@@ -6,8 +6,6 @@ The stand-in (tools/kaggle_sim/stand_in) has Kaggle's names and asks from anothe
 import json
 import re
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import pandas as pd
 import pytest
 
 import spectrakit as sk
-from helpers import clean_environ
+from helpers import clean_environ, run_script
 from spectrakit.system.errors import RequestError
 
 pytestmark = pytest.mark.slow
@@ -128,14 +126,8 @@ def serve(folder: Path, task: str, run: Path, data: Path, batch_s: float = 60, *
 def serve_with(folder: Path, words: list[str], named: dict[str, Any], **environ: str) -> str:
     "Serve in a process of its own with these arguments, and return what it printed."
     (folder / "script.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "script.py", json.dumps([words, named])],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**clean_environ(), "CUP_PORT": "0", "SPECTRAKIT_SESSION_START": str(time.time()), **environ},
-    )
+    env = {**clean_environ(), "CUP_PORT": "0", "SPECTRAKIT_SESSION_START": str(time.time()), **environ}
+    done = run_script(folder, folder / "script.py", json.dumps([words, named]), env=env, timeout_s=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
