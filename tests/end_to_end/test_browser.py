@@ -23,7 +23,10 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN = "run = fit(Tiny({{'slow': True}}), config('{name}', 'trainer.max_epochs=2000', 'run.console=auto'))"
+COLD = "'launch.warm_worker=false'"  # where there is one run alone, no process need wait for the next
+TRAIN = (
+    f"run = fit(Tiny({{{{'slow': True}}}}), config('{{name}}', 'trainer.max_epochs=2000', {COLD}, 'run.console=auto'))"
+)
 PNG, TABLE, CURVES = "img[src^='data:image/png']", "table:has-text('val_loss')", "[role=group][aria-label^='curves']"
 HEADER = "[role=group][aria-label='how the run stands']"
 
@@ -34,6 +37,20 @@ def server(browser, tmp_path_factory):
     folder.mkdir()
     with Server(folder) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def notebook7(browser, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("notebook7") / "notebooks"
+    folder.mkdir()
+    with Server(folder, "notebook") as started:
+        yield started
+
+
+@pytest.fixture
+def either(request, app):
+    "A server of the application with this name."
+    return request.getfixturevalue({"jupyterlab": "server", "notebook": "notebook7"}[app])
 
 
 @pytest.fixture
@@ -189,37 +206,46 @@ def test_a_profile_is_picked_by_clicking_and_stays_in_the_notebook(browser, serv
         other.picture("picker", 0)
 
 
-@pytest.mark.parametrize("width", [1400, 420])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_form_can_be_read_and_used_at_any_width(browser, server, width, dark):
-    name = f"form-{width}-{'dark' if dark else 'light'}.ipynb"  # a kernel and a selection of its own
-    write_notebook(server.folder / name, "import spectrakit as sk\nsk.ProfilePicker(samples=6400, task='coffee')")
+def test_the_form_can_be_read_and_used_at_any_width(browser, server, dark):
+    name, widths = f"form-{'dark' if dark else 'light'}", (1400, 420)
+    forms = [  # each with a selection of its own
+        f"sk.ProfilePicker(samples=6400, task='coffee', file='{name}-{width}.yaml')" for width in widths
+    ]
+    write_notebook(server.folder / f"{name}.ipynb", "import spectrakit as sk", *forms)
     with Page(browser, server, dark) as page:
         page.page.set_viewport_size({"width": 1400, "height": 1000})
-        page.open(name)
-        page.page.set_viewport_size({"width": width, "height": 1000})
+        page.open(f"{name}.ipynb")
         page.run(0)
-        epochs = page.output(0).locator(".sk-field", has_text="trainer.max_epochs").locator("input")
-        epochs.wait_for()
-        page.until_idle()  # all parts of the form are there
-        page.picture(f"form-{width}", 0)
-        page.settled()
-        look = page.page.evaluate(FORM_LOOK)
-        assert look["narrowest"] >= 190 and look["smallest"] >= 11 and look["outside"] == [], look
-        opened_by_keyboard(page)
-        # by keyboard: from a card to the next, which is chosen, and to a field, in which one types
-        page.output(0).locator(".sk-cards input:checked").focus()
-        page.page.keyboard.press("Tab")
-        page.page.keyboard.press("Space")
-        page.until("document.querySelector('.sk-form').innerText.includes('trainer=a100')", "another profile")
-        page.until_idle()  # the fields of that profile have arrived
-        epochs.focus()
-        assert page.page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "solid"
-        page.page.keyboard.type("x")
-        page.until("document.activeElement.value.endsWith('x')", "the letter in the field")
-        page.output(0).locator("[role=alert]", has_text="is not possible").wait_for()
-        page.output(0).locator(".sk-go button:disabled", has_text="Train").wait_for()  # each widget has its messages
+        for cell, width in enumerate(widths, 1):
+            page.page.set_viewport_size({"width": width, "height": 1000})
+            reads_and_takes_keys(page, cell, width)
         assert page.problems == []
+
+
+def reads_and_takes_keys(page, cell, width) -> None:
+    "Run the form in this cell, look at it in a window of this width, and choose and type by keyboard."
+    page.run(cell)
+    epochs = page.output(cell).locator(".sk-field", has_text="trainer.max_epochs").locator("input")
+    epochs.wait_for()
+    page.until_idle()  # all parts of the form are there
+    page.picture(f"form-{width}", cell)
+    page.settled()
+    look = page.output(cell).locator(".sk-form").evaluate(FORM_LOOK)
+    assert look["narrowest"] >= 190 and look["smallest"] >= 11 and look["outside"] == [], look
+    opened_by_keyboard(page, cell)
+    # by keyboard: from a card to the next, which is chosen, and to a field, in which one types
+    page.output(cell).locator(".sk-cards input:checked").focus()
+    page.page.keyboard.press("Tab")
+    page.page.keyboard.press("Space")
+    page.output(cell).locator(".sk-form", has_text="trainer=a100").wait_for()  # another profile
+    page.until_idle()  # the fields of that profile have arrived
+    epochs.focus()
+    assert page.page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.page.keyboard.type("x")
+    page.until("document.activeElement.value.endsWith('x')", "the letter in the field")
+    page.output(cell).locator("[role=alert]", has_text="is not possible").wait_for()
+    page.output(cell).locator(".sk-go button:disabled", has_text="Train").wait_for()  # each widget has its messages
 
 
 def test_on_a_page_without_a_clipboard_the_button_copies_or_marks_and_says_so(light, server):
@@ -318,12 +344,10 @@ def test_the_quickstart_picked_by_clicking_and_run_from_top_to_bottom(light, ser
 
 
 @pytest.mark.parametrize(("app", "side_by_side"), [("jupyterlab", 4), ("notebook", 2)])  # Notebook 7 leaves a margin
-def test_a_run_can_be_read_in_any_window_and_theme(browser, tmp_path_factory, app, side_by_side):
-    folder = tmp_path_factory.mktemp(app) / "notebooks"
-    folder.mkdir()
-    train = "run = fit(Tiny({'slow': True}), config('read', 'trainer.devices=1', 'trainer.max_epochs=3'))"
-    write_notebook(folder / "read.ipynb", BEGIN, train)
-    with Server(folder, app) as server, Page(browser, server) as page:
+def test_a_run_can_be_read_in_any_window_and_theme(browser, either, app, side_by_side):
+    train = f"run = fit(Tiny({{'slow': True}}), config('read', 'trainer.devices=1', 'trainer.max_epochs=3', {COLD}))"
+    write_notebook(either.folder / "read.ipynb", BEGIN, train)
+    with Page(browser, either) as page:
         page.page.set_viewport_size({"width": 1400, "height": 1000})
         page.open("read.ipynb")
         page.run_all()
@@ -343,12 +367,10 @@ def test_a_run_can_be_read_in_any_window_and_theme(browser, tmp_path_factory, ap
 
 
 @pytest.mark.parametrize("app", ["jupyterlab", "notebook"])
-def test_a_million_points_stay_as_they_are_after_a_reload_and_without_a_kernel(browser, tmp_path_factory, app):
-    folder = tmp_path_factory.mktemp(f"million-{app}") / "notebooks"
-    folder.mkdir()
+def test_a_million_points_stay_as_they_are_after_a_reload_and_without_a_kernel(browser, either, app):
     found = f"import sys; sys.path.append({str(ROOT / 'bench')!r})\nfrom redraws import LiveFrame"
-    write_notebook(folder / "million.ipynb", f"{found}\nrun = LiveFrame(10**6)\nrun.more(), run.redraw();")
-    with Server(folder, app) as server, Page(browser, server) as page:
+    write_notebook(either.folder / "million.ipynb", f"{found}\nrun = LiveFrame(10**6)\nrun.more(), run.redraw();")
+    with Page(browser, either) as page:
         page.open("million.ipynb")
         page.run_all()
         page.until_idle()
@@ -423,8 +445,8 @@ LIVE_REGIONS = """() => {
 }"""
 
 # how wide the narrowest field of a form is, how large its smallest text, and what stands out of the cell
-FORM_LOOK = """() => {
-  const form = document.querySelector('.sk-form'), right = form.getBoundingClientRect().right
+FORM_LOOK = """form => {
+  const right = form.getBoundingClientRect().right
   const all = [...form.querySelectorAll('*')].filter(e => e.checkVisibility() && e.getBoundingClientRect().height > 2)
   const text = all.filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()))
   const fields = all.filter(e => e.matches('.sk-field input[type=text], .sk-field select'))
@@ -434,20 +456,22 @@ FORM_LOOK = """() => {
 }"""
 
 
-def opened_by_keyboard(page) -> None:
+def opened_by_keyboard(page, cell) -> None:
     "Open two sections of the form with keys alone: what is above stays where it is, and the next key is in them."
-    tops = """() => [...document.querySelectorAll('.sk-form .sk-head, .sk-go button')].map(e => Math.round(
-      e.getBoundingClientRect().top - document.querySelector('.sk-form').getBoundingClientRect().top))"""
-    before = page.page.evaluate(tops)
-    page.output(0).locator("button", has_text="Reset").focus()
-    field = page.output(0).locator(".sk-field", has_text="data.global_batch_size").locator("input")
-    for inside in (page.output(0).locator(".sk-fold .sk-fold button").first, field):
+    tops = """form => [...form.querySelectorAll('.sk-head, .sk-go button')].map(e => Math.round(
+      e.getBoundingClientRect().top - form.getBoundingClientRect().top))"""
+    output = page.output(cell)
+    form = output.locator(".sk-form")
+    before = form.evaluate(tops)
+    output.locator("button", has_text="Reset").focus()
+    field = output.locator(".sk-field", has_text="data.global_batch_size").locator("input")
+    for inside in (output.locator(".sk-fold .sk-fold button").first, field):
         page.page.keyboard.press("Tab")
         page.page.keyboard.press("Space")
         inside.wait_for()
     page.page.keyboard.press("Tab")
-    assert field.evaluate("field => field === document.activeElement") and page.page.evaluate(tops) == before
-    look = page.page.evaluate(FORM_LOOK)
+    assert field.evaluate("field => field === document.activeElement") and form.evaluate(tops) == before
+    look = form.evaluate(FORM_LOOK)
     assert look["smallest"] >= 11 and look["outside"] == [], look
 
 
