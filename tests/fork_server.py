@@ -201,7 +201,12 @@ _starting = threading.Lock()
 def serves(env: dict[str, str]) -> bool:
     "Whether a forked process is as good as a fresh one for a command with the environment `env`."
     read = [name for name in env if name.startswith(AT_START) and name != "PYTHONPATH"]  # `be` knows that one
-    return hasattr(os, "fork") and all(os.environ.get(name) == env[name] for name in read)
+    return hasattr(os, "fork") and not has_gpu() and all(os.environ.get(name) == env[name] for name in read)
+
+
+def has_gpu() -> bool:
+    "Whether NVIDIA's driver is here. Once a process has asked it for anything, its forks have no GPU."
+    return Path("/proc/driver/nvidia/version").exists()
 
 
 kind_of_test = "plain"  # what a server of this test's commands and training processes has imported
@@ -316,6 +321,8 @@ def as_at_start(ours: dict[str, str], env: dict[str, str]) -> bool:
     "Whether a fork can be the training process with `env`: all that is read at a start is as it is in `ours`."
     from spectrakit.distributed.topology import NCCL_DEFAULTS  # torch's own defaults, spelt out for several ranks
 
+    if has_gpu():
+        return False
     ours, env = {**NCCL_DEFAULTS, **ours}, {**NCCL_DEFAULTS, **env}
     names = {name for name in {*ours, *env} if name.startswith(AT_START)}
     names -= {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "MPLBACKEND"}

@@ -29,12 +29,13 @@ from ..distributed.heartbeat import HURRY, STOP, TIME, set_deadline
 from .prediction import predict_fold
 from ..runs.events import EventLog, log_file
 from ..steps.schedule import advance_schedule, lr_rule, set_lr, start_interval, training_loss
-from ..steps.seeding import repeatable
+from ..steps.seeding import repeatable, unfilled
 from spectrakit.steps.state import (
     Execution,
     TrainState,
     gpu_generator,
     note_random_state,
+    notice_overflow,
     save,
     save_due_by_clock,
     update_ema,
@@ -222,22 +223,23 @@ def begin_lanes(lanes: Sequence[Lane]) -> None:
         start_interval(lane.state)
 
 # %% ../../nbs/45_jobs/06_stacked_training.ipynb #48b6a60f
-def count_step(s: TrainState, batch: Any, loss: Any, logs: Mapping[str, tuple], left_out: Any) -> None:
+def count_step(s: TrainState, batch: Any, loss: Any, logs: Mapping[str, tuple], left_out: tuple | None) -> None:
     """A step of one run is done.
 
     - `s`: the run's train state
     - `batch`: its `MicroBatch`
     - `loss`, `logs`: what it gave
-    - `left_out`: whether fp16 left the update out; None: there is no fp16
+    - `left_out`: whether fp16 left the update out, a tensor, and what will say so; None: there is no fp16
     """
     p, interval, decay = s.progress, s.record.interval, s.config.training.ema_decay
     if left_out is not None:
-        s.nan.left_out, s.nan.overflows = left_out, s.nan.overflows + left_out
+        s.nan.left_out, s.nan.overflows = left_out[0], s.nan.overflows + left_out[0]
+        notice_overflow(p, s.nan, left_out[1])
     advance_schedule(s)
     p.step += 1
     p.window += 1
     if decay is not None and s.learner.ema is not None:
-        update_ema(s.learner.ema, s.learner.averaged, decay, p.step - p.overflows, s.nan.left_out)
+        update_ema(s.learner.ema, s.learner.averaged, decay, p.step - p.noticed, s.nan.left_out)
     if p.window == s.data.plan.steps_per_epoch:
         p.epoch, p.window = p.epoch + 1, 0
         if s.learner.scheduler is not None and s.learner.interval == "epoch":
@@ -314,6 +316,7 @@ def _stack_of(lanes: Sequence[Lane]) -> Stack:
     return stack
 
 # %% ../../nbs/45_jobs/06_stacked_training.ipynb #df8a8755
+@unfilled()
 def stacked_steps(lanes: Sequence[Lane], stack: Stack, execution: Execution) -> None:
     "Make the steps of all runs, until each of them has ended."
     first, context = lanes[0].state, execution.context
@@ -340,10 +343,11 @@ def stacked_steps(lanes: Sequence[Lane], stack: Stack, execution: Execution) -> 
                 set_lr(first, factor(p.position))
             follow(stack, optimizers[0])
             left_out = stack.optimizer.step() if scaler is None else context.scaled_step(stack.optimizer)
+            said = None if scaler is None else (left_out, context.read_later(left_out))
             stack.optimizer.zero_grad()
             link_states(stack, optimizers)
             for lane, batch, loss, logged in zip(lanes, batches, step_losses, logs, strict=True):
-                count_step(lane.state, batch, loss, logged, None if scaler is None else left_out)
+                count_step(lane.state, batch, loss, logged, said)
             now = time.monotonic()
             first.timing.pace.add(now - step_began)
             flags = look(lanes, execution, now) if now >= next_look else 0

@@ -138,9 +138,9 @@ def note_forecast(s: TrainState) -> None:
 def came_true(s: TrainState) -> dict[str, Any]:
     "What this run has used at most, to be compared with its forecast."
     files = [file.stat().st_size for file in s.checkpoints.rglob("*") if file.is_file()] if s.context.is_main else []
-    gpu = s.context.device.type == "cuda"
+    device = s.context.device
     return {
-        "gpu_bytes": device_peak(s.context.device) if gpu else None,
+        "gpu_bytes": device_peak(device) + outside_bytes(device) if device.type == "cuda" else None,  # as in a forecast
         "host_bytes": max(host_peak(), s.record.host_bytes),
         "disk_bytes": sum(files),
         "seconds": round(time.monotonic() - s.timing.began[0], 3),

@@ -383,35 +383,71 @@ class Averaged(OwnSchedule):
 
 @pytest.mark.parametrize("own", [True, False])
 def test_what_fp16_left_out_moves_neither_schedule_nor_averages(train, own):
+    "Both hear of it four updates later, and the schedule then waits."
+
     class Run(Averaged):
         def scheduler(self, optimizer, cfg, total_steps):
             return super().scheduler(optimizer, cfg, total_steps) if own else None
 
-    words = (*WINDOWS, "data.shuffle=false", "scheduler.name=linear", "training.ema_decay=0.6")
+    words = (*WINDOWS, "trainer.max_epochs=5", "data.shuffle=false", "scheduler.name=linear", "training.ema_decay=0.6")
     task, scaler = Run({1, 2}), CountedScaler(growth_interval=1000)
     run = train(task, *words, context=scaled(scaler))
-    assert run.status == "completed" and run.events[-1]["step"] == 6
-    # the rates are those of the updates that were made: the one after an overflow is that of the overflow
-    rates = [0.1 * (1 - i / 6) for i in range(4)] if not own else [0.1] * 4
-    assert run.column("step", "lr")[0] == 0.1 and len(task.made.rates) == 4
-    assert task.made.rates == pytest.approx(rates)
+    assert run.status == "completed" and run.events[-1]["step"] == 10
+    places = [0, 3, 4, 5, 5, 5, 6, 7]  # on the schedule, of the updates that were made: those at 1 and 2 were not
+    rates = [0.1 * 0.5 ** (place // 5) if own else 0.1 * (1 - place / 10) for place in places]
+    assert run.column("step", "lr")[0] == 0.1 and task.made.rates == pytest.approx(rates)
     assert scaler.get_scale() == 256.0
 
     model = task.model(None)
     average = vector(model)
-    for update, window in enumerate((0, 1, 0, 1)):  # epochs of two windows; the second one and the third are lost
-        rows = slice(12 * window, 12 * window + 12)
+    made, counted = (0, 3, 4, 5, 6, 7, 8, 9), (1, 4, 5, 5, 5, 6, 7, 8)  # as the average counts them
+    for number, (update, count) in enumerate(zip(made, counted, strict=True)):
+        rows = slice(12 * (update % 2), 12 * (update % 2) + 12)  # epochs of two windows
         model.zero_grad()
         task.errors(model, rows).mean().backward()
         with torch.no_grad():
             for q in model.parameters():
-                q -= rates[update] * q.grad
-        now = min(0.6, (2 + update) / (11 + update))
+                q -= rates[number] * q.grad
+        now = min(0.6, (1 + count) / (10 + count))
         average = now * average + (1 - now) * vector(model)
     torch.testing.assert_close(run.weights(ema=True), average, rtol=1e-9, atol=1e-12)
     assert run.column("step", "overflows")[-1] == 2
     texts = [event["text"] for event in run.events if event["type"] == "message"]
     assert any(text.startswith("fp16: 1 of the last 1 updates were left out") for text in texts)
+
+
+@pytest.mark.parametrize("every", [1, 100])
+@pytest.mark.parametrize("cut", [3, 4, 6])
+def test_what_fp16_left_out_is_heard_of_at_the_same_step_wherever_a_run_is_cut(train, cut, every):
+    "Also where no log point has told of it, and where the checkpoint is written before the schedule has heard of it."
+
+    class Linear(Averaged):
+        def scheduler(self, optimizer, cfg, total_steps):
+            return None
+
+    words = (*WINDOWS, "trainer.max_epochs=6", "scheduler.name=linear", "training.ema_decay=0.6")
+    log = (f"trainer.log_every_n_steps={every}",)
+
+    def run(overflowing, name, *more, **keywords):
+        task = Linear(overflowing)
+        return train(task, *words, *more, context=scaled(CountedScaler(growth_interval=1000)), name=name, **keywords)
+
+    whole = run({2, 5}, "whole", "trainer.log_every_n_steps=1")
+    task = Linear({2, 5})
+    first = train(
+        task,
+        *words,
+        *log,
+        context=scaled(CountedScaler(growth_interval=1000)),
+        name="cut",
+        stop=lambda: len(task.seen) >= 3 * cut,
+    )
+    made = first.events[-1]["step"]  # a stop is heard of a little later
+    assert first.status == "interrupted" and cut <= made < 9
+    rest = run({update - made for update in (2, 5)}, "cut", *log, resume=True)
+    assert rest.status == "completed", rest.reason
+    for ema in (False, True):
+        assert torch.equal(rest.weights(ema=ema), whole.weights(ema=ema))
 
 
 def test_an_average_on_a_gpu_stands_still_without_waiting():
