@@ -1,6 +1,7 @@
 """The rules that hold the project together: one version of every fact, floors, light imports, notebooks that teach."""
 
 import ast
+import functools
 import graphlib
 import importlib
 import json
@@ -70,6 +71,7 @@ EXPORTED = [name for name in MODULES if module_path(name).exists()]
 NOTEBOOKS = sorted((root / "nbs").rglob("*.ipynb"))
 
 
+@functools.cache
 def imports_of(name: str) -> set[str]:
     "Every module that the source of module `name` imports, at its top or inside a function, as absolute dotted names."
     here, found = name.split("."), set()
