@@ -172,17 +172,54 @@ class Client:
         "A training process for the job in `folder`, as a child of this process."
         from spectrakit.launch.attempt import ForkedProcess
 
-        request = {"do": "train", "folder": folder, "cwd": os.getcwd(), "env": env, "log": log, "parent": os.getpid()}
+        child = object.__new__(ForkedProcess)
+        child.pid, child.returncode = self._adopt({"do": "train", "folder": folder, "env": env, "log": log}), None
+        return child
+
+    def wait_for_jobs(self, env: dict[str, str]) -> "Spare":
+        "What `launch.warm_worker` keeps for the next job, as a child of this process."
+        (read, stdin), (stdout, write) = os.pipe(), os.pipe()
+        try:
+            return Spare(self._adopt({"do": "spare", "env": env}, read, write), stdin, stdout)
+        finally:
+            os.close(read), os.close(write)
+
+    def _adopt(self, request: dict, *descriptors: int) -> int:
+        "The number of the process that the server has forked, which is now a child of this one."
+        request |= {"cwd": os.getcwd(), "parent": os.getpid()}
         with _adopting:  # another thread would not end it where this one's child is not there yet
             _adopts_orphans(True)
             try:
-                with self._ask(request) as connection:
-                    pid = json.loads(connection.recv(4096))["pid"]
+                with self._ask(request, *descriptors) as connection:
+                    return json.loads(connection.recv(4096))["pid"]
             finally:
                 _adopts_orphans(False)
-        child = object.__new__(ForkedProcess)
-        child.pid, child.returncode = pid, None
-        return child
+
+
+class Spare:
+    "A process that waits for jobs, with the part of `subprocess.Popen` that `launch.warm_worker` uses."
+
+    def __init__(self, pid: int, stdin: int, stdout: int):
+        self.pid, self.returncode = pid, None
+        self.stdin, self.stdout = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb", 0)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # `kill_tree` has buried it
+                pid, status = self.pid, signal.SIGKILL
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        end = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("a spare", timeout)
+            time.sleep(0.002)
+        return self.returncode or 0
 
 
 _adopting = threading.Lock()
@@ -261,6 +298,21 @@ class Processes:
         return subprocess.Popen(args, **keywords)
 
 
+class Spares(Processes):
+    "The same for `launch.warm_worker`: what waits for jobs comes from this process's server."
+
+    def __init__(self) -> None:
+        super().__init__(lambda *_: None)
+
+    def Popen(self, args: Any, **keywords: Any) -> Any:
+        from spectrakit.launch.warm_worker import _SERVE
+
+        server, env = client(), keywords["env"]
+        if args[3] == _SERVE and as_at_start(server.environ, env):
+            return server.wait_for_jobs(env)
+        return subprocess.Popen(args, **keywords)
+
+
 def from_server(folder: str, env: dict[str, str], log: str) -> Any:
     "A training process from this process's server; None where it needs a fresh interpreter."
     server = client()
@@ -272,6 +324,7 @@ def forks_training(yes: bool) -> None:
     attempt = sys.modules.get("spectrakit.launch.attempt")
     if attempt is not None and sys.platform.startswith("linux"):
         attempt.subprocess = Processes(from_server) if yes else subprocess
+        sys.modules["spectrakit.launch.warm_worker"].subprocess = Spares() if yes else subprocess
 
 
 # --- the server's side ------------------------------------------------------------------------------------------------
@@ -420,13 +473,13 @@ def run_cells(notebook: str, *skipped: str) -> int:
     return 0 if passed else 1
 
 
-def train(request: dict) -> int:
-    "Fork a training process, leave it to the process that asked, and return its number."
+def train(request: dict, descriptors: list[int]) -> int:
+    "Fork a training process, or one that waits for jobs, leave it to the process that asked, and return its number."
     received, sent = os.pipe()
     if (middle := os.fork()) == 0:
         middle = os.getpid()
         if (pid := os.fork()) == 0:
-            be_trained(request, middle)
+            be_trained(request, middle) if request["do"] == "train" else be_spare(request, middle, *descriptors)
         os.write(sent, str(pid).encode())
         os._exit(0)
     os.close(sent)
@@ -435,18 +488,39 @@ def train(request: dict) -> int:
         return int(told.read())
 
 
-def be_trained(request: dict, middle: int) -> None:
-    "In the fork: become the training process."
-    from spectrakit.launch.attempt import _be_child
+def be_spare(request: dict, middle: int, stdin: int, stdout: int) -> NoReturn:
+    "In the fork: become the process that waits for jobs."
+    from spectrakit.launch import attempt, warm_worker
 
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(stdin, 0), os.dup2(stdout, 1), os.dup2(nothing, 2)
+    be_adopted(request, middle)
+    os.setsid()
+    os.chdir("/")
+    os.environ.clear()
+    os.environ.update(request["env"])
+    attempt.subprocess = subprocess  # type: ignore[attr-defined]
+    sys.argv = ["-c", str(request["parent"]), str(sys.modules["spectrakit"].__file__)]
+    os._exit(warm_worker.serve(request["parent"]))
+
+
+def be_adopted(request: dict, middle: int) -> None:
+    "In the fork: leave the server's things behind, and wait until the process that asked is the parent."
     signal.set_wakeup_fd(-1)
     os.closerange(3, 1024)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as `sigint_blocked` has it
     while os.getppid() == middle:
         time.sleep(0.001)
-    os.chdir(request["cwd"])
     use_threads(request["env"])
+
+
+def be_trained(request: dict, middle: int) -> None:
+    "In the fork: become the training process."
+    from spectrakit.launch.attempt import _be_child
+
+    be_adopted(request, middle)
+    os.chdir(request["cwd"])
     _be_child(Path(request["folder"]), None, request["env"], Path(request["log"]))
 
 
@@ -473,9 +547,11 @@ def serve(channel: socket.socket) -> None:
                 descriptors.frombytes(ancillary[0][2])
                 request = json.loads(text)
                 answer = socket.socket(fileno=descriptors[0])
-                if request["do"] == "train":
+                if request["do"] in ("train", "spare"):
                     with answer:
-                        answer.sendall(json.dumps({"pid": train(request)}).encode() + b"\n")
+                        answer.sendall(json.dumps({"pid": train(request, list(descriptors[1:]))}).encode() + b"\n")
+                    for descriptor in descriptors[1:]:
+                        os.close(descriptor)
                     continue
                 if (pid := os.fork()) == 0:
                     signal.set_wakeup_fd(-1)
