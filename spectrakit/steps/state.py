@@ -533,7 +533,7 @@ class TrainState:
         The order of the samples stays that of the version that the run began with.
         """
         learner, names = self.learner, {f.name for f in fields(Progress)}
-        saved = {"noticed": state["progress"]["overflows"]} | state["progress"]  # 0.1 noticed all at once
+        saved = {"noticed": state["progress"].get("overflows", 0)} | state["progress"]  # 0.1 noticed all at once
         self.progress = Progress(**{key: value for key, value in saved.items() if key in names})
         notice_later(self.progress, self.nan)
         if state.get("optimizer") is not None:

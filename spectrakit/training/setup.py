@@ -594,7 +594,7 @@ def prepare(
     before = context.broadcast(_monitor_before(execution.run_dir) if context.is_main else None)
     monitor, direction = resolve_monitor(task, config, metric_names(check), before)
     model = context.with_exchange(model)
-    captures, why = choose_graphs(config, context, plan, sum(q.numel() for q in model.parameters()))
+    captures, why = choose_graphs(config, context, plan, sum(q.numel() for q in model.parameters()), steps)
     compiles, why_compiled = choose_compile(config.trainer.compile, context.device.type)
     context.reasons.update({name: text for name, text in (("cuda_graphs", why), ("compile", why_compiled)) if text})
     if compiles and not captures:
