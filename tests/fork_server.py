@@ -499,7 +499,7 @@ def be_spare(request: dict, middle: int, stdin: int, stdout: int) -> NoReturn:
     os.chdir("/")
     os.environ.clear()
     os.environ.update(request["env"])
-    attempt.subprocess = subprocess  # type: ignore[attr-defined]
+    attempt.subprocess = subprocess  # type: ignore[attr-defined]  # as it was imported there
     sys.argv = ["-c", str(request["parent"]), str(sys.modules["spectrakit"].__file__)]
     os._exit(warm_worker.serve(request["parent"]))
 

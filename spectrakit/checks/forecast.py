@@ -176,7 +176,7 @@ def _larger_batch(w: Workload, m: Measurement, parts: Mapping[str, float], total
     (small, slow), (large, fast) = min(sizes.items()), max(sizes.items())
     fixed = (slow - fast) / (1 / small - 1 / large)  # seconds a pass costs beside its samples
     gain = fixed / (2 * large) / fast * parts["compute"] / total if fast > 0 else 0.0
-    why = f"{room} samples would fit, and a pass costs {1000 * fixed:.2g} ms beside its samples"
+    why = f"{room:,} samples would fit, and a pass costs {1000 * fixed:.2g} ms beside its samples"
     fewer = f"training.gradient_accumulation_steps={w.gradient_accumulation_steps // 2}"
     return Change(f"data.micro_batch_size={double} {fewer}", gain, why) if gain > 0.02 else None
 

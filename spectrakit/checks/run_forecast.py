@@ -256,7 +256,7 @@ def _memory_rows(f: Forecast) -> list[Row]:
     if m.gpu:
         share = f"{format_bytes(used)} ± {MEMORY_ERROR:.0%} of {format_bytes(m.capacity_bytes)}"
         rows += [("GPU memory, each", share, f"highest use of {m.device}; {kept}")]
-        fits = str(most) if most is not None else "not known"
+        fits = f"{most:,}" if most is not None else "not known"
         rows += [("largest micro batch", fits, "by its growth with the batch, 5 % left free")]
     available = "" if f.here.memory_bytes is None else f" of {format_bytes(f.here.memory_bytes)}"
     why = f"{len(f.ranks)} process{'es' * (len(f.ranks) > 1)} and what reads for them" + ("" if m.gpu else f"; {kept}")

@@ -470,7 +470,7 @@ class TrainerConfig:
     )
     cuda_graphs: Any = setting(
         False,
-        "capture the passes of steps as CUDA graphs, by torch.compile; auto: for a small model on one GPU",
+        "capture the passes of steps as CUDA graphs, by torch.compile; auto: for a small model in a long run",
         check=_auto_or_flag,
         words=("auto", "true", "false"),
         added_later=True,
