@@ -516,6 +516,7 @@ def keep_reading(loaded: dict[str, LoadedBatches], context: RunContext, log: Eve
     - `run_dir`: the folder of the run, whose environment.json knows how it has read
     """
     readings = context.broadcast(read_environment(run_dir).get("reading") if context.is_main else None)
+    told: set[str] = set()
     for name, reader in loaded.items():
         workers = reader.workers
         workers.measuring = False
@@ -525,15 +526,17 @@ def keep_reading(loaded: dict[str, LoadedBatches], context: RunContext, log: Eve
             if before is not None:
                 workers.use(before)
         if context.is_main:
-            workers.report = partial(_note_reading, loaded, log, run_dir)
+            workers.report = partial(_note_reading, loaded, log, run_dir, told)
 
 
 def _note_choice(log: EventLog, text: str) -> None:
     log.write("message", text=text)
 
 
-def _note_reading(loaded: dict[str, LoadedBatches], log: EventLog, run_dir: Path, text: str) -> None:
-    log.write("message", text=text)
+def _note_reading(loaded: dict[str, LoadedBatches], log: EventLog, run_dir: Path, told: set[str], text: str) -> None:
+    if text not in told:  # torch tells of a worker that has gone wherever it is read next, for each reader anew
+        told.add(text)
+        log.write("message", text=text)
     chosen = {
         name: {**asdict(reader.workers.chosen), "most_workers": reader.workers.asked.most_workers}
         for name, reader in loaded.items()
