@@ -150,7 +150,7 @@ def test_the_clock_cuts_a_trial_and_the_next_session_goes_on_with_it(here):
 def test_a_killed_search_is_gone_on_with_though_its_journal_is_torn(here):
     words = (*SHORT, *SCORE, "search.sampler=grid", "checkpoint.max_share=1", grid(1.0, 2.0))
     held = {"TINY_HOLD": f"6:{here}"}  # in the second epoch of the first trial
-    first = start_cli(here, "search", task("Planned"), *words, env=held, fresh=True)
+    first = start_cli(here, "search", task("Planned"), *words, env=held)
     try:
         wait_for(lambda: list(here.glob("runs/*/trial-0000/run-*/checkpoints/LATEST")), "a checkpoint")
         wait_for((here / "held").exists, "the second epoch")
@@ -174,7 +174,7 @@ def test_a_killed_search_is_gone_on_with_though_its_journal_is_torn(here):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_stopped_by_hand_or_by_a_closed_terminal_it_saves_and_goes_on(here, number):
     words = (*SHORT, *SCORE, "trainer.max_epochs=200", "task.slow_s=0.05", "search.sampler=grid", "run.dir=runs")
-    first = start_cli(here, "search", task("Planned"), grid(9.0, 1.0), *words, fresh=True)
+    first = start_cli(here, "search", task("Planned"), grid(9.0, 1.0), *words)
     wait_for(lambda: list(here.glob("runs/*/trial-0000/run-*/checkpoints/BEST")), "a checkpoint")
     first.send_signal(number)
     out, err = first.communicate(timeout=120)
