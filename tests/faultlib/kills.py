@@ -149,12 +149,20 @@ def _first_child(kernel: Kernel) -> psutil.Process | None:
 
 
 def _victim(place: Place, kernel: Kernel, who: str) -> psutil.Process | None:
-    if who.startswith("rank"):
-        try:
+    try:
+        if who.startswith("rank"):
             return psutil.Process(int((place.folder / f"pid-{who.split()[1]}").read_text()))
-        except (OSError, ValueError, psutil.Error):
-            return None  # it has left
-    return psutil.Process(kernel.process.pid) if who == "kernel" else _first_child(kernel)
+        return psutil.Process(kernel.process.pid) if who == "kernel" else _first_child(kernel)
+    except (OSError, ValueError, psutil.Error):
+        return None  # it has left
+
+
+def _is_dead(process: psutil.Process) -> bool:
+    "Also where whoever started it has buried it in this moment."
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _strike(place: Place, kernel: Kernel, who: str) -> bool:
@@ -168,7 +176,7 @@ def _strike(place: Place, kernel: Kernel, who: str) -> bool:
     alive = victim is not None and victim in held
     if alive:
         victim.kill()
-        wait_for(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE, "the victim to die", 20)
+        wait_for(lambda: _is_dead(victim), "the victim to die", 20)
     return alive
 
 
