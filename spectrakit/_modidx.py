@@ -6344,6 +6344,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                               'spectrakit.serving.answering.Worker.lose': ( '61_serving/answering.html#worker.lose',
                                                                                             'spectrakit/serving/answering.py'),
                                               'spectrakit.serving.answering.Worker.wait': ( '61_serving/answering.html#worker.wait',
+                                                                                            'spectrakit/serving/answering.py'),
+                                              'spectrakit.serving.answering.socket_room': ( '61_serving/answering.html#socket_room',
                                                                                             'spectrakit/serving/answering.py')},
             'spectrakit.serving.attached': { 'spectrakit.serving.attached._furthest': ( '61_serving/attached.html#_furthest',
                                                                                         'spectrakit/serving/attached.py'),

@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -406,6 +407,7 @@ def be(request: dict, descriptors: list[int]) -> NoReturn:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # the server's, of the test that began it
     sys.path[1:1] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))  # where a start puts them
     if request.get("network"):
         enter_network(request["network"])
