@@ -68,7 +68,7 @@ class Progress:
     best_step: int | None = None
     counted_value: float | None = None  # the last improvement of at least early_stopping.min_delta
     bad_evals: int = 0
-    saved_step: int = -1  # the last step given to the background writer, on all ranks; it knows what is on disk
+    saved_step: int = -1  # the last step given to the background writer, which alone knows what is on disk
     eval_step: int = -1
     metrics: dict = field(default_factory=dict)
     position: float = 0.0  # on the learning rate's schedule; moves faster than `step` when the schedule is shortened
@@ -78,9 +78,7 @@ class Progress:
     to_average: list = field(default_factory=list)  # [step, value] of checkpoints for training.average, the first stays
     behind: int = 0  # so many steps the schedule has to wait, because it has moved with updates that were left out
     noticed: int = 0  # of `overflows`, those that the schedule and the averages know of
-    unnoticed: list = field(
-        default_factory=list
-    )  # whether fp16 left out the last updates, of which they do not, in order
+    unnoticed: list = field(default_factory=list)  # whether fp16 left out the last updates, of which they do not yet
     fits: dict = field(default_factory=dict)  # by device the micro batch that fitted, where a larger one had not
     rounds: int = 0  # of diloco that have ended
     exchanges: int = 0  # with diloco.quorum: those that have ended, of which a round has one for each fragment
