@@ -10,6 +10,7 @@ __all__ = ['FORMS', 'LEAST', 'HIDDEN', 'secrecy', 'is_plain', 'looks_random', 'F
 # %% ../../nbs/00_system/00_masking.ipynb #5d1b4110
 import base64
 import contextlib
+import filecmp
 import html
 import json
 import os
@@ -176,9 +177,12 @@ class Form(NamedTuple):
 
 
 def _form(whose: str, starts: str, body: str) -> Form:
-    "A row of the table. Where a key may hold a dash, it does not begin behind one."
+    """Return the form of a row of the table. A key that may hold a dash does not begin behind one.
+
+    The group `glued` matches if the key stands behind another letter, as in `f"x{token}"`; it has to look random.
+    """
     words, first = tuple(starts.split()), _FIRST.replace("{}", "-" if "-]" in body else "")
-    return Form(whose, words, f"{first}(?P<secret>(?:{'|'.join(map(re.escape, words))}){body})")
+    return Form(whose, words, f"(?:{first}|(?P<glued>))(?P<secret>(?:{'|'.join(map(re.escape, words))}){body})")
 
 # %% ../../nbs/00_system/00_masking.ipynb #e1778113
 _BEGIN, _END = (rf"-----{word} [A-Z0-9 ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----" for word in ("BEGIN", "END"))
@@ -246,6 +250,11 @@ def _is_right(whose: str, secret: str) -> bool:
         return bool(re.search("[0-9]", secret)) and not is_plain(secret)
     return whose != "AWS key" or not secret.endswith("EXAMPLE")  # Amazon's own, in every manual
 
+# %% ../../nbs/00_system/00_masking.ipynb #6c768f3f
+def _is_long_and_mixed(secret: str) -> bool:
+    "Return whether a text has 30 characters or more, of all three kinds."
+    return len(secret) >= 30 and _mixed(secret) == 3
+
 
 def secrets_in(text: str) -> list[FoundSecret]:
     "The secrets in `text` that have a form of their own, in their order; none overlaps another."
@@ -256,6 +265,7 @@ def secrets_in(text: str) -> list[FoundSecret]:
             FoundSecret(form.whose, *match.span("secret"))
             for match in form.expression.finditer(text)
             if _is_right(form.whose, match["secret"])
+            and (match.groupdict().get("glued") is None or _is_long_and_mixed(match["secret"]))
         ]
     kept: list[FoundSecret] = []
     for secret in sorted(secrets, key=lambda secret: (secret.begin, -secret.end)):
@@ -273,8 +283,9 @@ def _replaced(text: str, places: Iterable[tuple[str, int, int]]) -> str:
     return "".join(pieces) + text[at:]
 
 
-def _without_forms(text: str) -> str:
-    return _replaced(text, ((f"<{secret.whose}>", secret.begin, secret.end) for secret in secrets_in(text)))
+def _forms(text: str) -> list[tuple[str, int, int]]:
+    "Return (word, begin, end) of the secrets that have a form of their own."
+    return [(f"<{secret.whose}>", secret.begin, secret.end) for secret in secrets_in(text)]
 
 # %% ../../nbs/00_system/00_masking.ipynb #4f6854ec
 LEAST = 8  # a value as short as `train12` stands in every second sentence
@@ -473,10 +484,40 @@ def pairs_in(text: str) -> list[tuple[str, int, int]]:
     return kept
 
 
-def _without_pairs(text: str) -> str:
-    return _replaced(text, ((HIDDEN, begin, end) for _, begin, end in pairs_in(text)))
+def _pairs(text: str) -> list[tuple[str, int, int]]:
+    "Return (word, begin, end) of the values that stand behind a name."
+    return [(HIDDEN, begin, end) for _, begin, end in pairs_in(text)]
+
+# %% ../../nbs/00_system/00_masking.ipynb #d909c381
+_UNSEEN = re.compile(
+    "\x1b\\][^\x07\x1b]{0,1000}(?:\x07|\x1b\\\\)"  # a terminal's link or title
+    "|(?:\x1b|\\\\{1,2}(?:x1[bB]|u001[bB]|033))\\[[0-9;:?]{0,32}[ -/]?[@-~]"  # a colour, also in a `repr`
+    "|\x1b[ -/]?[0-~]|[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]"  # other escapes; characters without width
+    r"|\\{1,2}u00([2-7][0-9a-fA-F])|\\{1,2}x([2-7][0-9a-fA-F])|%([2-7][0-9a-fA-F])"  # one letter, spelled as a number
+)
+
+
+def _as_seen(text: str) -> tuple[str, list[int]]:
+    "Return `text` without escape sequences and with spelled letters read, and the place of each character in `text`."
+    pieces, places, at = [], [], 0
+    for match in _UNSEEN.finditer(text):
+        letter = next((chr(int(code, 16)) for code in match.groups() if code), "")
+        pieces += [text[at : match.start()], letter]
+        places += [*range(at, match.start()), *([match.start()] if letter else [])]
+        at = match.end()
+    return "".join([*pieces, text[at:]]), [*places, *range(at, len(text) + 1)]
 
 # %% ../../nbs/00_system/00_masking.ipynb #6e7cfb96
+def _known_in(text: str) -> list[tuple[str, int, int]]:
+    "Return (word, begin, end) of the secrets that this process knows letter by letter, longest first."
+    found: list[tuple[str, int, int]] = []
+    for needle, name in ((needle, name) for needle, name in _needles() if needle in text):
+        for begin in (match.start() for match in re.finditer(re.escape(needle), text)):
+            if not any(b < begin + len(needle) and begin < e for _, b, e in found):
+                found.append((f"<{name}>", begin, begin + len(needle)))
+    return sorted(found, key=lambda one: one[1])
+
+
 def masked(text: str) -> str:
     """`text` with a word in angle brackets for every secret: `<HF_TOKEN>`, `<GitHub token>`, `<hidden>`.
 
@@ -484,10 +525,14 @@ def masked(text: str) -> str:
     the forms of the keys of some seventy services, and what is set to a name such as `password`. It never raises."""
     if len(text) < 4:
         return text
-    for needle, name in _needles():
-        if needle in text:
-            text = text.replace(needle, f"<{name}>")
-    return _without_pairs(_without_forms(text))
+    spelled = ("%" in text or "\\" in text or "\x1b" in text or not text.isascii()) and _UNSEEN.search(text)
+    for find in (_known_in, _forms, _pairs):
+        if found := find(text):
+            text = _replaced(text, found)
+        if spelled:
+            seen, places = _as_seen(text)
+            text = _replaced(text, ((word, places[begin], places[end - 1] + 1) for word, begin, end in find(seen)))
+    return text
 
 # %% ../../nbs/00_system/00_masking.ipynb #4ab209d5
 def _masked_keys(keys: Iterable[Any]) -> list:
@@ -520,8 +565,19 @@ def masked_value(value: Any, name: str = "") -> Any:
 
 # %% ../../nbs/00_system/00_masking.ipynb #e808b907
 _HELD = 65_536  # characters of a line that does not end
+_MOST_NAME = 300  # characters of a name, with its sign, that a secret stands behind
 
 
+def _cut_before_secrets(text: str, cut: int) -> int:
+    "Return the last place, `cut` or earlier, that divides neither a secret of `text` nor a secret from its name."
+    seen, places = _as_seen(text)
+    found = [place for find in (_known_in, _forms, _pairs) for place in find(seen)]
+    for _, begin, end in sorted(found, key=lambda place: -place[2]):
+        if places[max(0, begin - _MOST_NAME)] < cut < places[end]:
+            cut = places[max(0, begin - _MOST_NAME)]
+    return cut or len(text)
+
+# %% ../../nbs/00_system/00_masking.ipynb #5e99f6a5
 class MaskedStream:
     "A text stream that masks what is written to `stream`; everything else is that stream's."
 
@@ -533,7 +589,7 @@ class MaskedStream:
         held = getattr(self._held, "text", "") + text
         end = max(held.rfind("\n"), held.rfind("\r")) + 1
         if len(held) - end > _HELD:
-            end = len(held)
+            end = _cut_before_secrets(held, len(held) - _HELD // 2)
         self._held.text = held[end:]
         if end:
             self.stream.write(masked(held[:end]))
@@ -555,22 +611,21 @@ class MaskedStream:
         return getattr(self.stream, name)
 
 # %% ../../nbs/00_system/00_masking.ipynb #c2fe1df0
-_BLOCK = 2**20  # bytes
+_BLOCK = 2**20  # characters
 
 
 def mask_file(path: Path) -> bool:
     "Take the secrets out of a text file that nobody writes to; returns whether there were any. OSError as `open`."
     handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
-    temporary, changed = Path(name), False
+    temporary, text = Path(name), {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
     try:
-        with open(path, "rb") as file, os.fdopen(handle, "wb") as clean:
+        with open(path, **text) as file, os.fdopen(handle, "w", **text) as clean:
             shutil.copymode(path, temporary)
+            stream = MaskedStream(clean)
             while block := file.read(_BLOCK):
-                text = (block + file.readline(_BLOCK)).decode("utf-8", "surrogateescape")
-                other = masked(text)
-                changed |= other != text
-                clean.write(other.encode("utf-8", "surrogateescape"))
-        if changed:
+                stream.write(block)
+            stream.flush()
+        if changed := not filecmp.cmp(path, temporary, shallow=False):
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,12 +1,13 @@
 """No value of a variable that is named like a secret reaches a message, a log or a run's folder."""
 
+import io
 import json
 
 import pytest
 
 from spectrakit.api.actions import fit
 from spectrakit.config.compose import compose
-from spectrakit.system.masking import masked
+from spectrakit.system.masking import MaskedStream, mask_file, masked
 from tasks import Line
 
 VALUE = "hf_0123456789abcdef"
@@ -102,3 +103,62 @@ def test_a_secret_is_masked_however_it_is_written(text, secret):
 )
 def test_what_only_resembles_one_is_left(text):
     assert masked(text) == text
+
+
+HF = "hf_" + "aB3" * 12
+SEEN = {
+    "colour before a token": f"\x1b[31m{HF}\x1b[0m",
+    "256 colours": f"\x1b[38;5;196m{HF}",
+    "a coloured name, sign and value": f"\x1b[33mpassword\x1b[0m\x1b[2m=\x1b[22m\x1b[32m{HF}\x1b[0m",
+    "colours in a repr": repr(f"\x1b[1;31m{HF}"),
+    "colours in JSON": json.dumps(f"\x1b[1m{HF}"),
+    "colours within": f"{HF[:9]}\x1b[7m{HF[9:]}",
+    "a zero-width space": HF[:7] + "\u200b" + HF[7:],
+    "a soft hyphen": HF[:12] + "\u00ad" + HF[12:],
+    "a letter as a number in JSON": HF.replace("_", "\\u005f"),
+    "a letter as a number in an address": "%68" + HF[1:],
+    "behind a letter": "x" + HF,
+    "behind an underscore and a word": "my_" + HF,
+    "a link of a terminal": f"\x1b]8;;https://u:{HF}@h/\x1b\\link\x1b]8;;\x1b\\",
+}
+
+
+@pytest.mark.parametrize("text", SEEN.values(), ids=SEEN)
+def test_a_secret_is_masked_as_it_would_be_seen(text):
+    shown = masked(f"before {text} after")
+    assert HF not in shown.replace("\u200b", "") and HF[12:30] not in shown
+    assert shown.startswith("before ") and shown.endswith(" after")
+    assert masked(shown) == shown
+
+
+def test_a_known_value_is_masked_in_colours(monkeypatch):
+    monkeypatch.setenv("LAB_TOKEN", "sesame-4711")
+    assert masked("\x1b[1msesame\x1b[0m-4711!") == "\x1b[1m<LAB_TOKEN>!"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\x1b[32mstep 1200\x1b[0m loss 0.41", "100%20done", r"C:\x41\u0041", "task-" + "a" * 40, "self_hf_" + "a" * 40],
+)
+def test_colours_and_spelled_letters_stay_where_nothing_is_secret(text):
+    assert masked(text) == text
+
+
+@pytest.mark.parametrize("before", [0, 30_000, 32_760, 65_500, 65_530])
+@pytest.mark.parametrize("secret", [HF, f"password={PASSWORD}", "Bearer " + "a1B2c3" * 20])
+def test_a_secret_across_the_border_of_a_buffer_is_masked(before, secret):
+    kept = io.StringIO()
+    stream = MaskedStream(kept)
+    for piece in ("x" * before, " " + secret[:12], secret[12:], " ", "y" * 70_000, "\n"):
+        stream.write(piece)
+    stream.flush()
+    shown = kept.getvalue()
+    assert secret[-20:] not in shown and PASSWORD not in shown
+    assert len(shown) > 70_000 + before
+
+
+def test_a_file_of_one_endless_line_is_masked(tmp_path):
+    file = tmp_path / "rank-0.log"
+    file.write_text("x" * (2**20 - 10) + f" {HF} " + "y" * 2**20)
+    assert mask_file(file) and HF not in file.read_text() and len(file.read_text()) > 2**21 - 50
+    assert not mask_file(file)
