@@ -7,14 +7,19 @@ __all__ = ['spread_shapes', 'watch_shapes', 'first_bad_layer', 'adds_up', 'uneve
 
 # %% ../../nbs/39_checks/00_loss_checks.ipynb #0bb8cb54
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from ..config.batch_plan import BatchPlan
 from ..contract.loss import as_loss
+from ..contract.task import Moment, loss_at
 from ..data.batch_forms import take_samples
-from ..data.loaders import find_non_finite
+from ..data.loaders import Batches, find_non_finite
+from ..data.order import Cut
 from ..system.errors import RequestError
 
 # %% ../../nbs/39_checks/00_loss_checks.ipynb #6ce4f507
@@ -100,46 +105,82 @@ def adds_up(plan: BatchPlan) -> bool:
 
 # %% ../../nbs/39_checks/00_loss_checks.ipynb #63cfd6d1
 def _mean(task: Any, model: Any, data: Any, samples: int) -> tuple[float, float]:
-    "The loss of a batch as (sum, weight)."
-    loss = as_loss(task.loss(model, data))
+    "Return the loss of a batch as (sum, weight)."
+    loss = as_loss(loss_at(task, lambda: Moment(0, 0, 1))(model, data))
     return (float(loss.value) * samples, samples) if loss.weight is None else (float(loss.value), float(loss.weight))
 
-# %% ../../nbs/39_checks/00_loss_checks.ipynb #3f5d6485
-def uneven_mean(task: Any, model: Any, data: Any, samples: int, tolerance: float = 1e-3) -> str | None:
-    """What is wrong where the loss of a batch is not what its two parts add up to; None where it is, or is not known.
 
-    - `task`, `model`: whose loss is computed, in eval mode and without gradients
+def _tolerance(model: Any) -> float:
+    "Return the relative difference that rounding explains: for the CPU, for other devices, for half precision."
+    weights = [q for q in model.parameters() if q.is_floating_point()]
+    if any(q.element_size() < 4 for q in weights):
+        return 0.03
+    return 5e-5 if all(q.device.type == "cpu" for q in weights) else 1e-3
+
+# %% ../../nbs/39_checks/00_loss_checks.ipynb #cd834838
+_SEVERAL = 8  # samples that tell more than one micro batch of one or two; and parts of a batch
+
+
+def _read(batches: Batches, rows: slice) -> Any:
+    "Return the samples at the positions `rows` of the first epoch as one batch."
+    one, count = copy.copy(batches), rows.stop - rows.start
+    one.plan = replace(batches.plan, cuts=lambda: iter([Cut(rows.start, rows.stop, count, count, True)]))
+    return next(iter(one.epoch(0))).data
+
+
+def _part_rows(samples: int) -> list[slice]:
+    "Return the rows of each of up to eight parts of a batch."
+    parts = min(samples, _SEVERAL)
+    return [slice(k * samples // parts, (k + 1) * samples // parts) for k in range(parts)]
+
+# %% ../../nbs/39_checks/00_loss_checks.ipynb #25890863
+def _whole_and_parts(data: Any, samples: int, batches: Batches | None) -> tuple[list[Any], list[tuple[Any, int]]]:
+    "Return a batch twice, and its parts with their numbers of samples; no parts if they cannot be had."
+    if batches is not None and samples < _SEVERAL:
+        cuts = islice(batches.plan.cuts_from(0), _SEVERAL)
+        count = min(_SEVERAL, sum(cut.stop - cut.start for cut in cuts))
+        with contextlib.suppress(Exception):  # samples that cannot be put together: the micro batch alone counts
+            data, samples = _read(batches, slice(0, count)), count
+    rows = _part_rows(samples) if samples > 1 else []
+    counts = [each.stop - each.start for each in rows]
+    with contextlib.suppress(ValueError):
+        parts = [take_samples(data, samples, each) for each in rows]
+        return [data, data], list(zip(parts, counts, strict=True))
+    if batches is None:
+        return [data, data], []
+    parts = [_read(batches, each) for each in rows]
+    return [_read(batches, slice(0, samples)) for _ in range(2)], list(zip(parts, counts, strict=True))
+
+# %% ../../nbs/39_checks/00_loss_checks.ipynb #3f5d6485
+def uneven_mean(task: Any, model: Any, data: Any, samples: int, batches: Batches | None = None) -> str | None:
+    """Return a sentence if the loss of a batch is not the mean of the losses of its parts; None otherwise.
+
+    - `task`, `model`: the loss is computed in eval mode and without gradients
     - `data`: the batch
     - `samples`: how many it has
-    - `tolerance`: the relative difference that is taken for rounding (default 0.001)
+    - `batches`: the training batches, to read a batch that tells more than `data` (default: `data` alone counts)
     """
     import torch
 
-    if samples < 3:
-        return None
-    cut = samples // 3  # parts of unequal size tell more
-    try:
-        parts = [take_samples(data, samples, rows) for rows in (slice(0, cut), slice(cut, samples))]
-    except ValueError:
-        return None
-    was_training = model.training
+    was_training, tolerance = model.training, _tolerance(model)
     model.eval()
     try:
+        whole, parts = _whole_and_parts(data, samples, batches)
+        samples = sum(count for _, count in parts)
         with torch.no_grad():
-            whole, again = (_mean(task, model, data, samples) for _ in range(2))
-            halves = [_mean(task, model, part, n) for part, n in zip(parts, (cut, samples - cut), strict=True)]
-    except Exception:  # a loss that does not take a part of a batch says nothing about the whole
+            first, again = (_mean(task, model, one, samples) for one in whole)
+            sums, weights = zip(*[_mean(task, model, part, n) for part, n in parts], strict=True)
+    except Exception:  # no parts, or a loss that does not take them: nothing is known
         return None
     finally:
         model.train(was_training)
-    weight = sum(w for _, w in halves)
-    if whole != again or whole[1] == 0 or weight == 0:  # it draws random numbers, or there is nothing to weigh
-        return None
-    expected, mean = whole[0] / whole[1], sum(v for v, _ in halves) / weight
-    if math.isclose(expected, mean, rel_tol=tolerance, abs_tol=1e-6) or not math.isfinite(expected - mean):
+    if not math.isclose(first[0], again[0], rel_tol=tolerance / 10) or first[1] == 0 or sum(weights) == 0:
+        return None  # it draws random numbers, or there is nothing to weigh
+    expected, mean = first[0] / first[1], sum(sums) / sum(weights)
+    if not math.isfinite(expected) or math.isclose(expected, mean, rel_tol=tolerance, abs_tol=1e-6):
         return None
     return (
         f"{type(task).__name__}.loss is no mean over the batch's samples: it is {expected:.6g} for a batch of "
-        f"{samples}, and {mean:.6g} when computed from two parts of it. Over micro batches or ranks it is not exact. "
-        "Return (sum, weight) in place of the mean; sk.weighted_mean does so for the losses of torch."
+        f"{samples}, and {mean:.6g} when computed from {len(parts)} parts of it. Over micro batches or ranks "
+        "it is not exact. Return (sum, weight) in place of the mean; sk.weighted_mean does so for the losses of torch."
     )

@@ -215,13 +215,20 @@ def samples_in(data: Any) -> int | None:
 
 # %% ../../nbs/22_data/00_batch_forms.ipynb #110510e4
 def take_samples(data: Any, samples: int, rows: slice) -> Any:
-    "The `rows` of a batch of `samples`, in its form. ValueError where a part does not tell which rows are whose."
+    """Return the `rows` of a batch of `samples`, in its form.
+
+    A list of tensors of other lengths holds one of each sample. ValueError if it is not known which rows are whose.
+    """
     parts = parts_of(data)
     if isinstance(data, (list, tuple)) and len(data) == samples and is_text(data):
         return type(data)(data[rows])
     if parts is not None:
-        cut = iter([take_samples(value, samples, rows) for _, value in parts])
-        return _refilled(data, cut)
+        try:
+            return _refilled(data, iter([take_samples(value, samples, rows) for _, value in parts]))
+        except ValueError:
+            if type(data) is list and len(data) == samples:
+                return data[rows]
+            raise
     if getattr(data, "ndim", 0) and dense_parts(data)[0] is data and len(data) == samples:
         return data[rows]
     if data is None or isinstance(data, (str, bytes, int, float)):

@@ -211,11 +211,15 @@ def check_last_batch(check: SanityCheck, narrow: list[str]) -> None:
                 )
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #8544734c
-def report_uneven_mean(check: SanityCheck) -> None:
-    "Say in the log where the loss is no mean over samples, and the run puts a step together from several batches."
+def report_uneven_mean(check: SanityCheck, weighed: bool = False) -> None:
+    """Say in the log that the loss is no mean over samples, if the run puts a step together from several batches.
+
+    `weighed`: whether the loss comes with its weight; then the first batch alone is looked at (default: it does not)
+    """
     if check.sharded or not adds_up(check.plan):
         return
-    if text := uneven_mean(check.task, check.model, check.batch.data, check.batch.samples):
+    batches = None if weighed else check.train
+    if text := uneven_mean(check.task, check.model, check.batch.data, check.batch.samples, batches):
         check.log.write("message", text=text)
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #e3096cc8
@@ -344,8 +348,8 @@ def try_loss(check: SanityCheck) -> str:
     check_first_loss(check.task, result, data, check.config.data.allow_nan)
     check_finite_loss(check, as_loss(result), lambda: loss_of(check.model, data))
     check_last_batch(check, narrow)
-    report_uneven_mean(check)
     loss = as_loss(result)
+    report_uneven_mean(check, weighed=loss.weight is not None)
     report_small_weight(check, loss)
     (loss.value if check.scaler is None else check.scaler.scale(loss.value)).backward()
     if given is not check.model:
