@@ -51,11 +51,14 @@ def reading_times(
     """The times of a run from those of its first batches, all in seconds.
 
     - `fetches`: what reading each of them took
-    - `waits`: how long each was waited for, by the worker that has `fetches` to do
+    - `waits`: how long each was waited for, with one worker that reads ahead
     - `steps`: what learning from each of them took
     - `start_s`: what it takes to start a worker
     """
-    return ReadingTimes(median(fetches), max(fetches), min(waits, default=0.0), median(steps), start_s)
+    fetch_s, step_s = median(fetches), median(steps)
+    reading_s = max(0.0, fetch_s - step_s)  # of a wait: the worker is not done
+    receive_s = max(0.0, min(waits, default=0.0) - reading_s)
+    return ReadingTimes(fetch_s, max(fetches), receive_s, step_s, start_s)
 
 # %% ../../nbs/10_config/09_workers.ipynb #4465bec7
 GAIN = 0.05  # of a batch's time, which workers bring at least

@@ -482,10 +482,15 @@ class _FirstTimes:
         count = len(self.steps)
         return count >= _WARM + _TIMED or (count > _WARM and sum(self.steps) + sum(self.waits) > _MOST_S)
 
-    def choose(self, settings: DataloaderConfig, start_s: float, batches: int) -> Reading:
-        "What follows for epochs of so many `batches`, with workers that take `start_s` to begin."
-        began_s = 0.0 if settings.persistent_workers else start_s
-        times = reading_times(self.fetches[_WARM:], self.waits[_WARM:], self.steps[_WARM:], began_s)
+    def choose(self, settings: DataloaderConfig, start_s: float, batches: int, accumulated: int = 1) -> Reading:
+        """What follows for epochs of so many `batches`, with workers that take `start_s` to begin.
+
+        `accumulated`: how many batches make an optimizer step, which the last of them takes longer for
+        """
+        began_s, steps = 0.0 if settings.persistent_workers else start_s, self.steps[_WARM:]
+        size = min(accumulated, len(steps))
+        means = [sum(steps[first : first + size]) / size for first in range(len(steps) - size + 1)]
+        times = reading_times(self.fetches[_WARM:], self.waits[_WARM:], means, began_s)
         return choose_workers(times, settings.most_workers or 0, batches, settings.prefetch_factor)
 
 # %% ../../nbs/22_data/06_loaders.ipynb #7c1f0a05
@@ -513,9 +518,9 @@ def _timed(batches: Iterator[tuple], times: _FirstTimes, clock: Callable[[], flo
             return
         times.fetches.append(batch[2])
         if handed is not None:  # the first one of an epoch is read while it is waited for
-            times.waits.append(time.perf_counter() - asked)
-        yield batch
+            times.waits.append(clock() - asked)
         handed = clock()
+        yield batch
 
 # %% ../../nbs/22_data/06_loaders.ipynb #7c1f0a08
 class Workers:
@@ -550,12 +555,14 @@ class Workers:
         batches, times = self.loader.read(keys), self._times
         return _timed(batches, times, clock) if times is not None and self.measuring else batches
 
-    def choose(self, batches: Callable[[], int]) -> bool:
-        "Whether others read from now on, since enough is known of epochs of so many `batches`."
+    def choose(self, cuts: Callable[[], Iterator[Cut]]) -> bool:
+        "Whether others read from now on, since enough is known of epochs of these `cuts`."
         times, before = self._times, self.loader.settings
         if times is None or not self.measuring or not times.enough:
             return False
-        chosen = times.choose(self.asked, self.loader.start_s or 0.0, batches())
+        batches = [cut.last for cut in cuts()]
+        accumulated = -(-len(batches) // max(1, sum(batches)))
+        chosen = times.choose(self.asked, self.loader.start_s or 0.0, len(batches), accumulated)
         self.use(chosen)
         self.report(chosen.reason)
         return self.loader.settings is not before
@@ -621,7 +628,7 @@ class LoadedBatches:
                 ):
                     done += 1
                     yield MicroBatch(data if device is None else to_device(data, device), *cut[2:])
-                    if self.workers.choose(lambda: sum(1 for _ in self.plan.cuts_from(0))):
+                    if self.workers.choose(lambda: self.plan.cuts_from(0)):
                         break
                 else:
                     return
@@ -763,6 +770,42 @@ def limit_samples(dataset: Any, config: Config) -> Any:
     keep = max(1, round(samples * config.limits.train_frac))
     return Subset(dataset, sorted(epoch_order(samples, config.seed, 0, version=1)[:keep].tolist()))
 
+# %% ../../nbs/22_data/06_loaders.ipynb #f1b10c01
+_BLOCK = 2**20  # values that are looked at together
+
+
+def _blocks_of(values: Any) -> Iterator[Any]:
+    "The `values` of a tensor in parts of at most a block, each Tensor [n]; none of them is a copy of more than that."
+    if values.is_contiguous() or values.numel() <= _BLOCK:
+        yield from values.reshape(-1).split(_BLOCK)
+    elif len(values) == 1:
+        yield from _blocks_of(values[0])
+    else:
+        for part in values.split(max(1, len(values) * _BLOCK // values.numel())):
+            yield from _blocks_of(part)
+
+
+def _non_finite(block: Any) -> int:
+    "How many values of `block`, Tensor [n], are NaN or infinite."
+    import torch
+
+    small = block.dtype.itemsize < 4  # its sum would overflow
+    block = block.float() if block.dtype.itemsize == 1 else block
+    whole = block.sum(dtype=torch.float32 if small else None)
+    return 0 if bool(torch.isfinite(whole)) else int((~torch.isfinite(block)).sum())
+
+# %% ../../nbs/22_data/06_loaders.ipynb #f1b10c03
+def _non_finite_rows(data: Any) -> Iterator[int]:
+    "The rows of a tensor that hold NaN or infinity, [rows, …]."
+    import torch
+
+    together = max(1, _BLOCK * len(data) // data.numel())
+    for number, part in enumerate(data.split(together)):
+        if not any(map(_non_finite, _blocks_of(part))):
+            continue
+        bad = (~torch.isfinite(part)).reshape(len(part), -1).any(1) if together > 1 else torch.ones(1)
+        yield from (number * together + row for row in bad.nonzero().flatten().tolist())
+
 # %% ../../nbs/22_data/06_loaders.ipynb #23a2fc08
 def find_non_finite(data: Any, name: str = "batch") -> str | None:
     """Where floating-point data hold NaN or infinity, in words; None where all is finite.
@@ -775,14 +818,12 @@ def find_non_finite(data: Any, name: str = "batch") -> str | None:
         return next((place for part, value in parts if (place := find_non_finite(value, name + part))), None)
     if torch.is_tensor(data) and (data.is_floating_point() or data.is_complex()):
         values = dense_parts(data)[0]
-        bad = int((~torch.isfinite(values)).sum())
-        if not bad:
+        if not (bad := sum(map(_non_finite, _blocks_of(values)))):
             return None
         if values is not data:
             return f"{name} holds {bad} values that are not finite"
-        rows = (~torch.isfinite(data)).reshape(len(data), -1).any(1).nonzero().flatten().tolist() if data.dim() else [0]
-        samples = len(data) if data.dim() else 1
-        where = f"first in sample {rows[0]} ({len(rows)} of {samples} samples)"
+        rows = list(_non_finite_rows(data)) if data.dim() else [0]
+        where = f"first in sample {rows[0]} ({len(rows)} of {len(data) if data.dim() else 1} samples)"
         return f"{name} holds {bad} values that are not finite, {where}"
     return None
 

@@ -16,6 +16,7 @@ from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.config.compose import compose
 from spectrakit.config.workers import Reading, ReadingTimes, choose_workers
 from spectrakit.contract.task import Task
+from spectrakit.data import loaders
 from spectrakit.data.loaders import LoadedBatches, Placement, train_batches
 from spectrakit.data.order import EpochPlan, train_cuts
 from spectrakit.distributed.context import create_run_context
@@ -219,3 +220,58 @@ def test_epochs_of_one_batch_begin_one_worker_until_there_is_a_choice(monkeypatc
     readers = read(batches, epochs=16)[2]
     assert len(set(readers[:15])) == 1 and readers[0] != os.getpid() and set(readers[15:]) == {os.getpid()}
     assert chosen[0][1] == 1 and chosen[0][0].start_s > 0
+
+
+class Clock:
+    "A time that passes only where the test says so."
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def one_worker_ahead(clock, read_s, receive_s, batches, ahead=2):
+    "Batches as one worker gives them that reads up to `ahead` in advance, in the time of `clock`."
+    ready, handed = 0.0, [0.0] * ahead
+    for number in range(batches):
+        ready = max(ready, handed[number]) + read_s  # it begins once there is a place for what it reads
+        clock.now = max(clock.now, ready) + receive_s
+        handed.append(clock.now)
+        yield "data", frozenset(), read_s
+
+
+def measured(read_s, learn_s, receive_s=0.0005):
+    "What the first batches of a run say where they take so long, in two epochs."
+    clock, times = Clock(), loaders._FirstTimes()
+    for _ in range(2):
+        for number, _ in enumerate(loaders._timed(one_worker_ahead(clock, read_s, receive_s, 9), times, clock)):
+            clock.now += learn_s(number) if callable(learn_s) else learn_s
+    assert times.enough
+    return times
+
+
+@pytest.mark.parametrize(
+    ("read_s", "learn_s", "accumulated", "workers"),
+    [
+        (0.016, 0.030, 1, 1),
+        (0.030, 0.030, 1, 1),
+        (0.0002, 0.030, 1, 0),
+        (0.016, 0.008, 1, 2),
+        (0.030, 0.008, 1, 4),
+        (0.100, 0.001, 1, 4),
+        (0.016, lambda number: 0.010 + 0.020 * (number % 2), 2, 1),
+        (0.016, lambda number: 0.010 + 0.060 * (number % 4 == 3), 4, 1),
+        (0.016, lambda number: 0.010 + 9.0 * (number == 8), 1, 2),  # an evaluation after each epoch is no learning
+    ],
+)
+def test_the_choice_follows_from_known_times(read_s, learn_s, accumulated, workers):
+    times = measured(read_s, learn_s)
+    chosen = times.choose(settings("dataloader.most_workers=4"), 0.0, 1000, accumulated)
+    assert chosen.num_workers == workers, chosen.reason
+
+
+def test_what_learning_takes_is_measured_from_batch_to_batch():
+    times = measured(0.016, 0.030)
+    assert times.steps == pytest.approx([0.030] * 18) and times.waits == pytest.approx([0.0005] * 16)
