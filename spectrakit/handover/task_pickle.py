@@ -8,6 +8,7 @@ __all__ = ['MAPPED_FROM_BYTES', 'TaskNotPicklable', 'check_private', 'write_task
 # %% ../../nbs/49_handover/00_task_pickle.ipynb #23a2fcf4
 import ctypes
 import errno
+import importlib
 import io
 import os
 import pickle
@@ -147,6 +148,13 @@ def _on_accelerator(tensor: Any) -> bool:
     "Whether a tensor lies in the memory of an accelerator."
     return tensor.device.type not in ("cpu", "meta")
 
+
+def _holder(module: types.ModuleType) -> tuple[Any, str] | None:
+    "Return the imported module that holds `module`, and the attribute's name; None if no module holds it."
+    parent, _, name = module.__name__.rpartition(".")
+    held = getattr(sys.modules.get(parent), name, None)
+    return (sys.modules[parent], name) if held is module and module.__name__ not in sys.modules else None
+
 # %% ../../nbs/49_handover/00_task_pickle.ipynb #d32f48cd
 class _TaskPickler(cloudpickle.Pickler):
     "Pickles a task by value and sets its big arrays aside."
@@ -160,6 +168,7 @@ class _TaskPickler(cloudpickle.Pickler):
         self._typed = torch.storage.TypedStorage if torch else ()
         self._references: dict[int, tuple] = {}  # id → (reference, the object, so that nobody else gets its id)
         self.large = _LargeArrays(mapped_from_bytes)
+        self._modules = {id(m): name for name, m in reversed(list(sys.modules.items())) if m is not None}
 
     def persistent_id(self, thing: Any) -> tuple | None:
         "The reference that stands for `thing` in the pickle: (number, where, layout). None: pickle it."
@@ -180,11 +189,17 @@ class _TaskPickler(cloudpickle.Pickler):
         return self._references[id(thing)][0]
 
     def reducer_override(self, thing: Any) -> Any:
-        "cloudpickle's own; but torch would pickle each view's storage anew, and could not read some of them back."
+        """cloudpickle's own, except for two kinds. torch would pickle each view's storage anew, and could not read some
+        of them back. Modules of a class of their own are found again by name, as others are.
+        """
         if isinstance(thing, self._typed):
             return _typed, (thing._untyped_storage, thing.dtype)
         if isinstance(thing, self._untyped):
             return _storage, (ctypes.string_at(thing.data_ptr(), thing.nbytes()),)
+        if type(thing) is not types.ModuleType and id(thing) in self._modules:  # torch.backends.cudnn, torch.ops
+            return importlib.import_module, (self._modules[id(thing)],)
+        if isinstance(thing, types.ModuleType) and (holder := _holder(thing)):  # torch.ops.aten
+            return getattr, holder
         return super().reducer_override(thing)
 
 # %% ../../nbs/49_handover/00_task_pickle.ipynb #23a2fc05
@@ -196,6 +211,15 @@ class _TaskUnpickler(pickle.Unpickler):
         self._folder = folder
         self._memory: dict[tuple, Any] = {}
         self._things: dict[int, Any] = {}
+
+    def load(self) -> Any:
+        "Return the task. torch collects sparse tensors for the end of its own `torch.load`, which never comes here."
+        try:
+            return super().load()
+        finally:
+            torch: Any = sys.modules.get("torch")
+            if torch is not None:
+                getattr(torch._utils, "_sparse_tensors_to_validate", []).clear()
 
     def persistent_load(self, reference: tuple) -> Any:
         "What the reference stands for."

@@ -555,6 +555,44 @@ def test_a_tensor_that_is_on_a_gpu_is_refused(job):
         write_job(job, Holds(x=torch.ones(3, device="cuda")))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
+def test_sparse_tensors_leave_nothing_for_the_next_load(job):
+    held = Holds(coo=torch.eye(9).to_sparse(), csr=torch.eye(9).to_sparse_csr())
+    task, _ = there_and_back(job, held)
+    assert task.csr.to_dense().trace() == 9
+    assert torch._utils._sparse_tensors_to_validate == []  # torch 2.14 warns of them at the next weights_only load
+
+
+# modules
+
+
+WITH_MODULES = """
+import torch, six, transformers
+import lazy_settings
+class Cell:
+    classes, ops, backends = ["cat", "dog"], ["flip"], "plain"
+    def seeded(self):
+        torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic
+        return torch.backends.cudnn.enabled, torch.ops.aten, torch.utils.deterministic
+    def names(self): return len(self.classes), len(self.ops), self.backends, torch.classes
+    def others(self): return six.moves.range, transformers.models, lazy_settings.answer
+"""
+
+
+def test_modules_of_any_type_are_found_by_name(job, monkeypatch):
+    "torch.backends.cudnn and torch.ops are modules of types of their own; a library may put any object there."
+    lazy = type("Lazy", (), {"answer": 42, "__reduce__": None})()
+    monkeypatch.setitem(sys.modules, "lazy_settings", lazy)
+    space = {"__name__": "__main__"}
+    exec(WITH_MODULES, space)
+    task, _ = there_and_back(job, space["Cell"]())
+    assert task.seeded() == (torch.backends.cudnn.enabled, torch.ops.aten, torch.utils.deterministic)
+    assert task.names() == (2, 1, "plain", torch.classes)
+    assert task.others() == (range, sys.modules["transformers"].models, 42)
+    for module in (torch.backends.cudnn, torch.ops, torch.classes, torch.ops.aten, lazy, os.path):
+        assert there_and_back(job, Holds(held=[module]))[0].held[0] is module
+
+
 # room
 
 
