@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from .actions import writes_through
 from .blend_weights import METHODS, Fitted, HeldOut, Score, are_classes, fit_weights, score_named
 from .cross_validation import CrossValidation, cv_facts, kept_runs
 from .run import open_run
@@ -298,6 +299,7 @@ def _best_of(candidates: dict[str, Fitted], direction: str, metric: str) -> Fitt
     return (max if direction == "max" else min)(known, key=lambda fitted: fitted.score)
 
 # %% ../../nbs/60_api/09_blend.ipynb #0e38bcc8
+@writes_through("predict")
 def blend(
     *given: CrossValidation | Path | str,
     method: str = "auto",
@@ -312,8 +314,7 @@ def blend(
     - `method`: 'greedy', 'non_negative', 'ridge', or 'auto': the one whose nested score is best
     - `metric`: a name ('rmse', 'mse', 'mae', 'log_loss', 'accuracy', 'auc') or a function of predictions and targets
       (default: accuracy for classes, rmse for all else); `mode`: 'min' or 'max', for a function
-    - `predict`: a file for the table of the blended test predictions, as `task` writes it, which holds their plain mean
-    until weights are learned (default: none)
+    - `predict`: a file for the table that `task` writes; it holds the plain mean until weights are learned
 
     RequestError where they do not belong together.
     """

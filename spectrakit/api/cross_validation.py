@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from .actions import check_on_error, check_test_prediction, raises_failure
+from .actions import check_on_error, check_test_prediction, raises_failure, writes_through
 from .actions import predict as predict_with
 from .places import ManyRuns, Places, at_place, place_threads, plan_places
 from .run import Run, list_runs, task_of
@@ -911,6 +911,7 @@ def _raised(cv: CrossValidation, on_error: str | None, predict: Any) -> CrossVal
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #b2885365
 @takes_words
+@writes_through("predict")
 def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the task have defaults
     task: Any,
     config: Config | str | None = None,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..system.files import replacing
+from ..system.files import open_regular, replacing
 from ..system.masking import masked_value
 
 SCHEMA = 1
@@ -89,6 +89,7 @@ class EventLog:
         self.path = Path(path)
         self._offset_s = 0.0
         if self.path.exists():
+            open_regular(self.path).close()
             repair_tail(self.path)
             self._offset_s = max((e["t"] for e in read_events(self.path)), default=0.0)
         self._began = time.monotonic()
@@ -206,7 +207,7 @@ class EventReader:
     def poll(self) -> list[dict]:
         "New whole events, oldest first; an empty list where there are none yet, or no file."
         try:
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 if file.seek(0, os.SEEK_END) < self._position:
                     self._position = 0  # replaced by a shorter file
                 file.seek(self._position)

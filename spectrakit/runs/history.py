@@ -27,6 +27,7 @@ from .events import SCHEMA, EventReader, decode_line, effective_events, log_file
 from .log_reader import LogSnapshot, each_line, last_events, newest_first, read_log
 from .run_dir import is_locked, read_environment
 from ..system.errors import RequestError
+from ..system.files import open_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -240,7 +241,7 @@ def end_after(path: Path | str, size: int) -> tuple[str, str] | None:
     "(status, reason) where the log of the run at `path` has grown beyond `size` bytes and its last line is an end."
     if log_size(path) <= size:
         return None
-    with open(log_file(path), "rb") as log:
+    with open_regular(log_file(path)) as log:
         log.seek(size)
         last = decode_line((log.read().splitlines() or [b""])[-1])
     is_end = isinstance(last, dict) and last.get("type") == "end" and "status" in last

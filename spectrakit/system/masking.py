@@ -617,7 +617,8 @@ _BLOCK = 2**20  # characters
 def mask_file(path: Path) -> bool:
     "Take the secrets out of a text file that nobody writes to; returns whether there were any. OSError as `open`."
     handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
-    temporary, text = Path(name), {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+    temporary, changed = Path(name), False
+    text: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
     try:
         with open(path, **text) as file, os.fdopen(handle, "w", **text) as clean:
             shutil.copymode(path, temporary)

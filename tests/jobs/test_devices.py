@@ -1,0 +1,116 @@
+"A device or a pipe as the file of predictions is written to, and never replaced; a folder or a socket is refused."
+
+import os
+import socket
+import stat
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import spectrakit as sk
+from spectrakit.runs.events import EventLog, EventReader, log_file
+from spectrakit.system.errors import RequestError
+from spectrakit.system.files import write_atomic
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
+TABLE_ROWS = 1 + 5
+
+
+class Sums(sk.Task):
+    def datasets(self, cfg):
+        data = TensorDataset(X, X.sum(1, keepdim=True))
+        return data, data
+
+    def test_dataset(self, cfg):
+        return TensorDataset(X[:5])
+
+    def model(self, cfg):
+        return nn.Linear(3, 1)
+
+    def loss(self, model, batch):
+        return F.mse_loss(model(batch[0]), batch[1])
+
+
+@pytest.fixture
+def config(tmp_path):
+    where = ("trainer.accelerator=cpu", "launch.mode=inline", f"run.dir={tmp_path}", "dataloader.num_workers=0")
+    return sk.compose(*where, "data.batch_size=6", "trainer.max_epochs=1", "run.console=none")
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    "A named pipe with a reader; yields its path and a function that returns its content."
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    yield path, lambda: os.read(reader, 2**16).decode()
+    os.close(reader)
+
+
+def fitted(config, out):
+    return sk.fit(Sums(), config, predict=out, show=False)
+
+
+def predicted(config, out):
+    return sk.predict(Sums(), sk.fit(Sums(), config, show=False), out=out)
+
+
+def of_folds(config, out):
+    return sk.cross_validate(Sums(), config, folds=2, predict=out, show=False)
+
+
+@pytest.mark.parametrize("act", [fitted, predicted, of_folds])
+def test_a_pipe_gets_the_table_once(config, pipe, act):
+    path, content = pipe
+    act(config, path)
+    lines = content().splitlines()
+    assert lines[0] == "index,prediction" and len(lines) == TABLE_ROWS
+    assert stat.S_ISFIFO(os.stat(path).st_mode)
+
+
+@pytest.mark.parametrize("act", [fitted, predicted, of_folds])
+def test_a_device_stays_a_device(config, tmp_path, act):
+    link = tmp_path / "null"
+    link.symlink_to(os.devnull)
+    for out in (os.devnull, link):
+        act(config, out)
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode) and link.is_symlink()
+
+
+def test_predictions_name_the_device(config):
+    assert str(predicted(config, os.devnull).table) == os.devnull
+
+
+def test_standard_output_gets_the_table(config, capfd):
+    predicted(config, "/dev/stdout")
+    assert "index,prediction" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("act", [fitted, predicted, of_folds])
+def test_a_socket_and_a_folder_are_refused(config, tmp_path, monkeypatch, act):
+    monkeypatch.chdir(tmp_path)  # the name of a socket is short
+    with socket.socket(socket.AF_UNIX) as endpoint:
+        endpoint.bind("endpoint")
+        for name, kind in (("endpoint", "is a socket"), (str(tmp_path), "is a folder")):
+            with pytest.raises(RequestError, match=kind):
+                act(config, name)
+        assert stat.S_ISSOCK(os.stat("endpoint").st_mode)
+
+
+def test_other_files_are_written_through_as_well(tmp_path, pipe):
+    path, content = pipe
+    write_atomic(path, "a page")
+    assert content() == "a page"
+    with pytest.raises(OSError, match="Is a directory"):
+        write_atomic(tmp_path, "a page")
+
+
+def test_a_pipe_in_place_of_a_log_is_not_read(tmp_path):
+    os.mkfifo(log_file(tmp_path))
+    with pytest.raises(OSError, match="not a regular file"):
+        EventReader(log_file(tmp_path)).poll()
+    with pytest.raises(OSError, match="not a regular file"):
+        EventLog(log_file(tmp_path))
