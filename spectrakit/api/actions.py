@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,6 +64,7 @@ from spectrakit.runs.run_dir import (
     missing_files,
     named_run,
     new_run_dir,
+    unread_text,
 )
 from ..system.errors import RequestError
 from ..system.files import checked_path, is_stream, replacing
@@ -441,8 +443,12 @@ def _runs_of(given: Any) -> list[Run]:
     path = named_run(given)
     if not missing_files(path):
         return [open_run(path)]
-    if not (runs := [open_run(each) for each in find_runs(path)]):
-        raise RequestError(f"There is no run in {str(path)!r}. `spectrakit runs` lists the runs.")
+    unread: list[Path] = []
+    runs = [open_run(each) for each in find_runs(path, unread=unread)]
+    if not runs:
+        raise RequestError(f"There is no run in {str(path)!r}{unread_text(unread)}. `spectrakit runs` lists the runs.")
+    if unread:
+        warnings.warn(f"{len(runs)} runs were found in {str(path)!r}{unread_text(unread)}.", stacklevel=2)
     return runs
 
 

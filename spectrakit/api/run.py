@@ -25,7 +25,7 @@ from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import write_metrics_csv
 from ..runs.groups import why_no_run
 from ..runs.history import History, RunOverview, read_all_events, read_overview
-from ..runs.run_dir import missing_files, named_run, read_summary, runs_folder
+from ..runs.run_dir import missing_files, named_run, read_summary, runs_folder, runs_in
 from ..system.errors import RequestError, readable, render_alone
 from ..system.files import checked_path, write_atomic
 from ..system.masking import masked, masked_value
@@ -250,7 +250,7 @@ def list_runs(folder: Path | str | None = None) -> list[Run]:
     folder = checked_path(folder, "The folder of runs")
     if not folder.is_dir():
         raise RequestError(f"There is no folder {str(folder)!r}. Runs go to ./runs, or to where run.dir says.")
-    runs = [Run(p) for p in folder.iterdir() if p.name[0] != "." and not missing_files(p)]
+    runs = [Run(path) for path in runs_in(folder)]
     return sorted(runs, key=lambda run: (run.path / "config.yaml").stat().st_mtime, reverse=True)
 
 # %% ../../nbs/60_api/00_run.ipynb #23a2fc03

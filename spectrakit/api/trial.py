@@ -39,7 +39,7 @@ from ..runs.history import follow, log_size, outline
 from ..runs.resume_changes import is_free
 from ..runs.resume_dir import open_run_dir
 from ..runs.resume_source import places, plan_resume
-from ..runs.run_dir import Session, find_runs, new_run_dir, read_environment
+from ..runs.run_dir import Session, find_runs, new_run_dir, read_environment, unread_text
 from ..system.errors import RequestError
 from ..system.files import checked_path, read_mapping, write_atomic
 from ..system.signals import ends_softly
@@ -317,7 +317,10 @@ def other_settings(before: Config, config: Config) -> list[str]:
 # %% ../../nbs/60_api/06_trial.ipynb #0545e646
 def _cut_elsewhere(config: Config, what: str) -> Iterator[Path]:
     "Folders of many runs that were not ended, in the mirror and in the inputs of this platform."
-    runs = (run for folder, depth in places(config)[1:] for run in find_runs(folder, depth))
+    unread: list[Path] = []
+    runs = [run for folder, depth in places(config)[1:] for run in find_runs(folder, depth, unread)]
+    if unread:
+        print(f"Looking for a {_WORDS.get(what, what)} to go on with{unread_text(unread)}", file=sys.stderr)
     for folder in dict.fromkeys(folder for run in runs for folder in run.parents if f"-{what}-" in folder.name):
         if (folder / SETTINGS).is_file() and not any(_is_completed(folder / name) for name in _FACTS.values()):
             yield folder

@@ -16,7 +16,6 @@ from ..system.masking import secrecy
 from ..view.run_state import RunState, apply_event, drawn_points, plain_number
 
 # %% ../../nbs/56_cell/02_earlier.ipynb #9b7f7b03
-_LOOKED_AT = 200  # the newest neighbours
 _ENDED = ("completed", "early_stopped", "out_of_time", "interrupted")
 
 
@@ -38,11 +37,10 @@ def best_earlier(run_dir: Path, start: dict) -> Path | None:
     if not task or not monitor or mode not in ("min", "max"):
         return None
     try:
-        files = [path / "summary.json" for path in run_dir.parent.iterdir() if path.name != run_dir.name]
-        newest = sorted((f.stat().st_mtime, f) for f in files if f.is_file())[-_LOOKED_AT:]
+        others = sorted(path for path in run_dir.parent.iterdir() if path.name != run_dir.name)
     except OSError:
         return None
-    values = [(v, f.parent) for _, f in newest if (v := _value(read_summary(f.parent), task, monitor)) is not None]
+    values = [(v, path) for path in others if (v := _value(read_summary(path), task, monitor)) is not None]
     best = (min if mode == "min" else max)(values, key=lambda pair: pair[0], default=None)
     return None if best is None else best[1]
 

@@ -56,9 +56,6 @@ def _with_defaults(config: Config, keys: Iterable[str]) -> Config:
     return config
 
 # %% ../../nbs/49_handover/04_consent.ipynb #bdfc7e28
-_MOST_FILES = 100
-
-
 def _module_file(name: str, folders: list[str]) -> Path | None:
     "The file of the module `name`, which nothing imports meanwhile; None where it is not found."
     spec, path = None, folders
@@ -97,8 +94,6 @@ def code_files(task: str) -> list[Path]:
     for file in () if installed else files:
         beside = (_module_file(name, [folder]) for name in _imported_names(file))
         files += [f for f in dict.fromkeys(beside) if f and f.suffix == ".py" and f not in files]
-        if len(files) > _MOST_FILES:
-            break
     return files
 
 # %% ../../nbs/49_handover/04_consent.ipynb #8cb4f2bf

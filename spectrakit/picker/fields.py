@@ -11,6 +11,7 @@ __all__ = ['Row', 'WARNING', 'ALERT', 'COMMON', 'Field', 'fields', 'blocks', 'ty
 import dataclasses
 import html
 import json
+import os
 import re
 import time
 import typing
@@ -117,13 +118,11 @@ class EarlierRun:
     hardware: tuple  # (names of its GPUs, number of processes, 'cuda' or 'cpu')
 
 # %% ../../nbs/65_picker/01_fields.ipynb #a36ddae9
-def find_earlier_run(folder: Path | str, task: str, newest: int = 50) -> EarlierRun | None:
-    "The newest run of `task` in `folder` that recorded its number of samples, or None; `newest`: how many to look at."
-    try:
-        runs = list(newest_environments(Path(folder), newest))
-    except OSError:
+def find_earlier_run(folder: Path | str, task: str) -> EarlierRun | None:
+    "Return the newest run of `task` in `folder` that recorded its number of samples, or None."
+    if not os.access(folder, os.R_OK | os.X_OK):
         return None
-    for path, facts in runs:
+    for path, facts in newest_environments(Path(folder)):
         try:
             decided = facts["decided"]
             if not same_task(decided["task"], task):

@@ -48,10 +48,10 @@ def other_id(values: Any, copy: int, span: int) -> Any:
     return values + copy * span if values.dtype.kind in "iu" else values.astype(str) + f"-h{copy}"
 
 
-def ids_name_files(folder: Path, values: Any, most: int = 20_000) -> bool:
+def ids_name_files(folder: Path, values: Any) -> bool:
     "Whether the first of these ids is the name of a file or folder."
     wanted = str(values.iloc[0])
-    return any(p.stem == wanted or p.name == wanted for p, _ in zip(folder.rglob("*"), range(most), strict=False))
+    return any(wanted in (path.stem, path.name) for path in folder.rglob("*"))
 
 # %% ../../nbs/85_rehearsal/00_hidden_data.ipynb #fe218acd
 def hide(folder: Path, seed: int = 0) -> tuple[Any, list[str]]:

@@ -10,11 +10,10 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .run_dir import GROUP_FILES, MAX_NAMES_EACH, is_locked, kind_of, missing_files, not_a_run_text
+from .run_dir import GROUP_FILES, is_locked, kind_of, missing_files, not_a_run_text, runs_in
 from ..system.files import read_mapping
 
 # %% ../../nbs/35_runs/08_groups.ipynb #d0770837
@@ -121,8 +120,7 @@ def why_no_run(path: Path) -> str:
     if said := name_a_run(path):
         return said
     try:
-        entries = [entry for entry in islice(path.iterdir(), MAX_NAMES_EACH) if entry.name[0] != "."]
-        inside = sorted(entry for entry in entries if not missing_files(entry))
+        inside = sorted(runs_in(path))
     except OSError:
         inside = []
     if inside:

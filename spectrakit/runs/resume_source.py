@@ -6,9 +6,10 @@
 __all__ = ['places', 'ResumePlan', 'plan_resume']
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #634053dc
+import bisect
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from spectrakit.runs.run_dir import (
     missing_files,
     near_names,
     not_a_run_text,
+    unread_text,
 )
 from ..system.errors import RequestError
 from ..system.platforms.detect import input_folders
@@ -148,17 +150,23 @@ def _is_of_task(path: Path, config: Config) -> bool:
     return same_task(task.get("name") if isinstance(task, dict) else task, name) and config.run.name in (None, label)
 
 
-def _furthest_first(runs: list[RunOutline]) -> Iterator[RunOutline]:
-    "The runs, the furthest first; of copies of one run only the furthest. Only those that are asked for are hashed."
-    pool = list(runs)
+def _judged_runs(
+    runs: list[RunOutline], judge: Callable[[RunOutline], dict | RequestError]
+) -> Iterator[tuple[RunOutline, dict | RequestError]]:
+    """Yield each run with its judgement, the furthest first; of copies of one run only the furthest.
+
+    `judge`: returns the settings that changed and may, or the error that says why the run is not taken. A run is hashed
+    only after it has been judged to fit.
+    """
+    pool = sorted(reversed(runs), key=lambda run: run.progress_key)  # of equals the first comes first
     while pool:
-        run = max(pool, key=lambda candidate: candidate.progress_key)
-        pool.remove(run)
-        if not run.hashed:  # its newest checkpoint may be damaged: then it comes again, with an older one
-            pool += [again] if (again := outline(run.path, hashes=True)).step >= 0 else []
-            continue
-        pool = [candidate for candidate in pool if candidate.run_id != run.run_id]
-        yield run
+        run = pool.pop()
+        judged = judge(run)
+        if run.hashed or isinstance(judged, RequestError):
+            pool = [other for other in pool if other.run_id != run.run_id]
+            yield run, judged
+        elif (again := outline(run.path, hashes=True)).step >= 0:  # of a damaged checkpoint an older one
+            bisect.insort(pool, again, key=lambda run: run.progress_key)
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #9e6015ad
 def _passed_over(run: RunOutline, session: Session) -> str:
@@ -178,42 +186,53 @@ def _chosen_plan(run: RunOutline, changed: dict, config: Config, total: int, not
     return _continue_plan(run, changed, config, reason)
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #0553dda3
-def _is_a_strangers(run: RunOutline, trust: bool) -> bool:
-    "Whether a run has come to its end, and nothing proves that it was made here: no result of this notebook."
-    return run.done and not trust and is_foreign(run.path)
+class _Strangers(RequestError):
+    "The refusal of a run that has come to its end, and that nothing proves to be made here: no result of ours."
 
 
+def _judgement(run: RunOutline, config: Config, session: Session) -> dict | RequestError:
+    "Return the settings in which `run` differs and may, or why it is not taken, without reading its checkpoints."
+    try:
+        changed = check_changes(run, compose(config=run.path / "config.yaml"), config, session)
+    except RequestError as error:
+        return error
+    if run.done and not changed and not session.trust and is_foreign(run.path):
+        condition = "has finished and was not made here; trust=True, or --trust, takes it as result"
+        return _Strangers(f" ({place(run.path)} {condition})")
+    return changed
+
+# %% ../../nbs/35_runs/05_resume_source.ipynb #2d82aea1
+def _free_runs(paths: Iterable[Path], config: Config, peer: bool) -> tuple[list[RunOutline], str]:
+    "Return the runs of this task that no other process works on and that have a checkpoint; a note on the others."
+    runs = [outline(_put_back(path)) for path in paths if not missing_files(path) and _is_of_task(path, config)]
+    busy = set() if peer else {run.run_id for run in runs if is_locked(run.path)}
+    names = sorted(run.path.name for run in runs if run.run_id in busy)
+    note = f" ({', '.join(names)}: another process works on it)" if names else ""
+    return [run for run in runs if run.run_id not in busy and run.step >= 0], note
+
+# %% ../../nbs/35_runs/05_resume_source.ipynb #52081770
 def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePlan:
     "The plan for resume.source=auto: the furthest run of this task whose settings fit, or a new one."
-    folders = places(config)
-    paths = {path.resolve(): path for folder, depth in folders for path in find_runs(folder, depth)}
-    runs = [
-        outline(_put_back(path)) for path in paths.values() if not missing_files(path) and _is_of_task(path, config)
-    ]
-    busy = set() if peer else {run.run_id for run in runs if is_locked(run.path)}
-    locked_names = sorted(run.path.name for run in runs if run.run_id in busy)
-    note = f" ({', '.join(locked_names)}: another process works on it)" if locked_names else ""
-    free, refusal = [run for run in runs if run.run_id not in busy and run.step >= 0], None
-    passed = ""
-    for run in _furthest_first(free):
-        try:
-            changed = check_changes(run, compose(config=run.path / "config.yaml"), config, session)
-        except RequestError as error:
-            if not run.done and refusal is None:
-                refusal = error
+    folders, unread = places(config), list[Path]()
+    paths = {path.resolve(): path for folder, depth in folders for path in find_runs(folder, depth, unread)}
+    free, note = _free_runs(paths.values(), config, peer)
+    passed, refused = "", []
+    for run, judged in _judged_runs(free, lambda run: _judgement(run, config, session)):
+        if not isinstance(judged, RequestError):
+            total = len({candidate.run_id for candidate in free})
+            return _chosen_plan(run, judged, config, total, note + passed + unread_text(unread))
+        if isinstance(judged, _Strangers):
+            passed = passed or str(judged)
+        else:
             passed = passed or _passed_over(run, session)
-            continue
-        if not changed and _is_a_strangers(run, session.trust):
-            condition = "has finished and was not made here; trust=True, or --trust, takes it as result"
-            passed = passed or f" ({place(run.path)} {condition})"
-            continue
-        return _chosen_plan(run, changed, config, len({candidate.run_id for candidate in free}), note + passed)
-    if refusal is not None:
-        raise refusal
+            refused += [] if run.done else [(run, judged)]
+    for run, error in refused:
+        copies = [other for other in reversed(free) if other.run_id == run.run_id]
+        if any(outline(copy.path, hashes=True).step >= 0 for copy in copies):
+            raise error
     where = ", ".join(str(folder) for folder, _ in folders if folder.is_dir())
     found = f"no run of this task to resume was found in {where}" if where else "there are no runs here yet"
-    reason = f"resume.source=auto: {found}; a new one begins{note}{passed}"
-    return ResumePlan("new", reason)
+    return ResumePlan("new", f"resume.source=auto: {found}; a new one begins{note}{passed}{unread_text(unread)}")
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #bb72b070
 def plan_resume(config: Config, session: Session, peer: bool = False) -> ResumePlan:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..api.run import Run, open_run
 from ..runs.history import RunOutline, outline, settings_of
-from ..runs.run_dir import find_runs
+from ..runs.run_dir import find_runs, unread_text
 from ..system.errors import RequestError
 from ..system.platforms.detect import input_folders
 
@@ -22,9 +22,9 @@ def _is_of(path: Path, task: str) -> bool:
     return isinstance(name, str) and (name == task or name.rpartition(":")[2].lower() == task.lower())
 
 
-def _furthest(task: str, folders: list[Path]) -> list[RunOutline]:
-    "Of each run of the task below `folders` the copy that is furthest, the best first."
-    paths = [path for folder in folders for path in find_runs(folder) if _is_of(path, task)]
+def _furthest(task: str, folders: list[Path], unread: list[Path]) -> list[RunOutline]:
+    "Return the furthest copy of each run of the task below `folders`, best first; `unread`: as of `find_runs`."
+    paths = [path for folder in folders for path in find_runs(folder, unread=unread) if _is_of(path, task)]
     outlines = [about for about in (outline(path, hashes=True) for path in paths) if about.step >= 0]
     copies = {about.run_id: about for about in sorted(outlines, key=lambda about: about.progress_key)}
     return sorted(copies.values(), key=lambda about: about.progress_key, reverse=True)
@@ -37,11 +37,12 @@ def attached_runs(task: str) -> list[Run]:
     RequestError where there is no run with a whole checkpoint.
     """
     folders = [Path(real) for _, real in input_folders(os.environ, "/")]
-    furthest = _furthest(task, folders)
+    unread: list[Path] = []
+    furthest = _furthest(task, folders, unread)
     if not furthest:
         raise RequestError(
-            f"No run of {task!r} with a whole checkpoint is among the inputs. Attach the output of the notebook that "
-            "trains: Add Input > Notebooks."
+            f"No run of {task!r} with a whole checkpoint is among the inputs{unread_text(unread)}. Attach the output "
+            "of the notebook that trains: Add Input > Notebooks."
         )
     done = [about for about in furthest if about.done]
     return [open_run(about.path) for about in done or furthest[:1]]

@@ -265,19 +265,13 @@ def read_mapping(file: Path, most_bytes: int) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-_MOST_NAMES = 20_000
-
-
 def links_out(folder: Path) -> Iterator[Path]:
-    "Links in `folder`, at any depth, that lead out of it; those among the first 20,000 names."
-    real, seen = folder.resolve(), 0
+    "Yield the links in `folder`, at any depth, that lead out of it."
+    real = folder.resolve()
     for parent, folders, files in os.walk(folder):
         for name in sorted([*folders, *files]):
-            path, seen = Path(parent, name), seen + 1
-            if path.is_symlink() and not is_inside(real, path):
+            if os.path.islink(path := Path(parent, name)) and not is_inside(real, path):
                 yield path
-        if seen > _MOST_NAMES:
-            return
 
 # %% ../../nbs/00_system/08_files.ipynb #eb141cee
 @contextlib.contextmanager

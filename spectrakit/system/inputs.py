@@ -64,14 +64,22 @@ MAX_FOLDERS = 5000  # that are looked into
 
 
 def _holding(folder: str, marker: str) -> list[str]:
-    "The outermost folders at or below `folder` in which `marker`, a file name or a pattern such as '*.h5', is found."
+    """Return the outermost folders at or below `folder` that hold `marker`, a file name or a pattern such as '*.h5'.
+
+    FileNotFoundError if MAX_FOLDERS were looked into, there are more, and none of them holds it.
+    """
     level, looked_at = [folder], 0
     for _ in range(DEPTH + 1):
-        level = level[: MAX_FOLDERS - looked_at]
-        looked_at += len(level)
-        folders = [path for path in level if any(Path(path).glob(marker))]
+        some = level[: MAX_FOLDERS - looked_at]
+        looked_at += len(some)
+        folders = [path for path in some if any(Path(path).glob(marker))]
         if folders or not level:
             return folders
+        if len(some) < len(level):
+            raise FileNotFoundError(
+                f"{marker!r} was looked for in {looked_at:,} folders below {folder}, and there are more. "
+                "Name the folder that holds it, such as pathlib.Path('/kaggle/input/NAME/FOLDER')."
+            )
         level = [below for path in level for below in _folders_in(path)]
     return []
 
