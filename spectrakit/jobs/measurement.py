@@ -35,6 +35,7 @@ from ..distributed.link import BY_HOST, advice, alone_s, describe_link, estimate
 from .static_memory import static_memory
 from ..runs.events import EventLog, log_file
 from ..steps.evaluation import predictions_s, run_evaluation, test_data
+from ..steps.model import make_model
 from ..steps.schedule import training_loss
 from ..steps.seeding import repeatable
 from ..steps.state import Execution, TrainState, finish_saving, save, writer_of
@@ -43,7 +44,7 @@ from ..system.masking import masked
 from ..training.loop import NullLog, save_traceback, train_loop
 from ..training.memory import device_name
 from ..training.run_forecast import lasting_sizes, workload_of
-from ..training.setup import Watch, make_model, prepare
+from ..training.setup import Watch, prepare
 
 # %% ../../nbs/45_jobs/04_measurement.ipynb #10ed9045
 class TimedBatches:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.frozen_base import check_base, kept_names, left_out_of
+from ..checkpoint.frozen_base import left_out_of
 from ..checkpoint.store import find_checkpoint, load_weights, read_manifest
 from ..checks.diagnosis import explained
 from ..config.schema import Config
@@ -29,20 +29,13 @@ from ..predictions.predictions import columns_of, table_text
 from ..predictions.submission import find_sample
 from ..predictions.submission_file import SubmissionFile, write_predictions, write_prior
 from ..steps.evaluation import predict_views, test_dataset_of
+from ..steps.model import model_with
 from ..steps.seeding import repeatable, seed_everything
 from ..system.errors import RequestError
 from ..system.files import replacing
 from ..system.platforms.detect import input_folders
-from ..training.setup import base_of, make_model, read_datasets
+from ..training.setup import read_datasets
 from ..watchdog.budget import SUBMIT_S
-
-# %% ../../nbs/45_jobs/00_prediction.ipynb #23a2fc01
-def _needs_base(name: str, entry: dict[str, Any] | None) -> str:
-    "That the checkpoint `name`, whose manifest has this `entry`, is not enough; '' where it is."
-    if entry is None:
-        return ""
-    digest = str(entry.get("sha256"))[:12]
-    return f" {name} leaves out the frozen weights of {str(entry.get('source'))!r} (SHA-256 {digest}…), and needs them."
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #cc01afe6
 def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, list[str]]:
@@ -58,26 +51,7 @@ def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, l
         )
     if notes:
         notes = [*notes, f"{path.name} is used in place of the best one"]
-    weights = load_weights(path)
-    if provides(task, "restore"):
-        with explained(task, "restore", "on the weights", always=True):
-            task.restore(config, weights)
-    entry = left_out_of(path)
-    try:
-        model = make_model(task, config)
-    except RequestError as error:
-        raise RequestError(f"{error}{_needs_base(path.name, entry)}") from None
-    base = base_of(task, config, model) if entry is not None else None
-    check_base(path.name, entry, base)
-    try:
-        kept = {name: value for name, value in model.state_dict().items() if name in kept_names(entry, base, weights)}
-        model.load_state_dict({**weights, **kept})
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise RequestError(
-            f"The weights of {path.name} do not fit the model of {type(task).__name__} ({reason}). "
-            "Use the task that trained this run."
-        ) from None
+    model = model_with(task, config, path.name, load_weights(path), left_out_of(path))
     steps = read_manifest(path).get("averaged", [])
     return model.eval(), path.name + (f", the mean of {len(steps)} checkpoints" if steps else ""), notes
 

@@ -31,7 +31,7 @@ from ..distributed.gradients import GradientAverage, send_from_main
 from ..distributed.heartbeat import ranks_without_memory
 from ..runs.run_dir import read_environment, update_environment
 from ..steps.cuda_graphs import give_up_graphs
-from ..steps.recompute import save_activations
+from ..steps.model import save_activations
 from ..steps.schedule import training_loss
 from ..steps.state import TrainState, gpu_generator, learns_alone, log_once, note_random_state
 from ..system.errors import RequestError

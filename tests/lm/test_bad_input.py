@@ -14,8 +14,9 @@ from in_process import trainer_in
 from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.config.compose import compose
 from spectrakit.lm.language_model import LanguageModel
+from spectrakit.steps.model import make_model
 from spectrakit.system.errors import RequestError
-from spectrakit.training.setup import make_model, read_datasets
+from spectrakit.training.setup import read_datasets
 
 pytestmark = pytest.mark.slow  # they import transformers
 

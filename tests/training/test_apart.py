@@ -20,7 +20,8 @@ from spectrakit.contract.optimizer import build_optimizer
 from spectrakit.data.loaders import Placement, train_batches
 from spectrakit.distributed.fragments import divide
 from spectrakit.runs.events import columns, read_events
-from spectrakit.training.setup import make_model, own_order
+from spectrakit.steps.model import make_model
+from spectrakit.training.setup import own_order
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 

@@ -37,7 +37,7 @@ from spectrakit.config.schema import OPTIMIZERS
 from spectrakit.contract.optimizer import build_optimizer
 from spectrakit.contract.sampler import sampled_order
 from spectrakit.data.loaders import Placement, train_batches
-from spectrakit.steps.recompute import save_activations
+from spectrakit.steps.model import save_activations
 from spectrakit.steps.seeding import repeatable
 from spectrakit.steps.state import update_ema
 from spectrakit.system.errors import RequestError

@@ -34,9 +34,9 @@ from spectrakit.handover.job_kind import kind_named
 from spectrakit.handover.request import new_request
 from spectrakit.launch.launcher import launch
 from spectrakit.runs.events import columns, read_events
+from spectrakit.steps.model import make_model
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
-from spectrakit.training.setup import make_model
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 
