@@ -1,4 +1,4 @@
-"Models that the task itself compiles, whole or in parts: trained, saved, loaded, predicted with and resumed by plain names."
+"Models that the task itself compiles, whole or in parts, are saved, loaded and resumed by plain names."
 
 import pytest
 import torch
