@@ -148,12 +148,16 @@ def _on_accelerator(tensor: Any) -> bool:
     "Whether a tensor lies in the memory of an accelerator."
     return tensor.device.type not in ("cpu", "meta")
 
-
-def _holder(module: types.ModuleType) -> tuple[Any, str] | None:
-    "Return the imported module that holds `module`, and the attribute's name; None if no module holds it."
-    parent, _, name = module.__name__.rpartition(".")
+# %% ../../nbs/49_handover/00_task_pickle.ipynb #50da09b1
+def _found_by_name(thing: Any, modules: dict[int, str]) -> tuple | None:
+    "Return how to import `thing`, a module of a type of its own; None for another. `modules`: id → name."
+    if type(thing) is not types.ModuleType and id(thing) in modules:  # torch.backends.cudnn, torch.ops
+        return importlib.import_module, (modules[id(thing)],)
+    if not isinstance(thing, types.ModuleType) or thing.__name__ in sys.modules:
+        return None
+    parent, _, name = thing.__name__.rpartition(".")
     held = getattr(sys.modules.get(parent), name, None)
-    return (sys.modules[parent], name) if held is module and module.__name__ not in sys.modules else None
+    return (getattr, (sys.modules[parent], name)) if held is thing else None  # torch.ops.aten
 
 # %% ../../nbs/49_handover/00_task_pickle.ipynb #d32f48cd
 class _TaskPickler(cloudpickle.Pickler):
@@ -189,18 +193,12 @@ class _TaskPickler(cloudpickle.Pickler):
         return self._references[id(thing)][0]
 
     def reducer_override(self, thing: Any) -> Any:
-        """cloudpickle's own, except for two kinds. torch would pickle each view's storage anew, and could not read some
-        of them back. Modules of a class of their own are found again by name, as others are.
-        """
+        "cloudpickle's own; but torch would pickle each view's storage anew, and could not read some of them back."
         if isinstance(thing, self._typed):
             return _typed, (thing._untyped_storage, thing.dtype)
         if isinstance(thing, self._untyped):
             return _storage, (ctypes.string_at(thing.data_ptr(), thing.nbytes()),)
-        if type(thing) is not types.ModuleType and id(thing) in self._modules:  # torch.backends.cudnn, torch.ops
-            return importlib.import_module, (self._modules[id(thing)],)
-        if isinstance(thing, types.ModuleType) and (holder := _holder(thing)):  # torch.ops.aten
-            return getattr, holder
-        return super().reducer_override(thing)
+        return _found_by_name(thing, self._modules) or super().reducer_override(thing)
 
 # %% ../../nbs/49_handover/00_task_pickle.ipynb #23a2fc05
 class _TaskUnpickler(pickle.Unpickler):
