@@ -108,8 +108,8 @@ def last_lines(log: Path, most: int = MOST_LINES, traceback: str = "") -> tuple[
     except OSError:
         return ()
     text, traceback = masked(_ANSI.sub("", text)), _ANSI.sub("", traceback).strip()
-    if traceback:
-        text = text.rpartition(traceback)[0] or text
+    if traceback and traceback in text:
+        text = text.rpartition(traceback)[0]
     lines = [line.rstrip().rsplit("\r", 1)[-1] for line in text.split("\n")]
     return tuple(line[:300] for line in lines if line)[-most:]
 

@@ -15,7 +15,7 @@ import numpy as np
 from ..config.schema import Config
 from ..contract.task import Task
 from ..system.errors import RequestError
-from .columns import folds_of, look_at_columns
+from .columns import folds_of, look_at_columns, texts_of
 from spectrakit.table.files import (
     few,
     find_folder,
@@ -134,6 +134,16 @@ def _columns_to_learn_from(
     return common
 
 # %% ../../nbs/81_table/04_data.ipynb #0ccff8d0
+def _places(ids: Any, asked: Any) -> np.ndarray | None:
+    "Return the row of `ids` for each row of `asked`; None where these are other ids, however numbers are spelled."
+    for form in (list, texts_of):
+        keys, wanted = (list(zip(*(form(table[name]) for name in ids), strict=True)) for table in (ids, asked))
+        row = {key: place for place, key in enumerate(keys)}
+        if row.keys() == set(wanted) and len(keys) == len(row) == len(wanted):
+            return np.array([row[key] for key in wanted])
+    return None
+
+
 def _ordered(test: Any, sample: Any, q: Question, notes: list[str], where: str) -> tuple[Any, np.ndarray]:
     "The ids of the test table, and the test's row for each row of the submission."
     if any(name not in test.columns for name in q.ids):
@@ -149,10 +159,8 @@ def _ordered(test: Any, sample: Any, q: Question, notes: list[str], where: str) 
             f"{int(doubled.sum())} ids of {where} are there twice, such as {few(ids[doubled].iloc[0].tolist())}. "
             "An answer needs ids that differ; mend the table, or name the column of the ids: task.id=COLUMN."
         )
-    row = {key: place for place, key in enumerate(ids.itertuples(index=False, name=None))}
-    wanted = [row.get(key) for key in sample[q.ids].itertuples(index=False, name=None)]
-    if None not in wanted and len(set(wanted)) == len(row) == len(wanted):
-        return ids, np.array(wanted)
+    if (places := _places(ids, sample[q.ids])) is not None:
+        return ids, places
     notes.append(f"the sample submission has other ids than {where}; the submission has those of {where}, in its order")
     return ids, np.arange(len(test))
 

@@ -153,11 +153,12 @@ def _classes_of(name: str, column: Any, kind: str) -> list:
 # %% ../../nbs/81_table/01_question.ipynb #5dc0a2a3
 def _resolved_several(q: Question, train: Any, kind: str, answer: str, floats: bool) -> Question:
     "The same for several targets: numbers, or several yes or no."
-    if text := [name for name in q.targets if not is_number(train[name])]:
+    flag = {name for name in q.targets if set(train[name].dropna().unique()) <= {0, 1}}  # True and False, too
+    if text := [name for name in q.targets if name not in flag and not is_number(train[name])]:
         raise RequestError(
             f"Several targets have to be numbers, and {text[0]!r} is not. Choose one: task.target=COLUMN."
         )
-    flags = all(set(train[name].dropna().unique()) <= {0, 1} for name in q.targets)
+    flags = len(flag) == len(q.targets)
     if kind == "numbers" or (kind == "auto" and not flags):
         return replace(q, kind="numbers")
     if not flags:

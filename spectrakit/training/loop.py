@@ -23,7 +23,15 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from ..checks.diagnosis import Scene, error_text, explain_known, method_of
+from spectrakit.checks.diagnosis import (
+    Scene,
+    error_text,
+    explain_known,
+    method_of,
+    out_of_memory,
+    own_line,
+    rank_lost,
+)
 from ..checks.results import ContractResult
 from ..config.batch_plan import next_fraction
 from ..config.schema import Config
@@ -708,7 +716,13 @@ def failure_reason(task: Any, error: BaseException) -> str:
     method = method_of(error, task, "")
     of_task = method or "deterministic" in str(error)
     explanation = explain_known(error, Scene(task, method or "loss", "in training")) if of_task else None
-    return str(explanation) if explanation else error_text(error)  # whatever writes it masks it
+    if explanation:
+        return str(explanation)
+    text = error_text(error)  # whatever writes it masks it
+    known = own_line(error) or out_of_memory(error) or rank_lost(error)
+    if known or not method or type(task).__module__.partition(".")[0] != __name__.partition(".")[0]:
+        return text
+    return f"{type(task).__name__}.{method} raised {text}. This is an error in spectrakit's own task; report it."
 
 
 class NullLog(EventLog):
