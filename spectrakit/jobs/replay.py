@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..config.schema import Config
-from ..contract.task import provides
+from ..contract.task import collate_of
 from ..data.loaders import Placement, eval_batches
 from ..steps.evaluation import averages, on_host, score_batch
 from ..system.errors import RequestError
@@ -70,10 +70,10 @@ def scored(task: Any, part: Replayed, form: str, over: Callable[[], bool]) -> di
     held_out, scores = read_datasets(task, config)[1], dict[int, dict[str, tuple]]()
     if held_out is None or len(held_out) != len(part.predictions):
         raise RequestError("what is held out is not what was predicted")
-    collate = task.collate if provides(task, "collate") else None
+    batches = eval_batches(held_out, config, Placement(), collate_of(task, "valid"))
     outputs = FORMS[form](torch.from_numpy(np.ascontiguousarray(part.predictions)))
     with torch.no_grad():
-        for place, batch in enumerate(eval_batches(held_out, config, Placement(), collate).epoch(0)):
+        for place, batch in enumerate(batches.epoch(0)):
             if over():
                 raise RequestError("reading the samples takes too long")
             model.outputs = outputs[done : done + batch.samples]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from ..config.schema import Config
-from ..contract.task import provides
+from ..contract.task import collate_of, provides
 from ..data.batch_forms import default_targets
 from ..data.folds import Folds, kept_folds, make_folds, part_of
 from ..data.streams import StreamSamples
@@ -27,7 +27,7 @@ def targets_of(task: Any, dataset: Any) -> Any:
     if type(dataset) is TensorDataset:
         parts = [task.targets(dataset.tensors)] if provides(task, "targets") else [default_targets(dataset.tensors)]
     else:
-        collate = task.collate if provides(task, "collate") else default_collate
+        collate = collate_of(task, "valid") or default_collate
         targets_in = task.targets if provides(task, "targets") else default_targets
         rows = range(len(dataset))
         parts = [targets_in(collate([dataset[i] for i in rows[k : k + 256]])) for k in rows[::256]]

@@ -23,7 +23,7 @@ from ..config.schema import Config
 from ..contract.given_data import as_test_dataset
 from ..contract.loss import as_loss
 from ..contract.recorder import Recorder
-from ..contract.task import Task, provides
+from ..contract.task import Task, collate_of, provides
 from ..data.batch_forms import join_parts, leaves_of, map_batch, on_cpu
 from ..data.loaders import Placement, dataset_length, eval_batches
 from ..data.samples import global_generators
@@ -484,10 +484,9 @@ def predictions_s(
     - `context`: the ranks that predict together
     - `predict`: called with each `MicroBatch` (default: the task's own `predict`, or the default one)
     """
-    collate = task.collate if provides(task, "collate") else None
     whole = forward_passes(len(dataset), config, world_size=context.world_size)
     place, most = Placement(context.device, context.rank, context.world_size), min(5, whole) * context.world_size
-    batches = eval_batches(dataset, config, place, collate, max_batches=most)
+    batches = eval_batches(dataset, config, place, collate_of(task, "predict"), max_batches=most)
     own = predict or (lambda batch: context.in_precision(predict_views)(task, model, batch.data, config))
     took = _timed_batches(model, batches, context, own)
     each = statistics.median(took[1:] or took)  # one that was held up says nothing about the rest

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'SanityCheck', 'check_first_loss', 'check_finite_loss', 'check_gradients',
            'check_last_batch', 'report_uneven_mean', 'gradients_of', 'check_left_alone', 'report_small_weight',
-           'check_exchange', 'check_collated', 'try_loss', 'try_step', 'check_numbers', 'check_outputs', 'check_rows',
-           'check_finite_metrics', 'try_evaluation', 'try_table', 'write_guess', 'try_prediction', 'check_room',
-           'checkpoint_of', 'load_back', 'try_checkpoint', 'try_part', 'try_contract']
+           'check_exchange', 'check_collated', 'read_twice', 'try_loss', 'try_step', 'check_numbers', 'check_outputs',
+           'check_rows', 'check_finite_metrics', 'try_evaluation', 'try_table', 'write_guess', 'try_prediction',
+           'check_room', 'checkpoint_of', 'load_back', 'try_checkpoint', 'try_part', 'try_contract']
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #2846b2fb
 import contextlib
@@ -38,7 +38,8 @@ from ..config.schema import Config
 from ..contract.loss import Loss, as_loss, check_loss, is_number, named_form
 from ..contract.task import Moment, loss_at, provides
 from ..data.batch_forms import leaves_of, samples_in
-from ..data.loaders import find_non_finite
+from ..data.content import content_hash
+from ..data.loaders import Batches, LoadedBatches, find_non_finite
 from ..data.order import train_cuts
 from ..distributed.context import step_with_scaler
 from ..distributed.fsdp import gradient_clip, load_whole_model, load_whole_optimizer, whole
@@ -322,6 +323,28 @@ def check_collated(task: Any, data: Any, samples: int) -> str | None:
         f"{samples}. Where it leaves samples out, return (sum, weight) from `loss`"
     )
 
+# %% ../../nbs/40_steps/06_sanity_check.ipynb #7ea1d7c1
+def read_twice(train: Batches, task: Any, data: Any) -> str | None:
+    """Which part of the first training batch differs when it is read again, and what follows; None where none does.
+
+    - `train`: the training batches
+    - `task`: who made the data set and collates
+    - `data`: the first batch, as it was read before
+    """
+    hashes = [content_hash(list(leaves_of(one))) for one in (data, next(iter(train.epoch(0))).data)]
+    if None in hashes or hashes[0] == hashes[1] or not isinstance(train, LoadedBatches):
+        return None
+    keys = next(train.plan.keys(train.samples, 0))
+    one, other = (train.workers.loader.source.__getitems__(keys._replace(indices=keys.indices[:1])) for _ in range(2))
+    same = content_hash(list(leaves_of(one))) == content_hash(list(leaves_of(other)))
+    dataset = getattr(train.dataset, "stream", train.dataset)
+    part = f"{type(task).__name__}.collate" if same else f"{type(dataset).__name__}.__getitem__"
+    what = "made another batch of the same samples" if same else f"gave another sample {keys.indices[0]}"
+    return (
+        f"{part} {what} when the first training batch was read twice, so that a resumed run will not repeat this one "
+        "exactly. Draw from the generators of random, numpy or torch, or from one that the data set or the task holds"
+    )
+
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #75eb9421
 def try_loss(check: SanityCheck) -> str:
     "One training batch: its loss and the gradients. RequestError where a value is not finite or the form is wrong."
@@ -329,6 +352,8 @@ def try_loss(check: SanityCheck) -> str:
     check.batch = next(iter(check.train.epoch(0)))
     data = check.batch.data
     if odd := check_collated(check.task, data, check.batch.samples):
+        check.log.write("message", text=odd)
+    if odd := read_twice(check.train, check.task, data):
         check.log.write("message", text=odd)
     check.at("loss", "on a training batch", data)
     narrow, before = list[str](), gradients_of(check.model)

@@ -30,7 +30,7 @@ from ..config.workers import MOST_AHEAD, Reading
 from ..contract.given_data import as_dataset, refuse_inputs_and_targets
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
 from ..contract.sampler import sampled_order
-from ..contract.task import check_task, provides
+from ..contract.task import check_task, collate_of, provides
 from ..data.fingerprint import dataset_fingerprint
 from spectrakit.data.loaders import (
     LoadedBatches,
@@ -529,10 +529,9 @@ def prepare(
     model, base = _moved_model(task, config, context, watch)
     train, valid, plan, (_, why) = read.train, read.valid, read.plan, scaled_lr(config, read.plan)
     config, plan = with_scaled_lr(config, plan), replace(plan, reason="; ".join(filter(None, (plan.reason, why))))
-    collate = task.collate if provides(task, "collate") else None
     placement, most = Placement(context.device, context.rank, context.world_size), config.limits.max_val_batches
-    batches = train_batches(train, plan, own_order(config), placement, collate, read.sampled)
-    checks = None if valid is None else eval_batches(valid, config, placement, collate, most)
+    batches = train_batches(train, plan, own_order(config), placement, collate_of(task, "train"), read.sampled)
+    checks = None if valid is None else eval_batches(valid, config, placement, collate_of(task, "valid"), most)
     loaded = {name: r for name, r in (("train", batches), ("valid", checks)) if isinstance(r, LoadedBatches)}
     keep_reading(loaded, context, log, execution.run_dir)
     if isinstance(batches, RowBatches):
