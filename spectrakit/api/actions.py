@@ -98,6 +98,12 @@ def _stopping(view: Any, pressed: list[int]) -> str:
     return stopping_text(view.state, stop_key()) if len(pressed) == 1 else "ending now"
 
 
+def _has_predicted(run: Run, out: str | Path, since: float) -> bool:
+    "Return whether the file `out` holds predictions that `run` has made since the time `since`."
+    state = read_record(run.path, Path(out))
+    return state is not None and state.source == "predictions" and state.made >= since
+
+
 _SHORT_S = 5.0  # a fold or a trial that takes less has no picture of its own, which would take as long
 
 
@@ -111,7 +117,7 @@ def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[in
         try:
             with key_in_environment(job.config, job.platform.name, lambda text: print(text, file=sys.stderr)):
                 outcome = launch(job, task, _make_tick(run, view, pressed))
-            if log_file(run.path).is_file():
+            if log_file(run.path).is_file() and (job.out is None or _has_predicted(run, job.out, job.request.began)):
                 whole = job.config.tracking.group is None or time.monotonic() - began > _SHORT_S
                 _summarize_or_say(run, draw=whole)
             return outcome
@@ -131,12 +137,16 @@ def _summarize_or_say(run: Run, draw: bool) -> None:
         )
 
 # %% ../../nbs/60_api/02_actions.ipynb #75e3203c
+def _is_summarized(run: Run) -> bool:
+    "Return whether the summary, the table of metrics and the curves are newer than the log. OSError if that is gone."
+    log, files = log_file(run.path), [run.path / name for name in ("summary.json", "metrics.csv", "curves.png")]
+    return all(f.is_file() and f.stat().st_mtime_ns >= log.stat().st_mtime_ns for f in files)
+
+
 def _finish_done(run: Run) -> Run:
     "`run`, which is done, with its summary."
-    log, files = log_file(run.path), [run.path / name for name in ("summary.json", "metrics.csv", "curves.png")]
     with contextlib.suppress(OSError):
-        written = all(f.is_file() and f.stat().st_mtime_ns >= log.stat().st_mtime_ns for f in files)
-        if written or is_locked(run.path):
+        if _is_summarized(run) or is_locked(run.path):
             return run
         tidy_checkpoints(run.path / "checkpoints")  # and what stands half written beside them
         summarize(run)
@@ -532,7 +542,7 @@ def _is_predicted(run: Run, out: str | Path, request: RunRequest, stopped: bool)
     `stopped`: whether a person asked for a stop, so that a part is enough.
     """
     state, left = read_record(run.path, Path(out)), request.left_s()
-    if state is None or state.source != "predictions" or state.made < request.began:
+    if state is None or not _has_predicted(run, out, request.began):
         return False
     if not state.is_whole and not stopped and (left is None or left > _WORTH_A_START_S):
         return False
@@ -645,6 +655,8 @@ def fit(  # noqa: PLR0913  what a run is begun with; all but the task have defau
         run = _train(task, config, request, show, pressed, predict)
         if predict is not None and run.ended is None:
             _predict_in_time(task, run, predict, request, _unwanted(terminated, pressed), bool(pressed))
+            if not _is_summarized(run):  # pictures come after the submission: the time may be short
+                _summarize_or_say(run, draw=True)
         if run.ended is None:
             seal_after(run.path, request.platform, show)
     raises = raises_failure(on_error, request.platform.mode, predict)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
+from spectrakit.api import actions
+from spectrakit.api.run import summarize
 from spectrakit.checkpoint.store import find_checkpoint, verify
 from spectrakit.predictions.submission_file import read_record
 from spectrakit.runs.events import read_events
@@ -275,3 +278,22 @@ def test_no_time_is_held_back_for_a_start_that_is_not_needed(tmp_path):
         run = sk.fit(task, config(tmp_path / str(number), *words), predict=out, show=False)
         kept.append(next(e["held"] for e in read_events(run.path / "events.jsonl") if e["type"] == "budget"))
     assert ["starting to predict" in held for held in kept] == [False, True]
+
+
+def test_the_submission_comes_before_the_summary_and_the_pictures(tmp_path, monkeypatch):
+    out, seen, launch = tmp_path / "submission.csv", [], actions.launch
+
+    def without_predictions(job, *rest):
+        "As if the time or a fault had ended the training process before it could predict."
+        return launch(replace(job, out=None) if job.kind.name == "train" else job, *rest)
+
+    def looking(run, draw=True):
+        seen.append((read_record(run.path, out).source, draw))
+        return summarize(run, draw)
+
+    monkeypatch.setattr(actions, "launch", without_predictions)
+    monkeypatch.setattr(actions, "summarize", looking)
+    run = sk.fit(mine(), config(tmp_path), predict=out, show=False)
+    assert seen == [("predictions", True)]
+    assert json.loads((run.path / "summary.json").read_text())["submission"]["predicted"] == 12
+    assert (run.path / "curves.png").is_file()
