@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['optional', 'required', 'provides', 'Moment', 'takes_moment', 'loss_at', 'collate_of', 'Task', 'PlainTask',
-           'check_signatures', 'check_names', 'check_task']
+           'check_signatures', 'names_in', 'check_names', 'check_task']
 
 # %% ../../nbs/37_contract/01_task.ipynb #23a2fcf4
 import difflib
@@ -101,7 +101,8 @@ class Task:
         """The data, as (train, valid): map-style data sets, with `__len__` and `__getitem__`, or streams, which begin
         anew each time they are iterated over and need `data.samples_per_epoch` or a length; `valid` may be None.
 
-        Called once in each process, before the model is made. `cfg.seed` is the seed for a split.
+        Called once in each process, before the model is made. `cfg.seed` is the seed for a split. Other methods find
+        what it puts on `self`, also where a run is loaded or predicted with: it is called there, too.
         """
         raise NotImplementedError
 
@@ -379,9 +380,9 @@ _ELSEWHERE = {  # what other libraries call a method
 }
 
 
-def _names_in(code: Any) -> set[str]:
+def names_in(code: Any) -> set[str]:
     "The names that a function's code reads, also those in functions within it."
-    inner = (_names_in(const) for const in code.co_consts if inspect.iscode(const))
+    inner = (names_in(const) for const in code.co_consts if inspect.iscode(const))
     return set(code.co_names).union(*inner)
 
 
@@ -392,7 +393,7 @@ def check_names(task: Any) -> None:
     """
     optional_names = [name for name, method in vars(Task).items() if getattr(method, "__unwritten__", False)]
     own = {name: method for name, method in vars(type(task)).items() if inspect.isfunction(method)}
-    called = set().union(*(_names_in(method.__code__) for method in own.values()))
+    called = set().union(*(names_in(method.__code__) for method in own.values()))
     for name in [name for name in own if name not in optional_names]:
         near = difflib.get_close_matches(name, optional_names, 1, 0.86)  # `samples` is no `sampler`
         meant = _ELSEWHERE.get(name) or (near[0] if near else None)

@@ -7,6 +7,7 @@ __all__ = ['MeanSubmission']
 
 # %% ../../nbs/45_jobs/07_mean_submission.ipynb #0030a360
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..contract.task import provides
 from ..predictions.submission import find_sample
 from ..predictions.submission_file import SubmissionFile, SubmissionState, write_predictions, write_prior
 from ..steps.evaluation import test_dataset_of
+from ..steps.model import after_datasets
 from ..system.platforms.detect import input_folders
 
 # %% ../../nbs/45_jobs/07_mean_submission.ipynb #438b94a4
@@ -37,8 +39,9 @@ class MeanSubmission:
         "Write what was predicted for all samples, as arrays by name. `note`: of what it is, for the record."
         if not self.ready and provides(self.task, "test_dataset"):
             with explained(self.task, "test_dataset", "when it was called", always=True):
-                test_dataset_of(self.task, self.config)
+                after_datasets(self.task, self.config, partial(test_dataset_of, self.task, self.config))
         self.ready = True
         with explained(self.task, "submission", "on the mean of the predictions", always=True):
             samples = min(map(len, arrays.values()))
-            return write_predictions(self.file, self.task, arrays, samples, (note,) if note else ())
+            write = partial(write_predictions, self.file, self.task, arrays, samples, (note,) if note else ())
+            return after_datasets(self.task, self.config, write)

@@ -28,8 +28,9 @@ from ..predictions.prediction_spool import PredictionSpool
 from ..predictions.predictions import columns_of, table_text
 from ..predictions.submission import find_sample
 from ..predictions.submission_file import SubmissionFile, write_predictions, write_prior
+from ..runs.run_dir import read_environment
 from ..steps.evaluation import predict_views, test_dataset_of
-from ..steps.model import model_with
+from ..steps.model import Saved, model_with
 from ..steps.seeding import repeatable, seed_everything
 from ..system.errors import RequestError
 from ..system.files import replacing
@@ -51,7 +52,8 @@ def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, l
         )
     if notes:
         notes = [*notes, f"{path.name} is used in place of the best one"]
-    model = model_with(task, config, path.name, load_weights(path), left_out_of(path))
+    first = read_environment(run_dir).get("decided", {}).get("datasets_first")
+    model = model_with(task, config, Saved(path.name, load_weights(path), left_out_of(path), first))
     steps = read_manifest(path).get("averaged", [])
     return model.eval(), path.name + (f", the mean of {len(steps)} checkpoints" if steps else ""), notes
 
@@ -299,7 +301,7 @@ def predict_member(
     RequestError where there is nothing to predict with, or on.
     """
     config = member.config
-    first = _model_to_predict_with(task, config, context, member.run_dir) if provides(task, "restore") else None
+    model, name, notes = _model_to_predict_with(task, config, context, member.run_dir)
     seed_everything(config.seed)
     dataset = _data_to_predict(task, config)
     samples = 0 if dataset is None else dataset_length(dataset, "test")
@@ -307,7 +309,6 @@ def predict_member(
         raise RequestError(
             f"{type(task).__name__} has nothing to predict on. Write `test_dataset(cfg)`, or return a validation set."
         )
-    model, name, notes = first or _model_to_predict_with(task, config, context, member.run_dir)
     chunks = Chunks(task, samples, target, file)
     chunks.content = tensors_hash(dataset)
     with explained(task, "test_dataset", "on a test batch", always=True):

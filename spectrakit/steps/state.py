@@ -175,6 +175,7 @@ class Data:
     train: Any = None
     valid: Any = None
     fingerprints: dict | None = None  # of the data sets, on rank 0
+    first: list[str] | None = None  # what `datasets` puts on the task for its model; None: it need not be called before
 
     @property
     def order_version(self) -> int:

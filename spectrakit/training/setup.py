@@ -22,6 +22,7 @@ from ..checkpoint.frozen_base import FrozenBase
 from ..checkpoint.store import random_state, restore_random_state
 from ..checks.diagnosis import Scene, explain, explained, method_of, out_of_memory
 from ..checks.results import ContractResult
+from ..checks.undo import TaskState
 from ..config.batch_plan import BatchPlan, batch_notes, plan_batches, scaled_lr, total_steps, with_scaled_lr
 from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
@@ -56,7 +57,7 @@ from ..runs.run_dir import read_environment, update_environment
 from ..steps.cuda_graphs import capture, choose_graphs
 from ..steps.evaluation import forward_passes
 from ..steps.mixup import check_mixable
-from ..steps.model import base_of, make_model, save_activations
+from ..steps.model import base_of, call_datasets, make_model, read_elsewhere, save_activations
 from ..steps.sanity_check import PARTS, STEP_ONLY, SanityCheck, check_first_loss, try_contract
 from ..steps.schedule import check_plateau, check_scheduler, interval_of
 from ..steps.seeding import seed_everything
@@ -102,7 +103,7 @@ def read_datasets(task: Any, config: Config, say: Callable[[str], None] = lambda
     """
     where = f"{type(task).__name__}.datasets"
     with explained(task, "datasets", "when it was called"):
-        sets = task.datasets(config)
+        sets = call_datasets(task, config)
     if not isinstance(sets, (tuple, list)) or len(sets) != 2:
         several = isinstance(sets, (tuple, list))
         raise RequestError(
@@ -525,7 +526,9 @@ def prepare(
     check_alike(config, context)
     check_diloco(config, context.world_size)
     seed_everything(config.seed)
+    arrived = TaskState(task)
     read = _read_data(task, config, context, log, training_only, watch)
+    first = read_elsewhere(task, arrived.changed())
     model, base = _moved_model(task, config, context, watch)
     train, valid, plan, (_, why) = read.train, read.valid, read.plan, scaled_lr(config, read.plan)
     config, plan = with_scaled_lr(config, plan), replace(plan, reason="; ".join(filter(None, (plan.reason, why))))
@@ -565,7 +568,7 @@ def prepare(
         config,
         execution,
         learner,
-        Data(plan, batches, checks, read.fingerprints),
+        Data(plan, batches, checks, read.fingerprints, None if provides(task, "restore") else first or None),
         Schedule(steps, steps),
         Record(log),
         monitor,
@@ -654,6 +657,7 @@ def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
         "monitor": s.monitor,
         "mode": s.mode,
         "data": s.data.fingerprints,
+        "datasets_first": s.data.first,
         "parameters": sum(q.numel() for q in s.learner.params),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
