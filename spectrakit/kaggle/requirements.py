@@ -71,17 +71,27 @@ def named_slug(wheels: Path | str) -> str:
     return (str(read_metadata(file).get("id", "")).rpartition("/")[2] if file.is_file() else "") or WHEELS
 
 
+def _names(code: str, house: Path) -> tuple[bool, bool]:
+    "Return whether `code` names the list of wheels in `house` by its hash, and whether it names their data set."
+    try:
+        return named_sha256(code) == list_sha256(house), f'WHEELS = "{named_slug(house)}"' in code.replace("\\", "")
+    except RequestError:
+        return False, False
+
+
 def wheels_beside(folder: Path) -> Path | None:
-    "The folder of wheels in `folder`, beside it, or where one stands now."
-    around = [folder, folder.resolve().parent, Path.cwd()]
-    return next(
-        (
-            manifest.parent
-            for top in around
-            for manifest in sorted([*top.glob("wheelhouse.json"), *top.glob("*/wheelhouse.json")])
-        ),
-        None,
-    )
+    """Return the folder of wheels in `folder`, beside it or in the current folder; None if there is none.
+
+    Of several it is the one that the kernel in `folder` names by its hash, else by its data set, else the newest.
+    """
+    around = {path.resolve(): path for path in (Path.cwd(), folder.resolve().parent, folder)}
+    lists = [file for top in around.values() for file in [*top.glob("wheelhouse.json"), *top.glob("*/wheelhouse.json")]]
+    if len(lists) < 2:
+        return lists[0].parent if lists else None
+    values = read_metadata(folder / KERNEL_FILE) if (folder / KERNEL_FILE).is_file() else {}
+    file = folder / str(values.get("code_file") or "")
+    code = file.read_text(encoding="utf-8", errors="replace") if values and file.is_file() else ""
+    return max(lists, key=lambda file: (_names(code, file.parent), file.stat().st_mtime_ns)).parent
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #7f186558
 def _code_folder(folder: Path, file: Path) -> Path:

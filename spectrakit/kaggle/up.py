@@ -9,6 +9,7 @@ __all__ = ['DONE_FILE', 'FETCHED', 'SCORED', 'read_done', 'note_done', 'content_
            'Submission', 'submit_kernel']
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #c31f4fec
+import contextlib
 import csv
 import hashlib
 import json
@@ -408,16 +409,33 @@ _SHOWS_UP_S = 900.0  # after which a submission that is in no table was not take
 _REFUSED = re.compile(r"Could not (?:find competition|submit)[^\n]*")  # printed with exit status 0
 
 
-def _wait_for_score(competition: str, ref: str, message: str, poll_s: float) -> dict[str, str]:
-    "The row of a submission, once it has a score or has failed. KaggleError where the client fails, or it stays away."
+def _ask_submissions(competition: str) -> list[dict[str, str]]:
+    "Return the table of submissions to `competition`, newest first. KaggleError if the client fails."
+    status, text = ask_client(["competitions", "submissions", competition, "--csv"])
+    if status:
+        raise KaggleError(explain_failure(text, status))
+    return read_submissions(text)
+
+
+def _identity(row: dict[str, str]) -> tuple[str | None, ...]:
+    "Return the fields of a submission that do not change while it is scored."
+    return tuple(row.get(name) for name in ("ref", "fileName", "date"))
+
+# %% ../../nbs/66_kaggle/08_up.ipynb #2a35c6d1
+def _wait_for_score(
+    what: "Submission", competition: str, ref: str, earlier: set[tuple[str | None, ...]]
+) -> dict[str, str]:
+    """Return the row of a submission, once it has a score or has failed.
+
+    `ref`: its reference, '' if the client has not printed one: then it is the row with the message of `what` that was
+    not among the `earlier` ones. KaggleError if the client fails, or the submission does not appear.
+    """
     last, end = "", time.monotonic() + _SHOWS_UP_S
     while True:
-        status, text = ask_client(["competitions", "submissions", competition, "--csv"])
-        if status:
-            raise KaggleError(explain_failure(text, status))
-        rows = read_submissions(text)
-        same = [r for r in rows if (r.get("ref") == ref if ref and "ref" in r else r["description"] == message)]
-        row = same[0] if same else {}
+        rows = _ask_submissions(competition)
+        by_ref = [row for row in rows if ref and row.get("ref") == ref]
+        new = [row for row in rows if row["description"] == what.message and _identity(row) not in earlier]
+        row = next(iter(by_ref if ref and rows and "ref" in rows[0] else new), {})
         state = row.get("status", "not there yet").rpartition(".")[2].lower()
         if state != last:
             last = state
@@ -426,10 +444,10 @@ def _wait_for_score(competition: str, ref: str, message: str, poll_s: float) -> 
             return row
         if not row and time.monotonic() > end:
             raise KaggleError(
-                f"{competition} shows no submission {message!r} after {_SHOWS_UP_S / 60:.0f} minutes. Look at the "
+                f"{competition} shows no submission {what.message!r} after {_SHOWS_UP_S / 60:.0f} minutes. Look at the "
                 "competition's page, Submissions, and hand in again."
             )
-        time.sleep(poll_s)
+        time.sleep(what.poll_s)
 
 # %% ../../nbs/66_kaggle/08_up.ipynb #b9f0464a
 @dataclass(frozen=True)
@@ -457,15 +475,19 @@ def submit_kernel(folder: Path | str, what: Submission) -> str:
     if not version:
         raise RequestError("It is not known which version to hand in. Run kaggle up first, or give --version N.")
     words = ["competitions", "submit", competition, "-k", name, "-v", str(version), "-f", what.file, "-m", what.message]
+    waits = what.wait and not what.dry_run
+    earlier = set()
+    with contextlib.suppress(KaggleError):  # the competition is not known: the next command says so
+        earlier = {_identity(row) for row in _ask_submissions(competition)} if waits else set()
     output = call_client(words, what.dry_run)
     if refused := _REFUSED.search(output):
         raise KaggleError(
             f"Kaggle did not take it: {refused[0].rstrip('. ')}. Join the competition, and check its name."
         )
-    if what.dry_run or not what.wait:
+    if not waits:
         return ""
     ref = re.search(r"Submission ref: (\d+)", output)
-    row = _wait_for_score(competition, ref[1] if ref else "", what.message, what.poll_s)
+    row = _wait_for_score(what, competition, ref[1] if ref else "", earlier)
     if row["status"].rpartition(".")[2].lower() == "error":
         raise KaggleError("Kaggle could not score the submission. The competition's page, Submissions, says why.")
     return row.get("publicScore", "")

@@ -27,7 +27,9 @@ from spectrakit.kaggle.metadata import (
     kernel_findings,
     slug_of,
 )
+from spectrakit.kaggle.requirements import wheels_beside
 from spectrakit.kaggle.static_analysis import facts_of, parse, read_code
+from spectrakit.offline.install_cell import INSTALL_CELL, list_sha256, naming
 from spectrakit.offline.wheels import write_wheel
 
 slow = pytest.mark.slow
@@ -802,6 +804,20 @@ def wheel(folder: Path, name: str, *files: str) -> None:
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
         for file in (*files, f"{name}-1.0.dist-info/RECORD"):
             archive.writestr(file, "")
+
+
+@pytest.mark.parametrize("named", ["hash", "data set", "nothing"])
+def test_of_several_wheelhouses_the_kernels_own_is_taken(here, named):
+    for number, name in enumerate(("another", "mine", "newest")):
+        house = here / name
+        wheel(house, "spectrakit", "spectrakit/__init__.py")
+        (house / "wheelhouse.json").write_text(json.dumps({"kit": name, "wheels": []}))
+        (house / DATASET_FILE).write_text(json.dumps({"id": f"ada/{name}-wheels"}))
+        os.utime(house / "wheelhouse.json", (number, number))
+    sha256 = list_sha256(here / "mine") if named == "hash" else "0" * 64
+    slug = "mine-wheels" if named == "data set" else "others"
+    folder = kernel(here / "k", naming(INSTALL_CELL, sha256, slug))
+    assert wheels_beside(folder).name == ("newest" if named == "nothing" else "mine")
 
 
 def test_the_wheels_beside_say_what_they_bring(here):

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from helpers import run_cli
+from spectrakit.kaggle.up import Submission, submit_kernel
 from spectrakit.offline.wheelhouse import WheelhouseOptions, make_wheelhouse
 
 pytestmark = pytest.mark.slow
@@ -107,6 +108,28 @@ def begin(folder: Path, made: Path) -> None:
     shutil.copytree(made, folder / "wheels")
 
 
+OLD = "70,submission.csv,2026-11-20,first,SubmissionStatus.COMPLETE,0.111,"
+
+
+@pytest.mark.parametrize("ref", ["Submission ref: 77", "Successfully submitted to soil-2026"])
+@pytest.mark.parametrize("with_ref", [True, False])
+def test_the_score_of_an_earlier_submission_with_the_same_message_is_not_reported(kaggle, tmp_path, ref, with_ref):
+    head = "ref,fileName,date,description,status,publicScore,privateScore"
+    new = "77,submission.csv,2026-11-24,first,SubmissionStatus.{},"
+    tables = [
+        [head, OLD],
+        [head, OLD],  # the new one does not show up at once
+        [head, new.format("PENDING") + ",", OLD],
+        [head, new.format("COMPLETE") + "0.812,", OLD],
+    ]
+    lines = ["\n".join(row if with_ref else row.partition(",")[2] for row in rows) for rows in tables]
+    kaggle.answers(competitions_submit=[ref], competitions_submissions=lines)
+    kernel = tmp_path / "k"
+    kernel.mkdir()
+    (kernel / "kernel-metadata.json").write_text(json.dumps({"id": "ada/k", "competition_sources": ["soil-2026"]}))
+    assert submit_kernel(kernel, Submission("first", version=3, poll_s=0)) == "0.812"
+
+
 def test_three_commands_from_nothing_to_a_score(tmp_path, kaggle):
     data = tables(tmp_path / "files")
     made = run_cli(
@@ -145,13 +168,13 @@ def test_three_commands_from_nothing_to_a_score(tmp_path, kaggle):
     kaggle.answers(competitions_submit=[away])  # the client ends well with it
     unknown = run_cli(tmp_path, "kaggle", "submit", "soil-first", "-m", "second")
     assert unknown.returncode == 1 and "Kaggle did not take it: Could not find competition" in unknown.stderr
-    assert kaggle.asked() == ["competitions submit"]
+    assert kaggle.asked() == ["competitions submissions", "competitions submit"]
     kaggle.answers(competitions_submit=["404 fails"])
     refused = run_cli(tmp_path, "kaggle", "submit", "soil-first", "-m", "second")
     assert refused.returncode == 1 and "Traceback" not in refused.stderr
     shown = run_cli(tmp_path, "kaggle", "up", "soil-first", "--dry-run", "--again")
     assert shown.returncode == 0 and "$ kaggle kernels push -p soil-first" in shown.stdout
-    assert kaggle.asked() == ["competitions submit"]  # a dry run asks nothing
+    assert kaggle.asked() == ["competitions submissions", "competitions submit"]  # a dry run asks nothing
 
 
 def ended(status: str, why: str = "") -> str:
