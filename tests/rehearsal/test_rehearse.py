@@ -55,3 +55,19 @@ def test_what_breaks_in_the_rerun_alone_is_said(tmp_path, soil):
     assert lines[1].startswith("error") and "KeyError: 'never seen before'" in lines[1] and "hidden" in lines[1]
     missing = run_cli(tmp_path, "kaggle", "check", "by-heart", "--run")
     assert missing.returncode == 2 and "kaggle competitions download soil-2026" in missing.stderr
+
+
+@pytest.mark.parametrize("place", ["soil-2026", "competitions/soil-2026"])
+def test_both_places_of_the_inputs_are_there(tmp_path, soil, place):
+    words = ("--owner", "ada", "--competition", "soil-2026", "--data", soil, "--kind", "script")
+    run_cli(tmp_path, "kaggle", "init", "by-path", *words)
+    code = (
+        f"import pandas as pd\ntest = pd.read_csv('/kaggle/input/{place}/test.csv')\n"
+        "test.assign(grade='low')[['id', 'grade']].to_csv('submission.csv', index=False)\n"
+    )
+    next((tmp_path / "by-path").glob("*.py")).write_text(code)
+    done = run_cli(tmp_path, "kaggle", "check", "by-path", "--run", "--files", soil, timeout_s=200)
+    lines = [line for line in done.stdout.splitlines() if " rehearsal " in line]
+    if any("not sealed" in line for line in lines):
+        pytest.skip("/kaggle/input is only there in a sealed session")
+    assert len(lines) == 2 and all(line.startswith("ok") for line in lines), done.stdout + done.stderr
