@@ -97,7 +97,7 @@ def _stopping(view: Any, pressed: list[int]) -> str:
     "What a person reads who has asked for a stop."
     return stopping_text(view.state, stop_key()) if len(pressed) == 1 else "ending now"
 
-
+# %% ../../nbs/60_api/02_actions.ipynb #ac26b2f5
 def _has_predicted(run: Run, out: str | Path, since: float) -> bool:
     "Return whether the file `out` holds predictions that `run` has made since the time `since`."
     state = read_record(run.path, Path(out))
@@ -295,6 +295,27 @@ def _check_folder(out: Path) -> None:
     if not out.parent.is_dir():
         raise RequestError(f"There is no folder {str(out.parent)!r} for {out.name}. Make it first.")
 
+# %% ../../nbs/60_api/02_actions.ipynb #4aee236d
+def _copy_to_stream(file: Path, out: Path) -> str:
+    "Write the table in `file`, if there is one, to a device or a pipe. Return why that failed, or ''."
+    if not file.is_file():
+        return ""
+    try:
+        with replacing(out) as stream:
+            stream.write(file.read_bytes())
+    except OSError as error:
+        mend = "The predictions are in the run's predictions.npz; choose a file, or start the reader first."
+        return f"{str(out)!r} cannot be written ({error.strerror}). {mend}"
+    return ""
+
+
+def _is_stream(out: Path) -> bool:
+    "Return whether `out` is a device or a pipe."
+    try:
+        return is_stream(out)
+    except OSError:  # a socket, which is refused later
+        return False
+
 # %% ../../nbs/60_api/02_actions.ipynb #ab5f935d
 def writes_through(word: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that writes to the device or pipe in the argument `word` when the function has ended.
@@ -320,27 +341,6 @@ def writes_through(word: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return call
 
     return decorate
-
-
-def _is_stream(out: Path) -> bool:
-    "Return whether `out` is a device or a pipe."
-    try:
-        return is_stream(out)
-    except OSError:  # a socket, which is refused later
-        return False
-
-# %% ../../nbs/60_api/02_actions.ipynb #4aee236d
-def _copy_to_stream(file: Path, out: Path) -> str:
-    "Write the table in `file`, if there is one, to a device or a pipe. Return why that failed, or ''."
-    if not file.is_file():
-        return ""
-    try:
-        with replacing(out) as stream:
-            stream.write(file.read_bytes())
-    except OSError as error:
-        mend = "The predictions are in the run's predictions.npz; choose a file, or start the reader first."
-        return f"{str(out)!r} cannot be written ({error.strerror}). {mend}"
-    return ""
 
 # %% ../../nbs/60_api/02_actions.ipynb #4fdb1a50
 def check_test_prediction(task: Any, config: Config, predict: str | Path) -> Path:

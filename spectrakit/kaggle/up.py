@@ -462,7 +462,7 @@ class Submission:
     dry_run: bool = False
     poll_s: float = 30.0  # between two looks
 
-
+# %% ../../nbs/66_kaggle/08_up.ipynb #8255b632
 def submit_kernel(folder: Path | str, what: Submission) -> str:
     """Hand in what a version of the kernel in `folder` has written: its public score, '' where it is not waited for.
 

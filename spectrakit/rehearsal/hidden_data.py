@@ -22,6 +22,7 @@ def write_table(table: Any, file: Path) -> None:
 
 
 def link_or_copy(source: str, target: str) -> None:
+    "Link a file to a second place, or copy it to another disk."
     try:
         os.link(source, target)
     except OSError:
