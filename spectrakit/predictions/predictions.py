@@ -131,6 +131,12 @@ def check_table(table: Any) -> None:
         raise RequestError(f"`submission` returned {type(table).__name__}. {_TABLES}")
 
 # %% ../../nbs/38_predictions/00_predictions.ipynb #5ad9b68b
+def _cell(value: Any) -> Any:
+    "Return a value of a table, '' for each that pandas writes as an empty one."
+    missing = value != value if isinstance(value, float) else type(value).__name__ in ("NAType", "NaTType")
+    return "" if missing else value
+
+
 def table_text(table: Any) -> str:
     "A table as CSV text. RequestError for something that is no table, or whose columns differ in length."
     check_table(table)
@@ -140,9 +146,9 @@ def table_text(table: Any) -> str:
         lengths = {k: len(v) for k, v in table.items()}
         if len(set(lengths.values())) > 1:
             raise RequestError(f"The submission's columns have different lengths: {lengths}. Make them equal.")
-        rows = [list(table), *zip(*table.values(), strict=False)]
+        names, rows = list(table), list(zip(*table.values(), strict=False))
     else:
-        rows = [list(table[0]), *([row.get(k, "") for k in table[0]] for row in table)]
+        names, rows = list(table[0]), [tuple(row.get(k, "") for k in table[0]) for row in table]
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows([names, *([_cell(value) for value in row] for row in rows)])
     return text.getvalue()
