@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 from ..config.batch_plan import BatchPlan
+from ..contract.eval_mode import in_eval_mode
 from ..contract.loss import as_loss
 from ..contract.task import Moment, loss_at
 from ..data.batch_forms import take_samples
@@ -162,18 +163,15 @@ def uneven_mean(task: Any, model: Any, data: Any, samples: int, batches: Batches
     """
     import torch
 
-    was_training, tolerance = model.training, _tolerance(model)
-    model.eval()
+    tolerance = _tolerance(model)
     try:
         whole, parts = _whole_and_parts(data, samples, batches)
         samples = sum(count for _, count in parts)
-        with torch.no_grad():
+        with in_eval_mode(model), torch.no_grad():
             first, again = (_mean(task, model, one, samples) for one in whole)
             sums, weights = zip(*[_mean(task, model, part, n) for part, n in parts], strict=True)
     except Exception:  # no parts, or a loss that does not take them: nothing is known
         return None
-    finally:
-        model.train(was_training)
     if not math.isclose(first[0], again[0], rel_tol=tolerance / 10) or first[1] == 0 or sum(weights) == 0:
         return None  # it draws random numbers, or there is nothing to weigh
     expected, mean = first[0] / first[1], sum(sums) / sum(weights)

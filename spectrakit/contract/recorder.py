@@ -44,11 +44,12 @@ def _same(seen: list[tuple[Any, Any]] | None, now: list[tuple[Any, Any]] | None)
     )
 
 
-def _mode() -> tuple:
-    "What else a forward pass depends on."
+def _mode(modules: list[Any]) -> tuple:
+    "What else a forward pass of these `modules` depends on."
     import torch
 
-    return torch.is_grad_enabled(), *(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+    autocast = [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")]
+    return torch.is_grad_enabled(), autocast, [module.training for module in modules]
 
 # %% ../../nbs/37_contract/03_recorder.ipynb #7d40b394
 @contextlib.contextmanager
@@ -70,7 +71,7 @@ class Recorder:
     "Keeps what a model returns while a loss is computed, in order to give it again for the same inputs."
 
     def __init__(self, model: Any):
-        self.model = model
+        self.model, self._modules = model, list(model.modules())
         self._records: list[tuple] = []
 
     @contextlib.contextmanager
@@ -83,7 +84,7 @@ class Recorder:
     def _keep(self, model: Any, args: tuple, kwargs: dict, outputs: Any) -> None:
         seen, made = _seen((args, kwargs)), _seen(outputs)
         if seen is not None and made is not None:
-            self._records.append((_mode(), seen, outputs, made))
+            self._records.append((_mode(self._modules), seen, outputs, made))
 
     def clear(self) -> None:
         "Forget what was kept."
@@ -93,7 +94,7 @@ class Recorder:
         "(outputs,) for inputs that were seen once, and have not changed since, as the outputs have not; else None."
         if not self._records:
             return None
-        now, mode = _seen((args, kwargs)), _mode()
+        now, mode = _seen((args, kwargs)), _mode(self._modules)
         matching = [record for record in self._records if record[0] == mode and _same(record[1], now)]
         return (matching[0][2],) if len(matching) == 1 and _same(matching[0][3], _seen(matching[0][2])) else None
 

@@ -127,8 +127,8 @@ class Task:
     def on_epoch(self, model: Any, moment: Moment) -> None:
         """Called before each epoch's first batch, and again where a run goes on within one: for what changes with time.
 
-        `model`: the module that `model` returned, to freeze or unfreeze parts of it. What depends on `moment` alone is
-        the same after a resume.
+        `model`: the module that `model` returned, in train mode, to freeze or unfreeze parts of it, or to put parts
+        into eval mode. What depends on `moment` alone is the same after a resume.
         """
 
     @optional

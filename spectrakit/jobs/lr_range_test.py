@@ -173,7 +173,6 @@ def range_loop(s: TrainState, sweep: Sweep, base: BaseRate) -> tuple[str, str, s
     p, scaler, ranks = s.progress, s.context.scaler, s.context.world_size
     exchange, curve = s.context.gradient_sync(s.learner.model), Smoothed(sweep.steps)
     loss_of = s.context.in_precision(training_loss(s))
-    s.learner.model.train()
     s.context.heartbeat.begin(0)
     while True:
         began, loss, weight = time.monotonic(), 0.0, None

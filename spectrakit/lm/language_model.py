@@ -307,7 +307,7 @@ class LanguageModel(Task):
         model = load_model(option["model"], option["pretrained"], option["attention"])
         check_fit(model, load_tokenizer(option["model"]), option["seq_len"])
         names = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
-        return add_lora(model, Lora(*(option[name] for name in names)))
+        return add_lora(model, Lora(*(option[name] for name in names))).train()
 
     def frozen_from(self, cfg: Config) -> str | None:
         "The model that adapters learn for; None where all weights do, or where they are random."

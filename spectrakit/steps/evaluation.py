@@ -20,6 +20,7 @@ from typing import Any
 from ..checkpoint.store import random_state, restore_random_state
 from ..config.batch_plan import BatchPlan, next_fraction
 from ..config.schema import Config
+from ..contract.eval_mode import Evaluated, in_eval_mode
 from ..contract.given_data import as_test_dataset
 from ..contract.loss import as_loss
 from ..contract.recorder import Recorder
@@ -105,7 +106,12 @@ def _as_it_is(function: Callable) -> Callable:
 
 
 def score_batch(
-    task: Any, model: Any, batch: Any, recorder: Recorder | None = None, in_precision: Callable = _as_it_is
+    task: Any,
+    model: Any,
+    batch: Any,
+    recorder: Recorder | None = None,
+    in_precision: Callable = _as_it_is,
+    evaluated: Evaluated | None = None,
 ) -> tuple[dict[str, tuple], Any]:
     """`{name: (sum, count)}` of one batch, and the outputs where the task has metrics.
 
@@ -113,6 +119,7 @@ def score_batch(
     - `batch`: a `MicroBatch`
     - `recorder`: of this model; spares the second forward pass (default: the model runs again for the outputs)
     - `in_precision`: makes a function run in the precision of the run (default: it is called as it is)
+    - `evaluated`: takes back what `loss` does to modes and buffers (default: they stay)
 
     RequestError where a metric is no such pair.
     """
@@ -120,6 +127,8 @@ def score_batch(
     records = recorder is not None and any(wants)
     with recorder.recording() if recorder is not None and records else contextlib.nullcontext():
         loss = as_loss(in_precision(task.loss)(model, batch.data))
+    if evaluated is not None:
+        evaluated.put_back()
     mean = (loss.value.double() * batch.samples, batch.samples)
     scores = {"loss": mean if loss.weight is None else (loss.value, loss.weight), **(loss.logs or {})}
     outputs = loss.outputs
@@ -307,18 +316,13 @@ def _keeping_random_states() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def leaving_no_trace(model: Any) -> Iterator[None]:
-    "Within this block the model is in eval mode and keeps no gradients; its mode and the random states come back."
+def leaving_no_trace(model: Any) -> Iterator[Evaluated]:
+    "Within this block the model is in eval mode and keeps no gradients; modes, buffers and random states come back."
     import torch
 
-    was_training = model.training
-    model.eval()
-    try:
-        # not inference_mode: what a model keeps of it could not be used in training
-        with _keeping_random_states(), torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
+    # not inference_mode: what a model keeps of it could not be used in training
+    with in_eval_mode(model) as evaluated, _keeping_random_states(), torch.no_grad():
+        yield evaluated
 
 # %% ../../nbs/40_steps/04_evaluation.ipynb #5e0c4a12
 @dataclass
@@ -332,7 +336,12 @@ class _Scores:
 
 
 def _score_batches(
-    task: Any, model: Any, batches: Any, context: RunContext | None, over: Callable[[], bool] | None
+    task: Any,
+    model: Any,
+    batches: Any,
+    context: RunContext | None,
+    over: Callable[[], bool] | None,
+    evaluated: Evaluated | None = None,
 ) -> _Scores:
     "The scores of this process's batches, up to the one before which `over` says that it ends."
     rank, world_size = (context.rank, context.world_size) if context else (0, 1)
@@ -345,7 +354,7 @@ def _score_batches(
         if over is not None and place and _ends_here(over, context if sharded else None):
             scores.cut = True
             break
-        pairs, outputs = score_batch(task, model, batch, recorder, in_precision)
+        pairs, outputs = score_batch(task, model, batch, recorder, in_precision, evaluated)
         if batch.samples > 0:  # a borrowed one is there so that all ranks make equally many passes
             index = place * world_size + rank
             scores.rows[index] = pairs
@@ -366,7 +375,7 @@ def evaluate(
     """Metrics over the `batches` of all processes, named `val_…`, equal on every rank; `val_loss` is always there.
 
     - `task`: its `loss`, `metrics` and `metrics_all` are computed
-    - `model`: in its own mode and with its own weights again afterwards
+    - `model`: afterwards each module is in its own mode again, and buffers are what they were
     - `batches`: as `eval_batches` makes them
     - `context`: the ranks that evaluate together (default: this process alone)
     - `over`: asked before each batch but the first, whether the evaluation ends there, on any rank (default: never)
@@ -375,8 +384,8 @@ def evaluate(
 
     The random states are restored, so that how often a run evaluates does not change what it learns.
     """
-    with leaving_no_trace(model):
-        scores = _score_batches(task, model, batches, context, over)
+    with leaving_no_trace(model) as evaluated:
+        scores = _score_batches(task, model, batches, context, over, evaluated)
         mine = on_host(scores.rows), scores.cut, scores.samples
         gathered = context.gather(mine) if context else [mine]
         whole = not any(cut for _, cut, _ in gathered)

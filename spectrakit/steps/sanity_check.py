@@ -48,6 +48,7 @@ from ..predictions.submission_file import SubmissionFile, write_constant
 from ..runs.events import EventLog
 from spectrakit.steps.evaluation import (
     first_evaluation,
+    leaving_no_trace,
     predict_views,
     predictions_s,
     sanity_check_limit_s,
@@ -478,8 +479,6 @@ def check_finite_metrics(check: SanityCheck, data: Any) -> None:
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #1c9031fc
 def try_evaluation(check: SanityCheck) -> str:
     "The first validation batches with their metrics. RequestError where one has a wrong form, or data are not finite."
-    import torch
-
     if check.valid is None:
         if written := [name for name in ("metrics", "metrics_all") if provides(check.task, name)]:
             name = f"{type(check.task).__name__}.{written[0]}"
@@ -489,10 +488,10 @@ def try_evaluation(check: SanityCheck) -> str:
     context, budget, batch = check.execution.context, check.execution.budget, next(iter(check.valid.epoch(0)))
     check_collated(check.task, batch.data, batch.samples)
     check.at("loss", "on a validation batch", batch.data)
-    check.model.eval()
     if not check.sharded:
-        with torch.no_grad():
-            scores, outputs = score_batch(check.task, check.model, batch, in_precision=context.in_precision)
+        precise = context.in_precision
+        with leaving_no_trace(check.model) as evaluated:
+            scores, outputs = score_batch(check.task, check.model, batch, in_precision=precise, evaluated=evaluated)
         check_numbers(check.task, scores)
         if provides(check.task, "metrics_all") and outputs is not None:
             check_outputs(check.task, outputs, "metrics_all")

@@ -149,10 +149,12 @@ def _check_trained(s: TrainState) -> None:
 
 # %% ../../nbs/40_steps/05_schedule.ipynb #46718250
 def begin_epoch(s: TrainState) -> bool:
-    """Tell the task that an epoch begins, or goes on; whether DDP was made anew, since other parameters learn now.
+    """Put the model into train mode, and tell the task that an epoch begins, or goes on; whether DDP was made anew,
+    since other parameters learn now.
 
     RuntimeError where the task makes a parameter trainable that would not be trained, or leaves nothing to train.
     """
+    s.learner.model.train()  # at each epoch, so that modes are those of `on_epoch` alone, and the same after a resume
     if not provides(s.task, "on_epoch"):
         return False
     model = s.context.unwrap(s.learner.model)

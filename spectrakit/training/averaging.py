@@ -63,10 +63,11 @@ def mean_weights(parts: Iterable[dict]) -> dict:
 # %% ../../nbs/41_training/03_averaging.ipynb #b4ef538f
 @contextmanager
 def _fresh_statistics(model: Any) -> Iterator[list]:
-    "Within this block batch norms begin their statistics anew, and each batch counts as much as another; the norms."
+    """Within this block batch norms in train mode begin their statistics anew, and each batch counts as much as
+    another; the norms.
+    """
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    model.train()
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
     momenta = [m.momentum for m in norms]
     for m in norms:
@@ -77,7 +78,6 @@ def _fresh_statistics(model: Any) -> Iterator[list]:
     finally:
         for m, momentum in zip(norms, momenta, strict=True):
             m.momentum = momentum
-        model.eval()
 
 # %% ../../nbs/41_training/03_averaging.ipynb #c3b91d3e
 def refresh_batch_norm(s: TrainState, over: Callable[[], bool]) -> int:

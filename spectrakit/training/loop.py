@@ -132,7 +132,6 @@ def train_steps(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functi
     loss_of = between_replays(s, s.context.in_precision(training_loss(s)))
     interval = s.learner.interval if s.learner.scheduler is not None else None
     owned, unowned, bound = s.learner.owned, s.learner.unowned, gradient_clip(c.trainer.gradient_clip_algorithm)
-    model.train()
     watch_buffers(s)
     heartbeat.begin(p.step)
     s.timing.began = time.monotonic(), p.step

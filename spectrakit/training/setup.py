@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['read_datasets', 'check_training', 'resolve_monitor', 'choose_compile', 'try_compile', 'data_fingerprints',
            'make_learner', 'fit_scalers', 'own_order', 'check_alike', 'Watch', 'metric_names', 'reported',
-           'check_datasets', 'reading_before', 'keep_reading', 'prepare', 'device_gib', 'decisions', 'write_start']
+           'check_datasets', 'into_train_mode', 'reading_before', 'keep_reading', 'prepare', 'device_gib', 'decisions',
+           'write_start']
 
 # %% ../../nbs/41_training/00_setup.ipynb #23a2fcf4
 import contextlib
@@ -28,6 +29,7 @@ from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
 from ..config.schema import Config, to_dict
 from ..config.workers import MOST_AHEAD, Reading
+from ..contract.eval_mode import left_mode, modes_of, restore_modes
 from ..contract.given_data import as_dataset, refuse_inputs_and_targets
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
 from ..contract.sampler import sampled_order
@@ -126,10 +128,11 @@ def check_training(task: Any, model: Any, train: Any, allow_nan: bool = False) -
 
     RequestError where the batch holds NaN, or the loss is none.
     """
-    generators = random_state()
+    generators, modes = random_state(), modes_of(model)
     model.eval()
     batch = next(iter(train.epoch(0)))
     check_first_loss(task, task.loss(model, batch.data), batch.data, allow_nan)
+    restore_modes(modes)
     restore_random_state(generators)
 
 # %% ../../nbs/41_training/00_setup.ipynb #23a2fc01
@@ -404,6 +407,19 @@ def check_datasets(train: Any, valid: Any, allow_nan: bool) -> None:
         if not allow_nan:
             check_finite_dataset(dataset, name)
 
+# %% ../../nbs/41_training/00_setup.ipynb #006c3102
+def into_train_mode(task: Any, model: Any) -> str | None:
+    "Put a new model into train mode; a sentence that says which of its modules were in eval mode, None if none was."
+    names = left_mode(model)
+    if not names:
+        return None
+    more = f" and {len(names) - 3} more" if names[3:] else ""
+    which = "a model" if names == [""] else f"the module{'s' * (len(names) > 1)} {', '.join(names[:3])}{more}"
+    return (
+        f"{type(task).__name__}.model returned {which} in eval mode. Each epoch begins in train mode, as after "
+        "model.train(). To train with a module in eval mode, call its eval() in `on_epoch`"
+    )
+
 # %% ../../nbs/41_training/00_setup.ipynb #ae59fa64
 class _Read(NamedTuple):
     "The data of a run, and what was found out about them."
@@ -530,6 +546,8 @@ def prepare(
     read = _read_data(task, config, context, log, training_only, watch)
     first = read_elsewhere(task, arrived.changed())
     model, base = _moved_model(task, config, context, watch)
+    if (modes := into_train_mode(task, model)) and not training_only:
+        log.write("message", text=modes)
     train, valid, plan, (_, why) = read.train, read.valid, read.plan, scaled_lr(config, read.plan)
     config, plan = with_scaled_lr(config, plan), replace(plan, reason="; ".join(filter(None, (plan.reason, why))))
     placement, most = Placement(context.device, context.rank, context.world_size), config.limits.max_val_batches
