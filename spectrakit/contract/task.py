@@ -160,7 +160,8 @@ class Task:
         """A test batch as it can be looked at: itself, and for instance turned around, or shifted by a pixel.
 
         `predict` is called with each, and its outputs are averaged, unless `data.average_views` is false. Each view has
-        the same samples in the same order, and outputs that mean the same. (default: the batch alone)
+        the same samples in the same order, and outputs that mean the same: numbers with a fraction, in tensors, arrays,
+        lists or mappings; classes, texts and boxes are refused. (default: the batch alone)
         """
         return [batch]
 

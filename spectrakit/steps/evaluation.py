@@ -25,7 +25,7 @@ from ..contract.given_data import as_test_dataset
 from ..contract.loss import as_loss
 from ..contract.recorder import Recorder
 from ..contract.task import Task, collate_of, provides
-from ..data.batch_forms import join_parts, leaves_of, map_batch, on_cpu
+from ..data.batch_forms import is_id, join_parts, leaves_of, map_batch, on_cpu
 from ..data.loaders import Placement, dataset_length, eval_batches
 from ..data.samples import global_generators
 from ..data.streams import is_stream, open_evaluation_stream
@@ -43,20 +43,58 @@ def predict_batch(task: Any, model: Any, data: Any) -> Any:
     "The task's own `predict`, or the default one."
     return (task.predict if provides(task, "predict") else Task().predict)(model, data)
 
+# %% ../../nbs/40_steps/04_evaluation.ipynb #6021e680
+def _is_fraction(value: Any) -> bool:
+    "Whether a mean can be taken of a tensor, an array or a number."
+    if hasattr(value, "is_floating_point"):
+        return value.is_floating_point() or value.is_complex()
+    return getattr(getattr(value, "dtype", None), "kind", "f" if isinstance(value, float) else "") in tuple("fc")
+
+
+def _wide(value: Any) -> Any:
+    "A tensor or an array in float32 at least: a sum of halves would overflow."
+    if getattr(getattr(value, "dtype", None), "itemsize", 8) >= 4:
+        return value
+    return value.float() if hasattr(value, "is_floating_point") else value.astype("float32")
+
+
+def _no_mean(task: Any, name: str, what: str) -> RequestError:
+    "The error for outputs of views that cannot be averaged."
+    of = f" as {name!r}" if name else ""
+    return RequestError(
+        f"{type(task).__name__}.predict returned {what}{of} for the views of a batch, which have no mean. Return "
+        "probabilities or scores of one shape for each view, or set data.average_views=false to predict without views."
+    )
+
 # %% ../../nbs/40_steps/04_evaluation.ipynb #dab81fb1
-def _mean(outputs: list[Any]) -> Any:
-    "The mean of float tensors; of what is no fraction, the first."
+def _mean(task: Any, outputs: list[Any], name: str = "") -> Any:
+    """The mean of what `predict` returned for each view, place by place, in the same form; ids are those of the first.
+
+    `name`: of this part of the outputs (default: it has none). RequestError where there is no mean.
+    """
     first = outputs[0]
-    if not hasattr(first, "is_floating_point"):
+    if isinstance(first, Mapping):
+        if any(not isinstance(other, Mapping) or other.keys() != first.keys() for other in outputs):
+            raise _no_mean(task, name, "mappings with different names")
+        return {key: _mean(task, [output[key] for output in outputs], str(key)) for key in first}
+    if is_id(name, None):
         return first
-    if any(getattr(other, "shape", None) != first.shape for other in outputs):
-        raise RequestError(
-            f"The views of a batch gave outputs of shape {[list(getattr(o, 'shape', ())) for o in outputs]}. "
-            "Each of them needs the same samples."
-        )
-    return sum(outputs[1:], first) / len(outputs) if first.is_floating_point() else first
+    if "box" in name.lower():  # of one image in two orders
+        raise _no_mean(task, name, "boxes")
+    if isinstance(first, (list, tuple)):
+        if len({len(other) for other in outputs}) > 1:
+            raise _no_mean(task, name, f"lists of {' and '.join(str(len(other)) for other in outputs)}")
+        return [_mean(task, list(parts), name) for parts in zip(*outputs, strict=True)]
+    if not all(map(_is_fraction, outputs)):
+        wrong = next(output for output in outputs if not _is_fraction(output))
+        raise _no_mean(task, name, str(getattr(wrong, "dtype", type(wrong).__name__)).removeprefix("torch."))
+    shapes = [list(getattr(output, "shape", ())) for output in outputs]
+    if any(shape != shapes[0] for shape in shapes):
+        raise _no_mean(task, name, f"outputs of shape {shapes}")
+    wide = [_wide(output) for output in outputs]
+    return sum(wide[1:], wide[0]) / len(wide)
 
-
+# %% ../../nbs/40_steps/04_evaluation.ipynb #dab81fb2
 def predict_views(task: Any, model: Any, data: Any, config: Config) -> Any:
     """The outputs for a batch of test data, averaged over its views where the task has `views`.
 
@@ -73,9 +111,7 @@ def predict_views(task: Any, model: Any, data: Any, config: Config) -> Any:
         got = "an empty one" if isinstance(views, (list, tuple)) else type(views).__name__
         raise RequestError(f"{type(task).__name__}.views has to return a list of batches, and returned {got}.")
     outputs = [predict_batch(task, model, view) for view in views]
-    if isinstance(outputs[0], Mapping):
-        return {name: _mean([output[name] for output in outputs]) for name in outputs[0]}
-    return _mean(outputs)
+    return outputs[0] if len(outputs) == 1 else _mean(task, outputs)
 
 # %% ../../nbs/40_steps/04_evaluation.ipynb #4992aa18
 def _checked_metrics(task: Any, given: Any) -> dict[str, tuple]:

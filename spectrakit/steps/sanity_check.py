@@ -606,6 +606,9 @@ def _nothing_to_predict(task: Any) -> str:
     return f"{name} has nothing to predict on. Write `test_dataset(cfg)`, or return validation data from `datasets`."
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #b8aabfc3
+_SHOWN_BY_PREDICTIONS = ("metrics", "metrics_all", "submission", "views")  # a task with one of them will predict
+
+
 def try_prediction(check: SanityCheck) -> str:
     """Some batches of the test data. What predicting takes is reserved where the time is limited.
 
@@ -631,7 +634,7 @@ def try_prediction(check: SanityCheck) -> str:
         raise RequestError(_nothing_to_predict(task))
     if dataset is None or broken:
         return f"no test data: {broken}" if broken else "nothing to predict on"
-    if not (wanted or has_test or any(provides(task, name) for name in ("metrics", "metrics_all", "submission"))):
+    if not (wanted or has_test or any(provides(task, name) for name in _SHOWN_BY_PREDICTIONS)):
         return "not asked for"
     seconds = _predict_some(check, dataset)
     if budget.ends is not None and (wanted or has_test):

@@ -117,7 +117,7 @@ def training_loss(s: TrainState) -> Callable[[Any, Any], Any]:
     "The task's `loss` as training calls it: with the moment, where it takes one, and on mixtures, if these are wanted."
     loss = loss_at(s.task, lambda: Moment(s.progress.epoch, s.progress.step, s.schedule.total_steps))
     alpha = s.config.training.mixup
-    return mixup_loss(loss, alpha) if alpha else loss
+    return mixup_loss(s.task, loss, alpha) if alpha else loss
 
 # %% ../../nbs/40_steps/05_schedule.ipynb #c2d90e02
 def _check_thawed(s: TrainState, model: Any) -> None:

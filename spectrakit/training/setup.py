@@ -58,7 +58,7 @@ from ..runs.history import has_started
 from ..runs.run_dir import read_environment, update_environment
 from ..steps.cuda_graphs import capture, choose_graphs
 from ..steps.evaluation import forward_passes
-from ..steps.mixup import check_mixable
+from ..steps.mixup import roles_of
 from ..steps.model import base_of, call_datasets, make_model, read_elsewhere, save_activations
 from ..steps.sanity_check import PARTS, STEP_ONLY, SanityCheck, check_first_loss, try_contract
 from ..steps.schedule import check_plateau, check_scheduler, interval_of
@@ -560,7 +560,8 @@ def prepare(
     steps = total_steps(config, plan)
     fit_scalers(model, batches, context)
     if config.training.mixup:
-        check_mixable(_first_batch(batches))
+        with explained(task, "targets", "on a training batch"):
+            roles_of(task, _first_batch(batches))
     if _is_lazy(model):
         with explained(task, "loss", "on a training batch"):
             check_training(task, model, batches, config.data.allow_nan)  # they get their shapes in a forward pass
