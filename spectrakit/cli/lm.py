@@ -27,6 +27,7 @@ def _export_parser() -> Parser:
         "--adapters", action="store_true", help="of a LoRA run the adapters alone; default: merged into the weights"
     )
     parser.add_argument("--base", metavar="MODEL", help="where the model is now that the run was begun with")
+    parser.add_argument("--dtype", help="of the weights: float32, float16, bfloat16, or auto, that of the base")
     return parser
 
 
@@ -43,7 +44,7 @@ def lm(arguments: Sequence[str]) -> int:
     options = _export_parser().parse_args(words[1:] if words[:1] == ["export"] else ["--help"])
     from spectrakit.lm.exporting import export
 
-    out = export(options.run, options.folder, adapters=options.adapters, base=options.base)
+    out = export(options.run, options.folder, adapters=options.adapters, base=options.base, dtype=options.dtype)
     print_text(f"model in {out}")
     return 0
 

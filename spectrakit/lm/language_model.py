@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, ClassVar
 
 from ..config.schema import Config, step_limit
@@ -26,6 +27,7 @@ from spectrakit.lm.pretrained import (
     check_fit,
     chunks_ahead,
     end_of_text,
+    ends_of,
     load_model,
     load_tokenizer,
     padding_of,
@@ -40,6 +42,7 @@ OPTIONS: dict[str, Any] = {
     "model": None,  # a folder, an input, or a name of the hub
     "data": None,  # a file or a folder of texts, an input, or a data set of the hub
     "pretrained": True,  # false: the model's config.json alone counts, and weights are random
+    "dtype": "float32",  # of weights that are frozen, and of an export; auto: the model's own, such as bfloat16
     "attention": None,  # an implementation that transformers knows, such as sdpa
     "subset": None,  # of a data set of the hub: a configuration such as sample-10BT, or a split such as train[:1000]
     "split": "train",  # of a data set with splits
@@ -60,11 +63,12 @@ OPTIONS: dict[str, Any] = {
     "lora_dropout": 0.0,
     "lora_targets": "all-linear",  # modules that get adapters
     "prompts": [],  # texts to go on with, for samples; none: the beginnings of documents that were held out
-    "new_tokens": 48,  # tokens of a sample
+    "new_tokens": 48,  # tokens of a sample, at most
 }
 
 # %% ../../nbs/82_lm/06_language_model.ipynb #9599badc
 _CHOICES = {
+    "dtype": ("float32", "auto"),
     "lengths": ("packed", "padded", "dynamic"),
     "bad_rows": ("stop", "skip"),
     "streaming": ("auto", True, False),
@@ -196,7 +200,8 @@ def _prompts(option: dict[str, Any], encoder: Encoder, sources: Any) -> HeldRows
             encoder.tokenizer.decode(ids[: max(1, min(16, len(ids) // 2))]) for ids, _ in read_rows(stream, 4).samples
         ]
     most = max(1, option["seq_len"] - option["new_tokens"])
-    prompts = [{"prompt": text, "ids": (encoder([text])[0][:-1] or [encoder.end])[-most:]} for text in texts]
+    prepared = zip(texts, encoder.beginnings(texts), strict=True)
+    prompts = [{"prompt": text, "ids": (ids or [encoder.end])[-most:]} for text, ids in prepared]
     return HeldRows(tuple(prompts)) if prompts else None
 
 
@@ -226,28 +231,29 @@ def _gathers_to_generate(model: Any) -> bool:
     return True
 
 
-def generate(model: Any, batch: dict[str, Any], tokenizer: Any, new_tokens: int) -> list[str]:
-    """The texts that a model goes on with, one for each prompt.
+def generate(model: Any, batch: dict[str, Any], encoder: Encoder, new_tokens: int) -> list[str]:
+    """Return the texts with which a model continues, one for each prompt, each up to its end.
 
     - `model`: in eval mode
     - `batch`: `input` and `attention_mask`, Tensors [prompts, length], filled up on the left
-    - `tokenizer`: turns tokens into text
-    - `new_tokens`: how many each has; what stands behind the end of a text is left out
+    - `encoder`: turns tokens into text, and knows the token that ends one
+    - `new_tokens`: how many each has at most
     """
+    tokenizer, ends = encoder.tokenizer, ends_of(model, encoder.end)
     gathered = _gathers_to_generate(model)
     tokens = model.generate(
         input_ids=batch["input"],
         attention_mask=batch["attention_mask"],
         max_new_tokens=new_tokens,
-        min_new_tokens=new_tokens,
         do_sample=False,
+        eos_token_id=ends,
         pad_token_id=padding_of(tokenizer),
+        synced_gpus=is_sharded(model),  # ranks with a part of the model each go on until all have ended
     )
     if gathered:
         model.reshard()  # the optimizer writes into the shards
     new = tokens[:, batch["input"].shape[1] :].tolist()
-    end = tokenizer.eos_token_id
-    return [tokenizer.decode(ids[: ids.index(end)] if end in ids else ids) for ids in new]
+    return [tokenizer.decode(list(takewhile(lambda token: token not in ends, ids))) for ids in new]
 
 # %% ../../nbs/82_lm/06_language_model.ipynb #d313a459
 class LanguageModel(Task):
@@ -302,9 +308,11 @@ class LanguageModel(Task):
         return stream, valid
 
     def model(self, cfg: Config) -> Any:
-        "The model in float32, with adapters where LoRA is asked for."
+        "The model, with adapters where LoRA is asked for; weights that learn are float32."
         option = self._options(cfg)
-        model = load_model(option["model"], option["pretrained"], option["attention"])
+        frozen = option["lora_rank"] and option["pretrained"]
+        dtype = option["dtype"] if frozen else "float32"
+        model = load_model(option["model"], option["pretrained"], option["attention"], dtype)
         check_fit(model, load_tokenizer(option["model"]), option["seq_len"])
         names = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
         return add_lora(model, Lora(*(option[name] for name in names))).train()
@@ -338,9 +346,8 @@ class LanguageModel(Task):
     def test_dataset(self, cfg: Config) -> Any:
         "Prompts to go on with; None where there are none."
         option = self._options(cfg)
-        encoder = self._encoder(cfg)
+        encoder = self._encodes = self._encoder(cfg)
         self._pad, self._new_tokens = padding_of(encoder.tokenizer), option["new_tokens"]
-        self._tokenizer = encoder.tokenizer
         return _prompts(option, encoder, partial(training_source, option, cfg))
 
     def predict(self, model: Any, batch: Any) -> Any:
@@ -348,4 +355,4 @@ class LanguageModel(Task):
         if "prompt" not in batch:
             logits = model(input_ids=batch["input"], use_cache=False).logits
             return token_losses(logits, batch["labels"])
-        return {"completion": generate(model, batch, self._tokenizer, self._new_tokens)}
+        return {"completion": generate(model, batch, self._encodes, self._new_tokens)}
