@@ -25,7 +25,7 @@ from ..handover.job import Job
 from ..handover.job_kind import SERVE
 from ..handover.request import RunRequest
 from ..launch.launcher import launch
-from .standing_answer import StandingAnswer
+from .standing_answer import StandingAnswer, mend
 from ..system.signals import kill_tree
 from ..watchdog.budget import short_time
 
@@ -45,6 +45,7 @@ class Answerers:
         return Job(SERVE, folder, request, extra=extra)
 
 # %% ../../nbs/61_serving/01_answering.ipynb #e6ff2b85
+_MOST_STARTS = 20  # of a process that leaves by itself
 _PREFIX, _LONGEST = "spectrakit-serve-", 103  # bytes in the path of a socket: 107 on Linux, 103 on macOS
 
 
@@ -70,7 +71,7 @@ class Worker:
         job.extra["address"] = str(self.listener.address)
         self.failed, self.model, self.pid = "", "", 0
         self.notes: list[str] = []  # what was odd with the models
-        self.closing = False
+        self.closing = self.reached = False
         self.connected = threading.Condition()
         self.connection: Connection | None = None
         threads = (threading.Thread(target=self._run, args=(job, task), daemon=True, name="serve-job"),)
@@ -79,12 +80,16 @@ class Worker:
             thread.start()
 
     def _run(self, job: Job, task: Any) -> None:
-        "Have the job done; afterwards there is nobody to ask."
-        try:
-            outcome = launch(job, task, lambda: None)
-            reason = f"the process that predicts has ended: {outcome.reason}"
-        except BaseException as error:
-            reason = str(error) or type(error).__name__
+        "Have the job done, again if the process was there and has left, as by `os._exit`; note why there is none."
+        for _ in range(_MOST_STARTS):
+            self.reached = False
+            try:
+                outcome = launch(job, task, lambda: None)
+                reason = f"the process that predicts has ended: {outcome.reason}"
+            except BaseException as error:
+                reason = str(error) or type(error).__name__
+            if self.closing or not self.reached:
+                break
         with self.connected:
             self.failed = reason
             self.connected.notify_all()
@@ -99,6 +104,7 @@ class Worker:
                 continue
             with self.connected:
                 self.connection, self.pid, self.model, self.notes = connection, pid, model, notes
+                self.reached = True
                 self.connected.notify_all()
 
     def wait(self, until: float) -> Connection | None:
@@ -145,6 +151,7 @@ class Served:
     model: str = ""  # the checkpoint
     seconds: float = 0.0  # in all answers
     submission: Path | None = None  # what the local gateway has written
+    mended: Counter = field(default_factory=Counter)  # what was wrong with an answer -> batches
 
     @property
     def predicted(self) -> int:
@@ -157,7 +164,8 @@ class Served:
         text = f"{self.predicted:,} of {self.batches:,} batches predicted by {by}, {each_s:.2f} s each"
         most = [f"{count} with the standing answer: {reason}" for reason, count in self.standing.most_common(3)]
         parts = [f"{count} without one: {reason}" for reason, count in self.partly.most_common(3)]
-        return "; ".join([text, *most, *parts])
+        mended = [f"{count} mended: {reason}" for reason, count in self.mended.most_common(3)]
+        return "; ".join([text, *most, *parts, *mended])
 
     def __repr__(self) -> str:
         return str(self)
@@ -194,8 +202,10 @@ class Answers:
             began, self.served.batches = time.monotonic(), self.served.batches + 1
             try:
                 answer, lacking = self._predicted(given, began)
+                answer, wrong = mend(self.standing, answer, given)
                 self.standing.learn(answer)
-                self._count(lacking)
+                self._count(lacking, self.served.partly)
+                self._count([f"{note}, and was mended" for note in wrong], self.served.mended)
             except Exception as error:
                 answer = self._instead(str(error) or type(error).__name__, given)
             self.served.seconds += time.monotonic() - began
@@ -220,12 +230,12 @@ class Answers:
             return self.standing.usual_answer(*given)
         return 0
 
-    def _count(self, lacking: Sequence[str]) -> None:
-        "Keep in mind which models the answer lacks; each is said once."
-        for note in lacking:
-            if note not in self.served.partly:
+    def _count(self, notes: Sequence[str], kept: Counter) -> None:
+        "Count what was odd with an answer; print each note once."
+        for note in notes:
+            if note not in kept:
                 self.say(f"batch {self.served.batches}: {note}")
-            self.served.partly[note] += 1
+            kept[note] += 1
 
     def _until(self, began: float) -> float:
         "When an answer has to be there. TimeoutError where that is now."

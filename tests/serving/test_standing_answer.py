@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from spectrakit.predictions.submission import Sample, Sheet
-from spectrakit.serving.standing_answer import StandingAnswer
+from spectrakit.serving.standing_answer import StandingAnswer, mend
 from spectrakit.system.errors import RequestError
 
 SAMPLE = Sample(Sheet(("id", "price"), [["1", "100"], ["2", "100"]]), "sample_submission.csv")
@@ -42,3 +42,51 @@ def test_single_answers_have_no_table():
     for value in ("cat", "dog", "cat"):
         standing.learn(value)
     assert standing.answer(np.zeros(3)) == "cat"
+
+
+def frame(ids, prices, **more):
+    return pd.DataFrame({"id": ids, "price": prices, **more})
+
+
+NAN, INF = float("nan"), float("inf")
+MENDED = {
+    "too few rows": (frame([7, 9], [1.0, 3.0]), [1.0, 100, 3.0], "rows were missing"),
+    "no rows": (frame([], []), [100] * 3, "rows were missing"),
+    "too many rows": (frame([7, 8, 9, 10], [1.0, 2.0, 3.0, 4.0]), [1.0, 2.0, 3.0], "not asked for"),
+    "other ids": (frame([1, 2, 3], [1.0, 2.0, 3.0]), [100] * 3, "its ids were others"),
+    "another order": (frame([9, 7, 8], [3.0, 1.0, 2.0]), [1.0, 2.0, 3.0], "in another order"),
+    "ids as texts": (frame(["9", "7", "8"], [3.0, 1.0, 2.0]), [1.0, 2.0, 3.0], "in another order"),
+    "NaN": (frame([7, 8, 9], [1.0, NAN, 3.0]), [1.0, 100, 3.0], "missing or infinite"),
+    "infinite": (frame([7, 8, 9], [1.0, 2.0, -INF]), [1.0, 2.0, 100], "missing or infinite"),
+    "None": (frame([7, 8, 9], [None, 2.0, 3.0]), [100, 2.0, 3.0], "missing or infinite"),
+    "a text among numbers": (frame([7, 8, 9], [1.0, "high", 3.0]), [1.0, 100, 3.0], "missing or infinite"),
+    "another column": (pd.DataFrame({"id": [7, 8, 9], "prize": [1.0] * 3}), [100] * 3, "no column 'price'"),
+    "one column more": (frame([7, 8, 9], [1.0, 2.0, 3.0], size=1), [1.0, 2.0, 3.0], "its columns were not those"),
+}
+
+
+@pytest.mark.parametrize(("answer", "prices", "note"), MENDED.values(), ids=MENDED)
+def test_an_answer_that_would_end_the_competition_is_mended_row_by_row(answer, prices, note):
+    table, notes = mend(StandingAnswer(sample=SAMPLE), answer, [BATCH])
+    assert list(table.columns) == ["id", "price"] and list(table["id"]) == [7, 8, 9]
+    assert list(table["price"]) == prices and len(notes) == 1 and note in notes[0]
+
+
+def test_a_right_answer_is_passed_on_as_it_is():
+    standing = StandingAnswer(sample=SAMPLE)
+    for answer in (frame([7, 8, 9], [1.0, 2.0, 3.0]), np.zeros(3), "cat", 0.5, [1, 2]):
+        assert mend(standing, answer, [BATCH])[0] is answer
+    several = frame([7, 7, 8], [1.0, 2.0, 3.0])  # the batch has no ids: nothing is known of its rows
+    assert mend(standing, several, [BATCH[["size"]]])[0] is several
+
+
+@pytest.mark.parametrize("answer", [NAN, INF, None, np.float32("nan")])
+def test_a_single_answer_that_is_no_number_is_the_prior(answer):
+    given, notes = mend(StandingAnswer(0.5, is_table=False), answer, [BATCH])
+    assert given == 0.5 and len(notes) == 1
+
+
+def test_gaps_have_the_prior_of_their_row():
+    standing = StandingAnswer(lambda batch: frame(batch["id"], batch["size"] * 10), SAMPLE)
+    table, _ = mend(standing, frame([7, 9], [1.0, NAN]), [BATCH])
+    assert list(table["price"]) == [1.0, 20.0, 30.0]
