@@ -36,6 +36,8 @@ def is_flag(text: str) -> bool:
 
 def as_value(text: str) -> str:
     "Return one spelling for all texts that say the same number: 42 for 00042, 42.0 and 4.2e1; 1 for True."
+    if text.isdecimal():
+        return text.lstrip("0") or "0"
     plain = _FLAGS.get(text.strip().lower(), text.strip())
     if not plain[:1].isdigit() and plain[:1] not in ("-", "+", "."):
         return text
@@ -48,16 +50,21 @@ def as_value(text: str) -> str:
     return format(number.normalize(), "f") if number else "0"
 
 # %% ../../nbs/38_predictions/03_spelling.ipynb #01b65a36
+_PAIRS = (("true", "false"), ("yes", "no"), ("t", "f"), ("y", "n"))
+
+
 def _as_flags(texts: Sequence[str], old: Sequence[str]) -> list[str] | None:
-    "Return True and False, or 1 and 0, with the letters of `old`, which has such words; None where one is neither."
-    if not all(map(is_flag, old)):
+    "Return yes and no, or 1 and 0, in the words and letters of `old`, which has such words; None where one is neither."
+    asked = {text.lower() for text in old}
+    pair = next((pair for pair in _PAIRS if asked <= set(pair)), None)
+    if pair is None:
         return None
     case = next((change for change in (str.title, str.lower, str.upper) if change(old[0]) == old[0]), str.title)
-    words = {"1": case("true"), "0": case("false")}
-    spelled = [text if is_gap(text) else words.get(as_value(text)) for text in texts]
+    words = {word: case(name) for name, number in zip(pair, "10", strict=True) for word in (number, name)}
+    spelled = [text if is_gap(text) else words.get(as_value(text).lower()) for text in texts]
     return None if None in spelled else spelled  # type: ignore[return-value]
 
-
+# %% ../../nbs/38_predictions/03_spelling.ipynb #1136f4dc
 def _as_numbers(texts: Sequence[str], old: Sequence[str]) -> list[str] | None:
     "Return whole numbers as `old` has them, as 42, 00042 or 42.0; 1 for True; None where one of both has other texts."
     if any(number_of(text) is None for text in old):

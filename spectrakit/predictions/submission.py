@@ -246,22 +246,6 @@ def _no_flags(texts: list[str], name: str, old: list[str], sample: Sample) -> st
         return None
     return f"{name!r} holds {wrong!r}, and {sample.name} has {old[0]!r} there"
 
-# %% ../../nbs/38_predictions/04_submission.ipynb #71721a4f
-def _same_values(sheet: Sheet, sample: Sample, notes: list[str]) -> Sheet:
-    "The sheet with values of the sample's kind. RequestError where they are of another."
-    first, columns = id_columns(sample.sheet), [list(column) for column in zip(*sheet.rows, strict=True)]
-    olds = [list(column) for column in zip(*sample.sheet.rows, strict=True)]
-    if not columns or not olds:
-        return sheet
-    for place, name in list(enumerate(sheet.columns))[first:]:
-        old = olds[place]
-        columns[place] = _without_gaps(columns[place], name, old, notes)
-        columns[place] = spelled_as(columns[place], old)
-        _check_kind(columns[place], name, old, sample)
-        if strange := _no_flags(columns[place], name, old, sample) or _out_of_range(columns[place], name, old, sample):
-            notes.append(strange)
-    return Sheet(sheet.columns, [list(row) for row in zip(*columns, strict=True)])
-
 # %% ../../nbs/38_predictions/04_submission.ipynb #k9200001
 def _gaps_in_numbers(sheet: Sheet) -> tuple[str, ...]:
     "What to say of columns of numbers in which some are missing or not finite, where no sample says what is asked for."
@@ -275,6 +259,24 @@ def _gaps_in_numbers(sheet: Sheet) -> tuple[str, ...]:
         ):
             notes.append(f"{len(column) - len(known)} of {len(column)} values of {name!r} are no numbers or empty")
     return tuple(notes)
+
+# %% ../../nbs/38_predictions/04_submission.ipynb #71721a4f
+def _same_values(sheet: Sheet, sample: Sample, notes: list[str]) -> Sheet:
+    "The sheet with values of the sample's kind. RequestError where they are of another."
+    first, columns = id_columns(sample.sheet), [list(column) for column in zip(*sheet.rows, strict=True)]
+    olds = [list(dict.fromkeys(column)) for column in zip(*sample.sheet.rows, strict=True)]
+    if not columns or not olds:
+        return sheet
+    for place, name in list(enumerate(sheet.columns))[first:]:
+        old = olds[place]
+        if all(map(is_gap, old)):  # nothing to hold it against
+            notes.extend(_gaps_in_numbers(Sheet((name,), [[text] for text in columns[place]])))
+        columns[place] = _without_gaps(columns[place], name, old, notes)
+        columns[place] = spelled_as(columns[place], old)
+        _check_kind(columns[place], name, old, sample)
+        if strange := _no_flags(columns[place], name, old, sample) or _out_of_range(columns[place], name, old, sample):
+            notes.append(strange)
+    return Sheet(sheet.columns, [list(row) for row in zip(*columns, strict=True)])
 
 # %% ../../nbs/38_predictions/04_submission.ipynb #162437ad
 @dataclass(frozen=True)
@@ -304,7 +306,7 @@ def checked(table: Any, sample: Sample | None, before: Sheet | None = None) -> C
         raise RequestError(f"The submission has no rows, and {sample.name} has {len(sample.sheet.rows)}.")
     sheet = _same_values(_same_columns(sheet, sample, notes), sample, notes)
     sheet, missing = _same_rows(sheet, sample, before or sample.sheet, notes)
-    return Checked(sheet, (*notes, *_gaps_in_numbers(sheet)), missing)
+    return Checked(sheet, tuple(notes), missing)
 
 # %% ../../nbs/38_predictions/04_submission.ipynb #8197426d
 def _usual(values: Any) -> Any:

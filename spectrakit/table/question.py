@@ -35,10 +35,10 @@ def plain(value: Any) -> Any:
 
 
 def is_number(column: Any) -> bool:
-    "Whether a column holds numbers; yes and no are none."
-    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+    "Whether a column holds numbers, also decimals of Parquet; yes and no are none."
+    from pandas.api.types import infer_dtype, is_bool_dtype, is_numeric_dtype
 
-    return is_numeric_dtype(column) and not is_bool_dtype(column)
+    return (is_numeric_dtype(column) and not is_bool_dtype(column)) or infer_dtype(column, skipna=True) == "decimal"
 
 # %% ../../nbs/81_table/01_question.ipynb #833ba861
 @dataclass(frozen=True)
