@@ -40,6 +40,7 @@ from spectrakit.distributed.heartbeat import (
 from ..distributed.topology import Threads, plan_threads, rank_of
 from ..handover.job import Job, read_job, read_job_file
 from ..handover.job_kind import Work, kind_named
+from ..handover.module_state import carried
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from ..system.masking import MaskedStream, masked
@@ -101,6 +102,12 @@ def _threads(job: Job) -> Threads:
     count = torch.get_num_threads()
     return Threads(count, f"{count} CPU thread{'s' * (count != 1)}: as this process has them, with launch.mode=inline")
 
+
+def _from_notebook() -> dict[str, str]:
+    "Return the reason that names what was taken over from the notebook; empty if that is nothing."
+    names = carried()
+    return {"notebook": f"as in the notebook, not as in their files: {', '.join(names)}"} if names else {}
+
 # %% ../../nbs/50_launch/00_worker.ipynb #9dbc3c87
 def do_job(
     job: Job,
@@ -129,7 +136,7 @@ def do_job(
     if on_folder:
         on_folder(job.run_dir)
     threads_before, threads = torch.get_num_threads(), _threads(job)
-    context.reasons["threads"] = threads.reason
+    context.reasons.update({"threads": threads.reason, **_from_notebook()})
     if threads_before != threads.count:
         torch.set_num_threads(threads.count)
     try:
