@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'BadRow', 'Row', 'Format', 'format_of', 'Corpus', 'FileCorpus', 'open_files', 'IndexedCorpus',
-           'StreamedCorpus', 'Wanted', 'open_corpus']
+           'StreamedCorpus', 'Wanted', 'Part', 'parts_named', 'Span', 'PartCorpus', 'files_of', 'open_corpus']
 
 # %% ../../nbs/82_lm/01_documents.ipynb #57ec905c
 import csv
@@ -14,7 +14,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -356,23 +356,223 @@ _SPLIT = r"(train|validation|valid|val|dev|test|all)(\[.*\])?"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of a data set of the hub is wanted.
+    """The part of a data set that is wanted.
 
-    - `subset`: a configuration such as sample-10BT, or a split such as train[:1000]; None: the default one
+    - `subset`: a configuration such as sample-10BT, of files a folder, or a split such as train[:1000]; None: all
     - `split`: the split, where `subset` is none
     - `streaming`: whether it is read over the network as it is needed; "auto": where that is possible
+    - `by_name`: whether files named after another split are left out, though `split` is that for training
     """
 
     subset: str | None = None
     split: str = "train"
     streaming: Any = "auto"
+    by_name: bool = False
+
+    @property
+    def names_split(self) -> bool:
+        "Whether `subset` is a split."
+        return self.subset is not None and re.fullmatch(rf"{_SPLIT}(\+{_SPLIT})*", self.subset) is not None
 
     def resolved(self) -> tuple[str | None, str]:
         "(configuration, split)."
-        import re
+        return (None, str(self.subset)) if self.names_split else (self.subset, self.split)
 
-        is_split = self.subset is not None and re.fullmatch(rf"{_SPLIT}(\+{_SPLIT})*", self.subset)
-        return (None, str(self.subset)) if is_split else (self.subset, self.split)
+# %% ../../nbs/82_lm/01_documents.ipynb #24840317
+_BOUND = r"-?\d[\d_]*%?"
+
+
+@dataclass(frozen=True)
+class Part:
+    "Rows of a split, from `first` to before `last`: numbers, from the end if negative, or percents; None: its ends."
+
+    split: str
+    first: str | None = None
+    last: str | None = None
+
+    def rows(self, count: Callable[[], int]) -> tuple[int, int | None]:
+        "Return the first row and the one behind the last, None for the end; `count` counts the rows if that is needed."
+        return _row(self.first, count) or 0, _row(self.last, count)
+
+
+def _row(bound: str | None, count: Callable[[], int]) -> int | None:
+    if bound is None:
+        return None
+    number = int(bound.rstrip("%"))
+    if bound.endswith("%"):
+        number = round(count() * number / 100)
+    return number if number >= 0 else max(0, count() + number)
+
+
+def parts_named(words: str) -> list[Part]:
+    "Return the parts that `words`, such as train[:1000]+test, name. RequestError if they cannot be read."
+    found = [re.fullmatch(rf"([\w./-]+)(?:\[({_BOUND})?:({_BOUND})?\])?", word.strip()) for word in words.split("+")]
+    parts = [Part(*match.groups()) for match in found if match is not None]
+    if len(parts) < len(found):
+        raise RequestError(
+            f"{words!r} names no part of a data set. Write a split, with rows in brackets: train, train[:1000], "
+            "train[10%:20%] or train+validation."
+        )
+    return parts
+
+# %% ../../nbs/82_lm/01_documents.ipynb #2a872039
+@dataclass(frozen=True)
+class Span:
+    "A piece of shard `shard`, from place `begin` to place `end`; its first row is number `row` of the shard."
+
+    shard: int
+    begin: int
+    end: int
+    row: int
+
+
+@dataclass(frozen=True)
+class PartCorpus:
+    "Pieces of the files of a corpus, each a shard with places of its own."
+
+    corpus: FileCorpus
+    spans: tuple[Span, ...]
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        "The names of the files, with the row with which a piece begins."
+        names = self.corpus.shards
+        return tuple(f"{names[s.shard]} from row {s.row + 1} on" if s.row else names[s.shard] for s in self.spans)
+
+    def rows(self, shard: int, place: int) -> Iterator[Row]:
+        "The rows of a piece from a place on; BadRow if one cannot be read."
+        span = self.spans[shard]
+        if place >= span.end - span.begin:
+            return
+        try:
+            for row in self.corpus.rows(span.shard, span.begin + place):
+                yield Row(row.fields, row.after - span.begin)
+                if row.after >= span.end:
+                    return
+        except BadRow as error:
+            raise BadRow(error.reason, None if error.after is None else error.after - span.begin) from None
+
+    def edges(self) -> str:
+        "A hash of the files, and of the pieces."
+        return hashlib.sha256(f"{self.corpus.edges()}{self.spans}".encode()).hexdigest()[:16]
+
+    def size(self, shard: int) -> int | None:
+        "The length of a piece in the unit of its places."
+        return self.spans[shard].end - self.spans[shard].begin
+
+# %% ../../nbs/82_lm/01_documents.ipynb #d9957cfb
+def _places(corpus: FileCorpus, shard: int) -> Iterator[int]:
+    "Yield the place behind each row of a shard, bad ones too."
+    if corpus.format not in (_LINES, _TEXT):  # places are numbers of rows
+        yield from range(1, (corpus.size(shard) or 0) + 1)
+        return
+    place, more = 0, True
+    while more:
+        more = False
+        try:
+            for row in corpus.rows(shard, place):
+                yield (place := row.after)
+        except BadRow as error:
+            if error.after is not None:
+                yield (place := error.after)
+                more = True
+
+
+def _count(corpus: FileCorpus) -> int:
+    return sum(1 for shard in range(len(corpus.paths)) for _ in _places(corpus, shard))
+
+
+def _spans(corpus: FileCorpus, first: int, last: int | None) -> tuple[list[Span], int]:
+    "Return the pieces with the rows from `first` to before `last`, and how many rows were seen."
+    spans, seen = list[Span](), 0
+    for shard in range(len(corpus.paths)):
+        place, begin, row = 0, 0, None
+        for number, after in enumerate(_places(corpus, shard)):
+            if seen == last:
+                break
+            if seen >= first and row is None:
+                begin, row = place, number
+            place, seen = after, seen + 1
+        if row is not None:
+            spans.append(Span(shard, begin, place, row))
+        if seen == last:
+            break
+    return spans, seen
+
+# %% ../../nbs/82_lm/01_documents.ipynb #95e2f38e
+_SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+
+
+def _split_named(word: str) -> str | None:
+    "Return the split that a word stands for, such as validation for dev."
+    return next((split for split, words in _SPLITS.items() if word in words), None)
+
+
+def _split_of(path: Path) -> str | None:
+    "Return the split that a file is named after, or the folder it is in; None: it is named after none."
+    for name in (path.name.partition(".")[0], *reversed(path.parent.parts)):
+        for word in re.split(r"[^a-z]+", name.lower()):
+            if (split := _split_named(word)) is not None:
+                return split
+    return None
+
+
+def files_of(corpus: FileCorpus, folder: Path, split: str) -> FileCorpus:
+    """Return the files of a split, by their names. RequestError if there are none.
+
+    A file alone, and files that are named after no split, are for training.
+    """
+    wanted = _split_named(split)
+    if split == "all" or (wanted == "train" and folder.is_file()):
+        return corpus
+    splits = [_split_of(path.relative_to(folder if folder.is_dir() else folder.parent)) for path in corpus.paths]
+    named = wanted if wanted in splits else None
+    if wanted is None or (named is None and (wanted != "train" or None not in splits)):
+        there = ", ".join(sorted({each or "train" for each in splits}))
+        raise RequestError(
+            f"{folder.name} has no split {split!r}; by the names of its files there is {there}. Name one of these, or "
+            "the path of a file by task.data or task.valid."
+        )
+    return FileCorpus(tuple(p for p, own in zip(corpus.paths, splits, strict=True) if own == named), corpus.format)
+
+# %% ../../nbs/82_lm/01_documents.ipynb #b7784768
+def _cut_files(corpus: FileCorpus, place: Path, words: str) -> Corpus:
+    "Return the parts of files that `words` name. RequestError if there are none."
+    spans, whole = list[Span](), len(corpus.paths)
+    for part in parts_named(words):
+        files = files_of(corpus, place, part.split)
+        if part.first is None and part.last is None and len(words.split("+")) == 1:
+            return files
+        first, last = part.rows(lambda files=files: _count(files))  # type: ignore[misc]
+        found, seen = _spans(files, first, last)
+        if not found or (last is not None and seen < last):
+            raise RequestError(
+                f"{words!r} asks for rows that are not there: {place.name} has {_count(files)} of {part.split!r}."
+            )
+        numbers = [n for n in range(whole) if corpus.paths[n] in files.paths]
+        spans += [Span(numbers[s.shard], s.begin, s.end, s.row) for s in found]
+    return PartCorpus(corpus, tuple(spans))
+
+
+def _inside(place: Place, name: str) -> Place:
+    "Return the folder, or the file, with the configuration `name` of local data. RequestError if there is none."
+    assert place.path is not None, "it is on the disk"
+    below = sorted(place.path.rglob("*")) if place.path.is_dir() else []
+    names = {path: path.relative_to(place.path).as_posix() for path in below if not path.name.startswith(".")}
+    for wanted in (name, name.replace("/", "-")):
+        for path, own in names.items():
+            if wanted in (own, own.replace("/", "-")) or (path.is_file() and format_of(path) and wanted == path.stem):
+                return Place(f"{place.name}/{own}", path)
+    folders = [own for path, own in names.items() if path.is_dir()]
+    there = f"there are {', '.join(folders[:8])}" if folders else "it has no folders"
+    raise RequestError(
+        f"{place.name!r} has no part {name!r}; {there}.{did_you_mean(name, folders)} Of local texts, task.subset is a "
+        "folder in that of the data, or a split with rows: train[:1000]."
+    )
 
 # %% ../../nbs/82_lm/01_documents.ipynb #07137b06
 def _may_be_cached(name: str) -> bool:
@@ -425,21 +625,41 @@ def _is_saved(path: Path) -> bool:
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
-def _saved_split(place: Place, split: str) -> Path:
-    "The folder of a split that `save_to_disk` wrote, or the folder itself. RequestError where it has no row."
-    assert place.path is not None, "it is on the disk"
-    folder, splits = place.path, place.path / "dataset_dict.json"
+def _saved_splits(path: Path) -> dict[str, Path]:
+    "Return the splits that `save_to_disk` wrote, and their folders; a data set without a split is for training."
+    splits = path / "dataset_dict.json"
     if splits.is_file():
-        saved = list(json.loads(splits.read_text(encoding="utf-8"))["splits"])
-        if split not in saved:
-            raise RequestError(
-                f"The data set {place.name!r} has no split {split!r}; there are {', '.join(saved)}."
-                f"{did_you_mean(split, saved)}"
-            )
-        folder = folder / split
-    if not json.loads((folder / "state.json").read_text(encoding="utf-8")).get("_data_files"):
-        raise RequestError(f"The data set {place.name!r} is empty: the split {split!r} has no rows.")
-    return folder
+        return {name: path / name for name in json.loads(splits.read_text(encoding="utf-8"))["splits"]}
+    return {str(json.loads((path / "state.json").read_text(encoding="utf-8")).get("_split") or "train"): path}
+
+
+def _saved_split(place: Place, split: str) -> list[Path]:
+    "Return the folders of a saved split. RequestError if it is not there, or has no row."
+    assert place.path is not None, "it is on the disk"
+    saved = _saved_splits(place.path)
+    alone = split == "train" and place.path in saved.values()  # the default one
+    if split not in (*saved, "all") and not alone:
+        raise RequestError(
+            f"The data set {place.name!r} has no split {split!r}; there are {', '.join(saved)}."
+            f"{did_you_mean(split, list(saved))}"
+        )
+    folders = list(saved.values()) if split == "all" or alone else [saved[split]]
+    for folder in folders:
+        if not json.loads((folder / "state.json").read_text(encoding="utf-8")).get("_data_files"):
+            raise RequestError(f"The data set {place.name!r} is empty: the split {split!r} has no rows.")
+    return folders
+
+# %% ../../nbs/82_lm/01_documents.ipynb #3fe46893
+def _saved_part(place: Place, part: Part) -> Any:
+    "Return the rows of a part of a saved data set."
+    import datasets
+
+    found: list[Any] = [datasets.load_from_disk(str(folder)) for folder in _saved_split(place, part.split)]
+    whole = datasets.concatenate_datasets(found) if len(found) > 1 else found[0]
+    first, last = part.rows(lambda: len(whole))
+    if (last or 0) > len(whole) or (part.first is not None and first >= len(whole)):
+        raise RequestError(f"The split {part.split!r} of {place.name!r} has {len(whole)} rows, and more are asked for.")
+    return whole if part == Part(part.split) else whole.select(range(first, len(whole) if last is None else last))
 
 
 def _load_saved(place: Place, wanted: Wanted) -> Corpus:
@@ -447,17 +667,41 @@ def _load_saved(place: Place, wanted: Wanted) -> Corpus:
     need("datasets", f"The data set {place.name!r}")
     import datasets
 
+    assert place.path is not None, "it is on the disk"
+    name, split = wanted.resolved()
+    if name is not None and name.partition("[")[0] not in _saved_splits(place.path):
+        splits = list(_saved_splits(place.path))
+        raise RequestError(
+            f"The data set {place.name!r} has no split {name!r}; there are {', '.join(splits)}."
+            f"{did_you_mean(name, splits)}"
+        )
     try:
-        dataset: Any = datasets.load_from_disk(str(_saved_split(place, wanted.resolved()[1])))
+        parts: list[Any] = [_saved_part(place, part) for part in parts_named(name or split)]
     except RequestError:
         raise
     except Exception as error:
         raise hub_error(place, "data set", error, offline=False) from None
-    return _as_corpus(dataset, place.name)
+    return _as_corpus(datasets.concatenate_datasets(parts) if len(parts) > 1 else parts[0], place.name)
 
 # %% ../../nbs/82_lm/01_documents.ipynb #ac5d54c6
+def _open_local(place: Place, wanted: Wanted, max_files: int | None) -> Corpus:
+    "Return the part of local texts that is wanted."
+    assert place.path is not None, "it is on the disk"
+    if place.path.is_dir() and _is_saved(place.path):
+        return _load_saved(place, wanted)
+    name, split = wanted.resolved()
+    if name is not None:
+        name, bracket, rows = name.partition("[")
+        inside = _inside(place, name)
+        return open_corpus(inside, replace(wanted, subset=f"all[{rows}" if bracket else None), max_files)
+    corpus = open_files(place.path, max_files)
+    if split == "train" and not wanted.names_split and not wanted.by_name:
+        return corpus
+    return _cut_files(corpus, place.path, split)
+
+
 def open_corpus(place: Place, wanted: Wanted = Wanted(), max_files: int | None = None) -> Corpus:
-    """The corpus at `place`: files, a saved data set, or a data set of the hub.
+    """Return the corpus at `place`: files, a saved data set, or a data set of the hub.
 
     - `place`: where it is
     - `wanted`: of a data set with configurations and splits, which
@@ -465,8 +709,8 @@ def open_corpus(place: Place, wanted: Wanted = Wanted(), max_files: int | None =
 
     RequestError where there is none, or it cannot be read.
     """
-    if place.path is None or wanted.streaming is True:
-        return _load_from_hub(place, wanted)
-    if place.path.is_dir() and _is_saved(place.path):
-        return _load_saved(place, wanted)
-    return open_files(place.path, max_files)
+    if place.path is not None and wanted.streaming is not True:
+        return _open_local(place, wanted, max_files)
+    if place.path is not None and wanted.subset is not None and not wanted.names_split:
+        place, wanted = _inside(place, wanted.subset), replace(wanted, subset=None)
+    return _load_from_hub(place, wanted)

@@ -17,7 +17,7 @@ from ..config.schema import Config, step_limit
 from ..contract.loss import Loss
 from ..contract.task import Task
 from ..distributed.fsdp import is_sharded
-from .documents import FileCorpus, Wanted, open_corpus
+from .documents import FileCorpus, PartCorpus, Wanted, open_corpus
 from .fields import find_text
 from .lookup import locate
 from spectrakit.lm.pretrained import (
@@ -44,7 +44,7 @@ OPTIONS: dict[str, Any] = {
     "pretrained": True,  # false: the model's config.json alone counts, and weights are random
     "dtype": "float32",  # of weights that are frozen, and of an export; auto: the model's own, such as bfloat16
     "attention": None,  # an implementation that transformers knows, such as sdpa
-    "subset": None,  # of a data set of the hub: a configuration such as sample-10BT, or a split such as train[:1000]
+    "subset": None,  # a configuration such as sample-10BT, of files a folder; or a split such as train[:1000]
     "split": "train",  # of a data set with splits
     "streaming": "auto",  # whether a data set of the hub is read over the network as it is needed
     "text_field": None,  # the field with the text, or several of which a row has one; null: it is found
@@ -148,7 +148,7 @@ def _rows_of_epoch(stream: TokenStream, config: Config) -> tuple[int | None, str
 
 # %% ../../nbs/82_lm/06_language_model.ipynb #b3f06156
 def _wanted(option: dict[str, Any], split: str) -> Wanted:
-    return Wanted(option["subset"], split, option["streaming"])
+    return Wanted(option["subset"], split, option["streaming"], by_name=option["valid_split"] is not None)
 
 
 def _source(option: dict[str, Any], name: str, split: str, config: Config) -> tuple[DocumentSource, str]:
@@ -181,9 +181,12 @@ def training_source(option: dict[str, Any], config: Config) -> tuple[DocumentSou
         source = replace(source, every=option["valid_every"])
         valid = source.in_order("held")
     elif held == "split":
-        valid = _source({**option, "subset": None}, option["data"], option["valid_split"], config)[0].in_order("all")
+        subset = None if _wanted(option, "train").names_split else option["subset"]  # a configuration has splits, too
+        of_split = {**option, "subset": subset}
+        valid = _source(of_split, option["data"], option["valid_split"], config)[0].in_order("all")
     elif held != "none":
-        valid = _source({**option, "subset": None}, held, option["split"], config)[0].in_order("all")
+        elsewhere = {**option, "subset": None, "valid_split": None}
+        valid = _source(elsewhere, held, option["split"], config)[0].in_order("all")
     buffer = config.data.shuffle_buffer or BUFFER if config.data.shuffle else 0
     return replace(source, buffer=buffer), valid, why
 
@@ -289,7 +292,7 @@ class LanguageModel(Task):
         source, held, why = training_source(option, cfg)
         try:
             stream = TokenStream(source, encoder, form, ahead=chunks_ahead(cfg.dataloader.num_workers))
-            stream.files_hash = source.corpus.edges() if isinstance(source.corpus, FileCorpus) else None
+            stream.files_hash = source.corpus.edges() if isinstance(source.corpus, FileCorpus | PartCorpus) else None
             stream.samples_per_epoch, how = _rows_of_epoch(stream, cfg)
             valid = None if held is None else read_rows(TokenStream(held, encoder, form), option["valid_rows"])
         except UnreadableText as error:
