@@ -163,7 +163,12 @@ _FIELDS = {
         "ignored": _or_none(_listing),
         **dict.fromkeys(_COUNTS, _or_none(_whole)),
     },
-    "step": {"step": _whole, "epoch": _number, **dict.fromkeys(("loss", "lr", "samples_per_s"), _or_none(_number))},
+    "step": {
+        "step": _whole,
+        "epoch": _number,
+        "lrs": _or_none(_metrics),
+        **dict.fromkeys(("loss", "lr", "samples_per_s"), _or_none(_number)),
+    },
     "eval": {"step": _whole, "epoch": _number, "metrics": _metrics},
     "checkpoint": {"step": _whole, "path": _text},
     "budget": {
@@ -264,7 +269,8 @@ def write_metrics_csv(events: list[dict], path: Path | str) -> list[str]:
         if event["type"] not in ("step", "eval"):
             continue
         row = rows.setdefault(event["step"], {})
-        values = {k: v for k, v in event.items() if k not in ("type", "metrics", "best")}
+        values = {k: v for k, v in event.items() if k not in ("type", "metrics", "best", "lrs")}
+        values |= {f"lr_{name}": rate for name, rate in (event.get("lrs") or {}).items()}
         row.update({**values, **(event["metrics"] if event["type"] == "eval" else {})})
     first = ["step", "epoch", "t", "loss", "lr", "samples_per_s"]
     names = first + sorted({k for row in rows.values() for k in row} - set(first))

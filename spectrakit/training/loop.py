@@ -16,7 +16,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ from ..checks.results import ContractResult
 from ..config.batch_plan import next_fraction
 from ..config.schema import Config
 from ..contract.loss import add_logs, as_loss, whole_window, window_part
+from ..contract.optimizer import group_rates
 from ..distributed.context import BROKEN, Gathering, RunContext
 from ..distributed.fsdp import all_finite, gradient_clip, scale
 from spectrakit.distributed.heartbeat import (
@@ -440,6 +441,7 @@ class LogPoint(NamedTuple):
     samples_per_s: float
     logs: dict[str, tuple]  # sums that its losses have logged
     gathering: Gathering  # of the reports of all ranks
+    lrs: Mapping[str, float] = {}  # the rate of each parameter group, where they differ
 
     def reports(self, at_most_s: float | None = None) -> list[RankReport]:
         "Those of all ranks, which are waited for. RuntimeError where one has gone, or does not come in time."
@@ -468,7 +470,9 @@ def write_log_point(s: TrainState, log: LogPoint, means: dict[str, float], repor
     point: dict[str, Any] = {"epoch": log.epoch, **means, "lr": log.lr, "samples_per_s": log.samples_per_s}
     if s.context.device.type == "cuda":
         point["gpu_gib"] = max(report.memory_gib for report in reports)
-    s.record.trackers.log(log.step, point)
+    s.record.trackers.log(log.step, point | {f"lr_{name}": rate for name, rate in log.lrs.items()})
+    if log.lrs:
+        point["lrs"] = log.lrs
     if s.progress.overflows:
         point["overflows"] = s.progress.overflows
     if len(reports) > 1 or s.context.device.type == "cuda":
@@ -501,6 +505,7 @@ def begin_log(s: TrainState) -> LogPoint | None:
         round(interval.samples / seconds, 1),
         interval.logs,
         exchange_reports(s, total, seconds),
+        group_rates(s.learner.optimizer.param_groups),
     )
     s.nan.skipped = s.requests.pending = 0
     s.context.heartbeat.report_pace(pace.quantile(0.99))

@@ -59,11 +59,18 @@ def _effective_batch(s: RunState) -> str:
     return f"effective batch {size}" if size else ""
 
 
+def _rates(s: RunState, most: int = 4) -> str:
+    "The learning rates of parameter groups that differ."
+    rates = [f"{name} {rate:.3g}" for name, rate in s.lrs.items()]
+    return f"lr: {', '.join(rates[:most])}{', …' if rates[most:] else ''}" if rates else ""
+
+
 FIGURES = (
     Figure(_loss, is_drawn=True),
     Figure(_logged, in_line=False),
     Figure(_best, in_line=False, is_drawn=True),
     Figure(lambda s: f"lr {s.lr.last:.3g}" if s.lr.last is not None else "", is_drawn=True),
+    Figure(_rates, in_line=False),
     Figure(lambda s: f"{s.speed.last:.0f} samples/s" if s.speed.last is not None else "", is_drawn=True),
     Figure(_effective_batch, in_line=False),
     Figure(_ranks, is_drawn=True),

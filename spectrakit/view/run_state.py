@@ -176,6 +176,7 @@ class RunState:
         self.paces: list[tuple[int, float]] = []  # (step, t) of log points of this session, thinned out
         # curves and evaluations
         self.loss, self.lr, self.speed = Curve(), Curve(), Curve()
+        self.lrs: dict[str, float] = {}  # the rate of each parameter group, where they differ
         self.valid: dict[str, Curve] = {}  # by metric
         self.logged: dict[str, Curve] = {}  # what losses log, by name, such as train_mae
         self.left_out = 0  # metrics of an evaluation that are not shown
@@ -249,6 +250,8 @@ def _apply_step(s: RunState, e: dict) -> None:
         del s.paces[1:-1:2]
     s.loss.add(s.step, e.get("loss"))
     s.lr.add(s.step, e.get("lr"))
+    rates = e["lrs"] if isinstance(e.get("lrs"), dict) else {}
+    s.lrs = {str(name): rate for name, rate in list(rates.items())[:MOST_METRICS] if plain_number(rate)}
     s.speed.add(s.step, e.get("samples_per_s"))
     for name, value in e.items():
         kept = name in s.logged or len(s.logged) < MOST_METRICS
