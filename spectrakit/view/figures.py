@@ -31,6 +31,12 @@ def _logged(s: RunState, most: int = 3) -> str:
     return " · ".join(f"{name} {number(curve.last, '.4g')}" for name, curve in list(s.logged.items())[:most])
 
 
+def _rates(s: RunState, most: int = 4) -> str:
+    "The learning rates of parameter groups that differ."
+    rates = [f"{name} {rate:.3g}" for name, rate in s.lrs.items()]
+    return f"lr: {', '.join(rates[:most])}{', …' if rates[most:] else ''}" if rates else ""
+
+
 def _ranks(s: RunState, most: int = 8) -> str:
     "The memory of each process, and how busy it was, so that one sees all GPUs work."
     words = []
@@ -57,12 +63,6 @@ class Figure:
 def _effective_batch(s: RunState) -> str:
     size = s.start.get("effective_batch_size")
     return f"effective batch {size}" if size else ""
-
-
-def _rates(s: RunState, most: int = 4) -> str:
-    "The learning rates of parameter groups that differ."
-    rates = [f"{name} {rate:.3g}" for name, rate in s.lrs.items()]
-    return f"lr: {', '.join(rates[:most])}{', …' if rates[most:] else ''}" if rates else ""
 
 
 FIGURES = (
