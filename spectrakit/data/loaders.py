@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Batches', 'MicroBatch', 'resident_tensors', 'ResidentBatches', 'choose_pinning', 'Copies', 'RowBatches',
            'copied_ahead', 'shorten_socket_paths', 'end_with_parent', 'begin_worker', 'keeping_sigchld', 'with_less',
-           'Workers', 'check_length', 'LoadedBatches', 'Placement', 'train_batches', 'eval_batches', 'dataset_length',
-           'limit_samples', 'find_non_finite', 'check_finite_dataset']
+           'Workers', 'check_length', 'LoadedBatches', 'Placement', 'train_batches', 'eval_batches', 'noticing_changes',
+           'dataset_length', 'limit_samples', 'find_non_finite', 'check_finite_dataset']
 
 # %% ../../nbs/22_data/06_loaders.ipynb #89ed1aae
 import contextlib
@@ -28,6 +28,7 @@ from ..config.batch_plan import BatchPlan
 from ..config.schema import Config, DataloaderConfig
 from ..config.workers import Reading, choose_workers, most_workers, reading_times
 from .batch_forms import collate_samples, dense_parts, leaves_of, parts_of, to_device
+from .content import state_of
 from spectrakit.data.order import (
     Cut,
     EpochPlan,
@@ -40,7 +41,7 @@ from spectrakit.data.order import (
     train_cuts,
 )
 from .rows import Columns, columns_of
-from .samples import SeededSamples
+from .samples import SeededCollate, SeededSamples
 from ..system.errors import RequestError
 from ..system.hardware import killed_for_memory, memory_kills, shared_memory_note
 
@@ -74,10 +75,16 @@ class ResidentBatches:
     """
 
     reason = ""  # why they are read in this way
+    dataset: Any = None  # where their samples are from
 
     def __init__(self, tensors: Sequence[Any], device: Any, plan: EpochPlan) -> None:
-        self.tensors = [t.to(device) for t in tensors]
+        self.tensors, self.device = [t.to(device) for t in tensors], device
         self.plan = plan
+
+    def read_anew(self, changed: bool) -> None:
+        "Take over the tensors of the data set anew, where it has `changed`."
+        if changed:
+            self.tensors = [t.to(self.device) for t in resident_tensors(self.dataset, float("inf")) or self.tensors]
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
@@ -190,11 +197,18 @@ class RowBatches:
     """
 
     reason = ""  # why they are read in this way
+    dataset: Any = None  # where their samples are from
 
     def __init__(self, source: Columns, device: Any, plan: EpochPlan, pin: bool | str = False):
         self.source, self.device, self.plan = source, device, plan
         self.copies = Copies(None if pin == "auto" else bool(pin))
         self._take = _gather(source)
+
+    def read_anew(self, changed: bool) -> None:
+        "Take over the columns of the data set anew, where it has `changed`."
+        if changed:
+            self.source = columns_of(self.dataset) or self.source
+            self._take = _gather(self.source)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
@@ -301,10 +315,11 @@ class _Requests:
         return self.keys
 
 
-def _collated(samples: SeededSamples, collate: Callable, read: list) -> tuple[Any, frozenset[str] | None, float]:
+def _collated(samples: SeededSamples, collate: Callable, read: list) -> tuple[Any, tuple, float]:
     "A batch of the samples `read`, what is known now of the generators that they draw from, and the seconds it took."
+    began = samples.began
     data = collate(read)
-    return data, samples.drawn, time.perf_counter() - samples.began
+    return data, (samples.drawn, samples.collated), time.perf_counter() - began
 
 
 def _data_loader(
@@ -324,7 +339,7 @@ def _data_loader(
         samples,  # type: ignore[arg-type]  # torch asks for its methods alone
         batch_sampler=requests,  # type: ignore[arg-type]  # it passes on what it gets
         num_workers=workers,
-        collate_fn=partial(_collated, samples, collate or collate_samples),
+        collate_fn=partial(_collated, samples, SeededCollate(samples, collate) if collate else collate_samples),
         pin_memory=bool(settings.pin_memory) and torch.device(device).type == "cuda",
         generator=torch.Generator().manual_seed(seed),  # its own: nothing is drawn from the global one
         worker_init_fn=partial(begin_worker, os.getpid()),
@@ -430,8 +445,9 @@ def _workers_for(dataset: Any, config: Config, placement: "Placement") -> Datalo
 class _Loader:
     "Reads batches of a data set, by workers that others may take the place of."
 
-    def __init__(self, dataset: Any, seed: int, device: Any, collate: Callable | None, settings: DataloaderConfig):
-        self.source, self._requests = SeededSamples(dataset, seed), _Requests()
+    def __init__(self, source: SeededSamples, device: Any, collate: Callable | None, settings: DataloaderConfig):
+        self.source, self._requests = source, _Requests()
+        self._state: Any = None  # of the data set, when workers that are kept began
         self._begun: Any = weakref.WeakSet()  # iterators that still have workers, unless they are over
         self._make = partial(_data_loader, self.source, self._requests, device, collate=collate)
         self.use(settings)
@@ -449,12 +465,21 @@ class _Loader:
 
     def read(self, keys: Iterator[Keys]) -> Iterator[tuple[Any, Any, float]]:
         "A batch for each of `keys`: the data, the generators that were drawn from, the seconds that reading took."
+        self._renew()
         self._requests.keys, asked = keys, time.perf_counter()
         for batch in _plain_errors(self._loader, self._begun):
             if self.start_s is None:
                 self.start_s = max(0.0, time.perf_counter() - asked - batch[2])
-            self.source.learn(batch[1])  # workers that begin later know what these have found
+            self.source.learn(*batch[1])  # workers that begin later know what these have found
             yield batch
+
+    def _renew(self) -> None:
+        "End workers that are kept, where the data set has changed since they began: they have a copy."
+        if self.settings.num_workers and self.settings.persistent_workers:
+            dataset = self.source.dataset
+            before, self._state = self._state, state_of(getattr(dataset, "stream", dataset))
+            if before is not None and before != self._state:
+                self.close()
 
     def close(self) -> None:
         "End the workers now: left to Python, they would wait until somebody collects what the run has left."
@@ -609,7 +634,19 @@ class LoadedBatches:
         self.dataset, self.device, self.plan = dataset, device, plan
         self.reason = ""  # why they are read in this way
         self.samples, self.told = len(dataset), False  # how long it is from now on; that it has grown
-        self.workers = Workers(settings, partial(_Loader, dataset, plan.seed, device, collate))
+        source = SeededSamples(dataset, plan.seed, tells=plan.tells)
+        self.workers = Workers(settings, partial(_Loader, source, device, collate))
+
+    def read_anew(self, changed: bool) -> None:
+        """Let workers that are kept end, since the task may have changed what they have a copy of.
+
+        A stream that has not `changed` goes on: its next worker would have to reach its place from the beginning.
+        """
+        if changed and hasattr(self.dataset, "begin_anew"):
+            self.dataset.begin_anew()
+        if changed or not hasattr(self.dataset, "begin_anew"):
+            self.workers.loader.source.forget()
+            self.workers.loader.close()
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         "Micro batches of `epoch`, from its optimizer step `first_step` on."
@@ -618,6 +655,8 @@ class LoadedBatches:
         return copied_ahead(self._read(epoch, first_step, None), self.device)
 
     def _read(self, epoch: int, first_step: int, device: Any, done: int = 0) -> Iterator[MicroBatch]:
+        if self.plan.tells:
+            self.workers.loader.source.tell(epoch)
         check_length(self)
         order, clock = self.plan.order(self.samples, epoch), _clock(self.device)
         while (left := _if_any(islice(self.plan.cuts_from(first_step), done, None))) is not None:
@@ -696,6 +735,7 @@ def _batches(dataset: Any, plan: EpochPlan, config: Config, placement: Placement
         pin = config.dataloader.pin_memory if _is_cuda(device) else False
         made = RowBatches(source, device, plan, pin)
         made.reason = _rows_reason(source, config, pin)
+    made.dataset = dataset
     return made
 
 # %% ../../nbs/22_data/06_loaders.ipynb #dff76eb0
@@ -716,7 +756,8 @@ def train_batches(
     - `collate`: makes a batch of a list of samples (default: torch's)
     - `sampled`: gives the indices of an epoch, as many as `plan` has samples (default: all of them once)
     """
-    epochs = EpochPlan(partial(train_cuts, plan, placement.rank), config.seed, config.data.shuffle, sampled)
+    cuts = partial(train_cuts, plan, placement.rank)
+    epochs = EpochPlan(cuts, config.seed, config.data.shuffle, sampled, tells=True)
     settings = replace(config, dataloader=_workers_for(dataset, config, placement))
     return _batches(dataset, epochs, settings, placement, collate)
 
@@ -742,6 +783,17 @@ def eval_batches(
     workers = replace(_workers_for(dataset, config, placement), persistent_workers=False)
     settings = replace(config, dataloader=workers)
     return _batches(dataset, epochs, settings, placement, collate)
+
+# %% ../../nbs/22_data/06_loaders.ipynb #a0e40001
+@contextlib.contextmanager
+def noticing_changes(*readers: Batches | None) -> Iterator[None]:
+    "Let `readers` read anew what is changed of their data sets within this block."
+    there = [reader for reader in readers if reader is not None]
+    roots = [getattr(reader.dataset, "stream", reader.dataset) for reader in there]
+    before = [state_of(root) for root in roots]
+    yield
+    for reader, root, state in zip(there, roots, before, strict=True):
+        reader.read_anew(state_of(root) != state)
 
 # %% ../../nbs/22_data/06_loaders.ipynb #23a2fc07
 def dataset_length(dataset: Any, what: str) -> int:

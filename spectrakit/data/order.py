@@ -215,6 +215,7 @@ class EpochPlan:
     - `shuffle`: whether each epoch has an order of its own
     - `sampled`: gives the indices of an epoch, in place of all of them once (default: nothing does)
     - `version`: that of the order (default: the newest)
+    - `tells`: whether the data set is told the epoch, where it has `set_epoch` (default: no)
     """
 
     cuts: Callable[..., Iterator[Cut]]
@@ -222,6 +223,7 @@ class EpochPlan:
     shuffle: bool = False
     sampled: Callable[[int], Any] | None = None
     version: int = ORDER_VERSION
+    tells: bool = False
 
     def order(self, samples: int, epoch: int) -> Any:
         "The order of `epoch`, of a data set of `samples`: Tensor [n] of indices, or a `ComputedOrder`."

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from ..config.schema import Config
 from .content import content_hash
 from .order import mix_seed
+from .samples import held_generators, told_epochs
 from ..system.errors import RequestError
 
 # %% ../../nbs/22_data/08_streams.ipynb #de234661
@@ -114,6 +115,12 @@ def shuffled(samples: Iterator, size: int, seed: int) -> Iterator:
     yield from buffer
 
 # %% ../../nbs/22_data/08_streams.ipynb #2858ebe7
+def _seed_held(stream: Any, seed: int) -> None:
+    "Seed the generators that a stream and its transforms hold."
+    for generator in held_generators(stream).values():
+        generator.seed(seed)
+
+
 class _Pass:
     "One reading of a stream, from its beginning on, or from a mark."
 
@@ -127,8 +134,10 @@ class _Pass:
         seeds = mix_seed(seed, number), mix_seed(seed, number, 1)
         self._generators = _Generators(seeds[0])
         with self._generators.in_use():
-            if callable(getattr(stream, "set_epoch", None)):
-                stream.set_epoch(number)
+            _seed_held(stream, seeds[0])
+            for told in told_epochs(stream):
+                told.set_epoch(number)
+            _seed_held(stream, seeds[0])  # which `set_epoch` may have made, or drawn from
             self._samples = shuffled(iter(stream), buffer, seeds[1])
 
     def read(self, count: int, skip: int = 0) -> list:
@@ -229,6 +238,10 @@ class _Reader:
         self._pass: _Pass | None = None
         self._process = os.getpid()
 
+    def forget(self) -> None:
+        "Open a pass anew for what is read next."
+        self._pass = None
+
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_pass": None}  # another process begins with a pass of its own
 
@@ -286,6 +299,13 @@ class StreamSamples:
 
     def __len__(self) -> int:
         return self.samples
+
+    def set_epoch(self, epoch: int) -> None:
+        "Nothing: the stream is told the number of each pass when that begins."
+
+    def begin_anew(self) -> None:
+        "Reach the next position from the beginning of its pass, since the stream has changed."
+        self._reader.forget()
 
     def __getitem__(self, position: int) -> Any:
         return self._reader.read(position, 1)[0]

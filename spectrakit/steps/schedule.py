@@ -18,6 +18,7 @@ from typing import Any
 from ..config.batch_plan import lr_curve, warmup_length
 from ..config.schema import Config, step_limit
 from ..contract.task import Moment, loss_at, provides
+from ..data.loaders import noticing_changes
 from .mixup import mixup_loss
 from .state import Interval, Learner, TrainState, average_thawed
 from ..system.errors import RequestError
@@ -159,7 +160,8 @@ def begin_epoch(s: TrainState) -> bool:
         return False
     model = s.context.unwrap(s.learner.model)
     before = [q.requires_grad for q in model.parameters()]
-    s.task.on_epoch(model, Moment(s.progress.epoch, s.progress.step, s.schedule.total_steps))
+    with noticing_changes(s.data.train, s.data.valid):
+        s.task.on_epoch(model, Moment(s.progress.epoch, s.progress.step, s.schedule.total_steps))
     _check_thawed(s, model)
     _check_trained(s)
     average_thawed(s.learner, model.named_parameters())

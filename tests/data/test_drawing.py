@@ -164,13 +164,15 @@ def test_reading_leaves_the_generators_where_they_were(dataset):
     assert read == numbers()
 
 
-def test_a_collate_function_draws_from_the_generators_as_they_are():
+def test_what_a_collate_function_draws_depends_on_the_seed_and_the_samples_alone():
     settings = compose("dataloader.num_workers=0").dataloader
     batches = LoadedBatches(All(), "cpu", plan(), settings, lambda samples: torch.rand(()).item())
     torch.manual_seed(8)
     found = [batch.data for batch in batches.epoch(0)]
-    torch.manual_seed(8)
-    assert found == [torch.rand(()).item() for _ in range(6)]
+    assert torch.initial_seed() == 8 and torch.rand(()) == torch.rand((), generator=torch.Generator().manual_seed(8))
+    assert found == [batch.data for batch in batches.epoch(0)] and len(set(found)) == 6
+    assert found[2:] == [batch.data for batch in batches.epoch(0, 2)]
+    assert not set(found) & {batch.data for batch in batches.epoch(1)}
 
 
 class Counted(Plain):
