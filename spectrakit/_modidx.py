@@ -2810,8 +2810,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'spectrakit/data/streams.py'),
                                          'spectrakit.data.streams._Reader._reach': ( '22_data/streams.html#_reader._reach',
                                                                                      'spectrakit/data/streams.py'),
-                                         'spectrakit.data.streams._Reader.forget': ( '22_data/streams.html#_reader.forget',
-                                                                                     'spectrakit/data/streams.py'),
                                          'spectrakit.data.streams._Reader.read': ( '22_data/streams.html#_reader.read',
                                                                                    'spectrakit/data/streams.py'),
                                          'spectrakit.data.streams._check_end': ( '22_data/streams.html#_check_end',

@@ -65,6 +65,12 @@ def resident_tensors(dataset: Any, limit_gib: float) -> tuple | None:
     whole = source.rows is None and all(map(torch.is_tensor, source.columns))
     return source.columns if whole else source.take(torch.arange(source.samples))
 
+# %% ../../nbs/22_data/06_loaders.ipynb #3ebeba17
+def _places(cuts: list[Cut]) -> Iterator[tuple[int, int]]:
+    "Where the samples of each cut begin and end, where those of `cuts` stand one after the other."
+    ends = list(accumulate(cut.stop - cut.start for cut in cuts))
+    return zip([0, *ends], ends, strict=False)
+
 # %% ../../nbs/22_data/06_loaders.ipynb #3ebeba16
 class ResidentBatches:
     """Batches of tensors that live on the device.
@@ -104,12 +110,6 @@ class ResidentBatches:
         # with gradients too, what it gets may be changed in place: `split` would refuse that
         parts = [t.index_select(0, indices).unsafe_split_with_sizes(sizes) for t in self.tensors]
         return zip(*parts, strict=True)
-
-
-def _places(cuts: list[Cut]) -> Iterator[tuple[int, int]]:
-    "Where the samples of each cut begin and end, where those of `cuts` stand one after the other."
-    ends = list(accumulate(cut.stop - cut.start for cut in cuts))
-    return zip([0, *ends], ends, strict=False)
 
 # %% ../../nbs/22_data/06_loaders.ipynb #d1c00012
 def _gather(source: Columns) -> Callable[[Any], tuple]:
@@ -321,7 +321,7 @@ def _collated(samples: SeededSamples, collate: Callable, read: list) -> tuple[An
     data = collate(read)
     return data, (samples.drawn, samples.collated), time.perf_counter() - began
 
-
+# %% ../../nbs/22_data/06_loaders.ipynb #c76842ce
 def _data_loader(
     samples: SeededSamples, requests: _Requests, device: Any, settings: DataloaderConfig, collate: Callable | None
 ) -> Any:

@@ -177,7 +177,7 @@ def _seeder(transform: Any) -> Callable[[int], Any] | None:
     if not callable(by_seed) or isinstance(transform, type):
         return None
     with contextlib.suppress(TypeError, ValueError):
-        if {"random_generator", "py_random"} <= set(inspect.signature(by_states).parameters):  # type: ignore[arg-type]  # None is a TypeError
+        if {"random_generator", "py_random"} <= set(inspect.signature(by_states).parameters):  # type: ignore[arg-type]  # where it is None, that is a TypeError
             return lambda seed: transform.set_random_state(numpy.random.default_rng(seed), random.Random(seed))
     return lambda seed: transform.set_random_seed(seed & 0xFFFFFFFF)
 
@@ -259,7 +259,7 @@ class Generators:
         return {"root": self.root}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]  # another process finds its own
+        self.__init__(**state)  # type: ignore[misc]  # a call like any other: another process finds its own
 
 # %% ../../nbs/22_data/03_samples.ipynb #9e1d0007
 @contextlib.contextmanager
@@ -403,7 +403,8 @@ class SeededSamples:
         self.drawn: frozenset[str] | None = None
         self.began = 0.0  # when it was asked last, by time.perf_counter()
         self.keys, self.collated = Keys(0, []), frozenset[str]()  # what it was asked for last
-        self._tells, self._told = tells, None  # the epoch that the data set was told last
+        self._tells = tells
+        self._told: int | None = None  # the epoch that the data set was told last
         if isinstance(declared, bool) or self._reader.takes_seeds:
             self.drawn = frozenset(global_generators()) if declared else frozenset()
 

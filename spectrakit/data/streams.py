@@ -235,26 +235,22 @@ class _Reader:
         self._stream, self._seed, self._buffer = stream, seed, buffer
         self._starts = _PassStarts(_promised_length(stream) or None)
         self.marks = _Marks(self._starts)
-        self._pass: _Pass | None = None
+        self.open_pass: _Pass | None = None
         self._process = os.getpid()
 
-    def forget(self) -> None:
-        "Open a pass anew for what is read next."
-        self._pass = None
-
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_pass": None}  # another process begins with a pass of its own
+        return {**self.__dict__, "open_pass": None}  # another process begins with a pass of its own
 
     def _reach(self, number: int, offset: int) -> _Pass:
         "Pass `number`, read no further than `offset`; a forked process shares open files, and begins anew."
-        current = self._pass if self._process == os.getpid() else None
+        current = self.open_pass if self._process == os.getpid() else None
         nearest = self.marks.before(number, offset)
         behind = current is not None and nearest is not None and nearest.position > current.position
         if current is None or current.number != number or current.position > offset or behind:
             current = _Pass(self._stream, number, self._seed, self._buffer, nearest)
             if nearest is None:
                 self.marks.begin(current.mark())
-        self._pass, self._process = current, os.getpid()
+        self.open_pass, self._process = current, os.getpid()
         return current
 
     def read(self, first: int, count: int) -> list:
@@ -305,7 +301,7 @@ class StreamSamples:
 
     def begin_anew(self) -> None:
         "Reach the next position from the beginning of its pass, since the stream has changed."
-        self._reader.forget()
+        self._reader.open_pass = None
 
     def __getitem__(self, position: int) -> Any:
         return self._reader.read(position, 1)[0]

@@ -70,15 +70,22 @@ def write_table(table: Any, out: Path) -> None:
             "predictions.npz; choose another file."
         ) from None
 
+# %% ../../nbs/45_jobs/00_prediction.ipynb #73cb4715
+def batches_of(task: Any, dataset: Any, config: Config, context: RunContext, stage: str = "predict") -> Batches:
+    """The batches that this rank predicts.
+
+    - `task`: whose `collate` makes them
+    - `dataset`: map-style, on every rank the same
+    - `config`: the size of a batch
+    - `context`: the ranks that share the work
+    - `stage`: "valid" for held-out samples, whose targets are kept, too (default: test samples)
+    """
+    place = Placement(context.device, context.rank, context.world_size)
+    return eval_batches(dataset, config, place, collate_of(task, stage))
+
 # %% ../../nbs/45_jobs/00_prediction.ipynb #73cb4714
 _ROUND_S = 2.0  # seconds after which the ranks send what they have to rank 0, and may stop
 _MOST_BATCHES = 64  # of each rank in a round
-
-
-def batches_of(task: Any, dataset: Any, config: Config, context: RunContext, stage: str = "predict") -> Batches:
-    "The batches that a rank predicts; `stage`: 'valid' for held-out samples, whose targets are kept, too."
-    place = Placement(context.device, context.rank, context.world_size)
-    return eval_batches(dataset, config, place, collate_of(task, stage))
 
 
 def predict_rounds(
