@@ -7,7 +7,7 @@ __all__ = ['SCHEMA', 'AVERAGED', 'CheckpointError', 'write_tensors', 'only_plain
            'tensor_bytes', 'check_free_space', 'CheckpointContent', 'Saved', 'checkpoint_bytes', 'put_back',
            'save_checkpoint', 'read_manifest', 'verify', 'checkpoints', 'read_pointer', 'averaged_names',
            'write_averaged_names', 'find_checkpoint', 'prune', 'mirror_folder', 'mirror_checkpoint', 'load_weights',
-           'load_state', 'prove_loadable', 'add_average', 'drop_averages', 'rehearse', 'random_state',
+           'load_state', 'prove_loadable', 'add_average', 'drop_averages', 'read_back', 'rehearse', 'random_state',
            'restore_random_state']
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #23a2fcf4
@@ -202,7 +202,7 @@ def _comes_back(value: Any) -> bool:
 def tensor_bytes(tree: Any) -> int:
     "Bytes of all tensors in nested mappings and lists."
     if hasattr(tree, "untyped_storage"):
-        return tree.nbytes
+        return tree.nbytes if str(tree.layout) == "torch.strided" else tree.numel() * tree.element_size()
     if isinstance(tree, dict):
         return sum(map(tensor_bytes, tree.values()))
     return sum(map(tensor_bytes, tree)) if isinstance(tree, (list, tuple)) and not only_plain(tree) else 0
@@ -697,8 +697,8 @@ class _Counted:
         return size
 
 
-def _pickled_and_back(tree: Any) -> int:
-    "The size of `tree` as it is pickled, once it has been loaded again."
+def read_back(tree: Any) -> tuple[Any, int]:
+    "Return what another process reads of `tree`, on the host, and its bytes."
     import io
 
     import torch
@@ -706,8 +706,7 @@ def _pickled_and_back(tree: Any) -> int:
     file = io.BytesIO()
     torch.save(tree, file)
     file.seek(0)
-    torch.load(file, weights_only=True)
-    return file.getbuffer().nbytes
+    return torch.load(file, map_location="cpu", weights_only=True), file.getbuffer().nbytes
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #97334f1a
 def rehearse(content: CheckpointContent, write_up_to: int = 2**26) -> int:
@@ -731,7 +730,7 @@ def rehearse(content: CheckpointContent, write_up_to: int = 2**26) -> int:
     for name, tree in content.states().items():
         if place := find_unsaveable(tree, name.removesuffix(".pt")):
             raise CheckpointError(place)
-        file.bytes += _pickled_and_back(tree) if small else tensor_bytes(tree)
+        file.bytes += read_back(tree)[1] if small else tensor_bytes(tree)
     return file.bytes
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #23a2fc0c

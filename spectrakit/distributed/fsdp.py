@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['is_sharded', 'same_on_all_ranks', 'shard', 'shard_by_accelerate', 'whole', 'whole_optimizer_state', 'like',
-           'load_whole_optimizer', 'load_whole_model', 'gradient_norm_clip', 'gradient_value_clip', 'gradient_clip',
-           'scale', 'all_finite']
+           'optimizer_groups', 'load_whole_optimizer', 'load_whole_model', 'gradient_norm_clip', 'gradient_value_clip',
+           'gradient_clip', 'scale', 'all_finite']
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fcf4
+import copy
 import sys
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -205,14 +206,49 @@ def like(tensors: list, params: list) -> list:
     "Copies of whole tensors, such as averages of the weights, each shared out as its parameter is. All ranks call it."
     return [_part(tensor, parameter) for tensor, parameter in zip(tensors, params, strict=True)]
 
+# %% ../../nbs/21_distributed/02_fsdp.ipynb #f9db5eb1
+def _inner_optimizers(optimizer: Any) -> list[Any]:
+    "Return the optimizers that `optimizer` holds, in their order."
+    held = [part for value in getattr(optimizer, "__dict__", {}).values() for part in _listed(value)]
+    return [part for part in held if hasattr(part, "param_groups") and hasattr(part, "step") and part is not optimizer]
+
+
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _renew_groups(optimizer: Any) -> None:
+    "Let `param_groups` be those of the optimizers within, which `load_state_dict` of torch has made anew."
+    inner = [group for part in _inner_optimizers(optimizer) for group in part.param_groups]
+    held = optimizer.param_groups
+    same = [[id(q) for q in group["params"]] for group in held] == [[id(q) for q in group["params"]] for group in inner]
+    if same and isinstance(held, list):
+        held[:] = inner
+
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc10
-def load_whole_optimizer(optimizer: Any, state: dict) -> None:
+def optimizer_groups(state: Any) -> list[dict] | None:
+    "Return the groups in the state of an optimizer; None where it has another form than torch's own optimizers."
+    parts = (state.get("state"), state.get("param_groups")) if isinstance(state, dict) else (None, None)
+    if not (isinstance(parts[0], dict) and isinstance(parts[1], list)):
+        return None
+    plain = all(isinstance(values, dict) for values in parts[0].values()) and all("params" in g for g in parts[1])
+    return parts[1] if plain else None
+
+
+def load_whole_optimizer(optimizer: Any, state: Any) -> None:
     """Load what `whole_optimizer_state` gave, into an optimizer of whole or of sharded parameters. All ranks call it.
 
-    ValueError, from torch, where the groups of parameters differ.
+    An optimizer of another form, such as one that holds others, gets what its own `state_dict` returned. ValueError,
+    from torch, where the groups of parameters differ.
     """
     import torch
 
+    if optimizer_groups(state) is None:
+        optimizer.load_state_dict(copy.deepcopy(state))
+        _renew_groups(optimizer)
+        return
     ids = [number for group in state["param_groups"] for number in group["params"]]
     params = dict(zip(ids, [p for group in optimizer.param_groups for p in group["params"]], strict=False))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..config.schema import Config, get, is_diloco
 from ..config.validation import shown
-from .fsdp import like, whole
+from .fsdp import like, load_whole_optimizer, optimizer_groups, whole
 from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #e046fbeb
@@ -544,6 +544,9 @@ def load_outer_state(outer: OuterLoop, state: dict[str, Any]) -> None:
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #0bb1bfe0
 def load_own_optimizer(optimizer: Any, state: dict) -> None:
     "Load what `own_parts` made of the state of `optimizer`, whose parameters may be sharded, and which has made steps."
+    if optimizer_groups(state) is None:
+        load_whole_optimizer(optimizer, state)
+        return
     params = [q for group in optimizer.param_groups for q in group["params"]]
 
     def placed(number: int, name: str, value: Any) -> Any:

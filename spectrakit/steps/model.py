@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['compiled_in_place', 'make_model', 'base_of', 'lacks', 'call_datasets', 'read_elsewhere', 'read_first',
-           'after_datasets', 'Saved', 'model_with', 'recompute', 'save_activations']
+           'after_datasets', 'Saved', 'WeightsDoNotFit', 'model_with', 'recompute', 'save_activations']
 
 # %% ../../nbs/40_steps/02_model.ipynb #bde8779c
 import contextlib
@@ -186,6 +186,17 @@ def _needs_base(saved: Saved) -> str:
     return f" {saved.name} leaves out the frozen weights of {source} (SHA-256 {digest}…), and needs them."
 
 # %% ../../nbs/40_steps/02_model.ipynb #dbc0c25f
+class WeightsDoNotFit(RequestError):
+    "Saved weights are not those of the model; `reason` says in torch's words which."
+
+    def __init__(self, name: str, task: Any, reason: str):
+        self.reason = reason
+        super().__init__(
+            f"The weights of {name} do not fit the model of {type(task).__name__} ({reason}). "
+            "Use the task that trained this run."
+        )
+
+
 def _new_model(task: Any, config: Config, saved: Saved) -> Any:
     "Return a new model of the task, whose `datasets` and `restore` are called before where that is wanted."
     missing = None
@@ -220,10 +231,7 @@ def model_with(task: Any, config: Config, saved: Saved) -> Any:
         model.load_state_dict({**saved.weights, **{key: value for key, value in own.items() if key in left_out}})
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
-        raise RequestError(
-            f"The weights of {name} do not fit the model of {type(task).__name__} ({reason}). "
-            "Use the task that trained this run."
-        ) from None
+        raise WeightsDoNotFit(name, task, reason) from None
     return model
 
 # %% ../../nbs/40_steps/02_model.ipynb #ff9d25de

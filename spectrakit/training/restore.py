@@ -24,7 +24,7 @@ from ..config.batch_plan import BATCH_SETTINGS
 from ..config.schema import step_limit
 from ..data.fingerprint import fingerprint_change
 from ..data.order import mix_seed
-from ..distributed.fsdp import load_whole_model
+from ..distributed.fsdp import load_whole_model, optimizer_groups
 from ..distributed.outer_loop import is_of_another_optimizer
 from ..runs.resume_changes import is_allowed
 from ..runs.run_dir import read_environment
@@ -274,7 +274,8 @@ def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str
 
     RequestError where they do not fit; nothing is half loaded.
     """
-    groups, saved = s.learner.optimizer.param_groups, state["optimizer"]["param_groups"]
+    groups, own = s.learner.optimizer.param_groups, optimizer_groups(state["optimizer"])
+    saved = groups if own is None else own  # an optimizer of another form compares by itself
     today = [{k: v for k, v in group.items() if k != "params"} for group in groups]
     names = [[set(g) - {"params", "initial_lr"} for g in each] for each in (saved, today)]
     replaced = _may_change(s, "optimizer.name") and names[0] != names[1]

@@ -23,7 +23,7 @@ from ..checkpoint.frozen_base import FrozenBase
 from ..checkpoint.store import random_state, restore_random_state
 from ..checks.diagnosis import Scene, explain, explained, method_of, out_of_memory
 from ..checks.results import ContractResult
-from ..checks.undo import TaskState
+from ..checks.undo import Arrived, TaskState
 from ..config.batch_plan import BatchPlan, batch_notes, plan_batches, scaled_lr, total_steps, with_scaled_lr
 from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
@@ -60,7 +60,7 @@ from ..steps.cuda_graphs import capture, choose_graphs
 from ..steps.evaluation import forward_passes
 from ..steps.mixup import roles_of
 from ..steps.model import base_of, call_datasets, make_model, read_elsewhere, save_activations
-from ..steps.sanity_check import PARTS, STEP_ONLY, SanityCheck, check_first_loss, try_contract
+from ..steps.sanity_check import PARTS, STEP_ONLY, NextProcess, SanityCheck, check_first_loss, try_contract
 from ..steps.schedule import check_plateau, check_scheduler, interval_of
 from ..steps.seeding import seed_everything
 from ..steps.state import Data, Execution, Learner, Record, Saving, Schedule, TrainState
@@ -542,9 +542,11 @@ def prepare(
     check_alike(config, context)
     check_diloco(config, context.world_size)
     seed_everything(config.seed)
-    arrived = TaskState(task)
+    arrived, untouched = Arrived(task), TaskState(task)
     read = _read_data(task, config, context, log, training_only, watch)
-    first = read_elsewhere(task, arrived.changed())
+    found = untouched.changed()
+    first = None if provides(task, "restore") else read_elsewhere(task, found) or None
+    found_values = {name: value for name, value in getattr(task, "__dict__", {}).items() if name in found}
     model, base = _moved_model(task, config, context, watch)
     if (modes := into_train_mode(task, model)) and not training_only:
         log.write("message", text=modes)
@@ -566,9 +568,25 @@ def prepare(
         with explained(task, "loss", "on a training batch"):
             check_training(task, model, batches, config.data.allow_nan)  # they get their shapes in a forward pass
     total_batches = forward_passes(len(valid), config, most, context.world_size) if valid is not None else 0
-    learner_of = partial(make_learner, task, config, context, steps=None if training_only else steps, base=base)
+    planned = None if training_only else steps
+
+    def learner_of(owner: Any, model: Any) -> Learner:
+        return make_learner(owner, config, context, model, planned, base)
+
+    again = None if training_only else NextProcess(arrived, found_values, first, learner_of)
     check = SanityCheck(
-        task, config, execution, model, plan, batches, checks, valid, total_batches, partial(learner_of, model), log
+        task,
+        config,
+        execution,
+        model,
+        plan,
+        batches,
+        checks,
+        valid,
+        total_batches,
+        partial(learner_of, task, model),
+        log,
+        again,
     )
     try_contract(check, STEP_ONLY if training_only else tuple(PARTS), watch.result)
     before = context.broadcast(_monitor_before(execution.run_dir) if context.is_main else None)
@@ -579,7 +597,7 @@ def prepare(
     context.reasons.update({name: text for name, text in (("cuda_graphs", why), ("compile", why_compiled)) if text})
     if compiles and not captures:
         model = try_compile(task, model, batches, log, config.data.allow_nan)
-    learner = learner_of(model)
+    learner = learner_of(task, model)
     check_plateau(learner, monitor, direction.mode)
     seed_everything(mix_seed(own_order(config).seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
     state = TrainState(
@@ -587,7 +605,7 @@ def prepare(
         config,
         execution,
         learner,
-        Data(plan, batches, checks, read.fingerprints, None if provides(task, "restore") else first or None),
+        Data(plan, batches, checks, read.fingerprints, again.first if again is not None else first),
         Schedule(steps, steps),
         Record(log),
         monitor,
