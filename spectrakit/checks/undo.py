@@ -89,7 +89,7 @@ def _is_own(kind: type) -> bool:
         return name == "__main__"
     return name.partition(".")[0] != __name__.partition(".")[0] and not file.startswith(_INSTALLED)
 
-
+# %% ../../nbs/39_checks/01_undo.ipynb #82a04d70
 class _Drawn(tuple):
     "The state of a generator of random numbers."
 
@@ -125,44 +125,7 @@ def _parts(thing: Any) -> tuple[Any, list]:
         return dict(vars(thing)), list(vars(thing).values())
     return None, []
 
-# %% ../../nbs/39_checks/01_undo.ipynb #3354aaf5
-class TaskState:
-    "A task object as it is now: its attributes, those of its own classes, and the content of what it holds."
-
-    def __init__(self, task: Any):
-        self.kinds = [(kind, dict(vars(kind))) for kind in type(task).__mro__ if _is_own(kind)]
-        self.own = dict(vars(task)) if hasattr(task, "__dict__") else None
-        self.task, self.held = task, dict[int, tuple[str, Any, Any]]()  # id → attribute, thing, copy
-        values = list((self.own or {}).items())
-        values += [(name, value) for _, own in self.kinds for name, value in own.items() if not name.startswith("__")]
-        while values:
-            name, thing = values.pop()
-            if id(thing) in self.held or thing is task:
-                continue
-            held, parts = _parts(thing)
-            if held is not None or parts:
-                self.held[id(thing)] = (name, thing, held)
-                values += [(name, part) for part in parts]
-
-    def restore(self) -> None:
-        "Put everything back into the same objects."
-        for _, thing, held in self.held.values():
-            _put_back(thing, held)
-        if self.own is not None:
-            vars(self.task).clear()
-            vars(self.task).update(self.own)
-        for kind, own in self.kinds:
-            _give_class(kind, own)
-
-    def changed(self) -> set[str]:
-        "Return the names of the attributes that are new, are others, or hold something else than they did."
-        names = {name for name, thing, held in self.held.values() if not _as_it_was(thing, held)}
-        pairs = [(own, vars(kind)) for kind, own in self.kinds]
-        return names.union(
-            *(_renewed(before, now) for before, now in [(self.own or {}, getattr(self.task, "__dict__", {})), *pairs])
-        )
-
-
+# %% ../../nbs/39_checks/01_undo.ipynb #67b5c9dc
 def _renewed(before: Any, now: Any) -> set[str]:
     "Return the keys that one of two mappings has alone, or that have another value."
     return {name for name in {*before, *now} if name not in before or name not in now or before[name] is not now[name]}
@@ -212,6 +175,43 @@ def _as_it_was(thing: Any, held: Any) -> bool:
         return thing == held
     return not _renewed(held, thing if isinstance(thing, dict) else vars(thing))
 
+# %% ../../nbs/39_checks/01_undo.ipynb #3354aaf5
+class TaskState:
+    "A task object as it is now: its attributes, those of its own classes, and the content of what it holds."
+
+    def __init__(self, task: Any):
+        self.kinds = [(kind, dict(vars(kind))) for kind in type(task).__mro__ if _is_own(kind)]
+        self.own = dict(vars(task)) if hasattr(task, "__dict__") else None
+        self.task, self.held = task, dict[int, tuple[str, Any, Any]]()  # id → attribute, thing, copy
+        values = list((self.own or {}).items())
+        values += [(name, value) for _, own in self.kinds for name, value in own.items() if not name.startswith("__")]
+        while values:
+            name, thing = values.pop()
+            if id(thing) in self.held or thing is task:
+                continue
+            held, parts = _parts(thing)
+            if held is not None or parts:
+                self.held[id(thing)] = (name, thing, held)
+                values += [(name, part) for part in parts]
+
+    def restore(self) -> None:
+        "Put everything back into the same objects."
+        for _, thing, held in self.held.values():
+            _put_back(thing, held)
+        if self.own is not None:
+            vars(self.task).clear()
+            vars(self.task).update(self.own)
+        for kind, own in self.kinds:
+            _give_class(kind, own)
+
+    def changed(self) -> set[str]:
+        "Return the names of the attributes that are new, are others, or hold something else than they did."
+        names = {name for name, thing, held in self.held.values() if not _as_it_was(thing, held)}
+        pairs = [(own, vars(kind)) for kind, own in self.kinds]
+        return names.union(
+            *(_renewed(before, now) for before, now in [(self.own or {}, getattr(self.task, "__dict__", {})), *pairs])
+        )
+
 # %% ../../nbs/39_checks/01_undo.ipynb #5ca03d4d
 _COPIED = 2**28  # bytes of all arrays up to which they are copied
 
@@ -238,7 +238,7 @@ class _Unpickler(pickle.Unpickler):
 
     def __init__(self, file: Any, kept: list[Any]):
         super().__init__(file)
-        self.persistent_load = kept.__getitem__  # type: ignore[method-assign]
+        self.persistent_load = kept.__getitem__  # type: ignore[method-assign]  # an attribute is quicker than a method
 
 
 def _own_array(thing: Any) -> Any:

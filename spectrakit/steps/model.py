@@ -185,7 +185,7 @@ def _needs_base(saved: Saved) -> str:
     source, digest = repr(str(entry.get("source"))), str(entry.get("sha256"))[:12]
     return f" {saved.name} leaves out the frozen weights of {source} (SHA-256 {digest}…), and needs them."
 
-# %% ../../nbs/40_steps/02_model.ipynb #dbc0c25f
+
 class WeightsDoNotFit(RequestError):
     "Saved weights are not those of the model; `reason` says in torch's words which."
 
@@ -196,7 +196,7 @@ class WeightsDoNotFit(RequestError):
             "Use the task that trained this run."
         )
 
-
+# %% ../../nbs/40_steps/02_model.ipynb #dbc0c25f
 def _new_model(task: Any, config: Config, saved: Saved) -> Any:
     "Return a new model of the task, whose `datasets` and `restore` are called before where that is wanted."
     missing = None

@@ -82,7 +82,7 @@ class NextProcess:
     first: list[str] | None
     learner_of: Callable[[Any, Any], Learner]
 
-
+# %% ../../nbs/40_steps/06_sanity_check.ipynb #6728b18d
 @dataclass
 class SanityCheck:
     "What a task's contract is tried with, and what was found on the way."

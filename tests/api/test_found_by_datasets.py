@@ -61,7 +61,7 @@ class Nested(Kinds):
         return TensorDataset(X[:10])
 
     def model(self, cfg):
-        return nn.Linear(3, getattr(self, "found").get("kinds", 2))  # noqa: B009
+        return nn.Linear(3, getattr(self, "found").get("kinds", 2))  # noqa: B009  a name as a text
 
     def submission(self, predictions):
         return {"kind": predictions.argmax(1).tolist()}
