@@ -7080,8 +7080,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                             'spectrakit/steps/sanity_check.py'),
                                                'spectrakit.steps.sanity_check.SanityCheck.at': ( '40_steps/sanity_check.html#sanitycheck.at',
                                                                                                  'spectrakit/steps/sanity_check.py'),
-                                               'spectrakit.steps.sanity_check.SanityCheck.sharded': ( '40_steps/sanity_check.html#sanitycheck.sharded',
-                                                                                                      'spectrakit/steps/sanity_check.py'),
                                                'spectrakit.steps.sanity_check._as_in_ddp': ( '40_steps/sanity_check.html#_as_in_ddp',
                                                                                              'spectrakit/steps/sanity_check.py'),
                                                'spectrakit.steps.sanity_check._cannot_load': ( '40_steps/sanity_check.html#_cannot_load',

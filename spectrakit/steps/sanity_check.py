@@ -99,8 +99,7 @@ class SanityCheck:
     make_learner: Callable[[], Learner]
     log: EventLog
     next_process: NextProcess | None = None  # None: it is not tried
-    # found
-    scene: Scene = field(init=False)  # what is being tried
+    scene: Scene = field(init=False)  # what is being tried; from here on, what was found
     batch: Any = None  # the first training batch
     scaler: Any = None  # of the sanity check alone, where the run is in fp16; that of the run stays as it is
     tried: Any = None  # the batch that was predicted
@@ -108,18 +107,15 @@ class SanityCheck:
     metrics: dict[str, float] = field(default_factory=dict)
     unseen: str = ""  # what metrics_all had against a part of the samples, so that its names are not known
     weights_only: bool = False  # the disk has no room for more
+    sharded: bool = field(init=False)  # whether each rank has a part of the model only
 
     def __post_init__(self) -> None:
         self.at("datasets", "")
+        self.sharded = self.execution.context.sharded
         if self.execution.context.scaler is not None and not self.sharded:
             import torch
 
             self.scaler = torch.amp.GradScaler(self.execution.context.device.type, init_scale=1.0)  # nothing overflows
-
-    @property
-    def sharded(self) -> bool:
-        "Whether each rank has a part of the model only."
-        return self.execution.context.sharded
 
     def at(self, method: str, doing: str, batch: Any = None) -> None:
         "From here on `method` of the task is tried; `doing`: on what, in words."
@@ -867,7 +863,7 @@ def _one_step(check: SanityCheck, task: Any, model: Any, learner: Learner) -> li
     learner.optimizer.step()
     return [q.detach() - old for q, old in zip(model.parameters(), before, strict=True)]
 
-
+# %% ../../nbs/40_steps/06_sanity_check.ipynb #9bf6cc83
 def _check_resumed(check: SanityCheck, task: Any, model: Any, learner: Learner, state: dict[str, Any]) -> None:
     "RequestError where a new optimizer or scheduler does not take what was saved; a message where a step is another."
     assert check.next_process is not None
@@ -946,6 +942,30 @@ def _gathered_bytes(check: SanityCheck, learner: Learner) -> int:
     held = without(module.state_dict(), still_frozen(module, learner.base))
     return tensor_bytes([held, learner.optimizer.state_dict()])
 
+# %% ../../nbs/40_steps/06_sanity_check.ipynb #ae0ee094
+def _rehearsed(check: SanityCheck, content: CheckpointContent) -> str:
+    "What `content` takes, in words, once it was written to nothing. RequestError where it cannot be saved."
+    name = type(check.task).__name__
+    for key, tensor in content.model.items():
+        if (layout := str(getattr(tensor, "layout", "torch.strided"))) != "torch.strided":
+            raise RequestError(
+                f"{name}.model cannot be saved: {key} has the layout {layout}, and a checkpoint holds dense tensors. "
+                "Keep its dense form (.to_dense()), or register it with persistent=False."
+            )
+    for part in ("optimizer", "scheduler"):
+        if place := find_unsaveable(content.state[part], part):
+            raise RequestError(
+                f"{name}.{part} keeps a value that no checkpoint can hold: {place}. Keep numbers, texts, tensors, and "
+                "lists and mappings of them."
+            )
+    try:
+        return check_room(check, rehearse(content), content)
+    except CheckpointError as error:
+        raise RequestError(
+            f"{name}.model cannot be saved: {error}. Let get_extra_state return plain values and tensors, convert a "
+            "buffer (.float()), or register it with persistent=False."
+        ) from None
+
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #b1d826b4
 def try_checkpoint(check: SanityCheck) -> str:
     "A checkpoint, written to nothing and loaded back. RequestError where it cannot be saved, or has no room."
@@ -970,30 +990,6 @@ def try_checkpoint(check: SanityCheck) -> str:
         raise RequestError(problem)
     load_back(check, learner, content)
     return "; ".join(filter(None, (result, try_next_process(check, learner, content) if context.is_main else "")))
-
-
-def _rehearsed(check: SanityCheck, content: CheckpointContent) -> str:
-    "What `content` takes, in words, once it was written to nothing. RequestError where it cannot be saved."
-    name = type(check.task).__name__
-    for key, tensor in content.model.items():
-        if (layout := str(getattr(tensor, "layout", "torch.strided"))) != "torch.strided":
-            raise RequestError(
-                f"{name}.model cannot be saved: {key} has the layout {layout}, and a checkpoint holds dense tensors. "
-                "Keep its dense form (.to_dense()), or register it with persistent=False."
-            )
-    for part in ("optimizer", "scheduler"):
-        if place := find_unsaveable(content.state[part], part):
-            raise RequestError(
-                f"{name}.{part} keeps a value that no checkpoint can hold: {place}. Keep numbers, texts, tensors, and "
-                "lists and mappings of them."
-            )
-    try:
-        return check_room(check, rehearse(content), content)
-    except CheckpointError as error:
-        raise RequestError(
-            f"{name}.model cannot be saved: {error}. Let get_extra_state return plain values and tensors, convert a "
-            "buffer (.float()), or register it with persistent=False."
-        ) from None
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #a24dd8ab
 PARTS: dict[str, Callable[[SanityCheck], str]] = {
