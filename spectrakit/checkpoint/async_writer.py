@@ -430,19 +430,31 @@ def is_for_background(snapshot: Snapshot, settings: CheckpointConfig) -> bool:
     return settings.background and snapshot.bytes > SMALL
 
 
-def poll_writes(saves: SnapshotWriter, mirror: MirrorUpdates | None, settings: CheckpointConfig) -> None:
-    "Report which write and which copy have ended, write the best one that waits where it may be, and begin a copy."
+def poll_writes(
+    saves: SnapshotWriter, mirror: MirrorUpdates | None, settings: CheckpointConfig, too_soon: bool = False
+) -> bool:
+    """Report which write and which copy have ended, write the best one that waits where it may be, and begin a copy.
+
+    - `saves`: what is written, and waits
+    - `mirror`: copies to the second folder, or None
+    - `settings`: the block `checkpoint` of the configuration
+    - `too_soon`: the best one waits still (default: it does not)
+
+    Return whether the best one was written, or is being written.
+    """
+    best = None
     if saves.writes.background.done:
         saves.finish()
     if mirror is not None and mirror.mirror.job.done:
         mirror.finish()
-    if saves.waiting.due and saves.writes.affords() and (best := saves.waiting.take()) is not None:
+    if not too_soon and saves.waiting.due and saves.writes.affords() and (best := saves.waiting.take()) is not None:
         if is_for_background(best, settings):
             saves.start(best)
         else:
             saves.write(best, saves.writes.share.clock())
     if mirror is not None and not saves.writes.background.busy:
         mirror.start_if_due()
+    return best is not None
 
 # %% ../../nbs/20_checkpoint/05_async_writer.ipynb #2a344ecc
 def _numbered(snapshot: Snapshot, number: int, weights_only: bool) -> Snapshot:
@@ -502,6 +514,7 @@ class CheckpointWriter:
             self.mirror = MirrorUpdates(mirror, self.files, self.reports, observed)
         self.weights_only = False  # whether the disk has room for no more; set before the first step
         self._received = 0  # how many snapshots
+        self._next_best_at, self._released = -math.inf, False  # when the next best one may be written
 
     def affords(self) -> bool:
         "Whether a periodic checkpoint would be written now."
@@ -517,6 +530,18 @@ class CheckpointWriter:
             self.reports.warnings.too_slow(share.last_s)
         return False
 
+    def release_best(self) -> None:
+        "Let the best one be written with a save that is due, however short a time ago the last one was."
+        self._released = True
+
+    def _too_soon(self) -> bool:
+        "Whether checkpoint.every_minutes says that a best one waits in memory."
+        return not self._released and self.clock() < self._next_best_at
+
+    def _note_write(self, of_best: bool) -> None:
+        self._released = False if of_best else self.saves.waiting.snapshot is not None  # it goes with a periodic one
+        self._next_best_at = self.clock() + 60 * (self.settings.every_minutes or 0)
+
     def put(self, snapshot: Snapshot, kind: str = "periodic", started_at: float | None = None) -> bool:
         """Take a state that `wants(kind)` wanted. False where it was to be written at once and could not be.
 
@@ -529,12 +554,16 @@ class CheckpointWriter:
             self.flush()
         self._received += 1
         numbered = _numbered(snapshot, self._received, self.weights_only)
-        waits = kind == "best" and not self.affords()
+        waits = kind == "best" and (not self.affords() or (self._too_soon() and not snapshot.averaged))
+        if not waits:
+            self._note_write(snapshot.best)
         later = kind != "last" and (waits or is_for_background(numbered, self.settings))
         copied = self._copy(numbered) if later else None
         if copied is None:
             self.saves.finish()
-            return self.saves.write(numbered, started_at)
+            done = self.saves.write(numbered, started_at)
+            self._next_best_at = self._next_best_at if done else -math.inf
+            return done
         copied = replace(copied, paused_s=self.clock() - started_at)
         self.saves.hold(copied) if waits else self.saves.start(copied)
         return True
@@ -547,7 +576,8 @@ class CheckpointWriter:
 
     def poll(self) -> None:
         "Report what has been written meanwhile, and begin with what may be written now. Cheap where there is neither."
-        poll_writes(self.saves, self.mirror, self.settings)
+        if poll_writes(self.saves, self.mirror, self.settings, self._too_soon()):
+            self._note_write(True)
 
     def add_average(self, weights: dict, steps: list[int]) -> bool:
         "Add the mean of the checkpoints of `steps` to the newest one, as the best; whether that could be done."

@@ -263,11 +263,32 @@ def _profile_file(folder: str, name: str) -> Path:
     return Path(folder) / f"{name.removesuffix('.yaml')}.yaml"
 
 
-def _read_profile(file: Path, group: str) -> tuple[dict, str]:
-    "What stands in the profile `file` of `group`, and the block of settings where its keys belong."
-    text = read_text(file)
-    tree = parse_yaml(text, file)
-    return tree, package_of(text, tree, group)
+@dataclass(frozen=True)
+class _Read:
+    "A file of a profile: its settings without `defaults:`, the block where its keys belong, that list or None."
+
+    file: Path
+    tree: dict
+    package: str = ""
+    defaults: Any = None
+
+
+def _read_profile(file: Path, group: str) -> list[_Read]:
+    """Return the profile `file` of `group`, and under it the files of its name in later folders of profiles.
+
+    A file is laid on the one of that name beneath it, ours in the end; a list `defaults:` of its own replaces them.
+    """
+    same = [folder / group / file.name for folder in profile_folders()]
+    beneath = same[same.index(file) + 1 :] if file in same else same
+    read: list[_Read] = []
+    for each in [file, *filter(Path.is_file, beneath)]:
+        text = read_text(each)
+        tree = parse_yaml(text, each)
+        own = {key: value for key, value in tree.items() if key != "defaults"}
+        read.append(_Read(each, own, package_of(text, tree, group), tree.get("defaults")))
+        if "defaults" in tree:
+            break
+    return read
 
 # %% ../../nbs/10_config/04_compose.ipynb #23a2fc03
 @functools.cache
@@ -279,8 +300,8 @@ def _profile_source() -> Any:
     from omegaconf import OmegaConf
 
     class ProfileSource(ConfigSource):
-        # by group/name: file, settings and `defaults:` of each profile in the composition under way
-        loaded: ClassVar[dict[str, tuple[Path, dict, Any]]] = {}
+        # by group/name: the files of each profile in the composition under way, the topmost first
+        loaded: ClassVar[dict[str, list[_Read]]] = {}
 
         @staticmethod
         def scheme() -> str:
@@ -288,11 +309,9 @@ def _profile_source() -> Any:
 
         def load_config(self, config_path: str) -> ConfigResult:
             file = _profile_file(self.path, config_path)
-            tree, package = _read_profile(file, group=config_path.rpartition("/")[0])
-            own = {k: v for k, v in tree.items() if k != "defaults"}
-            self.loaded[config_path.removesuffix(".yaml")] = file, own, tree.get("defaults")
-            names = {"defaults": tree["defaults"]} if "defaults" in tree else {}  # all that Hydra needs to know of it
-            return ConfigResult(self.provider, self.full_path(), OmegaConf.create(names), {"package": package})
+            read = self.loaded[config_path.removesuffix(".yaml")] = _read_profile(file, config_path.rpartition("/")[0])
+            names = {} if read[-1].defaults is None else {"defaults": read[-1].defaults}  # all that Hydra needs to know
+            return ConfigResult(self.provider, self.full_path(), OmegaConf.create(names), {"package": read[0].package})
 
         def is_group(self, config_path: str) -> bool:
             return (Path(self.path) / config_path).is_dir()
@@ -342,9 +361,9 @@ def _missing_profile(error: Any) -> RequestError:
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     loaded = _profile_source().loaded
     file = next(
-        file
-        for file, _, defaults in [*reversed(loaded.values()), *loaded.values()]
-        if name in str(defaults) or defaults is loaded["spectrakit"][2]
+        read[-1].file
+        for read in [*reversed(loaded.values()), *loaded.values()]
+        if name in str(read[-1].defaults) or read is loaded["spectrakit"]
     )
     groups, parent = profiles(), re.match(r"In '([^']+)/", str(error))  # 'trainer' where trainer/mine.yaml names it
     inner = group.removeprefix(f"{parent[1]}/") if parent else group
@@ -438,15 +457,15 @@ def _own_settings(tree: dict) -> dict:
     return {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
 
 
-def _layers_of(
-    chain: list[Any], files: dict[str, tuple[Path, dict]], chosen: dict[str, Any], top: Path
-) -> list[_Layer]:
-    "The layers of the entries of a list; `files`: file and settings by group/name; `top`: the file that is composed."
+def _layers_of(chain: list[Any], files: dict[str, list[_Read]], chosen: dict[str, Any], top: Path) -> list[_Layer]:
+    "The layers of the entries of a list; `files`: those of a profile, by group/name; `top`: the file that is composed."
     layers = []
     for entry in _in_order(chain, chosen, top.parent == package_profiles()):
-        source, settings_of_file = files[entry.config_path]
-        tree = nested(entry.package, settings_of_file) if entry.package else settings_of_file
-        layers.append(_Layer(source, tree))
+        read = files[entry.config_path]
+        for each in reversed(read):
+            alike = each.package == read[0].package
+            block = entry.package if alike else each.package.removeprefix("_global_").removeprefix(".")
+            layers.append(_Layer(each.file, nested(block, each.tree) if block else each.tree))
     return layers
 
 
@@ -468,7 +487,7 @@ def _compose_by_hydra(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
     with _own_hydra():
         loaded = _profile_source().loaded
         loaded.clear()
-        loaded["spectrakit"] = file, own, defaults
+        loaded["spectrakit"] = [_Read(file, own, "", defaults)]
         try:
             # in no folder, so that no profile beside it comes first
             ConfigStore.instance().store("spectrakit", {"defaults": defaults})
@@ -480,8 +499,7 @@ def _compose_by_hydra(file: Path, tree: dict, chosen: dict[str, str | None]) -> 
         chain: list[Any] = [entry for entry in chosen_defaults.defaults if entry.config_path in loaded]
         if not any(entry.primary for entry in chain):  # so it is where a list has nothing but overrides
             chain.insert(0, _Entry("spectrakit", "", primary=True))
-        files = {path: (source, settings_of_file) for path, (source, settings_of_file, _) in loaded.items()}
-        layers = _layers_of(chain, files, chosen, file)
+        layers = _layers_of(chain, dict(loaded), chosen, file)
         return layers, _names_of(chosen_defaults.overrides.known_choices)
 
 # %% ../../nbs/10_config/04_compose.ipynb #de162d02
@@ -508,20 +526,20 @@ def _chosen_entries(defaults: Any, chosen: dict[str, str | None]) -> dict[str, s
     return entries
 
 # %% ../../nbs/10_config/04_compose.ipynb #550abeef
-def _profile_entries(path: str, package: str, folders: list[Path], files: dict[str, tuple[Path, dict]]) -> list[_Entry]:
+def _profile_entries(path: str, package: str, folders: list[Path], files: dict[str, list[_Read]]) -> list[_Entry]:
     "The entries of the profile `path`, such as trainer/kaggle, and of those that it builds on; `files` gets each."
     group, _, name = path.rpartition("/")
     file = next((file for folder in folders if (file := folder / f"{path}.yaml").is_file()), None)
     if file is None or not _PLAIN_NAME.fullmatch(name) or len(files) > 100:
         raise _ForHydraError
-    tree, stated = _read_profile(file, group)
-    beneath = tree.get("defaults", [])
+    read = _read_profile(file, group)
+    stated, beneath = read[0].package, [] if read[-1].defaults is None else read[-1].defaults
     if not re.fullmatch(r"_global_(\.\w+)*", stated) or not isinstance(beneath, list) or (beneath and package):
         raise _ForHydraError
     again = path in files and beneath
     if again or beneath.count("_self_") > 1 or not all(isinstance(each, str) for each in beneath):
         raise _ForHydraError
-    files[path] = file, {key: value for key, value in tree.items() if key != "defaults"}
+    files[path] = read
     me, found = _Entry(path, package or stated.removeprefix("_global_").removeprefix(".")), list[_Entry]()
     for each in beneath if "_self_" in beneath else [*beneath, "_self_"]:
         found += [me] if each == "_self_" else _profile_entries(f"{group}/{each}", "", folders, files)
@@ -533,7 +551,7 @@ def _compose_plainly(
 ) -> tuple[list[_Layer], dict[str, str]] | None:
     "As `_compose_by_hydra`; None where that has to do it, or to say what is wrong."
     folders = [*([] if file.parent == package_profiles() else [file.parent]), *profile_folders()]
-    files, chain = {"spectrakit": (file, _own_settings(tree))}, list[_Entry]()
+    files, chain = {"spectrakit": [_Read(file, _own_settings(tree))]}, list[_Entry]()
     try:
         entries = _chosen_entries(tree["defaults"], chosen)
         for key, name in entries.items():

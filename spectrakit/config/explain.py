@@ -8,11 +8,15 @@ __all__ = ['Row', 'Explanation', 'explain']
 # %% ../../nbs/10_config/08_explain.ipynb #4ab802c7
 import html
 from dataclasses import dataclass
+from typing import Any
 
 from spectrakit.config.batch_plan import (
     BATCH_SETTINGS,
+    BATCH_WORDS,
     BatchPlan,
+    batch_facts,
     batch_notes,
+    batch_rows,
     plan_batches,
     scaled_lr,
     total_steps,
@@ -20,7 +24,7 @@ from spectrakit.config.batch_plan import (
 )
 from .compose import profile_settings
 from .resolve import ignored_settings
-from .schema import Config, get, is_diloco, step_limit
+from .schema import Config, get, is_diloco, settings, step_limit
 from ..system.errors import RequestError
 from ..system.platforms.detect import detect
 
@@ -28,11 +32,19 @@ from ..system.platforms.detect import detect
 Row = tuple[str, str, str]  # what, how much, why
 
 
+def _sets(group: str, name: str) -> dict[str, Any]:
+    "Return the settings that the profile `name` of `group` makes, by key; none if this machine does not have it."
+    try:
+        return profile_settings(name, group)
+    except RequestError:
+        return {}
+
+
 def _policy(config: Config, key: str) -> str:
     "Where the number of micro batches in a step comes from: the trainer profile where it has one, else a policy."
     value, name = get(config, key), str(config.profile)
     usual = profile_settings("train", "local/accumulate_grad_batches")[key]
-    if name != "none" and profile_settings(name, "trainer").get(key) == value:
+    if name != "none" and _sets("trainer", name).get(key) == value:
         wins = f", which wins over {usual} of the policy train" if value != usual else ""
         return f"{key}, by the profile {name}{wins}"
     which = "local/accumulate_grad_batches=train" if value == usual else "that was chosen"
@@ -45,15 +57,16 @@ def _source(config: Config, key: str) -> str:
         return f"{key}, as asked for"
     if key == "training.gradient_accumulation_steps":
         return _policy(config, key)
-    return f"{key}, by the profile {config.profile}"
+    for group, name in (("trainer", config.profile), ("env", config.env)):
+        if str(name) != "none" and _sets(group, str(name)).get(key) == get(config, key):
+            return f"{key}, by the profile {name if group == 'trainer' else f'env/{name}'}"
+    return f"{key}, " + ("the default" if get(config, key) == settings()[key].default else "by another profile")
 
 # %% ../../nbs/10_config/08_explain.ipynb #cdbfd29b
 def _batch_rows(config: Config, plan: BatchPlan) -> list[Row]:
     "B, K, W and their product."
-    parts = (plan.micro_batch_size, plan.gradient_accumulation_steps, plan.world_size)
-    whats = ("micro batch B", "accumulation K", "processes W")
     rows = []
-    for what, key, number in zip(whats, BATCH_SETTINGS, parts, strict=False):
+    for (what, number), key in zip(batch_rows(batch_facts(plan, 0.0))[:3], BATCH_SETTINGS, strict=False):
         value = get(config, key)
         why = _source(config, key) if value == number else "one for each device" if value == "auto" else "worked out"
         rows.append((what, str(number), why))
@@ -127,7 +140,7 @@ def _processes(config: Config) -> int:
         return 1
     return asked if isinstance(asked, int) else max(1, len(detect().gpus))
 
-
+# %% ../../nbs/10_config/08_explain.ipynb #ec98af5d
 def explain(config: Config, samples: int | None = None, world_size: int | None = None) -> Explanation:
     """What `config` means for a step of training, with the reason of each number.
 
@@ -151,7 +164,13 @@ def explain(config: Config, samples: int | None = None, world_size: int | None =
         f"{config.optimizer.lr * factor:.4g}",
         why or f"{_source(config, 'optimizer.lr')}, not scaled",
     )
+    effective = batch_facts(plan, config.optimizer.lr * factor)["effective_lr"]
+    rate_eff = (
+        BATCH_WORDS["lr_eff"][1],
+        f"{effective:.4g}",
+        "learning rate × K × W: compared with one micro batch a step",
+    )
     unknown = ("steps per epoch", "?", "give the number of samples: explain(config, samples=10000)")
     steps = _step_rows(config, plan) if samples else [unknown]
     notes = (*batch_notes(config, plan), *ignored_settings(config, world_size))
-    return Explanation((*_batch_rows(config, plan), rate, *steps), notes)
+    return Explanation((*_batch_rows(config, plan), rate, rate_eff, *steps), notes)

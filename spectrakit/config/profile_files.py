@@ -236,11 +236,13 @@ def profiles() -> dict[str, list[str]]:
 # %% ../../nbs/10_config/03_profile_files.ipynb #c5adf423
 def profile_intent(name: str, group: str = "trainer") -> str:
     "What a profile is for: its file's first comment. RequestError where there is no such profile, or it is no text."
-    for folder in profile_folders():
-        file = folder / group / f"{name}.yaml"
-        if file.is_file():
-            comments = (line[1:].strip() for line in read_text(file).splitlines() if line.startswith("#"))
-            return next((c for c in comments if not c.startswith("@package")), "")
+    files = [file for folder in profile_folders() if (file := folder / group / f"{name}.yaml").is_file()]
+    for file in files:
+        lines = (line[1:].strip() for line in read_text(file).splitlines() if line.startswith("#"))
+        if comment := next((line for line in lines if not line.startswith("@package")), ""):
+            return comment
+    if files:
+        return ""
     names = profiles().get(group, [])
     raise RequestError(
         f"There is no profile {name!r}. There are: {', '.join(names)}."

@@ -24,7 +24,7 @@ def env_name(platform: Platform) -> str:
 def resolve_env(config: Config, platform: Platform) -> tuple[Config, dict[str, str]]:
     "`config` with every `auto` that this platform's env/ profile sets replaced by its value, and the reasons by key."
     name, reasons = env_name(platform), {}
-    for key, value in profile_settings(name, "env", config).items():
+    for key, value in {"run.dir": "runs", **profile_settings(name, "env", config)}.items():  # a user's may replace ours
         if key not in settings() or value == "auto" or get(config, key) != "auto":
             continue
         if key == "dataloader.num_workers" and value:

@@ -22,6 +22,7 @@ from ..api.actions import Predictions
 from ..api.run import Run
 from ..checkpoint.store import CheckpointError, checkpoint_bytes, checkpoints, read_pointer, verify
 from ..config.aliases import flat
+from ..config.batch_plan import batch_rows
 from ..config.compose import compose
 from ..config.schema import settings, to_dict
 from ..config.validation import shown
@@ -113,7 +114,7 @@ def result_rows(h: History, status: str) -> list[tuple[str, Any]]:
         ("optimizer steps", f"{values['steps']} of {planned}" if planned else values["steps"]),
         ("time", time_text(h.seconds)),
         ("samples per second (median)", values["samples_per_s"]),
-        ("effective batch", h.start.get("effective_batch_size")),
+        *batch_rows(h.start),
         ("restarts", values["restarts"]),
     ]
 

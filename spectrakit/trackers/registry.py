@@ -6,7 +6,7 @@
 __all__ = ['TRACKERS', 'check_trackers', 'start_trackers']
 
 # %% ../../nbs/36_trackers/20_registry.ipynb #5f543a76
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,16 @@ def _open(tracker: Tracker, context: TrackerContext) -> None:
     context.folder.mkdir(parents=True, exist_ok=True)
     tracker.open(context)
     if context.step is None or tracker.config_again:
-        tracker.write_config(hyperparameters(context.config))  # otherwise it is known
+        tracker.write_config({**hyperparameters(context.config), **context.facts})  # otherwise it is known
 
 # %% ../../nbs/36_trackers/20_registry.ipynb #45f2fcd7
 def start_trackers(
-    config: Config, run_dir: Path, report: Callable[[str], Any], is_main: bool = True, step: int | None = None
+    config: Config,
+    run_dir: Path,
+    report: Callable[[str], Any],
+    is_main: bool = True,
+    step: int | None = None,
+    facts: Mapping[str, float] | None = None,
 ) -> Trackers:
     """Open the trackers of `config` in `run_dir`/trackers.
 
@@ -69,11 +74,12 @@ def start_trackers(
     - `report`: takes notes and failures, one sentence each
     - `is_main`: whether this is rank 0; no other has trackers (default: it is)
     - `step`: the optimizer step from which a run goes on (default None: a new run)
+    - `facts`: numbers to write beside the settings, such as the effective batch by its symbol (default None: none)
     """
     trackers = Trackers(report=report)
     for name in check_trackers(config) if is_main else []:
         tracker = TRACKERS[name]()
-        context = TrackerContext(config, _folder_of(name, config, run_dir.resolve()), step)
+        context = TrackerContext(config, _folder_of(name, config, run_dir.resolve()), step, facts or {})
         if (error := _open_again(tracker, context)) is None:
             trackers.opened[name] = tracker
             if tracker.note:

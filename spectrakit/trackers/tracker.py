@@ -29,6 +29,7 @@ class TrackerContext:
     config: Config
     folder: Path  # of this tracker, in the run's `trackers/`
     step: int | None = None
+    facts: Mapping[str, float] = field(default_factory=dict)  # to write beside the settings
 
     @property
     def run_id(self) -> str | None:

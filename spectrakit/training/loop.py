@@ -33,7 +33,7 @@ from spectrakit.checks.diagnosis import (
     rank_lost,
 )
 from ..checks.results import ContractResult
-from ..config.batch_plan import next_fraction
+from ..config.batch_plan import batch_facts, by_symbol, next_fraction
 from ..config.schema import Config
 from ..contract.loss import add_logs, as_loss, whole_window, window_part
 from ..contract.optimizer import group_rates
@@ -626,8 +626,10 @@ def evaluate_and_save(s: TrainState, flags: int, last: bool) -> int:
     if s.requests.evaluation_stopped_by & HURRY:
         hurry(s.budget, parse_duration(s.config.watchdog.after_sigterm))
     due = save_due(s, epoch_end=s.progress.window == 0) or last
-    wanted = due or improved or bool(flags & (SAVE | SAVE_NOW))
-    save_wanted(s, wanted, improved, due, last or bool(flags & SAVE_NOW))
+    asked = due or bool(flags & (SAVE | SAVE_NOW))
+    if asked and s.context.is_main and s.config.checkpoint.enabled:
+        writer_of(s).release_best()
+    save_wanted(s, asked or improved, improved, due, last or bool(flags & SAVE_NOW))
     if flags & SAVE_NOW:
         confirm_requested_save(s)
     return flags
@@ -778,6 +780,7 @@ def begin_run(s: TrainState, resume: bool, restart_reason: str | None) -> None:
         lambda text: s.record.log.write("message", text=text),
         s.context.is_main,
         s.progress.step if resume else None,
+        by_symbol(batch_facts(s.data.plan, s.learner.base_lrs[0])),
     )
 
 

@@ -24,7 +24,15 @@ from ..checkpoint.store import random_state, restore_random_state
 from ..checks.diagnosis import Scene, explain, explained, method_of, out_of_memory
 from ..checks.results import ContractResult
 from ..checks.undo import Arrived, TaskState
-from ..config.batch_plan import BatchPlan, batch_notes, plan_batches, scaled_lr, total_steps, with_scaled_lr
+from spectrakit.config.batch_plan import (
+    BatchPlan,
+    batch_facts,
+    batch_notes,
+    plan_batches,
+    scaled_lr,
+    total_steps,
+    with_scaled_lr,
+)
 from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
 from ..config.schema import Config, to_dict
@@ -674,18 +682,12 @@ def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
         "reasons": _reasons(s, known),
         "strategy": s.context.strategy,
         "backend": s.context.backend,
-        "micro_batch_size": plan.micro_batch_size,
-        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-        "world_size": plan.world_size,
-        "effective_batch_size": plan.effective_batch_size,
+        **batch_facts(plan, lr),
         "num_workers": c.dataloader.num_workers if isinstance(s.data.train, LoadedBatches) else None,  # None: no use
         "train_samples": plan.samples,
         "steps_per_epoch": plan.steps_per_epoch,
         "total_steps": s.schedule.total_steps,
         "base_lr": lr,
-        # the rule of thumb of the linear scaling rule: what the same rate amounts to, compared with one micro batch a
-        # step
-        "effective_lr": lr * plan.gradient_accumulation_steps * plan.world_size,
         "config_sha256": known.get("config_sha256"),
         "git_commit": known.get("git_commit"),
         "versions": known.get("versions"),

@@ -36,7 +36,7 @@ from ..runs.run_dir import check_links
 from ..system.errors import RequestError
 from ..system.files import is_inside
 from ..system.signals import ends_softly, hears_hang_up, interrupt_says, interrupts
-from .search_loop import Search, counted, keep_facts, run_trials
+from .search_loop import Search, counted, keep_facts, run_trials, trials_in_all
 from .search_plan import first_guess, known_times, settings_of_trial, share_for_trials
 from .space import Dimension, distributions, grid_of, import_optuna, plain_words, space_of, with_values
 from spectrakit.tuning.study import (
@@ -153,13 +153,6 @@ def asked_for(
     words = {f"search.space.{key}": plain_words(value) for key, value in {**swept, **(space or {})}.items()}
     composed = with_values(composed, words) if words else composed
     return replace(composed, run=replace(composed.run, dir=new_request(composed).config.run.dir))
-
-
-def _trials_in_all(config: Config, space: Mapping[str, Dimension]) -> int:
-    if config.search.sampler != "grid":
-        return config.search.trials
-    points = sum(1 for _ in grid_of(space))
-    return min(points, config.search.trials) if "search.trials" in (config.typed or ()) else points
 
 # %% ../../nbs/71_tuning/07_search.ipynb #ee4e48eb
 def line_of(row: Any, metric: str, best: bool) -> str:
@@ -302,17 +295,17 @@ def _start(
     config, study = request.config, study_facts(path)
     direction = direction_of(task, config)
     journal = open_journal(path, "maximize" if direction == "max" else "minimize")
-    left_s, total = share_for_trials(request.left_s(), config.search.final_share), _trials_in_all(config, space)
+    left_s, drawn = share_for_trials(request.left_s(), config.search.final_share), distributions(space)
+    total = trials_in_all(config, drawn, rows_of(journal))
     ends = None if left_s is None else time.monotonic() + left_s
     many = ManyRuns(settings_of_trial(config, {}), config.search.parallel, config.search.calibrate, "search")
     planned = plan_places(task, request, many, study, left_s, say)
     facts = {**study, "direction": direction, "places": planned.places.reason, "status": "running"}
     if planned.choice is not None:
         facts["processes"] = asdict(planned.choice)
-    say(f"{path.name}: {total} trials, {planned.places.reason}")
-    s = Search(
-        task, config, path, journal, distributions(space), planned.places, total, ends, say, facts, planned.fallback
-    )
+    few = "; that is all the space has" if total < config.search.trials and config.search.sampler != "grid" else ""
+    say(f"{path.name}: {total} trials, {planned.places.reason}{few}")
+    s = Search(task, config, path, journal, drawn, planned.places, total, ends, say, facts, planned.fallback)
     s.itself = divides_itself(load_task(task) if isinstance(task, str) else task)
     s.spent += first_guess(config, planned.choice)
     if left_s is not None:

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['Dimension', 'dimension', 'plain_words', 'space_of', 'with_values', 'values_on_grid', 'grid_of', 'import_optuna',
-           'distributions']
+           'distributions', 'points_in', 'point_of', 'new_point']
 
 # %% ../../nbs/71_tuning/01_space.ipynb #e16e0c4b
 import itertools
 import math
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,7 +119,7 @@ def _choices(key: str, values: Any, text: str) -> Dimension:
     wrong = next((x for x in values if not isinstance(x, (str, int, float, bool, type(None)))), None)
     if wrong is not None:
         raise RequestError(f"{key}={text} is not possible: {wrong!r} is neither text nor a number.")
-    return Dimension(choices=tuple(values))
+    return Dimension(choices=tuple({(type(x), x): x for x in values}.values()))  # each of them once
 
 # %% ../../nbs/71_tuning/01_space.ipynb #37c1a571
 def plain_words(words: Any) -> Any:
@@ -228,3 +228,52 @@ def distributions(space: Mapping[str, Dimension]) -> dict[str, Any]:
         else:
             by_key[key] = made.FloatDistribution(d.low, d.high, log=d.log, step=d.step)
     return by_key
+
+# %% ../../nbs/71_tuning/01_space.ipynb #915e56d2
+def _count(d: Any) -> int | None:
+    "Return how many values Optuna's distribution `d` has; None if there is no end of them."
+    if hasattr(d, "choices"):
+        return len(d.choices)
+    if d.step is None:
+        return None
+    return round((d.high - d.low) / d.step) + 1
+
+
+def _value(d: Any, place: int) -> Any:
+    "Return the value of Optuna's distribution `d` that `place` others precede."
+    if hasattr(d, "choices"):
+        return d.choices[place]
+    value = d.low + place * d.step
+    return value if isinstance(value, int) else _as_written(value)
+
+
+def _place(d: Any, value: Any) -> int | None:
+    "Return how many values of Optuna's distribution `d` precede `value`; None if it is none of them."
+    if hasattr(d, "choices"):
+        same = (k for k, other in enumerate(d.choices) if type(other) is type(value) and other == value)
+        return next(same, None)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not d.low <= value <= d.high + 1e-9:
+        return None
+    place = (value - d.low) / d.step
+    return round(place) if abs(place - round(place)) < 1e-6 else None
+
+# %% ../../nbs/71_tuning/01_space.ipynb #7c2b05d7
+def points_in(space: Mapping[str, Any]) -> int | None:
+    "Return how many different trials a space of Optuna's distributions allows; None if there is no end of them."
+    counts = [_count(d) for d in space.values()]
+    return None if None in counts else math.prod(count for count in counts if count)
+
+# %% ../../nbs/71_tuning/01_space.ipynb #bda744de
+def point_of(space: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, ...] | None:
+    "Return which point of a space with an end the `values` are; None if they are none of it."
+    places = [_place(d, values.get(key)) for key, d in space.items()]
+    return (
+        None if None in places or len(values) != len(space) else tuple(place for place in places if place is not None)
+    )
+
+# %% ../../nbs/71_tuning/01_space.ipynb #dd22a8d2
+def new_point(space: Mapping[str, Any], known: Container[tuple[int, ...] | None]) -> dict[str, Any] | None:
+    "Return the first point of a space with an end that is not among `known`, as values by setting; None without one."
+    every = itertools.product(*(range(_count(d) or 0) for d in space.values()))
+    point = next((point for point in every if point not in known), None)
+    return None if point is None else {key: _value(d, k) for (key, d), k in zip(space.items(), point, strict=True)}

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks.failure import explain_failure, failure_lines
+from ..config.batch_plan import by_symbol
 from ..offline.install_cell import install_command
 from ..runs.history import follow
 from ..system.errors import RequestError
@@ -88,6 +89,7 @@ def start_lines(event: dict) -> list[str]:
         f"{event['task']}: {event['train_samples']} samples, {event['parameters']:,} parameters, "
         f"{event['total_steps']} optimizer steps in {epochs:.4g} epoch{'s' * (epochs != 1)}",
         f"effective batch {event['effective_batch_size']} (micro batch × accumulation × processes = {batch})",
+        ", ".join(f"{symbol} {number(value, '.4g')}" for symbol, value in by_symbol(event).items()),
         *reasons,
     ]
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import spectrakit
-from spectrakit.config.compose import compose, diff, from_dict, sha256, snapshot
+from spectrakit.config.compose import compose, diff, from_dict, profile_settings, sha256, snapshot
 from spectrakit.config.profile_files import load_yaml, profile_intent, profiles
 from spectrakit.config.resolve import resolve_env
 from spectrakit.config.schema import get, to_dict
@@ -626,3 +626,56 @@ def test_our_own_profiles_need_none_of_hydras_own_settings_and_a_file_of_the_use
         "defaults:\n- trainer: kaggle_safe\n- override hydra/job_logging: disabled\n- _self_\n"
     )
     assert compose().trainer == ours.trainer and "hydra/job_logging/disabled" in read
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "text", "own", "kept"),
+    [
+        ("env", "local", "distributed:\n  timeout_s: 77\n", {"distributed.timeout_s": 77}, {"run.dir": "runs"}),
+        ("env", "cloud", "dataloader: {num_workers: 1}\n", {"dataloader.num_workers": 1}, {"run.dir": "runs"}),
+        (
+            "trainer",
+            "kaggle_safe",
+            "accumulate_grad_batches: 4\n",
+            {"training.gradient_accumulation_steps": 4},
+            {"checkpoint.every_n_epochs": 5, "data.micro_batch_size": 64},
+        ),
+        ("hpo", "random", "search: {trials: 5}\n", {"search.trials": 5}, {"search.sampler": "random"}),
+        (
+            "local/accumulate_grad_batches",
+            "high",
+            "seed: 4\n",
+            {"seed": 4},
+            {"training.gradient_accumulation_steps": 4},
+        ),
+    ],
+)
+def test_a_file_of_the_user_s_is_laid_on_the_built_in_one_of_its_name(here, group, name, text, own, kept):
+    ours = profile_settings(name, group)
+    file = here / "profiles" / group / f"{name}.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    config = compose(f"{group}={name}")
+    assert {key: get(config, key) for key in own} == own and {key: ours.get(key) for key in kept} == kept
+    assert {key: get(config, key) for key in kept} == kept
+    assert profile_settings(name, group).items() >= {**ours, **own}.items()
+    file.write_text("defaults: []\n" + text)  # it says that it replaces ours
+    assert profile_settings(name, group).keys() == own.keys()
+
+
+def test_the_folder_of_runs_has_a_name_also_where_the_profile_of_the_platform_is_replaced(here):
+    (here / "profiles" / "env").mkdir(parents=True)
+    for name in ("local", "wsl2", "cloud", "kaggle", "colab"):
+        (here / "profiles" / "env" / f"{name}.yaml").write_text("defaults: []\ndistributed:\n  timeout_s: 77\n")
+    config, _ = resolve_env(compose(), detect())
+    assert config.run.dir == "runs" and config.distributed.timeout_s == 77
+
+
+def test_what_an_own_profile_lies_on_has_its_own_list(here):
+    "kaggle_2xt4 builds on kaggle_safe, and that on kaggle: each may be the user's."
+    (here / "profiles" / "trainer").mkdir(parents=True)
+    (here / "profiles" / "trainer" / "kaggle.yaml").write_text("trainer:\n  max_epochs: 16\n")
+    (here / "profiles" / "trainer" / "kaggle_safe.yaml").write_text("# @package _global_\n# mine\nseed: 5\n")
+    config = compose("trainer=kaggle_2xt4")
+    assert (config.trainer.max_epochs, config.seed, config.watchdog.limit) == (16, 5, "8h30m")
+    assert profile_intent("kaggle") and profile_intent("kaggle_safe") == "mine"

@@ -737,3 +737,77 @@ def optuna_range():
     import optuna
 
     return optuna.distributions.IntDistribution(0, 9)
+
+
+SMALL = {
+    "words": ({"task.quality": [1.0, 2.0, 3.0]}, 3),
+    "numbers": ({"task.quality": "range(1,4)"}, 3),
+    "steps": ({"task.quality": "range(0.1,0.5,0.1)"}, 4),
+    "several": ({"task.quality": [1.0, 2.0], "seed": "range(1,3)"}, 4),
+    "said twice": ({"task.quality": [1.0, 1.0, 2.0]}, 2),
+}
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    "Trials without training: those with the quality 2 fail, those above it are pruned."
+
+    def trains(config, **_):
+        quality = config.task["quality"]
+        if quality == 2:
+            raise RuntimeError("this value fails")
+        return TrialResult("completed", "val_score", quality, 0.1, None)
+
+    monkeypatch.setattr(search_loop, "run_single_trial", trains)
+
+
+def tried(study) -> list[tuple]:
+    return sorted(tuple(sorted(row.params.items())) for row in study.trials)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+@pytest.mark.parametrize("name", SMALL)
+def test_no_value_of_a_small_space_is_left_out_or_tried_twice(here, scored, capsys, name, sampler):
+    space, points = SMALL[name]
+    words = (*INLINE, *SCORE, f"search.sampler={sampler}", "search.trials=20")
+    study = sk.search(Planned(), *words, space=space, show=True)
+    said = capsys.readouterr().out
+    assert len(study.trials) == len(set(tried(study))) == points and study.status == "completed"
+    assert f": {points} trials, " in said and ("all the space has" in said) == (sampler != "grid")
+    more = sk.search(Planned(), *words, space=space, resume=study.path, show=False)
+    assert tried(more) == tried(study) and read_group(study.path).total == points
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_a_study_that_goes_on_tries_what_is_left_once(here, scored, parallel):
+    words, space = (*SHORT, *SCORE, f"search.parallel={parallel}"), {"task.quality": "range(1,9)"}
+    first = sk.search(Planned(), *words, "search.trials=5", space=space, show=False)
+    assert len(set(tried(first))) == len(first.trials) == 5
+    second = sk.search(Planned(), *words, "search.trials=7", space=space, resume=first.path, show=False)
+    third = sk.search(Planned(), *words, "search.trials=70", space=space, resume=first.path, show=False)
+    assert len(set(tried(second))) == 7 and tried(third) == [(("task.quality", k),) for k in range(1, 9)]
+
+
+def test_a_cut_trial_of_a_small_space_goes_on(here, scored, monkeypatch):
+    train, begun = search_loop.run_single_trial, []
+
+    def late(config, **more):
+        begun.append(config.task["quality"])
+        if len(begun) == 2:
+            raise NoTimeLeft("There is no time to train.")
+        return train(config, **more)
+
+    monkeypatch.setattr(search_loop, "run_single_trial", late)
+    words, space = (*INLINE, *SCORE, "search.trials=9"), {"task.quality": [1.0, 3.0, 4.0]}
+    assert sk.search(Planned(), *words, space=space, show=False).status == "out_of_time"
+    again = sk.search(Planned(), *words, space=space, resume="auto", show=False)
+    done = [row.params["task.quality"] for row in again.trials if row.status == "completed"]
+    assert sorted(done) == [1.0, 3.0, 4.0] and sorted(begun) == sorted([*done, begun[1]])
+
+
+def test_values_of_another_space_count_beside_those_of_this_one(here, scored):
+    words = (*INLINE, *SCORE)
+    first = sk.search(Planned(), *words, "search.trials=2", space={"task.quality": "interval(1.1,1.9)"}, show=False)
+    space = {"task.quality": "interval(5.1,5.9)"}
+    assert len(sk.search(Planned(), *words, "search.trials=3", space=space, show=False).trials) == 3
+    assert len(first.trials) == 2
