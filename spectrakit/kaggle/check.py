@@ -30,6 +30,7 @@ from spectrakit.kaggle.metadata import (
     with_owner,
     worst,
 )
+from .mistakes import mistake_findings
 from spectrakit.kaggle.requirements import (
     Kernel,
     broken_findings,
@@ -441,6 +442,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "machine": ("the machine is the one that the code needs", machine_findings),
     "random": ("it learns from data", random_findings),
     "submission": ("a submission is written", submission_findings),
+    "mistakes": ("", mistake_findings),
     "size": ("", size_findings),
 }
 

@@ -269,7 +269,7 @@ def text_of(node: ast.AST | None, names: dict[str, str]) -> str | None:
     "The text that an expression gives, with UNKNOWN where a part is not known; None where nothing of it can."
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
-    if isinstance(node, (ast.Name, ast.Attribute)):
+    if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
         return names.get(_dotted(node))
     if isinstance(node, ast.JoinedStr):
         return "".join(
@@ -291,7 +291,7 @@ def text_of(node: ast.AST | None, names: dict[str, str]) -> str | None:
 
 
 def _dotted(node: ast.AST) -> str:
-    """A name with its dots, as it is written; '' for anything else.
+    """Return a name with its dots, as it is written; an entry such as CFG["model"] as CFG.model; '' for anything else.
 
     The result of a call counts as nothing: get_ipython().system → .system.
     """
@@ -299,6 +299,8 @@ def _dotted(node: ast.AST) -> str:
         return node.id
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        return f"{_dotted(node.value)}.{node.slice.value}"
     return ""
 
 # %% ../../nbs/66_kaggle/01_static_analysis.ipynb #16e7f98c
@@ -449,20 +451,40 @@ def _take_over(known: dict[str, Any], of_class: str, of_object: str) -> None:
     "After cfg = CFG(): what is known of the class is known of the object. Both are prefixes, such as 'CFG.'."
     known.update({of_object + name.removeprefix(of_class): known[name] for name in known if name.startswith(of_class)})
 
+# %% ../../nbs/66_kaggle/01_static_analysis.ipynb #8fabda7c
+def _note_entries(scope: Scope, name: str, value: ast.Dict | ast.Constant) -> None:
+    "Note the texts and flags in a dict of plain values, which `CFG['model']` reads, or a flag of its own."
+    if isinstance(value, ast.Constant):
+        if isinstance(value.value, bool):
+            scope.flags[name] = value.value
+        return
+    for key, entry in zip(value.keys, value.values, strict=True):
+        if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
+            continue
+        place = f"{name}.{key.value}"
+        scope.names.pop(place, None)
+        if (text := text_of(entry, scope.names)) is not None:
+            scope.names[place] = text
+        elif isinstance(entry, ast.Constant) and isinstance(entry.value, bool):
+            scope.flags[place] = entry.value
+
 
 def note_assignment(scope: Scope, node: ast.Assign) -> Nodes:
     "Names that are given a text are remembered; any other value makes the name unknown again."
     text = text_of(node.value, scope.names)
     made = f"{_dotted(node.value.func)}." if isinstance(node.value, ast.Call) else " "
     for target in node.targets:
-        if isinstance(target, (ast.Name, ast.Attribute)):
+        if isinstance(target, (ast.Name, ast.Attribute, ast.Subscript)):
+            scope.flags.pop(_dotted(target), None)
             scope.names.pop(_dotted(target), None)
             if text is not None:
                 scope.names[_dotted(target)] = text
             _take_over(scope.names, made, f"{_dotted(target)}.")
             _take_over(scope.flags, made, f"{_dotted(target)}.")
+            if isinstance(node.value, (ast.Dict, ast.Constant)):
+                _note_entries(scope, _dotted(target), node.value)
         key = text_of(target.slice, scope.names) if isinstance(target, ast.Subscript) else None
-        if text and (name := _dotted(target) or key):
+        if text and (name := key or _dotted(target)):
             scope.note("values", node, name, args=(text,))
     return ast.iter_child_nodes(node)
 

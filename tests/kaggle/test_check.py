@@ -578,10 +578,10 @@ TRAPS: list[tuple[str, dict, tuple[str, str, str], str, dict]] = [
         {},
     ),
     (
-        "import pandas as pd\npd.DataFrame().to_csv('submission.csv')",
+        "import pandas as pd\npd.DataFrame().to_csv('submission.csv', index=False)",
         CUP,
         ("submission", "warning", "nothing reads it"),
-        "import pandas as pd\npd.read_csv('/kaggle/input/soil/train.csv').to_csv('submission.csv')",
+        "import pandas as pd\npd.read_csv('/kaggle/input/soil/train.csv').to_csv('submission.csv', index=False)",
         CUP,
     ),
     (

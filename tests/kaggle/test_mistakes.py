@@ -1,0 +1,165 @@
+"""Frequent mistakes of kernels: each is found in its cell, and code that is right beside it is left alone."""
+
+import json
+
+import pytest
+
+from spectrakit.kaggle.check import check_kernel
+from spectrakit.kaggle.metadata import KERNEL, KERNEL_FILE
+
+GOOD = {key: entry.default for key, entry in KERNEL.items()} | {
+    "id": "ada/my-kernel",
+    "competition_sources": ["soil"],
+    "enable_gpu": True,
+    "machine_shape": "",
+}
+WRITE = "import pandas as pd\nsub = pd.read_csv('/kaggle/input/soil/sample_submission.csv')\n"
+TO_CSV = "sub.to_csv('submission.csv', index=False)"
+END = "\n---\nsub.to_csv('submission.csv', index=False)"
+AUTO = "from transformers import AutoModel\n"
+RERUN = "os.getenv('KAGGLE_IS_COMPETITION_RERUN')"
+
+# (code of the cells, a word of what is told, the same done right)
+MISTAKES = {
+    "an index": ("sub.to_csv('submission.csv')", "index=False", "sub.to_csv('submission.csv', index=False)"),
+    "index=True": (
+        "sub.to_csv('/kaggle/working/submission.csv', index=True)",
+        "index=False",
+        "sub.set_index('id').to_csv('/kaggle/working/submission.csv')",
+    ),
+    "submissions.csv": (
+        "sub.to_csv('submissions.csv', index=False)",
+        "submissions.csv is not",
+        "sub.to_csv('submissions.csv', index=False)" + END,
+    ),
+    "Submission.csv": (
+        "sub.to_csv('Submission.csv', index=False)",
+        "Rename it",
+        "sub.to_csv('submission.csv', index=False)",
+    ),
+    "sumbission": (
+        "sub.to_csv('sumbission.csv', index=False)",
+        "Rename it",
+        "sub.to_csv('submission.csv', index=False)",
+    ),
+    "not in the rerun": (
+        f"import os\nif not {RERUN}:\n    sub.to_csv('submission.csv', index=False)",
+        "only outside the rerun",
+        f"import os\nif {RERUN}:\n    {TO_CSV}\nelse:\n    {TO_CSV}",
+    ),
+    "else of the rerun": (
+        f"import os\nrerun = {RERUN} is not None\nif rerun:\n    print(1)\nelse:\n    {TO_CSV}",
+        "only outside the rerun",
+        f"import os\nif not {RERUN}:\n    sub = sub.head()" + END,
+    ),
+    "sys.exit": ("import sys\nsys.exit()" + END, "ends the notebook", "import sys\ndef main():\n    sys.exit(1)" + END),
+    "exit": ("exit()" + END, "ends the notebook", "class A:\n    def stop(self):\n        exit()" + END),
+    "rows in an assert": (
+        "assert len(sub) == 1200" + END,
+        "another number of rows",
+        "assert len(sub) == len(sub)" + END,
+    ),
+    "rows in a table": (
+        "import numpy as np\nsub = pd.DataFrame({'id': np.arange(1200), 'y': 0})" + END,
+        "another number of rows",
+        "import numpy as np\nsub = pd.DataFrame({'id': np.arange(len(sub)), 'y': 0})" + END,
+    ),
+    "sentence transformers": (
+        "from sentence_transformers import SentenceTransformer as S\nm = S('all-MiniLM-L6-v2')" + END,
+        "fetches weights",
+        "from sentence_transformers import SentenceTransformer as S\nm = S('/kaggle/input/m/x')" + END,
+    ),
+    "keras": (
+        "from tensorflow.keras.applications import ResNet50\nm = ResNet50()" + END,
+        "fetches ImageNet weights",
+        "from tensorflow.keras.applications import ResNet50\nm = ResNet50(weights=None)" + END,
+    ),
+    "an entry of a dict": (
+        "import timm\nCFG = {'pretrained': True}\nm = timm.create_model('resnet18', pretrained=CFG['pretrained'])"
+        + END,
+        "pretrained=True",
+        "import timm\nCFG = {'pretrained': False}\nm = timm.create_model('resnet18', pretrained=CFG['pretrained'])"
+        + END,
+    ),
+    "a model in a dict": (
+        f"{AUTO}CFG = dict()\nCFG['m'] = 'bert-base'\nm = AutoModel.from_pretrained(CFG['m'])" + END,
+        "asks Hugging Face",
+        f"{AUTO}CFG = {{'m': '/kaggle/input/bert/m'}}\nm = AutoModel.from_pretrained(CFG['m'])" + END,
+    ),
+    "np.float": (
+        "import numpy as np\nx = sub['y'].astype(np.float)" + END,
+        "numpy.float is",
+        "import numpy as np\nx = np.float32(1)" + END,
+    ),
+    "np.NaN": ("import numpy as np\nx = np.NaN" + END, "Use numpy.nan", "import numpy as np\nx = np.nan" + END),
+    "df.append": (
+        "sub = sub.append({'y': 1}, ignore_index=True)" + END,
+        "pandas.concat",
+        "rows = []\nrows.append({'y': 1})" + END,
+    ),
+    "iteritems": ("for a in sub.iteritems():\n    pass" + END, "Use .items", "for a in sub.items():\n    pass" + END),
+    "AdamW": (
+        "from transformers import AdamW" + END,
+        "torch.optim.AdamW",
+        "try:\n    from transformers import AdamW\nexcept ImportError:\n    from torch.optim import AdamW" + END,
+    ),
+    "early stopping": (
+        "import lightgbm as lgb\nm = lgb.train({}, None, early_stopping_rounds=9)" + END,
+        "no longer takes",
+        "import lightgbm as lgb\nm = lgb.train({}, None, callbacks=[lgb.early_stopping(9)])" + END,
+    ),
+    "%run": ("%run helper.py" + END, "is not there", "%%writefile helper.py\nx = 1\n---\n%run helper.py" + END),
+    "torchrun": (
+        "!torchrun --nproc_per_node 2 train.py" + END,
+        "is not there",
+        "!cp /kaggle/input/code/train.py .\n!torchrun --nproc_per_node 2 train.py" + END,
+    ),
+    "accelerate launch": (
+        "!accelerate launch --num_processes 2 run.py" + END,
+        "is not there",
+        "!accelerate launch /kaggle/input/code/run.py" + END,
+    ),
+    "spawn": (
+        "import torch.multiprocessing as mp\ndef train(rank):\n    pass\nmp.spawn(train, nprocs=2)" + END,
+        "cannot start a cell's function",
+        "import torch.multiprocessing as mp\nfrom helpers import train\nmp.spawn(train)" + END,
+    ),
+    "imshow": ("import cv2\ncv2.imshow('a', None)" + END, "no screen", "import cv2\ncv2.imread('a.png')" + END),
+    "flash attention": (
+        f"{AUTO}m = AutoModel.from_pretrained('/kaggle/input/m/x', attn_implementation='flash_attention_2')" + END,
+        "Flash attention needs",
+        f"{AUTO}m = AutoModel.from_pretrained('/kaggle/input/m/x', attn_implementation='sdpa')" + END,
+    ),
+    "fit, then serve": (
+        "import spectrakit as sk\nrun = sk.fit('table')\nsk.serve('table', run)",
+        "15 minutes",
+        "import spectrakit as sk\nsk.serve('table', sk.attached_runs('table')[0])",
+    ),
+}
+
+
+def told(folder, code, **values):
+    "What the check finds in a kernel with these cells, as (level, text)."
+    folder.mkdir()
+    cells = [
+        {"cell_type": "code", "id": f"c{i}", "metadata": {}, "execution_count": None, "source": source, "outputs": []}
+        for i, source in enumerate([WRITE, *code.split("\n---\n")])
+    ]
+    (folder / "kernel.ipynb").write_text(
+        json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    )
+    (folder / KERNEL_FILE).write_text(json.dumps(GOOD | values))
+    return [(found.level, found.text) for found in check_kernel(folder).findings if found.level != "ok"]
+
+
+@pytest.mark.parametrize(("wrong", "word", "right"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_found_and_what_is_right_is_left_alone(tmp_path, wrong, word, right):
+    found = [text for _, text in told(tmp_path / "wrong", wrong) if word in text]
+    assert len(found) == 1, told(tmp_path / "again", wrong)
+    assert not [text for _, text in told(tmp_path / "right", right) if word in text]
+
+
+@pytest.mark.parametrize("shape", ["NvidiaL4", "NvidiaTeslaA100"])
+def test_flash_attention_is_right_on_a_newer_gpu(tmp_path, shape):
+    wrong, word, _ = MISTAKES["flash attention"]
+    assert not [text for _, text in told(tmp_path / "k", wrong, machine_shape=shape) if word in text]
