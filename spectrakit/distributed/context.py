@@ -758,11 +758,24 @@ def _connect(
     return replace(context, exchange=exchange, reasons={**context.reasons, **why})
 
 # %% ../../nbs/21_distributed/04_context.ipynb #5eed0b04
+def _chosen_matmul() -> str | None:
+    "Return the precision of float32 products that was set in this process; None if it is torch's own."
+    import torch
+
+    try:
+        precision, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return "by fp32_precision"  # torch's newer words
+    return precision if precision != "highest" or not tf32 else None
+
+
 def _choose_kernels(config: Config, gpus: tuple[Gpu, ...], precision: str, reasons: dict) -> dict[str, Any]:
     "The arguments of `RunContext` that say which kernels are used; `reasons` gets why, where there was a choice."
     t, d = config.trainer, config.distributed
     sharded = d.strategy == "fsdp" or (d.strategy == "diloco" and config.diloco.shards > 1)
     matmul, why_matmul = choose_matmul(t.float32_matmul, gpus, precision)
+    if t.float32_matmul == "auto" and (chosen := _chosen_matmul()):
+        matmul, why_matmul = None, f"float32 products: {chosen}, as the notebook has set it"
     layout, why_layout = choose_channels_last(t.channels_last, gpus, precision, sharded)
     if gpus or t.float32_matmul != "auto":
         reasons["float32_matmul"] = why_matmul

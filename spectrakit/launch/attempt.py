@@ -27,6 +27,7 @@ from spectrakit.distributed.topology import (
     python_path,
 )
 from ..handover.job import Job, update_extra
+from ..handover.torch_settings import chosen_threads
 from .warm_worker import keep_spare, take_spare
 from .worker import log_to_masked_streams, start, start_words
 
@@ -58,6 +59,10 @@ class Attempt:
         if self.forked_task is not None:
             return Threads(1, "1 CPU thread: the process is forked, and torch's threads do not survive a fork")
         config = self.job.config
+        if config.launch.threads == "auto" and (count := chosen_threads(os.environ)):
+            return Threads(
+                count, f"{count} CPU thread{'s' * (count != 1)}: as torch.set_num_threads says in the notebook"
+            )
         environ = {**process_environ(config, os.environ), **os.environ}
         return plan_threads(config, self.job.platform.cores, self.processes.per_node, environ)
 

@@ -35,6 +35,7 @@ from spectrakit.distributed.topology import (
 from ..handover.job import Job, change_config, load_task, locked_job_folder, write_job
 from ..handover.job_kind import kind_named
 from ..handover.task_pickle import TaskNotPicklable
+from ..handover.torch_settings import torch_settings
 from .attempt import Attempt, child_environ, may_be_warm
 from .diagnosis import AttemptResult, first_error
 from .supervisor import run_attempt
@@ -478,6 +479,7 @@ def run_supervised(job: Job, task: Any, tick: Callable[[], None], interrupted: l
     failed = failed_launchers(job.platform)
     plan = without_launchers(job.config, plan, failed)
     launcher, why = choose_launcher(job.config, job.platform, plan, failed)
+    job = replace(job, extra={**job.extra, "torch": torch_settings()})
     record = _Record(job, {})
     result = AttemptResult("interrupted", _BEFORE_START)
     folder = None

@@ -41,6 +41,7 @@ from ..distributed.topology import Threads, plan_threads, rank_of
 from ..handover.job import Job, read_job, read_job_file
 from ..handover.job_kind import Work, kind_named
 from ..handover.module_state import carried
+from ..handover.torch_settings import applied_settings, apply_torch_settings
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from ..system.masking import MaskedStream, masked
@@ -102,11 +103,12 @@ def _threads(job: Job) -> Threads:
     count = torch.get_num_threads()
     return Threads(count, f"{count} CPU thread{'s' * (count != 1)}: as this process has them, with launch.mode=inline")
 
-
+# %% ../../nbs/50_launch/00_worker.ipynb #f0a855ee
 def _from_notebook() -> dict[str, str]:
-    "Return the reason that names what was taken over from the notebook; empty if that is nothing."
-    names = carried()
-    return {"notebook": f"as in the notebook, not as in their files: {', '.join(names)}"} if names else {}
+    "Return the reasons that name what was taken over from the notebook; empty if that is nothing."
+    names, settings = carried(), [f"{name}={value}" for name, value in applied_settings().items()]
+    modules = {"notebook": f"as in the notebook, not as in their files: {', '.join(names)}"} if names else {}
+    return {**modules, **({"torch": f"as in the notebook: {', '.join(settings)}"} if settings else {})}
 
 # %% ../../nbs/50_launch/00_worker.ipynb #9dbc3c87
 def do_job(
@@ -298,6 +300,7 @@ def rank_main(folder: Path | str, task: Any = None, parent: int | None = None) -
         with collector_off():
             import accelerate  # noqa: F401  # and torch with it
 
+            apply_torch_settings(extra.get("torch", {}))  # before the user's modules make tensors
             job, task = read_job(folder, task)
             job = replace(job, kind=kind_named(extra.get("kind", job.kind.name)))  # a new start after a fault goes on
             if job.kind.updates_weights:

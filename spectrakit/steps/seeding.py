@@ -114,8 +114,10 @@ def repeatable(deterministic: bool | str, matmul: str | None = None) -> Iterator
     names: list[str] = []
     lent = {name: value for name, value in _READ_LATER.items() if deterministic and name not in os.environ}
     os.environ.update(lent)
-    set_deterministic(bool(deterministic), warn_only=deterministic != "strict")
-    torch.backends.cudnn.benchmark = not deterministic
+    if deterministic or not before[0]:  # the user's own choice stays
+        set_deterministic(bool(deterministic), warn_only=deterministic != "strict" and (before[1] or not before[0]))
+    chosen = deterministic or before[0] or torch.backends.cudnn.deterministic
+    torch.backends.cudnn.benchmark = before[2] if chosen and not deterministic else not chosen
     try:
         with _noted(names) if deterministic else contextlib.nullcontext(), matmul_precision(matmul):
             yield names

@@ -1,0 +1,44 @@
+"""Settings of torch that were made in a cell, in the training processes."""
+
+import json
+
+import pytest
+
+from helpers import clean_environ, run_script
+
+CELL = """
+import json, sys, torch, spectrakit as sk
+from torch.utils.data import TensorDataset
+torch.set_default_dtype(torch.float64)
+torch.set_float32_matmul_precision("medium")
+torch.use_deterministic_algorithms(True)
+torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
+torch.set_num_threads(7)
+torch.set_num_interop_threads(3)
+torch.set_default_device("meta")  # what was asked of a GPU is never made in this process
+torch.set_default_device("cuda")
+class T(sk.Task):
+    def datasets(self, cfg): return TensorDataset(torch.ones(64, 2, device="cpu")), None
+    def model(self, cfg): return torch.nn.Linear(2, 1, device="cpu")
+    def loss(self, model, batch):
+        seen = [str(torch.get_default_dtype()), torch.get_float32_matmul_precision(), torch.get_num_threads(),
+                torch.get_deterministic_debug_mode(), torch.backends.cudnn.deterministic,
+                torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.get_num_interop_threads()]
+        assert seen == ["torch.float64", "medium", 7, 2, True, False, False, 3], seen
+        return model(batch[0]).mean()
+SHORT = "trainer.accelerator=cpu", "trainer.max_epochs=1", "data.micro_batch_size=16"
+run = sk.fit(T(), *SHORT, *sys.argv[1:], show=False)
+run.raise_for_status()
+print(json.dumps(json.load(open(run.path / "environment.json"))["decided"]["reasons"]["torch"]))
+assert not torch.cuda.is_initialized()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("trainer.devices=2",), ("launch.mode=torchrun", "trainer.devices=2")])
+def test_settings_of_a_cell_count_in_each_rank_and_are_recorded(tmp_path, words):
+    (tmp_path / "cell.py").write_text(CELL)
+    done = run_script(tmp_path, tmp_path / "cell.py", *words, env=clean_environ())
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.strip().splitlines()[-1])
+    assert "default_dtype=float64" in said and "get_float32_matmul_precision=medium" in said and "cuda, not set" in said
