@@ -184,15 +184,21 @@ def _steps_while_written(s: TrainState, each_s: float) -> float:
 WHOLE_S = 60.0  # up to which an evaluation is made whole
 
 
-def time_evaluation(s: TrainState, valid: Any) -> float:
-    "Seconds of an evaluation of `valid`; 0 where there is none."
+def time_evaluation(s: TrainState, valid: Any) -> tuple[float, float]:
+    """Return the seconds of each evaluation of `valid`, and those that only the first one takes, as it compiles.
+
+    Zeros if there are no validation data.
+    """
     expected = _agree(s, s.budget.parts["eval"])
     if valid is None or expected > WHOLE_S:
-        return expected if valid is not None else 0.0
-    s.data.valid, began = valid, time.monotonic()
-    run_evaluation(s)
+        return (expected, 0.0) if valid is not None else (0.0, 0.0)
+    took, s.data.valid = [], valid
+    for _ in range(2):
+        began = time.monotonic()
+        run_evaluation(s)
+        took.append(time.monotonic() - began)
     s.data.valid = None
-    return time.monotonic() - began
+    return took[1], max(0.0, took[0] - took[1])
 
 
 def time_save(s: TrainState, config: Config) -> tuple[float, int]:
@@ -303,7 +309,8 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
     if (text := exchange_advice(s, timed.steps_s / timed.steps, work.steps)) is not None:
         log.write("message", text=text)
     sizes, device = lasting_sizes(s), s.context.device
-    evaluation_s, (save_s, size) = time_evaluation(s, valid), time_save(s, config)
+    (evaluation_s, once_s), (save_s, size) = time_evaluation(s, valid), time_save(s, config)
+    timed.first_step_s += once_s  # what compiles comes once
     size = _agree(s, size)
     prediction_s = time_prediction(s, valid)
     workers = [child.memory_info().rss for child in psutil.Process().children(recursive=True)]
