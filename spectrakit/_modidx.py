@@ -2495,6 +2495,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'spectrakit/data/folds.py'),
                                        'spectrakit.data.folds._are_classes': ( '22_data/folds.html#_are_classes',
                                                                                'spectrakit/data/folds.py'),
+                                       'spectrakit.data.folds._by_class_or_not': ( '22_data/folds.html#_by_class_or_not',
+                                                                                   'spectrakit/data/folds.py'),
                                        'spectrakit.data.folds._check_enough': ( '22_data/folds.html#_check_enough',
                                                                                 'spectrakit/data/folds.py'),
                                        'spectrakit.data.folds._splitter': ('22_data/folds.html#_splitter', 'spectrakit/data/folds.py'),

@@ -472,6 +472,8 @@ def _with_time_before(f: Folding, result: TrialResult) -> TrialResult:
 def _take(f: Folding, number: int, result: TrialResult) -> None:
     "Keep what a run has brought, and say it."
     result = _with_time_before(f, result)
+    if not f.made and (f.path / FOLDS).is_file() and (note := read_folds(f.path / FOLDS).note):
+        f.say(note)
     f.made[number] = result
     runs = {**kept_runs(f.known), **runs_facts(f.made.values())}
     _keep_facts(f, runs=runs, metric=result.metric or f.known.get("metric", ""))

@@ -9,6 +9,7 @@ __all__ = ['Folds', 'choose_kind', 'make_folds', 'write_folds', 'read_folds', 'k
 import hashlib
 import io
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ class Folds:
     held: np.ndarray
     kind: str
     count: int
+    note: str = ""  # why `auto` is another kind than the targets suggest
 
     @property
     def samples(self) -> int:
@@ -56,6 +58,24 @@ class Folds:
             return np.arange(out[0])
         return np.flatnonzero(self.held[fold // self.count] != fold % self.count)
 
+# %% ../../nbs/22_data/09_folds.ipynb #def6f399
+def _by_class_or_not(targets: np.ndarray, by_group: str, count: int) -> tuple[str, str]:
+    """(kind, note) for targets that look like classes.
+
+    Targets with fewer samples than folds cannot lie in each fold. A few of them are rare classes: the others still get
+    their share. Many are numbers, such as ages, and are divided without a look at them.
+    """
+    values, counts = np.unique(targets, return_counts=True)
+    rare = values[counts < count]
+    kind = "stratified_group" if by_group else "stratified"
+    if not len(rare):
+        return kind, ""
+    fewer = f"{len(rare)} of {len(values)} targets have fewer than {count} samples each, such as {rare[0]}"
+    if (2 * len(rare) > len(values) and counts[counts < count].sum() > 0.05 * len(targets)) or counts.max() < count:
+        plain = by_group or "kfold"
+        return plain, f"folds.kind=auto is {plain} here, as for numbers: {fewer}"
+    return kind, f"folds.kind=auto is {kind}, and not every fold has a sample of each class: {fewer}"
+
 # %% ../../nbs/22_data/09_folds.ipynb #bb16b60b
 def _are_classes(targets: np.ndarray | None) -> bool:
     if targets is None or targets.ndim != 1 or targets.dtype.kind not in "iubUSO":
@@ -63,11 +83,16 @@ def _are_classes(targets: np.ndarray | None) -> bool:
     return len(np.unique(targets)) <= max(2, len(targets) // 10)
 
 
-def choose_kind(kind: str, targets: np.ndarray | None, groups: np.ndarray | None) -> str:
-    "The kind that `auto` stands for; any other stays. RequestError where what it needs is missing."
+def choose_kind(kind: str, targets: np.ndarray | None, groups: np.ndarray | None, count: int = 2) -> tuple[str, str]:
+    """(the kind that `auto` stands for, any other stays; what to say of it). RequestError where it lacks what it needs.
+
+    `count`: the number of folds (default 2).
+    """
     if kind == "auto":
-        by_class = "stratified" if _are_classes(targets) else ""
-        return "_".join(filter(None, (by_class, "group" if groups is not None else ""))) or "kfold"
+        by_group = "group" if groups is not None else ""
+        if targets is None or not _are_classes(targets):
+            return by_group or "kfold", ""
+        return _by_class_or_not(targets, by_group, count)
     if "stratified" in kind and (targets is None or targets.ndim != 1):
         raise RequestError(
             f"folds.kind={kind} needs one class a sample, and the task's `targets` gives "
@@ -80,7 +105,7 @@ def choose_kind(kind: str, targets: np.ndarray | None, groups: np.ndarray | None
         )
     if "group" in kind and groups is None:
         raise RequestError(f"folds.kind={kind} needs `groups(dataset, cfg)` in the task: the group of each sample.")
-    return kind
+    return kind, ""
 
 # %% ../../nbs/22_data/09_folds.ipynb #18b72099
 def _splitter(kind: str, count: int, seed: int) -> Any:
@@ -102,13 +127,14 @@ def _splitter(kind: str, count: int, seed: int) -> Any:
     return made(count, shuffle=True, random_state=seed)
 
 
-def _check_enough(kind: str, count: int, samples: int, targets: Any, groups: Any) -> None:
-    "RequestError where there are fewer samples, groups, or samples of a class than folds."
+def _check_enough(folds: FoldsConfig, kind: str, samples: int, targets: Any, groups: Any) -> None:
+    "RequestError where there are fewer samples or groups than folds, or than a kind that was asked for allows."
+    count = folds.count
     if samples < count + (kind == "time"):
         raise RequestError(f"folds.count={count} is more than the {samples} samples allow. Take fewer folds.")
     if "group" in kind and (distinct := len(np.unique(groups))) < count:
         raise RequestError(f"folds.count={count} is more than the {distinct} groups. Take fewer folds.")
-    if "stratified" in kind:
+    if "stratified" in folds.kind:
         names, counts = np.unique(targets, return_counts=True)
         fewest = counts.argmin() if kind == "stratified" else counts.argmax()  # groups may leave a fold without a class
         if counts[fewest] < count:
@@ -129,19 +155,21 @@ def make_folds(folds: FoldsConfig, seed: int, samples: int, targets: Any = None,
     for name, given in (("targets", targets), ("groups", groups)):
         if given is not None and len(given) != samples:
             raise RequestError(f"There are {len(given)} {name} for {samples} samples. Each sample needs one.")
-    kind = choose_kind(folds.kind, targets, groups)
+    kind, note = choose_kind(folds.kind, targets, groups, folds.count)
     if kind == "time" and folds.repeats > 1:
         raise RequestError(
             f"folds.repeats={folds.repeats} would divide a time series into the same parts again. Write "
             f"folds.seeds={folds.repeats} to train each fold several times."
         )
-    _check_enough(kind, folds.count, samples, targets, groups)
+    _check_enough(folds, kind, samples, targets, groups)
     held = np.full((folds.repeats, samples), -1, dtype="<i4")
     for repeat in range(folds.repeats):
-        parts = _splitter(kind, folds.count, seed + repeat).split(np.zeros(samples), targets, groups)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The least populated class")  # `note` says it
+            parts = list(_splitter(kind, folds.count, seed + repeat).split(np.zeros(samples), targets, groups))
         for number, (_, out) in enumerate(parts):
             held[repeat, out] = number
-    return Folds(held, kind, folds.count)
+    return Folds(held, kind, folds.count, note)
 
 # %% ../../nbs/22_data/09_folds.ipynb #c3e673a7
 _MOST = 2**33  # bytes of a file of folds: a billion samples
@@ -150,7 +178,7 @@ _MOST = 2**33  # bytes of a file of folds: a billion samples
 def write_folds(path: Path, folds: Folds) -> None:
     "Keep a division; a file that is there is replaced whole."
     buffer = io.BytesIO()
-    facts = json.dumps({"kind": folds.kind, "count": folds.count, "sha256": folds.sha256})
+    facts = json.dumps({"kind": folds.kind, "count": folds.count, "sha256": folds.sha256, "note": folds.note})
     np.savez_compressed(buffer, held=folds.held, facts=np.frombuffer(facts.encode(), dtype=np.uint8))
     write_atomic(path, buffer.getvalue())
 
@@ -162,7 +190,7 @@ def read_folds(path: Path) -> Folds:
             raise ValueError("it is too large")
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             facts = json.loads(bytes(arrays["facts"]).decode())
-            folds = Folds(arrays["held"], str(facts["kind"]), int(facts["count"]))
+            folds = Folds(arrays["held"], str(facts["kind"]), int(facts["count"]), str(facts.get("note", "")))
     except Exception as error:  # of spoiled bytes NumPy, zipfile and zlib raise a dozen kinds
         raise RequestError(f"{path.name} holds no folds ({error}). Remove it, and they are drawn again.") from None
     if folds.held.ndim != 2 or folds.sha256 != facts.get("sha256"):

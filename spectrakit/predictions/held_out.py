@@ -70,6 +70,8 @@ def hold_out(task: Any, config: Config, train: Any, say: Callable[[str], None]) 
         raise RequestError(f"folds.fold={fold} is not there: the folds are 0 to {folds.total - 1}.")
     seen, out = folds.trained_on(fold), folds.held_out(fold)
     say(f"fold {fold} of {folds.total} ({folds.kind}): {len(seen)} samples are trained with, {len(out)} are held out")
+    if folds.note:
+        say(folds.note)
     return part_of(train, seen), part_of(train, out)
 
 # %% ../../nbs/38_predictions/02_held_out.ipynb #3a82e1c6

@@ -5,6 +5,7 @@ import pytest
 
 from spectrakit.config.schema import FoldsConfig
 from spectrakit.data.folds import make_folds
+from spectrakit.system.errors import RequestError
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,32 @@ def test_of_a_time_series_only_earlier_samples_are_trained_with():
 def test_another_seed_divides_otherwise_and_the_same_one_does_not():
     one, same, other = (make_folds(FoldsConfig(kind="kfold", count=5), seed, 40) for seed in (0, 0, 1))
     assert one.sha256 == same.sha256 != other.sha256
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "groups", "kind"),
+    [
+        ("ages", np.random.default_rng(0).normal(40, 12, 1000).astype(int).clip(0), None, "stratified"),
+        ("years, eleven of each", np.arange(220) // 11, None, "kfold"),
+        ("counts with a long tail", np.random.default_rng(1).geometric(0.06, 900), None, "kfold"),
+        ("one sample of a class", np.array([0] * 60 + [1] * 39 + [2]), None, "stratified"),
+        ("three samples of a word", np.array(["a"] * 60 + ["b"] * 37 + ["c"] * 3), None, "stratified"),
+        ("more folds than samples of each class", np.arange(30) % 3, None, "kfold"),
+        ("a rare class in groups", np.array([0] * 60 + [1] * 38 + [2] * 2), np.arange(100) // 4, "stratified_group"),
+    ],
+)
+def test_auto_divides_whatever_it_chooses_and_says_what_it_could_not_keep(name, targets, groups, kind):
+    config = FoldsConfig(count=12)
+    folds = make_folds(config, 0, len(targets), targets, groups)
+    assert folds.kind == kind and (folds.held >= 0).all(), name
+    rare = np.unique(targets, return_counts=True)[1].min() < 12
+    assert bool(folds.note) == rare, name
+    if kind == "stratified":
+        most = np.unique(targets)[np.unique(targets, return_counts=True)[1].argmax()]
+        each = [(targets[folds.held_out(k)] == most).sum() for k in range(12)]
+        assert max(each) - min(each) <= 1
+
+
+def test_a_kind_that_was_asked_for_is_refused_where_it_cannot_be():
+    with pytest.raises(RequestError, match="more than the 1 samples of class 2"):
+        make_folds(FoldsConfig(count=5, kind="stratified"), 0, 100, np.array([0] * 60 + [1] * 39 + [2]))
