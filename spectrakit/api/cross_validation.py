@@ -53,10 +53,11 @@ from ..distributed.heartbeat import stop_file
 from ..handover.job import load_task, with_task
 from ..handover.request import new_request
 from ..jobs.mean_submission import MeanSubmission
-from ..jobs.prediction import save_arrays
 from ..jobs.replay import Replayed, score_of_predictions
-from ..predictions.ensemble import mean_or_most
-from ..predictions.prediction_spool import load_arrays
+from ..predictions.joined_rows import ids_in
+from ..predictions.mean_of_models import Together, mean_of_models
+from ..predictions.prediction_spool import load_arrays, read_facts, save_arrays
+from ..predictions.predictions import Predicted, lengths_of
 from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import last_event
 from ..runs.groups import DONE
@@ -78,8 +79,11 @@ class CrossValidation:
     cannot say it
     - `score_missing`: why there is no score, where all folds are done
     - `single_scores`: where there are several seeds or repeats, that of each of them alone
-    - `values`, `targets`: [samples, …], of the training samples in their order; NaN where none was held out
-    - `test`: the mean over the folds of the test data's predictions; None without test data
+    - `values`, `targets`: [samples, …], of the training samples in their order; NaN where none was held out; a mapping
+    of arrays where `predict` returns one
+    - `ids`: what says which training sample is which, by name, where the batches have names
+    - `test`: the mean over the folds of the test data's predictions, by name; empty without test data
+    - `test_missing`: what has no mean, such as lists of boxes, and so is not in `test`
     """
 
     path: Path
@@ -93,6 +97,8 @@ class CrossValidation:
     test: dict[str, Any] = field(default_factory=dict)
     single_scores: tuple[float, ...] = ()
     score_missing: str = ""
+    ids: dict[str, Any] = field(default_factory=dict)
+    test_missing: str = ""
 
     @property
     def scores(self) -> tuple[float, ...]:
@@ -170,7 +176,7 @@ def runs_facts(trials: Iterable[TrialResult]) -> dict[str, dict[str, Any]]:
 # %% ../../nbs/60_api/07_cross_validation.ipynb #589f433a
 def summary_of(cv: CrossValidation) -> dict[str, Any]:
     "What came of it, as cv.json keeps it."
-    names = ("status", "metric", "score", "score_missing", "single_scores", "scores")
+    names = ("status", "metric", "score", "score_missing", "single_scores", "scores", "test_missing")
     facts = {name: getattr(cv, name) for name in names}
     of_folds = {"mean": cv.mean if cv.scores else None, "std": cv.std if len(cv.scores) > 1 else None}
     return {**facts, **of_folds, "folds_sha256": cv.folds and cv.folds.sha256, "runs": runs_facts(cv.trials)}
@@ -178,9 +184,7 @@ def summary_of(cv: CrossValidation) -> dict[str, Any]:
 # %% ../../nbs/60_api/07_cross_validation.ipynb #5ce3011d
 def _never_held_out(cv: CrossValidation) -> int:
     "Samples without a prediction: with folds by time the first ones have none."
-    if cv.values is None or cv.values.dtype.kind != "f":
-        return 0
-    return int(np.isnan(cv.values.reshape(len(cv.values), -1)).all(axis=1).sum())
+    return 0 if cv.folds is None else int((cv.folds.held < 0).all(axis=0).sum())
 
 
 def _spread(cv: CrossValidation) -> str:
@@ -216,6 +220,8 @@ def table_rows(cv: CrossValidation) -> list[tuple[str, str, str, str]]:
         of_each = f"{deviation}each of {len(single)} alone: {', '.join(map(number, single))}"
         rows += [("all, single", number(float(np.mean(single))), "", of_each)]
     name = "all, averaged" if single else "all held out"
+    if cv.test_missing:
+        rows += [("test data", "–", "", cv.test_missing)]
     if cv.score is None and cv.score_missing:
         rows += [(name, "–", "", cv.score_missing)]
     if cv.score is not None:
@@ -260,27 +266,98 @@ def scatter(folds: Folds, parts: Mapping[int, dict[str, np.ndarray]], name: str)
     with np.errstate(invalid="ignore", divide="ignore"):
         return total / np.where(times, times, np.nan).reshape(shape)
 
+# %% ../../nbs/60_api/07_cross_validation.ipynb #85f2fce9
+def _blank(dtype: np.dtype) -> Any:
+    "What stands where there is nothing."
+    return {"f": np.nan, "c": np.nan, "i": -1, "U": "", "S": b""}.get(dtype.kind, 0)
 
-def _joined(folds: Folds | None, parts: Mapping[int, dict[str, np.ndarray]], name: str) -> np.ndarray | None:
-    if any(name not in part for part in parts.values()) or not parts:
-        return None
+
+def _of_one_width(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    "Arrays [samples, …] that are filled up to the widest. RequestError where they have other dimensions."
+    shapes = {array.shape[1:] for array in arrays}
+    if len(shapes) == 1:
+        return list(arrays)
+    if len({array.ndim for array in arrays}) > 1:
+        raise RequestError(
+            f"The folds predicted samples of the shapes {sorted(shapes)}. Return one form from `predict`."
+        )
+    widest = tuple(np.max([array.shape[1:] for array in arrays], axis=0))
+    whole = [np.full((len(array), *widest), _blank(array.dtype), dtype=array.dtype) for array in arrays]
+    for place, array in zip(whole, arrays, strict=True):
+        place[tuple(map(slice, array.shape))] = array
+    return whole
+
+
+def _placed(folds: Folds, parts: Mapping[int, np.ndarray]) -> np.ndarray:
+    "The rows of all folds in the order of the samples, without a mean: of several repeats the first one's."
+    first = next(iter(parts.values()))
+    dtype = np.result_type(*parts.values())
+    whole, known = np.full((folds.samples, *first.shape[1:]), _blank(dtype), dtype=dtype), np.zeros(folds.samples, bool)
+    for fold, values in parts.items():
+        rows = folds.held_out(fold)
+        new = ~known[rows]
+        whole[rows[new]], known[rows] = values[new], True
+    return whole
+
+# %% ../../nbs/60_api/07_cross_validation.ipynb #a628efb2
+def _joined(folds: Folds | None, parts: Mapping[int, np.ndarray], has_mean: bool = True) -> np.ndarray:
+    "A column of all folds, by fold, in the order of the samples."
+    given = dict(zip(parts, _of_one_width(list(parts.values())), strict=True))
+    first = next(iter(given.values()))
     if folds is None:
-        return np.concatenate([part[name] for part in parts.values()])
-    joined, dtype = scatter(folds, parts, name), next(iter(parts.values()))[name].dtype
-    whole = dtype.kind in "iub" and np.isfinite(joined).all() and (joined % 1 == 0).all()
-    return joined.astype(dtype) if whole else joined
+        return np.concatenate(list(given.values()))
+    if first.dtype.kind not in "biufc" or not has_mean:
+        return _placed(folds, given)
+    joined = scatter(folds, {fold: {"": values} for fold, values in given.items()}, "")
+    whole = first.dtype.kind in "iub" and np.isfinite(joined).all() and (joined % 1 == 0).all()
+    return joined.astype(first.dtype) if whole else joined
+
+
+def _with_lengths(parts: Mapping[int, dict[str, Any]], lists: Iterable[str]) -> dict[int, dict[str, Any]]:
+    "The columns of each fold, with the lengths of lists that are equally long in this fold and not in another."
+    whole = {fold: dict(part) for fold, part in parts.items()}
+    for name in lists:
+        given = [part[name] for part in parts.values() if name in part]
+        differ = len({values.shape[1:] for values in given}) > 1
+        if differ or any(lengths_of(name) in part for part in parts.values()):
+            for part in whole.values():
+                part.setdefault(lengths_of(name), np.full(len(part[name]), part[name].shape[1]))
+    return whole
+
+
+def _columns(folds: Folds | None, parts: Mapping[int, dict[str, Any]], lists: Iterable[str]) -> dict[str, np.ndarray]:
+    "All columns of all folds, in the order of the samples; `lists`: those without a mean."
+    parts = _with_lengths(parts, lists)
+    first = next(iter(parts.values()), {})
+    fixed = {*lists, *map(lengths_of, lists), *ids_in(first)}
+    return {
+        name: _joined(folds, {fold: part[name] for fold, part in parts.items()}, name not in fixed)
+        for name in first
+        if all(name in part for part in parts.values())
+    }
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #29211d05
+def _as_tensors(values: Any, rows: np.ndarray) -> Any:
+    "These rows as an evaluation has them: tensors, or a mapping of them; texts stay an array."
+    import torch
+
+    if isinstance(values, Mapping):
+        lengths = {lengths_of(name) for name in values}
+        given = {name: _as_tensors(each, rows) for name, each in values.items() if name not in lengths}
+        return given["predictions"] if set(given) == {"predictions"} else given
+    chosen = values[rows]
+    return chosen if chosen.dtype.kind in "USO" else torch.from_numpy(np.ascontiguousarray(chosen))
+
+
 def _of_all(task: Any, config: Config, joined: dict[str, Any]) -> dict[str, Any]:
     """What `metrics_all` says of what was held out; both are tensors, as in an evaluation.
 
     A task that keeps what `datasets` or `model` has found is asked for both first. RequestError where it raises.
     """
-    import torch
-
     values, targets, rows = joined["predictions"], joined["targets"], joined["held"]
     kinds = joined["kinds"]  # targets of classes are kept with NaN, and so with a point, where some are never held out
-    given = [torch.from_numpy(values[rows]), torch.from_numpy(targets[rows].astype(kinds["targets"]))]
+    every = np.ones(int(rows.sum()), dtype=bool)
+    given = [_as_tensors(values, rows), _as_tensors(targets[rows].astype(kinds["targets"]), every)]
     try:
         try:
             return dict(task.metrics_all(*given))
@@ -452,10 +529,12 @@ def _config_at(f: Folding, number: int, place: int) -> Config:
 def _put_mean(f: Folding) -> None:
     "Write the mean of the test predictions so far; what cannot be written is reported, and ends no training."
     done = [trial for _, trial in sorted(f.made.items()) if trial.done]
-    if f.table is None or not (arrays := _mean_of_tests(done)):
+    if f.table is None:
         return
     try:
-        f.table.put(arrays, f"the mean of {len(done)} of {f.total} runs")
+        if (together := _mean_of_tests(f, done)) is not None:
+            notes = (f"the mean of {len(done)} of {f.total} runs", together.note)
+            f.table.put(together.whole, "; ".join(filter(None, notes)))
     except Exception as error:
         if not f.table_error:
             print(f"{f.path.name}: {f.table.file.out.name} stays as it was: {error}", file=sys.stderr)
@@ -708,39 +787,40 @@ def _train_or_stop(f: Folding) -> None:
         f.say("stopped between two folds")
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #e27f7c1c
-def averaged(arrays: Mapping[int, dict[str, np.ndarray]], seeds: int) -> dict[int, dict[str, np.ndarray]]:
-    """The mean of the predictions of each fold's runs, by fold; of whole numbers what most of them say.
+def averaged(files: Mapping[int, Path], seeds: int, task: Any = None) -> dict[int, dict[str, np.ndarray]]:
+    """The mean of the predictions of each fold's runs, by fold; of labels what most of them say.
 
-    `arrays`: by the number of the run, those of a fold one after another. `seeds`: runs of a fold; without one of them
-    it is left out.
+    - `files`: by the number of the run, those of a fold one after another
+    - `seeds`: runs of a fold; without one of them it is left out
+    - `task`: its `merge` joins them where it has one (default: none has)
     """
-    groups = {fold: [arrays.get(fold * seeds + seed) for seed in range(seeds)] for fold in {n // seeds for n in arrays}}
-    whole = {fold: [part for part in parts if part is not None] for fold, parts in sorted(groups.items())}
-    return {
-        fold: {name: mean_or_most([arrays[name] for arrays in group]) for name in group[0]}
-        for fold, group in whole.items()
-        if len(group) == seeds
-    }
+    groups = {fold: [files.get(fold * seeds + seed) for seed in range(seeds)] for fold in {n // seeds for n in files}}
+    whole = {fold: [file for file in group if file is not None] for fold, group in sorted(groups.items())}
+    return {fold: mean_of_models(group, None, task).whole for fold, group in whole.items() if len(group) == seeds}
 
 
 def _tests_by_fold(trials: Sequence[TrialResult]) -> tuple[dict[str, np.ndarray], ...]:
     "The test predictions of each fold that has some, those of its seeds together."
-    groups: dict[str, list[dict[str, np.ndarray]]] = {}
+    groups: dict[str, list[Path]] = {}
     for trial in trials:
         if (file := trial.run.path / "predictions.npz").is_file():
-            groups.setdefault(trial.run.path.parent.name.partition("-seed-")[0], []).append(load_arrays(file))
-    return tuple({n: mean_or_most([arrays[n] for arrays in group]) for n in group[0]} for group in groups.values())
+            groups.setdefault(trial.run.path.parent.name.partition("-seed-")[0], []).append(file)
+    return tuple(mean_of_models(group).whole for group in groups.values())
 
 
-def _mean_of_tests(trials: Sequence[TrialResult]) -> dict[str, np.ndarray]:
-    "The mean over the folds of each array of test predictions; of whole numbers, such as labels, what most folds say."
+def _mean_of_tests(f: Folding, trials: Sequence[TrialResult]) -> Together | None:
+    "The test predictions of these runs together; None where one has none."
     files = [trial.run.path / "predictions.npz" for trial in trials]
     if not files or not all(file.is_file() for file in files):
-        return {}
-    parts = [load_arrays(file) for file in files]
-    return {name: mean_or_most([arrays[name] for arrays in parts]) for name in parts[0]}
+        return None
+    return mean_of_models(files, f.path, _made(f.task, trials[0].run))
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #8cf36cc9
+def _or_none(values: Any) -> Any:
+    "What was predicted; None where that is nothing."
+    return values if len(values) else None
+
+
 def _made(task: Any, run: Run) -> Any:
     "The task as an object."
     return task_of(run, None if isinstance(task, str) else task)
@@ -756,7 +836,9 @@ class _Scoring:
     seeds: int
     trials: Mapping[int, TrialResult]
     arrays: Mapping[int, dict[str, np.ndarray]]
+    parts: Mapping[int, dict[str, np.ndarray]]  # the means over seeds, by fold
     config_at: Callable[[int], Config]
+    lists: frozenset[str] = frozenset()  # columns without a mean
 
     @property
     def count(self) -> int:
@@ -767,7 +849,8 @@ class _Scoring:
         "The arguments of `_whole_score`; `parts`: by fold."
         kinds = {name: values.dtype for name, values in next(iter(self.arrays.values())).items()}
         sizes = [len(next(iter(part.values()))) for part in parts.values()]
-        joined = {name: _joined(self.folds, parts, name) for name in ("predictions", "targets")}
+        columns = Predicted(_columns(self.folds, parts, self.lists))
+        joined = {"predictions": _or_none(columns.values), "targets": columns.targets}
         samples = np.ones(sum(sizes), dtype=bool) if self.folds is None else (self.folds.held >= 0).any(axis=0)
         return {**joined, "sizes": sizes, "kinds": kinds, "held": samples, "config": self.config_at(0)}
 
@@ -786,24 +869,30 @@ def _single_scores(s: _Scoring) -> list[float | None]:
 
 def _averaged_score(s: _Scoring, limit_s: float) -> float | None:
     "The score of the mean over seeds and repeats. RequestError, with the reason alone, where it cannot be worked out."
-    parts = averaged(s.arrays, s.seeds)
-    facts = s.facts(parts)
+    parts, facts = s.parts, s.facts(s.parts)
     if (values := facts["predictions"]) is None:
         return None
     if provides(s.task, "metrics_all") and facts["targets"] is not None:
         averages = _of_all(s.task, facts["config"], facts)
         if (plain := s.metric.removeprefix("val_")) in averages:
             return _finite(s.metric, averages[plain])
-    dtype = s.arrays[0]["predictions"].dtype
-    if dtype.kind in "iub" and values.dtype.kind == "f" and (values % 1 > 0).any():
-        raise RequestError("the repeats predict other whole numbers. Let `predict` return numbers with a point")
-    whole = Replayed(s.config_at(0), s.arrays[0]["predictions"], s.trials[0].value)
+    known = Predicted(s.arrays[0]).values
+    whole = Replayed(s.config_at(0), known, s.trials[0].value)
     rows = {
-        fold: parts[fold]["predictions"] if s.folds is None else values[s.folds.held_out(fold)]
+        fold: Predicted(parts[fold]).values if s.folds is None else _rows_of(values, s.folds.held_out(fold), known)
         for fold in range(s.count)
     }
-    replayed = [Replayed(s.config_at(fold * s.seeds), given.astype(dtype)) for fold, given in rows.items()]
+    replayed = [Replayed(s.config_at(fold * s.seeds), given) for fold, given in rows.items()]
     return score_of_predictions(s.task, s.metric, whole, replayed, limit_s)
+
+
+def _rows_of(values: Any, rows: np.ndarray, like: Any) -> Any:
+    "These rows, of the type of `like`. RequestError where they are fractions and it has whole numbers."
+    if isinstance(values, Mapping):
+        return {name: _rows_of(each, rows, like[name]) for name, each in values.items() if name in like}
+    if like.dtype.kind in "iub" and values.dtype.kind == "f" and (values % 1 > 0).any():
+        raise RequestError("the repeats predict other whole numbers. Let `predict` return numbers with a point")
+    return values[rows].astype(like.dtype)
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #d8acf98d
 def _why_no_score(s: _Scoring) -> str:
@@ -812,7 +901,7 @@ def _why_no_score(s: _Scoring) -> str:
         return f"run {missing[0]} has no value of {s.metric or 'a metric'}"
     if set(s.trials) != set(s.arrays):
         return "not all runs have predicted what they have held out"
-    return "what they predict is no single array"
+    return "the folds predict nothing that they have in common"
 
 
 def _scores(s: _Scoring, limit_s: float) -> tuple[float | None, tuple[float, ...], str]:
@@ -834,35 +923,73 @@ def _score_without_views(task: Any, config: Config) -> bool:
     "Whether predictions are averaged over views, and the score, which folds' evaluations give, is not."
     return config.data.average_views and provides(task, "views") and not provides(task, "metrics_all")
 
+# %% ../../nbs/60_api/07_cross_validation.ipynb #3cf3d066
+def _files(f: Folding) -> dict[int, Path]:
+    "The files of what was held out, by the number of the run."
+    return {n: trial.out_of_fold for n, trial in sorted(f.made.items()) if trial.out_of_fold is not None}
 
+
+def _held_out(f: Folding, folds: Folds | None, files: Mapping[int, Path], lists: frozenset[str]) -> tuple[dict, dict]:
+    """(what was predicted of the samples that each fold has held out, all of it by name, which is kept).
+
+    Nothing where the folds do not fit together.
+    """
+    try:
+        parts = averaged(files, f.config.folds.seeds, _made(f.task, next(iter(f.made.values())).run) if files else None)
+        columns = _columns(folds, parts, lists)
+    except Exception as error:  # the folds are trained, and stay
+        print(f"{f.path.name}: what was held out cannot be put together: {error}", file=sys.stderr)
+        return {}, {}
+    if columns:
+        save_arrays(f.path / "out_of_fold.npz", columns, {"lists": sorted(lists)})
+    return parts, columns
+
+
+def _kept_tests(f: Folding, trials: Sequence[TrialResult]) -> tuple[dict[str, Any], str]:
+    "(the mean of the test predictions, which is kept; what has none, and why)."
+    try:
+        together = _mean_of_tests(f, trials)
+    except Exception as error:
+        together = Together(note=f"they have no mean: {error}")
+    if together is None:
+        return {}, ""
+    if together.note:
+        print(f"{f.path.name}: {together.note}", file=sys.stderr)
+    if not together.arrays:
+        return {}, together.note
+    data = read_facts(trials[0].run.path / "predictions.npz").get("data")
+    save_arrays(f.path / "predictions.npz", together.arrays, {"data": data})
+    return load_arrays(f.path / "predictions.npz"), together.note
+
+# %% ../../nbs/60_api/07_cross_validation.ipynb #8f99d052
 def _gather(f: Folding, status: str) -> CrossValidation:
     "The result of the folds that are done."
     path, seeds, made = f.path, f.config.folds.seeds, f.made
     trials = tuple(trial for _, trial in sorted(made.items()))
-    arrays = {n: load_arrays(trial.out_of_fold) for n, trial in sorted(made.items()) if trial.out_of_fold is not None}
-    parts, file = averaged(arrays, seeds), path / FOLDS
+    files, file = _files(f), path / FOLDS
+    lists = frozenset(name for each in files.values() for name in read_facts(each).get("lists", ()))
     folds = read_folds(file) if file.is_file() else None
     metric = next((trial.metric for trial in trials if trial.metric), "")
-    joined = {name: _joined(folds, parts, name) for name in ("predictions", "targets")}
-    kept = {name: values for name, values in joined.items() if values is not None}
-    test = _mean_of_tests(trials) if status == "completed" else {}
-    for name, arrays_of in (("out_of_fold.npz", kept), ("predictions.npz", test)):
-        if arrays_of:
-            save_arrays(path / name, arrays_of)
+    parts, joined = _held_out(f, folds, files, lists)
+    columns = Predicted(joined)
+    test, test_missing = _kept_tests(f, trials) if status == "completed" else ({}, "")
     score: float | None = None
     single: tuple[float, ...] = ()
     missing = "nothing that was held out has been predicted" if status == "completed" else ""
-    if status == "completed" and arrays:
+    if status == "completed" and parts:
 
         def config_at(number: int) -> Config:
             return _config_of(f.config, path, *divmod(number, seeds), f.itself)
 
-        scoring = _Scoring(_made(f.task, trials[0].run), metric, folds, seeds, made, arrays, config_at)
+        arrays = {number: load_arrays(each) for number, each in files.items()}
+        scoring = _Scoring(_made(f.task, trials[0].run), metric, folds, seeds, made, arrays, parts, config_at, lists)
         score, single, missing = _scores(scoring, min(60.0, f.left_s or 60.0))
         if score is not None and _score_without_views(scoring.task, f.config):
             f.say("the score is that of evaluations, which look at each sample once; predictions are means over views")
-    values = joined["predictions"], joined["targets"]
-    cv = CrossValidation(path, status, metric, trials, folds, score, *values, test, single, missing)
+    values = _or_none(columns.values), columns.targets
+    cv = CrossValidation(
+        path, status, metric, trials, folds, score, *values, test, single, missing, columns.ids, test_missing
+    )
     _keep_facts(f, **summary_of(cv))
     return cv
 
@@ -989,7 +1116,7 @@ def open_cross_validation(path: Path | str) -> CrossValidation:
     places = [place for place in folder.glob("fold-*") if place.is_dir() and is_inside(folder, place)]
     places = sorted(places, key=lambda place: _numbers_in(place.name))
     trials = tuple(filter(None, (_opened_trial(place, kept_runs(facts)) for place in places)))
-    arrays, division = _arrays_in(folder, "out_of_fold.npz"), folder / FOLDS
+    columns, division = Predicted(_arrays_in(folder, "out_of_fold.npz")), folder / FOLDS
     folds = read_folds(division) if division.is_file() and is_inside(folder, division) else None
     score, single = facts.get("score"), facts.get("single_scores") or ()
     return CrossValidation(
@@ -999,9 +1126,11 @@ def open_cross_validation(path: Path | str) -> CrossValidation:
         trials,
         folds,
         float(score) if isinstance(score, (int, float)) else None,
-        arrays.get("predictions"),
-        arrays.get("targets"),
+        _or_none(columns.values),
+        columns.targets,
         _arrays_in(folder, "predictions.npz"),
         tuple(float(value) for value in single if isinstance(value, (int, float))),
         str(facts.get("score_missing") or facts.get("reason") or ""),
+        columns.ids,
+        str(facts.get("test_missing") or ""),
     )

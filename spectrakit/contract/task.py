@@ -268,6 +268,16 @@ class Task:
         return None
 
     @optional
+    def merge(self, predictions: Sequence[Any]) -> Any:
+        """What several models say together of the same samples, where a mean says nothing, such as of lists of boxes.
+
+        `predictions`: for each fold or seed what `predict` gave for all samples, as NumPy arrays: [samples, …], a list
+        with one array a sample, or a mapping of them. Returns one such. Without it folds are averaged, labels are
+        counted, and of lists each fold's own are kept.
+        """
+        return None
+
+    @optional
     def sample_submission(self, cfg: Config) -> Any:
         """The competition's sample submission, a file or a table: the first submission, and the form of every other.
 

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['PARTIAL', 'PLACE', 'trained_model', 'write_table', 'batches_of', 'predict_rounds', 'predict_dataset', 'not_finite',
-           'save_arrays', 'never', 'Target', 'Chunks', 'submission_file', 'write_all', 'Member', 'predict_member',
-           'predict_run', 'predict_fold']
+           'never', 'Target', 'Chunks', 'submission_file', 'write_all', 'Member', 'predict_member', 'predict_run',
+           'predict_fold']
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #23a2fcf4
+import contextlib
 import math
 import os
 import time
@@ -21,11 +22,11 @@ from ..checkpoint.store import find_checkpoint, load_weights, read_manifest
 from ..checks.diagnosis import explained
 from ..config.schema import Config
 from ..contract.task import check_task, collate_of, provides
-from ..data.fingerprint import tensors_hash
+from ..data.fingerprint import dataset_fingerprint, tensors_hash
 from ..data.loaders import Batches, Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
-from ..predictions.prediction_spool import PredictionSpool
-from ..predictions.predictions import columns_of, table_text
+from ..predictions.prediction_spool import PredictionSpool, save_arrays
+from ..predictions.predictions import columns_of, lengths_of, table_text
 from ..predictions.submission import find_sample
 from ..predictions.submission_file import SubmissionFile, write_predictions, write_prior
 from ..runs.run_dir import read_environment
@@ -136,11 +137,19 @@ def predict_dataset(
     Where samples have outputs of different lengths, they are filled up with NaN, or -1 for whole numbers, and
     `prediction_lengths` has their lengths.
     """
+    spool = _spooled(task, model, dataset, config, context, folder)
+    return spool.arrays() if context.is_main else None
+
+
+def _spooled(
+    task: Any, model: Any, dataset: Any, config: Config, context: RunContext, folder: Path | None
+) -> PredictionSpool:
+    "The predictions of a data set, on rank 0; the arguments are those of `predict_dataset`."
     spool = PredictionSpool(task, folder)
     for batches in predict_rounds(task, model, dataset, config, context, over=lambda: False):
         for batch in batches:
             spool.add(batch)
-    return spool.arrays() if context.is_main else None
+    return spool
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #8015c609
 def _row_blocks(values: Any) -> Iterator[Any]:
@@ -156,7 +165,7 @@ def not_finite(arrays: dict[str, Any]) -> list[str]:
 
     notes = []
     for name, values in arrays.items():
-        filled = f"{name.removesuffix('s')}_lengths" in arrays
+        filled = lengths_of(name) in arrays
         if name == "targets" or filled or values.dtype.kind not in "fc":
             continue
         if bad := sum(int((~numpy.isfinite(part)).sum()) for part in _row_blocks(values)):
@@ -164,22 +173,6 @@ def not_finite(arrays: dict[str, Any]) -> list[str]:
     return notes
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #3f0aa6f7
-def save_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    """Write arrays as .npz so that a reader finds the old file or the new one.
-
-    Whole numbers and masks are compressed, lightly; fractions, which hardly shrink, are written as they are.
-    """
-    import zipfile
-
-    import numpy
-
-    with replacing(path) as file, zipfile.ZipFile(file, "w", compresslevel=1) as archive:
-        for name, values in arrays.items():
-            archive.compression = zipfile.ZIP_STORED if values.dtype.kind in "fc" else zipfile.ZIP_DEFLATED
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as part:
-                numpy.lib.format.write_array(part, values, allow_pickle=False)
-
-
 def _data_to_predict(task: Any, config: Config) -> Any:
     "The task's test data, or else its validation data. RequestError where they cannot be made."
     if not provides(task, "test_dataset"):
@@ -346,6 +339,15 @@ def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, t
     return write_all(chunks, chunks.spool.arrays(), name, notes)
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #5687f1b9
+def _facts_of(config: Config, spool: PredictionSpool, dataset: Any) -> dict[str, Any]:
+    "What is kept with the predictions of a data set: the columns that are lists, and which samples they are."
+    facts: dict[str, Any] = {"lists": spool.lists()}
+    with contextlib.suppress(Exception):  # of a stream, or of samples that differ each time, nothing is known
+        if not config.folds.columns:  # these stand among the samples, and are others in each model
+            facts["data"] = dataset_fingerprint(dataset, 0)
+    return facts
+
+
 def predict_fold(task: Any, config: Config, context: RunContext, run_dir: Path, folder: Path) -> tuple[str, str]:
     """Predict what a run has not trained with: (status, reason).
 
@@ -374,8 +376,8 @@ def predict_fold(task: Any, config: Config, context: RunContext, run_dir: Path, 
                 batches = batches_of(
                     task, dataset, config, context, "predict" if file == "predictions.npz" else "valid"
                 )
-                arrays = predict_dataset(task, model, batches, config, context, folder)
-            if arrays is not None:
-                notes = [*notes, *not_finite(arrays)]
-                save_arrays(folder / file, arrays)
+                spool = _spooled(task, model, batches, config, context, folder)
+            if context.is_main:
+                notes = [*notes, *not_finite(arrays := spool.arrays())]
+                save_arrays(folder / file, arrays, _facts_of(config, spool, dataset))
     return "completed", f"{len(held_out)} samples were held out from {name}" + "".join(f"; {note}" for note in notes)

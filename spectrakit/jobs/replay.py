@@ -16,6 +16,7 @@ import numpy as np
 
 from ..config.schema import Config
 from ..contract.task import collate_of
+from ..data.batch_forms import leaves_of, map_batch
 from ..data.loaders import Placement, eval_batches
 from ..steps.evaluation import averages, on_host, score_batch
 from ..system.errors import RequestError
@@ -44,10 +45,13 @@ def replay_model() -> Any:
 # %% ../../nbs/45_jobs/09_replay.ipynb #494c19ea
 @dataclass(frozen=True)
 class Replayed:
-    "Predictions of what a run holds out, [samples, …], in the order of its validation data; `value`: if it is known."
+    """Predictions of what a run holds out, in the order of its validation data; `value`: if it is known.
+
+    They are an array [samples, …], or a mapping of arrays.
+    """
 
     config: Config
-    predictions: np.ndarray
+    predictions: Any
     value: float | None = None
 
 
@@ -68,15 +72,16 @@ def scored(task: Any, part: Replayed, form: str, over: Callable[[], bool]) -> di
 
     config, model, done = _settings(part.config), replay_model(), 0
     held_out, scores = read_datasets(task, config)[1], dict[int, dict[str, tuple]]()
-    if held_out is None or len(held_out) != len(part.predictions):
+    if held_out is None or any(len(held_out) != len(values) for values in leaves_of(part.predictions)):
         raise RequestError("what is held out is not what was predicted")
     batches = eval_batches(held_out, config, Placement(), collate_of(task, "valid"))
-    outputs = FORMS[form](torch.from_numpy(np.ascontiguousarray(part.predictions)))
+    outputs = map_batch(lambda values: FORMS[form](torch.from_numpy(np.ascontiguousarray(values))), part.predictions)
     with torch.no_grad():
         for place, batch in enumerate(batches.epoch(0)):
             if over():
                 raise RequestError("reading the samples takes too long")
-            model.outputs = outputs[done : done + batch.samples]
+            rows = slice(done, done + batch.samples)
+            model.outputs = map_batch(lambda values, rows=rows: values[rows], outputs)
             scores[place], done = score_batch(task, model, batch)[0], done + batch.samples
     return on_host(scores)
 

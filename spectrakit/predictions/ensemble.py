@@ -171,20 +171,20 @@ class Mixture:
 
 # %% ../../nbs/38_predictions/05_ensemble.ipynb #6b4799da
 def mean_or_most(parts: Sequence[Any]) -> Any:
-    """The mean of arrays [samples, …] of several models; of whole numbers what most of them say, of text the first.
+    """The mean of arrays [samples, …] of several models; of whole numbers and texts what most of them say.
 
-    `parts`: one for each model, all of one form.
+    `parts`: one for each model, all of one form. Of equal votes the smaller number counts, and of texts the first.
     """
     import numpy
 
     first = parts[0]
-    if first.dtype.kind == "f":
-        return numpy.mean(parts, axis=0)
-    if first.dtype.kind not in "iub" or all(numpy.array_equal(first, other) for other in parts[1:]):
+    if first.dtype.kind in "fc":
+        return (sum(part.astype(numpy.result_type(part, "f8")) for part in parts) / len(parts)).astype(first.dtype)
+    if all(numpy.array_equal(first, other) for other in parts[1:]):
         return first
-    labels = numpy.unique(numpy.stack(parts))
-    votes, best = numpy.zeros(first.shape, dtype=int), first
-    for label in labels:
-        count = sum((part == label).astype(int) for part in parts)
-        best, votes = numpy.where(count > votes, label, best), numpy.maximum(votes, count)
-    return best.astype(first.dtype)
+    best, votes = first, sum((first == other).astype(int) for other in parts)
+    for part in parts[1:]:
+        own = sum((part == other).astype(int) for other in parts)
+        better = (own > votes) | ((own == votes) & (part < best) if first.dtype.kind in "iub" else own > votes)
+        best, votes = numpy.where(better, part, best), numpy.maximum(votes, own)
+    return best
