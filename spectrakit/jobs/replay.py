@@ -7,6 +7,7 @@ __all__ = ['FORMS', 'replay_model', 'Replayed', 'scored', 'score_of_predictions'
 
 # %% ../../nbs/45_jobs/09_replay.ipynb #d6809926
 import math
+import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -80,8 +81,7 @@ def scored(task: Any, part: Replayed, form: str, over: Callable[[], bool]) -> di
         for place, batch in enumerate(batches.epoch(0)):
             if over():
                 raise RequestError("reading the samples takes too long")
-            rows = slice(done, done + batch.samples)
-            model.outputs = map_batch(lambda values, rows=rows: values[rows], outputs)
+            model.outputs = map_batch(operator.itemgetter(slice(done, done + batch.samples)), outputs)
             scores[place], done = score_batch(task, model, batch)[0], done + batch.samples
     return on_host(scores)
 

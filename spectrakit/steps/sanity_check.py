@@ -452,7 +452,7 @@ def check_outputs(task: Any, outputs: Any, taker: str = "predict") -> None:
     wrong = next(
         (v for v in values if hasattr(v, "columns") or (not hasattr(v, "shape") and not isinstance(v, list))), None
     )
-    if wrong is None and values and not (isinstance(outputs, dict) and taker == "metrics_all"):
+    if wrong is None and values:
         return
     kind = type(outputs if wrong is None else wrong).__name__
     own = f"{type(task).__name__}.predict" if provides(task, "predict") else "The model"
@@ -508,6 +508,7 @@ def try_evaluation(check: SanityCheck) -> str:
     context, budget, batch = check.execution.context, check.execution.budget, next(iter(check.valid.epoch(0)))
     check_collated(check.task, batch.data, batch.samples)
     check.at("loss", "on a validation batch", batch.data)
+    outputs: Any = None
     if not check.sharded:
         precise = context.in_precision
         with leaving_no_trace(check.model) as evaluated:
@@ -522,6 +523,11 @@ def try_evaluation(check: SanityCheck) -> str:
     budget.observe("eval", seconds)
     if problems:
         check.unseen = problems[0]
+        if isinstance(outputs, dict) and check.unseen.startswith(("AttributeError", "TypeError")):
+            raise RequestError(
+                f"{type(check.task).__name__}.metrics_all is given the mapping {list(outputs)} that `predict` returns, and "
+                f"raised {check.unseen}. Take the arrays by name: `predictions[{next(iter(outputs))!r}]`."
+            )
         text = f"metrics_all could not be tried on the first samples alone ({check.unseen})"
         check.log.write("message", text=text)
     check_finite_metrics(check, batch.data)

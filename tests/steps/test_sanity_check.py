@@ -357,6 +357,10 @@ BROKEN = {
         mine(metrics_all=lambda s, p, t: {"auc": [0.5, 1]}),
         ["Mine.metrics_all", "'auc'", "list"],
     ),
+    "metrics_all that takes no mapping": (
+        mine(predict=lambda s, m, b: {"odds": m(b[0])}, metrics_all=lambda s, p, t: {"auc": p.argmax(1).sum()}),
+        ["Mine.metrics_all", "the mapping ['odds']", "predictions['odds']"],
+    ),
     "metrics that break": (mine(metrics=lambda s, o, b: {"acc": o.nope}), ["Mine.metrics", "nope"]),
     "a metric named loss": (
         mine(metrics=lambda s, o, b: {"loss": (o.sum(), len(o))}),
