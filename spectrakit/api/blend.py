@@ -8,8 +8,8 @@ __all__ = ['Source', 'source_of', 'check_together', 'Blend', 'blend']
 # %% ../../nbs/60_api/09_blend.ipynb #4a7fea73
 import math
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,27 @@ from typing import Any
 import numpy as np
 
 from .actions import writes_through
-from .blend_weights import METHODS, Fitted, HeldOut, Score, are_classes, fit_weights, score_named
+from spectrakit.api.blend_weights import (
+    METHODS,
+    Fitted,
+    HeldOut,
+    Score,
+    are_classes,
+    as_shares,
+    fit_weights,
+    score_named,
+    shares_of,
+)
 from .cross_validation import CrossValidation, cv_facts, kept_runs
 from .run import open_run
 from ..config.compose import compose
+from ..data.fingerprint import fingerprint_change
 from ..data.folds import read_folds
 from ..handover.job import load_task
 from ..jobs.mean_submission import MeanSubmission
-from ..predictions.prediction_spool import load_arrays
+from ..predictions.ensemble import ids_in, match_rows
+from ..predictions.prediction_spool import load_arrays, read_facts, stored_arrays
+from ..predictions.predictions import Predicted, lengths_of
 from ..predictions.submission_file import check_is_csv
 from ..runs.run_dir import missing_files
 from ..system.errors import RequestError, did_you_mean
@@ -36,31 +49,66 @@ class Source:
     "One model of a blend, by what it predicted for samples that it had not seen."
 
     name: str
-    values: np.ndarray  # [samples, …]
+    outputs: dict[str, np.ndarray]  # [samples, …] by name; the first is scored by name
     targets: np.ndarray  # [samples, …]
-    fold: np.ndarray  # [samples]; -1 where none was held out
-    sha256: str | None  # of the division; None where the task divided by itself
-    test: np.ndarray | None
+    held: np.ndarray  # [repeats, samples], the fold of each; -1 where none was held out
+    division: str | None  # the kind and the count of the folds; None where the task divided by itself
+    ids: dict[str, np.ndarray] = field(default_factory=dict)  # [samples]; which sample is which
+    test: dict[str, np.ndarray] | None = None
+    test_ids: dict[str, np.ndarray] = field(default_factory=dict)
+    test_data: dict[str, Any] | None = None  # what is known of the test samples
     run: Path | None = None  # one of its runs, whose settings say what the test data are
 
+    @property
+    def values(self) -> np.ndarray:
+        "The output that is scored by name."
+        return next(iter(self.outputs.values()))
+
+    @property
+    def fold(self) -> np.ndarray:
+        "The fold of each sample in the first repeat."
+        return self.held[0]
+
 # %% ../../nbs/60_api/09_blend.ipynb #171453dd
-def _fold_numbers(path: Path, samples: int, sizes: Sequence[int]) -> tuple[np.ndarray, str | None]:
-    "The fold of each sample, and the division's hash."
+def _division(path: Path, samples: int, sizes: Sequence[int]) -> tuple[np.ndarray, str | None]:
+    "The fold of each sample, [repeats, samples], and what the folds are."
     if (path / "folds.npz").is_file():
         folds = read_folds(path / "folds.npz")
-        return folds.held[0], folds.sha256
+        return folds.held, f"{folds.kind} {folds.count}"
     if sum(sizes) != samples:
         raise RequestError(f"{path.name} has no folds.npz, and its folds are not as long as its predictions.")
-    return np.repeat(np.arange(len(sizes)), sizes), None
+    return np.repeat(np.arange(len(sizes)), sizes)[None], None
+
+
+def _outputs(predicted: Predicted) -> dict[str, Any]:
+    "The predictions by name, whether there is one array or a mapping."
+    values = predicted.values
+    return values if isinstance(values, dict) else {"predictions": values}
 
 # %% ../../nbs/60_api/09_blend.ipynb #3b5a3f55
-def _kind_of(predictions: np.ndarray, runs: Sequence[Path]) -> str:
-    "The kind of numbers that these runs predicted: samples that none held out are kept as NaN, and so is all else."
+def _check_has_mean(name: str, predicted: Predicted, runs: Sequence[Path]) -> None:
+    "RequestError where a weighted mean of the predictions says nothing: of whole numbers, texts and lists."
     files = (run / "out_of_fold.npz" for run in runs)
     file = next((file for file in files if file.is_file()), None)
-    return predictions.dtype.kind if file is None else load_arrays(file)["predictions"].dtype.kind
+    first = (
+        {} if file is None else stored_arrays(file)
+    )  # samples that none held out are kept as NaN, and so is all else
+    for output, values in _outputs(predicted).items():
+        dtype = first[output].dtype if output in first else values.dtype
+        if lengths_of(output) in predicted.arrays or dtype.kind not in "fc":
+            what = (
+                "lists"
+                if lengths_of(output) in predicted.arrays
+                else "whole numbers"
+                if dtype.kind in "iub"
+                else "texts"
+            )
+            raise RequestError(
+                f"{name} predicted {what}, of which no weighted mean can be taken. Let `predict` return "
+                "probabilities, or numbers with a point."
+            )
 
-
+# %% ../../nbs/60_api/09_blend.ipynb #56ffc90a
 def source_of(given: CrossValidation | Path | str) -> Source:
     "What a cross-validation, or its folder, gives to a blend. RequestError where it is not complete."
     if not isinstance(given, (CrossValidation, str, Path)):
@@ -78,20 +126,33 @@ def source_of(given: CrossValidation | Path | str) -> Source:
     if not zipfile.is_zipfile(path / "out_of_fold.npz"):
         raise RequestError(f"out_of_fold.npz of {path.name} is spoiled. Have it made anew: resume={str(path)!r}.")
     arrays = load_arrays(path / "out_of_fold.npz")
-    if "predictions" not in arrays or "targets" not in arrays:
-        raise RequestError(
-            f"{path.name} has no predictions with targets. A blend needs one array and the task's targets."
-        )
-    if _kind_of(arrays["predictions"], runs) in "iub":
-        raise RequestError(
-            f"{path.name} predicted whole numbers, of which no weighted mean can be taken. Let `predict` return "
-            "probabilities, or numbers with a point."
-        )
-    test = load_arrays(path / "predictions.npz").get("predictions") if (path / "predictions.npz").is_file() else None
+    outputs = _outputs(predicted := Predicted(arrays))
+    if not len(outputs) or predicted.targets is None:
+        raise RequestError(f"{path.name} has no predictions with targets. A blend needs both.")
+    _check_has_mean(path.name, predicted, runs)
     files = [run / "out_of_fold.npz" for run in runs if "-seed-" not in run.parent.name]  # each seed has the same
-    sizes = [] if (path / "folds.npz").is_file() else [len(load_arrays(file)["predictions"]) for file in files]
-    fold, sha256 = _fold_numbers(path, len(arrays["predictions"]), sizes)
-    return Source(path.name, arrays["predictions"], arrays["targets"], fold, sha256, test, next(iter(runs), None))
+    sizes = [] if (path / "folds.npz").is_file() else [len(load_arrays(file)["targets"]) for file in files]
+    division = _division(path, len(predicted.targets), sizes)
+    return Source(
+        path.name,
+        outputs,
+        predicted.targets,
+        *division,
+        ids_in(arrays),
+        *_tests_in(path, outputs),
+        next(iter(runs), None),
+    )
+
+
+def _tests_in(
+    path: Path, outputs: Iterable[str]
+) -> tuple[dict[str, Any] | None, dict[str, Any], dict[str, Any] | None]:
+    "(the test predictions, their ids, what is known of the test samples) of a cross-validation."
+    if not (file := path / "predictions.npz").is_file():
+        return None, {}, None
+    arrays = load_arrays(file)
+    test = {name: arrays[name] for name in outputs if name in arrays}
+    return test or None, ids_in(arrays), read_facts(file).get("data")
 
 # %% ../../nbs/60_api/09_blend.ipynb #a5b3a718
 def _sources(given: Sequence[Any]) -> list[Source]:
@@ -99,29 +160,124 @@ def _sources(given: Sequence[Any]) -> list[Source]:
     alone = given[0] if len(given) == 1 else None
     return [source_of(each) for each in (alone if isinstance(alone, (list, tuple)) else given)]
 
-
-def check_together(sources: Sequence[Source]) -> None:
-    "RequestError where the sources were not made on the same samples with the same folds."
+# %% ../../nbs/60_api/09_blend.ipynb #d5304674
+def _names_differ(sources: Sequence[Source]) -> None:
+    "RequestError where there are less than two sources, or one of them stands there twice."
     if len(sources) < 2:
         raise RequestError("A blend needs two models or more. Pass several cross-validations.")
     names = [each.name for each in sources]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise RequestError(f"{twice} is given twice. Name each cross-validation once.")
+
+
+def check_together(sources: Sequence[Source]) -> None:
+    "RequestError where the sources were not made on the same samples with the same folds."
+    _names_differ(sources)
     first = sources[0]
     for other in sources[1:]:
         pair = f"{first.name} and {other.name}"
-        if other.values.shape != first.values.shape:
-            raise RequestError(f"{pair} predicted {first.values.shape} and {other.values.shape}. Blend what is alike.")
+        shapes = [{name: values.shape for name, values in each.outputs.items()} for each in (first, other)]
+        if shapes[0] != shapes[1]:
+            raise RequestError(f"{pair} predicted {shapes[0]} and {shapes[1]}. Blend what is alike.")
         if not np.array_equal(other.targets, first.targets, equal_nan=first.targets.dtype.kind == "f"):
             raise RequestError(f"{pair} have other targets, so other samples or another order. Blend what is alike.")
-        if other.sha256 != first.sha256 or not np.array_equal(other.fold, first.fold):
+        if other.division != first.division or not np.array_equal(other.held, first.held):
             raise RequestError(
                 f"{pair} have other folds, so that what one has held out the other has seen. Make both with the same "
                 "folds.count, folds.kind, folds.repeats and seed."
             )
-        shapes = [None if each.test is None else each.test.shape for each in (first, other)]
-        if shapes[0] != shapes[1]:
+        tests = [each.test and {name: values.shape for name, values in each.test.items()} for each in (first, other)]
+        if tests[0] != tests[1]:
             raise RequestError(f"{pair} predicted other test data. Blend what is alike.")
+
+# %% ../../nbs/60_api/09_blend.ipynb #25354c42
+def _common_rows(sources: Sequence[Source], ids: Sequence[dict[str, Any]], which: str) -> list[np.ndarray] | None:
+    """The rows of each source that all of them have, in the order of the first; None where two have none in common.
+
+    `ids`: of each source. `which`: the samples, in words. RequestError where the ids do not say which row is which.
+    """
+    rows = [np.arange(len(next(iter(ids[0].values()))))]
+    for source, other in zip(sources[1:], ids[1:], strict=True):
+        try:
+            one, two = match_rows({key: values[rows[0]] for key, values in ids[0].items()}, other)
+        except RequestError as error:
+            raise RequestError(
+                f"The {which} of {sources[0].name} and {source.name} cannot be joined. {error}"
+            ) from None
+        if not len(one):
+            return None
+        rows = [*(each[one] for each in rows), two]
+    return rows
+
+
+def _fewer(sources: Sequence[Source], ids: Sequence[dict[str, Any]], rows: np.ndarray, which: str) -> list[str]:
+    "A sentence where not all sources have all samples."
+    counts = [len(next(iter(each.values()))) for each in ids]
+    if (most := max(counts)) == len(rows):
+        return []
+    having = ", ".join(f"{source.name} {count}" for source, count in zip(sources, counts, strict=True))
+    return [f"{most - len(rows)} {which} are left out, which not all models have ({having}; in common {len(rows)})"]
+
+# %% ../../nbs/60_api/09_blend.ipynb #d8355587
+def _training_joined(sources: Sequence[Source]) -> tuple[list[Source], np.ndarray, list[str]]:
+    "(the sources with the training samples of the first that all have, which these are, sentences on the others)."
+    ids = [each.ids for each in sources]
+    rows = _common_rows(sources, ids, "training samples") if all(ids) else None
+    if rows is None:  # targets and folds say whether the order is the same
+        return list(sources), np.arange(len(sources[0].targets)), []
+    moved = any(not np.array_equal(each, np.arange(len(s.targets))) for s, each in zip(sources, rows, strict=True))
+    if moved and any((each.division or "").startswith("time ") for each in sources):
+        raise RequestError("With folds.kind=time the order says what was seen, and these models read another one.")
+    taken = [
+        replace(
+            source,
+            outputs={name: values[each] for name, values in source.outputs.items()},
+            targets=source.targets[each],
+            held=source.held[:, each],
+            ids={name: values[each] for name, values in source.ids.items()},
+        )
+        for source, each in zip(sources, rows, strict=True)
+    ]
+    return taken, rows[0], _fewer(sources, ids, rows[0], "training samples")
+
+# %% ../../nbs/60_api/09_blend.ipynb #6ef97408
+def _check_order(first: Source, other: Source) -> list[str]:
+    "A sentence where the order of test rows without ids is not known. RequestError where it is likely another one."
+    if not first.test_data or not other.test_data or not (first.test_data["content"] and other.test_data["content"]):
+        return ["the test samples have no ids, and are joined in their order"]
+    if change := fingerprint_change(first.test_data, other.test_data):
+        raise RequestError(
+            f"{first.name} and {other.name} predicted test samples without ids, and of the second {change}: whether "
+            "their rows stand in one order is not known. Give each sample an id: let it be a mapping with an `id`, or "
+            "a tuple with a text."
+        )
+    return []
+
+
+def _tests_joined(sources: Sequence[Source]) -> tuple[list[Source], list[str], list[str]]:
+    "(the sources with the test samples that all have, sentences on the others, sentences on the order)."
+    ids = [each.test_ids for each in sources]
+    if any(each.test is None for each in sources):
+        return list(sources), [], []
+    if not any(ids):
+        notes = [note for other in sources[1:] for note in _check_order(sources[0], other)]
+        return list(sources), [], list(dict.fromkeys(notes))
+    if not all(ids):
+        name = next(s.name for s, each in zip(sources, ids, strict=True) if not each)
+        raise RequestError(
+            f"The test samples of {name} have no ids, and others have some. Give an `id` to its samples."
+        )
+    if (rows := _common_rows(sources, ids, "test samples")) is None:
+        raise RequestError("The models predicted other test data: no id is in all of them. Blend what is alike.")
+    taken = [
+        replace(
+            source,
+            test={name: values[each] for name, values in (source.test or {}).items()},
+            test_ids={name: values[each] for name, values in source.test_ids.items()},
+        )
+        for source, each in zip(sources, rows, strict=True)
+    ]
+    return taken, _fewer(sources, ids, rows[0], "test samples"), []
 
 # %% ../../nbs/60_api/09_blend.ipynb #dda899ae
 def _text(b: "Blend") -> str:
@@ -131,7 +287,7 @@ def _text(b: "Blend") -> str:
     tried = ", ".join(f"{name} {score:.5g}" for name, score in b.tried.items())
     own = f"{'blend':{width}}  {b.method:>7}  {b.score:.5g}  ({b.in_sample:.5g} on what it learned from)"
     lines = [f"{b.metric}, by samples that were held out", *rows, own, f"tried: {tried}", b.left_out]
-    return "\n".join(filter(None, lines))
+    return "\n".join(filter(None, [*lines, *b.notes]))
 
 # %% ../../nbs/60_api/09_blend.ipynb #dda899af
 @dataclass(frozen=True)
@@ -140,9 +296,11 @@ class Blend:
 
     - `score`: nested, each fold with weights that were learned without it; `in_sample`: with all, which is too good
     - `singles`: the score of each model alone; `tried`: the nested score of each method
-    - `values`: the nested blend of the training samples; `test`: the blend of the test data's predictions, or None
-    - `offset`: what is added to the weighted sum; 0 where the weights sum to 1
-    - `left_out`: which samples no weights were learned from, in words
+    - `values`: the nested blend of the first model's training samples; `test`: the blend of the test predictions, or
+    None; mappings where `predict` returns one
+    - `offset`: what is added to the weighted sum; 0 where the weights sum to 1. Of probabilities a blend is one, too
+    - `left_out`: samples that not all models have, or have numbers for, in words
+    - `ids`: which test sample is which, by name; empty where they have no ids, and `notes` says how they were joined
     """
 
     names: tuple[str, ...]
@@ -153,10 +311,12 @@ class Blend:
     in_sample: float
     singles: tuple[float, ...]
     tried: dict[str, float]
-    values: np.ndarray
-    test: np.ndarray | None
+    values: Any
+    test: Any
     offset: Any = 0.0
     left_out: str = ""
+    ids: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return _text(self)
@@ -168,7 +328,7 @@ class Blend:
             "<tr>" + "".join(f"<td style='text-align:left'>{escape(w)}</td>" for w in row) + "</tr>" for row in rows
         )
         table = f"<table><tr><th></th><th>weight</th><th>{escape(self.metric)}</th></tr>{cells}</table>"
-        return table + f"<p>{escape(self.left_out)}</p>" * bool(self.left_out)
+        return table + "".join(f"<p>{escape(text)}</p>" for text in (self.left_out, *self.notes) if text)
 
 # %% ../../nbs/60_api/09_blend.ipynb #b8db4262
 def _metric_for(
@@ -182,7 +342,7 @@ def _metric_for(
         better = score_named(metric)[1]
         if mode not in (None, better):
             raise RequestError(f"Of {metric} the {better} is better, and mode={mode!r} was given. Leave mode out.")
-        return metric, better, metric
+        return metric, better, metric if len(first.outputs) == 1 else f"{metric} of {next(iter(first.outputs))}"
     if mode not in ("min", "max"):
         raise RequestError("A metric of your own needs mode='min' or mode='max': whether small or large is good.")
     return metric, mode, getattr(metric, "__name__", "metric")
@@ -198,24 +358,34 @@ def _check_classes(source: Source, targets: np.ndarray) -> None:
         )
 
 
+def _finite_rows(source: Source) -> np.ndarray:
+    "Which samples have finite numbers in all outputs."
+    rows = [np.isfinite(values.reshape(len(values), -1)).all(axis=1) for values in source.outputs.values()]
+    return np.logical_and.reduce(rows)
+
+
 def _without_numbers(sources: Sequence[Source]) -> str:
     "Which samples are left out since a model's predictions are not finite, in words; those never held out are not."
     held, bad = np.logical_and.reduce([s.fold >= 0 for s in sources]), dict[str, np.ndarray]()
     for source in sources:
-        bad[source.name] = held & ~np.isfinite(source.values.reshape(len(held), -1)).all(axis=1)
+        bad[source.name] = held & ~_finite_rows(source)
     count = int(np.logical_or.reduce(list(bad.values())).sum())
     names = ", ".join(name for name, rows in bad.items() if rows.any())
     samples = f"{count} sample{' is' if count == 1 else 's are'}"
     return f"{samples} left out, for which {names} predicted no finite numbers" if count else ""
 
 # %% ../../nbs/60_api/09_blend.ipynb #db4262ab
-def _as_models(sources: Sequence[Source]) -> tuple[HeldOut, np.ndarray]:
-    "What all models have held out, and which samples these are."
-    finite = [np.isfinite(s.values.reshape(len(s.values), -1)).all(axis=1) & (s.fold >= 0) for s in sources]
-    rows = np.flatnonzero(np.logical_and.reduce(finite))
+def _as_models(sources: Sequence[Source], metric: str | Score) -> tuple[HeldOut, np.ndarray]:
+    """What all models have held out, and which samples these are.
+
+    Of several outputs the first is scored by a name; a function gets all of them.
+    """
+    rows = np.flatnonzero(np.logical_and.reduce([_finite_rows(s) & (s.fold >= 0) for s in sources]))
     if len(rows) == 0:
         raise RequestError("No sample was held out, with finite predictions, by all models.")
-    targets = sources[0].targets[rows]
+    targets, fold = sources[0].targets[rows], sources[0].fold[rows]
+    if len(sources[0].outputs) > 1 and not isinstance(metric, str):
+        return HeldOut(np.stack([_flat(s.outputs, rows) for s in sources]), targets, fold), rows
     values = np.stack([s.values[rows] for s in sources])
     if are_classes(values[0], targets):
         _check_classes(sources[0], targets)
@@ -227,12 +397,24 @@ def _as_models(sources: Sequence[Source]) -> tuple[HeldOut, np.ndarray]:
             f"{sources[0].name} predicted {list(values.shape[2:])} numbers a sample, and its targets have "
             f"{list(targets.shape[1:])}. Let `predict` return what the targets are."
         )
-    return HeldOut(values, targets, sources[0].fold[rows]), rows
+    return HeldOut(values, targets, fold, shares_of(values, targets, metric)), rows
+
+
+def _flat(outputs: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
+    "All outputs of these samples beside each other, [rows, numbers]."
+    return np.concatenate([values[rows].reshape(len(rows), -1) for values in outputs.values()], axis=1)
+
+
+def _by_name(flat: np.ndarray, like: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    "The outputs that `_flat` has put beside each other, each of its own form."
+    ends = np.cumsum([values[:1].size for values in like.values()])
+    parts = np.split(flat, ends[:-1], axis=1)
+    return {n: part.reshape(-1, *like[n].shape[1:]) for n, part in zip(like, parts, strict=True)}
 
 # %% ../../nbs/60_api/09_blend.ipynb #9f8ff06f
-def _check_range(sources: Sequence[Source], metric: str, held: HeldOut) -> None:
+def _check_range(sources: Sequence[Source], metric: str | Score, held: HeldOut) -> None:
     "RequestError where the metric of this name is for probabilities, or for two classes, and these are none."
-    lowest = {"log_loss": 0, "accuracy": 0, "auc": -1}.get(metric)
+    lowest = {"log_loss": 0, "accuracy": 0, "auc": -1}.get(metric) if isinstance(metric, str) else None
     if lowest is None:
         return
     if not are_classes(held.x[0], held.y) and (held.y.min() < lowest or held.y.max() > 1):
@@ -248,24 +430,58 @@ def _check_range(sources: Sequence[Source], metric: str, held: HeldOut) -> None:
             )
 
 # %% ../../nbs/60_api/09_blend.ipynb #9f8ff06a
-def _result(
-    sources: Sequence[Source],
-    candidates: dict[str, Fitted],
-    best: Fitted,
-    metric: str,
-    singles: tuple[float, ...],
-    values: np.ndarray,
-) -> Blend:
+def _methods(method: str, sources: Sequence[Source], metric: str | Score) -> list[str]:
+    "The methods to try. RequestError for one that cannot be used with several outputs."
+    able = list(METHODS)
+    if len(sources[0].outputs) > 1:
+        able = ["greedy", "non_negative"] if isinstance(metric, str) else ["greedy"]  # weights from 0 up, that sum to 1
+    if method == "auto":
+        return able
+    if method not in able:
+        raise RequestError(
+            f"The method {method!r} cannot blend the outputs {list(sources[0].outputs)} with this metric. Choose "
+            f"{' or '.join(able)}."
+        )
+    return [method]
+
+
+def _blended_tests(sources: Sequence[Source], best: Fitted, shares: str) -> dict[str, np.ndarray] | None:
+    "The blend of the test predictions by name; what has no weight does not count, NaN neither."
     tests, used = [s.test for s in sources if s.test is not None], np.flatnonzero(best.weights)
-    test = None
-    if len(tests) == len(sources):  # what has no weight does not count, NaN neither
-        test = np.tensordot(best.weights[used], np.stack([tests[i] for i in used]), 1) + best.offset
-    tried = {name: fitted.score for name, fitted in candidates.items()}
-    names = tuple(s.name for s in sources)
-    scores, left_out = (best.score, best.in_sample, singles, tried), _without_numbers(sources)
-    return Blend(names, best.weights, best.method, metric, *scores, values, test, best.offset, left_out)
+    if len(tests) < len(sources):
+        return None
+    offsets = [best.offset, *[0.0] * (len(tests[0]) - 1)]
+    blended = {
+        name: sum(best.weights[i] * tests[i][name].astype(np.float64) for i in used) + offset
+        for name, offset in zip(tests[0], offsets, strict=True)
+    }
+    first = next(iter(blended))
+    return {**blended, first: as_shares(blended[first], shares)}
 
 
+def _nested_values(sources: Sequence[Source], held: HeldOut, best: Fitted, rows: np.ndarray) -> dict[str, np.ndarray]:
+    "The nested blend of these training samples, by name; the others are NaN."
+    flat = len(sources[0].outputs) > 1 and held.x[0].shape[1:] != sources[0].values.shape[1:]
+    given = _by_name(held.nested(best.without), sources[0].outputs) if flat else {}
+    made = dict[str, np.ndarray]()
+    for place, (name, like) in enumerate(sources[0].outputs.items()):
+        if name not in given:
+            x = np.stack([s.outputs[name][rows] for s in sources])
+            given[name] = (
+                held.nested(best.without)
+                if place == 0
+                else HeldOut(x, np.zeros(x.shape[1:]), held.fold).nested(best.without)
+            )
+        made[name] = np.full(like.shape, np.nan)
+        made[name][rows] = given[name]
+    return made
+
+
+def _plain(outputs: dict[str, np.ndarray] | None) -> Any:
+    "One array where there is one."
+    return outputs["predictions"] if outputs is not None and set(outputs) == {"predictions"} else outputs
+
+# %% ../../nbs/60_api/09_blend.ipynb #84a1578d
 def _begin_table(sources: Sequence[Source], task: Any, predict: str | Path) -> MeanSubmission:
     """The table of the test predictions, which holds their plain mean before weights are learned.
 
@@ -281,10 +497,18 @@ def _begin_table(sources: Sequence[Source], task: Any, predict: str | Path) -> M
     run = sources[0].run
     config = compose() if run is None or missing_files(run) else open_run(run).config
     table = MeanSubmission(task, config, out, None)
-    table.put({"predictions": np.mean(tests, axis=0)})
+    means = {name: sum(test[name].astype(np.float64) for test in tests) / len(tests) for name in tests[0]}
+    table.put({**sources[0].test_ids, **means})
     return table
 
 # %% ../../nbs/60_api/09_blend.ipynb #0e38bcc7
+def _for_all(metric: str | Score, like: dict[str, np.ndarray]) -> str | Score:
+    "A metric of several outputs, for what `_flat` has put beside each other."
+    if isinstance(metric, str) or len(like) == 1:
+        return metric
+    return lambda p, y: metric(_by_name(p, like), y)
+
+
 def _scores_of(held: HeldOut, metric: str | Score) -> tuple[float, ...]:
     "The score of each model alone."
     score = score_named(metric)[0] if isinstance(metric, str) else metric
@@ -299,6 +523,13 @@ def _best_of(candidates: dict[str, Fitted], direction: str, metric: str) -> Fitt
     return (max if direction == "max" else min)(known, key=lambda fitted: fitted.score)
 
 # %% ../../nbs/60_api/09_blend.ipynb #0e38bcc8
+def _spread(values: np.ndarray, rows: np.ndarray, like: np.ndarray) -> np.ndarray:
+    "Values of these rows, among all samples of `like`; the others are NaN."
+    whole = np.full(like.shape, np.nan)
+    whole[rows] = values
+    return whole
+
+
 @writes_through("predict")
 def blend(
     *given: CrossValidation | Path | str,
@@ -319,6 +550,10 @@ def blend(
     RequestError where they do not belong together.
     """
     sources = _sources(given)
+    _names_differ(sources)
+    samples = sources[0].outputs
+    sources, which, fewer = _training_joined(sources)
+    sources, fewer_tests, notes = _tests_joined(sources)
     check_together(sources)
     if method != "auto" and method not in METHODS:
         raise RequestError(
@@ -326,15 +561,30 @@ def blend(
         )
     table = None if predict is None else _begin_table(sources, task, predict)
     chosen, direction, name = _metric_for(sources, metric, mode)
-    held, rows = _as_models(sources)
-    _check_range(sources, name, held)
-    methods = METHODS if method == "auto" else [method]
-    candidates = {each: fit_weights(held, each, chosen, direction) for each in methods}
+    held, rows = _as_models(sources, chosen)
+    _check_range(sources, chosen, held)
+    metric_of = _for_all(chosen, sources[0].outputs)
+    candidates = {each: fit_weights(held, each, metric_of, direction) for each in _methods(method, sources, chosen)}
     best = _best_of(candidates, direction, name)
-    singles = _scores_of(held, chosen)
-    values = np.full(sources[0].values.shape, np.nan)
-    values[rows] = held.nested(best.without)
-    made = _result(sources, candidates, best, name, singles, values)
+    left_out = "; ".join(filter(None, (*fewer, *fewer_tests, _without_numbers(sources))))
+    values = {n: _spread(nested, which, samples[n]) for n, nested in _nested_values(sources, held, best, rows).items()}
+    test = _blended_tests(sources, best, held.shares)
+    made = Blend(
+        tuple(s.name for s in sources),
+        best.weights,
+        best.method,
+        name,
+        best.score,
+        best.in_sample,
+        _scores_of(held, metric_of),
+        {each: fitted.score for each, fitted in candidates.items()},
+        _plain(values),
+        _plain(test),
+        best.offset,
+        left_out,
+        sources[0].test_ids,
+        tuple(notes),
+    )
     if table is not None:
-        table.put({"predictions": made.test})
+        table.put({**made.ids, **(test or {})}, left_out)
     return made

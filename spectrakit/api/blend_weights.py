@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Score', 'SCORES', 'QUADRATIC', 'METHODS', 'are_classes', 'score_named', 'Products', 'products_of', 'greedy',
-           'non_negative', 'ridge', 'greedy_by_score', 'HeldOut', 'Fitted', 'fit_weights']
+           'non_negative', 'ridge', 'greedy_by_score', 'as_shares', 'shares_of', 'HeldOut', 'Fitted', 'fit_weights']
 
 # %% ../../nbs/60_api/08_blend_weights.ipynb #c4b43168
 import functools
@@ -215,14 +215,46 @@ def _products_by_fold(held: "HeldOut") -> dict[int, Products]:
             products[int(k)] = products[int(k)] + part if int(k) in products else part
     return dict(sorted(products.items()))
 
+# %% ../../nbs/60_api/08_blend_weights.ipynb #2c17d2f7
+_LEAST = 1e-7
+
+
+def as_shares(p: np.ndarray, shares: str) -> np.ndarray:
+    "Predictions as probabilities: rows that sum to 1 ('rows'), each number for itself ('each'), or as they are ('')."
+    if not shares:
+        return p
+    clipped = np.clip(p, _LEAST, 1 - _LEAST)
+    return clipped / clipped.sum(axis=-1, keepdims=True) if shares == "rows" else clipped
+
+
+def shares_of(x: np.ndarray, y: np.ndarray, metric: object = None) -> str:
+    """Which probabilities `x [models, samples, …]` are, of the targets `y`: 'rows', 'each', or '' for none.
+
+    `metric`: of log_loss they always are (default: none is known).
+    """
+    classes = are_classes(x[0], y)
+    sums_to_one = x.ndim > 2 and x.shape[-1] > 1 and bool(np.allclose(x.sum(axis=-1), 1, atol=1e-3))
+    if not classes and sums_to_one:
+        classes = bool(np.allclose(_aligned(x[0], y).sum(axis=-1), 1, atol=1e-3))
+    if metric == "log_loss":
+        return "rows" if classes else "each"
+    inside = bool(x.min() >= -1e-6 and x.max() <= 1 + 1e-6)
+    if classes:
+        return "rows" if inside and sums_to_one else ""
+    return "each" if inside and bool(np.isin(y, (0, 1)).all()) else ""
+
 # %% ../../nbs/60_api/08_blend_weights.ipynb #dfaefc8a
 @dataclass(frozen=True)
 class HeldOut:
-    "What several models predicted for samples that were held out: `x [models, samples, …]`, `y`, `fold [samples]`."
+    """What several models predicted for samples that were held out: `x [models, samples, …]`, `y`, `fold [samples]`.
+
+    `shares`: 'rows' or 'each' where a blend has to be probabilities, see `as_shares`.
+    """
 
     x: np.ndarray
     y: np.ndarray
     fold: np.ndarray
+    shares: str = ""
 
     @functools.cached_property
     def folds(self) -> dict[int, np.ndarray]:
@@ -242,7 +274,8 @@ class HeldOut:
 
     def blended(self, weights: np.ndarray) -> np.ndarray:
         "The predictions of a blend [samples, …]."
-        return np.tensordot(weights.astype(self.x.dtype), self.x, 1) + self.offset(weights).astype(self.x.dtype)
+        blended = np.tensordot(weights.astype(self.x.dtype), self.x, 1) + self.offset(weights).astype(self.x.dtype)
+        return as_shares(blended, self.shares)
 
     def offset(self, weights: np.ndarray) -> np.ndarray:
         "What a blend adds where its weights do not sum to 1: they are those of the predictions less the shift; […]."
@@ -253,7 +286,7 @@ class HeldOut:
         blended = np.zeros(self.x.shape[1:], dtype=self.x.dtype)
         for k, rows in self.folds.items():
             blended[rows] = np.tensordot(weights[k].astype(self.x.dtype), self.x[:, rows], 1) + self.offset(weights[k])
-        return blended
+        return as_shares(blended, self.shares)
 
 # %% ../../nbs/60_api/08_blend_weights.ipynb #cebe17d7
 @dataclass(frozen=True)
@@ -290,7 +323,7 @@ def fit_weights(held: HeldOut, method: str, metric: str | Score, mode: str) -> F
         raise RequestError("All samples were held out in one fold. A nested score needs two folds or more.")
     weights, without = _learned(held, method, metric, mode)
     offset = held.offset(weights)
-    if metric in QUADRATIC and not are_classes(held.x[0], held.y):
+    if metric in QUADRATIC and not are_classes(held.x[0], held.y) and not held.shares:
         count = sum(part.count for part in held.products.values())
         errors = [
             sum(part.error(w[k]) * part.count for k, part in held.products.items()) / count

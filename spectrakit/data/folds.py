@@ -86,7 +86,9 @@ def _are_classes(targets: np.ndarray | None) -> bool:
 def choose_kind(kind: str, targets: np.ndarray | None, groups: np.ndarray | None, count: int = 2) -> tuple[str, str]:
     """(the kind that `auto` stands for, any other stays; what to say of it). RequestError where it lacks what it needs.
 
-    `count`: the number of folds (default 2).
+    - `kind`: of `folds.kind`
+    - `targets`, `groups`: those of the samples, or None
+    - `count`: the number of folds (default 2)
     """
     if kind == "auto":
         by_group = "group" if groups is not None else ""
@@ -165,7 +167,7 @@ def make_folds(folds: FoldsConfig, seed: int, samples: int, targets: Any = None,
     held = np.full((folds.repeats, samples), -1, dtype="<i4")
     for repeat in range(folds.repeats):
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The least populated class")  # `note` says it
+            warnings.filterwarnings("ignore", "The least populated class")  # the note says it
             parts = list(_splitter(kind, folds.count, seed + repeat).split(np.zeros(samples), targets, groups))
         for number, (_, out) in enumerate(parts):
             held[repeat, out] = number

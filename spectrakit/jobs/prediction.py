@@ -338,7 +338,7 @@ def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, t
         return "completed", ""
     return write_all(chunks, chunks.spool.arrays(), name, notes)
 
-# %% ../../nbs/45_jobs/00_prediction.ipynb #5687f1b9
+# %% ../../nbs/45_jobs/00_prediction.ipynb #811a8c2a
 def _facts_of(config: Config, spool: PredictionSpool, dataset: Any) -> dict[str, Any]:
     "What is kept with the predictions of a data set: the columns that are lists, and which samples they are."
     facts: dict[str, Any] = {"lists": spool.lists()}
@@ -347,7 +347,7 @@ def _facts_of(config: Config, spool: PredictionSpool, dataset: Any) -> dict[str,
             facts["data"] = dataset_fingerprint(dataset, 0)
     return facts
 
-
+# %% ../../nbs/45_jobs/00_prediction.ipynb #5687f1b9
 def predict_fold(task: Any, config: Config, context: RunContext, run_dir: Path, folder: Path) -> tuple[str, str]:
     """Predict what a run has not trained with: (status, reason).
 

@@ -173,7 +173,7 @@ def save_arrays(path: Path, arrays: dict[str, Any], facts: dict[str, Any] | None
             with archive.open(f"{name}.npy", "w", force_zip64=True) as part:
                 numpy.lib.format.write_array(part, values, allow_pickle=False)
 
-
+# %% ../../nbs/38_predictions/01_prediction_spool.ipynb #e3bf7b10
 def read_facts(file: Path) -> dict[str, Any]:
     "The facts that stand with the arrays of an .npz; empty where there are none."
     with zipfile.ZipFile(file) as archive:
@@ -217,7 +217,7 @@ class StoredArray:
                 size = math.prod(shape) * self.dtype.itemsize
                 yield numpy.ndarray(shape, self.dtype, part.read(size))
 
-
+# %% ../../nbs/38_predictions/01_prediction_spool.ipynb #90e8e456
 def stored_arrays(file: Path) -> dict[str, StoredArray]:
     "The arrays of an .npz by name, unread."
     with zipfile.ZipFile(file) as archive:
