@@ -132,16 +132,10 @@ def source_of(given: CrossValidation | Path | str) -> Source:
     _check_has_mean(path.name, predicted, runs)
     files = [run / "out_of_fold.npz" for run in runs if "-seed-" not in run.parent.name]  # each seed has the same
     sizes = [] if (path / "folds.npz").is_file() else [len(load_arrays(file)["targets"]) for file in files]
-    division = _division(path, len(predicted.targets), sizes)
-    return Source(
-        path.name,
-        outputs,
-        predicted.targets,
-        *division,
-        ids_in(arrays),
-        *_tests_in(path, outputs),
-        next(iter(runs), None),
-    )
+    held, division = _division(path, len(predicted.targets), sizes)
+    test, test_ids, data = _tests_in(path, outputs)
+    run = next(iter(runs), None)
+    return Source(path.name, outputs, predicted.targets, held, division, ids_in(arrays), test, test_ids, data, run)
 
 
 def _tests_in(
@@ -186,7 +180,7 @@ def check_together(sources: Sequence[Source]) -> None:
                 f"{pair} have other folds, so that what one has held out the other has seen. Make both with the same "
                 "folds.count, folds.kind, folds.repeats and seed."
             )
-        tests = [each.test and {name: values.shape for name, values in each.test.items()} for each in (first, other)]
+        tests = [{name: values.shape for name, values in (each.test or {}).items()} for each in (first, other)]
         if tests[0] != tests[1]:
             raise RequestError(f"{pair} predicted other test data. Blend what is alike.")
 
@@ -450,10 +444,9 @@ def _blended_tests(sources: Sequence[Source], best: Fitted, shares: str) -> dict
     tests, used = [s.test for s in sources if s.test is not None], np.flatnonzero(best.weights)
     if len(tests) < len(sources):
         return None
-    offsets = [best.offset, *[0.0] * (len(tests[0]) - 1)]
+    offset = best.offset if len(tests[0]) == 1 else 0.0  # of several outputs weights sum to 1
     blended = {
-        name: sum(best.weights[i] * tests[i][name].astype(np.float64) for i in used) + offset
-        for name, offset in zip(tests[0], offsets, strict=True)
+        name: sum(best.weights[i] * tests[i][name].astype(np.float64) for i in used) + offset for name in tests[0]
     }
     first = next(iter(blended))
     return {**blended, first: as_shares(blended[first], shares)}
@@ -506,7 +499,8 @@ def _for_all(metric: str | Score, like: dict[str, np.ndarray]) -> str | Score:
     "A metric of several outputs, for what `_flat` has put beside each other."
     if isinstance(metric, str) or len(like) == 1:
         return metric
-    return lambda p, y: metric(_by_name(p, like), y)
+    whole: Any = metric
+    return lambda p, y: whole(_by_name(p, like), y)
 
 
 def _scores_of(held: HeldOut, metric: str | Score) -> tuple[float, ...]:

@@ -223,7 +223,7 @@ def as_shares(p: np.ndarray, shares: str) -> np.ndarray:
     "Predictions as probabilities: rows that sum to 1 ('rows'), each number for itself ('each'), or as they are ('')."
     if not shares:
         return p
-    clipped = np.clip(p, _LEAST, 1 - _LEAST)
+    clipped = np.clip(p.astype(np.float64), _LEAST, 1 - _LEAST)
     return clipped / clipped.sum(axis=-1, keepdims=True) if shares == "rows" else clipped
 
 
@@ -264,8 +264,8 @@ class HeldOut:
     @functools.cached_property
     def shift(self) -> np.ndarray:
         "What sums of products leave away, or they lose the digits that tell models apart: the targets' mean; […]."
-        classes = are_classes(self.x[0], self.y)
-        return np.zeros(self.x.shape[2:]) if classes else self.y.mean(axis=0, dtype=np.float64)
+        alike = self.x.shape[1:] == self.y.shape
+        return self.y.mean(axis=0, dtype=np.float64) if alike else np.zeros(self.x.shape[2:])
 
     @functools.cached_property
     def products(self) -> dict[int, Products]:

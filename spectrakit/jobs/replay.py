@@ -46,13 +46,10 @@ def replay_model() -> Any:
 # %% ../../nbs/45_jobs/09_replay.ipynb #494c19ea
 @dataclass(frozen=True)
 class Replayed:
-    """Predictions of what a run holds out, in the order of its validation data; `value`: if it is known.
-
-    They are an array [samples, …], or a mapping of arrays.
-    """
+    "Predictions of what a run holds out, in the order of its validation data; `value`: if it is known."
 
     config: Config
-    predictions: Any
+    predictions: Any  # [samples, …], or a mapping of arrays
     value: float | None = None
 
 
