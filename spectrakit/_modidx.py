@@ -102,6 +102,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'spectrakit.api.blend._finite_rows': ('60_api/blend.html#_finite_rows', 'spectrakit/api/blend.py'),
                                       'spectrakit.api.blend._flat': ('60_api/blend.html#_flat', 'spectrakit/api/blend.py'),
                                       'spectrakit.api.blend._for_all': ('60_api/blend.html#_for_all', 'spectrakit/api/blend.py'),
+                                      'spectrakit.api.blend._learned': ('60_api/blend.html#_learned', 'spectrakit/api/blend.py'),
                                       'spectrakit.api.blend._methods': ('60_api/blend.html#_methods', 'spectrakit/api/blend.py'),
                                       'spectrakit.api.blend._metric_for': ('60_api/blend.html#_metric_for', 'spectrakit/api/blend.py'),
                                       'spectrakit.api.blend._names_differ': ('60_api/blend.html#_names_differ', 'spectrakit/api/blend.py'),

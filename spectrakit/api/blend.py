@@ -451,7 +451,7 @@ def _blended_tests(sources: Sequence[Source], best: Fitted, shares: str) -> dict
     first = next(iter(blended))
     return {**blended, first: as_shares(blended[first], shares)}
 
-
+# %% ../../nbs/60_api/09_blend.ipynb #4ca9a753
 def _nested_values(sources: Sequence[Source], held: HeldOut, best: Fitted, rows: np.ndarray) -> dict[str, np.ndarray]:
     "The nested blend of these training samples, by name; the others are NaN."
     flat = len(sources[0].outputs) > 1 and held.x[0].shape[1:] != sources[0].values.shape[1:]
@@ -516,7 +516,7 @@ def _best_of(candidates: dict[str, Fitted], direction: str, metric: str) -> Fitt
         raise RequestError(f"{metric} of the blend is no finite number. Choose another metric.")
     return (max if direction == "max" else min)(known, key=lambda fitted: fitted.score)
 
-# %% ../../nbs/60_api/09_blend.ipynb #0e38bcc8
+# %% ../../nbs/60_api/09_blend.ipynb #d056468e
 def _spread(values: np.ndarray, rows: np.ndarray, like: np.ndarray) -> np.ndarray:
     "Values of these rows, among all samples of `like`; the others are NaN."
     whole = np.full(like.shape, np.nan)
@@ -524,6 +524,32 @@ def _spread(values: np.ndarray, rows: np.ndarray, like: np.ndarray) -> np.ndarra
     return whole
 
 
+def _learned(
+    sources: Sequence[Source], metric: str | Score, direction: str, name: str, methods: Sequence[str]
+) -> Blend:
+    "The best blend of sources whose rows belong together; its values and its test predictions are by name."
+    held, rows = _as_models(sources, metric)
+    _check_range(sources, metric, held)
+    metric_of = _for_all(metric, sources[0].outputs)
+    candidates = {each: fit_weights(held, each, metric_of, direction) for each in methods}
+    best = _best_of(candidates, direction, name)
+    return Blend(
+        tuple(s.name for s in sources),
+        best.weights,
+        best.method,
+        name,
+        best.score,
+        best.in_sample,
+        _scores_of(held, metric_of),
+        {each: fitted.score for each, fitted in candidates.items()},
+        _nested_values(sources, held, best, rows),
+        _blended_tests(sources, best, held.shares),
+        best.offset,
+        _without_numbers(sources),
+        sources[0].test_ids,
+    )
+
+# %% ../../nbs/60_api/09_blend.ipynb #0e38bcc8
 @writes_through("predict")
 def blend(
     *given: CrossValidation | Path | str,
@@ -555,30 +581,11 @@ def blend(
         )
     table = None if predict is None else _begin_table(sources, task, predict)
     chosen, direction, name = _metric_for(sources, metric, mode)
-    held, rows = _as_models(sources, chosen)
-    _check_range(sources, chosen, held)
-    metric_of = _for_all(chosen, sources[0].outputs)
-    candidates = {each: fit_weights(held, each, metric_of, direction) for each in _methods(method, sources, chosen)}
-    best = _best_of(candidates, direction, name)
-    left_out = "; ".join(filter(None, (*fewer, *fewer_tests, _without_numbers(sources))))
-    values = {n: _spread(nested, which, samples[n]) for n, nested in _nested_values(sources, held, best, rows).items()}
-    test = _blended_tests(sources, best, held.shares)
-    made = Blend(
-        tuple(s.name for s in sources),
-        best.weights,
-        best.method,
-        name,
-        best.score,
-        best.in_sample,
-        _scores_of(held, metric_of),
-        {each: fitted.score for each, fitted in candidates.items()},
-        _plain(values),
-        _plain(test),
-        best.offset,
-        left_out,
-        sources[0].test_ids,
-        tuple(notes),
-    )
+    made = _learned(sources, chosen, direction, name, _methods(method, sources, chosen))
+    left_out = "; ".join(filter(None, (*fewer, *fewer_tests, made.left_out)))
+    values = {n: _spread(nested, which, samples[n]) for n, nested in made.values.items()}
+    test = made.test
+    made = replace(made, values=_plain(values), test=_plain(test), left_out=left_out, notes=tuple(notes))
     if table is not None:
         table.put({**made.ids, **(test or {})}, left_out)
     return made

@@ -246,15 +246,12 @@ def shares_of(x: np.ndarray, y: np.ndarray, metric: object = None) -> str:
 # %% ../../nbs/60_api/08_blend_weights.ipynb #dfaefc8a
 @dataclass(frozen=True)
 class HeldOut:
-    """What several models predicted for samples that were held out: `x [models, samples, …]`, `y`, `fold [samples]`.
-
-    `shares`: 'rows' or 'each' where a blend has to be probabilities, see `as_shares`.
-    """
+    "What several models predicted for samples that were held out: `x [models, samples, …]`, `y`, `fold [samples]`."
 
     x: np.ndarray
     y: np.ndarray
     fold: np.ndarray
-    shares: str = ""
+    shares: str = ""  # rows, each: a blend has to be probabilities
 
     @functools.cached_property
     def folds(self) -> dict[int, np.ndarray]:
@@ -264,8 +261,7 @@ class HeldOut:
     @functools.cached_property
     def shift(self) -> np.ndarray:
         "What sums of products leave away, or they lose the digits that tell models apart: the targets' mean; […]."
-        alike = self.x.shape[1:] == self.y.shape
-        return self.y.mean(axis=0, dtype=np.float64) if alike else np.zeros(self.x.shape[2:])
+        return self.y.mean(0, np.float64) if self.x.shape[1:] == self.y.shape else np.zeros(self.x.shape[2:])
 
     @functools.cached_property
     def products(self) -> dict[int, Products]:
