@@ -289,8 +289,7 @@ def rank_main(folder: Path | str, task: Any = None, parent: int | None = None) -
     die_with_parent(parent or (file["parent"] if extra["launcher"] is None else int(os.environ[_PARENT])))
     terminated = _handle_signals()
     _write_to(Path(extra["logs"]), rank)
-    page = SharedPage(extra["page"], extra["per_node"])
-    heartbeat = Heartbeat(page, place.local_rank if place else 0)
+    heartbeat = Heartbeat(page := SharedPage(extra["page"], extra["per_node"]), place.local_rank if place else 0)
     try:
         if extra["launcher"] is not None or task is not None:
             _use_one_thread()
