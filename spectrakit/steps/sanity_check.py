@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'NextProcess', 'SanityCheck', 'check_first_loss', 'check_finite_loss',
            'check_gradients', 'check_last_batch', 'report_uneven_mean', 'gradients_of', 'check_left_alone',
-           'report_small_weight', 'check_exchange', 'check_collated', 'read_twice', 'try_loss', 'try_step',
-           'check_numbers', 'check_outputs', 'check_rows', 'check_finite_metrics', 'try_evaluation', 'try_table',
-           'write_guess', 'try_prediction', 'check_room', 'checkpoint_of', 'load_back', 'apart', 'try_next_process',
-           'try_checkpoint', 'try_part', 'try_contract']
+           'report_small_weight', 'check_exchange', 'check_collated', 'read_twice', 'try_loss', 'try_epochs',
+           'try_step', 'check_numbers', 'check_outputs', 'check_rows', 'check_finite_metrics', 'try_evaluation',
+           'try_table', 'write_guess', 'try_prediction', 'check_room', 'checkpoint_of', 'load_back', 'apart',
+           'try_next_process', 'try_checkpoint', 'try_part', 'try_contract']
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #2846b2fb
 import contextlib
@@ -104,6 +104,7 @@ class SanityCheck:
     scaler: Any = None  # of the sanity check alone, where the run is in fp16; that of the run stays as it is
     tried: Any = None  # the batch that was predicted
     learner: Learner | None = None
+    thawed: list[str] = field(default_factory=list)  # parameters that on_epoch lets learn later
     metrics: dict[str, float] = field(default_factory=dict)
     unseen: str = ""  # what metrics_all had against a part of the samples, so that its names are not known
     weights_only: bool = False  # the disk has no room for more
@@ -403,9 +404,47 @@ def try_loss(check: SanityCheck) -> str:
     kind = "a mean" if loss.weight is None else f"a sum over {float(loss.weight):g}"
     return f"{float(loss.value.detach()):.4g}, {kind}; the batch: {describe_batch(data)}"
 
+# %% ../../nbs/40_steps/06_sanity_check.ipynb #c03199bd
+_EPOCHS_S = 3.0  # seconds for all calls of on_epoch
+
+
+def try_epochs(check: SanityCheck) -> list[str]:
+    "Call `on_epoch` for each epoch, and take it back; return the parameters that learn later. RequestError if none do."
+    if not provides(check.task, "on_epoch"):
+        return []
+    model, began = check.execution.context.unwrap(check.model), time.monotonic()
+    total, each = total_steps(check.config, check.plan), check.plan.steps_per_epoch
+    epochs = -(-total // each)
+    at_first, ever = {name for name, q in model.named_parameters() if q.requires_grad}, set[str]()
+    with undone(check.task, model, check.sharded), contextlib.redirect_stdout(io.StringIO()):
+        for epoch in range(max(epochs, check.config.trainer.max_epochs)):
+            check.at("on_epoch", f"for epoch {epoch}")
+            try:
+                check.task.on_epoch(model, Moment(epoch, epoch * each, total))
+            except Exception:
+                if epoch < epochs:
+                    raise
+                break  # a longer run may get there
+            learning = {name for name, q in model.named_parameters() if q.requires_grad}
+            if not learning and epoch < epochs:
+                raise RequestError(
+                    f"{type(check.task).__name__}.on_epoch froze every parameter, so that epoch {epoch} would train "
+                    "nothing. Leave some of them trainable in each epoch."
+                )
+            ever |= learning
+            if time.monotonic() - began > _EPOCHS_S and not check.sharded:
+                break
+    later = sorted(ever - at_first)
+    if later:
+        more = f" and {len(later) - 3} more" if len(later) > 3 else ""
+        text = f"on_epoch lets {', '.join(later[:3])}{more} learn later: the optimizer has them from the start"
+        check.log.write("message", text=text)
+    return later
+
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #d08fc67f
 def try_step(check: SanityCheck) -> str:
     "One step of the optimizer and of the task's scheduler. RequestError where one of them cannot be used."
+    check.thawed = try_epochs(check)
     check.at("optimizer", "when it was made")
     learner = check.learner = check.make_learner()
     check.at("optimizer", "in its first step")

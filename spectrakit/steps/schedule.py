@@ -4,9 +4,11 @@
 
 # %% auto #0
 __all__ = ['time_for', 'start_interval', 'step_cost', 'replan', 'lr_rule', 'step_scheduler', 'advance_schedule', 'training_loss',
-           'begin_epoch', 'interval_of', 'check_scheduler', 'counts_epochs', 'check_plateau', 'set_lr']
+           'begin_epoch', 'repeat_epochs', 'interval_of', 'check_scheduler', 'counts_epochs', 'check_plateau', 'set_lr']
 
 # %% ../../nbs/40_steps/05_schedule.ipynb #23a2fcf4
+import contextlib
+import io
 import itertools
 import math
 import time
@@ -172,6 +174,16 @@ def begin_epoch(s: TrainState) -> bool:
     text = f"epoch {s.progress.epoch}: on_epoch changed which parameters learn, now {sum(learning)} of {len(learning)}"
     s.record.log.write("message", text=f"{text}; DDP was made anew, to exchange the gradients of these")
     return True
+
+# %% ../../nbs/40_steps/05_schedule.ipynb #f0f694c7
+def repeat_epochs(s: TrainState, epochs: int) -> None:
+    "Call the task's `on_epoch` for the first `epochs` epochs of the run, as was done before; not where DDP exchanges."
+    if not provides(s.task, "on_epoch") or s.context.strategy == "ddp":
+        return
+    model = s.context.unwrap(s.learner.model)
+    with contextlib.redirect_stdout(io.StringIO()):
+        for epoch in range(epochs):
+            s.task.on_epoch(model, Moment(epoch, epoch * s.data.plan.steps_per_epoch, s.schedule.total_steps))
 
 # %% ../../nbs/40_steps/05_schedule.ipynb #110b079b
 def interval_of(scheduler: Any, config: Config) -> str:

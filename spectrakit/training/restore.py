@@ -28,6 +28,7 @@ from ..distributed.fsdp import load_whole_model, optimizer_groups
 from ..distributed.outer_loop import is_of_another_optimizer
 from ..runs.resume_changes import is_allowed
 from ..runs.run_dir import read_environment
+from ..steps.schedule import repeat_epochs
 from ..steps.seeding import seed_everything
 from ..steps.state import TrainState, begin_counting, load_worker_state
 from ..system.errors import RequestError
@@ -286,6 +287,7 @@ def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str
             "anew: resume.source=null."
         )
     kept = _find_base(s, path, weights, notes)
+    repeat_epochs(s, state["progress"].get("epoch", 0))
     try:
         load_whole_model(s.context.unwrap(s.learner.model), weights, kept=kept)
     except RuntimeError as error:

@@ -67,7 +67,7 @@ from ..runs.run_dir import read_environment, update_environment
 from ..steps.cuda_graphs import capture, choose_graphs
 from ..steps.evaluation import forward_passes
 from ..steps.mixup import roles_of
-from ..steps.model import base_of, call_datasets, make_model, read_elsewhere, save_activations
+from ..steps.model import base_of, call_datasets, learning, make_model, read_elsewhere, save_activations
 from ..steps.sanity_check import PARTS, STEP_ONLY, NextProcess, SanityCheck, check_first_loss, try_contract
 from ..steps.schedule import check_plateau, check_scheduler, interval_of
 from ..steps.seeding import seed_everything
@@ -579,7 +579,8 @@ def prepare(
     planned = None if training_only else steps
 
     def learner_of(owner: Any, model: Any) -> Learner:
-        return make_learner(owner, config, context, model, planned, base)
+        with learning(context.unwrap(model), check.thawed):
+            return make_learner(owner, config, context, model, planned, base)
 
     again = None if training_only else NextProcess(arrived, found_values, first, learner_of)
     check = SanityCheck(

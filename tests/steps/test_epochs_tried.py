@@ -1,0 +1,91 @@
+"What `on_epoch` does in any epoch is tried before the first step, and a run that is resumed in a later phase is exact."
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import spectrakit as sk
+from in_process import furthest
+from spectrakit.checkpoint.store import find_checkpoint, load_weights
+from spectrakit.config.compose import compose
+from spectrakit.contract.task import Task
+from spectrakit.system.errors import RequestError
+
+DRAW = torch.Generator().manual_seed(3)
+X, Y = torch.randn(32, 4, generator=DRAW), torch.randn(32, generator=DRAW)
+QUICK = (
+    "local/accumulate_grad_batches=debug",
+    "trainer.accelerator=cpu",
+    "launch.mode=inline",
+    "data.batch_size=8",
+    "trainer.max_epochs=4",
+    "scheduler.name=constant",
+    "checkpoint.max_share=1",
+)
+
+
+class Phases(Task):
+    frozen = False
+
+    def datasets(self, cfg):
+        return TensorDataset(X, Y), TensorDataset(X[:8], Y[:8])
+
+    def model(self, cfg):
+        net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1), nn.Flatten(0))
+        net[0].requires_grad_(not self.frozen)
+        return net
+
+    def loss(self, model, batch):
+        return F.mse_loss(model(batch[0]), batch[1])
+
+
+class Thawed(Phases):
+    "Frozen by `model`, and thawed once."
+
+    frozen = True
+
+    def on_epoch(self, model, moment):
+        if moment.epoch == 2:
+            model[0].requires_grad_(True)
+
+
+class FrozenFirst(Phases):
+    "Frozen in the first epoch alone, which a run that goes on in the second has to know."
+
+    def on_epoch(self, model, moment):
+        if moment.epoch in (0, 2):
+            model[0].requires_grad_(moment.epoch == 2)
+
+
+class Nothing(Phases):
+    def on_epoch(self, model, moment):
+        model.requires_grad_(moment.epoch < 3)
+
+
+class Fails(Phases):
+    def on_epoch(self, model, moment):
+        if moment.epoch == 3:
+            model.head.requires_grad_(False)
+
+
+@pytest.mark.parametrize(("kind", "text"), [(Nothing, "froze every parameter, so that epoch 3"), (Fails, "on_epoch")])
+def test_what_a_later_epoch_would_end_with_is_told_before_the_first_step(kind, text, tmp_path):
+    with pytest.raises(RequestError, match=text):
+        sk.fit(kind(), *QUICK, f"run.dir={tmp_path / 'run'}", show=False)
+    assert text in str(sk.check(kind(), compose(*QUICK)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [6, 10])
+@pytest.mark.parametrize("kind", [Thawed, FrozenFirst])
+def test_a_run_of_two_phases_goes_on_as_it_would_have(kind, steps, tmp_path):
+    words = (*QUICK, "optimizer.name=adamw", "optimizer.lr=0.01", "training.ema_decay=0.9")
+    whole = sk.fit(kind(), *words, f"run.dir={tmp_path / 'whole'}", show=False)
+    half = sk.fit(kind(), *words, f"trainer.max_steps={steps}", f"run.dir={tmp_path / 'half'}", show=False)
+    rest = sk.resume(half, kind(), "trainer.max_steps=16", "resume.allow=[trainer.max_steps]", show=False)
+    assert whole.status == rest.status == "completed"
+    last, again = (load_weights(find_checkpoint(run.path / "checkpoints")[0]) for run in (whole, rest))
+    begun = kind().model(compose()).state_dict()
+    assert furthest(last, again) == 0 and not torch.equal(last["0.weight"], begun["0.weight"])
