@@ -24,6 +24,7 @@ from spectrakit.lm.pretrained import (
     Encoder,
     Lora,
     add_lora,
+    check_apart,
     check_fit,
     chunks_ahead,
     end_of_text,
@@ -34,7 +35,16 @@ from spectrakit.lm.pretrained import (
     tokenize_in,
 )
 from .reading import DocumentSource, UnreadableText
-from .sequences import IGNORED, HeldRows, SequenceForm, TokenStream, collate_rows, count_rows, read_rows
+from spectrakit.lm.sequences import (
+    IGNORED,
+    HeldRows,
+    SequenceForm,
+    TokenStream,
+    collate_rows,
+    count_rows,
+    read_rows,
+    tokens_left_out,
+)
 from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/82_lm/06_language_model.ipynb #1c1c1d0b
@@ -53,6 +63,7 @@ OPTIONS: dict[str, Any] = {
     "seq_len": 1024,  # tokens of a row
     "lengths": "packed",  # packed, padded (to seq_len) or dynamic (as long as the longest row of a batch)
     "splits": True,  # whether a longer document becomes several rows, where rows are not packed
+    "across_documents": True,  # whether the documents of a packed row attend to each other
     "eos_token": None,  # what ends a document; null: the tokenizer's own
     "valid": "auto",  # auto: some documents of the data; a path or a name; none: no validation
     "valid_split": None,  # the split of the data set to validate on
@@ -92,7 +103,9 @@ def _is_number(value: Any) -> bool:
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("attention", "subset", "split", "template", "eos_token", "valid_split"), (_is_text, "a text")),
     **dict.fromkeys(("text_field", "prompts", "lora_targets"), (_is_texts, "a text, or several: [one,two]")),
-    **dict.fromkeys(("pretrained", "splits"), (lambda value: isinstance(value, bool), "true or false")),
+    **dict.fromkeys(
+        ("pretrained", "splits", "across_documents"), (lambda value: isinstance(value, bool), "true or false")
+    ),
     "lora_alpha": (lambda value: value is None or (_is_number(value) and value > 0), "a number above 0"),
     "lora_dropout": (lambda value: _is_number(value) and 0 <= value < 1, "a number from 0 to 1, without 1 itself"),
 }
@@ -145,6 +158,20 @@ def _rows_of_epoch(stream: TokenStream, config: Config) -> tuple[int | None, str
         return None, "of unknown length"
     batch = config.data.micro_batch_size * config.training.gradient_accumulation_steps
     return steps * batch, "as many as the steps of the run"
+
+
+def _left_out(stream: TokenStream) -> str:
+    "Return a clause on the tokens that task.splits=false leaves out, or ''."
+    if stream.form.splits or stream.form.lengths == "packed":
+        return ""
+    dropped, tokens = tokens_left_out(stream)
+    return f"; task.splits=false leaves out {dropped} of {tokens} tokens ({100 * dropped / max(1, tokens):.2g} %)"
+
+
+def _logits(model: Any, batch: dict[str, Any]) -> Any:
+    "Return the logits of a batch of rows, Tensor [rows, length, vocabulary]."
+    positions = {"position_ids": batch["positions"]} if "positions" in batch else {}
+    return model(input_ids=batch["input"], use_cache=False, **positions).logits
 
 # %% ../../nbs/82_lm/06_language_model.ipynb #b3f06156
 def _wanted(option: dict[str, Any], split: str) -> Wanted:
@@ -288,7 +315,7 @@ class LanguageModel(Task):
         option = self._options(cfg)
         encoder = self._encoder(cfg)
         self._pad = padding_of(encoder.tokenizer)
-        form = SequenceForm(option["seq_len"], option["lengths"], option["splits"])
+        form = SequenceForm(option["seq_len"], option["lengths"], option["splits"], option["across_documents"])
         source, held, why = training_source(option, cfg)
         try:
             stream = TokenStream(source, encoder, form, ahead=chunks_ahead(cfg.dataloader.num_workers))
@@ -306,7 +333,7 @@ class LanguageModel(Task):
         many = len(source.corpus.shards)
         stream.described = (
             f"{many} shard{'s' * (many != 1)} of texts, {why}; {option['lengths']} rows of {form.seq_len} tokens, "
-            f"{how}, {shuffled}"
+            f"{how}, {shuffled}{_left_out(stream)}"
         )
         return stream, valid
 
@@ -317,6 +344,8 @@ class LanguageModel(Task):
         dtype = option["dtype"] if frozen else "float32"
         model = load_model(option["model"], option["pretrained"], option["attention"], dtype)
         check_fit(model, load_tokenizer(option["model"]), option["seq_len"])
+        if option["lengths"] == "packed" and not option["across_documents"]:
+            check_apart(model)
         names = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
         return add_lora(model, Lora(*(option[name] for name in names))).train()
 
@@ -333,8 +362,7 @@ class LanguageModel(Task):
 
     def loss(self, model: Any, batch: Any) -> Loss:
         "The sum over predicted tokens, their number, and what each row cost."
-        logits = model(input_ids=batch["input"], use_cache=False).logits
-        losses = token_losses(logits, batch["labels"])
+        losses = token_losses(_logits(model, batch), batch["labels"])
         return Loss(losses.sum(), batch["tokens"].sum(), None if model.training else losses.detach())
 
     def targets(self, batch: Any) -> Any:
@@ -356,6 +384,5 @@ class LanguageModel(Task):
     def predict(self, model: Any, batch: Any) -> Any:
         "What each row cost, Tensor [rows]; of prompts, the texts that the model goes on with."
         if "prompt" not in batch:
-            logits = model(input_ids=batch["input"], use_cache=False).logits
-            return token_losses(logits, batch["labels"])
+            return token_losses(_logits(model, batch), batch["labels"])
         return {"completion": generate(model, batch, self._encodes, self._new_tokens)}

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['load_tokenizer', 'padding_of', 'end_of_text', 'ends_of', 'Encoder', 'chunks_ahead', 'tokenize_in', 'without_bars',
-           'load_model', 'own_dtype', 'check_fit', 'Lora', 'without_warnings', 'add_lora', 'without_lora']
+           'load_model', 'own_dtype', 'check_fit', 'check_apart', 'Lora', 'without_warnings', 'add_lora',
+           'without_lora']
 
 # %% ../../nbs/82_lm/05_pretrained.ipynb #d146f525
 import contextlib
@@ -235,6 +236,29 @@ def check_fit(model: Any, tokenizer: Any, seq_len: int) -> None:
         raise RequestError(
             f"The tokenizer knows {tokens} tokens, and the model has embeddings for {rows}: they do not belong "
             "together. Give a folder that holds both, or the name of one model."
+        )
+
+# %% ../../nbs/82_lm/05_pretrained.ipynb #910369da
+def check_apart(model: Any) -> None:
+    "Raise RequestError if documents of a packed row, told by positions that begin anew, still attend to each other."
+    import torch
+
+    ids, was_training = torch.arange(8)[None] % model.get_input_embeddings().weight.shape[0], model.training
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+    try:
+        with torch.no_grad():
+            model.eval()
+            packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, 3:].float()
+            alone = model(input_ids=ids[:, 3:], use_cache=False).logits.float()
+            apart = float((packed - alone).norm() / alone.norm().clamp(min=1e-12))
+    except TypeError:  # it takes no positions
+        apart = float("inf")
+    finally:
+        model.train(was_training)
+    if not apart < (1e-4 if model.dtype == torch.float32 else 0.02):
+        raise RequestError(
+            f"task.across_documents=false is not possible with {type(model).__name__}: it does not keep packed "
+            "documents apart. Take task.lengths=dynamic, where each row is a document."
         )
 
 # %% ../../nbs/82_lm/05_pretrained.ipynb #9c90ef42
