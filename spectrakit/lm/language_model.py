@@ -219,7 +219,7 @@ def training_source(option: dict[str, Any], config: Config) -> tuple[DocumentSou
 
 # %% ../../nbs/82_lm/06_language_model.ipynb #9ba25529
 def _prompts(option: dict[str, Any], encoder: Encoder, sources: Any) -> HeldRows | None:
-    "Prompts as samples: {prompt, ids}; the beginnings of held-out documents where none are named."
+    "Prompts as samples: {prompt, ids, write}; the beginnings of held-out documents where none are named."
     texts = [option["prompts"]] if isinstance(option["prompts"], str) else list(option["prompts"])
     if not texts:
         held = sources()[1]
@@ -231,19 +231,23 @@ def _prompts(option: dict[str, Any], encoder: Encoder, sources: Any) -> HeldRows
         ]
     most = max(1, option["seq_len"] - option["new_tokens"])
     prepared = zip(texts, encoder.beginnings(texts), strict=True)
-    prompts = [{"prompt": text, "ids": (ids or [encoder.end])[-most:]} for text, ids in prepared]
+    write = partial(generate, encoder=encoder, new_tokens=option["new_tokens"])
+    prompts = [{"prompt": text, "ids": (ids or [encoder.end])[-most:], "write": write} for text, ids in prepared]
     return HeldRows(tuple(prompts)) if prompts else None
 
 
 def _prompt_batch(samples: Sequence[dict[str, Any]], pad: int) -> dict[str, Any]:
-    "`prompt`, the texts; `input` and `attention_mask`, Tensors [prompts, length], filled up on the left."
+    """`prompt`, the texts; `input` and `attention_mask`, Tensors [prompts, length], filled up on the left; `write`,
+    which continues them with a model.
+    """
     import torch
 
     width = max(len(sample["ids"]) for sample in samples)
     ids = [[pad] * (width - len(sample["ids"])) + sample["ids"] for sample in samples]
     mask = [[0] * (width - len(sample["ids"])) + [1] * len(sample["ids"]) for sample in samples]
     texts = [sample["prompt"] for sample in samples]
-    return {"prompt": texts, "input": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    batch = {"prompt": texts, "input": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    return {**batch, "write": samples[0].get("write")}
 
 # %% ../../nbs/82_lm/06_language_model.ipynb #898cd248
 def _gathers_to_generate(model: Any) -> bool:
@@ -377,12 +381,12 @@ class LanguageModel(Task):
     def test_dataset(self, cfg: Config) -> Any:
         "Prompts to go on with; None where there are none."
         option = self._options(cfg)
-        encoder = self._encodes = self._encoder(cfg)
-        self._pad, self._new_tokens = padding_of(encoder.tokenizer), option["new_tokens"]
+        encoder = self._encoder(cfg)
+        self._pad = padding_of(encoder.tokenizer)
         return _prompts(option, encoder, partial(training_source, option, cfg))
 
     def predict(self, model: Any, batch: Any) -> Any:
         "What each row cost, Tensor [rows]; of prompts, the texts that the model goes on with."
         if "prompt" not in batch:
             return token_losses(_logits(model, batch), batch["labels"])
-        return {"completion": generate(model, batch, self._encodes, self._new_tokens)}
+        return {"completion": batch["write"](model, batch)}
