@@ -505,7 +505,7 @@ LONG_CELLS = {
     ("23_offline/05_install_cell", "INSTALL_CELL"): "the text of one cell, which stands alone in other notebooks",
     ("39_checks/02_diagnosis", "_LEARNING"): "a table: a row for each error that is explained",
     ("65_picker/03_drawing", "_FIELDS"): "a style sheet",
-    ("66_kaggle/06_init", "TASK_CELL"): "the text of three cells, as they are written into a kernel",
+    ("66_kaggle/07_init", "TASK_CELL"): "the text of three cells, as they are written into a kernel",
     (
         "00_system/04_platforms/21_platform",
         "Platform",

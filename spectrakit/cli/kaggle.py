@@ -130,7 +130,7 @@ def _words_of_tables(folder: Path, metric: str | None) -> list[str]:
     `metric`: the competition's name for it; None: the one that fits them. RequestError where they do not have it.
     """
     from spectrakit.config.compose import compose
-    from spectrakit.predictions.metric_names import metric_named
+    from spectrakit.config.metric_direction import metric_named
     from spectrakit.system.errors import RequestError
     from spectrakit.table.question import ANSWERS, KINDS
     from spectrakit.table.table import Table
@@ -176,8 +176,8 @@ def _words_for_table(slug: str, data: str | None, metric: str | None = None) -> 
     `data`: the folder of its files; None: where its slug is found. `metric`: the competition's; None: not told.
     RequestError where they cannot be learned from, or there is no such metric.
     """
+    from spectrakit.config.metric_direction import metric_named
     from spectrakit.kaggle.metadata import split_source
-    from spectrakit.predictions.metric_names import metric_named
     from spectrakit.system.errors import RequestError
     from spectrakit.table.files import sample_file, table_file
 

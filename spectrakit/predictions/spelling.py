@@ -62,7 +62,8 @@ def _as_flags(texts: Sequence[str], old: Sequence[str]) -> list[str] | None:
     case = next((change for change in (str.title, str.lower, str.upper) if change(old[0]) == old[0]), str.title)
     words = {word: case(name) for name, number in zip(pair, "10", strict=True) for word in (number, name)}
     spelled = [text if is_gap(text) else words.get(as_value(text).lower()) for text in texts]
-    return None if None in spelled else spelled  # type: ignore[return-value]
+    known = [text for text in spelled if text is not None]
+    return known if len(known) == len(spelled) else None
 
 # %% ../../nbs/38_predictions/03_spelling.ipynb #1136f4dc
 def _as_numbers(texts: Sequence[str], old: Sequence[str]) -> list[str] | None:

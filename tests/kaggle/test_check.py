@@ -355,7 +355,7 @@ def test_a_title_with_quotes_is_only_text(call, here):
 
 @slow
 def test_the_notebook_runs_as_kaggle_runs_it(call, here):
-    "With a task that comes from a file; the one that stands in the code itself runs in nbs/66_kaggle/06_init.ipynb."
+    "With a task that comes from a file; the one that stands in the code itself runs in nbs/66_kaggle/07_init.ipynb."
     wheels_in(here)
     assert call("init", "made", "--title", "First kernel", "--kind", "script")[0] == 0
     text = (here / "made" / "first-kernel.py").read_text()
