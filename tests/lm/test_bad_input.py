@@ -14,6 +14,7 @@ from in_process import trainer_in
 from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.config.compose import compose
 from spectrakit.lm.language_model import LanguageModel
+from spectrakit.lm.pretrained import load_model
 from spectrakit.steps.model import make_model
 from spectrakit.system.errors import RequestError
 from spectrakit.training.setup import read_datasets
@@ -342,3 +343,31 @@ def test_the_command_line_says_it_in_one_line(here, tmp_path):
     done = run_cli(tmp_path, "train", "lm", f"task.model={here / 'tiny'}", "task.data=./nowhere.jsonl")
     assert done.returncode == 2 and "There is no data set at './nowhere.jsonl'" in done.stderr
     assert "Traceback" not in done.stderr and not list(tmp_path.glob("runs/*/config.yaml"))
+
+
+CODE = {
+    "a kernel of the hub": {"_attn_implementation": "owner/kernel"},
+    "a kernel in a part": {"text_config": {"attn_implementation": "owner/kernel:flash"}},
+    "one for each part": {"attn_implementation": {"": "sdpa", "vision_config": "owner/kernel"}},
+    "kernels of layers": {"kernel_config": {"RMSNorm": "owner/kernel:RMSNorm"}},
+    "a quantizer with kernels": {"quantization_config": {"quant_method": "mxfp4"}},
+}
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+@pytest.mark.parametrize("entry", CODE.values(), ids=CODE)
+def test_a_model_that_names_code_of_others_is_refused_before_it_is_read(tmp_path, monkeypatch, entry, pretrained):
+    tiny_lm.save_model(tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **entry}))
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)  # it would raise TypeError
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_config", None)
+    with pytest.raises(RequestError, match="asks for code of others"):
+        load_model(str(tmp_path / "model"), pretrained)
+
+
+def test_an_attention_of_the_hub_is_refused(tmp_path):
+    tiny_lm.save_model(tmp_path / "model")
+    with pytest.raises(RequestError, match="attention='owner/kernel' is not known"):
+        load_model(str(tmp_path / "model"), attention="owner/kernel")
+    assert load_model(str(tmp_path / "model"), attention="eager").config._attn_implementation == "eager"
