@@ -7402,6 +7402,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'spectrakit/steps/schedule.py'),
                                            'spectrakit.steps.schedule._check_trained': ( '40_steps/schedule.html#_check_trained',
                                                                                          'spectrakit/steps/schedule.py'),
+                                           'spectrakit.steps.schedule._exchanged_anew': ( '40_steps/schedule.html#_exchanged_anew',
+                                                                                          'spectrakit/steps/schedule.py'),
                                            'spectrakit.steps.schedule.advance_schedule': ( '40_steps/schedule.html#advance_schedule',
                                                                                            'spectrakit/steps/schedule.py'),
                                            'spectrakit.steps.schedule.begin_epoch': ( '40_steps/schedule.html#begin_epoch',

@@ -151,6 +151,15 @@ def _check_trained(s: TrainState) -> None:
         )
 
 # %% ../../nbs/40_steps/05_schedule.ipynb #46718250
+def _exchanged_anew(s: TrainState, before: list[bool]) -> bool:
+    "Make DDP anew where other parameters learn than `before`, and return whether it was."
+    learning = [q.requires_grad for q in s.context.unwrap(s.learner.model).parameters()]
+    if learning == before or s.context.strategy != "ddp":
+        return False
+    s.learner.model = s.context.with_new_exchange(s.learner.model)
+    return True
+
+
 def begin_epoch(s: TrainState) -> bool:
     """Put the model into train mode, and tell the task that an epoch begins, or goes on; whether DDP was made anew,
     since other parameters learn now.
@@ -167,23 +176,24 @@ def begin_epoch(s: TrainState) -> bool:
     _check_thawed(s, model)
     _check_trained(s)
     average_thawed(s.learner, model.named_parameters())
-    learning = [q.requires_grad for q in model.parameters()]
-    if learning == before or s.context.strategy != "ddp":
+    if not _exchanged_anew(s, before):
         return False
-    s.learner.model = s.context.with_new_exchange(s.learner.model)
+    learning = [q.requires_grad for q in model.parameters()]
     text = f"epoch {s.progress.epoch}: on_epoch changed which parameters learn, now {sum(learning)} of {len(learning)}"
     s.record.log.write("message", text=f"{text}; DDP was made anew, to exchange the gradients of these")
     return True
 
 # %% ../../nbs/40_steps/05_schedule.ipynb #f0f694c7
 def repeat_epochs(s: TrainState, epochs: int) -> None:
-    "Call the task's `on_epoch` for the first `epochs` epochs of the run, as was done before; not where DDP exchanges."
-    if not provides(s.task, "on_epoch") or s.context.strategy == "ddp":
+    "Call the task's `on_epoch` for the first `epochs` epochs of the run, as was done before."
+    if not provides(s.task, "on_epoch"):
         return
     model = s.context.unwrap(s.learner.model)
-    with contextlib.redirect_stdout(io.StringIO()):
+    before = [q.requires_grad for q in model.parameters()]
+    with contextlib.redirect_stdout(io.StringIO()), noticing_changes(s.data.train, s.data.valid):
         for epoch in range(epochs):
             s.task.on_epoch(model, Moment(epoch, epoch * s.data.plan.steps_per_epoch, s.schedule.total_steps))
+    _exchanged_anew(s, before)
 
 # %% ../../nbs/40_steps/05_schedule.ipynb #110b079b
 def interval_of(scheduler: Any, config: Config) -> str:

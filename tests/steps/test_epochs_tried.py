@@ -89,3 +89,26 @@ def test_a_run_of_two_phases_goes_on_as_it_would_have(kind, steps, tmp_path):
     last, again = (load_weights(find_checkpoint(run.path / "checkpoints")[0]) for run in (whole, rest))
     begun = kind().model(compose()).state_dict()
     assert furthest(last, again) == 0 and not torch.equal(last["0.weight"], begun["0.weight"])
+
+
+class Later(FrozenFirst):
+    "In the third of four epochs nothing is called for what was set in the second."
+
+    def on_epoch(self, model, moment):
+        if moment.epoch in (0, 1):
+            model[0].requires_grad_(moment.epoch == 1)
+            model[2].requires_grad_(moment.epoch == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [FrozenFirst, Later])
+def test_two_ranks_go_on_in_a_later_phase_as_one_run(kind, tmp_path):
+    words = (*QUICK, "launch.mode=auto", "trainer.devices=2", "data.batch_size=4", "optimizer.name=adamw")
+    whole = sk.fit(kind(), *words, f"run.dir={tmp_path / 'whole'}", show=False)
+    steps = next(e for e in whole.events if e["type"] == "start")["steps_per_epoch"]
+    early = steps + steps // 2 if kind is FrozenFirst else 2 * steps + 1
+    half = sk.fit(kind(), *words, f"trainer.max_steps={early}", f"run.dir={tmp_path / 'half'}", show=False)
+    rest = sk.resume(half, kind(), f"trainer.max_steps={4 * steps}", "resume.allow=[trainer.max_steps]", show=False)
+    assert whole.status == rest.status == "completed", rest.error
+    last, again = (load_weights(find_checkpoint(run.path / "checkpoints")[0]) for run in (whole, rest))
+    assert furthest(last, again) == 0
