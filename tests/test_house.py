@@ -503,6 +503,7 @@ LONG_CELLS = {
     ("10_config/02_aliases", "_SUGGESTED"): "two tables: words that are often meant, and words that mean nothing here",
     ("10_config/05_resolve", "_RULES"): "a table: a row for each setting that may have no effect",
     ("23_offline/05_install_cell", "INSTALL_CELL"): "the text of one cell, which stands alone in other notebooks",
+    ("38_predictions/05_ensemble", "Mixture"): "one class: sums, votes and what they mean belong together",
     ("39_checks/02_diagnosis", "_LEARNING"): "a table: a row for each error that is explained",
     ("65_picker/03_drawing", "_FIELDS"): "a style sheet",
     ("66_kaggle/07_init", "TASK_CELL"): "the text of three cells, as they are written into a kernel",

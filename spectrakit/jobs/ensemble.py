@@ -49,28 +49,29 @@ class Ensemble:
     def __init__(self, how: str, context: RunContext, target: Target, file: SubmissionFile | None):
         self.mixture, self.context, self.target, self.file = Mixture(how), context, target, file
         self.first: Chunks | None = None
-        self.used: list[str] = []
-        self.notes: list[str] = []
+        self.used, self.notes = list[str](), list[str]()
         self.longest_s = 0.0
 
     def take(self, task: Any, member: Member) -> None:
         "Predict with one more run, and add it. What is wrong with it goes to `notes`."
         began, first, before = time.monotonic(), self.first is None, dict(getattr(task, "__dict__", {}))
         try:
-            given = predict_member(task, member, self.context, self.target, self.file if first else None)
-            chunks, name, notes = given
+            grows = self.file if first else None
+            chunks, name, notes = predict_member(task, member, self.context, self.target, grows)
             self.notes += [f"{member.run_dir.name}: {note}" for note in notes]
             if self.context.is_main and (first or not chunks.cut):
-                self.mixture.add(arrays := chunks.spool.arrays(), member.weight)
-                self.notes += [f"{member.run_dir.name} {note}" for note in _other_samples(self.first, chunks, arrays)]
+                lacks = self.mixture.add(arrays := chunks.spool.arrays(), member.weight)
+                found = filter(None, (lacks, *_other_samples(self.first, chunks, arrays)))
+                self.notes += [f"{member.run_dir.name} {note}" for note in found]
             self.first = self.first or chunks
             if chunks.cut and not first:
                 self.notes.append(f"{member.run_dir.name} is left out: {chunks.cut}")
-                return
-            self.used.append(f"{member.run_dir.name}/{name}")
+            else:
+                self.used.append(f"{member.run_dir.name}/{name}")
         except RequestError as error:
             self.notes.append(f"{member.run_dir.name} is left out: {error}")
-            getattr(task, "__dict__", {}).update(before)  # the rows that it has read for others make their table
+        if not first or self.first is None:  # the rows that were read first make the table
+            getattr(task, "__dict__", {}).update(before)
         self.longest_s = max(self.longest_s, time.monotonic() - began)
 
     def write(self) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from spectrakit.distributed.context import create_run_context
 from spectrakit.jobs import ensemble
 from spectrakit.jobs.ensemble import predict_runs
 from spectrakit.jobs.prediction import Member, Target
+from spectrakit.predictions.ensemble import Mixture
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 
@@ -56,11 +57,11 @@ class Runs:
     def config(data):
         return compose("data.micro_batch_size=2", "trainer.accelerator=cpu", f"task.data={data}")
 
-    def predicted(self, *members, how="mean"):
+    def predicted(self, *members, how="mean", task=None):
         "The outcome, and the lines of the table; `members`: a model's word and its rows."
         runs = [Member(self.folder / f"run-{weight}", self.config(data)) for weight, data in members]
         target = Target(self.folder, self.folder / "made.csv")
-        outcome = predict_runs(Named(), runs, self.context, target, how)
+        outcome = predict_runs(task or Named(), runs, self.context, target, how)
         return outcome, target.out.read_text().splitlines()[1:]
 
 
@@ -103,3 +104,54 @@ def test_each_way_to_average(runs, how, value):
     (_, reason), lines = runs.predicted(("1", "own"), ("2", "own"), ("6", "own"), how=how)
     assert f"the {how} of 3 runs" in reason
     np.testing.assert_allclose([float(line.partition(",")[2]) for line in lines], value, rtol=1e-6)
+
+
+class Images(Named):
+    "Test images that each run reads in an order of its own; each row of the table has the image's number."
+
+    def test_dataset(self, cfg):
+        self.names = cfg.task["data"].split()
+        return [{"image_id": name, "x": torch.tensor([float(int(name))])} for name in self.names]
+
+    def predict(self, model, batch):
+        return model(batch["x"])
+
+    def submission(self, predictions):
+        return {"id": list(self.names), "y": predictions["predictions"][:, 0]}
+
+
+@pytest.mark.parametrize("others", ["003 001 002", "3 1 2", "002 003 001 007"], ids=["order", "spelling", "more rows"])
+def test_rows_in_another_order_are_joined_by_their_ids(runs, others):
+    (status, reason), lines = runs.predicted(("1", "001 002 003"), ("2", others), ("6", "001 002 003"), task=Images())
+    assert lines == ["001,3.0", "002,6.0", "003,9.0"] and status == "completed"
+    assert "the mean of 3 runs" in reason and "left out" not in reason
+
+
+@pytest.mark.parametrize(("how", "third"), [("mean", 12.0), ("geometric", 108**0.5)])
+def test_a_row_that_a_run_lacks_is_the_average_of_the_others(runs, how, third):
+    members = ("2", "001 002 003"), ("1", "002 001"), ("6", "003 002 001")
+    (_, reason), lines = runs.predicted(*members, task=Images(), how=how)
+    assert [float(line.partition(",")[2]) for line in lines][2] == pytest.approx(third, rel=1e-6)
+    assert "run-1 has no predictions for 1 of 3 samples" in reason
+
+
+@pytest.mark.parametrize("others", ["4 5 6", "3 3 1"], ids=["none in common", "twice"])
+def test_ids_that_do_not_say_which_row_is_which_leave_the_run_out(runs, others):
+    (_, reason), lines = runs.predicted(("1", "1 2 3"), ("6", others), ("2", "1 2 3"), task=Images())
+    assert lines == ["1,1.5", "2,3.0", "3,4.5"] and "run-6 is left out: " in reason
+
+
+def test_of_a_run_that_is_left_out_nothing_is_added():
+    mixture = Mixture()
+    mixture.add({"predictions": np.array([1.0, 2.0]), "targets": np.array([0.0, 1.0])})
+    with pytest.raises(RequestError, match="other samples: 'targets'"):
+        mixture.add({"predictions": np.array([100.0, 100.0]), "targets": np.array([1.0, 0.0])})
+    assert mixture.arrays()["predictions"].tolist() == [1.0, 2.0] and mixture.count == 1
+
+
+def test_votes_for_labels_are_joined_by_ids():
+    votes = Mixture("vote")
+    votes.add({"id": np.array(["a", "b", "c"]), "predictions": np.array([2, 0, 2])})
+    votes.add({"id": np.array(["b", "a"]), "predictions": np.array([1, 1])})
+    votes.add({"id": np.array(["c", "b", "a"]), "predictions": np.array([1, 1, 1])})
+    assert votes.arrays()["predictions"].tolist() == [1, 1, 1]
